@@ -1,0 +1,51 @@
+//! The one trait behind which epoll and io_uring stand. Completion style: an operation is started, owns what it needs, and its end is reported by `wait`.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// Names one descriptor inside a driver; never reused while a completion of its old owner can still arrive (generation inside).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Token(pub u64);
+
+/// Memory of an operation in flight. The caller guarantees that the memory stays valid until the operation's completion or `Completion::Closed` was seen.
+#[derive(Clone, Copy)]
+pub struct IoPart { pub ptr: *mut u8, pub len: usize }
+
+pub enum Completion {
+    /// Bytes moved; Ok(0) of a Recv is end of stream. Short counts are normal.
+    Recv { token: Token, result: io::Result<usize> },
+    Send { token: Token, result: io::Result<usize> },
+    Accepted { listener: Token, result: io::Result<OwnedFd> },
+    Connected { token: Token, result: io::Result<()> },
+    /// After `close`: no operation of this token touches memory any more.
+    Closed { token: Token },
+}
+
+pub trait Driver {
+    fn name(&self) -> &'static str;
+    /// Takes a non-blocking stream socket or listener.
+    fn register(&mut self, fd: OwnedFd) -> io::Result<Token>;
+    /// Starts accepting; completions until closed.
+    fn accept(&mut self, listener: Token) -> io::Result<()>;
+    /// Starts connecting a registered socket.
+    fn connect(&mut self, token: Token, address: &crate::transport::SocketAddress) -> io::Result<()>;
+    /// At most one receive in flight per token.
+    ///
+    /// # Safety
+    /// The memory of every part must be writable and stay valid until the completion (or `Closed`) was returned by `wait`.
+    unsafe fn recv(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()>;
+    /// At most one send in flight per token.
+    ///
+    /// # Safety
+    /// The memory of every part must be readable and stay valid and unchanged until the completion (or `Closed`) was returned by `wait`.
+    unsafe fn send(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()>;
+    /// Shuts the descriptor down, cancels what is in flight and reports `Closed` when the kernel is done with its memory.
+    fn close(&mut self, token: Token);
+    /// Takes the descriptor out again without closing it (hand-over to another reactor or to the control service). Only when nothing is in flight.
+    fn release(&mut self, token: Token) -> io::Result<OwnedFd>;
+    /// Starts what was queued and waits for completions: `Some(ZERO)` polls, `None` waits for ever. Returns early when woken.
+    fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()>;
+    /// The descriptor that wakes `wait` when 8 bytes are written to it (an eventfd owned by the driver).
+    fn wake_fd(&self) -> std::os::fd::RawFd;
+}
