@@ -1,1 +1,3 @@
-//! See the crate's map.
+//! The control service on the data port: gRPC health, statistics, Prometheus' `/metrics`.
+
+pub mod proto;
