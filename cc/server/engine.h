@@ -1,0 +1,79 @@
+// The transport of one TensorFlow server: owns the sw_engine, opens channels, hands incoming work to the services.
+#ifndef STARWIRE_CC_SERVER_ENGINE_H_
+#define STARWIRE_CC_SERVER_ENGINE_H_
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "cc/compat.h"
+#include "include/starwire.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/protobuf/tensorflow_server.pb.h"
+
+namespace starwire {
+
+class Engine;
+class RecvService;    // cc/rendezvous/recv_service.h
+class Resolver;       // cc/server/resolver.h
+class WorkerService;  // cc/worker/worker_service.h
+
+// A counted reference to the way to one task. The engine's memory lives at least as long as its last channel, so a channel that TensorFlow
+// keeps longer than the server stays harmless: calls on it fail, they do not crash.
+class Channel {
+ public:
+  Channel(std::shared_ptr<Engine> engine, sw_channel* handle);
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  sw_channel* handle() const { return handle_; }
+  Engine* engine() const { return engine_.get(); }
+
+ private:
+  const std::shared_ptr<Engine> engine_;
+  sw_channel* const handle_;
+};
+
+// Made in two steps because both sides need each other: construct, give it to the services, then Start() with the services. Whatever answers
+// requests keeps a shared_ptr<Engine>: an answer after Stop() is dropped by the transport, an answer after destruction would be a crash.
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  struct Services {
+    std::shared_ptr<RecvService> recv;
+    std::shared_ptr<WorkerService> worker;
+    std::shared_ptr<Resolver> resolver;
+    // Where completions of a reactor's round run.
+    tensorflow::thread::ThreadPool* compute_pool = nullptr;
+  };
+
+  Engine();
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Reads the environment and .endpoint_map, binds the data port, starts the reactors. `bound_grpc_port` replaces port 0 of the own entry.
+  Status Start(const std::string& protocol, const tensorflow::ServerDef& def, int bound_grpc_port, Services services);
+  // Ends every call, joins every thread of ours. Idempotent; not from a reactor thread.
+  void Stop();
+
+  // Never null once a service was called or Start() returned OK. Valid as long as this object.
+  sw_engine* handle() const;
+  const std::string& advertisement() const { return advertisement_; }
+  const std::string& task() const { return task_; }
+
+  Status OpenChannel(const std::string& task, const std::string& grpc_address, std::shared_ptr<Channel>* out);
+
+ private:
+  struct Handlers;  // the C functions of sw_handlers
+
+  std::atomic<sw_engine*> handle_{nullptr};
+  std::atomic<bool> stopped_{false};
+  Services services_;
+  std::string task_;
+  std::string advertisement_;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_SERVER_ENGINE_H_
