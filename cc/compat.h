@@ -1,0 +1,126 @@
+// What differs between TensorFlow 2.12 and 2.21. Types are deduced from TensorFlow's own declarations wherever that is possible, so that a
+// new version usually needs no change here; nothing outside of this file may test a version.
+//
+// Passed by the build: STARWIRE_TF_VERSION, the exact version as a string literal ("2.21.0"), and STARWIRE_TF_MINOR, major * 100 + minor
+// (221). Headers of 2.20 and later no longer define TF_MINOR_VERSION.
+#ifndef STARWIRE_CC_COMPAT_H_
+#define STARWIRE_CC_COMPAT_H_
+
+#ifndef NDEBUG
+#error "compile with -DNDEBUG: TensorFlow's wheels are built with it, and some of its classes have another layout without"
+#endif
+#if !defined(STARWIRE_TF_VERSION) || !defined(STARWIRE_TF_MINOR)
+#error "pass -DSTARWIRE_TF_VERSION=\"x.y.z\" and -DSTARWIRE_TF_MINOR=xyy for the TensorFlow that the headers belong to"
+#endif
+#if STARWIRE_TF_MINOR < 212 || STARWIRE_TF_MINOR > 221
+#error "starwire supports TensorFlow 2.12 to 2.21"
+#endif
+
+#include <dlfcn.h>
+
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "tensorflow/core/distributed_runtime/base_rendezvous_mgr.h"
+#include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
+#include "tensorflow/core/distributed_runtime/server_lib.h"
+#include "tensorflow/core/lib/core/errors.h"
+#include "tensorflow/core/lib/core/status.h"
+
+namespace starwire {
+
+// ---- Status ----
+
+// tsl::Status in 2.12, absl::Status from 2.13 on.
+using Status = decltype(std::declval<::tensorflow::ServerInterface&>().Start());
+using StatusCode = std::decay_t<decltype(std::declval<const Status&>().code())>;
+
+inline Status OkStatus() { return Status(); }
+
+namespace compat_internal {
+template <typename S>
+auto Message(const S& status, int) -> decltype(std::string(status.message())) {
+  return std::string(status.message());
+}
+template <typename S>
+auto Message(const S& status, long) -> decltype(std::string(status.error_message())) {
+  return std::string(status.error_message());
+}
+}  // namespace compat_internal
+
+inline std::string StatusMessage(const Status& status) { return compat_internal::Message(status, 0); }
+
+// The number that travels: the same in tensorflow::error::Code, absl::StatusCode and sw_code.
+inline int StatusNumber(const Status& status) { return static_cast<int>(status.code()); }
+
+// Numbers that no version of TensorFlow knows become Unknown, so that a peer cannot make us hold a status that nobody can print.
+inline Status MakeStatus(int code, const std::string& message) {
+  constexpr int kUnknown = 2;
+  constexpr int kLast = 16;
+  if (code == 0) return Status();
+  return Status(static_cast<StatusCode>(code < 0 || code > kLast ? kUnknown : code), message);
+}
+
+// ---- Rendezvous ----
+
+namespace compat_internal {
+template <typename M>
+struct Method;
+template <typename C, typename R, typename A>
+struct Method<R (C::*)(A)> {
+  using Argument = A;
+  using Result = R;
+};
+template <typename Pointer, typename To>
+struct Rebind;
+template <typename From, typename To>
+struct Rebind<From*, To> {
+  using Type = To*;
+};
+template <template <typename...> class Smart, typename From, typename... Rest, typename To>
+struct Rebind<Smart<From, Rest...>, To> {
+  using Type = Smart<To>;
+};
+}  // namespace compat_internal
+
+using StepId = compat_internal::Method<decltype(&::tensorflow::RendezvousMgrInterface::Find)>::Argument;
+// An owned reference: a raw pointer in 2.12, RefCountPtr from 2.13 on.
+using FoundRendezvous = compat_internal::Method<decltype(&::tensorflow::RendezvousMgrInterface::Find)>::Result;
+// What BaseRendezvousMgr::Create returns.
+using CreatedRendezvous =
+    compat_internal::Rebind<FoundRendezvous, ::tensorflow::BaseRemoteRendezvous>::Type;
+
+// Takes the reference out of what Find() returned; the caller calls Unref().
+inline ::tensorflow::RemoteRendezvous* TakeReference(::tensorflow::RemoteRendezvous* found) { return found; }
+template <typename Smart>
+auto TakeReference(Smart found) -> decltype(found.release()) {
+  return found.release();
+}
+
+// ---- Server factories ----
+
+// Up to 2.18 both of TensorFlow's libraries carry a copy of ServerFactory with a registry of its own, and TF_NewServer looks into the one that our
+// own calls are not bound to: register in every distinct copy. From 2.19 on there is one.
+inline void RegisterServerFactory(const std::string& name, ::tensorflow::ServerFactory* factory) {
+  using Register = void (*)(const std::string&, ::tensorflow::ServerFactory*);
+  constexpr char kSymbol[] =
+      "_ZN10tensorflow13ServerFactory8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEPS0_";
+  constexpr const char* kLibraries[] = {"libtensorflow_framework.so.2", "libtensorflow_cc.so.2"};
+  void* done = nullptr;
+  for (const char* library : kLibraries) {
+    void* handle = dlopen(library, RTLD_NOLOAD | RTLD_LAZY);
+    if (handle == nullptr) continue;
+    void* symbol = dlsym(handle, kSymbol);
+    if (symbol != nullptr && symbol != done) {
+      reinterpret_cast<Register>(symbol)(name, factory);
+      done = symbol;
+    }
+    dlclose(handle);
+  }
+  if (done == nullptr) ::tensorflow::ServerFactory::Register(name, factory);
+}
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_COMPAT_H_
