@@ -10,16 +10,33 @@ pub struct Token(pub u64);
 
 /// Memory of an operation in flight. The caller guarantees that the memory stays valid until the operation's completion or `Completion::Closed` was seen.
 #[derive(Clone, Copy)]
-pub struct IoPart { pub ptr: *mut u8, pub len: usize }
+pub struct IoPart {
+    pub ptr: *mut u8,
+    pub len: usize,
+}
 
 pub enum Completion {
     /// Bytes moved; Ok(0) of a Recv is end of stream. Short counts are normal.
-    Recv { token: Token, result: io::Result<usize> },
-    Send { token: Token, result: io::Result<usize> },
-    Accepted { listener: Token, result: io::Result<OwnedFd> },
-    Connected { token: Token, result: io::Result<()> },
+    Recv {
+        token: Token,
+        result: io::Result<usize>,
+    },
+    Send {
+        token: Token,
+        result: io::Result<usize>,
+    },
+    Accepted {
+        listener: Token,
+        result: io::Result<OwnedFd>,
+    },
+    Connected {
+        token: Token,
+        result: io::Result<()>,
+    },
     /// After `close`: no operation of this token touches memory any more.
-    Closed { token: Token },
+    Closed {
+        token: Token,
+    },
 }
 
 pub trait Driver {

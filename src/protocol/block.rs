@@ -1,0 +1,82 @@
+//! The block header: how much follows, and a checksum over header and control section.
+
+use super::error::ProtocolError;
+use super::limits::{FIRST_READ, HEADER, MAX_BULK};
+
+pub const MAGIC: [u8; 4] = *b"SWB1";
+pub const VERSION: u8 = 1;
+
+/// The checked fields of a block header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockHeader {
+    pub control: usize,
+    pub bulk: u64,
+    pub checksum: u32,
+    pub sequence: u64,
+}
+
+impl BlockHeader {
+    /// Reads a header. `sequence` is the number that the block must have, `max_control` the cap that holds at this point of the connection.
+    pub fn parse(bytes: &[u8; HEADER], sequence: u64, max_control: usize) -> Result<BlockHeader, ProtocolError> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let double = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        if bytes[..4] != MAGIC {
+            return Err(ProtocolError::Magic { block: sequence });
+        }
+        if bytes[4] != VERSION {
+            return Err(ProtocolError::Version { block: sequence, found: bytes[4] });
+        }
+        if bytes[5..8] != [0; 3] {
+            return Err(ProtocolError::Reserved { block: sequence });
+        }
+        let control = word(8) as usize;
+        let bulk = double(16);
+        if control > max_control {
+            let (value, limit) = (control as u64, max_control as u64);
+            return Err(ProtocolError::TooLarge { what: "length of a control section", value, limit });
+        }
+        if bulk > MAX_BULK {
+            return Err(ProtocolError::TooLarge { what: "length of a bulk section", value: bulk, limit: MAX_BULK });
+        }
+        if control % 8 != 0 {
+            return Err(ProtocolError::Frame { frame: "block header", why: "control length is not a multiple of 8" });
+        }
+        if bulk != 0 && HEADER + control < FIRST_READ {
+            return Err(ProtocolError::Frame {
+                frame: "block header",
+                why: "bulk bytes follow a short control section",
+            });
+        }
+        if double(24) != sequence {
+            return Err(ProtocolError::Sequence { block: sequence, found: double(24) });
+        }
+        Ok(BlockHeader { control, bulk, checksum: word(12), sequence })
+    }
+
+    /// Checks a whole header + control section against the header's checksum.
+    pub fn verify(&self, block: &[u8]) -> Result<(), ProtocolError> {
+        if checksum(block) == self.checksum { Ok(()) } else { Err(ProtocolError::Checksum { block: self.sequence }) }
+    }
+}
+
+/// Fills in the header of a block: `block` is `HEADER` bytes of room and the control section (a multiple of 8 long). Pads it where a bulk section needs that.
+pub fn seal(block: &mut Vec<u8>, bulk: u64, sequence: u64) {
+    debug_assert!(block.len() >= HEADER && block.len() % 8 == 0);
+    if bulk != 0 && block.len() < FIRST_READ {
+        block.resize(FIRST_READ, 0);
+    }
+    let control = (block.len() - HEADER) as u32;
+    block[..4].copy_from_slice(&MAGIC);
+    block[4..8].copy_from_slice(&[VERSION, 0, 0, 0]);
+    block[8..12].copy_from_slice(&control.to_le_bytes());
+    block[16..24].copy_from_slice(&bulk.to_le_bytes());
+    block[24..32].copy_from_slice(&sequence.to_le_bytes());
+    let sum = checksum(block);
+    block[12..16].copy_from_slice(&sum.to_le_bytes());
+}
+
+fn checksum(block: &[u8]) -> u32 {
+    let sum = crc32c::crc32c(&block[..12]);
+    let sum = crc32c::crc32c_append(sum, &[0; 4]);
+    crc32c::crc32c_append(sum, &block[16..])
+}

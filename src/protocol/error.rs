@@ -1,0 +1,83 @@
+//! Why a connection ends. Each error says who is at fault and what an operator needs to know.
+
+use super::sniff::Sniff;
+
+/// Numbers of `tensorflow::error::Code` that the protocol itself uses.
+pub mod code {
+    pub const CANCELLED: i32 = 1;
+    pub const INVALID_ARGUMENT: i32 = 3;
+    pub const DEADLINE_EXCEEDED: i32 = 4;
+    pub const RESOURCE_EXHAUSTED: i32 = 8;
+    pub const FAILED_PRECONDITION: i32 = 9;
+    pub const ABORTED: i32 = 10;
+    pub const INTERNAL: i32 = 13;
+    pub const UNAVAILABLE: i32 = 14;
+    pub const UNAUTHENTICATED: i32 = 16;
+}
+
+/// Ends the connection. After one of these only `poll_transmit` (for a last word to the peer) and `fail` make sense.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectionError {
+    /// The first bytes are not ours: HTTP for the control service, or garbage. Nothing was answered; `Connection::unread` has the bytes.
+    #[error("the peer does not speak the starwire protocol ({0})")]
+    NotStarwire(Sniff),
+    /// The peer sent REFUSE.
+    #[error("refused by the peer: {message}")]
+    RefusedByPeer { code: i32, message: String },
+    /// We refuse the peer; a REFUSE with this text waits in `poll_transmit`.
+    #[error("peer refused: {message}")]
+    Refused { code: i32, message: String },
+    /// The peer broke the protocol.
+    #[error("protocol violation by the peer: {0}")]
+    Protocol(#[from] ProtocolError),
+    #[error("no sign of life from the peer for {waited_ms} ms (keep-alive)")]
+    PeerSilent { waited_ms: u64 },
+    #[error("the peer did not complete the handshake within {waited_ms} ms")]
+    HandshakeTimeout { waited_ms: u64 },
+    /// The owner of the connection used it wrongly.
+    #[error("internal error of starwire: {0}")]
+    Misuse(&'static str),
+}
+
+impl ConnectionError {
+    /// The code that operations in flight should end with.
+    pub fn code(&self) -> i32 {
+        match self {
+            ConnectionError::RefusedByPeer { code, .. } | ConnectionError::Refused { code, .. } => *code,
+            ConnectionError::NotStarwire(_) => code::FAILED_PRECONDITION,
+            ConnectionError::Misuse(_) => code::INTERNAL,
+            ConnectionError::Protocol(_)
+            | ConnectionError::PeerSilent { .. }
+            | ConnectionError::HandshakeTimeout { .. } => code::UNAVAILABLE,
+        }
+    }
+}
+
+/// What the peer did that the specification forbids.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProtocolError {
+    #[error("block {block} does not start with the magic number")]
+    Magic { block: u64 },
+    #[error("block {block} has version {found}, this side speaks version 1")]
+    Version { block: u64, found: u8 },
+    #[error("block {block} has reserved header bits set")]
+    Reserved { block: u64 },
+    #[error("block {block} carries sequence number {found}")]
+    Sequence { block: u64, found: u64 },
+    #[error("the checksum of block {block} does not match: damaged in transit")]
+    Checksum { block: u64 },
+    #[error("{what} is {value}, at most {limit} is allowed")]
+    TooLarge { what: &'static str, value: u64, limit: u64 },
+    #[error("malformed {frame} frame: {why}")]
+    Frame { frame: &'static str, why: &'static str },
+    #[error("unknown frame kind {kind}")]
+    UnknownFrame { kind: u8 },
+    #[error("{frame} frame is not allowed {when}")]
+    Unexpected { frame: &'static str, when: &'static str },
+    #[error("{frame} frame names request {id}, which {why}")]
+    BadId { frame: &'static str, id: u64, why: &'static str },
+    #[error("block {block} has {bulk} bulk bytes but its DATA frames claim {claimed}")]
+    BulkMismatch { block: u64, bulk: u64, claimed: u64 },
+    #[error("the announced {what} is exceeded ({limit})")]
+    Window { what: &'static str, limit: u64 },
+}

@@ -1,0 +1,99 @@
+//! What a connection is told at its birth.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::limits::Limits;
+
+/// A shared secret. Never printed.
+#[derive(Clone)]
+pub struct Secret(Arc<[u8]>);
+
+impl Secret {
+    pub fn new(bytes: &[u8]) -> Self {
+        Secret(bytes.into())
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// Who we are, whom we expect, and how patient we are.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Own task, e.g. `/job:ps/replica:0/task:0`.
+    pub task: String,
+    /// Protocol string of the TensorFlow server, e.g. `grpc++`. Both sides must have the same.
+    pub protocol: String,
+    /// Random number of this server's life.
+    pub incarnation: u64,
+    /// Both sides must have the same, unless one of them is empty.
+    pub cluster_id: String,
+    /// Client only: the task that we want to talk to. `None`: whoever answers.
+    pub expected_task: Option<String>,
+    /// Both sides must have the same, or both none.
+    pub secret: Option<Secret>,
+    /// Optional features that this side understands, as bits …
+    pub features: u64,
+    /// … and those without which it does not want to talk.
+    pub required_features: u64,
+    /// Names the host (machine and boot): equal on both sides means the peer is local.
+    pub host_id: String,
+    pub pid: u32,
+    /// What the peer may do to us.
+    pub limits: Limits,
+    /// Nothing received for so long: ask the peer for a sign of life …
+    pub keepalive_interval: Duration,
+    /// … and give up if none comes within this time.
+    pub keepalive_timeout: Duration,
+    pub handshake_timeout: Duration,
+    /// Fresh random bytes for this one connection (handshake challenge, hash seeds).
+    pub nonce: [u8; 32],
+}
+
+impl Settings {
+    /// Settings with default patience and limits.
+    pub fn new(task: &str, protocol: &str, incarnation: u64, nonce: [u8; 32]) -> Self {
+        Settings {
+            task: task.to_owned(),
+            protocol: protocol.to_owned(),
+            incarnation,
+            cluster_id: String::new(),
+            expected_task: None,
+            secret: None,
+            features: 0,
+            required_features: 0,
+            host_id: String::new(),
+            pid: 0,
+            limits: Limits::default(),
+            keepalive_interval: Duration::from_secs(1),
+            keepalive_timeout: Duration::from_secs(3),
+            handshake_timeout: Duration::from_secs(10),
+            nonce,
+        }
+    }
+}
+
+/// What the handshake told about the peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerInfo {
+    pub task: String,
+    pub protocol: String,
+    pub incarnation: u64,
+    pub cluster_id: String,
+    /// Features that both sides understand.
+    pub features: u64,
+    pub host_id: String,
+    pub pid: u32,
+    /// What we may do to the peer.
+    pub limits: Limits,
+    /// Both sides proved that they know the shared secret.
+    pub authenticated: bool,
+}

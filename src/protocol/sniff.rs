@@ -1,0 +1,65 @@
+//! The data port speaks starwire and HTTP: the first bytes tell which.
+
+use super::block::MAGIC;
+
+/// What the first bytes of a connection are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sniff {
+    Starwire,
+    Http2,
+    Http1,
+    /// A beginning of more than one of them.
+    NeedMore,
+    Garbage,
+}
+
+impl std::fmt::Display for Sniff {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Sniff::Starwire => "starwire",
+            Sniff::Http2 => "HTTP/2",
+            Sniff::Http1 => "HTTP/1",
+            Sniff::NeedMore => "too few bytes to tell",
+            Sniff::Garbage => "unknown protocol",
+        })
+    }
+}
+
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const HTTP1_METHODS: [&[u8]; 7] = [b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH "];
+
+/// Tells what the first bytes of a connection belong to. Never needs more than 24 bytes.
+pub fn sniff(first: &[u8]) -> Sniff {
+    let agrees = |pattern: &[u8]| first.iter().zip(pattern).all(|(a, b)| a == b);
+    let has = |pattern: &[u8]| first.len() >= pattern.len() && agrees(pattern);
+    if has(&MAGIC) {
+        Sniff::Starwire
+    } else if has(HTTP2_PREFACE) {
+        Sniff::Http2
+    } else if HTTP1_METHODS.iter().any(|method| has(method)) {
+        Sniff::Http1
+    } else if agrees(&MAGIC) || agrees(HTTP2_PREFACE) || HTTP1_METHODS.iter().any(|method| agrees(method)) {
+        Sniff::NeedMore
+    } else {
+        Sniff::Garbage
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_starwire_http_and_garbage_apart() {
+        assert_eq!(sniff(b"SWB1\x01"), Sniff::Starwire);
+        assert_eq!(sniff(HTTP2_PREFACE), Sniff::Http2);
+        assert_eq!(sniff(b"GET /metrics HTTP/1.1\r\n"), Sniff::Http1);
+        assert_eq!(sniff(b"POST / HTTP/1.1\r\n"), Sniff::Http1);
+        for beginning in [&b""[..], b"S", b"SWB", b"P", b"PRI * HT", b"GE"] {
+            assert_eq!(sniff(beginning), Sniff::NeedMore, "{beginning:?}");
+        }
+        for other in [&b"\x16\x03\x01"[..], b"SWB2", b"PRI * HTTP/3", b"SSH-2.0", b"\0"] {
+            assert_eq!(sniff(other), Sniff::Garbage, "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Counters of one connection.
+
+/// Plain numbers since the connection's birth. `payload` bytes are tensor bytes; `copied` are those of them that travelled inline and were
+/// therefore copied once in user space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    pub blocks_in: u64,
+    pub blocks_out: u64,
+    pub frames_in: u64,
+    pub frames_out: u64,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
+    pub payload_in: u64,
+    pub payload_out: u64,
+    pub copied_in: u64,
+    pub copied_out: u64,
+    pub recvs: u64,
+    pub calls: u64,
+    pub replies: u64,
+    pub cancels: u64,
+    pub pings_sent: u64,
+    pub keys: u64,
+    pub key_resets: u64,
+}
