@@ -1,0 +1,339 @@
+//! Compiles `cc/**/*.cc` against the installed TensorFlow, one object per file, and only the files that changed.
+//!
+//! Everything is kept in `target/tf-<version>/`, outside of cargo's own folders, so that switching between TensorFlow versions or cargo profiles
+//! recompiles nothing. TensorFlow's headers take ten seconds and a gigabyte per file; when many files are stale they are compiled once into a
+//! precompiled header (`cc/pch.h`). Set STARWIRE_PCH=0 to do without.
+
+use crate::elf;
+use crate::tensorflow::TensorFlow;
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::SystemTime;
+
+/// From this many stale files on, making the precompiled header pays.
+const PCH_PAYS_FROM: usize = 4;
+/// What one compiler process may need, in kB.
+const MEMORY_PER_JOB: u64 = 1_600_000;
+
+pub fn build() -> Result<(), String> {
+    let tensorflow = TensorFlow::find()?;
+    for variable in ["CXX", "CXXFLAGS", "STARWIRE_PCH"] {
+        println!("cargo::rerun-if-env-changed={variable}");
+    }
+    println!("cargo::rerun-if-changed=cc");
+    println!("cargo::rerun-if-changed=include");
+    println!("cargo::rerun-if-changed={}", tensorflow.libraries()[0].display());
+
+    let shim = Shim::new(&tensorflow)?;
+    let sources = sources(Path::new("cc"))?;
+    if sources.is_empty() {
+        return Err("cc/ has no sources".to_string());
+    }
+    let objects = shim.compile(&sources)?;
+    let linkable = shim.weaken(&objects, &tensorflow)?;
+    let archive = shim.archive(&linkable)?;
+    shim.write_flags(&tensorflow, &objects)?;
+
+    let folder = tensorflow.folder.display();
+    for argument in [
+        "-Wl,--whole-archive".to_string(),
+        archive.display().to_string(),
+        "-Wl,--no-whole-archive,--no-as-needed".to_string(),
+        format!("-L{folder}"),
+        "-l:libtensorflow_framework.so.2".to_string(),
+        "-l:libtensorflow_cc.so.2".to_string(),
+        "-Wl,--as-needed".to_string(),
+        "-lstdc++".to_string(),
+        "-lm".to_string(),
+        "-Wl,-z,defs".to_string(),
+        // TensorFlow's libraries have dependencies of their own, which are there when they are loaded.
+        "-Wl,--allow-shlib-undefined".to_string(),
+    ] {
+        println!("cargo::rustc-link-arg-cdylib={argument}");
+    }
+    println!("cargo::rustc-env=STARWIRE_TF_VERSION={}", tensorflow.version);
+    Ok(())
+}
+
+struct Shim {
+    folder: PathBuf,
+    compiler: PathBuf,
+    flags: Vec<String>,
+}
+
+impl Shim {
+    fn new(tensorflow: &TensorFlow) -> Result<Shim, String> {
+        let folder = target_folder()?.join(format!("tf-{}", tensorflow.version));
+        create(&folder.join("obj"))?;
+        let tool = cc::Build::new().cpp(true).cargo_metadata(false).try_get_compiler();
+        let compiler = tool.map_err(|error| format!("no C++ compiler: {error}"))?.path().to_path_buf();
+        let mut flags: Vec<String> = [
+            "-std=c++17",
+            "-O2",
+            "-g1",
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-fvisibility-inlines-hidden",
+            "-Wall",
+            "-Wno-sign-compare",
+            "-pthread",
+            // The layout of TensorFlow's own classes depends on these three.
+            "-DNDEBUG",
+            "-D_GLIBCXX_USE_CXX11_ABI=1",
+            "-DEIGEN_MAX_ALIGN_BYTES=64",
+            "-Iinclude",
+            "-I.",
+        ]
+        .map(String::from)
+        .to_vec();
+        flags.push(format!("-DSTARWIRE_TF_VERSION=\"{}\"", tensorflow.version));
+        flags.push(format!("-DSTARWIRE_TF_MINOR={}", tensorflow.minor));
+        for dir in tensorflow.include_dirs() {
+            flags.extend(["-isystem".to_string(), dir.display().to_string()]);
+        }
+        flags.extend(std::env::var("CXXFLAGS").unwrap_or_default().split_whitespace().map(String::from));
+        Ok(Shim { folder, compiler, flags })
+    }
+
+    fn compile(&self, sources: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
+        let units: Vec<Unit> = sources.iter().map(|source| Unit::new(source, &self.folder.join("obj"))).collect();
+        self.remove_leftovers(&units)?;
+        let stale: Vec<&Unit> = units.iter().filter(|unit| unit.is_stale(&self.command(unit, None))).collect();
+        if !stale.is_empty() {
+            let pch = self.precompile(stale.len())?;
+            self.run_all(&stale, pch.as_deref())?;
+        }
+        Ok(units.into_iter().map(|unit| unit.object).collect())
+    }
+
+    /// Objects whose source is gone would otherwise stay in the folder for ever.
+    fn remove_leftovers(&self, units: &[Unit]) -> Result<(), String> {
+        let wanted: HashSet<&Path> = units.iter().map(|unit| unit.object.as_path()).collect();
+        for entry in fs::read_dir(self.folder.join("obj")).map_err(|error| error.to_string())?.flatten() {
+            let path = entry.path();
+            if path.extension().is_some_and(|e| e == "o") && !wanted.contains(path.as_path()) {
+                let _ = fs::remove_file(path);
+            }
+        }
+        Ok(())
+    }
+
+    fn command(&self, unit: &Unit, pch: Option<&Path>) -> Vec<String> {
+        let mut arguments = self.flags.clone();
+        if let Some(header) = pch {
+            arguments.extend(["-include".to_string(), header.display().to_string(), "-Winvalid-pch".to_string()]);
+        }
+        arguments.extend(unit.arguments());
+        arguments
+    }
+
+    /// The header to include first, if there is a precompiled one or it is worth making.
+    fn precompile(&self, stale: usize) -> Result<Option<PathBuf>, String> {
+        let source = Path::new("cc/pch.h");
+        if std::env::var("STARWIRE_PCH").is_ok_and(|value| value == "0") || !source.exists() {
+            return Ok(None);
+        }
+        let folder = self.folder.join("pch");
+        create(&folder)?;
+        // gcc finds pch.h.gch beside the pch.h that is named in -include.
+        let (header, output) = (folder.join("pch.h"), folder.join("pch.h.gch"));
+        let unit = Unit { source: header.clone(), object: output.clone(), language: "c++-header" };
+        let command = self.command(&unit, None);
+        let text = read(source)?;
+        let fresh = fs::read_to_string(&header).is_ok_and(|old| old == text) && !unit.is_stale(&command);
+        if !fresh && stale < PCH_PAYS_FROM {
+            return Ok(None);
+        }
+        if !fresh {
+            write(&header, &text)?;
+            if let Err(error) = unit.run(&self.compiler, &command, &command) {
+                println!("cargo::warning=precompiled header not made, going on without: {error}");
+                return Ok(None);
+            }
+        }
+        Ok(Some(header))
+    }
+
+    fn run_all(&self, stale: &[&Unit], pch: Option<&Path>) -> Result<(), String> {
+        let next = AtomicUsize::new(0);
+        let errors = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..jobs().min(stale.len()) {
+                scope.spawn(|| {
+                    while let Some(unit) = stale.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        // The stamp is that of the command without the header: the object does not depend on how it was made.
+                        let result = unit.run(&self.compiler, &self.command(unit, pch), &self.command(unit, None));
+                        if let (Err(error), Ok(mut errors)) = (result, errors.lock()) {
+                            errors.push(error);
+                        }
+                    }
+                });
+            }
+        });
+        let errors = errors.into_inner().map_err(|error| error.to_string())?;
+        if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
+    }
+
+    /// Copies of the objects in which what TensorFlow provides is referred to weakly: see `elf`.
+    fn weaken(&self, objects: &[PathBuf], tensorflow: &TensorFlow) -> Result<Vec<PathBuf>, String> {
+        let mut undefined = HashSet::new();
+        for object in objects {
+            undefined.extend(elf::undefined(object)?);
+        }
+        let mut provided = HashSet::new();
+        for library in tensorflow.libraries() {
+            provided.extend(elf::defined_in(&library, &undefined)?);
+        }
+        let folder = self.folder.join("weak");
+        let _ = fs::remove_dir_all(&folder);
+        create(&folder)?;
+        let copy = |object: &PathBuf| {
+            let path = folder.join(object.file_name().ok_or("object without a name")?);
+            write(&path, elf::weaken(object, &provided)?)?;
+            Ok(path)
+        };
+        objects.iter().map(copy).collect()
+    }
+
+    fn archive(&self, objects: &[PathBuf]) -> Result<PathBuf, String> {
+        // The name tells versions apart, or cargo would not notice that the linker's input changed.
+        let archive = self.folder.join("libstarwire_shim.a");
+        let _ = fs::remove_file(&archive);
+        let status = Command::new("ar").arg("crsD").arg(&archive).args(objects).status();
+        match status {
+            Ok(status) if status.success() => Ok(archive),
+            Ok(status) => Err(format!("ar ended with {status}")),
+            Err(error) => Err(format!("cannot run ar (Debian: apt-get install binutils): {error}")),
+        }
+    }
+
+    /// What the tests of the shim are compiled with: read by the Makefile.
+    fn write_flags(&self, tensorflow: &TensorFlow, objects: &[PathBuf]) -> Result<(), String> {
+        let quoted: Vec<String> = self.flags.iter().map(|flag| format!("'{flag}'")).collect();
+        let objects: Vec<String> = objects.iter().map(|object| object.display().to_string()).collect();
+        let text = format!(
+            "SHIM_CXX = {}\nSHIM_CXXFLAGS = {}\nSHIM_OBJECTS = {}\nSHIM_TF = {}\n",
+            self.compiler.display(),
+            quoted.join(" "),
+            objects.join(" "),
+            tensorflow.folder.display()
+        );
+        write(&self.folder.join("flags.mk"), text)
+    }
+}
+
+/// One source and what becomes of it.
+struct Unit {
+    source: PathBuf,
+    object: PathBuf,
+    language: &'static str,
+}
+
+impl Unit {
+    fn new(source: &Path, folder: &Path) -> Unit {
+        let name = source.with_extension("o").display().to_string().replace('/', "-");
+        Unit { source: source.to_path_buf(), object: folder.join(name), language: "c++" }
+    }
+
+    fn beside(&self, suffix: &str) -> PathBuf {
+        PathBuf::from(format!("{}.{suffix}", self.object.display()))
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let paths = [&self.beside("d"), &self.source];
+        let [depfile, source] = paths.map(|path| path.display().to_string());
+        ["-x", self.language, "-MMD", "-MF", &depfile, "-c", &source].map(String::from).to_vec()
+    }
+
+    /// Made by another command, or older than something it was made from.
+    fn is_stale(&self, command: &[String]) -> bool {
+        if fs::read_to_string(self.beside("cmd")).ok() != Some(command.join("\n")) {
+            return true;
+        }
+        let (Some(made), Ok(deps)) = (modified(&self.object), fs::read_to_string(self.beside("d"))) else { return true };
+        let names = deps.split_once(": ").map_or("", |(_, names)| names);
+        let mut inputs = names.split_whitespace().filter(|name| *name != "\\");
+        inputs.any(|input| modified(Path::new(input)).is_none_or(|changed| changed > made))
+    }
+
+    fn run(&self, compiler: &Path, command: &[String], stamp: &[String]) -> Result<(), String> {
+        let started = SystemTime::now();
+        let temporary = self.beside(&format!("{}.tmp", std::process::id()));
+        let output = Command::new(compiler)
+            .args(command)
+            .arg("-o")
+            .arg(&temporary)
+            .output()
+            .map_err(|error| format!("cannot run {}: {error}", compiler.display()))?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            let _ = fs::remove_file(&temporary);
+            return Err(format!("{} does not compile:\n{text}", self.source.display()));
+        }
+        for line in text.lines() {
+            println!("cargo::warning={line}");
+        }
+        // An edit during compilation must count as newer.
+        fs::File::options()
+            .write(true)
+            .open(&temporary)
+            .and_then(|file| file.set_modified(started))
+            .and_then(|()| fs::rename(&temporary, &self.object))
+            .map_err(|error| format!("{}: {error}", self.object.display()))?;
+        write(&self.beside("cmd"), stamp.join("\n"))
+    }
+}
+
+fn sources(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?.flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "cc") && !path.to_string_lossy().ends_with("_test.cc") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// cargo's target folder: the ancestor of OUT_DIR that cargo marked.
+fn target_folder() -> Result<PathBuf, String> {
+    let out = PathBuf::from(std::env::var("OUT_DIR").map_err(|_| "OUT_DIR is not set: run through cargo".to_string())?);
+    let marked = out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists() || folder.join(".rustc_info.json").exists());
+    marked.or(out.ancestors().nth(4)).map(Path::to_path_buf).ok_or(format!("no target folder above {}", out.display()))
+}
+
+/// At most two compilers, fewer if cargo was told so or memory is short.
+fn jobs() -> usize {
+    let asked = std::env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let available = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(u64::MAX);
+    let fit = usize::try_from(available / MEMORY_PER_JOB).unwrap_or(usize::MAX);
+    asked.min(2).min(fit).max(1)
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|data| data.modified()).ok()
+}
+
+fn create(folder: &Path) -> Result<(), String> {
+    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), String> {
+    fs::write(path, bytes).map_err(|error| format!("{}: {error}", path.display()))
+}
