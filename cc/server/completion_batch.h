@@ -3,6 +3,7 @@
 #define STARWIRE_CC_SERVER_COMPLETION_BATCH_H_
 
 #include <functional>
+#include <memory>
 
 #include "tensorflow/core/lib/core/threadpool.h"
 
@@ -16,6 +17,16 @@ class CompletionBatch {
   static void Flush(tensorflow::thread::ThreadPool* pool);
   // True on threads that call round_end.
   static bool OnReactor();
+
+  // While one lives on a thread that is no reactor, Add() hands over to another thread instead of running in place. For callers that hold a lock
+  // which completions take, as a cancellation does.
+  class DeferScope {
+   public:
+    DeferScope();
+    ~DeferScope();
+    DeferScope(const DeferScope&) = delete;
+    DeferScope& operator=(const DeferScope&) = delete;
+  };
 };
 
 }  // namespace starwire

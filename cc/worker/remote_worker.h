@@ -17,9 +17,14 @@ class RemoteWorker : public tensorflow::WorkerInterface {
  public:
   // `logger` records transfers for timelines; it belongs to the worker cache, which outlives its workers.
   RemoteWorker(std::string target, std::shared_ptr<Channel> channel, tensorflow::WorkerCacheLogger* logger);
+  // The way to the task could not even be opened: every call fails with `status`, which says why. (TensorFlow dies of a null worker for a task
+  // that is in the cluster.)
+  RemoteWorker(std::string target, Status status, tensorflow::WorkerCacheLogger* logger);
   ~RemoteWorker() override;
 
-  sw_channel* channel() const { return channel_->handle(); }
+  // Not OK: channel() is null.
+  Status status() const;
+  sw_channel* channel() const { return channel_ == nullptr ? nullptr : channel_->handle(); }
   // "/job:ps/replica:0/task:0"
   const std::string& target() const { return target_; }
   tensorflow::WorkerCacheLogger* logger() const { return logger_; }
@@ -65,6 +70,7 @@ class RemoteWorker : public tensorflow::WorkerInterface {
  private:
   const std::string target_;
   const std::shared_ptr<Channel> channel_;
+  const Status status_;
   tensorflow::WorkerCacheLogger* const logger_;
 };
 

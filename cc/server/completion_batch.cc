@@ -1,0 +1,57 @@
+#include "cc/server/completion_batch.h"
+
+#include <utility>
+#include <vector>
+
+#include "tensorflow/core/platform/env.h"
+
+namespace starwire {
+namespace {
+
+// What is still here when a reactor ends (its last round found work after the last round_end) is not lost: it runs at thread exit.
+struct Pending {
+  std::vector<std::function<void()>> completions;
+  ~Pending() {
+    for (auto& completion : completions) tensorflow::Env::Default()->SchedClosure(std::move(completion));
+  }
+};
+
+thread_local bool on_reactor = false;
+thread_local int defer_depth = 0;
+thread_local Pending pending;
+
+}  // namespace
+
+void CompletionBatch::Add(std::function<void()> completion) {
+  if (on_reactor) {
+    pending.completions.push_back(std::move(completion));
+  } else if (defer_depth > 0) {
+    tensorflow::Env::Default()->SchedClosure(std::move(completion));
+  } else {
+    completion();
+  }
+}
+
+void CompletionBatch::Flush(tensorflow::thread::ThreadPool* pool) {
+  on_reactor = true;
+  std::vector<std::function<void()>>& completions = pending.completions;
+  if (completions.empty()) return;
+  if (completions.size() == 1) {
+    std::function<void()> only = std::move(completions.front());
+    completions.clear();
+    pool->Schedule(std::move(only));
+    return;
+  }
+  auto batch = std::make_shared<std::vector<std::function<void()>>>(std::move(completions));
+  completions.clear();
+  pool->Schedule([batch] {
+    for (auto& completion : *batch) completion();
+  });
+}
+
+bool CompletionBatch::OnReactor() { return on_reactor; }
+
+CompletionBatch::DeferScope::DeferScope() { ++defer_depth; }
+CompletionBatch::DeferScope::~DeferScope() { --defer_depth; }
+
+}  // namespace starwire

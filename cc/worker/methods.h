@@ -1,0 +1,30 @@
+// The method numbers of sw_call: one per method of TensorFlow's WorkerService. They are part of the wire format: never renumber.
+#ifndef STARWIRE_CC_WORKER_METHODS_H_
+#define STARWIRE_CC_WORKER_METHODS_H_
+
+#include <cstdint>
+
+namespace starwire {
+
+// 0 names a rendezvous request in sw_handlers::on_cancel.
+enum class Method : uint32_t {
+  kGetStatus = 1,
+  kCreateWorkerSession = 2,
+  kDeleteWorkerSession = 3,
+  kRegisterGraph = 4,
+  kDeregisterGraph = 5,
+  kRunGraph = 6,
+  kCleanupGraph = 7,
+  kCleanupAll = 8,
+  kRecvTensor = 9,
+  kLogging = 10,
+  kTracing = 11,
+  kRecvBuf = 12,
+  kCompleteGroup = 13,
+  kCompleteInstance = 14,
+  kGetStepSequence = 15,
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_WORKER_METHODS_H_
