@@ -1,13 +1,14 @@
-// What differs between TensorFlow 2.12 and 2.21. Types are deduced from TensorFlow's own declarations wherever that is possible, so that a
-// new version usually needs no change here; nothing outside of this file may test a version.
+// What differs between TensorFlow 2.12 and 2.21. Types are deduced from TensorFlow's own declarations wherever that is
+// possible, so that a new version usually needs no change here; nothing outside of this file may test a version.
 //
-// Passed by the build: STARWIRE_TF_VERSION, the exact version as a string literal ("2.21.0"), and STARWIRE_TF_MINOR, major * 100 + minor
-// (221). Headers of 2.20 and later no longer define TF_MINOR_VERSION.
+// Passed by the build: STARWIRE_TF_VERSION, the exact version as a string literal ("2.21.0"), and STARWIRE_TF_MINOR,
+// major * 100 + minor (221). Headers of 2.20 and later no longer define TF_MINOR_VERSION.
 #ifndef STARWIRE_CC_COMPAT_H_
 #define STARWIRE_CC_COMPAT_H_
 
 #ifndef NDEBUG
-#error "compile with -DNDEBUG: TensorFlow's wheels are built with it, and some of its classes have another layout without"
+#error \
+    "compile with -DNDEBUG: TensorFlow's wheels are built with it, and some of its classes have another layout without"
 #endif
 #if !defined(STARWIRE_TF_VERSION) || !defined(STARWIRE_TF_MINOR)
 #error "pass -DSTARWIRE_TF_VERSION=\"x.y.z\" and -DSTARWIRE_TF_MINOR=xyy for the TensorFlow that the headers belong to"
@@ -54,7 +55,8 @@ inline std::string StatusMessage(const Status& status) { return compat_internal:
 // The number that travels: the same in tensorflow::error::Code, absl::StatusCode and sw_code.
 inline int StatusNumber(const Status& status) { return static_cast<int>(status.code()); }
 
-// Numbers that no version of TensorFlow knows become Unknown, so that a peer cannot make us hold a status that nobody can print.
+// Numbers that no version of TensorFlow knows become Unknown, so that a peer cannot make us hold a status that nobody
+// can print.
 inline Status MakeStatus(int code, const std::string& message) {
   constexpr int kUnknown = 2;
   constexpr int kLast = 16;
@@ -88,8 +90,7 @@ using StepId = compat_internal::Method<decltype(&::tensorflow::RendezvousMgrInte
 // An owned reference: a raw pointer in 2.12, RefCountPtr from 2.13 on.
 using FoundRendezvous = compat_internal::Method<decltype(&::tensorflow::RendezvousMgrInterface::Find)>::Result;
 // What BaseRendezvousMgr::Create returns.
-using CreatedRendezvous =
-    compat_internal::Rebind<FoundRendezvous, ::tensorflow::BaseRemoteRendezvous>::Type;
+using CreatedRendezvous = compat_internal::Rebind<FoundRendezvous, ::tensorflow::BaseRemoteRendezvous>::Type;
 
 // Takes the reference out of what Find() returned; the caller calls Unref().
 inline ::tensorflow::RemoteRendezvous* TakeReference(::tensorflow::RemoteRendezvous* found) { return found; }
@@ -100,8 +101,8 @@ auto TakeReference(Smart found) -> decltype(found.release()) {
 
 // ---- Server factories ----
 
-// Up to 2.18 both of TensorFlow's libraries carry a copy of ServerFactory with a registry of its own, and TF_NewServer looks into the one that our
-// own calls are not bound to: register in every distinct copy. From 2.19 on there is one.
+// Up to 2.18 both of TensorFlow's libraries carry a copy of ServerFactory with a registry of its own, and TF_NewServer
+// looks into the one that our own calls are not bound to: register in every distinct copy. From 2.19 on there is one.
 inline void RegisterServerFactory(const std::string& name, ::tensorflow::ServerFactory* factory) {
   using Register = void (*)(const std::string&, ::tensorflow::ServerFactory*);
   constexpr char kSymbol[] =

@@ -7,7 +7,8 @@
 
 namespace starwire {
 
-// Give it to GrpcServerOptions::rendezvous_mgr_func. Sources whose worker is not a RemoteWorker are refused with FailedPrecondition.
+// Give it to GrpcServerOptions::rendezvous_mgr_func. Sources whose worker is not a RemoteWorker are refused with
+// FailedPrecondition.
 class RendezvousMgr : public tensorflow::BaseRendezvousMgr {
  public:
   explicit RendezvousMgr(const tensorflow::WorkerEnv* env);

@@ -1,15 +1,18 @@
-// How one tensor travels: a few bytes of metadata and a payload of raw bytes. The format is defined in docs/protocol.md, "Tensors".
+// How one tensor travels: a few bytes of metadata and a payload of raw bytes. The format is defined in
+// docs/protocol.md, "Tensors".
 #ifndef STARWIRE_CC_TENSOR_CODEC_H_
 #define STARWIRE_CC_TENSOR_CODEC_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "cc/compat.h"
 #include "include/starwire.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor.pb.h"
 
 namespace starwire {
 
@@ -37,17 +40,17 @@ class EncodedTensor {
   static constexpr size_t kFixedMeta = 24;
   static constexpr size_t kMaxDims = 254;
 
-  // Elements that can be copied are not touched: the payload points at the tensor's buffer and holds a reference to it. Anything else is
-  // serialised into a buffer that the payload owns. Fails for an uninitialised tensor and for types that cannot travel.
-  // The tensor must be in memory that the CPU can read.
+  // Elements that can be copied are not touched: the payload points at the tensor's buffer and holds a reference to it.
+  // Anything else is serialised into a buffer that the payload owns. Fails for an uninitialised tensor and for types
+  // that cannot travel. The tensor must be in memory that the CPU can read.
   Status Encode(const tensorflow::Tensor& tensor, bool is_dead, int64_t send_start_micros);
 
   sw_bytes meta() const { return {meta_, meta_size_}; }
-  // To be handed to exactly one sw_reply() or sw_call(), which then owns it. NULL if there is nothing to send besides the metadata.
+  // To be handed to exactly one sw_reply() or sw_call(), which then owns it. NULL if there is nothing to send besides
+  // the metadata.
   const sw_payload* payload() const { return payload_.n_parts == 0 ? nullptr : &payload_; }
 
  private:
-  friend class EncodedTensorTest;
   void WriteMeta(const tensorflow::Tensor& tensor, bool is_dead, TensorEncoding encoding, uint64_t payload_bytes,
                  int64_t send_start_micros);
   Status EncodeStrings(const tensorflow::Tensor& tensor, int64_t send_start_micros);
@@ -60,8 +63,8 @@ class EncodedTensor {
   sw_payload payload_ = {nullptr, 0, nullptr, nullptr};
 };
 
-// Reads metadata that came from a peer. Everything is checked against everything else; the error says what is wrong with it, the caller adds
-// from whom it came.
+// Reads metadata that came from a peer. Everything is checked against everything else; the error says what is wrong
+// with it, the caller adds from whom it came.
 Status DecodeTensorHeader(sw_bytes meta, TensorHeader* header);
 
 // Receives one tensor: Prepare() when the metadata is there, Finish() when the payload is.
@@ -71,11 +74,14 @@ class TensorReceiver {
   TensorReceiver(const TensorReceiver&) = delete;
   TensorReceiver& operator=(const TensorReceiver&) = delete;
 
-  // Allocates the destination from `allocator` and says where the `n` parts of lens[i] bytes are to be put. Fails with ResourceExhausted if
-  // there is not enough memory. With n == 0 only the metadata is checked and the tensor is complete after Finish().
+  // Allocates the destination from `allocator` and says where the `n` parts of lens[i] bytes are to be put. Fails with
+  // ResourceExhausted if there is not enough memory. With n == 0 only the metadata is checked and the tensor is
+  // complete after Finish().
   Status Prepare(sw_bytes meta, size_t n, const uint64_t* lens, tensorflow::Allocator* allocator, void** bufs);
   // Turns what arrived into the tensor. `allocator` as above.
   Status Finish(tensorflow::Allocator* allocator);
+  // Instead of Finish() if the encoding is kProto and the objects are to be made by somebody else.
+  Status ParseProto(tensorflow::TensorProto* proto);
   // Back to the initial state, giving up all memory.
   void Reset();
 
@@ -90,7 +96,7 @@ class TensorReceiver {
 
   TensorHeader header_;
   tensorflow::Tensor tensor_;
-  std::vector<uint8_t> staging_;  // strings and protos: their bytes until Finish()
+  std::unique_ptr<uint8_t[]> staging_;  // strings and protos: their bytes until Finish()
   bool prepared_ = false;
 };
 
