@@ -1,0 +1,454 @@
+//! The driver on epoll: runs on every kernel, and is the faster one on small machines.
+//!
+//! Operations are tried at once where the descriptor is believed to be ready, so that a small request and its answer cost three system calls: `recv`,
+//! `send`, `epoll_wait`. The belief is a hint per direction: an operation that moved less than it was asked to ends it, an event renews it. What an
+//! immediate attempt came to is reported by the next `wait`, never from inside the call that started it, so a busy connection cannot keep the others waiting.
+//!
+//! Streams are edge-triggered. EPOLLOUT is asked for only once a send had to wait, because a unix socket raises it each time the peer reads.
+//! Listeners are level-triggered, so that a burst of connections can be accepted in pieces.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use super::driver::{Completion, Driver, IoPart, Token};
+use super::slots::Slots;
+use super::sys::{self, Wake};
+use crate::transport::{RawAddress, SocketAddress};
+
+const WAKE: u64 = u64::MAX;
+const EVENTS: usize = 256;
+/// Connections accepted from one listener before the other descriptors get their turn.
+const ACCEPT_BURST: usize = 64;
+
+pub struct EpollDriver {
+    epoll: OwnedFd,
+    wake: Wake,
+    slots: Slots<Slot>,
+    /// What immediate attempts came to, in order, for the next `wait`.
+    ready: VecDeque<Completion>,
+    events: Vec<libc::epoll_event>,
+    /// The last `wait` returned without looking at the descriptors.
+    skipped: bool,
+    /// Listeners that ran into the limit of descriptors, and when to try them again.
+    paused: Vec<(Instant, Token)>,
+    millisecond_waits: bool,
+}
+
+struct Slot {
+    fd: OwnedFd,
+    /// What epoll watches: 0 means that it does not know the descriptor.
+    interest: u32,
+    readable: bool,
+    writable: bool,
+    /// The read side has ended or failed: a receive never has to wait again.
+    read_ended: bool,
+    recv: Vec<libc::iovec>,
+    send: Vec<libc::iovec>,
+    /// Bytes of `recv`/`send` in all; 0 means that nothing is in flight.
+    recv_len: usize,
+    send_len: usize,
+    connecting: bool,
+    accepting: bool,
+    closing: bool,
+    /// Completions of this token that wait in `ready`.
+    unreported: usize,
+}
+
+impl EpollDriver {
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: no memory is involved; the descriptor is checked before it is owned.
+        let epoll = unsafe { sys::owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))? };
+        let wake = Wake::new()?;
+        // Edge-triggered: each write to the eventfd is one edge, so it never has to be read.
+        control(&epoll, libc::EPOLL_CTL_ADD, wake.fd(), (libc::EPOLLIN | libc::EPOLLET) as u32, WAKE)?;
+        Ok(EpollDriver {
+            epoll,
+            wake,
+            slots: Slots::new(),
+            ready: VecDeque::new(),
+            events: vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS],
+            skipped: false,
+            paused: Vec::new(),
+            millisecond_waits: false,
+        })
+    }
+
+    fn slot(&mut self, token: Token) -> io::Result<&mut Slot> {
+        self.slots.get_mut(token).filter(|slot| !slot.closing).ok_or_else(sys::stale_token)
+    }
+
+    fn report(&mut self, token: Token, completion: Completion) {
+        if let Some(slot) = self.slots.get_mut(token) {
+            slot.unreported += 1;
+            self.ready.push_back(completion);
+        }
+    }
+
+    /// Makes epoll watch `interest` as well as what it watches already.
+    fn watch(&mut self, token: Token, interest: u32) -> io::Result<()> {
+        let slot = self.slots.get_mut(token).ok_or_else(sys::stale_token)?;
+        let wanted = slot.interest | interest;
+        if wanted == slot.interest {
+            return Ok(());
+        }
+        let how = if slot.interest == 0 { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_MOD };
+        control(&self.epoll, how, slot.fd.as_raw_fd(), wanted, token.0)?;
+        slot.interest = wanted;
+        Ok(())
+    }
+
+    fn try_recv(&mut self, token: Token) {
+        let Some(slot) = self.slots.get_mut(token) else { return };
+        let asked = slot.recv_len;
+        // SAFETY: the iovecs point at the parts given to `recv`, whose caller keeps them valid until the completion that is queued below.
+        let result = unsafe { sys::recv(slot.fd.as_raw_fd(), &mut slot.recv) };
+        match result {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => slot.readable = false,
+            result => {
+                slot.readable = matches!(result, Ok(moved) if moved == asked);
+                slot.read_ended |= matches!(result, Ok(0) | Err(_));
+                slot.recv_len = 0;
+                self.report(token, Completion::Recv { token, result });
+            }
+        }
+    }
+
+    fn try_send(&mut self, token: Token) {
+        let Some(slot) = self.slots.get_mut(token) else { return };
+        let asked = slot.send_len;
+        // SAFETY: the iovecs point at the parts given to `send`, whose caller keeps them valid until the completion that is queued below.
+        let result = unsafe { sys::send(slot.fd.as_raw_fd(), &mut slot.send) };
+        match result {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => slot.writable = false,
+            result => {
+                // After an error the next attempt fails at once as well.
+                slot.writable = !matches!(result, Ok(moved) if moved < asked);
+                slot.send_len = 0;
+                self.report(token, Completion::Send { token, result });
+            }
+        }
+    }
+
+    fn try_accept(&mut self, listener: Token) {
+        for _ in 0..ACCEPT_BURST {
+            let Some(slot) = self.slots.get_mut(listener) else { return };
+            // SAFETY: null addresses are allowed; the descriptor is checked before it is owned.
+            let result = unsafe {
+                sys::owned(libc::accept4(
+                    slot.fd.as_raw_fd(),
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                    libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+                ))
+            };
+            match result {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if sys::is_lost_before_accept(&error) => {}
+                Err(error) => {
+                    // Watching on would report the same connection again at once, for ever.
+                    self.pause(listener);
+                    self.report(listener, Completion::Accepted { listener, result: Err(error) });
+                    return;
+                }
+                result => self.report(listener, Completion::Accepted { listener, result }),
+            }
+        }
+    }
+
+    fn pause(&mut self, listener: Token) {
+        let Some(slot) = self.slots.get_mut(listener) else { return };
+        // A descriptor that cannot be taken out is watched on: reports repeat, nothing is lost.
+        if control(&self.epoll, libc::EPOLL_CTL_DEL, slot.fd.as_raw_fd(), 0, 0).is_ok() {
+            slot.interest = 0;
+            self.paused.push((Instant::now() + sys::ACCEPT_PAUSE, listener));
+        }
+    }
+
+    fn resume_paused(&mut self) {
+        let now = Instant::now();
+        let mut index = 0;
+        while index < self.paused.len() {
+            if self.paused[index].0 > now {
+                index += 1;
+                continue;
+            }
+            let (_, listener) = self.paused.swap_remove(index);
+            if self.slot(listener).is_ok() {
+                if let Err(error) = self.watch(listener, libc::EPOLLIN as u32) {
+                    self.paused.push((now + sys::ACCEPT_PAUSE, listener));
+                    self.report(listener, Completion::Accepted { listener, result: Err(error) });
+                    return;
+                }
+            }
+        }
+    }
+
+    fn on_event(&mut self, token: Token, events: u32) {
+        let Ok(slot) = self.slot(token) else { return };
+        let seen = |flags: libc::c_int| events & flags as u32 != 0;
+        if slot.accepting {
+            return self.try_accept(token);
+        }
+        if slot.connecting {
+            if seen(libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) {
+                slot.connecting = false;
+                slot.writable = true;
+                let result = sys::take_error(slot.fd.as_raw_fd());
+                self.report(token, Completion::Connected { token, result });
+            }
+            return;
+        }
+        if seen(libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) {
+            slot.read_ended = true;
+        }
+        if seen(libc::EPOLLIN) || slot.read_ended {
+            slot.readable = true;
+        }
+        if seen(libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) {
+            slot.writable = true;
+        }
+        let (recv, send) = (slot.readable && slot.recv_len > 0, slot.writable && slot.send_len > 0);
+        if seen(libc::EPOLLOUT) && slot.send_len == 0 {
+            let interest = slot.interest & !(libc::EPOLLOUT as u32);
+            let fd = slot.fd.as_raw_fd();
+            // If it fails, a few events too many arrive.
+            if control(&self.epoll, libc::EPOLL_CTL_MOD, fd, interest, token.0).is_ok() {
+                if let Some(slot) = self.slots.get_mut(token) {
+                    slot.interest = interest;
+                }
+            }
+        }
+        if recv {
+            self.try_recv(token);
+        }
+        if send {
+            self.try_send(token);
+        }
+    }
+
+    fn deliver(&mut self, out: &mut Vec<Completion>) {
+        while let Some(completion) = self.ready.pop_front() {
+            if let Completion::Closed { token } = completion {
+                self.slots.remove(token);
+                out.push(completion);
+                continue;
+            }
+            let token = match completion {
+                Completion::Recv { token, .. }
+                | Completion::Send { token, .. }
+                | Completion::Connected { token, .. } => token,
+                Completion::Accepted { listener, .. } => listener,
+                Completion::Closed { .. } => continue,
+            };
+            // After `close` only `Closed` is reported.
+            if let Some(slot) = self.slots.get_mut(token).filter(|slot| !slot.closing) {
+                slot.unreported -= 1;
+                out.push(completion);
+            }
+        }
+    }
+
+    fn poll(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
+        if !self.millisecond_waits {
+            let limit = timeout.map(sys::timespec);
+            let limit = limit.as_ref().map_or(std::ptr::null(), |limit| limit as *const _);
+            // SAFETY: `events` has room for EVENTS entries and `limit` outlives the call; a null signal mask changes nothing.
+            let count = unsafe {
+                libc::syscall(
+                    libc::SYS_epoll_pwait2,
+                    self.epoll.as_raw_fd(),
+                    self.events.as_mut_ptr(),
+                    EVENTS as libc::c_int,
+                    limit,
+                    std::ptr::null::<libc::sigset_t>(),
+                    0usize,
+                )
+            };
+            match usize::try_from(count) {
+                Ok(count) => return Ok(count),
+                Err(_) => {
+                    let error = io::Error::last_os_error();
+                    match error.raw_os_error() {
+                        Some(libc::EINTR) => return Ok(0),
+                        // Before Linux 5.11, or filtered by a sandbox.
+                        Some(libc::ENOSYS | libc::EPERM) => self.millisecond_waits = true,
+                        _ => return Err(error),
+                    }
+                }
+            }
+        }
+        let limit = timeout.map_or(-1, sys::milliseconds_up);
+        // SAFETY: `events` has room for EVENTS entries.
+        let count =
+            unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), self.events.as_mut_ptr(), EVENTS as libc::c_int, limit) };
+        match usize::try_from(count) {
+            Ok(count) => Ok(count),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() == io::ErrorKind::Interrupted { Ok(0) } else { Err(error) }
+            }
+        }
+    }
+}
+
+impl Driver for EpollDriver {
+    fn name(&self) -> &'static str {
+        "epoll"
+    }
+
+    fn register(&mut self, fd: OwnedFd) -> io::Result<Token> {
+        Ok(self.slots.insert(Slot {
+            fd,
+            interest: 0,
+            readable: true,
+            writable: true,
+            read_ended: false,
+            recv: Vec::new(),
+            send: Vec::new(),
+            recv_len: 0,
+            send_len: 0,
+            connecting: false,
+            accepting: false,
+            closing: false,
+            unreported: 0,
+        }))
+    }
+
+    fn accept(&mut self, listener: Token) -> io::Result<()> {
+        let slot = self.slot(listener)?;
+        if slot.accepting {
+            return Err(sys::already("accept"));
+        }
+        slot.accepting = true;
+        self.watch(listener, libc::EPOLLIN as u32).inspect_err(|_| {
+            if let Some(slot) = self.slots.get_mut(listener) {
+                slot.accepting = false;
+            }
+        })
+    }
+
+    fn connect(&mut self, token: Token, address: &SocketAddress) -> io::Result<()> {
+        let slot = self.slot(token)?;
+        if slot.connecting {
+            return Err(sys::already("connect"));
+        }
+        let address = RawAddress::new(address)?;
+        match sys::connect(slot.fd.as_raw_fd(), &address) {
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {
+                slot.connecting = true;
+                self.watch(token, STREAM | libc::EPOLLOUT as u32).inspect_err(|_| {
+                    if let Some(slot) = self.slots.get_mut(token) {
+                        slot.connecting = false;
+                    }
+                })
+            }
+            result => {
+                self.report(token, Completion::Connected { token, result });
+                Ok(())
+            }
+        }
+    }
+
+    unsafe fn recv(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
+        let slot = self.slot(token)?;
+        if slot.recv_len > 0 {
+            return Err(sys::already("recv"));
+        }
+        slot.recv_len = sys::fill_iovecs(&mut slot.recv, parts)?;
+        if slot.readable || slot.read_ended {
+            self.try_recv(token);
+        }
+        match self.slots.get_mut(token) {
+            Some(slot) if slot.recv_len > 0 => self.watch(token, STREAM).inspect_err(|_| {
+                if let Some(slot) = self.slots.get_mut(token) {
+                    slot.recv_len = 0;
+                }
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    unsafe fn send(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
+        let slot = self.slot(token)?;
+        if slot.send_len > 0 {
+            return Err(sys::already("send"));
+        }
+        slot.send_len = sys::fill_iovecs(&mut slot.send, parts)?;
+        if slot.writable {
+            self.try_send(token);
+        }
+        match self.slots.get_mut(token) {
+            Some(slot) if slot.send_len > 0 => self.watch(token, STREAM | libc::EPOLLOUT as u32).inspect_err(|_| {
+                if let Some(slot) = self.slots.get_mut(token) {
+                    slot.send_len = 0;
+                }
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn close(&mut self, token: Token) {
+        let Ok(slot) = self.slot(token) else { return };
+        slot.closing = true;
+        (slot.recv_len, slot.send_len) = (0, 0);
+        let (fd, watched) = (slot.fd.as_raw_fd(), slot.interest != 0);
+        sys::shutdown(fd);
+        if watched {
+            // Explicitly: a forked child may hold the description open, and then epoll would not forget it by itself. Cannot fail for a watched descriptor.
+            let _ = control(&self.epoll, libc::EPOLL_CTL_DEL, fd, 0, 0);
+        }
+        self.ready.push_back(Completion::Closed { token });
+    }
+
+    fn release(&mut self, token: Token) -> io::Result<OwnedFd> {
+        let slot = self.slot(token)?;
+        if slot.recv_len > 0 || slot.send_len > 0 || slot.connecting || slot.accepting || slot.unreported > 0 {
+            return Err(sys::busy());
+        }
+        let (fd, watched) = (slot.fd.as_raw_fd(), slot.interest != 0);
+        if watched {
+            control(&self.epoll, libc::EPOLL_CTL_DEL, fd, 0, 0)?;
+        }
+        self.slots.remove(token).map(|slot| slot.fd).ok_or_else(sys::stale_token)
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
+        // What is ready already is worth returning without a system call, but not twice in a row: the others must not starve.
+        if !self.ready.is_empty() && !self.skipped {
+            self.skipped = true;
+            self.deliver(out);
+            return Ok(());
+        }
+        self.skipped = false;
+        let mut timeout = if self.ready.is_empty() { timeout } else { Some(Duration::ZERO) };
+        if let Some(resume) = self.paused.iter().map(|(at, _)| at.saturating_duration_since(Instant::now())).min() {
+            timeout = Some(timeout.map_or(resume, |timeout| timeout.min(resume)));
+        }
+        let count = self.poll(timeout)?;
+        for index in 0..count {
+            let libc::epoll_event { events, u64: data } = self.events[index];
+            if data != WAKE {
+                self.on_event(Token(data), events);
+            }
+        }
+        if !self.paused.is_empty() {
+            self.resume_paused();
+        }
+        self.deliver(out);
+        Ok(())
+    }
+
+    fn wake_fd(&self) -> RawFd {
+        self.wake.fd()
+    }
+}
+
+const STREAM: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+
+fn control(epoll: &OwnedFd, how: libc::c_int, fd: RawFd, events: u32, data: u64) -> io::Result<()> {
+    let mut event = libc::epoll_event { events, u64: data };
+    // SAFETY: `event` outlives the call, which copies it.
+    sys::check(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), how, fd, &mut event) })
+}

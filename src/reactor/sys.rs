@@ -1,0 +1,202 @@
+//! System calls that both drivers make.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use super::driver::IoPart;
+use crate::transport::RawAddress;
+
+/// Most pieces that the kernel takes in one operation (UIO_MAXIOV).
+pub const MAX_PARTS: usize = 1024;
+
+/// How long a listener rests after it ran into the limit of descriptors or memory.
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The eventfd that ends a `wait`.
+pub struct Wake(OwnedFd);
+
+impl Wake {
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: no memory is involved; the descriptor is checked before it is owned.
+        unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }.map(Wake)
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// # Safety
+/// `result` is -1 or a descriptor that nobody else owns.
+pub unsafe fn owned(result: libc::c_int) -> io::Result<OwnedFd> {
+    check(result)?;
+    // SAFETY: it is not negative, and the caller promises that nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(result) })
+}
+
+pub fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Writes `parts` (at most MAX_PARTS of them, without empty ones) into `iovecs` and returns how many bytes they are.
+pub fn fill_iovecs(iovecs: &mut Vec<libc::iovec>, parts: &[IoPart]) -> io::Result<usize> {
+    iovecs.clear();
+    let wanted = parts.iter().filter(|part| part.len > 0).take(MAX_PARTS);
+    iovecs.extend(wanted.map(|part| libc::iovec { iov_base: part.ptr.cast(), iov_len: part.len }));
+    let total = iovecs.iter().try_fold(0usize, |sum, iovec| sum.checked_add(iovec.iov_len));
+    match total {
+        // A receive of nothing could not be told from the end of the stream.
+        Some(0) => Err(io::Error::new(io::ErrorKind::InvalidInput, "an operation on no bytes")),
+        Some(total) if isize::try_from(total).is_ok() => Ok(total),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "the parts of an operation exceed the address space")),
+    }
+}
+
+/// # Safety
+/// Every iovec points at memory that is writable during the call.
+pub unsafe fn recv(fd: RawFd, iovecs: &mut [libc::iovec]) -> io::Result<usize> {
+    retry(|| {
+        if let [single] = iovecs {
+            // SAFETY: the caller's promise.
+            unsafe { libc::recv(fd, single.iov_base, single.iov_len, libc::MSG_DONTWAIT) }
+        } else {
+            let mut header = message(iovecs);
+            // SAFETY: the caller's promise; the header outlives the call.
+            unsafe { libc::recvmsg(fd, &mut header, libc::MSG_DONTWAIT) }
+        }
+    })
+}
+
+/// # Safety
+/// Every iovec points at memory that is readable during the call.
+pub unsafe fn send(fd: RawFd, iovecs: &mut [libc::iovec]) -> io::Result<usize> {
+    const FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    retry(|| {
+        if let [single] = iovecs {
+            // SAFETY: the caller's promise.
+            unsafe { libc::send(fd, single.iov_base, single.iov_len, FLAGS) }
+        } else {
+            let header = message(iovecs);
+            // SAFETY: the caller's promise; the header outlives the call.
+            unsafe { libc::sendmsg(fd, &header, FLAGS) }
+        }
+    })
+}
+
+/// A message header for `iovecs`; it points at them and must not outlive them.
+pub fn message(iovecs: &mut [libc::iovec]) -> libc::msghdr {
+    // SAFETY: all-zero is a valid msghdr: no name, no parts, no control data.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = iovecs.as_mut_ptr();
+    header.msg_iovlen = iovecs.len() as _;
+    header
+}
+
+pub fn connect(fd: RawFd, address: &RawAddress) -> io::Result<()> {
+    // SAFETY: pointer and length describe the address, which outlives the call.
+    check(unsafe { libc::connect(fd, address.as_ptr(), address.len()) })
+}
+
+/// The error that a descriptor's last asynchronous operation left behind.
+pub fn take_error(fd: RawFd) -> io::Result<()> {
+    let mut code: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: `code` has `len` bytes.
+    check(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut code).cast(), &mut len) })?;
+    if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
+}
+
+pub fn shutdown(fd: RawFd) {
+    // SAFETY: no memory is involved. It fails where there was no connection yet, which is as good.
+    unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
+}
+
+/// The connection went, or its handshake failed, between its arrival and `accept`: the next one may be fine.
+pub fn is_lost_before_accept(error: &io::Error) -> bool {
+    const LOST: [libc::c_int; 10] = [
+        libc::ECONNABORTED,
+        libc::EINTR,
+        libc::EPROTO,
+        libc::ENETDOWN,
+        libc::ENOPROTOOPT,
+        libc::EHOSTDOWN,
+        libc::ENONET,
+        libc::EHOSTUNREACH,
+        libc::ENETUNREACH,
+        libc::EPERM,
+    ];
+    error.raw_os_error().is_some_and(|code| LOST.contains(&code))
+}
+
+pub fn timespec(duration: Duration) -> libc::timespec {
+    let seconds = duration.as_secs().try_into().unwrap_or(libc::time_t::MAX);
+    libc::timespec { tv_sec: seconds, tv_nsec: duration.subsec_nanos().into() }
+}
+
+/// Rounded up, or a wait for a timer would spin through its last millisecond.
+pub fn milliseconds_up(duration: Duration) -> libc::c_int {
+    duration.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(libc::c_int::MAX)
+}
+
+pub fn stale_token() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the token names no open descriptor of this driver")
+}
+
+pub fn already(operation: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::AlreadyExists, format!("another {operation} of this descriptor is in flight"))
+}
+
+pub fn busy() -> io::Error {
+    io::Error::new(io::ErrorKind::ResourceBusy, "operations of this descriptor are in flight")
+}
+
+fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        match usize::try_from(call()) {
+            Ok(moved) => return Ok(moved),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn iovecs_skip_empty_parts_and_stop_at_the_kernels_limit() {
+        let mut byte = 0u8;
+        let ptr = &raw mut byte;
+        let part = |len| IoPart { ptr, len };
+        let mut iovecs = Vec::new();
+        assert_eq!(fill_iovecs(&mut iovecs, &[part(0), part(1), part(0)]).unwrap(), 1);
+        assert_eq!(iovecs.len(), 1);
+        let mut many = vec![part(1); MAX_PARTS + 7];
+        many[0].len = 0;
+        assert_eq!(fill_iovecs(&mut iovecs, &many).unwrap(), MAX_PARTS);
+    }
+
+    #[test]
+    fn iovecs_of_nothing_or_of_too_much_are_refused() {
+        let part = |len| IoPart { ptr: std::ptr::null_mut(), len };
+        let mut iovecs = Vec::new();
+        assert!(fill_iovecs(&mut iovecs, &[]).is_err());
+        assert!(fill_iovecs(&mut iovecs, &[part(0)]).is_err());
+        assert!(fill_iovecs(&mut iovecs, &[part(usize::MAX), part(usize::MAX)]).is_err());
+        assert!(fill_iovecs(&mut iovecs, &[part(usize::MAX)]).is_err());
+    }
+
+    #[test]
+    fn waits_round_up_to_milliseconds() {
+        assert_eq!(milliseconds_up(Duration::ZERO), 0);
+        assert_eq!(milliseconds_up(Duration::from_nanos(1)), 1);
+        assert_eq!(milliseconds_up(Duration::from_millis(7)), 7);
+        assert_eq!(milliseconds_up(Duration::MAX), libc::c_int::MAX);
+    }
+}

@@ -1,0 +1,155 @@
+//! An address in the kernel's form.
+
+use std::ffi::OsStr;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use super::SocketAddress;
+
+/// A `sockaddr` of any family, with its length.
+#[derive(Clone)]
+pub struct RawAddress {
+    storage: libc::sockaddr_storage,
+    len: libc::socklen_t,
+}
+
+impl RawAddress {
+    pub fn new(address: &SocketAddress) -> io::Result<Self> {
+        let mut raw = RawAddress::empty();
+        match address {
+            SocketAddress::Inet(SocketAddr::V4(v4)) => raw.put(libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                sin_zero: [0; 8],
+            }),
+            SocketAddress::Inet(SocketAddr::V6(v6)) => raw.put(libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: v6.port().to_be(),
+                sin6_flowinfo: v6.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_scope_id: v6.scope_id(),
+            }),
+            SocketAddress::Unix(path) => {
+                let mut name = path.as_os_str().as_bytes().to_vec();
+                let mut raw_unix = libc::sockaddr_un { sun_family: libc::AF_UNIX as _, sun_path: [0; 108] };
+                if name.is_empty() || name.contains(&0) || name.len() >= raw_unix.sun_path.len() {
+                    let reason = format!("no usable unix socket path: \"{}\"", path.display());
+                    return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+                }
+                // An abstract name starts with a zero byte and is as long as the address says; a path ends with one.
+                let is_abstract = name[0] == b'@';
+                if is_abstract {
+                    name[0] = 0;
+                } else {
+                    name.push(0);
+                }
+                for (to, from) in raw_unix.sun_path.iter_mut().zip(&name) {
+                    *to = *from as libc::c_char;
+                }
+                raw.put(raw_unix);
+                raw.len = (std::mem::offset_of!(libc::sockaddr_un, sun_path) + name.len()) as libc::socklen_t;
+            }
+        }
+        Ok(raw)
+    }
+
+    /// To be filled by a system call through `as_mut_ptr` and `len_mut`.
+    pub fn empty() -> Self {
+        // SAFETY: all-zero is a valid sockaddr_storage (of no family).
+        let storage = unsafe { std::mem::zeroed() };
+        RawAddress { storage, len: size_of::<libc::sockaddr_storage>() as libc::socklen_t }
+    }
+
+    /// What it says; `None` for families that we do not use and for sockets without a name.
+    pub fn decode(&self) -> Option<SocketAddress> {
+        let len = self.len as usize;
+        match libc::c_int::from(self.storage.ss_family) {
+            libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
+                let v4: libc::sockaddr_in = self.view();
+                let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+                Some(SocketAddress::Inet(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)))))
+            }
+            libc::AF_INET6 if len >= size_of::<libc::sockaddr_in6>() => {
+                let v6: libc::sockaddr_in6 = self.view();
+                let (ip, port) = (Ipv6Addr::from(v6.sin6_addr.s6_addr), u16::from_be(v6.sin6_port));
+                let v6 = SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id);
+                Some(SocketAddress::Inet(SocketAddr::V6(v6)))
+            }
+            libc::AF_UNIX => {
+                let raw: libc::sockaddr_un = self.view();
+                let bytes = len.checked_sub(std::mem::offset_of!(libc::sockaddr_un, sun_path))?;
+                let mut name: Vec<u8> = raw.sun_path.iter().take(bytes).map(|byte| *byte as u8).collect();
+                if name.first() == Some(&0) && name.len() > 1 {
+                    name[0] = b'@';
+                } else {
+                    name.truncate(name.iter().position(|byte| *byte == 0).unwrap_or(name.len()));
+                }
+                (!name.is_empty()).then(|| SocketAddress::Unix(PathBuf::from(OsStr::from_bytes(&name))))
+            }
+            _ => None,
+        }
+    }
+
+    pub fn family(&self) -> libc::c_int {
+        self.storage.ss_family.into()
+    }
+
+    pub fn as_ptr(&self) -> *const libc::sockaddr {
+        (&raw const self.storage).cast()
+    }
+
+    pub fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
+        (&raw mut self.storage).cast()
+    }
+
+    pub fn len(&self) -> libc::socklen_t {
+        self.len
+    }
+
+    pub fn len_mut(&mut self) -> &mut libc::socklen_t {
+        &mut self.len
+    }
+
+    fn put<T: Copy>(&mut self, address: T) {
+        const { assert!(size_of::<T>() <= size_of::<libc::sockaddr_storage>()) };
+        // SAFETY: sockaddr_storage is made to hold any sockaddr: large enough (asserted) and aligned for it.
+        unsafe { (&raw mut self.storage).cast::<T>().write(address) };
+        self.len = size_of::<T>() as libc::socklen_t;
+    }
+
+    fn view<T: Copy>(&self) -> T {
+        const { assert!(size_of::<T>() <= size_of::<libc::sockaddr_storage>()) };
+        // SAFETY: large enough (asserted), aligned, initialised; every sockaddr is plain data that is valid for any bytes.
+        unsafe { (&raw const self.storage).cast::<T>().read() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive_the_kernels_form() {
+        let inet = |text: &str| SocketAddress::Inet(text.parse().unwrap());
+        for address in [
+            inet("1.2.3.4:5"),
+            inet("[2001:db8::7]:65535"),
+            inet("[fe80::1%3]:80"),
+            SocketAddress::Unix("/a/path".into()),
+            SocketAddress::Unix("@a name".into()),
+            SocketAddress::Unix(format!("/{}", "x".repeat(106)).into()),
+        ] {
+            assert_eq!(RawAddress::new(&address).unwrap().decode(), Some(address));
+        }
+    }
+
+    #[test]
+    fn unusable_paths_are_refused() {
+        for path in ["".into(), "/zero\0".into(), format!("/{}", "x".repeat(107))] {
+            assert!(RawAddress::new(&SocketAddress::Unix(path.into())).is_err());
+        }
+    }
+}
