@@ -1,1 +1,141 @@
-//! See the crate's map.
+//! Environment variables and `.endpoint_map`, parsed once into types. Whoever holds a [`Config`] need not check anything again.
+
+mod address;
+mod advertisement;
+mod banner;
+mod endpoint_map;
+mod env;
+mod error;
+mod resolve;
+mod secret;
+mod variables;
+
+#[cfg(test)]
+pub(crate) mod testing;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+pub use address::{AddressError, HostAndMaybePort, HostPort, default_bind, is_loopback, is_unspecified};
+pub use advertisement::{Advertisement, AdvertisementError};
+pub use banner::Running;
+pub use endpoint_map::{EndpointMap, EndpointMapError, FILE_NAME as ENDPOINT_MAP_FILE_NAME};
+pub use env::{Env, MapEnv, ProcessEnv};
+pub use error::ConfigError;
+pub use secret::Secret;
+pub use variables::{Setting, VARIABLES, Variable, markdown_table as variables_markdown, unknown_variables};
+
+/// Who is being configured. Comes from the ClusterSpec and the machine, not from the environment.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// "grpc++", "star_server" …
+    pub protocol: String,
+    /// "ps"
+    pub job: String,
+    /// "/job:ps/replica:0/task:0"
+    pub task: String,
+    /// Own entry of the ClusterSpec; the port may be 0.
+    pub grpc_address: String,
+    /// Name and ClusterSpec address of every task.
+    pub tasks: Vec<(String, String)>,
+    /// CPUs that the process may use: affinity and cgroup.
+    pub cpus_allowed: usize,
+}
+
+/// What a job is for, as far as the environment tells jobs apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Jobs `worker` and `chief`: the variables that begin with `WORKER_`.
+    Worker,
+    Ps,
+    /// Any other job: the variables that begin with `PS_`, but its own number of reactors.
+    Other,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriverChoice {
+    /// io_uring where the kernel has all that is needed and it is known to be faster, else epoll.
+    Auto,
+    Epoll,
+    IoUring,
+}
+
+/// Who may use the control service on the data port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ControlAccess {
+    Everybody,
+    Loopback,
+    Nobody,
+}
+
+/// Two switches: use a shortcut between tasks of one host where it works, or never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shortcut {
+    Auto,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Silence after which a peer is asked whether it lives.
+    pub interval: Duration,
+    /// Silence after the question until the connection counts as lost.
+    pub timeout: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub identity: Identity,
+    pub role: Role,
+    /// Number of reactor threads, at least 1.
+    pub reactors: usize,
+    /// Busy polling.
+    pub polling: bool,
+    /// Each reactor on a CPU of its own.
+    pub pinning: bool,
+    /// How long a request waits for a connection.
+    pub connect_timeout: Duration,
+    /// Has a line for every task in `identity.tasks`.
+    pub endpoint_map: Option<EndpointMap>,
+    /// Where to listen: the first that can be bound. Port 0: the system chooses. `[::]` means dual stack.
+    pub bind: Vec<SocketAddr>,
+    /// What to tell peers. No port: the one that was bound.
+    pub advertise: HostAndMaybePort,
+    pub driver: DriverChoice,
+    pub keepalive: Keepalive,
+    pub secret: Option<Secret>,
+    /// May be empty. Printable ASCII without spaces.
+    pub cluster_id: String,
+    /// Unix sockets between tasks of one host.
+    pub unix: Shortcut,
+    /// Cross memory attach between tasks of one host.
+    pub cma: Shortcut,
+    pub ps_jobs: Vec<String>,
+    /// Most unanswered requests of one connection.
+    pub max_inflight: usize,
+    /// Largest payload of one incoming call.
+    pub max_call_bytes: u64,
+    pub metrics: bool,
+    pub control: ControlAccess,
+    /// Every variable as it is in force, for statistics. Secrets are not in it.
+    pub settings: Vec<Setting>,
+    /// Lines that an operator should see: misspelt variables, doubtful addresses.
+    pub warnings: Vec<String>,
+}
+
+impl Config {
+    /// Reads everything, once. The first thing that is wrong is the error.
+    pub fn from_env(env: &dyn Env, identity: Identity) -> Result<Self, ConfigError> {
+        resolve::from_env(env, identity)
+    }
+
+    /// The data address to connect to for the task that the ClusterSpec knows under this address; `None`: ask the task.
+    pub fn mapped(&self, grpc_address: &str) -> Option<&HostPort> {
+        self.endpoint_map.as_ref()?.get(grpc_address)
+    }
+
+    /// The address to tell others once the data port is bound.
+    pub fn advertised(&self, bound: SocketAddr) -> HostPort {
+        HostPort { host: self.advertise.host.clone(), port: self.advertise.port.unwrap_or(bound.port()) }
+    }
+}

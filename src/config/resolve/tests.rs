@@ -1,0 +1,211 @@
+use super::super::env::MapEnv;
+use super::super::testing::TempDir;
+use super::super::{Running, VARIABLES};
+use super::*;
+
+fn identity(job: &str, tasks: usize) -> Identity {
+    Identity {
+        protocol: "grpc++".to_owned(),
+        job: job.to_owned(),
+        task: format!("/job:{job}/replica:0/task:0"),
+        grpc_address: "localhost:2222".to_owned(),
+        tasks: (0..tasks)
+            .map(|i| (format!("/job:{job}/replica:0/task:{i}"), format!("localhost:{}", 2222 + i)))
+            .collect(),
+        cpus_allowed: 64,
+    }
+}
+
+fn env() -> MapEnv {
+    MapEnv::new("/nowhere")
+}
+
+fn config(env: &MapEnv, job: &str) -> Config {
+    from_env(env, identity(job, 4)).unwrap()
+}
+
+fn error(env: &MapEnv, job: &str) -> String {
+    from_env(env, identity(job, 4)).unwrap_err().to_string()
+}
+
+#[test]
+fn defaults() {
+    let c = config(&env(), "worker");
+    assert_eq!((c.role, c.reactors, c.polling, c.pinning), (Role::Worker, 4, false, false));
+    assert_eq!(c.connect_timeout, Duration::from_secs(120));
+    assert_eq!((c.driver, c.unix, c.cma), (DriverChoice::Auto, Shortcut::Auto, Shortcut::Auto));
+    assert_eq!((c.metrics, c.control), (true, ControlAccess::Everybody));
+    assert_eq!(c.keepalive, Keepalive { interval: Duration::from_secs(5), timeout: Duration::from_secs(15) });
+    assert_eq!((c.max_inflight, c.max_call_bytes), (65_536, 16 << 30));
+    assert!(c.endpoint_map.is_none() && c.secret.is_none() && c.cluster_id.is_empty() && c.warnings.is_empty());
+    assert_eq!(c.bind, ["127.0.0.1:0".parse().unwrap(), "[::1]:0".parse().unwrap()]);
+    assert_eq!(c.advertised("127.0.0.1:9".parse().unwrap()).to_string(), "localhost:9");
+}
+
+#[test]
+fn every_variable_of_the_table_is_read() {
+    let c = config(&env(), "ps");
+    for variable in VARIABLES.iter().filter(|v| v.name != "STARWIRE_LIBRARY") {
+        let setting = c.settings.iter().find(|s| s.name == variable.name);
+        assert!(setting.is_some_and(|s| s.is_default), "{} is in the table, but nobody reads it", variable.name);
+    }
+}
+
+#[test]
+fn polling_and_pinning_go_by_job() {
+    let env = env().set("WORKER_ENABLE_POLLING", "1").set("WORKER_DISABLE_PIN_CORES", "false");
+    for (job, on) in [("worker", true), ("chief", true), ("ps", false), ("evaluator", false)] {
+        let c = config(&env, job);
+        assert_eq!((c.polling, c.pinning), (on, on), "{job}");
+    }
+    let env = MapEnv::new("/").set("PS_ENABLE_POLLING", "true").set("PS_DISABLE_PIN_CORES", "0");
+    for (job, on) in [("worker", false), ("chief", false), ("ps", true), ("evaluator", true)] {
+        let c = config(&env, job);
+        assert_eq!((c.polling, c.pinning), (on, on), "{job}");
+    }
+}
+
+#[test]
+fn reactors_are_limited_by_tasks_by_cpus_and_by_the_jobs_variable() {
+    let reactors = |env: &MapEnv, protocol: &str, job: &str, tasks: usize, cpus: usize| {
+        let identity = Identity { protocol: protocol.to_owned(), cpus_allowed: cpus, ..identity(job, tasks) };
+        from_env(env, identity).unwrap().reactors
+    };
+    let env = env();
+    assert_eq!(reactors(&env, "grpc++", "ps", 3, 64), 3);
+    assert_eq!(reactors(&env, "grpc++", "ps", 100, 64), 16);
+    assert_eq!(reactors(&env, "grpc++", "ps", 100, 2), 2);
+    assert_eq!(reactors(&env, "grpc++", "ps", 0, 0), 1);
+    assert_eq!(reactors(&env, "star_server", "ps", 100, 64), 8);
+    assert_eq!(reactors(&env, "star_server_lite", "worker", 100, 64), 2);
+    assert_eq!(reactors(&env, "star_server", "evaluator", 100, 64), 16);
+    let env = env.set("NETWORK_PS_CORE_NUMBER", "5").set("NETWORK_WORKER_CORE_NUMBER", "3");
+    assert_eq!(reactors(&env, "star_server", "ps", 100, 64), 5);
+    assert_eq!(reactors(&env, "grpc++", "chief", 100, 64), 3);
+    assert_eq!(reactors(&env, "grpc++", "evaluator", 100, 64), 16);
+    assert_eq!(reactors(&env.clone().set("STARWIRE_PS_JOBS", "a, evaluator"), "grpc++", "evaluator", 100, 64), 5);
+    assert_eq!(reactors(&env.set("STARWIRE_REACTORS", "7"), "grpc++", "ps", 1, 1), 7, "exact means exact");
+}
+
+#[test]
+fn more_pinned_reactors_than_cpus_is_an_error() {
+    let env = env().set("STARWIRE_REACTORS", "65").set("PS_DISABLE_PIN_CORES", "false");
+    assert_eq!(
+        error(&env, "ps"),
+        "STARWIRE_REACTORS and PS_DISABLE_PIN_CORES contradict each other: 65 reactors cannot have a CPU each, this process may use 64"
+    );
+}
+
+#[test]
+fn bad_values_name_the_variable_the_value_and_what_is_allowed() {
+    for (name, value, allowed) in [
+        ("NETWORK_PS_CORE_NUMBER", "0", "a whole number from 1 to 256"),
+        ("NETWORK_MAX_CONNECTION_TIMEOUT", "-1", "a whole number from 1 to 86400000"),
+        ("STARWIRE_DRIVER", "iouring", "one of auto, epoll, io_uring"),
+        ("STARWIRE_UNIX", "on", "one of auto, off"),
+        ("STARWIRE_CONTROL", "yes", "one of on, off, loopback"),
+        ("STARWIRE_PS_JOBS", "ps,,x", "job names (letters, digits, '_') separated by commas"),
+        ("STARWIRE_CLUSTER_ID", "a b", "at most 128 printable ASCII characters without spaces"),
+        ("STARWIRE_MAX_CALL_BYTES", "1K", "a number of bytes from 1048576 to 1099511627776 (suffixes K, M, G, T)"),
+        ("STARWIRE_ADVERTISE", "0.0.0.0", "an address that peers can connect to"),
+        ("STARWIRE_ADVERTISE", "h:0", "an address that peers can connect to"),
+        (
+            "STARWIRE_ADVERTISE",
+            "a b",
+            "host or host:port (\"a b\" is not a host name (letters, digits, '-', '_', '.', at most 253 of them))",
+        ),
+        (
+            "STARWIRE_BIND",
+            "ps0",
+            "an IP address of this machine, with or without a port (0.0.0.0, 10.0.0.7:7000, [::], [::1]:7000)",
+        ),
+        ("WORKER_DISABLE_PIN_CORES", "off", "true, false, 1 or 0"),
+    ] {
+        let expected = format!("{name}={value:?} is not understood: it must be {allowed}");
+        // Also variables of other jobs: a worker's environment is usually the ps's environment.
+        assert_eq!(error(&env().set(name, value), "ps"), expected);
+    }
+}
+
+#[test]
+fn bind_and_advertise_are_separate() {
+    let with = |bind: &str, advertise: &str| {
+        let c = config(&env().set("STARWIRE_BIND", bind).set("STARWIRE_ADVERTISE", advertise), "ps");
+        (c.bind[0].to_string(), c.advertised(SocketAddr::new(c.bind[0].ip(), 7)).to_string())
+    };
+    let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+    assert_eq!(with("0.0.0.0", ""), pair("0.0.0.0:0", "localhost:7"));
+    assert_eq!(with("[::]:5000", "ps0.svc"), pair("[::]:5000", "ps0.svc:7"));
+    assert_eq!(with("::1", "2001:db8::1"), pair("[::1]:0", "[2001:db8::1]:7"));
+    assert_eq!(with("10.0.0.1:80", "nat.example.org:31000"), pair("10.0.0.1:80", "nat.example.org:31000"));
+}
+
+#[test]
+fn the_endpoint_map_gives_the_data_port() {
+    let dir = TempDir::new("resolve-map");
+    std::fs::write(dir.path().join(".endpoint_map"), "localhost:2222=10.0.0.7:3333\nlocalhost:2223=localhost:3334\n")
+        .unwrap();
+    let env = MapEnv::new(dir.path());
+    let c = from_env(&env, identity("ps", 2)).unwrap();
+    assert_eq!(c.bind, ["0.0.0.0:3333".parse().unwrap()]);
+    assert_eq!(c.advertised("0.0.0.0:3333".parse().unwrap()).to_string(), "10.0.0.7:3333");
+    assert_eq!(c.mapped("localhost:2223").unwrap().to_string(), "localhost:3334");
+    // A port of its own for the listener, as behind address translation.
+    let c = from_env(&env.clone().set("STARWIRE_BIND", "0.0.0.0:99"), identity("ps", 2)).unwrap();
+    assert_eq!(c.bind, ["0.0.0.0:99".parse().unwrap()]);
+    assert_eq!(c.advertised("0.0.0.0:99".parse().unwrap()).to_string(), "10.0.0.7:3333");
+
+    let error = from_env(&env, identity("ps", 3)).unwrap_err().to_string();
+    let expected = ".endpoint_map: no line for /job:ps/replica:0/task:2, whose ClusterSpec address is localhost:2224";
+    assert!(error.ends_with(expected), "{error}");
+}
+
+#[test]
+fn an_own_entry_that_nobody_can_reach_is_warned_about() {
+    let mut id = identity("ps", 1);
+    id.tasks.push(("/job:worker/replica:0/task:0".to_owned(), "10.0.0.9:2222".to_owned()));
+    let c = from_env(&env(), id.clone()).unwrap();
+    assert_eq!(
+        c.warnings,
+        ["peers on other hosts of this cluster will be told to reach /job:ps/replica:0/task:0 at localhost; \
+          set STARWIRE_ADVERTISE to a name that they can reach"]
+    );
+    id.grpc_address = "0.0.0.0:2222".to_owned();
+    let c = from_env(&env(), id.clone()).unwrap();
+    assert_eq!(c.advertise.host, "test-host");
+    assert_eq!(c.warnings.len(), 1);
+    assert_eq!(c.bind, ["0.0.0.0:0".parse().unwrap()]);
+    id.grpc_address = "ps0".to_owned();
+    assert_eq!(
+        from_env(&env(), id).unwrap_err().to_string(),
+        "the ClusterSpec address \"ps0\" of /job:ps/replica:0/task:0 is not usable: the port is missing (host:port)"
+    );
+}
+
+#[test]
+fn unknown_variables_become_warnings() {
+    let c = config(&env().set("STARWIRE_BINDE", "x"), "ps");
+    assert_eq!(c.warnings, ["STARWIRE_BINDE is set, but starwire knows no such variable; did you mean STARWIRE_BIND?"]);
+}
+
+#[test]
+fn the_banner_says_what_is_in_force_and_never_a_secret() {
+    let running = Running { driver: "io_uring", bound: "127.0.0.1:4711".parse().unwrap() };
+    assert_eq!(
+        config(&env(), "ps").banner(running),
+        "starwire: grpc++ on 4 reactors (io_uring, poll=off, pin=off), data port 127.0.0.1:4711, told to peers as localhost:4711, \
+         endpoint map none, connection timeout 120000 ms, keep-alive 5000+15000 ms, unix=auto, cma=auto, secret=off, control=on"
+    );
+    let env = env()
+        .set("STARWIRE_SECRET", "correct horse battery staple")
+        .set("PS_ENABLE_POLLING", "TRUE")
+        .set("STARWIRE_REACTORS", "1")
+        .set("STARWIRE_CONTROL", "loopback");
+    let banner = config(&env, "ps").banner(running);
+    assert!(
+        banner.starts_with("starwire: grpc++ on 1 reactor (io_uring, poll=on, pin=off), data port 127.0.0.1:4711"),
+        "{banner}"
+    );
+    assert!(banner.ends_with("secret=on, control=loopback; set: PS_ENABLE_POLLING=true STARWIRE_REACTORS=1 STARWIRE_SECRET=set STARWIRE_CONTROL=loopback"), "{banner}");
+    assert!(!banner.contains("horse"));
+}

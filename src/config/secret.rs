@@ -1,0 +1,126 @@
+//! The shared secret of a cluster.
+
+use std::fmt;
+
+use super::error::ConfigError;
+use super::variables::Reader;
+
+/// Shorter secrets can be guessed from one recorded handshake.
+const MIN_LEN: usize = 16;
+const MAX_LEN: usize = 4096;
+
+/// Bytes that are never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Vec<u8>);
+
+impl Secret {
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub(super) fn read(reader: &mut Reader<'_>, warnings: &mut Vec<String>) -> Result<Option<Self>, ConfigError> {
+        const VALUE: &str = "STARWIRE_SECRET";
+        const FILE: &str = "STARWIRE_SECRET_FILE";
+        let value = reader.secret_text(VALUE)?;
+        let file = reader.text(FILE)?;
+        match (value, file) {
+            (None, None) => Ok(None),
+            (Some(_), Some(_)) => {
+                Err(ConfigError::Conflict { first: VALUE, second: FILE, reason: "both are set; unset one".to_owned() })
+            }
+            (Some(value), None) => Self::new(VALUE, value.into_bytes()).map(Some),
+            (None, Some(path)) => {
+                let unreadable = |source| ConfigError::File { name: FILE, path: path.clone().into(), source };
+                let mut bytes = std::fs::read(&path).map_err(unreadable)?;
+                if bytes.ends_with(b"\n") {
+                    bytes.pop();
+                    if bytes.ends_with(b"\r") {
+                        bytes.pop();
+                    }
+                }
+                warn_if_open(&path, warnings);
+                Self::new(FILE, bytes).map(Some)
+            }
+        }
+    }
+
+    fn new(name: &'static str, bytes: Vec<u8>) -> Result<Self, ConfigError> {
+        if !(MIN_LEN..=MAX_LEN).contains(&bytes.len()) {
+            let reason = format!("it has {} bytes, {MIN_LEN} to {MAX_LEN} are needed", bytes.len());
+            return Err(ConfigError::Secret { name, reason });
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+fn warn_if_open(path: &str, warnings: &mut Vec<String>) {
+    use std::os::unix::fs::PermissionsExt;
+    let Ok(metadata) = std::fs::metadata(path) else { return };
+    if metadata.permissions().mode() & 0o004 != 0 {
+        warnings.push(format!("STARWIRE_SECRET_FILE: every user of this machine can read {path} (chmod o-r)"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::env::MapEnv;
+    use super::super::testing::TempDir;
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    const GOOD: &str = "0123456789abcdef";
+
+    fn read(env: &MapEnv) -> (Result<Option<Secret>, String>, Vec<String>) {
+        let mut warnings = Vec::new();
+        let secret = Secret::read(&mut Reader::new(env), &mut warnings);
+        (secret.map_err(|e| e.to_string()), warnings)
+    }
+
+    #[test]
+    fn from_the_variable() {
+        assert_eq!(read(&MapEnv::new("/")).0, Ok(None));
+        let env = MapEnv::new("/").set("STARWIRE_SECRET", GOOD);
+        assert_eq!(read(&env).0.unwrap().unwrap().bytes(), GOOD.as_bytes());
+    }
+
+    #[test]
+    fn from_a_file_without_its_newline() {
+        let dir = TempDir::new("secret");
+        let path = dir.path().join("s");
+        let env = MapEnv::new("/").set("STARWIRE_SECRET_FILE", &path);
+        let (missing, _) = read(&env);
+        assert!(missing.unwrap_err().starts_with("STARWIRE_SECRET_FILE names "));
+        for end in ["", "\n", "\r\n"] {
+            std::fs::write(&path, format!("{GOOD}{end}")).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+            let (secret, warnings) = read(&env);
+            assert_eq!(secret.unwrap().unwrap().bytes(), GOOD.as_bytes());
+            assert!(warnings.is_empty());
+        }
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(read(&env).1.len(), 1);
+    }
+
+    #[test]
+    fn errors_never_show_the_value() {
+        let short = MapEnv::new("/").set("STARWIRE_SECRET", "hunter2");
+        assert_eq!(read(&short).0.unwrap_err(), "STARWIRE_SECRET is not usable: it has 7 bytes, 16 to 4096 are needed");
+        let empty = MapEnv::new("/").set("STARWIRE_SECRET", "");
+        assert_eq!(
+            read(&empty).0.unwrap_err(),
+            "STARWIRE_SECRET is not usable: it is set, but empty; unset it to run without a secret"
+        );
+        let both = MapEnv::new("/").set("STARWIRE_SECRET", GOOD).set("STARWIRE_SECRET_FILE", "/x");
+        assert_eq!(
+            read(&both).0.unwrap_err(),
+            "STARWIRE_SECRET and STARWIRE_SECRET_FILE contradict each other: both are set; unset one"
+        );
+        assert_eq!(format!("{:?}", Secret::new("x", GOOD.into()).unwrap()), "Secret(…)");
+    }
+}
