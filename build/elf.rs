@@ -55,13 +55,21 @@ impl Symbols {
 /// The strong undefined symbols of an object file.
 pub fn undefined(object: &Path) -> Result<Vec<Vec<u8>>, String> {
     let symbols = open(object, SHT_SYMTAB)?;
-    Ok(symbols.iter().filter(|(_, _, binding, defined)| *binding == STB_GLOBAL && !defined).map(|s| s.1.to_vec()).collect())
+    Ok(symbols
+        .iter()
+        .filter(|(_, _, binding, defined)| *binding == STB_GLOBAL && !defined)
+        .map(|s| s.1.to_vec())
+        .collect())
 }
 
 /// Those of `wanted` that the shared library defines.
 pub fn defined_in(library: &Path, wanted: &HashSet<Vec<u8>>) -> Result<HashSet<Vec<u8>>, String> {
     let symbols = open(library, SHT_DYNSYM)?;
-    Ok(symbols.iter().filter(|(_, name, _, defined)| *defined && wanted.contains(*name)).map(|s| s.1.to_vec()).collect())
+    Ok(symbols
+        .iter()
+        .filter(|(_, name, _, defined)| *defined && wanted.contains(*name))
+        .map(|s| s.1.to_vec())
+        .collect())
 }
 
 /// Makes the undefined symbols in `names` weak, in the bytes of the object file at `object`.
@@ -79,7 +87,8 @@ pub fn weaken(object: &Path, names: &HashSet<Vec<u8>>) -> Result<Vec<u8>, String
 
 fn open(path: &Path, kind: u32) -> Result<Symbols, String> {
     let mut file = File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    Symbols::read(&mut file, kind).ok_or_else(|| format!("{}: not a 64-bit little-endian ELF file with symbols", path.display()))
+    Symbols::read(&mut file, kind)
+        .ok_or_else(|| format!("{}: not a 64-bit little-endian ELF file with symbols", path.display()))
 }
 
 fn read_at(file: &mut File, offset: u64, len: usize) -> Option<Vec<u8>> {

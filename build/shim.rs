@@ -254,7 +254,9 @@ impl Unit {
         if fs::read_to_string(self.beside("cmd")).ok() != Some(command.join("\n")) {
             return true;
         }
-        let (Some(made), Ok(deps)) = (modified(&self.object), fs::read_to_string(self.beside("d"))) else { return true };
+        let (Some(made), Ok(deps)) = (modified(&self.object), fs::read_to_string(self.beside("d"))) else {
+            return true;
+        };
         let names = deps.split_once(": ").map_or("", |(_, names)| names);
         let mut inputs = names.split_whitespace().filter(|name| *name != "\\");
         inputs.any(|input| modified(Path::new(input)).is_none_or(|changed| changed > made))
@@ -296,7 +298,9 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>, String> {
             let path = entry.path();
             if path.is_dir() {
                 folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "cc") && !path.to_string_lossy().ends_with("_test.cc") {
+            } else if path.extension().is_some_and(|extension| extension == "cc")
+                && !path.to_string_lossy().ends_with("_test.cc")
+            {
                 found.push(path);
             }
         }
@@ -308,7 +312,8 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>, String> {
 /// cargo's target folder: the ancestor of OUT_DIR that cargo marked.
 fn target_folder() -> Result<PathBuf, String> {
     let out = PathBuf::from(std::env::var("OUT_DIR").map_err(|_| "OUT_DIR is not set: run through cargo".to_string())?);
-    let marked = out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists() || folder.join(".rustc_info.json").exists());
+    let marked =
+        out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists() || folder.join(".rustc_info.json").exists());
     marked.or(out.ancestors().nth(4)).map(Path::to_path_buf).ok_or(format!("no target folder above {}", out.display()))
 }
 

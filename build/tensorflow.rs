@@ -36,10 +36,9 @@ impl TensorFlow {
     pub fn find() -> Result<TensorFlow, String> {
         println!("cargo::rerun-if-env-changed=STARWIRE_PYTHON");
         let python = std::env::var("STARWIRE_PYTHON").unwrap_or_else(|_| "python3".to_string());
-        let answer = Command::new(&python)
-            .args(["-c", ASK])
-            .output()
-            .map_err(|error| format!("cannot run {python}: {error}. Set STARWIRE_PYTHON to a Python that has TensorFlow"))?;
+        let answer = Command::new(&python).args(["-c", ASK]).output().map_err(|error| {
+            format!("cannot run {python}: {error}. Set STARWIRE_PYTHON to a Python that has TensorFlow")
+        })?;
         if !answer.status.success() {
             let reason = String::from_utf8_lossy(&answer.stderr).trim().to_string();
             return Err(format!(

@@ -1,1 +1,300 @@
-//! See the crate's map.
+//! What the C ABI exposes: engines, channels, calls, and the dispatch of what peers ask.
+//!
+//! One engine belongs to one TensorFlow server. It has one [`shard`] per reactor; a connection lives its whole life on
+//! one shard, and nothing is shared between shards but the read-only [`shared`] part. Any thread may ask something of a
+//! shard through its mailbox ([`command`]); a shard's own callbacks use a thread-local list instead.
+
+mod buffers;
+mod channel;
+mod command;
+mod conn;
+mod delivery;
+mod dial;
+mod error;
+mod exit;
+mod fork;
+mod owner;
+mod shard;
+mod shared;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+pub use buffers::{ClientOp, InBody, OutPayload};
+pub use channel::Channel;
+pub use command::{NewCall, NewRecv};
+pub use error::EngineError;
+pub use owner::Owner;
+
+use crate::config::{Advertisement, Config, Identity, ProcessEnv, Running, Shortcut};
+use crate::ffi::types::{sw_code, sw_ticket};
+use crate::reactor::driver::Driver;
+use crate::reactor::epoll::EpollDriver;
+use crate::reactor::mailbox::{EventWaker, Sender, mailbox};
+use crate::transport::{SocketAddress, host, tcp, unix};
+use channel::ChannelShared;
+use command::{Command, Door, Meta};
+use owner::Level;
+use shard::Shard;
+use shared::Shared;
+
+pub struct Engine {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    alive: Arc<()>,
+    channels: Mutex<HashMap<(String, String), Arc<ChannelShared>>>,
+    banner: String,
+    advertisement: String,
+}
+
+impl Engine {
+    /// Reads the environment, binds the data port, starts the reactors.
+    pub fn start(identity: Identity, incarnation: u64, owner: Owner) -> Result<Arc<Self>, EngineError> {
+        fork::watch();
+        let config = Config::from_env(&ProcessEnv, identity)?;
+        for warning in &config.warnings {
+            owner.log(Level::Warning, warning);
+        }
+        let (listener, bound) = listen(&config)?;
+        let local = if config.unix == Shortcut::Auto { unix::listen().ok() } else { None };
+        let host = local.as_ref().and_then(|_| host::identity());
+        let advertisement = Advertisement {
+            protocol: config.identity.protocol.clone(),
+            task: config.identity.task.clone(),
+            incarnation,
+            data: vec![config.advertised(bound)],
+            unix: host.as_ref().and(local.as_ref()).map(|(_, address)| address.to_string()),
+            host: host.clone(),
+            pid: Some(std::process::id()),
+        };
+        let shared = Arc::new(Shared {
+            number: shared::next_engine_number(),
+            owner,
+            incarnation,
+            host,
+            senders: OnceLock::new(),
+            frozen: AtomicBool::new(false),
+            forks: fork::count(),
+            config,
+        });
+        let alive = Arc::new(());
+        let reactors = Reactors::start(&shared, &alive)?;
+        let mut doors = vec![(listener, Door::Tcp)];
+        doors.extend(local.map(|(fd, _)| (fd, Door::Unix)));
+        let driver = reactors.driver.clone();
+        let threads = reactors.go(&shared, doors)?;
+        let banner = shared.config.banner(Running { driver: &driver, bound });
+        let engine = Arc::new(Self {
+            shared,
+            threads: Mutex::new(threads),
+            alive,
+            channels: Mutex::new(HashMap::new()),
+            banner,
+            advertisement: advertisement.to_string(),
+        });
+        exit::watch(Arc::downgrade(&engine));
+        Ok(engine)
+    }
+
+    pub fn banner(&self) -> &str {
+        &self.banner
+    }
+
+    pub fn advertisement(&self) -> &str {
+        &self.advertisement
+    }
+
+    /// Opens the way to a task; asking again for the same one gives the same.
+    pub fn channel(&self, task: &str, grpc_address: &str) -> Result<Channel, EngineError> {
+        if self.shared.forks != fork::count() {
+            return Err(EngineError::Forked);
+        }
+        let fixed = match (&self.shared.config.endpoint_map, self.shared.config.mapped(grpc_address)) {
+            (_, Some(found)) => Some(found.clone()),
+            (None, None) => None,
+            (Some(map), None) => {
+                return Err(EngineError::NotInMap {
+                    task: task.into(),
+                    address: grpc_address.into(),
+                    file: map.path().display().to_string(),
+                });
+            }
+        };
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = channels.len();
+        let entry = channels.entry((task.into(), grpc_address.into()));
+        let channel = match entry {
+            Entry::Occupied(found) => found.get().clone(),
+            Entry::Vacant(place) => {
+                let number =
+                    u32::try_from(next).ok().filter(|n| *n < dial::MAX_CHANNELS).ok_or(EngineError::TooMany)?;
+                let shard = next % self.shared.config.reactors;
+                let made = Arc::new(ChannelShared::new(number, shard, task.into(), grpc_address.into(), fixed));
+                self.shared.send(shard, Command::OpenChannel(made.clone()));
+                place.insert(made).clone()
+            }
+        };
+        Ok(Channel::new(self.shared.clone(), channel))
+    }
+
+    /// Answers a question of `Owner::resolve`.
+    pub fn resolved(&self, token: u64, result: Result<String, (sw_code, String)>) {
+        let (shard, channel, attempt) = dial::untoken(token);
+        self.shared.send(shard, Command::Resolved { channel, attempt, result });
+    }
+
+    /// Answers a peer's request.
+    pub fn reply(&self, ticket: sw_ticket, code: sw_code, meta: &[u8], payload: Option<OutPayload>) {
+        let shard = usize::try_from(ticket.conn >> shard::CONN_BITS).unwrap_or(usize::MAX);
+        self.shared
+            .send(shard, Command::Reply { conn: ticket.conn, id: ticket.id, code, meta: Meta::of(meta), payload });
+    }
+
+    /// Ends every call, closes every connection, joins every thread. A reactor's own callback cannot wait for itself: then the threads end on their own.
+    pub fn stop(&self) {
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        if self.shared.forks != fork::count() {
+            // The threads are the parent's.
+            std::mem::forget(threads);
+            return;
+        }
+        for shard in 0..self.shared.config.reactors {
+            self.shared.send(shard, Command::Stop);
+        }
+        if !shared::is_reactor_of(self.shared.number) {
+            for thread in threads {
+                let _ = thread.join();
+            }
+        }
+    }
+
+    pub fn metrics_text(&self) -> String {
+        String::new()
+    }
+
+    /// A reactor thread still runs.
+    fn running(&self) -> bool {
+        Arc::strong_count(&self.alive) > 1
+    }
+
+    fn wake_all(&self) {
+        for sender in self.shared.senders.get().into_iter().flatten() {
+            sender.wake();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Binds the data port: the first address that can be had.
+fn listen(config: &Config) -> Result<(OwnedFd, SocketAddr), EngineError> {
+    let mut failure = None;
+    for address in &config.bind {
+        let made = if address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+            tcp::listen_everywhere(address.port())
+        } else {
+            tcp::listen(*address)
+        };
+        match made {
+            Ok(fd) => match tcp::local_address(fd.as_fd())? {
+                Some(SocketAddress::Inet(bound)) => return Ok((fd, bound)),
+                _ => failure = None,
+            },
+            Err(error) => failure = Some(error),
+        }
+    }
+    Err(failure.map_or(EngineError::NoAddress, EngineError::Transport))
+}
+
+/// Reactor threads that have their driver but do not run yet: they need to know each other first.
+struct Reactors {
+    driver: String,
+    senders: Vec<Sender<Command>>,
+    starters: Vec<mpsc::Sender<Vec<(OwnedFd, Door)>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Reactors {
+    fn start(shared: &Arc<Shared>, alive: &Arc<()>) -> Result<Self, EngineError> {
+        let mut made = Self { driver: String::new(), senders: Vec::new(), starters: Vec::new(), threads: Vec::new() };
+        for index in 0..shared.config.reactors {
+            let (told, tell) = mpsc::channel();
+            let (starter, start) = mpsc::channel::<Vec<(OwnedFd, Door)>>();
+            let (shared, alive) = (shared.clone(), alive.clone());
+            let thread = std::thread::Builder::new().name(format!("starwire-{index}")).spawn(move || {
+                let _alive = alive;
+                reactor(index, &shared, &told, &start);
+            });
+            made.threads.push(thread.map_err(|source| EngineError::Thread { index, source })?);
+            let (driver, sender) = tell.recv().unwrap_or(Err(EngineError::Died { index }))?;
+            made.driver = driver;
+            made.senders.push(sender);
+            made.starters.push(starter);
+        }
+        Ok(made)
+    }
+
+    fn go(self, shared: &Shared, doors: Vec<(OwnedFd, Door)>) -> Result<Vec<JoinHandle<()>>, EngineError> {
+        let _ = shared.senders.set(self.senders);
+        let mut doors = Some(doors);
+        for (index, starter) in self.starters.iter().enumerate() {
+            starter.send(doors.take().unwrap_or_default()).map_err(|_| EngineError::Died { index })?;
+        }
+        Ok(self.threads)
+    }
+}
+
+type Told = Result<(String, Sender<Command>), EngineError>;
+
+/// A reactor thread, from the choice of its driver to its end.
+fn reactor(
+    index: usize,
+    shared: &Arc<Shared>,
+    told: &mpsc::Sender<Told>,
+    start: &mpsc::Receiver<Vec<(OwnedFd, Door)>>,
+) {
+    let made = make_driver(shared).and_then(|driver| {
+        let (sender, mailbox) = mailbox(EventWaker::of(&*driver)?);
+        Ok((driver, sender, mailbox))
+    });
+    let (driver, sender, mailbox) = match made {
+        Ok(made) => made,
+        Err(source) => {
+            let _ = told.send(Err(EngineError::Driver { index, source }));
+            return;
+        }
+    };
+    if told.send(Ok((driver.name().into(), sender))).is_err() {
+        return;
+    }
+    // No word to start: another reactor could not be made.
+    let Ok(doors) = start.recv() else { return };
+    let mut shard = Shard::new(index, shared.clone(), driver, mailbox);
+    for (fd, door) in doors {
+        if let Err(error) = shard.listen(fd, door) {
+            shared.owner.log(Level::Error, &format!("starwire: cannot accept connections: {error}"));
+        }
+    }
+    if catch_unwind(AssertUnwindSafe(|| shard.run())).is_err() {
+        let line = format!("starwire: internal error: reactor {index} ended; its connections are closed");
+        shared.owner.log(Level::Error, &line);
+        // What was in flight ends here: every op says so when it is dropped, the mailbox gives back what comes later.
+        let _ = catch_unwind(AssertUnwindSafe(|| shard.abandon()));
+    }
+}
+
+fn make_driver(shared: &Shared) -> io::Result<Box<dyn Driver>> {
+    let _ = shared;
+    Ok(Box::new(EpollDriver::new()?))
+}

@@ -1,1 +1,24 @@
-//! See the crate's map.
+//! Every `extern "C"` function, one file per noun. `include/starwire.h` is generated from here.
+//!
+//! Conventions: handles are opaque; each entry stands behind a panic boundary ([`guard`]); errors are a code plus a
+//! message in an out-parameter that comes last; callbacks take their context first.
+
+pub mod call;
+pub mod channel;
+pub mod engine;
+pub mod error;
+pub mod types;
+
+/// Version of this ABI: the shim refuses to run with another one.
+pub const ABI_VERSION: u32 = 1;
+
+/// Version of this ABI. The shim refuses to run with another one.
+#[unsafe(no_mangle)]
+pub extern "C" fn sw_abi_version() -> u32 {
+    ABI_VERSION
+}
+
+/// Runs one entry of the ABI: a panic must not unwind into C++.
+fn guard<R>(on_panic: R, f: impl FnOnce() -> R) -> R {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or(on_panic)
+}

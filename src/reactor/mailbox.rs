@@ -35,6 +35,12 @@ impl EventWaker {
     pub fn new(wake_fd: std::os::fd::BorrowedFd<'_>) -> io::Result<Self> {
         wake_fd.try_clone_to_owned().map(EventWaker)
     }
+
+    /// A waker for this driver.
+    pub fn of(driver: &dyn super::driver::Driver) -> io::Result<Self> {
+        // SAFETY: the driver owns the descriptor and is borrowed for the duration.
+        Self::new(unsafe { std::os::fd::BorrowedFd::borrow_raw(driver.wake_fd()) })
+    }
 }
 
 impl Waker for EventWaker {

@@ -1,6 +1,7 @@
 //! Sockets and addresses.
 
 mod address;
+pub mod host;
 mod raw_address;
 pub mod tcp;
 pub mod unix;

@@ -1,0 +1,233 @@
+//! Channels: the caller's handle, and the shard's side of it with queue, address look-up, connecting and back-off.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::buffers::ClientOp;
+use super::command::{Command, NewCall, NewRecv};
+use super::shared::Shared;
+use crate::config::HostPort;
+use crate::ffi::types::sw_code;
+use crate::protocol::Outcome;
+use crate::transport::SocketAddress;
+
+/// The part of a channel that callers and its shard share.
+pub struct ChannelShared {
+    pub(super) number: u32,
+    pub(super) shard: usize,
+    /// "/job:ps/replica:0/task:0"
+    pub(super) task: String,
+    /// The peer's entry in the ClusterSpec, for messages.
+    pub(super) grpc_address: String,
+    /// From .endpoint_map, else the peer's advertisement is asked for.
+    pub(super) fixed_address: Option<HostPort>,
+    next_id: AtomicU64,
+}
+
+impl ChannelShared {
+    pub fn new(number: u32, shard: usize, task: String, grpc_address: String, fixed_address: Option<HostPort>) -> Self {
+        Self { number, shard, task, grpc_address, fixed_address, next_id: AtomicU64::new(1) }
+    }
+}
+
+/// A caller's handle.
+#[derive(Clone)]
+pub struct Channel {
+    shared: Arc<Shared>,
+    channel: Arc<ChannelShared>,
+}
+
+impl Channel {
+    pub(super) fn new(shared: Arc<Shared>, channel: Arc<ChannelShared>) -> Self {
+        Self { shared, channel }
+    }
+
+    pub fn call(&self, call: NewCall) -> u64 {
+        let id = self.next_id();
+        self.send(Command::Call { channel: self.channel.number, id, call });
+        id
+    }
+
+    pub fn recv(&self, recv: NewRecv) -> u64 {
+        let id = self.next_id();
+        self.send(Command::Recv { channel: self.channel.number, id, recv });
+        id
+    }
+
+    pub fn cancel(&self, id: u64, code: sw_code, message: String) {
+        self.send(Command::Cancel { channel: self.channel.number, id, code, message });
+    }
+
+    pub fn task(&self) -> &str {
+        &self.channel.task
+    }
+
+    fn next_id(&self) -> u64 {
+        self.channel.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn send(&self, command: Command) {
+        self.shared.send(self.channel.shard, command);
+    }
+}
+
+/// A call that waits for a connection.
+pub struct Waiting {
+    pub id: u64,
+    pub what: What,
+    pub deadline: Option<Instant>,
+    pub wait_for_ready: bool,
+}
+
+pub enum What {
+    Call(NewCall),
+    Recv(NewRecv),
+}
+
+impl What {
+    pub fn into_op(self) -> ClientOp {
+        match self {
+            What::Call(c) => c.op,
+            What::Recv(r) => r.op,
+        }
+    }
+}
+
+pub enum State {
+    /// Nobody wants anything.
+    Idle,
+    /// The owner or the name service was asked for the peer's address.
+    LookingUp,
+    /// One candidate is being tried; `conn` is its key. `rest` are the ones to try next.
+    Connecting {
+        conn: u64,
+        rest: VecDeque<SocketAddress>,
+    },
+    Ready {
+        conn: u64,
+    },
+    /// Somebody waits, but not before `retry`.
+    BackingOff,
+}
+
+/// A shard's side of a channel.
+pub struct ChannelState {
+    pub shared: Arc<ChannelShared>,
+    pub state: State,
+    pub waiting: VecDeque<Waiting>,
+    /// Number of the connection attempt; answers to older ones are ignored.
+    pub attempt: u32,
+    /// When the current attempt is given up.
+    pub attempt_ends: Option<Instant>,
+    /// No new attempt before this.
+    pub not_before: Option<Instant>,
+    failures: u32,
+    /// Incarnation of the peer that we were connected to last.
+    pub incarnation: Option<u64>,
+    /// What went wrong with the candidates of this attempt.
+    pub errors: Vec<String>,
+}
+
+impl ChannelState {
+    pub fn new(shared: Arc<ChannelShared>) -> Self {
+        Self {
+            shared,
+            state: State::Idle,
+            waiting: VecDeque::new(),
+            attempt: 0,
+            attempt_ends: None,
+            not_before: None,
+            failures: 0,
+            incarnation: None,
+            errors: Vec::new(),
+        }
+    }
+
+    pub fn succeeded(&mut self) {
+        self.failures = 0;
+        self.not_before = None;
+        self.attempt_ends = None;
+        self.errors.clear();
+    }
+
+    /// Counts a failed attempt and says how long to wait before the next: 20 ms, growing to 2 s, with ±25 % jitter so
+    /// that a thousand workers do not come back in step.
+    pub fn failed(&mut self, now: Instant, random: u64) {
+        let base = 20u64.saturating_mul(1 << self.failures.min(7)).min(2000);
+        self.failures = self.failures.saturating_add(1);
+        let jittered = base * 3 / 4 + random % (base / 2 + 1);
+        self.not_before = Some(now + Duration::from_millis(jittered));
+        self.attempt_ends = None;
+    }
+
+    /// Ends those who wait: all of them, or only those that do not want to wait for another attempt.
+    pub fn fail_waiting(&mut self, code: sw_code, message: &str, also_patient: bool) {
+        let waiting = std::mem::take(&mut self.waiting);
+        for w in waiting {
+            if w.wait_for_ready && !also_patient {
+                self.waiting.push_back(w);
+            } else {
+                w.what.into_op().done(&Outcome::Local { code, message });
+            }
+        }
+    }
+
+    pub fn expire_waiting(&mut self, now: Instant) {
+        if self.waiting.iter().all(|w| w.deadline.is_none_or(|d| d > now)) {
+            return;
+        }
+        let message = format!(
+            "starwire: deadline exceeded while waiting for a connection to {} ({})",
+            self.shared.task,
+            self.errors.last().map_or("no attempt has failed yet", String::as_str)
+        );
+        let waiting = std::mem::take(&mut self.waiting);
+        for w in waiting {
+            if w.deadline.is_some_and(|d| d <= now) {
+                w.what.into_op().done(&Outcome::Local { code: 4, message: &message });
+            } else {
+                self.waiting.push_back(w);
+            }
+        }
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.waiting.iter().filter_map(|w| w.deadline).min()
+    }
+
+    pub fn cancel_waiting(&mut self, id: u64, code: sw_code, message: &str) -> bool {
+        let Some(at) = self.waiting.iter().position(|w| w.id == id) else { return false };
+        if let Some(w) = self.waiting.remove(at) {
+            w.what.into_op().done(&Outcome::Local { code, message });
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> ChannelState {
+        ChannelState::new(Arc::new(ChannelShared::new(0, 0, "/job:ps/replica:0/task:0".into(), "h:1".into(), None)))
+    }
+
+    #[test]
+    fn back_off_grows_to_two_seconds_and_is_forgotten_on_success() {
+        let mut s = state();
+        let now = Instant::now();
+        let wait = |s: &ChannelState| s.not_before.map_or(Duration::ZERO, |t| t - now);
+        s.failed(now, 0);
+        assert!(wait(&s) <= Duration::from_millis(25), "{:?}", wait(&s));
+        for r in 0..40 {
+            s.failed(now, r * 7919);
+        }
+        assert!(wait(&s) >= Duration::from_millis(1500) && wait(&s) <= Duration::from_millis(2500), "{:?}", wait(&s));
+        s.succeeded();
+        assert!(s.not_before.is_none());
+        s.failed(now, 0);
+        assert!(wait(&s) <= Duration::from_millis(25));
+    }
+}

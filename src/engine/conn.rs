@@ -1,0 +1,209 @@
+//! One connection of a shard: the protocol's state machine tied to a descriptor and to C++'s memory.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use super::buffers::OutPayload;
+use super::delivery::{Delivery, Keys};
+use crate::protocol::{Connection, Failure, PeerInfo, Segment, Target};
+use crate::reactor::driver::{Driver, IoPart, Token};
+
+/// Pieces that one system call may gather: the kernel's limit.
+const MAX_PARTS: usize = 1024;
+/// How much one send offers the kernel; more would only grow the time until other connections get their turn.
+const MAX_SEND: u64 = 8 << 20;
+/// Received bytes that nobody wants land here, on top of each other.
+const DISCARD: usize = 64 << 10;
+
+pub enum Role {
+    /// Of the channel with this number.
+    Client {
+        channel: u32,
+    },
+    Server,
+}
+
+pub struct Conn {
+    pub key: u64,
+    pub token: Token,
+    pub role: Role,
+    pub proto: Connection<Delivery>,
+    /// For messages: the peer's address, later its task.
+    pub name: String,
+    pub peer: Option<PeerInfo>,
+    /// The socket is connected: bytes may flow.
+    pub connected: bool,
+    /// A second handle of a local socket until the peer's credentials were checked.
+    pub guard: Option<OwnedFd>,
+    /// Why it is being closed; nothing is started any more, and what is in flight is waited for.
+    pub closing: Option<Failure>,
+    /// When the shard's timer for this connection fires, to arm it only if it must fire earlier.
+    pub timer: Option<Instant>,
+    /// In the shard's list of connections with something to send.
+    pub dirty: bool,
+    pub keys: Keys,
+    targets: Vec<Target>,
+    parts: Vec<IoPart>,
+    pub receiving: bool,
+    /// Blocks on their way out, the first `written` segments of which are done.
+    out: Vec<Segment<OutPayload>>,
+    written: usize,
+    /// Bytes of the first unwritten segment that the kernel has taken.
+    out_offset: u64,
+    pub sending: bool,
+}
+
+impl Conn {
+    pub fn new(key: u64, token: Token, role: Role, proto: Connection<Delivery>, name: String) -> Self {
+        let accepted = matches!(role, Role::Server);
+        Self {
+            key,
+            token,
+            role,
+            proto,
+            name,
+            peer: None,
+            connected: accepted,
+            guard: None,
+            closing: None,
+            timer: None,
+            dirty: false,
+            keys: Keys::new(),
+            targets: Vec::new(),
+            parts: Vec::new(),
+            receiving: false,
+            out: Vec::new(),
+            written: 0,
+            out_offset: 0,
+            sending: false,
+        }
+    }
+
+    /// Starts a receive into wherever the next bytes belong.
+    pub fn start_receive(&mut self, driver: &mut dyn Driver, discard: &mut DiscardBuffer) -> io::Result<()> {
+        if self.receiving || !self.connected || self.closing.is_some() {
+            return Ok(());
+        }
+        self.targets.clear();
+        self.parts.clear();
+        self.proto.recv_plan(&mut self.targets);
+        for target in self.targets.iter().take(MAX_PARTS) {
+            let (ptr, len) = match target {
+                Target::Scratch { offset, len } => {
+                    let scratch = self.proto.scratch_mut(*offset, *len);
+                    (scratch.as_mut_ptr(), scratch.len() as u64)
+                }
+                Target::Reply { id, part, offset, len } => {
+                    (self.proto.op_mut(*id).map_or(std::ptr::null_mut(), |op| op.pointer(*part, *offset, *len)), *len)
+                }
+                Target::Call { id, part, offset, len } => {
+                    (self.proto.body_mut(*id).map_or(std::ptr::null_mut(), |b| b.pointer(*part, *offset, *len)), *len)
+                }
+                Target::Discard { len } => (discard.pointer(), (*len).min(DISCARD as u64)),
+            };
+            if ptr.is_null() {
+                return Err(io::Error::other("a received piece lies outside its buffer"));
+            }
+            let size = usize::try_from(len).map_err(io::Error::other)?;
+            self.parts.push(IoPart { ptr, len: size });
+            if matches!(target, Target::Discard { len: all } if *all > len) {
+                break;
+            }
+        }
+        // SAFETY: scratch belongs to `proto` and does not move while a plan is outstanding; reply and call buffers are
+        // valid until their op or body goes, which `proto` delays until the receive was reported (or the connection was
+        // closed and the driver said so); the discard buffer outlives the driver.
+        unsafe { driver.recv(self.token, &self.parts)? };
+        self.receiving = true;
+        Ok(())
+    }
+
+    /// Sends what there is to send, unless a send is under way.
+    pub fn start_send(&mut self, driver: &mut dyn Driver, now: Instant) -> io::Result<()> {
+        if self.sending || !self.connected || self.closing.is_some() {
+            return Ok(());
+        }
+        if self.written == self.out.len() {
+            self.out.clear();
+            self.written = 0;
+            let mut bytes = 0;
+            while self.out.len() < MAX_PARTS / 2 && bytes < MAX_SEND {
+                match self.proto.poll_transmit(now, &mut self.out) {
+                    0 => break,
+                    more => bytes += more,
+                }
+            }
+        }
+        if self.out.is_empty() {
+            return Ok(());
+        }
+        self.parts.clear();
+        let mut skip = self.out_offset;
+        for segment in self.out.iter_mut().skip(self.written).take(MAX_PARTS) {
+            let (ptr, len) = match segment {
+                Segment::Control(bytes) => (bytes.as_mut_ptr(), bytes.len()),
+                Segment::Part { payload, part, offset, len } => {
+                    (payload.pointer(*part, *offset, *len), usize::try_from(*len).map_err(io::Error::other)?)
+                }
+            };
+            if ptr.is_null() && len > 0 {
+                return Err(io::Error::other("a piece to send lies outside its payload"));
+            }
+            let cut = usize::try_from(skip).map_err(io::Error::other)?.min(len);
+            skip = 0;
+            if len > cut {
+                self.parts.push(IoPart { ptr: ptr.wrapping_add(cut), len: len - cut });
+            }
+        }
+        // SAFETY: control bytes and payloads stay in `out`, untouched, until the send was reported (or the connection was
+        // closed and the driver said so).
+        unsafe { driver.send(self.token, &self.parts)? };
+        self.sending = true;
+        Ok(())
+    }
+
+    /// The kernel took `n` bytes.
+    pub fn sent(&mut self, n: usize) {
+        self.sending = false;
+        let mut left = n as u64;
+        while let Some(first) = self.out.get_mut(self.written) {
+            let rest = first.len() - self.out_offset;
+            if left < rest {
+                self.out_offset += left;
+                return;
+            }
+            left -= rest;
+            self.out_offset = 0;
+            self.written += 1;
+            // Gives memory back at once: the control bytes for reuse, the payload to its owner.
+            if let Segment::Control(bytes) = std::mem::replace(first, Segment::Control(Vec::new())) {
+                self.proto.recycle(bytes);
+            }
+        }
+    }
+
+    /// A send is under way or only part of a block was taken.
+    pub fn has_unsent(&self) -> bool {
+        self.written < self.out.len()
+    }
+}
+
+/// Memory for bytes that nobody wants. Only the kernel writes to it and nobody reads it.
+pub struct DiscardBuffer(Box<[u8]>);
+
+impl DiscardBuffer {
+    pub fn new() -> Self {
+        Self(vec![0; DISCARD].into_boxed_slice())
+    }
+
+    fn pointer(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr()
+    }
+}
+
+impl Default for DiscardBuffer {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,181 @@
+//! What the protocol reports, on its way to C++.
+
+use std::ffi::c_void;
+
+use super::buffers::{ClientOp, InBody, OutPayload};
+use super::owner::Owner;
+use crate::ffi::types::{sw_recv_request, sw_ticket};
+use crate::protocol::{Failure, Handler, Outcome, PeerInfo};
+
+/// Rendezvous keys of one connection as C++ knows them, by number; a null one was refused as malformed.
+pub type Keys = Vec<*mut c_void>;
+
+/// Requests of one batch at most, so that the first need not wait for too many others to be parsed.
+const BATCH: usize = 256;
+
+/// The protocol's handler for whichever connection is being fed: see [`Delivery::serve`].
+pub struct Delivery {
+    owner: Owner,
+    conn: u64,
+    keys: Keys,
+    batch: Vec<sw_recv_request>,
+    ready: Option<PeerInfo>,
+    goodbye: bool,
+    /// Requests to refuse (id, code, message), which needs the connection that is being borrowed meanwhile.
+    refused: Vec<(u64, i32, String)>,
+    /// Something was delivered in this round.
+    delivered: bool,
+    pub requests: u64,
+    pub calls: u64,
+}
+
+/// What has to happen to the connection after the protocol was fed.
+pub struct After {
+    pub ready: Option<PeerInfo>,
+    /// The peer will not talk any more.
+    pub goodbye: bool,
+    pub refused: Vec<(u64, i32, String)>,
+}
+
+impl Delivery {
+    pub fn new(owner: Owner) -> Self {
+        Self {
+            owner,
+            conn: 0,
+            keys: Keys::new(),
+            batch: Vec::with_capacity(BATCH),
+            ready: None,
+            goodbye: false,
+            refused: Vec::new(),
+            delivered: false,
+            requests: 0,
+            calls: 0,
+        }
+    }
+
+    /// Runs `feed` with this delivery serving connection `conn`.
+    pub fn serve<R>(&mut self, conn: u64, keys: &mut Keys, feed: impl FnOnce(&mut Self) -> R) -> (R, After) {
+        self.conn = conn;
+        std::mem::swap(&mut self.keys, keys);
+        let result = feed(self);
+        self.flush();
+        std::mem::swap(&mut self.keys, keys);
+        (
+            result,
+            After {
+                ready: self.ready.take(),
+                goodbye: std::mem::take(&mut self.goodbye),
+                refused: std::mem::take(&mut self.refused),
+            },
+        )
+    }
+
+    pub fn free_keys(&self, keys: &mut Keys) {
+        for key in keys.drain(..).filter(|k| !k.is_null()) {
+            self.owner.key_free(key);
+        }
+    }
+
+    /// Tells C++ that this round is over, if it heard anything in it.
+    pub fn end_round(&mut self) {
+        if std::mem::take(&mut self.delivered) {
+            self.owner.round_end();
+        }
+    }
+
+    pub fn note(&mut self) {
+        self.delivered = true;
+    }
+
+    fn flush(&mut self) {
+        if !self.batch.is_empty() {
+            self.delivered = true;
+            self.requests += self.batch.len() as u64;
+            self.owner.on_recv(&self.batch);
+            self.batch.clear();
+        }
+    }
+
+    fn ticket(&self, id: u64) -> sw_ticket {
+        sw_ticket { conn: self.conn, id }
+    }
+}
+
+impl Handler for Delivery {
+    type Op = ClientOp;
+    type Payload = OutPayload;
+    type Body = Box<InBody>;
+
+    fn ready(&mut self, peer: &PeerInfo) {
+        self.ready = Some(peer.clone());
+    }
+
+    fn goodbye(&mut self, _reason: &str) {
+        self.goodbye = true;
+    }
+
+    fn key_defined(&mut self, _key: u64, prefix: &[u8]) -> bool {
+        // Numbers count up, so the new key's is the table's length.
+        let made = self.owner.key_new(prefix);
+        self.keys.push(made);
+        !made.is_null()
+    }
+
+    fn keys_forgotten(&mut self) {
+        // A batch in waiting may use them.
+        self.flush();
+        let mut keys = std::mem::take(&mut self.keys);
+        self.free_keys(&mut keys);
+    }
+
+    fn recv_request(&mut self, id: u64, step: i64, key: u64, frame: u64, iter: u64) {
+        let found = usize::try_from(key).ok().and_then(|k| self.keys.get(k));
+        match found.filter(|k| !k.is_null()) {
+            Some(found) => {
+                let ticket = self.ticket(id);
+                self.batch.push(sw_recv_request { ticket, step_id: step, key: *found, frame_id: frame, iter_id: iter });
+                if self.batch.len() >= BATCH {
+                    self.flush();
+                }
+            }
+            None => self.refused.push((id, 3, "starwire: malformed rendezvous key".into())),
+        }
+    }
+
+    fn call_alloc(&mut self, _id: u64, method: u16, meta: &[u8], lens: &[u64]) -> Result<Self::Body, Failure> {
+        if !self.owner.takes_calls() {
+            return Err(Failure { code: 12, message: "this task serves no calls".into() });
+        }
+        InBody::new(method, meta, lens).map(Box::new)
+    }
+
+    fn write_call(&mut self, body: &mut Self::Body, part: usize, bytes: &[u8]) {
+        body.write(part, bytes);
+    }
+
+    fn call_ready(&mut self, id: u64, _method: u16, deadline_ms: u32, body: Self::Body) {
+        self.flush();
+        self.delivered = true;
+        self.calls += 1;
+        self.owner.on_call(self.ticket(id), deadline_ms, body);
+    }
+
+    fn request_cancelled(&mut self, id: u64, method: u16, tag: i64, peer_gone: bool) {
+        self.flush();
+        self.delivered = true;
+        self.owner.on_cancel(self.ticket(id), u32::from(method), tag, peer_gone);
+    }
+
+    fn reply_alloc(&mut self, op: &mut ClientOp, meta: &[u8], lens: &[u64]) -> Result<(), Failure> {
+        op.alloc(meta, lens)
+    }
+
+    fn write_reply(&mut self, op: &mut ClientOp, part: usize, bytes: &[u8]) {
+        op.write(part, bytes);
+    }
+
+    fn reply_done(&mut self, op: ClientOp, result: Outcome<'_>) {
+        self.delivered = true;
+        op.done(&result);
+    }
+}

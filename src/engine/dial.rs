@@ -1,0 +1,384 @@
+//! The client side of a shard: how a channel finds its peer, connects, and what happens to those who wait.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use super::channel::{State, Waiting, What};
+use super::command::Command;
+use super::conn::Role;
+use super::owner::Level;
+use super::shard::Shard;
+use crate::config::{Advertisement, HostPort, Shortcut};
+use crate::ffi::types::sw_code;
+use crate::protocol::{Connection, Failure, code};
+use crate::transport::{SocketAddress, tcp, unix};
+
+/// One attempt to connect takes at most this, so that a peer that is down is noticed; who waits patiently gets more attempts.
+const ATTEMPT: Duration = Duration::from_secs(10);
+/// Channel numbers have 24 bits in a token.
+pub const MAX_CHANNELS: u32 = 1 << 24;
+
+/// A question to the owner or the name service: which channel's attempt it belongs to.
+pub fn token(shard: usize, channel: u32, attempt: u32) -> u64 {
+    ((shard as u64) << 56) | (u64::from(channel % MAX_CHANNELS) << 32) | u64::from(attempt)
+}
+
+pub fn untoken(token: u64) -> (usize, u32, u32) {
+    let shard = usize::try_from(token >> 56).unwrap_or(usize::MAX);
+    let channel = u32::try_from((token >> 32) & 0x00FF_FFFF).unwrap_or(u32::MAX);
+    let attempt = u32::try_from(token & 0xFFFF_FFFF).unwrap_or(u32::MAX);
+    (shard, channel, attempt)
+}
+
+impl Shard {
+    pub(super) fn submit(&mut self, number: u32, waiting: Waiting, now: Instant) {
+        let stopping = self.is_stopping();
+        let Some(channel) = self.channels.get_mut(&number) else {
+            return refuse(waiting, "starwire: no such channel");
+        };
+        if stopping {
+            return refuse(waiting, "starwire: the server was stopped");
+        }
+        if let State::Ready { conn } = channel.state {
+            return self.start(conn, waiting, now);
+        }
+        let deadline = waiting.deadline;
+        channel.waiting.push_back(waiting);
+        if let Some(deadline) = deadline {
+            self.arm_channel(number, deadline);
+        }
+        self.dial(number, now);
+    }
+
+    /// Hands a request to a connection that is up.
+    fn start(&mut self, key: u64, waiting: Waiting, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key).filter(|c| c.closing.is_none()) else {
+            // Its end is being worked through; whoever comes now shares it.
+            return refuse(waiting, "starwire: the connection was just lost");
+        };
+        let Waiting { id, what, deadline, .. } = waiting;
+        let proto = &mut conn.proto;
+        self.delivery.serve(key, &mut conn.keys, |d| match what {
+            What::Recv(r) => proto.recv(now, id, r.step, &r.prefix, r.frame, r.iter, deadline, r.op, d),
+            What::Call(c) => match u16::try_from(c.method) {
+                Ok(method) if method > 0 => proto.call(now, id, method, c.meta, c.payload, deadline, c.op, d),
+                _ => c.op.done(&crate::protocol::Outcome::Local {
+                    code: code::INVALID_ARGUMENT,
+                    message: "starwire: method numbers are 1 to 65535",
+                }),
+            },
+        });
+        self.mark_dirty(key);
+        if deadline.is_some() {
+            self.arm(key, now);
+        }
+    }
+
+    pub(super) fn cancel(&mut self, number: u32, id: u64, code: sw_code, message: &str) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        if channel.cancel_waiting(id, code, message) {
+            return self.delivery.note();
+        }
+        if let State::Ready { conn: key } = channel.state {
+            if let Some(conn) = self.conns.get_mut(&key) {
+                let proto = &mut conn.proto;
+                self.delivery.serve(key, &mut conn.keys, |d| proto.cancel(id, code, message, d));
+                self.mark_dirty(key);
+            }
+        }
+    }
+
+    /// Gets a channel going that somebody waits for.
+    fn dial(&mut self, number: u32, now: Instant) {
+        let index = self.index;
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        if !matches!(channel.state, State::Idle | State::BackingOff) {
+            return;
+        }
+        if let Some(at) = channel.not_before.filter(|at| *at > now) {
+            channel.state = State::BackingOff;
+            return self.arm_channel(number, at);
+        }
+        channel.attempt = channel.attempt.wrapping_add(1);
+        channel.errors.clear();
+        channel.state = State::LookingUp;
+        let ends = now + self.shared.config.connect_timeout.min(ATTEMPT);
+        channel.attempt_ends = Some(ends);
+        let attempt = channel.attempt;
+        let fixed = channel.shared.fixed_address.clone();
+        let task = channel.shared.task.clone();
+        self.arm_channel(number, ends);
+        match fixed {
+            Some(address) => self.look_up(number, attempt, VecDeque::new(), vec![address], now),
+            None if self.shared.owner.resolves() => {
+                self.shared.owner.resolve(&task, token(index, number, attempt));
+            }
+            None => {
+                let message = format!("no address is known for {task}: it is not in .endpoint_map");
+                self.attempt_failed(number, code::FAILED_PRECONDITION, &message, now);
+            }
+        }
+    }
+
+    /// The peer's advertisement came, or the reason why not.
+    pub(super) fn resolved(
+        &mut self,
+        number: u32,
+        attempt: u32,
+        result: Result<String, (sw_code, String)>,
+        now: Instant,
+    ) {
+        if !self.is_current(number, attempt) {
+            return;
+        }
+        let advertisement = match result {
+            Ok(text) => match text.parse::<Advertisement>() {
+                Ok(advertisement) => advertisement,
+                Err(error) => {
+                    return self.attempt_failed(number, code::FAILED_PRECONDITION, &error.to_string(), now);
+                }
+            },
+            Err((code, message)) => return self.attempt_failed(number, code, &message, now),
+        };
+        let mut first = VecDeque::new();
+        if let (Some(path), Some(host)) = (&advertisement.unix, &advertisement.host) {
+            if self.shared.config.unix == Shortcut::Auto && self.shared.host.as_ref() == Some(host) {
+                first.push_back(SocketAddress::Unix(path.into()));
+            }
+        }
+        self.look_up(number, attempt, first, advertisement.data, now);
+    }
+
+    /// Finds the addresses behind the names; name services may block, so names are looked up on a thread of their own.
+    fn look_up(
+        &mut self,
+        number: u32,
+        attempt: u32,
+        mut first: VecDeque<SocketAddress>,
+        targets: Vec<HostPort>,
+        now: Instant,
+    ) {
+        let literals: Vec<_> = targets.iter().map_while(literal).collect();
+        if literals.len() == targets.len() {
+            first.extend(literals.into_iter().map(SocketAddress::from));
+            return self.connect_next(number, first, now);
+        }
+        let names = targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let (shared, shard) = (self.shared.clone(), self.index);
+        let thread = std::thread::Builder::new().name("starwire-names".into()).spawn(move || {
+            let mut errors = Vec::new();
+            for target in &targets {
+                match target.resolve() {
+                    Ok(found) => first.extend(found.into_iter().map(SocketAddress::from)),
+                    Err(error) => errors.push(format!("cannot look up {}: {error}", target.host)),
+                }
+            }
+            let result = if first.is_empty() { Err(errors.join("; ")) } else { Ok(first) };
+            shared.send(shard, Command::Addresses { channel: number, attempt, result });
+        });
+        if let Err(error) = thread {
+            let message = format!("cannot start a thread to look up {names}: {error}");
+            self.attempt_failed(number, code::RESOURCE_EXHAUSTED, &message, now);
+        }
+    }
+
+    pub(super) fn addresses(
+        &mut self,
+        number: u32,
+        attempt: u32,
+        result: Result<VecDeque<SocketAddress>, String>,
+        now: Instant,
+    ) {
+        if !self.is_current(number, attempt) {
+            return;
+        }
+        match result {
+            Ok(found) => self.connect_next(number, found, now),
+            Err(message) => self.attempt_failed(number, code::UNAVAILABLE, &message, now),
+        }
+    }
+
+    fn is_current(&self, number: u32, attempt: u32) -> bool {
+        self.channels.get(&number).is_some_and(|c| c.attempt == attempt && matches!(c.state, State::LookingUp))
+    }
+
+    fn connect_next(&mut self, number: u32, mut rest: VecDeque<SocketAddress>, now: Instant) {
+        while let Some(address) = rest.pop_front() {
+            let name = address.to_string();
+            match self.connect(number, &address, now) {
+                Ok(conn) => {
+                    if let Some(channel) = self.channels.get_mut(&number) {
+                        channel.state = State::Connecting { conn, rest };
+                    }
+                    return;
+                }
+                Err(error) => {
+                    if let Some(channel) = self.channels.get_mut(&number) {
+                        channel.errors.push(format!("{name}: {error}"));
+                    }
+                }
+            }
+        }
+        let message = self.channels.get(&number).map_or_else(String::new, |c| c.errors.join("; "));
+        self.attempt_failed(number, code::UNAVAILABLE, &message, now);
+    }
+
+    fn connect(&mut self, number: u32, address: &SocketAddress, now: Instant) -> Result<u64, String> {
+        let task = self.channels.get(&number).map(|c| c.shared.task.clone()).unwrap_or_default();
+        let (fd, guard): (OwnedFd, Option<OwnedFd>) = match address {
+            SocketAddress::Inet(inet) => {
+                (tcp::socket(*inet, &self.shared.tcp_options()).map_err(|e| e.to_string())?, None)
+            }
+            SocketAddress::Unix(_) => {
+                let fd = unix::socket().map_err(|e| e.to_string())?;
+                let guard = fd.try_clone().map_err(|e| e.to_string())?;
+                (fd, Some(guard))
+            }
+        };
+        let proto = Connection::client(self.settings(Some(task.clone())), now);
+        let token = self.driver.register(fd).map_err(|e| e.to_string())?;
+        let key = self.add_conn(token, Role::Client { channel: number }, proto, format!("{task} at {address}"));
+        if let Some(conn) = self.conns.get_mut(&key) {
+            conn.guard = guard;
+        }
+        if let Err(error) = self.driver.connect(token, address) {
+            self.conns.remove(&key);
+            self.driver.close(token);
+            return Err(error.to_string());
+        }
+        self.arm(key, now);
+        Ok(key)
+    }
+
+    pub(super) fn connected(&mut self, key: u64, result: std::io::Result<()>, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.closing.is_some() {
+            return;
+        }
+        if let Err(error) = result {
+            return self.lose(key, code::UNAVAILABLE, error.to_string());
+        }
+        // A local peer must be ours (or root's) before it hears anything from us.
+        if let Some(guard) = conn.guard.take() {
+            if let Err(error) = unix::check_peer(guard.as_fd()) {
+                return self.lose(key, code::UNAVAILABLE, error.to_string());
+            }
+        }
+        conn.connected = true;
+        self.mark_dirty(key);
+        self.arm(key, now);
+        self.receive_on(key);
+    }
+
+    pub(super) fn client_ready(&mut self, number: u32, key: u64, now: Instant) {
+        let Some(incarnation) = self.conns.get(&key).and_then(|c| c.peer.as_ref()).map(|p| p.incarnation) else {
+            return;
+        };
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        channel.succeeded();
+        channel.state = State::Ready { conn: key };
+        let restarted = channel.incarnation.replace(incarnation).is_some_and(|old| old != incarnation);
+        let waiting = std::mem::take(&mut channel.waiting);
+        if restarted {
+            let line = format!("starwire: {} was restarted; connected to its new life", channel.shared.task);
+            self.shared.owner.log(Level::Info, &line);
+        }
+        for w in waiting {
+            self.start(key, w, now);
+        }
+    }
+
+    /// The peer will answer what it has, but takes no new requests on this connection.
+    pub(super) fn said_goodbye(&mut self, key: u64) {
+        let Some(Role::Client { channel }) = self.conns.get(&key).map(|c| &c.role) else { return };
+        if let Some(channel) = self.channels.get_mut(channel) {
+            if matches!(channel.state, State::Ready { conn } if conn == key) {
+                channel.state = State::Idle;
+            }
+        }
+    }
+
+    /// A client connection is gone, or never came to be.
+    pub(super) fn lost_client(&mut self, number: u32, key: u64, was_ready: bool, failure: Failure, now: Instant) {
+        let stopping = self.is_stopping();
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let state = std::mem::replace(&mut channel.state, State::Idle);
+        match state {
+            State::Ready { conn } if conn == key => {
+                if !stopping && !channel.waiting.is_empty() {
+                    self.dial(number, now);
+                }
+            }
+            State::Connecting { conn, rest } if conn == key => {
+                let text = failure.message;
+                if stopping {
+                    channel.fail_waiting(code::UNAVAILABLE, "starwire: the server was stopped", true);
+                } else if failure.code == code::UNAVAILABLE && !was_ready {
+                    channel.errors.push(text);
+                    self.connect_next(number, rest, now);
+                } else {
+                    self.attempt_failed(number, failure.code, &text, now);
+                }
+            }
+            other => channel.state = other,
+        }
+    }
+
+    /// No way to the peer this time. Those who do not want to wait hear of it; for the others there is a next attempt.
+    fn attempt_failed(&mut self, number: u32, code: sw_code, why: &str, now: Instant) {
+        let random = self.random();
+        self.delivery.note();
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        channel.attempt = channel.attempt.wrapping_add(1);
+        channel.failed(now, random);
+        channel.state = State::Idle;
+        let message =
+            format!("starwire: cannot reach {} ({}): {why}", channel.shared.task, channel.shared.grpc_address);
+        // A peer that is the wrong one stays the wrong one; a peer that is down may come up.
+        let hopeless = !matches!(code, code::UNAVAILABLE | code::DEADLINE_EXCEEDED | code::CANCELLED);
+        channel.fail_waiting(code, &message, hopeless);
+        channel.errors.push(why.to_owned());
+        if !channel.waiting.is_empty() {
+            self.dial(number, now);
+        }
+    }
+
+    pub(super) fn channel_timer(&mut self, number: u32, now: Instant) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        channel.expire_waiting(now);
+        self.delivery.note();
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        if let Some(at) = channel.next_deadline() {
+            self.arm_channel(number, at);
+        }
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        match &channel.state {
+            State::BackingOff => {
+                if channel.waiting.is_empty() {
+                    channel.state = State::Idle;
+                } else {
+                    self.dial(number, now);
+                }
+            }
+            State::LookingUp if channel.attempt_ends.is_some_and(|t| t <= now) => {
+                self.attempt_failed(number, code::UNAVAILABLE, "looking up its data address took too long", now);
+            }
+            State::Connecting { conn, .. } if channel.attempt_ends.is_some_and(|t| t <= now) => {
+                let conn = *conn;
+                self.lose(conn, code::DEADLINE_EXCEEDED, "connecting took too long".into());
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The address, if it is one and not a name.
+fn literal(target: &HostPort) -> Option<SocketAddr> {
+    target.host.parse().ok().map(|ip: IpAddr| SocketAddr::new(ip, target.port))
+}
+
+fn refuse(waiting: Waiting, message: &str) {
+    waiting.what.into_op().done(&crate::protocol::Outcome::Local { code: code::UNAVAILABLE, message });
+}

@@ -1,0 +1,43 @@
+//! Why an engine does not start or a channel does not open.
+
+use std::io;
+
+use crate::config::ConfigError;
+use crate::transport::TransportError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error("starwire: {0}")]
+    Config(#[from] ConfigError),
+    #[error("starwire: data port: {0}; choose another address with STARWIRE_BIND or .endpoint_map")]
+    Transport(#[from] TransportError),
+    #[error("starwire: data port: no address to listen on; set STARWIRE_BIND")]
+    NoAddress,
+    #[error("starwire: cannot start reactor thread {index}: {source}")]
+    Thread { index: usize, source: io::Error },
+    #[error("starwire: reactor {index}: {source}; STARWIRE_DRIVER chooses another driver")]
+    Driver { index: usize, source: io::Error },
+    #[error("starwire: reactor {index} ended before it began")]
+    Died { index: usize },
+    #[error(
+        "starwire: this process was forked from one that runs a server; a server does not work in a forked child: create it after the fork"
+    )]
+    Forked,
+    #[error("starwire: too many peers for one server")]
+    TooMany,
+    #[error("starwire: task {task} ({address}) is not in the endpoint map {file}: add a line {address}=host:port")]
+    NotInMap { task: String, address: String, file: String },
+}
+
+impl EngineError {
+    /// As a tensorflow::error::Code.
+    pub fn code(&self) -> i32 {
+        match self {
+            Self::Config(_) | Self::NotInMap { .. } => 3,
+            Self::Transport(_) | Self::NoAddress | Self::Thread { .. } | Self::Driver { .. } => 14,
+            Self::Forked => 9,
+            Self::Died { .. } => 13,
+            Self::TooMany => 8,
+        }
+    }
+}

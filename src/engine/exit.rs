@@ -1,0 +1,45 @@
+//! Process exit. TensorFlow's and Python's own statics go away while our threads may still be running, so at exit every
+//! reactor is stopped where it stands, without calling anybody.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, Once, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use super::Engine;
+
+static ENGINES: Mutex<Vec<Weak<Engine>>> = Mutex::new(Vec::new());
+
+/// A reactor that does not end in this time sits in somebody's callback; exit does not wait for it.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+pub fn watch(engine: Weak<Engine>) {
+    static ONCE: Once = Once::new();
+    // Handlers run in reverse order of registration: ours was registered after TensorFlow was loaded, so it runs before
+    // TensorFlow's statics are destroyed.
+    // SAFETY: freeze_all is a function of this library, which is never unloaded.
+    ONCE.call_once(|| unsafe {
+        libc::atexit(freeze_all);
+    });
+    let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+    engines.retain(|e| e.strong_count() > 0);
+    engines.push(engine);
+}
+
+extern "C" fn freeze_all() {
+    let _ = std::panic::catch_unwind(|| {
+        let Ok(engines) = ENGINES.try_lock() else { return };
+        let live: Vec<_> = engines.iter().filter_map(Weak::upgrade).collect();
+        let until = Instant::now() + PATIENCE;
+        for engine in &live {
+            engine.shared.frozen.store(true, Ordering::Release);
+            engine.wake_all();
+        }
+        for engine in live {
+            while engine.shared.forks == super::fork::count() && engine.running() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // Dropping the last reference here would call back into a half-destroyed process.
+            std::mem::forget(engine);
+        }
+    });
+}

@@ -1,0 +1,595 @@
+//! One reactor thread: its loop, its connections, its channels. What happens to channels is in `dial.rs`.
+
+use std::collections::{BinaryHeap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::channel::{ChannelState, Waiting, What};
+use super::command::{Command, Door};
+use super::conn::{Conn, DiscardBuffer, Role};
+use super::delivery::Delivery;
+use super::owner::Level;
+use super::shared::{self, Shared};
+use crate::protocol::{Connection, ConnectionError, Failure, Settings, Sniff, code};
+use crate::reactor::driver::{Completion, Driver, Token};
+use crate::reactor::mailbox::Receiver;
+use crate::transport::{tcp, unix};
+
+/// A connection's key has its shard's index above this bit and a number that is never used again below.
+pub const CONN_BITS: u32 = 48;
+/// Commands taken between two looks at the sockets.
+const COMMANDS_PER_ROUND: usize = 4096;
+/// Connections that have not introduced themselves, per reactor: beyond that the door is shut for newcomers.
+const MAX_STRANGERS: usize = 1024;
+/// How long a stopping reactor waits for the kernel to let go of its memory.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
+const LAST_WORD: Duration = Duration::from_secs(1);
+/// One line per offending address in this time.
+const OFFENDER_SILENCE: Duration = Duration::from_secs(60);
+const MAX_OFFENDERS: usize = 1024;
+
+/// Keys are counters or the driver's own numbers, so a multiplication is hash enough.
+#[derive(Default)]
+pub struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.write_u64(u64::from(*b));
+        }
+    }
+    fn write_u32(&mut self, n: u32) {
+        self.write_u64(u64::from(n));
+    }
+    fn write_u64(&mut self, n: u64) {
+        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}
+
+pub type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TimerKey {
+    Conn(u64),
+    Channel(u32),
+}
+
+pub struct Shard {
+    pub(super) index: usize,
+    pub(super) shared: Arc<Shared>,
+    pub(super) driver: Box<dyn Driver>,
+    pub(super) mailbox: Receiver<Command>,
+    pub(super) conns: NumberMap<u64, Conn>,
+    pub(super) tokens: NumberMap<u64, u64>,
+    pub(super) channels: NumberMap<u32, ChannelState>,
+    pub(super) delivery: Delivery,
+    pub(super) timers: BinaryHeap<std::cmp::Reverse<(Instant, TimerKey)>>,
+    listeners: Vec<(Token, Door)>,
+    dirty: Vec<u64>,
+    discard: DiscardBuffer,
+    next_conn: u64,
+    next_adopter: usize,
+    strangers: usize,
+    offenders: HashMap<String, Instant>,
+    stopping: Option<Instant>,
+    local: Vec<Command>,
+    completions: Vec<Completion>,
+    random: u64,
+}
+
+impl Shard {
+    pub(super) fn new(index: usize, shared: Arc<Shared>, driver: Box<dyn Driver>, mailbox: Receiver<Command>) -> Self {
+        let delivery = Delivery::new(shared.owner);
+        let random = shared.incarnation ^ (index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        Self {
+            index,
+            shared,
+            driver,
+            mailbox,
+            conns: NumberMap::default(),
+            tokens: NumberMap::default(),
+            channels: NumberMap::default(),
+            delivery,
+            timers: BinaryHeap::new(),
+            listeners: Vec::new(),
+            dirty: Vec::new(),
+            discard: DiscardBuffer::new(),
+            next_conn: 0,
+            next_adopter: 0,
+            strangers: 0,
+            offenders: HashMap::new(),
+            stopping: None,
+            local: Vec::new(),
+            completions: Vec::new(),
+            random,
+        }
+    }
+
+    /// Takes a listening socket; what it accepts is spread over all shards.
+    pub(super) fn listen(&mut self, fd: OwnedFd, door: Door) -> std::io::Result<()> {
+        let token = self.driver.register(fd)?;
+        self.driver.accept(token)?;
+        self.listeners.push((token, door));
+        Ok(())
+    }
+
+    /// The reactor's life.
+    pub(super) fn run(&mut self) {
+        shared::enter(self.shared.number, self.index);
+        while !self.finished() {
+            if self.shared.frozen.load(Ordering::Acquire) {
+                return self.freeze();
+            }
+            let now = Instant::now();
+            self.take_commands(now);
+            self.fire_timers(now);
+            self.flush(now);
+            self.delivery.end_round();
+            // What the callbacks of this round asked for goes out with it.
+            if shared::has_local() {
+                self.take_local(now);
+                self.flush(now);
+            }
+            self.wait(now);
+            let now = Instant::now();
+            let mut completions = std::mem::take(&mut self.completions);
+            for completion in completions.drain(..) {
+                self.complete(completion, now);
+            }
+            self.completions = completions;
+        }
+        self.close_mailbox();
+    }
+
+    /// After a panic: closes the mailbox and drops what is left, which ends it.
+    pub(super) fn abandon(&mut self) {
+        self.conns.clear();
+        self.channels.clear();
+        self.close_mailbox();
+    }
+
+    fn finished(&self) -> bool {
+        self.stopping.is_some_and(|until| self.conns.is_empty() || Instant::now() >= until)
+    }
+
+    /// The process is exiting: nobody is called any more and nothing is freed, because memory that callbacks own may be gone.
+    fn freeze(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.conns));
+        std::mem::forget(std::mem::take(&mut self.channels));
+        self.mailbox.close();
+        while let Some(command) = self.mailbox.pop() {
+            std::mem::forget(command);
+        }
+    }
+
+    fn close_mailbox(&mut self) {
+        self.mailbox.close();
+        while let Some(command) = self.mailbox.pop() {
+            shared::end(command, code::UNAVAILABLE, "starwire: the server was stopped");
+        }
+        shared::take_local(&mut self.local);
+        for command in std::mem::take(&mut self.local) {
+            shared::end(command, code::UNAVAILABLE, "starwire: the server was stopped");
+        }
+        self.delivery.end_round();
+    }
+
+    fn wait(&mut self, now: Instant) {
+        let timeout = if shared::has_local() || !self.mailbox.is_empty() {
+            Some(Duration::ZERO)
+        } else {
+            let next = self.timers.peek().map(|t| t.0.0.saturating_duration_since(now));
+            match self.stopping {
+                Some(until) => Some(next.unwrap_or(Duration::MAX).min(until.saturating_duration_since(now))),
+                None => next,
+            }
+        };
+        let sleeps = timeout != Some(Duration::ZERO) && self.mailbox.prepare_sleep();
+        let timeout = if sleeps { timeout } else { Some(Duration::ZERO) };
+        if let Err(error) = self.driver.wait(timeout, &mut self.completions) {
+            self.shared
+                .owner
+                .log(Level::Error, &format!("starwire: reactor {}: waiting for events failed: {error}", self.index));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if sleeps {
+            self.mailbox.awake();
+        }
+    }
+
+    fn take_commands(&mut self, now: Instant) {
+        self.take_local(now);
+        for _ in 0..COMMANDS_PER_ROUND {
+            let Some(command) = self.mailbox.pop() else { break };
+            self.execute(command, now);
+        }
+    }
+
+    fn take_local(&mut self, now: Instant) {
+        let mut local = std::mem::take(&mut self.local);
+        shared::take_local(&mut local);
+        for command in local.drain(..) {
+            self.execute(command, now);
+        }
+        self.local = local;
+    }
+
+    fn execute(&mut self, command: Command, now: Instant) {
+        match command {
+            Command::Recv { channel, id, recv } => {
+                self.submit(channel, Waiting { id, what: What::Recv(recv), deadline: None, wait_for_ready: false }, now)
+            }
+            Command::Call { channel, id, call } => {
+                let deadline = (call.deadline_ms > 0).then(|| now + Duration::from_millis(u64::from(call.deadline_ms)));
+                let wait_for_ready = call.wait_for_ready;
+                self.submit(channel, Waiting { id, what: What::Call(call), deadline, wait_for_ready }, now)
+            }
+            Command::Reply { conn, id, code, meta, payload } => {
+                if let Some(conn) = self.conns.get_mut(&conn) {
+                    conn.proto.reply(id, code, meta.as_slice(), payload);
+                    mark(&mut self.dirty, conn);
+                }
+            }
+            Command::Cancel { channel, id, code, message } => self.cancel(channel, id, code, &message),
+            Command::OpenChannel(shared) => {
+                self.channels.insert(shared.number, ChannelState::new(shared));
+            }
+            Command::Resolved { channel, attempt, result } => self.resolved(channel, attempt, result, now),
+            Command::Addresses { channel, attempt, result } => self.addresses(channel, attempt, result, now),
+            Command::Adopt { fd, door } => self.adopt(fd, door, now),
+            Command::Stop => self.stop(now),
+        }
+    }
+
+    fn stop(&mut self, now: Instant) {
+        if self.stopping.is_some() {
+            return;
+        }
+        self.stopping = Some(now + STOP_PATIENCE);
+        for (token, _) in std::mem::take(&mut self.listeners) {
+            self.driver.close(token);
+        }
+        for channel in self.channels.values_mut() {
+            channel.fail_waiting(code::UNAVAILABLE, "starwire: the server was stopped", true);
+        }
+        self.delivery.note();
+        let keys: Vec<u64> = self.conns.keys().copied().collect();
+        for key in keys {
+            self.lose(key, code::UNAVAILABLE, "the server was stopped".into());
+        }
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.is_some()
+    }
+
+    // Sockets.
+
+    fn complete(&mut self, completion: Completion, now: Instant) {
+        match completion {
+            Completion::Recv { token, result } => {
+                let Some(key) = self.tokens.get(&token.0).copied() else { return };
+                match result {
+                    Ok(0) => self.lose(key, code::UNAVAILABLE, "the peer closed the connection".into()),
+                    Ok(n) => self.received(key, n, now),
+                    Err(error) => self.lose(key, code::UNAVAILABLE, error.to_string()),
+                }
+            }
+            Completion::Send { token, result } => {
+                let Some(key) = self.tokens.get(&token.0).copied() else { return };
+                match result {
+                    Ok(n) => self.sent(key, n, now),
+                    Err(error) => self.lose(key, code::UNAVAILABLE, error.to_string()),
+                }
+            }
+            Completion::Accepted { listener, result } => self.accepted(listener, result),
+            Completion::Connected { token, result } => {
+                if let Some(key) = self.tokens.get(&token.0).copied() {
+                    self.connected(key, result, now);
+                }
+            }
+            Completion::Closed { token } => {
+                if let Some(key) = self.tokens.remove(&token.0) {
+                    self.closed(key, now);
+                }
+            }
+        }
+    }
+
+    fn accepted(&mut self, listener: Token, result: std::io::Result<OwnedFd>) {
+        let Some(door) = self.listeners.iter().find(|l| l.0 == listener).map(|l| l.1) else { return };
+        match result {
+            Ok(fd) => {
+                let shards = self.shared.senders.get().map_or(1, Vec::len);
+                let to = self.next_adopter % shards;
+                self.next_adopter = self.next_adopter.wrapping_add(1);
+                self.shared.send(to, Command::Adopt { fd, door });
+            }
+            Err(error) => {
+                self.shared.owner.log(Level::Warning, &format!("starwire: accepting a connection failed: {error}"));
+            }
+        }
+    }
+
+    fn adopt(&mut self, fd: OwnedFd, door: Door, now: Instant) {
+        if self.is_stopping() {
+            return;
+        }
+        let name = match (door, tcp::peer_address(fd.as_fd())) {
+            (Door::Tcp, Ok(Some(address))) => address.to_string(),
+            _ => "a local process".to_string(),
+        };
+        let checked = match door {
+            Door::Unix => unix::check_peer(fd.as_fd()).map(|_| ()),
+            Door::Tcp => tcp::configure(&fd, &self.shared.tcp_options()),
+        };
+        if let Err(error) = checked {
+            return self.log_offender(&name, &error.to_string(), now);
+        }
+        if self.strangers >= MAX_STRANGERS {
+            return self.log_offender(&name, "too many connections that have not introduced themselves", now);
+        }
+        let proto = Connection::server(self.settings(None), now);
+        let added = self.driver.register(fd).map(|token| self.add_conn(token, Role::Server, proto, name.clone()));
+        match added {
+            Ok(key) => {
+                self.strangers += 1;
+                self.arm(key, now);
+                self.receive_on(key);
+            }
+            Err(error) => self.shared.owner.log(Level::Warning, &format!("starwire: cannot serve {name}: {error}")),
+        }
+    }
+
+    pub(super) fn add_conn(&mut self, token: Token, role: Role, proto: Connection<Delivery>, name: String) -> u64 {
+        let key = ((self.index as u64) << CONN_BITS) | self.next_conn;
+        self.next_conn += 1;
+        self.tokens.insert(token.0, key);
+        self.conns.insert(key, Conn::new(key, token, role, proto, name));
+        key
+    }
+
+    pub(super) fn settings(&mut self, expected_task: Option<String>) -> Settings {
+        self.shared.settings(expected_task)
+    }
+
+    fn received(&mut self, key: u64, n: usize, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.receiving = false;
+        if conn.closing.is_some() {
+            return;
+        }
+        let proto = &mut conn.proto;
+        let (result, after) = self.delivery.serve(key, &mut conn.keys, |d| proto.on_received(now, n, d));
+        for (id, code, message) in after.refused {
+            conn.proto.reply(id, code, message.as_bytes(), None);
+        }
+        if conn.proto.wants_transmit() {
+            mark(&mut self.dirty, conn);
+        }
+        if let Some(peer) = after.ready {
+            conn.name = format!("{} ({})", peer.task, conn.name);
+            conn.peer = Some(peer);
+            self.became_ready(key, now);
+        }
+        if after.goodbye {
+            self.said_goodbye(key);
+        }
+        match result {
+            Ok(()) => {
+                self.arm(key, now);
+                self.receive_on(key);
+            }
+            Err(error) => self.broken(key, error, now),
+        }
+    }
+
+    pub(super) fn receive_on(&mut self, key: u64) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if let Err(error) = conn.start_receive(&mut *self.driver, &mut self.discard) {
+            self.lose(key, code::UNAVAILABLE, format!("cannot receive: {error}"));
+        }
+    }
+
+    fn sent(&mut self, key: u64, n: usize, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.sent(n);
+        if conn.closing.is_some() {
+            // It was only kept for its last word.
+            let token = conn.token;
+            self.driver.close(token);
+            return;
+        }
+        if conn.has_unsent() || conn.proto.wants_transmit() {
+            mark(&mut self.dirty, conn);
+        }
+        if !conn.receiving {
+            // The protocol may have stopped reading while too much waited to be sent.
+            self.receive_on(key);
+        }
+        self.arm(key, now);
+    }
+
+    fn flush(&mut self, now: Instant) {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for key in dirty.drain(..) {
+            let Some(conn) = self.conns.get_mut(&key) else { continue };
+            conn.dirty = false;
+            if let Err(error) = conn.start_send(&mut *self.driver, now) {
+                self.lose(key, code::UNAVAILABLE, format!("cannot send: {error}"));
+            }
+        }
+        // `lose` may have marked others meanwhile.
+        dirty.append(&mut self.dirty);
+        self.dirty = dirty;
+    }
+
+    pub(super) fn mark_dirty(&mut self, key: u64) {
+        if let Some(conn) = self.conns.get_mut(&key) {
+            mark(&mut self.dirty, conn);
+        }
+    }
+
+    /// The protocol gave this connection up.
+    fn broken(&mut self, key: u64, error: ConnectionError, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if let (ConnectionError::NotStarwire(sniff), Role::Server) = (&error, &conn.role) {
+            if matches!(sniff, Sniff::Http1 | Sniff::Http2) {
+                return self.hand_over_http(key);
+            }
+        }
+        let is_server = matches!(conn.role, Role::Server);
+        let name = conn.name.clone();
+        if matches!(error, ConnectionError::Refused { .. }) {
+            // A last word to the peer: why. It gets a second to take it.
+            let _ = conn.start_send(&mut *self.driver, now);
+            let until = now + LAST_WORD;
+            conn.timer = Some(until);
+            self.timers.push(std::cmp::Reverse((until, TimerKey::Conn(key))));
+        }
+        if is_server && !matches!(error, ConnectionError::PeerSilent { .. }) {
+            self.log_offender(&name, &error.to_string(), now);
+        }
+        self.lose(key, error.code(), error.to_string());
+    }
+
+    fn hand_over_http(&mut self, key: u64) {
+        let Some(conn) = self.conns.remove(&key) else { return };
+        self.strangers = self.strangers.saturating_sub(1);
+        self.tokens.remove(&conn.token.0);
+        let first = conn.proto.unread().to_vec();
+        match self.driver.release(conn.token) {
+            Ok(fd) => self.shared.serve_http(fd, first),
+            Err(error) => {
+                self.shared.owner.log(Level::Warning, &format!("starwire: HTTP client {}: {error}", conn.name));
+                self.driver.close(conn.token);
+            }
+        }
+    }
+
+    fn log_offender(&mut self, name: &str, what: &str, now: Instant) {
+        // The port of a client says nothing: one line per host.
+        let host = name.rsplit_once(':').map_or(name, |(host, _)| host).to_string();
+        self.offenders.retain(|_, at| now.saturating_duration_since(*at) < OFFENDER_SILENCE);
+        if self.offenders.contains_key(&host) || self.offenders.len() >= MAX_OFFENDERS {
+            return;
+        }
+        self.offenders.insert(host, now);
+        self.shared.owner.log(
+            Level::Warning,
+            &format!("starwire: dropped a connection from {name}: {what} (more of these from there are not logged for a minute)"),
+        );
+    }
+
+    /// Starts the end of a connection: operations end once the kernel is done with their memory.
+    pub(super) fn lose(&mut self, key: u64, code: i32, message: String) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.closing.is_some() {
+            return;
+        }
+        conn.closing = Some(Failure { code, message });
+        let last_word = conn.sending && code != code::UNAVAILABLE;
+        if !last_word {
+            self.driver.close(conn.token);
+        }
+    }
+
+    fn closed(&mut self, key: u64, now: Instant) {
+        let Some(mut conn) = self.conns.remove(&key) else { return };
+        let failure = conn.closing.take().unwrap_or(Failure { code: code::UNAVAILABLE, message: "closed".into() });
+        let message = format!("starwire: lost the connection to {}: {}", conn.name, failure.message);
+        let proto = &mut conn.proto;
+        let was_ready = conn.peer.is_some();
+        self.delivery.serve(key, &mut conn.keys, |d| proto.fail(failure.code, &message, d));
+        self.delivery.free_keys(&mut conn.keys);
+        self.delivery.note();
+        match conn.role {
+            Role::Server => {
+                if !was_ready {
+                    self.strangers = self.strangers.saturating_sub(1);
+                }
+            }
+            Role::Client { channel } => self.lost_client(channel, key, was_ready, failure, now),
+        }
+    }
+
+    fn became_ready(&mut self, key: u64, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        match conn.role {
+            Role::Server => self.strangers = self.strangers.saturating_sub(1),
+            Role::Client { channel } => self.client_ready(channel, key, now),
+        }
+    }
+
+    // Time.
+
+    pub(super) fn arm(&mut self, key: u64, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if let Some(at) = conn.proto.next_timeout() {
+            if conn.timer.is_none_or(|armed| at < armed || armed < now) {
+                conn.timer = Some(at);
+                self.timers.push(std::cmp::Reverse((at, TimerKey::Conn(key))));
+            }
+        }
+    }
+
+    pub(super) fn arm_channel(&mut self, channel: u32, at: Instant) {
+        self.timers.push(std::cmp::Reverse((at, TimerKey::Channel(channel))));
+    }
+
+    fn fire_timers(&mut self, now: Instant) {
+        while let Some(std::cmp::Reverse((at, key))) = self.timers.peek().copied() {
+            if at > now {
+                break;
+            }
+            self.timers.pop();
+            match key {
+                TimerKey::Channel(channel) => self.channel_timer(channel, now),
+                TimerKey::Conn(key) => {
+                    let Some(conn) = self.conns.get_mut(&key) else { continue };
+                    if conn.timer != Some(at) {
+                        continue;
+                    }
+                    conn.timer = None;
+                    if conn.closing.is_some() {
+                        // Its last word did not get through in time.
+                        let token = conn.token;
+                        self.driver.close(token);
+                        continue;
+                    }
+                    let due = conn.proto.next_timeout().is_some_and(|t| t <= now);
+                    if due {
+                        let proto = &mut conn.proto;
+                        let (result, _) = self.delivery.serve(key, &mut conn.keys, |d| proto.on_timeout(now, d));
+                        mark(&mut self.dirty, conn);
+                        if let Err(error) = result {
+                            self.broken(key, error, now);
+                            continue;
+                        }
+                    }
+                    self.arm(key, now);
+                }
+            }
+        }
+    }
+
+    pub(super) fn random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+}
+
+fn mark(dirty: &mut Vec<u64>, conn: &mut Conn) {
+    if !conn.dirty {
+        conn.dirty = true;
+        dirty.push(conn.key);
+    }
+}

@@ -1,0 +1,58 @@
+//! `sw_channel`: the way from one engine to one peer task.
+
+use super::engine::sw_engine;
+use super::error::{self, sw_error};
+use super::guard;
+use super::types::{sw_bytes, sw_code};
+use crate::engine::Channel;
+
+/// The way from one engine to one peer task. Owns reconnects; calls made while there is no connection wait or fail as
+/// asked.
+#[allow(non_camel_case_types)]
+pub struct sw_channel {
+    pub(super) channel: Channel,
+}
+
+/// Opens (lazily: nothing is connected yet) the way to a task. If .endpoint_map exists and has grpc_address, that is
+/// used, else resolve() is asked. Channels to the same (task, grpc_address) share one connection.
+///
+/// # Safety
+/// `engine` is a live engine, the bytes are valid during the call, `out` is writable, `error` writable or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_channel_open(
+    engine: *mut sw_engine,
+    task: sw_bytes,
+    grpc_address: sw_bytes,
+    out: *mut *mut sw_channel,
+    error: *mut *mut sw_error,
+) -> sw_code {
+    // SAFETY: the caller's promise.
+    let (engine, task, address) = unsafe { (engine.as_ref(), task.as_slice(), grpc_address.as_slice()) };
+    let opened = guard(Err((13, "starwire: internal error while opening a channel".to_string())), || {
+        let engine = engine.ok_or((3, "starwire: no engine".to_string()))?;
+        let text = |b: &[u8]| {
+            String::from_utf8(b.to_vec()).map_err(|_| (3, "starwire: a task's name is not UTF-8".to_string()))
+        };
+        engine.engine.channel(&text(task)?, &text(address)?).map_err(|e| (e.code(), e.to_string()))
+    });
+    match opened {
+        Ok(channel) => {
+            // SAFETY: the caller's promise.
+            unsafe { *out = Box::into_raw(Box::new(sw_channel { channel })) }
+            0
+        }
+        // SAFETY: the caller's promise.
+        Err((code, message)) => unsafe { error::store(error, code, message) },
+    }
+}
+
+/// # Safety
+/// `channel` came from sw_channel_open and is not used afterwards. Calls in flight go on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_channel_release(channel: *mut sw_channel) {
+    if !channel.is_null() {
+        // SAFETY: made by Box::into_raw in sw_channel_open; the caller gives it back once.
+        let channel = unsafe { Box::from_raw(channel) };
+        guard((), move || drop(channel));
+    }
+}

@@ -1,0 +1,167 @@
+//! `sw_engine`: one TensorFlow server's transport.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::error::{self, sw_error};
+use super::guard;
+use super::types::{sw_bytes, sw_code, sw_engine_options, sw_handlers, sw_string};
+use crate::config::Identity;
+use crate::engine::{Engine, Owner};
+
+/// One TensorFlow server: its reactors, its data port, its channels.
+#[allow(non_camel_case_types)]
+pub struct sw_engine {
+    pub(super) engine: Arc<Engine>,
+}
+
+/// Reads the environment and .endpoint_map (strictly: an error names file and line), binds the data port, starts the
+/// reactors. `handlers` is copied; `ctx` goes back to each handler.
+///
+/// # Safety
+/// `options` and `handlers` are readable and their bytes valid during the call; the handlers accept `ctx` from any
+/// thread until sw_engine_stop returned; `out` is writable, `error` writable or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_engine_new(
+    options: *const sw_engine_options,
+    handlers: *const sw_handlers,
+    ctx: *mut c_void,
+    out: *mut *mut sw_engine,
+    error: *mut *mut sw_error,
+) -> sw_code {
+    let made = guard(Err((13, "starwire: internal error while starting the engine".to_string())), || {
+        // SAFETY: the caller's promise.
+        let (options, handlers) = unsafe { (&*options, *handlers) };
+        if options.struct_size != size_of::<sw_engine_options>() || handlers.struct_size != size_of::<sw_handlers>() {
+            return Err((9, "starwire: library and shim disagree about the C ABI's structs".to_string()));
+        }
+        // SAFETY: the caller's promise.
+        let identity = unsafe { identity(options) }.map_err(|e| (3, e))?;
+        // SAFETY: the caller's promise.
+        let owner = unsafe { Owner::new(handlers, ctx) };
+        Engine::start(identity, options.incarnation, owner).map_err(|e| (e.code(), e.to_string()))
+    });
+    match made {
+        Ok(engine) => {
+            // SAFETY: the caller's promise.
+            unsafe { *out = Box::into_raw(Box::new(sw_engine { engine })) }
+            0
+        }
+        // SAFETY: the caller's promise.
+        Err((code, message)) => unsafe { error::store(error, code, message) },
+    }
+}
+
+/// # Safety
+/// The options' bytes are valid during the call.
+unsafe fn identity(o: &sw_engine_options) -> Result<Identity, String> {
+    let text = |b: &sw_bytes, what: &str| {
+        // SAFETY: the caller's promise.
+        String::from_utf8(unsafe { b.as_slice() }.to_vec()).map_err(|_| format!("starwire: {what} is not UTF-8"))
+    };
+    let n = usize::try_from(o.cluster_tasks).unwrap_or(0);
+    let mut tasks = Vec::with_capacity(n);
+    for i in 0..n {
+        // SAFETY: the caller's promise: both arrays have cluster_tasks elements.
+        let (name, address) = unsafe { (&*o.cluster_names.add(i), &*o.cluster_addresses.add(i)) };
+        tasks.push((text(name, "a task's name")?, text(address, "a task's address")?));
+    }
+    Ok(Identity {
+        protocol: text(&o.protocol, "the protocol")?,
+        job: text(&o.job, "the job's name")?,
+        task: text(&o.task, "the task's name")?,
+        grpc_address: text(&o.grpc_address, "the server's address")?,
+        tasks,
+        cpus_allowed: std::thread::available_parallelism().map_or(1, usize::from),
+    })
+}
+
+/// One line for the log: "starwire: grpc++ on 2 reactors (epoll, poll=off, pin=off), data port ...". Valid as long as
+/// the engine.
+///
+/// # Safety
+/// `engine` is a live engine. The same holds for every function of this file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_engine_banner(engine: *const sw_engine) -> sw_bytes {
+    // SAFETY: the caller's promise.
+    unsafe { engine.as_ref() }.map_or(sw_bytes::EMPTY, |e| sw_bytes::of(e.engine.banner().as_bytes()))
+}
+
+/// What this server tells others about itself (put it into the GetStatus reply; give it to sw_engine_resolved on the
+/// other side). Opaque printable ASCII, no spaces. Valid as long as the engine.
+///
+/// # Safety
+/// See sw_engine_banner.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_engine_advertisement(engine: *const sw_engine) -> sw_bytes {
+    // SAFETY: the caller's promise.
+    unsafe { engine.as_ref() }.map_or(sw_bytes::EMPTY, |e| sw_bytes::of(e.engine.advertisement().as_bytes()))
+}
+
+/// Ends every call (Cancelled/Unavailable), closes every connection, joins every thread. When it returns no handler
+/// runs or will run again. Idempotent. Not from a reactor thread.
+///
+/// # Safety
+/// See sw_engine_banner.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_engine_stop(engine: *mut sw_engine) {
+    // SAFETY: the caller's promise.
+    if let Some(e) = unsafe { engine.as_ref() } {
+        guard((), || e.engine.stop());
+    }
+}
+
+/// Stops and frees. Do not sw_reply afterwards; channels may be released later.
+///
+/// # Safety
+/// See sw_engine_banner; the engine is not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_engine_free(engine: *mut sw_engine) {
+    if !engine.is_null() {
+        // SAFETY: made by Box::into_raw in sw_engine_new; the caller gives it back once.
+        let engine = unsafe { Box::from_raw(engine) };
+        guard((), move || engine.engine.stop());
+    }
+}
+
+/// Answers `resolve`: an advertisement (code 0) or an error. Harmless if the token is no longer wanted.
+///
+/// # Safety
+/// See sw_engine_banner; the bytes are valid during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_engine_resolved(
+    engine: *mut sw_engine,
+    token: u64,
+    code: sw_code,
+    advertisement_or_message: sw_bytes,
+) {
+    // SAFETY: the caller's promise.
+    let (engine, text) = unsafe { (engine.as_ref(), advertisement_or_message.as_slice()) };
+    if let Some(e) = engine {
+        let text = String::from_utf8_lossy(text).into_owned();
+        guard((), || e.engine.resolved(token, if code == 0 { Ok(text) } else { Err((code, text)) }));
+    }
+}
+
+/// Counters of the engine as Prometheus text. Free with sw_string_free.
+///
+/// # Safety
+/// See sw_engine_banner.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_engine_metrics(engine: *const sw_engine) -> sw_string {
+    // SAFETY: the caller's promise.
+    let text =
+        unsafe { engine.as_ref() }.map_or_else(String::new, |e| guard(String::new(), || e.engine.metrics_text()));
+    let mut bytes = std::mem::ManuallyDrop::new(text.into_bytes());
+    sw_string { data: bytes.as_mut_ptr(), len: bytes.len(), cap: bytes.capacity() }
+}
+
+/// # Safety
+/// `string` came from this library and is not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_string_free(string: sw_string) {
+    if !string.data.is_null() {
+        // SAFETY: taken apart from a Vec in sw_engine_metrics.
+        drop(unsafe { Vec::from_raw_parts(string.data, string.len, string.cap) });
+    }
+}

@@ -1,0 +1,195 @@
+//! The structs of the C ABI. cbindgen turns this file's doc comments into `include/starwire.h`.
+
+use std::ffi::c_void;
+
+/// Same numbers as tensorflow::error::Code; 0 is OK.
+#[allow(non_camel_case_types)]
+pub type sw_code = i32;
+
+/// Borrowed bytes: valid during the call they are passed to.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_bytes {
+    pub data: *const u8,
+    pub len: usize,
+}
+
+impl sw_bytes {
+    pub fn of(bytes: &[u8]) -> Self {
+        Self { data: bytes.as_ptr(), len: bytes.len() }
+    }
+
+    pub const EMPTY: Self = Self { data: std::ptr::null(), len: 0 };
+
+    /// # Safety
+    /// `data` points at `len` readable bytes that outlive `'a`, or `len` is 0.
+    pub unsafe fn as_slice<'a>(&self) -> &'a [u8] {
+        if self.data.is_null() || self.len == 0 {
+            return &[];
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { std::slice::from_raw_parts(self.data, self.len) }
+    }
+}
+
+/// One contiguous piece of a payload.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_part {
+    pub data: *const c_void,
+    pub len: usize,
+}
+
+/// A scattered payload that is sent from where it lies. `parts` is copied by the call that takes the payload; the memory
+/// that the parts point at stays valid and unchanged until `release(owner)` is called, which happens exactly once, from
+/// any thread, on success and on failure alike. `release` may be NULL.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub struct sw_payload {
+    pub parts: *const sw_part,
+    pub n_parts: usize,
+    pub owner: *mut c_void,
+    pub release: Option<unsafe extern "C" fn(owner: *mut c_void)>,
+}
+
+/// What a call came to. Everything in it is borrowed for the duration of `done`.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub struct sw_result {
+    pub code: sw_code,
+    /// The reason when code != 0.
+    pub message: sw_bytes,
+    /// The peer's reply metadata when code == 0; error details when code != 0.
+    pub meta: sw_bytes,
+    /// 1: the peer's answer. 0: starwire itself ended the call (connection lost, cancelled, deadline ...).
+    pub from_peer: u32,
+}
+
+/// How the owner of one outgoing call hears of it. All functions run on a reactor thread (or on the thread that starts
+/// or stops something, when a call fails at once), must not block, and must not throw.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub struct sw_op_vtable {
+    pub struct_size: usize,
+    /// The reply has `n` payload parts of lens[i] bytes: set bufs[i] (may be NULL where lens[i] is 0). They stay valid
+    /// until `done`. Anything but 0 ends the call with that code; the payload is read and dropped. Not called for a
+    /// reply without payload parts.
+    pub alloc: Option<
+        unsafe extern "C" fn(
+            op: *mut c_void,
+            meta: sw_bytes,
+            n: usize,
+            lens: *const u64,
+            bufs: *mut *mut c_void,
+        ) -> sw_code,
+    >,
+    /// Exactly once per call, and last: buffers are no longer touched afterwards.
+    pub done: Option<unsafe extern "C" fn(op: *mut c_void, result: *const sw_result)>,
+}
+
+/// Names an incoming call until it is answered. Plain data: copy it freely; answering twice, or after the connection
+/// went, is harmless.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct sw_ticket {
+    pub conn: u64,
+    pub id: u64,
+}
+
+/// One rendezvous request of a peer.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_recv_request {
+    pub ticket: sw_ticket,
+    pub step_id: i64,
+    /// What key_new returned for the key's prefix: everything before the last ';'.
+    pub key: *mut c_void,
+    /// The two numbers behind the last ';' of a rendezvous key.
+    pub frame_id: u64,
+    pub iter_id: u64,
+}
+
+/// One incoming method call.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub struct sw_call_request {
+    pub ticket: sw_ticket,
+    /// Numbers are the caller's business: the shim's are in cc/worker/methods.h.
+    pub method: u32,
+    /// 0: none.
+    pub deadline_ms: u32,
+    pub meta: sw_bytes,
+    /// The payload, each part 64-byte aligned.
+    pub parts: *const sw_part,
+    pub n_parts: usize,
+    /// Owns `parts` and `meta`: they stay valid until sw_body_release(body), which the handler must see called exactly
+    /// once, at any time, from any thread.
+    pub body: *mut c_void,
+}
+
+/// What the engine asks of its owner. All run on reactor threads and must not block or throw; answers may come later
+/// from any thread.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_handlers {
+    pub struct_size: usize,
+    /// Find out where `task` (e.g. "/job:ps/replica:0/task:0") can be reached and answer exactly once with
+    /// sw_engine_resolved(engine, token, ...). Asked only for channels without an entry in .endpoint_map, at each (re)connect.
+    pub resolve: Option<unsafe extern "C" fn(ctx: *mut c_void, task: sw_bytes, token: u64)>,
+    /// A batch of rendezvous requests; each is answered by sw_reply.
+    pub on_recv: Option<unsafe extern "C" fn(ctx: *mut c_void, requests: *const sw_recv_request, n: usize)>,
+    pub on_call: Option<unsafe extern "C" fn(ctx: *mut c_void, call: *const sw_call_request)>,
+    /// The caller of an unanswered request gave up, or its connection went (peer_gone = 1). method 0 is a rendezvous
+    /// request, `tag` its step id; else tag is 0. An answer is still allowed (and dropped).
+    pub on_cancel:
+        Option<unsafe extern "C" fn(ctx: *mut c_void, ticket: sw_ticket, method: u32, tag: i64, peer_gone: u32)>,
+    /// Interning of rendezvous keys, per connection. key_new gets the prefix; NULL means the key is malformed: requests
+    /// that use it are refused. key_free is called when no request that uses it can be delivered any more (answers of
+    /// delivered ones must not rely on it).
+    pub key_new: Option<unsafe extern "C" fn(ctx: *mut c_void, prefix: sw_bytes) -> *mut c_void>,
+    pub key_free: Option<unsafe extern "C" fn(ctx: *mut c_void, key: *mut c_void)>,
+    /// End of one round of a reactor: everything it had for us in this round has been delivered. For batching
+    /// completions (thread-local on the reactor's thread).
+    pub round_end: Option<unsafe extern "C" fn(ctx: *mut c_void)>,
+    /// level: 0 info, 1 warning, 2 error.
+    pub log: Option<unsafe extern "C" fn(ctx: *mut c_void, level: i32, line: sw_bytes)>,
+}
+
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub struct sw_engine_options {
+    pub struct_size: usize,
+    /// "grpc++" ...
+    pub protocol: sw_bytes,
+    /// "/job:ps/replica:0/task:0"
+    pub task: sw_bytes,
+    /// "ps"
+    pub job: sw_bytes,
+    /// Own entry of the ClusterSpec, "host:port"; the port may be 0.
+    pub grpc_address: sw_bytes,
+    /// Random, of this server's life.
+    pub incarnation: u64,
+    /// Number of tasks in the ClusterSpec, and length of the two arrays.
+    pub cluster_tasks: u32,
+    /// Every task's ClusterSpec address: all must be in .endpoint_map, if there is one.
+    pub cluster_addresses: *const sw_bytes,
+    /// The task names they belong to, for messages.
+    pub cluster_names: *const sw_bytes,
+}
+
+/// Bytes that starwire allocated: free with sw_string_free.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub struct sw_string {
+    pub data: *mut u8,
+    pub len: usize,
+    pub cap: usize,
+}
+
+/// For sw_call: keep trying to connect until the deadline instead of failing with the first failed attempt.
+pub const SW_CALL_WAIT_FOR_READY: u32 = 1;
