@@ -1,0 +1,76 @@
+//! Every number that starwire keeps, in one place.
+
+use super::cells::{Counter, Gauge, Histogram};
+use super::{Description, Kind};
+
+/// A cell of a [`Cells`], whatever its kind.
+pub(super) enum Cell<'a> {
+    Counter(&'a Counter),
+    Gauge(&'a Gauge),
+    Histogram(&'a Histogram),
+}
+
+macro_rules! metrics {
+    ($($kind:ident $field:ident $name:literal $help:literal;)*) => {
+        /// One set of cells: all that one writer keeps.
+        #[derive(Debug, Default)]
+        pub struct Cells {
+            $(#[doc = $help] pub $field: $kind,)*
+        }
+
+        impl Cells {
+            /// In the order of [`LIST`].
+            pub(super) fn each(&self) -> impl Iterator<Item = Cell<'_>> {
+                [$(Cell::$kind(&self.$field)),*].into_iter()
+            }
+        }
+
+        pub const LIST: &[Description] = &[$(Description { name: $name, kind: Kind::$kind, help: $help }),*];
+    };
+}
+
+metrics! {
+    Counter connects "starwire_connects_total" "Connections to peers that were established (handshake done).";
+    Counter connect_failures "starwire_connect_failures_total" "Attempts to connect to a peer that failed.";
+    Counter accepts "starwire_accepts_total" "Connections from peers that were established (handshake done).";
+    Counter refusals "starwire_refusals_total" "Connections that were refused: not starwire, another version, another cluster, no proof of the secret.";
+    Counter losses "starwire_losses_total" "Established connections that ended otherwise than by an orderly goodbye.";
+    Counter keepalive_losses "starwire_keepalive_losses_total" "Of these, connections whose peer did not answer in time.";
+    Gauge connections_out "starwire_connections_out" "Established connections that we opened.";
+    Gauge connections_in "starwire_connections_in" "Established connections that peers opened.";
+
+    Counter calls_sent "starwire_calls_sent_total" "Method calls sent.";
+    Counter calls_received "starwire_calls_received_total" "Method calls received.";
+    Counter tensors_requested "starwire_tensors_requested_total" "Rendezvous requests sent.";
+    Counter tensor_requests_received "starwire_tensor_requests_received_total" "Rendezvous requests received.";
+    Counter replies_sent "starwire_replies_sent_total" "Replies sent.";
+    Counter replies_received "starwire_replies_received_total" "Replies received.";
+    Counter error_replies_received "starwire_error_replies_received_total" "Of these, replies that carry an error.";
+    Counter ended_locally "starwire_ended_locally_total" "Requests of ours that ended without an answer: connection lost, no connection in time, stop.";
+    Counter cancels_sent "starwire_cancels_sent_total" "Requests of ours that were cancelled.";
+    Counter cancels_received "starwire_cancels_received_total" "Requests of peers that were cancelled before we answered.";
+    Counter deadlines_exceeded "starwire_deadlines_exceeded_total" "Requests of ours whose deadline passed.";
+    Gauge requests_in_flight "starwire_requests_in_flight" "Requests of ours that wait for an answer.";
+    Gauge requests_unanswered "starwire_requests_unanswered" "Requests of peers that we have not answered.";
+
+    Counter bytes_sent "starwire_bytes_sent_total" "Bytes given to sockets.";
+    Counter bytes_received "starwire_bytes_received_total" "Bytes taken from sockets.";
+    Counter payload_bytes_sent "starwire_payload_bytes_sent_total" "Of the bytes sent, payload (tensors).";
+    Counter payload_bytes_received "starwire_payload_bytes_received_total" "Of the bytes received, payload (tensors).";
+    Counter copied_bytes_sent "starwire_copied_bytes_sent_total" "Payload bytes that were copied within this process before they were sent: small parts only.";
+    Counter copied_bytes_received "starwire_copied_bytes_received_total" "Payload bytes that were copied within this process after they arrived: small parts only.";
+    Counter cma_bytes "starwire_cma_bytes_total" "Payload bytes read directly from the memory of a peer on this host.";
+    Counter blocks_sent "starwire_blocks_sent_total" "Blocks sent; requests and replies per block is how well coalescing works.";
+    Counter blocks_received "starwire_blocks_received_total" "Blocks received.";
+    Counter keys_interned "starwire_keys_interned_total" "Rendezvous keys sent in full because the connection saw them for the first time.";
+
+    Counter waits "starwire_waits_total" "Times a reactor asked the kernel for events.";
+    Counter sleeps "starwire_sleeps_total" "Of these, times that it was ready to sleep.";
+    Counter wakes "starwire_wakes_total" "Times a sleeping reactor was woken by another thread of this process.";
+    Counter mailbox_messages "starwire_mailbox_messages_total" "Messages from other threads to a reactor.";
+    Counter control_connections "starwire_control_connections_total" "Connections of the control service.";
+
+    Histogram call_time "starwire_call_seconds" "From the start of a method call to its end.";
+    Histogram tensor_time "starwire_tensor_seconds" "From the start of a rendezvous request to the last byte of the tensor; includes the time until the peer has it.";
+    Histogram connect_time "starwire_connect_seconds" "From the first attempt to connect to a peer to the end of the handshake.";
+}

@@ -1,0 +1,88 @@
+//! The text format that Prometheus scrapes.
+
+use std::fmt::Write;
+
+use super::cells::Distribution;
+use super::{Sample, Value};
+
+/// `labels`: names and values that every line carries.
+pub fn render(samples: &[Sample], labels: &[(&str, &str)]) -> String {
+    let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect();
+    let labels = labels.join(",");
+    let mut out = String::new();
+    for sample in samples {
+        let name = sample.description.name;
+        // Writing to a String cannot fail, here and below.
+        let _ = writeln!(out, "# HELP {name} {}\n# TYPE {name} {}", sample.description.help, sample.value.type_name());
+        let _ = match &sample.value {
+            Value::Counter(n) => writeln!(out, "{name}{{{labels}}} {n}"),
+            Value::Gauge(n) => writeln!(out, "{name}{{{labels}}} {n}"),
+            Value::Histogram(d) => {
+                histogram(&mut out, name, &labels, d);
+                Ok(())
+            }
+        };
+    }
+    out
+}
+
+fn histogram(out: &mut String, name: &str, labels: &str, d: &Distribution) {
+    let comma = if labels.is_empty() { "" } else { "," };
+    let mut below = 0u64;
+    for (i, n) in d.buckets.iter().enumerate() {
+        below = below.wrapping_add(*n);
+        let bound = Distribution::bound(i).map_or_else(|| "+Inf".to_owned(), |nanos| seconds(nanos).to_string());
+        let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {below}");
+    }
+    let _ = writeln!(out, "{name}_sum{{{labels}}} {}\n{name}_count{{{labels}}} {below}", seconds(d.sum));
+}
+
+fn seconds(nanos: u64) -> f64 {
+    nanos as f64 / 1e9
+}
+
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Metrics, Recorder};
+    use super::*;
+    use std::time::Duration;
+
+    fn line<'a>(text: &'a str, start: &str) -> &'a str {
+        text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("no line {start} in\n{text}"))
+    }
+
+    #[test]
+    fn lines_as_prometheus_reads_them() {
+        let metrics = Metrics::default();
+        let recorder: Recorder = metrics.recorder();
+        recorder.calls_sent.add(3);
+        recorder.connections_in.set(-1);
+        recorder.call_time.record(Duration::from_micros(1));
+        recorder.call_time.record(Duration::from_millis(1));
+        let text = render(&metrics.snapshot(), &[("protocol", "grpc++"), ("task", "a\"b\\c\nd")]);
+        let labels = r#"protocol="grpc++",task="a\"b\\c\nd""#;
+        assert_eq!(line(&text, "starwire_calls_sent_total"), format!("starwire_calls_sent_total{{{labels}}} 3"));
+        assert_eq!(line(&text, "starwire_connections_in"), format!("starwire_connections_in{{{labels}}} -1"));
+        assert!(text.contains("# TYPE starwire_calls_sent_total counter\n"));
+        assert!(text.contains("# TYPE starwire_call_seconds histogram\n"));
+        let bucket =
+            |le: &str| line(&text, &format!("starwire_call_seconds_bucket{{{labels},le=\"{le}\"}}")).to_owned();
+        assert!(bucket("0.000001024").ends_with(" 1"));
+        assert!(bucket("0.000524288").ends_with(" 1"));
+        assert!(bucket("0.001048576").ends_with(" 2"));
+        assert!(bucket("+Inf").ends_with(" 2"));
+        assert!(line(&text, "starwire_call_seconds_sum").ends_with(" 0.001001"));
+        assert!(line(&text, "starwire_call_seconds_count").ends_with(" 2"));
+    }
+
+    #[test]
+    fn without_labels_too() {
+        let text = render(&Metrics::default().snapshot(), &[]);
+        assert_eq!(line(&text, "starwire_calls_sent_total"), "starwire_calls_sent_total{} 0");
+        assert_eq!(line(&text, "starwire_call_seconds_bucket"), "starwire_call_seconds_bucket{le=\"0.000001024\"} 0");
+    }
+}
