@@ -1,0 +1,274 @@
+"""The training steps that are measured.
+
+Each case builds one graph for a worker, can initialise the variables, run a step, and check afterwards that the variables hold exactly what numpy gets for the
+same number of steps. Nothing can be optimised away: what a worker pushes depends on what it pulled and differs per variable.
+"""
+
+import hashlib
+
+import numpy as np
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+raw = tf.raw_ops
+
+# Variables repeat a pattern of this many values, so that numpy can follow thousands of steps over 40 MB at no cost and still compare every byte.
+PATTERN = 64
+
+
+def _ps(task):
+    return f"/job:ps/replica:0/task:{task}/device:CPU:0"
+
+
+def _worker(task):
+    return f"/job:worker/replica:0/task:{task}/device:CPU:0"
+
+
+def _digest(values):
+    digest = hashlib.sha256()
+    for value in map(np.asarray, values):
+        # An array of strings holds pointers: what they point at counts.
+        digest.update(b"\0".join(value.ravel()) if value.dtype == object else value.tobytes())
+    return digest.hexdigest()
+
+
+class Case:
+    """`name`, `title` (for tables), cluster size, what a step carries. Subclasses fill the graph."""
+
+    ps, workers = 1, 1
+    env = {}
+    # (message count, message size, socket kinds) of the bare limit that belongs beside this case.
+    bare = None
+    # Examples per step, where examples are what counts.
+    examples = 0
+    small_tensors = False
+
+    def __init__(self, name, title):
+        self.name, self.title = name, title
+        self.steps = 0
+
+    def build(self, worker):
+        """Adds the ops to the default graph; sets `init_op` and `train_op` or whatever `run` needs."""
+        raise NotImplementedError
+
+    def open(self, session):
+        self.session = session
+        self._run = session.make_callable(self.train_op)
+
+    def init(self):
+        self.session.run(self.init_op)
+
+    def run(self):
+        self._run()
+        self.steps += 1
+
+    def run_with(self, options, metadata):
+        self.session.run(self.train_op, options=options, run_metadata=metadata)
+        self.steps += 1
+
+    def trace(self, steps):
+        """Runs `steps` steps from the initial state and describes the result: must be the same for every protocol."""
+        self.init()
+        self.steps = 0
+        for _ in range(steps):
+            self.run()
+        return _digest(self.state())
+
+    def state(self):
+        return self.session.run(self.read_ops)
+
+    def check(self, total_steps):
+        """Raises AssertionError unless the variables are what `total_steps` steps must lead to."""
+        raise NotImplementedError
+
+
+class Variables(Case):
+    """`count` float variables of `size` bytes on one ps: each is pulled, turned into a gradient of its own, and the gradient is pushed and applied."""
+
+    def __init__(self, name, title, count, size, bare=("tcp", "unix"), env=None):
+        super().__init__(name, title)
+        self.count, self.size = count, size
+        self.elements = size // 4
+        assert self.elements % PATTERN == 0
+        self.bare = (count, size, bare)
+        self.env = env or {}
+        self.small_tensors = size <= 4096 and count >= 100
+
+    def _start(self):
+        base = (np.arange(PATTERN, dtype=np.float32) + 1) / PATTERN
+        return base[None, :] + np.arange(self.count, dtype=np.float32)[:, None] % 13
+
+    def _rates(self):
+        # Small, so that values stay normal numbers for 100,000 steps; different for neighbours, so that no two gradients are alike.
+        return (1 + np.arange(self.count) % 7).astype(np.float32) / np.float32(16384)
+
+    def build(self, worker):
+        start, rates = self._start(), self._rates()
+        inits, pushes, self.read_ops = [], [], []
+        for i in range(self.count):
+            with tf.device(_ps(0)):
+                handle = raw.VarHandleOp(dtype=tf.float32, shape=[self.elements], shared_name=f"v{i}")
+                inits.append(raw.AssignVariableOp(resource=handle, value=tf.tile(start[i], [self.elements // PATTERN])))
+                value = raw.ReadVariableOp(resource=handle, dtype=tf.float32)
+            with tf.device(_worker(worker)):
+                gradient = raw.Mul(x=value, y=tf.constant(rates[i]))
+            with tf.device(_ps(0)):
+                pushes.append(raw.AssignSubVariableOp(resource=handle, value=gradient))
+            self.read_ops.append(value)
+        with tf.device(_ps(0)):
+            self.init_op, self.train_op = tf.group(inits), tf.group(pushes)
+
+    def check(self, total_steps):
+        want, rates = self._start(), self._rates()[:, None]
+        for _ in range(total_steps):
+            want -= want * rates
+        for i, value in enumerate(self.state()):
+            got = value.reshape(-1, PATTERN)
+            assert np.array_equal(got, np.broadcast_to(want[i], got.shape)), f"variable {i} differs from numpy after {total_steps} steps: {got[0, :4]} is not {want[i, :4]}"
+        return float(want.sum())
+
+
+class Strings(Case):
+    """`count` string variables of 1000 strings: pulled, permuted on the worker, pushed."""
+
+    LENGTH = 1000
+
+    def __init__(self, name, title, count):
+        super().__init__(name, title)
+        self.count = count
+
+    def _start(self, i):
+        return np.array([b"%d/%d:" % (i, j) + b"x" * (j % 40) for j in range(self.LENGTH)], dtype=object)
+
+    def _order(self, i):
+        return (np.arange(self.LENGTH) + 1 + i) % self.LENGTH
+
+    def build(self, worker):
+        inits, pushes, self.read_ops = [], [], []
+        for i in range(self.count):
+            with tf.device(_ps(0)):
+                handle = raw.VarHandleOp(dtype=tf.string, shape=[self.LENGTH], shared_name=f"s{i}")
+                inits.append(raw.AssignVariableOp(resource=handle, value=tf.constant(self._start(i))))
+                value = raw.ReadVariableOp(resource=handle, dtype=tf.string)
+            with tf.device(_worker(worker)):
+                turned = tf.gather(value, self._order(i))
+            with tf.device(_ps(0)):
+                pushes.append(raw.AssignVariableOp(resource=handle, value=turned))
+            self.read_ops.append(value)
+        with tf.device(_ps(0)):
+            self.init_op, self.train_op = tf.group(inits), tf.group(pushes)
+
+    def check(self, total_steps):
+        for i, got in enumerate(self.state()):
+            want = np.roll(self._start(i), -(1 + i) * total_steps)
+            assert np.array_equal(got, want), f"string variable {i} differs from numpy after {total_steps} steps"
+        return 0.0
+
+
+class OneOp(Case):
+    """A step that is one op on the ps: nothing crosses but the order to run and its end."""
+
+    def build(self, worker):
+        with tf.device(_ps(0)):
+            handle = raw.VarHandleOp(dtype=tf.int64, shape=[], shared_name="counter")
+            self.init_op = raw.AssignVariableOp(resource=handle, value=tf.constant(0, tf.int64))
+            self.train_op = raw.AssignAddVariableOp(resource=handle, value=tf.constant(1, tf.int64))
+            self.read_ops = [raw.ReadVariableOp(resource=handle, dtype=tf.int64)]
+
+    def check(self, total_steps):
+        assert self.state()[0] == total_steps, f"the counter is {self.state()[0]} after {total_steps} steps"
+        return float(total_steps)
+
+
+class Ctr(Case):
+    """A click-through-rate model: 26 embeddings and their wide weights over two ps, a small perceptron, Adagrad, two asynchronous workers."""
+
+    ps, workers = 2, 2
+    FIELDS, DENSE, DIM, VOCABULARY, BATCHES = 26, 13, 16, 10_000, 8
+    LAYERS = (128, 64)
+
+    def __init__(self, name, title, batch):
+        super().__init__(name, title)
+        self.batch = self.examples = batch
+
+    def build(self, worker):
+        random = np.random.RandomState(7 + worker)
+        ids = (random.zipf(1.3, (self.BATCHES, self.batch, self.FIELDS)) * 7919 % self.VOCABULARY).astype(np.int64)
+        dense = random.rand(self.BATCHES, self.batch, self.DENSE).astype(np.float32)
+        clicks = ((ids[:, :, :3].sum(axis=2) % 5 < 2) ^ (dense[:, :, 0] > 0.9)).astype(np.float32)[:, :, None]
+        seed = [100]
+
+        def variable(name, shape, scale):
+            seed[0] += 1
+            return tf1.get_variable(name, shape, initializer=tf1.random_uniform_initializer(-scale, scale, seed=seed[0]), use_resource=True)
+
+        setter = tf1.train.replica_device_setter(ps_tasks=self.ps, worker_device=f"/job:worker/replica:0/task:{worker}")
+        with tf1.device(setter):
+            total = tf1.train.get_or_create_global_step()
+            self.batch_index = tf1.placeholder(tf.int32, [])
+            batch_ids = tf.gather(tf.constant(ids), self.batch_index)
+            batch_dense = tf.gather(tf.constant(dense), self.batch_index)
+            labels = tf.gather(tf.constant(clicks), self.batch_index)
+            deep, wide = [batch_dense], []
+            for field in range(self.FIELDS):
+                column = batch_ids[:, field]
+                deep.append(tf.nn.embedding_lookup(variable(f"deep{field}", [self.VOCABULARY, self.DIM], 0.05), column))
+                wide.append(tf.nn.embedding_lookup(variable(f"wide{field}", [self.VOCABULARY, 1], 0.01), column))
+            layer = tf.concat(deep, axis=1)
+            for index, width in enumerate(self.LAYERS + (1,)):
+                fan_in = int(layer.shape[1])
+                layer = tf.matmul(layer, variable(f"weights{index}", [fan_in, width], fan_in**-0.5)) + variable(f"bias{index}", [width], 1e-6)
+                if index < len(self.LAYERS):
+                    layer = tf.nn.relu(layer)
+            logits = layer + tf.add_n(wide)
+            self.loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
+            self.train_op = tf1.train.AdagradOptimizer(0.05).minimize(self.loss, global_step=total)
+        self.init_op = tf1.global_variables_initializer()
+        self.read_ops = [total]
+
+    def open(self, session):
+        self.session = session
+        self._run = session.make_callable([self.loss, self.train_op], feed_list=[self.batch_index])
+        self.losses = []
+
+    def run(self):
+        self.losses.append(float(self._run(self.steps % self.BATCHES)[0]))
+        self.steps += 1
+
+    def run_with(self, options, metadata):
+        loss = self.session.run([self.loss, self.train_op], {self.batch_index: self.steps % self.BATCHES}, options=options, run_metadata=metadata)[0]
+        self.losses.append(float(loss))
+        self.steps += 1
+
+    def trace(self, steps):
+        # One worker alone: the losses of its first steps are the same whatever carries the tensors.
+        self.init()
+        self.steps = 0
+        for _ in range(steps):
+            self.run()
+        return _digest([np.array(self.losses[-steps:], np.float32)])
+
+    def check(self, total_steps):
+        got = int(self.state()[0])
+        assert got == total_steps, f"the workers made {total_steps} steps, the global step says {got}"
+        early, late = np.mean(self.losses[:5]), np.mean(self.losses[-20:])
+        assert np.isfinite(late) and late < early, f"the loss did not fall: {early} → {late}"
+        return float(late)
+
+
+_FORCE_TCP = {"STARWIRE_UNIX": "off", "STARWIRE_CMA": "off"}
+KB, MB = 1024, 1024 * 1024
+
+
+def all_cases():
+    return [
+        Variables("1000x4KB", "1000 variables × 4 KB", 1000, 4 * KB),
+        Variables("100x4KB", "100 variables × 4 KB", 100, 4 * KB),
+        Variables("1x4KB", "1 variable × 4 KB", 1, 4 * KB),
+        Variables("10x1MB", "10 variables × 1 MB", 10, 1 * MB),
+        Variables("4x10MB-tcp", "4 variables × 10 MB, TCP", 4, 10 * MB, bare=("tcp",), env=_FORCE_TCP),
+        Variables("4x10MB-host", "4 variables × 10 MB, one host", 4, 10 * MB, bare=("unix", "memcpy")),
+        Strings("10xstrings", "10 string tensors of 1000", 10),
+        OneOp("one-op", "one op on the ps, no tensor"),
+        Ctr("ctr", "CTR model, 2 ps, 2 workers, batch 512", 512),
+    ]

@@ -1,0 +1,151 @@
+"""Real processes: forked from this one after TensorFlow was imported (so that a start costs milliseconds), each with a server of its own."""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+import node
+
+
+class BenchError(Exception):
+    pass
+
+
+class Channel:
+    """JSON lines over a socket pair."""
+
+    def __init__(self, sock):
+        self.sock, self.file = sock, sock.makefile("rb")
+
+    def lines(self):
+        return self.file
+
+    def answer(self, value):
+        self.sock.sendall(json.dumps(value).encode() + b"\n")
+
+    ask = answer
+
+    def hear(self, timeout):
+        ready, _, _ = select.select([self.sock], [], [], timeout)
+        if not ready:
+            raise BenchError(f"no answer within {timeout:.0f} s")
+        line = self.file.readline()
+        if not line:
+            raise BenchError("the process ended")
+        return json.loads(line)
+
+
+def _free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def _die_with_parent():
+    # Also if the orchestrator is killed: servers never outlive it.
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Process:
+    def __init__(self, spec, env, log):
+        mine, theirs = socket.socketpair()
+        self.name, self.log = f"{spec['job']}:{spec['task']}", log
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _die_with_parent()
+                mine.close()
+                out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+                os.dup2(out, 1)
+                os.dup2(out, 2)
+                os.environ.update(env)
+                node.serve(Channel(theirs), spec)
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(0)
+        theirs.close()
+        self.channel = Channel(mine)
+
+    def hear(self, timeout=60.0):
+        try:
+            answer = self.channel.hear(timeout)
+        except BenchError as error:
+            raise BenchError(f"{self.name}: {error} (log: {self.log})") from None
+        if not answer["ok"]:
+            raise BenchError(f"{self.name}: {answer['error']} (log: {self.log})\n{answer.get('traceback', '')}")
+        return answer
+
+    def call(self, timeout=60.0, **command):
+        self.channel.ask(command)
+        return self.hear(timeout)
+
+    def kill(self):
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+            self.channel.file.close()
+            self.channel.sock.close()
+
+
+class Cluster:
+    """All processes that one column needs for one case."""
+
+    def __init__(self, case, column, library, logs):
+        tasks = [("ps", i) for i in range(case.ps)] + [("worker", i) for i in range(case.workers)]
+        addresses = {"ps": [], "worker": []}
+        for job, _ in tasks:
+            addresses[job].append(f"127.0.0.1:{_free_port()}")
+        env = {**case.env, **column.env}
+        self.processes, self.workers = [], []
+        try:
+            for job, index in tasks:
+                spec = {"cluster": addresses, "job": job, "task": index, "protocol": column.protocol, "library": library if column.needs_library else None, "case": case}
+                log = logs / f"{case.name}.{column.name.replace(':', '-')}.{job}{index}.log"
+                log.unlink(missing_ok=True)
+                self.processes.append(Process(spec, env, log))
+            self.workers = [process for process in self.processes if process.name.startswith("worker")]
+            for process in self.processes:
+                process.hear()
+            for worker in self.workers:
+                worker.channel.ask({"do": "open"})
+            for worker in self.workers:
+                worker.hear()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self):
+        return [process.pid for process in self.processes]
+
+    def each_worker(self, timeout=60.0, **command):
+        for worker in self.workers:
+            worker.channel.ask(command)
+        return [worker.hear(timeout) for worker in self.workers]
+
+    def settle(self):
+        """Waits until the processes use no CPU (start-up work of TensorFlow's threads)."""
+        import procstat
+
+        before = procstat.usage(self.pids).cpu_s
+        for _ in range(20):
+            time.sleep(0.05)
+            after = procstat.usage(self.pids).cpu_s
+            if after - before < 0.011:
+                return
+            before = after
+
+    def close(self):
+        # Killed, not stopped: how servers end is what the tests look at.
+        for process in self.processes:
+            process.kill()

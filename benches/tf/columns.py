@@ -1,0 +1,40 @@
+"""What is compared: a column is a protocol plus the switches that go with it."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One way to run every case. `name` is what tables show."""
+
+    name: str
+    protocol: str
+    # Environment of every process of the cluster.
+    env: dict = dataclasses.field(default_factory=dict)
+    # The library is loaded even if the protocol is stock (a graph pass works over any protocol).
+    needs_library: bool = True
+
+
+# Names that `--protocols` knows. Any other name is taken as a protocol without switches.
+KNOWN = {
+    "grpc": Column("grpc", "grpc", needs_library=False),
+    "grpc++": Column("grpc++", "grpc++"),
+    "grpc++:epoll": Column("grpc++:epoll", "grpc++", {"STARWIRE_DRIVER": "epoll"}),
+    "grpc++:io_uring": Column("grpc++:io_uring", "grpc++", {"STARWIRE_DRIVER": "io_uring"}),
+    "grpc++:fuse": Column("grpc++:fuse", "grpc++", {"STARWIRE_TENSOR_FUSE": "1"}),
+    "grpc:fuse": Column("grpc:fuse", "grpc", {"STARWIRE_TENSOR_FUSE": "1"}),
+}
+
+
+def parse(names):
+    """`grpc,grpc++` → columns. A name given twice (to study noise) becomes `grpc` and `grpc#2`."""
+    columns = []
+    for name in [part.strip() for part in names.split(",") if part.strip()]:
+        column = KNOWN.get(name) or Column(name, name)
+        seen = sum(1 for other in columns if other.name.split("#")[0] == name)
+        if seen:
+            column = dataclasses.replace(column, name=f"{name}#{seen + 1}")
+        columns.append(column)
+    if not columns:
+        raise ValueError("--protocols names no protocol")
+    return columns

@@ -1,0 +1,111 @@
+"""Runs one case for all columns in turns and gathers what each turn showed."""
+
+import statistics
+import time
+
+import procstat
+from cluster import BenchError, Cluster
+
+# How often the state of a case is followed from its start, to compare the columns bit by bit.
+TRACE_STEPS = 6
+
+
+def percentile(values, share):
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def spread(values):
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": values}
+
+
+def _window(case, cluster, seconds, tensors):
+    """One turn of one column."""
+    busy, stolen = procstat.machine_busy_s()
+    before = procstat.usage(cluster.pids)
+    answers = cluster.each_worker(timeout=seconds + 60, do="window", seconds=seconds)
+    used = procstat.usage(cluster.pids) - before
+    busy_after, stolen_after = procstat.machine_busy_s()
+    elapsed = max(answer["elapsed"] for answer in answers)
+    took = [t for answer in answers for t in answer["took"]]
+    steps = len(took)
+    turn = {
+        "steps_per_s": sum(len(answer["took"]) / answer["elapsed"] for answer in answers),
+        "p50_s": percentile(took, 0.50),
+        "cpu_s_per_step": used.cpu_s / steps,
+        "switches_per_step": used.switches / steps,
+        # Share of the machine's time that somebody else used: a turn with much of it says little.
+        "foreign_load": max(0.0, busy_after - busy - used.cpu_s) / elapsed,
+        "stolen": (stolen_after - stolen) / elapsed,
+    }
+    if case.examples:
+        turn["examples_per_s"] = turn["steps_per_s"] * case.examples
+        turn["examples_per_cpu_s"] = case.examples / turn["cpu_s_per_step"] if used.cpu_s else float("inf")
+    if case.bare:
+        count, size, _ = case.bare
+        turn["bytes_per_s"] = 2 * count * size * turn["steps_per_s"]
+    if tensors:
+        turn["tensors_per_s"] = tensors * turn["steps_per_s"]
+        turn["cpu_s_per_tensor"] = turn["cpu_s_per_step"] / tensors
+    return turn, took
+
+
+def _column_result(turns, took, facts):
+    result = {key: spread([turn[key] for turn in turns]) for key in turns[0]}
+    # p99 needs many steps: over all turns together.
+    result["p99_s"] = percentile(took, 0.99)
+    result["steps_measured"] = len(took)
+    return {**result, **facts}
+
+
+def run_case(case, columns, library, logs, rounds, seconds, bare):
+    """→ {"columns": {name: …}, "bare": {kind: …}, "checked": True} or raises BenchError."""
+    clusters, facts = {}, {column.name: {} for column in columns}
+    try:
+        for column in columns:
+            start = time.monotonic()
+            cluster = clusters[column.name] = Cluster(case, column, library, logs)
+            traced = cluster.workers[0].call(timeout=120, do="trace", steps=TRACE_STEPS)
+            edges = cluster.workers[0].call(timeout=120, do="edges")
+            cluster.each_worker(timeout=60 + seconds, do="window", seconds=min(1.0, seconds / 2))
+            facts[column.name] = {"digest": traced["digest"], "tensors_per_step": edges["tensors"], "setup_s": time.monotonic() - start}
+        digests = {fact["digest"] for fact in facts.values()}
+        if len(digests) != 1:
+            raise BenchError(f"{case.name}: the columns computed different values in the first {TRACE_STEPS} steps: " + ", ".join(f"{name} {fact['digest'][:12]}" for name, fact in facts.items()))
+        for cluster in clusters.values():
+            cluster.settle()
+            procstat.reset_peak_rss(cluster.pids)
+
+        turns, took, bares = {column.name: [] for column in columns}, {column.name: [] for column in columns}, {}
+        for _ in range(rounds):
+            for column in columns:
+                turn, steps = _window(case, clusters[column.name], seconds, facts[column.name]["tensors_per_step"])
+                turns[column.name].append(turn)
+                took[column.name] += steps
+            if case.bare:
+                count, size, kinds = case.bare
+                for kind in kinds:
+                    bares.setdefault(kind, []).append(bare.run(kind, count, size, min(0.5, seconds / 2)))
+
+        for column in columns:
+            cluster = clusters[column.name]
+            facts[column.name]["peak_rss_bytes"] = dict(zip([process.name for process in cluster.processes], procstat.peak_rss(cluster.pids)))
+            total = sum(answer["steps"] for answer in cluster.each_worker(do="steps"))
+            facts[column.name]["check_sum"] = cluster.workers[0].call(timeout=120, do="check", total_steps=total)["sum"]
+            facts[column.name]["steps_checked"] = total
+        result = {
+            "title": case.title,
+            "columns": {name: _column_result(turns[name], took[name], facts[name]) for name in turns},
+            "bare": {kind: {key: spread([one[key] for one in runs]) for key in runs[0]} for kind, runs in bares.items()},
+            "checked": True,
+        }
+        first = turns[columns[0].name]
+        for name, mine in turns.items():
+            result["columns"][name]["ratio"] = {
+                key: spread([ours[key] / theirs[key] for ours, theirs in zip(mine, first) if theirs[key]] or [float("nan")])
+                for key in ("steps_per_s", "p50_s", "cpu_s_per_step", "switches_per_step")
+            }
+        return result
+    finally:
+        for cluster in clusters.values():
+            cluster.close()

@@ -1,0 +1,74 @@
+"""What one process of the cluster does: a ps serves, a worker serves and steps on command.
+
+Commands and answers are JSON lines over a socket to the orchestrator.
+"""
+
+import json
+import time
+import traceback
+
+
+def serve(channel, spec):
+    """Runs in a forked child. `spec`: cluster, job, task, protocol, library, case (object). Never returns normally: the orchestrator closes the channel."""
+    try:
+        import tensorflow as tf
+
+        if spec["library"]:
+            tf.load_library(spec["library"])
+        server = tf.distribute.Server(spec["cluster"], job_name=spec["job"], task_index=spec["task"], protocol=spec["protocol"])
+        channel.answer({"ok": True})
+        worker = None
+        for line in channel.lines():
+            command = json.loads(line)
+            if command["do"] == "open":
+                worker = Worker(server, spec)
+                channel.answer({"ok": True})
+            else:
+                channel.answer({"ok": True, **getattr(worker, command.pop("do"))(**command)})
+    except BaseException as error:  # the orchestrator must hear of everything, also of SystemExit
+        channel.answer({"ok": False, "error": f"{type(error).__name__}: {error}"[:2000], "traceback": traceback.format_exc()[-4000:]})
+
+
+class Worker:
+    def __init__(self, server, spec):
+        import tensorflow as tf
+
+        self.tf, self.case = tf, spec["case"]
+        graph = tf.Graph()
+        with graph.as_default():
+            self.case.build(spec["task"])
+        self.case.open(tf.compat.v1.Session(server.target, graph=graph))
+
+    def trace(self, steps):
+        return {"digest": self.case.trace(steps), "steps": self.case.steps}
+
+    def edges(self):
+        """One step that also brings back the partitions: counts the tensors that cross from task to task."""
+        tf1 = self.tf.compat.v1
+        metadata = tf1.RunMetadata()
+        self.case.run_with(tf1.RunOptions(output_partition_graphs=True), metadata)
+        crossing = 0
+        for partition in metadata.partition_graphs:
+            for node in partition.node:
+                if node.op in ("_Recv", "_HostRecv"):
+                    sender, receiver = node.attr["send_device"].s, node.attr["recv_device"].s
+                    crossing += sender.rsplit(b"/device", 1)[0] != receiver.rsplit(b"/device", 1)[0]
+        return {"tensors": crossing, "partitions": len(metadata.partition_graphs)}
+
+    def window(self, seconds):
+        """Steps for `seconds`; the time of each step."""
+        step, clock, took = self.case.run, time.perf_counter, []
+        begin = last = clock()
+        end = begin + seconds
+        while last < end:
+            step()
+            t = clock()
+            took.append(t - last)
+            last = t
+        return {"elapsed": last - begin, "took": took}
+
+    def steps(self):
+        return {"steps": self.case.steps}
+
+    def check(self, total_steps):
+        return {"sum": self.case.check(total_steps)}

@@ -1,0 +1,56 @@
+"""What the kernel knows about a set of processes: CPU time, context switches, memory."""
+
+import dataclasses
+import os
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclasses.dataclass
+class Usage:
+    cpu_s: float
+    switches: int
+
+    def __sub__(self, other):
+        return Usage(self.cpu_s - other.cpu_s, self.switches - other.switches)
+
+
+def usage(pids):
+    """CPU seconds (user + system, all threads, dead ones included) and context switches of the threads alive."""
+    cpu_s, switches = 0.0, 0
+    for pid in pids:
+        with open(f"/proc/{pid}/stat") as file:
+            # The command name may hold spaces: count fields from behind its closing bracket.
+            fields = file.read().rsplit(")", 1)[1].split()
+        cpu_s += (int(fields[11]) + int(fields[12])) / _TICK
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            try:
+                with open(f"/proc/{pid}/task/{thread}/status") as file:
+                    for line in file:
+                        if "ctxt_switches:" in line:
+                            switches += int(line.split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # the thread ended meanwhile
+    return Usage(cpu_s, switches)
+
+
+def reset_peak_rss(pids):
+    for pid in pids:
+        with open(f"/proc/{pid}/clear_refs", "w") as file:
+            file.write("5")
+
+
+def peak_rss(pids):
+    """Largest resident set since `reset_peak_rss`, in bytes, of each process."""
+    peaks = []
+    for pid in pids:
+        with open(f"/proc/{pid}/status") as file:
+            peaks += [int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:")]
+    return peaks
+
+
+def machine_busy_s():
+    """CPU seconds that everything on this machine has used (idle, iowait and steal left out), and the seconds stolen by the hypervisor."""
+    with open("/proc/stat") as file:
+        user, nice, system, _idle, _iowait, irq, softirq, steal = (int(x) for x in file.readline().split()[1:9])
+    return (user + nice + system + irq + softirq) / _TICK, steal / _TICK

@@ -1,0 +1,82 @@
+"""results.json → a Markdown table."""
+
+import math
+
+
+def _engineering(value, unit):
+    if value is None or math.isnan(value):
+        return "–"
+    if unit in ("s", "CPU s"):
+        for factor, name in ((1, ""), (1e3, "m"), (1e6, "µ")):
+            if value * factor >= 1 or factor == 1e6:
+                return f"{value * factor:.3g} {name}s"
+    if unit == "B/s":
+        return f"{value / 1e9:.2f} GB/s" if value >= 1e9 else f"{value / 1e6:.0f} MB/s"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _cell(spread, unit):
+    low, high = _engineering(spread["min"], unit), _engineering(spread["max"], unit)
+    return f"{_engineering(spread['median'], unit)} ({low} … {high})"
+
+
+# Metric, heading, unit, and the ratio that belongs to it.
+METRICS = [
+    ("examples_per_s", "examples/s", "", "steps_per_s"),
+    ("steps_per_s", "steps/s", "", "steps_per_s"),
+    ("bytes_per_s", "payload", "B/s", "steps_per_s"),
+    ("p50_s", "step p50", "s", "p50_s"),
+    ("p99_s", "step p99", "s", None),
+    ("cpu_s_per_step", "CPU per step, all processes", "CPU s", "cpu_s_per_step"),
+    ("cpu_s_per_tensor", "CPU per tensor", "CPU s", "cpu_s_per_step"),
+    ("examples_per_cpu_s", "examples per CPU second", "", None),
+    ("switches_per_step", "context switches per step", "", "switches_per_step"),
+]
+
+
+def machine_line(machine):
+    return (
+        f"{machine['cores']} cores, {machine['memory_gib']:.0f} GiB, Linux {machine['kernel']}, TensorFlow {machine['tensorflow']}, revision {machine['revision']}, "
+        f"load average at the start {machine['load_average']:.2f}"
+    )
+
+
+def table(results):
+    columns = results["columns"]
+    base = columns[0]
+    lines = [f"Machine: {machine_line(results['machine'])}.", ""]
+    lines += [f"{results['rounds']} turns of {results['window_s']:g} s per case and column, in alternation; median (min … max) over the turns; ratios are medians over neighbouring turns, to `{base}`.", ""]
+    heads = ["case", "tensors/step", "measure"] + [f"`{name}`" for name in columns] + [f"ratio `{name}`" for name in columns[1:]]
+    lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for case in results["cases"].values():
+        first = True
+        for key, heading, unit, ratio in METRICS:
+            if key not in case["columns"][base] or (key in ("bytes_per_s", "cpu_s_per_tensor") and not _worth(case, key)):
+                continue
+            row = [case["title"] if first else "", str(case["columns"][base]["tensors_per_step"]) if first else "", heading]
+            for name in columns:
+                value = case["columns"][name][key]
+                row.append(_cell(value, unit) if isinstance(value, dict) else _engineering(value, unit))
+            for name in columns[1:]:
+                row.append(f"**{case['columns'][name]['ratio'][ratio]['median']:.2f}×**" if ratio else "")
+            lines.append("| " + " | ".join(row) + " |")
+            first = False
+        row = ["", "", "peak resident memory, all processes"]
+        row += [f"{sum(case['columns'][name]['peak_rss_bytes'].values()) / 2**20:,.0f} MiB" for name in columns]
+        lines.append("| " + " | ".join(row + [""] * (len(columns) - 1)) + " |")
+        for kind, limit in case["bare"].items():
+            what = "memcpy, one thread" if kind == "memcpy" else f"bare C loop over {'TCP' if kind == 'tcp' else 'a unix socket'}"
+            text = _cell(limit["bytes_per_s"], "B/s")
+            if "p50_s" in limit:
+                text += f", step p50 {_engineering(limit['p50_s']['median'], 's')}"
+            lines.append("| " + " | ".join(["", "", f"limit: {what}", text] + [""] * (2 * len(columns) - 2)) + " |")
+        worst = max(case["columns"][name]["foreign_load"]["max"] for name in columns)
+        lines.append("| " + " | ".join(["", "", "", "checked" if case["checked"] else "NOT CHECKED", f"other load ≤ {worst:.2f} cores"] + [""] * (2 * len(columns) - 3)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _worth(case, key):
+    result = next(iter(case["columns"].values()))
+    if key == "bytes_per_s":
+        return result[key]["median"] > 1e8
+    return result["tensors_per_step"] >= 100 and not case.get("examples")
