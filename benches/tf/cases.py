@@ -16,12 +16,16 @@ raw = tf.raw_ops
 PATTERN = 64
 
 
+# Everything in one process, without servers (set in a process of its own, see node.py).
+local = False
+
+
 def _ps(task):
-    return f"/job:ps/replica:0/task:{task}/device:CPU:0"
+    return "/device:CPU:0" if local else f"/job:ps/replica:0/task:{task}/device:CPU:0"
 
 
 def _worker(task):
-    return f"/job:worker/replica:0/task:{task}/device:CPU:0"
+    return "/device:CPU:0" if local else f"/job:worker/replica:0/task:{task}/device:CPU:0"
 
 
 def _digest(values):
@@ -202,7 +206,7 @@ class Ctr(Case):
             seed[0] += 1
             return tf1.get_variable(name, shape, initializer=tf1.random_uniform_initializer(-scale, scale, seed=seed[0]), use_resource=True)
 
-        setter = tf1.train.replica_device_setter(ps_tasks=self.ps, worker_device=f"/job:worker/replica:0/task:{worker}")
+        setter = None if local else tf1.train.replica_device_setter(ps_tasks=self.ps, worker_device=_worker(worker).rsplit("/device", 1)[0])
         with tf1.device(setter):
             total = tf1.train.get_or_create_global_step()
             self.batch_index = tf1.placeholder(tf.int32, [])

@@ -102,10 +102,12 @@ class Cluster:
 
     def __init__(self, case, column, library, logs):
         tasks = [("ps", i) for i in range(case.ps)] + [("worker", i) for i in range(case.workers)]
+        if not column.protocol:
+            tasks = [("worker", 0)]
         addresses = {"ps": [], "worker": []}
         for job, _ in tasks:
             addresses[job].append(f"127.0.0.1:{_free_port()}")
-        env = {**case.env, **column.env}
+        env = {**case.env, **column.env}  # the column wins
         self.processes, self.workers = [], []
         try:
             for job, index in tasks:

@@ -26,6 +26,10 @@ KNOWN = {
 }
 
 
+# No cluster at all: the same steps in one process. The limit that no transport can pass.
+LOCAL = Column("local", "", needs_library=False)
+
+
 def parse(names):
     """`grpc,grpc++` → columns. A name given twice (to study noise) becomes `grpc` and `grpc#2`."""
     columns = []

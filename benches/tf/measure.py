@@ -3,6 +3,7 @@
 import statistics
 import time
 
+import columns as columns_module
 import procstat
 from cluster import BenchError, Cluster
 
@@ -58,8 +59,8 @@ def _column_result(turns, took, facts):
     return {**result, **facts}
 
 
-def run_case(case, columns, library, logs, rounds, seconds, bare):
-    """→ {"columns": {name: …}, "bare": {kind: …}, "checked": True} or raises BenchError."""
+def run_case(case, columns, library, logs, rounds, seconds, bare, with_local):
+    """→ {"columns": {name: …}, "bare": {kind: …}, "local": …, "checked": True} or raises BenchError."""
     clusters, facts = {}, {column.name: {} for column in columns}
     try:
         for column in columns:
@@ -69,6 +70,13 @@ def run_case(case, columns, library, logs, rounds, seconds, bare):
             edges = cluster.workers[0].call(timeout=120, do="edges")
             cluster.each_worker(timeout=60 + seconds, do="window", seconds=min(1.0, seconds / 2))
             facts[column.name] = {"digest": traced["digest"], "tensors_per_step": edges["tensors"], "setup_s": time.monotonic() - start}
+        local_turns = []
+        if with_local:
+            local = clusters[columns_module.LOCAL.name] = Cluster(case, columns_module.LOCAL, None, logs)
+            digest = local.workers[0].call(timeout=120, do="trace", steps=TRACE_STEPS)["digest"]
+            if digest != facts[columns[0].name]["digest"]:
+                raise BenchError(f"{case.name}: one process computes different values than {columns[0].name} in the first {TRACE_STEPS} steps")
+            local.workers[0].call(timeout=60 + seconds, do="window", seconds=min(1.0, seconds / 2))
         digests = {fact["digest"] for fact in facts.values()}
         if len(digests) != 1:
             raise BenchError(f"{case.name}: the columns computed different values in the first {TRACE_STEPS} steps: " + ", ".join(f"{name} {fact['digest'][:12]}" for name, fact in facts.items()))
@@ -77,11 +85,14 @@ def run_case(case, columns, library, logs, rounds, seconds, bare):
             procstat.reset_peak_rss(cluster.pids)
 
         turns, took, bares = {column.name: [] for column in columns}, {column.name: [] for column in columns}, {}
-        for _ in range(rounds):
-            for column in columns:
+        for index in range(rounds):
+            # Every other round backwards, so that no column always comes first.
+            for column in columns if index % 2 == 0 else reversed(columns):
                 turn, steps = _window(case, clusters[column.name], seconds, facts[column.name]["tensors_per_step"])
                 turns[column.name].append(turn)
                 took[column.name] += steps
+            if with_local:
+                local_turns.append(_window(case, local, min(1.0, seconds), 0)[0])
             if case.bare:
                 count, size, kinds = case.bare
                 for kind in kinds:
@@ -97,6 +108,7 @@ def run_case(case, columns, library, logs, rounds, seconds, bare):
             "title": case.title,
             "columns": {name: _column_result(turns[name], took[name], facts[name]) for name in turns},
             "bare": {kind: {key: spread([one[key] for one in runs]) for key in runs[0]} for kind, runs in bares.items()},
+            "local": {key: spread([turn[key] for turn in local_turns]) for key in local_turns[0]} if local_turns else None,
             "checked": True,
         }
         first = turns[columns[0].name]

@@ -9,19 +9,22 @@ import traceback
 
 
 def serve(channel, spec):
-    """Runs in a forked child. `spec`: cluster, job, task, protocol, library, case (object). Never returns normally: the orchestrator closes the channel."""
+    """Runs in a forked child. `spec`: cluster, job, task, protocol ("": no server), library, case (object). Never returns normally: the orchestrator closes the channel."""
     try:
         import tensorflow as tf
 
         if spec["library"]:
             tf.load_library(spec["library"])
-        server = tf.distribute.Server(spec["cluster"], job_name=spec["job"], task_index=spec["task"], protocol=spec["protocol"])
+        target = ""
+        if spec["protocol"]:
+            server = tf.distribute.Server(spec["cluster"], job_name=spec["job"], task_index=spec["task"], protocol=spec["protocol"])
+            target = server.target
         channel.answer({"ok": True})
         worker = None
         for line in channel.lines():
             command = json.loads(line)
             if command["do"] == "open":
-                worker = Worker(server, spec)
+                worker = Worker(target, spec)
                 channel.answer({"ok": True})
             else:
                 channel.answer({"ok": True, **getattr(worker, command.pop("do"))(**command)})
@@ -30,14 +33,16 @@ def serve(channel, spec):
 
 
 class Worker:
-    def __init__(self, server, spec):
+    def __init__(self, target, spec):
+        import cases
         import tensorflow as tf
 
         self.tf, self.case = tf, spec["case"]
+        cases.local = not target
         graph = tf.Graph()
         with graph.as_default():
             self.case.build(spec["task"])
-        self.case.open(tf.compat.v1.Session(server.target, graph=graph))
+        self.case.open(tf.compat.v1.Session(target, graph=graph))
 
     def trace(self, steps):
         return {"digest": self.case.trace(steps), "steps": self.case.steps}

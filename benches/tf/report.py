@@ -70,6 +70,12 @@ def table(results):
             if "p50_s" in limit:
                 text += f", step p50 {_engineering(limit['p50_s']['median'], 's')}"
             lines.append("| " + " | ".join(["", "", f"limit: {what}", text] + [""] * (2 * len(columns) - 2)) + " |")
+        if case["local"]:
+            local = case["local"]
+            text = f"{_cell(local['steps_per_s'], '')} steps/s, {_engineering(local['cpu_s_per_step']['median'], 'CPU s')} CPU per step"
+            if "examples_per_s" in local:
+                text = f"{_cell(local['examples_per_s'], '')} examples/s, " + text
+            lines.append("| " + " | ".join(["", "", "limit: the same steps in one process, no server", text] + [""] * (2 * len(columns) - 2)) + " |")
         worst = max(case["columns"][name]["foreign_load"]["max"] for name in columns)
         lines.append("| " + " | ".join(["", "", "", "checked" if case["checked"] else "NOT CHECKED", f"other load ≤ {worst:.2f} cores"] + [""] * (2 * len(columns) - 3)) + " |")
     return "\n".join(lines) + "\n"

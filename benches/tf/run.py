@@ -90,7 +90,7 @@ def main():
     for case in cases:
         start = time.monotonic()
         try:
-            result = measure.run_case(case, columns, library, logs, rounds, seconds, bare)
+            result = measure.run_case(case, columns, library, logs, rounds, seconds, bare, with_local=not arguments.quick)
         except BenchError as error:
             results["failures"].append(str(error))
             print(f"{case.name}: FAILED: {error}", flush=True)
