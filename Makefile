@@ -39,3 +39,18 @@ print-plugin: ## Print the library's path
 .PHONY: print-python
 print-python: ## Print the interpreter's path
 	@echo $(PYTHON)
+
+# What matplotlib needs stays out of the environment that TensorFlow runs in.
+BENCH := target/bench
+BENCH_ARGS ?=
+$(BENCH)/venv/.done: benches/tf/requirements.txt
+	@mkdir -p $(BENCH) && rm -rf $(BENCH)/venv
+	@$(PYTHON) -m venv $(BENCH)/venv
+	@$(BENCH)/venv/bin/pip install --quiet --disable-pip-version-check -r benches/tf/requirements.txt
+	@touch $@
+
+.PHONY: bench
+bench: build ## Measure grpc++ against stock grpc (12 min; BENCH_ARGS="--quick": 90 s); JSON, table and plot go to target/bench/
+	@$(MAKE) $(BENCH)/venv/.done
+	@$(PYTHON) benches/tf/run.py --library $(PLUGIN) --out $(BENCH) $(BENCH_ARGS)
+	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/results.json $(BENCH)/plot.svg
