@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <unordered_set>
 
 #include "cc/compat.h"
 #include "include/starwire.h"
@@ -12,26 +14,18 @@
 
 namespace starwire {
 
-// The server forwards the handlers of sw_handlers that have to do with the rendezvous to one of these. All of them run
-// on reactor threads.
-//
-// Lifetime: requests that are still waiting for their tensor hold the engine (through the shared pointer given to
-// Start) and nothing else of the server. Detach() must be called when the server goes, after sw_engine_stop() and
-// before the WorkerEnv becomes invalid.
+class Engine;  // cc/server/engine.h
+
+// The engine forwards the handlers of sw_handlers that have to do with the rendezvous to one of these. All of them run
+// on reactor threads. Requests that still wait for their tensor hold the engine and nothing of this object.
 class RecvService {
  public:
-  // `env` must have its device_mgr and rendezvous_mgr by the time of the first request; the rendezvous_mgr must be
-  // starwire's.
-  explicit RecvService(tensorflow::WorkerEnv* env);
+  // `env` must have its device_mgr and rendezvous_mgr by the time of the first request; the rendezvous_mgr must be a
+  // starwire::RendezvousMgr. `env` must live until Engine::Stop() has returned.
+  RecvService(tensorflow::WorkerEnv* env, std::weak_ptr<Engine> engine);
   ~RecvService();
   RecvService(const RecvService&) = delete;
   RecvService& operator=(const RecvService&) = delete;
-
-  // Answers go to this engine from now on. The deleter of the pointer calls sw_engine_free(): it may run on the thread
-  // that answers last.
-  void Start(std::shared_ptr<sw_engine> engine);
-  // No request is served any more.
-  void Detach();
 
   void* KeyNew(sw_bytes prefix);
   void KeyFree(void* key);
@@ -42,8 +36,18 @@ class RecvService {
 
  private:
   class Key;
-  struct Shared;
-  std::shared_ptr<Shared> shared_;
+  class Step;
+  // Steps whose abort is due. Outlives the service: aborts run on a timer.
+  struct Aborts {
+    std::mutex mu;
+    std::unordered_set<int64_t> due;
+  };
+
+  void Serve(const sw_recv_request& request, const std::shared_ptr<Engine>& engine, Step* step);
+
+  tensorflow::WorkerEnv* const env_;
+  const std::weak_ptr<Engine> engine_;
+  const std::shared_ptr<Aborts> aborts_;
 };
 
 }  // namespace starwire

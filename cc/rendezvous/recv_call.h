@@ -1,0 +1,91 @@
+// One tensor on its way here.
+#ifndef STARWIRE_CC_RENDEZVOUS_RECV_CALL_H_
+#define STARWIRE_CC_RENDEZVOUS_RECV_CALL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include "cc/compat.h"
+#include "cc/rendezvous/recycler.h"
+#include "cc/rendezvous/route.h"
+#include "cc/tensor/codec.h"
+#include "include/starwire.h"
+#include "tensorflow/core/distributed_runtime/base_rendezvous_mgr.h"
+
+namespace starwire {
+
+// Two parties use a call: who started it, until Start() returns, and who completes it, until it gave the tensor away.
+// The one that is last recycles it, because the answer may overtake the return of the request.
+class RecvCall : public tensorflow::BaseRecvTensorCall {
+ public:
+  // `rendezvous` stays referenced, and with it `route`, until the call is recycled.
+  static RecvCall* New(tensorflow::Rendezvous* rendezvous, const Route* route, int64_t step_id,
+                       const tensorflow::Rendezvous::ParsedKey& key, const tensorflow::Rendezvous::Args& args,
+                       tensorflow::Rendezvous::DoneCallback done);
+
+  // Sends the request. `key` is the one given to New. `received` is called once, when the tensor is at its destination
+  // or the call has failed.
+  void Start(const tensorflow::Rendezvous::ParsedKey& key, std::function<void()> received);
+  // Gives the tensor, or what went wrong, to whom asked for it, and ends the completing party's use of the call.
+  void Complete();
+  // For a call that was aborted before Start().
+  void CompleteUnstarted();
+
+  const tensorflow::Rendezvous::Args& args() const { return args_; }
+
+  void Start(std::function<void()> received) override;
+  void StartAbort(const Status& reason) override;
+  Status status() const override;
+
+  RecvCall* next_free = nullptr;
+
+ private:
+  friend class Recycler<RecvCall>;
+  RecvCall() = default;
+  ~RecvCall() override = default;
+
+  static sw_code OnAlloc(void* op, sw_bytes meta, size_t n, const uint64_t* lens, void** bufs);
+  static void OnDone(void* op, const sw_result* result);
+  static const sw_op_vtable kVtable;
+
+  // Fails unless an earlier error is there already: the first one is the reason.
+  void Fail(const Status& status);
+  Status FromPeer(const Status& status) const;
+  void Arrived();
+  void Received();
+  void CopyToDevice();
+  Status MakeOnDevice();
+  void Record();
+  void Leave();
+
+  tensorflow::Allocator* HostAllocator() const;
+
+  static constexpr uint64_t kNoId = ~uint64_t{0};
+
+  tensorflow::Rendezvous* rendezvous_ = nullptr;
+  const Route* route_ = nullptr;
+  int64_t step_id_ = 0;
+  tensorflow::Rendezvous::Args args_;
+  tensorflow::Rendezvous::DoneCallback done_;
+  std::function<void()> received_;
+  TensorReceiver receiver_;
+
+  std::atomic<int> parties_{0};
+  // StartAbort() stores failed_ and then reads id_, Start() stores id_ and then reads failed_: one of them sees the
+  // other and cancels.
+  std::atomic<uint64_t> id_{kNoId};
+  std::atomic<bool> failed_{false};
+  mutable std::mutex mu_;
+  Status status_;  // guarded by mu_
+
+  // Only for timelines.
+  std::string recorded_key_;
+  int64_t start_micros_ = 0;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_RENDEZVOUS_RECV_CALL_H_

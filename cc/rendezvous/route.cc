@@ -1,0 +1,58 @@
+#include "cc/rendezvous/route.h"
+
+#include "cc/worker/remote_worker.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/util/device_name_utils.h"
+
+namespace starwire {
+namespace {
+
+constexpr int kInvalidArgument = 3;
+constexpr int kFailedPrecondition = 9;
+constexpr int kInternal = 13;
+
+}  // namespace
+
+Status Route::Make(tensorflow::WorkerSession* session, const tensorflow::Rendezvous::ParsedKey& key,
+                   std::unique_ptr<Route>* out) {
+  if (session == nullptr) {
+    return MakeStatus(kInternal, "a tensor was asked for before its step was set up: " + std::string(key.FullKey()));
+  }
+  const std::string& own = session->worker_name();
+  if (key.dst_device.compare(0, own.size(), own) != 0) {
+    return MakeStatus(kInvalidArgument,
+                      "the destination of " + std::string(key.FullKey()) + " is not a device of " + own);
+  }
+  std::unique_ptr<Route> route(new Route);
+  route->src_device_ = std::string(key.src_device);
+  route->dst_device_ = std::string(key.dst_device);
+  std::string device;
+  if (!tensorflow::DeviceNameUtils::SplitDeviceName(route->src_device_, &route->task_, &device)) {
+    return MakeStatus(kInternal, "not the full name of a device: " + route->src_device_);
+  }
+  Status status = session->device_mgr()->LookupDevice(route->dst_device_, &route->destination_);
+  if (!status.ok()) return status;
+  route->destination_is_host_ = route->destination_->device_type() == tensorflow::DEVICE_CPU;
+
+  route->cache_ = session->GetSharedWorkerCache();
+  route->worker_ = route->cache_->GetOrCreateWorker(route->task_);
+  if (route->worker_ == nullptr) {
+    return MakeStatus(kInternal, "no task known as " + route->task_);
+  }
+  auto* remote = dynamic_cast<RemoteWorker*>(route->worker_);
+  if (remote == nullptr) {
+    return MakeStatus(kFailedPrecondition, route->task_ + " is not reached over starwire");
+  }
+  route->channel_ = remote->channel();
+  tensorflow::WorkerCacheLogger* logger = remote->logger();
+  if (logger != nullptr && logger->LoggingActive()) route->logger_ = logger;
+  *out = std::move(route);
+  return OkStatus();
+}
+
+Route::~Route() {
+  if (worker_ != nullptr) cache_->ReleaseWorker(task_, worker_);
+}
+
+}  // namespace starwire

@@ -1,0 +1,64 @@
+// The way from one device of another task to one device of ours, looked up once per step instead of once per tensor.
+#ifndef STARWIRE_CC_RENDEZVOUS_ROUTE_H_
+#define STARWIRE_CC_RENDEZVOUS_ROUTE_H_
+
+#include <memory>
+#include <string>
+
+#include "cc/compat.h"
+#include "include/starwire.h"
+#include "tensorflow/core/common_runtime/device.h"
+#include "tensorflow/core/distributed_runtime/worker_cache.h"
+#include "tensorflow/core/distributed_runtime/worker_cache_logger.h"
+#include "tensorflow/core/distributed_runtime/worker_session.h"
+
+namespace starwire {
+
+class RemoteWorker;
+
+class Route {
+ public:
+  // Fails if the source is not a task of the session's cluster that speaks starwire, or the destination not a device of
+  // ours.
+  static Status Make(tensorflow::WorkerSession* session, const tensorflow::Rendezvous::ParsedKey& key,
+                     std::unique_ptr<Route>* out);
+  ~Route();
+  Route(const Route&) = delete;
+  Route& operator=(const Route&) = delete;
+
+  bool Leads(const tensorflow::Rendezvous::ParsedKey& key) const {
+    return key.src_device == src_device_ && key.dst_device == dst_device_;
+  }
+  // A session of TensorFlow's eager runtime may get another cluster, and with it another worker cache, at any time.
+  bool BelongsTo(const tensorflow::WorkerCacheInterface* cache) const { return cache_.get() == cache; }
+
+  const std::string& task() const { return task_; }
+  sw_channel* channel() const { return channel_; }
+  tensorflow::Device* destination() const { return destination_; }
+  // Whether tensors with these attributes are in memory of the host when they are at the destination.
+  bool OnHost(const tensorflow::AllocatorAttributes& attributes) const {
+    return destination_is_host_ || attributes.on_host();
+  }
+  // Where transfers are recorded; null if nobody asked for a timeline of this step.
+  tensorflow::WorkerCacheLogger* logger() const { return logger_; }
+
+  // The list that a rendezvous keeps its routes in.
+  Route* next = nullptr;
+
+ private:
+  Route() = default;
+
+  std::string src_device_;
+  std::string dst_device_;
+  std::string task_;
+  std::shared_ptr<tensorflow::WorkerCacheInterface> cache_;
+  tensorflow::WorkerInterface* worker_ = nullptr;
+  sw_channel* channel_ = nullptr;
+  tensorflow::Device* destination_ = nullptr;
+  bool destination_is_host_ = true;
+  tensorflow::WorkerCacheLogger* logger_ = nullptr;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_RENDEZVOUS_ROUTE_H_
