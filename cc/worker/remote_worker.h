@@ -23,7 +23,7 @@ class RemoteWorker : public tensorflow::WorkerInterface {
   ~RemoteWorker() override;
 
   // Not OK: channel() is null.
-  Status status() const;
+  const Status& status() const { return status_; }
   sw_channel* channel() const { return channel_ == nullptr ? nullptr : channel_->handle(); }
   // "/job:ps/replica:0/task:0"
   const std::string& target() const { return target_; }

@@ -1,0 +1,297 @@
+#include "cc/worker/remote_worker.h"
+
+#include <algorithm>
+#include <limits>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cc/server/completion_batch.h"
+#include "cc/worker/methods.h"
+#include "cc/worker/status_codec.h"
+#include "tensorflow/core/distributed_runtime/call_options.h"
+#include "tensorflow/core/distributed_runtime/tensor_coding.h"
+#include "tensorflow/core/lib/strings/str_util.h"
+#include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/protobuf/worker.pb.h"
+
+namespace starwire {
+
+using tensorflow::CallOptions;
+using tensorflow::StatusCallback;
+using tensorflow::protobuf::MessageLite;
+
+namespace {
+
+// Connects TensorFlow's cancel callback with a call that may not have an id yet, or may be over.
+class Cancellation {
+ public:
+  explicit Cancellation(std::shared_ptr<Channel> channel) : channel_(std::move(channel)) {}
+
+  void Started(uint64_t id) {
+    bool cancel;
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      id_ = id;
+      started_ = true;
+      cancel = wanted_;
+    }
+    if (cancel) Send();
+  }
+
+  // Runs under the lock of the CallOptions, which the completion takes as well.
+  void Cancel() {
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      wanted_ = true;
+      if (!started_) return;
+    }
+    Send();
+  }
+
+ private:
+  void Send() {
+    constexpr sw_code kCancelled = 1;
+    static const std::string kMessage = "cancelled by the caller";
+    CompletionBatch::DeferScope defer;
+    sw_cancel(channel_->handle(), id_, kCancelled, AsBytes(kMessage));
+  }
+
+  const std::shared_ptr<Channel> channel_;
+  std::mutex mu_;
+  uint64_t id_ = 0;  // written once, before started_
+  bool started_ = false;
+  bool wanted_ = false;
+};
+
+using Parser = std::function<bool(const char* data, int size)>;
+
+// One call under way. Belongs to the transport from sw_call() to Done().
+class Call {
+ public:
+  Call(std::shared_ptr<Channel> channel, std::string target, Parser parse, StatusCallback done, CallOptions* opts)
+      : channel_(std::move(channel)),
+        target_(std::move(target)),
+        parse_(std::move(parse)),
+        done_(std::move(done)),
+        opts_(opts) {}
+
+  // Owns itself from here on.
+  void Start(Method method, const MessageLite& request, uint32_t flags) {
+    const size_t size = request.ByteSizeLong();
+    if (size > static_cast<size_t>(std::numeric_limits<int>::max())) {
+      done_(MakeStatus(3, "a request of " + std::to_string(size) + " bytes to " + target_ +
+                              " does not fit into a protocol buffer (2 GB at most)"));
+      delete this;
+      return;
+    }
+    uint32_t deadline_ms = 0;
+    std::shared_ptr<Cancellation> cancellation;
+    if (opts_ != nullptr) {
+      const int64_t timeout = opts_->GetTimeout();
+      if (timeout > 0) {
+        deadline_ms =
+            static_cast<uint32_t>(std::min<int64_t>(timeout, std::numeric_limits<uint32_t>::max()));
+      }
+      cancellation = std::make_shared<Cancellation>(channel_);
+      opts_->SetCancelCallback([cancellation] { cancellation->Cancel(); });
+    }
+    static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), &Call::Alloc, &Call::Done};
+    const std::shared_ptr<Channel> channel = channel_;  // `this` may be gone when sw_call returns
+    uint64_t id;
+    if (size == 0) {
+      id = sw_call(channel->handle(), static_cast<uint32_t>(method), {nullptr, 0}, nullptr, deadline_ms, flags,
+                   &kVtable, this);
+    } else {
+      uint8_t* bytes = new uint8_t[size];
+      request.SerializeWithCachedSizesToArray(bytes);
+      const sw_part part = {bytes, size};
+      const sw_payload payload = {&part, 1, bytes, [](void* owner) { delete[] static_cast<uint8_t*>(owner); }};
+      id = sw_call(channel->handle(), static_cast<uint32_t>(method), {nullptr, 0}, &payload, deadline_ms, flags,
+                   &kVtable, this);
+    }
+    if (cancellation != nullptr) cancellation->Started(id);
+  }
+
+ private:
+  static sw_code Alloc(void* op, sw_bytes, size_t n, const uint64_t* lens, void** bufs) {
+    constexpr sw_code kInternal = 13;
+    Call* call = static_cast<Call*>(op);
+    if (n != 1 || lens[0] > static_cast<uint64_t>(std::numeric_limits<int>::max())) return kInternal;
+    call->size_ = static_cast<size_t>(lens[0]);
+    if (call->size_ > 0) {
+      call->body_.reset(new (std::nothrow) char[call->size_]);
+      if (call->body_ == nullptr) return 8;  // RESOURCE_EXHAUSTED
+    }
+    bufs[0] = call->body_.get();
+    return 0;
+  }
+
+  static void Done(void* op, const sw_result* result) {
+    Call* call = static_cast<Call*>(op);
+    call->status_ = StatusFromResult(*result, call->target_);
+    CompletionBatch::Add([call] { call->Finish(); });
+  }
+
+  void Finish() {
+    if (opts_ != nullptr) opts_->ClearCancelCallback();
+    if (status_.ok() && !parse_(body_.get(), static_cast<int>(size_))) {
+      status_ = MakeStatus(13, "the reply of " + target_ + " is not the protocol buffer that was expected (" +
+                                   std::to_string(size_) + " bytes)");
+    }
+    body_.reset();
+    done_(status_);
+    delete this;
+  }
+
+  const std::shared_ptr<Channel> channel_;
+  const std::string target_;
+  const Parser parse_;
+  const StatusCallback done_;
+  CallOptions* const opts_;
+  std::unique_ptr<char[]> body_;
+  size_t size_ = 0;
+  Status status_;
+};
+
+Parser ParseInto(MessageLite* response) {
+  return [response](const char* data, int size) { return response->ParseFromArray(data, size); };
+}
+
+}  // namespace
+
+RemoteWorker::RemoteWorker(std::string target, std::shared_ptr<Channel> channel, tensorflow::WorkerCacheLogger* logger)
+    : target_(std::move(target)), channel_(std::move(channel)), logger_(logger) {}
+
+RemoteWorker::RemoteWorker(std::string target, Status status, tensorflow::WorkerCacheLogger* logger)
+    : target_(std::move(target)), status_(std::move(status)), logger_(logger) {}
+
+RemoteWorker::~RemoteWorker() = default;
+
+// Requests are serialised here and now: TensorFlow may free them as soon as the completion ran, and changes none in between.
+#define STARWIRE_START(method, request, parse, done, opts, flags)                                          \
+  do {                                                                                                     \
+    if (!status_.ok()) {                                                                                   \
+      (done)(status_);                                                                                     \
+    } else {                                                                                               \
+      (new Call(channel_, target_, (parse), std::move(done), (opts)))->Start((method), (request), (flags)); \
+    }                                                                                                      \
+  } while (false)
+
+void RemoteWorker::GetStatusAsync(CallOptions* opts, const tensorflow::GetStatusRequest* request,
+                                  tensorflow::GetStatusResponse* response, bool fail_fast, StatusCallback done) {
+  STARWIRE_START(Method::kGetStatus, *request, ParseInto(response), done, opts,
+                 fail_fast ? 0 : SW_CALL_WAIT_FOR_READY);
+}
+
+void RemoteWorker::CreateWorkerSessionAsync(const tensorflow::CreateWorkerSessionRequest* request,
+                                            tensorflow::CreateWorkerSessionResponse* response, StatusCallback done) {
+  STARWIRE_START(Method::kCreateWorkerSession, *request, ParseInto(response), done, nullptr, 0);
+}
+
+void RemoteWorker::DeleteWorkerSessionAsync(CallOptions* opts, const tensorflow::DeleteWorkerSessionRequest* request,
+                                            tensorflow::DeleteWorkerSessionResponse* response, StatusCallback done) {
+  STARWIRE_START(Method::kDeleteWorkerSession, *request, ParseInto(response), done, opts, 0);
+}
+
+void RemoteWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request,
+                                      tensorflow::RegisterGraphResponse* response, StatusCallback done) {
+  STARWIRE_START(Method::kRegisterGraph, *request, ParseInto(response), done, nullptr, 0);
+}
+
+void RemoteWorker::DeregisterGraphAsync(const tensorflow::DeregisterGraphRequest* request,
+                                        tensorflow::DeregisterGraphResponse* response, StatusCallback done) {
+  STARWIRE_START(Method::kDeregisterGraph, *request, ParseInto(response), done, nullptr, 0);
+}
+
+void RemoteWorker::RunGraphAsync(CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
+                                 tensorflow::MutableRunGraphResponseWrapper* response, StatusCallback done) {
+  STARWIRE_START(Method::kRunGraph, request->ToProto(), ParseInto(get_proto_from_wrapper(response)), done, opts, 0);
+}
+
+void RemoteWorker::RunGraphAsync(CallOptions* opts, const tensorflow::RunGraphRequest* request,
+                                 tensorflow::RunGraphResponse* response, StatusCallback done) {
+  STARWIRE_START(Method::kRunGraph, *request, ParseInto(response), done, opts, 0);
+}
+
+tensorflow::MutableRunGraphRequestWrapper* RemoteWorker::CreateRunGraphRequest() {
+  return new tensorflow::MutableProtoRunGraphRequest;
+}
+
+tensorflow::MutableRunGraphResponseWrapper* RemoteWorker::CreateRunGraphResponse() {
+  return new tensorflow::OwnedProtoRunGraphResponse;
+}
+
+void RemoteWorker::CleanupGraphAsync(const tensorflow::CleanupGraphRequest* request,
+                                     tensorflow::CleanupGraphResponse* response, StatusCallback done) {
+  STARWIRE_START(Method::kCleanupGraph, *request, ParseInto(response), done, nullptr, 0);
+}
+
+void RemoteWorker::CleanupAllAsync(const tensorflow::CleanupAllRequest* request,
+                                   tensorflow::CleanupAllResponse* response, StatusCallback done) {
+  STARWIRE_START(Method::kCleanupAll, *request, ParseInto(response), done, nullptr, 0);
+}
+
+// The rendezvous asks for tensors with sw_recv; this serves whoever uses the interface directly.
+void RemoteWorker::RecvTensorAsync(CallOptions* opts, const tensorflow::RecvTensorRequest* request,
+                                   tensorflow::TensorResponse* response, StatusCallback done) {
+  auto parse = [response](const char* data, int size) {
+    tensorflow::RecvTensorResponse proto;
+    return proto.ParseFromArray(data, size) && response->InitFrom(&proto).ok();
+  };
+  StatusCallback finished = std::move(done);
+  if (logger_ != nullptr && logger_->LoggingActive()) {
+    const int64_t start = static_cast<int64_t>(tensorflow::Env::Default()->NowMicros());
+    finished = [logger = logger_, request, response, start, inner = std::move(finished)](const Status& status) {
+      // source device ; incarnation ; destination device ; tensor name ; frame and iteration
+      const std::vector<std::string> key = tensorflow::str_util::Split(request->rendezvous_key(), ';');
+      if (status.ok() && key.size() == 5) {
+        logger->RecordRecvTensor(request->step_id(), start,
+                                 static_cast<int64_t>(tensorflow::Env::Default()->NowMicros()), key[3], key[0], key[2],
+                                 static_cast<int64_t>(response->tensor().TotalBytes()));
+      }
+      inner(status);
+    };
+  }
+  if (!request->dma_ok()) {
+    STARWIRE_START(Method::kRecvTensor, *request, parse, finished, opts, 0);
+  } else {
+    tensorflow::RecvTensorRequest copy(*request);
+    copy.set_dma_ok(false);
+    STARWIRE_START(Method::kRecvTensor, copy, parse, finished, opts, 0);
+  }
+}
+
+void RemoteWorker::LoggingAsync(const tensorflow::LoggingRequest* request, tensorflow::LoggingResponse* response,
+                                StatusCallback done) {
+  STARWIRE_START(Method::kLogging, *request, ParseInto(response), done, nullptr, 0);
+}
+
+void RemoteWorker::TracingAsync(const tensorflow::TracingRequest* request, tensorflow::TracingResponse* response,
+                                StatusCallback done) {
+  STARWIRE_START(Method::kTracing, *request, ParseInto(response), done, nullptr, 0);
+}
+
+void RemoteWorker::RecvBufAsync(CallOptions* opts, const tensorflow::RecvBufRequest* request,
+                                tensorflow::RecvBufResponse* response, StatusCallback done) {
+  STARWIRE_START(Method::kRecvBuf, *request, ParseInto(response), done, opts, 0);
+}
+
+void RemoteWorker::CompleteGroupAsync(CallOptions* opts, const tensorflow::CompleteGroupRequest* request,
+                                      tensorflow::CompleteGroupResponse* response, StatusCallback done) {
+  STARWIRE_START(Method::kCompleteGroup, *request, ParseInto(response), done, opts, 0);
+}
+
+void RemoteWorker::CompleteInstanceAsync(CallOptions* opts, const tensorflow::CompleteInstanceRequest* request,
+                                         tensorflow::CompleteInstanceResponse* response, StatusCallback done) {
+  STARWIRE_START(Method::kCompleteInstance, *request, ParseInto(response), done, opts, 0);
+}
+
+void RemoteWorker::GetStepSequenceAsync(const tensorflow::GetStepSequenceRequest* request,
+                                        tensorflow::GetStepSequenceResponse* response, StatusCallback done) {
+  STARWIRE_START(Method::kGetStepSequence, *request, ParseInto(response), done, nullptr, 0);
+}
+
+#undef STARWIRE_START
+
+}  // namespace starwire
