@@ -1,0 +1,124 @@
+#include "cc/server/advertise.h"
+
+#include <utility>
+
+#include "tensorflow/core/common_runtime/device.h"
+#include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
+#include "tensorflow/core/distributed_runtime/worker_env.h"
+#include "tensorflow/core/framework/rendezvous.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/platform/env.h"
+
+namespace starwire {
+
+using tensorflow::Rendezvous;
+using tensorflow::StatusCallback;
+using tensorflow::Tensor;
+
+namespace {
+
+constexpr char kOpen[] = "starwire{";
+constexpr char kClose = '}';
+
+void FillResponse(const Tensor& tensor, bool is_dead, tensorflow::RecvTensorResponse* response) {
+  response->set_is_dead(is_dead);
+  response->set_send_start_micros(static_cast<int64_t>(tensorflow::Env::Default()->NowMicros()));
+  tensor.AsProtoTensorContent(response->mutable_tensor());
+}
+
+}  // namespace
+
+void AddAdvertisement(const std::string& advertisement, tensorflow::GetStatusResponse* response) {
+  if (advertisement.empty()) return;
+  for (auto& device : *response->mutable_device_attributes()) {
+    if (device.device_type() != "CPU") continue;
+    std::string* text = device.mutable_physical_device_desc();
+    if (!text->empty()) text->push_back(' ');
+    text->append(kOpen).append(advertisement).push_back(kClose);
+    return;
+  }
+}
+
+std::string FindAdvertisement(const tensorflow::GetStatusResponse& response) {
+  for (const auto& device : response.device_attributes()) {
+    const std::string& text = device.physical_device_desc();
+    const size_t open = text.find(kOpen);
+    if (open == std::string::npos) continue;
+    const size_t begin = open + sizeof(kOpen) - 1;
+    const size_t end = text.find(kClose, begin);
+    if (end != std::string::npos) return text.substr(begin, end - begin);
+  }
+  return std::string();
+}
+
+AdvertisingWorker::AdvertisingWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config)
+    : GrpcWorker(env, config) {}
+
+void AdvertisingWorker::SetAdvertisement(const std::string& advertisement) {
+  std::lock_guard<std::mutex> lock(mu_);
+  advertisement_ = advertisement;
+}
+
+void AdvertisingWorker::GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
+                                       tensorflow::GetStatusResponse* response, bool fail_fast, StatusCallback done) {
+  GrpcWorker::GetStatusAsync(opts, request, response, fail_fast,
+                             [this, response, done = std::move(done)](const Status& status) {
+                               if (status.ok()) {
+                                 std::lock_guard<std::mutex> lock(mu_);
+                                 AddAdvertisement(advertisement_, response);
+                               }
+                               done(status);
+                             });
+}
+
+void AdvertisingWorker::PlainGetStatusAsync(tensorflow::CallOptions* opts,
+                                            const tensorflow::GetStatusRequest* request,
+                                            tensorflow::GetStatusResponse* response, StatusCallback done) {
+  GrpcWorker::GetStatusAsync(opts, request, response, /*fail_fast=*/true, std::move(done));
+}
+
+void AdvertisingWorker::RecvTensorProtoAsync(tensorflow::CallOptions* opts,
+                                             const tensorflow::RecvTensorRequest* request,
+                                             tensorflow::RecvTensorResponse* response, StatusCallback done) {
+  Rendezvous::ParsedKey key;
+  tensorflow::Device* source = nullptr;
+  Status status = Rendezvous::ParseKey(request->rendezvous_key(), &key);
+  if (status.ok()) status = PrepareRecvTensor(key, &source);
+  if (!status.ok()) {
+    done(status);
+    return;
+  }
+  const int64_t step_id = request->step_id();
+  opts->SetCancelCallback([this, step_id] { AbortStep(step_id); });
+  env_->rendezvous_mgr->RecvLocalAsync(
+      step_id, key,
+      [opts, response, source, done = std::move(done)](const Status& received, const Rendezvous::Args& send_args,
+                                                       const Rendezvous::Args&, const Tensor& tensor, bool is_dead) {
+        opts->ClearCancelCallback();
+        if (!received.ok()) {
+          done(received);
+          return;
+        }
+        const bool on_host = send_args.alloc_attrs.on_host() || source->device_type() == tensorflow::DEVICE_CPU;
+        if (on_host || is_dead || send_args.device_context == nullptr) {
+          FillResponse(tensor, is_dead, response);
+          done(OkStatus());
+          return;
+        }
+        tensorflow::AllocatorAttributes host;
+        host.set_on_host(true);
+        host.set_gpu_compatible(true);
+        auto copy = std::make_shared<Tensor>(source->GetAllocator(host), tensor.dtype(), tensor.shape());
+        auto original = std::make_shared<Tensor>(tensor);  // the source of the copy lives until the copy is made
+        auto* context = send_args.device_context;
+        context->Ref();
+        context->CopyDeviceTensorToCPU(original.get(), "RecvTensor", source, copy.get(),
+                                       [copy, original, context, response, done](const Status& copied) {
+                                         if (copied.ok()) FillResponse(*copy, /*is_dead=*/false, response);
+                                         context->Unref();
+                                         done(copied);
+                                       });
+      });
+}
+
+}  // namespace starwire

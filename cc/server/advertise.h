@@ -1,0 +1,48 @@
+// How tasks find each other's data port without any file: the answer to TensorFlow's own gRPC GetStatus carries it.
+#ifndef STARWIRE_CC_SERVER_ADVERTISE_H_
+#define STARWIRE_CC_SERVER_ADVERTISE_H_
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "cc/compat.h"
+#include "tensorflow/core/distributed_runtime/rpc/grpc_worker_service.h"
+#include "tensorflow/core/protobuf/worker.pb.h"
+
+namespace starwire {
+
+// Adds `starwire{advertisement}` to the description of the first CPU device in the reply, where it disturbs nobody: peers that run another
+// protocol ignore it, and our own masters ask over the data port, whose replies stay as they are.
+void AddAdvertisement(const std::string& advertisement, tensorflow::GetStatusResponse* response);
+// The advertisement in a reply; empty if there is none.
+std::string FindAdvertisement(const tensorflow::GetStatusResponse& response);
+
+// TensorFlow's worker, which advertises, and which can serve RecvTensor without gRPC.
+class AdvertisingWorker : public tensorflow::GrpcWorker {
+ public:
+  AdvertisingWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config);
+
+  // Empty: advertise nothing (no data port yet, or none any more).
+  void SetAdvertisement(const std::string& advertisement);
+
+  void GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
+                      tensorflow::GetStatusResponse* response, bool fail_fast,
+                      tensorflow::StatusCallback done) override;
+
+  // What the data port answers: the same without the advertisement.
+  void PlainGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
+                           tensorflow::GetStatusResponse* response, tensorflow::StatusCallback done);
+
+  // TensorFlow's own RecvTensor answers into gRPC's buffers only.
+  void RecvTensorProtoAsync(tensorflow::CallOptions* opts, const tensorflow::RecvTensorRequest* request,
+                            tensorflow::RecvTensorResponse* response, tensorflow::StatusCallback done);
+
+ private:
+  std::mutex mu_;
+  std::string advertisement_;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_SERVER_ADVERTISE_H_

@@ -1,0 +1,281 @@
+#include "cc/worker/worker_service.h"
+
+#include <chrono>
+#include <limits>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cc/worker/methods.h"
+#include "cc/worker/status_codec.h"
+#include "tensorflow/core/distributed_runtime/call_options.h"
+#include "tensorflow/core/distributed_runtime/message_wrappers.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/logging.h"
+#include "tensorflow/core/protobuf/worker.pb.h"
+
+namespace starwire {
+
+using tensorflow::StatusCallback;
+using tensorflow::protobuf::MessageLite;
+
+namespace {
+
+// RunGraph with a body up to this many bytes starts on the reactor: it looks up the graph, schedules the executor's root nodes on the compute pool
+// and returns. Bigger ones carry tensors that have to be decoded.
+constexpr size_t kInlineRunGraphBytes = 4096;
+
+void SendResponse(sw_engine* engine, sw_ticket ticket, const MessageLite& response) {
+  const size_t size = response.ByteSizeLong();
+  if (size > static_cast<size_t>(std::numeric_limits<int>::max())) {
+    ReplyError(engine, ticket,
+               MakeStatus(8, "a reply of " + std::to_string(size) + " bytes does not fit into a protocol buffer (2 GB at most)"));
+    return;
+  }
+  if (size == 0) {
+    sw_reply(engine, ticket, 0, {nullptr, 0}, nullptr);
+    return;
+  }
+  uint8_t* bytes = new uint8_t[size];
+  response.SerializeWithCachedSizesToArray(bytes);
+  const sw_part part = {bytes, size};
+  const sw_payload payload = {&part, 1, bytes, [](void* owner) { delete[] static_cast<uint8_t*>(owner); }};
+  sw_reply(engine, ticket, 0, {nullptr, 0}, &payload);
+}
+
+bool ParseBody(const sw_part* parts, size_t n_parts, MessageLite* request) {
+  if (n_parts == 0) return request->ParseFromArray(nullptr, 0);
+  return n_parts == 1 && parts[0].len <= static_cast<size_t>(std::numeric_limits<int>::max()) &&
+         request->ParseFromArray(parts[0].data, static_cast<int>(parts[0].len));
+}
+
+}  // namespace
+
+// One call from its arrival to its answer.
+struct WorkerService::ServedCall {
+  explicit ServedCall(const sw_call_request& r)
+      : ticket(r.ticket), parts(r.parts), n_parts(r.n_parts), body(r.body), method(r.method) {}
+  virtual ~ServedCall() { ReleaseBody(); }
+  virtual MessageLite* Request() = 0;
+  virtual const MessageLite& Response() = 0;
+
+  void ReleaseBody() {
+    if (body != nullptr) sw_body_release(body);
+    body = nullptr;
+  }
+
+  const sw_ticket ticket;
+  const sw_part* parts;
+  const size_t n_parts;
+  void* body;
+  const uint32_t method;
+  tensorflow::CallOptions opts;
+  std::atomic<bool> cancelled{false};
+  std::atomic<bool> finished{false};
+};
+
+template <typename RequestProto, typename ResponseProto>
+struct WorkerService::TypedCall : WorkerService::ServedCall {
+  using ServedCall::ServedCall;
+  MessageLite* Request() override { return &request; }
+  const MessageLite& Response() override { return response; }
+  RequestProto request;
+  ResponseProto response;
+};
+
+WorkerService::WorkerService(AdvertisingWorker* worker, tensorflow::WorkerEnv* env) : worker_(worker), env_(env) {}
+
+WorkerService::~WorkerService() = default;
+
+void WorkerService::Start(std::shared_ptr<sw_engine> engine) { engine_ = std::move(engine); }
+
+WorkerService::Shard& WorkerService::ShardOf(sw_ticket ticket) {
+  return shards_[TicketHash()(ticket) % kShards];
+}
+
+template <typename RequestProto, typename ResponseProto, typename Run>
+void WorkerService::Serve(const sw_call_request* request, Place place, Run run) {
+  using Typed = TypedCall<RequestProto, ResponseProto>;
+  auto call = std::make_shared<Typed>(*request);
+  running_.fetch_add(1, std::memory_order_relaxed);
+  {
+    Shard& shard = ShardOf(call->ticket);
+    std::lock_guard<std::mutex> lock(shard.mu);
+    shard.calls[call->ticket] = call;
+  }
+  auto work = [self = shared_from_this(), call, run] {
+    const bool parsed = ParseBody(call->parts, call->n_parts, call->Request());
+    call->ReleaseBody();
+    if (!parsed) {
+      self->Finish(call, MakeStatus(3, "the request is not the protocol buffer that worker method " +
+                                           std::to_string(call->method) + " takes"));
+      return;
+    }
+    if (call->cancelled.load()) {
+      self->Finish(call, MakeStatus(1, "cancelled before it was started"));
+      return;
+    }
+    run(self->worker_, call.get(), [self, call](const Status& status) { self->Finish(call, status); });
+    // A cancellation that came before the method had set its callback.
+    if (call->cancelled.load() && !call->finished.load()) call->opts.StartCancel();
+  };
+  switch (place) {
+    case Place::kReactor:
+      work();
+      break;
+    case Place::kPool:
+      env_->compute_pool->Schedule(std::move(work));
+      break;
+    case Place::kThread:
+      tensorflow::Env::Default()->SchedClosure(std::move(work));
+      break;
+  }
+}
+
+void WorkerService::Finish(const std::shared_ptr<ServedCall>& call, const Status& status) {
+  if (call->finished.exchange(true)) return;
+  {
+    Shard& shard = ShardOf(call->ticket);
+    std::lock_guard<std::mutex> lock(shard.mu);
+    auto found = shard.calls.find(call->ticket);
+    if (found != shard.calls.end() && found->second == call) shard.calls.erase(found);
+  }
+  if (status.ok()) {
+    SendResponse(engine_.get(), call->ticket, call->Response());
+  } else {
+    VLOG(1) << "starwire: worker method " << call->method << " failed: " << status;
+    ReplyError(engine_.get(), call->ticket, status);
+  }
+  running_.fetch_sub(1, std::memory_order_release);
+}
+
+void WorkerService::Cancel(const std::shared_ptr<ServedCall>& call) {
+  call->cancelled.store(true);
+  // Cancelling aborts rendezvous and wakes kernels: TensorFlow code of unknown length, not for a reactor.
+  tensorflow::Env::Default()->SchedClosure([call] {
+    if (!call->finished.load()) call->opts.StartCancel();
+  });
+}
+
+void WorkerService::OnCancel(sw_ticket ticket) {
+  std::shared_ptr<ServedCall> call;
+  {
+    Shard& shard = ShardOf(ticket);
+    std::lock_guard<std::mutex> lock(shard.mu);
+    auto found = shard.calls.find(ticket);
+    if (found == shard.calls.end()) return;
+    call = found->second;
+  }
+  Cancel(call);
+}
+
+bool WorkerService::Shutdown(int64_t timeout_ms) {
+  for (Shard& shard : shards_) {
+    std::vector<std::shared_ptr<ServedCall>> calls;
+    {
+      std::lock_guard<std::mutex> lock(shard.mu);
+      for (auto& entry : shard.calls) calls.push_back(entry.second);
+    }
+    for (const auto& call : calls) Cancel(call);
+  }
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  while (running_.load(std::memory_order_acquire) > 0) {
+    if (std::chrono::steady_clock::now() > give_up) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+void WorkerService::OnCall(const sw_call_request* request) {
+  using namespace tensorflow;  // NOLINT: the names of the messages
+  using Done = tensorflow::StatusCallback;
+  // The one place that decides what runs on a reactor. Everything else keeps the thread that TensorFlow's own service uses.
+  switch (static_cast<Method>(request->method)) {
+    case Method::kGetStatus:
+      return Serve<GetStatusRequest, GetStatusResponse>(
+          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->PlainGetStatusAsync(&call->opts, &call->request, &call->response, std::move(done));
+          });
+    case Method::kCreateWorkerSession:
+      return Serve<CreateWorkerSessionRequest, CreateWorkerSessionResponse>(
+          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->CreateWorkerSessionAsync(&call->request, &call->response, std::move(done));
+          });
+    case Method::kDeleteWorkerSession:
+      return Serve<DeleteWorkerSessionRequest, DeleteWorkerSessionResponse>(
+          request, Place::kThread, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->DeleteWorkerSessionAsync(&call->opts, &call->request, &call->response, std::move(done));
+          });
+    case Method::kRegisterGraph:
+      return Serve<RegisterGraphRequest, RegisterGraphResponse>(
+          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->RegisterGraphAsync(&call->request, &call->response, std::move(done));
+          });
+    case Method::kDeregisterGraph:
+      return Serve<DeregisterGraphRequest, DeregisterGraphResponse>(
+          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->DeregisterGraphAsync(&call->request, &call->response, std::move(done));
+          });
+    case Method::kRunGraph: {
+      const size_t size = request->n_parts == 1 ? request->parts[0].len : 0;
+      return Serve<RunGraphRequest, RunGraphResponse>(
+          request, size <= kInlineRunGraphBytes ? Place::kReactor : Place::kPool,
+          [](AdvertisingWorker* worker, auto* call, Done done) {
+            static_cast<WorkerInterface*>(worker)->RunGraphAsync(&call->opts, &call->request, &call->response,
+                                                                 std::move(done));
+          });
+    }
+    case Method::kCleanupGraph:
+      return Serve<CleanupGraphRequest, CleanupGraphResponse>(
+          request, Place::kReactor, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->CleanupGraphAsync(&call->request, &call->response, std::move(done));
+          });
+    case Method::kCleanupAll:
+      return Serve<CleanupAllRequest, CleanupAllResponse>(
+          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->CleanupAllAsync(&call->request, &call->response, std::move(done));
+          });
+    case Method::kRecvTensor:
+      return Serve<RecvTensorRequest, RecvTensorResponse>(
+          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->RecvTensorProtoAsync(&call->opts, &call->request, &call->response, std::move(done));
+          });
+    case Method::kLogging:
+      return Serve<LoggingRequest, LoggingResponse>(
+          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->LoggingAsync(&call->request, &call->response, std::move(done));
+          });
+    case Method::kTracing:
+      return Serve<TracingRequest, TracingResponse>(
+          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->TracingAsync(&call->request, &call->response, std::move(done));
+          });
+    case Method::kRecvBuf:
+      return Serve<RecvBufRequest, RecvBufResponse>(
+          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->RecvBufAsync(&call->opts, &call->request, &call->response, std::move(done));
+          });
+    case Method::kCompleteGroup:
+      return Serve<CompleteGroupRequest, CompleteGroupResponse>(
+          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->CompleteGroupAsync(&call->opts, &call->request, &call->response, std::move(done));
+          });
+    case Method::kCompleteInstance:
+      return Serve<CompleteInstanceRequest, CompleteInstanceResponse>(
+          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->CompleteInstanceAsync(&call->opts, &call->request, &call->response, std::move(done));
+          });
+    case Method::kGetStepSequence:
+      return Serve<GetStepSequenceRequest, GetStepSequenceResponse>(
+          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->GetStepSequenceAsync(&call->request, &call->response, std::move(done));
+          });
+  }
+  sw_body_release(request->body);
+  ReplyError(engine_.get(), request->ticket,
+             MakeStatus(12, "this server has no worker method " + std::to_string(request->method)));
+}
+
+}  // namespace starwire

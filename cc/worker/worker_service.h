@@ -1,0 +1,75 @@
+// Serves the worker methods that peers call over the data port, as TensorFlow's gRPC worker service does over its port.
+#ifndef STARWIRE_CC_WORKER_WORKER_SERVICE_H_
+#define STARWIRE_CC_WORKER_WORKER_SERVICE_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "cc/compat.h"
+#include "cc/server/advertise.h"
+#include "include/starwire.h"
+#include "tensorflow/core/distributed_runtime/worker_env.h"
+
+namespace starwire {
+
+class WorkerService : public std::enable_shared_from_this<WorkerService> {
+ public:
+  // Both outlive Shutdown().
+  WorkerService(AdvertisingWorker* worker, tensorflow::WorkerEnv* env);
+  ~WorkerService();
+  WorkerService(const WorkerService&) = delete;
+  WorkerService& operator=(const WorkerService&) = delete;
+
+  // Answers go to this engine.
+  void Start(std::shared_ptr<sw_engine> engine);
+
+  // The handlers of sw_handlers; reactor threads.
+  void OnCall(const sw_call_request* request);
+  // The caller gave up or went: the method is cancelled, as TensorFlow's service does.
+  void OnCancel(sw_ticket ticket);
+
+  // Cancels what is being served and waits for it, at most `timeout_ms`. To be called after the engine was stopped. False: something still runs.
+  bool Shutdown(int64_t timeout_ms);
+
+ private:
+  struct ServedCall;
+  template <typename Request, typename Response>
+  struct TypedCall;
+  // Where a method runs.
+  enum class Place {
+    kReactor,  // at once on the reactor: short and never blocking
+    kPool,     // on TensorFlow's compute pool
+    kThread,   // on a thread of its own: waits for work on the compute pool
+  };
+  static constexpr size_t kShards = 16;
+  struct TicketHash {
+    size_t operator()(sw_ticket t) const { return (t.id ^ t.conn << 32) * 0x9E3779B97F4A7C15ull >> 20; }
+  };
+  struct SameTicket {
+    bool operator()(sw_ticket a, sw_ticket b) const { return a.conn == b.conn && a.id == b.id; }
+  };
+  struct Shard {
+    std::mutex mu;
+    std::unordered_map<sw_ticket, std::shared_ptr<ServedCall>, TicketHash, SameTicket> calls;
+  };
+
+  template <typename Request, typename Response, typename Run>
+  void Serve(const sw_call_request* request, Place place, Run run);
+  Shard& ShardOf(sw_ticket ticket);
+  void Finish(const std::shared_ptr<ServedCall>& call, const Status& status);
+  static void Cancel(const std::shared_ptr<ServedCall>& call);
+
+  AdvertisingWorker* const worker_;
+  tensorflow::WorkerEnv* const env_;
+  std::shared_ptr<sw_engine> engine_;
+  std::atomic<int64_t> running_{0};
+  std::array<Shard, kShards> shards_;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_WORKER_WORKER_SERVICE_H_
