@@ -71,9 +71,9 @@ typedef struct sw_call_request {
 /* What the engine asks of its owner. All run on reactor threads and must not block or throw; answers may come later from any thread. */
 typedef struct sw_handlers {
   size_t struct_size;
-  /* Find out where `task` (e.g. "/job:ps/replica:0/task:0") can be reached and answer exactly once with sw_engine_resolved(engine, token, …). Asked only for channels opened without a
+  /* Find out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be reached and answer exactly once with sw_engine_resolved(engine, token, …). Asked only for channels opened without a
    * static address, at each (re)connect. */
-  void (*resolve)(void *ctx, sw_bytes task, uint64_t token);
+  void (*resolve)(void *ctx, sw_bytes task, sw_bytes grpc_address, uint64_t token);
   /* A batch of rendezvous requests; each is answered by sw_reply. */
   void (*on_recv)(void *ctx, const sw_recv_request *requests, size_t n);
   void (*on_call)(void *ctx, const sw_call_request *call);

@@ -47,7 +47,7 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   };
   static constexpr size_t kShards = 16;
   struct TicketHash {
-    size_t operator()(sw_ticket t) const { return (t.id ^ t.conn << 32) * 0x9E3779B97F4A7C15ull >> 20; }
+    size_t operator()(sw_ticket t) const { return (t.id * 0x9E3779B97F4A7C15ull ^ t.conn * 0xC2B2AE3D27D4EB4Full) >> 20; }
   };
   struct SameTicket {
     bool operator()(sw_ticket a, sw_ticket b) const { return a.conn == b.conn && a.id == b.id; }

@@ -109,11 +109,12 @@ impl Shard {
         let attempt = channel.attempt;
         let fixed = channel.shared.fixed_address.clone();
         let task = channel.shared.task.clone();
+        let grpc_address = channel.shared.grpc_address.clone();
         self.arm_channel(number, ends);
         match fixed {
             Some(address) => self.look_up(number, attempt, VecDeque::new(), vec![address], now),
             None if self.shared.owner.resolves() => {
-                self.shared.owner.resolve(&task, token(index, number, attempt));
+                self.shared.owner.resolve(&task, &grpc_address, token(index, number, attempt));
             }
             None => {
                 let message = format!("no address is known for {task}: it is not in .endpoint_map");

@@ -34,10 +34,10 @@ impl Owner {
         self.handlers.resolve.is_some()
     }
 
-    pub fn resolve(&self, task: &str, token: u64) {
+    pub fn resolve(&self, task: &str, grpc_address: &str, token: u64) {
         if let Some(f) = self.handlers.resolve {
             // SAFETY: `new`'s contract; the bytes live through the call. The same holds for each call below.
-            unsafe { f(self.ctx, sw_bytes::of(task.as_bytes()), token) }
+            unsafe { f(self.ctx, sw_bytes::of(task.as_bytes()), sw_bytes::of(grpc_address.as_bytes()), token) }
         }
     }
 

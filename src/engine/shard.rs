@@ -122,6 +122,8 @@ impl Shard {
     /// The reactor's life.
     pub(super) fn run(&mut self) {
         shared::enter(self.shared.number, self.index);
+        // The owner learns that this thread is a reactor before it hears anything else on it.
+        self.shared.owner.round_end();
         while !self.finished() {
             if self.shared.frozen.load(Ordering::Acquire) {
                 return self.freeze();

@@ -138,9 +138,10 @@ pub struct sw_call_request {
 #[derive(Clone, Copy)]
 pub struct sw_handlers {
     pub struct_size: usize,
-    /// Find out where `task` (e.g. "/job:ps/replica:0/task:0") can be reached and answer exactly once with
-    /// sw_engine_resolved(engine, token, ...). Asked only for channels without an entry in .endpoint_map, at each (re)connect.
-    pub resolve: Option<unsafe extern "C" fn(ctx: *mut c_void, task: sw_bytes, token: u64)>,
+    /// Find out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be reached
+    /// and answer exactly once with sw_engine_resolved(engine, token, ...). Asked only for channels without an entry in
+    /// .endpoint_map, at each (re)connect.
+    pub resolve: Option<unsafe extern "C" fn(ctx: *mut c_void, task: sw_bytes, grpc_address: sw_bytes, token: u64)>,
     /// A batch of rendezvous requests; each is answered by sw_reply.
     pub on_recv: Option<unsafe extern "C" fn(ctx: *mut c_void, requests: *const sw_recv_request, n: usize)>,
     pub on_call: Option<unsafe extern "C" fn(ctx: *mut c_void, call: *const sw_call_request)>,
@@ -154,7 +155,7 @@ pub struct sw_handlers {
     pub key_new: Option<unsafe extern "C" fn(ctx: *mut c_void, prefix: sw_bytes) -> *mut c_void>,
     pub key_free: Option<unsafe extern "C" fn(ctx: *mut c_void, key: *mut c_void)>,
     /// End of one round of a reactor: everything it had for us in this round has been delivered. For batching
-    /// completions (thread-local on the reactor's thread).
+    /// completions (thread-local on the reactor's thread). Called once at the start of each reactor's thread as well.
     pub round_end: Option<unsafe extern "C" fn(ctx: *mut c_void)>,
     /// level: 0 info, 1 warning, 2 error.
     pub log: Option<unsafe extern "C" fn(ctx: *mut c_void, level: i32, line: sw_bytes)>,
