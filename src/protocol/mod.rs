@@ -9,10 +9,18 @@
 //! What the bytes mean is reported through [`Handler`].
 
 mod block;
+mod client;
 mod connection;
 mod error;
+mod frame;
 mod handler;
+mod hello;
+mod idmap;
+mod incoming;
+mod keys;
 pub mod limits;
+mod outgoing;
+mod server;
 mod settings;
 mod sniff;
 mod stats;

@@ -1,0 +1,311 @@
+//! The handshake's content: who each side is, what it allows, and the proof that both know the same secret.
+
+use hmac::{Hmac, Mac};
+use sha2::{Digest, Sha256};
+
+use super::error::{ConnectionError, ProtocolError, code};
+use super::limits::{Limits, MAX_HELLO_STRING};
+use super::settings::{PeerInfo, Secret, Settings};
+
+pub const WIRE_VERSION: u16 = 1;
+
+mod tag {
+    pub const PROTOCOL: u16 = 1;
+    pub const TASK: u16 = 2;
+    pub const INCARNATION: u16 = 3;
+    pub const EXPECTED_TASK: u16 = 4;
+    pub const CLUSTER: u16 = 5;
+    pub const NONCE: u16 = 6;
+    pub const HOST: u16 = 7;
+    pub const PID: u16 = 8;
+    pub const LIMITS: u16 = 9;
+    pub const REQUIRED_FEATURES: u16 = 10;
+    pub const HAS_SECRET: u16 = 11;
+}
+
+/// What a HELLO or WELCOME says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    pub version: u16,
+    pub features: u64,
+    pub required_features: u64,
+    pub protocol: String,
+    pub task: String,
+    pub incarnation: u64,
+    pub expected_task: Option<String>,
+    pub cluster_id: String,
+    pub nonce: [u8; 32],
+    pub host_id: String,
+    pub pid: u32,
+    pub limits: Limits,
+    pub has_secret: bool,
+}
+
+impl Hello {
+    /// What we say. `features` is what we offer (HELLO) or what both sides have (WELCOME).
+    pub fn ours(settings: &Settings, features: u64) -> Hello {
+        Hello {
+            version: WIRE_VERSION,
+            features,
+            required_features: settings.required_features,
+            protocol: settings.protocol.clone(),
+            task: settings.task.clone(),
+            incarnation: settings.incarnation,
+            expected_task: settings.expected_task.clone(),
+            cluster_id: settings.cluster_id.clone(),
+            nonce: settings.nonce,
+            host_id: settings.host_id.clone(),
+            pid: settings.pid,
+            limits: settings.limits,
+            has_secret: settings.secret.is_some(),
+        }
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(512);
+        let mut field = |tag: u16, bytes: &[u8]| {
+            // Strings are cut to what a peer accepts; `Settings` that need that are refused by it with a clear text, not by a broken frame.
+            let bytes = &bytes[..bytes.len().min(MAX_HELLO_STRING)];
+            out.extend_from_slice(&tag.to_le_bytes());
+            out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+            out.extend_from_slice(bytes);
+        };
+        field(tag::PROTOCOL, self.protocol.as_bytes());
+        field(tag::TASK, self.task.as_bytes());
+        field(tag::INCARNATION, &self.incarnation.to_le_bytes());
+        if let Some(task) = &self.expected_task {
+            field(tag::EXPECTED_TASK, task.as_bytes());
+        }
+        if !self.cluster_id.is_empty() {
+            field(tag::CLUSTER, self.cluster_id.as_bytes());
+        }
+        field(tag::NONCE, &self.nonce);
+        if !self.host_id.is_empty() {
+            field(tag::HOST, self.host_id.as_bytes());
+        }
+        field(tag::PID, &self.pid.to_le_bytes());
+        field(tag::LIMITS, &encode_limits(&self.limits));
+        if self.required_features != 0 {
+            field(tag::REQUIRED_FEATURES, &self.required_features.to_le_bytes());
+        }
+        if self.has_secret {
+            field(tag::HAS_SECRET, &[]);
+        }
+        out
+    }
+
+    /// Reads the fields; `frame` is for messages. Unknown fields are skipped: later versions may add some.
+    pub fn decode(frame: &'static str, version: u16, features: u64, fields: &[u8]) -> Result<Hello, ProtocolError> {
+        let error = |why| ProtocolError::Frame { frame, why };
+        let mut found = Fields::default();
+        let mut rest = fields;
+        let mut seen = 0u64;
+        while !rest.is_empty() {
+            let (head, after) = rest.split_at_checked(4).ok_or_else(|| error("a field is cut off"))?;
+            let tag = u16::from_le_bytes([head[0], head[1]]);
+            let len = usize::from(u16::from_le_bytes([head[2], head[3]]));
+            if len > MAX_HELLO_STRING {
+                let (value, limit) = (len as u64, MAX_HELLO_STRING as u64);
+                return Err(ProtocolError::TooLarge { what: "length of a handshake field", value, limit });
+            }
+            let (value, after) = after.split_at_checked(len).ok_or_else(|| error("a field is cut off"))?;
+            rest = after;
+            if tag < 64 {
+                if seen & (1 << tag) != 0 {
+                    return Err(error("a field stands twice"));
+                }
+                seen |= 1 << tag;
+            }
+            let wrong = || error("a field has a wrong length or is not text");
+            let text = || printable(value).ok_or_else(wrong);
+            match tag {
+                tag::PROTOCOL => found.protocol = Some(text()?),
+                tag::TASK => found.task = Some(text()?),
+                tag::INCARNATION => found.incarnation = Some(number(value).ok_or_else(wrong)?),
+                tag::EXPECTED_TASK => found.expected_task = Some(text()?),
+                tag::CLUSTER => found.cluster_id = text()?,
+                tag::NONCE => found.nonce = Some(value.try_into().map_err(|_| wrong())?),
+                tag::HOST => found.host_id = text()?,
+                tag::PID => found.pid = u32::from_le_bytes(value.try_into().map_err(|_| wrong())?),
+                tag::LIMITS => found.limits = Some(decode_limits(value).ok_or_else(wrong)?),
+                tag::REQUIRED_FEATURES => found.required_features = number(value).ok_or_else(wrong)?,
+                tag::HAS_SECRET => found.has_secret = true,
+                _ => {}
+            }
+        }
+        let missing = || error("a required field is missing");
+        Ok(Hello {
+            version,
+            features,
+            required_features: found.required_features,
+            protocol: found.protocol.ok_or_else(missing)?,
+            task: found.task.ok_or_else(missing)?,
+            incarnation: found.incarnation.ok_or_else(missing)?,
+            expected_task: found.expected_task,
+            cluster_id: found.cluster_id,
+            nonce: found.nonce.ok_or_else(missing)?,
+            host_id: found.host_id,
+            pid: found.pid,
+            limits: found.limits.ok_or_else(missing)?,
+            has_secret: found.has_secret,
+        })
+    }
+
+    /// What the owner of the connection is told about the peer.
+    pub fn into_peer(self, features: u64, authenticated: bool) -> PeerInfo {
+        PeerInfo {
+            task: self.task,
+            protocol: self.protocol,
+            incarnation: self.incarnation,
+            cluster_id: self.cluster_id,
+            features,
+            host_id: self.host_id,
+            pid: self.pid,
+            limits: self.limits,
+            authenticated,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Fields {
+    protocol: Option<String>,
+    task: Option<String>,
+    incarnation: Option<u64>,
+    expected_task: Option<String>,
+    cluster_id: String,
+    nonce: Option<[u8; 32]>,
+    host_id: String,
+    pid: u32,
+    limits: Option<Limits>,
+    required_features: u64,
+    has_secret: bool,
+}
+
+/// Text that may go into a log line.
+fn printable(bytes: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    text.chars().all(|c| !c.is_control()).then(|| text.to_owned())
+}
+
+fn number(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.try_into().ok()?))
+}
+
+fn encode_limits(limits: &Limits) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    bytes[0..4].copy_from_slice(&limits.max_recvs.to_le_bytes());
+    bytes[4..8].copy_from_slice(&limits.max_calls.to_le_bytes());
+    bytes[8..16].copy_from_slice(&limits.max_call_bytes.to_le_bytes());
+    bytes[16..20].copy_from_slice(&limits.max_keys.to_le_bytes());
+    bytes[20..24].copy_from_slice(&limits.max_key_bytes.to_le_bytes());
+    bytes[24..32].copy_from_slice(&limits.max_payload.to_le_bytes());
+    bytes
+}
+
+fn decode_limits(bytes: &[u8]) -> Option<Limits> {
+    let bytes: &[u8; 32] = bytes.try_into().ok()?;
+    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let double = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+    Some(Limits {
+        max_recvs: word(0),
+        max_calls: word(4),
+        max_call_bytes: double(8),
+        max_keys: word(16),
+        max_key_bytes: word(20),
+        max_payload: double(24),
+    })
+}
+
+/// Which side looks at the other's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Client,
+    Server,
+}
+
+/// Compares what the peer says with what we want. The error is for both sides' logs, so it names both values.
+pub fn check(role: Role, settings: &Settings, peer: &Hello) -> Result<(), ConnectionError> {
+    let refuse = |code, message| Err(ConnectionError::Refused { code, message });
+    let precondition = |message| refuse(code::FAILED_PRECONDITION, message);
+    let (ours, theirs) = (&settings.task, &peer.task);
+    if peer.version != WIRE_VERSION {
+        return precondition(format!(
+            "{ours} speaks version {WIRE_VERSION} of the starwire protocol, {theirs} speaks version {}: use the same starwire release on all tasks",
+            peer.version
+        ));
+    }
+    if peer.protocol != settings.protocol {
+        return precondition(format!(
+            "{ours} runs protocol \"{}\", {theirs} runs \"{}\": all tasks of a cluster must use the same protocol",
+            settings.protocol, peer.protocol
+        ));
+    }
+    if !settings.cluster_id.is_empty() && !peer.cluster_id.is_empty() && settings.cluster_id != peer.cluster_id {
+        return precondition(format!(
+            "{ours} belongs to cluster \"{}\", {theirs} to cluster \"{}\"",
+            settings.cluster_id, peer.cluster_id
+        ));
+    }
+    let (expected, found) = match role {
+        Role::Client => (settings.expected_task.as_ref(), theirs),
+        Role::Server => (peer.expected_task.as_ref(), ours),
+    };
+    if let Some(expected) = expected.filter(|expected| *expected != found) {
+        return precondition(format!("expected {expected} at this address but found {found}: check .endpoint_map"));
+    }
+    let (lacks_ours, lacks_theirs) =
+        (settings.required_features & !peer.features, peer.required_features & !settings.features);
+    if lacks_ours != 0 {
+        return precondition(format!("{ours} needs features {lacks_ours:#x}, which {theirs} does not have"));
+    }
+    if lacks_theirs != 0 {
+        return precondition(format!("{theirs} needs features {lacks_theirs:#x}, which {ours} does not have"));
+    }
+    match (settings.secret.is_some(), peer.has_secret) {
+        (true, false) => {
+            return refuse(
+                code::UNAUTHENTICATED,
+                format!("{ours} demands a shared secret and {theirs} has none configured"),
+            );
+        }
+        (false, true) => {
+            return refuse(
+                code::UNAUTHENTICATED,
+                format!("{theirs} demands a shared secret and {ours} has none configured"),
+            );
+        }
+        _ => {}
+    }
+    if !peer.limits.is_usable() {
+        return precondition(format!("{theirs} allows too little to work with: {:?}", peer.limits));
+    }
+    Ok(())
+}
+
+/// HMAC-SHA256 over the role and both sides' handshake frames, which hold both nonces, tasks, incarnations, protocols, features and limits.
+fn mac(secret: &Secret, prover: Role, hello: &[u8], welcome: &[u8]) -> Hmac<Sha256> {
+    let label: &[u8] = match prover {
+        Role::Client => b"starwire 1 client proof\0",
+        Role::Server => b"starwire 1 server proof\0",
+    };
+    // The key is the secret's digest in a block of SHA-256: secrets of any length, and no way to fail.
+    let mut key = [0; 64];
+    key[..32].copy_from_slice(&Sha256::digest(secret.bytes()));
+    let mut mac = <Hmac<Sha256> as Mac>::new(&key.into());
+    mac.update(label);
+    mac.update(&(hello.len() as u64).to_le_bytes());
+    mac.update(hello);
+    mac.update(&(welcome.len() as u64).to_le_bytes());
+    mac.update(welcome);
+    mac
+}
+
+pub fn prove(secret: &Secret, prover: Role, hello: &[u8], welcome: &[u8]) -> [u8; 32] {
+    mac(secret, prover, hello, welcome).finalize().into_bytes().into()
+}
+
+/// Takes the same time wherever the first difference is.
+pub fn verify(secret: &Secret, prover: Role, hello: &[u8], welcome: &[u8], proof: &[u8]) -> bool {
+    mac(secret, prover, hello, welcome).verify_slice(proof).is_ok()
+}

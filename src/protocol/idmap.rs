@@ -1,0 +1,50 @@
+//! Hash maps with request ids as keys. Ids come from the peer, so the hash is seeded; they are numbers, so it is one multiplication.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher};
+
+pub type IdMap<V> = HashMap<u64, V, IdHash>;
+
+#[derive(Clone, Copy, Debug)]
+pub struct IdHash {
+    add: u64,
+    multiply: u64,
+}
+
+impl IdHash {
+    /// A hash that no peer can aim at: its seed never leaves the process.
+    pub fn new() -> Self {
+        let random = std::hash::RandomState::new();
+        IdHash { add: random.hash_one(0), multiply: random.hash_one(1) | 1 }
+    }
+}
+
+impl BuildHasher for IdHash {
+    type Hasher = IdHasher;
+
+    fn build_hasher(&self) -> IdHasher {
+        IdHasher { seed: *self, state: 0 }
+    }
+}
+
+pub struct IdHasher {
+    seed: IdHash,
+    state: u64,
+}
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        let mixed = u128::from(id ^ self.state ^ self.seed.add) * u128::from(self.seed.multiply);
+        self.state = (mixed as u64) ^ (mixed >> 64) as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.state
+    }
+}

@@ -1,0 +1,339 @@
+//! Bytes on their way in: the scratch buffer for headers and control sections, and the bulk sections' way to their parts.
+
+use std::collections::VecDeque;
+
+use super::block::BlockHeader;
+use super::error::{ConnectionError, ProtocolError};
+use super::frame::Parts;
+use super::handler::Target;
+use super::idmap::{IdHash, IdMap};
+use super::limits::{FIRST_READ, HEADER, MAX_TARGETS};
+use super::sniff::{Sniff, sniff};
+
+/// Scratch memory that is kept between blocks.
+const SCRATCH_KEPT: usize = 1 << 20;
+
+/// A payload whose bulk parts are arriving.
+pub struct Transfer {
+    serial: u64,
+    /// Part number and length of each bulk part.
+    parts: Vec<(usize, u64)>,
+    next: usize,
+    offset: u64,
+    /// Bytes that no DATA frame has claimed so far.
+    unclaimed: u64,
+    /// Bytes that have not arrived.
+    left: u64,
+    last_block: Option<u64>,
+    /// False: the bytes are read and dropped.
+    pub wanted: bool,
+    /// The plan that the owner is filling names its buffers.
+    pub in_plan: bool,
+}
+
+/// Bytes of the current block's bulk section that belong to one transfer.
+struct Piece {
+    id: u64,
+    serial: u64,
+    len: u64,
+}
+
+/// What the scratch buffer holds.
+pub enum Step {
+    /// Not enough bytes for the next step.
+    Wait,
+    /// A checked control section: `scratch[from..to]`.
+    Section { from: usize, to: usize },
+}
+
+pub struct Incoming {
+    scratch: Vec<u8>,
+    start: usize,
+    end: usize,
+    header: Option<BlockHeader>,
+    sequence: u64,
+    pieces: VecDeque<Piece>,
+    transfers: IdMap<Transfer>,
+    planned: Vec<u64>,
+    planned_bulk: u64,
+    planned_scratch: usize,
+    serial: u64,
+    /// Server: `Target::Call`, client: `Target::Reply`.
+    calls: bool,
+}
+
+impl Incoming {
+    pub fn new(hash: IdHash, calls: bool) -> Self {
+        Incoming {
+            scratch: Vec::new(),
+            start: 0,
+            end: 0,
+            header: None,
+            sequence: 0,
+            pieces: VecDeque::new(),
+            transfers: IdMap::with_hasher(hash),
+            planned: Vec::new(),
+            planned_bulk: 0,
+            planned_scratch: 0,
+            serial: 0,
+            calls,
+        }
+    }
+
+    pub fn plan(&mut self, out: &mut Vec<Target>) {
+        out.clear();
+        self.unplan();
+        let mut targets = MAX_TARGETS;
+        for piece in &self.pieces {
+            let Some(transfer) =
+                self.transfers.get_mut(&piece.id).filter(|transfer| transfer.serial == piece.serial && transfer.wanted)
+            else {
+                if targets == 0 {
+                    return;
+                }
+                targets -= 1;
+                out.push(Target::Discard { len: piece.len });
+                self.planned_bulk += piece.len;
+                continue;
+            };
+            let (mut next, mut offset, mut left) = (transfer.next, transfer.offset, piece.len);
+            while left != 0 {
+                let Some(&(part, part_len)) = transfer.parts.get(next).filter(|_| targets != 0) else { return };
+                targets -= 1;
+                let len = left.min(part_len - offset);
+                let id = piece.id;
+                out.push(match self.calls {
+                    true => Target::Call { id, part, offset, len },
+                    false => Target::Reply { id, part, offset, len },
+                });
+                if !transfer.in_plan {
+                    transfer.in_plan = true;
+                    self.planned.push(id);
+                }
+                self.planned_bulk += len;
+                left -= len;
+                offset = 0;
+                next += 1;
+            }
+        }
+        if targets == 0 {
+            return;
+        }
+        let have = self.end - self.start;
+        let len = match &self.header {
+            // Without a bulk section the next block's beginning can come along.
+            Some(header) if self.pieces.is_empty() => {
+                let rest = HEADER + header.control - have;
+                if header.bulk == 0 { rest + FIRST_READ } else { rest }
+            }
+            _ => FIRST_READ - have,
+        };
+        let offset = self.make_room(len);
+        self.planned_scratch = len;
+        out.push(Target::Scratch { offset, len });
+    }
+
+    /// Room for `len` bytes behind what is there.
+    fn make_room(&mut self, len: usize) -> usize {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            if self.scratch.len() > SCRATCH_KEPT {
+                self.scratch = Vec::new();
+            }
+        }
+        if self.end + len > self.scratch.len() && self.start != 0 {
+            self.scratch.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.end + len > self.scratch.len() {
+            self.scratch.resize((self.end + len).next_power_of_two(), 0);
+        }
+        self.end
+    }
+
+    pub fn scratch_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        let end = offset.saturating_add(len).min(self.scratch.len());
+        &mut self.scratch[offset.min(end)..end]
+    }
+
+    pub fn unread(&self) -> &[u8] {
+        &self.scratch[self.start..self.end]
+    }
+
+    /// Forgets the plan: nobody writes into its targets any more.
+    pub fn unplan(&mut self) {
+        for id in self.planned.drain(..) {
+            if let Some(transfer) = self.transfers.get_mut(&id) {
+                transfer.in_plan = false;
+            }
+        }
+        self.planned_bulk = 0;
+        self.planned_scratch = 0;
+    }
+
+    /// `n` bytes arrived in the planned targets. Returns how many of them are bulk bytes; those go to `take_bulk`.
+    pub fn arrived(&mut self, n: usize) -> Result<u64, ConnectionError> {
+        let bulk = self.planned_bulk.min(n as u64);
+        let scratch = n - bulk as usize;
+        if scratch > self.planned_scratch {
+            return Err(ConnectionError::Misuse("more bytes reported than the receive plan asked for"));
+        }
+        self.end += scratch;
+        self.unplan();
+        Ok(bulk)
+    }
+
+    /// Moves up to `n` arrived bulk bytes forward within the front piece. Returns how many, and the transfer's id if it is complete now.
+    pub fn take_bulk(&mut self, n: u64) -> (u64, Option<u64>) {
+        let Some(piece) = self.pieces.front_mut() else { return (n, None) };
+        let taken = n.min(piece.len);
+        piece.len -= taken;
+        let (id, serial) = (piece.id, piece.serial);
+        if piece.len == 0 {
+            self.pieces.pop_front();
+        }
+        let mut done = None;
+        if let Some(transfer) = self.transfers.get_mut(&id).filter(|transfer| transfer.serial == serial) {
+            transfer.advance(taken);
+            if transfer.left == 0 {
+                self.transfers.remove(&id);
+                done = Some(id);
+            }
+        }
+        if self.pieces.is_empty() {
+            self.header = None;
+        }
+        (taken, done)
+    }
+
+    /// Looks for the next complete control section. `at_start`: nothing but handshakes may come, and the first bytes may be another protocol's.
+    pub fn step(&mut self, max_control: usize) -> Result<Step, ConnectionError> {
+        if !self.pieces.is_empty() {
+            return if self.start == self.end {
+                Ok(Step::Wait)
+            } else {
+                Err(ConnectionError::Misuse("bulk bytes were stored as control bytes"))
+            };
+        }
+        let have = &self.scratch[self.start..self.end];
+        let header = match self.header {
+            Some(header) => header,
+            None => {
+                if self.sequence == 0 && !have.is_empty() {
+                    match sniff(have) {
+                        Sniff::Starwire => {}
+                        Sniff::NeedMore => return Ok(Step::Wait),
+                        other => return Err(ConnectionError::NotStarwire(other)),
+                    }
+                }
+                let Some(bytes) = have.first_chunk::<HEADER>() else { return Ok(Step::Wait) };
+                let header = BlockHeader::parse(bytes, self.sequence, max_control)?;
+                self.header = Some(header);
+                header
+            }
+        };
+        let len = HEADER + header.control;
+        let Some(block) = have.get(..len) else { return Ok(Step::Wait) };
+        header.verify(block)?;
+        let from = self.start + HEADER;
+        self.start += len;
+        self.sequence += 1;
+        Ok(Step::Section { from, to: self.start })
+    }
+
+    /// After the frames of a section were processed: its bulk section follows, or the next block.
+    pub fn section_done(&mut self) -> Result<(), ProtocolError> {
+        let Some(header) = &self.header else { return Ok(()) };
+        let claimed: u64 = self.pieces.iter().map(|piece| piece.len).sum();
+        if claimed != header.bulk {
+            return Err(ProtocolError::BulkMismatch { block: header.sequence, bulk: header.bulk, claimed });
+        }
+        if claimed == 0 {
+            self.header = None;
+        }
+        Ok(())
+    }
+
+    /// Lends the scratch buffer out while its frames are processed.
+    pub fn lend_scratch(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.scratch)
+    }
+
+    pub fn return_scratch(&mut self, scratch: Vec<u8>) {
+        self.scratch = scratch;
+    }
+
+    /// Expects the bulk parts of a payload.
+    pub fn expect(&mut self, id: u64, parts: &Parts<'_>, wanted: bool) {
+        self.serial += 1;
+        let bulk = parts.iter().enumerate().filter(|(_, part)| part.inline.is_none());
+        let transfer = Transfer {
+            serial: self.serial,
+            parts: bulk.map(|(number, part)| (number, part.len)).collect(),
+            next: 0,
+            offset: 0,
+            unclaimed: parts.bulk(),
+            left: parts.bulk(),
+            last_block: None,
+            wanted,
+            in_plan: false,
+        };
+        self.transfers.insert(id, transfer);
+    }
+
+    /// A DATA frame: that many of this block's bulk bytes belong to the transfer.
+    pub fn claim(&mut self, id: u64, len: u64) -> Result<(), ProtocolError> {
+        let bad = |why| ProtocolError::BadId { frame: "DATA", id, why };
+        let transfer = self.transfers.get_mut(&id).ok_or_else(|| bad("expects no bytes"))?;
+        if len > transfer.unclaimed {
+            return Err(bad("expects fewer bytes"));
+        }
+        if transfer.last_block == Some(self.sequence) {
+            return Err(bad("has another DATA frame in the same block"));
+        }
+        transfer.last_block = Some(self.sequence);
+        transfer.unclaimed -= len;
+        self.pieces.push_back(Piece { id, serial: transfer.serial, len });
+        Ok(())
+    }
+
+    pub fn transfer_mut(&mut self, id: u64) -> Option<&mut Transfer> {
+        self.transfers.get_mut(&id)
+    }
+
+    pub fn has_transfer(&self, id: u64) -> bool {
+        self.transfers.contains_key(&id)
+    }
+
+    pub fn transfer_count(&self) -> usize {
+        self.transfers.len()
+    }
+
+    /// Nothing more comes for this id.
+    pub fn forget(&mut self, id: u64) {
+        self.transfers.remove(&id);
+    }
+
+    /// The connection is gone.
+    pub fn clear(&mut self) {
+        self.unplan();
+        self.transfers.clear();
+        self.pieces.clear();
+    }
+}
+
+impl Transfer {
+    fn advance(&mut self, mut n: u64) {
+        self.left = self.left.saturating_sub(n);
+        while n != 0 {
+            let Some(&(_, len)) = self.parts.get(self.next) else { return };
+            let step = n.min(len - self.offset);
+            self.offset += step;
+            n -= step;
+            if self.offset == len {
+                self.next += 1;
+                self.offset = 0;
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Interning of rendezvous key prefixes: each is sent once, requests name its number.
+//!
+//! Both tables are bounded. A sender whose table is full forgets all of it and says so in the next KEY frame; numbers then start from 0 again. The frames are
+//! in order, so that both sides always agree on what a number means.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use super::error::ProtocolError;
+
+/// What a sender has to do for a request with some prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interned {
+    Known { key: u64 },
+    New { key: u64, forget: bool },
+}
+
+/// The client's table.
+#[derive(Debug, Default)]
+pub struct KeySender {
+    keys: HashMap<Box<[u8]>, u64, BuildHasherDefault<PrefixHasher>>,
+    bytes: usize,
+}
+
+impl KeySender {
+    /// Must be called exactly once for each request, in the order in which the requests are sent.
+    pub fn intern(&mut self, prefix: &[u8], max_keys: u32, max_bytes: u32) -> Interned {
+        if let Some(&key) = self.keys.get(prefix) {
+            return Interned::Known { key };
+        }
+        let full = self.keys.len() >= max_keys as usize || self.bytes + prefix.len() > max_bytes as usize;
+        if full {
+            self.keys.clear();
+            self.bytes = 0;
+        }
+        let key = self.keys.len() as u64;
+        self.keys.insert(prefix.into(), key);
+        self.bytes += prefix.len();
+        Interned::New { key, forget: full }
+    }
+}
+
+/// The server's table: which numbers exist, and which of them the owner accepted.
+#[derive(Debug, Default)]
+pub struct KeyReceiver {
+    accepted: Vec<bool>,
+    bytes: usize,
+}
+
+impl KeyReceiver {
+    pub fn forget(&mut self) {
+        self.accepted.clear();
+        self.bytes = 0;
+    }
+
+    /// Checks a definition. `accept` must follow.
+    pub fn check(&self, key: u64, prefix: &[u8], max_keys: u32, max_bytes: u32) -> Result<(), ProtocolError> {
+        if key != self.accepted.len() as u64 {
+            return Err(ProtocolError::Frame { frame: "KEY", why: "keys are not numbered in order" });
+        }
+        if self.accepted.len() >= max_keys as usize {
+            return Err(ProtocolError::Window { what: "number of keys", limit: u64::from(max_keys) });
+        }
+        if self.bytes + prefix.len() > max_bytes as usize {
+            return Err(ProtocolError::Window { what: "bytes of keys", limit: u64::from(max_bytes) });
+        }
+        Ok(())
+    }
+
+    pub fn accept(&mut self, prefix: &[u8], accepted: bool) {
+        self.accepted.push(accepted);
+        self.bytes += prefix.len();
+    }
+
+    /// Some(false): the owner refused its prefix. None: never defined.
+    pub fn get(&self, key: u64) -> Option<bool> {
+        usize::try_from(key).ok().and_then(|key| self.accepted.get(key).copied())
+    }
+}
+
+/// Prefixes are our own (nobody aims at collisions) and some hundred bytes long: CRC32C in hardware is the fastest hash at hand.
+#[derive(Default)]
+pub struct PrefixHasher(u32);
+
+impl Hasher for PrefixHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = crc32c::crc32c_append(self.0, bytes);
+    }
+
+    fn write_usize(&mut self, _length: usize) {}
+
+    fn finish(&self) -> u64 {
+        u64::from(self.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_agree_while_the_table_overflows_again_and_again() {
+        let (mut sender, mut receiver) = (KeySender::default(), KeyReceiver::default());
+        let mut meaning: Vec<Vec<u8>> = Vec::new();
+        let mut resets = 0;
+        for round in 0..200u64 {
+            let prefix =
+                format!("/job:ps;{};edge_{}", "x".repeat((round % 5) as usize), round * round % 17).into_bytes();
+            let key = match sender.intern(&prefix, 7, 120) {
+                Interned::Known { key } => key,
+                Interned::New { key, forget } => {
+                    if forget {
+                        resets += 1;
+                        receiver.forget();
+                        meaning.clear();
+                    }
+                    receiver.check(key, &prefix, 7, 120).expect("the sender keeps the bounds");
+                    receiver.accept(&prefix, true);
+                    meaning.push(prefix.clone());
+                    key
+                }
+            };
+            assert_eq!(receiver.get(key), Some(true));
+            assert_eq!(meaning[key as usize], prefix);
+        }
+        assert!(resets > 5);
+    }
+
+    #[test]
+    fn receiver_enforces_order_and_bounds() {
+        let mut receiver = KeyReceiver::default();
+        assert!(receiver.check(1, b"a", 2, 10).is_err());
+        receiver.check(0, b"a", 2, 10).expect("first key");
+        receiver.accept(b"a", false);
+        assert_eq!(receiver.get(0), Some(false));
+        assert_eq!(receiver.get(1), None);
+        assert_eq!(receiver.get(u64::MAX), None);
+        assert!(matches!(receiver.check(1, b"0123456789", 2, 10), Err(ProtocolError::Window { .. })));
+        receiver.check(1, b"012345678", 2, 10).expect("second key");
+        receiver.accept(b"012345678", true);
+        assert!(matches!(receiver.check(2, b"", 2, 10), Err(ProtocolError::Window { .. })));
+    }
+}

@@ -1,0 +1,342 @@
+//! The server's half: requests on their way in, answers on their way out.
+
+use super::connection::{Connection, Side};
+use super::error::{ConnectionError, ProtocolError, code};
+use super::frame::{Parts, put};
+use super::handler::{Handler, Payload};
+use super::idmap::{IdHash, IdMap};
+use super::keys::KeyReceiver;
+use super::limits::{MAX_MESSAGE, MAX_META, MAX_PARTS};
+use super::outgoing::{Answers, Dropped, Head, Measure};
+
+/// All requests of the peer that wait for something.
+pub struct Server<H: Handler> {
+    requests: IdMap<Request<H>>,
+    keys: KeyReceiver,
+    /// What the peer has not got an answer for; answers count until they leave.
+    unanswered: Answers,
+    /// We said GOODBYE: new requests are answered with this.
+    leaving: Option<String>,
+    lens: Vec<u64>,
+}
+
+enum Request<H: Handler> {
+    Recv { step: i64 },
+    Arriving { method: u16, deadline_ms: u32, bytes: u64, body: H::Body },
+    Call { method: u16, bytes: u64 },
+}
+
+impl<H: Handler> Request<H> {
+    fn answers(&self) -> Answers {
+        match self {
+            Request::Recv { .. } => Answers { recvs: 1, ..Answers::default() },
+            Request::Arriving { bytes, .. } | Request::Call { bytes, .. } => {
+                Answers { calls: 1, call_bytes: *bytes, ..Answers::default() }
+            }
+        }
+    }
+}
+
+impl<H: Handler> Server<H> {
+    pub fn new(hash: IdHash) -> Self {
+        Server {
+            requests: IdMap::with_hasher(hash),
+            keys: KeyReceiver::default(),
+            unanswered: Answers::default(),
+            leaving: None,
+            lens: Vec::new(),
+        }
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.requests.len()
+    }
+
+    pub fn body_mut(&mut self, id: u64) -> Option<&mut H::Body> {
+        match self.requests.get_mut(&id)? {
+            Request::Arriving { body, .. } => Some(body),
+            _ => None,
+        }
+    }
+
+    /// Answers are on their way.
+    pub fn answered(&mut self, answers: Answers) {
+        let open = &mut self.unanswered;
+        open.recvs = open.recvs.saturating_sub(answers.recvs);
+        open.calls = open.calls.saturating_sub(answers.calls);
+        open.call_bytes = open.call_bytes.saturating_sub(answers.call_bytes);
+    }
+
+    pub fn leave(&mut self, reason: &str) {
+        self.leaving = Some(reason.to_owned());
+    }
+}
+
+impl<H: Handler> Connection<H> {
+    /// Answers a request. An id that is unknown, answered, cancelled or not yet delivered by `recv_request`/`call_ready` is ignored and the payload dropped. With
+    /// `code` ≠ 0 `meta` is the message and the payload's first part (optional) the error details.
+    pub fn reply(&mut self, id: u64, code: i32, meta: &[u8], payload: Option<H::Payload>) {
+        let Side::Server(server) = &mut self.side else { return };
+        let answers = match server.requests.get(&id) {
+            None | Some(Request::Arriving { .. }) => return,
+            Some(request) => request.answers(),
+        };
+        server.requests.remove(&id);
+        self.answer(id, code, meta, payload, answers);
+    }
+
+    fn answer(&mut self, id: u64, code: i32, meta: &[u8], payload: Option<H::Payload>, answers: Answers) {
+        self.stats.replies += 1;
+        if code != 0 {
+            return self.answer_error(id, code, meta, payload.as_ref(), answers);
+        }
+        let max_payload = self.peer.as_ref().map_or(0, |peer| peer.limits.max_payload);
+        let measure = Measure::of(payload.as_ref()).filter(|measure| measure.count <= MAX_PARTS);
+        let measure = measure.filter(|measure| measure.total() <= max_payload);
+        let Some(measure) = measure else {
+            let message = format!("the reply has more than {MAX_PARTS} parts or more than {max_payload} bytes");
+            return self.answer_error(id, code::RESOURCE_EXHAUSTED, message.as_bytes(), None, answers);
+        };
+        if meta.len() > MAX_META {
+            let message = format!("reply metadata of {} bytes is too long: at most {MAX_META}", meta.len());
+            return self.answer_error(id, code::RESOURCE_EXHAUSTED, message.as_bytes(), None, answers);
+        }
+        match payload {
+            Some(payload) if measure.bulk != 0 || (measure.inline != 0 && self.out.is_high()) => {
+                self.out.transfer(id, Head::Reply { code, meta: meta.to_vec(), answers }, payload, measure);
+            }
+            payload => {
+                self.stats.payload_out += measure.inline;
+                self.stats.copied_out += measure.inline;
+                self.out.frame(answers, &mut self.stats, |out| put::reply(out, id, 0, meta, payload.as_ref()));
+            }
+        }
+    }
+
+    /// Error details that do not fit inline are dropped, a longer message is cut.
+    fn answer_error(&mut self, id: u64, code: i32, message: &[u8], details: Option<&H::Payload>, answers: Answers) {
+        let message = String::from_utf8_lossy(message);
+        let message = put::cut(&message, MAX_MESSAGE).as_bytes();
+        let details = details.filter(|details| details.part_count() >= 1 && details.part_len(0) <= MAX_MESSAGE as u64);
+        let details = details.map(|details| {
+            let mut bytes = Vec::new();
+            details.copy_part(0, &mut bytes);
+            Details(bytes)
+        });
+        self.out.frame(answers, &mut self.stats, |out| put::reply(out, id, code, message, details.as_ref()));
+    }
+
+    pub(super) fn on_key(
+        &mut self,
+        key: u64,
+        forget: bool,
+        prefix: &[u8],
+        handler: &mut H,
+    ) -> Result<(), ConnectionError> {
+        let Side::Server(server) = &mut self.side else { return Ok(()) };
+        if forget {
+            server.keys.forget();
+            self.stats.key_resets += 1;
+            handler.keys_forgotten();
+        }
+        let limits = &self.settings.limits;
+        server.keys.check(key, prefix, limits.max_keys, limits.max_key_bytes)?;
+        self.stats.keys += 1;
+        let accepted = handler.key_defined(key, prefix);
+        server.keys.accept(prefix, accepted);
+        Ok(())
+    }
+
+    pub(super) fn on_recv_frame(
+        &mut self,
+        id: u64,
+        step: i64,
+        key: u64,
+        frame: u64,
+        iter: u64,
+        handler: &mut H,
+    ) -> Result<(), ConnectionError> {
+        self.check_new_id("RECV", id)?;
+        let Side::Server(server) = &mut self.side else { return Ok(()) };
+        let limit = self.settings.limits.max_recvs;
+        if server.unanswered.recvs >= limit {
+            let what = "number of rendezvous requests in flight";
+            return Err(ProtocolError::Window { what, limit: u64::from(limit) }.into());
+        }
+        let Some(accepted) = server.keys.get(key) else {
+            return Err(ProtocolError::Frame { frame: "RECV", why: "its key was never defined" }.into());
+        };
+        self.stats.recvs += 1;
+        let answers = Answers { recvs: 1, ..Answers::default() };
+        server.unanswered.add(answers);
+        if !accepted {
+            let message = b"the rendezvous key of this request is malformed";
+            self.answer(id, code::INVALID_ARGUMENT, message, None, answers);
+        } else if let Some(reason) = server.leaving.clone() {
+            self.answer(id, code::UNAVAILABLE, reason.as_bytes(), None, answers);
+        } else {
+            server.requests.insert(id, Request::Recv { step });
+            handler.recv_request(id, step, key, frame, iter);
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_call_frame(
+        &mut self,
+        id: u64,
+        method: u16,
+        deadline_ms: u32,
+        meta: &[u8],
+        parts: Parts<'_>,
+        handler: &mut H,
+    ) -> Result<(), ConnectionError> {
+        self.check_new_id("CALL", id)?;
+        let Side::Server(server) = &mut self.side else { return Ok(()) };
+        let limits = &self.settings.limits;
+        let (open, bytes) = (&mut server.unanswered, parts.total());
+        // Payloads that nobody wants any more are bounded, too.
+        if open.calls >= limits.max_calls || self.incoming.transfer_count() >= 2 * limits.max_calls as usize {
+            let what = "number of calls in flight";
+            return Err(ProtocolError::Window { what, limit: u64::from(limits.max_calls) }.into());
+        }
+        if bytes > limits.max_payload {
+            let (value, limit) = (bytes, limits.max_payload);
+            return Err(ProtocolError::TooLarge { what: "length of a payload", value, limit }.into());
+        }
+        let fits = open.call_bytes.checked_add(bytes).is_some_and(|sum| sum <= limits.max_call_bytes);
+        if bytes != 0 && !fits && open.call_bytes != 0 {
+            let what = "payload of calls in flight";
+            return Err(ProtocolError::Window { what, limit: limits.max_call_bytes }.into());
+        }
+        self.stats.calls += 1;
+        let answers = Answers { calls: 1, call_bytes: bytes, ..Answers::default() };
+        open.add(answers);
+
+        let body = match &server.leaving {
+            Some(reason) => Err((code::UNAVAILABLE, reason.clone())),
+            None => {
+                server.lens.clear();
+                server.lens.extend(parts.iter().map(|part| part.len));
+                let body = handler.call_alloc(id, method, meta, &server.lens);
+                body.map_err(|failure| (if failure.code == 0 { code::INTERNAL } else { failure.code }, failure.message))
+            }
+        };
+        if parts.bulk() != 0 {
+            self.incoming.expect(id, &parts, body.is_ok());
+        }
+        let mut body = match body {
+            Ok(body) => body,
+            Err((code, message)) => {
+                self.answer(id, code, message.as_bytes(), None, answers);
+                return Ok(());
+            }
+        };
+        for (number, part) in parts.iter().enumerate() {
+            if let Some(bytes) = part.inline
+                && !bytes.is_empty()
+            {
+                handler.write_call(&mut body, number, bytes);
+                self.stats.payload_in += part.len;
+                self.stats.copied_in += part.len;
+            }
+        }
+        if parts.bulk() != 0 {
+            server.requests.insert(id, Request::Arriving { method, deadline_ms, bytes, body });
+        } else {
+            server.requests.insert(id, Request::Call { method, bytes });
+            handler.call_ready(id, method, deadline_ms, body);
+        }
+        Ok(())
+    }
+
+    /// The last bulk byte of a call arrived.
+    pub(super) fn call_complete(&mut self, id: u64, handler: &mut H) {
+        let Side::Server(server) = &mut self.side else { return };
+        match server.requests.remove(&id) {
+            Some(Request::Arriving { method, deadline_ms, bytes, body }) => {
+                server.requests.insert(id, Request::Call { method, bytes });
+                handler.call_ready(id, method, deadline_ms, body);
+            }
+            Some(other) => {
+                server.requests.insert(id, other);
+            }
+            None => {}
+        }
+    }
+
+    pub(super) fn on_cancel(&mut self, id: u64, wanted_code: i32, handler: &mut H) {
+        let Side::Server(server) = &mut self.side else { return };
+        self.stats.cancels += 1;
+        let code = if wanted_code == 0 { code::CANCELLED } else { wanted_code };
+        let message = b"cancelled by the caller";
+        // With its CANCEL the client stops sending the payload.
+        self.incoming.forget(id);
+        if let Some(request) = server.requests.remove(&id) {
+            let answers = request.answers();
+            match request {
+                Request::Recv { step } => handler.request_cancelled(id, 0, step, false),
+                Request::Call { method, .. } => handler.request_cancelled(id, method, 0, false),
+                Request::Arriving { .. } => {}
+            }
+            return self.answer(id, code, message, None, answers);
+        }
+        match self.out.drop_transfer(id) {
+            // The answer waits for its turn: a short one takes its place.
+            Some((Dropped::Unsent, answers)) => self.answer(id, code, message, None, answers),
+            Some((Dropped::Begun, _)) => {
+                self.out.frame(Answers::default(), &mut self.stats, |out| put::data(out, id, 0));
+            }
+            // The answer is on its way.
+            None => {}
+        }
+    }
+
+    /// An id of the peer's must not name two things at once.
+    fn check_new_id(&self, frame: &'static str, id: u64) -> Result<(), ProtocolError> {
+        let Side::Server(server) = &self.side else { return Ok(()) };
+        let used = server.requests.contains_key(&id)
+            || self.out.has_begun(id).is_some()
+            || (self.incoming.transfer_count() != 0 && self.incoming.has_transfer(id));
+        if used { Err(ProtocolError::BadId { frame, id, why: "is still in flight" }) } else { Ok(()) }
+    }
+
+    pub(super) fn fail_server(&mut self, handler: &mut H) {
+        let Side::Server(server) = &mut self.side else { return };
+        server.unanswered = Answers::default();
+        let mut ended: Vec<_> = server.requests.drain().collect();
+        // Oldest first.
+        ended.sort_unstable_by_key(|(id, _)| *id);
+        for (id, request) in ended {
+            match request {
+                Request::Recv { step } => handler.request_cancelled(id, 0, step, true),
+                Request::Call { method, .. } => handler.request_cancelled(id, method, 0, true),
+                Request::Arriving { .. } => {}
+            }
+        }
+    }
+}
+
+/// Error details, in parts that are short enough to be inline.
+struct Details(Vec<u8>);
+
+impl Details {
+    const PART: usize = 4096;
+
+    fn part(&self, part: usize) -> &[u8] {
+        self.0.chunks(Self::PART).nth(part).unwrap_or_default()
+    }
+}
+
+impl Payload for Details {
+    fn part_count(&self) -> usize {
+        self.0.len().div_ceil(Self::PART)
+    }
+
+    fn part_len(&self, part: usize) -> u64 {
+        self.part(part).len() as u64
+    }
+
+    fn copy_part(&self, part: usize, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.part(part));
+    }
+}
