@@ -1,0 +1,130 @@
+"""Fixtures of the end-to-end suite.
+
+    pytest tests/python                              # grpc++, with the library of STARWIRE_LIBRARY or `make -s print-plugin`
+    pytest tests/python --protocol grpc              # the suite against stock TensorFlow: what it expects of ours, it must find there too
+    pytest tests/python --keep-logs
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import cluster as harness  # noqa: E402
+
+
+def pytest_addoption(parser):
+    parser.addoption("--protocol", default=os.environ.get("STARWIRE_TEST_PROTOCOL", "grpc++"), help="the protocol under test")
+    parser.addoption("--keep-logs", action="store_true", help="do not delete the logs of the task processes")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "ours: tests something that stock gRPC does not have; skipped with --protocol grpc")
+    config.addinivalue_line("markers", "slow: takes long or much memory")
+    if not harness.is_stock(config.getoption("--protocol")):
+        os.environ["STARWIRE_LIBRARY"] = harness.library_path()  # found once, and every task process uses the same
+
+
+def pytest_collection_modifyitems(config, items):
+    if harness.is_stock(config.getoption("--protocol")):
+        for item in items:
+            if item.get_closest_marker("ours"):
+                item.add_marker(pytest.mark.skip(reason="not a feature of stock gRPC"))
+
+
+@pytest.fixture(scope="session")
+def protocol(request):
+    return request.config.getoption("--protocol")
+
+
+@pytest.fixture(scope="session")
+def runner(request):
+    runner = harness.Runner(keep=lambda: request.config.getoption("--keep-logs"))
+    request.config._starwire_runner = runner
+    yield runner
+    runner.close()
+    if request.config.getoption("--keep-logs"):
+        print(f"\nlogs: {runner.directory}")
+
+
+@pytest.fixture(autouse=True)
+def _processes_stay_sound(request):
+    """Whatever a test checks itself: no process may end unasked, and no log may speak of an abort."""
+    yield
+    runner = getattr(request.config, "_starwire_runner", None)
+    if runner is not None:
+        complaints = [line for task in runner.tasks for line in task.complaints()]
+        runner.tasks = [task for task in runner.tasks if task.poll() is None]
+        assert not complaints, "\n".join(complaints)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    runner = getattr(item.config, "_starwire_runner", None)
+    if runner is not None:
+        if call.when == "setup":
+            item._log_starts = {task: task.log_size() for task in runner.tasks}
+        if report.failed:
+            starts = getattr(item, "_log_starts", {})
+            for task in runner.tasks:
+                text = task.log(starts.get(task, 0)) if task.log_path.exists() else ""
+                if text.strip():
+                    report.sections.append((f"log of {task}", text))
+    return report
+
+
+@pytest.fixture(scope="module")
+def make_cluster(runner, protocol):
+    """Clusters that live as long as the module's tests, keyed by their arguments. One that a failed test left dead or busy is replaced."""
+    made = {}
+
+    def make(shape=(("ps", 2), ("worker", 2)), protocol=protocol, **options):
+        key = (shape, protocol, repr(options))
+        if key in made and not made[key].usable():
+            made.pop(key).close()
+        if key not in made:
+            made[key] = harness.Cluster(runner, protocol, dict(shape), **options)
+        return made[key]
+
+    yield make
+    for one in made.values():
+        one.close()
+
+
+@pytest.fixture
+def fresh_cluster(runner, protocol):
+    """Clusters for one test."""
+    made = []
+
+    def make(shape=(("ps", 1), ("worker", 1)), protocol=protocol, **options):
+        made.append(harness.Cluster(runner, protocol, dict(shape), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def within():
+    """`with within(5): …` fails if the block took longer."""
+
+    class Within:
+        def __init__(self, seconds):
+            self.seconds = seconds
+
+        def __enter__(self):
+            self.start = time.monotonic()
+            return self
+
+        def __exit__(self, kind, *_):
+            self.took = time.monotonic() - self.start
+            if kind is None:
+                assert self.took <= self.seconds, f"took {self.took:.1f} s, allowed {self.seconds} s"
+
+    return Within

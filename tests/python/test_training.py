@@ -1,0 +1,645 @@
+"""Training and session features of TensorFlow 1 over the protocol, with real servers. Where the numbers are deterministic they are compared with stock gRPC."""
+
+import glob
+import json
+import threading
+import time
+
+import pytest
+
+from cluster import RemoteError, free_port, load, state, tf
+
+def one():
+    return tf.compat.v1
+
+
+# Models. ------------------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def setter(task=0):
+    return one().train.replica_device_setter(ps_tasks=2, worker_device=f"/job:worker/task:{task}", ps_device="/job:ps")
+
+
+def regression(use_resource, seed=3):
+    """A two-layer model with a partitioned embedding; every number in it is determined by the seed."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    ids = one().placeholder(tf.int64, (16,), name="ids")
+    x = one().placeholder(tf.float32, (16, 8), name="x")
+    with one().variable_scope("model", use_resource=use_resource):
+        embedding = one().get_variable(
+            "embedding", (50, 6), initializer=one().ones_initializer(), partitioner=one().fixed_size_partitioner(2)
+        )
+        looked_up = one().nn.embedding_lookup(embedding, ids, partition_strategy="div")
+        kernel = one().get_variable("kernel", initializer=rng.normal(size=(14, 5)).astype(np.float32))
+        bias = one().get_variable("bias", initializer=np.zeros(5, np.float32))
+        out = one().get_variable("out", initializer=rng.normal(size=(5, 1)).astype(np.float32))
+    hidden = tf.tanh(tf.matmul(tf.concat([looked_up, x], 1), kernel) + bias)
+    loss = tf.reduce_mean(tf.square(tf.matmul(hidden, out) - tf.reduce_sum(x, 1, keepdims=True)))
+    return ids, x, loss
+
+
+def batch(step):
+    import numpy as np
+
+    rng = np.random.default_rng(1000 + step)
+    return rng.integers(0, 50, 16), rng.normal(size=(16, 8)).astype(np.float32)
+
+
+OPTIMIZERS = {
+    "sgd": lambda: one().train.GradientDescentOptimizer(0.05),
+    "adam": lambda: one().train.AdamOptimizer(0.01),
+    "adagrad": lambda: one().train.AdagradOptimizer(0.1),
+    "momentum": lambda: one().train.MomentumOptimizer(0.02, 0.9),
+}
+
+
+def train(target, optimizer_name, use_resource, steps=8):
+    """Losses and the final variables, as bytes."""
+    import numpy as np
+
+    with tf.Graph().as_default():
+        with one().device(setter()):
+            ids, x, loss = regression(use_resource)
+            train_op = OPTIMIZERS[optimizer_name]().minimize(loss)
+        with one().Session(target) as sess:
+            sess.run(one().global_variables_initializer())
+            losses = []
+            for step in range(steps):
+                i, xs = batch(step)
+                losses.append(sess.run([loss, train_op], {ids: i, x: xs})[0])
+            variables = sess.run(one().global_variables())
+        return [np.float32(value).tobytes() for value in losses], {v.name: np.asarray(value).tobytes() for v, value in zip(one().global_variables(), variables)}
+
+
+@pytest.fixture
+def cluster(make_cluster):
+    return make_cluster()
+
+
+@pytest.fixture
+def stock(make_cluster):
+    return make_cluster(protocol="grpc", environment={"REFERENCE": "1"})
+
+
+def chief_call(cluster, function, *args, **kwargs):
+    return cluster["worker", 0].call(function, cluster.target("worker", 0), *args, **kwargs)
+
+
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_give_the_same_bits(cluster, stock, optimizer, use_resource):
+    ours, theirs = (chief_call(c, train, optimizer, use_resource) for c in (cluster, stock))
+    assert ours == theirs
+    assert ours[0][0] != ours[0][-1]
+
+
+# MonitoredTrainingSession. --------------------------------------------------------------------------------------------------------------------------------------
+
+
+def monitored(target, directory, until, is_chief=True, task=0):
+    """Trains until a global step with hooks and checkpoints; returns what the hooks saw."""
+
+    class Seen(one().train.SessionRunHook):
+        def __init__(self):
+            self.began = self.created = self.ended = 0
+            self.steps = []
+
+        def begin(self):
+            self.began += 1
+
+        def after_create_session(self, session, coord):
+            self.created += 1
+
+        def before_run(self, run_context):
+            return one().train.SessionRunArgs(one().train.get_global_step())
+
+        def after_run(self, run_context, run_values):
+            self.steps.append(int(run_values.results))
+
+        def end(self, session):
+            self.ended += 1
+
+    seen = Seen()
+    with tf.Graph().as_default():
+        with one().device(setter(task)):
+            ids, x, loss = regression(False)
+            step = one().train.get_or_create_global_step()
+            train_op = one().train.AdagradOptimizer(0.1).minimize(loss, global_step=step)
+        hooks = [seen, one().train.StopAtStepHook(last_step=until), one().train.NanTensorHook(loss), one().train.LoggingTensorHook([loss], every_n_iter=5)]
+        with one().train.MonitoredTrainingSession(
+            target, is_chief=is_chief, checkpoint_dir=directory, hooks=hooks, save_checkpoint_steps=5, save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=7
+        ) as sess:
+            while not sess.should_stop():
+                i, xs = batch(len(seen.steps))
+                sess.run([train_op, loss], {ids: i, x: xs})
+    return {"began": seen.began, "created": seen.created, "ended": seen.ended, "steps": seen.steps}
+
+
+def test_monitored_session_trains_checkpoints_and_restores(cluster, tmp_path):
+    directory = str(tmp_path / "checkpoints")
+    first = chief_call(cluster, monitored, directory, 12, timeout=120)
+    assert (first["began"], first["created"], first["ended"]) == (1, 1, 1)
+    assert len(first["steps"]) == 12
+    assert glob.glob(directory + "/model.ckpt-12.index") and glob.glob(directory + "/model.ckpt-5.index")
+    second = chief_call(cluster, monitored, directory, 20, timeout=120)
+    assert len(second["steps"]) == 8, "it must go on at step 12"
+
+
+def test_two_workers_between_graph(cluster, tmp_path):
+    """Two workers, one set of variables: each step of either counts once."""
+    directory = str(tmp_path / "shared")
+    workers = [cluster["worker", i] for i in range(2)]
+    for i, worker in enumerate(workers):
+        worker.begin(monitored, cluster.target("worker", i), directory if i == 0 else None, 60, i == 0, i)
+    seen = [worker.result(120) for worker in workers]
+    assert all(s["ended"] == 1 for s in seen)
+    total = sum(len(s["steps"]) for s in seen)
+    assert 60 <= total <= 61, "every update is counted once (the two may both be in a step when the last one is reached)"
+    assert all(s["steps"] for s in seen)
+
+
+def synchronous(target, task, directory, steps):
+    import numpy as np
+
+    with tf.Graph().as_default():
+        with one().device(setter(task)):
+            ids, x, loss = regression(False)
+            step = one().train.get_or_create_global_step()
+            optimizer = one().train.SyncReplicasOptimizer(one().train.GradientDescentOptimizer(0.05), replicas_to_aggregate=2, total_num_replicas=2)
+            train_op = optimizer.minimize(loss, global_step=step)
+        hooks = [optimizer.make_session_run_hook(task == 0, num_tokens=0)]
+        losses = []
+        with one().train.MonitoredTrainingSession(target, is_chief=task == 0, checkpoint_dir=directory, hooks=hooks, save_summaries_steps=None, save_summaries_secs=None) as sess:
+            for number in range(steps):  # a worker that left early would leave the other one waiting for its gradients
+                i, xs = batch(2 * number + task)
+                losses.append(float(np.float32(sess.run([train_op, loss], {ids: i, x: xs})[1])))
+            return losses, int(sess.run_step_fn(lambda context: context.session.run(step)))
+
+
+def test_sync_replicas(cluster, tmp_path):
+    """Accumulators and token queues on the ps; both workers block on each other in every step."""
+    for i in range(2):
+        cluster["worker", i].begin(synchronous, cluster.target("worker", i), i, str(tmp_path / "sync") if i == 0 else None, 10)
+    results = [cluster["worker", i].result(60) for i in range(2)]
+    for losses, step in results:
+        assert len(losses) == 10 and losses[-1] != losses[0]
+        assert step == 10, "two gradients make one step"
+
+
+# Saver, partial runs, callables. --------------------------------------------------------------------------------------------------------------------------------
+
+
+def save_and_restore(target, prefix):
+    import numpy as np
+
+    with tf.Graph().as_default():
+        for task, dtype in ((0, tf.float32), (1, tf.bfloat16), (0, tf.int64), (1, tf.complex64)):
+            with tf.device(f"/job:ps/task:{task}"):
+                one().get_variable(f"v_{dtype.name}", initializer=tf.cast(tf.range(2000), dtype), use_resource=task == 1)
+        with tf.device("/job:ps/task:0"):
+            sharded, plain = one().train.Saver(sharded=True), one().train.Saver()
+        with one().Session(target) as sess:
+            sess.run(one().global_variables_initializer())
+            before = [np.asarray(v).tobytes() for v in sess.run(one().global_variables())]
+            paths = sharded.save(sess, prefix + "-sharded"), plain.save(sess, prefix + "-plain")
+            for saver, path in zip((sharded, plain), paths):
+                sess.run([v.assign(tf.zeros_like(v)) for v in one().global_variables()])
+                saver.restore(sess, path)
+                after = [np.asarray(v).tobytes() for v in sess.run(one().global_variables())]
+                assert before == after
+    return True
+
+
+def test_saver(cluster, tmp_path):
+    assert chief_call(cluster, save_and_restore, str(tmp_path / "model"))
+
+
+def partial_run(target):
+    with tf.Graph().as_default(), one().Session(target) as sess:
+        with tf.device("/job:ps/task:0"):
+            a, b = one().placeholder(tf.float32, ()), one().placeholder(tf.float32, ())
+            r1 = a + b
+        with tf.device("/job:worker/task:1"):
+            c = one().placeholder(tf.float32, ())
+            r2 = r1 * c
+        out = []
+        for _ in range(2):
+            handle = sess.partial_run_setup([r1, r2], [a, b, c])
+            out.append(float(sess.partial_run(handle, r1, {a: 1, b: 2})))
+            out.append(float(sess.partial_run(handle, r2, {c: 17})))
+        return out
+
+
+def test_partial_run(cluster):
+    assert chief_call(cluster, partial_run) == [3.0, 51.0] * 2
+
+
+def callables(target):
+    with tf.Graph().as_default(), one().Session(target) as sess:
+        with tf.device("/job:ps/task:1"):
+            a = one().placeholder(tf.float32, (3,))
+            b = a * 2.0
+        with tf.device("/job:worker/task:1"):
+            c = b + 1.0
+        call = sess.make_callable([b, c], [a])
+        options = one().RunOptions(trace_level=one().RunOptions.FULL_TRACE)
+        traced = sess.make_callable(c, [a], accept_options=True)
+        metadata = one().RunMetadata()
+        out = [[v.tolist() for v in call([i, 0, 1])] for i in range(20)]
+        out.append(traced([1, 2, 3], options=options, run_metadata=metadata).tolist())
+        return out, sorted({stats.device for stats in metadata.step_stats.dev_stats})
+
+
+def test_make_callable_and_full_trace(cluster):
+    out, devices = chief_call(cluster, callables)
+    assert out[:20] == [[[2.0 * i, 0, 2], [2.0 * i + 1, 1, 3]] for i in range(20)]
+    assert out[20] == [3.0, 5.0, 7.0]
+    for task in ("/job:ps/replica:0/task:1", "/job:worker/replica:0/task:1"):
+        assert any(device.startswith(task) for device in devices), devices
+
+
+# Sessions, containers. ------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def counter(target, increments, container="", isolate=False, initialise=True):
+    config = one().ConfigProto(isolate_session_state=isolate)
+    with tf.Graph().as_default():
+        with one().container(container), tf.device("/job:ps/task:0"):
+            count = one().get_variable("count", initializer=0, use_resource=False)
+        with tf.device("/job:worker/task:0"):
+            bumped = one().assign_add(count, 1)
+        with one().Session(target, config=config) as sess:
+            if initialise:
+                sess.run(count.initializer)
+            value = None
+            for _ in range(increments):
+                value = int(sess.run(bumped))
+            return value
+
+
+def test_sessions_share_variables_unless_isolated(cluster):
+    assert chief_call(cluster, counter, 3) == 3
+    assert chief_call(cluster, counter, 2, initialise=False) == 5, "a second session sees the same variable"
+    other = cluster["worker", 1].call(counter_from_other_worker, cluster.target("worker", 1))
+    assert other == 6, "so does a session of another master"
+    assert chief_call(cluster, counter, 4, isolate=True) == 4, "an isolated session has its own"
+    assert chief_call(cluster, counter, 1, initialise=False) == 7
+
+
+def counter_from_other_worker(target):
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0"):
+            count = one().get_variable("count", initializer=0, use_resource=False)
+            bumped = one().assign_add(count, 1)
+        with one().Session(target) as sess:
+            return int(sess.run(bumped))
+
+
+def reset(target, containers):
+    one().Session.reset(target, containers)
+    return True
+
+
+def test_reset_clears_a_container(cluster):
+    assert chief_call(cluster, counter, 3, container="mine") == 3
+    assert chief_call(cluster, counter, 3, container="yours") == 3
+    assert chief_call(cluster, reset, ["mine"])
+    with pytest.raises(RemoteError) as caught:
+        chief_call(cluster, counter, 1, container="mine", initialise=False)
+    assert caught.value.type == "FailedPreconditionError" and "uninitialized" in caught.value.message
+    assert chief_call(cluster, counter, 1, container="yours", initialise=False) == 4
+
+
+def closed_session(target):
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0"):
+            value = one().placeholder_with_default(1.0, ()) + 1.0
+        sess = one().Session(target)
+        assert sess.run(value) == 2.0
+        sess.close()
+        try:
+            sess.run(value)
+        except RuntimeError as error:
+            return str(error)
+
+
+def test_closed_session_refuses(cluster):
+    assert "closed" in chief_call(cluster, closed_session)
+
+
+def extend(target):
+    """A session whose graph grows between runs."""
+    with tf.Graph().as_default(), one().Session(target) as sess:
+        out = []
+        value = None
+        for i in range(5):
+            with tf.device(("/job:ps/task:0", "/job:worker/task:1", "/job:ps/task:1")[i % 3]):
+                value = one().placeholder_with_default(1.0, ()) if value is None else value + float(i)
+            out.append(float(sess.run(value)))
+        return out
+
+
+def test_graph_extension(cluster):
+    assert chief_call(cluster, extend) == [1.0, 2.0, 4.0, 7.0, 11.0]
+
+
+def parallel_steps(target, threads, steps):
+    """Many threads run steps of one session at once; each sum is checked."""
+    import numpy as np
+
+    with tf.Graph().as_default(), one().Session(target) as sess:
+        with tf.device("/job:ps/task:0"):
+            x = one().placeholder(tf.float32, (3000,))
+            doubled = x * 2.0
+        with tf.device("/job:worker/task:0"):
+            total = tf.reduce_sum(doubled)
+        with tf.device("/job:ps/task:1"):
+            back = total + 1.0
+        sess.run(back, {x: np.zeros(3000)})
+        wrong = []
+
+        def run(thread):
+            for step in range(steps):
+                value = sess.run(back, {x: np.full(3000, thread * steps + step, np.float32)})
+                if value != 2.0 * 3000 * (thread * steps + step) + 1.0:
+                    wrong.append((thread, step, float(value)))
+
+        pool = [threading.Thread(target=run, args=(i,)) for i in range(threads)]
+        for thread in pool:
+            thread.start()
+        for thread in pool:
+            thread.join()
+        return wrong
+
+
+def test_concurrent_steps_do_not_mix(cluster):
+    assert chief_call(cluster, parallel_steps, 8, 25) == []
+
+
+# ClusterSpec propagation, device filters, ports, resolvers. ------------------------------------------------------------------------------------------------------
+
+
+def local_server(protocol):
+    load(protocol)
+    server = tf.distribute.Server.create_local_server(start=True) if protocol == "grpc" else tf.distribute.Server({"localhost": ["localhost:0"]}, protocol=protocol)
+    state["server"] = server
+    return server.target
+
+
+def propagated(target, spec):
+    cluster_def = tf.train.ClusterSpec(spec).as_cluster_def()
+    config = one().ConfigProto(cluster_def=cluster_def)
+    with tf.Graph().as_default():
+        with tf.device("/job:there/task:1"):
+            a = one().get_variable("a", initializer=[1.0, 2.0])
+        with tf.device("/job:here/task:0"):
+            b = one().assign_add(a, [1.0, 1.0]) * 10.0
+        with one().Session(target, config=config) as sess:
+            names = sorted(device.name for device in sess.list_devices())
+            sess.run(one().global_variables_initializer())
+            return names, [sess.run(b).tolist() for _ in range(3)]
+
+
+def test_cluster_spec_propagation(runner, protocol):
+    """Three servers that know nothing of each other become one cluster through the session's config."""
+    tasks = [runner.task(f"propagation{i}") for i in range(3)]
+    try:
+        targets = [task.call(local_server, protocol) for task in tasks]
+        addresses = [target.removeprefix("grpc://") for target in targets]
+        names, values = tasks[0].call(propagated, targets[0], {"here": {0: addresses[0]}, "there": {0: addresses[1], 1: addresses[2]}})
+        assert any(name.startswith("/job:there/replica:0/task:1") for name in names)
+        assert values == [[20.0, 30.0], [30.0, 40.0], [40.0, 50.0]]
+    finally:
+        for task in tasks:
+            task.kill()
+
+
+def filtered(target, filters):
+    config = one().ConfigProto(device_filters=filters)
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0"):
+            a = one().placeholder_with_default(2.0, ()) * 3.0
+        with tf.device("/job:worker/task:0"):
+            b = a + 1.0
+        with one().Session(target, config=config) as sess:
+            return sorted(device.name for device in sess.list_devices()), float(sess.run(b))
+
+
+def test_device_filters(fresh_cluster):
+    """With filters a session starts although a task it does not need is down, and sees only its devices."""
+    cluster = fresh_cluster(shape=(("ps", 1), ("worker", 2)), start=False)
+    cluster.start("ps", 0)
+    cluster.start("worker", 0)
+    names, value = chief_call(cluster, filtered, ["/job:ps", "/job:worker/task:0"], timeout=30)
+    assert value == 7.0
+    assert names == ["/job:ps/replica:0/task:0/device:CPU:0", "/job:worker/replica:0/task:0/device:CPU:0"]
+
+
+def create_local(protocol):
+    load(protocol)
+    if protocol == "grpc":
+        server = tf.distribute.Server.create_local_server()
+    else:
+        server = one().train.Server({"local": ["localhost:0"]}, protocol=protocol, start=False)
+        server.start()
+    with tf.Graph().as_default(), one().Session(server.target) as sess:
+        return server.target, float(sess.run(one().placeholder_with_default(20.0, ()) + 1.0))
+
+
+def test_server_on_port_zero(runner, protocol):
+    task = runner.task("port0")
+    target, value = task.call(create_local, protocol)
+    assert value == 21.0
+    assert target.startswith("grpc://localhost:") and not target.endswith(":0")
+    assert task.exit() == 0
+
+
+def start_from_tf_config(protocol, job, index, spec):
+    import os
+
+    load(protocol)
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": spec, "task": {"type": job, "index": index}, "rpc_layer": protocol})
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    assert resolver.rpc_layer == protocol
+    assert resolver.task_type == job and resolver.task_id == index
+    state["server"] = tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol=resolver.rpc_layer)
+    return state["server"].target
+
+
+def pull_push(target, steps=3):
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0"):
+            v = one().get_variable("v", initializer=[1.0, 2.0])
+        with tf.device("/job:worker/task:0"):
+            pulled = v * 2.0
+        with tf.device("/job:ps/task:0"):
+            pushed = one().assign_add(v, pulled)
+        with one().Session(target) as sess:
+            sess.run(v.initializer)
+            return [sess.run(pushed).tolist() for _ in range(steps)]
+
+
+def test_tf_config_resolver(fresh_cluster, protocol):
+    cluster = fresh_cluster(start=False)
+    for job in ("ps", "worker"):
+        cluster.process(job, 0).call(start_from_tf_config, protocol, job, 0, cluster.spec)
+    assert chief_call(cluster, pull_push) == [[3.0, 6.0], [9.0, 18.0], [27.0, 54.0]]
+
+
+def test_remote_master(cluster):
+    """A client whose session runs on another process's master, plug-in or not in the client."""
+    client = cluster.runner.task("client")
+    try:
+        assert client.call(pull_push, cluster.target("worker", 0)) == [[3.0, 6.0], [9.0, 18.0], [27.0, 54.0]]
+    finally:
+        client.kill()
+
+
+# Input pipelines, queues, functions on other tasks. ---------------------------------------------------------------------------------------------------------------
+
+
+def remote_iterators(target):
+    out = []
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:1"):
+            dataset = tf.data.Dataset.range(6).map(lambda i: (i, tf.strings.as_string(i))).batch(2)
+            iterator = one().data.make_initializable_iterator(dataset, shared_name="numbers")
+            numbers, words = iterator.get_next()
+        with tf.device("/job:worker/task:0"):
+            doubled, joined = numbers * 2, tf.strings.join([words, words])
+        with one().Session(target) as sess:
+            for _ in range(2):
+                sess.run(iterator.initializer)
+                while True:
+                    try:
+                        a, b = sess.run([doubled, joined])
+                        out.append((a.tolist(), b.tolist()))
+                    except tf.errors.OutOfRangeError:
+                        out.append("end")
+                        break
+    return out
+
+
+def test_iterator_on_another_task(cluster):
+    epoch = [([0, 2], [b"00", b"11"]), ([4, 6], [b"22", b"33"]), ([8, 10], [b"44", b"55"]), "end"]
+    assert chief_call(cluster, remote_iterators) == epoch * 2
+
+
+def remote_call(target):
+    """RemoteCall runs a function on another task: its arguments and results travel."""
+    from tensorflow.python.framework import function as legacy
+
+    with tf.Graph().as_default():
+
+        @legacy.Defun(tf.float32, tf.string)
+        def there(x, s):
+            return tf.reduce_sum(x) * 2.0, tf.strings.join([s, "!"])
+
+        with tf.device("/job:worker/task:0"):
+            x = one().placeholder(tf.float32, (5000,))
+            s = one().placeholder(tf.string, ())
+            from tensorflow.python.ops import functional_ops
+
+            total, shout = functional_ops.remote_call(args=[x, s], Tout=[tf.float32, tf.string], f=there, target="/job:ps/replica:0/task:1/device:CPU:0")
+        with one().Session(target) as sess:
+            a, b = sess.run([total, shout], {x: [1.0] * 5000, s: "hello"})
+            return float(a), bytes(b)
+
+
+def test_remote_call(cluster, stock):
+    """Whatever stock TensorFlow makes of it."""
+    results = []
+    for c in (stock, cluster):
+        try:
+            results.append(chief_call(c, remote_call))
+        except RemoteError as error:
+            results.append((error.type, error.message.splitlines()[0]))
+    assert results[0] == results[1]
+
+
+def producer(target, count):
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0"):
+            queue = tf.queue.FIFOQueue(3, [tf.int32], [()], shared_name="between")
+        with tf.device("/job:worker/task:1"):
+            value = one().placeholder(tf.int32, ())
+            put = queue.enqueue(value * 1)
+        with one().Session(target) as sess:
+            for i in range(count):
+                sess.run(put, {value: i})
+            sess.run(queue.close())
+
+
+def consumer(target):
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0"):
+            queue = tf.queue.FIFOQueue(3, [tf.int32], [()], shared_name="between")
+            item = queue.dequeue()
+        with tf.device("/job:worker/task:0"):
+            got = item + 0
+        out = []
+        with one().Session(target) as sess:
+            while True:
+                try:
+                    out.append(int(sess.run(got)))
+                except tf.errors.OutOfRangeError:
+                    return out
+
+
+def test_queue_between_workers(cluster):
+    """Steps that block on the ps until another worker's step comes."""
+    cluster["worker", 0].begin(consumer, cluster.target("worker", 0))
+    time.sleep(0.3)
+    cluster["worker", 1].call(producer, cluster.target("worker", 1), 50)
+    assert cluster["worker", 0].result(30) == list(range(50))
+
+
+def estimator_job(protocol, directory, tf_config):
+    import os
+
+    load(protocol)
+    os.environ["TF_CONFIG"] = json.dumps(tf_config)
+    estimator = tf.estimator
+
+    def model_fn(features, labels, mode):
+        with one().variable_scope("m"):
+            w = one().get_variable("w", (4, 1))
+        prediction = tf.matmul(features, w)
+        loss = tf.reduce_mean(tf.square(prediction - labels))
+        train_op = one().train.AdagradOptimizer(0.3).minimize(loss, global_step=one().train.get_global_step())
+        return estimator.EstimatorSpec(mode, predictions=prediction, loss=loss, train_op=train_op)
+
+    def input_fn():
+        x = tf.random.stateless_normal((64, 4), seed=[1, 2])
+        return tf.data.Dataset.from_tensor_slices((x, tf.reduce_sum(x, 1, keepdims=True))).repeat().batch(16)
+
+    config = estimator.RunConfig(model_dir=directory, protocol=protocol, save_checkpoints_steps=20)
+    estimator.train_and_evaluate(
+        estimator.Estimator(model_fn, config=config), estimator.TrainSpec(input_fn, max_steps=60), estimator.EvalSpec(input_fn, steps=1, start_delay_secs=0, throttle_secs=1)
+    )
+    return True
+
+
+def tf_version():
+    return tf.__version__
+
+
+def test_estimator(runner, protocol, tmp_path):
+    probe = runner.task("version")
+    version = probe.call(tf_version)
+    probe.kill()
+    if tuple(map(int, version.split(".")[:2])) > (2, 15):
+        pytest.skip(f"TensorFlow {version} has no Estimator (it went in 2.16)")
+    spec = {job: [f"127.0.0.1:{free_port()}"] for job in ("ps", "chief", "worker")}
+    tasks = {job: runner.task(f"estimator-{job}") for job in spec}
+    try:
+        for job, task in tasks.items():
+            task.begin(estimator_job, protocol, str(tmp_path / "model"), {"cluster": spec, "task": {"type": job, "index": 0}})
+        for job in ("chief", "worker"):
+            assert tasks[job].result(180)
+        assert glob.glob(str(tmp_path / "model" / "model.ckpt-6*.index"))
+    finally:
+        for task in tasks.values():
+            task.kill()

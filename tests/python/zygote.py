@@ -1,0 +1,130 @@
+"""Forks task processes that have TensorFlow imported already.
+
+Importing TensorFlow takes seconds; a suite that starts hundreds of processes cannot pay that each time. This process imports it once, stays single-threaded as far as
+that is in our hands, and forks a child for each request. It also runs one task directly (`--task ADDRESS`), for the tests that are about process start itself.
+
+Protocol with the test process (multiprocessing.connection over a unix socket; the address is the first argument):
+  ("fork", task_address, log_path, environment, directory) -> pid
+  ("poll", pid) -> None while it runs, else its exit status as os.waitstatus_to_exitcode gives it
+"""
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Client
+
+PR_SET_PDEATHSIG = 1
+
+
+class Leave(BaseException):
+    """Unwinds a forked child to the top, so that it ends as a normal interpreter does (atexit, finalisers, static destructors)."""
+
+
+def die_with_parent():
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def redirect(log_path):
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.close(null)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def describe(error):
+    """An exception as plain data: TensorFlow's own exception classes do not survive pickling."""
+    return {
+        "types": [c.__name__ for c in type(error).__mro__],
+        "message": getattr(error, "message", None) or str(error),
+        "code": getattr(error, "error_code", None),
+        "traceback": "".join(traceback.format_tb(error.__traceback__)[-8:]),
+    }
+
+
+def serve_task(address):
+    """The life of a task process: runs the functions that the test sends, one after the other, on the main thread."""
+    connection = Client(address, family="AF_UNIX")
+    connection.send(("hello", os.getpid()))
+    while True:
+        try:
+            order = connection.recv()
+        except EOFError:
+            return 1  # the test is gone
+        if order[0] == "exit":
+            return order[1]
+        _, function, args, kwargs = order
+        try:
+            answer = ("value", function(*args, **kwargs))
+        except Exception as error:  # everything is reported to the test, which decides
+            answer = ("error", describe(error))
+        try:
+            connection.send(answer)
+        except (TypeError, AttributeError, ValueError) as error:
+            connection.send(("error", describe(error)))
+
+
+def fork(control, request):
+    _, address, log_path, environment, directory = request
+    pid = os.fork()
+    if pid:
+        return pid
+    die_with_parent()
+    control.close()
+    redirect(log_path)
+    os.environ.update(environment)
+    os.chdir(directory)
+    raise Leave(address)
+
+
+def run_zygote(address):
+    import tensorflow  # noqa: F401  (the point of this process)
+
+    import cluster  # noqa: F401
+    import pytest  # noqa: F401  (test modules import it)
+
+    # Modules that TensorFlow loads lazily and most tests need.
+    tensorflow.compat.v1.Session  # noqa: B018
+    tensorflow.distribute  # noqa: B018
+    exited = {}
+    control = Client(address, family="AF_UNIX")
+    control.send(("ready", os.getpid()))
+    while True:
+        try:
+            request = control.recv()
+        except EOFError:
+            return 0
+        if request[0] == "fork":
+            control.send(fork(control, request))
+        elif request[0] == "poll":
+            pid = request[1]
+            if pid not in exited:
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    exited[pid] = os.waitstatus_to_exitcode(status)
+            control.send(exited.get(pid))
+
+
+def main():
+    die_with_parent()
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    if sys.argv[1] == "--task":
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        return serve_task(sys.argv[2])
+    try:
+        return run_zygote(sys.argv[1])
+    except Leave as leave:
+        address = leave.args[0]
+    return serve_task(address)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
