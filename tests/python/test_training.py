@@ -175,7 +175,7 @@ def synchronous(target, task, directory, steps):
             for number in range(steps):  # a worker that left early would leave the other one waiting for its gradients
                 i, xs = batch(2 * number + task)
                 losses.append(float(np.float32(sess.run([train_op, loss], {ids: i, x: xs})[1])))
-            return losses, int(sess.run_step_fn(lambda context: context.session.run(step)))
+            return losses, int(sess.run_step_fn(lambda step_context: step_context.session.run(step)))
 
 
 def test_sync_replicas(cluster, tmp_path):
