@@ -84,7 +84,7 @@ impl Shard {
         if let State::Ready { conn: key } = channel.state {
             if let Some(conn) = self.conns.get_mut(&key) {
                 let proto = &mut conn.proto;
-                self.delivery.serve(key, &mut conn.keys, |d| proto.cancel(id, code, message, d));
+                self.delivery.serve(key, &mut conn.keys, |d| proto.cancel(Instant::now(), id, code, message, d));
                 self.mark_dirty(key);
             }
         }
