@@ -1,6 +1,7 @@
 //! Counters, gauges and latencies, cheap enough for the hot path: each writer has cells of its own, which are added up when somebody asks.
 
 mod cells;
+mod connections;
 mod list;
 mod prometheus;
 
@@ -12,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crossbeam_utils::CachePadded;
 
 pub use cells::{BUCKETS, Counter, Distribution, Gauge, Histogram};
+pub use connections::{ConnectionEntry, ConnectionFacts, Connections, Direction, State};
 pub use list::{Cells, LIST};
 pub use prometheus::render as render_prometheus;
 

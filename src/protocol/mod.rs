@@ -25,6 +25,7 @@ mod settings;
 mod sniff;
 mod stats;
 
+pub use block::VERSION as WIRE_VERSION;
 pub use connection::Connection;
 pub use error::{ConnectionError, ProtocolError, code};
 pub use handler::{Failure, Handler, Outcome, Payload, Segment, Target};

@@ -1,0 +1,75 @@
+//! Which request goes where.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio::sync::watch;
+use tonic::server::NamedService;
+
+use super::ControlState;
+use super::health::HealthService;
+use super::proto::health::health_server::HealthServer;
+use super::proto::starwire::control_server::ControlServer;
+use super::stats::StatsService;
+use crate::metrics::render_prometheus;
+
+/// Requests have a name or a flag in them; nothing needs more.
+const MAX_REQUEST: usize = 4 << 10;
+
+/// All that the control service answers.
+pub fn router(state: Arc<dyn ControlState>, serving: watch::Receiver<bool>) -> Router {
+    let health = HealthServer::new(HealthService::new(serving.clone())).max_decoding_message_size(MAX_REQUEST);
+    let control = ControlServer::new(StatsService::new(Arc::clone(&state))).max_decoding_message_size(MAX_REQUEST);
+    Router::new()
+        .route_service(&grpc_path(&health), health)
+        .route_service(&grpc_path(&control), control)
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(healthz))
+        .fallback(unknown)
+        .with_state(Shared { state, serving })
+}
+
+fn grpc_path<S: NamedService>(_: &S) -> String {
+    format!("/{}/{{*method}}", S::NAME)
+}
+
+#[derive(Clone)]
+struct Shared {
+    state: Arc<dyn ControlState>,
+    serving: watch::Receiver<bool>,
+}
+
+async fn metrics(State(shared): State<Shared>) -> Response {
+    let Some(samples) = shared.state.metrics() else {
+        return (StatusCode::NOT_FOUND, "metrics are switched off (STARWIRE_METRICS=off)\n").into_response();
+    };
+    let server = shared.state.server();
+    let text = render_prometheus(&samples, &[("protocol", &server.protocol), ("task", &server.task)]);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+async fn healthz(State(shared): State<Shared>) -> Response {
+    if *shared.serving.borrow() {
+        (StatusCode::OK, "ok\n").into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "stopping\n").into_response()
+    }
+}
+
+async fn unknown(headers: HeaderMap, request: Request) -> Response {
+    let is_grpc = headers.get(header::CONTENT_TYPE).is_some_and(|t| t.as_bytes().starts_with(b"application/grpc"));
+    if is_grpc {
+        return tonic::Status::unimplemented(format!("{} is not served here", request.uri().path()))
+            .into_http::<tonic::body::Body>()
+            .into_response();
+    }
+    (
+        StatusCode::NOT_FOUND,
+        "a starwire server answers GET /metrics, GET /healthz and gRPC health and statistics here\n",
+    )
+        .into_response()
+}

@@ -1,0 +1,221 @@
+//! The thread that serves HTTP, from its first connection to its end.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use tokio::sync::{mpsc, watch};
+
+use super::stream::{Replayed, Socket};
+use super::{ControlAccess, ControlState, Limits, http};
+
+/// How long connections may take to hear that the server stops.
+const FAREWELL: Duration = Duration::from_millis(200);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    #[error("the control service is stopped")]
+    Stopped,
+    #[error("the control service is switched off for this client (STARWIRE_CONTROL)")]
+    NotAllowed,
+    #[error("the control service has {0} connections already")]
+    TooMany(usize),
+    #[error("the thread of the control service cannot be started: {0}")]
+    Start(io::Error),
+    #[error("the connection is gone: {0}")]
+    Gone(io::Error),
+}
+
+/// The control service of one engine. Costs nothing until the first HTTP connection.
+pub struct ControlService {
+    state: Arc<dyn ControlState>,
+    access: ControlAccess,
+    limits: Limits,
+    open: Arc<AtomicUsize>,
+    thread: Mutex<Thread>,
+}
+
+enum Thread {
+    NotStarted,
+    Running(Running),
+    Stopped,
+}
+
+struct Running {
+    /// After a fork the thread exists in the parent only.
+    pid: u32,
+    connections: mpsc::UnboundedSender<Handed>,
+    join: JoinHandle<()>,
+}
+
+struct Handed {
+    socket: Socket,
+    first: Vec<u8>,
+    place: Place,
+}
+
+impl ControlService {
+    pub fn new(state: Arc<dyn ControlState>, access: ControlAccess) -> Self {
+        Self::with_limits(state, access, Limits::default())
+    }
+
+    pub fn with_limits(state: Arc<dyn ControlState>, access: ControlAccess, limits: Limits) -> Self {
+        Self { state, access, limits, open: Arc::default(), thread: Mutex::new(Thread::NotStarted) }
+    }
+
+    /// Takes a connection over on which HTTP was found. `first_bytes` were read from it already. Never blocks; on an error the connection is closed, and the
+    /// client was told why if it speaks HTTP/1.
+    pub fn handle(&self, stream: OwnedFd, first_bytes: Vec<u8>) -> Result<(), ControlError> {
+        let socket = Socket::new(stream).map_err(ControlError::Gone)?;
+        let allowed = match self.access {
+            ControlAccess::Everybody => true,
+            ControlAccess::Loopback => socket.is_local(),
+            ControlAccess::Nobody => false,
+        };
+        if !allowed {
+            refuse(
+                socket,
+                &first_bytes,
+                "403 Forbidden",
+                "the control service is switched off for you (STARWIRE_CONTROL)\n",
+            );
+            return Err(ControlError::NotAllowed);
+        }
+        let Some(place) = Place::take(&self.open, self.limits.connections) else {
+            refuse(socket, &first_bytes, "503 Service Unavailable", "too many connections\n");
+            return Err(ControlError::TooMany(self.limits.connections));
+        };
+        let mut thread = self.lock();
+        if matches!(*thread, Thread::NotStarted) {
+            *thread = Thread::Running(self.start().map_err(ControlError::Start)?);
+        }
+        match &*thread {
+            Thread::Running(running) => running
+                .connections
+                .send(Handed { socket, first: first_bytes, place })
+                .map_err(|_| ControlError::Stopped),
+            Thread::NotStarted | Thread::Stopped => Err(ControlError::Stopped),
+        }
+    }
+
+    /// Number of connections right now.
+    pub fn connections(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// Tells watchers that the server stops, closes every connection and ends the thread. Idempotent; takes a fraction of a second at most.
+    pub fn stop(&self) {
+        let before = std::mem::replace(&mut *self.lock(), Thread::Stopped);
+        let Thread::Running(Running { pid, connections, join }) = before else { return };
+        if pid != std::process::id() {
+            // A forked child: neither the thread nor its runtime's state is ours.
+            std::mem::forget((connections, join));
+            return;
+        }
+        drop(connections);
+        // The last owner may be a task on the control thread itself.
+        if join.thread().id() != std::thread::current().id() {
+            let _ = join.join();
+        }
+    }
+
+    fn start(&self) -> io::Result<Running> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        let (connections, receiver) = mpsc::unbounded_channel();
+        let (state, limits) = (Arc::clone(&self.state), self.limits);
+        let join = std::thread::Builder::new()
+            .name("starwire-control".to_owned())
+            .spawn(move || runtime.block_on(serve(state, limits, receiver)))?;
+        Ok(Running { pid: std::process::id(), connections, join })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Thread> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ControlService {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The right to be one of a limited number of connections.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(open: &Arc<AtomicUsize>, limit: usize) -> Option<Self> {
+        let free = |n: usize| (n < limit).then_some(n + 1);
+        open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free).ok()?;
+        Some(Self(Arc::clone(open)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn refuse(socket: Socket, first_bytes: &[u8], status: &str, text: &str) {
+    let http2 = first_bytes.starts_with(b"PRI ");
+    let answer = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{text}",
+        text.len()
+    );
+    socket.close_with(if http2 { b"" } else { answer.as_bytes() });
+}
+
+/// The thread's life: serves connections until the engine drops its end of the channel.
+async fn serve(state: Arc<dyn ControlState>, limits: Limits, mut connections: mpsc::UnboundedReceiver<Handed>) {
+    let (serving, watch_serving) = watch::channel(true);
+    let router = http::router(state, watch_serving.clone());
+    let (alive, mut all_gone) = mpsc::channel::<()>(1);
+    while let Some(Handed { socket, first, place }) = connections.recv().await {
+        // Registering a descriptor can fail (out of memory, or the peer reset it): the connection is closed then.
+        let Ok(stream) = Replayed::new(socket, first, limits.idle) else { continue };
+        let (router, watch_serving, alive) = (router.clone(), watch_serving.clone(), alive.clone());
+        tokio::spawn(async move {
+            connection(stream, router, watch_serving, limits).await;
+            drop((place, alive));
+        });
+    }
+    // Health watchers hear of it before their connections go.
+    serving.send_replace(false);
+    drop(alive);
+    let _ = tokio::time::timeout(FAREWELL, all_gone.recv()).await;
+}
+
+async fn connection(stream: Replayed, router: Router, mut serving: watch::Receiver<bool>, limits: Limits) {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.idle)
+        .max_buf_size(usize::try_from(limits.header).unwrap_or(usize::MAX).max(8192));
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(limits.header)
+        .max_concurrent_streams(16)
+        .keep_alive_interval(limits.idle / 3)
+        .keep_alive_timeout(limits.idle / 2);
+    let service = TowerToHyperService::new(router);
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    tokio::select! {
+        // How a client's connection ends is the client's business.
+        _ = &mut connection => return,
+        _ = serving.wait_for(|serving| !serving) => {}
+    }
+    // Streams that are open may end by themselves: watchers get their last word.
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
+}

@@ -1,0 +1,135 @@
+//! A connection that was handed over: the bytes read before come first, and silence ends it.
+
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::{Instant, Sleep, sleep};
+
+/// A socket before it belongs to a runtime.
+pub enum Socket {
+    Tcp(std::net::TcpStream),
+    Unix(std::os::unix::net::UnixStream),
+}
+
+impl Socket {
+    /// Finds out what kind of socket it is. Fails if the peer has gone.
+    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+        let tcp = std::net::TcpStream::from(fd);
+        match tcp.peer_addr() {
+            Ok(_) => Ok(Self::Tcp(tcp)),
+            // Not an internet address.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(Self::Unix(OwnedFd::from(tcp).into())),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the peer is on this host.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Tcp(tcp) => tcp.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback()),
+            Self::Unix(_) => true,
+        }
+    }
+
+    /// Sends what fits into the socket's buffer, at once, and closes it.
+    pub fn close_with(mut self, last_words: &[u8]) {
+        use std::io::Write;
+        // The peer may have gone: then nobody misses the words.
+        let _ = match &mut self {
+            Self::Tcp(tcp) => tcp.write(last_words),
+            Self::Unix(unix) => unix.write(last_words),
+        };
+    }
+}
+
+enum Inner {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// The stream that HTTP is served on.
+pub struct Replayed {
+    first: Vec<u8>,
+    replayed: usize,
+    inner: Inner,
+    idle: Duration,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl Replayed {
+    /// Must run on the runtime that will serve the stream.
+    pub fn new(socket: Socket, first: Vec<u8>, idle: Duration) -> io::Result<Self> {
+        let inner = match socket {
+            Socket::Tcp(tcp) => {
+                tcp.set_nonblocking(true)?;
+                Inner::Tcp(TcpStream::from_std(tcp)?)
+            }
+            Socket::Unix(unix) => {
+                unix.set_nonblocking(true)?;
+                Inner::Unix(UnixStream::from_std(unix)?)
+            }
+        };
+        Ok(Self { first, replayed: 0, inner, idle, deadline: Box::pin(sleep(idle)) })
+    }
+
+    fn progress<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if result.is_ready() {
+            self.deadline.as_mut().reset(Instant::now() + self.idle);
+            return result;
+        }
+        ready!(self.deadline.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the connection was idle for too long")))
+    }
+}
+
+impl AsyncRead for Replayed {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if let Some(left) = this.first.get(this.replayed..).filter(|left| !left.is_empty()) {
+            let n = left.len().min(buf.remaining());
+            buf.put_slice(&left[..n]);
+            this.replayed += n;
+            if this.replayed == this.first.len() {
+                this.first = Vec::new();
+                this.replayed = 0;
+            }
+            return Poll::Ready(Ok(()));
+        }
+        let result = match &mut this.inner {
+            Inner::Tcp(tcp) => Pin::new(tcp).poll_read(cx, buf),
+            Inner::Unix(unix) => Pin::new(unix).poll_read(cx, buf),
+        };
+        this.progress(cx, result)
+    }
+}
+
+impl AsyncWrite for Replayed {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = &mut *self;
+        let result = match &mut this.inner {
+            Inner::Tcp(tcp) => Pin::new(tcp).poll_write(cx, buf),
+            Inner::Unix(unix) => Pin::new(unix).poll_write(cx, buf),
+        };
+        this.progress(cx, result)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.inner {
+            Inner::Tcp(tcp) => Pin::new(tcp).poll_flush(cx),
+            Inner::Unix(unix) => Pin::new(unix).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.inner {
+            Inner::Tcp(tcp) => Pin::new(tcp).poll_shutdown(cx),
+            Inner::Unix(unix) => Pin::new(unix).poll_shutdown(cx),
+        }
+    }
+}

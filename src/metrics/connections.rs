@@ -1,0 +1,210 @@
+//! Who is connected: a table that connections enter and leave by themselves, readable from any thread without asking a reactor.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::cells::{Counter, Gauge};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// The peer connected and asks.
+    Incoming,
+    /// We connected and ask.
+    Outgoing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Connecting,
+    Handshake,
+    Ready,
+    /// One side said goodbye; what is in flight is still answered.
+    Draining,
+}
+
+impl State {
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Connecting => "connecting",
+            State::Handshake => "handshake",
+            State::Ready => "ready",
+            State::Draining => "draining",
+        }
+    }
+
+    fn from_code(code: u8) -> Self {
+        match code {
+            0 => State::Connecting,
+            1 => State::Handshake,
+            2 => State::Ready,
+            _ => State::Draining,
+        }
+    }
+
+    fn code(self) -> u8 {
+        match self {
+            State::Connecting => 0,
+            State::Handshake => 1,
+            State::Ready => 2,
+            State::Draining => 3,
+        }
+    }
+}
+
+/// One connection as it is right now.
+#[derive(Clone, Debug)]
+pub struct ConnectionFacts {
+    pub direction: Direction,
+    pub state: State,
+    /// The peer's task; empty before the handshake.
+    pub peer: String,
+    pub address: String,
+    pub reactor: usize,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
+    pub in_flight: i64,
+    pub age: Duration,
+}
+
+/// The table of one engine.
+#[derive(Debug, Default)]
+pub struct Connections {
+    next: AtomicU64,
+    entries: Mutex<BTreeMap<u64, Arc<Entry>>>,
+}
+
+impl Connections {
+    /// Enters a connection. It leaves when the guard is dropped.
+    pub fn enter(
+        self: &Arc<Self>,
+        direction: Direction,
+        state: State,
+        address: &str,
+        reactor: usize,
+    ) -> ConnectionEntry {
+        let number = self.next.fetch_add(1, Relaxed);
+        let entry = Arc::new(Entry {
+            direction,
+            state: AtomicU8::new(state.code()),
+            peer: Mutex::new(String::new()),
+            address: address.to_owned(),
+            reactor,
+            opened: Instant::now(),
+            bytes_in: Counter::default(),
+            bytes_out: Counter::default(),
+            in_flight: Gauge::default(),
+        });
+        self.lock().insert(number, Arc::clone(&entry));
+        ConnectionEntry { table: Arc::clone(self), number, entry }
+    }
+
+    /// In the order of their beginning.
+    pub fn list(&self) -> Vec<ConnectionFacts> {
+        let entries: Vec<Arc<Entry>> = self.lock().values().cloned().collect();
+        entries.iter().map(|entry| entry.facts()).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Arc<Entry>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection's place in the table, held and written by the reactor that owns the connection.
+#[derive(Debug)]
+pub struct ConnectionEntry {
+    table: Arc<Connections>,
+    number: u64,
+    entry: Arc<Entry>,
+}
+
+impl ConnectionEntry {
+    pub fn set_state(&self, state: State) {
+        self.entry.state.store(state.code(), Relaxed);
+    }
+
+    pub fn set_peer(&self, task: &str) {
+        task.clone_into(&mut self.entry.peer.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub fn add_bytes_in(&self, n: u64) {
+        self.entry.bytes_in.add(n);
+    }
+
+    pub fn add_bytes_out(&self, n: u64) {
+        self.entry.bytes_out.add(n);
+    }
+
+    pub fn set_in_flight(&self, n: i64) {
+        self.entry.in_flight.set(n);
+    }
+}
+
+impl Drop for ConnectionEntry {
+    fn drop(&mut self) {
+        self.table.lock().remove(&self.number);
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    direction: Direction,
+    state: AtomicU8,
+    peer: Mutex<String>,
+    address: String,
+    reactor: usize,
+    opened: Instant,
+    bytes_in: Counter,
+    bytes_out: Counter,
+    in_flight: Gauge,
+}
+
+impl Entry {
+    fn facts(&self) -> ConnectionFacts {
+        ConnectionFacts {
+            direction: self.direction,
+            state: State::from_code(self.state.load(Relaxed)),
+            peer: self.peer.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            address: self.address.clone(),
+            reactor: self.reactor,
+            bytes_in: self.bytes_in.get(),
+            bytes_out: self.bytes_out.get(),
+            in_flight: self.in_flight.get(),
+            age: self.opened.elapsed(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_come_change_and_go() {
+        let table = Arc::new(Connections::default());
+        let first = table.enter(Direction::Incoming, State::Handshake, "10.0.0.1:5", 0);
+        let second = table.enter(Direction::Outgoing, State::Connecting, "unix:@x", 1);
+        assert_eq!(table.list()[0].peer, "");
+        for state in [State::Connecting, State::Handshake, State::Ready, State::Draining] {
+            first.set_state(state);
+            assert_eq!(table.list()[0].state, state);
+        }
+        first.set_peer("/job:ps/task:0");
+        first.add_bytes_in(3);
+        first.add_bytes_in(4);
+        first.add_bytes_out(5);
+        first.set_in_flight(6);
+        let list = table.list();
+        assert_eq!(list.len(), 2);
+        assert_eq!(
+            (list[0].peer.as_str(), list[0].bytes_in, list[0].bytes_out, list[0].in_flight),
+            ("/job:ps/task:0", 7, 5, 6)
+        );
+        assert_eq!((list[1].direction, list[1].address.as_str(), list[1].reactor), (Direction::Outgoing, "unix:@x", 1));
+        drop(first);
+        assert_eq!(table.list().len(), 1);
+        drop(second);
+        assert!(table.list().is_empty());
+    }
+}
