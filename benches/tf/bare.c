@@ -1,5 +1,6 @@
 /* The bare limits: what a C program gets for the bytes of one step, without TensorFlow and without starwire.
  *   bare tcp|unix COUNT SIZE SECONDS   per step: COUNT messages of SIZE bytes "pulled", then the same "pushed" back; every message has its own buffer
+ *   bare tcp+math|unix+math …      the same, and the arithmetic of the training step is done: gradient = pulled * rate, variable -= gradient
  *   bare memcpy   COUNT SIZE SECONDS   copies COUNT buffers of SIZE bytes to COUNT others
  * Prints one line of JSON. */
 #define _GNU_SOURCE
@@ -21,12 +22,25 @@ static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t);
 static void die(const char *what) { perror(what); exit(1); }
 static int compare(const void *a, const void *b) { double x = *(const double *)a, y = *(const double *)b; return (x > y) - (x < y); }
 
+static void multiply(char *to, const char *from, size_t size) {
+  float *out = (float *)to;
+  const float *in = (const float *)from;
+  for (size_t i = 0; i < size / sizeof *in; ++i) out[i] = in[i] * 0x1p-14f;
+}
+
+static void subtract(char *from, const char *what, size_t size) {
+  float *value = (float *)from;
+  const float *gradient = (const float *)what;
+  for (size_t i = 0; i < size / sizeof *value; ++i) value[i] -= gradient[i];
+}
+
 static char **buffers(size_t count, size_t size) {
   char **all = malloc(count * sizeof *all);
   if (!all) die("malloc");
   for (size_t i = 0; i < count; ++i) {
     if (posix_memalign((void **)&all[i], 64, size)) die("posix_memalign");
-    memset(all[i], (int)i, size);
+    /* Ordinary numbers: arithmetic on subnormal ones would be slow. */
+    for (size_t j = 0; j < size / sizeof(float); ++j) ((float *)all[i])[j] = (float)(1 + (i + j) % 64);
   }
   return all;
 }
@@ -62,7 +76,7 @@ static void sockets(int tcp, int pair[2]) {
 }
 
 int main(int argc, char **argv) {
-  if (argc != 5) { fprintf(stderr, "usage: bare tcp|unix|memcpy COUNT SIZE SECONDS\n"); return 2; }
+  if (argc != 5) { fprintf(stderr, "usage: bare tcp|unix|tcp+math|unix+math|memcpy COUNT SIZE SECONDS\n"); return 2; }
   size_t count = strtoull(argv[2], NULL, 10), size = strtoull(argv[3], NULL, 10), steps = 0, room = 1 << 20;
   double seconds = strtod(argv[4], NULL), *took = malloc(room * sizeof *took), start;
   if (!count || !size || !took) return 2;
@@ -78,13 +92,23 @@ int main(int argc, char **argv) {
     return 0;
   }
   int pair[2];
-  sockets(!strcmp(argv[1], "tcp"), pair);
+  int math = strstr(argv[1], "+math") != NULL;
+  sockets(!strncmp(argv[1], "tcp", 3), pair);
+  char **other = math ? buffers(count, size) : a;
+  /* With arithmetic, what has arrived is worked on while the next is under way. */
+  size_t batch = math ? 1 : count;
   pid_t child = fork();
   if (child < 0) die("fork");
   if (!child) { /* the parameter server */
     close(pair[0]);
     char go;
-    while (recv(pair[1], &go, 1, MSG_WAITALL) == 1) { move(pair[1], a, count, size, 1); move(pair[1], a, count, size, 0); }
+    while (recv(pair[1], &go, 1, MSG_WAITALL) == 1) {
+      move(pair[1], a, count, size, 1);
+      for (size_t i = 0; i < count; i += batch) {
+        move(pair[1], other + i, batch, size, 0);
+        if (math) subtract(a[i], other[i], size);
+      }
+    }
     _exit(0);
   }
   close(pair[1]);
@@ -93,8 +117,11 @@ int main(int argc, char **argv) {
   for (;;) {
     char go = 1;
     if (send(pair[0], &go, 1, MSG_NOSIGNAL) != 1) die("send");
-    move(pair[0], mine, count, size, 0);
-    move(pair[0], mine, count, size, 1);
+    for (size_t i = 0; i < count; i += batch) {
+      move(pair[0], mine + i, batch, size, 0);
+      if (math) multiply(other[i], mine[i], size);
+    }
+    move(pair[0], math ? other : mine, count, size, 1);
     double t = now();
     if (!begin) { if (t >= warm_until) begin = t; last = t; continue; }
     if (steps < room) took[steps] = t - last;

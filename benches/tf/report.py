@@ -34,6 +34,15 @@ METRICS = [
 ]
 
 
+BARE = {
+    "tcp": "bare C loop over TCP",
+    "unix": "bare C loop over a unix socket",
+    "tcp+math": "bare C loop over TCP that also does the arithmetic",
+    "unix+math": "bare C loop over a unix socket that also does the arithmetic",
+    "memcpy": "memcpy, one thread",
+}
+
+
 def machine_line(machine):
     return (
         f"{machine['cores']} cores, {machine['memory_gib']:.0f} GiB, Linux {machine['kernel']}, TensorFlow {machine['tensorflow']}, revision {machine['revision']}, "
@@ -65,7 +74,7 @@ def table(results):
         row += [f"{sum(case['columns'][name]['peak_rss_bytes'].values()) / 2**20:,.0f} MiB" for name in columns]
         lines.append("| " + " | ".join(row + [""] * (len(columns) - 1)) + " |")
         for kind, limit in case["bare"].items():
-            what = "memcpy, one thread" if kind == "memcpy" else f"bare C loop over {'TCP' if kind == 'tcp' else 'a unix socket'}"
+            what = BARE[kind]
             text = _cell(limit["bytes_per_s"], "B/s")
             if "p50_s" in limit:
                 text += f", step p50 {_engineering(limit['p50_s']['median'], 's')}"
