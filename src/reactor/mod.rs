@@ -2,6 +2,8 @@
 
 pub mod driver;
 pub mod epoll;
+pub mod error;
 pub mod mailbox;
 mod slots;
 mod sys;
+pub mod uring;

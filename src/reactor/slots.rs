@@ -42,6 +42,15 @@ impl<T> Slots<T> {
         self.free.push(index as u32);
         Some(value)
     }
+
+    pub fn keys(&self) -> Vec<Token> {
+        let used = self.entries.iter().enumerate().filter(|(_, entry)| entry.value.is_some());
+        used.map(|(index, entry)| token(index as u32, entry.generation)).collect()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.free.len() == self.entries.len()
+    }
 }
 
 fn token(index: u32, generation: u32) -> Token {
@@ -66,6 +75,10 @@ mod tests {
         assert_eq!(slots.get_mut(first), None);
         assert_eq!(slots.remove(first), None);
         assert_eq!(slots.get_mut(second), Some(&mut "second"));
+        assert_eq!(slots.keys(), [second]);
+        assert!(!slots.is_empty());
+        slots.remove(second);
+        assert!(slots.is_empty());
     }
 
     #[test]

@@ -1,0 +1,567 @@
+//! The driver on io_uring: one system call starts what was queued and waits for what ended.
+//!
+//! Each operation lives in a boxed slot (message header, pieces, address) that is freed when its completion was seen, and only then. The slot's key is the
+//! operation's user data; it carries a generation, so a late completion never finds another operation. A descriptor is closed after its last operation
+//! has ended: `close` shuts it down and cancels them, the last completion reports `Closed`.
+//!
+//! Descriptors are made blocking while they are registered: with O_NONBLOCK the kernel would end an operation with EAGAIN instead of waiting for it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
+
+use super::driver::{Completion, Driver, IoPart, Token};
+use super::error::DriverError;
+use super::slots::Slots;
+use super::sys::{self, Wake};
+use crate::transport::{RawAddress, SocketAddress};
+
+const SUBMISSIONS: u32 = 512;
+const COMPLETIONS: u32 = 8192;
+const WAKE: u64 = u64::MAX;
+const CANCEL: u64 = u64::MAX - 1;
+/// IORING_RECVSEND_POLL_FIRST: do not try, wait for readiness first.
+const POLL_FIRST: u16 = 1;
+/// A single RECV or SEND has a 32-bit length; nothing moves more than this at once anyway.
+const MAX_SINGLE: usize = 1 << 30;
+/// How long dropping the driver waits for the kernel to let go of the memory of cancelled operations.
+const DRAIN: Duration = Duration::from_secs(5);
+
+pub struct UringDriver {
+    ring: IoUring,
+    wake: Wake,
+    sockets: Slots<Socket>,
+    operations: Slots<Box<Operation>>,
+    /// Operations that ended, for the next ones.
+    spare: Vec<Box<Operation>>,
+    /// Entries for which the submission queue had no room.
+    unsubmitted: VecDeque<squeue::Entry>,
+    ready: VecDeque<Completion>,
+    /// Completions taken out of the ring in one go; kept for its capacity.
+    reaped: Vec<(u64, i32, u32)>,
+    woken: bool,
+    /// Listeners that ran into the limit of descriptors, and when to try them again.
+    paused: Vec<(Instant, Token)>,
+    /// Linux 5.19: multishot accept, poll-first.
+    modern: bool,
+    /// The ring belongs to the thread that made it (IORING_SETUP_SINGLE_ISSUER).
+    _not_send: PhantomData<*mut ()>,
+}
+
+struct Socket {
+    fd: OwnedFd,
+    recv: Option<Token>,
+    send: Option<Token>,
+    connect: Option<Token>,
+    accept: Option<Token>,
+    accepting: bool,
+    /// The last receive left nothing behind: the next one waits before it tries.
+    drained: bool,
+    closing: bool,
+    /// Completions of this token that wait in `ready`.
+    unreported: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Recv,
+    Send,
+    Connect,
+    Accept,
+}
+
+/// The memory that the kernel may look at until the operation's completion.
+struct Operation {
+    owner: Token,
+    kind: Kind,
+    asked: usize,
+    iovecs: Vec<libc::iovec>,
+    header: libc::msghdr,
+    address: RawAddress,
+}
+
+impl UringDriver {
+    /// On the thread that will use it. Says what is missing if this kernel, or whoever confines this process, does not offer what it needs.
+    pub fn new() -> Result<Self, DriverError> {
+        let ring = setup()?;
+        if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+            return Err(DriverError::missing("IORING_FEAT_EXT_ARG and IORING_FEAT_NODROP", "5.11"));
+        }
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe).map_err(DriverError::Uring)?;
+        for (code, name, since) in [
+            (opcode::PollAdd::CODE, "IORING_OP_POLL_ADD", "5.1"),
+            (opcode::SendMsg::CODE, "IORING_OP_SENDMSG", "5.3"),
+            (opcode::RecvMsg::CODE, "IORING_OP_RECVMSG", "5.3"),
+            (opcode::Accept::CODE, "IORING_OP_ACCEPT", "5.5"),
+            (opcode::AsyncCancel::CODE, "IORING_OP_ASYNC_CANCEL", "5.5"),
+            (opcode::Connect::CODE, "IORING_OP_CONNECT", "5.5"),
+            (opcode::Send::CODE, "IORING_OP_SEND", "5.6"),
+            (opcode::Recv::CODE, "IORING_OP_RECV", "5.6"),
+        ] {
+            if !probe.is_supported(code) {
+                return Err(DriverError::missing(name, since));
+            }
+        }
+        let mut driver = UringDriver {
+            ring,
+            wake: Wake::new().map_err(DriverError::Uring)?,
+            sockets: Slots::new(),
+            operations: Slots::new(),
+            spare: Vec::new(),
+            unsubmitted: VecDeque::new(),
+            ready: VecDeque::new(),
+            reaped: Vec::new(),
+            woken: false,
+            paused: Vec::new(),
+            // Came with the same release as multishot accept and poll-first, which cannot be asked for.
+            modern: probe.is_supported(opcode::Socket::CODE),
+            _not_send: PhantomData,
+        };
+        driver.watch_wake();
+        Ok(driver)
+    }
+
+    /// Each write to the eventfd is one edge, so it never has to be read.
+    fn watch_wake(&mut self) {
+        let poll = opcode::PollAdd::new(Fd(self.wake.fd()), libc::POLLIN as u32).multi(true);
+        self.push(poll.build().user_data(WAKE));
+    }
+
+    fn socket(&mut self, token: Token) -> io::Result<&mut Socket> {
+        self.sockets.get_mut(token).filter(|socket| !socket.closing).ok_or_else(sys::stale_token)
+    }
+
+    fn report(&mut self, token: Token, completion: Completion) {
+        if let Some(socket) = self.sockets.get_mut(token) {
+            socket.unreported += 1;
+            self.ready.push_back(completion);
+        }
+    }
+
+    fn operation(&mut self, owner: Token, kind: Kind) -> Box<Operation> {
+        let mut operation = self.spare.pop().unwrap_or_else(|| {
+            Box::new(Operation {
+                owner,
+                kind,
+                asked: 0,
+                iovecs: Vec::new(),
+                header: sys::message(&mut []),
+                address: RawAddress::empty(),
+            })
+        });
+        (operation.owner, operation.kind) = (owner, kind);
+        operation
+    }
+
+    /// Hands an operation to the kernel. Its box does not move until its completion.
+    fn start(&mut self, operation: Box<Operation>) {
+        let (owner, kind) = (operation.owner, operation.kind);
+        let key = self.operations.insert(operation);
+        if let Some(socket) = self.sockets.get_mut(owner) {
+            *socket.in_flight(kind) = Some(key);
+        }
+        self.submit_operation(key);
+    }
+
+    fn submit_operation(&mut self, key: Token) {
+        let Some(operation) = self.operations.get_mut(key) else { return };
+        let Some(socket) = self.sockets.get_mut(operation.owner) else { return };
+        let fd = Fd(socket.fd.as_raw_fd());
+        let entry = match operation.kind {
+            Kind::Connect => opcode::Connect::new(fd, operation.address.as_ptr(), operation.address.len()).build(),
+            Kind::Accept => {
+                const FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+                if self.modern {
+                    opcode::AcceptMulti::new(fd).flags(FLAGS).build()
+                } else {
+                    opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut()).flags(FLAGS).build()
+                }
+            }
+            Kind::Recv => {
+                let poll_first = if self.modern && socket.drained { POLL_FIRST } else { 0 };
+                if let [single] = operation.iovecs[..] {
+                    let len = single.iov_len.min(MAX_SINGLE) as u32;
+                    opcode::Recv::new(fd, single.iov_base.cast(), len).ioprio(poll_first).build()
+                } else {
+                    operation.header = sys::message(&mut operation.iovecs);
+                    opcode::RecvMsg::new(fd, &mut operation.header).ioprio(poll_first).build()
+                }
+            }
+            Kind::Send => {
+                if let [single] = operation.iovecs[..] {
+                    let len = single.iov_len.min(MAX_SINGLE) as u32;
+                    opcode::Send::new(fd, single.iov_base.cast_const().cast(), len).flags(libc::MSG_NOSIGNAL).build()
+                } else {
+                    operation.header = sys::message(&mut operation.iovecs);
+                    opcode::SendMsg::new(fd, &operation.header).flags(libc::MSG_NOSIGNAL as u32).build()
+                }
+            }
+        };
+        self.push(entry.user_data(key.0));
+    }
+
+    /// Queues an entry, at the latest for the next `wait`.
+    fn push(&mut self, entry: squeue::Entry) {
+        if self.unsubmitted.is_empty() {
+            // SAFETY: what the entry points at lives in an operation's box or, by the promise of `recv` and `send`, with their caller until the completion.
+            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+            // A full queue is not an error: submit it and go on. If the kernel takes nothing now, the rest is for `wait`.
+            let _ = self.ring.submit();
+            // SAFETY: as above.
+            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+        }
+        self.unsubmitted.push_back(entry);
+    }
+
+    /// Moves as much as fits from `unsubmitted` to the queue.
+    fn refill(&mut self) {
+        let mut queue = self.ring.submission();
+        while let Some(entry) = self.unsubmitted.front() {
+            // SAFETY: see `push`.
+            if unsafe { queue.push(entry) }.is_err() {
+                break;
+            }
+            self.unsubmitted.pop_front();
+        }
+    }
+
+    fn reap(&mut self) {
+        let mut reaped = std::mem::take(&mut self.reaped);
+        loop {
+            reaped.clear();
+            reaped.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result(), entry.flags())));
+            if reaped.is_empty() {
+                break;
+            }
+            for &(user_data, result, flags) in &reaped {
+                match user_data {
+                    CANCEL => {}
+                    WAKE => {
+                        self.woken = true;
+                        if !cqueue::more(flags) {
+                            self.watch_wake();
+                        }
+                    }
+                    key => self.on_completion(Token(key), result, flags),
+                }
+            }
+        }
+        self.reaped = reaped;
+    }
+
+    fn on_completion(&mut self, key: Token, result: i32, flags: u32) {
+        let Some(operation) = self.operations.get_mut(key) else { return };
+        let (token, kind, asked) = (operation.owner, operation.kind, operation.asked);
+        if kind == Kind::Accept {
+            self.on_accepted(token, result, cqueue::more(flags));
+        }
+        let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
+        if cqueue::more(flags) {
+            return;
+        }
+        let Some(socket) = self.sockets.get_mut(token) else { return };
+        let interrupted =
+            matches!(&result, Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)));
+        if interrupted && !socket.closing && matches!(kind, Kind::Recv | Kind::Send) {
+            return self.submit_operation(key);
+        }
+        *socket.in_flight(kind) = None;
+        if let Some(operation) = self.operations.remove(key) {
+            self.spare.push(operation);
+        }
+        if socket.closing {
+            if socket.is_idle() {
+                self.ready.push_back(Completion::Closed { token });
+            }
+            return;
+        }
+        match kind {
+            Kind::Recv => {
+                socket.drained = matches!(result, Ok(moved) if moved < asked) && !cqueue::sock_nonempty(flags);
+                self.report(token, Completion::Recv { token, result });
+            }
+            Kind::Send => self.report(token, Completion::Send { token, result }),
+            Kind::Connect => self.report(token, Completion::Connected { token, result: result.map(drop) }),
+            Kind::Accept => {
+                if !self.paused.iter().any(|(_, listener)| *listener == token) {
+                    let operation = self.operation(token, Kind::Accept);
+                    self.start(operation);
+                }
+            }
+        }
+    }
+
+    fn on_accepted(&mut self, listener: Token, result: i32, goes_on: bool) {
+        let result = if result < 0 {
+            Err(io::Error::from_raw_os_error(-result))
+        } else {
+            // SAFETY: the kernel has just made this descriptor for us.
+            unsafe { sys::owned(result) }
+        };
+        // A connection to a listener that is being closed is closed here, by dropping it.
+        if self.socket(listener).is_err() {
+            return;
+        }
+        if let Err(error) = &result {
+            if error.raw_os_error() == Some(libc::EINVAL) && self.modern && !goes_on {
+                self.modern = false;
+                return;
+            }
+            if sys::is_lost_before_accept(error) {
+                return;
+            }
+            self.paused.push((Instant::now() + sys::ACCEPT_PAUSE, listener));
+        }
+        self.report(listener, Completion::Accepted { listener, result });
+    }
+
+    fn resume_paused(&mut self) {
+        let now = Instant::now();
+        let (due, later): (Vec<_>, Vec<_>) = self.paused.drain(..).partition(|(at, _)| *at <= now);
+        self.paused = later;
+        for (_, listener) in due {
+            if self.socket(listener).is_ok_and(|socket| socket.accept.is_none()) {
+                let operation = self.operation(listener, Kind::Accept);
+                self.start(operation);
+            }
+        }
+    }
+
+    fn deliver(&mut self, out: &mut Vec<Completion>) {
+        while let Some(completion) = self.ready.pop_front() {
+            let token = match completion {
+                Completion::Closed { token } => {
+                    self.sockets.remove(token);
+                    out.push(completion);
+                    continue;
+                }
+                Completion::Recv { token, .. }
+                | Completion::Send { token, .. }
+                | Completion::Connected { token, .. }
+                | Completion::Accepted { listener: token, .. } => token,
+            };
+            // After `close` only `Closed` is reported.
+            if let Some(socket) = self.sockets.get_mut(token).filter(|socket| !socket.closing) {
+                socket.unreported -= 1;
+                out.push(completion);
+            }
+        }
+    }
+
+    /// Submits what is queued and waits until something ends, at most for `timeout`.
+    fn enter(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let poll = timeout.is_some_and(|timeout| timeout.is_zero());
+        if poll {
+            let queue = self.ring.submission();
+            if queue.is_empty() && !queue.taskrun() && !queue.cq_overflow() {
+                return Ok(());
+            }
+        }
+        let limit = timeout.map(|timeout| Timespec::from(timeout));
+        let mut arguments = SubmitArgs::new();
+        if let Some(limit) = &limit {
+            arguments = arguments.timespec(limit);
+        }
+        match self.ring.submitter().submit_with_args(usize::from(!poll), &arguments) {
+            Ok(_) => Ok(()),
+            // Timeout; signal; completions have to be taken first; no memory just now: the next call goes on.
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)) =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn set_nonblocking(fd: &OwnedFd, nonblocking: bool) -> io::Result<()> {
+        let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
+        // SAFETY: no memory is involved. A socket has no other flags that F_SETFL would lose.
+        sys::check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_RDWR | flags) })
+    }
+}
+
+impl Driver for UringDriver {
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+
+    fn register(&mut self, fd: OwnedFd) -> io::Result<Token> {
+        Self::set_nonblocking(&fd, false)?;
+        Ok(self.sockets.insert(Socket {
+            fd,
+            recv: None,
+            send: None,
+            connect: None,
+            accept: None,
+            accepting: false,
+            drained: false,
+            closing: false,
+            unreported: 0,
+        }))
+    }
+
+    fn accept(&mut self, listener: Token) -> io::Result<()> {
+        let socket = self.socket(listener)?;
+        if socket.accepting {
+            return Err(sys::already("accept"));
+        }
+        socket.accepting = true;
+        let operation = self.operation(listener, Kind::Accept);
+        self.start(operation);
+        Ok(())
+    }
+
+    fn connect(&mut self, token: Token, address: &SocketAddress) -> io::Result<()> {
+        if self.socket(token)?.connect.is_some() {
+            return Err(sys::already("connect"));
+        }
+        let address = RawAddress::new(address)?;
+        let mut operation = self.operation(token, Kind::Connect);
+        operation.address = address;
+        self.start(operation);
+        Ok(())
+    }
+
+    unsafe fn recv(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
+        if self.socket(token)?.recv.is_some() {
+            return Err(sys::already("recv"));
+        }
+        self.transfer(token, Kind::Recv, parts)
+    }
+
+    unsafe fn send(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
+        if self.socket(token)?.send.is_some() {
+            return Err(sys::already("send"));
+        }
+        self.transfer(token, Kind::Send, parts)
+    }
+
+    fn close(&mut self, token: Token) {
+        let Ok(socket) = self.socket(token) else { return };
+        socket.closing = true;
+        sys::shutdown(socket.fd.as_raw_fd());
+        let operations = [socket.recv, socket.send, socket.connect, socket.accept];
+        if socket.is_idle() {
+            self.ready.push_back(Completion::Closed { token });
+        }
+        for key in operations.into_iter().flatten() {
+            self.push(opcode::AsyncCancel::new(key.0).build().user_data(CANCEL));
+        }
+    }
+
+    fn release(&mut self, token: Token) -> io::Result<OwnedFd> {
+        let socket = self.socket(token)?;
+        if !socket.is_idle() || socket.accepting || socket.unreported > 0 {
+            return Err(sys::busy());
+        }
+        Self::set_nonblocking(&socket.fd, true)?;
+        self.sockets.remove(token).map(|socket| socket.fd).ok_or_else(sys::stale_token)
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
+        self.reap();
+        self.refill();
+        let mut timeout = timeout;
+        if let Some(resume) = self.paused.iter().map(|(at, _)| at.saturating_duration_since(Instant::now())).min() {
+            timeout = Some(timeout.map_or(resume, |timeout| timeout.min(resume)));
+        }
+        if !self.ready.is_empty() || self.woken || !self.unsubmitted.is_empty() {
+            timeout = Some(Duration::ZERO);
+        }
+        self.enter(timeout)?;
+        self.reap();
+        if !self.paused.is_empty() {
+            self.resume_paused();
+        }
+        self.woken = false;
+        self.deliver(out);
+        Ok(())
+    }
+
+    fn wake_fd(&self) -> RawFd {
+        self.wake.fd()
+    }
+}
+
+impl UringDriver {
+    fn transfer(&mut self, token: Token, kind: Kind, parts: &[IoPart]) -> io::Result<()> {
+        let mut operation = self.operation(token, kind);
+        match sys::fill_iovecs(&mut operation.iovecs, parts) {
+            Ok(asked) => operation.asked = asked,
+            Err(error) => {
+                self.spare.push(operation);
+                return Err(error);
+            }
+        }
+        self.start(operation);
+        Ok(())
+    }
+}
+
+impl Socket {
+    fn in_flight(&mut self, kind: Kind) -> &mut Option<Token> {
+        match kind {
+            Kind::Recv => &mut self.recv,
+            Kind::Send => &mut self.send,
+            Kind::Connect => &mut self.connect,
+            Kind::Accept => &mut self.accept,
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        [self.recv, self.send, self.connect, self.accept].iter().all(Option::is_none)
+    }
+}
+
+impl Drop for UringDriver {
+    /// Closing a ring cancels what is in flight, but later, on another thread of the kernel. So it is cancelled and waited for here: when the driver is gone,
+    /// nothing touches the callers' memory any more.
+    fn drop(&mut self) {
+        for token in self.sockets.keys() {
+            self.close(token);
+        }
+        let deadline = Instant::now() + DRAIN;
+        let mut out = Vec::new();
+        while !self.sockets.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.wait(Some(left), &mut out).is_err() {
+                // The kernel may still use the operations: better leaked than freed.
+                std::mem::forget(std::mem::replace(&mut self.operations, Slots::new()));
+                return;
+            }
+        }
+    }
+}
+
+/// With the cheapest way of running completions that this kernel knows: on this thread, when it asks for them.
+fn setup() -> Result<IoUring, DriverError> {
+    let build = |level: u32| {
+        let mut builder = IoUring::builder();
+        builder.dontfork().setup_clamp().setup_cqsize(COMPLETIONS);
+        if level >= 1 {
+            builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+        }
+        if level >= 2 {
+            builder.setup_single_issuer().setup_defer_taskrun();
+        }
+        builder.build(SUBMISSIONS)
+    };
+    let mut level = 2;
+    loop {
+        match build(level) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) && level > 0 => level -= 1,
+            result => return result.map_err(DriverError::setup),
+        }
+    }
+}
