@@ -33,7 +33,7 @@ pub use command::{NewCall, NewRecv};
 pub use error::EngineError;
 pub use owner::Owner;
 
-use crate::config::{Advertisement, Config, Identity, ProcessEnv, Running, Shortcut};
+use crate::config::{Advertisement, Config, Env, Identity, Running, Shortcut};
 use crate::ffi::types::{sw_code, sw_ticket};
 use crate::reactor::driver::Driver;
 use crate::reactor::epoll::EpollDriver;
@@ -56,9 +56,14 @@ pub struct Engine {
 
 impl Engine {
     /// Reads the environment, binds the data port, starts the reactors.
-    pub fn start(identity: Identity, incarnation: u64, owner: Owner) -> Result<Arc<Self>, EngineError> {
+    pub fn start(
+        env: &dyn Env,
+        identity: Identity,
+        incarnation: u64,
+        owner: Owner,
+    ) -> Result<Arc<Self>, EngineError> {
         fork::watch();
-        let config = Config::from_env(&ProcessEnv, identity)?;
+        let config = Config::from_env(env, identity)?;
         for warning in &config.warnings {
             owner.log(Level::Warning, warning);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::error::{self, sw_error};
 use super::guard;
 use super::types::{sw_bytes, sw_code, sw_engine_options, sw_handlers, sw_string};
-use crate::config::Identity;
+use crate::config::{Identity, ProcessEnv};
 use crate::engine::{Engine, Owner};
 
 /// One TensorFlow server: its reactors, its data port, its channels.
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn sw_engine_new(
         let identity = unsafe { identity(options) }.map_err(|e| (3, e))?;
         // SAFETY: the caller's promise.
         let owner = unsafe { Owner::new(handlers, ctx) };
-        Engine::start(identity, options.incarnation, owner).map_err(|e| (e.code(), e.to_string()))
+        Engine::start(&ProcessEnv, identity, options.incarnation, owner).map_err(|e| (e.code(), e.to_string()))
     });
     match made {
         Ok(engine) => {
