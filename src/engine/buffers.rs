@@ -4,6 +4,7 @@
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
+use std::time::Instant;
 
 use crate::ffi::types::{sw_bytes, sw_code, sw_op_vtable, sw_part, sw_payload, sw_result};
 use crate::protocol::{Failure, Outcome, Payload};
@@ -92,6 +93,9 @@ pub struct ClientOp {
     op: *mut c_void,
     buffers: Buffers,
     finished: bool,
+    /// When its shard took it, and whether it asks for a tensor: for the metrics.
+    pub(super) started: Option<Instant>,
+    pub(super) is_tensor: bool,
 }
 
 enum Buffers {
@@ -108,7 +112,14 @@ impl ClientOp {
     /// `vtable` is valid for ever and its functions accept `op` until `done` was called.
     pub unsafe fn new(vtable: *const sw_op_vtable, op: *mut c_void) -> Self {
         // SAFETY: the caller's promise.
-        Self { vtable: unsafe { &*vtable }, op, buffers: Buffers::None, finished: false }
+        Self {
+            vtable: unsafe { &*vtable },
+            op,
+            buffers: Buffers::None,
+            finished: false,
+            started: None,
+            is_tensor: false,
+        }
     }
 
     /// Asks the owner for memory for a reply's parts.

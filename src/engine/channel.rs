@@ -87,6 +87,17 @@ pub enum What {
 }
 
 impl What {
+    /// Notes when and what for the op began.
+    pub fn stamp(&mut self, now: Instant) {
+        match self {
+            What::Call(c) => c.op.started = Some(now),
+            What::Recv(r) => {
+                r.op.started = Some(now);
+                r.op.is_tensor = true;
+            }
+        }
+    }
+
     pub fn into_op(self) -> ClientOp {
         match self {
             What::Call(c) => c.op,

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use super::buffers::OutPayload;
 use super::delivery::{Delivery, Keys};
-use crate::protocol::{Connection, Failure, PeerInfo, Segment, Target};
+use crate::metrics::Recorder;
+use crate::protocol::{Connection, Failure, PeerInfo, Segment, Stats, Target};
 use crate::reactor::driver::{Driver, IoPart, Token};
 
 /// Pieces that one system call may gather: the kernel's limit.
@@ -52,6 +53,8 @@ pub struct Conn {
     /// Bytes of the first unwritten segment that the kernel has taken.
     out_offset: u64,
     pub sending: bool,
+    counted: Stats,
+    counted_in_flight: i64,
 }
 
 impl Conn {
@@ -77,7 +80,37 @@ impl Conn {
             written: 0,
             out_offset: 0,
             sending: false,
+            counted: Stats::default(),
+            counted_in_flight: 0,
         }
+    }
+
+    /// Adds what happened since last time to the metrics.
+    pub fn count(&mut self, metrics: &Recorder) {
+        let (now, then) = (*self.proto.stats(), self.counted);
+        metrics.bytes_sent.add(now.bytes_out - then.bytes_out);
+        metrics.bytes_received.add(now.bytes_in - then.bytes_in);
+        metrics.payload_bytes_sent.add(now.payload_out - then.payload_out);
+        metrics.payload_bytes_received.add(now.payload_in - then.payload_in);
+        metrics.copied_bytes_sent.add(now.copied_out - then.copied_out);
+        metrics.copied_bytes_received.add(now.copied_in - then.copied_in);
+        metrics.blocks_sent.add(now.blocks_out - then.blocks_out);
+        metrics.blocks_received.add(now.blocks_in - then.blocks_in);
+        let in_flight = i64::try_from(self.proto.in_flight()).unwrap_or(i64::MAX);
+        let change = in_flight - self.counted_in_flight;
+        match self.role {
+            Role::Client { .. } => {
+                metrics.replies_received.add(now.replies - then.replies);
+                metrics.keys_interned.add(now.keys - then.keys);
+                metrics.requests_in_flight.add(change);
+            }
+            Role::Server => {
+                metrics.replies_sent.add(now.replies - then.replies);
+                metrics.requests_unanswered.add(change);
+            }
+        }
+        self.counted = now;
+        self.counted_in_flight = in_flight;
     }
 
     /// Starts a receive into wherever the next bytes belong.

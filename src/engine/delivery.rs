@@ -1,11 +1,13 @@
 //! What the protocol reports, on its way to C++.
 
 use std::ffi::c_void;
+use std::time::Instant;
 
 use super::buffers::{ClientOp, InBody, OutPayload};
 use super::owner::Owner;
 use crate::ffi::types::{sw_recv_request, sw_ticket};
-use crate::protocol::{Failure, Handler, Outcome, PeerInfo};
+use crate::metrics::Recorder;
+use crate::protocol::{Failure, Handler, Outcome, PeerInfo, code};
 
 /// Rendezvous keys of one connection as C++ knows them, by number; a null one was refused as malformed.
 pub type Keys = Vec<*mut c_void>;
@@ -25,8 +27,9 @@ pub struct Delivery {
     refused: Vec<(u64, i32, String)>,
     /// Something was delivered in this round.
     delivered: bool,
-    pub requests: u64,
-    pub calls: u64,
+    pub metrics: Recorder,
+    /// The time of this round: exact enough for metrics.
+    pub now: Instant,
 }
 
 /// What has to happen to the connection after the protocol was fed.
@@ -38,7 +41,7 @@ pub struct After {
 }
 
 impl Delivery {
-    pub fn new(owner: Owner) -> Self {
+    pub fn new(owner: Owner, metrics: Recorder) -> Self {
         Self {
             owner,
             conn: 0,
@@ -48,8 +51,8 @@ impl Delivery {
             goodbye: false,
             refused: Vec::new(),
             delivered: false,
-            requests: 0,
-            calls: 0,
+            metrics,
+            now: Instant::now(),
         }
     }
 
@@ -90,7 +93,7 @@ impl Delivery {
     fn flush(&mut self) {
         if !self.batch.is_empty() {
             self.delivered = true;
-            self.requests += self.batch.len() as u64;
+            self.metrics.tensor_requests_received.add(self.batch.len() as u64);
             self.owner.on_recv(&self.batch);
             self.batch.clear();
         }
@@ -156,13 +159,14 @@ impl Handler for Delivery {
     fn call_ready(&mut self, id: u64, _method: u16, deadline_ms: u32, body: Self::Body) {
         self.flush();
         self.delivered = true;
-        self.calls += 1;
+        self.metrics.calls_received.add(1);
         self.owner.on_call(self.ticket(id), deadline_ms, body);
     }
 
     fn request_cancelled(&mut self, id: u64, method: u16, tag: i64, peer_gone: bool) {
         self.flush();
         self.delivered = true;
+        self.metrics.cancels_received.add(u64::from(!peer_gone));
         self.owner.on_cancel(self.ticket(id), u32::from(method), tag, peer_gone);
     }
 
@@ -176,6 +180,16 @@ impl Handler for Delivery {
 
     fn reply_done(&mut self, op: ClientOp, result: Outcome<'_>) {
         self.delivered = true;
+        match &result {
+            Outcome::Ok { .. } => {}
+            Outcome::PeerError { .. } => self.metrics.error_replies_received.add(1),
+            Outcome::Local { code: code::DEADLINE_EXCEEDED, .. } => self.metrics.deadlines_exceeded.add(1),
+            Outcome::Local { .. } => self.metrics.ended_locally.add(1),
+        }
+        if let Some(started) = op.started {
+            let took = self.now.saturating_duration_since(started);
+            if op.is_tensor { self.metrics.tensor_time.record(took) } else { self.metrics.call_time.record(took) }
+        }
         op.done(&result);
     }
 }

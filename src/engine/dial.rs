@@ -33,7 +33,8 @@ pub fn untoken(token: u64) -> (usize, u32, u32) {
 }
 
 impl Shard {
-    pub(super) fn submit(&mut self, number: u32, waiting: Waiting, now: Instant) {
+    pub(super) fn submit(&mut self, number: u32, mut waiting: Waiting, now: Instant) {
+        waiting.what.stamp(now);
         let stopping = self.is_stopping();
         let Some(channel) = self.channels.get_mut(&number) else {
             return refuse(waiting, "starwire: no such channel");
@@ -60,6 +61,10 @@ impl Shard {
         };
         let Waiting { id, what, deadline, .. } = waiting;
         let proto = &mut conn.proto;
+        match &what {
+            What::Recv(_) => self.delivery.metrics.tensors_requested.add(1),
+            What::Call(_) => self.delivery.metrics.calls_sent.add(1),
+        }
         self.delivery.serve(key, &mut conn.keys, |d| match what {
             What::Recv(r) => proto.recv(now, id, r.step, &r.prefix, r.frame, r.iter, deadline, r.op, d),
             What::Call(c) => match u16::try_from(c.method) {
@@ -84,7 +89,8 @@ impl Shard {
         if let State::Ready { conn: key } = channel.state {
             if let Some(conn) = self.conns.get_mut(&key) {
                 let proto = &mut conn.proto;
-                self.delivery.serve(key, &mut conn.keys, |d| proto.cancel(Instant::now(), id, code, message, d));
+                self.delivery.metrics.cancels_sent.add(1);
+                self.delivery.serve(key, &mut conn.keys, |d| proto.cancel(id, code, message, d));
                 self.mark_dirty(key);
             }
         }
@@ -331,6 +337,7 @@ impl Shard {
     fn attempt_failed(&mut self, number: u32, code: sw_code, why: &str, now: Instant) {
         let random = self.random();
         self.delivery.note();
+        self.delivery.metrics.connect_failures.add(1);
         let Some(channel) = self.channels.get_mut(&number) else { return };
         channel.attempt = channel.attempt.wrapping_add(1);
         channel.failed(now, random);

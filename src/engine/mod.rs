@@ -35,6 +35,7 @@ pub use owner::Owner;
 
 use crate::config::{Advertisement, Config, Env, Identity, Running, Shortcut};
 use crate::ffi::types::{sw_code, sw_ticket};
+use crate::metrics::{Metrics, render_prometheus};
 use crate::reactor::driver::Driver;
 use crate::reactor::epoll::EpollDriver;
 use crate::reactor::mailbox::{EventWaker, Sender, mailbox};
@@ -56,12 +57,7 @@ pub struct Engine {
 
 impl Engine {
     /// Reads the environment, binds the data port, starts the reactors.
-    pub fn start(
-        env: &dyn Env,
-        identity: Identity,
-        incarnation: u64,
-        owner: Owner,
-    ) -> Result<Arc<Self>, EngineError> {
+    pub fn start(env: &dyn Env, identity: Identity, incarnation: u64, owner: Owner) -> Result<Arc<Self>, EngineError> {
         fork::watch();
         let config = Config::from_env(env, identity)?;
         for warning in &config.warnings {
@@ -87,6 +83,7 @@ impl Engine {
             senders: OnceLock::new(),
             frozen: AtomicBool::new(false),
             forks: fork::count(),
+            metrics: Metrics::default(),
             config,
         });
         let alive = Arc::new(());
@@ -181,7 +178,11 @@ impl Engine {
     }
 
     pub fn metrics_text(&self) -> String {
-        String::new()
+        let identity = &self.shared.config.identity;
+        render_prometheus(
+            &self.shared.metrics.snapshot(),
+            &[("protocol", &identity.protocol), ("task", &identity.task)],
+        )
     }
 
     /// A reactor thread still runs.

@@ -85,7 +85,7 @@ pub struct Shard {
 
 impl Shard {
     pub(super) fn new(index: usize, shared: Arc<Shared>, driver: Box<dyn Driver>, mailbox: Receiver<Command>) -> Self {
-        let delivery = Delivery::new(shared.owner);
+        let delivery = Delivery::new(shared.owner, shared.metrics.recorder());
         let random = shared.incarnation ^ (index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         Self {
             index,
@@ -129,6 +129,7 @@ impl Shard {
                 return self.freeze();
             }
             let now = Instant::now();
+            self.delivery.now = now;
             self.take_commands(now);
             self.fire_timers(now);
             self.flush(now);
@@ -140,6 +141,7 @@ impl Shard {
             }
             self.wait(now);
             let now = Instant::now();
+            self.delivery.now = now;
             let mut completions = std::mem::take(&mut self.completions);
             for completion in completions.drain(..) {
                 self.complete(completion, now);
@@ -194,6 +196,8 @@ impl Shard {
         };
         let sleeps = timeout != Some(Duration::ZERO) && self.mailbox.prepare_sleep();
         let timeout = if sleeps { timeout } else { Some(Duration::ZERO) };
+        self.delivery.metrics.waits.add(1);
+        self.delivery.metrics.sleeps.add(u64::from(sleeps));
         if let Err(error) = self.driver.wait(timeout, &mut self.completions) {
             self.shared
                 .owner
@@ -207,10 +211,13 @@ impl Shard {
 
     fn take_commands(&mut self, now: Instant) {
         self.take_local(now);
-        for _ in 0..COMMANDS_PER_ROUND {
+        let mut taken = 0;
+        while taken < COMMANDS_PER_ROUND {
             let Some(command) = self.mailbox.pop() else { break };
+            taken += 1;
             self.execute(command, now);
         }
+        self.delivery.metrics.mailbox_messages.add(taken as u64);
     }
 
     fn take_local(&mut self, now: Instant) {
@@ -369,6 +376,7 @@ impl Shard {
         }
         let proto = &mut conn.proto;
         let (result, after) = self.delivery.serve(key, &mut conn.keys, |d| proto.on_received(now, n, d));
+        conn.count(&self.delivery.metrics);
         for (id, code, message) in after.refused {
             conn.proto.reply(id, code, message.as_bytes(), None);
         }
@@ -423,7 +431,9 @@ impl Shard {
         for key in dirty.drain(..) {
             let Some(conn) = self.conns.get_mut(&key) else { continue };
             conn.dirty = false;
-            if let Err(error) = conn.start_send(&mut *self.driver, now) {
+            let started = conn.start_send(&mut *self.driver, now);
+            conn.count(&self.delivery.metrics);
+            if let Err(error) = started {
                 self.lose(key, code::UNAVAILABLE, format!("cannot send: {error}"));
             }
         }
@@ -448,6 +458,11 @@ impl Shard {
         }
         let is_server = matches!(conn.role, Role::Server);
         let name = conn.name.clone();
+        match error {
+            ConnectionError::PeerSilent { .. } => self.delivery.metrics.keepalive_losses.add(1),
+            ConnectionError::Refused { .. } | ConnectionError::NotStarwire(_) => self.delivery.metrics.refusals.add(1),
+            _ => {}
+        }
         if matches!(error, ConnectionError::Refused { .. }) {
             // A last word to the peer: why. It gets a second to take it.
             let _ = conn.start_send(&mut *self.driver, now);
@@ -511,6 +526,15 @@ impl Shard {
         self.delivery.serve(key, &mut conn.keys, |d| proto.fail(failure.code, &message, d));
         self.delivery.free_keys(&mut conn.keys);
         self.delivery.note();
+        conn.count(&self.delivery.metrics);
+        let metrics = &self.delivery.metrics;
+        if was_ready {
+            metrics.losses.add(1);
+            match conn.role {
+                Role::Server => metrics.connections_in.add(-1),
+                Role::Client { .. } => metrics.connections_out.add(-1),
+            }
+        }
         match conn.role {
             Role::Server => {
                 if !was_ready {
@@ -523,9 +547,18 @@ impl Shard {
 
     fn became_ready(&mut self, key: u64, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
+        let metrics = &self.delivery.metrics;
         match conn.role {
-            Role::Server => self.strangers = self.strangers.saturating_sub(1),
-            Role::Client { channel } => self.client_ready(channel, key, now),
+            Role::Server => {
+                metrics.accepts.add(1);
+                metrics.connections_in.add(1);
+                self.strangers = self.strangers.saturating_sub(1);
+            }
+            Role::Client { channel } => {
+                metrics.connects.add(1);
+                metrics.connections_out.add(1);
+                self.client_ready(channel, key, now);
+            }
         }
     }
 

@@ -9,6 +9,7 @@ use super::command::Command;
 use super::fork;
 use super::owner::Owner;
 use crate::config::Config;
+use crate::metrics::Metrics;
 use crate::protocol::{Outcome, Secret, Settings};
 use crate::reactor::mailbox::Sender;
 use crate::transport::tcp::TcpOptions;
@@ -24,6 +25,7 @@ pub struct Shared {
     /// The process is exiting: reactors end where they are and call nobody.
     pub(super) frozen: AtomicBool,
     pub(super) forks: u64,
+    pub(super) metrics: Metrics,
     /// Equal on two servers only if they can reach each other's unix sockets.
     pub(super) host: Option<String>,
 }

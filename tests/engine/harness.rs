@@ -83,13 +83,14 @@ unsafe extern "C" fn on_recv(ctx: *mut c_void, requests: *const sw_recv_request,
 
 unsafe extern "C" fn on_call(ctx: *mut c_void, call: *const sw_call_request) {
     let (host, call) = unsafe { (host(ctx), &*call) };
-    let (meta, parts) = unsafe {
-        (call.meta.as_slice().to_vec(), std::slice::from_raw_parts(call.parts, call.n_parts))
-    };
+    let (meta, parts) =
+        unsafe { (call.meta.as_slice().to_vec(), std::slice::from_raw_parts(call.parts, call.n_parts)) };
     assert!(parts.iter().all(|p| p.len == 0 || p.data.align_offset(64) == 0), "parts are aligned");
     let copies: Vec<Vec<u8>> = parts
         .iter()
-        .map(|p| if p.len == 0 { vec![] } else { unsafe { std::slice::from_raw_parts(p.data.cast::<u8>(), p.len) }.to_vec() })
+        .map(|p| {
+            if p.len == 0 { vec![] } else { unsafe { std::slice::from_raw_parts(p.data.cast::<u8>(), p.len) }.to_vec() }
+        })
         .collect();
     unsafe { sw_body_release(call.body) };
     match call.method {
@@ -98,7 +99,9 @@ unsafe extern "C" fn on_call(ctx: *mut c_void, call: *const sw_call_request) {
             host.with_engine(|e| e.reply(call.ticket, 0, &meta, payload));
         }
         FAIL => {
-            host.with_engine(|e| e.reply(call.ticket, 5, b"no such thing", Some(payload(vec![b"details".to_vec()], &host.released))));
+            host.with_engine(|e| {
+                e.reply(call.ticket, 5, b"no such thing", Some(payload(vec![b"details".to_vec()], &host.released)))
+            });
         }
         NEVER => host.never.lock().unwrap().push(call.ticket),
         SEND_MUCH => {
@@ -148,8 +151,7 @@ unsafe extern "C" fn release(owner: *mut c_void) {
 /// A payload that counts its release.
 pub fn payload(bytes: Vec<Vec<u8>>, released: &Arc<AtomicU64>) -> OutPayload {
     let held = Box::new(Held { bytes, released: released.clone() });
-    let parts: Vec<sw_part> =
-        held.bytes.iter().map(|b| sw_part { data: b.as_ptr().cast(), len: b.len() }).collect();
+    let parts: Vec<sw_part> = held.bytes.iter().map(|b| sw_part { data: b.as_ptr().cast(), len: b.len() }).collect();
     let owner = Box::into_raw(held).cast();
     unsafe {
         OutPayload::take(&sw_payload { parts: parts.as_ptr(), n_parts: parts.len(), owner, release: Some(release) })

@@ -54,9 +54,7 @@ fn calls_come_back_whole() {
         let end = call(&channel, ECHO, b"no payload", None);
         assert_eq!((end.meta, end.parts.len(), end.from_peer), (b"no payload".to_vec(), 0, true));
         eventually("release", || released.load(Ordering::Relaxed) == sizes.len() as u64 + 1);
-        eventually("release at the ps", || {
-            ps.seen.released.load(Ordering::Relaxed) == sizes.len() as u64 + 1
-        });
+        eventually("release at the ps", || ps.seen.released.load(Ordering::Relaxed) == sizes.len() as u64 + 1);
     }
 }
 
@@ -222,10 +220,13 @@ fn stopping_ends_every_call_and_tells_the_server_side() {
     let (ps, mut worker) = pair(&[]);
     let channel = worker.channel(PS);
     let waiters: Vec<_> = (0..10).map(|_| call_with(&channel, NEVER, b"", None, &Options::default()).1).collect();
-    let lost = call_with(&worker.channel("/job:ps/replica:0/task:9"), ECHO, b"", None, &Options {
-        wait_for_ready: true,
-        ..Options::default()
-    });
+    let lost = call_with(
+        &worker.channel("/job:ps/replica:0/task:9"),
+        ECHO,
+        b"",
+        None,
+        &Options { wait_for_ready: true, ..Options::default() },
+    );
     eventually("arrival", || ps.seen.never.lock().unwrap().len() == 10);
     worker.stop();
     for waiter in waiters {
