@@ -81,7 +81,7 @@ impl Shard {
         }
     }
 
-    pub(super) fn cancel(&mut self, number: u32, id: u64, code: sw_code, message: &str) {
+    pub(super) fn cancel(&mut self, number: u32, id: u64, code: sw_code, message: &str, now: Instant) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         if channel.cancel_waiting(id, code, message) {
             return self.delivery.note();
@@ -90,7 +90,7 @@ impl Shard {
             if let Some(conn) = self.conns.get_mut(&key) {
                 let proto = &mut conn.proto;
                 self.delivery.metrics.cancels_sent.add(1);
-                self.delivery.serve(key, &mut conn.keys, |d| proto.cancel(id, code, message, d));
+                self.delivery.serve(key, &mut conn.keys, |d| proto.cancel(now, id, code, message, d));
                 self.mark_dirty(key);
             }
         }

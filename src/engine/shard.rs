@@ -245,7 +245,7 @@ impl Shard {
                     mark(&mut self.dirty, conn);
                 }
             }
-            Command::Cancel { channel, id, code, message } => self.cancel(channel, id, code, &message),
+            Command::Cancel { channel, id, code, message } => self.cancel(channel, id, code, &message, now),
             Command::OpenChannel(shared) => {
                 self.channels.insert(shared.number, ChannelState::new(shared));
             }

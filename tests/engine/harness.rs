@@ -57,7 +57,7 @@ unsafe fn host<'a>(ctx: *mut c_void) -> &'a Host {
     unsafe { &*ctx.cast::<Host>() }
 }
 
-unsafe extern "C" fn resolve(ctx: *mut c_void, task: sw_bytes, token: u64) {
+unsafe extern "C" fn resolve(ctx: *mut c_void, task: sw_bytes, _grpc_address: sw_bytes, token: u64) {
     let host = unsafe { host(ctx) };
     let task = String::from_utf8(unsafe { task.as_slice() }.to_vec()).unwrap();
     let answer = host.addresses.lock().unwrap().iter().rev().find(|a| a.0 == task).map(|a| a.1.clone());
