@@ -30,10 +30,10 @@ impl OutPayload {
     /// `payload` obeys the contract written at `sw_payload`: `n_parts` readable parts whose memory stays valid and
     /// unchanged until released.
     pub unsafe fn take(payload: &sw_payload) -> Self {
-        // SAFETY: the caller's promise: parts points at n_parts parts.
         let given = if payload.n_parts == 0 || payload.parts.is_null() {
             &[][..]
         } else {
+            // SAFETY: the caller's promise: parts points at n_parts parts.
             unsafe { std::slice::from_raw_parts(payload.parts, payload.n_parts) }
         };
         let parts = match given {
@@ -112,14 +112,8 @@ impl ClientOp {
     /// `vtable` is valid for ever and its functions accept `op` until `done` was called.
     pub unsafe fn new(vtable: *const sw_op_vtable, op: *mut c_void) -> Self {
         // SAFETY: the caller's promise.
-        Self {
-            vtable: unsafe { &*vtable },
-            op,
-            buffers: Buffers::None,
-            finished: false,
-            started: None,
-            is_tensor: false,
-        }
+        let vtable = unsafe { &*vtable };
+        Self { vtable, op, buffers: Buffers::None, finished: false, started: None, is_tensor: false }
     }
 
     /// Asks the owner for memory for a reply's parts.

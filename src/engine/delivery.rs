@@ -75,7 +75,8 @@ impl Delivery {
 
     pub fn free_keys(&self, keys: &mut Keys) {
         for key in keys.drain(..).filter(|k| !k.is_null()) {
-            self.owner.key_free(key);
+            // SAFETY: keys come from key_new only, and draining takes each out once.
+            unsafe { self.owner.key_free(key) };
         }
     }
 

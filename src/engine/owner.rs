@@ -88,9 +88,11 @@ impl Owner {
         }
     }
 
-    pub fn key_free(&self, key: *mut c_void) {
+    /// # Safety
+    /// `key` came from `key_new` and is given back once.
+    pub unsafe fn key_free(&self, key: *mut c_void) {
         if let Some(f) = self.handlers.key_free {
-            // SAFETY: see `resolve`; the key came from key_new and is given back once.
+            // SAFETY: see `resolve`; for the key, the caller's promise.
             unsafe { f(self.ctx, key) }
         }
     }
