@@ -1,6 +1,7 @@
-# starwire: `make build`, `make demo`, `make test`; `make help` lists the rest.
+# starwire: `make demo` and `make test` do everything from a fresh clone; `make help` lists the rest.
 #
-# TF_VERSION=2.15.1 chooses a TensorFlow (default: the newest supported); VENV=/path uses a virtual environment that exists.
+# TF_VERSION=2.15.1  another TensorFlow than the newest supported (kept in .venvs/)
+# VENV=/path         a virtual environment that exists, with its TensorFlow
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -11,17 +12,20 @@ DEFAULT_TF_VERSION := 2.21.0
 TF_VERSION ?= $(DEFAULT_TF_VERSION)
 VENV ?= $(if $(filter $(DEFAULT_TF_VERSION),$(TF_VERSION)),.venv,.venvs/$(TF_VERSION))
 PYTHON := $(abspath $(VENV))/bin/python
+CARGO ?= cargo
 # The version that is really installed there, once there is one.
 INSTALLED = $(or $(shell scripts/venv-tf-version $(VENV)),$(TF_VERSION))
-PLUGIN = $(abspath target)/tf-$(INSTALLED)/libstarwire.so
-CARGO ?= cargo
+FOLDER = $(abspath target)/tf-$(INSTALLED)
+PLUGIN = $(FOLDER)/libstarwire.so
 
 .PHONY: help
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
+# ---- build
+
 .PHONY: build
-build: venv tools ## Make .venv/ with TensorFlow, and the library
+build: tools venv ## Make .venv/ with TensorFlow, and the library
 	@scripts/build-plugin $(PYTHON)
 
 .PHONY: tools
@@ -40,6 +44,16 @@ print-plugin: ## Print the library's path
 print-python: ## Print the interpreter's path
 	@echo $(PYTHON)
 
+.PHONY: print-folder
+print-folder:
+	@echo $(FOLDER)
+
+# ---- see it work
+
+.PHONY: demo
+demo: build ## Train a recommender with grpc and with grpc++, and compare
+	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) examples/recommender/demo.py $(ARGS)
+
 # What matplotlib needs stays out of the environment that TensorFlow runs in.
 BENCH := target/bench
 BENCH_ARGS ?=
@@ -54,3 +68,30 @@ bench: build ## Measure grpc++ against stock grpc (12 min; BENCH_ARGS="--quick":
 	@$(MAKE) $(BENCH)/venv/.done
 	@$(PYTHON) benches/tf/run.py --library $(PLUGIN) --out $(BENCH) $(BENCH_ARGS)
 	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/results.json $(BENCH)/plot.svg
+
+# ---- check it
+
+.PHONY: test
+test: ## Run every test (ONLY="rust abi …" runs some stages)
+	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/test $(ONLY)
+
+.PHONY: lint
+lint: ## Formatting, clippy, stale header
+	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/lint
+
+.PHONY: header
+header: ## Write include/starwire.h again from src/ffi
+	@UPDATE=1 $(CARGO) test --quiet --test header
+
+.PHONY: format
+format: ## Format Rust and C++
+	@$(CARGO) fmt
+	@git ls-files '*.cc' '*.h' | grep -v '^include/' | xargs --no-run-if-empty clang-format -i
+
+.PHONY: matrix
+matrix: tools ## Build and smoke-test for every TensorFlow minor (VERSIONS="2.12.1 2.15.1" for some)
+	@scripts/matrix $(VERSIONS)
+
+.PHONY: clean
+clean: ## Remove what was built; keep the virtual environments
+	rm -rf target

@@ -1,0 +1,25 @@
+"""starwire: another transport for TensorFlow's parameter servers.
+
+Importing this package loads ``libstarwire.so`` into TensorFlow and registers its protocols::
+
+    import starwire
+    import tensorflow as tf
+
+    server = tf.distribute.Server(cluster, job_name="ps", task_index=0, protocol="grpc++")
+
+The import fails with an ``ImportError`` that says what to do when there is no library for the TensorFlow that is running.
+"""
+
+from starwire._endpoint_map import endpoint_map
+from starwire._library import library_path, load
+from starwire._version import __version__
+
+__all__ = ["__version__", "endpoint_map", "library_path", "protocols"]
+
+
+def protocols():
+    """The names that ``protocol=`` (or ``rpc_layer=``) may have, besides TensorFlow's own."""
+    return ("grpc++",)
+
+
+load()

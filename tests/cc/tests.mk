@@ -1,0 +1,39 @@
+# The gtests. `abi`: the C ABI, linked with the core only. `shim`: TensorFlow's side, linked with the objects of cc/ (FOLDER=target/tf-VERSION).
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory -j2
+CORE := $(abspath target/debug)/libstarwire.so
+GTEST := -lgtest -lgtest_main -lpthread
+-include $(FOLDER)/flags.mk
+
+ABI_OUT := target/test/abi
+ABI_OBJECTS := $(patsubst tests/cc/abi/%.cc,$(ABI_OUT)/%.o,$(wildcard tests/cc/abi/*.cc))
+
+.PHONY: abi
+abi: $(ABI_OUT)/abi_test
+	$< --gtest_brief=1
+
+$(ABI_OUT)/abi_test: $(ABI_OBJECTS) $(CORE)
+	g++ -o $@ $(ABI_OBJECTS) $(CORE) -Wl,-rpath,$(dir $(CORE)) $(GTEST)
+
+$(ABI_OUT)/%.o: tests/cc/abi/%.cc
+	@mkdir -p $(@D)
+	g++ -std=c++17 -O1 -g -Wall -Werror -Iinclude -MMD -MP -c -o $@ $<
+
+SHIM_OUT := $(FOLDER)/test
+SHIM_TESTS := $(patsubst tests/cc/shim/%.cc,$(SHIM_OUT)/%.o,$(wildcard tests/cc/shim/*.cc))
+
+.PHONY: shim
+shim: $(SHIM_OUT)/shim_test
+	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) $< --gtest_brief=1
+
+$(SHIM_OUT)/shim_test: $(SHIM_TESTS) $(SHIM_OBJECTS) $(CORE)
+	$(SHIM_CXX) -o $@ $(SHIM_TESTS) $(SHIM_OBJECTS) $(CORE) -Wl,--no-as-needed -L$(SHIM_TF) -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 \
+	  -Wl,--allow-shlib-undefined $(GTEST)
+
+$(SHIM_OUT)/%.o: tests/cc/shim/%.cc $(FOLDER)/flags.mk
+	@mkdir -p $(@D)
+	$(SHIM_CXX) $(SHIM_CXXFLAGS) -MMD -MP -c -o $@ $<
+
+-include $(wildcard $(ABI_OUT)/*.d $(SHIM_OUT)/*.d)
