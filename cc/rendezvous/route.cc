@@ -44,6 +44,7 @@ Status Route::Make(tensorflow::WorkerSession* session, const tensorflow::Rendezv
   if (remote == nullptr) {
     return MakeStatus(kFailedPrecondition, route->task_ + " is not reached over starwire");
   }
+  if (!remote->status().ok()) return remote->status();
   route->channel_ = remote->channel();
   tensorflow::WorkerCacheLogger* logger = remote->logger();
   if (logger != nullptr && logger->LoggingActive()) route->logger_ = logger;

@@ -59,6 +59,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Never null once a service was called or Start() returned OK. Valid as long as this object.
   sw_engine* handle() const;
+  // The same for those who answer later; it keeps this object alive.
+  std::shared_ptr<sw_engine> shared_handle();
   const std::string& advertisement() const { return advertisement_; }
   const std::string& task() const { return task_; }
 
@@ -68,8 +70,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Handlers;  // the C functions of sw_handlers
 
   std::atomic<sw_engine*> handle_{nullptr};
+  std::atomic<bool> ready_{false};
   std::atomic<bool> stopped_{false};
   Services services_;
+  tensorflow::thread::ThreadPool* compute_pool_ = nullptr;
   std::string task_;
   std::string advertisement_;
 };

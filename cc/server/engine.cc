@@ -1,0 +1,162 @@
+#include "cc/server/engine.h"
+
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cc/rendezvous/recv_service.h"
+#include "cc/server/completion_batch.h"
+#include "cc/server/resolver.h"
+#include "cc/worker/status_codec.h"
+#include "cc/worker/worker_cache.h"
+#include "cc/worker/worker_service.h"
+#include "tensorflow/core/lib/random/random.h"
+#include "tensorflow/core/platform/logging.h"
+
+namespace starwire {
+namespace {
+
+Status TakeError(sw_code code, sw_error* error) {
+  Status status = MakeStatus(code, error == nullptr ? "the transport gave no reason" : AsString(sw_error_message(error)));
+  if (error != nullptr) sw_error_free(error);
+  return status;
+}
+
+}  // namespace
+
+// All of them run on reactor threads, the first possibly before sw_engine_new() has returned to Start().
+struct Engine::Handlers {
+  static Engine* Of(void* ctx) {
+    Engine* engine = static_cast<Engine*>(ctx);
+    // A matter of microseconds: Start() is about to publish the engine.
+    while (!engine->ready_.load(std::memory_order_acquire)) std::this_thread::yield();
+    return engine;
+  }
+
+  static void Resolve(void* ctx, sw_bytes task, sw_bytes grpc_address, uint64_t token) {
+    Engine* engine = Of(ctx);
+    engine->services_.resolver->Resolve(engine->shared_handle(), AsString(task), AsString(grpc_address), token);
+  }
+  static void OnRecv(void* ctx, const sw_recv_request* requests, size_t n) {
+    Of(ctx)->services_.recv->OnRecv(requests, n);
+  }
+  static void OnCall(void* ctx, const sw_call_request* call) { Of(ctx)->services_.worker->OnCall(call); }
+  static void OnCancel(void* ctx, sw_ticket ticket, uint32_t method, int64_t tag, uint32_t peer_gone) {
+    Engine* engine = Of(ctx);
+    if (method == 0) {
+      engine->services_.recv->OnCancel(ticket, tag, peer_gone != 0);
+    } else {
+      engine->services_.worker->OnCancel(ticket);
+    }
+  }
+  static void* KeyNew(void* ctx, sw_bytes prefix) { return Of(ctx)->services_.recv->KeyNew(prefix); }
+  static void KeyFree(void* ctx, void* key) { Of(ctx)->services_.recv->KeyFree(key); }
+  // Needs nothing that Start() publishes, and is called before Start() could have.
+  static void RoundEnd(void* ctx) { CompletionBatch::Flush(static_cast<Engine*>(ctx)->compute_pool_); }
+  static void Log(void*, int32_t level, sw_bytes line) {
+    const std::string text = AsString(line);
+    if (level <= 0) {
+      LOG(INFO) << text;
+    } else if (level == 1) {
+      LOG(WARNING) << text;
+    } else {
+      LOG(ERROR) << text;
+    }
+  }
+};
+
+Channel::Channel(std::shared_ptr<Engine> engine, sw_channel* handle) : engine_(std::move(engine)), handle_(handle) {}
+
+Channel::~Channel() { sw_channel_release(handle_); }
+
+Engine::Engine() = default;
+
+Engine::~Engine() {
+  if (sw_engine* handle = handle_.load(std::memory_order_acquire)) sw_engine_free(handle);
+}
+
+sw_engine* Engine::handle() const { return handle_.load(std::memory_order_acquire); }
+
+std::shared_ptr<sw_engine> Engine::shared_handle() { return std::shared_ptr<sw_engine>(shared_from_this(), handle()); }
+
+Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& def, int bound_grpc_port,
+                     Services services) {
+  if (handle() != nullptr) return MakeStatus(9, "starwire: the engine was started before");
+  task_ = TaskName(def.job_name(), def.task_index());
+  TaskAddresses addresses = AddressesOf(def.cluster());
+  auto own = addresses.find(task_);
+  if (own == addresses.end()) return MakeStatus(3, "task " + task_ + " is not in the cluster of its own ServerDef");
+  const size_t colon = own->second.rfind(':');
+  if (colon != std::string::npos && own->second.substr(colon + 1) == "0") {
+    own->second = own->second.substr(0, colon + 1) + std::to_string(bound_grpc_port);
+  }
+
+  std::vector<sw_bytes> names, grpc_addresses;
+  for (const auto& entry : addresses) {
+    names.push_back(AsBytes(entry.first));
+    grpc_addresses.push_back(AsBytes(entry.second));
+  }
+  sw_engine_options options = {};
+  options.struct_size = sizeof(options);
+  options.protocol = AsBytes(protocol);
+  options.task = AsBytes(task_);
+  options.job = AsBytes(def.job_name());
+  options.grpc_address = AsBytes(own->second);
+  options.incarnation = tensorflow::random::New64();
+  options.cluster_tasks = static_cast<uint32_t>(addresses.size());
+  options.cluster_addresses = grpc_addresses.data();
+  options.cluster_names = names.data();
+  sw_handlers handlers = {};
+  handlers.struct_size = sizeof(handlers);
+  handlers.resolve = &Handlers::Resolve;
+  handlers.on_recv = &Handlers::OnRecv;
+  handlers.on_call = &Handlers::OnCall;
+  handlers.on_cancel = &Handlers::OnCancel;
+  handlers.key_new = &Handlers::KeyNew;
+  handlers.key_free = &Handlers::KeyFree;
+  handlers.round_end = &Handlers::RoundEnd;
+  handlers.log = &Handlers::Log;
+
+  compute_pool_ = services.compute_pool;
+  services_ = std::move(services);
+  sw_engine* handle = nullptr;
+  sw_error* error = nullptr;
+  const sw_code code = sw_engine_new(&options, &handlers, this, &handle, &error);
+  if (code != 0) {
+    services_ = Services();
+    return TakeError(code, error);
+  }
+  handle_.store(handle, std::memory_order_release);
+  services_.worker->Start(shared_handle());
+  advertisement_ = AsString(sw_engine_advertisement(handle));
+  ready_.store(true, std::memory_order_release);
+  LOG(INFO) << AsString(sw_engine_banner(handle));
+  return OkStatus();
+}
+
+void Engine::Stop() {
+  if (stopped_.exchange(true)) return;
+  sw_engine* handle = this->handle();
+  if (handle == nullptr) return;
+  sw_engine_stop(handle);
+  services_.resolver->Shutdown();
+  constexpr int64_t kPatienceMs = 10000;
+  if (!services_.worker->Shutdown(kPatienceMs)) {
+    LOG(WARNING) << "starwire: worker methods still run " << kPatienceMs / 1000 << " s after " << task_ << " was stopped";
+  }
+  // The services hold this object.
+  services_ = Services();
+}
+
+Status Engine::OpenChannel(const std::string& task, const std::string& grpc_address, std::shared_ptr<Channel>* out) {
+  sw_engine* handle = this->handle();
+  if (handle == nullptr) return MakeStatus(9, "starwire: the server of this session has not started its data port");
+  sw_channel* channel = nullptr;
+  sw_error* error = nullptr;
+  const sw_code code = sw_channel_open(handle, AsBytes(task), AsBytes(grpc_address), &channel, &error);
+  if (code != 0) return TakeError(code, error);
+  *out = std::make_shared<Channel>(shared_from_this(), channel);
+  return OkStatus();
+}
+
+}  // namespace starwire

@@ -1,0 +1,255 @@
+#include "cc/server/server.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cc/rendezvous/recv_service.h"
+#include "cc/rendezvous/rendezvous_mgr.h"
+#include "cc/server/grpc_shutdown.h"
+#include "cc/server/local_masters.h"
+#include "cc/server/resolver.h"
+#include "cc/worker/worker_cache.h"
+#include "cc/worker/worker_service.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
+#include "tensorflow/core/distributed_runtime/master.h"
+#include "tensorflow/core/distributed_runtime/session_mgr.h"
+#include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/logging.h"
+
+namespace starwire {
+
+using tensorflow::GrpcServer;
+using tensorflow::GrpcServerOptions;
+using tensorflow::ServerDef;
+using tensorflow::WorkerCacheFactoryOptions;
+using tensorflow::WorkerCacheInterface;
+
+namespace {
+
+struct Protocol {
+  const char* name;          // ServerDef.protocol
+  const char* factory_name;  // key in TensorFlow's table of factories
+};
+
+constexpr Protocol kProtocols[] = {
+    {"grpc++", "STARWIRE_GRPCPP_SERVER"},
+};
+
+// Servers of this process, for as long as they exist. Python never destroys one.
+struct Servers {
+  std::mutex mu;
+  std::vector<StarwireServer*> live;
+  pid_t pid = 0;  // of the process that made them
+};
+
+Servers* AllServers() {
+  static auto* servers = new Servers;
+  return servers;
+}
+
+// WorkerCacheFactoryOptions holds pointers up to 2.13 and values from 2.14 on.
+template <typename T>
+const T& Value(const T* pointer) {
+  static const T kNone = T();
+  return pointer == nullptr ? kNone : *pointer;
+}
+template <typename T>
+const T& Value(const T& value) {
+  return value;
+}
+
+// The port that TensorFlow will bind; 0 if it is to choose, or will refuse the ServerDef.
+int RequestedPort(const ServerDef& def) {
+  if (def.port() != 0) return def.port();
+  const TaskAddresses addresses = AddressesOf(def.cluster());
+  const auto own = addresses.find(TaskName(def.job_name(), def.task_index()));
+  if (own == addresses.end()) return 0;
+  const size_t colon = own->second.rfind(':');
+  if (colon == std::string::npos) return 0;
+  int port = 0;
+  for (char c : own->second.substr(colon + 1)) {
+    if (c < '0' || c > '9' || port > 65535) return 0;
+    port = port * 10 + (c - '0');
+  }
+  return port;
+}
+
+class Factory : public tensorflow::ServerFactory {
+ public:
+  explicit Factory(const char* protocol) : protocol_(protocol) {}
+
+  bool AcceptsOptions(const ServerDef& def) override { return def.protocol() == protocol_; }
+
+  Status NewServer(const ServerDef& def, const Options& options,
+                   std::unique_ptr<tensorflow::ServerInterface>* out) override {
+    return StarwireServer::Create(protocol_, def, options, out);
+  }
+
+ private:
+  const std::string protocol_;
+};
+
+}  // namespace
+
+Status RegisterServers() {
+  static const bool registered = [] {
+    for (const Protocol& protocol : kProtocols) {
+      RegisterServerFactory(protocol.factory_name, new Factory(protocol.name));
+    }
+    return true;
+  }();
+  (void)registered;
+  return OkStatus();
+}
+
+Status StopServer(const std::string& target) {
+  StarwireServer* found = nullptr;
+  {
+    Servers* servers = AllServers();
+    std::lock_guard<std::mutex> lock(servers->mu);
+    // The latest: an older one at the same address was stopped before it.
+    for (StarwireServer* server : servers->live) {
+      if (server->target() == target) found = server;
+    }
+  }
+  if (found == nullptr) return MakeStatus(5, "no starwire server of this process has the target " + target);
+  return found->ShutDown();
+}
+
+StarwireServer::StarwireServer(std::string protocol, const ServerDef& def)
+    : GrpcServer(def, tensorflow::Env::Default()),
+      protocol_(std::move(protocol)),
+      engine_(std::make_shared<Engine>()),
+      resolver_(std::make_shared<Resolver>(protocol_)) {}
+
+Status StarwireServer::Create(const std::string& protocol, const ServerDef& def,
+                              const tensorflow::ServerFactory::Options& options,
+                              std::unique_ptr<tensorflow::ServerInterface>* out) {
+  Servers* servers = AllServers();
+  {
+    std::lock_guard<std::mutex> lock(servers->mu);
+    if (servers->pid != 0 && servers->pid != getpid()) {
+      return MakeStatus(9, "this process was forked from process " + std::to_string(servers->pid) +
+                               ", which had started a " + protocol +
+                               " server: TensorFlow's threads do not survive a fork. Fork first, or use the spawn start method");
+    }
+    servers->pid = getpid();
+  }
+  MakeRoom(RequestedPort(def));
+  std::unique_ptr<StarwireServer> server(new StarwireServer(protocol, def));
+  GrpcServerOptions grpc_options;
+  grpc_options.local_device_mgr = options.local_device_mgr;
+  Status status = server->Init(std::move(grpc_options));
+  if (!status.ok()) {
+    LOG(ERROR) << status;
+    return status;
+  }
+  *out = std::move(server);
+  return OkStatus();
+}
+
+Status StarwireServer::Init(GrpcServerOptions options) {
+  options.rendezvous_mgr_func = [](const tensorflow::WorkerEnv* env) -> tensorflow::RendezvousMgrInterface* {
+    return new RendezvousMgr(env);
+  };
+  options.worker_func = [this](tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config) {
+    auto worker = std::make_unique<AdvertisingWorker>(env, config);
+    worker_ = worker.get();
+    return std::unique_ptr<tensorflow::GrpcWorker>(std::move(worker));
+  };
+  Status status = GrpcServer::Init(options);
+  if (!status.ok()) return status;
+  initialised_ = true;
+  PointLocalMasterAt(target(), own_master_env_, *master_env());
+  {
+    Servers* servers = AllServers();
+    std::lock_guard<std::mutex> lock(servers->mu);
+    servers->live.push_back(this);
+  }
+
+  Engine::Services services;
+  services.recv = std::make_shared<RecvService>(worker_env(), engine_);
+  services.worker = std::make_shared<WorkerService>(worker_, worker_env());
+  services.resolver = resolver_;
+  services.compute_pool = worker_env()->compute_pool;
+  status = engine_->Start(protocol_, server_def(), bound_port(), std::move(services));
+  if (!status.ok()) return status;
+  worker_->SetAdvertisement(engine_->advertisement());
+  return OkStatus();
+}
+
+StarwireServer::~StarwireServer() {
+  const Status status = ShutDown();
+  if (!status.ok()) LOG(ERROR) << "starwire: " << target() << " is destroyed although it did not stop: " << status;
+  if (initialised_) ReleaseMaster(this).release();
+  Servers* servers = AllServers();
+  std::lock_guard<std::mutex> lock(servers->mu);
+  servers->live.erase(std::remove(servers->live.begin(), servers->live.end(), this), servers->live.end());
+}
+
+Status StarwireServer::Stop() {
+  std::lock_guard<std::mutex> lock(stop_mu_);
+  if (shut_down_) return shutdown_status_;
+  given_up_ = true;
+  return GrpcServer::Stop();
+}
+
+Status StarwireServer::ShutDown() {
+  std::lock_guard<std::mutex> lock(stop_mu_);
+  if (shut_down_) return shutdown_status_;
+  shut_down_ = true;
+  if (worker_ != nullptr) worker_->SetAdvertisement("");
+  engine_->Stop();
+  resolver_->Shutdown();
+  if (own_master_env_ != nullptr && initialised_) CloseMaster(target(), own_master_env_);
+  constexpr int64_t kPatienceMs = 10000;
+  shutdown_status_ = ShutDownGrpcServer(this, kPatienceMs);
+  if (worker_env()->device_mgr != nullptr) worker_env()->device_mgr->ClearContainers({});
+  return shutdown_status_;
+}
+
+void StarwireServer::MakeRoom(int grpc_port) {
+  if (grpc_port == 0) return;
+  std::vector<StarwireServer*> in_the_way;
+  {
+    Servers* servers = AllServers();
+    std::lock_guard<std::mutex> lock(servers->mu);
+    for (StarwireServer* server : servers->live) {
+      std::lock_guard<std::mutex> stop_lock(server->stop_mu_);
+      if (server->given_up_ && !server->shut_down_ && server->bound_port() == grpc_port) in_the_way.push_back(server);
+    }
+  }
+  for (StarwireServer* server : in_the_way) {
+    LOG(INFO) << "starwire: stopping the abandoned server " << server->target() << ": its port is wanted again";
+    const Status status = server->ShutDown();
+    if (!status.ok()) LOG(WARNING) << "starwire: " << status;
+  }
+}
+
+Status StarwireServer::UpdateServerDef(const ServerDef& def) {
+  const Status status = GrpcServer::UpdateServerDef(def);
+  if (status.ok()) PointLocalMasterAt(target(), own_master_env_, *master_env());
+  return status;
+}
+
+std::unique_ptr<tensorflow::Master> StarwireServer::CreateMaster(tensorflow::MasterEnv* master_env) {
+  own_master_env_ = new tensorflow::MasterEnv(*master_env);  // filled in when Init() is through
+  constexpr double kNeverCollectSessions = 0.0;
+  return std::make_unique<tensorflow::Master>(own_master_env_, kNeverCollectSessions);
+}
+
+Status StarwireServer::WorkerCacheFactory(const WorkerCacheFactoryOptions& options,
+                                          WorkerCacheInterface** worker_cache) {
+  WorkerCacheInterface* stock = nullptr;
+  const Status status = GrpcServer::WorkerCacheFactory(options, &stock);
+  if (!status.ok()) return status;
+  *worker_cache = new WorkerCache(std::shared_ptr<WorkerCacheInterface>(stock), AddressesOf(Value(options.cluster_def)),
+                                  TaskName(Value(options.job_name), options.task_index), engine_, resolver_);
+  return OkStatus();
+}
+
+}  // namespace starwire

@@ -1,0 +1,66 @@
+// A TensorFlow server whose tasks talk over starwire.
+#ifndef STARWIRE_CC_SERVER_SERVER_H_
+#define STARWIRE_CC_SERVER_SERVER_H_
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "cc/compat.h"
+#include "cc/server/advertise.h"
+#include "cc/server/engine.h"
+#include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
+
+namespace starwire {
+
+// Makes TensorFlow know our protocols. Calling it again does nothing.
+Status RegisterServers();
+
+// Ends the server with this target ("grpc://host:port") in this process: NotFound if there is none.
+Status StopServer(const std::string& target);
+
+// TensorFlow's gRPC server keeps serving masters, eager execution and coordination; worker methods and tensors go over our data port.
+class StarwireServer : public tensorflow::GrpcServer {
+ public:
+  static Status Create(const std::string& protocol, const tensorflow::ServerDef& def,
+                       const tensorflow::ServerFactory::Options& options,
+                       std::unique_ptr<tensorflow::ServerInterface>* out);
+  ~StarwireServer() override;
+
+  // TensorFlow's contract for a started server: Unimplemented, and it goes on serving. Python calls this when the last reference to a Server goes,
+  // and programs that keep none (TensorFlow's own tutorial for parameter servers is one) rely on the server to live on. A server that was given up
+  // this way makes room when another one needs its port.
+  Status Stop() override;
+  Status UpdateServerDef(const tensorflow::ServerDef& def) override;
+
+  // Really ends it: our data port first, then TensorFlow's, and every thread of both. Idempotent.
+  Status ShutDown();
+
+  // Starts to shut down each server of this process that was given up and holds the port.
+  static void MakeRoom(int grpc_port);
+
+ protected:
+  std::unique_ptr<tensorflow::Master> CreateMaster(tensorflow::MasterEnv* master_env) override;
+  Status WorkerCacheFactory(const tensorflow::WorkerCacheFactoryOptions& options,
+                            tensorflow::WorkerCacheInterface** worker_cache) override;
+
+ private:
+  StarwireServer(std::string protocol, const tensorflow::ServerDef& def);
+  Status Init(tensorflow::GrpcServerOptions options);
+
+  const std::string protocol_;
+  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<Resolver> resolver_;
+  AdvertisingWorker* worker_ = nullptr;             // GrpcServer's
+  tensorflow::MasterEnv* own_master_env_ = nullptr;  // never freed: see local_masters.h
+  bool initialised_ = false;
+
+  std::mutex stop_mu_;
+  bool given_up_ = false;   // guarded by stop_mu_, as are the next two
+  bool shut_down_ = false;
+  Status shutdown_status_;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_SERVER_SERVER_H_
