@@ -2,6 +2,7 @@
 
 import glob
 import json
+import os
 import threading
 import time
 
@@ -147,12 +148,21 @@ def test_monitored_session_trains_checkpoints_and_restores(cluster, tmp_path):
     assert len(second["steps"]) == 8, "it must go on at step 12"
 
 
+def wait_for_checkpoint(directory, timeout=60):
+    """Until the chief has initialised its model: a worker that looks before then looks again only 30 s later."""
+    deadline = time.monotonic() + timeout
+    while not os.path.exists(os.path.join(directory, "checkpoint")):
+        assert time.monotonic() < deadline, f"no checkpoint in {directory}"
+        time.sleep(0.02)
+
+
 def test_two_workers_between_graph(cluster, tmp_path):
     """Two workers, one set of variables: each step of either counts once."""
     directory = str(tmp_path / "shared")
     workers = [cluster["worker", i] for i in range(2)]
     for i, worker in enumerate(workers):
         worker.begin(monitored, cluster.target("worker", i), directory if i == 0 else None, 60, i == 0, i)
+        wait_for_checkpoint(directory)
     seen = [worker.result(120) for worker in workers]
     assert all(s["ended"] == 1 for s in seen)
     total = sum(len(s["steps"]) for s in seen)
@@ -171,7 +181,7 @@ def synchronous(target, task, directory, steps):
             train_op = optimizer.minimize(loss, global_step=step)
         hooks = [optimizer.make_session_run_hook(task == 0, num_tokens=0)]
         losses = []
-        with one().train.MonitoredTrainingSession(target, is_chief=task == 0, checkpoint_dir=directory, hooks=hooks, save_summaries_steps=None, save_summaries_secs=None) as sess:
+        with one().train.MonitoredTrainingSession(target, is_chief=task == 0, checkpoint_dir=directory, hooks=hooks, save_summaries_steps=None, save_summaries_secs=None, stop_grace_period_secs=1) as sess:
             for number in range(steps):  # a worker that left early would leave the other one waiting for its gradients
                 i, xs = batch(2 * number + task)
                 losses.append(float(np.float32(sess.run([train_op, loss], {ids: i, x: xs})[1])))
@@ -180,8 +190,10 @@ def synchronous(target, task, directory, steps):
 
 def test_sync_replicas(cluster, tmp_path):
     """Accumulators and token queues on the ps; both workers block on each other in every step."""
+    directory = str(tmp_path / "sync")
     for i in range(2):
-        cluster["worker", i].begin(synchronous, cluster.target("worker", i), i, str(tmp_path / "sync") if i == 0 else None, 10)
+        cluster["worker", i].begin(synchronous, cluster.target("worker", i), i, directory if i == 0 else None, 10)
+        wait_for_checkpoint(directory)
     results = [cluster["worker", i].result(60) for i in range(2)]
     for losses, step in results:
         assert len(losses) == 10 and losses[-1] != losses[0]
@@ -457,8 +469,6 @@ def test_server_on_port_zero(runner, protocol):
 
 
 def start_from_tf_config(protocol, job, index, spec):
-    import os
-
     load(protocol)
     os.environ["TF_CONFIG"] = json.dumps({"cluster": spec, "task": {"type": job, "index": index}, "rpc_layer": protocol})
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -597,8 +607,6 @@ def test_queue_between_workers(cluster):
 
 
 def estimator_job(protocol, directory, tf_config):
-    import os
-
     load(protocol)
     os.environ["TF_CONFIG"] = json.dumps(tf_config)
     estimator = tf.estimator
