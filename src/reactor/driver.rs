@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// Names one descriptor inside a driver; never reused while a completion of its old owner can still arrive (generation inside).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(pub u64);
 
 /// Memory of an operation in flight. The caller guarantees that the memory stays valid until the operation's completion or `Completion::Closed` was seen.

@@ -4,6 +4,28 @@ pub mod driver;
 pub mod epoll;
 pub mod error;
 pub mod mailbox;
+pub mod polling;
 mod slots;
 mod sys;
+pub mod timers;
+pub mod topology;
 pub mod uring;
+
+pub use error::DriverError;
+
+use driver::Driver;
+
+/// Which driver a reactor runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriverKind {
+    Epoll,
+    IoUring,
+}
+
+/// Makes a driver, on the thread that will use it.
+pub fn open_driver(kind: DriverKind) -> Result<Box<dyn Driver>, DriverError> {
+    Ok(match kind {
+        DriverKind::Epoll => Box::new(epoll::EpollDriver::new().map_err(DriverError::Epoll)?),
+        DriverKind::IoUring => Box::new(uring::UringDriver::new()?),
+    })
+}

@@ -48,8 +48,17 @@ impl<T> Slots<T> {
         used.map(|(index, entry)| token(index as u32, entry.generation)).collect()
     }
 
+    pub fn contains(&self, key: Token) -> bool {
+        let (index, generation) = split(key);
+        self.entries.get(index).is_some_and(|entry| entry.generation == generation && entry.value.is_some())
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
     pub fn is_empty(&self) -> bool {
-        self.free.len() == self.entries.len()
+        self.len() == 0
     }
 }
 

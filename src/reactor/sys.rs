@@ -95,7 +95,7 @@ pub fn message(iovecs: &mut [libc::iovec]) -> libc::msghdr {
 
 pub fn connect(fd: RawFd, address: &RawAddress) -> io::Result<()> {
     // SAFETY: pointer and length describe the address, which outlives the call.
-    check(unsafe { libc::connect(fd, address.as_ptr(), address.len()) })
+    check(unsafe { libc::connect(fd, address.as_ptr(), address.size()) })
 }
 
 /// The error that a descriptor's last asynchronous operation left behind.

@@ -38,6 +38,7 @@ pub struct UringDriver {
     sockets: Slots<Socket>,
     operations: Slots<Box<Operation>>,
     /// Operations that ended, for the next ones.
+    #[expect(clippy::vec_box, reason = "they go back into `operations`, where their address must not change")]
     spare: Vec<Box<Operation>>,
     /// Entries for which the submission queue had no room.
     unsubmitted: VecDeque<squeue::Entry>,
@@ -174,7 +175,7 @@ impl UringDriver {
         let Some(socket) = self.sockets.get_mut(operation.owner) else { return };
         let fd = Fd(socket.fd.as_raw_fd());
         let entry = match operation.kind {
-            Kind::Connect => opcode::Connect::new(fd, operation.address.as_ptr(), operation.address.len()).build(),
+            Kind::Connect => opcode::Connect::new(fd, operation.address.as_ptr(), operation.address.size()).build(),
             Kind::Accept => {
                 const FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
                 if self.modern {
@@ -367,7 +368,7 @@ impl UringDriver {
                 return Ok(());
             }
         }
-        let limit = timeout.map(|timeout| Timespec::from(timeout));
+        let limit = timeout.map(Timespec::from);
         let mut arguments = SubmitArgs::new();
         if let Some(limit) = &limit {
             arguments = arguments.timespec(limit);

@@ -56,7 +56,7 @@ impl RawAddress {
         Ok(raw)
     }
 
-    /// To be filled by a system call through `as_mut_ptr` and `len_mut`.
+    /// To be filled by a system call through `as_mut_ptr` and `size_mut`.
     pub fn empty() -> Self {
         // SAFETY: all-zero is a valid sockaddr_storage (of no family).
         let storage = unsafe { std::mem::zeroed() };
@@ -105,11 +105,11 @@ impl RawAddress {
         (&raw mut self.storage).cast()
     }
 
-    pub fn len(&self) -> libc::socklen_t {
+    pub fn size(&self) -> libc::socklen_t {
         self.len
     }
 
-    pub fn len_mut(&mut self) -> &mut libc::socklen_t {
+    pub fn size_mut(&mut self) -> &mut libc::socklen_t {
         &mut self.len
     }
 

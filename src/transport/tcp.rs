@@ -123,7 +123,7 @@ pub(super) fn stream_socket(family: libc::c_int) -> io::Result<OwnedFd> {
 
 pub(super) fn bind_and_listen(fd: &OwnedFd, address: &RawAddress) -> io::Result<()> {
     // SAFETY: pointer and length describe the address, which outlives the call.
-    check(unsafe { libc::bind(fd.as_raw_fd(), address.as_ptr(), address.len()) })?;
+    check(unsafe { libc::bind(fd.as_raw_fd(), address.as_ptr(), address.size()) })?;
     // SAFETY: no memory is involved.
     check(unsafe { libc::listen(fd.as_raw_fd(), BACKLOG) })
 }
@@ -146,9 +146,9 @@ fn query(
     call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int,
 ) -> io::Result<Option<SocketAddress>> {
     let mut address = RawAddress::empty();
-    let mut len = address.len();
+    let mut len = address.size();
     check(call(address.as_mut_ptr(), &mut len))?;
-    *address.len_mut() = len;
+    *address.size_mut() = len;
     Ok(address.decode())
 }
 

@@ -81,7 +81,7 @@ mod tests {
         let client = socket().unwrap();
         let raw = RawAddress::new(&address).unwrap();
         // SAFETY: pointer and length describe the address.
-        assert_eq!(unsafe { libc::connect(client.as_raw_fd(), raw.as_ptr(), raw.len()) }, 0);
+        assert_eq!(unsafe { libc::connect(client.as_raw_fd(), raw.as_ptr(), raw.size()) }, 0);
         let peer = check_peer(client.as_fd()).unwrap();
         assert_eq!(peer.pid, std::process::id() as i32);
     }
@@ -93,7 +93,7 @@ mod tests {
         let client = socket().unwrap();
         let raw = RawAddress::new(&address).unwrap();
         // SAFETY: pointer and length describe the address.
-        assert_eq!(unsafe { libc::connect(client.as_raw_fd(), raw.as_ptr(), raw.len()) }, -1);
+        assert_eq!(unsafe { libc::connect(client.as_raw_fd(), raw.as_ptr(), raw.size()) }, -1);
         assert_eq!(io::Error::last_os_error().kind(), io::ErrorKind::ConnectionRefused);
     }
 
