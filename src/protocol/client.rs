@@ -474,17 +474,13 @@ impl<H: Handler> Connection<H> {
             client.requests.insert(id, request);
             return Err(ProtocolError::TooLarge { what: "length of a payload", value, limit }.into());
         }
-        if let Some(op) = &mut request.op
-            && parts.count() != 0
-        {
+        if let Some(op) = request.op.as_mut().filter(|_| parts.count() != 0) {
             client.lens.clear();
             client.lens.extend(parts.iter().map(|part| part.len));
             match handler.reply_alloc(op, meta, &client.lens) {
                 Ok(()) => {
                     for (number, part) in parts.iter().enumerate() {
-                        if let Some(bytes) = part.inline
-                            && !bytes.is_empty()
-                        {
+                        if let Some(bytes) = part.inline.filter(|bytes| !bytes.is_empty()) {
                             handler.write_reply(op, number, bytes);
                             self.stats.payload_in += part.len;
                             self.stats.copied_in += part.len;

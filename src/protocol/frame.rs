@@ -305,7 +305,7 @@ fn parse<'a>(kind: u8, cursor: &mut Cursor<'a>) -> Result<Frame<'a>, ProtocolErr
         kind::REFUSE => Frame::Refuse { code: i32::from(code), reason: cursor.take_padded(meta_len)? },
         kind::KEY => Frame::Key { key: id, forget: flags & FLAG_FORGET != 0, prefix: cursor.take_padded(meta_len)? },
         kind::RECV => {
-            let step = cursor.u64()?.cast_signed();
+            let step = i64::from_le_bytes(cursor.u64()?.to_le_bytes());
             let key = cursor.u64()?;
             let (frame, iter) = if flags & FLAG_LOOP != 0 { (cursor.u64()?, cursor.u64()?) } else { (0, 0) };
             Frame::Recv { id, step, key, frame, iter }

@@ -232,9 +232,7 @@ impl<H: Handler> Connection<H> {
             }
         };
         for (number, part) in parts.iter().enumerate() {
-            if let Some(bytes) = part.inline
-                && !bytes.is_empty()
-            {
+            if let Some(bytes) = part.inline.filter(|bytes| !bytes.is_empty()) {
                 handler.write_call(&mut body, number, bytes);
                 self.stats.payload_in += part.len;
                 self.stats.copied_in += part.len;
