@@ -1,6 +1,9 @@
-//! The protocol without a network: promises of `docs/protocol.md` one by one, then a deterministic simulation.
+//! The protocol without a network: the promises of `docs/protocol.md` one by one, then a deterministic simulation.
 
+mod handshake;
 mod owner;
 mod pair;
 mod promises;
 mod random;
+mod strangers;
+mod wire;
