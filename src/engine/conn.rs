@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::buffers::OutPayload;
 use super::delivery::{Delivery, Keys};
-use crate::metrics::Recorder;
+use crate::metrics::{ConnectionEntry, Recorder};
 use crate::protocol::{Connection, Failure, PeerInfo, Segment, Stats, Target};
 use crate::reactor::driver::{Driver, IoPart, Token};
 
@@ -55,10 +55,19 @@ pub struct Conn {
     pub sending: bool,
     counted: Stats,
     counted_in_flight: i64,
+    /// This connection's line in the table that operators see.
+    pub entry: ConnectionEntry,
 }
 
 impl Conn {
-    pub fn new(key: u64, token: Token, role: Role, proto: Connection<Delivery>, name: String) -> Self {
+    pub fn new(
+        key: u64,
+        token: Token,
+        role: Role,
+        proto: Connection<Delivery>,
+        name: String,
+        entry: ConnectionEntry,
+    ) -> Self {
         let accepted = matches!(role, Role::Server);
         Self {
             key,
@@ -82,6 +91,7 @@ impl Conn {
             sending: false,
             counted: Stats::default(),
             counted_in_flight: 0,
+            entry,
         }
     }
 
@@ -96,6 +106,8 @@ impl Conn {
         metrics.copied_bytes_received.add(now.copied_in - then.copied_in);
         metrics.blocks_sent.add(now.blocks_out - then.blocks_out);
         metrics.blocks_received.add(now.blocks_in - then.blocks_in);
+        self.entry.add_bytes_in(now.bytes_in - then.bytes_in);
+        self.entry.add_bytes_out(now.bytes_out - then.bytes_out);
         let in_flight = i64::try_from(self.proto.in_flight()).unwrap_or(i64::MAX);
         let change = in_flight - self.counted_in_flight;
         match self.role {
@@ -109,6 +121,7 @@ impl Conn {
                 metrics.requests_unanswered.add(change);
             }
         }
+        self.entry.set_in_flight(in_flight);
         self.counted = now;
         self.counted_in_flight = in_flight;
     }

@@ -12,6 +12,7 @@ use super::owner::Level;
 use super::shard::Shard;
 use crate::config::{Advertisement, HostPort, Shortcut};
 use crate::ffi::types::sw_code;
+use crate::metrics;
 use crate::protocol::{Connection, Failure, code};
 use crate::transport::{SocketAddress, tcp, unix};
 
@@ -274,6 +275,7 @@ impl Shard {
             }
         }
         conn.connected = true;
+        conn.entry.set_state(metrics::State::Handshake);
         self.mark_dirty(key);
         self.arm(key, now);
         self.receive_on(key);

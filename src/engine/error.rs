@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::config::ConfigError;
+use crate::reactor::error::DriverError;
 use crate::transport::TransportError;
 
 #[derive(Debug, thiserror::Error)]
@@ -15,8 +16,8 @@ pub enum EngineError {
     NoAddress,
     #[error("starwire: cannot start reactor thread {index}: {source}")]
     Thread { index: usize, source: io::Error },
-    #[error("starwire: reactor {index}: {source}; STARWIRE_DRIVER chooses another driver")]
-    Driver { index: usize, source: io::Error },
+    #[error("starwire: reactor {index}: {source} (STARWIRE_DRIVER chooses the driver)")]
+    Driver { index: usize, source: DriverError },
     #[error("starwire: reactor {index} ended before it began")]
     Died { index: usize },
     #[error(

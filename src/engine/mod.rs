@@ -13,19 +13,20 @@ mod dial;
 mod error;
 mod exit;
 mod fork;
+mod observe;
 mod owner;
 mod shard;
 mod shared;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 pub use buffers::{ClientOp, InBody, OutPayload};
 pub use channel::Channel;
@@ -33,12 +34,15 @@ pub use command::{NewCall, NewRecv};
 pub use error::EngineError;
 pub use owner::Owner;
 
-use crate::config::{Advertisement, Config, Env, Identity, Running, Shortcut};
+use crate::config::{Advertisement, Config, DriverChoice, Env, Identity, Running, Shortcut};
+use crate::control::ControlService;
 use crate::ffi::types::{sw_code, sw_ticket};
 use crate::metrics::{Metrics, render_prometheus};
 use crate::reactor::driver::Driver;
 use crate::reactor::epoll::EpollDriver;
+use crate::reactor::error::DriverError;
 use crate::reactor::mailbox::{EventWaker, Sender, mailbox};
+use crate::reactor::uring::UringDriver;
 use crate::transport::{SocketAddress, host, tcp, unix};
 use channel::ChannelShared;
 use command::{Command, Door, Meta};
@@ -84,6 +88,9 @@ impl Engine {
             frozen: AtomicBool::new(false),
             forks: fork::count(),
             metrics: Metrics::default(),
+            connections: Arc::default(),
+            started: Instant::now(),
+            control: OnceLock::new(),
             config,
         });
         let alive = Arc::new(());
@@ -91,8 +98,10 @@ impl Engine {
         let mut doors = vec![(listener, Door::Tcp)];
         doors.extend(local.map(|(fd, _)| (fd, Door::Unix)));
         let driver = reactors.driver.clone();
-        let threads = reactors.go(&shared, doors)?;
         let banner = shared.config.banner(Running { driver: &driver, bound });
+        let view = observe::View::new(&shared, banner.clone());
+        let _ = shared.control.set(ControlService::new(Arc::new(view), shared.config.control));
+        let threads = reactors.go(&shared, doors)?;
         let engine = Arc::new(Self {
             shared,
             threads: Mutex::new(threads),
@@ -174,6 +183,9 @@ impl Engine {
             for thread in threads {
                 let _ = thread.join();
             }
+        }
+        if let Some(control) = self.shared.control.get() {
+            control.stop();
         }
     }
 
@@ -271,7 +283,7 @@ fn reactor(
     start: &mpsc::Receiver<Vec<(OwnedFd, Door)>>,
 ) {
     let made = make_driver(shared).and_then(|driver| {
-        let (sender, mailbox) = mailbox(EventWaker::of(&*driver)?);
+        let (sender, mailbox) = mailbox(EventWaker::of(&*driver).map_err(DriverError::Epoll)?);
         Ok((driver, sender, mailbox))
     });
     let (driver, sender, mailbox) = match made {
@@ -300,7 +312,11 @@ fn reactor(
     }
 }
 
-fn make_driver(shared: &Shared) -> io::Result<Box<dyn Driver>> {
-    let _ = shared;
-    Ok(Box::new(EpollDriver::new()?))
+/// The driver that the environment asks for, or what serves best here.
+fn make_driver(shared: &Shared) -> Result<Box<dyn Driver>, DriverError> {
+    Ok(match shared.config.driver {
+        // On small machines io_uring's plain send and receive measure slower than epoll's: docs/performance.md.
+        DriverChoice::Auto | DriverChoice::Epoll => Box::new(EpollDriver::new().map_err(DriverError::Epoll)?),
+        DriverChoice::IoUring => Box::new(UringDriver::new()?),
+    })
 }

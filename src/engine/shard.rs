@@ -13,6 +13,7 @@ use super::conn::{Conn, DiscardBuffer, Role};
 use super::delivery::Delivery;
 use super::owner::Level;
 use super::shared::{self, Shared};
+use crate::metrics::{Direction, State};
 use crate::protocol::{Connection, ConnectionError, Failure, Settings, Sniff, code};
 use crate::reactor::driver::{Completion, Driver, Token};
 use crate::reactor::mailbox::Receiver;
@@ -360,7 +361,12 @@ impl Shard {
         let key = ((self.index as u64) << CONN_BITS) | self.next_conn;
         self.next_conn += 1;
         self.tokens.insert(token.0, key);
-        self.conns.insert(key, Conn::new(key, token, role, proto, name));
+        let (direction, state) = match role {
+            Role::Client { .. } => (Direction::Outgoing, State::Connecting),
+            Role::Server => (Direction::Incoming, State::Handshake),
+        };
+        let entry = self.shared.connections.enter(direction, state, &name, self.index);
+        self.conns.insert(key, Conn::new(key, token, role, proto, name, entry));
         key
     }
 
@@ -384,7 +390,11 @@ impl Shard {
             mark(&mut self.dirty, conn);
         }
         if let Some(peer) = after.ready {
-            conn.name = format!("{} ({})", peer.task, conn.name);
+            conn.entry.set_peer(&peer.task);
+            conn.entry.set_state(State::Ready);
+            if matches!(conn.role, Role::Server) {
+                conn.name = format!("{} at {}", peer.task, conn.name);
+            }
             conn.peer = Some(peer);
             self.became_ready(key, now);
         }
@@ -482,7 +492,10 @@ impl Shard {
         self.tokens.remove(&conn.token.0);
         let first = conn.proto.unread().to_vec();
         match self.driver.release(conn.token) {
-            Ok(fd) => self.shared.serve_http(fd, first),
+            Ok(fd) => {
+                self.delivery.metrics.control_connections.add(1);
+                self.shared.serve_http(fd, first);
+            }
             Err(error) => {
                 self.shared.owner.log(Level::Warning, &format!("starwire: HTTP client {}: {error}", conn.name));
                 self.driver.close(conn.token);

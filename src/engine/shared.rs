@@ -2,14 +2,16 @@
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use super::command::Command;
 use super::fork;
-use super::owner::Owner;
+use super::owner::{Level, Owner};
 use crate::config::Config;
-use crate::metrics::Metrics;
+use crate::control::ControlService;
+use crate::metrics::{Connections, Metrics};
 use crate::protocol::{Outcome, Secret, Settings};
 use crate::reactor::mailbox::Sender;
 use crate::transport::tcp::TcpOptions;
@@ -26,6 +28,9 @@ pub struct Shared {
     pub(super) frozen: AtomicBool,
     pub(super) forks: u64,
     pub(super) metrics: Metrics,
+    pub(super) connections: Arc<Connections>,
+    pub(super) started: Instant,
+    pub(super) control: OnceLock<ControlService>,
     /// Equal on two servers only if they can reach each other's unix sockets.
     pub(super) host: Option<String>,
 }
@@ -94,7 +99,9 @@ impl Shared {
 
     /// A connection that speaks HTTP: for the control service.
     pub(super) fn serve_http(&self, fd: OwnedFd, first: Vec<u8>) {
-        let _ = (fd, first);
+        if let Some(Err(error)) = self.control.get().map(|c| c.handle(fd, first)) {
+            self.owner.log(Level::Warning, &format!("starwire: HTTP client on the data port: {error}"));
+        }
     }
 
     pub fn send(&self, shard: usize, command: Command) {

@@ -330,3 +330,35 @@ fn calls_from_many_threads() {
         }
     });
 }
+
+fn http(task: &Task, request: &str) -> String {
+    let mut socket = TcpStream::connect(data_port(task)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn metrics_and_health_are_served_on_the_data_port() {
+    let (ps, worker) = pair(&[]);
+    let released = Arc::default();
+    let channel = worker.channel(PS);
+    assert_eq!(call(&channel, ECHO, b"", Some(payload(vec![vec![1; 100_000], vec![2; 100]], &released))).code, 0);
+    let get = |what: &str| http(&ps, &format!("GET {what} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+    assert!(get("/healthz").starts_with("HTTP/1.1 200"), "{}", get("/healthz"));
+    let text = get("/metrics");
+    let value = |name: &str| -> u64 {
+        let line = text
+            .lines()
+            .find(|l| l.starts_with(name) && !l.starts_with('#'))
+            .unwrap_or_else(|| panic!("{name} in {text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert_eq!(value("starwire_calls_received_total"), 1);
+    assert_eq!(value("starwire_payload_bytes_received_total"), 100_100);
+    assert_eq!(value("starwire_copied_bytes_received_total"), 100, "only the small part is copied");
+    assert_eq!(value("starwire_connections_in"), 1);
+    assert_eq!(call(&channel, ECHO, b"still", None).meta, b"still");
+}

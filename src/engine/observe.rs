@@ -1,0 +1,46 @@
+//! What the control service may look at.
+
+use std::sync::{Arc, Weak};
+
+use super::shared::Shared;
+use crate::config::Setting;
+use crate::control::{ControlState, ServerFacts};
+use crate::metrics::{ConnectionFacts, Sample};
+
+/// Looks at an engine without keeping it alive.
+pub struct View {
+    shared: Weak<Shared>,
+    banner: String,
+}
+
+impl View {
+    pub fn new(shared: &Arc<Shared>, banner: String) -> Self {
+        Self { shared: Arc::downgrade(shared), banner }
+    }
+}
+
+impl ControlState for View {
+    fn server(&self) -> ServerFacts {
+        let Some(shared) = self.shared.upgrade() else { return ServerFacts::default() };
+        let identity = &shared.config.identity;
+        ServerFacts {
+            protocol: identity.protocol.clone(),
+            task: identity.task.clone(),
+            incarnation: shared.incarnation,
+            banner: self.banner.clone(),
+            uptime: shared.started.elapsed(),
+        }
+    }
+
+    fn metrics(&self) -> Option<Vec<Sample>> {
+        self.shared.upgrade().filter(|s| s.config.metrics).map(|s| s.metrics.snapshot())
+    }
+
+    fn connections(&self) -> Vec<ConnectionFacts> {
+        self.shared.upgrade().map_or_else(Vec::new, |s| s.connections.list())
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        self.shared.upgrade().map_or_else(Vec::new, |s| s.config.settings.clone())
+    }
+}
