@@ -9,6 +9,7 @@ use super::delivery::{Delivery, Keys};
 use crate::metrics::{ConnectionEntry, Recorder};
 use crate::protocol::{Connection, Failure, PeerInfo, Segment, Stats, Target};
 use crate::reactor::driver::{Driver, IoPart, Token};
+use crate::reactor::timers::Timer;
 
 /// Pieces that one system call may gather: the kernel's limit.
 const MAX_PARTS: usize = 1024;
@@ -40,7 +41,7 @@ pub struct Conn {
     /// Why it is being closed; nothing is started any more, and what is in flight is waited for.
     pub closing: Option<Failure>,
     /// When the shard's timer for this connection fires, to arm it only if it must fire earlier.
-    pub timer: Option<Instant>,
+    pub timer: Option<(Instant, Timer)>,
     /// In the shard's list of connections with something to send.
     pub dirty: bool,
     pub keys: Keys,

@@ -78,7 +78,7 @@ impl Shard {
         });
         self.mark_dirty(key);
         if deadline.is_some() {
-            self.arm(key, now);
+            self.arm(key);
         }
     }
 
@@ -256,11 +256,11 @@ impl Shard {
             self.driver.close(token);
             return Err(error.to_string());
         }
-        self.arm(key, now);
+        self.arm(key);
         Ok(key)
     }
 
-    pub(super) fn connected(&mut self, key: u64, result: std::io::Result<()>, now: Instant) {
+    pub(super) fn connected(&mut self, key: u64, result: std::io::Result<()>) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.closing.is_some() {
             return;
@@ -277,7 +277,7 @@ impl Shard {
         conn.connected = true;
         conn.entry.set_state(metrics::State::Handshake);
         self.mark_dirty(key);
-        self.arm(key, now);
+        self.arm(key);
         self.receive_on(key);
     }
 

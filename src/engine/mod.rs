@@ -15,6 +15,7 @@ mod exit;
 mod fork;
 mod observe;
 mod owner;
+mod pace;
 mod shard;
 mod shared;
 
@@ -42,6 +43,7 @@ use crate::reactor::driver::Driver;
 use crate::reactor::epoll::EpollDriver;
 use crate::reactor::error::DriverError;
 use crate::reactor::mailbox::{EventWaker, Sender, mailbox};
+use crate::reactor::topology::Topology;
 use crate::reactor::uring::UringDriver;
 use crate::transport::{SocketAddress, host, tcp, unix};
 use channel::ChannelShared;
@@ -298,6 +300,12 @@ fn reactor(
     }
     // No word to start: another reactor could not be made.
     let Ok(doors) = start.recv() else { return };
+    if shared.config.pinning {
+        let pinned = Topology::detect().and_then(|t| t.pin_current_thread(index));
+        if let Err(error) = pinned {
+            shared.owner.log(Level::Warning, &format!("starwire: reactor {index} cannot be pinned to a CPU: {error}"));
+        }
+    }
     let mut shard = Shard::new(index, shared.clone(), driver, mailbox);
     for (fd, door) in doors {
         if let Err(error) = shard.listen(fd, door) {

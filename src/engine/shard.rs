@@ -1,6 +1,6 @@
 //! One reactor thread: its loop, its connections, its channels. What happens to channels is in `dial.rs`.
 
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -12,11 +12,13 @@ use super::command::{Command, Door};
 use super::conn::{Conn, DiscardBuffer, Role};
 use super::delivery::Delivery;
 use super::owner::Level;
+use super::pace::{Pace, TimerKey};
 use super::shared::{self, Shared};
 use crate::metrics::{Direction, State};
 use crate::protocol::{Connection, ConnectionError, Failure, Settings, Sniff, code};
 use crate::reactor::driver::{Completion, Driver, Token};
 use crate::reactor::mailbox::Receiver;
+use crate::reactor::timers::Timers;
 use crate::transport::{tcp, unix};
 
 /// A connection's key has its shard's index above this bit and a number that is never used again below.
@@ -55,12 +57,6 @@ impl Hasher for NumberHasher {
 
 pub type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TimerKey {
-    Conn(u64),
-    Channel(u32),
-}
-
 pub struct Shard {
     pub(super) index: usize,
     pub(super) shared: Arc<Shared>,
@@ -70,22 +66,24 @@ pub struct Shard {
     pub(super) tokens: NumberMap<u64, u64>,
     pub(super) channels: NumberMap<u32, ChannelState>,
     pub(super) delivery: Delivery,
-    pub(super) timers: BinaryHeap<std::cmp::Reverse<(Instant, TimerKey)>>,
+    pub(super) timers: Timers<TimerKey>,
+    pub(super) pace: Pace,
     listeners: Vec<(Token, Door)>,
-    dirty: Vec<u64>,
+    pub(super) dirty: Vec<u64>,
     discard: DiscardBuffer,
     next_conn: u64,
     next_adopter: usize,
     strangers: usize,
     offenders: HashMap<String, Instant>,
-    stopping: Option<Instant>,
+    pub(super) stopping: Option<Instant>,
     local: Vec<Command>,
-    completions: Vec<Completion>,
+    pub(super) completions: Vec<Completion>,
     random: u64,
 }
 
 impl Shard {
     pub(super) fn new(index: usize, shared: Arc<Shared>, driver: Box<dyn Driver>, mailbox: Receiver<Command>) -> Self {
+        let pace = Pace::new(shared.config.polling);
         let delivery = Delivery::new(shared.owner, shared.metrics.recorder());
         let random = shared.incarnation ^ (index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         Self {
@@ -97,7 +95,8 @@ impl Shard {
             tokens: NumberMap::default(),
             channels: NumberMap::default(),
             delivery,
-            timers: BinaryHeap::new(),
+            timers: Timers::default(),
+            pace,
             listeners: Vec::new(),
             dirty: Vec::new(),
             discard: DiscardBuffer::new(),
@@ -185,31 +184,6 @@ impl Shard {
         self.delivery.end_round();
     }
 
-    fn wait(&mut self, now: Instant) {
-        let timeout = if shared::has_local() || !self.mailbox.is_empty() {
-            Some(Duration::ZERO)
-        } else {
-            let next = self.timers.peek().map(|t| t.0.0.saturating_duration_since(now));
-            match self.stopping {
-                Some(until) => Some(next.unwrap_or(Duration::MAX).min(until.saturating_duration_since(now))),
-                None => next,
-            }
-        };
-        let sleeps = timeout != Some(Duration::ZERO) && self.mailbox.prepare_sleep();
-        let timeout = if sleeps { timeout } else { Some(Duration::ZERO) };
-        self.delivery.metrics.waits.add(1);
-        self.delivery.metrics.sleeps.add(u64::from(sleeps));
-        if let Err(error) = self.driver.wait(timeout, &mut self.completions) {
-            self.shared
-                .owner
-                .log(Level::Error, &format!("starwire: reactor {}: waiting for events failed: {error}", self.index));
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        if sleeps {
-            self.mailbox.awake();
-        }
-    }
-
     fn take_commands(&mut self, now: Instant) {
         self.take_local(now);
         let mut taken = 0;
@@ -294,14 +268,14 @@ impl Shard {
             Completion::Send { token, result } => {
                 let Some(key) = self.tokens.get(&token.0).copied() else { return };
                 match result {
-                    Ok(n) => self.sent(key, n, now),
+                    Ok(n) => self.sent(key, n),
                     Err(error) => self.lose(key, code::UNAVAILABLE, error.to_string()),
                 }
             }
             Completion::Accepted { listener, result } => self.accepted(listener, result),
             Completion::Connected { token, result } => {
                 if let Some(key) = self.tokens.get(&token.0).copied() {
-                    self.connected(key, result, now);
+                    self.connected(key, result);
                 }
             }
             Completion::Closed { token } => {
@@ -350,7 +324,7 @@ impl Shard {
         match added {
             Ok(key) => {
                 self.strangers += 1;
-                self.arm(key, now);
+                self.arm(key);
                 self.receive_on(key);
             }
             Err(error) => self.shared.owner.log(Level::Warning, &format!("starwire: cannot serve {name}: {error}")),
@@ -403,7 +377,7 @@ impl Shard {
         }
         match result {
             Ok(()) => {
-                self.arm(key, now);
+                self.arm(key);
                 self.receive_on(key);
             }
             Err(error) => self.broken(key, error, now),
@@ -417,7 +391,7 @@ impl Shard {
         }
     }
 
-    fn sent(&mut self, key: u64, n: usize, now: Instant) {
+    fn sent(&mut self, key: u64, n: usize) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.sent(n);
         if conn.closing.is_some() {
@@ -433,7 +407,7 @@ impl Shard {
             // The protocol may have stopped reading while too much waited to be sent.
             self.receive_on(key);
         }
-        self.arm(key, now);
+        self.arm(key);
     }
 
     fn flush(&mut self, now: Instant) {
@@ -459,7 +433,7 @@ impl Shard {
     }
 
     /// The protocol gave this connection up.
-    fn broken(&mut self, key: u64, error: ConnectionError, now: Instant) {
+    pub(super) fn broken(&mut self, key: u64, error: ConnectionError, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if let (ConnectionError::NotStarwire(sniff), Role::Server) = (&error, &conn.role) {
             if matches!(sniff, Sniff::Http1 | Sniff::Http2) {
@@ -477,8 +451,7 @@ impl Shard {
             // A last word to the peer: why. It gets a second to take it.
             let _ = conn.start_send(&mut *self.driver, now);
             let until = now + LAST_WORD;
-            conn.timer = Some(until);
-            self.timers.push(std::cmp::Reverse((until, TimerKey::Conn(key))));
+            self.rearm(key, until);
         }
         if is_server && !matches!(error, ConnectionError::PeerSilent { .. }) {
             self.log_offender(&name, &error.to_string(), now);
@@ -575,58 +548,6 @@ impl Shard {
         }
     }
 
-    // Time.
-
-    pub(super) fn arm(&mut self, key: u64, now: Instant) {
-        let Some(conn) = self.conns.get_mut(&key) else { return };
-        if let Some(at) = conn.proto.next_timeout() {
-            if conn.timer.is_none_or(|armed| at < armed || armed < now) {
-                conn.timer = Some(at);
-                self.timers.push(std::cmp::Reverse((at, TimerKey::Conn(key))));
-            }
-        }
-    }
-
-    pub(super) fn arm_channel(&mut self, channel: u32, at: Instant) {
-        self.timers.push(std::cmp::Reverse((at, TimerKey::Channel(channel))));
-    }
-
-    fn fire_timers(&mut self, now: Instant) {
-        while let Some(std::cmp::Reverse((at, key))) = self.timers.peek().copied() {
-            if at > now {
-                break;
-            }
-            self.timers.pop();
-            match key {
-                TimerKey::Channel(channel) => self.channel_timer(channel, now),
-                TimerKey::Conn(key) => {
-                    let Some(conn) = self.conns.get_mut(&key) else { continue };
-                    if conn.timer != Some(at) {
-                        continue;
-                    }
-                    conn.timer = None;
-                    if conn.closing.is_some() {
-                        // Its last word did not get through in time.
-                        let token = conn.token;
-                        self.driver.close(token);
-                        continue;
-                    }
-                    let due = conn.proto.next_timeout().is_some_and(|t| t <= now);
-                    if due {
-                        let proto = &mut conn.proto;
-                        let (result, _) = self.delivery.serve(key, &mut conn.keys, |d| proto.on_timeout(now, d));
-                        mark(&mut self.dirty, conn);
-                        if let Err(error) = result {
-                            self.broken(key, error, now);
-                            continue;
-                        }
-                    }
-                    self.arm(key, now);
-                }
-            }
-        }
-    }
-
     pub(super) fn random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -635,7 +556,7 @@ impl Shard {
     }
 }
 
-fn mark(dirty: &mut Vec<u64>, conn: &mut Conn) {
+pub(super) fn mark(dirty: &mut Vec<u64>, conn: &mut Conn) {
     if !conn.dirty {
         conn.dirty = true;
         dirty.push(conn.key);

@@ -8,6 +8,7 @@ use super::guard;
 use super::types::{sw_bytes, sw_code, sw_engine_options, sw_handlers, sw_string};
 use crate::config::{Identity, ProcessEnv};
 use crate::engine::{Engine, Owner};
+use crate::reactor::topology::Topology;
 
 /// One TensorFlow server: its reactors, its data port, its channels.
 #[allow(non_camel_case_types)]
@@ -72,7 +73,7 @@ unsafe fn identity(o: &sw_engine_options) -> Result<Identity, String> {
         task: text(&o.task, "the task's name")?,
         grpc_address: text(&o.grpc_address, "the server's address")?,
         tasks,
-        cpus_allowed: std::thread::available_parallelism().map_or(1, usize::from),
+        cpus_allowed: Topology::detect().map_or(1, |t| t.cores()),
     })
 }
 

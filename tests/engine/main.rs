@@ -21,6 +21,13 @@ fn roads() -> Vec<Vec<(&'static str, &'static str)>> {
             roads.push(vec![("STARWIRE_DRIVER", driver), ("STARWIRE_UNIX", unix)]);
         }
     }
+    // Busy polling, on the CPUs that this process may use.
+    roads.push(vec![
+        ("WORKER_ENABLE_POLLING", "true"),
+        ("PS_ENABLE_POLLING", "true"),
+        ("WORKER_DISABLE_PIN_CORES", "false"),
+        ("PS_DISABLE_PIN_CORES", "false"),
+    ]);
     roads
 }
 
