@@ -110,6 +110,11 @@ impl EndpointMap {
         })
     }
 
+    /// The gRPC addresses that have a line, in no order.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        self.by_grpc.keys().map(String::as_str)
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -42,7 +42,7 @@ pub struct Sample {
 pub enum Value {
     Counter(u64),
     Gauge(i64),
-    Histogram(Distribution),
+    Histogram(Box<Distribution>),
 }
 
 impl Value {
@@ -58,7 +58,7 @@ impl Value {
         match kind {
             Kind::Counter => Value::Counter(0),
             Kind::Gauge => Value::Gauge(0),
-            Kind::Histogram => Value::Histogram(Distribution::default()),
+            Kind::Histogram => Value::Histogram(Box::default()),
         }
     }
 }

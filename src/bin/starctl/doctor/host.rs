@@ -1,0 +1,245 @@
+//! The machine: CPUs, limits, io_uring, kernel settings.
+
+use std::fs;
+use std::path::Path;
+
+use io_uring::{IoUring, Probe, opcode};
+
+use super::Finding;
+
+/// Below this many descriptors a large cluster runs into the limit: each peer takes one or two, TensorFlow's own gRPC as many again.
+const FEW_FILES: u64 = 4096;
+/// Socket buffers below this limit a connection to about 2 MB per round trip.
+const SMALL_BUFFER: u64 = 2 << 20;
+
+pub fn examine() -> Vec<Finding> {
+    let mut findings = vec![kernel(), cpus()];
+    findings.extend(cgroup(Path::new("/sys/fs/cgroup")));
+    findings.push(io_uring());
+    findings.extend(limits(&fs::read_to_string("/proc/self/limits").unwrap_or_default()));
+    findings.extend(sysctls(Path::new("/proc/sys")));
+    findings
+}
+
+fn kernel() -> Finding {
+    match fs::read_to_string("/proc/sys/kernel/osrelease") {
+        Ok(release) => Finding::ok("kernel", release.trim()),
+        Err(error) => Finding::note("kernel", format!("/proc is not readable ({error}); much of the rest cannot be checked")),
+    }
+}
+
+fn cpus() -> Finding {
+    let usable = std::thread::available_parallelism().map_or(1, usize::from);
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").map(|s| s.trim().to_owned()).unwrap_or_default();
+    let allowed = status_field("Cpus_allowed_list").unwrap_or_else(|| "?".to_owned());
+    let text = format!("{usable} usable by this process (online {online}, affinity {allowed})");
+    match usable {
+        1 => Finding::note("CPUs", format!("{text}: TensorFlow and the reactor share one; leave *_ENABLE_POLLING off")),
+        _ => Finding::ok("CPUs", text),
+    }
+}
+
+fn status_field(name: &str) -> Option<String> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.trim().to_owned())
+}
+
+/// CPU quota and memory limit of the control group that this process is in.
+fn cgroup(root: &Path) -> Vec<Finding> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let path = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    let read = |file: &str| fs::read_to_string(root.join(path).join(file)).or_else(|_| fs::read_to_string(root.join(file))).ok();
+    let mut findings = Vec::new();
+    if let Some((quota, period)) = read("cpu.max").as_deref().and_then(parse_cpu_max) {
+        let cores = quota as f64 / period as f64;
+        findings.push(Finding::note(
+            "cgroup CPU",
+            format!("limited to {cores:.1} CPUs; polling reactors would use that up: leave *_ENABLE_POLLING off"),
+        ));
+    }
+    if let Some(limit) = read("memory.max").and_then(|text| text.trim().parse::<u64>().ok()) {
+        findings.push(Finding::ok("cgroup memory", format!("{} MiB", limit >> 20)));
+    }
+    findings
+}
+
+/// "quota period"; `None` if unlimited.
+fn parse_cpu_max(text: &str) -> Option<(u64, u64)> {
+    let (quota, period) = text.trim().split_once(' ')?;
+    let (quota, period) = (quota.parse().ok()?, period.parse().ok()?);
+    (period > 0).then_some((quota, period))
+}
+
+fn io_uring() -> Finding {
+    const SUBJECT: &str = "io_uring";
+    let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();
+    let ring = match IoUring::new(8) {
+        Ok(ring) => ring,
+        Err(error) => {
+            let why = match disabled.as_deref().map(str::trim) {
+                Some("1" | "2") => format!("{error}; kernel.io_uring_disabled forbids it"),
+                _ => format!("{error}; the kernel is too old, or a container's seccomp profile forbids it"),
+            };
+            return Finding::note(SUBJECT, format!("not available ({why}): reactors use epoll"));
+        }
+    };
+    let mut probe = Probe::new();
+    if let Err(error) = ring.submitter().register_probe(&mut probe) {
+        return Finding::note(SUBJECT, format!("its operations cannot be asked for ({error}): reactors use epoll"));
+    }
+    let needed = [
+        ("ACCEPT", opcode::Accept::CODE),
+        ("CONNECT", opcode::Connect::CODE),
+        ("SENDMSG", opcode::SendMsg::CODE),
+        ("RECVMSG", opcode::RecvMsg::CODE),
+        ("READ", opcode::Read::CODE),
+        ("ASYNC_CANCEL", opcode::AsyncCancel::CODE),
+        ("POLL_ADD", opcode::PollAdd::CODE),
+        ("TIMEOUT", opcode::Timeout::CODE),
+    ];
+    let missing: Vec<&str> = needed.iter().filter(|(_, code)| !probe.is_supported(*code)).map(|(name, _)| *name).collect();
+    if !missing.is_empty() {
+        return Finding::note(SUBJECT, format!("lacks {}: reactors use epoll", missing.join(", ")));
+    }
+    let zero_copy = if probe.is_supported(opcode::SendZc::CODE) { "with" } else { "without" };
+    Finding::ok(SUBJECT, format!("available, {zero_copy} zero-copy send"))
+}
+
+fn limits(text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    // Soft limit; a number or "unlimited".
+    let soft = |name: &str| {
+        let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+        rest.split_whitespace().next().map(|word| word.parse::<u64>().unwrap_or(u64::MAX))
+    };
+    if let Some(files) = soft("Max open files") {
+        let subject = "open files";
+        findings.push(if files < FEW_FILES {
+            Finding::note(subject, format!("{files}: enough for some hundred tasks; raise it with `ulimit -n` for more"))
+        } else {
+            Finding::ok(subject, amount(files, ""))
+        });
+    }
+    if let Some(locked) = soft("Max locked memory") {
+        let subject = "locked memory";
+        findings.push(if locked < 8 << 20 {
+            Finding::note(subject, format!("{}: io_uring on kernels before 5.12 may lack memory for its rings (`ulimit -l`)", amount(locked >> 10, " KiB")))
+        } else {
+            Finding::ok(subject, amount(if locked == u64::MAX { locked } else { locked >> 10 }, " KiB"))
+        });
+    }
+    findings
+}
+
+fn amount(n: u64, unit: &str) -> String {
+    if n == u64::MAX { "unlimited".to_owned() } else { format!("{n}{unit}") }
+}
+
+fn sysctls(root: &Path) -> Vec<Finding> {
+    let read = |name: &str| fs::read_to_string(root.join(name.replace('.', "/"))).ok();
+    let number = |name: &str| read(name)?.split_whitespace().last()?.parse::<u64>().ok();
+    let mut findings = Vec::new();
+    for (name, direction) in [("net.ipv4.tcp_wmem", "sends"), ("net.ipv4.tcp_rmem", "receives")] {
+        let Some(largest) = number(name) else { continue };
+        findings.push(if largest < SMALL_BUFFER {
+            Finding::note(name, format!("at most {largest} bytes: large tensors wait for round trips when a connection {direction}; 16 MiB suit fast networks"))
+        } else {
+            Finding::ok(name, format!("at most {largest} bytes"))
+        });
+    }
+    if let Some(backlog) = number("net.core.somaxconn") {
+        findings.push(if backlog < 1024 {
+            Finding::note("net.core.somaxconn", format!("{backlog}: a thousand workers that start at once would have to try again"))
+        } else {
+            Finding::ok("net.core.somaxconn", backlog.to_string())
+        });
+    }
+    if let Some(idle) = number("net.ipv4.tcp_slow_start_after_idle") {
+        findings.push(if idle == 1 {
+            Finding::note(
+                "net.ipv4.tcp_slow_start_after_idle",
+                "1: between hosts, each step after a pause begins slowly; 0 is better for training",
+            )
+        } else {
+            Finding::ok("net.ipv4.tcp_slow_start_after_idle", idle.to_string())
+        });
+    }
+    if let Some(scope) = number("kernel.yama.ptrace_scope") {
+        findings.push(if scope >= 2 {
+            Finding::note("kernel.yama.ptrace_scope", format!("{scope}: tasks of one host cannot read each other's memory (no cross memory attach); they use the unix socket"))
+        } else {
+            Finding::ok("kernel.yama.ptrace_scope", scope.to_string())
+        });
+    }
+    if number("net.ipv6.conf.all.disable_ipv6").is_none_or(|off| off == 1) {
+        findings.push(Finding::note("IPv6", "off: only IPv4 addresses can be used"));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Verdict;
+    use super::*;
+
+    fn verdicts(findings: &[Finding]) -> Vec<(&str, Verdict)> {
+        findings.iter().map(|f| (f.subject.as_str(), f.verdict)).collect()
+    }
+
+    #[test]
+    fn limits_are_read_from_the_kernels_table() {
+        let text = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                    Max open files            1024                 524288               files     \n\
+                    Max locked memory         unlimited            unlimited            bytes     \n";
+        let findings = limits(text);
+        assert_eq!(verdicts(&findings), [("open files", Verdict::Note), ("locked memory", Verdict::Ok)]);
+        assert!(findings[0].text.starts_with("1024: "));
+        assert_eq!(findings[1].text, "unlimited");
+        let findings = limits(&text.replace("unlimited            unl", "65536                unl").replace("1024 ", "8192 "));
+        assert_eq!(verdicts(&findings), [("open files", Verdict::Ok), ("locked memory", Verdict::Note)]);
+        assert!(limits("").is_empty());
+    }
+
+    #[test]
+    fn cpu_quota() {
+        assert_eq!(parse_cpu_max("150000 100000\n"), Some((150_000, 100_000)));
+        assert_eq!(parse_cpu_max("max 100000\n"), None);
+        assert_eq!(parse_cpu_max("1 0"), None);
+    }
+
+    #[test]
+    fn kernel_settings_that_matter() {
+        let root = std::env::temp_dir().join(format!("starctl-sysctl-{}", std::process::id()));
+        let write = |name: &str, text: &str| {
+            let path = root.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("net/ipv4/tcp_wmem", "4096\t16384\t4194304\n");
+        write("net/ipv4/tcp_rmem", "4096\t16384\t131072\n");
+        write("net/core/somaxconn", "128\n");
+        write("net/ipv4/tcp_slow_start_after_idle", "0\n");
+        write("kernel/yama/ptrace_scope", "2\n");
+        let findings = sysctls(&root);
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(
+            verdicts(&findings),
+            [
+                ("net.ipv4.tcp_wmem", Verdict::Ok),
+                ("net.ipv4.tcp_rmem", Verdict::Note),
+                ("net.core.somaxconn", Verdict::Note),
+                ("net.ipv4.tcp_slow_start_after_idle", Verdict::Ok),
+                ("kernel.yama.ptrace_scope", Verdict::Note),
+                ("IPv6", Verdict::Note),
+            ]
+        );
+    }
+
+    #[test]
+    fn this_machine_can_be_examined() {
+        let findings = examine();
+        assert!(findings.iter().any(|f| f.subject == "CPUs"), "{findings:?}");
+        assert!(findings.iter().all(|f| f.verdict != Verdict::Bad), "{findings:?}");
+    }
+}
