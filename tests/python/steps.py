@@ -1,0 +1,228 @@
+"""Steps that the failure tests run in worker processes while something bad happens."""
+
+import os
+import threading
+import time
+
+from cluster import state, tf
+
+one = lambda: tf.compat.v1  # noqa: E731
+
+
+class Model:
+    """A pull and a push per step, of a small and a large variable; every result is predictable."""
+
+    def __init__(self, ps="/job:ps/task:0", worker="/job:worker/task:0", large=100_000, name="model"):
+        self.steps = 0
+        with tf.device(ps):
+            self.small = one().get_variable(f"{name}_small", (16,), initializer=one().zeros_initializer())
+            self.large = one().get_variable(f"{name}_large", (large,), initializer=one().zeros_initializer())
+        with tf.device(worker):
+            small, large_sum = self.small + 1.0, self.large + 2.0
+        with tf.device(ps):
+            pushed = tf.group(one().assign(self.small, small), one().assign(self.large, large_sum))
+            with tf.control_dependencies([pushed]):
+                self.sums = [tf.reduce_sum(self.small.read_value()) / 16.0, tf.reduce_max(self.large.read_value()), tf.reduce_min(self.large.read_value())]
+        self.initializer = tf.group(self.small.initializer, self.large.initializer)
+
+    def check(self, values):
+        self.steps += 1
+        expected = [1.0 * self.steps, 2.0 * self.steps, 2.0 * self.steps]
+        assert [float(v) for v in values] == expected, (values, expected)
+
+
+def run_steps(target, count, task=0, name="model"):
+    with tf.Graph().as_default():
+        model = Model(worker=f"/job:worker/task:{task}", name=name)
+        with one().Session(target) as sess:
+            sess.run(model.initializer)
+            for _ in range(count):
+                model.check(sess.run(model.sums))
+    return model.steps
+
+
+def run_until_stopped(target, stop_file, task=0, name="model"):
+    """Steps until the file appears; every result is checked. Returns the number of steps and the longest one in seconds."""
+    longest = 0.0
+    with tf.Graph().as_default():
+        model = Model(worker=f"/job:worker/task:{task}", name=name)
+        with one().Session(target) as sess:
+            sess.run(model.initializer)
+            open(stop_file + ".started", "w").close()
+            while not os.path.exists(stop_file):
+                start = time.monotonic()
+                model.check(sess.run(model.sums))
+                longest = max(longest, time.monotonic() - start)
+    return model.steps, longest
+
+
+def run_until_error(target, started_file, blocked=False, timeout_ms=0, task=0):
+    """Steps until one fails; `blocked` ends in a step that waits on the ps for ever. Returns (type of the error, its message, time.time() when it was raised)."""
+    config = one().ConfigProto(operation_timeout_in_ms=timeout_ms)
+    with tf.Graph().as_default():
+        model = Model(worker=f"/job:worker/task:{task}")
+        with tf.device("/job:ps/task:0"):
+            queue = tf.queue.FIFOQueue(1, [tf.float32], [()], shared_name=f"never{task}")
+            item = queue.dequeue()
+        with tf.device(f"/job:worker/task:{task}"):
+            waiting = item + 1.0
+        sess = state["failed session"] = one().Session(target, config=config)  # not closed here: with stock gRPC that waits for a dead peer
+        sess.run(model.initializer)
+        for _ in range(5):
+            model.check(sess.run(model.sums))
+        open(started_file, "w").close()
+        try:
+            while True:
+                sess.run([waiting, model.sums] if blocked else model.sums)
+        except tf.errors.OpError as error:
+            return type(error).__name__, error.message, time.time()
+
+
+def close_failed_session():
+    start = time.monotonic()
+    state.pop("failed session").close()
+    return time.monotonic() - start
+
+
+def end_from_another_thread(target, how):
+    """A blocked step is ended by closing the session (or by the step's own time-out); the server is as good as before. Returns (error, seconds until it was raised)."""
+    with tf.Graph().as_default():
+        model = Model()
+        with tf.device("/job:ps/task:0"):
+            item = tf.queue.FIFOQueue(1, [tf.float32], [()], shared_name="never").dequeue()
+        with tf.device("/job:worker/task:0"):
+            waiting = item + 1.0
+        sess = one().Session(target)
+        sess.run(model.initializer)
+        model.check(sess.run(model.sums))
+        ended = []
+
+        def close():
+            time.sleep(0.5)
+            ended.append(time.monotonic())
+            sess.close()
+
+        options = one().RunOptions(timeout_in_ms=500) if how == "timeout" else None
+        if how == "close":
+            threading.Thread(target=close).start()
+        start = time.monotonic()
+        try:
+            sess.run(waiting, options=options)
+            error = None
+        except (tf.errors.OpError, RuntimeError) as caught:
+            error = type(caught).__name__, str(caught)
+        took = time.monotonic() - (ended[0] if ended else start)
+        if how == "timeout":
+            for _ in range(20):
+                model.check(sess.run(model.sums))
+            sess.close()
+    steps = run_steps(target, 5)
+    return error, took, steps
+
+
+def recover_monitored(target, directory, last_step, log):
+    """MonitoredTrainingSession over a ps that dies: every global step that it saw, in order, and how often a session was created."""
+    seen = []
+    sessions = []
+
+    class Watch(one().train.SessionRunHook):
+        def after_create_session(self, session, coord):
+            sessions.append(int(session.run(self.step)))
+
+        def begin(self):
+            self.step = one().train.get_global_step()
+
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0"):
+            step = one().train.get_or_create_global_step()
+            w = one().get_variable("w", (20000,), initializer=one().zeros_initializer())
+        with tf.device("/job:worker/task:0"):
+            update = w * 0.0 + 1.0
+        with tf.device("/job:ps/task:0"):
+            train_op = tf.group(one().assign_add(w, update), one().assign_add(step, 1))
+            with tf.control_dependencies([train_op]):
+                now, total = step.read_value(), tf.reduce_mean(w.read_value())
+        hooks = [Watch(), one().train.StopAtStepHook(last_step=last_step)]
+        with one().train.MonitoredTrainingSession(
+            target, checkpoint_dir=directory, hooks=hooks, save_checkpoint_steps=20, save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None
+        ) as sess:
+            while not sess.should_stop():
+                number, mean = sess.run([now, total])
+                assert int(number) == int(mean), (number, mean)
+                seen.append(int(number))
+                with open(log, "a") as out:
+                    out.write(f"{int(number)}\n")
+    return seen, sessions
+
+
+def serve_again(spec, job, index, protocol, times):
+    """Creates and stops a server of one task several times in one process; each serves steps."""
+    import gc
+
+    from cluster import drop_server, start_server
+
+    out = []
+    for number in range(times):
+        target = start_server(spec, job, index, protocol)
+        with tf.Graph().as_default():
+            with tf.device(f"/job:{job}/task:{index}"):
+                v = one().get_variable("v", initializer=float(number))
+            with one().Session(target) as sess:
+                sess.run(v.initializer)
+                out.append(float(sess.run(v + 1.0)))
+        drop_server()
+        gc.collect()
+    return out
+
+
+def rss_mib():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmRSS"))
+
+
+def open_sockets():
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:
+            pass
+    return sum(link.startswith("socket:") for link in links)
+
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def huge(target, gib):
+    """A tensor of more than 2 GiB from ps to worker and back, spot-checked on both ends."""
+    count = int(gib * (1 << 30))
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0"):
+            seed = one().placeholder(tf.uint8, (256,))
+            made = tf.tile(seed, [count // 256])
+        with tf.device("/job:worker/task:0"):
+            here = tf.identity(made)
+            probes = [tf.size(here, out_type=tf.int64), here[0], here[(1 << 31) + 77], here[count - 1]]
+        config = one().ConfigProto()
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        with one().Session(target, config=config) as sess:
+            values = sess.run(probes, {seed: list(range(256))})
+    return [int(v) for v in values]
+
+
+def keep_session(target):
+    """A session that outlives the call, so that the process ends with it open."""
+    graph = tf.Graph()
+    with graph.as_default():
+        model = Model()
+        sess = one().Session(target, graph=graph)
+        sess.run(model.initializer)
+        model.check(sess.run(model.sums))
+    state["session"], state["model"] = sess, model
+    return True
+
+
+def use_kept_session():
+    state["model"].check(state["session"].run(state["model"].sums))
+    return state["model"].steps

@@ -1,0 +1,360 @@
+"""What happens when processes die, stop, hang, leave and come back. Bounds are in seconds and hold for the protocol under test; stock gRPC's time is printed beside ours."""
+
+import os
+import signal
+import time
+
+import pytest
+
+import steps
+from cluster import RemoteError, is_stock, library_path, load, start_server, state, tf
+
+
+def wait_for(path, timeout=60):
+    deadline = time.monotonic() + timeout
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline, f"{path} did not appear within {timeout} s"
+        time.sleep(0.01)
+
+
+def wait_until(condition, timeout, what):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        time.sleep(0.05)
+
+
+def worker_call(cluster, function, *args, **kwargs):
+    return cluster["worker", 0].call(function, cluster.target("worker", 0), *args, **kwargs)
+
+
+@pytest.mark.parametrize("blocked", [False, True], ids=["busy", "blocked"])
+def test_ps_killed_mid_step(fresh_cluster, protocol, tmp_path, blocked):
+    """SIGKILL of the ps: the step ends with Unavailable or Aborted within 5 s. Printed: how long stock gRPC takes."""
+    took = {}
+    for kind in dict.fromkeys((protocol, "grpc")):
+        cluster = fresh_cluster(protocol=kind)
+        started = str(tmp_path / f"started-{kind}")
+        cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started, blocked)
+        wait_for(started)
+        time.sleep(0.3)
+        killed = time.time()
+        cluster["ps", 0].kill()
+        error, message, raised = cluster["worker", 0].result(60)
+        took[kind] = raised - killed
+        assert error in ("UnavailableError", "AbortedError"), message
+        if not is_stock(kind):
+            assert "/job:ps/replica:0/task:0" in message, message
+            assert cluster["worker", 0].call(steps.close_failed_session) < 15, "closing the session must not wait for the dead (stock gRPC does)"
+    print(", ".join(f"{kind}: {seconds:.2f} s" for kind, seconds in took.items()))
+    assert took[protocol] < 5
+
+
+def test_training_recovers_from_its_checkpoint(fresh_cluster, tmp_path):
+    """The ps is killed twice while MonitoredTrainingSession trains, and comes back after a while: training goes on from the last checkpoint to the end."""
+    cluster = fresh_cluster()
+    log = str(tmp_path / "steps")
+    cluster["worker", 0].begin(steps.recover_monitored, cluster.target("worker", 0), str(tmp_path / "checkpoints"), 400, log)
+    for kill_at in (60, 200):
+        wait_until(lambda: os.path.exists(log) and any(int(line) >= kill_at for line in open(log).read().split()), 60, f"step {kill_at}")
+        cluster["ps", 0].kill()
+        time.sleep(0.5)
+        cluster.start("ps", 0)
+    seen, sessions = cluster["worker", 0].result(120)
+    assert seen[-1] >= 400
+    assert len(sessions) >= 3 and sessions[0] == 0, sessions
+    assert all(step % 20 == 0 for step in sessions), f"each session begins at a checkpoint: {sessions}"
+    for previous, step in zip(seen, seen[1:]):
+        assert step == previous + 1 or (step <= previous + 1 and step - 1 in sessions), f"{previous} was followed by {step}, sessions began at {sessions}"
+
+
+KEEPALIVE = {"STARWIRE_KEEPALIVE_MS": 400, "STARWIRE_KEEPALIVE_TIMEOUT_MS": 800}
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("unix", ["auto", "off"])
+def test_stopped_ps_is_detected(fresh_cluster, tmp_path, unix):
+    """SIGSTOP (a half-open connection, for all the worker can tell): Unavailable within the keep-alive bound; the same session of a process that goes on works again."""
+    cluster = fresh_cluster(environment={**KEEPALIVE, "STARWIRE_UNIX": unix})
+    started = str(tmp_path / "started")
+    cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started)
+    wait_for(started)
+    time.sleep(0.2)
+    stopped = time.time()
+    cluster["ps", 0].stop()
+    try:
+        error, message, raised = cluster["worker", 0].result(30)
+    finally:
+        cluster["ps", 0].resume()
+    assert error in ("UnavailableError", "AbortedError"), message
+    assert raised - stopped < 4, "keep-alive says 0.4 s of silence and 0.8 s for the answer"
+    assert worker_call(cluster, steps.run_steps, 5) == 5
+
+
+@pytest.mark.ours
+def test_long_step_is_not_mistaken_for_a_dead_peer(fresh_cluster, tmp_path):
+    """A step that takes many times the keep-alive bound, without a byte of payload, goes on."""
+    cluster = fresh_cluster(environment=KEEPALIVE)
+    started = str(tmp_path / "started")
+    cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started, True)
+    wait_for(started)
+    time.sleep(5)
+    assert not cluster["worker", 0].ready()
+
+
+def test_operation_timeout(fresh_cluster, tmp_path):
+    cluster = fresh_cluster()
+    started = str(tmp_path / "started")
+    cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started, True, 1500)
+    wait_for(started)
+    begun = time.time()
+    error, message, raised = cluster["worker", 0].result(30)
+    assert error == "DeadlineExceededError", message
+    assert 1 < raised - begun < 5
+    assert worker_call(cluster, steps.run_steps, 5) == 5
+
+
+@pytest.mark.parametrize("how, expected", [("close", "CancelledError"), ("timeout", "DeadlineExceededError")])
+def test_blocked_step_is_ended(fresh_cluster, how, expected):
+    """By closing the session from another thread, and by RunOptions.timeout_in_ms. The ps's queue runner is cancelled: the next session works."""
+    cluster = fresh_cluster()
+    error, took, done = worker_call(cluster, steps.end_from_another_thread, how, timeout=60)
+    assert error[0] == expected, error
+    assert took < 5
+    assert done == 5
+
+
+def test_worker_killed_others_go_on(fresh_cluster, protocol, tmp_path):
+    """One of two workers dies in the middle of steps, the other never notices; the ps drops what belonged to the dead one."""
+    cluster = fresh_cluster(shape=(("ps", 1), ("worker", 2)))
+    ps, survivor, victim = cluster["ps", 0], cluster["worker", 0], cluster["worker", 1]
+    stop = str(tmp_path / "stop")
+    survivor.begin(steps.run_until_stopped, cluster.target("worker", 0), stop, 0, "survivor")
+    wait_for(stop + ".started")
+    for number in range(3):
+        started = str(tmp_path / f"started{number}")
+        victim.begin(steps.run_until_error, cluster.target("worker", 1), started, number % 2 == 1, 0, 1)
+        wait_for(started)
+        time.sleep(0.3)
+        victim.kill()
+        victim = cluster.start("worker", 1)
+    time.sleep(1)
+    open(stop, "w").close()
+    count, longest = survivor.result(30)
+    assert count > 50 and longest < 5
+    if not is_stock(protocol):
+        sockets = ps.call(steps.open_sockets)
+        for number in range(3):
+            victim.kill()
+            victim = cluster.start("worker", 1)
+            assert victim.call(steps.run_steps, cluster.target("worker", 1), 5, 1, "again") == 5
+        time.sleep(1)
+        assert ps.call(steps.open_sockets) <= sockets + 4, "connections of dead workers stay open"
+
+
+def test_restarted_peer_is_a_new_one(fresh_cluster, protocol):
+    """The ps is replaced between two steps of a session: that session ends with Aborted or Unavailable (its variables are gone), a new one works, in the same worker."""
+    cluster = fresh_cluster()
+    worker = cluster["worker", 0]
+    assert worker.call(steps.keep_session, cluster.target("worker", 0))
+    for _ in range(2):
+        cluster["ps", 0].kill()
+        cluster.start("ps", 0)
+        with pytest.raises(RemoteError) as caught:
+            worker.call(steps.use_kept_session)
+        assert caught.value.type in ("AbortedError", "UnavailableError"), caught.value
+        assert worker_call(cluster, steps.run_steps, 10) == 10
+        assert worker.call(steps.keep_session, cluster.target("worker", 0))
+        assert worker.call(steps.use_kept_session) == 2
+
+
+def test_ps_that_is_not_there_yet(fresh_cluster):
+    """A session waits for tasks that come later, as stock TensorFlow does."""
+    cluster = fresh_cluster(start=False)
+    cluster.start("worker", 0)
+    cluster["worker", 0].begin(steps.run_steps, cluster.target("worker", 0), 5)
+    time.sleep(2)
+    assert not cluster["worker", 0].ready()
+    cluster.start("ps", 0)
+    assert cluster["worker", 0].result(40) == 5
+
+
+@pytest.mark.ours
+def test_server_again_in_one_process(fresh_cluster, protocol, runner):
+    """Created, stopped and created again on the same address; threads and sockets do not pile up."""
+    cluster = fresh_cluster(start=False)
+    task = cluster.process("worker", 0)
+    spec = {"worker": cluster.spec["worker"]}
+    assert task.call(steps.serve_again, spec, "worker", 0, protocol, 2) == [1.0, 2.0]
+    threads, sockets = task.call(steps.threads), task.call(steps.open_sockets)
+    assert task.call(steps.serve_again, spec, "worker", 0, protocol, 5, timeout=120) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert task.call(steps.open_sockets) <= sockets + 3
+    assert task.call(steps.threads) <= threads + 15
+    assert task.exit() == 0
+
+
+@pytest.mark.ours
+def test_server_again_while_peers_are_connected(fresh_cluster, protocol):
+    """A ps stops its server and creates a new one in the same process while a worker runs steps."""
+    cluster = fresh_cluster()
+    assert worker_call(cluster, steps.run_steps, 5) == 5
+    for _ in range(3):
+        cluster["ps", 0].call(restart_server, cluster.spec, "ps", 0, protocol)
+        assert worker_call(cluster, steps.run_steps, 5) == 5
+
+
+def restart_server(spec, job, index, protocol):
+    from cluster import drop_server
+
+    drop_server()
+    start_server(spec, job, index, protocol)
+    return True
+
+
+@pytest.mark.parametrize("who", ["ps", "worker", "worker with a session"])
+def test_clean_exit(fresh_cluster, protocol, who):
+    """Interpreters end with code 0, nothing is aborted, and a peer that lost them hears of it in time."""
+    cluster = fresh_cluster()
+    assert worker_call(cluster, steps.keep_session)
+    assert cluster["worker", 0].call(steps.use_kept_session) == 2
+    if who == "ps":
+        assert cluster["ps", 0].exit(timeout=15) == 0
+        start = time.monotonic()
+        with pytest.raises(RemoteError) as caught:
+            cluster["worker", 0].call(steps.use_kept_session)
+        assert caught.value.type in ("UnavailableError", "AbortedError"), caught.value
+        assert time.monotonic() - start < 5
+        if is_stock(protocol):
+            return  # a process with a session of a dead peer does not end
+    elif who == "worker":
+        cluster["worker", 0].call(close_kept_session)
+    assert cluster["worker", 0].exit(timeout=15) == 0
+
+
+def close_kept_session():
+    state.pop("session").close()
+    return True
+
+
+def test_exit_in_the_middle_of_a_step(fresh_cluster, tmp_path):
+    """A process whose thread is in a step leaves all the same."""
+    cluster = fresh_cluster()
+    assert worker_call(cluster, run_in_thread)
+    assert cluster["worker", 0].exit(timeout=15) == 0
+
+
+def run_in_thread(target):
+    import threading
+
+    with tf.Graph().as_default() as graph:
+        with tf.device("/job:ps/task:0"):
+            item = tf.queue.FIFOQueue(1, [tf.float32], [()], shared_name="forever").dequeue()
+        with tf.device("/job:worker/task:0"):
+            waiting = item + 1.0
+        session = tf.compat.v1.Session(target, graph=graph)
+
+    def wait():
+        try:
+            session.run(waiting)
+        except Exception:
+            pass  # however the end of the process ends the step
+
+    threading.Thread(target=wait, daemon=True).start()
+    time.sleep(0.5)
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_a_server(fresh_cluster, number):
+    """SIGTERM ends it as the default action does, SIGINT as KeyboardInterrupt does: nothing of ours holds the process."""
+    cluster = fresh_cluster()
+    assert worker_call(cluster, steps.run_steps, 3) == 3
+    ps = cluster["ps", 0]
+    ps.expected_exit = {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: -signal.SIGINT}[number]
+    ps.signal(number)
+    assert ps.wait(10) == ps.expected_exit
+
+
+def fork_and_run(protocol, spec, job, index):
+    """Loads the library, forks, and the child starts a server and runs steps; the parent stays usable."""
+    load(protocol)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            target = start_server(spec, job, index, protocol)
+            with tf.Graph().as_default(), tf.compat.v1.Session(target) as sess:
+                value = sess.run(tf.compat.v1.placeholder_with_default(2.0, ()) * 3.0)
+            os.write(write, f"{value}".encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(write)
+    _, status = os.waitpid(child, 0)
+    return os.read(read, 100).decode(), os.waitstatus_to_exitcode(status)
+
+
+def test_fork_after_load(fresh_cluster, protocol):
+    cluster = fresh_cluster(start=False)
+    task = cluster.process("worker", 0)
+    assert task.call(fork_and_run, protocol, {"worker": cluster.spec["worker"]}, "worker", 0) == ("6.0", 0)
+    assert task.call(start_server, {"worker": cluster.spec["worker"]}, "worker", 0, protocol)
+
+
+def fork_with_server(protocol, spec):
+    """Forks while a server runs: the child leaves quickly and harmlessly, however it leaves, and cannot start a server of its own."""
+    results = []
+    for leave in ("_exit", "exit", "server"):
+        child = os.fork()
+        if child == 0:
+            if leave == "_exit":
+                os._exit(7)
+            if leave == "server":
+                try:
+                    start_server(spec, "worker", 0, protocol)
+                except tf.errors.FailedPreconditionError as error:
+                    os._exit(8 if "fork" in error.message else 9)
+                os._exit(10)
+            os.environ["FORKED"] = "1"
+            import subprocess
+
+            subprocess.run(["true"], check=True)
+            os._exit(7)
+        deadline = time.monotonic() + 10
+        while True:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        if not pid:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        results.append(os.waitstatus_to_exitcode(status) if pid else "hangs")
+    return results
+
+
+@pytest.mark.ours
+def test_fork_while_a_server_runs(fresh_cluster, protocol, tmp_path):
+    cluster = fresh_cluster()
+    assert worker_call(cluster, steps.run_steps, 3) == 3
+    assert cluster["worker", 0].call(fork_with_server, protocol, cluster.spec) == [7, 7, 8]
+    assert worker_call(cluster, steps.run_steps, 3) == 3, "the parent goes on"
+
+
+@pytest.mark.ours
+@pytest.mark.slow
+def test_tensor_over_two_gib(fresh_cluster):
+    available = next(int(line.split()[1]) for line in open("/proc/meminfo") if line.startswith("MemAvailable")) >> 20
+    if available < 8:
+        pytest.skip(f"needs 8 GiB of free memory, there are {available}")
+    gib = 2.125
+    cluster = fresh_cluster()
+    count = int(gib * (1 << 30))
+    assert worker_call(cluster, steps.huge, gib, timeout=180) == [count, 0, ((1 << 31) + 77) % 256, (count - 1) % 256]
+
+
+def test_the_library_is_the_one_of_this_checkout(protocol):
+    if is_stock(protocol):
+        pytest.skip("stock gRPC needs no library")
+    assert os.path.getsize(library_path()) > 100_000

@@ -1,0 +1,346 @@
+"""The data port against strangers: garbage, truncated, oversized, replayed and slow bytes while training goes on; secrets, cluster ids; and its HTTP side."""
+
+import contextlib
+import re
+import socket
+import struct
+import time
+
+import pytest
+
+import steps
+import wire
+from cluster import RemoteError
+from test_failure import wait_for, worker_call
+
+pytestmark = pytest.mark.ours
+
+QUICK = {"STARWIRE_KEEPALIVE_MS": 1000, "STARWIRE_KEEPALIVE_TIMEOUT_MS": 2000}
+
+
+def data_port(task):
+    """Where a task's data port can be reached, from its start-up line."""
+    log = task.wait_for_log("data port")
+    found = re.search(r"starwire: \S+ on \d+ reactors? \(.*data port (\S+:\d+)", log)
+    assert found, log
+    host, port = found.group(1).rstrip(",").rsplit(":", 1)
+    return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}".replace(" ", "")
+
+
+def metric(address, name):
+    status, body = wire.http_get(address, "/metrics")
+    assert status == 200
+    return sum(float(line.rsplit(" ", 1)[1]) for line in body.splitlines() if re.match(rf"{name}(\{{|\s)", line))
+
+
+@contextlib.contextmanager
+def training(cluster, tmp_path):
+    """Steps go on in worker 0 during the block; their results are checked and none may take long."""
+    stop = str(tmp_path / "stop")
+    cluster["worker", 0].begin(steps.run_until_stopped, cluster.target("worker", 0), stop)
+    wait_for(stop + ".started")
+    try:
+        yield
+    finally:
+        open(stop, "w").close()
+        count, longest = cluster["worker", 0].result(30)
+    assert count > 5
+    assert longest < 5, f"a step took {longest:.1f} s"
+
+
+# Attacks. -------------------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def send_and_wait(address, data, timeout=15):
+    with wire.Peer(address) as peer:
+        with contextlib.suppress(OSError):  # it may close before it has read everything
+            peer.send(data)
+        assert peer.wait_closed(timeout), "the connection stays open"
+
+
+def after_handshake(address, control=b"", raw=b"", timeout=15, **options):
+    with wire.Peer(address) as peer:
+        peer.handshake(expected=None)
+        with contextlib.suppress(OSError):
+            if control or options:
+                peer.send_block(control, **options)
+            peer.send(raw)
+        assert peer.wait_closed(timeout), "the connection stays open"
+
+
+PREFIX = b"/job:worker/replica:0/task:9/device:CPU:0;0000000000000001;/job:ps/replica:0/task:0/device:CPU:0;edge_1_x"
+
+ATTACKS = {
+    "random bytes": lambda a: send_and_wait(a, bytes(range(255, 0, -1)) * 40),
+    "zeros": lambda a: send_and_wait(a, bytes(4096)),
+    "a TLS hello": lambda a: send_and_wait(a, bytes.fromhex("160301020001fc0303") + bytes(500)),
+    "wrong magic in a good block": lambda a: send_and_wait(a, wire.block(wire.hello(), magic=b"SWB2")),
+    "wrong version": lambda a: send_and_wait(a, wire.block(wire.hello(), version=9)),
+    "wrong checksum": lambda a: send_and_wait(a, wire.block(wire.hello(), crc=12345)),
+    "oversized control length": lambda a: send_and_wait(a, wire.block(wire.hello(), control_length=0xFFFFFFF8)),
+    "4 GiB hello field": lambda a: send_and_wait(a, wire.block(wire.frame(wire.HELLO, code=1, meta=b"x" * 64, meta_length=0xFFFFFFFF))),
+    "hello with garbage fields": lambda a: send_and_wait(a, wire.block(wire.frame(wire.HELLO, code=1, meta=bytes(range(200))))),
+    "hello with a field twice": lambda a: send_and_wait(a, wire.block(wire.hello(extra=wire.field(2, b"/job:ps/replica:0/task:0")))),
+    "hello with newlines in the name": lambda a: send_and_wait(a, wire.block(wire.hello(task="/job:worker\nstarwire: all is well"))),
+    "a request before hello": lambda a: send_and_wait(a, wire.block(wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 1, 1)))),
+    "bulk bytes in the handshake": lambda a: send_and_wait(a, wire.block(wire.hello(), bulk=bytes(10000))),
+    "another wire version": lambda a: send_and_wait(a, wire.block(wire.hello(version=77))),
+    "another protocol": lambda a: send_and_wait(a, wire.block(wire.hello(protocol="star_server"))),
+    "another task expected": lambda a: send_and_wait(a, wire.block(wire.hello(expected="/job:ps/replica:0/task:5"))),
+    "garbage after a good handshake": lambda a: after_handshake(a, raw=b"\xff" * 4096),
+    "wrong sequence number": lambda a: after_handshake(a, raw=wire.block(wire.frame(wire.PING, ident=1), sequence=9)),
+    "unknown frame kind": lambda a: after_handshake(a, wire.frame(99)),
+    "a reply nobody asked for": lambda a: after_handshake(a, wire.frame(wire.REPLY, ident=1, fixed=struct.pack("<II", 0, 0))),
+    "a second hello": lambda a: after_handshake(a, wire.hello()),
+    "meta length beyond the section": lambda a: after_handshake(a, wire.frame(wire.CALL, code=1, ident=1, fixed=struct.pack("<II", 0, 0), meta=b"abc", meta_length=1 << 20)),
+    "absurd part count": lambda a: after_handshake(a, wire.frame(wire.CALL, code=1, ident=1, fixed=struct.pack("<II", 0, 0xFFFFFFFF))),
+    "absurd part length": lambda a: after_handshake(a, wire.frame(wire.CALL, code=1, ident=1, fixed=struct.pack("<IIQ", 0, 1, (1 << 62) | (1 << 63))), timeout=15),
+    "bulk bytes that no frame claims": lambda a: after_handshake(a, bulk=bytes(20000)),
+    "data for no request": lambda a: after_handshake(a, wire.frame(wire.DATA, ident=5, fixed=struct.pack("<Q", 9000)), bulk=bytes(9000)),
+    "a request with an unknown key": lambda a: after_handshake(a, wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 1, 77))),
+    "the same request id twice": lambda a: after_handshake(
+        a,
+        wire.frame(wire.KEY, ident=1, meta=PREFIX)
+        + wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 123456, 1))
+        + wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 123456, 1)),
+    ),
+    "a key of 64 KiB": lambda a: after_handshake(a, wire.frame(wire.KEY, ident=1, meta=b"k" * 65536)),
+}
+
+
+@pytest.fixture
+def target(make_cluster):
+    return make_cluster(shape=(("ps", 1), ("worker", 1)), environment=QUICK)
+
+
+def offences(log):
+    """Log lines of starwire above info."""
+    return [line for line in log.splitlines() if "starwire" in line and re.match(r"^[WE]\d|^\d{4}-\d\d-\d\d [\d:.]+: [WE]|.*\b(warning|error)\b", line)]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_bad_bytes_do_not_disturb_training(target, tmp_path, attack):
+    """The offender is dropped within seconds and logged once; the steps of others go on, with right results."""
+    ps = target["ps", 0]
+    address = data_port(ps)
+    before = ps.log_size()
+    with training(target, tmp_path):
+        ATTACKS[attack](address)
+        time.sleep(0.2)
+    said = [line for line in ps.full_log()[before:].splitlines() if "starwire" in line]
+    assert len(said) == 1, said
+    assert "127.0.0.1" in said[0] or "/job:worker/replica:0/task:9" in said[0], f"the line must say who it was: {said[0]}"
+
+
+def test_replayed_bytes(target, tmp_path):
+    """Everything that a correct client said is recorded and said again on another connection."""
+    ps = target["ps", 0]
+    address = data_port(ps)
+    record = []
+    with training(target, tmp_path):
+        with wire.Peer(address) as peer:
+            peer.send_block(wire.hello())
+            peer.read_block()
+            ping = wire.block(wire.frame(wire.PING, ident=42), sequence=1)
+            peer.send(ping)
+            kind = peer.first_frame()[0]
+            assert kind == wire.PONG
+            record.append(ping)
+        # The same connection's later bytes on a fresh connection: no handshake, wrong sequence.
+        send_and_wait(address, record[0])
+        # And twice on one connection.
+        with wire.Peer(address) as peer:
+            peer.handshake()
+            peer.send(record[0] + record[0])
+            assert peer.wait_closed()
+
+
+def test_truncated_bytes(target, tmp_path):
+    """Connections that end in the middle: of a header, of a hello, of a block, of bulk bytes."""
+    address = data_port(target["ps", 0])
+    whole = wire.block(wire.hello())
+    with training(target, tmp_path):
+        for cut in (1, 3, 4, 20, 31, 32, 40, len(whole) - 1):
+            with wire.Peer(address) as peer:
+                peer.send(whole[:cut])
+        with wire.Peer(address) as peer:
+            peer.handshake()
+            call = wire.frame(wire.CALL, code=1, ident=1, fixed=struct.pack("<IIQ", 0, 1, 1 << 20 | 1 << 63)) + wire.frame(wire.DATA, ident=1, fixed=struct.pack("<Q", 1 << 20))
+            peer.send(wire.block(call, 1, bytes(5000), bulk_length=1 << 20))
+        # Reset instead of close.
+        with wire.Peer(address) as peer:
+            peer.send(whole[:50])
+            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def test_slow_bytes(target, tmp_path):
+    """A connection that sends a byte now and then is dropped when the time for a handshake is over, and delays nobody meanwhile."""
+    address = data_port(target["ps", 0])
+    whole = wire.block(wire.hello())
+    with training(target, tmp_path):
+        with wire.Peer(address) as silent, wire.Peer(address) as slow:
+            closed = False
+            begun = time.monotonic()
+            for byte in whole:
+                try:
+                    slow.send(bytes([byte]))
+                    slow.socket.settimeout(0.25)
+                    closed = slow.socket.recv(1) == b""
+                except TimeoutError:
+                    continue
+                except OSError:
+                    closed = True
+                if closed:
+                    break
+            assert closed and time.monotonic() - begun < 30
+            assert silent.wait_closed(30), "a connection that says nothing stays open"
+
+
+def test_many_idle_connections(target, tmp_path):
+    """Three hundred connections that never say anything: training goes on, and they are gone in the end."""
+    address = data_port(target["ps", 0])
+    with training(target, tmp_path):
+        peers = [wire.Peer(address) for _ in range(300)]
+        time.sleep(1)
+        assert wire.http_get(address, "/healthz")[0] == 200
+        for peer in peers:
+            peer.close()
+
+
+def test_reader_that_never_reads(target, tmp_path):
+    """Asks for much and reads nothing: costs bounded memory and nobody else anything."""
+    ps = target["ps", 0]
+    address = data_port(ps)
+    before = ps.call(steps.rss_mib)
+    with training(target, tmp_path):
+        with wire.Peer(address) as peer:
+            peer.handshake()
+            peer.socket.settimeout(3)
+            sequence = 1
+            with contextlib.suppress(OSError):
+                for _ in range(2000):
+                    peer.send(wire.block(b"".join(wire.frame(wire.PING, ident=n) for n in range(200)), sequence))
+                    sequence += 1
+    assert ps.call(steps.rss_mib) - before < 200
+
+
+# Secrets and cluster ids. ------------------------------------------------------------------------------------------------------------------------------------------
+
+SECRET = "correct horse battery staple"
+
+
+def attempt(cluster, timeout=40):
+    """Steps in worker 0, or the error they end with. An initialisation that waits for ever is an error of the test's time-out."""
+    try:
+        return worker_call(cluster, steps.run_steps, 5, timeout=timeout)
+    except RemoteError as error:
+        return error
+
+
+@pytest.mark.parametrize("file", [False, True], ids=["variable", "file"])
+def test_same_secret(fresh_cluster, tmp_path, file):
+    if file:
+        path = tmp_path / "secret"
+        path.write_text(SECRET + "\n")
+        path.chmod(0o600)
+        environment = {"STARWIRE_SECRET_FILE": path}
+    else:
+        environment = {"STARWIRE_SECRET": SECRET}
+    cluster = fresh_cluster(environment=environment)
+    assert attempt(cluster) == 5
+    assert SECRET not in cluster.logs()
+
+
+@pytest.mark.parametrize(
+    "ps, worker, words",
+    [
+        (SECRET, "a different secret, as long", "secret"),
+        (SECRET, None, "secret"),
+        (None, SECRET, "secret"),
+    ],
+    ids=["different", "worker without", "ps without"],
+)
+def test_wrong_secret(fresh_cluster, ps, worker, words):
+    def environment(secret):
+        return {"STARWIRE_SECRET": secret} if secret else {}
+
+    cluster = fresh_cluster(per_task={("ps", 0): environment(ps), ("worker", 0): environment(worker)})
+    start = time.monotonic()
+    error = attempt(cluster)
+    assert isinstance(error, RemoteError), error
+    assert error.type in ("UnauthenticatedError", "PermissionDeniedError", "FailedPreconditionError"), error
+    assert words in error.message and "/job:ps/replica:0/task:0" in error.message, error.message
+    assert time.monotonic() - start < 20
+    assert SECRET not in cluster.logs() and SECRET not in str(error)
+
+
+def test_stranger_without_the_secret(fresh_cluster, tmp_path):
+    cluster = fresh_cluster(environment={"STARWIRE_SECRET": SECRET, **QUICK})
+    address = data_port(cluster["ps", 0])
+    with training(cluster, tmp_path):
+        # Says nothing of a secret; claims to have one and proves it wrongly; says nothing after the welcome.
+        send_and_wait(address, wire.block(wire.hello()))
+        with wire.Peer(address) as peer:
+            peer.send_block(wire.hello(has_secret=True))
+            kind, *_ = peer.first_frame()
+            assert kind == wire.WELCOME
+            peer.send_block(wire.frame(wire.PROOF, meta=bytes(32)))
+            assert peer.wait_closed()
+        with wire.Peer(address) as peer:
+            peer.send_block(wire.hello(has_secret=True))
+            peer.first_frame()
+            peer.send_block(wire.frame(wire.KEY, ident=1, meta=PREFIX) + wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 1, 1)))
+            assert peer.wait_closed()
+
+
+def test_cluster_ids(fresh_cluster):
+    same = fresh_cluster(environment={"STARWIRE_CLUSTER_ID": "job-17"})
+    assert attempt(same) == 5
+    mixed = fresh_cluster(per_task={("ps", 0): {"STARWIRE_CLUSTER_ID": "job-17"}, ("worker", 0): {"STARWIRE_CLUSTER_ID": "job-18"}})
+    start = time.monotonic()
+    error = attempt(mixed)
+    assert isinstance(error, RemoteError) and error.type == "FailedPreconditionError", error
+    assert "job-17" in error.message and "job-18" in error.message
+    assert time.monotonic() - start < 20
+
+
+# HTTP on the data port. ----------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_and_health(target, tmp_path):
+    ps, worker = target["ps", 0], target["worker", 0]
+    address = data_port(ps)
+    assert worker_call(target, steps.run_steps, 3) == 3
+    before = metric(address, "starwire_tensor_requests_received_total")
+    assert worker_call(target, steps.run_steps, 20) == 20
+    assert metric(address, "starwire_tensor_requests_received_total") >= before + 20
+    assert metric(address, "starwire_connections_in") >= 1
+    assert metric(data_port(worker), "starwire_payload_bytes_received_total") > 20 * 400_000
+    status, body = wire.http_get(address, "/metrics")
+    assert status == 200 and 'task="/job:ps/replica:0/task:0"' in body
+    assert body.count("# TYPE") > 20
+    assert wire.http_get(address, "/healthz") == (200, "ok\n") or wire.http_get(address, "/healthz")[1].strip() == "ok"
+    assert wire.http_get(address, "/nothing")[0] == 404
+
+
+def test_large_tensors_are_not_copied(target):
+    """Payload of 8 KiB and more is neither copied when sent nor when received: counted, not guessed."""
+    ps, worker = data_port(target["ps", 0]), data_port(target["worker", 0])
+    assert worker_call(target, steps.run_steps, 2) == 2
+    names = ("starwire_payload_bytes_sent_total", "starwire_copied_bytes_sent_total", "starwire_payload_bytes_received_total", "starwire_copied_bytes_received_total")
+    before = {name: metric(ps, name) + metric(worker, name) for name in names}
+    assert worker_call(target, steps.run_steps, 50) == 50
+    sent, copied_sent, received, copied_received = (metric(ps, name) + metric(worker, name) - before[name] for name in names)
+    cma = metric(ps, "starwire_cma_bytes_total") + metric(worker, "starwire_cma_bytes_total")
+    assert received + cma > 50 * 2 * 400_000
+    assert copied_sent <= sent * 0.01 + 200_000 and copied_received <= received * 0.01 + 200_000
+
+
+def test_control_can_be_switched_off(fresh_cluster):
+    cluster = fresh_cluster(environment={"STARWIRE_CONTROL": "off"})
+    address = data_port(cluster["ps", 0])
+    assert worker_call(cluster, steps.run_steps, 3) == 3
+    with pytest.raises(Exception):
+        status, _ = wire.http_get(address, "/metrics")
+        assert status == 200
+    assert worker_call(cluster, steps.run_steps, 3) == 3

@@ -1,0 +1,147 @@
+"""A small, deliberately separate implementation of docs/protocol.md, to speak to the data port what a correct peer never would."""
+
+import os
+import socket
+import struct
+import time
+
+MAGIC = b"SWB1"
+FIRST_READ = 1024
+PAD, HELLO, WELCOME, PROOF, REFUSE, KEY, RECV, CALL, REPLY, DATA, CANCEL, PING, PONG, GOODBYE = 0, 1, 2, 3, 4, 10, 11, 12, 13, 14, 15, 20, 21, 22
+
+
+def _crc_table():
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+_CRC = _crc_table()
+
+
+def crc32c(data):
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = value >> 8 ^ _CRC[(value ^ byte) & 0xFF]
+    return value ^ 0xFFFFFFFF
+
+
+assert crc32c(b"123456789") == 0xE3069283
+
+
+def frame(kind, code=0, ident=0, fixed=b"", meta=b"", flags=0, meta_length=None):
+    body = struct.pack("<BBHIQ", kind, flags, code, len(meta) if meta_length is None else meta_length, ident) + fixed + meta
+    return body + b"\0" * (-len(body) % 8)
+
+
+def block(control, sequence=0, bulk=b"", magic=MAGIC, version=1, flags=0, reserved=0, control_length=None, bulk_length=None, crc=None):
+    if bulk or bulk_length:
+        control = control + b"\0" * max(0, FIRST_READ - 32 - len(control))
+    head = lambda checksum: magic + struct.pack(  # noqa: E731
+        "<BBHIIQQ", version, flags, reserved, len(control) if control_length is None else control_length, checksum, len(bulk) if bulk_length is None else bulk_length, sequence
+    )
+    return head(crc32c(head(0) + control) if crc is None else crc) + control + bulk
+
+
+def field(tag, value):
+    return struct.pack("<HH", tag, len(value)) + value
+
+
+def hello(task="/job:worker/replica:0/task:9", protocol="grpc++", version=1, expected=None, cluster=None, extra=b"", features=0, has_secret=False):
+    limits = struct.pack("<IIQIIQ", 1 << 18, 1 << 14, 256 << 20, 1 << 16, 16 << 20, 64 << 30)
+    fields = field(1, protocol.encode()) + field(2, task.encode()) + field(3, os.urandom(8))
+    if expected is not None:
+        fields += field(4, expected.encode())
+    if cluster is not None:
+        fields += field(5, cluster.encode())
+    fields += field(6, os.urandom(32)) + field(8, struct.pack("<I", os.getpid())) + field(9, limits)
+    if has_secret:
+        fields += field(11, b"")
+    return frame(HELLO, code=version, ident=features, meta=fields + extra)
+
+
+class Peer:
+    """A connection to a data port."""
+
+    def __init__(self, address, timeout=10):
+        host, port = address.rsplit(":", 1)
+        self.socket = socket.create_connection((host.strip("[]"), int(port)), timeout)
+        self.buffer = b""
+        self.sequence = 0
+
+    def send(self, data):
+        self.socket.sendall(data)
+
+    def send_block(self, control, bulk=b"", **options):
+        self.send(block(control, self.sequence, bulk, **options))
+        self.sequence += 1
+
+    def _take(self, count):
+        while len(self.buffer) < count:
+            data = self.socket.recv(65536)
+            if not data:
+                raise ConnectionError("closed")
+            self.buffer += data
+        taken, self.buffer = self.buffer[:count], self.buffer[count:]
+        return taken
+
+    def read_block(self):
+        """The frames of the next block, as (kind, flags, code, id, fixed part and meta …)."""
+        head = self._take(32)
+        assert head[:4] == MAGIC, head
+        control_length, crc, bulk_length, _ = struct.unpack("<IIQQ", head[8:32])
+        control = self._take(control_length)
+        assert crc32c(head[:12] + b"\0" * 4 + head[16:] + control) == crc
+        self._take(bulk_length)
+        return control
+
+    def first_frame(self):
+        control = self.read_block()
+        kind, flags, code, length, ident = struct.unpack("<BBHIQ", control[:16])
+        return kind, code, ident, control[16 : 16 + length]
+
+    def handshake(self, **options):
+        """Becomes a peer in good standing; returns the WELCOME's fields."""
+        self.send_block(hello(**options))
+        kind, code, _, meta = self.first_frame()
+        assert kind == WELCOME, (kind, code, meta)
+        return meta
+
+    def wait_closed(self, timeout=10):
+        """Whether the other side closed within the time-out."""
+        deadline = time.monotonic() + timeout
+        self.socket.settimeout(0.2)
+        while time.monotonic() < deadline:
+            try:
+                if not self.socket.recv(65536):
+                    return True
+            except TimeoutError:
+                continue
+            except OSError:
+                return True
+        return False
+
+    def close(self):
+        self.socket.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def http_get(address, path, timeout=10):
+    """Status and body of a plain HTTP/1.1 GET."""
+    import http.client
+
+    host, port = address.rsplit(":", 1)
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    body = response.read().decode()
+    connection.close()
+    return response.status, body
