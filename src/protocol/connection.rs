@@ -66,7 +66,7 @@ impl<H: Handler> Connection<H> {
         let features = connection.settings.features;
         let hello = frame_bytes(|out| put::hello(out, WIRE_VERSION, features, &fields), fields.len());
         connection.say(|out| put::hello(out, WIRE_VERSION, features, &fields));
-        connection.out.cut();
+        connection.out.cut_alone();
         connection.phase = Phase::Hello { hello };
         connection
     }
@@ -436,7 +436,7 @@ impl<H: Handler> Connection<H> {
                 if role == Role::Client {
                     let mac = hello::prove(&secret, Role::Client, &hello, &welcome);
                     self.say(|out| put::proof(out, &mac));
-                    self.out.cut();
+                    self.out.cut_alone();
                 }
                 self.become_ready(*peer, handler);
             }
@@ -454,13 +454,13 @@ impl<H: Handler> Connection<H> {
         let peer = theirs.into_peer(features, self.settings.secret.is_some());
         match &self.settings.secret {
             None => {
-                self.out.cut();
+                self.out.cut_alone();
                 self.become_ready(peer, handler);
             }
             Some(secret) => {
                 let mac = hello::prove(secret, Role::Server, hello_bytes, &welcome);
                 self.say(|out| put::proof(out, &mac));
-                self.out.cut();
+                self.out.cut_alone();
                 self.phase = Phase::Proof { hello: hello_bytes.to_vec(), welcome, peer: Box::new(peer) };
             }
         }

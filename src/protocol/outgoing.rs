@@ -75,6 +75,8 @@ struct Chunk {
     /// Starts with room for the block header. Empty: nothing in it.
     bytes: Vec<u8>,
     answers: Answers,
+    /// Nothing is added to it: a block of the handshake.
+    alone: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -173,8 +175,13 @@ impl<P: Payload> Outgoing<P> {
         stats.frames_out += 1;
     }
 
-    /// What follows goes into another block than what was before.
-    pub fn cut(&mut self) {
+    /// What was said so far makes up a block of its own.
+    pub fn cut_alone(&mut self) {
+        self.open.alone = true;
+        self.cut();
+    }
+
+    fn cut(&mut self) {
         if !self.open.bytes.is_empty() {
             self.closed.push_back(std::mem::take(&mut self.open));
         }
@@ -272,21 +279,14 @@ impl<P: Payload> Outgoing<P> {
         } else {
             self.queued = self.queued.saturating_sub(chunk.bytes.len() - HEADER);
         }
-        let control = &mut chunk.bytes;
-        if let Some(nonce) = self.ping.take() {
-            put::ping(control, nonce);
-            stats.frames_out += 1;
-            stats.pings_sent += 1;
-        }
-        if let Some(nonce) = self.pong.take() {
-            put::pong(control, nonce);
-            stats.frames_out += 1;
+        if !chunk.alone {
+            self.take_pings(&mut chunk.bytes, stats);
         }
 
         let first = out.len();
         out.push(Segment::Control(Vec::new()));
         let mut bulk = 0;
-        if !self.transfers.is_empty() {
+        if !self.transfers.is_empty() && !chunk.alone {
             let mut filling = Filling { now, first, bulk: 0, out, chunk: &mut chunk, stats };
             let share = if self.bulk.is_empty() { BULK_SOFT } else { EXPRESS_SHARE };
             self.fill(Lane::Express, share, &mut filling);
@@ -306,6 +306,18 @@ impl<P: Payload> Outgoing<P> {
         stats.bytes_out += len;
         out[first] = Segment::Control(chunk.bytes);
         (len, chunk.answers)
+    }
+
+    fn take_pings(&mut self, control: &mut Vec<u8>, stats: &mut Stats) {
+        if let Some(nonce) = self.ping.take() {
+            put::ping(control, nonce);
+            stats.frames_out += 1;
+            stats.pings_sent += 1;
+        }
+        if let Some(nonce) = self.pong.take() {
+            put::pong(control, nonce);
+            stats.frames_out += 1;
+        }
     }
 
     /// Moves bytes of one lane into the block until it holds `limit` bulk bytes.

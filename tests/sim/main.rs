@@ -7,3 +7,4 @@ mod promises;
 mod random;
 mod strangers;
 mod wire;
+mod world;

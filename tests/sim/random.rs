@@ -38,15 +38,15 @@ pub fn parts_of(seed: u64) -> Vec<Vec<u8>> {
         7 | 8 => 1 + random.below(6),
         _ => 1 + random.below(40),
     };
-    let large = random.chance(4);
+    let large = random.below(1000) == 0;
     (0..count)
         .map(|_| {
-            let len = match random.below(12) {
-                0 | 1 => 0,
-                2..=6 => random.below(600),
-                7 => 8190 + random.below(4),
-                8 | 9 => random.below(20_000),
-                10 => random.below(70_000),
+            let len = match random.below(64) {
+                0..=9 => 0,
+                10..=39 => random.below(600),
+                40..=44 => 8190 + random.below(4),
+                45..=58 => random.below(20_000),
+                59..=61 => random.below(70_000),
                 _ if large => 4_000_000 + random.below(1_000_000),
                 _ => 300_000,
             };
