@@ -20,7 +20,7 @@ impl Config {
         let shortcut = |s| if s == Shortcut::Auto { "auto" } else { "off" };
         let mut line = format!(
             "starwire: {} on {} reactor{} ({}, poll={}, pin={}), data port {}, told to peers as {}, endpoint map {}, connection timeout {} ms, \
-             keep-alive {}+{} ms, unix={}, cma={}, secret={}, control={}",
+             keep-alive {}+{} ms, unix={}, secret={}, control={}",
             self.identity.protocol,
             self.reactors,
             if self.reactors == 1 { "" } else { "s" },
@@ -34,7 +34,6 @@ impl Config {
             self.keepalive.interval.as_millis(),
             self.keepalive.timeout.as_millis(),
             shortcut(self.unix),
-            shortcut(self.cma),
             on(self.secret.is_some()),
             match self.control {
                 super::ControlAccess::Everybody => "on",

@@ -108,8 +108,6 @@ pub struct Config {
     pub cluster_id: String,
     /// Unix sockets between tasks of one host.
     pub unix: Shortcut,
-    /// Cross memory attach between tasks of one host.
-    pub cma: Shortcut,
     pub ps_jobs: Vec<String>,
     /// Most unanswered requests of one connection.
     pub max_inflight: usize,

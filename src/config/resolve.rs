@@ -53,7 +53,6 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     let cluster_id = cluster_id(reader)?;
     let shortcut = [("auto", Shortcut::Auto), ("off", Shortcut::Off)];
     let unix = reader.choice("STARWIRE_UNIX", &shortcut, "auto")?;
-    let cma = reader.choice("STARWIRE_CMA", &shortcut, "auto")?;
     let max_inflight = number(reader, "STARWIRE_MAX_INFLIGHT", 65_536, 16, 1 << 24)?;
     let max_call_bytes = reader.bytes("STARWIRE_MAX_CALL_BYTES", 16 << 30, 1 << 20..=1 << 40)?;
     let metrics = reader.choice("STARWIRE_METRICS", &[("on", true), ("off", false)], "on")?;
@@ -77,7 +76,6 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         secret,
         cluster_id,
         unix,
-        cma,
         ps_jobs,
         max_inflight,
         max_call_bytes,

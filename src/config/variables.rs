@@ -101,11 +101,6 @@ pub const VARIABLES: &[Variable] = &[
         "Name of the cluster, up to 128 printable characters without spaces. Peers with another one are refused, so that two jobs cannot mix.",
     ),
     variable("STARWIRE_UNIX", "auto", "`auto`: tasks of one host talk over a unix socket. `off`: always TCP."),
-    variable(
-        "STARWIRE_CMA",
-        "auto",
-        "`auto`: tasks of one host and user copy large tensors in one go (cross memory attach) where the kernel allows it. `off`: never.",
-    ),
     variable("STARWIRE_PS_JOBS", "ps", "Jobs that are parameter servers, separated by commas."),
     variable(
         "STARWIRE_MAX_INFLIGHT",

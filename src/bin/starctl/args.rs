@@ -114,7 +114,9 @@ pub fn parse(command: &Command, arguments: &[String]) -> Result<Parsed, String> 
             (true, None) => String::new(),
             (true, Some(_)) => return Err(format!("{name} takes no value")),
             (false, Some(value)) => value,
-            (false, None) => rest.next().cloned().ok_or_else(|| format!("{name} needs a value: {name} {}", option.value))?,
+            (false, None) => {
+                rest.next().cloned().ok_or_else(|| format!("{name} needs a value: {name} {}", option.value))?
+            }
         };
         args.options.push((option.name, value));
     }

@@ -1,5 +1,14 @@
 //! `starctl bench`
-use std::process::ExitCode;
 use crate::args::{Args, Command, Failure, Opt};
-pub const COMMAND: Command = Command { name: "bench", about: "Measures.", positional: "", options: &[Opt{name:"--x",value:"",help:""}], details: "", run };
-fn run(_: &Args) -> Result<ExitCode, Failure> { Ok(ExitCode::SUCCESS) }
+use std::process::ExitCode;
+pub const COMMAND: Command = Command {
+    name: "bench",
+    about: "Measures.",
+    positional: "",
+    options: &[Opt { name: "--x", value: "", help: "" }],
+    details: "",
+    run,
+};
+fn run(_: &Args) -> Result<ExitCode, Failure> {
+    Ok(ExitCode::SUCCESS)
+}

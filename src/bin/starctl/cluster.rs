@@ -4,7 +4,11 @@ use starwire::config::HostPort;
 
 use crate::args::{Args, Failure, Opt};
 
-pub const CLUSTER: Opt = Opt { name: "--cluster", value: "JOB=HOST:PORT,...", help: "a job and its tasks; once per job (or ';' between jobs)" };
+pub const CLUSTER: Opt = Opt {
+    name: "--cluster",
+    value: "JOB=HOST:PORT,...",
+    help: "a job and its tasks; once per job (or ';' between jobs)",
+};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
@@ -30,20 +34,26 @@ pub struct Cluster {
 impl Cluster {
     /// From `--cluster`, else from `TF_CONFIG`, else `None`.
     pub fn from_args(args: &Args, tf_config: Option<&str>) -> Result<Option<Self>, Failure> {
-        let jobs: Vec<&str> = args.all(CLUSTER.name).flat_map(|text| text.split(';')).filter(|job| !job.trim().is_empty()).collect();
+        let jobs: Vec<&str> =
+            args.all(CLUSTER.name).flat_map(|text| text.split(';')).filter(|job| !job.trim().is_empty()).collect();
         if jobs.is_empty() {
             return match tf_config {
-                Some(text) => Self::from_tf_config(text).map(Some).map_err(|e| Failure::Failed(format!("TF_CONFIG: {e}"))),
+                Some(text) => {
+                    Self::from_tf_config(text).map(Some).map_err(|e| Failure::Failed(format!("TF_CONFIG: {e}")))
+                }
                 None if args.has(CLUSTER.name) => Err(Failure::Usage("--cluster is empty".to_owned())),
                 None => Ok(None),
             };
         }
         let mut cluster = Self::default();
         for job in jobs {
-            let (name, addresses) =
-                job.split_once('=').ok_or_else(|| Failure::Usage(format!("--cluster {job:?} must be JOB=HOST:PORT,...")))?;
+            let (name, addresses) = job
+                .split_once('=')
+                .ok_or_else(|| Failure::Usage(format!("--cluster {job:?} must be JOB=HOST:PORT,...")))?;
             for (index, address) in addresses.split(',').enumerate() {
-                cluster.add(name.trim(), index, address.trim()).map_err(|e| Failure::Usage(format!("--cluster: {e}")))?;
+                cluster
+                    .add(name.trim(), index, address.trim())
+                    .map_err(|e| Failure::Usage(format!("--cluster: {e}")))?;
             }
         }
         Ok(Some(cluster))
@@ -80,7 +90,8 @@ impl Cluster {
 
     fn add(&mut self, job: &str, index: usize, address: &str) -> Result<(), String> {
         let task = Task { job: job.to_owned(), index, address: address.to_owned() };
-        let is_name = job.starts_with(|c: char| c.is_ascii_alphabetic()) && job.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+        let is_name = job.starts_with(|c: char| c.is_ascii_alphabetic())
+            && job.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
         if !is_name {
             return Err(format!("{job:?} is not a job name (letters, digits, '_')"));
         }
@@ -115,7 +126,9 @@ mod tests {
 
     #[test]
     fn from_the_command_line() {
-        let c = from(&["--cluster", "ps=a:1,b:2", "--cluster", "worker=[::1]:3;chief=d:4"], Some("ignored")).unwrap().unwrap();
+        let c = from(&["--cluster", "ps=a:1,b:2", "--cluster", "worker=[::1]:3;chief=d:4"], Some("ignored"))
+            .unwrap()
+            .unwrap();
         assert_eq!(
             addresses(&c),
             [
@@ -141,7 +154,11 @@ mod tests {
         for (words, tf_config, error) in [
             (&["--cluster", "ps"][..], None, "--cluster \"ps\" must be JOB=HOST:PORT,..."),
             (&["--cluster", ""], None, "--cluster is empty"),
-            (&["--cluster", "ps=a"], None, "--cluster: /job:ps/replica:0/task:0: \"a\": the port is missing (host:port)"),
+            (
+                &["--cluster", "ps=a"],
+                None,
+                "--cluster: /job:ps/replica:0/task:0: \"a\": the port is missing (host:port)",
+            ),
             (&["--cluster", "p s=a:1"], None, "--cluster: \"p s\" is not a job name (letters, digits, '_')"),
             (
                 &["--cluster", "ps=a:1;worker=a:1"],

@@ -15,7 +15,11 @@ pub const COMMAND: Command = Command {
     positional: "",
     options: &[
         cluster::CLUSTER,
-        Opt { name: "--port", value: "PORT", help: "data port of the first task on each host; the next ones count up (3333)" },
+        Opt {
+            name: "--port",
+            value: "PORT",
+            help: "data port of the first task on each host; the next ones count up (3333)",
+        },
     ],
     details: "\
 Without --cluster, the cluster is taken from $TF_CONFIG.
@@ -42,7 +46,8 @@ fn render(cluster: &Cluster, first_port: u16) -> Result<String, String> {
         .map(|task| task.address.parse().map(|address| (address, task)).map_err(|e| format!("{}: {e}", task.address)))
         .collect::<Result<_, String>>()?;
     // Data ports must not collide with each other nor with gRPC ports of the same host.
-    let mut taken: HashSet<(String, u16)> = own.iter().map(|(address, _)| (machine(&address.host), address.port)).collect();
+    let mut taken: HashSet<(String, u16)> =
+        own.iter().map(|(address, _)| (machine(&address.host), address.port)).collect();
     let mut text = String::from("# gRPC address as in the ClusterSpec = data address\n");
     for (address, task) in &own {
         let machine = machine(&address.host);
@@ -83,7 +88,14 @@ mod tests {
         let lines: Vec<&str> = text.lines().skip(1).map(|line| line.split_once("  #").unwrap().0).collect();
         assert_eq!(
             lines,
-            ["a:3334=a:3333", "b:2222=b:3333", "a:2222=a:3335", "localhost:3333=localhost:3334", "127.0.0.1:2222=127.0.0.1:3335", "[::1]:1=[::1]:3336"]
+            [
+                "a:3334=a:3333",
+                "b:2222=b:3333",
+                "a:2222=a:3335",
+                "localhost:3333=localhost:3334",
+                "127.0.0.1:2222=127.0.0.1:3335",
+                "[::1]:1=[::1]:3336"
+            ]
         );
     }
 

@@ -145,8 +145,20 @@ impl Look {
     }
 }
 
-const HEADER: [&str; 12] =
-    ["TASK", "UP", "CONN", "WAIT", "OWED", "CALLS/s", "TENSORS/s", "SERVED/s", "OUT MB/s", "IN MB/s", "CALL p50/p99", "TENSOR p50/p99"];
+const HEADER: [&str; 12] = [
+    "TASK",
+    "UP",
+    "CONN",
+    "WAIT",
+    "OWED",
+    "CALLS/s",
+    "TENSORS/s",
+    "SERVED/s",
+    "OUT MB/s",
+    "IN MB/s",
+    "CALL p50/p99",
+    "TENSOR p50/p99",
+];
 
 fn render(servers: &[Server], connections: bool) -> String {
     let mut rows: Vec<Vec<String>> = vec![HEADER.map(str::to_owned).to_vec()];
@@ -208,7 +220,8 @@ fn quantiles(before: &Look, now: &Look, name: &str) -> String {
 
 fn connection_table(before: &Look, now: &Look) -> String {
     let seconds = (now.at - before.at).as_secs_f64().max(1e-3);
-    let then: BTreeMap<&str, &pb::Connection> = before.reply.connections.iter().map(|c| (c.address.as_str(), c)).collect();
+    let then: BTreeMap<&str, &pb::Connection> =
+        before.reply.connections.iter().map(|c| (c.address.as_str(), c)).collect();
     let rate = |c: &pb::Connection, bytes: fn(&pb::Connection) -> u64| {
         let earlier = then.get(c.address.as_str()).map_or(0, |c| bytes(c));
         bytes(c).saturating_sub(earlier) as f64 / seconds / 1e6
@@ -292,7 +305,12 @@ mod tests {
             ("starwire_connections_in".to_owned(), pb::metric::Value::Gauge(2)),
             ("starwire_call_seconds".to_owned(), pb::metric::Value::Histogram(histogram)),
         ]);
-        let server = pb::Server { task: "/job:ps/task:0".to_owned(), protocol: "grpc++".to_owned(), uptime_ms: 61_000, ..Default::default() };
+        let server = pb::Server {
+            task: "/job:ps/task:0".to_owned(),
+            protocol: "grpc++".to_owned(),
+            uptime_ms: 61_000,
+            ..Default::default()
+        };
         Look { at, reply: pb::StatsReply { server: Some(server), ..Default::default() }, metrics }
     }
 
@@ -316,6 +334,9 @@ mod tests {
     #[test]
     fn times_are_short() {
         assert_eq!([age(999), age(60_000), age(3_661_000), age(90_000_000)], ["0s", "1m00s", "1h01m", "1d01h"]);
-        assert_eq!([duration(1024), duration(65_536), duration(1_048_576), duration(68_719_476_736)], ["1.0µs", "66µs", "1.0ms", "68.7s"]);
+        assert_eq!(
+            [duration(1024), duration(65_536), duration(1_048_576), duration(68_719_476_736)],
+            ["1.0µs", "66µs", "1.0ms", "68.7s"]
+        );
     }
 }

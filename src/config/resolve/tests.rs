@@ -33,7 +33,7 @@ fn defaults() {
     let c = config(&env(), "worker");
     assert_eq!((c.role, c.reactors, c.polling, c.pinning), (Role::Worker, 4, false, false));
     assert_eq!(c.connect_timeout, Duration::from_secs(120));
-    assert_eq!((c.driver, c.unix, c.cma), (DriverChoice::Auto, Shortcut::Auto, Shortcut::Auto));
+    assert_eq!((c.driver, c.unix), (DriverChoice::Auto, Shortcut::Auto));
     assert_eq!((c.metrics, c.control), (true, ControlAccess::Everybody));
     assert_eq!(c.keepalive, Keepalive { interval: Duration::from_secs(5), timeout: Duration::from_secs(15) });
     assert_eq!((c.max_inflight, c.max_call_bytes), (65_536, 16 << 30));
@@ -194,7 +194,7 @@ fn the_banner_says_what_is_in_force_and_never_a_secret() {
     assert_eq!(
         config(&env(), "ps").banner(running),
         "starwire: grpc++ on 4 reactors (io_uring, poll=off, pin=off), data port 127.0.0.1:4711, told to peers as localhost:4711, \
-         endpoint map none, connection timeout 120000 ms, keep-alive 5000+15000 ms, unix=auto, cma=auto, secret=off, control=on"
+         endpoint map none, connection timeout 120000 ms, keep-alive 5000+15000 ms, unix=auto, secret=off, control=on"
     );
     let env = env()
         .set("STARWIRE_SECRET", "correct horse battery staple")

@@ -24,7 +24,9 @@ pub fn examine() -> Vec<Finding> {
 fn kernel() -> Finding {
     match fs::read_to_string("/proc/sys/kernel/osrelease") {
         Ok(release) => Finding::ok("kernel", release.trim()),
-        Err(error) => Finding::note("kernel", format!("/proc is not readable ({error}); much of the rest cannot be checked")),
+        Err(error) => {
+            Finding::note("kernel", format!("/proc is not readable ({error}); much of the rest cannot be checked"))
+        }
     }
 }
 
@@ -49,7 +51,9 @@ fn status_field(name: &str) -> Option<String> {
 fn cgroup(root: &Path) -> Vec<Finding> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let path = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    let read = |file: &str| fs::read_to_string(root.join(path).join(file)).or_else(|_| fs::read_to_string(root.join(file))).ok();
+    let read = |file: &str| {
+        fs::read_to_string(root.join(path).join(file)).or_else(|_| fs::read_to_string(root.join(file))).ok()
+    };
     let mut findings = Vec::new();
     if let Some((quota, period)) = read("cpu.max").as_deref().and_then(parse_cpu_max) {
         let cores = quota as f64 / period as f64;
@@ -98,7 +102,8 @@ fn io_uring() -> Finding {
         ("POLL_ADD", opcode::PollAdd::CODE),
         ("TIMEOUT", opcode::Timeout::CODE),
     ];
-    let missing: Vec<&str> = needed.iter().filter(|(_, code)| !probe.is_supported(*code)).map(|(name, _)| *name).collect();
+    let missing: Vec<&str> =
+        needed.iter().filter(|(_, code)| !probe.is_supported(*code)).map(|(name, _)| *name).collect();
     if !missing.is_empty() {
         return Finding::note(SUBJECT, format!("lacks {}: reactors use epoll", missing.join(", ")));
     }
@@ -116,7 +121,10 @@ fn limits(text: &str) -> Vec<Finding> {
     if let Some(files) = soft("Max open files") {
         let subject = "open files";
         findings.push(if files < FEW_FILES {
-            Finding::note(subject, format!("{files}: enough for some hundred tasks; raise it with `ulimit -n` for more"))
+            Finding::note(
+                subject,
+                format!("{files}: enough for some hundred tasks; raise it with `ulimit -n` for more"),
+            )
         } else {
             Finding::ok(subject, amount(files, ""))
         });
@@ -124,7 +132,13 @@ fn limits(text: &str) -> Vec<Finding> {
     if let Some(locked) = soft("Max locked memory") {
         let subject = "locked memory";
         findings.push(if locked < 8 << 20 {
-            Finding::note(subject, format!("{}: io_uring on kernels before 5.12 may lack memory for its rings (`ulimit -l`)", amount(locked >> 10, " KiB")))
+            Finding::note(
+                subject,
+                format!(
+                    "{}: io_uring on kernels before 5.12 may lack memory for its rings (`ulimit -l`)",
+                    amount(locked >> 10, " KiB")
+                ),
+            )
         } else {
             Finding::ok(subject, amount(if locked == u64::MAX { locked } else { locked >> 10 }, " KiB"))
         });
@@ -150,7 +164,10 @@ fn sysctls(root: &Path) -> Vec<Finding> {
     }
     if let Some(backlog) = number("net.core.somaxconn") {
         findings.push(if backlog < 1024 {
-            Finding::note("net.core.somaxconn", format!("{backlog}: a thousand workers that start at once would have to try again"))
+            Finding::note(
+                "net.core.somaxconn",
+                format!("{backlog}: a thousand workers that start at once would have to try again"),
+            )
         } else {
             Finding::ok("net.core.somaxconn", backlog.to_string())
         });
@@ -196,7 +213,8 @@ mod tests {
         assert_eq!(verdicts(&findings), [("open files", Verdict::Note), ("locked memory", Verdict::Ok)]);
         assert!(findings[0].text.starts_with("1024: "));
         assert_eq!(findings[1].text, "unlimited");
-        let findings = limits(&text.replace("unlimited            unl", "65536                unl").replace("1024 ", "8192 "));
+        let findings =
+            limits(&text.replace("unlimited            unl", "65536                unl").replace("1024 ", "8192 "));
         assert_eq!(verdicts(&findings), [("open files", Verdict::Ok), ("locked memory", Verdict::Note)]);
         assert!(limits("").is_empty());
     }
