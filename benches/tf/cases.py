@@ -260,7 +260,7 @@ class Ctr(Case):
         return float(late)
 
 
-_FORCE_TCP = {"STARWIRE_UNIX": "off", "STARWIRE_CMA": "off"}
+_FORCE_TCP = {"STARWIRE_UNIX": "off"}
 KB, MB = 1024, 1024 * 1024
 
 
