@@ -31,6 +31,25 @@ struct Asked {
     cancelled: bool,
 }
 
+/// What happened in all runs together: a simulation that never gets anywhere proves nothing.
+#[derive(Debug, Default)]
+struct Tally {
+    ok: u64,
+    errors: u64,
+    refused_replies: u64,
+    refused_requests: u64,
+    cancelled: u64,
+    deadlines: u64,
+    lost: u64,
+    turned_away: u64,
+    silences: u64,
+    violations: u64,
+    cancelled_at_server: u64,
+    peers_gone: u64,
+    key_resets: u64,
+    bulk_bytes: u64,
+}
+
 struct Link {
     client: End,
     server: End,
@@ -155,10 +174,23 @@ impl Link {
     }
 
     /// Compares what ended with what was asked.
-    fn collect(&mut self, now: Instant) {
+    fn collect(&mut self, now: Instant, tally: &mut Tally) {
+        for (.., peer_gone) in self.server.owner.cancelled.drain(..) {
+            *(if peer_gone { &mut tally.peers_gone } else { &mut tally.cancelled_at_server }) += 1;
+        }
         for (id, ended) in std::mem::take(&mut self.client.owner.ended) {
             let asked = self.open.remove(&id).expect("only what is open can end, and only once");
             self.ended += 1;
+            *match ended {
+                Ended::Ok { .. } => &mut tally.ok,
+                Ended::Peer { code: 5, .. } => &mut tally.errors,
+                Ended::Peer { code: 14, .. } => &mut tally.turned_away,
+                Ended::Peer { .. } => &mut tally.refused_requests,
+                Ended::Local { code: 1, .. } => &mut tally.cancelled,
+                Ended::Local { code: 4, .. } => &mut tally.deadlines,
+                Ended::Local { code: 8, .. } => &mut tally.refused_replies,
+                Ended::Local { .. } => &mut tally.lost,
+            } += 1;
             match ended {
                 Ended::Ok { meta, parts } => {
                     let seed = seed_of(&asked.request);
@@ -247,13 +279,14 @@ impl Link {
     }
 
     /// A side that found an error closes; the other side notices.
-    fn close_broken(&mut self, now: Instant) {
+    fn close_broken(&mut self, now: Instant, tally: &mut Tally) {
         if self.over {
             return;
         }
         let errors = [self.client.error.clone(), self.server.error.clone()];
         for error in errors.iter().flatten() {
             let silent = self.silent_since.is_some();
+            *(if silent { &mut tally.silences } else { &mut tally.violations }) += 1;
             match error {
                 ConnectionError::PeerSilent { .. } | ConnectionError::HandshakeTimeout { .. } => {
                     assert!(silent, "the peer was not silent: {error}");
@@ -343,7 +376,7 @@ impl Link {
     }
 
     /// No more faults and no new requests: everything must come to its end.
-    fn drain(&mut self, random: &mut Random, now: &mut Instant) {
+    fn drain(&mut self, random: &mut Random, now: &mut Instant, tally: &mut Tally) {
         let healthy = self.silent_since.is_none() && !self.tainted;
         for round in 0.. {
             assert!(round < 100_000, "the connection does not come to rest");
@@ -362,14 +395,14 @@ impl Link {
                 }
             }
             self.deliver(random, *now);
-            self.collect(*now);
-            self.close_broken(*now);
-            self.collect(*now);
+            self.collect(*now, tally);
+            self.close_broken(*now, tally);
+            self.collect(*now, tally);
             self.check(*now);
             if self.tainted && round > 5000 {
                 // A damaged length can swallow what follows; keep-alives do not help as long as bytes arrive.
                 self.end_both(14, "given up");
-                self.collect(*now);
+                self.collect(*now, tally);
             }
         }
         assert!(!healthy || !self.over || self.leaving || self.asked == self.ended);
@@ -407,7 +440,7 @@ fn seed_of(request: &Request) -> u64 {
 }
 
 /// One run. Returns a digest of what happened.
-fn run(seed: u64) -> u64 {
+fn run(seed: u64, tally: &mut Tally) -> u64 {
     let mut random = Random::new(seed);
     let mut now = Instant::now();
     let start = now;
@@ -428,7 +461,7 @@ fn run(seed: u64) -> u64 {
                 continue;
             }
             link.tick(now);
-            link.collect(now);
+            link.collect(now, tally);
             for _ in 0..random.below(busy) {
                 if link.open.len() < 120 {
                     link.ask(&mut random, now);
@@ -446,17 +479,20 @@ fn run(seed: u64) -> u64 {
             if random.below(100) < faults {
                 link.fault(&mut random, now);
             }
-            link.collect(now);
-            link.close_broken(now);
-            link.collect(now);
+            link.collect(now, tally);
+            link.close_broken(now, tally);
+            link.collect(now, tally);
             link.check(now);
             let stats = link.server.connection.stats();
             note(stats.bytes_in ^ stats.bytes_out.rotate_left(32));
         }
     }
     for link in &mut links {
-        link.drain(&mut random, &mut now);
+        link.drain(&mut random, &mut now, tally);
         note(link.ended);
+        tally.key_resets += link.client.connection.stats().key_resets;
+        let stats = link.server.connection.stats();
+        tally.bulk_bytes += stats.payload_out - stats.copied_out;
     }
     note((now - start).as_micros() as u64);
     digest
@@ -473,19 +509,28 @@ fn every_seed_keeps_every_promise() {
         Some(seed) => seed..seed + 1,
         None => 0..number("STARWIRE_SIM_SEEDS").unwrap_or(DEFAULT_SEEDS),
     };
+    let several = seeds.end - seeds.start >= DEFAULT_SEEDS;
+    let mut tally = Tally::default();
     for seed in seeds {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(seed))) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(seed, &mut tally))) {
             eprintln!(
                 "the simulation failed with seed {seed}: STARWIRE_SIM_SEED={seed} cargo test --test sim every_seed"
             );
             resume_unwind(panic);
         }
     }
+    println!("{tally:?}");
+    let Tally { ok, errors, refused_replies, refused_requests, cancelled, deadlines, lost, .. } = tally;
+    let Tally { turned_away, silences, violations, cancelled_at_server, peers_gone, key_resets, bulk_bytes, .. } =
+        tally;
+    let happened = [ok, errors, refused_replies, refused_requests, cancelled, deadlines, lost, turned_away, silences];
+    let more = [violations, cancelled_at_server, peers_gone, key_resets, bulk_bytes];
+    assert!(!several || happened.iter().chain(&more).all(|count| *count != 0), "something never happened");
 }
 
 #[test]
 fn a_seed_always_makes_the_same_run() {
     for seed in [1, 2, 3] {
-        assert_eq!(run(seed), run(seed));
+        assert_eq!(run(seed, &mut Tally::default()), run(seed, &mut Tally::default()));
     }
 }
