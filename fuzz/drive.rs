@@ -1,0 +1,303 @@
+//! What the fuzz targets do with their input; shared with `tests/fuzz_corpus.rs`.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use starwire::protocol::{
+    Connection, ConnectionError, Failure, Handler, Outcome, Payload, PeerInfo, Segment, Settings, Target,
+};
+
+/// Bytes at the beginning of a stream, for a server and for a client.
+pub fn raw(data: &[u8]) {
+    let now = Instant::now();
+    let (cut, data) = data.split_first().unwrap_or((&0, &[]));
+    for connection in [Connection::server(settings(1), now), Connection::client(settings(2), now)] {
+        let mut end = End::new(connection, now);
+        end.feed(data, usize::from(*cut) + 1);
+        end.talk();
+        end.over();
+    }
+}
+
+/// A script: each command is one byte and its operands; `Script` gives zeros when the input is used up.
+pub fn framed(data: &[u8]) {
+    let now = Instant::now();
+    let mut script = Script(data);
+    let server = script.byte() & 1 == 0;
+    let mut end = match server {
+        true => End::new(Connection::server(settings(1), now), now),
+        false => End::new(Connection::client(settings(2), now), now),
+    };
+    end.talk();
+    // The handshake, said by a real peer.
+    let mut peer = match server {
+        true => End::new(Connection::client(settings(3), now), now),
+        false => End::new(Connection::server(settings(4), now), now),
+    };
+    let mut sequence = 0;
+    if !server {
+        peer.feed(&std::mem::take(&mut end.sent), usize::MAX);
+    }
+    peer.talk();
+    end.feed(&peer.sent, usize::MAX);
+    assert!(end.connection.is_ready() && end.error.is_none());
+    sequence += 1;
+    end.talk();
+    end.sent.clear();
+    let mut next_id = 1;
+    while !script.0.is_empty() {
+        match script.byte() % 8 {
+            0..=2 => {
+                let control = script.bytes();
+                let bulk = script.bytes();
+                let cut = usize::from(script.byte()) + 1;
+                end.feed(&block(sequence, control, bulk), cut * 16);
+                sequence += 1;
+            }
+            3 => end.talk(),
+            4 => {
+                let (len, error) = (u64::from(script.byte()) * 400, script.byte());
+                if let Some(id) = end.owner.requests.pop() {
+                    end.connection.reply(id, i32::from(error % 4), b"meta", Some(Blob(len)));
+                }
+            }
+            5 => {
+                let len = u64::from(script.byte()) * 400;
+                end.owner.ops.insert(next_id, false);
+                if len % 3 == 0 {
+                    end.connection.recv(end.now, next_id, 1, b"key", len, 0, None, next_id, &mut end.owner);
+                } else {
+                    let deadline = (len % 3 == 1).then(|| end.now + Duration::from_millis(len));
+                    let payload = Some(Blob(len));
+                    let connection = &mut end.connection;
+                    connection.call(end.now, next_id, 1, vec![1], payload, deadline, next_id, &mut end.owner);
+                }
+                next_id += 1;
+            }
+            6 => {
+                let id = u64::from(script.byte());
+                end.connection.cancel(end.now, id, 1, "cancel", &mut end.owner);
+            }
+            _ => {
+                end.now += Duration::from_millis(u64::from(script.byte()));
+                if end.connection.next_timeout().is_some_and(|at| at <= end.now) {
+                    let result = end.connection.on_timeout(end.now, &mut end.owner);
+                    end.note(result);
+                }
+            }
+        }
+    }
+    end.talk();
+    end.over();
+}
+
+struct Script<'a>(&'a [u8]);
+
+impl<'a> Script<'a> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    /// Length (two bytes) and that many bytes.
+    fn bytes(&mut self) -> &'a [u8] {
+        let len = usize::from(u16::from_le_bytes([self.byte(), self.byte()]));
+        let (bytes, rest) = self.0.split_at(len.min(self.0.len()));
+        self.0 = rest;
+        bytes
+    }
+}
+
+/// A block around any content.
+pub fn block(sequence: u64, control: &[u8], bulk: &[u8]) -> Vec<u8> {
+    let mut control = control.to_vec();
+    control.resize(control.len().next_multiple_of(8), 0);
+    if !bulk.is_empty() && control.len() < 992 {
+        control.resize(992, 0);
+    }
+    let mut out = b"SWB1\x01\0\0\0".to_vec();
+    out.extend_from_slice(&(control.len() as u32).to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&(bulk.len() as u64).to_le_bytes());
+    out.extend_from_slice(&sequence.to_le_bytes());
+    out.extend_from_slice(&control);
+    let sum = crc32c::crc32c(&out);
+    out[12..16].copy_from_slice(&sum.to_le_bytes());
+    out.extend_from_slice(bulk);
+    out
+}
+
+fn settings(nonce: u8) -> Settings {
+    let mut settings = Settings::new("/job:ps/task:0", "grpc++", 1, [nonce; 32]);
+    settings.limits.max_recvs = 20;
+    settings.limits.max_calls = 10;
+    settings.limits.max_call_bytes = 100_000;
+    settings.limits.max_keys = 8;
+    settings.limits.max_payload = 1 << 20;
+    settings
+}
+
+struct Blob(u64);
+
+impl Payload for Blob {
+    fn part_count(&self) -> usize {
+        2
+    }
+    fn part_len(&self, part: usize) -> u64 {
+        if part == 0 { 3 } else { self.0 }
+    }
+    fn copy_part(&self, part: usize, out: &mut Vec<u8>) {
+        out.resize(out.len() + self.part_len(part) as usize, 7);
+    }
+}
+
+#[derive(Default)]
+struct Owner {
+    ops: HashMap<u64, bool>,
+    requests: Vec<u64>,
+    lens: Vec<u64>,
+}
+
+impl Owner {
+    fn note_lens(&mut self, lens: &[u64]) {
+        let total = lens.iter().try_fold(0u64, |sum, len| sum.checked_add(*len));
+        assert!(total.is_some_and(|total| total <= 1 << 20), "allocation beyond the limit");
+        self.lens = lens.to_vec();
+    }
+}
+
+impl Handler for Owner {
+    type Op = u64;
+    type Payload = Blob;
+    type Body = Vec<u64>;
+
+    fn ready(&mut self, _: &PeerInfo) {}
+    fn goodbye(&mut self, _: &str) {}
+    fn key_defined(&mut self, _: u64, prefix: &[u8]) -> bool {
+        assert!(prefix.len() <= 4096);
+        prefix.len() % 3 != 0
+    }
+    fn keys_forgotten(&mut self) {}
+    fn recv_request(&mut self, id: u64, _: i64, _: u64, _: u64, _: u64) {
+        self.requests.push(id);
+    }
+    fn call_alloc(&mut self, id: u64, _: u16, _: &[u8], lens: &[u64]) -> Result<Vec<u64>, Failure> {
+        self.note_lens(lens);
+        match id % 5 {
+            0 => Err(Failure { code: 8, message: "no".to_owned() }),
+            _ => Ok(lens.to_vec()),
+        }
+    }
+    fn write_call(&mut self, body: &mut Vec<u64>, part: usize, bytes: &[u8]) {
+        assert_eq!(body[part], bytes.len() as u64);
+    }
+    fn call_ready(&mut self, id: u64, _: u16, _: u32, _: Vec<u64>) {
+        self.requests.push(id);
+    }
+    fn request_cancelled(&mut self, id: u64, _: u16, _: i64, _: bool) {
+        self.requests.retain(|known| *known != id);
+    }
+    fn reply_alloc(&mut self, op: &mut u64, _: &[u8], lens: &[u64]) -> Result<(), Failure> {
+        self.note_lens(lens);
+        match *op % 4 {
+            0 => Err(Failure { code: 8, message: "no".to_owned() }),
+            _ => Ok(()),
+        }
+    }
+    fn write_reply(&mut self, _: &mut u64, part: usize, bytes: &[u8]) {
+        assert_eq!(self.lens[part], bytes.len() as u64);
+    }
+    fn reply_done(&mut self, op: u64, _: Outcome<'_>) {
+        let ended = self.ops.get_mut(&op).expect("an op that was given");
+        assert!(!std::mem::replace(ended, true), "an op ended twice");
+    }
+}
+
+struct End {
+    connection: Connection<Owner>,
+    owner: Owner,
+    now: Instant,
+    error: Option<ConnectionError>,
+    sent: Vec<u8>,
+}
+
+impl End {
+    fn new(connection: Connection<Owner>, now: Instant) -> End {
+        End { connection, owner: Owner::default(), now, error: None, sent: Vec::new() }
+    }
+
+    fn note(&mut self, result: Result<(), ConnectionError>) {
+        if let Err(error) = result {
+            assert!(!matches!(error, ConnectionError::Misuse(_)), "the harness is used wrongly: {error}");
+            self.error = Some(error);
+        }
+    }
+
+    /// Bytes arrive, at most `cut` at a time.
+    fn feed(&mut self, mut bytes: &[u8], cut: usize) {
+        let mut targets = Vec::new();
+        while !bytes.is_empty() && self.error.is_none() {
+            self.connection.recv_plan(&mut targets);
+            if targets.is_empty() {
+                self.talk();
+                continue;
+            }
+            let mut received = 0;
+            for target in &targets {
+                let len = match target {
+                    Target::Scratch { len, .. } => *len,
+                    Target::Reply { id, .. } => {
+                        assert!(self.connection.op_mut(*id).is_some());
+                        target_len(target)
+                    }
+                    Target::Call { id, .. } => {
+                        assert!(self.connection.body_mut(*id).is_some());
+                        target_len(target)
+                    }
+                    Target::Discard { .. } => target_len(target),
+                };
+                let len = len.min(bytes.len()).min(cut - received);
+                let (now, rest) = bytes.split_at(len);
+                if let Target::Scratch { offset, .. } = target {
+                    self.connection.scratch_mut(*offset, len).copy_from_slice(now);
+                }
+                bytes = rest;
+                received += len;
+            }
+            assert!(received != 0);
+            let result = self.connection.on_received(self.now, received, &mut self.owner);
+            self.note(result);
+        }
+    }
+
+    /// Everything that the connection has to say.
+    fn talk(&mut self) {
+        let mut segments = Vec::new();
+        while self.connection.poll_transmit(self.now, &mut segments) != 0 {
+            for segment in segments.drain(..) {
+                match segment {
+                    Segment::Control(bytes) => {
+                        self.sent.extend_from_slice(&bytes);
+                        self.connection.recycle(bytes);
+                    }
+                    Segment::Part { len, .. } => self.sent.resize(self.sent.len() + len as usize, 7),
+                }
+            }
+        }
+        assert!(!self.connection.wants_transmit());
+    }
+
+    fn over(mut self) {
+        self.connection.fail(14, "over", &mut self.owner);
+        assert!(self.owner.ops.values().all(|ended| *ended), "an op never ended");
+        assert_eq!(self.connection.in_flight(), 0);
+    }
+}
+
+fn target_len(target: &Target) -> usize {
+    match target {
+        Target::Scratch { len, .. } => *len,
+        Target::Reply { len, .. } | Target::Call { len, .. } | Target::Discard { len } => *len as usize,
+    }
+}
