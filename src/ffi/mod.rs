@@ -7,6 +7,7 @@ pub mod call;
 pub mod channel;
 pub mod engine;
 pub mod error;
+pub mod rehearsal;
 pub mod types;
 
 /// Version of this ABI: the shim refuses to run with another one.

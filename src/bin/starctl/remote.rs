@@ -28,12 +28,17 @@ pub fn explain(status: &tonic::Status) -> String {
     let mut cause: &dyn std::error::Error = status;
     while let Some(deeper) = cause.source() {
         cause = deeper;
+        if let Some(error) = cause.downcast_ref::<std::io::Error>() {
+            // Connection refused, host unreachable ...: says all there is to say.
+            return error.to_string();
+        }
     }
-    let innermost = cause.to_string();
     match status.code() {
         Code::DeadlineExceeded | Code::Cancelled => "no answer in time".to_owned(),
-        Code::Unavailable | Code::Unknown if innermost != status.to_string() => innermost,
-        Code::Unimplemented => "there is no starwire control service on this port".to_owned(),
+        Code::Unimplemented => "this server has no control service: not the data port of starwire".to_owned(),
+        Code::Unavailable | Code::Unknown | Code::Internal => {
+            format!("not the data port of starwire, or its control service is off ({cause})")
+        }
         _ => status.message().to_owned(),
     }
 }

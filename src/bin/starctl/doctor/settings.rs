@@ -22,7 +22,9 @@ pub fn examine(args: &Args, cluster: Option<&Cluster>) -> Result<Vec<Finding>, F
 
 fn identity(args: &Args, cluster: Option<&Cluster>) -> Result<Identity, Failure> {
     let own = cluster.and_then(|c| c.own.map(|own| &c.tasks[own]));
-    let job = args.get("--job").or(own.map(|task| task.job.as_str())).unwrap_or("worker").to_owned();
+    // Which job matters for a few variables only: any one of the cluster will do.
+    let some = cluster.and_then(|c| c.tasks.first());
+    let job = args.get("--job").or_else(|| own.or(some).map(|task| task.job.as_str())).unwrap_or("worker").to_owned();
     let cpus_allowed = std::thread::available_parallelism().map_or(1, usize::from);
     let protocol = args.get("--protocol").unwrap_or("grpc++").to_owned();
     let Some(cluster) = cluster else {
