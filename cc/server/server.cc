@@ -162,7 +162,12 @@ Status StarwireServer::Init(GrpcServerOptions options) {
     return std::unique_ptr<tensorflow::GrpcWorker>(std::move(worker));
   };
   Status status = GrpcServer::Init(options);
-  if (!status.ok()) return status;
+  if (!status.ok()) {
+    const std::string reason = StatusMessage(status);
+    if (reason != "Could not start gRPC server") return status;
+    return MakeStatus(StatusNumber(status), reason + " for " + TaskName(server_def().job_name(), server_def().task_index()) +
+                                                ": is port " + std::to_string(RequestedPort(server_def())) + " in use?");
+  }
   initialised_ = true;
   PointLocalMasterAt(target(), own_master_env_, *master_env());
   {

@@ -3,6 +3,8 @@
 #include <mutex>
 #include <utility>
 
+#include "tensorflow/core/util/device_name_utils.h"
+
 namespace starwire {
 
 std::string TaskName(const std::string& job, int task) {
@@ -28,35 +30,48 @@ WorkerCache::WorkerCache(std::shared_ptr<tensorflow::WorkerCacheInterface> stock
 
 WorkerCache::~WorkerCache() = default;
 
+std::string WorkerCache::TaskOf(const std::string& target) {
+  tensorflow::DeviceNameUtils::ParsedName name;
+  if (!tensorflow::DeviceNameUtils::ParseFullName(target, &name) || !name.has_job || !name.has_replica ||
+      name.replica != 0 || !name.has_task) {
+    return std::string();
+  }
+  return TaskName(name.job, name.task);
+}
+
 tensorflow::WorkerInterface* WorkerCache::GetOrCreateWorker(const std::string& target) {
   if (target == local_task_) return stock_->GetOrCreateWorker(target);
   {
     std::shared_lock<std::shared_mutex> lock(mu_);
-    auto found = workers_.find(target);
-    if (found != workers_.end()) return found->second.get();
+    auto found = by_target_.find(target);
+    if (found != by_target_.end()) return found->second;
   }
   return CreateWorker(target);
 }
 
 tensorflow::WorkerInterface* WorkerCache::CreateWorker(const std::string& target) {
-  const auto address = addresses_.find(target);
+  const std::string task = TaskOf(target);
+  if (task == local_task_) return stock_->GetOrCreateWorker(local_task_);
+  const auto address = addresses_.find(task);
   if (address == addresses_.end()) return nullptr;
-  resolver_->Register(target, address->second, stock_);
+  resolver_->Register(task, address->second, stock_);
   std::unique_lock<std::shared_mutex> lock(mu_);
-  std::unique_ptr<RemoteWorker>& worker = workers_[target];
-  if (worker != nullptr) return worker.get();
-  std::shared_ptr<Channel> channel;
-  const Status opened = engine_->OpenChannel(target, address->second, &channel);
-  if (opened.ok()) {
-    worker = std::make_unique<RemoteWorker>(target, std::move(channel), &logger_);
-  } else {
-    worker = std::make_unique<RemoteWorker>(target, opened, &logger_);
+  std::unique_ptr<RemoteWorker>& worker = workers_[task];
+  if (worker == nullptr) {
+    std::shared_ptr<Channel> channel;
+    const Status opened = engine_->OpenChannel(task, address->second, &channel);
+    if (opened.ok()) {
+      worker = std::make_unique<RemoteWorker>(task, std::move(channel), &logger_);
+    } else {
+      worker = std::make_unique<RemoteWorker>(task, opened, &logger_);
+    }
   }
+  by_target_[target] = worker.get();
   return worker.get();
 }
 
 void WorkerCache::ReleaseWorker(const std::string& target, tensorflow::WorkerInterface* worker) {
-  if (target == local_task_) stock_->ReleaseWorker(target, worker);
+  if (target == local_task_ || TaskOf(target) == local_task_) stock_->ReleaseWorker(local_task_, worker);
 }
 
 void WorkerCache::SetLogging(bool active) {

@@ -30,7 +30,8 @@ class WorkerCache : public tensorflow::WorkerCacheWrapper {
               std::shared_ptr<Engine> engine, std::shared_ptr<Resolver> resolver);
   ~WorkerCache() override;
 
-  // Remote workers belong to the cache and are the same object each time; a task that is not in the cluster is null.
+  // Remote workers belong to the cache and are the same object each time; a task that is not in the cluster is null. As with TensorFlow's own cache,
+  // `target` may name a device of the task.
   tensorflow::WorkerInterface* GetOrCreateWorker(const std::string& target) override;
   void ReleaseWorker(const std::string& target, tensorflow::WorkerInterface* worker) override;
 
@@ -40,6 +41,8 @@ class WorkerCache : public tensorflow::WorkerCacheWrapper {
 
  private:
   tensorflow::WorkerInterface* CreateWorker(const std::string& target);
+  // "/job:ps/replica:0/task:0" of a target that may go on to name a device; empty if it names no task.
+  static std::string TaskOf(const std::string& target);
 
   const std::shared_ptr<tensorflow::WorkerCacheInterface> stock_;
   const TaskAddresses addresses_;
@@ -48,7 +51,9 @@ class WorkerCache : public tensorflow::WorkerCacheWrapper {
   const std::shared_ptr<Resolver> resolver_;
   tensorflow::WorkerCacheLogger logger_;
   std::shared_mutex mu_;
-  std::unordered_map<std::string, std::unique_ptr<RemoteWorker>> workers_;  // guarded by mu_
+  // Both guarded by mu_. By task, and by every target that was asked for.
+  std::unordered_map<std::string, std::unique_ptr<RemoteWorker>> workers_;
+  std::unordered_map<std::string, RemoteWorker*> by_target_;
 };
 
 }  // namespace starwire

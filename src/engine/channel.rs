@@ -23,12 +23,19 @@ pub struct ChannelShared {
     pub(super) grpc_address: String,
     /// From .endpoint_map, else the peer's advertisement is asked for.
     pub(super) fixed_address: Option<HostPort>,
+    /// The server's own cluster says that this task is there. Sessions may bring clusters in which servers have other names
+    /// than they were started with; those are not checked.
+    pub(super) named: bool,
     next_id: AtomicU64,
 }
 
 impl ChannelShared {
     pub fn new(number: u32, shard: usize, task: String, grpc_address: String, fixed_address: Option<HostPort>) -> Self {
-        Self { number, shard, task, grpc_address, fixed_address, next_id: AtomicU64::new(1) }
+        Self { number, shard, task, grpc_address, fixed_address, named: true, next_id: AtomicU64::new(1) }
+    }
+
+    pub fn unnamed(self) -> Self {
+        Self { named: false, ..self }
     }
 }
 

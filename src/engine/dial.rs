@@ -234,7 +234,8 @@ impl Shard {
     }
 
     fn connect(&mut self, number: u32, address: &SocketAddress, now: Instant) -> Result<u64, String> {
-        let task = self.channels.get(&number).map(|c| c.shared.task.clone()).unwrap_or_default();
+        let (task, named) =
+            self.channels.get(&number).map(|c| (c.shared.task.clone(), c.shared.named)).unwrap_or_default();
         let (fd, guard): (OwnedFd, Option<OwnedFd>) = match address {
             SocketAddress::Inet(inet) => {
                 (tcp::socket(*inet, &self.shared.tcp_options()).map_err(|e| e.to_string())?, None)
@@ -245,7 +246,7 @@ impl Shard {
                 (fd, Some(guard))
             }
         };
-        let proto = Connection::client(self.settings(Some(task.clone())), now);
+        let proto = Connection::client(self.settings(named.then(|| task.clone())), now);
         let token = self.driver.register(fd).map_err(|e| e.to_string())?;
         let key = self.add_conn(token, Role::Client { channel: number }, proto, format!("{task} at {address}"));
         if let Some(conn) = self.conns.get_mut(&key) {

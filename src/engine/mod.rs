@@ -149,7 +149,9 @@ impl Engine {
                 let number =
                     u32::try_from(next).ok().filter(|n| *n < dial::MAX_CHANNELS).ok_or(EngineError::TooMany)?;
                 let shard = next % self.shared.config.reactors;
-                let made = Arc::new(ChannelShared::new(number, shard, task.into(), grpc_address.into(), fixed));
+                let made = ChannelShared::new(number, shard, task.into(), grpc_address.into(), fixed);
+                let named = self.shared.config.identity.tasks.iter().any(|(t, a)| t == task && a == grpc_address);
+                let made = Arc::new(if named { made } else { made.unnamed() });
                 self.shared.send(shard, Command::OpenChannel(made.clone()));
                 place.insert(made).clone()
             }
