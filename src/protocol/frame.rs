@@ -554,3 +554,7 @@ pub mod put {
         u16::try_from(code).ok().filter(|&code| code != 0).unwrap_or(2)
     }
 }
+
+#[cfg(test)]
+#[path = "frame_tests.rs"]
+mod tests;
