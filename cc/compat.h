@@ -23,6 +23,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "absl/strings/cord.h"
+#include "absl/strings/string_view.h"
 #include "tensorflow/core/distributed_runtime/base_rendezvous_mgr.h"
 #include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
 #include "tensorflow/core/distributed_runtime/server_lib.h"
@@ -48,9 +50,24 @@ template <typename S>
 auto Message(const S& status, long) -> decltype(std::string(status.error_message())) {
   return std::string(status.error_message());
 }
+// Details are cords from 2.13 on, strings before.
+template <typename S>
+auto SetPayload(S* status, absl::string_view url, absl::string_view value, int)
+    -> decltype(status->SetPayload(url, absl::Cord(value))) {
+  return status->SetPayload(url, absl::Cord(value));
+}
+template <typename S>
+auto SetPayload(S* status, absl::string_view url, absl::string_view value, long)
+    -> decltype(status->SetPayload(url, value)) {
+  return status->SetPayload(url, value);
+}
 }  // namespace compat_internal
 
 inline std::string StatusMessage(const Status& status) { return compat_internal::Message(status, 0); }
+
+inline void SetStatusPayload(Status* status, absl::string_view url, absl::string_view value) {
+  compat_internal::SetPayload(status, url, value, 0);
+}
 
 // The number that travels: the same in tensorflow::error::Code, absl::StatusCode and sw_code.
 inline int StatusNumber(const Status& status) { return static_cast<int>(status.code()); }

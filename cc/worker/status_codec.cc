@@ -31,9 +31,11 @@ bool TakeField(sw_bytes* in, absl::string_view* field) {
 std::string EncodeErrorDetails(const Status& status) {
   std::string out;
   if (status.ok()) return out;
-  status.ForEachPayload([&out](absl::string_view url, const absl::Cord& value) {
+  status.ForEachPayload([&out](absl::string_view url, const auto& value) {
     const std::string bytes(value);
-    if (url.size() > std::numeric_limits<uint32_t>::max() || bytes.size() > std::numeric_limits<uint32_t>::max()) return;
+    if (url.size() > std::numeric_limits<uint32_t>::max() || bytes.size() > std::numeric_limits<uint32_t>::max()) {
+      return;
+    }
     AppendField(url, &out);
     AppendField(bytes, &out);
   });
@@ -44,7 +46,7 @@ void DecodeErrorDetails(sw_bytes details, Status* status) {
   if (status->ok()) return;
   absl::string_view url, value;
   while (TakeField(&details, &url) && TakeField(&details, &value)) {
-    status->SetPayload(url, absl::Cord(value));
+    SetStatusPayload(status, url, value);
   }
 }
 
