@@ -6,6 +6,7 @@ pub mod error;
 pub mod mailbox;
 pub mod polling;
 mod slots;
+mod sync;
 mod sys;
 pub mod timers;
 pub mod topology;
