@@ -511,18 +511,20 @@ fn a_wake_up_before_the_wait_counts(mut rig: Rig) {
 }
 
 fn timeouts_are_kept(mut rig: Rig) {
-    // Sub-millisecond waits neither return at once nor take milliseconds; the best of many, because the machine may be busy.
+    // Never early. Nor milliseconds late, at least once in a while: the machine may be busy.
     for micros in [0, 200, 1500, 20_000] {
         let timeout = Duration::from_micros(micros);
-        let mut best = Duration::MAX;
-        for _ in 0..10 {
+        let end = Instant::now() + PATIENCE;
+        loop {
             let start = Instant::now();
             rig.driver.wait(Some(timeout), &mut rig.pending).unwrap();
             let took = start.elapsed();
             assert!(took >= timeout, "{took:?} of {timeout:?}");
-            best = best.min(took);
+            if took < timeout + Duration::from_millis(2) {
+                break;
+            }
+            assert!(Instant::now() < end, "{took:?} for {timeout:?}");
         }
-        assert!(best < timeout + Duration::from_millis(2), "{best:?} for {timeout:?}");
     }
     assert!(rig.pending.is_empty());
 }
