@@ -243,13 +243,19 @@ void RecvCall::Record() {
 
 void RecvCall::Complete() {
   const Status final_status = status();
+  if (final_status.ok() && route_->logger() != nullptr) Record();
+  const Rendezvous::DoneCallback done = std::move(done_);
+  const Rendezvous::Args args = args_;
+  Tensor tensor;
+  bool is_dead = false;
   if (final_status.ok()) {
-    if (route_->logger() != nullptr) Record();
-    done_(final_status, Rendezvous::Args(), args_, receiver_.tensor(), receiver_.header().is_dead);
-  } else {
-    done_(final_status, Rendezvous::Args(), args_, Tensor(), false);
+    tensor = std::move(*receiver_.mutable_tensor());
+    is_dead = receiver_.header().is_dead;
   }
+  // `done` may end the step, and with it start the cleanup that finds, and loudly aborts, a rendezvous that is still
+  // referenced.
   Leave();
+  done(final_status, Rendezvous::Args(), args, tensor, is_dead);
 }
 
 void RecvCall::CompleteUnstarted() {
