@@ -158,6 +158,10 @@ impl Conn {
                 break;
             }
         }
+        if self.parts.is_empty() {
+            // The protocol does not want to read before some of its answers have left.
+            return Ok(());
+        }
         // SAFETY: scratch belongs to `proto` and does not move while a plan is outstanding; reply and call buffers are
         // valid until their op or body goes, which `proto` delays until the receive was reported (or the connection was
         // closed and the driver said so); the discard buffer outlives the driver.

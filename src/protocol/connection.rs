@@ -498,8 +498,10 @@ impl<H: Handler> Connection<H> {
             if now >= self.born + self.settings.handshake_timeout {
                 return Err(ConnectionError::HandshakeTimeout { waited_ms: waited_ms(self.born) });
             }
-        } else if self.keepalive_at().is_some_and(|at| at <= now) {
-            if self.ping_sent.is_some() {
+        } else if let Some(at) = self.keepalive_at().filter(|at| *at <= now) {
+            // A timer that comes much too late means that we were not looking: the peer's answer may lie in the socket. Ask again.
+            let stalled = now.saturating_duration_since(at) > self.settings.keepalive_timeout / 2;
+            if self.ping_sent.is_some() && !stalled {
                 return Err(ConnectionError::PeerSilent { waited_ms: waited_ms(self.last_received) });
             }
             self.pings += 1;

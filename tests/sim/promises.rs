@@ -92,6 +92,18 @@ fn p02_payloads_of_every_shape_arrive_unchanged_however_the_bytes_are_cut() {
 }
 
 #[test]
+fn p02_a_payload_of_very_many_bulk_parts_takes_several_blocks_and_plans() {
+    let mut pair = Pair::ready();
+    let parts: Vec<_> = (0..1700).map(|n| bytes_of(n, 8192 + (n as usize % 3))).collect();
+    let id = pair.call(1, b"", Some(parts.clone()), None);
+    pair.run();
+    assert_healthy(&pair);
+    assert!(pair.client.blocks.len() >= 4);
+    let Some(Request::Call { parts: arrived, .. }) = pair.server.owner.take_request(id) else { panic!("lost") };
+    assert!(arrived == parts);
+}
+
+#[test]
 fn p03_a_cancelled_receive_ends_only_when_its_buffers_are_free() {
     let mut pair = Pair::ready();
     let id = pair.recv(KEY);
@@ -325,6 +337,20 @@ fn p11_a_silent_peer_is_noticed_and_a_quiet_one_is_not() {
         assert!(waited <= Duration::from_millis(4200));
     }
     assert!(matches!(pair.client.error, Some(ConnectionError::PeerSilent { waited_ms: 3900..=4200 })));
+}
+
+#[test]
+fn p11_a_stall_of_our_own_is_not_taken_for_the_peers_silence() {
+    let mut pair = Pair::ready();
+    pair.advance(Duration::from_secs(1));
+    while pair.client.send(pair.now, &mut pair.to_server) {}
+    // The answer lies in the socket while this process is stopped for a while.
+    pair.advance(Duration::from_secs(20));
+    pair.run();
+    assert_healthy(&pair);
+    pair.advance(Duration::from_millis(100));
+    pair.run();
+    assert_healthy(&pair);
 }
 
 #[test]
