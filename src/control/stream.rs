@@ -1,7 +1,8 @@
 //! A connection that was handed over: the bytes read before come first, and silence ends it.
 
 use std::future::Future;
-use std::io;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -21,6 +22,8 @@ impl Socket {
     /// Finds out what kind of socket it is. Fails if the peer has gone.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let tcp = std::net::TcpStream::from(fd);
+        // Everything here counts on it: a read or write that waits would hold up a reactor.
+        tcp.set_nonblocking(true)?;
         match tcp.peer_addr() {
             Ok(_) => Ok(Self::Tcp(tcp)),
             // Not an internet address.
@@ -38,14 +41,29 @@ impl Socket {
     }
 
     /// Sends what fits into the socket's buffer, at once, and closes it.
-    pub fn close_with(mut self, last_words: &[u8]) {
-        use std::io::Write;
+    pub fn close_with(self, last_words: &[u8]) {
         // The peer may have gone: then nobody misses the words.
-        let _ = match &mut self {
-            Self::Tcp(tcp) => tcp.write(last_words),
-            Self::Unix(unix) => unix.write(last_words),
+        let _ = match self {
+            Self::Tcp(tcp) => say_goodbye(&tcp, last_words, || tcp.shutdown(Shutdown::Write)),
+            Self::Unix(unix) => say_goodbye(&unix, last_words, || unix.shutdown(Shutdown::Write)),
         };
     }
+}
+
+fn say_goodbye<S>(mut socket: S, words: &[u8], shutdown: impl FnOnce() -> io::Result<()>) -> io::Result<()>
+where
+    S: Read + Write,
+{
+    socket.write_all(words)?;
+    shutdown()?;
+    // Bytes that are never read would turn the close into a reset, which can overtake the words.
+    let mut unread = [0; 4096];
+    for _ in 0..16 {
+        if socket.read(&mut unread)? == 0 {
+            break;
+        }
+    }
+    Ok(())
 }
 
 enum Inner {
@@ -66,14 +84,8 @@ impl Replayed {
     /// Must run on the runtime that will serve the stream.
     pub fn new(socket: Socket, first: Vec<u8>, idle: Duration) -> io::Result<Self> {
         let inner = match socket {
-            Socket::Tcp(tcp) => {
-                tcp.set_nonblocking(true)?;
-                Inner::Tcp(TcpStream::from_std(tcp)?)
-            }
-            Socket::Unix(unix) => {
-                unix.set_nonblocking(true)?;
-                Inner::Unix(UnixStream::from_std(unix)?)
-            }
+            Socket::Tcp(tcp) => Inner::Tcp(TcpStream::from_std(tcp)?),
+            Socket::Unix(unix) => Inner::Unix(UnixStream::from_std(unix)?),
         };
         Ok(Self { first, replayed: 0, inner, idle, deadline: Box::pin(sleep(idle)) })
     }

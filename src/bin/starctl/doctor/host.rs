@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use io_uring::{IoUring, Probe, opcode};
+use starwire::reactor::topology::Topology;
+use starwire::reactor::uring::UringDriver;
 
 use super::Finding;
 
@@ -14,7 +15,7 @@ const SMALL_BUFFER: u64 = 2 << 20;
 
 pub fn examine() -> Vec<Finding> {
     let mut findings = vec![kernel(), cpus()];
-    findings.extend(cgroup(Path::new("/sys/fs/cgroup")));
+    findings.extend(memory(Path::new("/sys/fs/cgroup")));
     findings.push(io_uring());
     findings.extend(limits(&fs::read_to_string("/proc/self/limits").unwrap_or_default()));
     findings.extend(sysctls(Path::new("/proc/sys")));
@@ -31,84 +32,42 @@ fn kernel() -> Finding {
 }
 
 fn cpus() -> Finding {
-    let usable = std::thread::available_parallelism().map_or(1, usize::from);
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").map(|s| s.trim().to_owned()).unwrap_or_default();
-    let allowed = status_field("Cpus_allowed_list").unwrap_or_else(|| "?".to_owned());
-    let text = format!("{usable} usable by this process (online {online}, affinity {allowed})");
-    match usable {
-        1 => Finding::note("CPUs", format!("{text}: TensorFlow and the reactor share one; leave *_ENABLE_POLLING off")),
-        _ => Finding::ok("CPUs", text),
+    const SUBJECT: &str = "CPUs";
+    let topology = match Topology::detect() {
+        Ok(topology) => topology,
+        Err(error) => return Finding::note(SUBJECT, format!("the kernel does not say which may be used: {error}")),
+    };
+    let list: Vec<String> = topology.cpus().iter().map(ToString::to_string).collect();
+    let text = format!("{} usable (affinity and cpuset: {})", topology.cores(), list.join(","));
+    match topology.quota() {
+        Some(quota) => Finding::note(
+            SUBJECT,
+            format!(
+                "{text}; the container's quota is {quota:.1}: polling reactors would use that up, leave *_ENABLE_POLLING off"
+            ),
+        ),
+        None if topology.cores() == 1 => {
+            Finding::note(SUBJECT, format!("{text}: TensorFlow and the reactor share it, leave *_ENABLE_POLLING off"))
+        }
+        None => Finding::ok(SUBJECT, text),
     }
 }
 
-fn status_field(name: &str) -> Option<String> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    Some(line.trim().to_owned())
-}
-
-/// CPU quota and memory limit of the control group that this process is in.
-fn cgroup(root: &Path) -> Vec<Finding> {
+fn memory(root: &Path) -> Option<Finding> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let path = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    let read = |file: &str| {
-        fs::read_to_string(root.join(path).join(file)).or_else(|_| fs::read_to_string(root.join(file))).ok()
-    };
-    let mut findings = Vec::new();
-    if let Some((quota, period)) = read("cpu.max").as_deref().and_then(parse_cpu_max) {
-        let cores = quota as f64 / period as f64;
-        findings.push(Finding::note(
-            "cgroup CPU",
-            format!("limited to {cores:.1} CPUs; polling reactors would use that up: leave *_ENABLE_POLLING off"),
-        ));
-    }
-    if let Some(limit) = read("memory.max").and_then(|text| text.trim().parse::<u64>().ok()) {
-        findings.push(Finding::ok("cgroup memory", format!("{} MiB", limit >> 20)));
-    }
-    findings
-}
-
-/// "quota period"; `None` if unlimited.
-fn parse_cpu_max(text: &str) -> Option<(u64, u64)> {
-    let (quota, period) = text.trim().split_once(' ')?;
-    let (quota, period) = (quota.parse().ok()?, period.parse().ok()?);
-    (period > 0).then_some((quota, period))
+    let text =
+        fs::read_to_string(root.join(path).join("memory.max")).or_else(|_| fs::read_to_string(root.join("memory.max")));
+    let limit: u64 = text.ok()?.trim().parse().ok()?;
+    Some(Finding::ok("memory limit", format!("{} MiB (cgroup)", limit >> 20)))
 }
 
 fn io_uring() -> Finding {
     const SUBJECT: &str = "io_uring";
-    let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();
-    let ring = match IoUring::new(8) {
-        Ok(ring) => ring,
-        Err(error) => {
-            let why = match disabled.as_deref().map(str::trim) {
-                Some("1" | "2") => format!("{error}; kernel.io_uring_disabled forbids it"),
-                _ => format!("{error}; the kernel is too old, or a container's seccomp profile forbids it"),
-            };
-            return Finding::note(SUBJECT, format!("not available ({why}): reactors use epoll"));
-        }
-    };
-    let mut probe = Probe::new();
-    if let Err(error) = ring.submitter().register_probe(&mut probe) {
-        return Finding::note(SUBJECT, format!("its operations cannot be asked for ({error}): reactors use epoll"));
+    match UringDriver::new() {
+        Ok(_) => Finding::ok(SUBJECT, "has all that STARWIRE_DRIVER=io_uring needs"),
+        Err(error) => Finding::note(SUBJECT, format!("{error}; reactors use epoll")),
     }
-    let needed = [
-        ("ACCEPT", opcode::Accept::CODE),
-        ("CONNECT", opcode::Connect::CODE),
-        ("SENDMSG", opcode::SendMsg::CODE),
-        ("RECVMSG", opcode::RecvMsg::CODE),
-        ("READ", opcode::Read::CODE),
-        ("ASYNC_CANCEL", opcode::AsyncCancel::CODE),
-        ("POLL_ADD", opcode::PollAdd::CODE),
-        ("TIMEOUT", opcode::Timeout::CODE),
-    ];
-    let missing: Vec<&str> =
-        needed.iter().filter(|(_, code)| !probe.is_supported(*code)).map(|(name, _)| *name).collect();
-    if !missing.is_empty() {
-        return Finding::note(SUBJECT, format!("lacks {}: reactors use epoll", missing.join(", ")));
-    }
-    let zero_copy = if probe.is_supported(opcode::SendZc::CODE) { "with" } else { "without" };
-    Finding::ok(SUBJECT, format!("available, {zero_copy} zero-copy send"))
 }
 
 fn limits(text: &str) -> Vec<Finding> {
@@ -182,13 +141,6 @@ fn sysctls(root: &Path) -> Vec<Finding> {
             Finding::ok("net.ipv4.tcp_slow_start_after_idle", idle.to_string())
         });
     }
-    if let Some(scope) = number("kernel.yama.ptrace_scope") {
-        findings.push(if scope >= 2 {
-            Finding::note("kernel.yama.ptrace_scope", format!("{scope}: tasks of one host cannot read each other's memory (no cross memory attach); they use the unix socket"))
-        } else {
-            Finding::ok("kernel.yama.ptrace_scope", scope.to_string())
-        });
-    }
     if number("net.ipv6.conf.all.disable_ipv6").is_none_or(|off| off == 1) {
         findings.push(Finding::note("IPv6", "off: only IPv4 addresses can be used"));
     }
@@ -220,13 +172,6 @@ mod tests {
     }
 
     #[test]
-    fn cpu_quota() {
-        assert_eq!(parse_cpu_max("150000 100000\n"), Some((150_000, 100_000)));
-        assert_eq!(parse_cpu_max("max 100000\n"), None);
-        assert_eq!(parse_cpu_max("1 0"), None);
-    }
-
-    #[test]
     fn kernel_settings_that_matter() {
         let root = std::env::temp_dir().join(format!("starctl-sysctl-{}", std::process::id()));
         let write = |name: &str, text: &str| {
@@ -238,7 +183,6 @@ mod tests {
         write("net/ipv4/tcp_rmem", "4096\t16384\t131072\n");
         write("net/core/somaxconn", "128\n");
         write("net/ipv4/tcp_slow_start_after_idle", "0\n");
-        write("kernel/yama/ptrace_scope", "2\n");
         let findings = sysctls(&root);
         fs::remove_dir_all(&root).unwrap();
         assert_eq!(
@@ -248,7 +192,6 @@ mod tests {
                 ("net.ipv4.tcp_rmem", Verdict::Note),
                 ("net.core.somaxconn", Verdict::Note),
                 ("net.ipv4.tcp_slow_start_after_idle", Verdict::Ok),
-                ("kernel.yama.ptrace_scope", Verdict::Note),
                 ("IPv6", Verdict::Note),
             ]
         );

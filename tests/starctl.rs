@@ -1,0 +1,118 @@
+//! The starctl binary as people use it.
+
+use std::net::TcpListener;
+use std::process::{Command, Output};
+
+use starwire::config::{Advertisement, Identity, MapEnv};
+use starwire::ffi::rehearsal::Rehearsal;
+
+fn starctl(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
+    // Nothing of the surroundings may decide how a test ends.
+    command.args(arguments).env_clear().current_dir(std::env::temp_dir()).output().unwrap()
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// A running server and the address of its data port.
+fn server() -> (Rehearsal, String) {
+    let identity = Identity {
+        protocol: "grpc++".to_owned(),
+        job: "ps".to_owned(),
+        task: "/job:ps/replica:0/task:0".to_owned(),
+        grpc_address: "localhost:0".to_owned(),
+        tasks: Vec::new(),
+        cpus_allowed: 1,
+    };
+    let server = Rehearsal::start(&MapEnv::new("/nonexistent"), identity, 1).unwrap();
+    let said: Advertisement = server.advertisement().parse().unwrap();
+    let address = said.data[0].to_string();
+    (server, address)
+}
+
+#[test]
+fn every_command_explains_itself() {
+    let overview = out(&starctl(&["--help"]));
+    for command in ["doctor", "top", "health", "endpoint-map", "bench"] {
+        assert!(overview.contains(&format!("\n  {command} ")), "{overview}");
+        let help = starctl(&[command, "--help"]);
+        assert!(help.status.success());
+        assert!(out(&help).contains(&format!("usage: starctl {command} ")), "{}", out(&help));
+    }
+}
+
+#[test]
+fn wrong_command_lines_end_with_2_and_a_reason() {
+    for (arguments, reason) in [
+        (&["nonsense"][..], "there is no command \"nonsense\""),
+        (&["health"], "which server?"),
+        (&["health", "x"], "\"x\" is not an address: the port is missing (host:port)"),
+        (&["top", "a:1", "--interval-ms", "x"], "--interval-ms \"x\" must be a number"),
+        (&["endpoint-map"], "which cluster?"),
+        (&["doctor", "--frob"], "there is no option --frob; there are --cluster, --job, --protocol, --connect"),
+        (&["bench", "--serve", "--to", "a:1"], "give one of them"),
+    ] {
+        let output = starctl(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(err(&output).contains(reason), "{arguments:?}: {}", err(&output));
+    }
+    assert_eq!(starctl(&[]).status.code(), Some(2));
+}
+
+#[test]
+fn health_of_servers_that_are_there_and_that_are_not() {
+    let (_server, address) = server();
+    let output = starctl(&["health", &address]);
+    assert!(output.status.success());
+    assert_eq!(out(&output), format!("{address} SERVING\n"));
+
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let output = starctl(&["health", &address, &closed]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(out(&output).contains(&format!("{closed} UNREACHABLE (Connection refused")), "{}", out(&output));
+
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let output = starctl(&["health", "--timeout-ms", "200", &address]);
+    assert_eq!(out(&output), format!("{address} UNREACHABLE (no answer in time)\n"));
+}
+
+#[test]
+fn top_shows_a_line_per_server() {
+    let (_server, address) = server();
+    let output = starctl(&["top", "--once", "--interval-ms", "50", "--connections", &address]);
+    assert!(output.status.success(), "{}", err(&output));
+    assert!(out(&output).contains("\n/job:ps/replica:0/task:0 grpc++ "), "{}", out(&output));
+}
+
+#[test]
+fn doctor_finds_what_is_wrong() {
+    let output = starctl(&["doctor"]);
+    assert!(output.status.success(), "{}", out(&output));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
+    command.args(["doctor", "--cluster", "ps=localhost:1"]).env_clear().env("STARWIRE_UNIX", "perhaps");
+    let output = command.current_dir(std::env::temp_dir()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let reason = "STARWIRE_UNIX=\"perhaps\" is not understood: it must be one of auto, off\n";
+    assert!(out(&output).contains(reason), "{}", out(&output));
+}
+
+#[test]
+fn an_endpoint_map_is_written() {
+    let output = starctl(&["endpoint-map", "--cluster", "ps=a:1,a:2", "--port", "9"]);
+    let lines = "a:1=a:9  # /job:ps/replica:0/task:0\na:2=a:10  # /job:ps/replica:0/task:1\n";
+    assert!(out(&output).ends_with(lines), "{}", out(&output));
+}
+
+#[test]
+fn bench_measures() {
+    let output = starctl(&["bench", "--seconds", "1", "--size", "100", "--count", "10"]);
+    assert!(output.status.success(), "{}", err(&output));
+    assert_eq!(out(&output).matches("\n10 × 100 B ").count(), 2, "{}", out(&output));
+}
