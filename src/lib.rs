@@ -9,7 +9,7 @@
 //! * [`transport`]: sockets and addresses: TCP, unix sockets, peer credentials.
 //! * [`config`]: environment variables and `.endpoint_map`, parsed once into types.
 //! * [`control`]: the tonic service on the data port (health, stats) and Prometheus' `/metrics`.
-//! * [`metrics`]: counters.
+//! * [`metrics`]: counters, gauges and latencies.
 
 pub mod config;
 pub mod control;
