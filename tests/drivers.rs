@@ -5,6 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use starwire::reactor::DriverError;
 use starwire::reactor::driver::{Completion, Driver, IoPart, Token};
 use starwire::reactor::epoll::EpollDriver;
 use starwire::reactor::uring::UringDriver;
@@ -19,7 +20,16 @@ fn epoll() -> Option<Box<dyn Driver>> {
 
 /// `None`, loudly, where the kernel refuses. STARWIRE_REQUIRE_IO_URING=1 makes that a failure.
 fn uring() -> Option<Box<dyn Driver>> {
-    match UringDriver::new() {
+    unless_refused(UringDriver::new())
+}
+
+/// Queues that are nearly always full.
+fn small_uring() -> Option<Box<dyn Driver>> {
+    unless_refused(UringDriver::with_queues(2, 4))
+}
+
+fn unless_refused(result: Result<UringDriver, DriverError>) -> Option<Box<dyn Driver>> {
+    match result {
         Ok(driver) => Some(Box::new(driver)),
         Err(error) => {
             assert!(std::env::var_os("STARWIRE_REQUIRE_IO_URING").is_none(), "{error}");
@@ -33,10 +43,13 @@ fn uring() -> Option<Box<dyn Driver>> {
 macro_rules! conformance {
     ($($test:ident),* $(,)?) => {
         mod on_epoll {
-            $(#[test] fn $test() { if let Some(driver) = super::epoll() { super::$test(super::Rig::new(driver)) } })*
+            $(#[test] fn $test() { if let Some(driver) = super::epoll() { super::$test(super::Rig::new(driver, module_path!())) } })*
         }
         mod on_io_uring {
-            $(#[test] fn $test() { if let Some(driver) = super::uring() { super::$test(super::Rig::new(driver)) } })*
+            $(#[test] fn $test() { if let Some(driver) = super::uring() { super::$test(super::Rig::new(driver, module_path!())) } })*
+        }
+        mod on_io_uring_with_small_queues {
+            $(#[test] fn $test() { if let Some(driver) = super::small_uring() { super::$test(super::Rig::new(driver, module_path!())) } })*
         }
     };
 }
@@ -73,13 +86,16 @@ conformance!(
 );
 
 struct Rig {
+    /// Of the tests on this driver.
+    module: &'static str,
     driver: Box<dyn Driver>,
     pending: Vec<Completion>,
 }
 
 impl Rig {
-    fn new(driver: Box<dyn Driver>) -> Self {
-        Rig { driver, pending: Vec::new() }
+    fn new(driver: Box<dyn Driver>, path: &'static str) -> Self {
+        let (_crate, module) = path.split_once("::").unwrap();
+        Rig { module, driver, pending: Vec::new() }
     }
 
     /// Waits for the first completion that `pick` takes.
@@ -410,7 +426,7 @@ fn many_connections_are_accepted(mut rig: Rig) {
 /// Runs in a child process, because the limit counts for all threads.
 fn accepting_goes_on_after_the_descriptor_limit(mut rig: Rig) {
     const CHILD: &str = "STARWIRE_TEST_DESCRIPTOR_LIMIT";
-    let name = format!("on_{}::accepting_goes_on_after_the_descriptor_limit", rig.driver.name());
+    let name = format!("{}::accepting_goes_on_after_the_descriptor_limit", rig.module);
     if std::env::var_os(CHILD).is_none() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         let output = child.args(["--exact", &name, "--nocapture"]).env(CHILD, "1").output().unwrap();

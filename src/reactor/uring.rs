@@ -89,7 +89,12 @@ struct Operation {
 impl UringDriver {
     /// On the thread that will use it. Says what is missing if this kernel, or whoever confines this process, does not offer what it needs.
     pub fn new() -> Result<Self, DriverError> {
-        let ring = setup()?;
+        Self::with_queues(SUBMISSIONS, COMPLETIONS)
+    }
+
+    /// With room for so many operations to be submitted, and completions to be taken, at once. Both may be exceeded; that only costs system calls.
+    pub fn with_queues(submissions: u32, completions: u32) -> Result<Self, DriverError> {
+        let ring = setup(submissions, completions)?;
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(DriverError::missing("IORING_FEAT_EXT_ARG and IORING_FEAT_NODROP", "5.11"));
         }
@@ -546,17 +551,17 @@ impl Drop for UringDriver {
 }
 
 /// With the cheapest way of running completions that this kernel knows: on this thread, when it asks for them.
-fn setup() -> Result<IoUring, DriverError> {
+fn setup(submissions: u32, completions: u32) -> Result<IoUring, DriverError> {
     let build = |level: u32| {
         let mut builder = IoUring::builder();
-        builder.dontfork().setup_clamp().setup_cqsize(COMPLETIONS);
+        builder.dontfork().setup_clamp().setup_cqsize(completions);
         if level >= 1 {
             builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
         }
         if level >= 2 {
             builder.setup_single_issuer().setup_defer_taskrun();
         }
-        builder.build(SUBMISSIONS)
+        builder.build(submissions)
     };
     let mut level = 2;
     loop {

@@ -5,23 +5,15 @@
 use std::os::unix::fs::MetadataExt;
 
 /// Where our abstract unix sockets can be reached from: the same boot of the same kernel, and the same network namespace.
-pub fn identity() -> Option<String> {
-    scope("net")
-}
-
-/// Where our pid means us: the same boot of the same kernel, and the same pid namespace.
-pub fn process_scope() -> Option<String> {
-    scope("pid")
-}
-
+///
 /// A boot id is random and fresh for each boot; within it, device and inode name a namespace. (Clones of a running virtual machine share both. Between those a
 /// connection attempt is refused, because a socket's name is random too.)
-fn scope(namespace: &str) -> Option<String> {
+pub fn identity() -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let boot = boot.trim();
     let plausible = !boot.is_empty() && boot.len() <= 64 && boot.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
-    let meta = std::fs::metadata(format!("/proc/self/ns/{namespace}")).ok()?;
-    plausible.then(|| format!("{boot}-{namespace}-{:x}-{:x}", meta.dev(), meta.ino()))
+    let meta = std::fs::metadata("/proc/self/ns/net").ok()?;
+    plausible.then(|| format!("{boot}-{:x}-{:x}", meta.dev(), meta.ino()))
 }
 
 #[cfg(test)]
@@ -33,7 +25,6 @@ mod tests {
         let scope = identity().unwrap();
         assert!(scope.bytes().all(|byte| byte.is_ascii_graphic()), "{scope}");
         assert_eq!(Some(scope), identity());
-        assert_ne!(identity(), process_scope());
     }
 
     #[test]
