@@ -20,7 +20,7 @@ namespace starwire {
 namespace {
 
 // Of include/starwire.h as this file was compiled with it.
-constexpr uint32_t kAbiVersion = 1;
+constexpr uint32_t kAbiVersion = SW_ABI_VERSION;
 
 template <typename F>
 F Find(const char* name) {
