@@ -100,6 +100,12 @@ impl<H: Handler> Client<H> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
+    pub fn slim(&mut self) {
+        self.requests.shrink_to_fit();
+        self.waiting.iter_mut().for_each(VecDeque::shrink_to_fit);
+        self.lens = Vec::new();
+    }
+
     /// The receive plan is over: nobody writes into the buffers of ended ops any more.
     pub fn end_deferred(&mut self, handler: &mut H) {
         for (op, code, message) in self.deferred.drain(..) {
@@ -309,10 +315,13 @@ impl<H: Handler> Connection<H> {
         op: H::Op,
         handler: &mut H,
     ) -> Option<H::Op> {
-        let refusal = match (&self.failure, &self.side) {
-            (Some((code, message)), _) => (*code, message.as_str()),
-            (None, Side::Server(_)) => (code::INTERNAL, "only the side that connected can make requests"),
-            (None, Side::Client(client)) => match &client.leaving {
+        if let Some((code, message)) = self.broken() {
+            refuse(handler, op, code, &message);
+            return None;
+        }
+        let (code, message) = match &self.side {
+            Side::Server(_) => (code::INTERNAL, "only the side that connected can make requests"),
+            Side::Client(client) => match &client.leaving {
                 Some(reason) => (code::UNAVAILABLE, reason.as_str()),
                 None if client.requests.contains_key(&id) => (code::INTERNAL, "a request id was used twice"),
                 None if deadline.is_some_and(|deadline| deadline <= now) => {
@@ -321,7 +330,7 @@ impl<H: Handler> Connection<H> {
                 None => return Some(op),
             },
         };
-        refuse(handler, op, refusal.0, refusal.1);
+        refuse(handler, op, code, message);
         None
     }
 

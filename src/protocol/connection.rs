@@ -198,7 +198,7 @@ impl<H: Handler> Connection<H> {
         if !matches!(self.phase, Phase::Broken(_)) {
             self.phase = Phase::Broken(ConnectionError::Misuse("a connection was used after its end"));
         }
-        self.out.clear();
+        self.out.close(&mut self.stats, None::<fn(&mut Vec<u8>)>);
         self.incoming.clear();
         match self.side {
             Side::Client(_) => self.fail_client(code, message, handler),
@@ -276,15 +276,13 @@ impl<H: Handler> Connection<H> {
         }
         let result = input(self);
         if let Err(error) = &result {
-            self.out.clear();
             let last_word = match error {
                 ConnectionError::Refused { code, message } => Some((*code, message.clone())),
                 ConnectionError::Protocol(_) => Some((code::UNAVAILABLE, error.to_string())),
                 _ => None,
             };
-            if let Some((code, reason)) = last_word {
-                self.say(|out| put::refuse(out, code, &reason));
-            }
+            let last_word = last_word.map(|(code, reason)| move |out: &mut Vec<u8>| put::refuse(out, code, &reason));
+            self.out.close(&mut self.stats, last_word);
             self.phase = Phase::Broken(error.clone());
         }
         result
@@ -476,6 +474,24 @@ impl<H: Handler> Connection<H> {
         }
     }
 
+    /// Why nothing can be asked any more, if so.
+    pub(super) fn broken(&self) -> Option<(i32, String)> {
+        match (&self.failure, &self.phase) {
+            (Some(failure), _) => Some(failure.clone()),
+            (None, Phase::Broken(error)) => Some((error.code(), error.to_string())),
+            _ => None,
+        }
+    }
+
+    /// Nothing happened for a while: tables that grew in a busy time give their memory back.
+    fn slim(&mut self) {
+        self.out.slim();
+        match &mut self.side {
+            Side::Client(client) => client.slim(),
+            Side::Server(server) => server.slim(),
+        }
+    }
+
     fn heard(&mut self, now: Instant) {
         self.last_received = self.last_received.max(now);
         self.ping_sent = None;
@@ -504,6 +520,7 @@ impl<H: Handler> Connection<H> {
             if self.ping_sent.is_some() && !stalled {
                 return Err(ConnectionError::PeerSilent { waited_ms: waited_ms(self.last_received) });
             }
+            self.slim();
             self.pings += 1;
             self.out.ping(self.pings);
             self.ping_sent = Some(now);

@@ -10,8 +10,10 @@ use super::idmap::{IdHash, IdMap};
 use super::limits::{FIRST_READ, HEADER, MAX_TARGETS};
 use super::sniff::{Sniff, sniff};
 
-/// Scratch memory that is kept between blocks.
-const SCRATCH_KEPT: usize = 1 << 20;
+/// Every so many times that the scratch buffer is empty it may shrink …
+const SCRATCH_REVIEW: u32 = 64;
+/// … but not below this.
+const SCRATCH_KEPT: usize = 8 << 10;
 
 /// A payload whose bulk parts are arriving.
 pub struct Transfer {
@@ -48,6 +50,9 @@ pub enum Step {
 
 pub struct Incoming {
     scratch: Vec<u8>,
+    /// The most that was needed since the last review, and how often it was empty since.
+    peak: usize,
+    empty: u32,
     start: usize,
     end: usize,
     header: Option<BlockHeader>,
@@ -66,6 +71,8 @@ impl Incoming {
     pub fn new(hash: IdHash, calls: bool) -> Self {
         Incoming {
             scratch: Vec::new(),
+            peak: 0,
+            empty: 0,
             start: 0,
             end: 0,
             header: None,
@@ -137,8 +144,12 @@ impl Incoming {
     fn make_room(&mut self, len: usize) -> usize {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-            if self.scratch.len() > SCRATCH_KEPT {
-                self.scratch = Vec::new();
+            self.empty += 1;
+            if self.empty == SCRATCH_REVIEW {
+                if self.scratch.len() > SCRATCH_KEPT.max(4 * self.peak) {
+                    self.scratch = Vec::new();
+                }
+                (self.empty, self.peak) = (0, 0);
             }
         }
         if self.end + len > self.scratch.len() && self.start != 0 {
@@ -148,6 +159,7 @@ impl Incoming {
         if self.end + len > self.scratch.len() {
             self.scratch.resize((self.end + len).next_power_of_two(), 0);
         }
+        self.peak = self.peak.max(self.end + len);
         self.end
     }
 

@@ -18,8 +18,8 @@ use super::limits::{
 use super::stats::Stats;
 
 /// Control vectors kept for reuse, and the largest worth keeping.
-const SPARE_VECTORS: usize = 8;
-const SPARE_CAPACITY: usize = 1 << 20;
+const SPARE_VECTORS: usize = 4;
+const SPARE_CAPACITY: usize = 512 << 10;
 
 /// Answers within some control section: what a server may forget once the section is on its way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,6 +100,8 @@ pub struct Outgoing<P> {
     ping: Option<u64>,
     pong: Option<u64>,
     sequence: u64,
+    /// The last word was said.
+    mute: bool,
 }
 
 /// Length of the parts of a payload, if it is one that may be sent.
@@ -144,6 +146,7 @@ impl<P: Payload> Outgoing<P> {
             ping: None,
             pong: None,
             sequence: 0,
+            mute: false,
         }
     }
 
@@ -162,6 +165,9 @@ impl<P: Payload> Outgoing<P> {
 
     /// Appends one small frame. `answers`: what it answers, if it is a REPLY.
     pub fn frame(&mut self, answers: Answers, stats: &mut Stats, encode: impl FnOnce(&mut Vec<u8>)) {
+        if self.mute {
+            return;
+        }
         if self.open.bytes.len() >= CONTROL_SOFT {
             self.cut();
         }
@@ -189,6 +195,9 @@ impl<P: Payload> Outgoing<P> {
 
     /// Takes a payload that is not encoded at once.
     pub fn transfer(&mut self, id: u64, head: Head, payload: P, measure: Measure) {
+        if self.mute {
+            return;
+        }
         self.serial += 1;
         let transfer = Transfer {
             serial: self.serial,
@@ -229,16 +238,24 @@ impl<P: Payload> Outgoing<P> {
     }
 
     pub fn ping(&mut self, nonce: u64) {
-        self.ping = Some(nonce);
+        self.ping = Some(nonce).filter(|_| !self.mute);
     }
 
     /// Only the latest PING of a block is answered: a flood of them costs nothing.
     pub fn pong(&mut self, nonce: u64) {
-        self.pong = Some(nonce);
+        self.pong = Some(nonce).filter(|_| !self.mute);
     }
 
-    /// Forgets everything.
-    pub fn clear(&mut self) {
+    /// Gives memory back that only a busy connection needs.
+    pub fn slim(&mut self) {
+        self.spare.clear();
+        self.transfers.shrink_to_fit();
+        self.express.shrink_to_fit();
+        self.bulk.shrink_to_fit();
+    }
+
+    /// Forgets everything; nothing is taken any more except one last word.
+    pub fn close(&mut self, stats: &mut Stats, last_word: Option<impl FnOnce(&mut Vec<u8>)>) {
         self.closed.clear();
         self.open = Chunk::default();
         self.queued = 0;
@@ -248,6 +265,10 @@ impl<P: Payload> Outgoing<P> {
         self.bulk.clear();
         self.ping = None;
         self.pong = None;
+        if let Some(encode) = last_word {
+            self.frame(Answers::default(), stats, encode);
+        }
+        self.mute = true;
     }
 
     pub fn recycle(&mut self, mut control: Vec<u8>) {

@@ -59,6 +59,11 @@ impl<H: Handler> Server<H> {
         }
     }
 
+    pub fn slim(&mut self) {
+        self.requests.shrink_to_fit();
+        self.lens = Vec::new();
+    }
+
     /// Answers are on their way.
     pub fn answered(&mut self, answers: Answers) {
         let open = &mut self.unanswered;

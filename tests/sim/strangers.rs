@@ -63,6 +63,16 @@ fn p26_a_broken_connection_says_why_and_then_nothing() {
     assert_eq!(stranger.listen_frames(), [(wire::REFUSE, 0)]);
     assert_eq!(stranger.listen_frames(), []);
     assert!(!stranger.end.begin_receive());
+
+    let mut stranger = Stranger::serving(settings("/job:worker/task:0", 1));
+    stranger.say(&[RawFrame::new(99, 0)]);
+    protocol_error(&stranger);
+    let op = stranger.end.owner.op(1);
+    let end = &mut stranger.end;
+    end.connection.recv(stranger.now, 1, 7, KEY, 0, 0, None, op, &mut end.owner);
+    let Ended::Local { code: 14, message } = &end.owner.ended[&1] else { panic!("not refused") };
+    assert!(message.contains("unknown frame kind 99"), "{message}");
+    assert_eq!(stranger.listen_frames(), [(wire::REFUSE, 0)]);
 }
 
 #[test]
