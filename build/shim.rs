@@ -40,6 +40,8 @@ pub fn build() -> Result<(), String> {
 
     let folder = tensorflow.folder.display();
     for argument in [
+        // lld, rustc's default since 1.90, calls the libraries of TensorFlow 2.12 corrupt.
+        "-fuse-ld=bfd".to_string(),
         "-Wl,--whole-archive".to_string(),
         archive.display().to_string(),
         "-Wl,--no-whole-archive,--no-as-needed".to_string(),

@@ -1,0 +1,153 @@
+"""The Python package: what it finds, what it refuses, and that pip can install it. Run by `make test` (stage package) with the plug-in built."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "python" / "starwire"))
+import _endpoint_map  # noqa: E402  (without loading the library)
+
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def python(code, *paths, cwd="/", **variables):
+    """Runs code in a fresh interpreter that sees only these paths; (exit code, stdout, stderr)"""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("STARWIRE_", "PYTHON", "CARGO_TARGET_DIR"))}
+    environment.update(QUIET, PYTHONPATH=os.pathsep.join(map(str, paths)), **variables)
+    result = subprocess.run([sys.executable, "-c", code], env=environment, cwd=cwd, capture_output=True, text=True, timeout=120)
+    return result.returncode, result.stdout.strip(), result.stderr.strip()
+
+
+SERVE = """
+server = tf.distribute.Server({"ps": ["localhost:0"]}, job_name="ps", task_index=0, protocol="grpc++")
+print(starwire.library_path())
+"""
+
+
+@pytest.mark.parametrize("order", ["import starwire, tensorflow as tf", "import tensorflow as tf, starwire"])
+def test_import_before_and_after_tensorflow(order):
+    code, out, err = python(order + SERVE, ROOT / "python")
+    assert code == 0, err
+    assert out.endswith("libstarwire.so")
+
+
+def test_every_name_of_protocols_is_registered():
+    code, out, err = python(
+        "import starwire, tensorflow as tf\n"
+        "for name in starwire.protocols():\n"
+        "    tf.distribute.Server({'ps': ['localhost:0']}, job_name='ps', task_index=0, protocol=name)\n"
+        "print(len(starwire.protocols()), starwire.__version__)",
+        ROOT / "python",
+    )
+    assert code == 0, err
+    assert re.fullmatch(r"[1-9]\d* \d+\.\d+\.\d+", out)
+
+
+def test_loading_the_library_alone_works(tmp_path):
+    library = library_of_checkout()
+    code, _, err = python(f"import tensorflow as tf\nstarwire = None\ntf.load_library({library!r})" + SERVE.replace("starwire.library_path()", "1"))
+    assert code == 0, err
+
+
+def test_loading_twice_and_a_copy_is_harmless(tmp_path):
+    library = library_of_checkout()
+    copy = shutil.copy(library, tmp_path / "another.so")
+    code, _, err = python(f"import starwire, tensorflow as tf\ntf.load_library({library!r})\nstarwire.load()\ntf.load_library({str(copy)!r})" + SERVE, ROOT / "python")
+    assert code == 0, err
+
+
+def test_a_missing_override_is_named():
+    code, _, err = python("import starwire", ROOT / "python", STARWIRE_LIBRARY="/nowhere/lib.so")
+    assert code != 0
+    assert err.splitlines()[-1] == "ImportError: starwire: STARWIRE_LIBRARY names '/nowhere/lib.so', which is not a file"
+
+
+def test_a_library_that_is_none_is_refused_with_its_path(tmp_path):
+    bad = tmp_path / "bad.so"
+    bad.write_text("not a library")
+    code, _, err = python("import starwire", ROOT / "python", STARWIRE_LIBRARY=str(bad))
+    assert code != 0
+    assert err.splitlines()[-1].startswith("ImportError: starwire: TensorFlow ") and str(bad) in err.splitlines()[-1]
+
+
+def test_another_version_is_refused_before_loading(tmp_path):
+    (tmp_path / "tf-2.99.1").mkdir()
+    (tmp_path / "tf-2.99.1" / "libstarwire.so").write_text("")
+    code, _, err = python("import starwire", ROOT / "python", CARGO_TARGET_DIR=str(tmp_path))
+    assert code != 0
+    running = version_of_tensorflow()
+    assert re.search(
+        rf"ImportError: starwire is built for TensorFlow 2\.99\.1, but TensorFlow {re.escape(running)} is running\. "
+        rf"Build it for this one: make -C .* build TF_VERSION={re.escape(running)}$",
+        err,
+    )
+
+
+def test_nothing_built_says_how_to_build(tmp_path):
+    code, _, err = python("import starwire", ROOT / "python", CARGO_TARGET_DIR=str(tmp_path))
+    assert code != 0
+    assert "ImportError: starwire is not built yet" in err and "make -C" in err
+
+
+def test_pip_installs_it(tmp_path):
+    """With pip's build isolation: the backend has to find the environment's TensorFlow by itself."""
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target", str(tmp_path), str(ROOT)]
+    result = subprocess.run(install, capture_output=True, text=True, timeout=590)
+    assert result.returncode == 0, result.stdout + result.stderr
+    code, out, err = python("import starwire, tensorflow as tf" + SERVE, tmp_path)
+    assert code == 0, err
+    assert out == str(tmp_path / "starwire" / "lib" / f"tf-{version_of_tensorflow()}" / "libstarwire.so")
+    assert (tmp_path / "starwire-0.1.0.dist-info" / "METADATA").read_text().startswith("Metadata-Version: 2.1\nName: starwire\n")
+
+
+def test_sdist_holds_what_a_build_needs(tmp_path):
+    backend = f"import sys; sys.path.insert(0, {str(ROOT / 'python' / 'build_backend')!r}); import starwire_build; print(starwire_build.build_sdist({str(tmp_path)!r}))"
+    code, out, err = python(backend)
+    assert code == 0, err
+    names = tarfile.open(tmp_path / out).getnames()
+    top = out[: -len(".tar.gz")]
+    for wanted in ("Cargo.lock", "build/shim.rs", "cc/init.cc", "pyproject.toml", "scripts/build-plugin", "PKG-INFO", "LICENSE"):
+        assert f"{top}/{wanted}" in names
+
+
+def test_versions_agree():
+    cargo = re.search(r'^version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.M)[1]
+    assert f'__version__ = "{cargo}"' in (ROOT / "python/starwire/_version.py").read_text()
+
+
+def test_endpoint_map_is_written(tmp_path):
+    path = _endpoint_map.endpoint_map({"ps": ["h:1000", "[::1]:2000"], "worker": {0: "w-0.svc:3000"}}, tmp_path, offset=5, data={"worker": {0: "w:9"}})
+    assert path == str(tmp_path / ".endpoint_map")
+    assert Path(path).read_text() == "h:1000=h:1005\n[::1]:2000=[::1]:2005\nw-0.svc:3000=w:9\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        ({"cluster": {"ps": ["h"]}}, "/job:ps/task:0: 'h' is not host:port"),
+        ({"cluster": {"ps": ["::1:80"]}}, "is not host:port (IPv6 in brackets)"),
+        ({"cluster": {"ps": ["h:0"]}}, "is not host:port"),
+        ({"cluster": {"ps": ["h:65000"]}}, "port 65000 plus offset 1000 is not a port"),
+        ({"cluster": {"ps": ["h:1", "h:1001"]}}, "h:1001 is the"),
+        ({"cluster": {"ps": ["h:1"]}, "data": {"worker": ["h:2"]}}, "data names /job:worker/task:0, which is not in the cluster"),
+    ],
+)
+def test_endpoint_map_refuses_nonsense(tmp_path, arguments, complaint):
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        _endpoint_map.endpoint_map(directory=tmp_path, **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def library_of_checkout():
+    return subprocess.run(["make", "-s", "print-plugin", f"VENV={sys.prefix}"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def version_of_tensorflow():
+    return Path(library_of_checkout()).parent.name[len("tf-") :]
