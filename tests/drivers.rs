@@ -82,6 +82,7 @@ conformance!(
     released_descriptors_work_on,
     one_operation_per_direction,
     operations_on_no_bytes_are_refused,
+    everything_can_be_ended_at_once,
     dropping_the_driver_with_operations_in_flight_is_safe,
 );
 
@@ -807,6 +808,31 @@ fn operations_on_no_bytes_are_refused(mut rig: Rig) {
     results.into_iter().for_each(|result| assert_eq!(result.unwrap_err().kind(), io::ErrorKind::InvalidInput));
     // And leave the descriptor usable.
     rig.send(client, b"x").unwrap();
+}
+
+fn everything_can_be_ended_at_once(mut rig: Rig) {
+    let (client, mut peer) = rig.with_plain_peer();
+    let (listener, address) = rig.listen_tcp();
+    let (other, server) = rig.pair(listener, &address);
+    rig.start_connect(&address);
+    let message = pattern(64 << 20);
+    let mut buffer = vec![7u8; 4096];
+    rig.start_send(other, &message);
+    rig.start_recv(client, &mut buffer);
+    rig.driver.wait(Some(Duration::ZERO), &mut rig.pending).unwrap();
+    assert!(rig.driver.quiesce(PATIENCE));
+    drop(message);
+    let _ = peer.write_all(&[9; 4096]);
+    assert!(buffer.iter().all(|byte| *byte == 7));
+    rig.pending.clear();
+    rig.quiet(Duration::from_millis(10));
+    for token in [client, listener, other, server] {
+        assert_eq!(rig.driver.release(token).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+    // The driver itself lives on.
+    let (client, server) = rig.tcp_pair();
+    rig.send(client, b"again").unwrap();
+    assert_eq!(rig.recv(server, &mut buffer).unwrap(), 5);
 }
 
 fn dropping_the_driver_with_operations_in_flight_is_safe(mut rig: Rig) {

@@ -38,7 +38,7 @@ impl Shard {
         if self.pace.polling.is_on() && self.spin(now) {
             return;
         }
-        let next = self.timers.next().map(|t| t.saturating_duration_since(now));
+        let next = self.timers.next_due().map(|t| t.saturating_duration_since(now));
         let timeout = match self.stopping {
             Some(until) => Some(next.unwrap_or(Duration::MAX).min(until.saturating_duration_since(now))),
             None => next,

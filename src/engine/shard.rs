@@ -148,11 +148,20 @@ impl Shard {
             }
             self.completions = completions;
         }
+        self.let_go();
         self.close_mailbox();
+    }
+
+    /// No operation may outlive its memory.
+    fn let_go(&mut self) {
+        if !self.conns.is_empty() && !self.driver.quiesce(STOP_PATIENCE) {
+            std::mem::forget(std::mem::take(&mut self.conns));
+        }
     }
 
     /// After a panic: closes the mailbox and drops what is left, which ends it.
     pub(super) fn abandon(&mut self) {
+        self.let_go();
         self.conns.clear();
         self.channels.clear();
         self.close_mailbox();

@@ -61,6 +61,10 @@ pub trait Driver {
     fn close(&mut self, token: Token);
     /// Takes the descriptor out again without closing it (hand-over to another reactor or to the control service). Only when nothing is in flight.
     fn release(&mut self, token: Token) -> io::Result<OwnedFd>;
+    /// The end of all operations: closes everything, reports nothing, and waits for at most `patience` until the kernel touches no memory any more. False: it still
+    /// may, and then that memory has to be leaked.
+    #[must_use]
+    fn quiesce(&mut self, patience: Duration) -> bool;
     /// Starts what was queued and waits for completions: `Some(ZERO)` polls, `None` waits for ever. Returns early when woken.
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()>;
     /// The descriptor that wakes `wait` when 8 bytes are written to it (an eventfd owned by the driver).

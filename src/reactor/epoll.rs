@@ -414,6 +414,14 @@ impl Driver for EpollDriver {
         self.slots.remove(token).map(|slot| slot.fd).ok_or_else(sys::stale_token)
     }
 
+    fn quiesce(&mut self, _patience: Duration) -> bool {
+        for token in self.slots.keys() {
+            self.close(token);
+        }
+        self.deliver(&mut Vec::new());
+        true
+    }
+
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
         // What is ready already is worth returning without a system call, but not twice in a row: the others must not starve.
         if !self.ready.is_empty() && !self.skipped {

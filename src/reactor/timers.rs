@@ -46,14 +46,14 @@ impl<K> Timers<K> {
     }
 
     /// When the next timer goes off.
-    pub fn next(&mut self) -> Option<Instant> {
+    pub fn next_due(&mut self) -> Option<Instant> {
         self.drop_cancelled();
         self.heap.peek().map(|Reverse((at, _, _))| *at)
     }
 
     /// Takes one timer that is due, the earliest first.
     pub fn pop_due(&mut self, now: Instant) -> Option<K> {
-        if self.next()? > now {
+        if self.next_due()? > now {
             return None;
         }
         let Reverse((_, _, token)) = self.heap.pop()?;
@@ -89,11 +89,11 @@ mod tests {
         for (ms, key) in [(5, 'c'), (1, 'a'), (5, 'd'), (3, 'b')] {
             timers.start(at(ms), key);
         }
-        assert_eq!(timers.next(), Some(at(1)));
+        assert_eq!(timers.next_due(), Some(at(1)));
         assert_eq!(timers.pop_due(start), None);
         let due: Vec<_> = std::iter::from_fn(|| timers.pop_due(at(5))).collect();
         assert_eq!(due, ['a', 'b', 'c', 'd']);
-        assert_eq!(timers.next(), None);
+        assert_eq!(timers.next_due(), None);
     }
 
     #[test]
@@ -105,7 +105,7 @@ mod tests {
         timers.start(now, 2);
         assert_eq!(timers.cancel(first), None);
         assert_eq!(timers.pop_due(now), Some(2));
-        assert!(timers.is_empty() && timers.next().is_none());
+        assert!(timers.is_empty() && timers.next_due().is_none());
     }
 
     #[test]
@@ -133,7 +133,7 @@ mod tests {
                 } else {
                     model.push((ms, number, timers.start(at(ms), number)));
                 }
-                prop_assert_eq!(timers.next(), model.iter().map(|(ms, _, _)| at(*ms)).min());
+                prop_assert_eq!(timers.next_due(), model.iter().map(|(ms, _, _)| at(*ms)).min());
                 prop_assert_eq!(timers.len(), model.len());
             }
             model.sort_by_key(|(ms, number, _)| (*ms, *number));

@@ -475,6 +475,21 @@ impl Driver for UringDriver {
         self.sockets.remove(token).map(|socket| socket.fd).ok_or_else(sys::stale_token)
     }
 
+    fn quiesce(&mut self, patience: Duration) -> bool {
+        for token in self.sockets.keys() {
+            self.close(token);
+        }
+        let deadline = Instant::now() + patience;
+        let mut out = Vec::new();
+        while !self.sockets.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.wait(Some(left), &mut out).is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
         self.reap();
         self.refill();
@@ -534,18 +549,9 @@ impl Drop for UringDriver {
     /// Closing a ring cancels what is in flight, but later, on another thread of the kernel. So it is cancelled and waited for here: when the driver is gone,
     /// nothing touches the callers' memory any more.
     fn drop(&mut self) {
-        for token in self.sockets.keys() {
-            self.close(token);
-        }
-        let deadline = Instant::now() + DRAIN;
-        let mut out = Vec::new();
-        while !self.sockets.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.wait(Some(left), &mut out).is_err() {
-                // The kernel may still use the operations: better leaked than freed.
-                std::mem::forget(std::mem::replace(&mut self.operations, Slots::new()));
-                return;
-            }
+        if !self.quiesce(DRAIN) {
+            // The kernel may still use the operations: better leaked than freed.
+            std::mem::forget(std::mem::replace(&mut self.operations, Slots::new()));
         }
     }
 }
