@@ -1,6 +1,7 @@
 #include "cc/server/grpc_shutdown.h"
 
 #include <chrono>
+#include <functional>
 #include <future>
 #include <string>
 #include <thread>
@@ -41,6 +42,7 @@ STARWIRE_REACH(MasterThreadTag, master_thread_);
 STARWIRE_REACH(WorkerThreadTag, worker_thread_);
 STARWIRE_REACH(EagerThreadTag, eager_thread_);
 STARWIRE_REACH(CoordinationThreadTag, coordination_thread_);
+STARWIRE_REACH(ClientsTag, grpc_worker_env_);
 
 #undef STARWIRE_REACH
 
@@ -81,29 +83,38 @@ void EndServices(GrpcServer* server) {
   (server->*Reach(CoordinationThreadTag())).reset();
 }
 
+// What gRPC waits for may never happen, and then nobody must wait with it.
+Status Bounded(int64_t timeout_ms, std::function<void()> work) {
+  auto done = std::make_shared<std::promise<void>>();
+  std::future<void> finished = done->get_future();
+  std::thread thread([work = std::move(work), done] {
+    work();
+    done->set_value();
+  });
+  if (finished.wait_for(std::chrono::milliseconds(timeout_ms)) != std::future_status::ready) {
+    thread.detach();
+    return MakeStatus(4, "TensorFlow's gRPC did not end within " + std::to_string(timeout_ms) + " ms");
+  }
+  thread.join();
+  return OkStatus();
+}
+
 }  // namespace
 
 Status ShutDownGrpcServer(GrpcServer* server, int64_t timeout_ms) {
   // The completion queues of a server that never started were never polled: only its port is closed.
-  auto done = std::make_shared<std::promise<void>>();
-  std::future<void> finished = done->get_future();
-  std::thread work([server, done] {
-    {
-      auto& mu = server->*Reach(MuTag());
-      mu.lock();
-      ClosePort(server);
-      if (StateOf(server) == State::kStarted) EndServices(server);
-      SetState(server, State::kStopped);
-      mu.unlock();
-    }
-    done->set_value();
+  return Bounded(timeout_ms, [server] {
+    auto& mu = server->*Reach(MuTag());
+    mu.lock();
+    ClosePort(server);
+    if (StateOf(server) == State::kStarted) EndServices(server);
+    SetState(server, State::kStopped);
+    mu.unlock();
   });
-  if (finished.wait_for(std::chrono::milliseconds(timeout_ms)) != std::future_status::ready) {
-    work.detach();
-    return MakeStatus(4, "TensorFlow's gRPC server did not end within " + std::to_string(timeout_ms) + " ms");
-  }
-  work.join();
-  return OkStatus();
+}
+
+Status EndGrpcClients(GrpcServer* server, int64_t timeout_ms) {
+  return Bounded(timeout_ms, [server] { (server->*Reach(ClientsTag())).reset(); });
 }
 
 std::unique_ptr<tensorflow::Master> ReleaseMaster(GrpcServer* server) {

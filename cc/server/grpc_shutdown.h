@@ -15,6 +15,9 @@ namespace starwire {
 // destroyed.
 Status ShutDownGrpcServer(tensorflow::GrpcServer* server, int64_t timeout_ms);
 
+// Ends the threads on which TensorFlow's gRPC clients of this server ran: some seventy. There must be no such client (worker cache) any more.
+Status EndGrpcClients(tensorflow::GrpcServer* server, int64_t timeout_ms);
+
 // Takes the Master out of a server that is about to be destroyed: in-process clients keep pointers to it (LocalMaster), for ever.
 std::unique_ptr<tensorflow::Master> ReleaseMaster(tensorflow::GrpcServer* server);
 

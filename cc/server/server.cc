@@ -124,7 +124,8 @@ StarwireServer::StarwireServer(std::string protocol, const ServerDef& def)
     : GrpcServer(def, tensorflow::Env::Default()),
       protocol_(std::move(protocol)),
       engine_(std::make_shared<Engine>()),
-      resolver_(std::make_shared<Resolver>(protocol_)) {}
+      resolver_(std::make_shared<Resolver>(protocol_)),
+      caches_(std::make_shared<WorkerCaches>()) {}
 
 Status StarwireServer::Create(const std::string& protocol, const ServerDef& def,
                               const tensorflow::ServerFactory::Options& options,
@@ -213,6 +214,7 @@ Status StarwireServer::ShutDown() {
   if (own_master_env_ != nullptr && initialised_) CloseMaster(target(), own_master_env_);
   constexpr int64_t kPatienceMs = 10000;
   shutdown_status_ = ShutDownGrpcServer(this, kPatienceMs);
+  if (shutdown_status_.ok() && caches_->DropStock()) EndGrpcClients(this, kPatienceMs).IgnoreError();
   if (worker_env()->device_mgr != nullptr) worker_env()->device_mgr->ClearContainers({});
   return shutdown_status_;
 }
@@ -236,9 +238,18 @@ void StarwireServer::MakeRoom(int grpc_port) {
 }
 
 Status StarwireServer::UpdateServerDef(const ServerDef& def) {
+  {
+    std::lock_guard<std::mutex> lock(stop_mu_);
+    if (shut_down_) return MakeStatus(9, "the server at " + target() + " was stopped");
+  }
   const Status status = GrpcServer::UpdateServerDef(def);
   if (status.ok()) PointLocalMasterAt(target(), own_master_env_, *master_env());
   return status;
+}
+
+Status StarwireServer::StopCoordinationService() {
+  // Not before Init() was through: TensorFlow asks its session manager without looking whether there is one.
+  return worker_env()->session_mgr == nullptr ? OkStatus() : GrpcServer::StopCoordinationService();
 }
 
 std::unique_ptr<tensorflow::Master> StarwireServer::CreateMaster(tensorflow::MasterEnv* master_env) {
@@ -252,8 +263,9 @@ Status StarwireServer::WorkerCacheFactory(const WorkerCacheFactoryOptions& optio
   WorkerCacheInterface* stock = nullptr;
   const Status status = GrpcServer::WorkerCacheFactory(options, &stock);
   if (!status.ok()) return status;
-  *worker_cache = new WorkerCache(std::shared_ptr<WorkerCacheInterface>(stock), AddressesOf(Value(options.cluster_def)),
-                                  TaskName(Value(options.job_name), options.task_index), engine_, resolver_);
+  *worker_cache = new WorkerCache(std::unique_ptr<WorkerCacheInterface>(stock), AddressesOf(Value(options.cluster_def)),
+                                  TaskName(Value(options.job_name), options.task_index), worker_, engine_, resolver_,
+                                  caches_);
   return OkStatus();
 }
 

@@ -13,6 +13,8 @@
 
 namespace starwire {
 
+class WorkerCaches;
+
 // Makes TensorFlow know our protocols. Calling it again does nothing.
 Status RegisterServers();
 
@@ -32,6 +34,7 @@ class StarwireServer : public tensorflow::GrpcServer {
   // this way makes room when another one needs its port.
   Status Stop() override;
   Status UpdateServerDef(const tensorflow::ServerDef& def) override;
+  Status StopCoordinationService() override;
 
   // Really ends it: our data port first, then TensorFlow's, and every thread of both. Idempotent.
   Status ShutDown();
@@ -51,6 +54,7 @@ class StarwireServer : public tensorflow::GrpcServer {
   const std::string protocol_;
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<Resolver> resolver_;
+  const std::shared_ptr<WorkerCaches> caches_;
   AdvertisingWorker* worker_ = nullptr;             // GrpcServer's
   tensorflow::MasterEnv* own_master_env_ = nullptr;  // never freed: see local_masters.h
   bool initialised_ = false;

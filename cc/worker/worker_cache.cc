@@ -1,11 +1,13 @@
 #include "cc/worker/worker_cache.h"
 
-#include <mutex>
 #include <utility>
 
 #include "tensorflow/core/util/device_name_utils.h"
 
 namespace starwire {
+
+using tensorflow::WorkerCacheInterface;
+using tensorflow::WorkerInterface;
 
 std::string TaskName(const std::string& job, int task) {
   return "/job:" + job + "/replica:0/task:" + std::to_string(task);
@@ -19,16 +21,57 @@ TaskAddresses AddressesOf(const tensorflow::ClusterDef& cluster) {
   return addresses;
 }
 
-WorkerCache::WorkerCache(std::shared_ptr<tensorflow::WorkerCacheInterface> stock, TaskAddresses addresses,
-                         std::string local_task, std::shared_ptr<Engine> engine, std::shared_ptr<Resolver> resolver)
-    : WorkerCacheWrapper(stock.get()),
-      stock_(std::move(stock)),
-      addresses_(std::move(addresses)),
-      local_task_(std::move(local_task)),
-      engine_(std::move(engine)),
-      resolver_(std::move(resolver)) {}
+bool WorkerCaches::DropStock() {
+  bool gone = true;
+  std::lock_guard<std::mutex> lock(mu_);
+  for (WorkerCache* cache : caches_) {
+    std::shared_ptr<WorkerCacheInterface> stock;
+    {
+      std::unique_lock<std::shared_mutex> cache_lock(cache->mu_);
+      stock.swap(cache->stock_);
+    }
+    const std::weak_ptr<WorkerCacheInterface> rest = stock;
+    stock.reset();
+    if (!rest.expired()) gone = false;
+  }
+  return gone;
+}
 
-WorkerCache::~WorkerCache() = default;
+WorkerCache::WorkerCache(std::unique_ptr<WorkerCacheInterface> stock, TaskAddresses addresses, std::string local_task,
+                         WorkerInterface* local_worker, std::shared_ptr<Engine> engine,
+                         std::shared_ptr<Resolver> resolver, std::shared_ptr<WorkerCaches> caches)
+    : addresses_(std::move(addresses)),
+      local_task_(std::move(local_task)),
+      local_worker_(local_worker),
+      engine_(std::move(engine)),
+      resolver_(std::move(resolver)),
+      caches_(std::move(caches)),
+      stock_(std::move(stock)) {
+  std::lock_guard<std::mutex> lock(caches_->mu_);
+  caches_->caches_.insert(this);
+}
+
+WorkerCache::~WorkerCache() {
+  std::lock_guard<std::mutex> lock(caches_->mu_);
+  caches_->caches_.erase(this);
+}
+
+std::shared_ptr<WorkerCacheInterface> WorkerCache::stock() const {
+  std::shared_lock<std::shared_mutex> lock(mu_);
+  return stock_;
+}
+
+Status WorkerCache::Stopped() const { return MakeStatus(14, "the server of " + local_task_ + " was stopped"); }
+
+void WorkerCache::ListWorkers(std::vector<std::string>* workers) const {
+  workers->clear();
+  if (const auto stock = this->stock()) stock->ListWorkers(workers);
+}
+
+void WorkerCache::ListWorkersInJob(const std::string& job_name, std::vector<std::string>* workers) const {
+  workers->clear();
+  if (const auto stock = this->stock()) stock->ListWorkersInJob(job_name, workers);
+}
 
 std::string WorkerCache::TaskOf(const std::string& target) {
   tensorflow::DeviceNameUtils::ParsedName name;
@@ -39,8 +82,8 @@ std::string WorkerCache::TaskOf(const std::string& target) {
   return TaskName(name.job, name.task);
 }
 
-tensorflow::WorkerInterface* WorkerCache::GetOrCreateWorker(const std::string& target) {
-  if (target == local_task_) return stock_->GetOrCreateWorker(target);
+WorkerInterface* WorkerCache::GetOrCreateWorker(const std::string& target) {
+  if (target == local_task_) return local_worker_;
   {
     std::shared_lock<std::shared_mutex> lock(mu_);
     auto found = by_target_.find(target);
@@ -49,45 +92,76 @@ tensorflow::WorkerInterface* WorkerCache::GetOrCreateWorker(const std::string& t
   return CreateWorker(target);
 }
 
-tensorflow::WorkerInterface* WorkerCache::CreateWorker(const std::string& target) {
+WorkerInterface* WorkerCache::CreateWorker(const std::string& target) {
   const std::string task = TaskOf(target);
-  if (task == local_task_) return stock_->GetOrCreateWorker(local_task_);
+  if (task == local_task_) return local_worker_;
   const auto address = addresses_.find(task);
   if (address == addresses_.end()) return nullptr;
-  resolver_->Register(task, address->second, stock_);
   std::unique_lock<std::shared_mutex> lock(mu_);
   std::unique_ptr<RemoteWorker>& worker = workers_[task];
   if (worker == nullptr) {
     std::shared_ptr<Channel> channel;
-    const Status opened = engine_->OpenChannel(task, address->second, &channel);
-    if (opened.ok()) {
-      worker = std::make_unique<RemoteWorker>(task, std::move(channel), &logger_);
+    Status opened;
+    if (stock_ == nullptr) {
+      opened = Stopped();
     } else {
-      worker = std::make_unique<RemoteWorker>(task, opened, &logger_);
+      resolver_->Register(task, address->second, stock_);
+      opened = engine_->OpenChannel(task, address->second, &channel);
     }
+    worker = opened.ok() ? std::make_unique<RemoteWorker>(task, std::move(channel), &logger_)
+                         : std::make_unique<RemoteWorker>(task, opened, &logger_);
   }
   by_target_[target] = worker.get();
   return worker.get();
 }
 
-void WorkerCache::ReleaseWorker(const std::string& target, tensorflow::WorkerInterface* worker) {
-  if (target == local_task_ || TaskOf(target) == local_task_) stock_->ReleaseWorker(local_task_, worker);
+// Workers belong to the cache, or to the server.
+void WorkerCache::ReleaseWorker(const std::string&, WorkerInterface*) {}
+
+bool WorkerCache::GetDeviceLocalityNonBlocking(const std::string& device, tensorflow::DeviceLocality* locality) {
+  const auto stock = this->stock();
+  return stock != nullptr && stock->GetDeviceLocalityNonBlocking(device, locality);
+}
+
+void WorkerCache::GetDeviceLocalityAsync(const std::string& device, tensorflow::DeviceLocality* locality,
+                                         tensorflow::StatusCallback done) {
+  auto stock = this->stock();
+  if (stock == nullptr) {
+    done(Stopped());
+    return;
+  }
+  WorkerCacheInterface* asked = stock.get();
+  asked->GetDeviceLocalityAsync(device, locality, [stock = std::move(stock), done = std::move(done)](const Status& s) mutable {
+    stock.reset();
+    done(s);
+  });
+}
+
+Status WorkerCache::GetEagerClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache>* eager_client_cache) {
+  const auto stock = this->stock();
+  return stock == nullptr ? Stopped() : stock->GetEagerClientCache(eager_client_cache);
+}
+
+Status WorkerCache::GetCoordinationClientCache(
+    std::unique_ptr<tensorflow::CoordinationClientCache>* coordination_client_cache) {
+  const auto stock = this->stock();
+  return stock == nullptr ? Stopped() : stock->GetCoordinationClientCache(coordination_client_cache);
 }
 
 void WorkerCache::SetLogging(bool active) {
   logger_.SetLogging(active);
-  stock_->SetLogging(active);
+  if (const auto stock = this->stock()) stock->SetLogging(active);
 }
 
 void WorkerCache::ClearLogs() {
   logger_.ClearLogs();
-  stock_->ClearLogs();
+  if (const auto stock = this->stock()) stock->ClearLogs();
 }
 
 bool WorkerCache::RetrieveLogs(int64_t step_id, tensorflow::StepStats* ss) {
-  const bool ours = logger_.RetrieveLogs(step_id, ss);
-  const bool stock = stock_->RetrieveLogs(step_id, ss);
-  return ours || stock;
+  bool any = logger_.RetrieveLogs(step_id, ss);
+  if (const auto stock = this->stock()) any = stock->RetrieveLogs(step_id, ss) || any;
+  return any;
 }
 
 }  // namespace starwire

@@ -4,16 +4,19 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "cc/compat.h"
 #include "cc/server/engine.h"
 #include "cc/server/resolver.h"
 #include "cc/worker/remote_worker.h"
+#include "tensorflow/core/distributed_runtime/worker_cache.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_logger.h"
-#include "tensorflow/core/distributed_runtime/worker_cache_wrapper.h"
 #include "tensorflow/core/protobuf/cluster.pb.h"
 
 namespace starwire {
@@ -23,37 +26,71 @@ using TaskAddresses = std::map<std::string, std::string>;
 TaskAddresses AddressesOf(const tensorflow::ClusterDef& cluster);
 std::string TaskName(const std::string& job, int task);
 
-class WorkerCache : public tensorflow::WorkerCacheWrapper {
+class WorkerCache;
+
+// The worker caches of one server, so that a server that ends can take what is TensorFlow's out of them: sessions keep their cache for as long as they
+// like, but TensorFlow's part needs threads of the server.
+class WorkerCaches {
  public:
-  // `stock` keeps serving the local task (in this process), eager execution and coordination.
-  WorkerCache(std::shared_ptr<tensorflow::WorkerCacheInterface> stock, TaskAddresses addresses, std::string local_task,
-              std::shared_ptr<Engine> engine, std::shared_ptr<Resolver> resolver);
+  // Takes the stock caches away. True if they are gone: nobody is in the middle of using one.
+  bool DropStock();
+
+ private:
+  friend class WorkerCache;
+  std::mutex mu_;
+  std::set<WorkerCache*> caches_;
+};
+
+class WorkerCache : public tensorflow::WorkerCacheInterface {
+ public:
+  // `stock` keeps serving eager execution and coordination. `local_worker` is the one for `local_task`, which is in this process.
+  WorkerCache(std::unique_ptr<tensorflow::WorkerCacheInterface> stock, TaskAddresses addresses, std::string local_task,
+              tensorflow::WorkerInterface* local_worker, std::shared_ptr<Engine> engine,
+              std::shared_ptr<Resolver> resolver, std::shared_ptr<WorkerCaches> caches);
   ~WorkerCache() override;
+
+  void ListWorkers(std::vector<std::string>* workers) const override;
+  void ListWorkersInJob(const std::string& job_name, std::vector<std::string>* workers) const override;
 
   // Remote workers belong to the cache and are the same object each time; a task that is not in the cluster is null. As with TensorFlow's own cache,
   // `target` may name a device of the task.
   tensorflow::WorkerInterface* GetOrCreateWorker(const std::string& target) override;
   void ReleaseWorker(const std::string& target, tensorflow::WorkerInterface* worker) override;
 
+  bool GetDeviceLocalityNonBlocking(const std::string& device, tensorflow::DeviceLocality* locality) override;
+  void GetDeviceLocalityAsync(const std::string& device, tensorflow::DeviceLocality* locality,
+                              tensorflow::StatusCallback done) override;
+  Status GetEagerClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache>* eager_client_cache) override;
+  Status GetCoordinationClientCache(
+      std::unique_ptr<tensorflow::CoordinationClientCache>* coordination_client_cache) override;
+
   void SetLogging(bool active) override;
   void ClearLogs() override;
   bool RetrieveLogs(int64_t step_id, tensorflow::StepStats* ss) override;
 
  private:
+  friend class WorkerCaches;
+
   tensorflow::WorkerInterface* CreateWorker(const std::string& target);
   // "/job:ps/replica:0/task:0" of a target that may go on to name a device; empty if it names no task.
   static std::string TaskOf(const std::string& target);
+  // Null when the server ended.
+  std::shared_ptr<tensorflow::WorkerCacheInterface> stock() const;
+  Status Stopped() const;
 
-  const std::shared_ptr<tensorflow::WorkerCacheInterface> stock_;
   const TaskAddresses addresses_;
   const std::string local_task_;
+  tensorflow::WorkerInterface* const local_worker_;  // the server's
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<Resolver> resolver_;
+  const std::shared_ptr<WorkerCaches> caches_;
   tensorflow::WorkerCacheLogger logger_;
-  std::shared_mutex mu_;
-  // Both guarded by mu_. By task, and by every target that was asked for.
-  std::unordered_map<std::string, std::unique_ptr<RemoteWorker>> workers_;
-  std::unordered_map<std::string, RemoteWorker*> by_target_;
+
+  mutable std::shared_mutex mu_;
+  // All guarded by mu_.
+  std::shared_ptr<tensorflow::WorkerCacheInterface> stock_;
+  std::unordered_map<std::string, std::unique_ptr<RemoteWorker>> workers_;  // by task
+  std::unordered_map<std::string, RemoteWorker*> by_target_;               // by what was asked for
 };
 
 }  // namespace starwire
