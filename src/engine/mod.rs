@@ -77,7 +77,7 @@ impl Engine {
             task: config.identity.task.clone(),
             incarnation,
             data: vec![config.advertised(bound)],
-            unix: host.as_ref().and(local.as_ref()).map(|(_, address)| address.to_string()),
+            unix: host.as_ref().and(local.as_ref()).and_then(|(_, address)| unix_name(address)),
             host: host.clone(),
             pid: Some(std::process::id()),
         };
@@ -216,6 +216,14 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// What peers connect to (the address's own text is for people).
+fn unix_name(address: &SocketAddress) -> Option<String> {
+    match address {
+        SocketAddress::Unix(path) => path.to_str().map(String::from),
+        SocketAddress::Inet(_) => None,
     }
 }
 

@@ -66,6 +66,22 @@ fn calls_come_back_whole() {
 }
 
 #[test]
+fn tasks_of_one_host_talk_over_a_unix_socket() {
+    for (unix, expected) in [("auto", true), ("off", false)] {
+        let (ps, worker) = pair(&[("STARWIRE_UNIX", unix)]);
+        assert_eq!(call(&worker.channel(PS), ECHO, b"", None).code, 0);
+        let advertisement = ps.engine().advertisement().to_string();
+        let name = advertisement.split(';').find_map(|field| field.strip_prefix("unix="));
+        assert_eq!(name.is_some(), expected, "{advertisement}");
+        let Some(name) = name else { continue };
+        // The listener, and the connection that came in through it.
+        let sockets = std::fs::read_to_string("/proc/self/net/unix").unwrap();
+        let count = sockets.lines().filter(|line| line.ends_with(name)).count();
+        assert_eq!(count, 2, "{name} in\n{sockets}");
+    }
+}
+
+#[test]
 fn errors_carry_code_message_and_details() {
     let (_ps, worker) = pair(&[]);
     let end = call(&worker.channel(PS), FAIL, b"", None);
