@@ -1,0 +1,317 @@
+"""Where data ports are: .endpoint_map in its three places, advertisement without a file, IPv6, names, binding, and peers that run something else."""
+
+import os
+import re
+import socket
+import time
+
+import pytest
+
+import steps
+import wire
+from cluster import RemoteError, free_port, load, start_server, state, tf
+from test_failure import worker_call
+from test_security import data_port, metric
+
+pytestmark = pytest.mark.ours
+
+
+def write_map(directory, lines, name=".endpoint_map"):
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def lines_for(spec, host="127.0.0.1"):
+    return [f"{address}={host}:{free_port()}" for addresses in spec.values() for address in addresses]
+
+
+def run(cluster, count=5, **options):
+    return worker_call(cluster, steps.run_steps, count, **options)
+
+
+def used_the_data_port(cluster):
+    """That tensors really went over starwire, not over something that happens to work."""
+    return metric(data_port(cluster["ps", 0]), "starwire_tensor_requests_received_total") > 0
+
+
+# The file. --------------------------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["TF_SEASTAR_ENDPOINT_MAP_PATH", "STARWIRE_ENDPOINT_MAP", "working directory"])
+def test_endpoint_map_places(fresh_cluster, tmp_path, place):
+    cluster = fresh_cluster(start=False)
+    lines = ["# data addresses", "", *lines_for(cluster.spec), "   "]
+    if place == "STARWIRE_ENDPOINT_MAP":
+        cluster.environment[place] = write_map(tmp_path, lines, "addresses.txt")
+    else:
+        write_map(tmp_path, lines)
+        if place == "TF_SEASTAR_ENDPOINT_MAP_PATH":
+            cluster.environment[place] = tmp_path
+    for job in ("ps", "worker"):
+        task = cluster.runner.task(f"mapped-{job}", cluster.environment, directory=tmp_path if place == "working directory" else None)
+        cluster.tasks[job, 0] = task
+        task.call(start_server, cluster.spec, job, 0, cluster.protocol)
+        expected = next(line for line in lines if line.startswith(cluster.spec[job][0])).split("=")[1]
+        assert data_port(task).rsplit(":", 1)[1] == expected.rsplit(":", 1)[1]
+    assert run(cluster) == 5
+    assert used_the_data_port(cluster)
+
+
+def test_first_place_wins(fresh_cluster, tmp_path):
+    """A file that the environment names is used alone: the one in the working directory is not even read."""
+    cluster = fresh_cluster(start=False)
+    (tmp_path / "here").mkdir()
+    write_map(tmp_path / "here", ["this is garbage"])
+    write_map(tmp_path / "named", lines_for(cluster.spec))
+    cluster.environment["TF_SEASTAR_ENDPOINT_MAP_PATH"] = tmp_path / "named"
+    for job in ("ps", "worker"):
+        cluster.tasks[job, 0] = task = cluster.runner.task(f"mapped-{job}", cluster.environment, directory=tmp_path / "here")
+        task.call(start_server, cluster.spec, job, 0, cluster.protocol)
+    assert run(cluster) == 5
+
+
+BAD_MAPS = {  # lines with {ps} and {worker} for the ClusterSpec's addresses, the number of the line at fault, what the message must say
+    "no equals sign": (["{ps}=127.0.0.1:7001", "{worker} 127.0.0.1:7002"], 2, "="),
+    "two equals signs": (["{ps}=127.0.0.1:7001", "", "{worker}=127.0.0.1:7002=x"], 3, "more than one"),
+    "no port": (["# a comment", "{ps}=127.0.0.1", "{worker}=127.0.0.1:7002"], 2, "port"),
+    "port too large": (["{ps}=127.0.0.1:70000", "{worker}=127.0.0.1:7002"], 1, "70000"),
+    "port zero": (["{ps}=127.0.0.1:0", "{worker}=127.0.0.1:7002"], 1, "port"),
+    "no host": (["{ps}=:7001", "{worker}=127.0.0.1:7002"], 1, "host"),
+    "IPv6 without brackets": (["{ps}=::1:7001", "{worker}=127.0.0.1:7002"], 1, "bracket"),
+    "the same task twice": (["{ps}=127.0.0.1:7001", "{worker}=127.0.0.1:7002", "{ps}=127.0.0.1:7003"], 3, "line 1"),
+    "the same data address twice": (["{ps}=127.0.0.1:7001", "{worker}=127.0.0.1:7001"], 2, "line 1"),
+    "not text": (["{ps}=127.0.0.1:7001", "\udcff\udcfe"], 2, "UTF-8"),
+    "an address of every machine": (["{ps}=0.0.0.0:7001", "{worker}=127.0.0.1:7002"], 1, "0.0.0.0"),
+}
+
+
+def start_error(cluster, job="worker", **environment):
+    task = cluster.process(job, 0, **environment)
+    start = time.monotonic()
+    with pytest.raises(RemoteError) as caught:
+        task.call(start_server, cluster.spec, job, 0, cluster.protocol)
+    assert time.monotonic() - start < 10
+    assert task.poll() is None, "an exception, not the end of the process"
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", BAD_MAPS)
+def test_bad_endpoint_map(fresh_cluster, tmp_path, kind):
+    cluster = fresh_cluster(start=False)
+    lines, number, words = BAD_MAPS[kind]
+    path = tmp_path / ".endpoint_map"
+    text = "\n".join(lines).replace("{ps}", cluster.spec["ps"][0]).replace("{worker}", cluster.spec["worker"][0])
+    path.write_bytes(text.encode(errors="surrogateescape") + b"\n")
+    error = start_error(cluster, TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path)
+    assert error.type == "InvalidArgumentError", error
+    assert f"{path}:{number}:" in error.message, error.message
+    assert words in error.message, error.message
+
+
+def test_endpoint_map_without_a_task(fresh_cluster, tmp_path):
+    cluster = fresh_cluster(start=False)
+    path = write_map(tmp_path, [f"{cluster.spec['worker'][0]}=127.0.0.1:{free_port()}"])
+    error = start_error(cluster, TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path)
+    assert str(path) in error.message and "/job:ps/replica:0/task:0" in error.message and cluster.spec["ps"][0] in error.message, error.message
+
+
+def test_endpoint_map_that_is_not_there(fresh_cluster, tmp_path):
+    cluster = fresh_cluster(start=False)
+    error = start_error(cluster, TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path / "nowhere")
+    assert "TF_SEASTAR_ENDPOINT_MAP_PATH" in error.message and str(tmp_path / "nowhere") in error.message, error.message
+
+
+def test_data_port_that_is_taken(fresh_cluster, tmp_path):
+    cluster = fresh_cluster(start=False)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        write_map(tmp_path, [f"{cluster.spec['worker'][0]}=127.0.0.1:{port}", f"{cluster.spec['ps'][0]}=127.0.0.1:{free_port()}"])
+        error = start_error(cluster, TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path)
+    assert str(port) in error.message, error.message
+
+
+def test_swapped_entries(fresh_cluster, tmp_path):
+    """The map sends everybody to somebody else: named within seconds, on the caller's side."""
+    cluster = fresh_cluster(shape=(("ps", 2), ("worker", 1)), start=False)
+    good = lines_for(cluster.spec)
+    write_map(tmp_path / "good", good)
+    # The worker is told that ps 0 is where ps 1 is.
+    zero, one = (line.split("=") for line in good[:2])
+    write_map(tmp_path / "bad", [f"{zero[0]}={one[1]}", f"{one[0]}={zero[1]}", *good[2:]])
+    for index in range(2):
+        cluster.start("ps", index, TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path / "good")
+    cluster.start("worker", 0, TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path / "bad")
+    start = time.monotonic()
+    with pytest.raises(RemoteError) as caught:
+        run(cluster, timeout=40)
+    assert time.monotonic() - start < 20
+    assert caught.value.type == "FailedPreconditionError", caught.value
+    for words in ("/job:ps/replica:0/task:0", "/job:ps/replica:0/task:1", "endpoint_map"):
+        assert words in caught.value.message, caught.value.message
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("STARWIRE_BIND", "nonsense", "nonsense"),
+        ("STARWIRE_BIND", "192.0.2.77", "192.0.2.77"),
+        ("STARWIRE_DRIVER", "kqueue", "epoll"),
+        ("STARWIRE_REACTORS", "0", "STARWIRE_REACTORS"),
+        ("STARWIRE_SECRET", "short", "16"),
+        ("STARWIRE_SECRET_FILE", "/nonexistent/secret", "/nonexistent/secret"),
+        ("NETWORK_WORKER_CORE_NUMBER", "many", "many"),
+        ("WORKER_ENABLE_POLLING", "perhaps", "perhaps"),
+        ("NETWORK_MAX_CONNECTION_TIMEOUT", "-1", "-1"),
+        ("STARWIRE_ADVERTISE", "a b", "a b"),
+    ],
+)
+def test_bad_variable(fresh_cluster, name, value, words):
+    error = start_error(fresh_cluster(start=False), **{name: value})
+    assert error.type in ("InvalidArgumentError", "FailedPreconditionError", "UnavailableError"), error
+    assert name in error.message and words in error.message, error.message
+
+
+def test_misspelt_variable_is_a_warning(fresh_cluster):
+    cluster = fresh_cluster(environment={"STARWIRE_DRIVRE": "epoll"})
+    assert "STARWIRE_DRIVER" in cluster["ps", 0].wait_for_log("STARWIRE_DRIVRE")
+    assert run(cluster) == 5
+
+
+# Without a file. -----------------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_several_tasks_on_one_host(fresh_cluster):
+    """Six tasks without any file: each has a data port of its own, all work together."""
+    cluster = fresh_cluster(shape=(("ps", 3), ("worker", 3)))
+    assert len({data_port(task) for task in cluster.tasks.values()}) == 6
+    for index in range(3):
+        cluster["worker", index].begin(steps.run_steps, cluster.target("worker", index), 10, index, f"model{index}")
+    assert [cluster["worker", index].result() for index in range(3)] == [10] * 3
+
+
+def start_line(cluster, job="ps"):
+    return next(line for line in cluster[job, 0].full_log().splitlines() if re.search(r"starwire: .* on \d+ reactor", line))
+
+
+def test_start_up_line(fresh_cluster):
+    """One line says what is in force."""
+    cluster = fresh_cluster(environment={"STARWIRE_REACTORS": 2, "STARWIRE_DRIVER": "epoll"})
+    line = start_line(cluster)
+    assert re.search(r"starwire: grpc\+\+ on 2 reactors \(epoll, poll=off, pin=off\), data port ", line), line
+    assert sum("reactors (" in one for one in cluster["ps", 0].full_log().splitlines()) == 1
+
+
+@pytest.mark.parametrize("driver", ["epoll", "io_uring"])
+@pytest.mark.parametrize("unix", ["auto", "off"])
+def test_drivers_and_ways(fresh_cluster, driver, unix):
+    cluster = fresh_cluster(environment={"STARWIRE_DRIVER": driver, "STARWIRE_UNIX": unix, "STARWIRE_REACTORS": 2})
+    assert f"({driver}," in start_line(cluster)
+    assert run(cluster, 20) == 20
+    assert used_the_data_port(cluster)
+
+
+@pytest.mark.parametrize("settings", [{"WORKER_ENABLE_POLLING": "true", "PS_ENABLE_POLLING": "1"}, {"WORKER_DISABLE_PIN_CORES": "false", "PS_DISABLE_PIN_CORES": "0"}], ids=["polling", "pinning"])
+def test_polling_and_pinning(fresh_cluster, settings):
+    cluster = fresh_cluster(environment=settings)
+    line = start_line(cluster)
+    assert ("poll=on" in line) == ("PS_ENABLE_POLLING" in settings), line
+    assert ("pin=on" in line or "pin=off" not in line) == ("PS_DISABLE_PIN_CORES" in settings), line
+    assert run(cluster, 20) == 20
+
+
+@pytest.mark.parametrize("host", ["[::1]", "localhost", socket.gethostname()], ids=["IPv6", "localhost", "host name"])
+def test_hosts(fresh_cluster, host):
+    """ClusterSpecs with an IPv6 address, with a name of the loopback, with the name of the machine."""
+    if host == "[::1]":
+        try:
+            with socket.socket(socket.AF_INET6) as probe:
+                probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 on this machine's loopback")
+    elif host != "localhost":
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError:
+            pytest.skip(f"{host} does not resolve")
+    cluster = fresh_cluster(host=host)
+    assert run(cluster) == 5
+    if host == "[::1]":
+        assert "[::1]:" in start_line(cluster) or "[::]:" in start_line(cluster)
+
+
+def test_bind_and_advertise(fresh_cluster):
+    """The ps listens on one address and port and tells peers another name for it."""
+    port = free_port()
+    cluster = fresh_cluster(start=False)
+    cluster.start("ps", 0, STARWIRE_BIND=f"127.0.0.2:{port}", STARWIRE_ADVERTISE=f"127.0.0.2:{port}")
+    cluster.start("worker", 0, STARWIRE_UNIX="off")
+    assert f"127.0.0.2:{port}" in start_line(cluster)
+    assert run(cluster) == 5
+    assert wire.http_get(f"127.0.0.2:{port}", "/healthz")[0] == 200
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), 2)
+
+
+def test_advertised_address_that_leads_nowhere(fresh_cluster):
+    """A wrong STARWIRE_ADVERTISE ends in an error that names the address, not in a hang."""
+    cluster = fresh_cluster(start=False, environment={"STARWIRE_UNIX": "off", "NETWORK_MAX_CONNECTION_TIMEOUT": 3000})
+    nowhere = f"127.0.0.1:{free_port()}"
+    cluster.start("ps", 0, STARWIRE_ADVERTISE=nowhere)
+    cluster.start("worker", 0)
+    with pytest.raises(RemoteError) as caught:
+        run(cluster, timeout=40)
+    assert caught.value.type == "UnavailableError", caught.value
+    assert nowhere in caught.value.message and "/job:ps/replica:0/task:0" in caught.value.message, caught.value.message
+
+
+# Peers of another kind. ------------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_peer_that_runs_stock_grpc(fresh_cluster, protocol):
+    """ps on stock gRPC, worker on ours: FailedPrecondition within seconds that names the task and the protocol to start it with."""
+    cluster = fresh_cluster(start=False)
+    cluster.start("ps", 0, protocol="grpc")
+    cluster.start("worker", 0)
+    start = time.monotonic()
+    with pytest.raises(RemoteError) as caught:
+        run(cluster, timeout=40)
+    assert time.monotonic() - start < 15
+    assert caught.value.type == "FailedPreconditionError", caught.value
+    assert "/job:ps/replica:0/task:0" in caught.value.message and protocol in caught.value.message, caught.value.message
+
+
+def test_caller_that_runs_stock_grpc(fresh_cluster):
+    """A worker on stock gRPC with a ps on ours: works over TensorFlow's own gRPC port, with right results, or is refused in seconds. It must not hang."""
+    cluster = fresh_cluster(start=False)
+    cluster.start("ps", 0)
+    cluster.start("worker", 0, protocol="grpc")
+    start = time.monotonic()
+    try:
+        assert run(cluster, timeout=40) == 5
+    except RemoteError as error:
+        assert error.type == "FailedPreconditionError" and "/job:" in error.message, error
+    assert time.monotonic() - start < 20
+
+
+def test_three_servers_of_one_process(runner, protocol):
+    """Several servers share one process: a whole cluster in it."""
+    task = runner.task("all-in-one")
+    assert task.call(all_in_one, protocol, [free_port() for _ in range(3)]) == 5
+    assert task.exit(timeout=20) == 0
+
+
+def all_in_one(protocol, ports):
+    load(protocol)
+    spec = {"ps": [f"127.0.0.1:{ports[0]}"], "worker": [f"127.0.0.1:{port}" for port in ports[1:]]}
+    state["servers"] = [tf.distribute.Server(spec, job_name=job, task_index=i, protocol=protocol) for job, tasks in spec.items() for i in range(len(tasks))]
+    return steps.run_steps(state["servers"][1].target, 5)
+
+
+def test_environment_is_that_of_each_process():
+    """What the harness relies on: the suite's own environment sets none of the variables under test."""
+    ours = [name for name in os.environ if name.startswith("STARWIRE_") and not name.startswith("STARWIRE_TEST_") and name != "STARWIRE_LIBRARY"]
+    assert not ours, f"unset {ours} for this suite"
