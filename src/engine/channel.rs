@@ -13,6 +13,11 @@ use crate::ffi::types::sw_code;
 use crate::protocol::Outcome;
 use crate::transport::SocketAddress;
 
+/// Requests may wait for a peer for as long as their deadline lets them (TensorFlow waits for tasks that start later): after this time, the log says for whom and why …
+const PATIENCE: Duration = Duration::from_secs(5);
+/// … and again.
+const REMINDER: Duration = Duration::from_secs(60);
+
 /// The part of a channel that callers and its shard share.
 pub struct ChannelShared {
     pub(super) number: u32,
@@ -142,6 +147,9 @@ pub struct ChannelState {
     /// No new attempt before this.
     pub not_before: Option<Instant>,
     failures: u32,
+    /// When the first of these failures was, and when the log last spoke of them.
+    unreachable_since: Option<Instant>,
+    told: Option<Instant>,
     /// Incarnation of the peer that we were connected to last.
     pub incarnation: Option<u64>,
     /// What went wrong with the candidates of this attempt.
@@ -158,6 +166,8 @@ impl ChannelState {
             attempt_ends: None,
             not_before: None,
             failures: 0,
+            unreachable_since: None,
+            told: None,
             incarnation: None,
             errors: Vec::new(),
         }
@@ -165,6 +175,8 @@ impl ChannelState {
 
     pub fn succeeded(&mut self) {
         self.failures = 0;
+        self.unreachable_since = None;
+        self.told = None;
         self.not_before = None;
         self.attempt_ends = None;
         self.errors.clear();
@@ -178,6 +190,17 @@ impl ChannelState {
         let jittered = base * 3 / 4 + random % (base / 2 + 1);
         self.not_before = Some(now + Duration::from_millis(jittered));
         self.attempt_ends = None;
+    }
+
+    /// Whether the log must say now that requests wait for a peer that cannot be reached: soon, and then once a minute.
+    pub fn should_tell(&mut self, now: Instant, somebody_waits: bool) -> bool {
+        let since = *self.unreachable_since.get_or_insert(now);
+        let due = self.told.map_or(since + PATIENCE, |at| at + REMINDER);
+        if !somebody_waits || now < due {
+            return false;
+        }
+        self.told = Some(now);
+        true
     }
 
     /// Ends those who wait: all of them, or only those that do not want to wait for another attempt.
@@ -247,5 +270,18 @@ mod tests {
         assert!(s.not_before.is_none());
         s.failed(now, 0);
         assert!(wait(&s) <= Duration::from_millis(25));
+    }
+
+    #[test]
+    fn the_log_hears_of_an_unreachable_peer_only_while_somebody_waits() {
+        let mut s = state();
+        let now = Instant::now();
+        assert!(!s.should_tell(now, true), "too soon");
+        assert!(!s.should_tell(now + PATIENCE, false), "nobody waits");
+        assert!(s.should_tell(now + PATIENCE, true));
+        assert!(!s.should_tell(now + PATIENCE * 2, true), "it was said");
+        assert!(s.should_tell(now + PATIENCE + REMINDER, true));
+        s.succeeded();
+        assert!(!s.should_tell(now + PATIENCE + REMINDER, true), "a new outage");
     }
 }

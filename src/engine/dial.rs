@@ -351,7 +351,12 @@ impl Shard {
         let hopeless = !matches!(code, code::UNAVAILABLE | code::DEADLINE_EXCEEDED | code::CANCELLED);
         channel.fail_waiting(code, &message, hopeless);
         channel.errors.push(why.to_owned());
-        if !channel.waiting.is_empty() {
+        let somebody_waits = !channel.waiting.is_empty();
+        if channel.should_tell(now, somebody_waits) {
+            let line = format!("{message}; {} requests wait, trying on", channel.waiting.len());
+            self.shared.owner.log(Level::Warning, &line);
+        }
+        if self.channels.get(&number).is_some_and(|c| !c.waiting.is_empty()) {
             self.dial(number, now);
         }
     }

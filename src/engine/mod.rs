@@ -14,6 +14,7 @@ mod error;
 mod exit;
 mod fork;
 mod observe;
+mod offenders;
 mod owner;
 mod pace;
 mod shard;
@@ -48,6 +49,7 @@ use crate::reactor::uring::UringDriver;
 use crate::transport::{SocketAddress, host, tcp, unix};
 use channel::ChannelShared;
 use command::{Command, Door, Meta};
+use offenders::Offenders;
 use owner::Level;
 use shard::Shard;
 use shared::Shared;
@@ -93,6 +95,7 @@ impl Engine {
             connections: Arc::default(),
             started: Instant::now(),
             control: OnceLock::new(),
+            offenders: Offenders::default(),
             config,
         });
         let alive = Arc::new(());

@@ -30,9 +30,6 @@ const MAX_STRANGERS: usize = 1024;
 /// How long a stopping reactor waits for the kernel to let go of its memory.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// One line per offending address in this time.
-const OFFENDER_SILENCE: Duration = Duration::from_secs(60);
-const MAX_OFFENDERS: usize = 1024;
 
 /// Keys are counters or the driver's own numbers, so a multiplication is hash enough.
 #[derive(Default)]
@@ -74,7 +71,6 @@ pub struct Shard {
     next_conn: u64,
     next_adopter: usize,
     strangers: usize,
-    offenders: HashMap<String, Instant>,
     pub(super) stopping: Option<Instant>,
     local: Vec<Command>,
     pub(super) completions: Vec<Completion>,
@@ -103,7 +99,6 @@ impl Shard {
             next_conn: 0,
             next_adopter: 0,
             strangers: 0,
-            offenders: HashMap::new(),
             stopping: None,
             local: Vec::new(),
             completions: Vec::new(),
@@ -485,14 +480,12 @@ impl Shard {
         }
     }
 
-    fn log_offender(&mut self, name: &str, what: &str, now: Instant) {
+    fn log_offender(&self, name: &str, what: &str, now: Instant) {
         // The port of a client says nothing: one line per host.
-        let host = name.rsplit_once(':').map_or(name, |(host, _)| host).to_string();
-        self.offenders.retain(|_, at| now.saturating_duration_since(*at) < OFFENDER_SILENCE);
-        if self.offenders.contains_key(&host) || self.offenders.len() >= MAX_OFFENDERS {
+        let host = name.rsplit_once(':').map_or(name, |(host, _)| host);
+        if !self.shared.offenders.is_news(host, now) {
             return;
         }
-        self.offenders.insert(host, now);
         self.shared.owner.log(
             Level::Warning,
             &format!("starwire: dropped a connection from {name}: {what} (more of these from there are not logged for a minute)"),

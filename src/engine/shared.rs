@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::command::Command;
 use super::fork;
+use super::offenders::Offenders;
 use super::owner::{Level, Owner};
 use crate::config::Config;
 use crate::control::ControlService;
@@ -31,6 +32,7 @@ pub struct Shared {
     pub(super) connections: Arc<Connections>,
     pub(super) started: Instant,
     pub(super) control: OnceLock<ControlService>,
+    pub(super) offenders: Offenders,
     /// Equal on two servers only if they can reach each other's unix sockets.
     pub(super) host: Option<String>,
 }

@@ -1,6 +1,7 @@
 """The data port against strangers: garbage, truncated, oversized, replayed and slow bytes while training goes on; secrets, cluster ids; and its HTTP side."""
 
 import contextlib
+import random
 import re
 import socket
 import struct
@@ -39,12 +40,14 @@ def training(cluster, tmp_path):
     stop = str(tmp_path / "stop")
     cluster["worker", 0].begin(steps.run_until_stopped, cluster.target("worker", 0), stop)
     wait_for(stop + ".started")
+    begun = time.monotonic()
     try:
         yield
+        time.sleep(max(0.0, 0.5 - (time.monotonic() - begun)))
     finally:
         open(stop, "w").close()
         count, longest = cluster["worker", 0].result(30)
-    assert count > 5
+    assert count >= 2
     assert longest < 5, f"a step took {longest:.1f} s"
 
 
@@ -100,11 +103,11 @@ ATTACKS = {
     "a request with an unknown key": lambda a: after_handshake(a, wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 1, 77))),
     "the same request id twice": lambda a: after_handshake(
         a,
-        wire.frame(wire.KEY, ident=1, meta=PREFIX)
-        + wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 123456, 1))
-        + wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 123456, 1)),
+        wire.frame(wire.KEY, ident=0, meta=PREFIX)
+        + wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 123456, 0))
+        + wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 123456, 0)),
     ),
-    "a key of 64 KiB": lambda a: after_handshake(a, wire.frame(wire.KEY, ident=1, meta=b"k" * 65536)),
+    "a key of 64 KiB": lambda a: after_handshake(a, wire.frame(wire.KEY, ident=0, meta=b"k" * 65536)),
 }
 
 
@@ -113,23 +116,30 @@ def target(make_cluster):
     return make_cluster(shape=(("ps", 1), ("worker", 1)), environment=QUICK)
 
 
-def offences(log):
-    """Log lines of starwire above info."""
-    return [line for line in log.splitlines() if "starwire" in line and re.match(r"^[WE]\d|^\d{4}-\d\d-\d\d [\d:.]+: [WE]|.*\b(warning|error)\b", line)]
+@pytest.fixture
+def stranger(monkeypatch):
+    """A host of its own for each test (the loopback has many), because an offending host is logged once a minute."""
+    address = f"127.0.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
+    monkeypatch.setattr(wire, "source", address)
+    return address
+
+
+def lines_about(log, stranger):
+    return [line for line in log.splitlines() if "starwire" in line and stranger in line]
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_bad_bytes_do_not_disturb_training(target, tmp_path, attack):
-    """The offender is dropped within seconds and logged once; the steps of others go on, with right results."""
+def test_bad_bytes_do_not_disturb_training(target, tmp_path, stranger, attack):
+    """The offender is dropped within seconds and logged once, however often it comes; the steps of others go on, with right results."""
     ps = target["ps", 0]
     address = data_port(ps)
-    before = ps.log_size()
     with training(target, tmp_path):
-        ATTACKS[attack](address)
-        time.sleep(0.2)
-    said = [line for line in ps.full_log()[before:].splitlines() if "starwire" in line]
+        for _ in range(3):
+            ATTACKS[attack](address)
+        ps.wait_for_log(stranger, 5)
+    said = lines_about(ps.full_log(), stranger)
     assert len(said) == 1, said
-    assert "127.0.0.1" in said[0] or "/job:worker/replica:0/task:9" in said[0], f"the line must say who it was: {said[0]}"
+    assert re.match(r"W\d{4}", said[0]), f"a warning, not {said[0]}"
 
 
 def test_replayed_bytes(target, tmp_path):
@@ -289,7 +299,7 @@ def test_stranger_without_the_secret(fresh_cluster, tmp_path):
         with wire.Peer(address) as peer:
             peer.send_block(wire.hello(has_secret=True))
             peer.first_frame()
-            peer.send_block(wire.frame(wire.KEY, ident=1, meta=PREFIX) + wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 1, 1)))
+            peer.send_block(wire.frame(wire.KEY, ident=0, meta=PREFIX) + wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 1, 1)))
             assert peer.wait_closed()
 
 

@@ -63,12 +63,15 @@ def hello(task="/job:worker/replica:0/task:9", protocol="grpc++", version=1, exp
     return frame(HELLO, code=version, ident=features, meta=fields + extra)
 
 
+source = "127.0.0.1"  # where connections come from: a server logs an offending host once a minute
+
+
 class Peer:
     """A connection to a data port."""
 
     def __init__(self, address, timeout=10):
         host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host.strip("[]"), int(port)), timeout)
+        self.socket = socket.create_connection((host.strip("[]"), int(port)), timeout, source_address=(source, 0))
         self.buffer = b""
         self.sequence = 0
 

@@ -1,0 +1,41 @@
+//! Who was dropped lately for what it sent. One line per host and minute, whichever reactors its connections reach: a flood of bad bytes must not become a flood of log lines.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const SILENCE: Duration = Duration::from_secs(60);
+const MOST: usize = 1024;
+
+#[derive(Default)]
+pub struct Offenders(Mutex<HashMap<String, Instant>>);
+
+impl Offenders {
+    /// True if nothing was said about this host in the last minute, and there is room to remember that something is said now.
+    pub fn is_news(&self, host: &str, now: Instant) -> bool {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, at| now.saturating_duration_since(*at) < SILENCE);
+        if known.contains_key(host) || known.len() >= MOST {
+            return false;
+        }
+        known.insert(host.to_owned(), now);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_news_once_a_minute_and_the_table_is_bounded() {
+        let offenders = Offenders::default();
+        let now = Instant::now();
+        assert!(offenders.is_news("a", now));
+        assert!(!offenders.is_news("a", now + SILENCE / 2));
+        assert!(offenders.is_news("b", now + SILENCE / 2));
+        assert!(offenders.is_news("a", now + SILENCE));
+        let accepted = (0..2 * MOST).filter(|n| offenders.is_news(&n.to_string(), now + SILENCE)).count();
+        assert_eq!(accepted, MOST - 2);
+    }
+}
