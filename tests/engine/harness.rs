@@ -1,5 +1,9 @@
 //! Engines in one process, with an owner written in Rust: echoes calls, produces tensors, counts what it is told.
 
+// SAFETY of every block: ctx is the Host given to Owner::new, which outlives the engine (Task drops the engine first);
+// what the engine hands to a handler is valid while the handler runs; a key is given back once, to key_free.
+#![allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all of them, above")]
+
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -18,13 +22,16 @@ pub const FAIL: u32 = 2;
 pub const NEVER: u32 = 3;
 pub const SEND_MUCH: u32 = 4;
 
+/// An advertisement, or code and message of an error.
+pub type Answer = Result<String, (i32, String)>;
+
 #[derive(Default)]
 pub struct Seen {
     pub lines: Mutex<Vec<String>>,
     pub cancels: Mutex<Vec<(u32, i64, bool)>>,
     pub keys_alive: AtomicU64,
     pub never: Mutex<Vec<sw_ticket>>,
-    pub addresses: Mutex<Vec<(String, Result<String, (i32, String)>)>>,
+    pub addresses: Mutex<Vec<(String, Answer)>>,
     pub released: Arc<AtomicU64>,
 }
 
@@ -52,7 +59,6 @@ impl Host {
     }
 }
 
-// SAFETY of all of these: ctx is the Host given to Owner::new, which outlives the engine (Task drops the engine first).
 unsafe fn host<'a>(ctx: *mut c_void) -> &'a Host {
     unsafe { &*ctx.cast::<Host>() }
 }
