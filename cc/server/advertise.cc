@@ -71,8 +71,7 @@ void AdvertisingWorker::GetStatusAsync(tensorflow::CallOptions* opts, const tens
                              });
 }
 
-void AdvertisingWorker::PlainGetStatusAsync(tensorflow::CallOptions* opts,
-                                            const tensorflow::GetStatusRequest* request,
+void AdvertisingWorker::PlainGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
                                             tensorflow::GetStatusResponse* response, StatusCallback done) {
   GrpcWorker::GetStatusAsync(opts, request, response, /*fail_fast=*/true, std::move(done));
 }

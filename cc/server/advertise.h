@@ -12,8 +12,9 @@
 
 namespace starwire {
 
-// Adds `starwire{advertisement}` to the description of the first CPU device in the reply, where it disturbs nobody: peers that run another
-// protocol ignore it, and our own masters ask over the data port, whose replies stay as they are.
+// Adds `starwire{advertisement}` to the description of the first CPU device in the reply, where it disturbs nobody:
+// peers that run another protocol ignore it, and our own masters ask over the data port, whose replies stay as they
+// are.
 void AddAdvertisement(const std::string& advertisement, tensorflow::GetStatusResponse* response);
 // The advertisement in a reply; empty if there is none.
 std::string FindAdvertisement(const tensorflow::GetStatusResponse& response);

@@ -8,7 +8,8 @@
 namespace starwire {
 namespace {
 
-// What is still here when a reactor ends (its last round found work after the last round_end) is not lost: it runs at thread exit.
+// What is still here when a reactor ends (its last round found work after the last round_end) is not lost: it runs at
+// thread exit.
 struct Pending {
   std::vector<std::function<void()>> completions;
   ~Pending() {

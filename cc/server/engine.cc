@@ -17,7 +17,8 @@ namespace starwire {
 namespace {
 
 Status TakeError(sw_code code, sw_error* error) {
-  Status status = MakeStatus(code, error == nullptr ? "the transport gave no reason" : AsString(sw_error_message(error)));
+  Status status =
+      MakeStatus(code, error == nullptr ? "the transport gave no reason" : AsString(sw_error_message(error)));
   if (error != nullptr) sw_error_free(error);
   return status;
 }
@@ -142,7 +143,8 @@ void Engine::Stop() {
   services_.resolver->Shutdown();
   constexpr int64_t kPatienceMs = 10000;
   if (!services_.worker->Shutdown(kPatienceMs)) {
-    LOG(WARNING) << "starwire: worker methods still run " << kPatienceMs / 1000 << " s after " << task_ << " was stopped";
+    LOG(WARNING) << "starwire: worker methods still run " << kPatienceMs / 1000 << " s after " << task_
+                 << " was stopped";
   }
   // The services hold this object.
   services_ = Services();

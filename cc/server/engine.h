@@ -18,8 +18,8 @@ class RecvService;    // cc/rendezvous/recv_service.h
 class Resolver;       // cc/server/resolver.h
 class WorkerService;  // cc/worker/worker_service.h
 
-// A counted reference to the way to one task. The engine's memory lives at least as long as its last channel, so a channel that TensorFlow
-// keeps longer than the server stays harmless: calls on it fail, they do not crash.
+// A counted reference to the way to one task. The engine's memory lives at least as long as its last channel, so a
+// channel that TensorFlow keeps longer than the server stays harmless: calls on it fail, they do not crash.
 class Channel {
  public:
   Channel(std::shared_ptr<Engine> engine, sw_channel* handle);
@@ -35,8 +35,9 @@ class Channel {
   sw_channel* const handle_;
 };
 
-// Made in two steps because both sides need each other: construct, give it to the services, then Start() with the services. Whatever answers
-// requests keeps a shared_ptr<Engine>: an answer after Stop() is dropped by the transport, an answer after destruction would be a crash.
+// Made in two steps because both sides need each other: construct, give it to the services, then Start() with the
+// services. Whatever answers requests keeps a shared_ptr<Engine>: an answer after Stop() is dropped by the transport,
+// an answer after destruction would be a crash.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   struct Services {
@@ -52,7 +53,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Reads the environment and .endpoint_map, binds the data port, starts the reactors. `bound_grpc_port` replaces port 0 of the own entry.
+  // Reads the environment and .endpoint_map, binds the data port, starts the reactors. `bound_grpc_port` replaces port
+  // 0 of the own entry.
   Status Start(const std::string& protocol, const tensorflow::ServerDef& def, int bound_grpc_port, Services services);
   // Ends every call, joins every thread of ours. Idempotent; not from a reactor thread.
   void Stop();

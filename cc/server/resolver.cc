@@ -67,7 +67,8 @@ void Resolver::Resolve(std::shared_ptr<sw_engine> engine, const std::string& tas
     query->Answer(refused, "");
     return;
   }
-  // gRPC may do DNS look-ups and take locks before the call is under way: not on the thread that asks, which is a reactor.
+  // gRPC may do DNS look-ups and take locks before the call is under way: not on the thread that asks, which is a
+  // reactor.
   tensorflow::Env::Default()->SchedClosure([self = shared_from_this(), query] { self->Ask(query); });
 }
 
@@ -78,10 +79,9 @@ void Resolver::Ask(std::shared_ptr<Query> query) {
     return;
   }
   query->opts.SetTimeout(kTimeoutMs);
-  query->worker->GetStatusAsync(&query->opts, &query->request, &query->response, /*fail_fast=*/true,
-                                [self = shared_from_this(), query](const Status& status) {
-                                  self->Answered(query, status);
-                                });
+  query->worker->GetStatusAsync(
+      &query->opts, &query->request, &query->response, /*fail_fast=*/true,
+      [self = shared_from_this(), query](const Status& status) { self->Answered(query, status); });
 }
 
 void Resolver::Answered(const std::shared_ptr<Query>& query, const Status& status) {
@@ -90,13 +90,14 @@ void Resolver::Answered(const std::shared_ptr<Query>& query, const Status& statu
   if (!status.ok()) {
     constexpr int kDeadlineExceeded = 4, kUnavailable = 14;
     const int code = StatusNumber(status) == kDeadlineExceeded ? kUnavailable : StatusNumber(status);
-    query->Answer(MakeStatus(code, query->Who() + " does not answer GetStatus on its gRPC port: " + StatusMessage(status)),
-                  "");
+    query->Answer(
+        MakeStatus(code, query->Who() + " does not answer GetStatus on its gRPC port: " + StatusMessage(status)), "");
   } else if (advertisement.empty()) {
-    query->Answer(MakeStatus(9, query->Who() + " does not offer protocol " + protocol_ +
-                                    " (it answered TensorFlow's gRPC without a starwire data port): start it with protocol=\"" +
-                                    protocol_ + "\""),
-                  "");
+    query->Answer(
+        MakeStatus(9, query->Who() + " does not offer protocol " + protocol_ +
+                          " (it answered TensorFlow's gRPC without a starwire data port): start it with protocol=\"" +
+                          protocol_ + "\""),
+        "");
   } else {
     query->Answer(OkStatus(), advertisement);
   }

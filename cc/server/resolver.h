@@ -28,7 +28,8 @@ class Resolver : public std::enable_shared_from_this<Resolver> {
   void Register(const std::string& task, const std::string& address,
                 std::shared_ptr<tensorflow::WorkerCacheInterface> stock);
 
-  // Answers sw_engine_resolved(engine, token, …) exactly once, from another thread, within kTimeoutMs and a bit. Does not block.
+  // Answers sw_engine_resolved(engine, token, …) exactly once, from another thread, within kTimeoutMs and a bit. Does
+  // not block.
   void Resolve(std::shared_ptr<sw_engine> engine, const std::string& task, const std::string& address, uint64_t token);
 
   // Gives up on what is under way, waits for it, and forgets the worker caches.

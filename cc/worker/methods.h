@@ -1,4 +1,5 @@
-// The method numbers of sw_call: one per method of TensorFlow's WorkerService. They are part of the wire format: never renumber.
+// The method numbers of sw_call: one per method of TensorFlow's WorkerService. They are part of the wire format: never
+// renumber.
 #ifndef STARWIRE_CC_WORKER_METHODS_H_
 #define STARWIRE_CC_WORKER_METHODS_H_
 

@@ -90,8 +90,7 @@ class Call {
     if (opts_ != nullptr) {
       const int64_t timeout = opts_->GetTimeout();
       if (timeout > 0) {
-        deadline_ms =
-            static_cast<uint32_t>(std::min<int64_t>(timeout, std::numeric_limits<uint32_t>::max()));
+        deadline_ms = static_cast<uint32_t>(std::min<int64_t>(timeout, std::numeric_limits<uint32_t>::max()));
       }
       cancellation = std::make_shared<Cancellation>(channel_);
       opts_->SetCancelCallback([cancellation] { cancellation->Cancel(); });
@@ -168,20 +167,20 @@ RemoteWorker::RemoteWorker(std::string target, Status status, tensorflow::Worker
 
 RemoteWorker::~RemoteWorker() = default;
 
-// Requests are serialised here and now: TensorFlow may free them as soon as the completion ran, and changes none in between.
-#define STARWIRE_START(method, request, parse, done, opts, flags)                                          \
-  do {                                                                                                     \
-    if (!status_.ok()) {                                                                                   \
-      (done)(status_);                                                                                     \
-    } else {                                                                                               \
+// Requests are serialised here and now: TensorFlow may free them as soon as the completion ran, and changes none in
+// between.
+#define STARWIRE_START(method, request, parse, done, opts, flags)                                           \
+  do {                                                                                                      \
+    if (!status_.ok()) {                                                                                    \
+      (done)(status_);                                                                                      \
+    } else {                                                                                                \
       (new Call(channel_, target_, (parse), std::move(done), (opts)))->Start((method), (request), (flags)); \
-    }                                                                                                      \
+    }                                                                                                       \
   } while (false)
 
 void RemoteWorker::GetStatusAsync(CallOptions* opts, const tensorflow::GetStatusRequest* request,
                                   tensorflow::GetStatusResponse* response, bool fail_fast, StatusCallback done) {
-  STARWIRE_START(Method::kGetStatus, *request, ParseInto(response), done, opts,
-                 fail_fast ? 0 : SW_CALL_WAIT_FOR_READY);
+  STARWIRE_START(Method::kGetStatus, *request, ParseInto(response), done, opts, fail_fast ? 0 : SW_CALL_WAIT_FOR_READY);
 }
 
 void RemoteWorker::CreateWorkerSessionAsync(const tensorflow::CreateWorkerSessionRequest* request,

@@ -11,14 +11,14 @@
 
 namespace starwire {
 
-// The rendezvous finds its channel by casting what WorkerCacheInterface::GetOrCreateWorker() returned to this class. A call keeps its own
-// reference to the channel: the worker may be released while calls are under way.
+// The rendezvous finds its channel by casting what WorkerCacheInterface::GetOrCreateWorker() returned to this class. A
+// call keeps its own reference to the channel: the worker may be released while calls are under way.
 class RemoteWorker : public tensorflow::WorkerInterface {
  public:
   // `logger` records transfers for timelines; it belongs to the worker cache, which outlives its workers.
   RemoteWorker(std::string target, std::shared_ptr<Channel> channel, tensorflow::WorkerCacheLogger* logger);
-  // The way to the task could not even be opened: every call fails with `status`, which says why. (TensorFlow dies of a null worker for a task
-  // that is in the cluster.)
+  // The way to the task could not even be opened: every call fails with `status`, which says why. (TensorFlow dies of a
+  // null worker for a task that is in the cluster.)
   RemoteWorker(std::string target, Status status, tensorflow::WorkerCacheLogger* logger);
   ~RemoteWorker() override;
 

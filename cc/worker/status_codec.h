@@ -1,5 +1,5 @@
-// A TensorFlow status on the wire: code and message travel in the reply, the attached payloads (which carry the "derived error" mark, pre-emption
-// notices and the like) as error details.
+// A TensorFlow status on the wire: code and message travel in the reply, the attached payloads (which carry the
+// "derived error" mark, pre-emption notices and the like) as error details.
 #ifndef STARWIRE_CC_WORKER_STATUS_CODEC_H_
 #define STARWIRE_CC_WORKER_STATUS_CODEC_H_
 
@@ -10,9 +10,11 @@
 
 namespace starwire {
 
-// Details of an error: for each payload u32 length + type URL, u32 length + bytes, little endian. Empty if there are none.
+// Details of an error: for each payload u32 length + type URL, u32 length + bytes, little endian. Empty if there are
+// none.
 std::string EncodeErrorDetails(const Status& status);
-// Attaches what EncodeErrorDetails() made. Details that are cut short are ignored from there on: they come from the network and are an extra.
+// Attaches what EncodeErrorDetails() made. Details that are cut short are ignored from there on: they come from the
+// network and are an extra.
 void DecodeErrorDetails(sw_bytes details, Status* status);
 
 // What a call came to. Errors that the transport itself raised name `target`.

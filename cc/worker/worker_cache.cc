@@ -131,10 +131,11 @@ void WorkerCache::GetDeviceLocalityAsync(const std::string& device, tensorflow::
     return;
   }
   WorkerCacheInterface* asked = stock.get();
-  asked->GetDeviceLocalityAsync(device, locality, [stock = std::move(stock), done = std::move(done)](const Status& s) mutable {
-    stock.reset();
-    done(s);
-  });
+  asked->GetDeviceLocalityAsync(device, locality,
+                                [stock = std::move(stock), done = std::move(done)](const Status& s) mutable {
+                                  stock.reset();
+                                  done(s);
+                                });
 }
 
 Status WorkerCache::GetEagerClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache>* eager_client_cache) {

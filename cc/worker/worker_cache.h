@@ -28,8 +28,8 @@ std::string TaskName(const std::string& job, int task);
 
 class WorkerCache;
 
-// The worker caches of one server, so that a server that ends can take what is TensorFlow's out of them: sessions keep their cache for as long as they
-// like, but TensorFlow's part needs threads of the server.
+// The worker caches of one server, so that a server that ends can take what is TensorFlow's out of them: sessions keep
+// their cache for as long as they like, but TensorFlow's part needs threads of the server.
 class WorkerCaches {
  public:
   // Takes the stock caches away. True if they are gone: nobody is in the middle of using one.
@@ -43,7 +43,8 @@ class WorkerCaches {
 
 class WorkerCache : public tensorflow::WorkerCacheInterface {
  public:
-  // `stock` keeps serving eager execution and coordination. `local_worker` is the one for `local_task`, which is in this process.
+  // `stock` keeps serving eager execution and coordination. `local_worker` is the one for `local_task`, which is in
+  // this process.
   WorkerCache(std::unique_ptr<tensorflow::WorkerCacheInterface> stock, TaskAddresses addresses, std::string local_task,
               tensorflow::WorkerInterface* local_worker, std::shared_ptr<Engine> engine,
               std::shared_ptr<Resolver> resolver, std::shared_ptr<WorkerCaches> caches);
@@ -52,8 +53,8 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   void ListWorkers(std::vector<std::string>* workers) const override;
   void ListWorkersInJob(const std::string& job_name, std::vector<std::string>* workers) const override;
 
-  // Remote workers belong to the cache and are the same object each time; a task that is not in the cluster is null. As with TensorFlow's own cache,
-  // `target` may name a device of the task.
+  // Remote workers belong to the cache and are the same object each time; a task that is not in the cluster is null. As
+  // with TensorFlow's own cache, `target` may name a device of the task.
   tensorflow::WorkerInterface* GetOrCreateWorker(const std::string& target) override;
   void ReleaseWorker(const std::string& target, tensorflow::WorkerInterface* worker) override;
 
@@ -90,7 +91,7 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   // All guarded by mu_.
   std::shared_ptr<tensorflow::WorkerCacheInterface> stock_;
   std::unordered_map<std::string, std::unique_ptr<RemoteWorker>> workers_;  // by task
-  std::unordered_map<std::string, RemoteWorker*> by_target_;               // by what was asked for
+  std::unordered_map<std::string, RemoteWorker*> by_target_;                // by what was asked for
 };
 
 }  // namespace starwire

@@ -23,15 +23,16 @@ using tensorflow::protobuf::MessageLite;
 
 namespace {
 
-// RunGraph with a body up to this many bytes starts on the reactor: it looks up the graph, schedules the executor's root nodes on the compute pool
-// and returns. Bigger ones carry tensors that have to be decoded.
+// RunGraph with a body up to this many bytes starts on the reactor: it looks up the graph, schedules the executor's
+// root nodes on the compute pool and returns. Bigger ones carry tensors that have to be decoded.
 constexpr size_t kInlineRunGraphBytes = 4096;
 
 void SendResponse(sw_engine* engine, sw_ticket ticket, const MessageLite& response) {
   const size_t size = response.ByteSizeLong();
   if (size > static_cast<size_t>(std::numeric_limits<int>::max())) {
     ReplyError(engine, ticket,
-               MakeStatus(8, "a reply of " + std::to_string(size) + " bytes does not fit into a protocol buffer (2 GB at most)"));
+               MakeStatus(8, "a reply of " + std::to_string(size) +
+                                 " bytes does not fit into a protocol buffer (2 GB at most)"));
     return;
   }
   if (size == 0) {
@@ -91,9 +92,7 @@ WorkerService::~WorkerService() = default;
 
 void WorkerService::Start(std::shared_ptr<sw_engine> engine) { engine_ = std::move(engine); }
 
-WorkerService::Shard& WorkerService::ShardOf(sw_ticket ticket) {
-  return shards_[TicketHash()(ticket) % kShards];
-}
+WorkerService::Shard& WorkerService::ShardOf(sw_ticket ticket) { return shards_[TicketHash()(ticket) % kShards]; }
 
 template <typename RequestProto, typename ResponseProto, typename Run>
 void WorkerService::Serve(const sw_call_request* request, Place place, Run run) {
@@ -191,7 +190,8 @@ bool WorkerService::Shutdown(int64_t timeout_ms) {
 void WorkerService::OnCall(const sw_call_request* request) {
   using namespace tensorflow;  // NOLINT: the names of the messages
   using Done = tensorflow::StatusCallback;
-  // The one place that decides what runs on a reactor. Everything else keeps the thread that TensorFlow's own service uses.
+  // The one place that decides what runs on a reactor. Everything else keeps the thread that TensorFlow's own service
+  // uses.
   switch (static_cast<Method>(request->method)) {
     case Method::kGetStatus:
       return Serve<GetStatusRequest, GetStatusResponse>(

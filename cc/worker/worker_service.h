@@ -32,7 +32,8 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   // The caller gave up or went: the method is cancelled, as TensorFlow's service does.
   void OnCancel(sw_ticket ticket);
 
-  // Cancels what is being served and waits for it, at most `timeout_ms`. To be called after the engine was stopped. False: something still runs.
+  // Cancels what is being served and waits for it, at most `timeout_ms`. To be called after the engine was stopped.
+  // False: something still runs.
   bool Shutdown(int64_t timeout_ms);
 
  private:
@@ -47,7 +48,9 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   };
   static constexpr size_t kShards = 16;
   struct TicketHash {
-    size_t operator()(sw_ticket t) const { return (t.id * 0x9E3779B97F4A7C15ull ^ t.conn * 0xC2B2AE3D27D4EB4Full) >> 20; }
+    size_t operator()(sw_ticket t) const {
+      return (t.id * 0x9E3779B97F4A7C15ull ^ t.conn * 0xC2B2AE3D27D4EB4Full) >> 20;
+    }
   };
   struct SameTicket {
     bool operator()(sw_ticket a, sw_ticket b) const { return a.conn == b.conn && a.id == b.id; }
