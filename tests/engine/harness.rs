@@ -193,7 +193,8 @@ impl Task {
             job: name.split(['/', ':']).nth(2).unwrap().into(),
             task: name.into(),
             grpc_address: "localhost:0".into(),
-            tasks: vec![(name.into(), "localhost:0".into())],
+            // Tasks of the cluster are held to their names.
+            tasks: vec![("/job:ps/replica:0/task:0".into(), "somewhere:1".into())],
             cpus_allowed: 2,
         };
         let engine = Engine::start(&vars, identity, incarnation, owner)?;
