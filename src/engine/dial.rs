@@ -267,7 +267,10 @@ impl Shard {
             return;
         }
         if let Err(error) = result {
-            return self.lose(key, code::UNAVAILABLE, error.to_string());
+            // The name is "task at address"; which of a task's addresses it was, the operator must know.
+            let address = conn.name.rsplit_once(" at ").map_or(conn.name.as_str(), |(_, address)| address);
+            let message = format!("{address}: {error}");
+            return self.lose(key, code::UNAVAILABLE, message);
         }
         // A local peer must be ours (or root's) before it hears anything from us.
         if let Some(guard) = conn.guard.take() {
