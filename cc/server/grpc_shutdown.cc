@@ -17,9 +17,9 @@ namespace {
 
 using tensorflow::GrpcServer;
 
-// GrpcServer::Stop() answers Unimplemented and has no hook, although every piece that it would need can be shut down. The pieces are private; an
-// explicit instantiation may name private members (C++17 [temp.spec]/6), which is how they are reached here, by name and type, so that a TensorFlow
-// without one of them does not compile instead of misbehaving.
+// GrpcServer::Stop() answers Unimplemented and has no hook, although every piece that it would need can be shut down.
+// The pieces are private; an explicit instantiation may name private members (C++17 [temp.spec]/6), which is how they
+// are reached here, by name and type, so that a TensorFlow without one of them does not compile instead of misbehaving.
 template <typename Tag, auto kMember>
 struct Expose {
   friend auto Reach(Tag) { return kMember; }
@@ -117,8 +117,6 @@ Status EndGrpcClients(GrpcServer* server, int64_t timeout_ms) {
   return Bounded(timeout_ms, [server] { (server->*Reach(ClientsTag())).reset(); });
 }
 
-std::unique_ptr<tensorflow::Master> ReleaseMaster(GrpcServer* server) {
-  return std::move(server->*Reach(MasterTag()));
-}
+std::unique_ptr<tensorflow::Master> ReleaseMaster(GrpcServer* server) { return std::move(server->*Reach(MasterTag())); }
 
 }  // namespace starwire

@@ -134,9 +134,10 @@ Status StarwireServer::Create(const std::string& protocol, const ServerDef& def,
   {
     std::lock_guard<std::mutex> lock(servers->mu);
     if (servers->pid != 0 && servers->pid != getpid()) {
-      return MakeStatus(9, "this process was forked from process " + std::to_string(servers->pid) +
-                               ", which had started a " + protocol +
-                               " server: TensorFlow's threads do not survive a fork. Fork first, or use the spawn start method");
+      return MakeStatus(
+          9, "this process was forked from process " + std::to_string(servers->pid) + ", which had started a " +
+                 protocol +
+                 " server: TensorFlow's threads do not survive a fork. Fork first, or use the spawn start method");
     }
     servers->pid = getpid();
   }
@@ -166,8 +167,9 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   if (!status.ok()) {
     const std::string reason = StatusMessage(status);
     if (reason != "Could not start gRPC server") return status;
-    return MakeStatus(StatusNumber(status), reason + " for " + TaskName(server_def().job_name(), server_def().task_index()) +
-                                                ": is port " + std::to_string(RequestedPort(server_def())) + " in use?");
+    return MakeStatus(StatusNumber(status),
+                      reason + " for " + TaskName(server_def().job_name(), server_def().task_index()) + ": is port " +
+                          std::to_string(RequestedPort(server_def())) + " in use?");
   }
   initialised_ = true;
   PointLocalMasterAt(target(), own_master_env_, *master_env());
@@ -263,9 +265,9 @@ Status StarwireServer::WorkerCacheFactory(const WorkerCacheFactoryOptions& optio
   WorkerCacheInterface* stock = nullptr;
   const Status status = GrpcServer::WorkerCacheFactory(options, &stock);
   if (!status.ok()) return status;
-  *worker_cache = new WorkerCache(std::unique_ptr<WorkerCacheInterface>(stock), AddressesOf(Value(options.cluster_def)),
-                                  TaskName(Value(options.job_name), options.task_index), worker_, engine_, resolver_,
-                                  caches_);
+  *worker_cache =
+      new WorkerCache(std::unique_ptr<WorkerCacheInterface>(stock), AddressesOf(Value(options.cluster_def)),
+                      TaskName(Value(options.job_name), options.task_index), worker_, engine_, resolver_, caches_);
   return OkStatus();
 }
 

@@ -21,7 +21,8 @@ Status RegisterServers();
 // Ends the server with this target ("grpc://host:port") in this process: NotFound if there is none.
 Status StopServer(const std::string& target);
 
-// TensorFlow's gRPC server keeps serving masters, eager execution and coordination; worker methods and tensors go over our data port.
+// TensorFlow's gRPC server keeps serving masters, eager execution and coordination; worker methods and tensors go over
+// our data port.
 class StarwireServer : public tensorflow::GrpcServer {
  public:
   static Status Create(const std::string& protocol, const tensorflow::ServerDef& def,
@@ -29,9 +30,9 @@ class StarwireServer : public tensorflow::GrpcServer {
                        std::unique_ptr<tensorflow::ServerInterface>* out);
   ~StarwireServer() override;
 
-  // TensorFlow's contract for a started server: Unimplemented, and it goes on serving. Python calls this when the last reference to a Server goes,
-  // and programs that keep none (TensorFlow's own tutorial for parameter servers is one) rely on the server to live on. A server that was given up
-  // this way makes room when another one needs its port.
+  // TensorFlow's contract for a started server: Unimplemented, and it goes on serving. Python calls this when the last
+  // reference to a Server goes, and programs that keep none (TensorFlow's own tutorial for parameter servers is one)
+  // rely on the server to live on. A server that was given up this way makes room when another one needs its port.
   Status Stop() override;
   Status UpdateServerDef(const tensorflow::ServerDef& def) override;
   Status StopCoordinationService() override;
@@ -55,12 +56,12 @@ class StarwireServer : public tensorflow::GrpcServer {
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<Resolver> resolver_;
   const std::shared_ptr<WorkerCaches> caches_;
-  AdvertisingWorker* worker_ = nullptr;             // GrpcServer's
+  AdvertisingWorker* worker_ = nullptr;              // GrpcServer's
   tensorflow::MasterEnv* own_master_env_ = nullptr;  // never freed: see local_masters.h
   bool initialised_ = false;
 
   std::mutex stop_mu_;
-  bool given_up_ = false;   // guarded by stop_mu_, as are the next two
+  bool given_up_ = false;  // guarded by stop_mu_, as are the next two
   bool shut_down_ = false;
   Status shutdown_status_;
 };
