@@ -375,7 +375,10 @@ mod tests {
             job: "starctl".to_owned(),
             task: format!("/job:starctl/replica:0/task:{index}"),
             grpc_address: "localhost:0".to_owned(),
-            tasks: (0..3).map(|n| format!("/job:starctl/replica:0/task:{n}")).map(|name| (name.clone(), name)).collect(),
+            tasks: (0..3)
+                .map(|n| format!("/job:starctl/replica:0/task:{n}"))
+                .map(|name| (name.clone(), name))
+                .collect(),
             cpus_allowed: 2,
         };
         Rehearsal::start(env, identity, 7).unwrap()
