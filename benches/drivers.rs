@@ -18,7 +18,7 @@ const TIME: Duration = Duration::from_secs(1);
 
 fn main() {
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
-    println!("{:<28}{:>12}{:>12}{:>12}", "", "p50", "p99", "per second");
+    println!("{:<28}{:>12}{:>12}{:>12}{:>12}", "", "p50", "p99", "CPU", "");
     for (transport, pair) in [("tcp", tcp_pair as fn() -> (OwnedFd, OwnedFd)), ("unix", unix_pair)] {
         for (name, end) in [
             ("blocking", Blocking::open as fn(OwnedFd) -> Box<dyn End>),
@@ -50,20 +50,18 @@ fn round_trips(case: &str, end: fn(OwnedFd) -> Box<dyn End>, near: OwnedFd, far:
     let mut end = end(near);
     let mut buffer = [1; SMALL];
     let mut times = Vec::new();
-    let start = Instant::now();
+    let (start, cpu) = (Instant::now(), cpu_time());
     while start.elapsed() < TIME {
         let before = Instant::now();
         end.send_all(&buffer);
         assert!(end.recv_exact(&mut buffer));
         times.push(before.elapsed());
     }
-    let total = start.elapsed();
+    let (total, cpu) = (start.elapsed(), cpu_time() - cpu);
     drop(end);
     echo.join().expect("the echo thread does not panic");
-    times.sort_unstable();
-    let micros = |part: usize| times[(times.len() - 1) * part / 100].as_secs_f64() * 1e6;
-    let rate = times.len() as f64 / total.as_secs_f64();
-    println!("{:<28}{:>9.1} us{:>9.1} us{rate:>12.0}", format!("{case}: 64 B"), micros(50), micros(99));
+    let rate = format!("{:.0} /s", times.len() as f64 / total.as_secs_f64());
+    report(&format!("{case}: 64 B"), &mut times, cpu, &rate);
 }
 
 /// The receiver answers each message with one byte; two messages are on their way at any time.
@@ -77,24 +75,40 @@ fn throughput(case: &str, end: fn(OwnedFd) -> Box<dyn End>, near: OwnedFd, far: 
     });
     let mut end = end(near);
     let message = vec![1; LARGE];
-    let mut count = 0u64;
     let mut times = Vec::new();
-    let start = Instant::now();
+    let (start, cpu) = (Instant::now(), cpu_time());
     end.send_all(&message);
     while start.elapsed() < TIME {
         let before = Instant::now();
         end.send_all(&message);
         assert!(end.recv_exact(&mut [0]));
-        count += 1;
         times.push(before.elapsed());
     }
-    let rate = (count * LARGE as u64) as f64 / start.elapsed().as_secs_f64() / 1e9;
+    let (total, cpu) = (start.elapsed(), cpu_time() - cpu);
     assert!(end.recv_exact(&mut [0]));
     drop(end);
     sink.join().expect("the receiving thread does not panic");
+    let rate = format!("{:.2} GB/s", (times.len() * LARGE) as f64 / total.as_secs_f64() / 1e9);
+    report(&format!("{case}: 1 MB"), &mut times, cpu, &rate);
+}
+
+fn report(case: &str, times: &mut [Duration], cpu: Duration, rate: &str) {
     times.sort_unstable();
-    let micros = |part: usize| times[(times.len() - 1) * part / 100].as_secs_f64() * 1e6;
-    println!("{:<28}{:>9.1} us{:>9.1} us{rate:>7.2} GB/s", format!("{case}: 1 MB"), micros(50), micros(99));
+    let micros = |time: Duration| format!("{:.1} us", time.as_secs_f64() * 1e6);
+    let part = |percent: usize| micros(times[(times.len() - 1) * percent / 100]);
+    let each = cpu / u32::try_from(times.len()).unwrap_or(u32::MAX);
+    println!("{case:<28}{:>12}{:>12}{:>12}{rate:>12}", part(50), part(99), micros(each));
+}
+
+/// Of both threads, in user and kernel: what a busy machine disturbs least.
+fn cpu_time() -> Duration {
+    // SAFETY: all-zero is a valid rusage.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is writable.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
+    let time =
+        |t: libc::timeval| Duration::new(t.tv_sec.unsigned_abs(), 0) + Duration::from_micros(t.tv_usec.unsigned_abs());
+    time(usage.ru_utime) + time(usage.ru_stime)
 }
 
 trait End {
