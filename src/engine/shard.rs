@@ -464,19 +464,19 @@ impl Shard {
     }
 
     fn hand_over_http(&mut self, key: u64) {
-        let Some(conn) = self.conns.remove(&key) else { return };
-        self.strangers = self.strangers.saturating_sub(1);
-        self.tokens.remove(&conn.token.0);
-        let first = conn.proto.unread().to_vec();
-        match self.driver.release(conn.token) {
-            Ok(fd) => {
-                self.delivery.metrics.control_connections.add(1);
-                self.shared.serve_http(fd, first);
-            }
+        let Some(token) = self.conns.get(&key).map(|conn| conn.token) else { return };
+        let fd = match self.driver.release(token) {
+            Ok(fd) => fd,
+            // Its memory stays until the driver has closed it.
             Err(error) => {
-                self.shared.owner.log(Level::Warning, &format!("starwire: HTTP client {}: {error}", conn.name));
-                self.driver.close(conn.token);
+                return self.lose(key, code::UNAVAILABLE, format!("cannot hand over an HTTP client: {error}"));
             }
+        };
+        self.strangers = self.strangers.saturating_sub(1);
+        self.tokens.remove(&token.0);
+        if let Some(conn) = self.conns.remove(&key) {
+            self.delivery.metrics.control_connections.add(1);
+            self.shared.serve_http(fd, conn.proto.unread().to_vec());
         }
     }
 
