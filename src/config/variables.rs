@@ -46,7 +46,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NETWORK_MAX_CONNECTION_TIMEOUT",
         "120000",
-        "Milliseconds (1 to 86400000) that a request waits for a connection to its peer before it ends with `Unavailable`.",
+        "Milliseconds (1 to 86400000) that one attempt to connect to a peer may take; more than 10000 counts as 10000. A request ends with `Unavailable` when the attempt that it waits for fails; the creation of a session tries again for as long as it takes, as over `grpc`, and the log says for whom it waits.",
     ),
     variable(
         "TF_SEASTAR_ENDPOINT_MAP_PATH",
