@@ -146,6 +146,8 @@ pub struct ChannelState {
     pub attempt_ends: Option<Instant>,
     /// No new attempt before this.
     pub not_before: Option<Instant>,
+    /// The first attempt since somebody wants a connection and there is none.
+    pub wanted_since: Option<Instant>,
     failures: u32,
     /// When the first of these failures was, and when the log last spoke of them.
     unreachable_since: Option<Instant>,
@@ -165,6 +167,7 @@ impl ChannelState {
             attempt: 0,
             attempt_ends: None,
             not_before: None,
+            wanted_since: None,
             failures: 0,
             unreachable_since: None,
             told: None,
@@ -203,22 +206,27 @@ impl ChannelState {
         true
     }
 
-    /// Ends those who wait: all of them, or only those that do not want to wait for another attempt.
-    pub fn fail_waiting(&mut self, code: sw_code, message: &str, also_patient: bool) {
+    /// Ends those who wait: all of them, or only those that do not want to wait for another attempt. Says how many.
+    pub fn fail_waiting(&mut self, code: sw_code, message: &str, also_patient: bool) -> u64 {
         let waiting = std::mem::take(&mut self.waiting);
+        let mut ended = 0;
         for w in waiting {
             if w.wait_for_ready && !also_patient {
                 self.waiting.push_back(w);
             } else {
                 w.what.into_op().done(&Outcome::Local { code, message });
+                ended += 1;
             }
         }
+        ended
     }
 
-    pub fn expire_waiting(&mut self, now: Instant) {
+    /// Ends those whose deadline has passed. Says how many.
+    pub fn expire_waiting(&mut self, now: Instant) -> u64 {
         if self.waiting.iter().all(|w| w.deadline.is_none_or(|d| d > now)) {
-            return;
+            return 0;
         }
+        let mut ended = 0;
         let message = format!(
             "starwire: deadline exceeded while waiting for a connection to {} ({})",
             self.shared.task,
@@ -228,10 +236,12 @@ impl ChannelState {
         for w in waiting {
             if w.deadline.is_some_and(|d| d <= now) {
                 w.what.into_op().done(&Outcome::Local { code: 4, message: &message });
+                ended += 1;
             } else {
                 self.waiting.push_back(w);
             }
         }
+        ended
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {

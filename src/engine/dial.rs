@@ -109,6 +109,7 @@ impl Shard {
             return self.arm_channel(number, at);
         }
         channel.attempt = channel.attempt.wrapping_add(1);
+        channel.wanted_since.get_or_insert(now);
         channel.errors.clear();
         channel.state = State::LookingUp;
         let ends = now + self.shared.config.connect_timeout.min(ATTEMPT);
@@ -292,6 +293,9 @@ impl Shard {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         channel.succeeded();
         channel.state = State::Ready { conn: key };
+        if let Some(since) = channel.wanted_since.take() {
+            self.delivery.metrics.connect_time.record(now.saturating_duration_since(since));
+        }
         let restarted = channel.incarnation.replace(incarnation).is_some_and(|old| old != incarnation);
         let waiting = std::mem::take(&mut channel.waiting);
         if restarted {
@@ -327,7 +331,8 @@ impl Shard {
             State::Connecting { conn, rest } if conn == key => {
                 let text = failure.message;
                 if stopping {
-                    channel.fail_waiting(code::UNAVAILABLE, "starwire: the server was stopped", true);
+                    let ended = channel.fail_waiting(code::UNAVAILABLE, "starwire: the server was stopped", true);
+                    self.delivery.metrics.ended_locally.add(ended);
                 } else if failure.code == code::UNAVAILABLE && !was_ready {
                     channel.errors.push(text);
                     self.connect_next(number, rest, now);
@@ -352,21 +357,25 @@ impl Shard {
             format!("starwire: cannot reach {} ({}): {why}", channel.shared.task, channel.shared.grpc_address);
         // A peer that is the wrong one stays the wrong one; a peer that is down may come up.
         let hopeless = !matches!(code, code::UNAVAILABLE | code::DEADLINE_EXCEEDED | code::CANCELLED);
-        channel.fail_waiting(code, &message, hopeless);
+        let ended = channel.fail_waiting(code, &message, hopeless);
+        self.delivery.metrics.ended_locally.add(ended);
         channel.errors.push(why.to_owned());
         let somebody_waits = !channel.waiting.is_empty();
         if channel.should_tell(now, somebody_waits) {
             let line = format!("{message}; {} requests wait, trying on", channel.waiting.len());
             self.shared.owner.log(Level::Warning, &line);
         }
-        if self.channels.get(&number).is_some_and(|c| !c.waiting.is_empty()) {
+        if somebody_waits {
             self.dial(number, now);
+        } else {
+            channel.wanted_since = None;
         }
     }
 
     pub(super) fn channel_timer(&mut self, number: u32, now: Instant) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
-        channel.expire_waiting(now);
+        let expired = channel.expire_waiting(now);
+        self.delivery.metrics.deadlines_exceeded.add(expired);
         self.delivery.note();
         let Some(channel) = self.channels.get_mut(&number) else { return };
         if let Some(at) = channel.next_deadline() {
@@ -377,6 +386,7 @@ impl Shard {
             State::BackingOff => {
                 if channel.waiting.is_empty() {
                     channel.state = State::Idle;
+                    channel.wanted_since = None;
                 } else {
                     self.dial(number, now);
                 }

@@ -32,7 +32,8 @@ impl Pace {
 impl Shard {
     /// Gets the next completions: at once if other work is waiting, else after a busy wait (if that is on) or a sleep.
     pub(super) fn wait(&mut self, now: Instant) {
-        if shared::has_local() || !self.mailbox.is_empty() {
+        // A reactor that has nothing to close ends at once when it is told to stop.
+        if shared::has_local() || !self.mailbox.is_empty() || self.finished() {
             return self.look(Some(Duration::ZERO));
         }
         if self.pace.polling.is_on() && self.spin(now) {
@@ -48,7 +49,9 @@ impl Shard {
         }
         self.delivery.metrics.sleeps.add(1);
         self.look(timeout);
-        self.mailbox.awake();
+        if self.mailbox.awake() {
+            self.delivery.metrics.wakes.add(1);
+        }
         if self.pace.polling.is_on() {
             self.pace.polling.arrived_after(now.elapsed());
         }

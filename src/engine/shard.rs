@@ -162,7 +162,7 @@ impl Shard {
         self.close_mailbox();
     }
 
-    fn finished(&self) -> bool {
+    pub(super) fn finished(&self) -> bool {
         self.stopping.is_some_and(|until| self.conns.is_empty() || Instant::now() >= until)
     }
 
@@ -244,7 +244,8 @@ impl Shard {
             self.driver.close(token);
         }
         for channel in self.channels.values_mut() {
-            channel.fail_waiting(code::UNAVAILABLE, "starwire: the server was stopped", true);
+            let ended = channel.fail_waiting(code::UNAVAILABLE, "starwire: the server was stopped", true);
+            self.delivery.metrics.ended_locally.add(ended);
         }
         self.delivery.note();
         let keys: Vec<u64> = self.conns.keys().copied().collect();

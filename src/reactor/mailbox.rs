@@ -133,9 +133,9 @@ impl<T, W: Waker> Receiver<T, W> {
         empty
     }
 
-    /// Takes the announcement back: to be called after each wait.
-    pub fn awake(&mut self) {
-        self.shared.sleeping.swap(false, Ordering::Relaxed);
+    /// Takes the announcement back: to be called after each wait. `true`: a sender has ended it.
+    pub fn awake(&mut self) -> bool {
+        !self.shared.sleeping.swap(false, Ordering::Relaxed)
     }
 
     /// Refuses messages from now on. Those sent before are still to be popped, after this call, until there are none.

@@ -50,7 +50,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         (false, Some(address)) => {
             let address = remote::parse_address(address)?;
             let said = ask_who(&address)?;
-            let client = start(&BenchEnv { unix: None, anywhere: true }, CLIENT, own_host())?;
+            let client = start(&BenchEnv { unix: None, anywhere: true }, CLIENT, own_host(), &address.to_string())?;
             println!("{}", client.banner());
             let way = way(&client, &said)?;
             measure(&format!("to {address}"), &way, &cases, duration)?;
@@ -59,8 +59,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         (false, None) => {
             for unix in ["auto", "off"] {
                 let env = BenchEnv { unix: Some(unix), anywhere: false };
-                let localhost = || "localhost".to_owned();
-                let (server, client) = (start(&env, SERVER, localhost())?, start(&env, CLIENT, localhost())?);
+                let (server, client) = (start_here(&env, SERVER)?, start_here(&env, CLIENT)?);
                 let way = way(&client, server.advertisement())?;
                 println!("{}", client.banner());
                 measure(if unix == "auto" { "unix socket" } else { "TCP, loopback" }, &way, &cases, duration)?;
@@ -71,7 +70,8 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 fn serve() -> Result<ExitCode, Failure> {
-    let server = start(&BenchEnv { unix: None, anywhere: true }, SERVER, own_host())?;
+    let host = own_host();
+    let server = start(&BenchEnv { unix: None, anywhere: true }, SERVER, host.clone(), &format!("{host}:0"))?;
     let said: Advertisement = server.advertisement().parse().map_err(|e| Failure::Failed(format!("{e}")))?;
     println!("{}", server.banner());
     for address in &said.data {
@@ -82,19 +82,23 @@ fn serve() -> Result<ExitCode, Failure> {
     }
 }
 
-fn start(env: &BenchEnv, task: &str, host: String) -> Result<Rehearsal, Failure> {
+fn start(env: &BenchEnv, task: &str, host: String, server: &str) -> Result<Rehearsal, Failure> {
     let identity = Identity {
         protocol: PROTOCOL.to_owned(),
         job: "starctl".to_owned(),
         task: task.to_owned(),
+        tasks: vec![(SERVER.to_owned(), server.to_owned()), (CLIENT.to_owned(), format!("{host}:0"))],
         grpc_address: HostPort { host, port: 0 }.to_string(),
-        tasks: Vec::new(),
         cpus_allowed: std::thread::available_parallelism().map_or(1, usize::from),
     };
     // Only has to differ from the last one's.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |d| d.as_nanos());
     let incarnation = u64::try_from(now & u128::from(u64::MAX)).unwrap_or(1);
     Rehearsal::start(env, identity, incarnation).map_err(|e| Failure::Failed(e.to_string()))
+}
+
+fn start_here(env: &BenchEnv, task: &str) -> Result<Rehearsal, Failure> {
+    start(env, task, "localhost".to_owned(), "localhost:0")
 }
 
 fn own_host() -> String {
@@ -302,9 +306,7 @@ mod tests {
     #[test]
     fn both_ends_in_one_process() {
         let env = BenchEnv { unix: Some("off"), anywhere: false };
-        let (Ok(server), Ok(client)) =
-            (start(&env, SERVER, "localhost".to_owned()), start(&env, CLIENT, "localhost".to_owned()))
-        else {
+        let (Ok(server), Ok(client)) = (start_here(&env, SERVER), start_here(&env, CLIENT)) else {
             panic!("the ends start")
         };
         let Ok(way) = way(&client, server.advertisement()) else { panic!("there is a way") };
@@ -315,13 +317,13 @@ mod tests {
     #[test]
     fn the_other_end_is_found_by_its_data_port() {
         let env = BenchEnv { unix: None, anywhere: false };
-        let Ok(server) = start(&env, SERVER, "localhost".to_owned()) else { panic!("the server starts") };
+        let Ok(server) = start_here(&env, SERVER) else { panic!("the server starts") };
         let said: Advertisement = server.advertisement().parse().unwrap();
         let Ok(asked) = ask_who(&said.data[0]) else { panic!("the server answers") };
         let asked: Advertisement = asked.parse().unwrap();
         assert_eq!((asked.task, asked.incarnation), (said.task, said.incarnation));
         // A server of a job is left alone.
-        let Ok(other) = start(&env, CLIENT, "localhost".to_owned()) else { panic!("the other starts") };
+        let Ok(other) = start_here(&env, CLIENT) else { panic!("the other starts") };
         let said: Advertisement = other.advertisement().parse().unwrap();
         let Err(Failure::Failed(message)) = ask_who(&said.data[0]) else { panic!("refused") };
         assert!(message.contains("give the address of a `starctl bench --serve`"), "{message}");
