@@ -240,6 +240,18 @@ fn p08_a_call_larger_than_the_window_goes_alone() {
 }
 
 #[test]
+fn p08_a_cancelled_call_makes_room_for_the_next_at_once() {
+    let mut pair = limited(|limits| limits.max_call_bytes = 10_000);
+    let parts = || Some(vec![bytes_of(1, 10_000)]);
+    let (first, second) = (pair.call(1, b"", parts(), None), pair.call(1, b"", parts(), None));
+    pair.cancel(first);
+    pair.run();
+    let ids: Vec<u64> = pair.server.owner.requests.iter().map(Request::id).collect();
+    assert_eq!(ids, [second]);
+    assert_healthy(&pair);
+}
+
+#[test]
 fn p09_a_deadline_ends_the_call_and_tells_the_server() {
     let mut pair = Pair::ready();
     let id = pair.call(5, b"", None, Some(Duration::from_millis(300)));

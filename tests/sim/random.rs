@@ -38,7 +38,7 @@ pub fn parts_of(seed: u64) -> Vec<Vec<u8>> {
         7 | 8 => 1 + random.below(6),
         _ => 1 + random.below(40),
     };
-    let large = random.below(1000) == 0;
+    let large = random.below(3000) == 0;
     (0..count)
         .map(|_| {
             let len = match random.below(64) {
@@ -48,7 +48,7 @@ pub fn parts_of(seed: u64) -> Vec<Vec<u8>> {
                 45..=58 => random.below(20_000),
                 59..=61 => random.below(70_000),
                 _ if large => 4_000_000 + random.below(1_000_000),
-                _ => 300_000,
+                _ => 150_000,
             };
             bytes_of(random.next(), len as usize)
         })

@@ -235,23 +235,28 @@ fn p30_ids_and_lengths_must_match_what_is_in_flight() {
 #[test]
 fn p30_an_id_used_again_within_a_block_cannot_mix_payloads() {
     // DATA of the first call, its CANCEL, and a second call with the same id: the first call's bytes must not land in the second.
-    let mut stranger = server_says(
-        &[
-            wire::call(1, &[BULK | 20]),
-            wire::data(1, 10),
-            RawFrame::new(wire::CANCEL, 1).code(1),
-            wire::call(1, &[BULK | 5]),
-            wire::data(1, 5),
-        ],
-        &[&[1u8; 10][..], &[2; 5]].concat(),
-    );
-    assert_eq!(stranger.end.error, None);
-    let request = stranger.end.owner.take_request(1);
-    let Some(crate::owner::Request::Call { parts, .. }) = request else { panic!("the second call is complete") };
-    assert_eq!(parts, [vec![2; 5]]);
-    assert_eq!(stranger.end.owner.bodies.get(), 0);
-    stranger.end.connection.reply(1, 0, b"", None);
-    assert_eq!(stranger.listen_frames(), [(wire::REPLY, 1), (wire::REPLY, 1)]);
+    for cut in [1, 3, 12, usize::MAX] {
+        let mut stranger = Stranger::welcomed(server_settings());
+        stranger.listen();
+        stranger.cut = cut;
+        stranger.say_bulk(
+            &[
+                wire::call(1, &[BULK | 20]),
+                wire::data(1, 10),
+                RawFrame::new(wire::CANCEL, 1).code(1),
+                wire::call(1, &[BULK | 5]),
+                wire::data(1, 5),
+            ],
+            &[&[1u8; 10][..], &[2; 5]].concat(),
+        );
+        assert_eq!(stranger.end.error, None);
+        let request = stranger.end.owner.take_request(1);
+        let Some(crate::owner::Request::Call { parts, .. }) = request else { panic!("the second call is complete") };
+        assert_eq!(parts, [vec![2; 5]], "cut {cut}");
+        assert_eq!(stranger.end.owner.bodies.get(), 0);
+        stranger.end.connection.reply(1, 0, b"", None);
+        assert_eq!(stranger.listen_frames(), [(wire::REPLY, 1), (wire::REPLY, 1)]);
+    }
 }
 
 #[test]

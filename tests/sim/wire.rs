@@ -163,12 +163,14 @@ pub fn seal(block: &mut [u8]) {
 pub struct Stranger {
     pub end: End,
     pub now: Instant,
+    /// What is sent arrives in pieces of at most so many bytes.
+    pub cut: usize,
     sequence: u64,
 }
 
 impl Stranger {
     pub fn new(end: End) -> Stranger {
-        Stranger { end, now: Instant::now(), sequence: 0 }
+        Stranger { end, now: Instant::now(), cut: usize::MAX, sequence: 0 }
     }
 
     /// A stranger whose HELLO was accepted by a server.
@@ -204,7 +206,7 @@ impl Stranger {
     pub fn send(&mut self, bytes: &[u8]) {
         let mut wire: VecDeque<u8> = bytes.iter().copied().collect();
         while !wire.is_empty() && self.end.error.is_none() && self.end.begin_receive() {
-            self.end.finish_receive(self.now, &mut wire, usize::MAX);
+            self.end.finish_receive(self.now, &mut wire, self.cut);
         }
     }
 

@@ -12,7 +12,7 @@ use crate::owner::{BAD_PREFIX, Ended, REFUSED_META, REFUSED_METHOD, Request};
 use crate::pair::{End, settings};
 use crate::random::{Random, parts_of};
 
-const DEFAULT_SEEDS: u64 = 240;
+const DEFAULT_SEEDS: u64 = 200;
 const STEPS: u64 = 120;
 
 /// One direction of a connection.
