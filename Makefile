@@ -36,6 +36,10 @@ tools:
 venv:
 	@scripts/make-venv $(VENV) $(TF_VERSION)
 
+.PHONY: starctl
+starctl: tools ## Build target/release/starctl: looks at machines and servers
+	@$(CARGO) build --release --bin starctl
+
 .PHONY: print-plugin
 print-plugin: ## Print the library's path
 	@echo $(PLUGIN)

@@ -106,11 +106,18 @@ pub fn local_address(fd: BorrowedFd<'_>) -> Result<Option<SocketAddress>, Transp
     address.map_err(|source| TransportError::Query { what: "its own address", source })
 }
 
-/// The address that a socket is connected to; `None` for an unnamed one.
+/// The address that a socket is connected to; `None` for an unnamed one. An IPv4 peer of a dual-stack listener has its IPv4 address.
 pub fn peer_address(fd: BorrowedFd<'_>) -> Result<Option<SocketAddress>, TransportError> {
     // SAFETY: getpeername fills what it is given.
     let address = query(|to, len| unsafe { libc::getpeername(fd.as_raw_fd(), to, len) });
-    address.map_err(|source| TransportError::Query { what: "its peer's address", source })
+    let address = address.map_err(|source| TransportError::Query { what: "its peer's address", source })?;
+    Ok(address.map(|address| match address {
+        SocketAddress::Inet(SocketAddr::V6(v6)) => match v6.ip().to_ipv4_mapped() {
+            Some(v4) => SocketAddress::Inet(SocketAddr::from((v4, v6.port()))),
+            None => SocketAddress::Inet(SocketAddr::V6(v6)),
+        },
+        other => other,
+    }))
 }
 
 pub(super) fn stream_socket(family: libc::c_int) -> io::Result<OwnedFd> {
@@ -174,9 +181,17 @@ mod tests {
         let fd = listen_everywhere(0).unwrap();
         let port = port_of(&fd);
         assert_ne!(port, 0);
-        TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let listener = TcpListener::from(fd);
+        let arrives_as = |host: &str| {
+            let client = TcpStream::connect((host, port)).unwrap();
+            // The listener does not wait; connecting has put the connection into its queue.
+            let (server, _) = listener.accept().unwrap();
+            let seen = peer_address(server.as_fd()).unwrap();
+            assert_eq!(seen, Some(SocketAddress::Inet(client.local_addr().unwrap())));
+        };
+        arrives_as("127.0.0.1");
         if TcpListener::bind("[::1]:0").is_ok() {
-            TcpStream::connect(("::1", port)).unwrap();
+            arrives_as("::1");
         }
     }
 
