@@ -320,17 +320,17 @@ impl Link {
             3 => {
                 // One side goes away in the middle of something; what it had sent still arrives.
                 let code = if random.chance(50) { 14 } else { 10 };
-                let (gone, rest) = if random.chance(50) {
-                    (&mut self.client, &mut self.server)
+                let (gone, rest, wire) = if random.chance(50) {
+                    (&mut self.client, &mut self.server, &mut self.to_server)
                 } else {
-                    (&mut self.server, &mut self.client)
+                    (&mut self.server, &mut self.client, &mut self.to_client)
                 };
                 gone.fail(code, "half closed");
                 self.over = true;
-                let wire = if random.chance(50) { &mut self.to_server } else { &mut self.to_client };
                 while !wire.bytes.is_empty() && rest.error.is_none() && rest.begin_receive() {
                     rest.finish_receive(now, &mut wire.bytes, 1000);
                 }
+                assert!(self.tainted || rest.error.is_none(), "what had arrived was fine: {:?}", rest.error);
                 self.end_both(14, "end of stream");
             }
             4 => {
