@@ -54,7 +54,7 @@ pub enum Role {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverChoice {
-    /// io_uring where the kernel has all that is needed and it is known to be faster, else epoll.
+    /// What serves best: epoll, for now.
     Auto,
     Epoll,
     IoUring,

@@ -76,7 +76,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "STARWIRE_DRIVER",
         "auto",
-        "How reactors talk to the kernel: `auto`, `epoll` or `io_uring`. `io_uring` fails at start where the kernel lacks it.",
+        "How reactors talk to the kernel: `auto` (epoll), `epoll` or `io_uring`, which fails at start where the kernel lacks it or a container forbids it, and uses less CPU for large tensors over TCP.",
     ),
     variable(
         "STARWIRE_KEEPALIVE_MS",
