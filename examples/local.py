@@ -50,7 +50,7 @@ def main():
             for index in range(len(tasks)):
                 config = {"cluster": cluster, "task": {"type": job, "index": index}, "rpc_layer": options.protocol}
                 environment = dict(os.environ, TF_CONFIG=json.dumps(config), PYTHONPATH=path, CUDA_VISIBLE_DEVICES="-1")
-                environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+                environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
                 processes[job, index] = subprocess.Popen([sys.executable, options.script, *rest], env=environment)
         waiting = {task for task in processes if task[0] == waited_for}
         while waiting:
