@@ -16,6 +16,7 @@ use starwire::control::proto::starwire as pb;
 use starwire::control::proto::starwire::control_client::ControlClient;
 use starwire::control::{ControlAccess, ControlError, ControlService, ControlState, Limits, ServerFacts};
 use starwire::metrics::{ConnectionFacts, Connections, Direction, Metrics, Sample, State};
+use starwire::reactor::topology::Topology;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request};
 
@@ -353,6 +354,37 @@ fn stop_closes_everything_and_is_idempotent() {
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let after = door.service.handle(OwnedFd::from(ours), Vec::new());
     assert!(matches!(after, Err(ControlError::Stopped)), "{after:?}");
+}
+
+#[test]
+fn the_thread_stays_off_the_cpu_of_the_reactor_that_started_it() {
+    let topology = Topology::detect().unwrap();
+    let service = ControlService::new(fake(), ControlAccess::Everybody);
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    theirs.set_read_timeout(Some(PATIENCE)).unwrap();
+    let pinned = std::thread::spawn({
+        let topology = topology.clone();
+        move || {
+            topology.pin_current_thread(0).unwrap();
+            service.handle(ours.into(), b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n".to_vec()).unwrap();
+            service
+        }
+    });
+    let service = pinned.join().unwrap();
+    assert!(theirs.read(&mut [0; 100]).unwrap() > 0, "it serves");
+    let of_this_process = allowed(&std::fs::read_to_string("/proc/thread-self/status").unwrap());
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        // Other tests' threads come and go.
+        let Ok(status) = std::fs::read_to_string(task.unwrap().path().join("status")) else { continue };
+        if status.starts_with("Name:\tstarwire-contro") {
+            assert_eq!(allowed(&status), of_this_process);
+        }
+    }
+    service.stop();
+}
+
+fn allowed(status: &str) -> String {
+    status.lines().find(|line| line.starts_with("Cpus_allowed_list:")).unwrap().to_owned()
 }
 
 #[test]

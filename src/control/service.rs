@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::stream::{Replayed, Socket};
 use super::{ControlAccess, ControlState, Limits, http};
+use crate::reactor::topology::Topology;
 
 /// How long connections may take to hear that the server stops.
 const FAREWELL: Duration = Duration::from_millis(200);
@@ -40,6 +41,8 @@ pub struct ControlService {
     limits: Limits,
     open: Arc<AtomicUsize>,
     thread: Mutex<Thread>,
+    /// As it is for the engine's maker; a reactor that starts the thread may be pinned.
+    topology: Option<Topology>,
 }
 
 enum Thread {
@@ -67,7 +70,14 @@ impl ControlService {
     }
 
     pub fn with_limits(state: Arc<dyn ControlState>, access: ControlAccess, limits: Limits) -> Self {
-        Self { state, access, limits, open: Arc::default(), thread: Mutex::new(Thread::NotStarted) }
+        Self {
+            state,
+            access,
+            limits,
+            open: Arc::default(),
+            thread: Mutex::new(Thread::NotStarted),
+            topology: Topology::detect().ok(),
+        }
     }
 
     /// Takes a connection over on which HTTP was found. `first_bytes` were read from it already. Never blocks; on an error the connection is closed, and the
@@ -129,10 +139,12 @@ impl ControlService {
     fn start(&self) -> io::Result<Running> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let (connections, receiver) = mpsc::unbounded_channel();
-        let (state, limits) = (Arc::clone(&self.state), self.limits);
-        let join = std::thread::Builder::new()
-            .name("starwire-control".to_owned())
-            .spawn(move || runtime.block_on(serve(state, limits, receiver)))?;
+        let (state, limits, topology) = (Arc::clone(&self.state), self.limits, self.topology.clone());
+        let join = std::thread::Builder::new().name("starwire-control".to_owned()).spawn(move || {
+            // If that fails, the thread shares a CPU with a reactor.
+            let _ = topology.as_ref().map(Topology::unpin_current_thread);
+            runtime.block_on(serve(state, limits, receiver));
+        })?;
         Ok(Running { pid: std::process::id(), connections, join })
     }
 

@@ -14,6 +14,7 @@ use crate::config::{Advertisement, HostPort, Shortcut};
 use crate::ffi::types::sw_code;
 use crate::metrics;
 use crate::protocol::{Connection, Failure, code};
+use crate::reactor::topology::Topology;
 use crate::transport::{SocketAddress, tcp, unix};
 
 /// One attempt to connect takes at most this, so that a peer that is down is noticed; who waits patiently gets more attempts.
@@ -177,6 +178,8 @@ impl Shard {
         let names = targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let (shared, shard) = (self.shared.clone(), self.index);
         let thread = std::thread::Builder::new().name("starwire-names".into()).spawn(move || {
+            // Not on the CPU that a pinned reactor has for itself. If that fails it only takes longer.
+            let _ = shared.topology.as_ref().map(Topology::unpin_current_thread);
             let mut errors = Vec::new();
             for target in &targets {
                 match target.resolve() {

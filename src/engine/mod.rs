@@ -96,6 +96,7 @@ impl Engine {
             started: Instant::now(),
             control: OnceLock::new(),
             offenders: Offenders::default(),
+            topology: Topology::detect().ok(),
             config,
         });
         let alive = Arc::new(());
@@ -314,7 +315,8 @@ fn reactor(
     // No word to start: another reactor could not be made.
     let Ok(doors) = start.recv() else { return };
     if shared.config.pinning {
-        let pinned = Topology::detect().and_then(|t| t.pin_current_thread(index));
+        let unknown = || Err(std::io::Error::other("the kernel does not say which CPUs there are"));
+        let pinned = shared.topology.as_ref().map_or_else(unknown, |t| t.pin_current_thread(index));
         if let Err(error) = pinned {
             shared.owner.log(Level::Warning, &format!("starwire: reactor {index} cannot be pinned to a CPU: {error}"));
         }

@@ -15,6 +15,7 @@ use crate::control::ControlService;
 use crate::metrics::{Connections, Metrics};
 use crate::protocol::{Outcome, Secret, Settings};
 use crate::reactor::mailbox::Sender;
+use crate::reactor::topology::Topology;
 use crate::transport::tcp::TcpOptions;
 
 pub struct Shared {
@@ -33,6 +34,8 @@ pub struct Shared {
     pub(super) started: Instant,
     pub(super) control: OnceLock<ControlService>,
     pub(super) offenders: Offenders,
+    /// As the thread found it that made the engine, before any was pinned.
+    pub(super) topology: Option<Topology>,
     /// Equal on two servers only if they can reach each other's unix sockets.
     pub(super) host: Option<String>,
 }

@@ -42,14 +42,26 @@ impl Topology {
 
     /// Pins the calling thread to `cpu(n)` and says which one that is.
     pub fn pin_current_thread(&self, n: usize) -> io::Result<usize> {
-        const BITS: usize = usize::BITS as usize;
         let cpu = self.cpu(n);
-        let mut mask = vec![0usize; cpu / BITS + 1];
-        mask[cpu / BITS] |= 1 << (cpu % BITS);
-        // SAFETY: the mask has the given number of bytes; the kernel takes any length (a shorter mask means zeros).
-        let result = unsafe { libc::sched_setaffinity(0, size_of_val(&mask[..]), mask.as_ptr().cast()) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cpu) }
+        confine_current_thread(&[cpu])?;
+        Ok(cpu)
     }
+
+    /// Lets the calling thread run on every allowed CPU again: a thread that a pinned one started is pinned like it.
+    pub fn unpin_current_thread(&self) -> io::Result<()> {
+        confine_current_thread(&self.cpus)
+    }
+}
+
+fn confine_current_thread(cpus: &[usize]) -> io::Result<()> {
+    const BITS: usize = usize::BITS as usize;
+    let mut mask = vec![0usize; cpus.iter().max().map_or(1, |last| last / BITS + 1)];
+    for cpu in cpus {
+        mask[cpu / BITS] |= 1 << (cpu % BITS);
+    }
+    // SAFETY: the mask has the given number of bytes; the kernel takes any length (a shorter mask means zeros).
+    let result = unsafe { libc::sched_setaffinity(0, size_of_val(&mask[..]), mask.as_ptr().cast()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// As the kernel says; the mask grows until it holds every CPU of the machine.
@@ -230,6 +242,13 @@ mod tests {
             std::thread::spawn(move || {
                 let cpu = topology.pin_current_thread(n).unwrap();
                 assert_eq!(allowed_cpus().unwrap(), [cpu]);
+                // Its children are pinned like it, until they say otherwise.
+                let child = std::thread::spawn(move || {
+                    assert_eq!(allowed_cpus().unwrap(), [cpu]);
+                    topology.unpin_current_thread().unwrap();
+                    assert_eq!(allowed_cpus().unwrap(), topology.cpus());
+                });
+                child.join().unwrap();
             })
             .join()
             .unwrap();
