@@ -1,5 +1,7 @@
 #include "cc/tensor/codec.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -62,6 +64,18 @@ Status NoMemory(uint64_t bytes, DataType dtype, const TensorShape& shape) {
 // DataTypeCanUseMemcpy shifts by the number it is given, so the number must have been looked at before.
 bool IsKnown(DataType dtype) {
   return dtype > tensorflow::DT_INVALID && dtype < 64 && tensorflow::DataType_IsValid(dtype);
+}
+
+// TensorFlow's CPU allocator waits ten seconds for memory that may come back before it gives up. A reactor must not
+// wait for what cannot be.
+bool MoreThanTheMachineHas(uint64_t bytes) {
+  static const uint64_t all = [] {
+    const long pages = sysconf(_SC_PHYS_PAGES);
+    const long size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(size)
+                                 : std::numeric_limits<uint64_t>::max();
+  }();
+  return bytes > all;
 }
 
 // 0 for types whose elements cannot be copied byte by byte.
@@ -316,6 +330,7 @@ Status TensorReceiver::Prepare(sw_bytes meta, size_t n, const uint64_t* lens, Al
     return Malformed(std::to_string(total) + " bytes of payload, " + std::to_string(header_.payload_bytes) +
                      " announced");
   }
+  if (MoreThanTheMachineHas(total)) return NoMemory(total, header_.dtype, header_.shape);
   uint8_t* base = nullptr;
   if (header_.encoding == TensorEncoding::kNone) {
     if (header_.is_dead) {
@@ -324,7 +339,6 @@ Status TensorReceiver::Prepare(sw_bytes meta, size_t n, const uint64_t* lens, Al
       tensor_ = Tensor(allocator, header_.dtype, header_.shape);
     }
   } else if (header_.encoding == TensorEncoding::kRaw) {
-    // A reactor must not sleep until somebody gives memory back.
     tensorflow::AllocationAttributes attributes;
     attributes.retry_on_failure = false;
     tensor_ = Tensor(allocator, header_.dtype, header_.shape, attributes);
