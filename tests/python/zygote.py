@@ -102,7 +102,10 @@ def run_zygote(address):
         except EOFError:
             return 0
         if request[0] == "fork":
-            control.send(fork(control, request))
+            pid = fork(control, request)
+            # The kernel may give a new process the number of one that ended.
+            exited.pop(pid, None)
+            control.send(pid)
         elif request[0] == "poll":
             pid = request[1]
             if pid not in exited:
