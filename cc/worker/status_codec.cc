@@ -56,6 +56,9 @@ Status StatusFromResult(const sw_result& result, const std::string& target) {
   if (result.from_peer == 0 && message.find(target) == std::string::npos) {
     message += " (call to " + target + ")";
   }
+  // TensorFlow's ClusterCoordinator tells a dead parameter server from a dead worker by this sentence of its gRPC
+  // client.
+  if (result.from_peer == 0) message += "\nAdditional GRPC error information from remote target " + target + ": none";
   Status status = MakeStatus(result.code, message);
   if (result.from_peer != 0) DecodeErrorDetails(result.meta, &status);
   return status;
