@@ -117,6 +117,8 @@ def run_zygote(address):
 
 def main():
     die_with_parent()
+    # A shell without job control starts what it puts into the background with SIGINT ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     if sys.argv[1] == "--task":
         faulthandler.enable()
