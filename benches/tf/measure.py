@@ -61,6 +61,7 @@ def _column_result(turns, took, facts):
 
 def run_case(case, columns, library, logs, rounds, seconds, bare, with_local):
     """→ {"columns": {name: …}, "bare": {kind: …}, "local": …, "checked": True} or raises BenchError."""
+    seconds *= case.turn_share
     clusters, facts = {}, {column.name: {} for column in columns}
     try:
         for column in columns:

@@ -29,6 +29,9 @@ from bare import Bare
 from cluster import BenchError
 
 
+EQUAL_IDS = "request was received twice"
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", help="path of libstarwire.so (not needed if every protocol is stock)")
@@ -89,8 +92,16 @@ def main():
     begin = time.monotonic()
     for case in cases:
         start = time.monotonic()
+        run = lambda: measure.run_case(case, columns, library, logs, rounds, seconds, bare, with_local=not arguments.quick)
         try:
-            result = measure.run_case(case, columns, library, logs, rounds, seconds, bare, with_local=not arguments.quick)
+            try:
+                result = run()
+            except BenchError as error:
+                # TensorFlow 2.21 draws request ids from generators with 32-bit seeds: once in some 10^5 steps two are equal, and stock grpc fails the step.
+                if EQUAL_IDS not in str(error):
+                    raise
+                print(f"{case.name}: again, because TensorFlow took two requests for one: {error}", flush=True)
+                result = run()
         except BenchError as error:
             results["failures"].append(str(error))
             print(f"{case.name}: FAILED: {error}", flush=True)

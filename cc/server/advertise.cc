@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "tensorflow/core/common_runtime/device.h"
+#include "tensorflow/core/distributed_runtime/message_wrappers.h"
 #include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 #include "tensorflow/core/framework/rendezvous.h"
@@ -19,6 +20,12 @@ namespace {
 
 constexpr char kOpen[] = "starwire{";
 constexpr char kClose = '}';
+
+// TensorFlow's worker remembers the ids of the last 100,000 RunGraph requests and refuses one that it has seen, because
+// gRPC may deliver a request twice. An id is the first random number of a fresh thread, whose generator is seeded with 32
+// bits (TensorFlow 2.21): among so many ids two are soon equal, and a step in about 10^5 fails although all is well.
+// Neither the data port nor a call within a process delivers anything twice, so nothing has to be remembered. 0 says so.
+constexpr int64_t kNoRequestId = 0;
 
 void FillResponse(const Tensor& tensor, bool is_dead, tensorflow::RecvTensorResponse* response) {
   response->set_is_dead(is_dead);
@@ -69,6 +76,20 @@ void AdvertisingWorker::GetStatusAsync(tensorflow::CallOptions* opts, const tens
                                }
                                done(status);
                              });
+}
+
+void AdvertisingWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
+                                      tensorflow::MutableRunGraphResponseWrapper* response, StatusCallback done) {
+  // What came over gRPC is not mutable, and keeps its id.
+  auto* in_process = dynamic_cast<tensorflow::MutableRunGraphRequestWrapper*>(request);
+  if (in_process != nullptr) in_process->set_request_id(kNoRequestId);
+  GrpcWorker::RunGraphAsync(opts, request, response, std::move(done));
+}
+
+void AdvertisingWorker::ServeRunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequest* request,
+                                           tensorflow::RunGraphResponse* response, StatusCallback done) {
+  request->set_request_id(kNoRequestId);
+  WorkerInterface::RunGraphAsync(opts, request, response, std::move(done));
 }
 
 void AdvertisingWorker::PlainGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,

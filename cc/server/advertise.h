@@ -31,6 +31,13 @@ class AdvertisingWorker : public tensorflow::GrpcWorker {
                       tensorflow::GetStatusResponse* response, bool fail_fast,
                       tensorflow::StatusCallback done) override;
 
+  // Requests of a master in this process, see kNoRequestId in advertise.cc.
+  void RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
+                     tensorflow::MutableRunGraphResponseWrapper* response, tensorflow::StatusCallback done) override;
+  // What the data port answers.
+  void ServeRunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequest* request,
+                          tensorflow::RunGraphResponse* response, tensorflow::StatusCallback done);
+
   // What the data port answers: the same without the advertisement.
   void PlainGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
                            tensorflow::GetStatusResponse* response, tensorflow::StatusCallback done);

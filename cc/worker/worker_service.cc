@@ -223,8 +223,7 @@ void WorkerService::OnCall(const sw_call_request* request) {
       return Serve<RunGraphRequest, RunGraphResponse>(
           request, size <= kInlineRunGraphBytes ? Place::kReactor : Place::kPool,
           [](AdvertisingWorker* worker, auto* call, Done done) {
-            static_cast<WorkerInterface*>(worker)->RunGraphAsync(&call->opts, &call->request, &call->response,
-                                                                 std::move(done));
+            worker->ServeRunGraphAsync(&call->opts, &call->request, &call->response, std::move(done));
           });
     }
     case Method::kCleanupGraph:

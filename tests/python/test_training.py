@@ -3,12 +3,14 @@
 import glob
 import json
 import os
+import subprocess
 import threading
 import time
 
 import pytest
 
-from cluster import RemoteError, free_port, load, state, tf
+import steps
+from cluster import RemoteError, free_port, is_stock, load, state, tf
 
 def one():
     return tf.compat.v1
@@ -660,3 +662,19 @@ def test_estimator(runner, protocol, tmp_path):
     finally:
         for task in tasks.values():
             task.kill()
+
+
+# Request ids. -------------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_equal_request_ids_do_no_harm(fresh_cluster, protocol, tmp_path):
+    """TensorFlow draws request ids from generators with 32-bit seeds, one per thread: after some 10^5 steps two are equal, and stock `grpc` fails the step
+    ("received twice"). Here all are equal."""
+    if is_stock(protocol):
+        pytest.skip("stock TensorFlow fails here")
+    source = tmp_path / "constant.c"
+    source.write_text("unsigned long _ZN3tsl6random16ThreadLocalNew64Ev(void) { return 7; }\n")
+    library = tmp_path / "constant.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    cluster = fresh_cluster(environment={"LD_PRELOAD": str(library)}, spawn=True)
+    cluster["worker", 0].call(steps.run_steps, cluster.target("worker", 0), 5)
