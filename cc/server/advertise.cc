@@ -22,9 +22,10 @@ constexpr char kOpen[] = "starwire{";
 constexpr char kClose = '}';
 
 // TensorFlow's worker remembers the ids of the last 100,000 RunGraph requests and refuses one that it has seen, because
-// gRPC may deliver a request twice. An id is the first random number of a fresh thread, whose generator is seeded with 32
-// bits (TensorFlow 2.21): among so many ids two are soon equal, and a step in about 10^5 fails although all is well.
-// Neither the data port nor a call within a process delivers anything twice, so nothing has to be remembered. 0 says so.
+// gRPC may deliver a request twice. An id is the first random number of a fresh thread, whose generator is seeded with
+// 32 bits (TensorFlow 2.21): among so many ids two are soon equal, and a step in about 10^5 fails although all is well.
+// Neither the data port nor a call within a process delivers anything twice, so nothing has to be remembered. 0 says
+// so.
 constexpr int64_t kNoRequestId = 0;
 
 void FillResponse(const Tensor& tensor, bool is_dead, tensorflow::RecvTensorResponse* response) {
