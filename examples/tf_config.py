@@ -30,7 +30,9 @@ def main():
         ready = v1.report_uninitialized_variables()
         init = v1.global_variables_initializer()
 
-    with v1.Session(server.target) as session:
+    # A session waits for every task that it may use: without this line, for workers too that have not started yet, or have finished already.
+    config = v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{task}"])
+    with v1.Session(server.target, config=config) as session:
         if task == 0:
             session.run(init)
         while session.run(ready).size:
