@@ -164,7 +164,10 @@ void RecvCall::Arrived() {
   if (!failed_.load(std::memory_order_acquire)) {
     const TensorHeader& header = receiver_.header();
     const bool on_host = header.is_dead || route_->OnHost(args_.alloc_attrs);
-    if (!on_host && header.encoding == TensorEncoding::kProto) {
+    if (!on_host && header.encoding == TensorEncoding::kFused) {
+      // Both ends of a fused transfer are on the CPUs of their tasks.
+      Fail(FromPeer(Malformed("fused tensors for " + route_->destination()->name())));
+    } else if (!on_host && header.encoding == TensorEncoding::kProto) {
       // Objects may hold tensors that the device wants to copy one by one.
       Status status = MakeOnDevice();
       if (!status.ok()) Fail(FromPeer(status));

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/ops/fuse_ops.h"
 #include "cc/rendezvous/recv_service.h"
 #include "cc/rendezvous/rendezvous_mgr.h"
 #include "cc/server/grpc_shutdown.h"
@@ -100,6 +101,7 @@ Status RegisterServers() {
     for (const Protocol& protocol : kProtocols) {
       RegisterServerFactory(protocol.factory_name, new Factory(protocol.name));
     }
+    RegisterFuseOps();
     return true;
   }();
   (void)registered;

@@ -15,7 +15,7 @@ namespace starwire {
 
 class WorkerCaches;
 
-// Makes TensorFlow know our protocols. Calling it again does nothing.
+// Makes TensorFlow know our protocols and operations. Calling it again does nothing.
 Status RegisterServers();
 
 // Ends the server with this target ("grpc://host:port") in this process: NotFound if there is none.

@@ -1,7 +1,5 @@
 #include "cc/tensor/codec.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -14,6 +12,7 @@
 #include "tensorflow/core/framework/tensor.pb.h"
 #include "tensorflow/core/framework/tensor_shape.pb.h"
 #include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/platform/tstring.h"
 
 namespace starwire {
@@ -36,65 +35,26 @@ constexpr size_t kFixedMeta = EncodedTensor::kFixedMeta;
 constexpr size_t kScatterMeanLength = 8 << 10;
 constexpr size_t kScatterMaxParts = 1 << 10;
 
+// A table of fused tensors that is longer does not fit into the metadata of a frame.
+constexpr size_t kMaxTable = (1 << 20) - kFixedMeta;
+// Fused tensors that are at least this long are sent from where they lie; the others are packed into one buffer.
+constexpr uint64_t kScatterMinBytes = 8 << 10;
+constexpr size_t kFusedMaxParts = 1 << 16;
+
 constexpr int kInvalidArgument = 3;
-constexpr int kResourceExhausted = 8;
 constexpr int kUnimplemented = 12;
-constexpr int kDataLoss = 15;
-
-template <typename T>
-void Put(uint8_t* at, T value) {
-  for (size_t i = 0; i < sizeof(T); ++i) at[i] = static_cast<uint8_t>(static_cast<uint64_t>(value) >> (8 * i));
-}
-
-template <typename T>
-T Get(const uint8_t* at) {
-  uint64_t value = 0;
-  for (size_t i = 0; i < sizeof(T); ++i) value |= static_cast<uint64_t>(at[i]) << (8 * i);
-  return static_cast<T>(value);
-}
-
-Status Malformed(const std::string& what) { return MakeStatus(kDataLoss, "malformed tensor: " + what); }
-
-Status NoMemory(uint64_t bytes, DataType dtype, const TensorShape& shape) {
-  return MakeStatus(kResourceExhausted, "out of memory: " + std::to_string(bytes) +
-                                            " bytes for a received tensor of type " +
-                                            tensorflow::DataTypeString(dtype) + " and shape " + shape.DebugString());
-}
-
-// DataTypeCanUseMemcpy shifts by the number it is given, so the number must have been looked at before.
-bool IsKnown(DataType dtype) {
-  return dtype > tensorflow::DT_INVALID && dtype < 64 && tensorflow::DataType_IsValid(dtype);
-}
-
-// TensorFlow's CPU allocator waits ten seconds for memory that may come back before it gives up. A reactor must not
-// wait for what cannot be.
-bool MoreThanTheMachineHas(uint64_t bytes) {
-  static const uint64_t all = [] {
-    const long pages = sysconf(_SC_PHYS_PAGES);
-    const long size = sysconf(_SC_PAGESIZE);
-    return pages > 0 && size > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(size)
-                                 : std::numeric_limits<uint64_t>::max();
-  }();
-  return bytes > all;
-}
-
-// 0 for types whose elements cannot be copied byte by byte.
-size_t RawSize(DataType dtype) {
-  if (!IsKnown(dtype) || !tensorflow::DataTypeCanUseMemcpy(dtype)) return 0;
-  const int size = tensorflow::DataTypeSize(dtype);
-  return size > 0 ? static_cast<size_t>(size) : 0;
-}
 
 void UnrefBuffer(void* owner) { static_cast<const TensorBuffer*>(owner)->Unref(); }
 void DeleteString(void* owner) { delete static_cast<std::string*>(owner); }
 void DeleteBytes(void* owner) { delete[] static_cast<uint8_t*>(owner); }
 
-// The owner of a scattered string payload: the packed lengths, and the tensor that the strings lie in.
-struct ScatteredStrings {
-  std::unique_ptr<uint8_t[]> lengths;
+// The owner of a scattered payload: what had to be written for it, and the tensor whose content is sent from where it
+// lies.
+struct Scattered {
+  std::unique_ptr<uint8_t[]> written;
   Tensor tensor;
 };
-void DeleteScattered(void* owner) { delete static_cast<ScatteredStrings*>(owner); }
+void DeleteScattered(void* owner) { delete static_cast<Scattered*>(owner); }
 
 // Tensor::FromProto and the constructors behind it trust some parts of a proto with the process's life.
 Status CheckProto(const TensorProto& proto) {
@@ -141,6 +101,7 @@ void EncodedTensor::WriteMeta(const Tensor& tensor, bool is_dead, TensorEncoding
 
 Status EncodedTensor::Encode(const Tensor& tensor, bool is_dead, int64_t send_start_micros) {
   payload_ = {nullptr, 0, nullptr, nullptr};
+  long_meta_.clear();
   if (is_dead || tensor.NumElements() == 0) {
     const bool known = IsKnown(tensor.dtype());
     if (!known && !is_dead) {
@@ -149,11 +110,7 @@ Status EncodedTensor::Encode(const Tensor& tensor, bool is_dead, int64_t send_st
     WriteMeta(known ? tensor : Tensor(), is_dead, TensorEncoding::kNone, 0, send_start_micros);
     return OkStatus();
   }
-  if (!tensor.IsInitialized()) {
-    return MakeStatus(kInvalidArgument, "an uninitialized tensor of type " +
-                                            tensorflow::DataTypeString(tensor.dtype()) + " and shape " +
-                                            tensor.shape().DebugString() + " was to be sent");
-  }
+  if (!tensor.IsInitialized()) return Uninitialized(tensor);
   const size_t element = RawSize(tensor.dtype());
   if (element != 0) {
     const uint64_t bytes = static_cast<uint64_t>(tensor.NumElements()) * element;
@@ -168,6 +125,8 @@ Status EncodedTensor::Encode(const Tensor& tensor, bool is_dead, int64_t send_st
     case tensorflow::DT_STRING:
       return EncodeStrings(tensor, send_start_micros);
     case tensorflow::DT_VARIANT:
+      if (const FusedTensors* fused = FusedTensors::In(tensor)) return EncodeFused(tensor, *fused, send_start_micros);
+      return EncodeProto(tensor, send_start_micros);
     case tensorflow::DT_RESOURCE:
       return EncodeProto(tensor, send_start_micros);
     default:
@@ -179,47 +138,73 @@ Status EncodedTensor::Encode(const Tensor& tensor, bool is_dead, int64_t send_st
 Status EncodedTensor::EncodeStrings(const Tensor& tensor, int64_t send_start_micros) {
   const auto strings = tensor.flat<tensorflow::tstring>();
   const size_t n = static_cast<size_t>(strings.size());
-  uint64_t text = 0;
-  uint64_t longest = 0;
-  for (size_t i = 0; i < n; ++i) {
-    text += strings(i).size();
-    longest = std::max<uint64_t>(longest, strings(i).size());
-  }
-  const bool wide = longest > std::numeric_limits<uint32_t>::max();
-  const size_t table = n * (wide ? sizeof(uint64_t) : sizeof(uint32_t));
-  const bool scatter = n <= kScatterMaxParts && text / n >= kScatterMeanLength;
+  const StringsSize size = MeasureStrings(tensor);
+  const bool scatter = n <= kScatterMaxParts && size.text / n >= kScatterMeanLength;
 
-  std::unique_ptr<uint8_t[]> buffer(new (std::nothrow) uint8_t[table + (scatter ? 0 : text)]);
-  if (buffer == nullptr) return NoMemory(table + text, tensor.dtype(), tensor.shape());
-  uint8_t* at = buffer.get();
-  for (size_t i = 0; i < n; ++i) {
-    if (wide) {
-      Put<uint64_t>(at, strings(i).size());
-      at += sizeof(uint64_t);
-    } else {
-      Put<uint32_t>(at, static_cast<uint32_t>(strings(i).size()));
-      at += sizeof(uint32_t);
-    }
-  }
+  std::unique_ptr<uint8_t[]> buffer(new (std::nothrow) uint8_t[scatter ? size.table : size.total()]);
+  if (buffer == nullptr) return NoMemory(size.total(), tensor.dtype(), tensor.shape());
+  uint8_t* text = WriteLengths(tensor, size.wide, buffer.get());
   if (scatter) {
     parts_.clear();
     parts_.reserve(n + 1);
-    parts_.push_back({buffer.get(), table});
+    parts_.push_back({buffer.get(), size.table});
     for (size_t i = 0; i < n; ++i) {
       if (!strings(i).empty()) parts_.push_back({strings(i).data(), strings(i).size()});
     }
-    payload_ = {parts_.data(), parts_.size(), new ScatteredStrings{std::move(buffer), tensor}, DeleteScattered};
+    payload_ = {parts_.data(), parts_.size(), new Scattered{std::move(buffer), tensor}, DeleteScattered};
   } else {
-    for (size_t i = 0; i < n; ++i) {
-      if (strings(i).empty()) continue;
-      std::memcpy(at, strings(i).data(), strings(i).size());
-      at += strings(i).size();
-    }
-    part_ = {buffer.get(), table + text};
+    WriteText(tensor, text);
+    part_ = {buffer.get(), size.total()};
     payload_ = {&part_, 1, buffer.release(), DeleteBytes};
   }
-  WriteMeta(tensor, false, wide ? TensorEncoding::kWideStrings : TensorEncoding::kStrings, table + text,
+  WriteMeta(tensor, false, size.wide ? TensorEncoding::kWideStrings : TensorEncoding::kStrings, size.total(),
             send_start_micros);
+  return OkStatus();
+}
+
+Status EncodedTensor::EncodeFused(const Tensor& tensor, const FusedTensors& fused, int64_t send_start_micros) {
+  const std::vector<Tensor>& tensors = fused.tensors();
+  FusedLayout layout;
+  Status status = layout.Measure(tensors);
+  if (!status.ok()) return status;
+  if (layout.table_bytes() > kMaxTable || tensors.empty()) return EncodeProto(tensor, send_start_micros);
+  WriteMeta(tensor, false, TensorEncoding::kFused, layout.payload_bytes(), send_start_micros);
+  long_meta_.resize(kFixedMeta + layout.table_bytes());
+  std::memcpy(long_meta_.data(), meta_, kFixedMeta);
+  layout.WriteTable(long_meta_.data() + kFixedMeta);
+  if (layout.payload_bytes() == 0) return OkStatus();
+
+  const std::vector<FusedLayout::Member>& members = layout.members();
+  // Each member that is sent from where it lies has at most one packed piece before it.
+  const bool may_scatter = 2 * members.size() + 1 <= kFusedMaxParts;
+  const auto scattered = [may_scatter](const FusedLayout::Member& member) {
+    return may_scatter && member.encoding == TensorEncoding::kRaw && member.bytes >= kScatterMinBytes;
+  };
+  uint64_t packed = layout.payload_bytes();
+  for (const auto& member : members) packed -= scattered(member) ? member.bytes : 0;
+  std::unique_ptr<uint8_t[]> buffer(new (std::nothrow) uint8_t[packed]);
+  if (buffer == nullptr) return NoMemory(packed, tensor.dtype(), tensor.shape());
+
+  parts_.clear();
+  uint8_t* piece = buffer.get();  // begin of the packed piece, and its end
+  uint8_t* at = piece;
+  uint64_t end = 0;  // of what was placed, in the payload
+  for (size_t i = 0; i < members.size(); ++i) {
+    const FusedLayout::Member& member = members[i];
+    std::memset(at, 0, member.offset - end);
+    at += member.offset - end;
+    end = member.offset + member.bytes;
+    if (!scattered(member)) {
+      FusedLayout::WriteMember(member, tensors[i], at);
+      at += member.bytes;
+      continue;
+    }
+    if (at != piece) parts_.push_back({piece, static_cast<size_t>(at - piece)});
+    parts_.push_back({tensorflow::DMAHelper::base(&tensors[i]), member.bytes});
+    piece = at;
+  }
+  if (at != piece) parts_.push_back({piece, static_cast<size_t>(at - piece)});
+  payload_ = {parts_.data(), parts_.size(), new Scattered{std::move(buffer), tensor}, DeleteScattered};
   return OkStatus();
 }
 
@@ -241,7 +226,7 @@ Status EncodedTensor::EncodeProto(const Tensor& tensor, int64_t send_start_micro
 
 // ---- receiving ----
 
-Status DecodeTensorHeader(sw_bytes meta, TensorHeader* header) {
+Status DecodeTensorHeader(sw_bytes meta, TensorHeader* header, FusedLayout* fused) {
   if (meta.data == nullptr || meta.len < kFixedMeta) {
     return Malformed(std::to_string(meta.len) + " bytes of metadata, at least " + std::to_string(kFixedMeta) +
                      " expected");
@@ -255,72 +240,37 @@ Status DecodeTensorHeader(sw_bytes meta, TensorHeader* header) {
   if (Get<uint16_t>(meta.data + 6) != 0) return Malformed("reserved bytes are not zero");
   header->is_dead = (flags & kFlagDead) != 0;
 
-  const uint16_t dtype = Get<uint16_t>(meta.data + 2);
-  header->dtype = static_cast<DataType>(dtype);
-  if (dtype >= 64 || !IsKnown(header->dtype)) {
-    return Malformed("type " + std::to_string(dtype) + ", which this version of TensorFlow does not know");
-  }
-
-  const size_t dims = meta.data[5];
-  if (dims > EncodedTensor::kMaxDims) return Malformed(std::to_string(dims) + " dimensions");
-  if (meta.len != kFixedMeta + 8 * dims) {
-    return Malformed(std::to_string(meta.len) + " bytes of metadata for " + std::to_string(dims) + " dimensions");
-  }
-  int64_t sizes[EncodedTensor::kMaxDims];
-  for (size_t i = 0; i < dims; ++i) sizes[i] = Get<int64_t>(meta.data + kFixedMeta + 8 * i);
-  Status status = TensorShape::BuildTensorShape({sizes, dims}, &header->shape);
-  if (!status.ok()) return Malformed(StatusMessage(status));
+  Status status = ReadDataType(meta.data + 2, &header->dtype);
+  if (!status.ok()) return status;
 
   header->send_start_micros = Get<int64_t>(meta.data + 8);
   header->payload_bytes = Get<uint64_t>(meta.data + 16);
-  const uint8_t encoding = meta.data[4];
-  header->encoding = static_cast<TensorEncoding>(encoding);
-  const uint64_t elements = static_cast<uint64_t>(header->shape.num_elements());
+  header->encoding = static_cast<TensorEncoding>(meta.data[4]);
+  const size_t dims = meta.data[5];
+  const size_t fixed = kFixedMeta + 8 * dims;
+  const bool is_fused = header->encoding == TensorEncoding::kFused;
+  if (meta.len < fixed || (!is_fused && meta.len != fixed)) {
+    return Malformed(std::to_string(meta.len) + " bytes of metadata for " + std::to_string(dims) + " dimensions");
+  }
+  status = ReadShape(meta.data + kFixedMeta, dims, &header->shape);
+  if (status.ok()) {
+    status = CheckContent(header->encoding, header->dtype, header->shape, header->is_dead, header->payload_bytes);
+  }
+  if (!status.ok() || !is_fused) return status;
 
-  uint64_t least = 0;
-  bool exact = false;
-  bool fits = false;
-  bool overflow = false;
-  switch (header->encoding) {
-    case TensorEncoding::kNone:
-      fits = header->is_dead || elements == 0;
-      exact = true;
-      break;
-    case TensorEncoding::kRaw: {
-      const size_t element = RawSize(header->dtype);
-      fits = element != 0;
-      exact = true;
-      overflow = __builtin_mul_overflow(elements, static_cast<uint64_t>(element), &least);
-      break;
-    }
-    case TensorEncoding::kStrings:
-    case TensorEncoding::kWideStrings:
-      fits = header->dtype == tensorflow::DT_STRING;
-      overflow = __builtin_mul_overflow(
-          elements, header->encoding == TensorEncoding::kWideStrings ? sizeof(uint64_t) : sizeof(uint32_t), &least);
-      break;
-    case TensorEncoding::kProto:
-      fits = header->dtype == tensorflow::DT_VARIANT || header->dtype == tensorflow::DT_RESOURCE;
-      least = 1;
-      overflow = header->payload_bytes > static_cast<uint64_t>(std::numeric_limits<int32_t>::max());
-      break;
-    default:
-      return Malformed("unknown encoding " + std::to_string(encoding));
-  }
-  if (!fits || (header->encoding != TensorEncoding::kNone && (header->is_dead || elements == 0))) {
-    return Malformed("encoding " + std::to_string(encoding) + " does not fit type " +
-                     tensorflow::DataTypeString(header->dtype) + (header->is_dead ? ", dead" : "") + ", shape " +
-                     header->shape.DebugString());
-  }
-  if (overflow || header->payload_bytes < least || (exact && header->payload_bytes != least)) {
-    return Malformed(std::to_string(header->payload_bytes) + " bytes for type " +
-                     tensorflow::DataTypeString(header->dtype) + ", shape " + header->shape.DebugString());
+  size_t table = 0;
+  status = fused->Parse({meta.data + fixed, meta.len - fixed}, &table);
+  if (!status.ok()) return status;
+  if (table != meta.len - fixed || fused->payload_bytes() != header->payload_bytes) {
+    return Malformed(std::to_string(header->payload_bytes) + " bytes for fused tensors of " +
+                     std::to_string(fused->payload_bytes()) + ", " + std::to_string(meta.len - fixed - table) +
+                     " bytes behind their table");
   }
   return OkStatus();
 }
 
 Status TensorReceiver::Prepare(sw_bytes meta, size_t n, const uint64_t* lens, Allocator* allocator, void** bufs) {
-  Status status = DecodeTensorHeader(meta, &header_);
+  Status status = DecodeTensorHeader(meta, &header_, &layout_);
   if (!status.ok()) return status;
   uint64_t total = 0;
   for (size_t i = 0; i < n; ++i) {
@@ -344,6 +294,11 @@ Status TensorReceiver::Prepare(sw_bytes meta, size_t n, const uint64_t* lens, Al
     tensor_ = Tensor(allocator, header_.dtype, header_.shape, attributes);
     if (!tensor_.IsInitialized()) return NoMemory(total, header_.dtype, header_.shape);
     base = static_cast<uint8_t*>(tensorflow::DMAHelper::base(&tensor_));
+  } else if (header_.encoding == TensorEncoding::kFused) {
+    DropSlab();
+    slab_ = Slab::New(allocator, total, layout_.members().size());
+    if (slab_ == nullptr) return NoMemory(total, header_.dtype, header_.shape);
+    base = slab_->data();
   } else {
     staging_.reset(new (std::nothrow) uint8_t[total]);
     if (staging_ == nullptr) return NoMemory(total, header_.dtype, header_.shape);
@@ -365,6 +320,8 @@ Status TensorReceiver::Finish(Allocator* allocator) {
     case TensorEncoding::kStrings:
     case TensorEncoding::kWideStrings:
       return FinishStrings(allocator);
+    case TensorEncoding::kFused:
+      return FinishFused(allocator);
     case TensorEncoding::kProto:
       return FinishProto(allocator);
   }
@@ -372,37 +329,26 @@ Status TensorReceiver::Finish(Allocator* allocator) {
 }
 
 Status TensorReceiver::FinishStrings(Allocator* allocator) {
-  const bool wide = header_.encoding == TensorEncoding::kWideStrings;
-  const size_t width = wide ? sizeof(uint64_t) : sizeof(uint32_t);
-  const size_t n = static_cast<size_t>(header_.shape.num_elements());
-  const uint8_t* lengths = staging_.get();
-  const uint8_t* text = lengths + n * width;
-  const uint64_t text_bytes = header_.payload_bytes - n * width;
+  Status status = ReadStrings(staging_.get(), header_.payload_bytes, header_.encoding == TensorEncoding::kWideStrings,
+                              header_.shape, allocator, &tensor_);
+  if (status.ok()) staging_.reset();
+  return status;
+}
 
-  // All lengths are checked before the first string is made.
-  uint64_t sum = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const uint64_t length = wide ? Get<uint64_t>(lengths + i * width) : Get<uint32_t>(lengths + i * width);
-    if (__builtin_add_overflow(sum, length, &sum) || sum > text_bytes) {
-      return Malformed("string " + std::to_string(i) + " of " + std::to_string(n) + " ends behind the payload");
-    }
-  }
-  if (sum != text_bytes) {
-    return Malformed(std::to_string(text_bytes - sum) + " bytes behind the last of " + std::to_string(n) + " strings");
-  }
-  Tensor tensor(allocator, tensorflow::DT_STRING, header_.shape);
-  if (!tensor.IsInitialized()) {
-    return NoMemory(n * sizeof(tensorflow::tstring), header_.dtype, header_.shape);
-  }
-  auto strings = tensor.flat<tensorflow::tstring>();
-  for (size_t i = 0; i < n; ++i) {
-    const size_t length = wide ? Get<uint64_t>(lengths + i * width) : Get<uint32_t>(lengths + i * width);
-    strings(i).assign(reinterpret_cast<const char*>(text), length);
-    text += length;
-  }
-  tensor_ = std::move(tensor);
-  staging_.reset();
+Status TensorReceiver::FinishFused(Allocator* allocator) {
+  std::vector<Tensor> tensors;
+  Status status = layout_.MakeTensors(slab_, allocator, &tensors);
+  if (!status.ok()) return status;
+  DropSlab();
+  // The host's: the variant is an object, and its tensors have their memory already.
+  tensor_ = Tensor(tensorflow::cpu_allocator(), tensorflow::DT_VARIANT, {});
+  tensor_.scalar<tensorflow::Variant>()() = FusedTensors(std::move(tensors));
   return OkStatus();
+}
+
+void TensorReceiver::DropSlab() {
+  if (slab_ != nullptr) slab_->Unref();
+  slab_ = nullptr;
 }
 
 Status TensorReceiver::ParseProto(TensorProto* proto) {
@@ -439,6 +385,7 @@ void TensorReceiver::Reset() {
   header_ = TensorHeader();
   tensor_ = Tensor();
   staging_.reset();
+  DropSlab();
   prepared_ = false;
 }
 

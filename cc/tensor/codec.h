@@ -9,20 +9,15 @@
 #include <vector>
 
 #include "cc/compat.h"
+#include "cc/tensor/elements.h"
+#include "cc/tensor/fused.h"
+#include "cc/tensor/slab.h"
 #include "include/starwire.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor.pb.h"
 
 namespace starwire {
-
-enum class TensorEncoding : uint8_t {
-  kNone = 0,         // no payload: dead and empty tensors
-  kRaw = 1,          // the elements as they lie in memory
-  kStrings = 2,      // u32 length of every string, then their bytes
-  kWideStrings = 3,  // u64 length of every string, then their bytes
-  kProto = 4,        // a serialised TensorProto: variants and resource handles
-};
 
 // What the metadata of a tensor says. All of it has been checked.
 struct TensorHeader {
@@ -45,7 +40,9 @@ class EncodedTensor {
   // that cannot travel. The tensor must be in memory that the CPU can read.
   Status Encode(const tensorflow::Tensor& tensor, bool is_dead, int64_t send_start_micros);
 
-  sw_bytes meta() const { return {meta_, meta_size_}; }
+  sw_bytes meta() const {
+    return long_meta_.empty() ? sw_bytes{meta_, meta_size_} : sw_bytes{long_meta_.data(), long_meta_.size()};
+  }
   // To be handed to exactly one sw_reply() or sw_call(), which then owns it. NULL if there is nothing to send besides
   // the metadata.
   const sw_payload* payload() const { return payload_.n_parts == 0 ? nullptr : &payload_; }
@@ -54,23 +51,26 @@ class EncodedTensor {
   void WriteMeta(const tensorflow::Tensor& tensor, bool is_dead, TensorEncoding encoding, uint64_t payload_bytes,
                  int64_t send_start_micros);
   Status EncodeStrings(const tensorflow::Tensor& tensor, int64_t send_start_micros);
+  Status EncodeFused(const tensorflow::Tensor& tensor, const FusedTensors& fused, int64_t send_start_micros);
   Status EncodeProto(const tensorflow::Tensor& tensor, int64_t send_start_micros);
 
   uint8_t meta_[kFixedMeta + 8 * kMaxDims];
   size_t meta_size_ = 0;
+  std::vector<uint8_t> long_meta_;  // instead, if it does not fit
   sw_part part_ = {nullptr, 0};
   std::vector<sw_part> parts_;  // only if there is more than one
   sw_payload payload_ = {nullptr, 0, nullptr, nullptr};
 };
 
 // Reads metadata that came from a peer. Everything is checked against everything else; the error says what is wrong
-// with it, the caller adds from whom it came.
-Status DecodeTensorHeader(sw_bytes meta, TensorHeader* header);
+// with it, the caller adds from whom it came. `fused` is the layout if the encoding is kFused.
+Status DecodeTensorHeader(sw_bytes meta, TensorHeader* header, FusedLayout* fused);
 
 // Receives one tensor: Prepare() when the metadata is there, Finish() when the payload is.
 class TensorReceiver {
  public:
   TensorReceiver() = default;
+  ~TensorReceiver() { DropSlab(); }
   TensorReceiver(const TensorReceiver&) = delete;
   TensorReceiver& operator=(const TensorReceiver&) = delete;
 
@@ -92,11 +92,15 @@ class TensorReceiver {
 
  private:
   Status FinishStrings(tensorflow::Allocator* allocator);
+  Status FinishFused(tensorflow::Allocator* allocator);
   Status FinishProto(tensorflow::Allocator* allocator);
+  void DropSlab();
 
   TensorHeader header_;
   tensorflow::Tensor tensor_;
   std::unique_ptr<uint8_t[]> staging_;  // strings and protos: their bytes until Finish()
+  FusedLayout layout_;                  // kFused only, as is the next
+  Slab* slab_ = nullptr;
   bool prepared_ = false;
 };
 

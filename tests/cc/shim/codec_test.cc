@@ -126,7 +126,8 @@ std::vector<uint8_t> Meta(uint16_t dtype, TensorEncoding encoding, const std::ve
 
 Status Decode(const std::vector<uint8_t>& meta) {
   TensorHeader header;
-  return DecodeTensorHeader({meta.data(), meta.size()}, &header);
+  FusedLayout fused;
+  return DecodeTensorHeader({meta.data(), meta.size()}, &header, &fused);
 }
 
 TEST(Codec, EveryCopyableTypeAndShape) {

@@ -1,0 +1,73 @@
+// How the elements of one tensor lie in a payload. The format is defined in docs/protocol.md, "Tensors".
+#ifndef STARWIRE_CC_TENSOR_ELEMENTS_H_
+#define STARWIRE_CC_TENSOR_ELEMENTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cc/compat.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace starwire {
+
+enum class TensorEncoding : uint8_t {
+  kNone = 0,         // no payload: dead and empty tensors
+  kRaw = 1,          // the elements as they lie in memory
+  kStrings = 2,      // u32 length of every string, then their bytes
+  kWideStrings = 3,  // u64 length of every string, then their bytes
+  kProto = 4,        // a serialised TensorProto: variants and resource handles
+  kFused = 5,        // several tensors as one: cc/tensor/fused.h
+};
+
+template <typename T>
+void Put(uint8_t* at, T value) {
+  for (size_t i = 0; i < sizeof(T); ++i) at[i] = static_cast<uint8_t>(static_cast<uint64_t>(value) >> (8 * i));
+}
+
+template <typename T>
+T Get(const uint8_t* at) {
+  uint64_t value = 0;
+  for (size_t i = 0; i < sizeof(T); ++i) value |= static_cast<uint64_t>(at[i]) << (8 * i);
+  return static_cast<T>(value);
+}
+
+Status Malformed(const std::string& what);
+Status NoMemory(uint64_t bytes, tensorflow::DataType dtype, const tensorflow::TensorShape& shape);
+Status Uninitialized(const tensorflow::Tensor& tensor);
+// TensorFlow's CPU allocator waits ten seconds for memory that may come back before it gives up. A reactor must not
+// wait for what cannot be.
+bool MoreThanTheMachineHas(uint64_t bytes);
+
+// DataTypeCanUseMemcpy shifts by the number it is given, so the number must have been looked at before.
+bool IsKnown(tensorflow::DataType dtype);
+// Of one element; 0 for types whose elements cannot be copied byte by byte.
+size_t RawSize(tensorflow::DataType dtype);
+// Reads a type and the sizes of dimensions that came from a peer.
+Status ReadDataType(const uint8_t* at, tensorflow::DataType* dtype);
+Status ReadShape(const uint8_t* at, size_t dims, tensorflow::TensorShape* shape);
+// Whether `bytes` can be the content of such a tensor, as far as that can be said without looking at it. All of it came
+// from a peer.
+Status CheckContent(TensorEncoding encoding, tensorflow::DataType dtype, const tensorflow::TensorShape& shape,
+                    bool is_dead, uint64_t bytes);
+
+// Strings: a table of their lengths, then their bytes.
+struct StringsSize {
+  uint64_t table = 0;
+  uint64_t text = 0;
+  bool wide = false;
+
+  uint64_t total() const { return table + text; }
+};
+StringsSize MeasureStrings(const tensorflow::Tensor& tensor);
+// Both return the end of what they wrote.
+uint8_t* WriteLengths(const tensorflow::Tensor& tensor, bool wide, uint8_t* at);
+uint8_t* WriteText(const tensorflow::Tensor& tensor, uint8_t* at);
+// Makes a tensor from `bytes` bytes that came from a peer.
+Status ReadStrings(const uint8_t* data, uint64_t bytes, bool wide, const tensorflow::TensorShape& shape,
+                   tensorflow::Allocator* allocator, tensorflow::Tensor* out);
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_TENSOR_ELEMENTS_H_

@@ -1,0 +1,83 @@
+// Several tensors that travel as one: the value that goes from a StarwireFuse op to its StarwireUnfuse, and its form on
+// the wire (docs/protocol.md, "Tensors").
+#ifndef STARWIRE_CC_TENSOR_FUSED_H_
+#define STARWIRE_CC_TENSOR_FUSED_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/compat.h"
+#include "cc/tensor/elements.h"
+#include "cc/tensor/slab.h"
+#include "include/starwire.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/variant_tensor_data.h"
+
+namespace starwire {
+
+// The content of a scalar of type DT_VARIANT. It encodes itself, so that TensorFlow's own transport can carry it.
+class FusedTensors {
+ public:
+  static constexpr char kTypeName[] = "starwire::FusedTensors";
+
+  FusedTensors() = default;
+  explicit FusedTensors(std::vector<tensorflow::Tensor> tensors) : tensors_(std::move(tensors)) {}
+
+  // Null if `tensor` holds anything else.
+  static const FusedTensors* In(const tensorflow::Tensor& tensor);
+  // Types that can be members: whose elements can be copied, and strings.
+  static bool CanHold(tensorflow::DataType dtype);
+
+  const std::vector<tensorflow::Tensor>& tensors() const { return tensors_; }
+
+  // What TensorFlow asks of a variant's content.
+  std::string TypeName() const { return kTypeName; }
+  std::string DebugString() const;
+  void Encode(tensorflow::VariantTensorData* data) const;
+  bool Decode(tensorflow::VariantTensorData data);
+
+ private:
+  std::vector<tensorflow::Tensor> tensors_;
+};
+
+// Where the members lie in the payload: one behind the other, each from a multiple of Slab::kAlignment on.
+class FusedLayout {
+ public:
+  struct Member {
+    tensorflow::DataType dtype = tensorflow::DT_INVALID;
+    tensorflow::TensorShape shape;
+    TensorEncoding encoding = TensorEncoding::kNone;
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+    bool wide() const { return encoding == TensorEncoding::kWideStrings; }
+  };
+
+  // Fails for an uninitialised tensor and for types that cannot travel.
+  Status Measure(const std::vector<tensorflow::Tensor>& tensors);
+  // Reads a table that came from a peer and begins `table`; everything in it is checked. `consumed` is its length.
+  Status Parse(sw_bytes table, size_t* consumed);
+
+  size_t table_bytes() const { return table_bytes_; }
+  uint64_t payload_bytes() const { return payload_bytes_; }
+  const std::vector<Member>& members() const { return members_; }
+
+  // Writes table_bytes() bytes.
+  void WriteTable(uint8_t* at) const;
+  // Writes the member's content, member.bytes bytes.
+  static void WriteMember(const Member& member, const tensorflow::Tensor& tensor, uint8_t* at);
+  // Makes the tensors of a slab that holds the payload and has room for members().size() pieces.
+  Status MakeTensors(Slab* slab, tensorflow::Allocator* allocator, std::vector<tensorflow::Tensor>* out) const;
+
+ private:
+  Status Place(Member* member);
+
+  std::vector<Member> members_;
+  size_t table_bytes_ = 0;
+  uint64_t payload_bytes_ = 0;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_TENSOR_FUSED_H_

@@ -1,0 +1,87 @@
+#include "cc/tensor/slab.h"
+
+#include <limits>
+#include <new>
+
+#include "tensorflow/core/framework/allocation_description.pb.h"
+
+namespace starwire {
+
+using tensorflow::DataType;
+using tensorflow::Tensor;
+using tensorflow::TensorBuffer;
+using tensorflow::TensorShape;
+
+// The buffer of one tensor. It lies in a Place of its slab, and its end is the end of one reference to it.
+class Slab::Piece : public TensorBuffer {
+ public:
+  Piece(uint8_t* data, uint64_t bytes) : TensorBuffer(data), bytes_(bytes) {}
+
+  size_t size() const override { return bytes_; }
+  TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(tensorflow::AllocationDescription* proto) const override {
+    proto->set_requested_bytes(static_cast<int64_t>(bytes_));
+    proto->set_allocator_name("starwire_slab");
+    proto->set_ptr(reinterpret_cast<uintptr_t>(data()));
+  }
+
+  static void* operator new(size_t, void* place) { return place; }
+  // Runs after every destructor, when nothing touches the object any more.
+  static void operator delete(void* place);
+
+ private:
+  ~Piece() override = default;
+
+  const uint64_t bytes_;
+};
+
+struct Slab::Place {
+  Slab* slab;
+  alignas(Piece) unsigned char piece[sizeof(Piece)];
+};
+
+void Slab::Piece::operator delete(void* place) {
+  auto* bytes = static_cast<unsigned char*>(place) - offsetof(Place, piece);
+  reinterpret_cast<Place*>(bytes)->slab->Unref();
+}
+
+Slab* Slab::New(tensorflow::Allocator* allocator, uint64_t bytes, size_t pieces) {
+  static_assert(sizeof(Slab) % alignof(Place) == 0, "places follow the slab");
+  if (bytes > std::numeric_limits<size_t>::max() / 2 ||
+      pieces > (std::numeric_limits<size_t>::max() / 2 - sizeof(Slab)) / sizeof(Place)) {
+    return nullptr;
+  }
+  uint8_t* data = nullptr;
+  if (bytes != 0) {
+    tensorflow::AllocationAttributes attributes;
+    attributes.retry_on_failure = false;
+    data = static_cast<uint8_t*>(allocator->AllocateRaw(kAlignment, bytes, attributes));
+    if (data == nullptr) return nullptr;
+  }
+  void* memory = ::operator new(sizeof(Slab) + pieces * sizeof(Place), std::nothrow);
+  if (memory == nullptr) {
+    if (data != nullptr) allocator->DeallocateRaw(data);
+    return nullptr;
+  }
+  return new (memory) Slab(allocator, data);
+}
+
+Tensor Slab::NewTensor(DataType dtype, const TensorShape& shape, uint64_t offset, uint64_t bytes) {
+  Place* place = reinterpret_cast<Place*>(this + 1) + used_++;
+  references_.fetch_add(1, std::memory_order_relaxed);
+  place->slab = this;
+  auto* piece = new (place->piece) Piece(data_ + offset, bytes);
+  Tensor tensor(dtype, shape, piece);
+  // The tensor holds the one reference that counts.
+  piece->Unref();
+  return tensor;
+}
+
+void Slab::Unref() {
+  if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (data_ != nullptr) allocator_->DeallocateRaw(data_);
+  this->~Slab();
+  ::operator delete(static_cast<void*>(this));
+}
+
+}  // namespace starwire

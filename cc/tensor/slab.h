@@ -1,0 +1,47 @@
+// One piece of memory that many tensors lie in.
+#ifndef STARWIRE_CC_TENSOR_SLAB_H_
+#define STARWIRE_CC_TENSOR_SLAB_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace starwire {
+
+// Lives until the last of its tensors is gone, and costs two allocations however many there are. Its tensors do not
+// overlap, so each counts as the only owner of its bytes: kernels may reuse them in place.
+class Slab {
+ public:
+  // Where each tensor must begin, as TensorFlow's kernels expect of any buffer.
+  static constexpr size_t kAlignment = 64;
+
+  // Memory for `bytes` bytes, which may be 0, and at most `pieces` tensors. Null if there is not enough.
+  static Slab* New(tensorflow::Allocator* allocator, uint64_t bytes, size_t pieces);
+
+  uint8_t* data() const { return data_; }
+  // The tensor whose elements are `bytes` (not 0) bytes from `offset` (a multiple of kAlignment) on. At most as often
+  // as there are pieces, by one thread.
+  tensorflow::Tensor NewTensor(tensorflow::DataType dtype, const tensorflow::TensorShape& shape, uint64_t offset,
+                               uint64_t bytes);
+  // Gives up the reference that New() returned. Tensors keep theirs.
+  void Unref();
+
+ private:
+  class Piece;
+  struct Place;
+
+  Slab(tensorflow::Allocator* allocator, uint8_t* data) : allocator_(allocator), data_(data) {}
+  ~Slab() = default;
+
+  tensorflow::Allocator* const allocator_;
+  uint8_t* const data_;
+  std::atomic<size_t> references_{1};
+  size_t used_ = 0;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_TENSOR_SLAB_H_
