@@ -11,6 +11,65 @@
 // Version of this ABI: the shim refuses to run with another one.
 #define SW_ABI_VERSION 1
 
+// What a node means for control flow (sw_plan_node.kind).
+#define SW_NODE_PLAIN 0
+
+// Passes its only data input on unchanged (Identity).
+#define SW_NODE_IDENTITY 1
+
+// Switch, RefSwitch, _SwitchN: input 1 is the predicate; detail: the number of outputs (0: two).
+#define SW_NODE_SWITCH 2
+
+#define SW_NODE_MERGE 3
+
+// detail: a number for its frame_name, the same for the same name.
+#define SW_NODE_ENTER 4
+
+#define SW_NODE_EXIT 5
+
+#define SW_NODE_NEXT_ITERATION 6
+
+#define SW_NODE_LOOP_COND 7
+
+#define SW_NODE_CONTROL_TRIGGER 8
+
+// Brings in a value from the client (a client-terminated _Recv).
+#define SW_NODE_FEED 9
+
+// Hands a value to the client (a client-terminated _Send).
+#define SW_NODE_FETCH 10
+
+// A _Recv that is already in the graph and is not the client's: set SW_NODE_IS_BLOCKING as well.
+#define SW_NODE_RECEIVE 11
+
+// sw_plan_node.flags: has effects beyond its outputs.
+#define SW_NODE_IS_STATEFUL 1
+
+// sw_plan_node.flags: may wait for something that is no edge of this graph (a queue, a collective, a receive; a feed of a partial run).
+#define SW_NODE_IS_BLOCKING 2
+
+// sw_plan_node.flags: nothing may be put between it and its neighbours.
+#define SW_NODE_IS_UNTOUCHABLE 4
+
+// What an edge carries (sw_plan_edge.type_class): a tensor that is its bytes.
+#define SW_EDGE_PLAIN 0
+
+#define SW_EDGE_STRING 1
+
+#define SW_EDGE_VARIANT 2
+
+// The consumer takes a reference, not a value.
+#define SW_EDGE_REF 3
+
+#define SW_EDGE_RESOURCE 4
+
+#define SW_EDGE_CONTROL 5
+
+// Where the producer's output lies (sw_plan_edge.memory).
+#define SW_MEMORY_HOST 0
+
+#define SW_MEMORY_DEVICE 1
+
 // For sw_call: keep trying to connect until the deadline instead of failing with the first failed attempt.
 #define SW_CALL_WAIT_FOR_READY 1
 
@@ -23,6 +82,9 @@ typedef struct sw_engine sw_engine;
 
 // An error with a code of tensorflow::error::Code and a message for an operator. Free with sw_error_free.
 typedef struct sw_error sw_error;
+
+// What crosses together. Free with sw_fuse_plan_free.
+typedef struct sw_fuse_plan sw_fuse_plan;
 
 // Borrowed bytes: valid during the call they are passed to.
 typedef struct sw_bytes {
@@ -158,6 +220,93 @@ typedef struct sw_string {
   size_t len;
   size_t cap;
 } sw_string;
+
+// What tensor_fuse may group, and what it may cost: src/planner/fuse.rs says how they are used. Start from sw_fuse_limits_default.
+typedef struct sw_fuse_limits {
+  size_t struct_size;
+  // What a message costs, both ends together.
+  uint32_t message_us;
+  // How much crosses in a microsecond.
+  uint32_t bytes_per_us;
+  // The cost of a node whose cost nobody knows.
+  uint32_t node_us;
+  // No tensor waits longer for others of its group (as estimated).
+  uint32_t wait_us;
+  // Sizes up to here are grouped with each other ...
+  uint64_t small_bytes;
+  // ... and so are those above, up to here. Larger tensors travel alone.
+  uint64_t large_bytes;
+  // The most that a group carries.
+  uint64_t group_bytes;
+  // The most items of a group.
+  uint32_t group_items;
+  // 0: control edges are left alone.
+  uint32_t fuse_control;
+  // 0: nothing inside of loops is grouped.
+  uint32_t fuse_loops;
+} sw_fuse_limits;
+
+typedef struct sw_plan_node {
+  // Equal numbers: the same task.
+  uint32_t task;
+  // Equal numbers: the same device.
+  uint32_t device;
+  // SW_NODE_PLAIN ...
+  uint32_t kind;
+  // SW_NODE_IS_... together.
+  uint32_t flags;
+  // See the kinds.
+  uint32_t detail;
+  // How long it runs, in microseconds; negative: nobody knows.
+  int32_t cost_us;
+} sw_plan_node;
+
+typedef struct sw_plan_edge {
+  uint32_t src;
+  // -1: control.
+  int32_t src_output;
+  uint32_t dst;
+  // -1: control.
+  int32_t dst_input;
+  // SW_EDGE_PLAIN ...
+  uint32_t type_class;
+  // SW_MEMORY_HOST ...
+  uint32_t memory;
+  // How much it carries; negative: nobody knows.
+  int64_t bytes;
+} sw_plan_edge;
+
+// A graph, borrowed for the duration of a call. Leave SOURCE and SINK out; nodes are numbered by their place in `nodes`.
+typedef struct sw_plan_graph {
+  size_t struct_size;
+  const struct sw_plan_node *nodes;
+  size_t n_nodes;
+  const struct sw_plan_edge *edges;
+  size_t n_edges;
+  // May be NULL. A node's name, for messages: the bytes stay valid until the next call of it.
+  struct sw_bytes (*name)(void *ctx, uint32_t node);
+  void *name_ctx;
+} sw_plan_graph;
+
+// One output of one node, with all its consumers in one task. Borrowed from the plan.
+typedef struct sw_fuse_item {
+  uint32_t src;
+  // -1: control edges. They carry nothing: control edges into the group's first node and out of its last one do.
+  int32_t src_output;
+  // Places in sw_plan_graph.edges, at least one.
+  const uint32_t *edges;
+  size_t n_edges;
+} sw_fuse_item;
+
+// Items that cross together, at least two. Borrowed from the plan.
+typedef struct sw_fuse_group {
+  uint32_t src_task;
+  uint32_t dst_task;
+  // SW_MEMORY_HOST ...: where the producers' outputs lie.
+  uint32_t memory;
+  const struct sw_fuse_item *items;
+  size_t n_items;
+} sw_fuse_group;
 
 #ifdef __cplusplus
 extern "C" {
@@ -303,6 +452,45 @@ struct sw_bytes sw_error_message(const struct sw_error *error);
 // # Safety
 // As sw_error_code; the error is not used afterwards.
 void sw_error_free(struct sw_error *error);
+
+// The limits that are in force if nobody asks for others.
+//
+// # Safety
+// `limits` is writable.
+void sw_fuse_limits_default(struct sw_fuse_limits *limits);
+
+// Decides which tensors cross from task to task together. `limits` may be NULL: the defaults. The same graph gives the same plan. An error
+// says why the graph cannot be planned; it can still be run as it is.
+//
+// # Safety
+// `graph` and what it points at are readable during the call, and so is `limits` unless it is NULL; `out` is writable, `error` writable or
+// null.
+sw_code sw_plan_fuse(const struct sw_plan_graph *graph,
+                     const struct sw_fuse_limits *limits,
+                     struct sw_fuse_plan **out,
+                     struct sw_error **error);
+
+// The groups, in a fixed order. Valid as long as the plan.
+//
+// # Safety
+// `plan` came from sw_plan_fuse; `n` is writable.
+const struct sw_fuse_group *sw_fuse_plan_groups(const struct sw_fuse_plan *plan, size_t *n);
+
+// How many tensors (and control tokens) cross from task to task, grouped or not: the messages of an unfused step.
+//
+// # Safety
+// `plan` came from sw_plan_fuse.
+size_t sw_fuse_plan_crossings(const struct sw_fuse_plan *plan);
+
+// The plan for people: groups, what stayed alone, and why. Valid as long as the plan.
+//
+// # Safety
+// `plan` came from sw_plan_fuse.
+struct sw_bytes sw_fuse_plan_text(const struct sw_fuse_plan *plan);
+
+// # Safety
+// `plan` is null or came from sw_plan_fuse, and is not used afterwards.
+void sw_fuse_plan_free(struct sw_fuse_plan *plan);
 
 #ifdef __cplusplus
 }  // extern "C"

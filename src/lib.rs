@@ -10,12 +10,14 @@
 //! * [`config`]: environment variables and `.endpoint_map`, parsed once into types.
 //! * [`control`]: the tonic service on the data port (health, stats) and Prometheus' `/metrics`.
 //! * [`metrics`]: counters, gauges and latencies.
+//! * [`planner`]: pure graph algorithms: what crosses between tasks together.
 
 pub mod config;
 pub mod control;
 pub mod engine;
 pub mod ffi;
 pub mod metrics;
+pub mod planner;
 pub mod protocol;
 pub mod reactor;
 pub mod transport;

@@ -1,0 +1,402 @@
+//! The planners: plain arrays in, groups out.
+
+use std::ffi::c_void;
+
+use super::error::{self, sw_error};
+use super::guard;
+use super::types::{sw_bytes, sw_code};
+use crate::planner::fuse::{self, FusePlan, Limits};
+use crate::planner::graph::{Class, Edge, Graph, Kind, Memory, Node, PlanError};
+use crate::protocol::code;
+
+/// What a node means for control flow (sw_plan_node.kind).
+pub const SW_NODE_PLAIN: u32 = 0;
+/// Passes its only data input on unchanged (Identity).
+pub const SW_NODE_IDENTITY: u32 = 1;
+/// Switch, RefSwitch, _SwitchN: input 1 is the predicate; detail: the number of outputs (0: two).
+pub const SW_NODE_SWITCH: u32 = 2;
+pub const SW_NODE_MERGE: u32 = 3;
+/// detail: a number for its frame_name, the same for the same name.
+pub const SW_NODE_ENTER: u32 = 4;
+pub const SW_NODE_EXIT: u32 = 5;
+pub const SW_NODE_NEXT_ITERATION: u32 = 6;
+pub const SW_NODE_LOOP_COND: u32 = 7;
+pub const SW_NODE_CONTROL_TRIGGER: u32 = 8;
+/// Brings in a value from the client (a client-terminated _Recv).
+pub const SW_NODE_FEED: u32 = 9;
+/// Hands a value to the client (a client-terminated _Send).
+pub const SW_NODE_FETCH: u32 = 10;
+/// A _Recv that is already in the graph and is not the client's: set SW_NODE_IS_BLOCKING as well.
+pub const SW_NODE_RECEIVE: u32 = 11;
+
+/// sw_plan_node.flags: has effects beyond its outputs.
+pub const SW_NODE_IS_STATEFUL: u32 = 1;
+/// sw_plan_node.flags: may wait for something that is no edge of this graph (a queue, a collective, a receive; a feed of a partial run).
+pub const SW_NODE_IS_BLOCKING: u32 = 2;
+/// sw_plan_node.flags: nothing may be put between it and its neighbours.
+pub const SW_NODE_IS_UNTOUCHABLE: u32 = 4;
+
+/// What an edge carries (sw_plan_edge.type_class): a tensor that is its bytes.
+pub const SW_EDGE_PLAIN: u32 = 0;
+pub const SW_EDGE_STRING: u32 = 1;
+pub const SW_EDGE_VARIANT: u32 = 2;
+/// The consumer takes a reference, not a value.
+pub const SW_EDGE_REF: u32 = 3;
+pub const SW_EDGE_RESOURCE: u32 = 4;
+pub const SW_EDGE_CONTROL: u32 = 5;
+
+/// Where the producer's output lies (sw_plan_edge.memory).
+pub const SW_MEMORY_HOST: u32 = 0;
+pub const SW_MEMORY_DEVICE: u32 = 1;
+
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_plan_node {
+    /// Equal numbers: the same task.
+    pub task: u32,
+    /// Equal numbers: the same device.
+    pub device: u32,
+    /// SW_NODE_PLAIN ...
+    pub kind: u32,
+    /// SW_NODE_IS_... together.
+    pub flags: u32,
+    /// See the kinds.
+    pub detail: u32,
+    /// How long it runs, in microseconds; negative: nobody knows.
+    pub cost_us: i32,
+}
+
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_plan_edge {
+    pub src: u32,
+    /// -1: control.
+    pub src_output: i32,
+    pub dst: u32,
+    /// -1: control.
+    pub dst_input: i32,
+    /// SW_EDGE_PLAIN ...
+    pub type_class: u32,
+    /// SW_MEMORY_HOST ...
+    pub memory: u32,
+    /// How much it carries; negative: nobody knows.
+    pub bytes: i64,
+}
+
+/// A graph, borrowed for the duration of a call. Leave SOURCE and SINK out; nodes are numbered by their place in `nodes`.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub struct sw_plan_graph {
+    pub struct_size: usize,
+    pub nodes: *const sw_plan_node,
+    pub n_nodes: usize,
+    pub edges: *const sw_plan_edge,
+    pub n_edges: usize,
+    /// May be NULL. A node's name, for messages: the bytes stay valid until the next call of it.
+    pub name: Option<unsafe extern "C" fn(ctx: *mut c_void, node: u32) -> sw_bytes>,
+    pub name_ctx: *mut c_void,
+}
+
+/// What tensor_fuse may group, and what it may cost: src/planner/fuse.rs says how they are used. Start from sw_fuse_limits_default.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_fuse_limits {
+    pub struct_size: usize,
+    /// What a message costs, both ends together.
+    pub message_us: u32,
+    /// How much crosses in a microsecond.
+    pub bytes_per_us: u32,
+    /// The cost of a node whose cost nobody knows.
+    pub node_us: u32,
+    /// No tensor waits longer for others of its group (as estimated).
+    pub wait_us: u32,
+    /// Sizes up to here are grouped with each other ...
+    pub small_bytes: u64,
+    /// ... and so are those above, up to here. Larger tensors travel alone.
+    pub large_bytes: u64,
+    /// The most that a group carries.
+    pub group_bytes: u64,
+    /// The most items of a group.
+    pub group_items: u32,
+    /// 0: control edges are left alone.
+    pub fuse_control: u32,
+    /// 0: nothing inside of loops is grouped.
+    pub fuse_loops: u32,
+}
+
+/// One output of one node, with all its consumers in one task. Borrowed from the plan.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_fuse_item {
+    pub src: u32,
+    /// -1: control edges. They carry nothing: control edges into the group's first node and out of its last one do.
+    pub src_output: i32,
+    /// Places in sw_plan_graph.edges, at least one.
+    pub edges: *const u32,
+    pub n_edges: usize,
+}
+
+/// Items that cross together, at least two. Borrowed from the plan.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_fuse_group {
+    pub src_task: u32,
+    pub dst_task: u32,
+    /// SW_MEMORY_HOST ...: where the producers' outputs lie.
+    pub memory: u32,
+    pub items: *const sw_fuse_item,
+    pub n_items: usize,
+}
+
+/// What crosses together. Free with sw_fuse_plan_free.
+#[allow(non_camel_case_types)]
+pub struct sw_fuse_plan {
+    groups: Vec<sw_fuse_group>,
+    items: usize,
+    text: String,
+    // `groups` point into these.
+    _items: Vec<Vec<sw_fuse_item>>,
+    _plan: FusePlan,
+}
+
+/// The limits that are in force if nobody asks for others.
+///
+/// # Safety
+/// `limits` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_fuse_limits_default(limits: *mut sw_fuse_limits) {
+    let Limits {
+        message_us, bytes_per_us, node_us, wait_us, small_bytes, large_bytes, group_bytes, group_items, ..
+    } = Limits::default();
+    let all = Limits::default();
+    let defaults = sw_fuse_limits {
+        struct_size: size_of::<sw_fuse_limits>(),
+        message_us,
+        bytes_per_us,
+        node_us,
+        wait_us,
+        small_bytes,
+        large_bytes,
+        group_bytes,
+        group_items,
+        fuse_control: all.fuse_control.into(),
+        fuse_loops: all.fuse_loops.into(),
+    };
+    if !limits.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { limits.write(defaults) }
+    }
+}
+
+/// Decides which tensors cross from task to task together. `limits` may be NULL: the defaults. The same graph gives the same plan. An error
+/// says why the graph cannot be planned; it can still be run as it is.
+///
+/// # Safety
+/// `graph` and what it points at are readable during the call, and so is `limits` unless it is NULL; `out` is writable, `error` writable or
+/// null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_plan_fuse(
+    graph: *const sw_plan_graph,
+    limits: *const sw_fuse_limits,
+    out: *mut *mut sw_fuse_plan,
+    error: *mut *mut sw_error,
+) -> sw_code {
+    let made = guard(Err((code::INTERNAL, "starwire: internal error while planning".to_string())), || {
+        // SAFETY: the caller's promise.
+        let (graph, limits) = unsafe { (graph.as_ref(), limits.as_ref()) };
+        let graph = graph.ok_or((code::INVALID_ARGUMENT, "planner: no graph".to_string()))?;
+        if graph.struct_size != size_of::<sw_plan_graph>()
+            || limits.is_some_and(|limits| limits.struct_size != size_of::<sw_fuse_limits>())
+        {
+            let message = "starwire: library and shim disagree about the C ABI's structs".to_string();
+            return Err((code::FAILED_PRECONDITION, message));
+        }
+        let limits = limits.map_or_else(Limits::default, accept_limits);
+        let invalid = |error: PlanError| (code::INVALID_ARGUMENT, error.to_string());
+        let names = |node: u32| {
+            let name = graph.name?;
+            // SAFETY: the caller's promise: the bytes are valid until the next call.
+            let bytes = unsafe { name(graph.name_ctx, node) };
+            // SAFETY: as above.
+            Some(String::from_utf8_lossy(unsafe { bytes.as_slice() }).into_owned())
+        };
+        // SAFETY: the caller's promise.
+        let (nodes, edges) = unsafe { (array(graph.nodes, graph.n_nodes), array(graph.edges, graph.n_edges)) };
+        let nodes = (0..).zip(nodes).map(|(at, node)| accept_node(at, node)).collect::<Result<_, _>>();
+        let edges = (0..).zip(edges).map(|(at, edge)| accept_edge(at, edge)).collect::<Result<_, _>>();
+        let names: Option<crate::planner::graph::Names> = Some(&names);
+        let graph = Graph::new(nodes.map_err(invalid)?, edges.map_err(invalid)?, names).map_err(invalid)?;
+        let plan = fuse::plan(&graph, &limits).map_err(invalid)?;
+        let text = plan.describe(&graph).to_string();
+        Ok(sw_fuse_plan::new(plan, text))
+    });
+    match made {
+        Ok(plan) => {
+            // SAFETY: the caller's promise.
+            unsafe { *out = Box::into_raw(Box::new(plan)) }
+            0
+        }
+        // SAFETY: the caller's promise.
+        Err((code, message)) => unsafe { error::store(error, code, message) },
+    }
+}
+
+/// The groups, in a fixed order. Valid as long as the plan.
+///
+/// # Safety
+/// `plan` came from sw_plan_fuse; `n` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_fuse_plan_groups(plan: *const sw_fuse_plan, n: *mut usize) -> *const sw_fuse_group {
+    // SAFETY: the caller's promise.
+    let groups = unsafe { plan.as_ref() }.map_or(&[][..], |plan| &plan.groups);
+    // SAFETY: the caller's promise.
+    unsafe { *n = groups.len() }
+    groups.as_ptr()
+}
+
+/// How many tensors (and control tokens) cross from task to task, grouped or not: the messages of an unfused step.
+///
+/// # Safety
+/// `plan` came from sw_plan_fuse.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_fuse_plan_crossings(plan: *const sw_fuse_plan) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { plan.as_ref() }.map_or(0, |plan| plan.items)
+}
+
+/// The plan for people: groups, what stayed alone, and why. Valid as long as the plan.
+///
+/// # Safety
+/// `plan` came from sw_plan_fuse.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_fuse_plan_text(plan: *const sw_fuse_plan) -> sw_bytes {
+    // SAFETY: the caller's promise.
+    unsafe { plan.as_ref() }.map_or(sw_bytes::EMPTY, |plan| sw_bytes::of(plan.text.as_bytes()))
+}
+
+/// # Safety
+/// `plan` is null or came from sw_plan_fuse, and is not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_fuse_plan_free(plan: *mut sw_fuse_plan) {
+    if !plan.is_null() {
+        // SAFETY: made by Box::into_raw in sw_plan_fuse; the caller gives it back once.
+        drop(unsafe { Box::from_raw(plan) });
+    }
+}
+
+impl sw_fuse_plan {
+    fn new(plan: FusePlan, text: String) -> Self {
+        // What the pointers lead to lies on the heap and is not touched again: moving the plan does not move it.
+        let item = |number: &u32| {
+            let item = &plan.items[*number as usize];
+            sw_fuse_item {
+                src: item.src,
+                src_output: item.output,
+                edges: item.edges.as_ptr(),
+                n_edges: item.edges.len(),
+            }
+        };
+        let items: Vec<Vec<sw_fuse_item>> =
+            plan.groups.iter().map(|group| group.items.iter().map(item).collect()).collect();
+        let group = |(group, items): (&fuse::Group, &Vec<sw_fuse_item>)| sw_fuse_group {
+            src_task: group.src_task,
+            dst_task: group.dst_task,
+            memory: match group.memory {
+                Memory::Host => SW_MEMORY_HOST,
+                Memory::Device => SW_MEMORY_DEVICE,
+            },
+            items: items.as_ptr(),
+            n_items: items.len(),
+        };
+        let groups = plan.groups.iter().zip(&items).map(group).collect();
+        Self { groups, items: plan.items.len(), text, _items: items, _plan: plan }
+    }
+}
+
+/// # Safety
+/// `data` points at `len` readable elements that outlive `'a`, or `len` is 0.
+unsafe fn array<'a, T>(data: *const T, len: usize) -> &'a [T] {
+    if data.is_null() || len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise, passed on.
+    unsafe { std::slice::from_raw_parts(data, len) }
+}
+
+fn accept_node(at: usize, node: &sw_plan_node) -> Result<Node, PlanError> {
+    let kind = match node.kind {
+        SW_NODE_PLAIN => Kind::Plain,
+        SW_NODE_IDENTITY => Kind::Identity,
+        SW_NODE_SWITCH => Kind::Switch,
+        SW_NODE_MERGE => Kind::Merge,
+        SW_NODE_ENTER => Kind::Enter,
+        SW_NODE_EXIT => Kind::Exit,
+        SW_NODE_NEXT_ITERATION => Kind::NextIteration,
+        SW_NODE_LOOP_COND => Kind::LoopCond,
+        SW_NODE_CONTROL_TRIGGER => Kind::ControlTrigger,
+        SW_NODE_FEED => Kind::Feed,
+        SW_NODE_FETCH => Kind::Fetch,
+        SW_NODE_RECEIVE => Kind::Receive,
+        other => return Err(PlanError::Unknown { what: "a node's kind", at, value: other }),
+    };
+    Ok(Node {
+        kind,
+        task: node.task,
+        device: node.device,
+        stateful: node.flags & SW_NODE_IS_STATEFUL != 0,
+        blocking: node.flags & SW_NODE_IS_BLOCKING != 0,
+        untouchable: node.flags & SW_NODE_IS_UNTOUCHABLE != 0,
+        detail: node.detail,
+        cost_us: u32::try_from(node.cost_us).ok(),
+    })
+}
+
+fn accept_edge(at: usize, edge: &sw_plan_edge) -> Result<Edge, PlanError> {
+    let unknown = |what, value| Err(PlanError::Unknown { what, at, value });
+    let class = match edge.type_class {
+        SW_EDGE_PLAIN => Class::Plain,
+        SW_EDGE_STRING => Class::String,
+        SW_EDGE_VARIANT => Class::Variant,
+        SW_EDGE_REF => Class::Ref,
+        SW_EDGE_RESOURCE => Class::Resource,
+        SW_EDGE_CONTROL => Class::Control,
+        other => return unknown("an edge's type class", other),
+    };
+    let memory = match edge.memory {
+        SW_MEMORY_HOST => Memory::Host,
+        SW_MEMORY_DEVICE => Memory::Device,
+        other => return unknown("an edge's memory", other),
+    };
+    if (class == Class::Control) != (edge.src_output < 0) || (class == Class::Control) != (edge.dst_input < 0) {
+        return Err(PlanError::HalfControl { edge: at });
+    }
+    Ok(Edge {
+        src: edge.src,
+        src_output: edge.src_output,
+        dst: edge.dst,
+        dst_input: edge.dst_input,
+        class,
+        memory,
+        bytes: u64::try_from(edge.bytes).ok(),
+    })
+}
+
+fn accept_limits(limits: &sw_fuse_limits) -> Limits {
+    Limits {
+        message_us: limits.message_us,
+        bytes_per_us: limits.bytes_per_us,
+        node_us: limits.node_us,
+        wait_us: limits.wait_us,
+        small_bytes: limits.small_bytes,
+        large_bytes: limits.large_bytes,
+        group_bytes: limits.group_bytes,
+        group_items: limits.group_items,
+        fuse_control: limits.fuse_control != 0,
+        fuse_loops: limits.fuse_loops != 0,
+    }
+}

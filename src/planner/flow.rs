@@ -1,0 +1,224 @@
+//! Loop frames, and an order in which the graph can run.
+//!
+//! The order leaves out the way back from each NextIteration, and it puts **all of a loop before its exits**: what leaves a loop can depend on
+//! everything inside, through iterations that the plain edges do not show.
+
+use super::graph::{Graph, Kind, PlanError, index};
+
+/// A loop frame; 0 is outside of all loops.
+pub type FrameId = u32;
+
+pub const ROOT: FrameId = 0;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame {
+    pub parent: FrameId,
+    /// What its Enter nodes say.
+    pub name: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    Node(u32),
+    /// Every node of the frame, and of the frames inside, has run.
+    End(FrameId),
+}
+
+pub struct Flow {
+    pub order: Vec<Step>,
+    pub frames: Vec<Frame>,
+    /// By node: the frame that it runs in (Enter: the outer one).
+    inside: Vec<FrameId>,
+    /// By node: the frame that its outputs are in.
+    outputs: Vec<FrameId>,
+}
+
+impl Flow {
+    pub fn of(graph: &Graph) -> Result<Self, PlanError> {
+        let mut flow = Self {
+            order: Vec::new(),
+            frames: vec![Frame { parent: ROOT, name: 0 }],
+            inside: vec![ROOT; graph.len()],
+            outputs: vec![ROOT; graph.len()],
+        };
+        flow.order = sort(graph, &[], &[])?;
+        flow.find_frames(graph)?;
+        if flow.frames.len() > 1 {
+            flow.order = sort(graph, &flow.frames, &flow.outputs)?;
+        }
+        Ok(flow)
+    }
+
+    /// The frame that a node runs in (Enter: the outer one).
+    pub fn inside(&self, node: u32) -> FrameId {
+        self.inside[index(node)]
+    }
+
+    /// The frame that a node's outputs are in.
+    pub fn outputs(&self, node: u32) -> FrameId {
+        self.outputs[index(node)]
+    }
+
+    fn find_frames(&mut self, graph: &Graph) -> Result<(), PlanError> {
+        let mut entered = std::collections::HashMap::new();
+        for at in 0..self.order.len() {
+            let Step::Node(node) = self.order[at] else { continue };
+            let mut inputs = forward_ins(graph, node).map(|edge| self.outputs(graph.edge(edge).src));
+            let frame = inputs.next().unwrap_or(ROOT);
+            if inputs.any(|other| other != frame) {
+                return Err(PlanError::MixedFrames { node: graph.describe(node) });
+            }
+            let outputs = match graph.node(node).kind {
+                Kind::Enter => {
+                    let name = graph.node(node).detail;
+                    let next = u32::try_from(self.frames.len()).unwrap_or(u32::MAX);
+                    *entered.entry((frame, name)).or_insert_with(|| {
+                        self.frames.push(Frame { parent: frame, name });
+                        next
+                    })
+                }
+                Kind::Exit | Kind::NextIteration if frame == ROOT => {
+                    return Err(PlanError::NotInALoop { node: graph.describe(node) });
+                }
+                Kind::Exit => self.frames[index(frame)].parent,
+                _ => frame,
+            };
+            self.inside[index(node)] = frame;
+            self.outputs[index(node)] = outputs;
+        }
+        Ok(())
+    }
+}
+
+/// The way back of a loop.
+pub fn is_back_edge(graph: &Graph, edge: u32) -> bool {
+    graph.node(graph.edge(edge).src).kind == Kind::NextIteration
+}
+
+/// A node's inputs but for the way back of a loop.
+pub fn forward_ins<'a>(graph: &'a Graph, node: u32) -> impl Iterator<Item = u32> + Clone + 'a {
+    graph.ins(node).iter().copied().filter(move |edge| !is_back_edge(graph, *edge))
+}
+
+/// Kahn's algorithm. With `frames`: every node before the end of the frame that its outputs are in, every frame's end before that of its parent
+/// and before its exits.
+fn sort(graph: &Graph, frames: &[Frame], outputs: &[FrameId]) -> Result<Vec<Step>, PlanError> {
+    let inner = |frame: FrameId| frame != ROOT && !frames.is_empty();
+    let mut waits: Vec<u32> = graph.ids().map(|node| count(forward_ins(graph, node))).collect();
+    let mut end_waits = vec![0u32; frames.len()];
+    let mut exits: Vec<Vec<u32>> = vec![Vec::new(); frames.len()];
+    if !frames.is_empty() {
+        for node in graph.ids() {
+            let frame = outputs[index(node)];
+            if inner(frame) {
+                end_waits[index(frame)] += 1;
+            }
+            if graph.node(node).kind == Kind::Exit {
+                // Its inputs' frame: `find_frames` has seen to it that there is one.
+                if let Some(edge) = forward_ins(graph, node).next() {
+                    exits[index(outputs[index(graph.edge(edge).src)])].push(node);
+                    waits[index(node)] += 1;
+                }
+            }
+        }
+        for frame in frames.iter().skip(1).filter(|frame| frame.parent != ROOT) {
+            end_waits[index(frame.parent)] += 1;
+        }
+    }
+    let mut order: Vec<Step> = Vec::with_capacity(graph.len() + frames.len());
+    order.extend(graph.ids().filter(|node| waits[index(*node)] == 0).map(Step::Node));
+    let mut at = 0;
+    while at < order.len() {
+        let (ready_nodes, frame): (&mut dyn Iterator<Item = u32>, FrameId) = match order[at] {
+            Step::Node(node) => {
+                let outs: &[u32] = if graph.node(node).kind == Kind::NextIteration { &[] } else { graph.outs(node) };
+                let frame = outputs.get(index(node)).copied().unwrap_or(ROOT);
+                (&mut outs.iter().map(|edge| graph.edge(*edge).dst), frame)
+            }
+            Step::End(frame) => (&mut exits[index(frame)].iter().copied(), frames[index(frame)].parent),
+        };
+        for node in ready_nodes {
+            waits[index(node)] -= 1;
+            if waits[index(node)] == 0 {
+                order.push(Step::Node(node));
+            }
+        }
+        if inner(frame) {
+            end_waits[index(frame)] -= 1;
+            if end_waits[index(frame)] == 0 {
+                order.push(Step::End(frame));
+            }
+        }
+        at += 1;
+    }
+    let nodes = order.iter().filter(|step| matches!(step, Step::Node(_))).count();
+    if nodes == graph.len() {
+        return Ok(order);
+    }
+    Err(PlanError::Cycle { node: graph.describe(on_a_cycle(graph, &waits)) })
+}
+
+/// From any node that never became ready, back to what it waits for, until that repeats: the first node of that circle.
+fn on_a_cycle(graph: &Graph, waits: &[u32]) -> u32 {
+    let stuck = |node: &u32| waits[index(*node)] > 0;
+    // None: it waits for the end of a loop that it is in front of.
+    let back = |node: u32| forward_ins(graph, node).map(|edge| graph.edge(edge).src).find(stuck);
+    let start = graph.ids().find(stuck).unwrap_or(0);
+    let walk = std::iter::successors(Some(start), |node| back(*node));
+    let on_it = walk.take(graph.len() + 1).last().unwrap_or(start);
+    let circle = std::iter::successors(Some(on_it), |node| back(*node).filter(|next| *next != on_it));
+    circle.min().unwrap_or(on_it)
+}
+
+fn count(edges: impl Iterator<Item = u32>) -> u32 {
+    // Edges fit into 31 bits.
+    edges.fold(0, |sum, _| sum + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::graph::{Class, Edge, Memory, Node};
+    use super::*;
+
+    fn graph(kinds: &[Kind], edges: &[(u32, u32)]) -> Graph<'static> {
+        let nodes = kinds.iter().map(|kind| Node::of(*kind, 0)).collect();
+        let edge = |(src, dst): &(u32, u32)| Edge {
+            src: *src,
+            src_output: 0,
+            dst: *dst,
+            dst_input: 0,
+            class: Class::Plain,
+            memory: Memory::Host,
+            bytes: None,
+        };
+        Graph::new(nodes, edges.iter().map(edge).collect(), None).unwrap()
+    }
+
+    #[test]
+    fn all_of_a_loop_comes_before_its_exit() {
+        use Kind::{Enter, Exit, LoopCond, Merge, NextIteration, Plain, Switch};
+        // 0 enter → 1 merge → 2 cond → 3 switch → (4 exit | 5 body → 6 next → 1), 7: plain after the exit
+        let kinds = [Enter, Merge, LoopCond, Switch, Exit, Plain, NextIteration, Plain];
+        let edges = [(0, 1), (6, 1), (1, 2), (2, 3), (1, 3), (3, 4), (3, 5), (5, 6), (4, 7)];
+        let flow = Flow::of(&graph(&kinds, &edges)).unwrap();
+        let place = |step: Step| flow.order.iter().position(|s| *s == step).unwrap();
+        assert!(place(Step::Node(6)) < place(Step::End(1)));
+        assert!(place(Step::End(1)) < place(Step::Node(4)));
+        assert_eq!((flow.inside(0), flow.outputs(0), flow.inside(5)), (ROOT, 1, 1));
+        assert_eq!((flow.inside(4), flow.outputs(4), flow.inside(7)), (1, ROOT, ROOT));
+    }
+
+    #[test]
+    fn what_is_no_graph_of_tensorflow_is_refused() {
+        use Kind::{Enter, Exit, Plain};
+        let error = |kinds: &[Kind], edges: &[(u32, u32)]| Flow::of(&graph(kinds, edges)).err();
+        let name = |node: u32| format!("node {node}");
+        assert_eq!(error(&[Plain; 3], &[(2, 0), (0, 1), (1, 0)]), Some(PlanError::Cycle { node: name(0) }));
+        assert_eq!(error(&[Plain, Exit], &[(0, 1)]), Some(PlanError::NotInALoop { node: name(1) }));
+        let mixed = error(&[Plain, Enter, Plain], &[(0, 1), (1, 2), (0, 2)]);
+        assert_eq!(mixed, Some(PlanError::MixedFrames { node: name(2) }));
+        // What enters a loop cannot come from its exit.
+        let kinds = [Enter, Exit, Enter, Plain];
+        assert!(matches!(error(&kinds, &[(0, 1), (1, 2), (2, 3)]), Some(PlanError::Cycle { .. })));
+    }
+}

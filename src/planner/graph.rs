@@ -1,0 +1,284 @@
+//! The abstract graph: who runs where, and what flows between them. Knows nothing of operations beyond what their kind says about
+//! control flow.
+
+use std::fmt;
+
+/// What a node means for control flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Plain,
+    /// Passes its only data input on unchanged.
+    Identity,
+    /// Passes input 0 to the output that input 1 names; its other outputs are dead.
+    Switch,
+    /// Passes its first live data input on.
+    Merge,
+    Enter,
+    Exit,
+    NextIteration,
+    LoopCond,
+    /// Runs even if its inputs are dead.
+    ControlTrigger,
+    /// Brings in a value from the client.
+    Feed,
+    /// Brings in a value that a send elsewhere delivers, dead or alive.
+    Receive,
+    /// Hands a value to the client.
+    Fetch,
+}
+
+impl Kind {
+    /// Part of a loop's mechanism rather than of its computation.
+    pub fn is_loop_plumbing(self) -> bool {
+        matches!(self, Kind::Enter | Kind::Exit | Kind::NextIteration | Kind::LoopCond)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Node {
+    pub kind: Kind,
+    /// Equal numbers: the same task.
+    pub task: u32,
+    pub device: u32,
+    /// Has effects beyond its outputs.
+    pub stateful: bool,
+    /// May wait for something that is no edge of this graph: a queue, a collective, a receive that somebody else wrote, a client that feeds
+    /// later (partial runs).
+    pub blocking: bool,
+    /// Nothing may be put between it and its neighbours.
+    pub untouchable: bool,
+    /// Enter: the number of its frame's name. Switch: how many outputs it has (0: two).
+    pub detail: u32,
+    /// How long it runs, if somebody knows.
+    pub cost_us: Option<u32>,
+}
+
+impl Node {
+    pub fn plain(task: u32) -> Self {
+        Self::of(Kind::Plain, task)
+    }
+
+    pub fn of(kind: Kind, task: u32) -> Self {
+        Node {
+            kind,
+            task,
+            device: task,
+            stateful: false,
+            blocking: false,
+            untouchable: false,
+            detail: 0,
+            cost_us: None,
+        }
+    }
+}
+
+/// What an edge carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// A tensor that is its bytes.
+    Plain,
+    String,
+    Variant,
+    /// A reference into the producer: not a value.
+    Ref,
+    Resource,
+    /// Nothing but "done".
+    Control,
+}
+
+/// Where the producer leaves what the edge carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Memory {
+    Host,
+    Device,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Edge {
+    pub src: u32,
+    /// Negative: control.
+    pub src_output: i32,
+    pub dst: u32,
+    /// Negative: control.
+    pub dst_input: i32,
+    pub class: Class,
+    pub memory: Memory,
+    /// How much it carries, if somebody knows.
+    pub bytes: Option<u64>,
+}
+
+impl Edge {
+    pub fn is_control(&self) -> bool {
+        self.class == Class::Control
+    }
+}
+
+/// Finds a node's name, for messages.
+pub type Names<'a> = &'a dyn Fn(u32) -> Option<String>;
+
+/// Why a graph cannot be planned. It may still be run as it is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    #[error("planner: edge {edge} names node {node}, but the graph has only {nodes} nodes")]
+    NoSuchNode { edge: usize, node: u32, nodes: usize },
+    #[error("planner: the graph has {count} {what}, more than can be numbered")]
+    TooMany { what: &'static str, count: usize },
+    #[error("planner: {what} is not known: {value}, at place {at}")]
+    Unknown { what: &'static str, at: usize, value: u32 },
+    #[error("planner: edge {edge} is a control edge at one end only")]
+    HalfControl { edge: usize },
+    #[error("planner: {node} depends on itself, and not through a NextIteration")]
+    Cycle { node: String },
+    #[error("planner: the inputs of {node} come from different loop frames")]
+    MixedFrames { node: String },
+    #[error("planner: {node} leaves a loop that nothing entered")]
+    NotInALoop { node: String },
+}
+
+/// A graph whose edges name nodes that exist.
+pub struct Graph<'a> {
+    nodes: Vec<Node>,
+    edges: Vec<Edge>,
+    ins: Adjacency,
+    outs: Adjacency,
+    names: Option<Names<'a>>,
+}
+
+impl<'a> Graph<'a> {
+    pub fn new(nodes: Vec<Node>, edges: Vec<Edge>, names: Option<Names<'a>>) -> Result<Self, PlanError> {
+        // One number is kept free for "none".
+        let numbered = |what, count: usize| match u32::try_from(count) {
+            Ok(number) if number < u32::MAX / 2 => Ok(()),
+            _ => Err(PlanError::TooMany { what, count }),
+        };
+        numbered("nodes", nodes.len())?;
+        numbered("edges", edges.len())?;
+        for (at, edge) in edges.iter().enumerate() {
+            if let Some(node) = [edge.src, edge.dst].into_iter().find(|node| index(*node) >= nodes.len()) {
+                return Err(PlanError::NoSuchNode { edge: at, node, nodes: nodes.len() });
+            }
+        }
+        let ins = Adjacency::new(nodes.len(), edges.iter().map(|edge| edge.dst));
+        let outs = Adjacency::new(nodes.len(), edges.iter().map(|edge| edge.src));
+        Ok(Self { nodes, edges, ins, outs, names })
+    }
+
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    pub fn node(&self, node: u32) -> &Node {
+        &self.nodes[index(node)]
+    }
+
+    pub fn edge(&self, edge: u32) -> &Edge {
+        &self.edges[index(edge)]
+    }
+
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    pub fn edges(&self) -> &[Edge] {
+        &self.edges
+    }
+
+    /// The numbers of the edges that end at a node.
+    pub fn ins(&self, node: u32) -> &[u32] {
+        self.ins.of(node)
+    }
+
+    /// The numbers of the edges that begin at a node.
+    pub fn outs(&self, node: u32) -> &[u32] {
+        self.outs.of(node)
+    }
+
+    pub fn ids(&self) -> impl Iterator<Item = u32> + use<> {
+        // `new` has seen to it that they fit.
+        0..u32::try_from(self.nodes.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Ends at another task than it begins at.
+    pub fn crosses(&self, edge: &Edge) -> bool {
+        self.node(edge.src).task != self.node(edge.dst).task
+    }
+
+    /// For messages: its number, and its name if somebody knows.
+    pub fn describe(&self, node: u32) -> String {
+        Described { node, name: self.names.and_then(|names| names(node)) }.to_string()
+    }
+}
+
+struct Described {
+    node: u32,
+    name: Option<String>,
+}
+
+impl fmt::Display for Described {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "{name:?}"),
+            None => write!(f, "node {}", self.node),
+        }
+    }
+}
+
+/// A number of a node or an edge as an index: u32 always fits.
+pub(super) fn index(number: u32) -> usize {
+    number as usize
+}
+
+/// Which edges belong to which node: two arrays.
+struct Adjacency {
+    begins: Vec<u32>,
+    edges: Vec<u32>,
+}
+
+impl Adjacency {
+    /// `ends` has one node for each edge, in the edges' order.
+    fn new(nodes: usize, ends: impl Iterator<Item = u32> + Clone) -> Self {
+        let mut begins = vec![0u32; nodes + 1];
+        for node in ends.clone() {
+            begins[index(node) + 1] += 1;
+        }
+        for at in 0..nodes {
+            begins[at + 1] += begins[at];
+        }
+        let mut next = begins.clone();
+        let mut edges = vec![0u32; index(begins[nodes])];
+        for (edge, node) in (0u32..).zip(ends) {
+            edges[index(next[index(node)])] = edge;
+            next[index(node)] += 1;
+        }
+        Self { begins, edges }
+    }
+
+    fn of(&self, node: u32) -> &[u32] {
+        &self.edges[index(self.begins[index(node)])..index(self.begins[index(node) + 1])]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edge(src: u32, dst: u32) -> Edge {
+        Edge { src, src_output: 0, dst, dst_input: 0, class: Class::Plain, memory: Memory::Host, bytes: None }
+    }
+
+    #[test]
+    fn edges_are_found_at_both_ends() {
+        let graph = Graph::new(vec![Node::plain(0); 3], vec![edge(0, 2), edge(1, 2), edge(0, 1)], None).unwrap();
+        assert_eq!((graph.ins(2), graph.outs(0), graph.ins(0)), (&[0, 1][..], &[0, 2][..], &[][..]));
+    }
+
+    #[test]
+    fn an_edge_to_nowhere_is_refused() {
+        let error = Graph::new(vec![Node::plain(0)], vec![edge(0, 1)], None).err();
+        assert_eq!(error, Some(PlanError::NoSuchNode { edge: 0, node: 1, nodes: 1 }));
+    }
+}

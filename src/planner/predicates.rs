@@ -1,0 +1,227 @@
+//! Under which conditions a node runs: the set of (predicate, branch) that must hold, worked out forwards.
+//!
+//! Equal sets mean equal fate: two nodes with the same set run both or neither (in each iteration of their loop). That is exact, because
+//! whatever is not understood becomes a fact of its own ("this node's output is alive"):
+//!
+//! * a node needs all its inputs alive, control inputs included: the union of their sets; a Switch's output adds (predicate, branch);
+//! * a Merge needs one: if its inputs are all the branches of one predicate, what they have in common; if one of them is alive whenever any
+//!   is, that one's set; else its own fact;
+//! * a loop's header and exits have the set of what enters the loop, if the loop is one that ends (`regular`); else their own fact.
+
+use std::collections::HashMap;
+
+use super::flow::{Flow, FrameId, ROOT, Step, forward_ins, is_back_edge};
+use super::graph::{Graph, Kind, index};
+use super::sets::{SetId, Sets};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Fact {
+    /// Of so many ways, the value that `output` of `node` has chooses this one.
+    Branch { node: u32, output: i32, branch: u32, ways: u32 },
+    /// The outputs of this node are alive.
+    Alive(u32),
+    /// All of another set.
+    All(SetId),
+}
+
+pub struct Predicates {
+    sets: Sets<Fact>,
+    nodes: Vec<SetId>,
+    /// The outputs of Switch nodes.
+    branches: HashMap<(u32, i32), SetId>,
+    /// By frame: a loop of the usual form, whose nodes run equally often if they have the same set.
+    regular: Vec<bool>,
+}
+
+/// What is found out about a loop on the way.
+#[derive(Default)]
+struct Loop {
+    enters: Vec<u32>,
+    conditions: Vec<u32>,
+    headers: Vec<u32>,
+    nexts: Vec<u32>,
+}
+
+impl Predicates {
+    pub fn of(graph: &Graph, flow: &Flow) -> Self {
+        let mut all = Self {
+            sets: Sets::new(Fact::All),
+            nodes: vec![SetId::EMPTY; graph.len()],
+            branches: HashMap::new(),
+            regular: vec![false; flow.frames.len()],
+        };
+        let mut loops: Vec<Loop> = Vec::new();
+        loops.resize_with(flow.frames.len(), Loop::default);
+        let mut sources = Sources::new(graph);
+        for step in &flow.order {
+            match *step {
+                Step::Node(node) => {
+                    let set = all.node_set(graph, flow, &loops, node);
+                    all.nodes[index(node)] = set;
+                    all.add_branches(graph, &sources, node);
+                    sources.add(graph, node);
+                    let kind = graph.node(node).kind;
+                    let inside = &mut loops[index(flow.outputs(node))];
+                    match kind {
+                        Kind::Enter => inside.enters.push(node),
+                        Kind::LoopCond => inside.conditions.push(node),
+                        Kind::NextIteration => inside.nexts.push(node),
+                        Kind::Merge if is_header(graph, node) => inside.headers.push(node),
+                        _ => {}
+                    }
+                }
+                Step::End(frame) => all.regular[index(frame)] = all.usual_form(&loops[index(frame)]).is_some(),
+            }
+        }
+        // Outside of loops everything runs once.
+        all.regular[index(ROOT)] = true;
+        for frame in 1..all.regular.len() {
+            // Frames are numbered from the outside inwards.
+            all.regular[frame] &= all.regular[index(flow.frames[frame].parent)];
+        }
+        all
+    }
+
+    /// When a node runs (and its control outputs are alive).
+    pub fn node(&self, node: u32) -> SetId {
+        self.nodes[index(node)]
+    }
+
+    /// When what an output carries is alive. Negative: control.
+    pub fn output(&self, node: u32, output: i32) -> SetId {
+        self.branches.get(&(node, output)).copied().unwrap_or(self.node(node))
+    }
+
+    pub fn facts(&self, set: SetId) -> &[Fact] {
+        self.sets.of(set)
+    }
+
+    /// Nodes of this frame that have the same set run equally often.
+    pub fn is_regular(&self, frame: FrameId) -> bool {
+        self.regular[index(frame)]
+    }
+
+    fn node_set(&mut self, graph: &Graph, flow: &Flow, loops: &[Loop], node: u32) -> SetId {
+        match graph.node(node).kind {
+            Kind::ControlTrigger => SetId::EMPTY,
+            Kind::Receive => self.sets.intern(vec![Fact::Alive(node)]),
+            Kind::Merge => self.merge_set(graph, node),
+            Kind::Exit => self.exit_set(graph, &loops[index(flow.inside(node))], node),
+            _ => {
+                let mut set = SetId::EMPTY;
+                for edge in forward_ins(graph, node) {
+                    let edge = graph.edge(edge);
+                    let input = self.output(edge.src, edge.src_output);
+                    set = self.sets.union(set, input);
+                }
+                set
+            }
+        }
+    }
+
+    /// Dead control inputs do not make a Merge dead.
+    fn merge_set(&mut self, graph: &Graph, node: u32) -> SetId {
+        let data = forward_ins(graph, node).map(|edge| *graph.edge(edge)).filter(|edge| !edge.is_control());
+        let inputs: Vec<SetId> = data.map(|edge| self.output(edge.src, edge.src_output)).collect();
+        let common = self.sets.intersection(&inputs);
+        let one_is_enough = !inputs.is_empty() && inputs.contains(&common);
+        if one_is_enough || self.are_all_branches(&inputs, common) {
+            return common;
+        }
+        self.sets.intern(vec![Fact::Alive(node)])
+    }
+
+    /// Besides what they have in common, the inputs need one branch each of one predicate, and no branch is missing.
+    fn are_all_branches(&self, inputs: &[SetId], common: SetId) -> bool {
+        let common = self.sets.of(common);
+        let mut predicate = None;
+        let mut seen = Vec::new();
+        for set in inputs {
+            let mut own = self.sets.of(*set).iter().filter(|fact| common.binary_search(fact).is_err());
+            let (Some(Fact::Branch { node, output, branch, ways }), None) = (own.next(), own.next()) else {
+                return false;
+            };
+            if *predicate.get_or_insert((*node, *output, *ways)) != (*node, *output, *ways) {
+                return false;
+            }
+            seen.push(*branch);
+        }
+        seen.sort_unstable();
+        seen.dedup();
+        predicate.is_some_and(|(_, _, ways)| (0..ways).eq(seen))
+    }
+
+    fn add_branches(&mut self, graph: &Graph, sources: &Sources, node: u32) {
+        if graph.node(node).kind != Kind::Switch {
+            return;
+        }
+        let predicate = graph.ins(node).iter().map(|edge| graph.edge(*edge)).find(|edge| edge.dst_input == 1);
+        // Without a predicate nothing is known but that the outputs differ.
+        let (of, output) = predicate.map_or((node, -1), |edge| sources.of(edge.src, edge.src_output));
+        for edge in graph.outs(node) {
+            let Ok(branch) = u32::try_from(graph.edge(*edge).src_output) else { continue };
+            let fact = Fact::Branch { node: of, output, branch, ways: ways(graph, node) };
+            let set = self.sets.with(self.node(node), fact);
+            self.branches.insert((node, graph.edge(*edge).src_output), set);
+        }
+    }
+
+    /// What leaves a regular loop is alive if what entered it was.
+    fn exit_set(&mut self, graph: &Graph, inside: &Loop, node: u32) -> SetId {
+        let input = forward_ins(graph, node).map(|edge| *graph.edge(edge)).find(|edge| !edge.is_control());
+        if let (Some(input), Some((entered, condition))) = (input, self.usual_form(inside)) {
+            let leaves = self.sets.with(entered, Fact::Branch { node: condition, output: 0, branch: 0, ways: 2 });
+            let controls = forward_ins(graph, node).any(|edge| graph.edge(edge).is_control());
+            if !controls && self.output(input.src, input.src_output) == leaves {
+                return entered;
+            }
+        }
+        self.sets.intern(vec![Fact::Alive(node)])
+    }
+
+    /// One condition; everything that enters has the same set; every variable of the loop goes round exactly while the condition holds.
+    fn usual_form(&mut self, inside: &Loop) -> Option<(SetId, u32)> {
+        let (first, [condition]) = (inside.enters.first()?, inside.conditions.as_slice()) else { return None };
+        let entered = self.node(*first);
+        let stays = self.sets.with(entered, Fact::Branch { node: *condition, output: 0, branch: 1, ways: 2 });
+        let usual =
+            inside.enters.iter().chain(&inside.headers).chain([condition]).all(|node| self.node(*node) == entered)
+                && inside.nexts.iter().all(|node| self.node(*node) == stays);
+        usual.then_some((entered, *condition))
+    }
+}
+
+fn is_header(graph: &Graph, node: u32) -> bool {
+    graph.ins(node).iter().any(|edge| is_back_edge(graph, *edge))
+}
+
+fn ways(graph: &Graph, switch: u32) -> u32 {
+    match graph.node(switch).detail {
+        0 => 2,
+        outputs => outputs,
+    }
+}
+
+/// Where a value really comes from: an Identity has its input's value.
+struct Sources {
+    of: Vec<(u32, i32)>,
+}
+
+impl Sources {
+    fn new(graph: &Graph) -> Self {
+        Self { of: graph.ids().map(|node| (node, 0)).collect() }
+    }
+
+    fn of(&self, node: u32, output: i32) -> (u32, i32) {
+        if output == 0 { self.of[index(node)] } else { (node, output) }
+    }
+
+    fn add(&mut self, graph: &Graph, node: u32) {
+        if graph.node(node).kind == Kind::Identity {
+            let data = graph.ins(node).iter().map(|edge| graph.edge(*edge)).find(|edge| !edge.is_control());
+            if let Some(edge) = data {
+                self.of[index(node)] = self.of(edge.src, edge.src_output);
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! When things happen, as far as the graph tells: levels, estimated times, and what may be waited for outside of the graph.
+
+use super::flow::{Flow, FrameId, ROOT, Step, forward_ins};
+use super::graph::{Edge, Graph, index};
+use super::sets::{SetId, Sets};
+
+/// What estimates are made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Costs {
+    /// A node whose cost nobody knows.
+    pub node_us: u32,
+    /// A message from task to task.
+    pub message_us: u32,
+    /// How much crosses per microsecond.
+    pub bytes_per_us: u32,
+}
+
+/// One node's outputs; a node is behind everything that its inputs are behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// The most changes of task on a way to here. Grows along every dependency, by one or more where the task changes: two things of one
+    /// level never depend on each other.
+    pub level: u32,
+    /// When it is there, estimated, counted from the start of the step (in a loop: as if it ran once).
+    pub ready_us: u64,
+    /// Nodes on the way that may wait for something that is no edge.
+    pub blockers: SetId,
+}
+
+pub struct Schedule {
+    moments: Vec<Moment>,
+    /// By frame: whether a node in it, or in a loop inside it, may wait for something that is no edge.
+    blocking: Vec<bool>,
+}
+
+impl Schedule {
+    pub fn of(graph: &Graph, flow: &Flow, costs: Costs) -> Self {
+        let start = Moment { level: 0, ready_us: 0, blockers: SetId::EMPTY };
+        let mut moments = vec![start; graph.len()];
+        let mut ends = vec![start; flow.frames.len()];
+        let mut blocking = vec![false; flow.frames.len()];
+        let mut sets = Sets::new(Blocker::All);
+        for step in &flow.order {
+            let (moment, frame) = match *step {
+                Step::Node(node) => {
+                    let it = graph.node(node);
+                    let mut moment = start;
+                    if flow.outputs(node) != flow.inside(node) && it.kind == super::graph::Kind::Exit {
+                        moment = ends[index(flow.inside(node))];
+                    }
+                    for edge in forward_ins(graph, node) {
+                        let edge = graph.edge(edge);
+                        let source = moments[index(edge.src)];
+                        let (crosses, way_us) = if graph.crosses(edge) { (1, costs.way_us(edge)) } else { (0, 0) };
+                        let arrived = Moment {
+                            level: source.level + crosses,
+                            ready_us: source.ready_us.saturating_add(way_us),
+                            ..source
+                        };
+                        moment = latest(&mut sets, moment, arrived);
+                    }
+                    moment.ready_us = moment.ready_us.saturating_add(u64::from(it.cost_us.unwrap_or(costs.node_us)));
+                    if it.blocking {
+                        moment.blockers = sets.with(moment.blockers, Blocker::Node(node));
+                        blocking[index(flow.inside(node))] = true;
+                    }
+                    moments[index(node)] = moment;
+                    (moment, flow.outputs(node))
+                }
+                Step::End(frame) => {
+                    let parent = flow.frames[index(frame)].parent;
+                    blocking[index(parent)] |= blocking[index(frame)];
+                    (ends[index(frame)], parent)
+                }
+            };
+            if frame != ROOT {
+                ends[index(frame)] = latest(&mut sets, ends[index(frame)], moment);
+            }
+        }
+        Self { moments, blocking }
+    }
+
+    pub fn node(&self, node: u32) -> Moment {
+        self.moments[index(node)]
+    }
+
+    pub fn may_block(&self, frame: FrameId) -> bool {
+        self.blocking[index(frame)]
+    }
+}
+
+impl Costs {
+    fn way_us(&self, edge: &Edge) -> u64 {
+        let bytes_us = edge.bytes.unwrap_or(0) / u64::from(self.bytes_per_us.max(1));
+        bytes_us.saturating_add(u64::from(self.message_us))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Blocker {
+    Node(u32),
+    All(SetId),
+}
+
+fn latest(sets: &mut Sets<Blocker>, a: Moment, b: Moment) -> Moment {
+    Moment {
+        level: a.level.max(b.level),
+        ready_us: a.ready_us.max(b.ready_us),
+        blockers: sets.union(a.blockers, b.blockers),
+    }
+}

@@ -1,0 +1,128 @@
+//! Sets of facts, each distinct set kept once: comparing two is comparing two numbers.
+
+use std::collections::HashMap;
+
+/// A set in a [`Sets`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SetId(u32);
+
+impl SetId {
+    pub const EMPTY: SetId = SetId(0);
+}
+
+/// A larger set is from then on one fact: "all of these". That keeps every set cheap; two sets may then count as different
+/// although they are not, which planners survive (they only group what is equal).
+const LARGEST: usize = 64;
+
+/// `F` is what is stored: small and ordered.
+pub struct Sets<F> {
+    known: Vec<Box<[F]>>,
+    ids: HashMap<Box<[F]>, SetId>,
+    unions: HashMap<(SetId, SetId), SetId>,
+    /// Makes a fact of a set that is too large.
+    bundle: fn(SetId) -> F,
+}
+
+impl<F: Copy + Ord + std::hash::Hash> Sets<F> {
+    pub fn new(bundle: fn(SetId) -> F) -> Self {
+        let empty: Box<[F]> = Box::new([]);
+        Self { known: vec![empty.clone()], ids: HashMap::from([(empty, SetId::EMPTY)]), unions: HashMap::new(), bundle }
+    }
+
+    pub fn of(&self, set: SetId) -> &[F] {
+        &self.known[super::graph::index(set.0)]
+    }
+
+    pub fn intern(&mut self, mut facts: Vec<F>) -> SetId {
+        facts.sort_unstable();
+        facts.dedup();
+        if facts.len() > LARGEST {
+            let all = self.keep(facts);
+            facts = vec![(self.bundle)(all)];
+        }
+        self.keep(facts)
+    }
+
+    pub fn with(&mut self, set: SetId, fact: F) -> SetId {
+        if self.of(set).binary_search(&fact).is_ok() {
+            return set;
+        }
+        let mut facts = self.of(set).to_vec();
+        facts.push(fact);
+        self.intern(facts)
+    }
+
+    pub fn union(&mut self, a: SetId, b: SetId) -> SetId {
+        if a == b || b == SetId::EMPTY {
+            return a;
+        }
+        if a == SetId::EMPTY {
+            return b;
+        }
+        let pair = (a.min(b), a.max(b));
+        if let Some(known) = self.unions.get(&pair) {
+            return *known;
+        }
+        let facts = [self.of(a), self.of(b)].concat();
+        let union = self.intern(facts);
+        self.unions.insert(pair, union);
+        union
+    }
+
+    pub fn intersection(&mut self, sets: &[SetId]) -> SetId {
+        let Some((first, rest)) = sets.split_first() else { return SetId::EMPTY };
+        let mut common = self.of(*first).to_vec();
+        for other in rest {
+            let facts = self.of(*other);
+            common.retain(|fact| facts.binary_search(fact).is_ok());
+        }
+        self.keep(common)
+    }
+
+    fn keep(&mut self, facts: Vec<F>) -> SetId {
+        if let Some(id) = self.ids.get(facts.as_slice()) {
+            return *id;
+        }
+        // There are at most a few sets per node, and nodes fit into 31 bits.
+        let id = SetId(u32::try_from(self.known.len()).unwrap_or(u32::MAX));
+        let facts = facts.into_boxed_slice();
+        self.known.push(facts.clone());
+        self.ids.insert(facts, id);
+        id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sets() -> Sets<u64> {
+        Sets::new(|set| 1_000_000 + u64::from(set.0))
+    }
+
+    #[test]
+    fn equal_sets_are_the_same() {
+        let mut sets = sets();
+        let (a, b) = (sets.intern(vec![3, 1, 3]), sets.intern(vec![1, 3]));
+        assert_eq!(a, b);
+        let two = sets.intern(vec![2]);
+        let union = sets.union(a, two);
+        assert_eq!(sets.of(union), [1, 2, 3]);
+        assert_eq!(sets.union(two, b), union);
+        assert_eq!(sets.intersection(&[union, a]), a);
+        assert_eq!(sets.intersection(&[two, a]), SetId::EMPTY);
+        assert_eq!(sets.with(a, 2), union);
+    }
+
+    #[test]
+    fn sets_do_not_grow_for_ever() {
+        let mut sets = sets();
+        let mut grown = SetId::EMPTY;
+        let mut different = std::collections::HashSet::new();
+        for fact in 0..10_000 {
+            grown = sets.with(grown, fact);
+            assert!(sets.of(grown).len() <= LARGEST);
+            assert!(different.insert(grown), "two different sets became the same");
+        }
+    }
+}
