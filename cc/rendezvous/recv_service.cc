@@ -233,7 +233,7 @@ void RecvService::OnCancel(sw_ticket, int64_t step_id, bool peer_gone) {
     if (!aborts_->due.insert(step_id).second) return;
   }
   LOG(WARNING) << "starwire: " << (peer_gone ? "the peer went" : "the peer gave up")
-               << " while it waited for tensors of step " << step_id << ": the step is aborted";
+               << " while it waited for tensors of step " << std::to_string(step_id) << ": the step is aborted";
   tensorflow::RemoteRendezvous* rendezvous = TakeReference(env_->rendezvous_mgr->Find(step_id));
   env_->env->SchedClosureAfter(kAbortDelayMicros, [rendezvous, step_id, aborts = aborts_] {
     rendezvous->StartAbort(MakeStatus(kAborted, "Step " + std::to_string(step_id)));

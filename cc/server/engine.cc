@@ -1,5 +1,6 @@
 #include "cc/server/engine.h"
 
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -143,7 +144,7 @@ void Engine::Stop() {
   services_.resolver->Shutdown();
   constexpr int64_t kPatienceMs = 10000;
   if (!services_.worker->Shutdown(kPatienceMs)) {
-    LOG(WARNING) << "starwire: worker methods still run " << kPatienceMs / 1000 << " s after " << task_
+    LOG(WARNING) << "starwire: worker methods still run " << std::to_string(kPatienceMs / 1000) << " s after " << task_
                  << " was stopped";
   }
   // The services hold this object.

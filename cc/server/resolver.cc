@@ -1,6 +1,7 @@
 #include "cc/server/resolver.h"
 
 #include <chrono>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -121,7 +122,7 @@ void Resolver::Shutdown() {
   // gRPC ends a call by its deadline; the rest is scheduling.
   const auto bound = std::chrono::milliseconds(kTimeoutMs + 5000);
   if (!idle_.wait_for(lock, bound, [this] { return queries_.empty(); })) {
-    LOG(ERROR) << "starwire: " << queries_.size() << " GetStatus calls did not end with their deadline";
+    LOG(ERROR) << "starwire: " << std::to_string(queries_.size()) << " GetStatus calls did not end with their deadline";
   }
 }
 

@@ -144,7 +144,7 @@ void WorkerService::Finish(const std::shared_ptr<ServedCall>& call, const Status
   if (status.ok()) {
     SendResponse(engine_.get(), call->ticket, call->Response());
   } else {
-    VLOG(1) << "starwire: worker method " << call->method << " failed: " << status;
+    VLOG(1) << "starwire: worker method " << std::to_string(call->method) << " failed: " << status;
     ReplyError(engine_.get(), call->ticket, status);
   }
   running_.fetch_sub(1, std::memory_order_release);
