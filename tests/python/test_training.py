@@ -634,7 +634,15 @@ def estimator_job(protocol, directory, tf_config):
         x = tf.random.stateless_normal((64, 4), seed=[1, 2])
         return tf.data.Dataset.from_tensor_slices((x, tf.reduce_sum(x, 1, keepdims=True))).repeat().batch(16)
 
-    config = estimator.RunConfig(model_dir=directory, protocol=protocol, save_checkpoints_steps=20)
+    arguments = dict(model_dir=directory, protocol=protocol, save_checkpoints_steps=20)
+    if is_stock(protocol):
+        config = estimator.RunConfig(**arguments)
+    else:
+        import starwire
+
+        with pytest.raises(ValueError, match="model_dir is missing"):
+            starwire.run_config(protocol)
+        config = starwire.run_config(**arguments)
     estimator.train_and_evaluate(
         estimator.Estimator(model_fn, config=config), estimator.TrainSpec(input_fn, max_steps=60), estimator.EvalSpec(input_fn, steps=1, start_delay_secs=0, throttle_secs=1)
     )
