@@ -27,6 +27,7 @@
 #include "absl/strings/string_view.h"
 #include "tensorflow/core/distributed_runtime/base_rendezvous_mgr.h"
 #include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
+#include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
 #include "tensorflow/core/distributed_runtime/server_lib.h"
 #include "tensorflow/core/lib/core/errors.h"
 #include "tensorflow/core/lib/core/status.h"
@@ -91,6 +92,10 @@ struct Method<R (C::*)(A)> {
   using Argument = A;
   using Result = R;
 };
+template <typename C, typename R, typename A, typename B>
+struct Method<R (C::*)(A, B)> {
+  using Argument = A;
+};
 template <typename Pointer, typename To>
 struct Rebind;
 template <typename From, typename To>
@@ -138,6 +143,27 @@ inline void RegisterServerFactory(const std::string& name, ::tensorflow::ServerF
   }
   if (done == nullptr) ::tensorflow::ServerFactory::Register(name, factory);
 }
+
+// ---- GrpcServer ----
+
+namespace compat_internal {
+struct NoCoordinationPool {
+  int coordination_compute_pool_ = 0;
+};
+// The name is ambiguous in a class that inherits it from both sides, whoever may use it.
+struct OwnPoolOrNone : ::tensorflow::GrpcServer, NoCoordinationPool {};
+template <typename T>
+auto CoordinationPoolOwner(int) -> decltype(&T::coordination_compute_pool_, NoCoordinationPool());
+template <typename T>
+::tensorflow::GrpcServer CoordinationPoolOwner(...);
+}  // namespace compat_internal
+
+// The number of an eager context: an unsigned integer of 64 bits under one name or another.
+using ContextId =
+    compat_internal::Method<decltype(&::tensorflow::ServerInterface::AddMasterEagerContextToEagerService)>::Argument;
+
+// The class that has coordination_compute_pool_: GrpcServer in late versions (2.21 has it, 2.18 has not), else another.
+using CoordinationPoolOwner = decltype(compat_internal::CoordinationPoolOwner<compat_internal::OwnPoolOrNone>(0));
 
 }  // namespace starwire
 

@@ -1,6 +1,8 @@
 //! The mailbox with real threads, queue and eventfd. `mailbox_model.rs` has the interleavings.
 
-use std::os::fd::BorrowedFd;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -43,6 +45,22 @@ fn nothing_is_lost_when_it_closes() {
     assert_eq!(receiver.pop(), Some(1));
     drop(receiver);
     assert_eq!(sender.send(3), Err(3));
+}
+
+#[test]
+fn a_closed_one_needs_no_descriptor() {
+    let (mut reader, writer) = UnixStream::pair().unwrap();
+    let (sender, mut receiver) = mailbox(EventWaker::new(writer.as_fd()).unwrap());
+    drop(writer);
+    assert!(receiver.prepare_sleep());
+    sender.wake();
+    receiver.close();
+    assert_eq!(sender.send(1), Err(1));
+    sender.wake();
+    let mut written = Vec::new();
+    // Only the end of the last writer ends this.
+    reader.read_to_end(&mut written).unwrap();
+    assert_eq!(written.len(), 8, "one wake-up");
 }
 
 #[test]

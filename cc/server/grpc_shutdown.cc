@@ -10,12 +10,15 @@
 
 #include "grpcpp/server.h"
 #include "tensorflow/core/distributed_runtime/master.h"
+#include "tensorflow/core/distributed_runtime/rpc/eager/grpc_eager_service_impl.h"
 #include "tensorflow/core/platform/logging.h"
 
 namespace starwire {
 namespace {
 
 using tensorflow::GrpcServer;
+using tensorflow::eager::EagerServiceImpl;
+using tensorflow::eager::GrpcEagerServiceImpl;
 
 // GrpcServer::Stop() answers Unimplemented and has no hook, although every piece that it would need can be shut down.
 // The pieces are private; an explicit instantiation may name private members (C++17 [temp.spec]/6), which is how they
@@ -28,21 +31,25 @@ struct Expose {
   struct name {                      \
     friend auto Reach(name);         \
   };                                 \
-  template struct Expose<name, &GrpcServer::member>
+  template struct Expose<name, &member>
 
-STARWIRE_REACH(MuTag, mu_);
-STARWIRE_REACH(StateTag, state_);
-STARWIRE_REACH(ServerTag, server_);
-STARWIRE_REACH(MasterTag, master_impl_);
-STARWIRE_REACH(MasterServiceTag, master_service_);
-STARWIRE_REACH(WorkerServiceTag, worker_service_);
-STARWIRE_REACH(EagerServiceTag, eager_service_);
-STARWIRE_REACH(CoordinationServiceTag, coordination_service_);
-STARWIRE_REACH(MasterThreadTag, master_thread_);
-STARWIRE_REACH(WorkerThreadTag, worker_thread_);
-STARWIRE_REACH(EagerThreadTag, eager_thread_);
-STARWIRE_REACH(CoordinationThreadTag, coordination_thread_);
-STARWIRE_REACH(ClientsTag, grpc_worker_env_);
+STARWIRE_REACH(MuTag, GrpcServer::mu_);
+STARWIRE_REACH(StateTag, GrpcServer::state_);
+STARWIRE_REACH(ServerTag, GrpcServer::server_);
+STARWIRE_REACH(MasterTag, GrpcServer::master_impl_);
+STARWIRE_REACH(MasterServiceTag, GrpcServer::master_service_);
+STARWIRE_REACH(WorkerServiceTag, GrpcServer::worker_service_);
+STARWIRE_REACH(EagerServiceTag, GrpcServer::eager_service_);
+STARWIRE_REACH(CoordinationServiceTag, GrpcServer::coordination_service_);
+STARWIRE_REACH(MasterThreadTag, GrpcServer::master_thread_);
+STARWIRE_REACH(WorkerThreadTag, GrpcServer::worker_thread_);
+STARWIRE_REACH(EagerThreadTag, GrpcServer::eager_thread_);
+STARWIRE_REACH(CoordinationThreadTag, GrpcServer::coordination_thread_);
+STARWIRE_REACH(ClientsTag, GrpcServer::grpc_worker_env_);
+STARWIRE_REACH(CoordinationPoolTag, CoordinationPoolOwner::coordination_compute_pool_);
+STARWIRE_REACH(EagerImplTag, GrpcEagerServiceImpl::local_impl_);
+STARWIRE_REACH(EagerContextsMuTag, EagerServiceImpl::contexts_mu_);
+STARWIRE_REACH(EagerContextsTag, EagerServiceImpl::contexts_);
 
 #undef STARWIRE_REACH
 
@@ -70,17 +77,43 @@ void ClosePort(GrpcServer* server) {
   static_cast<::grpc::ServerInterface*>(grpc.get())->Shutdown(now_at_the_latest);
 }
 
+// Its pool runs what its service has still to answer: it ends after the service's loop.
+template <typename Server>
+void EndCoordinationPool(Server* server) {
+  if constexpr (std::is_same<CoordinationPoolOwner, Server>::value) {
+    (server->*Reach(CoordinationPoolTag())).reset();
+  }
+}
+
+// Two threads end with it. One that has contexts is kept: their functions may be running, and end in it.
+void EndEagerService(GrpcServer* server) {
+  auto*& service = server->*Reach(EagerServiceTag());
+  if (service == nullptr) return;
+  EagerServiceImpl& impl = static_cast<GrpcEagerServiceImpl*>(service)->*Reach(EagerImplTag());
+  {
+    auto& mu = impl.*Reach(EagerContextsMuTag());
+    mu.lock();
+    const bool unused = (impl.*Reach(EagerContextsTag())).empty();
+    mu.unlock();
+    if (!unused) return;
+  }
+  delete service;
+  service = nullptr;
+}
+
 void EndServices(GrpcServer* server) {
-  // Completion queues may be shut down only after their server. Each loop ends when its queue is drained.
+  // Completion queues may be shut down only after their server. Each loop ends when its queue is drained; that of the
+  // coordination service was told before.
   ShutDownService(server, MasterServiceTag());
   ShutDownService(server, WorkerServiceTag());
   ShutDownService(server, EagerServiceTag());
-  ShutDownService(server, CoordinationServiceTag());
   // Their destructors join.
   (server->*Reach(MasterThreadTag())).reset();
   (server->*Reach(WorkerThreadTag())).reset();
   (server->*Reach(EagerThreadTag())).reset();
   (server->*Reach(CoordinationThreadTag())).reset();
+  EndCoordinationPool(server);
+  EndEagerService(server);
 }
 
 // What gRPC waits for may never happen, and then nobody must wait with it.
@@ -105,6 +138,11 @@ Status ShutDownGrpcServer(GrpcServer* server, int64_t timeout_ms) {
   // The completion queues of a server that never started were never polled: only its port is closed.
   return Bounded(timeout_ms, [server] {
     auto& mu = server->*Reach(MuTag());
+    mu.lock();
+    const bool started = StateOf(server) == State::kStarted;
+    mu.unlock();
+    // Its agent says goodbye over the port.
+    if (started) server->StopCoordinationService().IgnoreError();
     mu.lock();
     ClosePort(server);
     if (StateOf(server) == State::kStarted) EndServices(server);

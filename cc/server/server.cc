@@ -17,6 +17,7 @@
 #include "cc/worker/worker_service.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/master.h"
+#include "tensorflow/core/distributed_runtime/rpc/grpc_worker_service_impl.h"
 #include "tensorflow/core/distributed_runtime/session_mgr.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/logging.h"
@@ -108,20 +109,6 @@ Status RegisterServers() {
   return OkStatus();
 }
 
-Status StopServer(const std::string& target) {
-  StarwireServer* found = nullptr;
-  {
-    Servers* servers = AllServers();
-    std::lock_guard<std::mutex> lock(servers->mu);
-    // The latest: an older one at the same address was stopped before it.
-    for (StarwireServer* server : servers->live) {
-      if (server->target() == target) found = server;
-    }
-  }
-  if (found == nullptr) return MakeStatus(5, "no starwire server of this process has the target " + target);
-  return found->ShutDown();
-}
-
 StarwireServer::StarwireServer(std::string protocol, const ServerDef& def)
     : GrpcServer(def, tensorflow::Env::Default()),
       protocol_(std::move(protocol)),
@@ -165,6 +152,14 @@ Status StarwireServer::Init(GrpcServerOptions options) {
     worker_ = worker.get();
     return std::unique_ptr<tensorflow::GrpcWorker>(std::move(worker));
   };
+  // Peers of ours use the data port: what TensorFlow keeps ready for them on the other (eight threads, 13,000 calls,
+  // 30 MB that gRPC never gives back) is for those who ask what we run and where.
+  options.worker_service_options.num_serving_threads = 1;
+  using Method = tensorflow::GrpcWorkerMethod;
+  constexpr int kReadyCalls = 4;
+  for (Method method : {Method::kRunGraph, Method::kCleanupGraph, Method::kRecvTensor, Method::kRecvBuf}) {
+    options.worker_service_options.queue_depth[static_cast<int>(method)] = kReadyCalls;
+  }
   Status status = GrpcServer::Init(options);
   if (!status.ok()) {
     const std::string reason = StatusMessage(status);
@@ -202,10 +197,22 @@ StarwireServer::~StarwireServer() {
 }
 
 Status StarwireServer::Stop() {
+  {
+    std::lock_guard<std::mutex> lock(stop_mu_);
+    if (shut_down_) return shutdown_status_;
+    if (!given_up_) {
+      given_up_ = true;
+      return GrpcServer::Stop();
+    }
+  }
+  return ShutDown();
+}
+
+Status StarwireServer::AddMasterEagerContextToEagerService(ContextId context_id, tensorflow::EagerContext* context) {
+  // The eager service is deleted by ShutDown(): held until it has the context, and then it is kept.
   std::lock_guard<std::mutex> lock(stop_mu_);
-  if (shut_down_) return shutdown_status_;
-  given_up_ = true;
-  return GrpcServer::Stop();
+  if (shut_down_) return MakeStatus(9, "the server at " + target() + " was stopped");
+  return GrpcServer::AddMasterEagerContextToEagerService(context_id, context);
 }
 
 Status StarwireServer::ShutDown() {
@@ -253,7 +260,8 @@ Status StarwireServer::UpdateServerDef(const ServerDef& def) {
 
 Status StarwireServer::StopCoordinationService() {
   // Not before Init() was through: TensorFlow asks its session manager without looking whether there is one.
-  return worker_env()->session_mgr == nullptr ? OkStatus() : GrpcServer::StopCoordinationService();
+  if (worker_env()->session_mgr == nullptr || coordination_stopped_.exchange(true)) return OkStatus();
+  return GrpcServer::StopCoordinationService();
 }
 
 std::unique_ptr<tensorflow::Master> StarwireServer::CreateMaster(tensorflow::MasterEnv* master_env) {

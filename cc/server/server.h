@@ -2,6 +2,7 @@
 #ifndef STARWIRE_CC_SERVER_SERVER_H_
 #define STARWIRE_CC_SERVER_SERVER_H_
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -18,9 +19,6 @@ class WorkerCaches;
 // Makes TensorFlow know our protocols and operations. Calling it again does nothing.
 Status RegisterServers();
 
-// Ends the server with this target ("grpc://host:port") in this process: NotFound if there is none.
-Status StopServer(const std::string& target);
-
 // TensorFlow's gRPC server keeps serving masters, eager execution and coordination; worker methods and tensors go over
 // our data port.
 class StarwireServer : public tensorflow::GrpcServer {
@@ -33,7 +31,9 @@ class StarwireServer : public tensorflow::GrpcServer {
   // TensorFlow's contract for a started server: Unimplemented, and it goes on serving. Python calls this when the last
   // reference to a Server goes, and programs that keep none (TensorFlow's own tutorial for parameter servers is one)
   // rely on the server to live on. A server that was given up this way makes room when another one needs its port.
+  // Nobody asks twice by accident: the second call is a ShutDown() (starwire.stop() in Python).
   Status Stop() override;
+  Status AddMasterEagerContextToEagerService(ContextId context_id, tensorflow::EagerContext* context) override;
   Status UpdateServerDef(const tensorflow::ServerDef& def) override;
   Status StopCoordinationService() override;
 
@@ -64,6 +64,8 @@ class StarwireServer : public tensorflow::GrpcServer {
   bool given_up_ = false;  // guarded by stop_mu_, as are the next two
   bool shut_down_ = false;
   Status shutdown_status_;
+  // Its queue must not be shut down twice.
+  std::atomic<bool> coordination_stopped_{false};
 };
 
 }  // namespace starwire

@@ -13,9 +13,10 @@ The import fails with an ``ImportError`` that says what to do when there is no l
 from starwire._endpoint_map import endpoint_map
 from starwire._estimator import run_config
 from starwire._library import library_path, load
+from starwire._stop import stop
 from starwire._version import __version__
 
-__all__ = ["__version__", "endpoint_map", "library_path", "protocols", "run_config"]
+__all__ = ["__version__", "endpoint_map", "library_path", "protocols", "run_config", "stop"]
 
 
 def protocols():

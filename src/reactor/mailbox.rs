@@ -10,21 +10,24 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::RwLock;
 
 use super::sync::{Arc, AtomicBool, Ordering, Queue, fence};
 
 /// What a wake-up is: an eventfd, or, in a model of the handshake, whatever can be waited for there.
 pub trait Waker {
     fn wake(&self);
+    /// Nobody will sleep again: gives back what wake-ups needed. Others may be waking meanwhile.
+    fn retire(&self) {}
 }
 
 /// Writes to a driver's eventfd.
-pub struct EventWaker(OwnedFd);
+pub struct EventWaker(RwLock<Option<OwnedFd>>);
 
 impl EventWaker {
     /// A waker for a driver's `wake_fd`. It holds its own duplicate, so it may outlive the driver.
     pub fn new(wake_fd: std::os::fd::BorrowedFd<'_>) -> io::Result<Self> {
-        wake_fd.try_clone_to_owned().map(EventWaker)
+        wake_fd.try_clone_to_owned().map(|fd| EventWaker(RwLock::new(Some(fd))))
     }
 
     /// A waker for this driver.
@@ -36,9 +39,19 @@ impl EventWaker {
 
 impl Waker for EventWaker {
     fn wake(&self) {
+        // Next to a system call the lock is cheap. Only `retire` takes it for itself, and then nobody is to be woken.
+        let Ok(fd) = self.0.try_read() else { return };
+        let Some(fd) = &*fd else { return };
         let one = 1u64.to_ne_bytes();
         // SAFETY: eight readable bytes. It can fail only because the counter is full (EAGAIN), and then the reader is awake or about to be.
-        unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    /// Senders live as long as anybody who ever had a channel, a descriptor need not.
+    fn retire(&self) {
+        if let Ok(mut fd) = self.0.write() {
+            *fd = None;
+        }
     }
 }
 
@@ -142,6 +155,7 @@ impl<T, W: Waker> Receiver<T, W> {
     pub fn close(&mut self) {
         self.shared.closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
+        self.shared.waker.retire();
     }
 }
 

@@ -50,6 +50,21 @@ def test_every_name_of_protocols_is_registered():
     assert re.fullmatch(r"[1-9]\d* \d+\.\d+\.\d+", out)
 
 
+def test_stop_names_what_it_cannot_stop():
+    code, out, err = python(
+        "import starwire, tensorflow as tf\n"
+        "for protocol in ('grpc++', 'grpc'):\n"
+        "    server = tf.distribute.Server({'ps': ['localhost:0']}, job_name='ps', task_index=0, protocol=protocol)\n"
+        "    try:\n"
+        "        print(starwire.stop(server))\n"
+        "    except ValueError as error:\n"
+        "        print(error)",
+        ROOT / "python",
+    )
+    assert code == 0, err
+    assert out == "None\nstarwire: a server with protocol 'grpc' is TensorFlow's own, which cannot be stopped; starwire's are " + "grpc++", out
+
+
 def test_loading_the_library_alone_works(tmp_path):
     library = library_of_checkout()
     code, _, err = python(f"import tensorflow as tf\nstarwire = None\ntf.load_library({library!r})" + SERVE.replace("starwire.library_path()", "1"))

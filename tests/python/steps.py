@@ -190,6 +190,10 @@ def open_sockets():
     return sum(link.startswith("socket:") for link in links)
 
 
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
 def threads():
     """How many threads there are, by name."""
     names = {}

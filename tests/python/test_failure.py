@@ -7,7 +7,7 @@ import time
 import pytest
 
 import steps
-from cluster import RemoteError, is_stock, library_path, load, start_server, state, tf
+from cluster import ROOT, RemoteError, is_stock, library_path, load, start_server, state, tf
 
 
 def wait_for(path, timeout=60):
@@ -186,19 +186,51 @@ def test_server_again_in_one_process(fresh_cluster, protocol, runner):
     task = cluster.process("worker", 0)
     spec = {"worker": cluster.spec["worker"]}
     assert task.call(steps.serve_again, spec, "worker", 0, protocol, 2) == [1.0, 2.0]
-    threads, sockets = task.call(steps.threads), task.call(steps.open_sockets)
+    threads, files, rss = task.call(steps.threads), task.call(steps.open_files), task.call(steps.rss_mib)
     assert task.call(steps.serve_again, spec, "worker", 0, protocol, 5, timeout=120) == [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert task.call(steps.open_sockets) <= sockets + 3
-    # TensorFlow never destroys a server object that Python gave up, and so keeps a dozen pool threads of each; none of them may be ours or a gRPC client's.
+    assert task.call(steps.open_files) <= files + 3
     now = task.call(steps.threads)
-    assert sum(now.values()) <= sum(threads.values()) + 5 * 16, (threads, now)
+    # Not one per server: a pool of TensorFlow's that all servers share may still grow.
+    assert sum(now.values()) <= sum(threads.values()) + 3, (threads, now)
     for ours in ("starwire", "grpcpp"):
         assert count(now, ours) <= count(threads, ours), (threads, now)
+    # What TensorFlow never frees of a server is 2 MiB.
+    assert task.call(steps.rss_mib) <= rss + 5 * 8
     assert task.exit() == 0
 
 
 def count(threads, prefix):
     return sum(number for name, number in threads.items() if name.startswith(prefix))
+
+
+@pytest.mark.ours
+def test_stopped_server(fresh_cluster, protocol):
+    """starwire.stop() ends a server that is still referenced: its threads end, its port is free, its sessions say so, and nothing can be added to it."""
+    cluster = fresh_cluster()
+    assert worker_call(cluster, steps.keep_session)
+    assert tuple(cluster["ps", 0].call(stop_kept_server)) == (0, True)
+    with pytest.raises(RemoteError) as caught:
+        cluster["worker", 0].call(steps.use_kept_session)
+    assert caught.value.type in ("UnavailableError", "AbortedError"), caught.value
+    assert cluster["ps", 0].call(restart_server, cluster.spec, "ps", 0, protocol)
+    assert worker_call(cluster, steps.run_steps, 5) == 5
+
+
+def stop_kept_server():
+    import socket
+    import sys
+
+    sys.path.insert(0, str(ROOT / "python"))
+    import starwire
+
+    server = state["server"]
+    starwire.stop(server)
+    starwire.stop(server)  # harmless
+    with pytest.raises(tf.errors.UnavailableError), tf.compat.v1.Session(server.target) as sess:
+        sess.list_devices()
+    with socket.socket() as sock:
+        free = sock.connect_ex(("127.0.0.1", int(server.target.rsplit(":", 1)[1]))) != 0
+    return count(steps.threads(), "starwire"), free
 
 
 @pytest.mark.ours

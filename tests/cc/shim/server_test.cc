@@ -1,0 +1,54 @@
+// A whole server: when it stops, and what it refuses afterwards.
+#include "cc/server/server.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "tensorflow/core/protobuf/cluster.pb.h"
+#include "tensorflow/core/protobuf/tensorflow_server.pb.h"
+
+namespace starwire {
+namespace {
+
+std::unique_ptr<tensorflow::ServerInterface> NewServer() {
+  tensorflow::ServerDef def;
+  def.set_protocol("grpc++");
+  def.set_job_name("ps");
+  auto* job = def.mutable_cluster()->add_job();
+  job->set_name("ps");
+  (*job->mutable_tasks())[0] = "127.0.0.1:0";
+  std::unique_ptr<tensorflow::ServerInterface> server;
+  EXPECT_TRUE(StarwireServer::Create("grpc++", def, tensorflow::ServerFactory::Options(), &server).ok());
+  return server;
+}
+
+TEST(Server, TheSecondStopIsReal) {
+  auto server = NewServer();
+  ASSERT_TRUE(server->Start().ok());
+  EXPECT_EQ(StatusNumber(server->Stop()), 12);
+  EXPECT_TRUE(server->Stop().ok());
+  EXPECT_TRUE(server->Stop().ok());
+  EXPECT_TRUE(server->Join().ok());
+}
+
+TEST(Server, OneThatNeverStartedStopsAtOnce) {
+  auto server = NewServer();
+  EXPECT_TRUE(server->Stop().ok());
+}
+
+TEST(Server, AStoppedOneTakesNoEagerContext) {
+  auto server = NewServer();
+  ASSERT_TRUE(server->Start().ok());
+  ASSERT_TRUE(static_cast<StarwireServer*>(server.get())->ShutDown().ok());
+  // Its eager service is gone: without the refusal this is a crash.
+  const Status refused = server->AddMasterEagerContextToEagerService(7, nullptr);
+  EXPECT_EQ(StatusNumber(refused), 9);
+  EXPECT_NE(StatusMessage(refused).find("was stopped"), std::string::npos) << refused;
+  EXPECT_EQ(StatusNumber(server->UpdateServerDef(tensorflow::ServerDef())), 9);
+  EXPECT_TRUE(server->StopCoordinationService().ok());
+}
+
+}  // namespace
+}  // namespace starwire
