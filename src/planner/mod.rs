@@ -13,3 +13,10 @@ pub mod graph;
 pub mod predicates;
 pub mod schedule;
 mod sets;
+
+#[cfg(test)]
+mod fuse_tests;
+#[cfg(test)]
+mod generate;
+#[cfg(test)]
+mod simulate;

@@ -1,0 +1,354 @@
+//! Runs an abstract graph token by token, by the rules of TensorFlow's executor: dead tokens, frames, iterations, nodes that wait for
+//! something outside of the graph. An Enter that is marked as stateful holds for every iteration of its loop. Shares no code with the planners: what they promise is checked against this.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use super::fuse::FusePlan;
+use super::graph::{Graph, Kind};
+
+/// A node that waits for another without an edge: (who is waited for, who waits).
+pub type Hidden = [(u32, u32)];
+
+/// A node with the iterations of the loops around it, to what it came to: None is dead.
+pub type Trace = BTreeMap<(u32, Vec<u32>), Option<u64>>;
+
+/// Merges with this `detail` may have several live inputs: their value does not depend on which comes first.
+pub const AMBIGUOUS: u32 = 77;
+
+/// Everything that runs. What deadlocks is missing.
+pub fn run(graph: &Graph, hidden: &Hidden, plan: Option<&FusePlan>, seed: u64) -> Trace {
+    let mut machine = Machine::new(graph, hidden, plan, seed);
+    machine.run();
+    machine.trace
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Op {
+    Node(Kind),
+    /// Fuse, message and Unfuse: passes input k to output k when all are there.
+    Bundle,
+}
+
+#[derive(Clone, Copy)]
+struct Wire {
+    output: i32,
+    dst: u32,
+    input: i32,
+}
+
+type Tag = (usize, u32);
+
+struct Instance {
+    /// Where its exits lead.
+    parent: Option<Tag>,
+    path: Vec<u32>,
+    started: u32,
+    constants: Vec<(u32, Option<u64>)>,
+    entered: usize,
+    expected: usize,
+    dead_exits: BTreeSet<u32>,
+    live_exits: BTreeSet<u32>,
+}
+
+#[derive(Default)]
+struct Slot {
+    control: usize,
+    data: usize,
+    dead: bool,
+    dead_data: usize,
+    dead_enter: bool,
+    values: BTreeMap<i32, u64>,
+    first_live: Option<u64>,
+    fired: bool,
+}
+
+struct Machine {
+    ops: Vec<Op>,
+    details: Vec<u32>,
+    constants: Vec<bool>,
+    wires: Vec<Vec<Wire>>,
+    control_ins: Vec<usize>,
+    data_ins: Vec<usize>,
+    hidden: HashMap<u32, Vec<u32>>,
+    seed: u64,
+    instances: Vec<Instance>,
+    children: HashMap<(usize, u32, u32), usize>,
+    slots: HashMap<(u32, Tag), Slot>,
+    ready: VecDeque<(u32, Tag)>,
+    blocked: Vec<(u32, Tag)>,
+    ran: BTreeSet<u32>,
+    trace: Trace,
+}
+
+impl Machine {
+    fn new(graph: &Graph, hidden: &Hidden, plan: Option<&FusePlan>, seed: u64) -> Self {
+        let mut ops: Vec<Op> = graph.nodes().iter().map(|node| Op::Node(node.kind)).collect();
+        let originals = ops.len();
+        let mut wires: Vec<Vec<Wire>> = vec![Vec::new(); originals];
+        let mut moved = BTreeSet::new();
+        for group in plan.map_or(&[][..], |plan| &plan.groups) {
+            let bundle = ops.len() as u32;
+            ops.push(Op::Bundle);
+            wires.push(Vec::new());
+            for (place, number) in (0..).zip(&group.items) {
+                let item = &plan.unwrap().items[*number as usize];
+                let place = if item.output < 0 { -1 } else { place };
+                wires[item.src as usize].push(Wire { output: item.output, dst: bundle, input: place });
+                for edge in &item.edges {
+                    assert!(moved.insert(*edge), "edge {edge} is in two groups");
+                    let edge = graph.edge(*edge);
+                    wires[bundle as usize].push(Wire { output: place, dst: edge.dst, input: edge.dst_input });
+                }
+            }
+        }
+        for (number, edge) in (0u32..).zip(graph.edges()) {
+            if !moved.contains(&number) {
+                wires[edge.src as usize].push(Wire { output: edge.src_output, dst: edge.dst, input: edge.dst_input });
+            }
+        }
+        let (mut control_ins, mut data_ins) = (vec![0; ops.len()], vec![0; ops.len()]);
+        for wire in wires.iter().flatten() {
+            let ins = if wire.input < 0 { &mut control_ins } else { &mut data_ins };
+            ins[wire.dst as usize] += 1;
+        }
+        let mut details: Vec<u32> = graph.nodes().iter().map(|node| node.detail).collect();
+        details.resize(ops.len(), 0);
+        let mut constants: Vec<bool> = graph.nodes().iter().map(|node| node.stateful).collect();
+        constants.resize(ops.len(), false);
+        let mut waits: HashMap<u32, Vec<u32>> = HashMap::new();
+        for (awaited, waiter) in hidden {
+            waits.entry(*waiter).or_default().push(*awaited);
+        }
+        let root = Instance {
+            parent: None,
+            path: Vec::new(),
+            started: 0,
+            constants: Vec::new(),
+            entered: 0,
+            expected: 0,
+            dead_exits: BTreeSet::new(),
+            live_exits: BTreeSet::new(),
+        };
+        Machine {
+            ops,
+            details,
+            constants,
+            wires,
+            control_ins,
+            data_ins,
+            hidden: waits,
+            seed,
+            instances: vec![root],
+            children: HashMap::new(),
+            slots: HashMap::new(),
+            ready: VecDeque::new(),
+            blocked: Vec::new(),
+            ran: BTreeSet::new(),
+            trace: Trace::new(),
+        }
+    }
+
+    fn run(&mut self) {
+        for node in 0..self.ops.len() as u32 {
+            if self.control_ins[node as usize] + self.data_ins[node as usize] == 0 {
+                self.ready.push_back((node, (0, 0)));
+            }
+        }
+        loop {
+            while let Some((node, tag)) = self.ready.pop_front() {
+                let open = self.hidden.get(&node).is_some_and(|all| all.iter().any(|n| !self.ran.contains(n)));
+                if open {
+                    self.blocked.push((node, tag));
+                    continue;
+                }
+                self.fire(node, tag);
+                if self.ran.insert(node) {
+                    self.ready.extend(self.blocked.drain(..));
+                }
+            }
+            if !self.finish_a_loop() {
+                return;
+            }
+        }
+    }
+
+    /// Exits that never were alive end dead, once nothing in the loop can run any more.
+    fn finish_a_loop(&mut self) -> bool {
+        for at in (1..self.instances.len()).rev() {
+            let instance = &self.instances[at];
+            let busy = self.blocked.iter().any(|(_, (inside, _))| self.is_within(*inside, at));
+            if instance.dead_exits.is_empty() || instance.entered < instance.expected || busy {
+                continue;
+            }
+            let parent = instance.parent.unwrap();
+            let dead: Vec<u32> = instance.dead_exits.difference(&instance.live_exits).copied().collect();
+            self.instances[at].dead_exits.clear();
+            for exit in dead.iter().copied() {
+                self.send(exit, parent, |_| None);
+            }
+            if !dead.is_empty() {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn is_within(&self, mut inside: usize, outer: usize) -> bool {
+        while inside != outer {
+            match self.instances[inside].parent {
+                Some((parent, _)) => inside = parent,
+                None => return false,
+            }
+        }
+        true
+    }
+
+    fn path(&self, (instance, iteration): Tag) -> Vec<u32> {
+        let mut path = self.instances[instance].path.clone();
+        if instance != 0 {
+            path.push(iteration);
+        }
+        path
+    }
+
+    fn fire(&mut self, node: u32, tag: Tag) {
+        let slot = self.slots.entry((node, tag)).or_default();
+        slot.fired = true;
+        let (dead, values, first) = (slot.dead, slot.values.clone(), slot.first_live);
+        let input = |number: i32| values.get(&number).copied().unwrap_or(0);
+        let kind = match self.ops[node as usize] {
+            Op::Bundle => {
+                return self.send(node, tag, |output| (!dead).then(|| input(output)));
+            }
+            Op::Node(kind) => kind,
+        };
+        let path = self.path(tag);
+        let seed = self.seed;
+        let alive = |value: u64| (!dead).then_some(value);
+        let own = || values.iter().fold(hash(seed, u64::from(node)), |h, (n, v)| hash(hash(h, *n as u64), *v));
+        let result = match kind {
+            Kind::Identity | Kind::Switch | Kind::Enter | Kind::Exit | Kind::NextIteration => alive(input(0)),
+            Kind::Merge if self.details[node as usize] == AMBIGUOUS => first.map(|_| hash(seed, u64::from(node))),
+            Kind::Merge => first,
+            Kind::ControlTrigger => Some(0),
+            Kind::LoopCond => {
+                let around =
+                    path[..path.len() - 1].iter().fold(hash(seed, u64::from(node)), |h, i| hash(h, u64::from(*i)));
+                alive(u64::from(u64::from(tag.1) < around % 4))
+            }
+            // Delivers a dead token as often as not.
+            Kind::Receive => Some(own()).filter(|value| value % 2 == 0),
+            Kind::Plain | Kind::Feed | Kind::Fetch => alive(own()),
+        };
+        assert!(self.trace.insert((node, path), result).is_none(), "node {node} ran twice");
+        match kind {
+            Kind::Switch => {
+                let ways = self.details[node as usize].max(2);
+                let way = (input(1) % u64::from(ways)) as i32;
+                self.send(node, tag, |output| result.filter(|_| output < 0 || output == way));
+            }
+            Kind::Enter => self.enter(node, tag, result),
+            Kind::Exit if result.is_some() => {
+                self.instances[tag.0].live_exits.insert(node);
+                let parent = self.instances[tag.0].parent.unwrap();
+                self.send(node, parent, |_| result);
+            }
+            Kind::Exit => {
+                self.instances[tag.0].dead_exits.insert(node);
+            }
+            Kind::NextIteration if result.is_some() => {
+                let next = tag.1 + 1;
+                if self.instances[tag.0].started < next {
+                    self.instances[tag.0].started = next;
+                    for (constant, value) in self.instances[tag.0].constants.clone() {
+                        self.send(constant, (tag.0, next), |_| value);
+                    }
+                }
+                self.send(node, (tag.0, next), |_| result);
+            }
+            Kind::NextIteration => {}
+            Kind::Plain | Kind::Feed | Kind::Receive => {
+                self.send(node, tag, |output| {
+                    result.map(|value| if output > 0 { hash(value, output as u64) } else { value })
+                });
+            }
+            _ => self.send(node, tag, |_| result),
+        }
+    }
+
+    fn enter(&mut self, node: u32, (outer, iteration): Tag, value: Option<u64>) {
+        let name = self.details[node as usize];
+        let inner = match self.children.get(&(outer, iteration, name)) {
+            Some(known) => *known,
+            None => {
+                let is_it = |n: &usize| self.ops[*n] == Op::Node(Kind::Enter) && self.details[*n] == name;
+                self.instances.push(Instance {
+                    parent: Some((outer, iteration)),
+                    path: self.path((outer, iteration)),
+                    started: 0,
+                    constants: Vec::new(),
+                    entered: 0,
+                    expected: (0..self.ops.len()).filter(is_it).count(),
+                    dead_exits: BTreeSet::new(),
+                    live_exits: BTreeSet::new(),
+                });
+                self.children.insert((outer, iteration, name), self.instances.len() - 1);
+                self.instances.len() - 1
+            }
+        };
+        self.instances[inner].entered += 1;
+        if self.constants[node as usize] {
+            self.instances[inner].constants.push((node, value));
+            for iteration in 0..=self.instances[inner].started {
+                self.send(node, (inner, iteration), |_| value);
+            }
+        } else {
+            self.send(node, (inner, 0), |_| value);
+        }
+    }
+
+    /// `what`: by output, what it carries; for -1, whether the node was alive.
+    fn send(&mut self, node: u32, tag: Tag, what: impl Fn(i32) -> Option<u64>) {
+        let from_enter = self.ops[node as usize] == Op::Node(Kind::Enter);
+        for Wire { output, dst, input } in self.wires[node as usize].clone() {
+            let token = what(output);
+            let (control, data) = (self.control_ins[dst as usize], self.data_ins[dst as usize]);
+            let op = self.ops[dst as usize];
+            let slot = self.slots.entry((dst, tag)).or_default();
+            if input < 0 {
+                slot.control += 1;
+            } else {
+                slot.data += 1;
+            }
+            let ready = if op == Op::Node(Kind::Merge) {
+                match (input < 0, token) {
+                    (true, _) => {}
+                    (false, Some(value)) => slot.first_live = slot.first_live.or(Some(value)),
+                    (false, None) => {
+                        slot.dead_data += 1;
+                        slot.dead_enter |= from_enter;
+                    }
+                }
+                let decided = slot.first_live.is_some() || slot.dead_data == data || slot.dead_enter;
+                slot.control == control && decided
+            } else {
+                slot.dead |= token.is_none() && op != Op::Node(Kind::ControlTrigger);
+                if let (true, Some(value)) = (input >= 0, token) {
+                    slot.values.insert(input, value);
+                }
+                slot.control == control && slot.data == data
+            };
+            if ready && !slot.fired {
+                slot.fired = true;
+                self.ready.push_back((dst, tag));
+            }
+        }
+    }
+}
+
+pub fn hash(a: u64, b: u64) -> u64 {
+    let mut x = a.rotate_left(23) ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    x = (x ^ (x >> 31)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
