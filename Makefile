@@ -96,6 +96,15 @@ format: ## Format Rust and C++
 matrix: tools ## Build and smoke-test for every TensorFlow minor (VERSIONS="2.12.1 2.15.1" for some)
 	@scripts/matrix $(VERSIONS)
 
+.PHONY: bazel
+bazel: tools venv ## Build the plug-in with bazel (BAZEL=/path) and smoke-test it: bazel/README.md
+	@CARGO="$(CARGO)" scripts/bazel-test $(PYTHON)
+
+FUZZ_SECONDS ?= 60
+.PHONY: fuzz
+fuzz: tools ## Fuzz the protocol and the parsers, FUZZ_SECONDS=60 each
+	@CARGO="$(CARGO)" scripts/fuzz $(FUZZ_SECONDS)
+
 .PHONY: clean
 clean: ## Remove what was built; keep the virtual environments
 	rm -rf target

@@ -1,7 +1,7 @@
 //! Replays the corpus of the fuzz targets, and mutations of it, on a stable compiler. `STARWIRE_FUZZ_ROUNDS=n` makes more mutations.
 
-#[path = "../fuzz/drive.rs"]
-mod drive;
+#[path = "../fuzz/lib.rs"]
+mod targets;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
@@ -76,10 +76,15 @@ fn replay(target: &str, drive: fn(&[u8])) {
 
 #[test]
 fn raw_bytes() {
-    replay("raw", drive::raw);
+    replay("raw", targets::raw);
 }
 
 #[test]
 fn framed_scripts() {
-    replay("framed", drive::framed);
+    replay("framed", targets::framed);
+}
+
+#[test]
+fn texts() {
+    replay("text", targets::text);
 }

@@ -1,4 +1,4 @@
-//! What the fuzz targets do with their input; shared with `tests/fuzz_corpus.rs`.
+//! Bytes and blocks for connections of the protocol.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -110,7 +110,7 @@ impl<'a> Script<'a> {
 }
 
 /// A block around any content.
-pub fn block(sequence: u64, control: &[u8], bulk: &[u8]) -> Vec<u8> {
+fn block(sequence: u64, control: &[u8], bulk: &[u8]) -> Vec<u8> {
     let mut control = control.to_vec();
     control.resize(control.len().next_multiple_of(8), 0);
     if !bulk.is_empty() && control.len() < 992 {

@@ -1,0 +1,135 @@
+"""starwire's sources as part of a bazel build: bazel/README.md says how."""
+
+# What a TensorFlow tree calls the parts that cc/ needs. Their visibility ends at //tensorflow: call starwire_library() from a package there.
+TENSORFLOW_TREE = [
+    "//tensorflow/core:core_cpu_internal",
+    "//tensorflow/core:framework",
+    "//tensorflow/core:framework_internal",
+    "//tensorflow/core:lib",
+    "//tensorflow/core:protos_all_cc",
+    "//tensorflow/core:worker_proto_cc",
+    "//tensorflow/core/distributed_runtime:base_rendezvous_mgr",
+    "//tensorflow/core/distributed_runtime:call_options",
+    "//tensorflow/core/distributed_runtime:graph_mgr",
+    "//tensorflow/core/distributed_runtime:master",
+    "//tensorflow/core/distributed_runtime:master_env",
+    "//tensorflow/core/distributed_runtime:message_wrappers",
+    "//tensorflow/core/distributed_runtime:rendezvous_mgr_interface",
+    "//tensorflow/core/distributed_runtime:server_lib",
+    "//tensorflow/core/distributed_runtime:session_mgr",
+    "//tensorflow/core/distributed_runtime:tensor_coding",
+    "//tensorflow/core/distributed_runtime:worker_cache",
+    "//tensorflow/core/distributed_runtime:worker_cache_logger",
+    "//tensorflow/core/distributed_runtime:worker_cache_wrapper",
+    "//tensorflow/core/distributed_runtime:worker_env",
+    "//tensorflow/core/distributed_runtime:worker_interface",
+    "//tensorflow/core/distributed_runtime:worker_session",
+    "//tensorflow/core/distributed_runtime/rpc:grpc_server_lib",
+    "//tensorflow/core/distributed_runtime/rpc:grpc_worker_service",
+]
+
+# The layout of TensorFlow's own classes depends on the first three.
+_COPTS = [
+    "-DNDEBUG",
+    "-D_GLIBCXX_USE_CXX11_ABI=1",
+    "-DEIGEN_MAX_ALIGN_BYTES=64",
+    "-std=c++17",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    "-Wno-sign-compare",
+]
+
+def starwire_library(name, tensorflow_version, tensorflow = TENSORFLOW_TREE, **kwargs):
+    """A cc_library that registers starwire's protocols in whatever it is linked into.
+
+    Args:
+      name: of the target.
+      tensorflow_version: "2.15.1": exactly that of the TensorFlow in `tensorflow`.
+      tensorflow: deps with its headers (and, unless somebody else links them, its code).
+      **kwargs: further attributes of cc_library.
+    """
+    numbers = tensorflow_version.split(".")
+    native.cc_library(
+        name = name,
+        srcs = ["@starwire//:sources"],
+        copts = _COPTS + [
+            "-DSTARWIRE_TF_VERSION='\"%s\"'" % tensorflow_version,
+            "-DSTARWIRE_TF_MINOR=%d" % (int(numbers[0]) * 100 + int(numbers[1])),
+        ],
+        deps = ["@starwire//:headers", "@starwire//:core"] + tensorflow,
+        alwayslink = 1,
+        linkstatic = 1,
+        **kwargs
+    )
+
+def starwire_plugin(name, library):
+    """The shared object that `import starwire` loads, from a starwire_library(); exports what cargo's build exports.
+
+    Args:
+      name: of the target; "libstarwire.so".
+      library: label of the starwire_library().
+    """
+    native.cc_binary(
+        name = name,
+        linkopts = [
+            "-Wl,--version-script,$(location @starwire//:bazel/exports.lds)",
+            "-Wl,-z,defs",
+            "-Wl,--allow-shlib-undefined",
+        ],
+        linkshared = 1,
+        deps = [library, "@starwire//:bazel/exports.lds"],
+    )
+
+def if_starwire(with_starwire, without = []):
+    """For the deps of a TensorFlow target: `with_starwire` under --config=starwire."""
+    return select({
+        "@starwire//:enabled": with_starwire,
+        "//conditions:default": without,
+    })
+
+_ASK = """
+import importlib.util, os, re
+folder = list(importlib.util.find_spec("tensorflow").submodule_search_locations)[0]
+info = [name for name in os.listdir(os.path.dirname(folder)) if re.match(r"tensorflow(_cpu|_gpu|_rocm)?-[0-9].*\\.dist-info$", name)][0]
+print(info[: -len(".dist-info")].rpartition("-")[2])
+print(folder)
+"""
+
+_BUILD = """
+package(default_visibility = ["//visibility:public"])
+
+cc_library(
+    name = "tensorflow",
+    hdrs = glob(["include/**"], exclude = ["include/**/*.so"]),
+    includes = [
+        "include",
+        "include/external/com_github_grpc_grpc/include",
+        "include/external/farmhash_archive/src",
+    ],
+    # In this order: up to 2.18 both hold the registry of server factories.
+    linkopts = [
+        "-Wl,--no-as-needed",
+        "-L{folder}",
+        "-l:libtensorflow_framework.so.2",
+        "-l:libtensorflow_cc.so.2",
+        "-Wl,--as-needed",
+    ],
+)
+"""
+
+def _tensorflow_wheel(repository_ctx):
+    python = repository_ctx.os.environ.get("STARWIRE_PYTHON", "python3")
+    answer = repository_ctx.execute([python, "-c", _ASK])
+    if answer.return_code != 0:
+        fail("%s has no TensorFlow; set STARWIRE_PYTHON to a Python that has: %s" % (python, answer.stderr))
+    version, folder = answer.stdout.strip().split("\n")
+    repository_ctx.symlink(folder + "/include", "include")
+    repository_ctx.file("BUILD.bazel", _BUILD.replace("{folder}", folder))
+    repository_ctx.file("version.bzl", "TENSORFLOW_VERSION = \"%s\"\n" % version)
+
+# The TensorFlow that is installed in $STARWIRE_PYTHON: @name//:tensorflow, and TENSORFLOW_VERSION in @name//:version.bzl.
+tensorflow_wheel = repository_rule(
+    implementation = _tensorflow_wheel,
+    environ = ["STARWIRE_PYTHON"],
+    local = True,
+)

@@ -1,0 +1,48 @@
+//! What people and peers write as text: `.endpoint_map`, advertisements, addresses.
+
+use std::path::Path;
+
+use starwire::config::{Advertisement, EndpointMap, HostPort};
+
+/// The first byte says what the rest is. What is understood must mean the same when it is written down again.
+pub fn text(data: &[u8]) {
+    let (kind, data) = data.split_first().unwrap_or((&0, &[]));
+    match kind % 4 {
+        0 => map(data),
+        1 => advertisement(&String::from_utf8_lossy(data)),
+        2 => address(&String::from_utf8_lossy(data)),
+        _ => data_address(&String::from_utf8_lossy(data)),
+    }
+}
+
+fn map(data: &[u8]) {
+    let path = Path::new(".endpoint_map");
+    let Ok(map) = EndpointMap::parse(path, data) else { return };
+    let lines = map.addresses().map(|grpc| {
+        let data = map.get(grpc).expect("an address of the map");
+        format!("{grpc}={data}\n")
+    });
+    let again = EndpointMap::parse(path, lines.collect::<String>().as_bytes()).expect("a map that was understood");
+    assert_eq!(again.len(), map.len());
+    assert!(map.addresses().all(|grpc| again.get(grpc) == map.get(grpc)));
+}
+
+fn advertisement(text: &str) {
+    let Ok(advertisement) = text.parse::<Advertisement>() else { return };
+    let again = advertisement.to_string();
+    // Written down, some bytes need three.
+    if again.len() <= 8192 {
+        assert_eq!(again.parse(), Ok(advertisement));
+    }
+}
+
+fn address(text: &str) {
+    let Ok(address) = text.parse::<HostPort>() else { return };
+    assert_eq!(address.to_string().parse(), Ok(address));
+}
+
+fn data_address(text: &str) {
+    use starwire::transport::HostPort;
+    let Ok(address) = text.parse::<HostPort>() else { return };
+    assert_eq!(address.to_string().parse::<HostPort>().ok(), Some(address));
+}
