@@ -459,6 +459,15 @@ void sw_error_free(struct sw_error *error);
 // `limits` is writable.
 void sw_fuse_limits_default(struct sw_fuse_limits *limits);
 
+// Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions that do not say it themselves, and the limits. An error names
+// the variable and what it may be.
+//
+// # Safety
+// `enabled` and `limits` are writable, `error` writable or null.
+sw_code sw_fuse_settings(uint32_t *enabled,
+                         struct sw_fuse_limits *limits,
+                         struct sw_error **error);
+
 // Decides which tensors cross from task to task together. `limits` may be NULL: the defaults. The same graph gives the same plan. An error
 // says why the graph cannot be planned; it can still be run as it is.
 //

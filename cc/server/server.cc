@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "cc/graph/fuse_pass.h"
+#include "cc/graph/fuse_switch.h"
 #include "cc/ops/fuse_ops.h"
 #include "cc/rendezvous/recv_service.h"
 #include "cc/rendezvous/rendezvous_mgr.h"
@@ -102,7 +104,8 @@ Status RegisterServers() {
     for (const Protocol& protocol : kProtocols) {
       RegisterServerFactory(protocol.factory_name, new Factory(protocol.name));
     }
-    RegisterFuseOps();
+    // Another copy of this library has its own pass, and one is enough.
+    if (RegisterFuseOps()) RegisterFusePass();
     return true;
   }();
   (void)registered;
@@ -169,6 +172,8 @@ Status StarwireServer::Init(GrpcServerOptions options) {
                           std::to_string(RequestedPort(server_def())) + " in use?");
   }
   initialised_ = true;
+  SetServerFuseWish(TaskName(server_def().job_name(), server_def().task_index()),
+                    FuseWishOf(server_def().default_session_config()));
   PointLocalMasterAt(target(), own_master_env_, *master_env());
   {
     Servers* servers = AllServers();

@@ -10,13 +10,14 @@ Importing this package loads ``libstarwire.so`` into TensorFlow and registers it
 The import fails with an ``ImportError`` that says what to do when there is no library for the TensorFlow that is running.
 """
 
+from starwire._config import config
 from starwire._endpoint_map import endpoint_map
 from starwire._estimator import run_config
 from starwire._library import library_path, load
 from starwire._stop import stop
 from starwire._version import __version__
 
-__all__ = ["__version__", "endpoint_map", "library_path", "protocols", "run_config", "stop"]
+__all__ = ["__version__", "config", "endpoint_map", "library_path", "protocols", "run_config", "stop"]
 
 
 def protocols():

@@ -6,6 +6,7 @@ mod banner;
 mod endpoint_map;
 mod env;
 mod error;
+mod fusion;
 mod resolve;
 mod secret;
 mod variables;
@@ -22,6 +23,7 @@ pub use banner::Running;
 pub use endpoint_map::{EndpointMap, EndpointMapError, FILE_NAME as ENDPOINT_MAP_FILE_NAME};
 pub use env::{Env, MapEnv, ProcessEnv};
 pub use error::ConfigError;
+pub use fusion::Fusion;
 pub use secret::Secret;
 pub use variables::{Setting, VARIABLES, Variable, markdown_table as variables_markdown, unknown_variables};
 
@@ -115,6 +117,8 @@ pub struct Config {
     pub max_call_bytes: u64,
     pub metrics: bool,
     pub control: ControlAccess,
+    /// Checked with the rest; sessions ask again when they need it.
+    pub fusion: Fusion,
     /// Every variable as it is in force, for statistics. Secrets are not in it.
     pub settings: Vec<Setting>,
     /// Lines that an operator should see: misspelt variables, doubtful addresses.

@@ -7,6 +7,7 @@ use super::address::{HostAndMaybePort, HostPort, default_bind, is_loopback, is_u
 use super::endpoint_map::EndpointMap;
 use super::env::Env;
 use super::error::ConfigError;
+use super::fusion::Fusion;
 use super::secret::Secret;
 use super::variables::{Reader, unknown_variables};
 use super::{Config, ControlAccess, DriverChoice, Identity, Keepalive, Role, Shortcut};
@@ -61,6 +62,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         &[("on", ControlAccess::Everybody), ("off", ControlAccess::Nobody), ("loopback", ControlAccess::Loopback)],
         "on",
     )?;
+    let fusion = Fusion::read(reader)?;
 
     Ok(Config {
         role,
@@ -81,6 +83,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         max_call_bytes,
         metrics,
         control,
+        fusion,
         settings: std::mem::take(&mut reader.settings),
         warnings,
         identity,

@@ -119,6 +119,35 @@ pub const VARIABLES: &[Variable] = &[
         "Who may use the control service (health, statistics, `/metrics`) on the data port: `on` everybody, `loopback` only this host, `off` nobody.",
     ),
     variable(
+        "STARWIRE_TENSOR_FUSE",
+        "false",
+        "Tensors that cross together travel as one, in sessions whose configuration does not say otherwise ([tensor_fuse.md](tensor_fuse.md)). Over `grpc` as well, if every process has loaded the library. Counts in the process that a session connects to, as do the next eight.",
+    ),
+    variable(
+        "STARWIRE_TENSOR_FUSE_SMALL_BYTES",
+        "16K",
+        "Tensors up to this size (0 to 1G) are grouped with each other …",
+    ),
+    variable(
+        "STARWIRE_TENSOR_FUSE_LARGE_BYTES",
+        "256K",
+        "… and so are those above, up to this size (0 to 1G). Larger ones travel alone.",
+    ),
+    variable("STARWIRE_TENSOR_FUSE_GROUP_BYTES", "1M", "The most that one group carries (0 to 1G)."),
+    variable("STARWIRE_TENSOR_FUSE_GROUP_ITEMS", "1024", "The most tensors in one group (2 to 16384)."),
+    variable(
+        "STARWIRE_TENSOR_FUSE_WAIT_US",
+        "500",
+        "The longest that a tensor waits for others of its group (0 to 60000000 microseconds, as estimated when the graph is planned).",
+    ),
+    variable(
+        "STARWIRE_TENSOR_FUSE_MESSAGE_US",
+        "100",
+        "What a message costs (1 to 1000000 microseconds): all the waiting of a group is not more than this for each message that it saves.",
+    ),
+    variable("STARWIRE_TENSOR_FUSE_CONTROL", "true", "`false` leaves control dependencies between tasks alone."),
+    variable("STARWIRE_TENSOR_FUSE_LOOPS", "true", "`false` leaves everything within loops alone."),
+    variable(
         "STARWIRE_LIBRARY",
         "found by version",
         "Path of the shared library that `import starwire` loads. Read by the Python package only.",

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use super::error::{self, sw_error};
 use super::guard;
 use super::types::{sw_bytes, sw_code};
+use crate::config::{Fusion, ProcessEnv};
 use crate::planner::fuse::{self, FusePlan, Limits};
 use crate::planner::graph::{Class, Edge, Graph, Kind, Memory, Node, PlanError};
 use crate::protocol::code;
@@ -170,26 +171,38 @@ pub struct sw_fuse_plan {
 /// `limits` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_fuse_limits_default(limits: *mut sw_fuse_limits) {
-    let Limits {
-        message_us, bytes_per_us, node_us, wait_us, small_bytes, large_bytes, group_bytes, group_items, ..
-    } = Limits::default();
-    let all = Limits::default();
-    let defaults = sw_fuse_limits {
-        struct_size: size_of::<sw_fuse_limits>(),
-        message_us,
-        bytes_per_us,
-        node_us,
-        wait_us,
-        small_bytes,
-        large_bytes,
-        group_bytes,
-        group_items,
-        fuse_control: all.fuse_control.into(),
-        fuse_loops: all.fuse_loops.into(),
-    };
+    let defaults = sw_fuse_limits::of(&Limits::default());
     if !limits.is_null() {
         // SAFETY: the caller's promise.
         unsafe { limits.write(defaults) }
+    }
+}
+
+/// Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions that do not say it themselves, and the limits. An error names
+/// the variable and what it may be.
+///
+/// # Safety
+/// `enabled` and `limits` are writable, `error` writable or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_fuse_settings(
+    enabled: *mut u32,
+    limits: *mut sw_fuse_limits,
+    error: *mut *mut sw_error,
+) -> sw_code {
+    let read = guard(Err((code::INTERNAL, "starwire: internal error while reading settings".to_string())), || {
+        Fusion::from_env(&ProcessEnv).map_err(|error| (code::INVALID_ARGUMENT, error.to_string()))
+    });
+    match read {
+        Ok(fusion) => {
+            // SAFETY: the caller's promise.
+            unsafe {
+                *enabled = fusion.on.into();
+                *limits = sw_fuse_limits::of(&fusion.limits);
+            }
+            0
+        }
+        // SAFETY: the caller's promise.
+        Err((code, message)) => unsafe { error::store(error, code, message) },
     }
 }
 
@@ -286,6 +299,24 @@ pub unsafe extern "C" fn sw_fuse_plan_free(plan: *mut sw_fuse_plan) {
     if !plan.is_null() {
         // SAFETY: made by Box::into_raw in sw_plan_fuse; the caller gives it back once.
         drop(unsafe { Box::from_raw(plan) });
+    }
+}
+
+impl sw_fuse_limits {
+    fn of(limits: &Limits) -> Self {
+        Self {
+            struct_size: size_of::<Self>(),
+            message_us: limits.message_us,
+            bytes_per_us: limits.bytes_per_us,
+            node_us: limits.node_us,
+            wait_us: limits.wait_us,
+            small_bytes: limits.small_bytes,
+            large_bytes: limits.large_bytes,
+            group_bytes: limits.group_bytes,
+            group_items: limits.group_items,
+            fuse_control: limits.fuse_control.into(),
+            fuse_loops: limits.fuse_loops.into(),
+        }
     }
 }
 

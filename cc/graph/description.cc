@@ -1,0 +1,264 @@
+#include "cc/graph/description.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "cc/graph/may_block.h"
+#include "cc/tensor/elements.h"
+#include "cc/worker/status_codec.h"
+#include "tensorflow/core/common_runtime/shape_refiner.h"
+#include "tensorflow/core/framework/memory_types.h"
+#include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/graph/algorithm.h"
+#include "tensorflow/core/util/device_name_utils.h"
+
+namespace starwire {
+
+using tensorflow::DataType;
+using tensorflow::DeviceNameUtils;
+using tensorflow::Edge;
+using tensorflow::Node;
+
+namespace {
+
+constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
+// To find out which fetches depend on which feeds takes a walk through the graph for each fetch. When that would be too
+// much, each feed counts as one that the client may hold back.
+constexpr uint64_t kMostSteps = 20 * 1000 * 1000;
+
+bool IsOfClient(const Node& node) {
+  bool of_client = false;
+  return tensorflow::TryGetNodeAttr(node.attrs(), "client_terminated", &of_client) && of_client;
+}
+
+uint32_t TypeClass(const Edge& edge) {
+  if (edge.IsControlEdge()) return SW_EDGE_CONTROL;
+  if (tensorflow::IsRefType(edge.dst()->input_type(edge.dst_input()))) return SW_EDGE_REF;
+  const DataType dtype = tensorflow::BaseType(edge.src()->output_type(edge.src_output()));
+  if (dtype == tensorflow::DT_STRING) return SW_EDGE_STRING;
+  if (dtype == tensorflow::DT_RESOURCE) return SW_EDGE_RESOURCE;
+  return RawSize(dtype) != 0 ? SW_EDGE_PLAIN : SW_EDGE_VARIANT;
+}
+
+}  // namespace
+
+GraphDescription::GraphDescription(const tensorflow::Graph& graph)
+    : graph_(graph), numbers_(graph.num_node_ids(), kNone) {
+  for (Node* node : graph.op_nodes()) {
+    const Place& place = PlaceOf(*node);
+    for (const Edge* edge : node->in_edges()) {
+      crosses_ = crosses_ || (edge->src()->IsOp() && PlaceOf(*edge->src()).task != place.task);
+    }
+  }
+  if (!crosses_) return;
+  for (Node* node : graph.op_nodes()) AddNode(node);
+  // In a fixed order: that of the nodes, and of their inputs.
+  std::vector<const Edge*> in;
+  for (Node* node : nodes_) {
+    in.clear();
+    for (const Edge* edge : node->in_edges()) {
+      if (edge->src()->IsOp()) in.push_back(edge);
+    }
+    std::sort(in.begin(), in.end(), [](const Edge* a, const Edge* b) {
+      return std::make_tuple(a->dst_input(), a->src()->id(), a->src_output()) <
+             std::make_tuple(b->dst_input(), b->src()->id(), b->src_output());
+    });
+    for (const Edge* edge : in) AddEdge(edge);
+  }
+}
+
+const GraphDescription::Place& GraphDescription::PlaceOf(const Node& node) {
+  const std::string& device = node.assigned_device_name();
+  const auto found = places_.find(device);
+  if (found != places_.end()) return found->second;
+  std::string task, local;
+  if (!DeviceNameUtils::SplitDeviceName(device, &task, &local)) task = device;
+  const auto number = task_numbers_.emplace(task, static_cast<uint32_t>(tasks_.size()));
+  if (number.second) tasks_.push_back(task);
+  DeviceNameUtils::ParsedName parsed;
+  const bool known = DeviceNameUtils::ParseFullName(device, &parsed) && parsed.has_type;
+  const Place place{number.first->second, static_cast<uint32_t>(places_.size()), known ? parsed.type : "CPU"};
+  return places_.emplace(device, place).first->second;
+}
+
+void GraphDescription::AddNode(Node* node) {
+  const Place& place = PlaceOf(*node);
+  sw_plan_node out = {};
+  out.task = place.task;
+  out.device = place.device;
+  out.kind = SW_NODE_PLAIN;
+  out.cost_us = -1;
+  if (node->op_def().is_stateful()) out.flags |= SW_NODE_IS_STATEFUL;
+  if (node->IsSwitch()) {
+    out.kind = SW_NODE_SWITCH;
+    out.detail = static_cast<uint32_t>(node->num_outputs());
+  } else if (node->IsMerge()) {
+    out.kind = SW_NODE_MERGE;
+  } else if (node->IsEnter()) {
+    std::string frame;
+    tensorflow::TryGetNodeAttr(node->attrs(), "frame_name", &frame);
+    out.kind = SW_NODE_ENTER;
+    out.detail = frames_.emplace(frame, static_cast<uint32_t>(frames_.size())).first->second;
+  } else if (node->IsExit()) {
+    out.kind = SW_NODE_EXIT;
+  } else if (node->IsNextIteration()) {
+    out.kind = SW_NODE_NEXT_ITERATION;
+  } else if (node->IsLoopCond()) {
+    out.kind = SW_NODE_LOOP_COND;
+  } else if (node->IsControlTrigger()) {
+    out.kind = SW_NODE_CONTROL_TRIGGER;
+  } else if (node->IsIdentity()) {
+    out.kind = SW_NODE_IDENTITY;
+  } else if (node->IsRecv() && IsOfClient(*node)) {
+    out.kind = SW_NODE_FEED;
+  } else if (node->IsSend() && IsOfClient(*node)) {
+    out.kind = SW_NODE_FETCH;
+  } else if (node->IsRecv()) {
+    out.kind = SW_NODE_RECEIVE;
+    out.flags |= SW_NODE_IS_BLOCKING;
+  } else if (MayBlock(*node)) {
+    out.flags |= SW_NODE_IS_BLOCKING;
+  }
+  // Such a tensor lies within a larger one that its consumer expects.
+  if (node->attrs().Find("_scoped_allocator") != nullptr) out.flags |= SW_NODE_IS_UNTOUCHABLE;
+  numbers_[node->id()] = static_cast<uint32_t>(nodes_.size());
+  nodes_.push_back(node);
+  plan_nodes_.push_back(out);
+}
+
+void GraphDescription::AddEdge(const Edge* edge) {
+  sw_plan_edge out = {};
+  out.src = numbers_[edge->src()->id()];
+  out.dst = numbers_[edge->dst()->id()];
+  out.src_output = edge->IsControlEdge() ? -1 : edge->src_output();
+  out.dst_input = edge->IsControlEdge() ? -1 : edge->dst_input();
+  out.type_class = TypeClass(*edge);
+  out.memory = SW_MEMORY_HOST;
+  out.bytes = edge->IsControlEdge() ? 0 : -1;
+  const Place& place = PlaceOf(*edge->src());
+  if (!edge->IsControlEdge() && place.type != "CPU" && plan_nodes_[out.dst].task != place.task) {
+    tensorflow::MemoryTypeVector inputs, outputs;
+    const Status status = tensorflow::MemoryTypesForNode(graph_.op_registry(), tensorflow::DeviceType(place.type),
+                                                         edge->src()->def(), &inputs, &outputs);
+    const size_t output = static_cast<size_t>(edge->src_output());
+    const bool on_host = status.ok() && output < outputs.size() && outputs[output] == tensorflow::HOST_MEMORY;
+    out.memory = on_host ? SW_MEMORY_HOST : SW_MEMORY_DEVICE;
+  }
+  edges_.push_back(edge);
+  plan_edges_.push_back(out);
+}
+
+void GraphDescription::Complete() {
+  FindSizes();
+  FindFeeds();
+}
+
+void GraphDescription::FindSizes() {
+  tensorflow::ShapeRefiner refiner(graph_.versions(), graph_.op_registry());
+  refiner.set_require_shape_inference_fns(false);
+  refiner.set_disable_constant_propagation(true);
+  std::vector<Node*> order;
+  tensorflow::GetReversePostOrder(graph_, &order);
+  for (const Node* node : order) {
+    // A node whose shapes cannot be found out makes those behind it unknown, and no more.
+    if (node->IsOp()) refiner.AddNode(node).IgnoreError();
+  }
+  for (size_t i = 0; i < edges_.size(); ++i) {
+    sw_plan_edge& edge = plan_edges_[i];
+    if (edge.type_class != SW_EDGE_PLAIN || plan_nodes_[edge.src].task == plan_nodes_[edge.dst].task) continue;
+    tensorflow::shape_inference::InferenceContext* context = refiner.GetContext(edges_[i]->src());
+    if (context == nullptr || edge.src_output >= context->num_outputs()) continue;
+    const auto shape = context->output(edge.src_output);
+    if (!context->FullyDefined(shape)) continue;
+    const DataType dtype = tensorflow::BaseType(edges_[i]->src()->output_type(edge.src_output));
+    int64_t bytes = static_cast<int64_t>(RawSize(dtype));
+    bool overflow = false;
+    for (int dim = 0; dim < context->Rank(shape); ++dim) {
+      overflow = overflow || __builtin_mul_overflow(bytes, context->Value(context->Dim(shape, dim)), &bytes);
+    }
+    edge.bytes = overflow ? std::numeric_limits<int64_t>::max() : bytes;
+  }
+}
+
+// In a partial run the client may hold back a feed until it has got a fetch that does not depend on it. No fetch that
+// depends on one of two feeds may then be tied to the other; feeds on which the same fetches depend are one in this
+// respect, and those on which all fetches depend cannot be held back.
+void GraphDescription::FindFeeds() {
+  std::vector<uint32_t> feeds, fetches;
+  for (uint32_t i = 0; i < nodes_.size(); ++i) {
+    if (plan_nodes_[i].kind == SW_NODE_FEED) feeds.push_back(i);
+    if (plan_nodes_[i].kind == SW_NODE_FETCH) fetches.push_back(i);
+  }
+  if (feeds.empty() || fetches.empty()) return;
+  if (static_cast<uint64_t>(fetches.size()) * (nodes_.size() + edges_.size()) > kMostSteps) {
+    for (uint32_t feed : feeds) plan_nodes_[feed].flags |= SW_NODE_IS_BLOCKING;
+    return;
+  }
+  std::vector<std::vector<uint32_t>> dependents(nodes_.size());  // of feeds: the fetches
+  std::vector<uint32_t> seen(nodes_.size(), kNone);
+  std::vector<uint32_t> open;
+  for (uint32_t fetch : fetches) {
+    open.assign(1, fetch);
+    seen[fetch] = fetch;
+    while (!open.empty()) {
+      const uint32_t at = open.back();
+      open.pop_back();
+      if (plan_nodes_[at].kind == SW_NODE_FEED) dependents[at].push_back(fetch);
+      for (const Edge* edge : nodes_[at]->in_edges()) {
+        if (!edge->src()->IsOp()) continue;
+        const uint32_t source = numbers_[edge->src()->id()];
+        if (seen[source] == fetch) continue;
+        seen[source] = fetch;
+        open.push_back(source);
+      }
+    }
+  }
+  std::map<std::pair<uint32_t, std::vector<uint32_t>>, std::vector<uint32_t>> alike;
+  for (uint32_t feed : feeds) {
+    if (dependents[feed].size() == fetches.size()) continue;
+    alike[{plan_nodes_[feed].task, std::move(dependents[feed])}].push_back(feed);
+  }
+  for (const auto& entry : alike) AddBlocker(entry.first.first, entry.second);
+}
+
+// A node that only the planner sees: what all of `feeds` wait for.
+void GraphDescription::AddBlocker(uint32_t task, const std::vector<uint32_t>& feeds) {
+  const uint32_t number = static_cast<uint32_t>(plan_nodes_.size());
+  sw_plan_node blocker = plan_nodes_[feeds.front()];
+  blocker.task = task;
+  blocker.flags |= SW_NODE_IS_BLOCKING;
+  plan_nodes_.push_back(blocker);
+  for (uint32_t feed : feeds) {
+    sw_plan_edge edge = {};
+    edge.src = number;
+    edge.src_output = -1;
+    edge.dst = feed;
+    edge.dst_input = -1;
+    edge.type_class = SW_EDGE_CONTROL;
+    plan_edges_.push_back(edge);
+  }
+}
+
+sw_plan_graph GraphDescription::ForPlanner() const {
+  sw_plan_graph out = {};
+  out.struct_size = sizeof(out);
+  out.nodes = plan_nodes_.data();
+  out.n_nodes = plan_nodes_.size();
+  out.edges = plan_edges_.data();
+  out.n_edges = plan_edges_.size();
+  out.name = &GraphDescription::Name;
+  out.name_ctx = const_cast<GraphDescription*>(this);
+  return out;
+}
+
+sw_bytes GraphDescription::Name(void* self, uint32_t node) {
+  const auto* description = static_cast<const GraphDescription*>(self);
+  if (node >= description->nodes_.size()) return {nullptr, 0};
+  return AsBytes(description->nodes_[node]->name());
+}
+
+}  // namespace starwire

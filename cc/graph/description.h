@@ -1,0 +1,64 @@
+// A TensorFlow graph as the planners of include/starwire.h want to see it.
+#ifndef STARWIRE_CC_GRAPH_DESCRIPTION_H_
+#define STARWIRE_CC_GRAPH_DESCRIPTION_H_
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cc/compat.h"
+#include "include/starwire.h"
+#include "tensorflow/core/graph/graph.h"
+
+namespace starwire {
+
+// Borrows the graph, which must be placed and must not change meanwhile.
+class GraphDescription {
+ public:
+  explicit GraphDescription(const tensorflow::Graph& graph);
+  GraphDescription(const GraphDescription&) = delete;
+  GraphDescription& operator=(const GraphDescription&) = delete;
+
+  // Whether anything crosses between tasks at all. If not, nothing else is worth asking for.
+  bool crosses() const { return crosses_; }
+  // Adds what takes longer to find out: how much crossing edges carry, and which feeds a client may hold back.
+  void Complete();
+
+  sw_plan_graph ForPlanner() const;
+  tensorflow::Node* node(uint32_t number) const { return nodes_[number]; }
+  const tensorflow::Edge* edge(uint32_t number) const { return edges_[number]; }
+  // "/job:ps/replica:0/task:1"
+  const std::string& task(uint32_t number) const { return tasks_[number]; }
+
+ private:
+  struct Place {
+    uint32_t task;
+    uint32_t device;
+    std::string type;  // of the device
+  };
+
+  const Place& PlaceOf(const tensorflow::Node& node);
+  void AddNode(tensorflow::Node* node);
+  void AddEdge(const tensorflow::Edge* edge);
+  void FindSizes();
+  void FindFeeds();
+  void AddBlocker(uint32_t task, const std::vector<uint32_t>& feeds);
+  static sw_bytes Name(void* self, uint32_t node);
+
+  const tensorflow::Graph& graph_;
+  std::vector<tensorflow::Node*> nodes_;
+  std::vector<const tensorflow::Edge*> edges_;
+  std::vector<uint32_t> numbers_;  // of nodes, by their id
+  std::vector<std::string> tasks_;
+  std::unordered_map<std::string, uint32_t> task_numbers_;
+  std::unordered_map<std::string, Place> places_;  // by device name
+  std::unordered_map<std::string, uint32_t> frames_;
+  std::vector<sw_plan_node> plan_nodes_;  // may go on behind nodes_, as plan_edges_ behind edges_: see AddBlocker
+  std::vector<sw_plan_edge> plan_edges_;
+  bool crosses_ = false;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_GRAPH_DESCRIPTION_H_

@@ -1,0 +1,15 @@
+// Which operations may wait for something that is no edge of their graph.
+#ifndef STARWIRE_CC_GRAPH_MAY_BLOCK_H_
+#define STARWIRE_CC_GRAPH_MAY_BLOCK_H_
+
+#include "tensorflow/core/graph/graph.h"
+
+namespace starwire {
+
+// Queues, accumulators, barriers, collectives, Python, functions (whatever is in them) and the like. What TensorFlow
+// does not know is not among them: operations of other libraries count as computing.
+bool MayBlock(const tensorflow::Node& node);
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_GRAPH_MAY_BLOCK_H_
