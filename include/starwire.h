@@ -11,6 +11,44 @@
 // Version of this ABI: the shim refuses to run with another one.
 #define SW_ABI_VERSION 1
 
+// The node's kernel ends through sw_run_report, on any thread.
+#define SW_EXEC_ASYNC 1
+
+// Runs as soon as one input is there; dead only if all are.
+#define SW_EXEC_MERGE 2
+
+// May leave outputs dead: sw_run_mark_dead.
+#define SW_EXEC_MAY_DIE 4
+
+// Runs although inputs are dead.
+#define SW_EXEC_TRANSFER 8
+
+// Dead inputs do not make it dead.
+#define SW_EXEC_NEVER_DEAD 16
+
+// Has no kernel, and no inputs.
+#define SW_EXEC_NOTHING 32
+
+// Its outputs' values are not of the run: never released.
+#define SW_EXEC_STATIC 64
+
+// Never worth another core.
+#define SW_EXEC_CHEAP 128
+
+// In place of an output's or input's number: a control edge.
+#define SW_EXEC_CONTROL UINT32_MAX
+
+// What sw_kernels.run returns.
+#define SW_OUTCOME_DONE 0
+
+// sw_run_report will follow, or has come already.
+#define SW_OUTCOME_PENDING 1
+
+#define SW_OUTCOME_FAILED 2
+
+// For sw_run_go: shares nothing out to other threads.
+#define SW_EXEC_ALONE 1
+
 // What a node means for control flow (sw_plan_node.kind).
 #define SW_NODE_PLAIN 0
 
@@ -83,8 +121,14 @@ typedef struct sw_engine sw_engine;
 // An error with a code of tensorflow::error::Code and a message for an operator. Free with sw_error_free.
 typedef struct sw_error sw_error;
 
+// A compiled sub-graph. Shared by all threads.
+typedef struct sw_exec sw_exec;
+
 // What crosses together. Free with sw_fuse_plan_free.
 typedef struct sw_fuse_plan sw_fuse_plan;
+
+// One run of a plan.
+typedef struct sw_run sw_run;
 
 // Borrowed bytes: valid during the call they are passed to.
 typedef struct sw_bytes {
@@ -220,6 +264,66 @@ typedef struct sw_string {
   size_t len;
   size_t cap;
 } sw_string;
+
+typedef struct sw_exec_node {
+  // SW_EXEC_* bits.
+  uint32_t kind;
+  uint32_t inputs;
+  uint32_t outputs;
+  // What the kernel is thought to take; 0: not known. It is measured in any case.
+  uint32_t cost_ns;
+} sw_exec_node;
+
+// From output `output` of node `src` to input `input` of node `dst`; both are SW_EXEC_CONTROL for a control edge.
+typedef struct sw_exec_edge {
+  uint32_t src;
+  uint32_t output;
+  uint32_t dst;
+  uint32_t input;
+} sw_exec_edge;
+
+// A sub-graph. Outputs have slots, numbered through in the order of the nodes.
+typedef struct sw_exec_spec {
+  size_t struct_size;
+  const struct sw_exec_node *nodes;
+  size_t n_nodes;
+  const struct sw_exec_edge *edges;
+  size_t n_edges;
+  // How many threads may work on one run: 1 to 64.
+  uint32_t lanes;
+} sw_exec_spec;
+
+// One node's turn. The numbers of slots lie in sw_exec_lists, from `first` on: `unshared` slots that this node is now the only reader of, then `released`
+// slots that run() releases when the kernel has ended, in whatever way.
+typedef struct sw_task {
+  uint32_t node;
+  uint32_t first;
+  uint32_t unshared;
+  uint32_t released;
+} sw_task;
+
+// Who has the kernels and the values. `scratch` is the memory for the values of one run; it is used by one run after the other. None of these may throw.
+typedef struct sw_kernels {
+  size_t struct_size;
+  size_t scratch_size;
+  // A power of two.
+  size_t scratch_align;
+  // Makes zeroed memory into a scratch, when more runs are under way than ever before.
+  void (*open)(void *owner, void *scratch);
+  // Undoes `open`. May come after sw_exec_free.
+  void (*close)(void *owner, void *scratch);
+  // Runs a kernel: SW_OUTCOME_*. No other thread uses this lane of this run meanwhile. `detail` is the input that came first for a merge, else 1 if an
+  // input is dead. `run` is for sw_run_mark_dead during the call, and for the one sw_run_report of an asynchronous kernel.
+  int32_t (*run)(void *scratch, struct sw_run *run, const struct sw_task *task, uint32_t lane, uint32_t detail);
+  // Nobody reads the slot any more in this run. It may be empty.
+  void (*release)(void *scratch, uint32_t slot);
+  // The slot has one reader left, which runs next and reads it once.
+  void (*unshare)(void *scratch, uint32_t slot);
+  // The run is over: the last call for it. If it failed, slots may still be full.
+  void (*finished)(void *scratch, uint32_t failed);
+  // There is expensive work for another thread: have one call sw_run_help(helper), exactly once, at any time.
+  void (*invite)(void *scratch, struct sw_run *helper);
+} sw_kernels;
 
 // What tensor_fuse may group, and what it may cost: src/planner/fuse.rs says how they are used. Start from sw_fuse_limits_default.
 typedef struct sw_fuse_limits {
@@ -452,6 +556,78 @@ struct sw_bytes sw_error_message(const struct sw_error *error);
 // # Safety
 // As sw_error_code; the error is not used afterwards.
 void sw_error_free(struct sw_error *error);
+
+// Compiles a sub-graph. `spec` and `kernels` are copied.
+//
+// # Safety
+// `spec` and `kernels` are readable and the arrays as long as they say; `kernels` keeps to its contract, with `owner`, until each scratch is closed; `out` is writable,
+// `error` writable or null.
+sw_code sw_exec_new(const struct sw_exec_spec *spec,
+                    const struct sw_kernels *kernels,
+                    void *owner,
+                    struct sw_exec **out,
+                    struct sw_error **error);
+
+// Frees a plan. Runs that are under way end as if nothing had happened; each scratch is closed when its run has ended.
+//
+// # Safety
+// `plan` is null, or a live plan that is not used afterwards.
+void sw_exec_free(struct sw_exec *plan);
+
+// What sw_task.first counts from. Valid as long as the plan or a run of it.
+//
+// # Safety
+// `plan` is live. The same holds for the next functions.
+const uint32_t *sw_exec_lists(const struct sw_exec *plan);
+
+// 1 if runs take a fixed order on one thread, unless kernels turn out to be expensive: no asynchronous kernels, no dead values.
+//
+// # Safety
+// See sw_exec_lists.
+uint32_t sw_exec_is_straight(const struct sw_exec *plan);
+
+// What all kernels took, one after another, when they were last measured; 0: not known yet.
+//
+// # Safety
+// See sw_exec_lists.
+uint64_t sw_exec_cost_ns(const struct sw_exec *plan);
+
+// Takes a scratch for a run; values of nodes without kernels may be put there before sw_run_go.
+//
+// # Safety
+// See sw_exec_lists; `scratch` is writable.
+struct sw_run *sw_run_begin(const struct sw_exec *plan, void **scratch);
+
+// Runs as far as it goes on this thread. sw_kernels.finished is called exactly once: before this returns, or where the last report arrives. `flags`: SW_EXEC_ALONE.
+//
+// # Safety
+// `run` is from sw_run_begin, and not used afterwards.
+void sw_run_go(struct sw_run *run,
+               uint32_t flags);
+
+// Instead of sw_run_go: the run does not take place. sw_kernels.finished is not called.
+//
+// # Safety
+// As sw_run_go.
+void sw_run_abandon(struct sw_run *run);
+
+// Of an SW_EXEC_MAY_DIE node that runs: this output is dead. Before its kernel's end.
+//
+// # Safety
+// `run` is what sw_kernels.run got for this node.
+void sw_run_mark_dead(struct sw_run *run, uint32_t node, uint32_t output);
+
+// The asynchronous kernel of this node has ended. Goes on with the run on this thread, if nobody else does.
+//
+// # Safety
+// `run` is what sw_kernels.run got for this node, which returned or will return SW_OUTCOME_PENDING; once.
+void sw_run_report(struct sw_run *run, uint32_t node, uint32_t failed);
+
+// Helps with a run, which may be over.
+//
+// # Safety
+// `helper` is from sw_kernels.invite; once.
+void sw_run_help(struct sw_run *helper);
 
 // The limits that are in force if nobody asks for others.
 //

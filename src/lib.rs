@@ -7,6 +7,7 @@
 //! * [`protocol`]: the sans-I/O connection state machine (`docs/protocol.md`). Knows neither sockets nor clocks.
 //! * [`reactor`]: drivers (epoll, io_uring) behind one trait, mailbox, timers, pinning, polling policy.
 //! * [`transport`]: sockets and addresses: TCP, unix sockets, peer credentials.
+//! * [`executor`]: runs a sub-graph's kernels: lock-free, no TensorFlow in it.
 //! * [`config`]: environment variables and `.endpoint_map`, parsed once into types.
 //! * [`control`]: the tonic service on the data port (health, stats) and Prometheus' `/metrics`.
 //! * [`metrics`]: counters, gauges and latencies.
@@ -15,6 +16,7 @@
 pub mod config;
 pub mod control;
 pub mod engine;
+pub mod executor;
 pub mod ffi;
 pub mod metrics;
 pub mod planner;

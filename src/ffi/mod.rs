@@ -7,6 +7,7 @@ pub mod call;
 pub mod channel;
 pub mod engine;
 pub mod error;
+pub mod executor;
 pub mod plan;
 pub mod rehearsal;
 pub mod types;

@@ -1,0 +1,78 @@
+//! When a value goes: worked out once, with the plan.
+//!
+//! In a straight run the last reader of each value is known. In the others it is known only for values with one reader; for the rest the run counts.
+
+use super::plan::{Compiled, Task, kind};
+
+pub(super) struct Lives {
+    pub ordered: Vec<Task>,
+    pub tasks: Vec<Task>,
+    pub lists: Vec<u32>,
+}
+
+impl Lives {
+    pub fn new(nodes: &[Compiled], sources: &[u32], readers: &[u32], order: &[u32]) -> Self {
+        let mut lives = Lives { ordered: Vec::new(), tasks: Vec::new(), lists: Vec::new() };
+        let mut left = readers.to_vec();
+        for &node in order {
+            if nodes[node as usize].kind & kind::NOTHING != 0 {
+                continue;
+            }
+            let read = distinct(inputs(nodes, sources, node));
+            // What this node reads once, as the last of several.
+            let sole = read.iter().filter(|(slot, times)| {
+                let slot = *slot as usize;
+                *times == 1 && left[slot] == 1 && readers[slot] > 1
+            });
+            let unshared = sole.map(|(slot, _)| *slot).collect::<Vec<_>>();
+            let mut released = Vec::new();
+            for (slot, times) in read {
+                let left = &mut left[slot as usize];
+                // Static slots have no readers.
+                if *left == 0 {
+                    continue;
+                }
+                *left -= times;
+                if *left == 0 {
+                    released.push(slot);
+                }
+            }
+            let task = lives.task(node, &unshared, &released);
+            lives.ordered.push(task);
+        }
+        for node in (0u32..).take(nodes.len() - 1) {
+            let merge = nodes[node as usize].kind & kind::MERGE != 0;
+            let single = |slot: &u32| !merge && readers[*slot as usize] == 1;
+            let released: Vec<u32> = inputs(nodes, sources, node).iter().copied().filter(single).collect();
+            let task = lives.task(node, &[], &released);
+            lives.tasks.push(task);
+        }
+        lives
+    }
+
+    fn task(&mut self, node: u32, unshared: &[u32], released: &[u32]) -> Task {
+        // Each list entry stands for an input; their number is bounded by the plan.
+        let length = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let task = Task {
+            node,
+            first: length(self.lists.len()),
+            unshared: length(unshared.len()),
+            released: length(released.len()),
+        };
+        self.lists.extend_from_slice(unshared);
+        self.lists.extend_from_slice(released);
+        task
+    }
+}
+
+fn inputs<'a>(nodes: &[Compiled], sources: &'a [u32], node: u32) -> &'a [u32] {
+    let node = node as usize;
+    &sources[nodes[node].sources as usize..nodes[node + 1].sources as usize]
+}
+
+/// Each slot once, with how often it is there.
+fn distinct(slots: &[u32]) -> Vec<(u32, u32)> {
+    let mut sorted = slots.to_vec();
+    sorted.sort_unstable();
+    sorted.chunk_by(|a, b| a == b).map(|same| (same[0], same.iter().map(|_| 1).sum())).collect()
+}

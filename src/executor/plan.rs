@@ -1,0 +1,319 @@
+//! A sub-graph, compiled once into arrays and checked. Immutable: shared by all runs on all cores.
+//!
+//! Nodes are numbers. Each output of each node has a *slot*, numbered through in the order of the nodes; the kernels' side keeps the values in them.
+
+use super::cost::Costs;
+use super::lives;
+
+/// What a node is: bits.
+pub mod kind {
+    /// Ends through a later report, on any thread.
+    pub const ASYNC: u32 = 1;
+    /// Runs as soon as one input is there; dead only if all are.
+    pub const MERGE: u32 = 2;
+    /// May leave outputs dead (and says which).
+    pub const MAY_DIE: u32 = 4;
+    /// Runs although inputs are dead.
+    pub const TRANSFER: u32 = 8;
+    /// Dead inputs do not make it dead.
+    pub const NEVER_DEAD: u32 = 16;
+    /// Has no kernel: only passes on that it was its turn.
+    pub const NOTHING: u32 = 32;
+    /// The values of its outputs are not of the run, and never released.
+    pub const STATIC: u32 = 64;
+    /// Never worth another core: not measured.
+    pub const CHEAP: u32 = 128;
+    pub const ALL: u32 = 255;
+}
+
+/// In place of an output's or input's number: a control edge.
+pub const CONTROL: u32 = u32::MAX;
+/// More nodes, values or edges than this in one sub-graph are refused: counters have 31 bits, queue entries one bit less.
+const MOST: usize = 1 << 29;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Node {
+    /// Bits of [`kind`].
+    pub kind: u32,
+    pub inputs: u32,
+    pub outputs: u32,
+    /// What it is thought to take; 0: not known.
+    pub cost_ns: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Edge {
+    pub src: u32,
+    /// Or [`CONTROL`], as `input` then.
+    pub output: u32,
+    pub dst: u32,
+    pub input: u32,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    #[error("starwire: a sub-graph of {0} nodes, values or edges is too large for the executor")]
+    TooLarge(usize),
+    #[error("starwire: bug: node {0} of a sub-graph has unknown kind {1:#x}")]
+    UnknownKind(u32, u32),
+    #[error("starwire: bug: an edge of a sub-graph goes from {0}:{1} to {2}:{3}, which do not both exist")]
+    NoSuchEnd(u32, u32, u32, u32),
+    #[error("starwire: bug: input {1} of node {0} of a sub-graph has {2} edges instead of one")]
+    NotFedOnce(u32, u32, u32),
+    #[error("starwire: bug: node {0} of a sub-graph has no kernel but inputs")]
+    NothingToRun(u32),
+    #[error("starwire: bug: node {0} of a sub-graph merges no inputs, or is more than a merge")]
+    NotAMerge(u32),
+    #[error("starwire: a sub-graph has a cycle through node {0}: loops are not for this executor")]
+    Cycle(u32),
+}
+
+/// What the kernels' side needs to run one node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Task {
+    pub node: u32,
+    /// In the lists, from here on: slots that nobody but this node will read any more, although several did; then slots to release after it.
+    pub first: u32,
+    pub unshared: u32,
+    pub released: u32,
+}
+
+/// Where an output's value goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub dst: u32,
+    /// [`CONTROL`], or the number of the source's output.
+    pub output: u32,
+    pub input: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Compiled {
+    pub kind: u32,
+    /// Into `targets`; up to the next node's.
+    pub targets: u32,
+    /// Into `sources`: the slot of each input.
+    pub sources: u32,
+    /// Its first output's slot.
+    pub slots: u32,
+    /// Arrivals until it runs: all edges; for a merge, control edges and one.
+    pub pending: u32,
+    /// Into the arrays of its kind: merges, asynchronous kernels.
+    pub special: u32,
+}
+
+pub struct Plan {
+    /// One more than there are nodes: the ends of the last ones.
+    pub(super) nodes: Box<[Compiled]>,
+    pub(super) targets: Box<[Target]>,
+    pub(super) sources: Box<[u32]>,
+    /// Per slot: how many inputs read it; 0 for those of [`kind::STATIC`] nodes.
+    pub(super) readers: Box<[u32]>,
+    pub(super) roots: Box<[u32]>,
+    pub(super) merges: Box<[u32]>,
+    pub(super) asyncs: u32,
+    /// Whether a fixed order will do.
+    pub(super) straight: bool,
+    /// Nodes with a kernel in an order that satisfies all edges, for straight runs.
+    pub(super) ordered: Box<[Task]>,
+    /// By node, for the other runs.
+    pub(super) tasks: Box<[Task]>,
+    pub(super) lists: Box<[u32]>,
+    pub(super) costs: Costs,
+}
+
+impl Plan {
+    pub fn new(nodes: &[Node], edges: &[Edge]) -> Result<Self, PlanError> {
+        let sum = |f: fn(&Node) -> u32| nodes.iter().map(|node| f(node) as usize).sum::<usize>();
+        let largest = nodes.len().max(edges.len()).max(sum(|n| n.inputs)).max(sum(|n| n.outputs));
+        if largest >= MOST {
+            return Err(PlanError::TooLarge(largest));
+        }
+        check_nodes(nodes)?;
+        let mut compiled = number(nodes);
+        let (sources, readers) = connect(nodes, edges, &mut compiled)?;
+        let targets = targets(edges, &mut compiled);
+        let order = order(&compiled, &targets)?;
+        let lives = lives::Lives::new(&compiled, &sources, &readers, &order);
+        let of_kind = |bits: u32| (0u32..).zip(nodes).filter(move |(_, n)| n.kind & bits != 0).map(|(i, _)| i);
+        let straight = of_kind(kind::ASYNC | kind::MERGE | kind::MAY_DIE).next().is_none();
+        Ok(Plan {
+            roots: (0u32..).zip(&compiled[..nodes.len()]).filter(|(_, c)| c.pending == 0).map(|(i, _)| i).collect(),
+            merges: of_kind(kind::MERGE).collect(),
+            asyncs: of_kind(kind::ASYNC).map(|_| 1).sum(),
+            costs: Costs::new(nodes.iter().map(|n| n.cost_ns)),
+            nodes: compiled.into(),
+            targets: targets.into(),
+            sources: sources.into(),
+            readers: readers.into(),
+            straight,
+            ordered: lives.ordered.into(),
+            tasks: lives.tasks.into(),
+            lists: lives.lists.into(),
+        })
+    }
+
+    pub fn nodes(&self) -> usize {
+        self.tasks.len()
+    }
+
+    pub fn slots(&self) -> usize {
+        self.readers.len()
+    }
+
+    /// Whether runs can take the fixed order: no asynchronous kernels, no dead values.
+    pub fn is_straight(&self) -> bool {
+        self.straight
+    }
+
+    pub fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// The slots that nobody but this task's node will read any more, although several did: their values may be changed in place.
+    pub fn unshared(&self, task: &Task) -> &[u32] {
+        &self.lists[task.first as usize..][..task.unshared as usize]
+    }
+
+    /// The slots that nobody reads after this task's node.
+    pub fn released(&self, task: &Task) -> &[u32] {
+        &self.lists[(task.first + task.unshared) as usize..][..task.released as usize]
+    }
+
+    /// What [`Task::first`] counts from.
+    pub fn lists(&self) -> &[u32] {
+        &self.lists
+    }
+
+    pub(super) fn targets_of(&self, node: u32) -> &[Target] {
+        between(&self.targets, &self.nodes, node, |c| c.targets)
+    }
+
+    pub(super) fn sources_of(&self, node: u32) -> &[u32] {
+        between(&self.sources, &self.nodes, node, |c| c.sources)
+    }
+
+    pub(super) fn slots_of(&self, node: u32) -> std::ops::Range<usize> {
+        let at = node as usize;
+        self.nodes[at].slots as usize..self.nodes[at + 1].slots as usize
+    }
+}
+
+fn between<'a, T>(all: &'a [T], nodes: &[Compiled], node: u32, at: fn(&Compiled) -> u32) -> &'a [T] {
+    let node = node as usize;
+    &all[at(&nodes[node]) as usize..at(&nodes[node + 1]) as usize]
+}
+
+fn check_nodes(nodes: &[Node]) -> Result<(), PlanError> {
+    for (at, node) in (0u32..).zip(nodes) {
+        if node.kind & !kind::ALL != 0 {
+            return Err(PlanError::UnknownKind(at, node.kind));
+        }
+        let more_than_a_merge = kind::ASYNC | kind::TRANSFER | kind::NOTHING | kind::STATIC | kind::NEVER_DEAD;
+        if node.kind & kind::MERGE != 0 && (node.inputs == 0 || node.kind & more_than_a_merge != 0) {
+            return Err(PlanError::NotAMerge(at));
+        }
+        if node.kind & kind::NOTHING != 0 && (node.inputs != 0 || node.kind & (kind::ASYNC | kind::MAY_DIE) != 0) {
+            return Err(PlanError::NothingToRun(at));
+        }
+    }
+    Ok(())
+}
+
+/// Gives inputs, slots and the members of each special kind their numbers. The sums fit: `MOST`.
+fn number(nodes: &[Node]) -> Vec<Compiled> {
+    let mut next = Compiled { kind: 0, targets: 0, sources: 0, slots: 0, pending: 0, special: 0 };
+    let (mut merges, mut asyncs) = (0, 0);
+    let mut compiled = Vec::with_capacity(nodes.len() + 1);
+    for node in nodes {
+        let merge = node.kind & kind::MERGE != 0;
+        let special = if merge { merges } else { asyncs };
+        compiled.push(Compiled { kind: node.kind, pending: u32::from(merge), special, ..next });
+        next.sources += node.inputs;
+        next.slots += node.outputs;
+        merges += u32::from(merge);
+        asyncs += u32::from(node.kind & kind::ASYNC != 0);
+    }
+    compiled.push(next);
+    compiled
+}
+
+/// Finds the slot of each input and the readers of each slot, and counts what each node waits for.
+fn connect(nodes: &[Node], edges: &[Edge], compiled: &mut [Compiled]) -> Result<(Vec<u32>, Vec<u32>), PlanError> {
+    let ends = compiled[nodes.len()];
+    let mut sources = vec![u32::MAX; ends.sources as usize];
+    let mut readers = vec![0u32; ends.slots as usize];
+    let mut fed = vec![0u32; ends.sources as usize];
+    for edge in edges {
+        let &Edge { src, output, dst, input } = edge;
+        let (Some(from), Some(to)) = (nodes.get(src as usize), nodes.get(dst as usize)) else {
+            return Err(PlanError::NoSuchEnd(src, output, dst, input));
+        };
+        if output == CONTROL && input == CONTROL {
+            compiled[dst as usize].pending += 1;
+            continue;
+        }
+        if output >= from.outputs || input >= to.inputs {
+            return Err(PlanError::NoSuchEnd(src, output, dst, input));
+        }
+        let slot = compiled[src as usize].slots + output;
+        let at = (compiled[dst as usize].sources + input) as usize;
+        sources[at] = slot;
+        fed[at] += 1;
+        if from.kind & kind::STATIC == 0 {
+            readers[slot as usize] += 1;
+        }
+        if to.kind & kind::MERGE == 0 {
+            compiled[dst as usize].pending += 1;
+        }
+    }
+    for (node, (at, spec)) in (0u32..).zip(compiled.iter().zip(nodes)) {
+        for input in 0..spec.inputs {
+            let edges = fed[(at.sources + input) as usize];
+            if edges != 1 {
+                return Err(PlanError::NotFedOnce(node, input, edges));
+            }
+        }
+    }
+    Ok((sources, readers))
+}
+
+/// The edges, grouped by their sources.
+fn targets(edges: &[Edge], compiled: &mut [Compiled]) -> Vec<Target> {
+    let mut sorted: Vec<&Edge> = edges.iter().collect();
+    sorted.sort_by_key(|edge| edge.src);
+    let mut sorted = sorted.into_iter().peekable();
+    let mut targets = Vec::with_capacity(edges.len());
+    for (node, at) in (0u32..).zip(compiled) {
+        // No more edges than `MOST`.
+        at.targets = u32::try_from(targets.len()).unwrap_or(u32::MAX);
+        while let Some(edge) = sorted.next_if(|edge| edge.src == node) {
+            targets.push(Target { dst: edge.dst, output: edge.output, input: edge.input });
+        }
+    }
+    targets
+}
+
+/// An order that satisfies all edges; what a node makes possible comes soon after it, while its values are in the cache.
+fn order(compiled: &[Compiled], targets: &[Target]) -> Result<Vec<u32>, PlanError> {
+    let nodes = &compiled[..compiled.len() - 1];
+    let mut waits = vec![0u32; nodes.len()];
+    targets.iter().for_each(|target| waits[target.dst as usize] += 1);
+    let mut ready: Vec<u32> = (0u32..).zip(&waits).filter(|(_, waits)| **waits == 0).map(|(node, _)| node).collect();
+    ready.reverse();
+    let mut order = Vec::with_capacity(nodes.len());
+    while let Some(node) = ready.pop() {
+        order.push(node);
+        for target in between(targets, compiled, node, |c| c.targets) {
+            waits[target.dst as usize] -= 1;
+            if waits[target.dst as usize] == 0 {
+                ready.push(target.dst);
+            }
+        }
+    }
+    match (0u32..).zip(&waits).find(|(_, waits)| **waits != 0) {
+        Some((node, _)) => Err(PlanError::Cycle(node)),
+        None => Ok(order),
+    }
+}

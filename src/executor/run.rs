@@ -1,0 +1,508 @@
+//! One run of a plan.
+//!
+//! A thread works in a *lane*: it takes ready nodes from its own stack, then from the queue that all lanes share, and leaves when there is nothing. Nobody waits
+//! for anybody: a run whose asynchronous kernels are under way has no thread at all, and the report of one of them brings its own. A run that failed still gives every node
+//! its turn, without running kernels, so that counters and values end where they must.
+
+use std::time::Instant;
+
+use super::arena::{Arena, DEAD, NONE, RunRef, core};
+use super::cost::Costs;
+use super::plan::{CONTROL, Compiled, Plan, Target, Task, kind};
+use super::pool::Pool;
+use super::queue::{Lanes, MOST_LANES};
+use super::sync::{Arc, AtomicU8, AtomicU32, Ordering};
+
+/// What the executor asks of whoever has the kernels and the values.
+pub trait Kernels: Send + Sync + Sized {
+    /// One arena's values. Lives as long as the arena, which goes from run to run.
+    type Scratch: Send + Sync;
+
+    fn open(&self) -> Self::Scratch;
+
+    /// Runs one kernel and releases `call.released()` afterwards, also if it failed. For an asynchronous kernel that is under way, the report ([`RunRef::report`])
+    /// stands for the end of this call, and comes exactly once.
+    fn run(&self, call: Call<'_, Self>) -> Outcome;
+
+    /// Nobody reads the slot any more in this run. It may be empty.
+    fn release(&self, scratch: &Self::Scratch, slot: u32);
+
+    /// The slot has one reader left, which runs next and reads it once.
+    fn unshare(&self, scratch: &Self::Scratch, slot: u32);
+
+    /// The run is over. If it failed, slots may still be full.
+    fn finished(&self, scratch: &Self::Scratch, failed: bool);
+
+    /// There is expensive work for another thread: have one call [`Helper::help`].
+    fn invite(&self, scratch: &Self::Scratch, helper: Helper<Self>);
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    /// The report will follow. Only asynchronous kernels.
+    Pending,
+    Failed,
+}
+
+/// One kernel's turn.
+pub struct Call<'a, K: Kernels> {
+    pub scratch: &'a K::Scratch,
+    pub plan: &'a Plan,
+    pub task: &'a Task,
+    /// No other thread uses this lane of this run meanwhile.
+    pub lane: u32,
+    /// For a merge, the input that came first; for others, 1 if an input is dead.
+    pub detail: u32,
+    /// The kernel may end later than the call.
+    pub asynchronous: bool,
+    run: &'a RunRef<K>,
+}
+
+impl<K: Kernels> Call<'_, K> {
+    pub fn unshared(&self) -> &[u32] {
+        self.plan.unshared(self.task)
+    }
+
+    pub fn released(&self) -> &[u32] {
+        self.plan.released(self.task)
+    }
+
+    /// Of a node of [`kind::MAY_DIE`]: this output is dead.
+    pub fn mark_dead(&self, output: u32) {
+        self.run.mark_dead(self.task.node, output);
+    }
+
+    /// The run, for as long as the call. An asynchronous kernel that is under way keeps a clone, for its report.
+    pub fn run(&self) -> &RunRef<K> {
+        self.run
+    }
+}
+
+/// A compiled sub-graph with its kernels.
+pub struct Executor<K: Kernels> {
+    shared: Arc<Shared<K>>,
+}
+
+pub(super) struct Shared<K: Kernels> {
+    pub plan: Plan,
+    pub kernels: K,
+    pub lanes: u32,
+    pub pool: Pool<Arena<K>>,
+}
+
+impl<K: Kernels> Executor<K> {
+    /// At most `lanes` threads work on one run. Arenas rest with the core, of `cores`, that their run ended on.
+    pub fn new(plan: Plan, kernels: K, lanes: u32, cores: usize) -> Self {
+        let lanes = lanes.clamp(1, MOST_LANES);
+        Executor { shared: Arc::new(Shared { plan, kernels, lanes, pool: Pool::new(cores) }) }
+    }
+
+    pub fn plan(&self) -> &Plan {
+        &self.shared.plan
+    }
+
+    pub fn kernels(&self) -> &K {
+        &self.shared.kernels
+    }
+
+    /// Takes an arena. Allocates only if more runs are under way than ever before.
+    pub fn begin(&self) -> Run<K> {
+        Run(match self.shared.pool.take(core()) {
+            Some(arena) => Arena::reference(arena),
+            None => Arena::create(&self.shared),
+        })
+    }
+}
+
+impl<K: Kernels> Drop for Executor<K> {
+    /// Runs that are under way end as if nothing had happened.
+    fn drop(&mut self) {
+        self.shared.pool.close();
+    }
+}
+
+/// An arena that nobody runs in yet.
+pub struct Run<K: Kernels>(RunRef<K>);
+
+impl<K: Kernels> Run<K> {
+    pub fn scratch(&self) -> &K::Scratch {
+        &self.0.scratch
+    }
+
+    /// The reference that stands for this run.
+    pub fn into_ref(self) -> RunRef<K> {
+        self.0
+    }
+
+    /// Undoes `into_ref`, once.
+    pub fn from_ref(run: RunRef<K>) -> Self {
+        Run(run)
+    }
+
+    /// Runs as far as it goes on this thread. [`Kernels::finished`] is called exactly once, here or where the last report arrives. `alone`: shares nothing out.
+    pub fn go(self, alone: bool) {
+        let arena = &*self.0;
+        let Shared { plan, lanes, .. } = &*arena.shared;
+        let run = arena.runs.load(Ordering::Relaxed);
+        arena.runs.store(run.wrapping_add(1), Ordering::Relaxed);
+        let measured = Costs::measures(run);
+        let crew = !alone && *lanes > 1 && plan.costs.expensive() > 1;
+        arena.crew.store(crew, Ordering::Relaxed);
+        if plan.straight && !crew {
+            return self.straight(measured);
+        }
+        arena.measured.store(measured, Ordering::Relaxed);
+        // No more nodes than `MOST`.
+        arena.remaining.store(u32::try_from(plan.nodes()).unwrap_or(u32::MAX), Ordering::Relaxed);
+        if plan.nodes() == 0 {
+            arena.shared.kernels.finished(&arena.scratch, false);
+        } else if crew {
+            Lane::<K, true>::start(&self.0);
+        } else {
+            Lane::<K, false>::start(&self.0);
+        }
+    }
+
+    fn straight(&self, measured: bool) {
+        let Shared { plan, kernels, .. } = &*self.0.shared;
+        let scratch = &self.0.scratch;
+        let turn =
+            |task| kernels.run(Call { scratch, plan, task, lane: 0, detail: 0, asynchronous: false, run: &self.0 });
+        let done = if measured {
+            plan.ordered.iter().all(|task| timed(plan, task.node, || turn(task)) == Outcome::Done)
+        } else {
+            plan.ordered.iter().all(|task| turn(task) == Outcome::Done)
+        };
+        kernels.finished(scratch, !done);
+    }
+}
+
+fn timed(plan: &Plan, node: u32, turn: impl FnOnce() -> Outcome) -> Outcome {
+    if plan.nodes[node as usize].kind & (kind::CHEAP | kind::ASYNC) != 0 {
+        return turn();
+    }
+    let started = Instant::now();
+    let outcome = turn();
+    plan.costs.note(node, started.elapsed().as_nanos());
+    outcome
+}
+
+/// Somebody who was asked to help with a run that may be over by now.
+pub struct Helper<K: Kernels>(RunRef<K>);
+
+impl<K: Kernels> Helper<K> {
+    pub fn help(self) {
+        self.0.invited.fetch_sub(1, Ordering::Relaxed);
+        if let Some(number) = self.0.lanes.claim() {
+            Lane::<K, true>::new(&self.0, number).work();
+        }
+    }
+
+    /// The reference that stands for this helper.
+    pub fn into_ref(self) -> RunRef<K> {
+        self.0
+    }
+
+    /// Undoes `into_ref`, once.
+    pub fn from_ref(run: RunRef<K>) -> Self {
+        Helper(run)
+    }
+}
+
+// How far the start and the report of an asynchronous kernel have come.
+const STARTED: u8 = 1;
+const UNDER_WAY: u8 = 2;
+const REPORTED: u8 = 3;
+
+impl<K: Kernels> RunRef<K> {
+    /// Of a node of [`kind::MAY_DIE`] that runs: this output is dead.
+    pub fn mark_dead(&self, node: u32, output: u32) {
+        let plan = &self.shared.plan;
+        let slots = plan.tasks.get(node as usize).map(|_| plan.slots_of(node));
+        if let Some(mark) = slots.and_then(|slots| self.marks[slots].get(output as usize)) {
+            mark.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The asynchronous kernel of this node has ended. Goes on with the run here, if nobody else does.
+    pub fn report(self, node: u32, failed: bool) {
+        if failed {
+            self.failed.store(true, Ordering::Relaxed);
+        }
+        let plan = &self.shared.plan;
+        let Some(report) = plan.nodes.get(node as usize).and_then(|at| self.reports.get(at.special as usize)) else {
+            return;
+        };
+        // Before the start has returned, the thread that starts it goes on. A second report is a bug, and changes nothing.
+        if report.swap(REPORTED, Ordering::AcqRel) != UNDER_WAY {
+            return;
+        }
+        self.queue.push(node << 1 | 1);
+        if self.crew.load(Ordering::Relaxed) {
+            Lane::<K, true>::join(&self);
+        } else {
+            Lane::<K, false>::join(&self);
+        }
+    }
+}
+
+/// One thread at work on a run. `CREW`: there may be others.
+struct Lane<'a, K: Kernels, const CREW: bool> {
+    run: &'a RunRef<K>,
+    arena: &'a Arena<K>,
+    plan: &'a Plan,
+    kernels: &'a K,
+    number: u32,
+    measured: bool,
+    /// The top of this lane's stack.
+    top: u32,
+    /// Nodes that had their turn since this was last said.
+    done: u32,
+    /// Entries that the last node added to the queue.
+    added: u32,
+}
+
+impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
+    fn new(run: &'a RunRef<K>, number: u32) -> Self {
+        let arena = &**run;
+        let Shared { plan, kernels, .. } = &*arena.shared;
+        let measured = arena.measured.load(Ordering::Relaxed);
+        Lane { run, arena, plan, kernels, number, measured, top: NONE, done: 0, added: 0 }
+    }
+
+    fn lanes(run: &RunRef<K>) -> &Lanes {
+        if CREW { &run.lanes } else { &run.solo }
+    }
+
+    fn start(run: &'a RunRef<K>) {
+        let Some(number) = Self::lanes(run).claim() else { return };
+        let mut lane = Self::new(run, number);
+        lane.plan.roots.iter().rev().for_each(|node| lane.ready(*node));
+        lane.share();
+        lane.work();
+    }
+
+    /// There is new work in the queue: works on it, unless all lanes are taken.
+    fn join(run: &'a RunRef<K>) {
+        if let Some(number) = Self::lanes(run).claim_for_new_work() {
+            Self::new(run, number).work();
+        }
+    }
+
+    fn work(mut self) {
+        loop {
+            while self.top != NONE {
+                let node = self.top;
+                self.top = self.arena.below[node as usize].load(Ordering::Relaxed);
+                self.turn(node);
+            }
+            if let Some(entry) = self.arena.queue.pop() {
+                let node = entry >> 1;
+                if entry & 1 == 0 {
+                    self.turn(node)
+                } else {
+                    self.passed(node, self.failed(), true)
+                }
+                continue;
+            }
+            let done = std::mem::take(&mut self.done);
+            if done != 0 && self.take(&self.arena.remaining, done) == 0 {
+                self.kernels.finished(&self.arena.scratch, self.failed());
+            }
+            let lanes = Self::lanes(self.run);
+            if !lanes.leave(self.number, &self.arena.queue) {
+                return;
+            }
+            let Some(number) = lanes.claim() else { return };
+            self.number = number;
+        }
+    }
+
+    /// A node's turn: all that it waits for is there.
+    fn turn(&mut self, node: u32) {
+        let at = self.plan.nodes[node as usize];
+        let pending = &self.arena.pending[node as usize];
+        let mut dead = pending.load(Ordering::Relaxed) & DEAD != 0;
+        pending.store(at.pending, Ordering::Relaxed);
+        let mut detail = u32::from(dead);
+        if at.kind & kind::MERGE != 0 {
+            let chosen = self.arena.chosen[at.special as usize].load(Ordering::Relaxed);
+            dead = chosen == 0;
+            detail = chosen.wrapping_sub(1);
+        } else if at.kind & kind::NEVER_DEAD != 0 {
+            dead = false;
+        }
+        if self.failed() {
+            return self.passed(node, true, false);
+        }
+        if at.kind & kind::NOTHING != 0 || (dead && at.kind & kind::TRANSFER == 0) {
+            return self.passed(node, dead, false);
+        }
+        match self.run_kernel(&at, node, detail) {
+            // What a transfer node that ran with dead inputs leaves, is its own business.
+            Outcome::Done => self.passed(node, false, true),
+            Outcome::Pending => {}
+            Outcome::Failed => {
+                self.arena.failed.store(true, Ordering::Relaxed);
+                self.passed(node, true, true);
+            }
+        }
+    }
+
+    /// `Pending` if the report will bring whoever goes on.
+    fn run_kernel(&self, at: &Compiled, node: u32, detail: u32) -> Outcome {
+        let Lane { arena, plan, kernels, .. } = *self;
+        if at.kind & kind::MERGE == 0 {
+            for &slot in plan.sources_of(node) {
+                if plan.readers[slot as usize] > 1 && arena.readers[slot as usize].load(Ordering::Acquire) == 1 {
+                    kernels.unshare(&arena.scratch, slot);
+                }
+            }
+        }
+        let task = &plan.tasks[node as usize];
+        let report = self.report(at);
+        if let Some(report) = report {
+            report.store(STARTED, Ordering::Relaxed);
+        }
+        let asynchronous = report.is_some();
+        let call = Call { scratch: &arena.scratch, plan, task, lane: self.number, detail, asynchronous, run: self.run };
+        let turn = || kernels.run(call);
+        let outcome = if self.measured { timed(plan, node, turn) } else { turn() };
+        match (outcome, report) {
+            (Outcome::Pending, Some(report)) => match report.swap(UNDER_WAY, Ordering::AcqRel) {
+                REPORTED if self.failed() => Outcome::Failed,
+                REPORTED => Outcome::Done,
+                _ => Outcome::Pending,
+            },
+            // Nobody may report.
+            (Outcome::Pending, None) => Outcome::Failed,
+            (outcome, _) => outcome,
+        }
+    }
+
+    fn report(&self, at: &Compiled) -> Option<&'a AtomicU8> {
+        (at.kind & kind::ASYNC != 0).then(|| &self.arena.reports[at.special as usize])
+    }
+
+    /// A node had its turn: its inputs are used up, and its targets hear of it.
+    fn passed(&mut self, node: u32, dead: bool, ran: bool) {
+        let Lane { arena, plan, .. } = *self;
+        let at = plan.nodes[node as usize];
+        let sources = plan.sources_of(node);
+        if at.kind & kind::MERGE != 0 {
+            let chosen = arena.chosen[at.special as usize].load(Ordering::Relaxed);
+            if let Some(&slot) = sources.get(chosen.wrapping_sub(1) as usize) {
+                self.used(slot);
+            }
+        } else {
+            for &slot in sources {
+                // Of what ran, the kernels' side has released the slots with one reader.
+                if !ran || plan.readers[slot as usize] > 1 {
+                    self.used(slot);
+                }
+            }
+        }
+        let marks = &arena.marks[plan.slots_of(node)];
+        let slots = at.slots;
+        for target in plan.targets_of(node) {
+            let marked = || at.kind & kind::MAY_DIE != 0 && marks[target.output as usize].load(Ordering::Relaxed) != 0;
+            let dead = dead || (target.output != CONTROL && marked());
+            self.arrive(target, slots.wrapping_add(target.output), dead);
+        }
+        if at.kind & kind::MAY_DIE != 0 {
+            marks.iter().for_each(|mark| mark.store(0, Ordering::Relaxed));
+        }
+        self.done += 1;
+        self.share();
+    }
+
+    /// One edge's news reach their target.
+    fn arrive(&mut self, target: &Target, slot: u32, dead: bool) {
+        let Lane { arena, plan, .. } = *self;
+        let dst = target.dst as usize;
+        let at = &plan.nodes[dst];
+        if at.kind & kind::MERGE == 0 {
+            if dead {
+                arena.pending[dst].fetch_or(DEAD, Ordering::Relaxed);
+            }
+        } else if target.output != CONTROL {
+            let merge = at.special as usize;
+            let decides = if dead {
+                self.used(slot);
+                self.take(&arena.hopes[merge], 1) == 0
+            } else {
+                let first =
+                    arena.chosen[merge].compare_exchange(0, target.input + 1, Ordering::AcqRel, Ordering::Relaxed);
+                // Too late: nobody will read it.
+                first.inspect_err(|_| self.used(slot)).is_ok()
+            };
+            if !decides {
+                return;
+            }
+        }
+        if self.take(&arena.pending[dst], 1) & !DEAD == 0 {
+            self.ready(target.dst);
+        }
+    }
+
+    /// One reader of a slot is done with it.
+    fn used(&self, slot: u32) {
+        let Lane { arena, plan, kernels, .. } = *self;
+        let readers = plan.readers[slot as usize];
+        if readers > 1 {
+            let left = &arena.readers[slot as usize];
+            if self.take(left, 1) != 0 {
+                return;
+            }
+            left.store(readers, Ordering::Relaxed);
+        }
+        if readers != 0 {
+            kernels.release(&arena.scratch, slot);
+        }
+    }
+
+    fn ready(&mut self, node: u32) {
+        if CREW
+            && self.plan.costs.is_expensive(node)
+            && self.plan.nodes[node as usize].kind & (kind::ASYNC | kind::NOTHING) == 0
+        {
+            self.arena.queue.push(node << 1);
+            self.added += 1;
+            return;
+        }
+        self.arena.below[node as usize].store(self.top, Ordering::Relaxed);
+        self.top = node;
+    }
+
+    /// Asks for help with what the last node added to the queue, less what this lane is free to do itself.
+    fn share(&mut self) {
+        if !CREW || self.added == 0 {
+            return;
+        }
+        let own = u32::from(self.top == NONE);
+        let arena = self.arena;
+        for _ in own..std::mem::take(&mut self.added) {
+            if arena.lanes.free() <= arena.invited.load(Ordering::Relaxed) {
+                return;
+            }
+            arena.invited.fetch_add(1, Ordering::Relaxed);
+            self.kernels.invite(&arena.scratch, Helper(self.run.clone()));
+        }
+    }
+
+    fn failed(&self) -> bool {
+        self.arena.failed.load(Ordering::Relaxed)
+    }
+
+    /// Takes `n` off a counter, and returns what is left.
+    fn take(&self, counter: &AtomicU32, n: u32) -> u32 {
+        if CREW {
+            counter.fetch_sub(n, Ordering::AcqRel) - n
+        } else {
+            let left = counter.load(Ordering::Relaxed) - n;
+            counter.store(left, Ordering::Relaxed);
+            left
+        }
+    }
+}

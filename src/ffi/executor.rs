@@ -1,0 +1,440 @@
+//! `sw_exec`: a sub-graph for the executor, and `sw_run`: one run of it.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use super::error::{self, sw_error};
+use super::guard;
+use super::types::sw_code;
+use crate::executor::arena::Arena;
+use crate::executor::{CONTROL, Call, Edge, Executor, Helper, Kernels, Node, Outcome, Plan, Run, RunRef, Task, kind};
+
+/// The node's kernel ends through sw_run_report, on any thread.
+pub const SW_EXEC_ASYNC: u32 = 1;
+/// Runs as soon as one input is there; dead only if all are.
+pub const SW_EXEC_MERGE: u32 = 2;
+/// May leave outputs dead: sw_run_mark_dead.
+pub const SW_EXEC_MAY_DIE: u32 = 4;
+/// Runs although inputs are dead.
+pub const SW_EXEC_TRANSFER: u32 = 8;
+/// Dead inputs do not make it dead.
+pub const SW_EXEC_NEVER_DEAD: u32 = 16;
+/// Has no kernel, and no inputs.
+pub const SW_EXEC_NOTHING: u32 = 32;
+/// Its outputs' values are not of the run: never released.
+pub const SW_EXEC_STATIC: u32 = 64;
+/// Never worth another core.
+pub const SW_EXEC_CHEAP: u32 = 128;
+/// In place of an output's or input's number: a control edge.
+pub const SW_EXEC_CONTROL: u32 = u32::MAX;
+
+/// What sw_kernels.run returns.
+pub const SW_OUTCOME_DONE: i32 = 0;
+/// sw_run_report will follow, or has come already.
+pub const SW_OUTCOME_PENDING: i32 = 1;
+pub const SW_OUTCOME_FAILED: i32 = 2;
+
+/// For sw_run_go: shares nothing out to other threads.
+pub const SW_EXEC_ALONE: u32 = 1;
+
+const _: () = assert!(
+    SW_EXEC_ASYNC == kind::ASYNC
+        && SW_EXEC_MERGE == kind::MERGE
+        && SW_EXEC_MAY_DIE == kind::MAY_DIE
+        && SW_EXEC_TRANSFER == kind::TRANSFER
+        && SW_EXEC_NEVER_DEAD == kind::NEVER_DEAD
+        && SW_EXEC_NOTHING == kind::NOTHING
+        && SW_EXEC_STATIC == kind::STATIC
+        && SW_EXEC_CHEAP == kind::CHEAP
+        && SW_EXEC_CONTROL == CONTROL
+);
+
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_exec_node {
+    /// SW_EXEC_* bits.
+    pub kind: u32,
+    pub inputs: u32,
+    pub outputs: u32,
+    /// What the kernel is thought to take; 0: not known. It is measured in any case.
+    pub cost_ns: u32,
+}
+
+/// From output `output` of node `src` to input `input` of node `dst`; both are SW_EXEC_CONTROL for a control edge.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_exec_edge {
+    pub src: u32,
+    pub output: u32,
+    pub dst: u32,
+    pub input: u32,
+}
+
+/// A sub-graph. Outputs have slots, numbered through in the order of the nodes.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub struct sw_exec_spec {
+    pub struct_size: usize,
+    pub nodes: *const sw_exec_node,
+    pub n_nodes: usize,
+    pub edges: *const sw_exec_edge,
+    pub n_edges: usize,
+    /// How many threads may work on one run: 1 to 64.
+    pub lanes: u32,
+}
+
+/// One node's turn. The numbers of slots lie in sw_exec_lists, from `first` on: `unshared` slots that this node is now the only reader of, then `released`
+/// slots that run() releases when the kernel has ended, in whatever way.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub struct sw_task {
+    pub node: u32,
+    pub first: u32,
+    pub unshared: u32,
+    pub released: u32,
+}
+
+const _: () = assert!(size_of::<sw_task>() == size_of::<Task>());
+
+/// Who has the kernels and the values. `scratch` is the memory for the values of one run; it is used by one run after the other. None of these may throw.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_kernels {
+    pub struct_size: usize,
+    pub scratch_size: usize,
+    /// A power of two.
+    pub scratch_align: usize,
+    /// Makes zeroed memory into a scratch, when more runs are under way than ever before.
+    pub open: Option<unsafe extern "C" fn(owner: *mut c_void, scratch: *mut c_void)>,
+    /// Undoes `open`. May come after sw_exec_free.
+    pub close: Option<unsafe extern "C" fn(owner: *mut c_void, scratch: *mut c_void)>,
+    /// Runs a kernel: SW_OUTCOME_*. No other thread uses this lane of this run meanwhile. `detail` is the input that came first for a merge, else 1 if an
+    /// input is dead. `run` is for sw_run_mark_dead during the call, and for the one sw_run_report of an asynchronous kernel.
+    pub run: Option<
+        unsafe extern "C" fn(
+            scratch: *mut c_void,
+            run: *mut sw_run,
+            task: *const sw_task,
+            lane: u32,
+            detail: u32,
+        ) -> i32,
+    >,
+    /// Nobody reads the slot any more in this run. It may be empty.
+    pub release: Option<unsafe extern "C" fn(scratch: *mut c_void, slot: u32)>,
+    /// The slot has one reader left, which runs next and reads it once.
+    pub unshare: Option<unsafe extern "C" fn(scratch: *mut c_void, slot: u32)>,
+    /// The run is over: the last call for it. If it failed, slots may still be full.
+    pub finished: Option<unsafe extern "C" fn(scratch: *mut c_void, failed: u32)>,
+    /// There is expensive work for another thread: have one call sw_run_help(helper), exactly once, at any time.
+    pub invite: Option<unsafe extern "C" fn(scratch: *mut c_void, helper: *mut sw_run)>,
+}
+
+/// A compiled sub-graph. Shared by all threads.
+#[allow(non_camel_case_types)]
+pub struct sw_exec {
+    executor: Executor<Foreign>,
+}
+
+/// One run of a plan.
+#[allow(non_camel_case_types)]
+pub struct sw_run {
+    _opaque: [u8; 0],
+}
+
+/// Kernels on the other side of the C ABI.
+struct Foreign {
+    run: unsafe extern "C" fn(*mut c_void, *mut sw_run, *const sw_task, u32, u32) -> i32,
+    release: unsafe extern "C" fn(*mut c_void, u32),
+    unshare: unsafe extern "C" fn(*mut c_void, u32),
+    finished: unsafe extern "C" fn(*mut c_void, u32),
+    invite: unsafe extern "C" fn(*mut c_void, *mut sw_run),
+    open: unsafe extern "C" fn(*mut c_void, *mut c_void),
+    close: unsafe extern "C" fn(*mut c_void, *mut c_void),
+    layout: Layout,
+    owner: *mut c_void,
+}
+
+// SAFETY: the contract of sw_kernels: `owner` is used from any thread.
+unsafe impl Send for Foreign {}
+// SAFETY: as above.
+unsafe impl Sync for Foreign {}
+
+impl Foreign {
+    /// `None` if a function is missing or the scratch is not a layout.
+    fn new(kernels: &sw_kernels, owner: *mut c_void) -> Option<Self> {
+        let size = kernels.scratch_size.max(1);
+        Some(Foreign {
+            run: kernels.run?,
+            release: kernels.release?,
+            unshare: kernels.unshare?,
+            finished: kernels.finished?,
+            invite: kernels.invite?,
+            open: kernels.open?,
+            close: kernels.close?,
+            layout: Layout::from_size_align(size, kernels.scratch_align).ok()?,
+            owner,
+        })
+    }
+}
+
+struct Scratch {
+    memory: NonNull<u8>,
+    layout: Layout,
+    owner: *mut c_void,
+    close: unsafe extern "C" fn(*mut c_void, *mut c_void),
+}
+
+// SAFETY: the contract of sw_kernels: what lies there is used from any thread, as the executor orders it.
+unsafe impl Send for Scratch {}
+// SAFETY: as above.
+unsafe impl Sync for Scratch {}
+
+impl Scratch {
+    fn pointer(&self) -> *mut c_void {
+        self.memory.as_ptr().cast()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: opened in Foreign::open, and closed here only; then the memory goes, with the layout that it came with.
+        unsafe {
+            (self.close)(self.owner, self.pointer());
+            dealloc(self.memory.as_ptr(), self.layout);
+        }
+    }
+}
+
+fn handle(run: RunRef<Foreign>) -> *mut sw_run {
+    run.into_raw().cast_mut().cast()
+}
+
+/// # Safety
+/// `run` came from `handle`, once.
+unsafe fn reference(run: *mut sw_run) -> Option<RunRef<Foreign>> {
+    // SAFETY: the caller's promise.
+    unsafe { RunRef::from_raw(run.cast::<Arena<Foreign>>()) }
+}
+
+impl Kernels for Foreign {
+    type Scratch = Scratch;
+
+    fn open(&self) -> Scratch {
+        // SAFETY: the layout is not of size 0.
+        let memory = unsafe { alloc_zeroed(self.layout) };
+        let Some(memory) = NonNull::new(memory) else { handle_alloc_error(self.layout) };
+        let scratch = Scratch { memory, layout: self.layout, owner: self.owner, close: self.close };
+        // SAFETY: the contract of sw_kernels.
+        unsafe { (self.open)(self.owner, scratch.pointer()) };
+        scratch
+    }
+
+    fn run(&self, call: Call<'_, Self>) -> Outcome {
+        let task = std::ptr::from_ref(call.task).cast::<sw_task>();
+        let run = if call.asynchronous { handle(call.run().clone()) } else { call.run().as_ptr().cast_mut().cast() };
+        // SAFETY: the contract of sw_kernels; Task and sw_task are the same.
+        let outcome = unsafe { (self.run)(call.scratch.pointer(), run, task, call.lane, call.detail) };
+        if call.asynchronous && outcome != SW_OUTCOME_PENDING {
+            // SAFETY: from `handle` above; there will be no report.
+            drop(unsafe { reference(run) });
+        }
+        match outcome {
+            SW_OUTCOME_DONE => Outcome::Done,
+            SW_OUTCOME_PENDING => Outcome::Pending,
+            _ => Outcome::Failed,
+        }
+    }
+
+    fn release(&self, scratch: &Scratch, slot: u32) {
+        // SAFETY: the contract of sw_kernels.
+        unsafe { (self.release)(scratch.pointer(), slot) }
+    }
+
+    fn unshare(&self, scratch: &Scratch, slot: u32) {
+        // SAFETY: the contract of sw_kernels.
+        unsafe { (self.unshare)(scratch.pointer(), slot) }
+    }
+
+    fn finished(&self, scratch: &Scratch, failed: bool) {
+        // SAFETY: the contract of sw_kernels.
+        unsafe { (self.finished)(scratch.pointer(), u32::from(failed)) }
+    }
+
+    fn invite(&self, scratch: &Scratch, helper: Helper<Self>) {
+        // SAFETY: the contract of sw_kernels.
+        unsafe { (self.invite)(scratch.pointer(), handle(helper.into_ref())) }
+    }
+}
+
+/// Compiles a sub-graph. `spec` and `kernels` are copied.
+///
+/// # Safety
+/// `spec` and `kernels` are readable and the arrays as long as they say; `kernels` keeps to its contract, with `owner`, until each scratch is closed; `out` is writable,
+/// `error` writable or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_exec_new(
+    spec: *const sw_exec_spec,
+    kernels: *const sw_kernels,
+    owner: *mut c_void,
+    out: *mut *mut sw_exec,
+    error: *mut *mut sw_error,
+) -> sw_code {
+    // SAFETY: the caller's promise.
+    let (spec, kernels) = unsafe { (&*spec, &*kernels) };
+    let made = guard(Err((13, "starwire: internal error while compiling a sub-graph".to_string())), || {
+        if spec.struct_size != size_of::<sw_exec_spec>() || kernels.struct_size != size_of::<sw_kernels>() {
+            return Err((9, "starwire: library and shim disagree about the C ABI's structs".to_string()));
+        }
+        let foreign = Foreign::new(kernels, owner);
+        let foreign = foreign.ok_or((3, "starwire: bug: a sub-graph's kernels lack a function".to_string()))?;
+        // SAFETY: the caller's promise.
+        let (nodes, edges) = unsafe { (slice(spec.nodes, spec.n_nodes), slice(spec.edges, spec.n_edges)) };
+        let node = |n: &sw_exec_node| Node { kind: n.kind, inputs: n.inputs, outputs: n.outputs, cost_ns: n.cost_ns };
+        let edge = |e: &sw_exec_edge| Edge { src: e.src, output: e.output, dst: e.dst, input: e.input };
+        let nodes: Vec<Node> = nodes.iter().map(node).collect();
+        let edges: Vec<Edge> = edges.iter().map(edge).collect();
+        let plan = Plan::new(&nodes, &edges).map_err(|e| (3, e.to_string()))?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Executor::new(plan, foreign, spec.lanes, cores))
+    });
+    match made {
+        Ok(executor) => {
+            // SAFETY: the caller's promise.
+            unsafe { *out = Box::into_raw(Box::new(sw_exec { executor })) }
+            0
+        }
+        // SAFETY: the caller's promise.
+        Err((code, message)) => unsafe { error::store(error, code, message) },
+    }
+}
+
+/// # Safety
+/// `data` points at `len` elements, or `len` is 0.
+unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
+    if data.is_null() || len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(data, len) }
+}
+
+/// Frees a plan. Runs that are under way end as if nothing had happened; each scratch is closed when its run has ended.
+///
+/// # Safety
+/// `plan` is null, or a live plan that is not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_exec_free(plan: *mut sw_exec) {
+    if !plan.is_null() {
+        // SAFETY: made by Box::into_raw in sw_exec_new; the caller gives it back once.
+        let plan = unsafe { Box::from_raw(plan) };
+        guard((), move || drop(plan));
+    }
+}
+
+/// What sw_task.first counts from. Valid as long as the plan or a run of it.
+///
+/// # Safety
+/// `plan` is live. The same holds for the next functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_exec_lists(plan: *const sw_exec) -> *const u32 {
+    // SAFETY: the caller's promise.
+    unsafe { &*plan }.executor.plan().lists().as_ptr()
+}
+
+/// 1 if runs take a fixed order on one thread, unless kernels turn out to be expensive: no asynchronous kernels, no dead values.
+///
+/// # Safety
+/// See sw_exec_lists.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_exec_is_straight(plan: *const sw_exec) -> u32 {
+    // SAFETY: the caller's promise.
+    u32::from(unsafe { &*plan }.executor.plan().is_straight())
+}
+
+/// What all kernels took, one after another, when they were last measured; 0: not known yet.
+///
+/// # Safety
+/// See sw_exec_lists.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_exec_cost_ns(plan: *const sw_exec) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { &*plan }.executor.plan().costs().total_ns()
+}
+
+/// Takes a scratch for a run; values of nodes without kernels may be put there before sw_run_go.
+///
+/// # Safety
+/// See sw_exec_lists; `scratch` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_run_begin(plan: *const sw_exec, scratch: *mut *mut c_void) -> *mut sw_run {
+    // SAFETY: the caller's promise.
+    let executor = unsafe { &(*plan).executor };
+    guard(std::ptr::null_mut(), || {
+        let run = executor.begin();
+        // SAFETY: the caller's promise.
+        unsafe { *scratch = run.scratch().pointer() };
+        handle(run.into_ref())
+    })
+}
+
+/// Runs as far as it goes on this thread. sw_kernels.finished is called exactly once: before this returns, or where the last report arrives. `flags`: SW_EXEC_ALONE.
+///
+/// # Safety
+/// `run` is from sw_run_begin, and not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_run_go(run: *mut sw_run, flags: u32) {
+    // SAFETY: the caller's promise.
+    if let Some(run) = unsafe { reference(run) } {
+        guard((), || Run::from_ref(run).go(flags & SW_EXEC_ALONE != 0));
+    }
+}
+
+/// Instead of sw_run_go: the run does not take place. sw_kernels.finished is not called.
+///
+/// # Safety
+/// As sw_run_go.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_run_abandon(run: *mut sw_run) {
+    // SAFETY: the caller's promise.
+    let run = unsafe { reference(run) };
+    guard((), || drop(run));
+}
+
+/// Of an SW_EXEC_MAY_DIE node that runs: this output is dead. Before its kernel's end.
+///
+/// # Safety
+/// `run` is what sw_kernels.run got for this node.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_run_mark_dead(run: *mut sw_run, node: u32, output: u32) {
+    // SAFETY: the caller's promise; the reference stays the caller's.
+    let run = unsafe { reference(run) }.map(std::mem::ManuallyDrop::new);
+    guard((), || run.iter().for_each(|run| run.mark_dead(node, output)));
+}
+
+/// The asynchronous kernel of this node has ended. Goes on with the run on this thread, if nobody else does.
+///
+/// # Safety
+/// `run` is what sw_kernels.run got for this node, which returned or will return SW_OUTCOME_PENDING; once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_run_report(run: *mut sw_run, node: u32, failed: u32) {
+    // SAFETY: the caller's promise.
+    if let Some(run) = unsafe { reference(run) } {
+        guard((), || run.report(node, failed != 0));
+    }
+}
+
+/// Helps with a run, which may be over.
+///
+/// # Safety
+/// `helper` is from sw_kernels.invite; once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_run_help(helper: *mut sw_run) {
+    // SAFETY: the caller's promise.
+    if let Some(run) = unsafe { reference(helper) } {
+        guard((), || Helper::from_ref(run).help());
+    }
+}
