@@ -10,9 +10,10 @@ STEPS = 100
 
 
 def main():
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc++")
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    resolver.rpc_layer = resolver.rpc_layer or "grpc++"  # what TF_CONFIG says, if it does
     if resolver.task_type in ("ps", "worker"):
-        server = tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc++")
+        server = tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol=resolver.rpc_layer)
         server.join()
 
     strategy = tf.distribute.ParameterServerStrategy(resolver)

@@ -3,6 +3,8 @@
     python examples/local.py examples/tf_config.py --ps 2 --worker 2
 """
 
+import time
+
 import numpy as np
 import starwire  # noqa: F401  (1) registers grpc++
 import tensorflow as tf
@@ -27,7 +29,7 @@ def main():
         wanted = tf.constant(np.arange(8, dtype=np.float32)[:, None])
         loss = tf.reduce_mean(tf.square(tf.matmul(x, weights) - tf.matmul(x, wanted)))
         train = v1.train.GradientDescentOptimizer(0.05).minimize(loss, global_step=global_step)
-        ready = v1.report_uninitialized_variables()
+        uninitialized = v1.report_uninitialized_variables()
         init = v1.global_variables_initializer()
 
     # A session waits for every task that it may use: without this line, for workers too that have not started yet, or have finished already.
@@ -35,8 +37,8 @@ def main():
     with v1.Session(server.target, config=config) as session:
         if task == 0:
             session.run(init)
-        while session.run(ready).size:
-            pass
+        while session.run(uninitialized).size:
+            time.sleep(0.2)
         for _ in range(STEPS):
             value, _, step = session.run([loss, train, global_step], {x: rng.normal(size=[32, 8])})
     print(f"worker {task}: loss {value:.6f} after {step} steps of all workers")

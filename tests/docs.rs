@@ -1,6 +1,6 @@
-//! The tables in the documentation say what the code says. `UPDATE=1 cargo test --test docs` rewrites them.
+//! The tables in the documentation say what the code says (`UPDATE=1 cargo test --test docs` rewrites them), and its links and file names lead somewhere.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const END: &str = "<!-- end of generated table -->";
 
@@ -30,4 +30,48 @@ fn configuration() {
 fn metrics() {
     let begin = "<!-- generated from src/metrics/list.rs: `UPDATE=1 cargo test --test docs` -->";
     check("docs/metrics.md", begin, &starwire::metrics::markdown_table());
+}
+
+/// Links to files of the project, and names of files of the project between backquotes.
+#[test]
+fn links_and_file_names() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in [".", "docs", "examples", "fuzz", "bazel"] {
+        let entries = std::fs::read_dir(root.join(folder)).unwrap();
+        files.extend(
+            entries.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|e| e == "md")),
+        );
+    }
+    assert!(files.len() > 10);
+    let mut dead = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let links = links.filter(|link| !link.contains("://") && !link.starts_with('#'));
+        let here = file.parent().unwrap();
+        let linked = links.map(|link| here.join(link.split('#').next().unwrap_or_default()));
+        let top = [
+            "src/",
+            "cc/",
+            "tests/",
+            "docs/",
+            "build/",
+            "scripts/",
+            "examples/",
+            "benches/",
+            "python/",
+            "proto/",
+            "include/",
+        ];
+        let named = text.split('`').skip(1).step_by(2).filter(|name| {
+            top.iter().any(|top| name.starts_with(top))
+                && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-".contains(&b))
+        });
+        let all: Vec<PathBuf> = linked.chain(named.map(|name| root.join(name))).collect();
+        dead.extend(
+            all.into_iter().filter(|path| !path.exists()).map(|path| format!("{}: {}", file.display(), path.display())),
+        );
+    }
+    assert!(dead.is_empty(), "{}", dead.join("\n"));
 }

@@ -17,7 +17,7 @@ DIMENSION = 16
 HIDDEN = (64, 32)
 SEED = 20260
 
-Model = collections.namedtuple("Model", "step loss train global_step init")
+Model = collections.namedtuple("Model", "step loss train global_step init uninitialized")
 
 
 def build(cluster, task, batch):
@@ -41,7 +41,8 @@ def build(cluster, task, batch):
         loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
         train = v1.train.AdagradOptimizer(0.1).minimize(loss, global_step=global_step)
         init = v1.global_variables_initializer()
-    return Model(step, loss, train, global_step, init)
+        uninitialized = v1.report_uninitialized_variables()
+    return Model(step, loss, train, global_step, init, uninitialized)
 
 
 def _examples(step, task, batch):

@@ -19,7 +19,7 @@ def serve(cluster, job, task, protocol):
 
 
 class Worker:
-    """Trains on a server of its own. Worker 0 initialises the variables: make it first."""
+    """Trains on a server of its own. Worker 0 initialises the variables, the others wait for that."""
 
     def __init__(self, cluster, task, protocol, batch):
         import model
@@ -32,6 +32,8 @@ class Worker:
         self._step = 0
         if task == 0:
             self._session.run(self._model.init)
+        while self._session.run(self._model.uninitialized).size:
+            time.sleep(0.2)
 
     def train(self, steps):
         """(seconds, losses, global step afterwards)"""
