@@ -41,6 +41,7 @@ struct Protocol {
 
 constexpr Protocol kProtocols[] = {
     {"grpc++", "STARWIRE_GRPCPP_SERVER"},
+    {"grpc+verbs", "STARWIRE_VERBS_SERVER"},
 };
 
 // Servers of this process, for as long as they exist. Python never destroys one.

@@ -10,6 +10,7 @@ mod fusion;
 mod resolve;
 mod secret;
 mod variables;
+mod verbs;
 
 #[cfg(test)]
 pub(crate) mod testing;
@@ -26,6 +27,7 @@ pub use error::ConfigError;
 pub use fusion::Fusion;
 pub use secret::Secret;
 pub use variables::{Setting, VARIABLES, Variable, markdown_table as variables_markdown, unknown_variables};
+pub use verbs::{TransportChoice, VerbsConfig};
 
 /// Who is being configured. Comes from the ClusterSpec and the machine, not from the environment.
 #[derive(Clone, Debug)]
@@ -110,6 +112,8 @@ pub struct Config {
     pub cluster_id: String,
     /// Unix sockets between tasks of one host.
     pub unix: Shortcut,
+    /// RDMA.
+    pub verbs: VerbsConfig,
     pub ps_jobs: Vec<String>,
     /// Most unanswered requests of one connection.
     pub max_inflight: usize,

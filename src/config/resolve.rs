@@ -10,6 +10,7 @@ use super::error::ConfigError;
 use super::fusion::Fusion;
 use super::secret::Secret;
 use super::variables::{Reader, unknown_variables};
+use super::verbs;
 use super::{Config, ControlAccess, DriverChoice, Identity, Keepalive, Role, Shortcut};
 
 const DEFAULT_REACTORS: u64 = 16;
@@ -54,6 +55,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     let cluster_id = cluster_id(reader)?;
     let shortcut = [("auto", Shortcut::Auto), ("off", Shortcut::Off)];
     let unix = reader.choice("STARWIRE_UNIX", &shortcut, "auto")?;
+    let verbs = verbs::read(reader, &identity.protocol)?;
     let max_inflight = number(reader, "STARWIRE_MAX_INFLIGHT", 65_536, 16, 1 << 24)?;
     let max_call_bytes = reader.bytes("STARWIRE_MAX_CALL_BYTES", 16 << 30, 1 << 20..=1 << 40)?;
     let metrics = reader.choice("STARWIRE_METRICS", &[("on", true), ("off", false)], "on")?;
@@ -78,6 +80,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         secret,
         cluster_id,
         unix,
+        verbs,
         ps_jobs,
         max_inflight,
         max_call_bytes,

@@ -101,6 +101,57 @@ pub const VARIABLES: &[Variable] = &[
         "Name of the cluster, up to 128 printable characters without spaces. Peers with another one are refused, so that two jobs cannot mix.",
     ),
     variable("STARWIRE_UNIX", "auto", "`auto`: tasks of one host talk over a unix socket. `off`: always TCP."),
+    variable(
+        "STARWIRE_TRANSPORT",
+        "verbs for `grpc+verbs`, else tcp",
+        "What carries data between hosts: `tcp`, or `verbs` (RDMA, see [verbs.md](verbs.md)), for any protocol. All tasks need the same.",
+    ),
+    variable(
+        "STARWIRE_VERBS_FALLBACK",
+        "true",
+        "`true`: where RDMA does not work, TCP is used and the log says why. `false`: a server without RDMA does not start, peers without it are refused.",
+    ),
+    variable("STARWIRE_VERBS_LIBRARY", "libibverbs.so.1", "Name or path of libibverbs."),
+    variable(
+        "STARWIRE_VERBS_DIRECT_MIN",
+        "64K",
+        "Pieces of tensors of at least this many bytes (4K to 1G) are read by the peer's device from where they lie; shorter ones are copied into messages.",
+    ),
+    variable(
+        "STARWIRE_VERBS_BUFFERS",
+        "512K",
+        "Bytes of message buffers (128K to 64M) for each direction of an RDMA connection; locked memory.",
+    ),
+    variable("RDMA_DEVICE", "the first with an active port", "Name of the RDMA device, as `ibv_devices` lists it."),
+    variable("RDMA_DEVICE_PORT", "the first active one", "Port of the device, from 1."),
+    variable(
+        "RDMA_GID_INDEX",
+        "found",
+        "Row of the port's GID table. Without it: on Ethernet the first RoCE v2 address, IPv4 before IPv6; on InfiniBand row 0.",
+    ),
+    variable("RDMA_QP_PKEY_INDEX", "0", "Row of the port's partition key table."),
+    variable(
+        "RDMA_QP_QUEUE_DEPTH",
+        "1024",
+        "Work requests (64 to 32768) that a queue pair holds; less if the device has less.",
+    ),
+    variable(
+        "RDMA_QP_TIMEOUT",
+        "14",
+        "A packet without an answer is sent again after 4.096 µs · 2^n (1 to 31; 14 is 67 ms).",
+    ),
+    variable("RDMA_QP_RETRY_COUNT", "7", "How often (0 to 7), before the connection counts as lost."),
+    variable("RDMA_QP_SL", "0", "Service level (0 to 15): on RoCE the priority."),
+    variable(
+        "RDMA_QP_MTU",
+        "port",
+        "Bytes of payload per packet: 256, 512, 1024, 2048, 4096, or `port` for what the port has. The smaller one of both sides is used.",
+    ),
+    variable(
+        "RDMA_TRAFFIC_CLASS",
+        "0",
+        "Traffic class (0 to 255) of the GRH: on RoCE v2 the IP header's DSCP and ECN bits.",
+    ),
     variable("STARWIRE_PS_JOBS", "ps", "Jobs that are parameter servers, separated by commas."),
     variable(
         "STARWIRE_MAX_INFLIGHT",

@@ -154,6 +154,8 @@ pub struct ChannelState {
     told: Option<Instant>,
     /// Incarnation of the peer that we were connected to last.
     pub incarnation: Option<u64>,
+    /// RDMA did not work on the way to this peer: not before this again.
+    pub no_pairs_before: Option<Instant>,
     /// What went wrong with the candidates of this attempt.
     pub errors: Vec<String>,
 }
@@ -172,6 +174,7 @@ impl ChannelState {
             unreachable_since: None,
             told: None,
             incarnation: None,
+            no_pairs_before: None,
             errors: Vec::new(),
         }
     }

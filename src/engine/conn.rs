@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use super::buffers::OutPayload;
 use super::delivery::{Delivery, Keys};
+use super::moving::Way;
 use crate::metrics::{ConnectionEntry, Recorder};
 use crate::protocol::{Connection, Failure, PeerInfo, Segment, Stats, Target};
 use crate::reactor::driver::{Driver, IoPart, Token};
 use crate::reactor::timers::Timer;
+use crate::transport::SocketAddress;
 
 /// Pieces that one system call may gather: the kernel's limit.
 const MAX_PARTS: usize = 1024;
@@ -36,6 +38,11 @@ pub struct Conn {
     pub peer: Option<PeerInfo>,
     /// The socket is connected: bytes may flow.
     pub connected: bool,
+    /// Socket or queue pair.
+    pub way: Way,
+    /// Client: RDMA was offered to the peer, which is at this address.
+    pub offered_pairs: bool,
+    pub address: Option<SocketAddress>,
     /// A second handle of a local socket until the peer's credentials were checked.
     pub guard: Option<OwnedFd>,
     /// Why it is being closed; nothing is started any more, and what is in flight is waited for.
@@ -78,6 +85,9 @@ impl Conn {
             name,
             peer: None,
             connected: accepted,
+            way: Way::Socket,
+            offered_pairs: false,
+            address: None,
             guard: None,
             closing: None,
             timer: None,

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::time::Instant;
 
 use super::buffers::{ClientOp, InBody, OutPayload};
+use super::moving::MoveEvent;
 use super::owner::Owner;
 use crate::ffi::types::{sw_recv_request, sw_ticket};
 use crate::metrics::Recorder;
@@ -23,6 +24,7 @@ pub struct Delivery {
     batch: Vec<sw_recv_request>,
     ready: Option<PeerInfo>,
     goodbye: bool,
+    moving: Option<MoveEvent>,
     /// Requests to refuse (id, code, message), which needs the connection that is being borrowed meanwhile.
     refused: Vec<(u64, i32, String)>,
     /// Something was delivered in this round.
@@ -37,6 +39,8 @@ pub struct After {
     pub ready: Option<PeerInfo>,
     /// The peer will not talk any more.
     pub goodbye: bool,
+    /// The protocol wants to know something about a queue pair.
+    pub moving: Option<MoveEvent>,
     pub refused: Vec<(u64, i32, String)>,
 }
 
@@ -49,6 +53,7 @@ impl Delivery {
             batch: Vec::with_capacity(BATCH),
             ready: None,
             goodbye: false,
+            moving: None,
             refused: Vec::new(),
             delivered: false,
             metrics,
@@ -68,6 +73,7 @@ impl Delivery {
             After {
                 ready: self.ready.take(),
                 goodbye: std::mem::take(&mut self.goodbye),
+                moving: self.moving.take(),
                 refused: std::mem::take(&mut self.refused),
             },
         )
@@ -116,6 +122,18 @@ impl Handler for Delivery {
 
     fn goodbye(&mut self, _reason: &str) {
         self.goodbye = true;
+    }
+
+    fn may_move(&mut self) {
+        self.moving = Some(MoveEvent::May);
+    }
+
+    fn move_answered(&mut self, answer: Result<&[u8], Failure>) {
+        self.moving = Some(MoveEvent::Answered(answer.map(<[u8]>::to_vec)));
+    }
+
+    fn move_proposed(&mut self, endpoint: &[u8]) {
+        self.moving = Some(MoveEvent::Proposed(endpoint.to_vec()));
     }
 
     fn key_defined(&mut self, _key: u64, prefix: &[u8]) -> bool {

@@ -250,11 +250,18 @@ impl Shard {
                 (fd, Some(guard))
             }
         };
-        let proto = Connection::client(self.settings(named.then(|| task.clone())), now);
+        let mut settings = self.settings(named.then(|| task.clone()));
+        let offered_pairs = matches!(address, SocketAddress::Inet(_)) && {
+            let shunned = self.channels.get(&number).and_then(|c| c.no_pairs_before);
+            self.offer_pairs(&mut settings, shunned.is_none_or(|until| until <= now))
+        };
+        let proto = Connection::client(settings, now);
         let token = self.driver.register(fd).map_err(|e| e.to_string())?;
         let key = self.add_conn(token, Role::Client { channel: number }, proto, format!("{task} at {address}"));
         if let Some(conn) = self.conns.get_mut(&key) {
             conn.guard = guard;
+            conn.offered_pairs = offered_pairs;
+            conn.address = Some(address.clone());
         }
         if let Err(error) = self.driver.connect(token, address) {
             self.conns.remove(&key);
@@ -321,7 +328,15 @@ impl Shard {
     }
 
     /// A client connection is gone, or never came to be.
-    pub(super) fn lost_client(&mut self, number: u32, key: u64, was_ready: bool, failure: Failure, now: Instant) {
+    pub(super) fn lost_client(
+        &mut self,
+        number: u32,
+        key: u64,
+        was_ready: bool,
+        moving: Option<SocketAddress>,
+        failure: Failure,
+        now: Instant,
+    ) {
         let stopping = self.is_stopping();
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let state = std::mem::replace(&mut channel.state, State::Idle);
@@ -331,9 +346,14 @@ impl Shard {
                     self.dial(number, now);
                 }
             }
-            State::Connecting { conn, rest } if conn == key => {
+            State::Connecting { conn, mut rest } if conn == key => {
+                let again = if stopping { None } else { self.try_without_pair(number, moving, &failure, now) };
+                let Some(channel) = self.channels.get_mut(&number) else { return };
                 let text = failure.message;
-                if stopping {
+                if let Some(address) = again {
+                    rest.push_front(address);
+                    self.connect_next(number, rest, now);
+                } else if stopping {
                     let ended = channel.fail_waiting(code::UNAVAILABLE, "starwire: the server was stopped", true);
                     self.delivery.metrics.ended_locally.add(ended);
                 } else if failure.code == code::UNAVAILABLE && !was_ready {

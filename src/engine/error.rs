@@ -5,6 +5,7 @@ use std::io;
 use crate::config::ConfigError;
 use crate::reactor::error::DriverError;
 use crate::transport::TransportError;
+use crate::transport::verbs::VerbsError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -18,6 +19,8 @@ pub enum EngineError {
     Thread { index: usize, source: io::Error },
     #[error("starwire: reactor {index}: {source} (STARWIRE_DRIVER chooses the driver)")]
     Driver { index: usize, source: DriverError },
+    #[error("starwire: {0}; STARWIRE_VERBS_FALLBACK=true would use TCP")]
+    Verbs(#[from] VerbsError),
     #[error("starwire: reactor {index} ended before it began")]
     Died { index: usize },
     #[error(
@@ -36,7 +39,7 @@ impl EngineError {
         match self {
             Self::Config(_) | Self::NotInMap { .. } => 3,
             Self::Transport(_) | Self::NoAddress | Self::Thread { .. } | Self::Driver { .. } => 14,
-            Self::Forked => 9,
+            Self::Forked | Self::Verbs(_) => 9,
             Self::Died { .. } => 13,
             Self::TooMany => 8,
         }

@@ -13,6 +13,7 @@ mod dial;
 mod error;
 mod exit;
 mod fork;
+mod moving;
 mod observe;
 mod offenders;
 mod owner;
@@ -36,7 +37,7 @@ pub use command::{NewCall, NewRecv};
 pub use error::EngineError;
 pub use owner::Owner;
 
-use crate::config::{Advertisement, Config, DriverChoice, Env, Identity, Running, Shortcut};
+use crate::config::{Advertisement, Config, DriverChoice, Env, Identity, Running, Shortcut, TransportChoice};
 use crate::control::ControlService;
 use crate::ffi::types::{sw_code, sw_ticket};
 use crate::metrics::{Metrics, render_prometheus};
@@ -46,6 +47,7 @@ use crate::reactor::error::DriverError;
 use crate::reactor::mailbox::{EventWaker, Sender, mailbox};
 use crate::reactor::topology::Topology;
 use crate::reactor::uring::UringDriver;
+use crate::reactor::verbs::VerbsDriver;
 use crate::transport::{SocketAddress, host, tcp, unix};
 use channel::ChannelShared;
 use command::{Command, Door, Meta};
@@ -298,14 +300,17 @@ fn reactor(
     told: &mpsc::Sender<Told>,
     start: &mpsc::Receiver<Vec<(OwnedFd, Door)>>,
 ) {
-    let made = make_driver(shared).and_then(|driver| {
-        let (sender, mailbox) = mailbox(EventWaker::of(&*driver).map_err(DriverError::Epoll)?);
+    let made = make_driver(shared).map_err(|source| EngineError::Driver { index, source });
+    let made = made.and_then(|driver| with_pairs(index, shared, driver)).and_then(|driver| {
+        let waker = EventWaker::of(&*driver);
+        let waker = waker.map_err(|error| EngineError::Driver { index, source: DriverError::Epoll(error) })?;
+        let (sender, mailbox) = mailbox(waker);
         Ok((driver, sender, mailbox))
     });
     let (driver, sender, mailbox) = match made {
         Ok(made) => made,
-        Err(source) => {
-            let _ = told.send(Err(EngineError::Driver { index, source }));
+        Err(error) => {
+            let _ = told.send(Err(error));
             return;
         }
     };
@@ -332,6 +337,25 @@ fn reactor(
         shared.owner.log(Level::Error, &line);
         // What was in flight ends here: every op says so when it is dropped, the mailbox gives back what comes later.
         let _ = catch_unwind(AssertUnwindSafe(|| shard.abandon()));
+    }
+}
+
+/// Adds RDMA, if it is asked for. Without a device that serves: as the configuration says, TCP or an error.
+fn with_pairs(index: usize, shared: &Shared, driver: Box<dyn Driver>) -> Result<Box<dyn Driver>, EngineError> {
+    let verbs = &shared.config.verbs;
+    if verbs.transport == TransportChoice::Tcp {
+        return Ok(driver);
+    }
+    match VerbsDriver::new(driver, verbs, shared.config.polling) {
+        Ok(driver) => Ok(Box::new(driver)),
+        Err((source, driver)) if verbs.fallback => {
+            shared.metrics.recorder().verbs_fallbacks.add(1);
+            if index == 0 {
+                shared.owner.log(Level::Warning, &format!("starwire: {source}; using TCP (STARWIRE_VERBS_FALLBACK)"));
+            }
+            Ok(driver)
+        }
+        Err((source, _)) => Err(EngineError::Verbs(source)),
     }
 }
 

@@ -11,11 +11,12 @@ use super::channel::{ChannelState, Waiting, What};
 use super::command::{Command, Door};
 use super::conn::{Conn, DiscardBuffer, Role};
 use super::delivery::Delivery;
+use super::moving::Way;
 use super::owner::Level;
 use super::pace::{Pace, TimerKey};
 use super::shared::{self, Shared};
 use crate::metrics::{Direction, State};
-use crate::protocol::{Connection, ConnectionError, Failure, Settings, Sniff, code};
+use crate::protocol::{Connection, ConnectionError, Failure, PeerInfo, Settings, Sniff, code};
 use crate::reactor::driver::{Completion, Driver, Token};
 use crate::reactor::mailbox::Receiver;
 use crate::reactor::timers::Timers;
@@ -142,6 +143,7 @@ impl Shard {
                 self.complete(completion, now);
             }
             self.completions = completions;
+            self.count_pairs();
         }
         self.let_go();
         self.close_mailbox();
@@ -283,6 +285,7 @@ impl Shard {
                     self.connected(key, result);
                 }
             }
+            Completion::Readable { .. } => {}
             Completion::Closed { token } => {
                 if let Some(key) = self.tokens.remove(&token.0) {
                     self.closed(key, now);
@@ -324,7 +327,11 @@ impl Shard {
         if self.strangers >= MAX_STRANGERS {
             return self.log_offender(&name, "too many connections that have not introduced themselves", now);
         }
-        let proto = Connection::server(self.settings(None), now);
+        let mut settings = self.settings(None);
+        if door == Door::Tcp {
+            self.offer_pairs(&mut settings, true);
+        }
+        let proto = Connection::server(settings, now);
         let added = self.driver.register(fd).map(|token| self.add_conn(token, Role::Server, proto, name.clone()));
         match added {
             Ok(key) => {
@@ -369,13 +376,10 @@ impl Shard {
             mark(&mut self.dirty, conn);
         }
         if let Some(peer) = after.ready {
-            conn.entry.set_peer(&peer.task);
-            conn.entry.set_state(State::Ready);
-            if matches!(conn.role, Role::Server) {
-                conn.name = format!("{} at {}", peer.task, conn.name);
-            }
-            conn.peer = Some(peer);
-            self.became_ready(key, now);
+            self.greeted(key, peer, now);
+        }
+        if let Some(event) = after.moving {
+            self.move_on(key, event, now);
         }
         if after.goodbye {
             self.said_goodbye(key);
@@ -387,6 +391,18 @@ impl Shard {
             }
             Err(error) => self.broken(key, error, now),
         }
+    }
+
+    /// The handshake with this peer is done.
+    pub(super) fn greeted(&mut self, key: u64, peer: PeerInfo, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.entry.set_peer(&peer.task);
+        conn.entry.set_state(State::Ready);
+        if matches!(conn.role, Role::Server) {
+            conn.name = format!("{} at {}", peer.task, conn.name);
+        }
+        conn.peer = Some(peer);
+        self.became_ready(key, now);
     }
 
     pub(super) fn receive_on(&mut self, key: u64) {
@@ -405,6 +421,8 @@ impl Shard {
             self.driver.close(token);
             return;
         }
+        self.resume_moved(key);
+        let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.has_unsent() || conn.proto.wants_transmit() {
             mark(&mut self.dirty, conn);
         }
@@ -530,7 +548,10 @@ impl Shard {
                     self.strangers = self.strangers.saturating_sub(1);
                 }
             }
-            Role::Client { channel } => self.lost_client(channel, key, was_ready, failure, now),
+            Role::Client { channel } => {
+                let moving = conn.address.take().filter(|_| conn.way == Way::Moving && !was_ready);
+                self.lost_client(channel, key, was_ready, moving, failure, now);
+            }
         }
     }
 
@@ -546,6 +567,7 @@ impl Shard {
             Role::Client { channel } => {
                 metrics.connects.add(1);
                 metrics.connections_out.add(1);
+                self.settle_way(key, channel, now);
                 self.client_ready(channel, key, now);
             }
         }

@@ -63,6 +63,18 @@ metrics! {
     Counter blocks_received "starwire_blocks_received_total" "Blocks received.";
     Counter keys_interned "starwire_keys_interned_total" "Rendezvous keys sent in full because the connection saw them for the first time.";
 
+    Counter verbs_connections "starwire_verbs_connections_total" "Connections that moved to an RDMA queue pair, in both directions.";
+    Counter verbs_fallbacks "starwire_verbs_fallbacks_total" "Times that TCP was used because RDMA did not work.";
+    Counter verbs_messages_sent "starwire_verbs_messages_sent_total" "RDMA messages sent.";
+    Counter verbs_messages_received "starwire_verbs_messages_received_total" "RDMA messages received.";
+    Counter verbs_reads "starwire_verbs_reads_total" "RDMA READ requests.";
+    Counter verbs_read_bytes "starwire_verbs_read_bytes_total" "Bytes that the device read from a peer's memory straight into their place.";
+    Counter verbs_offered_bytes "starwire_verbs_offered_bytes_total" "Bytes that peers could read from where they lay.";
+    Counter verbs_copied_bytes "starwire_verbs_copied_bytes_total" "Bytes that were copied into or out of RDMA messages and buffers.";
+    Counter verbs_completions "starwire_verbs_completions_total" "Completions of RDMA requests.";
+    Counter verbs_registrations "starwire_verbs_registrations_total" "Registrations of memory for one transfer.";
+    Counter verbs_registration_failures "starwire_verbs_registration_failures_total" "Of these, refused by the kernel; the bytes were copied.";
+
     Counter waits "starwire_waits_total" "Times a reactor asked the kernel for events.";
     Counter sleeps "starwire_sleeps_total" "Of these, times that it was ready to sleep.";
     Counter wakes "starwire_wakes_total" "Times a sleeping reactor was woken by another thread of this process.";

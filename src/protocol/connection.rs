@@ -10,6 +10,7 @@ use super::hello::{self, Hello, Role, WIRE_VERSION};
 use super::idmap::IdHash;
 use super::incoming::{Incoming, Step};
 use super::limits::{MAX_CONTROL, MAX_HANDSHAKE_CONTROL};
+use super::moving::{FEATURE_QUEUE_PAIRS, Step as MoveStep};
 use super::outgoing::{Answers, Outgoing};
 use super::server::Server;
 use super::settings::{PeerInfo, Settings};
@@ -28,13 +29,15 @@ pub struct Connection<H: Handler> {
     pub(super) failure: Option<(i32, String)>,
     /// Requests that wait may go now.
     pub(super) unblocked: bool,
-    phase: Phase,
+    pub(super) phase: Phase,
     /// GOODBYE that waits for the end of the handshake.
     parting: Option<String>,
     born: Instant,
     last_received: Instant,
     ping_sent: Option<Instant>,
-    pings: u64,
+    pub(super) pings: u64,
+    /// Server: the client proposed a move; it may do so once.
+    pub(super) move_seen: bool,
 }
 
 pub(super) enum Side<H: Handler> {
@@ -42,7 +45,7 @@ pub(super) enum Side<H: Handler> {
     Server(Server<H>),
 }
 
-enum Phase {
+pub(super) enum Phase {
     /// Server: waits for HELLO. Client: waits for WELCOME; `hello` is the HELLO that it sent.
     Hello {
         hello: Vec<u8>,
@@ -52,6 +55,11 @@ enum Phase {
         hello: Vec<u8>,
         welcome: Vec<u8>,
         peer: Box<PeerInfo>,
+    },
+    /// Client: both can move to a queue pair, and that is being done.
+    Moving {
+        peer: Box<PeerInfo>,
+        step: MoveStep,
     },
     Ready,
     Broken(ConnectionError),
@@ -93,6 +101,7 @@ impl<H: Handler> Connection<H> {
             last_received: now,
             ping_sent: None,
             pings: 0,
+            move_seen: false,
         }
     }
 
@@ -157,6 +166,7 @@ impl<H: Handler> Connection<H> {
         let own = match &self.phase {
             Phase::Broken(_) => return None,
             Phase::Ready => self.keepalive_at(),
+            Phase::Moving { .. } => Some(self.born + self.move_limit()),
             Phase::Hello { .. } | Phase::Proof { .. } => Some(self.born + self.settings.handshake_timeout),
         };
         let deadline = match &self.side {
@@ -265,7 +275,7 @@ impl<H: Handler> Connection<H> {
     }
 
     /// A frame that answers nothing.
-    fn say(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
+    pub(super) fn say(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
         self.out.frame(Answers::default(), &mut self.stats, encode);
     }
 
@@ -331,6 +341,7 @@ impl<H: Handler> Connection<H> {
             }
             match (&self.phase, &self.side) {
                 (Phase::Ready, Side::Client(_)) => self.client_frame(frame, handler)?,
+                (Phase::Moving { .. }, Side::Client(_)) => self.moving_frame(frame, handler)?,
                 (Phase::Ready, Side::Server(_)) => self.server_frame(frame, handler)?,
                 _ => self.handshake_frame(frame, handler)?,
             }
@@ -338,7 +349,7 @@ impl<H: Handler> Connection<H> {
         Ok(())
     }
 
-    fn client_frame(&mut self, frame: Frame<'_>, handler: &mut H) -> Result<(), ConnectionError> {
+    pub(super) fn client_frame(&mut self, frame: Frame<'_>, handler: &mut H) -> Result<(), ConnectionError> {
         match frame {
             Frame::Reply { id, code, meta, parts } => self.on_reply(id, code, meta, parts, handler)?,
             Frame::Data { id, len, abort } => {
@@ -379,6 +390,7 @@ impl<H: Handler> Connection<H> {
                 }
             }
             Frame::Cancel { id, code } => self.on_cancel(id, code, handler),
+            Frame::Move { code, meta } => self.on_move(code, meta, handler)?,
             Frame::Goodbye { reason } => handler.goodbye(&printable(reason)),
             Frame::Ping { nonce } => self.out.pong(nonce),
             Frame::Pong { .. } => {}
@@ -464,7 +476,16 @@ impl<H: Handler> Connection<H> {
         }
     }
 
+    /// The handshake is done.
     fn become_ready(&mut self, peer: PeerInfo, handler: &mut H) {
+        if self.role() == Role::Client && peer.features & FEATURE_QUEUE_PAIRS != 0 {
+            self.phase = Phase::Moving { peer: Box::new(peer), step: MoveStep::Asked };
+            return handler.may_move();
+        }
+        self.be_ready(peer, handler);
+    }
+
+    pub(super) fn be_ready(&mut self, peer: PeerInfo, handler: &mut H) {
         self.phase = Phase::Ready;
         handler.ready(&peer);
         self.peer = Some(peer);
@@ -510,7 +531,11 @@ impl<H: Handler> Connection<H> {
     fn tick(&mut self, now: Instant, handler: &mut H) -> Result<(), ConnectionError> {
         self.end_overdue(now, handler);
         let waited_ms = |since| u64::try_from(now.saturating_duration_since(since).as_millis()).unwrap_or(u64::MAX);
-        if !self.is_ready() {
+        if self.is_moving() {
+            if now >= self.born + self.move_limit() {
+                return Err(ConnectionError::MoveTimeout { waited_ms: waited_ms(self.born) });
+            }
+        } else if !self.is_ready() {
             if now >= self.born + self.settings.handshake_timeout {
                 return Err(ConnectionError::HandshakeTimeout { waited_ms: waited_ms(self.born) });
             }
@@ -555,6 +580,6 @@ fn frame_bytes(encode: impl FnOnce(&mut Vec<u8>), meta_len: usize) -> Vec<u8> {
 }
 
 /// Text from the peer for a log line.
-fn printable(bytes: &[u8]) -> String {
+pub(super) fn printable(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -34,6 +34,8 @@ pub enum ConnectionError {
     PeerSilent { waited_ms: u64 },
     #[error("the peer did not complete the handshake within {waited_ms} ms")]
     HandshakeTimeout { waited_ms: u64 },
+    #[error("nothing came over RDMA within {waited_ms} ms")]
+    MoveTimeout { waited_ms: u64 },
     /// The owner of the connection used it wrongly.
     #[error("internal error of starwire: {0}")]
     Misuse(&'static str),
@@ -48,6 +50,7 @@ impl ConnectionError {
             ConnectionError::Misuse(_) => code::INTERNAL,
             ConnectionError::Protocol(_)
             | ConnectionError::PeerSilent { .. }
+            | ConnectionError::MoveTimeout { .. }
             | ConnectionError::HandshakeTimeout { .. } => code::UNAVAILABLE,
         }
     }

@@ -12,6 +12,7 @@ mod kind {
     pub const WELCOME: u8 = 2;
     pub const PROOF: u8 = 3;
     pub const REFUSE: u8 = 4;
+    pub const MOVE: u8 = 5;
     pub const KEY: u8 = 10;
     pub const RECV: u8 = 11;
     pub const CALL: u8 = 12;
@@ -55,6 +56,11 @@ pub enum Frame<'a> {
     Refuse {
         code: i32,
         reason: &'a [u8],
+    },
+    /// `meta`: the endpoint of a queue pair, or the reason for a code that is not 0.
+    Move {
+        code: i32,
+        meta: &'a [u8],
     },
     Key {
         key: u64,
@@ -108,6 +114,7 @@ impl Frame<'_> {
             Frame::Welcome { .. } => "WELCOME",
             Frame::Proof { .. } => "PROOF",
             Frame::Refuse { .. } => "REFUSE",
+            Frame::Move { .. } => "MOVE",
             Frame::Key { .. } => "KEY",
             Frame::Recv { .. } => "RECV",
             Frame::Call { .. } => "CALL",
@@ -203,6 +210,7 @@ fn name_of(kind: u8) -> Result<&'static str, ProtocolError> {
         kind::WELCOME => "WELCOME",
         kind::PROOF => "PROOF",
         kind::REFUSE => "REFUSE",
+        kind::MOVE => "MOVE",
         kind::KEY => "KEY",
         kind::RECV => "RECV",
         kind::CALL => "CALL",
@@ -274,7 +282,7 @@ fn parse<'a>(kind: u8, cursor: &mut Cursor<'a>) -> Result<Frame<'a>, ProtocolErr
     let limit = match kind {
         kind::CALL | kind::REPLY | kind::HELLO | kind::WELCOME => MAX_META,
         kind::PROOF => 32,
-        kind::REFUSE | kind::GOODBYE => MAX_REASON,
+        kind::REFUSE | kind::MOVE | kind::GOODBYE => MAX_REASON,
         kind::KEY => MAX_KEY,
         _ => 0,
     };
@@ -287,7 +295,7 @@ fn parse<'a>(kind: u8, cursor: &mut Cursor<'a>) -> Result<Frame<'a>, ProtocolErr
     if !uses_code && code != 0 {
         return Err(cursor.error("the code must be 0"));
     }
-    let uses_id = !matches!(kind, kind::PROOF | kind::REFUSE | kind::GOODBYE);
+    let uses_id = !matches!(kind, kind::PROOF | kind::REFUSE | kind::MOVE | kind::GOODBYE);
     if !uses_id && id != 0 {
         return Err(cursor.error("the id must be 0"));
     }
@@ -303,6 +311,7 @@ fn parse<'a>(kind: u8, cursor: &mut Cursor<'a>) -> Result<Frame<'a>, ProtocolErr
         }
         kind::PROOF => Frame::Proof { mac: cursor.take_padded(meta_len)? },
         kind::REFUSE => Frame::Refuse { code: i32::from(code), reason: cursor.take_padded(meta_len)? },
+        kind::MOVE => Frame::Move { code: i32::from(code), meta: cursor.take_padded(meta_len)? },
         kind::KEY => Frame::Key { key: id, forget: flags & FLAG_FORGET != 0, prefix: cursor.take_padded(meta_len)? },
         kind::RECV => {
             let step = i64::from_le_bytes(cursor.u64()?.to_le_bytes());
@@ -446,6 +455,13 @@ pub mod put {
         let reason = cut(reason, MAX_REASON);
         head(out, kind::REFUSE, 0, wire_code(code), reason.len(), 0);
         padded(out, reason.as_bytes());
+    }
+
+    /// `code` 0: `meta` is an endpoint; else it is the reason, cut if need be.
+    pub fn moving(out: &mut Vec<u8>, code: i32, meta: &[u8]) {
+        let meta = &meta[..meta.len().min(MAX_REASON)];
+        head(out, kind::MOVE, 0, if code == 0 { 0 } else { wire_code(code) }, meta.len(), 0);
+        padded(out, meta);
     }
 
     pub fn goodbye(out: &mut Vec<u8>, reason: &str) {

@@ -25,6 +25,13 @@ pub trait Handler {
     /// The peer will not answer (server) or send (client) new requests; it closes when it is idle.
     fn goodbye(&mut self, reason: &str);
 
+    /// Client: both sides can move this connection to a queue pair. To be answered by `Connection::propose_move` or `stay`, after this input.
+    fn may_move(&mut self) {}
+    /// Client: what the server says to the proposal. To be answered by `Connection::moved` or (only to an error) `stay`, after this input.
+    fn move_answered(&mut self, _answer: Result<&[u8], Failure>) {}
+    /// Server: the client proposes to move. To be answered by `Connection::accept_move` or `refuse_move`, after this input.
+    fn move_proposed(&mut self, _endpoint: &[u8]) {}
+
     // Server side.
     /// `key` counts up from 0 (so it can index a table). Must validate the prefix; false refuses the requests that use it (not the connection).
     fn key_defined(&mut self, key: u64, prefix: &[u8]) -> bool;

@@ -5,6 +5,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::{ConnectionError, ProtocolError, code};
 use super::limits::{Limits, MAX_HELLO_STRING};
+use super::moving::FEATURE_QUEUE_PAIRS;
 use super::settings::{PeerInfo, Secret, Settings};
 
 pub const WIRE_VERSION: u16 = 1;
@@ -257,10 +258,10 @@ pub fn check(role: Role, settings: &Settings, peer: &Hello) -> Result<(), Connec
     let (lacks_ours, lacks_theirs) =
         (settings.required_features & !peer.features, peer.required_features & !settings.features);
     if lacks_ours != 0 {
-        return precondition(format!("{ours} needs features {lacks_ours:#x}, which {theirs} does not have"));
+        return precondition(format!("{ours} needs {}, which {theirs} does not have", features(lacks_ours)));
     }
     if lacks_theirs != 0 {
-        return precondition(format!("{theirs} needs features {lacks_theirs:#x}, which {ours} does not have"));
+        return precondition(format!("{theirs} needs {}, which {ours} does not have", features(lacks_theirs)));
     }
     match (settings.secret.is_some(), peer.has_secret) {
         (true, false) => {
@@ -281,6 +282,14 @@ pub fn check(role: Role, settings: &Settings, peer: &Hello) -> Result<(), Connec
         return precondition(format!("{theirs} allows too little to work with: {:?}", peer.limits));
     }
     Ok(())
+}
+
+fn features(bits: u64) -> String {
+    if bits == FEATURE_QUEUE_PAIRS {
+        "RDMA (STARWIRE_TRANSPORT=verbs)".to_owned()
+    } else {
+        format!("features {bits:#x}")
+    }
 }
 
 /// HMAC-SHA256 over the role and both sides' handshake frames, which hold both nonces, tasks, incarnations, protocols, features and limits.

@@ -100,6 +100,8 @@ pub struct Outgoing<P> {
     ping: Option<u64>,
     pong: Option<u64>,
     sequence: u64,
+    /// Only so many more of the closed chunks may leave.
+    held: Option<usize>,
     /// The last word was said.
     mute: bool,
 }
@@ -146,11 +148,15 @@ impl<P: Payload> Outgoing<P> {
             ping: None,
             pong: None,
             sequence: 0,
+            held: None,
             mute: false,
         }
     }
 
     pub fn is_empty(&self) -> bool {
+        if let Some(allowed) = self.held {
+            return allowed == 0;
+        }
         self.open.bytes.is_empty()
             && self.closed.is_empty()
             && self.transfers.is_empty()
@@ -185,6 +191,20 @@ impl<P: Payload> Outgoing<P> {
     pub fn cut_alone(&mut self) {
         self.open.alone = true;
         self.cut();
+    }
+
+    /// What was closed so far may leave, nothing else until `go_on`.
+    pub fn hold(&mut self) {
+        self.held = Some(self.closed.len());
+    }
+
+    pub fn go_on(&mut self) {
+        self.held = None;
+    }
+
+    /// What may leave has left.
+    pub fn is_held(&self) -> bool {
+        self.held == Some(0)
     }
 
     fn cut(&mut self) {
@@ -265,6 +285,7 @@ impl<P: Payload> Outgoing<P> {
         self.bulk.clear();
         self.ping = None;
         self.pong = None;
+        self.held = None;
         if let Some(encode) = last_word {
             self.frame(Answers::default(), stats, encode);
         }
@@ -288,6 +309,9 @@ impl<P: Payload> Outgoing<P> {
     pub fn poll(&mut self, now: Instant, stats: &mut Stats, out: &mut Vec<Segment<P>>) -> (u64, Answers) {
         if self.is_empty() {
             return (0, Answers::default());
+        }
+        if let Some(allowed) = &mut self.held {
+            *allowed -= 1;
         }
         let mut chunk = if self.lanes_first {
             Chunk::default()

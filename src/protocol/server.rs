@@ -48,6 +48,11 @@ impl<H: Handler> Server<H> {
         }
     }
 
+    /// Nothing of the peer waits for anything.
+    pub fn is_untouched(&self) -> bool {
+        self.requests.is_empty() && self.unanswered == Answers::default()
+    }
+
     pub fn in_flight(&self) -> usize {
         self.requests.len()
     }

@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use crate::transport::verbs::{VerbsError, VerbsStats};
+
 /// Names one descriptor inside a driver; never reused while a completion of its old owner can still arrive (generation inside).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(pub u64);
@@ -33,14 +35,32 @@ pub enum Completion {
         token: Token,
         result: io::Result<()>,
     },
+    /// A watched descriptor has something to read.
+    Readable {
+        token: Token,
+    },
     /// After `close`: no operation of this token touches memory any more.
     Closed {
         token: Token,
     },
 }
 
+/// A connection that was made over a socket moves its bytes to a queue pair, under the same token. The socket stays: its end is the end of the connection.
+pub trait Offload {
+    /// Makes a queue pair for a connected socket, and returns what the peer has to know to reach it.
+    fn prepare(&mut self, token: Token) -> Result<Vec<u8>, VerbsError>;
+    /// Connects the queue pair with the peer's. From now on the token's receives come from there; no receive may be in flight.
+    fn connect_pair(&mut self, token: Token, peer: &[u8]) -> Result<(), VerbsError>;
+    /// From now on the token's sends go there, too; no send may be in flight.
+    fn move_sends(&mut self, token: Token);
+    /// Forgets a queue pair that was prepared: the connection stays on its socket.
+    fn abandon(&mut self, token: Token);
+    /// Since the last time.
+    fn take_stats(&mut self) -> VerbsStats;
+}
+
 pub trait Driver {
-    fn name(&self) -> &'static str;
+    fn name(&self) -> &str;
     /// Takes a non-blocking stream socket or listener.
     fn register(&mut self, fd: OwnedFd) -> io::Result<Token>;
     /// Starts accepting; completions until closed.
@@ -57,6 +77,12 @@ pub trait Driver {
     /// # Safety
     /// The memory of every part must be readable and stay valid and unchanged until the completion (or `Closed`) was returned by `wait`.
     unsafe fn send(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()>;
+    /// Reports `Readable` when something arrives at a descriptor that is no socket. Each time, all of it has to be read: what is left is not reported again.
+    fn watch(&mut self, fd: OwnedFd) -> io::Result<Token>;
+    /// Queue pairs beside sockets, where this driver has them.
+    fn offload(&mut self) -> Option<&mut dyn Offload> {
+        None
+    }
     /// Shuts the descriptor down, cancels what is in flight and reports `Closed` when the kernel is done with its memory.
     fn close(&mut self, token: Token);
     /// Takes the descriptor out again without closing it (hand-over to another reactor or to the control service). Only when nothing is in flight.

@@ -51,6 +51,7 @@ struct Slot {
     send_len: usize,
     connecting: bool,
     accepting: bool,
+    watching: bool,
     closing: bool,
     /// Completions of this token that wait in `ready`.
     unreported: usize,
@@ -87,7 +88,7 @@ impl EpollDriver {
     }
 
     /// Makes epoll watch `interest` as well as what it watches already.
-    fn watch(&mut self, token: Token, interest: u32) -> io::Result<()> {
+    fn ask_for(&mut self, token: Token, interest: u32) -> io::Result<()> {
         let slot = self.slots.get_mut(token).ok_or_else(sys::stale_token)?;
         let wanted = slot.interest | interest;
         if wanted == slot.interest {
@@ -176,7 +177,7 @@ impl EpollDriver {
             }
             let (_, listener) = self.paused.swap_remove(index);
             if self.slot(listener).is_ok() {
-                if let Err(error) = self.watch(listener, libc::EPOLLIN as u32) {
+                if let Err(error) = self.ask_for(listener, libc::EPOLLIN as u32) {
                     self.paused.push((now + sys::ACCEPT_PAUSE, listener));
                     self.report(listener, Completion::Accepted { listener, result: Err(error) });
                     return;
@@ -190,6 +191,9 @@ impl EpollDriver {
         let seen = |flags: libc::c_int| events & flags as u32 != 0;
         if slot.accepting {
             return self.try_accept(token);
+        }
+        if slot.watching {
+            return self.report(token, Completion::Readable { token });
         }
         if slot.connecting {
             if seen(libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) {
@@ -240,6 +244,7 @@ impl EpollDriver {
                 | Completion::Send { token, .. }
                 | Completion::Connected { token, .. } => token,
                 Completion::Accepted { listener, .. } => listener,
+                Completion::Readable { token } => token,
                 Completion::Closed { .. } => continue,
             };
             // After `close` only `Closed` is reported.
@@ -311,6 +316,7 @@ impl Driver for EpollDriver {
             send_len: 0,
             connecting: false,
             accepting: false,
+            watching: false,
             closing: false,
             unreported: 0,
         }))
@@ -322,7 +328,7 @@ impl Driver for EpollDriver {
             return Err(sys::already("accept"));
         }
         slot.accepting = true;
-        self.watch(listener, libc::EPOLLIN as u32).inspect_err(|_| {
+        self.ask_for(listener, libc::EPOLLIN as u32).inspect_err(|_| {
             if let Some(slot) = self.slots.get_mut(listener) {
                 slot.accepting = false;
             }
@@ -338,7 +344,7 @@ impl Driver for EpollDriver {
         match sys::connect(slot.fd.as_raw_fd(), &address) {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {
                 slot.connecting = true;
-                self.watch(token, STREAM | libc::EPOLLOUT as u32).inspect_err(|_| {
+                self.ask_for(token, STREAM | libc::EPOLLOUT as u32).inspect_err(|_| {
                     if let Some(slot) = self.slots.get_mut(token) {
                         slot.connecting = false;
                     }
@@ -361,7 +367,7 @@ impl Driver for EpollDriver {
             self.try_recv(token);
         }
         match self.slots.get_mut(token) {
-            Some(slot) if slot.recv_len > 0 => self.watch(token, STREAM).inspect_err(|_| {
+            Some(slot) if slot.recv_len > 0 => self.ask_for(token, STREAM).inspect_err(|_| {
                 if let Some(slot) = self.slots.get_mut(token) {
                     slot.recv_len = 0;
                 }
@@ -380,13 +386,20 @@ impl Driver for EpollDriver {
             self.try_send(token);
         }
         match self.slots.get_mut(token) {
-            Some(slot) if slot.send_len > 0 => self.watch(token, STREAM | libc::EPOLLOUT as u32).inspect_err(|_| {
+            Some(slot) if slot.send_len > 0 => self.ask_for(token, STREAM | libc::EPOLLOUT as u32).inspect_err(|_| {
                 if let Some(slot) = self.slots.get_mut(token) {
                     slot.send_len = 0;
                 }
             }),
             _ => Ok(()),
         }
+    }
+
+    fn watch(&mut self, fd: OwnedFd) -> io::Result<Token> {
+        let token = self.register(fd)?;
+        self.slot(token)?.watching = true;
+        self.ask_for(token, STREAM)?;
+        Ok(token)
     }
 
     fn close(&mut self, token: Token) {

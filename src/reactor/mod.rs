@@ -11,6 +11,7 @@ mod sys;
 pub mod timers;
 pub mod topology;
 pub mod uring;
+pub mod verbs;
 
 pub use error::DriverError;
 

@@ -53,6 +53,11 @@ pub fn fill_iovecs(iovecs: &mut Vec<libc::iovec>, parts: &[IoPart]) -> io::Resul
     }
 }
 
+/// What every operation's parts must be.
+pub fn check_parts(parts: &[IoPart]) -> io::Result<()> {
+    fill_iovecs(&mut Vec::new(), parts).map(drop)
+}
+
 /// # Safety
 /// Every iovec points at memory that is writable during the call.
 pub unsafe fn recv(fd: RawFd, iovecs: &mut [libc::iovec]) -> io::Result<usize> {

@@ -74,6 +74,7 @@ enum Kind {
     Send,
     Connect,
     Accept,
+    Watch,
 }
 
 /// The memory that the kernel may look at until the operation's completion.
@@ -139,6 +140,20 @@ impl UringDriver {
         self.push(poll.build().user_data(WAKE));
     }
 
+    fn insert(&mut self, fd: OwnedFd) -> Token {
+        self.sockets.insert(Socket {
+            fd,
+            recv: None,
+            send: None,
+            connect: None,
+            accept: None,
+            accepting: false,
+            drained: false,
+            closing: false,
+            unreported: 0,
+        })
+    }
+
     fn socket(&mut self, token: Token) -> io::Result<&mut Socket> {
         self.sockets.get_mut(token).filter(|socket| !socket.closing).ok_or_else(sys::stale_token)
     }
@@ -189,6 +204,7 @@ impl UringDriver {
                     opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut()).flags(FLAGS).build()
                 }
             }
+            Kind::Watch => opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build(),
             Kind::Recv => {
                 let poll_first = if self.modern && socket.drained { POLL_FIRST } else { 0 };
                 if let [single] = operation.iovecs[..] {
@@ -271,6 +287,9 @@ impl UringDriver {
         if kind == Kind::Accept {
             self.on_accepted(token, result, cqueue::more(flags));
         }
+        if kind == Kind::Watch && result > 0 {
+            self.report(token, Completion::Readable { token });
+        }
         let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
         if cqueue::more(flags) {
             return;
@@ -298,6 +317,12 @@ impl UringDriver {
             }
             Kind::Send => self.report(token, Completion::Send { token, result }),
             Kind::Connect => self.report(token, Completion::Connected { token, result: result.map(drop) }),
+            Kind::Watch => {
+                if result.is_ok() {
+                    let operation = self.operation(token, Kind::Watch);
+                    self.start(operation);
+                }
+            }
             Kind::Accept => {
                 if !self.paused.iter().any(|(_, listener)| *listener == token) {
                     let operation = self.operation(token, Kind::Accept);
@@ -354,6 +379,7 @@ impl UringDriver {
                 Completion::Recv { token, .. }
                 | Completion::Send { token, .. }
                 | Completion::Connected { token, .. }
+                | Completion::Readable { token }
                 | Completion::Accepted { listener: token, .. } => token,
             };
             // After `close` only `Closed` is reported.
@@ -404,17 +430,7 @@ impl Driver for UringDriver {
 
     fn register(&mut self, fd: OwnedFd) -> io::Result<Token> {
         Self::set_nonblocking(&fd, false)?;
-        Ok(self.sockets.insert(Socket {
-            fd,
-            recv: None,
-            send: None,
-            connect: None,
-            accept: None,
-            accepting: false,
-            drained: false,
-            closing: false,
-            unreported: 0,
-        }))
+        Ok(self.insert(fd))
     }
 
     fn accept(&mut self, listener: Token) -> io::Result<()> {
@@ -451,6 +467,13 @@ impl Driver for UringDriver {
             return Err(sys::already("send"));
         }
         self.transfer(token, Kind::Send, parts)
+    }
+
+    fn watch(&mut self, fd: OwnedFd) -> io::Result<Token> {
+        let token = self.insert(fd);
+        let operation = self.operation(token, Kind::Watch);
+        self.start(operation);
+        Ok(token)
     }
 
     fn close(&mut self, token: Token) {
@@ -533,7 +556,8 @@ impl UringDriver {
 impl Socket {
     fn in_flight(&mut self, kind: Kind) -> &mut Option<Token> {
         match kind {
-            Kind::Recv => &mut self.recv,
+            // Nobody receives from a descriptor that is watched.
+            Kind::Recv | Kind::Watch => &mut self.recv,
             Kind::Send => &mut self.send,
             Kind::Connect => &mut self.connect,
             Kind::Accept => &mut self.accept,

@@ -5,6 +5,7 @@ pub mod host;
 mod raw_address;
 pub mod tcp;
 pub mod unix;
+pub mod verbs;
 
 pub use address::{AddressError, HostPort, SocketAddress};
 pub use raw_address::RawAddress;

@@ -14,6 +14,9 @@ use starwire::engine::{Channel, ClientOp, Engine, EngineError, NewCall, NewRecv,
 use starwire::ffi::call::sw_body_release;
 use starwire::ffi::types::*;
 
+#[path = "../verbs/library.rs"]
+pub mod fake_library;
+
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Methods of the echo owner.
@@ -185,6 +188,11 @@ impl Task {
         let ctx = (&raw const *seen).cast_mut().cast();
         let owner = unsafe { Owner::new(handlers, ctx) };
         let mut vars = MapEnv::new("/nonexistent");
+        // STARWIRE_TEST_TRANSPORT=verbs: the same tests over queue pairs of the fake libibverbs.
+        if std::env::var("STARWIRE_TEST_TRANSPORT").is_ok_and(|transport| transport == "verbs") {
+            vars = vars.set("STARWIRE_TRANSPORT", "verbs").set("STARWIRE_VERBS_FALLBACK", "false");
+            vars = vars.set("STARWIRE_VERBS_LIBRARY", fake_library::path()).set("STARWIRE_UNIX", "off");
+        }
         for (name, value) in env {
             vars = vars.set(name, value);
         }

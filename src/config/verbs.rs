@@ -1,0 +1,159 @@
+//! RDMA: the variables that TensorFlow's old verbs module had, and a few of our own.
+
+use super::error::ConfigError;
+use super::variables::Reader;
+
+/// What carries the data of TCP connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportChoice {
+    Tcp,
+    Verbs,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerbsConfig {
+    pub transport: TransportChoice,
+    /// TCP where RDMA does not work, with a line in the log; else an error.
+    pub fallback: bool,
+    /// Name or path of libibverbs.
+    pub library: String,
+    /// `None`: the first device with an active port.
+    pub device: Option<String>,
+    pub port: Option<u8>,
+    pub gid_index: Option<u32>,
+    pub pkey_index: u16,
+    /// Work requests that a queue pair takes.
+    pub queue_depth: u32,
+    /// 4.096 µs · 2^n until a packet is sent again.
+    pub timeout: u8,
+    pub retry_count: u8,
+    pub service_level: u8,
+    /// Bytes; `None`: what the port has.
+    pub mtu: Option<u32>,
+    pub traffic_class: u8,
+    /// Pieces of a payload that are at least this long are read by the peer from where they lie; shorter ones are copied into messages.
+    pub direct_min: u64,
+    /// Bytes of message buffers for each direction of a connection.
+    pub buffer_bytes: u64,
+}
+
+impl Default for VerbsConfig {
+    fn default() -> Self {
+        Self {
+            transport: TransportChoice::Tcp,
+            fallback: true,
+            library: crate::transport::verbs::DEFAULT_LIBRARY.to_owned(),
+            device: None,
+            port: None,
+            gid_index: None,
+            pkey_index: 0,
+            queue_depth: 1024,
+            timeout: 14,
+            retry_count: 7,
+            service_level: 0,
+            mtu: None,
+            traffic_class: 0,
+            direct_min: 64 << 10,
+            buffer_bytes: 512 << 10,
+        }
+    }
+}
+
+pub(super) fn read(reader: &mut Reader<'_>, protocol: &str) -> Result<VerbsConfig, ConfigError> {
+    let defaults = VerbsConfig::default();
+    let over_verbs = protocol.ends_with("+verbs");
+    let choices = [("tcp", TransportChoice::Tcp), ("verbs", TransportChoice::Verbs)];
+    let transport = reader.choice("STARWIRE_TRANSPORT", &choices, if over_verbs { "verbs" } else { "tcp" })?;
+    let fallback = reader.boolean("STARWIRE_VERBS_FALLBACK", defaults.fallback)?;
+    let library = reader.text("STARWIRE_VERBS_LIBRARY")?.unwrap_or(defaults.library);
+    let device = reader.text("RDMA_DEVICE")?;
+    let port = reader.optional_number("RDMA_DEVICE_PORT", 1..=254)?.map(small);
+    let gid_index = reader.optional_number("RDMA_GID_INDEX", 0..=65_535)?.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+    let pkey_index = reader.number("RDMA_QP_PKEY_INDEX", 0, 0..=65_535)?;
+    let queue_depth = reader.number("RDMA_QP_QUEUE_DEPTH", u64::from(defaults.queue_depth), 64..=32_768)?;
+    let timeout = reader.number("RDMA_QP_TIMEOUT", u64::from(defaults.timeout), 1..=31)?;
+    let retry_count = reader.number("RDMA_QP_RETRY_COUNT", u64::from(defaults.retry_count), 0..=7)?;
+    let service_level = reader.number("RDMA_QP_SL", 0, 0..=15)?;
+    let mtus = [("256", 256), ("512", 512), ("1024", 1024), ("2048", 2048), ("4096", 4096), ("port", 0)];
+    let mtu = reader.choice("RDMA_QP_MTU", &mtus, "port")?;
+    let traffic_class = reader.number("RDMA_TRAFFIC_CLASS", 0, 0..=255)?;
+    let direct_min = reader.bytes("STARWIRE_VERBS_DIRECT_MIN", defaults.direct_min, 4 << 10..=1 << 30)?;
+    let buffer_bytes = reader.bytes("STARWIRE_VERBS_BUFFERS", defaults.buffer_bytes, 128 << 10..=64 << 20)?;
+    Ok(VerbsConfig {
+        transport,
+        fallback,
+        library,
+        device,
+        port,
+        gid_index,
+        pkey_index: u16::try_from(pkey_index).unwrap_or(u16::MAX),
+        queue_depth: u32::try_from(queue_depth).unwrap_or(u32::MAX),
+        timeout: small(timeout),
+        retry_count: small(retry_count),
+        service_level: small(service_level),
+        mtu: (mtu != 0).then_some(mtu),
+        traffic_class: small(traffic_class),
+        direct_min,
+        buffer_bytes,
+    })
+}
+
+/// The ranges above make these fit.
+fn small(n: u64) -> u8 {
+    u8::try_from(n).unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::env::MapEnv;
+    use super::*;
+
+    fn read_with(protocol: &str, vars: &[(&str, &str)]) -> Result<VerbsConfig, ConfigError> {
+        let env = vars.iter().fold(MapEnv::new("/"), |env, (name, value)| env.set(name, *value));
+        read(&mut Reader::new(&env), protocol)
+    }
+
+    #[test]
+    fn the_protocol_chooses_the_transport_unless_the_environment_does() {
+        assert_eq!(read_with("grpc++", &[]).unwrap(), VerbsConfig::default());
+        assert_eq!(read_with("grpc+verbs", &[]).unwrap().transport, TransportChoice::Verbs);
+        let tcp = read_with("grpc+verbs", &[("STARWIRE_TRANSPORT", "tcp")]).unwrap();
+        assert_eq!(tcp.transport, TransportChoice::Tcp);
+        let verbs = read_with("grpc++", &[("STARWIRE_TRANSPORT", "verbs")]).unwrap();
+        assert_eq!(verbs.transport, TransportChoice::Verbs);
+    }
+
+    #[test]
+    fn the_old_modules_variables_mean_what_they_meant() {
+        let config = read_with(
+            "grpc+verbs",
+            &[
+                ("RDMA_DEVICE", "mlx5_1"),
+                ("RDMA_DEVICE_PORT", "2"),
+                ("RDMA_GID_INDEX", "3"),
+                ("RDMA_QP_PKEY_INDEX", "1"),
+                ("RDMA_QP_QUEUE_DEPTH", "256"),
+                ("RDMA_QP_TIMEOUT", "18"),
+                ("RDMA_QP_RETRY_COUNT", "5"),
+                ("RDMA_QP_SL", "4"),
+                ("RDMA_QP_MTU", "2048"),
+                ("RDMA_TRAFFIC_CLASS", "106"),
+            ],
+        )
+        .unwrap();
+        assert_eq!((config.device.as_deref(), config.port, config.gid_index), (Some("mlx5_1"), Some(2), Some(3)));
+        assert_eq!((config.pkey_index, config.queue_depth, config.timeout), (1, 256, 18));
+        assert_eq!(
+            (config.retry_count, config.service_level, config.mtu, config.traffic_class),
+            (5, 4, Some(2048), 106)
+        );
+    }
+
+    #[test]
+    fn values_that_cannot_be_are_refused() {
+        for (name, value) in [("RDMA_QP_MTU", "1500"), ("RDMA_QP_RETRY_COUNT", "8"), ("RDMA_QP_TIMEOUT", "0")] {
+            let error = read_with("grpc+verbs", &[(name, value)]).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! A connection moves from its socket to a queue pair: after the handshake, before the first request, and only if both sides offered it.
+//!
+//! The protocol only says when. `hold` keeps everything back that must not leave over the old way; what the two sides tell each other is opaque to it.
+
+use std::time::{Duration, Instant};
+
+use super::connection::{Connection, Phase, Side};
+use super::error::{ConnectionError, ProtocolError};
+use super::frame::{Frame, put};
+use super::handler::{Failure, Handler};
+
+/// Feature bit: this side can move connections to RDMA queue pairs.
+pub const FEATURE_QUEUE_PAIRS: u64 = 1;
+
+/// How far the client's move has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The owner was asked for a queue pair.
+    Asked,
+    /// MOVE was sent.
+    Proposed,
+    /// The server agreed; the owner connects its queue pair.
+    Agreed,
+    /// Nothing travels over the socket any more. The first PONG proves that the new way works in both directions.
+    Proving,
+}
+
+impl<H: Handler> Connection<H> {
+    /// Client: the answer to `Handler::may_move`. What the peer has to know to reach our queue pair.
+    pub fn propose_move(&mut self, endpoint: &[u8]) {
+        if let Phase::Moving { step: step @ Step::Asked, .. } = &mut self.phase {
+            *step = Step::Proposed;
+            self.say(|out| put::moving(out, 0, endpoint));
+            self.out.cut_alone();
+            self.out.hold();
+        }
+    }
+
+    /// Client: the other answer, also to a `move_answered` that says no. The connection stays where it is.
+    pub fn stay(&mut self, now: Instant, handler: &mut H) {
+        if let Phase::Moving { step: Step::Asked | Step::Agreed, .. } = self.phase {
+            self.out.go_on();
+            self.end_move(handler);
+            self.send_waiting(now, handler);
+        }
+    }
+
+    /// Client: what is sent and received from now on goes over the queue pair.
+    pub fn moved(&mut self) {
+        if let Phase::Moving { step: step @ Step::Agreed, .. } = &mut self.phase {
+            *step = Step::Proving;
+            self.out.go_on();
+            self.pings += 1;
+            self.out.ping(self.pings);
+        }
+    }
+
+    /// Server: the answer to `Handler::move_proposed`. Nothing leaves after it until `resume`.
+    pub fn accept_move(&mut self, endpoint: &[u8]) {
+        self.say(|out| put::moving(out, 0, endpoint));
+        self.out.cut_alone();
+        self.out.hold();
+    }
+
+    /// Server: the other answer. The connection stays where it is.
+    pub fn refuse_move(&mut self, code: i32, reason: &str) {
+        self.say(|out| put::moving(out, code, reason.as_bytes()));
+    }
+
+    /// Server: its answer has left, and what leaves from now on goes over the queue pair.
+    pub fn resume(&mut self) {
+        if !matches!(self.phase, Phase::Moving { .. }) {
+            self.out.go_on();
+        }
+    }
+
+    /// Everything that may leave has been handed out, and more waits for the move.
+    pub fn is_held(&self) -> bool {
+        self.out.is_held()
+    }
+
+    /// Client: this connection waits for a queue pair, or for the proof that it works.
+    pub fn is_moving(&self) -> bool {
+        matches!(self.phase, Phase::Moving { .. })
+    }
+
+    /// By when a move must have worked, so that time is left for another way.
+    pub(super) fn move_limit(&self) -> Duration {
+        self.settings.handshake_timeout / 2
+    }
+
+    /// Client: frames between handshake and proof.
+    pub(super) fn moving_frame(&mut self, frame: Frame<'_>, handler: &mut H) -> Result<(), ConnectionError> {
+        let Phase::Moving { step, .. } = &mut self.phase else { return Ok(()) };
+        match (*step, frame) {
+            (Step::Proposed, Frame::Move { code, meta }) => {
+                *step = Step::Agreed;
+                if code == 0 {
+                    handler.move_answered(Ok(meta));
+                } else {
+                    let message = super::connection::printable(meta);
+                    handler.move_answered(Err(Failure { code, message }));
+                }
+                Ok(())
+            }
+            (Step::Proving, Frame::Pong { .. }) => {
+                self.end_move(handler);
+                Ok(())
+            }
+            (_, frame @ (Frame::Ping { .. } | Frame::Pong { .. } | Frame::Goodbye { .. })) => {
+                self.client_frame(frame, handler)
+            }
+            (_, other) => {
+                Err(ProtocolError::Unexpected { frame: other.name(), when: "while a connection moves" }.into())
+            }
+        }
+    }
+
+    /// Server: a client proposes to move.
+    pub(super) fn on_move(&mut self, code: i32, meta: &[u8], handler: &mut H) -> Result<(), ProtocolError> {
+        let offered = self.peer.as_ref().is_some_and(|peer| peer.features & FEATURE_QUEUE_PAIRS != 0);
+        let is_first = match &mut self.side {
+            Side::Server(server) => server.is_untouched() && !std::mem::replace(&mut self.move_seen, true),
+            Side::Client(_) => false,
+        };
+        if !offered || !is_first || code != 0 {
+            return Err(ProtocolError::Unexpected { frame: "MOVE", when: "at this point of the connection" });
+        }
+        handler.move_proposed(meta);
+        Ok(())
+    }
+
+    fn end_move(&mut self, handler: &mut H) {
+        let broken = Phase::Broken(ConnectionError::Misuse("the move was interrupted"));
+        match std::mem::replace(&mut self.phase, broken) {
+            Phase::Moving { peer, .. } => self.be_ready(*peer, handler),
+            other => self.phase = other,
+        }
+    }
+}

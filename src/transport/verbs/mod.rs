@@ -1,0 +1,17 @@
+//! RDMA over libibverbs: reliable connected queue pairs that carry the same byte stream as a socket. `docs/verbs.md` explains how.
+
+pub mod abi;
+mod buffers;
+mod device;
+mod error;
+mod library;
+mod queue;
+mod stream;
+mod wire;
+
+pub use device::{AsyncEvent, Device, GidFacts, PortFacts, survey};
+pub use error::{VerbsError, memlock};
+pub use library::{DEFAULT_LIBRARY, Library};
+pub use queue::CompletionChannel;
+pub use stream::{Stream, VerbsStats};
+pub use wire::Endpoint;

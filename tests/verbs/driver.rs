@@ -1,0 +1,382 @@
+//! The driver with queue pairs: two of them, connected, in one thread.
+
+#![allow(clippy::undocumented_unsafe_blocks, reason = "buffers outlive the operations, which every test waits for")]
+
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use starwire::config::{TransportChoice, VerbsConfig};
+use starwire::reactor::driver::{Completion, Driver, IoPart, Token};
+use starwire::reactor::epoll::EpollDriver;
+use starwire::reactor::uring::UringDriver;
+use starwire::reactor::verbs::VerbsDriver;
+use starwire::transport::verbs::VerbsStats;
+
+use crate::harness::fake_library;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct End {
+    driver: Box<dyn Driver>,
+    token: Token,
+    seen: Vec<Completion>,
+}
+
+struct Pair {
+    a: End,
+    b: End,
+}
+
+fn config(device: &str) -> VerbsConfig {
+    VerbsConfig {
+        transport: TransportChoice::Verbs,
+        library: fake_library::path().to_owned(),
+        device: Some(device.to_owned()),
+        ..VerbsConfig::default()
+    }
+}
+
+fn driver(config: &VerbsConfig, inner: Box<dyn Driver>) -> Box<dyn Driver> {
+    match VerbsDriver::new(inner, config, false) {
+        Ok(driver) => Box::new(driver),
+        Err((error, _)) => panic!("{error}"),
+    }
+}
+
+fn epoll() -> Box<dyn Driver> {
+    Box::new(EpollDriver::new().unwrap())
+}
+
+impl Pair {
+    fn new(device: &str) -> Pair {
+        Self::with(&config(device), epoll(), epoll())
+    }
+
+    fn with(config: &VerbsConfig, first: Box<dyn Driver>, second: Box<dyn Driver>) -> Pair {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let end = |mut driver: Box<dyn Driver>, socket: TcpStream| {
+            socket.set_nonblocking(true).unwrap();
+            let token = driver.register(OwnedFd::from(socket)).unwrap();
+            End { driver, token, seen: Vec::new() }
+        };
+        let mut pair = Pair { a: end(driver(config, first), client), b: end(driver(config, second), server) };
+        let a = pair.a.prepare();
+        let b = pair.b.prepare();
+        pair.b.connect(&a);
+        pair.a.connect(&b);
+        pair
+    }
+
+    fn turn(&mut self) {
+        for end in [&mut self.a, &mut self.b] {
+            end.driver.wait(Some(Duration::from_millis(1)), &mut end.seen).unwrap();
+        }
+    }
+
+    fn wait<R>(&mut self, what: &str, mut find: impl FnMut(&mut Pair) -> Option<R>) -> R {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(found) = find(self) {
+                return found;
+            }
+            assert!(Instant::now() < until, "{what} did not happen");
+            self.turn();
+        }
+    }
+
+    /// Sends pieces from a to b, received into pieces of other lengths; both in as many operations as it takes.
+    fn transfer(&mut self, out: &[Vec<u8>], lens: &[usize]) {
+        let mut target: Vec<Vec<u8>> = lens.iter().map(|len| vec![0xEE; *len]).collect();
+        let mut to_send: Vec<IoPart> =
+            out.iter().map(|p| IoPart { ptr: p.as_ptr().cast_mut(), len: p.len() }).collect();
+        let mut to_fill: Vec<IoPart> =
+            target.iter_mut().map(|p| IoPart { ptr: p.as_mut_ptr(), len: p.len() }).collect();
+        let total: usize = to_send.iter().map(|part| part.len).sum();
+        let (mut sent, mut received) = (0, 0);
+        let (mut sending, mut receiving) = (false, false);
+        while sent < total || received < total {
+            if !sending && sent < total {
+                let token = self.a.token;
+                unsafe { self.a.driver.send(token, &to_send).unwrap() };
+                sending = true;
+            }
+            if !receiving && received < total {
+                let token = self.b.token;
+                unsafe { self.b.driver.recv(token, &to_fill).unwrap() };
+                receiving = true;
+            }
+            let (by_a, moved) = self.wait("progress", |pair| {
+                if let Some(n) = pair.a.take_send() {
+                    return Some((true, n.unwrap()));
+                }
+                pair.b.take_recv().map(|n| (false, n.unwrap()))
+            });
+            if by_a {
+                (sent, sending) = (sent + moved, false);
+                skip(&mut to_send, moved);
+            } else {
+                assert!(moved > 0, "the stream ended early");
+                (received, receiving) = (received + moved, false);
+                skip(&mut to_fill, moved);
+            }
+        }
+        assert!(out.concat() == target.concat(), "bytes were changed");
+    }
+}
+
+fn skip(parts: &mut Vec<IoPart>, mut n: usize) {
+    while n > 0 {
+        let first = &mut parts[0];
+        let step = n.min(first.len);
+        first.ptr = first.ptr.wrapping_add(step);
+        first.len -= step;
+        n -= step;
+        if first.len == 0 {
+            parts.remove(0);
+        }
+    }
+}
+
+impl End {
+    fn prepare(&mut self) -> Vec<u8> {
+        self.driver.offload().unwrap().prepare(self.token).unwrap()
+    }
+
+    fn connect(&mut self, peer: &[u8]) {
+        let offload = self.driver.offload().unwrap();
+        offload.connect_pair(self.token, peer).unwrap();
+        offload.move_sends(self.token);
+    }
+
+    fn take_send(&mut self) -> Option<std::io::Result<usize>> {
+        let at = self.seen.iter().position(|c| matches!(c, Completion::Send { .. }))?;
+        let Completion::Send { result, .. } = self.seen.remove(at) else { return None };
+        Some(result)
+    }
+
+    fn take_recv(&mut self) -> Option<std::io::Result<usize>> {
+        let at = self.seen.iter().position(|c| matches!(c, Completion::Recv { .. }))?;
+        let Completion::Recv { result, .. } = self.seen.remove(at) else { return None };
+        Some(result)
+    }
+
+    fn stats(&mut self) -> VerbsStats {
+        self.driver.wait(Some(Duration::ZERO), &mut self.seen).unwrap();
+        self.driver.offload().unwrap().take_stats()
+    }
+}
+
+fn bytes(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + seed * 7 + i / 251) as u8).collect()
+}
+
+#[test]
+fn every_size_arrives_unchanged() {
+    fake_library::device("sizes", "");
+    let mut pair = Pair::new("sizes");
+    for (seed, len) in
+        [1, 2, 1023, 16_360, 16_384, 65_535, 65_536, 65_537, 1 << 20, (1 << 20) + 1, 5 << 20].into_iter().enumerate()
+    {
+        pair.transfer(&[bytes(len, seed)], &[len]);
+    }
+}
+
+#[test]
+fn large_pieces_are_read_straight_and_small_ones_are_copied() {
+    fake_library::device("straight", "");
+    let mut pair = Pair::new("straight");
+    pair.transfer(&[bytes(1024, 1), bytes(3 << 20, 2), bytes(100, 3)], &[1024, 3 << 20, 100]);
+    let (a, b) = (pair.a.stats(), pair.b.stats());
+    assert_eq!((a.offered_bytes, a.copied), (3 << 20, 1124));
+    assert_eq!((b.read_bytes, b.copied, b.bounced), (3 << 20, 1124, 0));
+    assert_eq!(b.reads, 3, "the device takes at most 1 MiB at once");
+    assert!(a.messages_sent <= 3, "one message for the control bytes and the offer, one for the rest: {a:?}");
+}
+
+#[test]
+fn the_receivers_pieces_need_not_be_the_senders() {
+    fake_library::device("pieces", "");
+    let mut pair = Pair::new("pieces");
+    let out = [bytes(200_000, 1), bytes(10, 2), bytes(70_000, 3), bytes(300_000, 4)];
+    let total: usize = out.iter().map(Vec::len).sum();
+    pair.transfer(&out, &[1, 4095, 4097, 100_000, total - 108_193]);
+    pair.transfer(&out, &[total]);
+    pair.transfer(&out, &[250_000, 20, total - 250_020]);
+}
+
+#[test]
+fn credits_last_for_thousands_of_messages_while_nobody_listens_for_long() {
+    fake_library::device("credits", "");
+    let mut pair = Pair::new("credits");
+    let out: Vec<Vec<u8>> = (0..400).map(|i| bytes(1 + i * 97 % 30_000, i)).collect();
+    let token = pair.a.token;
+    let parts: Vec<IoPart> = out.iter().map(|p| IoPart { ptr: p.as_ptr().cast_mut(), len: p.len() }).collect();
+    unsafe { pair.a.driver.send(token, &parts).unwrap() };
+    for _ in 0..20 {
+        pair.turn();
+    }
+    assert!(pair.a.take_send().is_none(), "no credits are left, and nothing was dropped");
+    let total = out.concat().len();
+    let mut target = vec![0u8; total];
+    let mut received = 0;
+    while received < total {
+        let token = pair.b.token;
+        let part = IoPart { ptr: target[received..].as_mut_ptr(), len: total - received };
+        unsafe { pair.b.driver.recv(token, &[part]).unwrap() };
+        received += pair.wait("a receive", |pair| pair.b.take_recv()).unwrap();
+    }
+    let sent = pair.wait("the send", |pair| pair.a.take_send()).unwrap();
+    assert_eq!(sent, total);
+    assert!(target == out.concat());
+}
+
+#[test]
+fn both_directions_at_once_with_neither_side_reading_at_first() {
+    fake_library::device("duplex", "");
+    let mut pair = Pair::new("duplex");
+    let (x, y) = ([bytes(600_000, 1), bytes(1 << 20, 2)], [bytes(700_000, 3), bytes(2 << 20, 4)]);
+    let parts = |all: &[Vec<u8>]| -> Vec<IoPart> {
+        all.iter().map(|p| IoPart { ptr: p.as_ptr().cast_mut(), len: p.len() }).collect()
+    };
+    let (ta, tb) = (pair.a.token, pair.b.token);
+    unsafe {
+        pair.a.driver.send(ta, &parts(&x)).unwrap();
+        pair.b.driver.send(tb, &parts(&y)).unwrap();
+    }
+    for _ in 0..20 {
+        pair.turn();
+    }
+    let (mut to_b, mut to_a) = (vec![0u8; 600_000 + (1 << 20)], vec![0u8; 700_000 + (2 << 20)]);
+    let (mut in_b, mut in_a) = (0, 0);
+    while in_b < to_b.len() || in_a < to_a.len() {
+        if in_b < to_b.len() {
+            let part = IoPart { ptr: to_b[in_b..].as_mut_ptr(), len: to_b.len() - in_b };
+            unsafe { pair.b.driver.recv(tb, &[part]).unwrap() };
+            in_b += pair.wait("b", |pair| pair.b.take_recv()).unwrap();
+        }
+        if in_a < to_a.len() {
+            let part = IoPart { ptr: to_a[in_a..].as_mut_ptr(), len: to_a.len() - in_a };
+            unsafe { pair.a.driver.recv(ta, &[part]).unwrap() };
+            in_a += pair.wait("a", |pair| pair.a.take_recv()).unwrap();
+        }
+    }
+    assert!(to_b == x.concat() && to_a == y.concat());
+}
+
+#[test]
+fn the_end_of_the_socket_is_the_end_after_what_came_before() {
+    fake_library::device("end", "");
+    let mut pair = Pair::new("end");
+    let (ta, tb) = (pair.a.token, pair.b.token);
+    let hello = *b"hello";
+    unsafe { pair.a.driver.send(ta, &[IoPart { ptr: hello.as_ptr().cast_mut(), len: 5 }]).unwrap() };
+    pair.wait("the send", |pair| pair.a.take_send()).unwrap();
+    // The message is there before the socket ends.
+    std::thread::sleep(Duration::from_millis(50));
+    pair.a.driver.close(ta);
+    pair.wait("closed", |pair| pair.a.seen.iter().any(|c| matches!(c, Completion::Closed { .. })).then_some(()));
+    let mut target = [0u8; 8];
+    unsafe { pair.b.driver.recv(tb, &[IoPart { ptr: target.as_mut_ptr(), len: 8 }]).unwrap() };
+    assert_eq!(pair.wait("the last bytes", |pair| pair.b.take_recv()).unwrap(), 5);
+    assert_eq!(&target[..5], b"hello");
+    unsafe { pair.b.driver.recv(tb, &[IoPart { ptr: target.as_mut_ptr(), len: 8 }]).unwrap() };
+    assert_eq!(pair.wait("the end", |pair| pair.b.take_recv()).unwrap(), 0);
+}
+
+#[test]
+fn closing_with_everything_in_flight_leaves_nothing_behind() {
+    fake_library::device("leaks", "");
+    let mut pair = Pair::new("leaks");
+    let out = bytes(4 << 20, 1);
+    let mut target = vec![0u8; 4 << 20];
+    let (ta, tb) = (pair.a.token, pair.b.token);
+    unsafe {
+        pair.a.driver.send(ta, &[IoPart { ptr: out.as_ptr().cast_mut(), len: out.len() }]).unwrap();
+        pair.b.driver.recv(tb, &[IoPart { ptr: target.as_mut_ptr(), len: target.len() }]).unwrap();
+    }
+    pair.turn();
+    pair.a.seen.clear();
+    pair.b.seen.clear();
+    pair.b.driver.close(tb);
+    pair.wait("closed", |pair| pair.b.seen.iter().any(|c| matches!(c, Completion::Closed { .. })).then_some(()));
+    pair.a.driver.close(ta);
+    pair.wait("closed", |pair| pair.a.seen.iter().any(|c| matches!(c, Completion::Closed { .. })).then_some(()));
+    assert!(pair.a.take_send().is_none() && pair.b.take_recv().is_none(), "after close only `Closed` is reported");
+    drop(pair);
+    assert_eq!(fake_library::alive("leaks"), 0, "queue pairs, regions, contexts");
+}
+
+#[test]
+fn it_works_on_io_uring_as_well() {
+    let (Ok(first), Ok(second)) = (UringDriver::new(), UringDriver::new()) else {
+        eprintln!("SKIPPED, NOT TESTED: no io_uring here");
+        return;
+    };
+    fake_library::device("uring", "");
+    let mut pair = Pair::with(&config("uring"), Box::new(first), Box::new(second));
+    for seed in 0..5 {
+        pair.transfer(&[bytes(1024, seed), bytes(200_000, seed)], &[1024, 200_000]);
+    }
+    drop(pair);
+    assert_eq!(fake_library::alive("uring"), 0);
+}
+
+#[test]
+fn what_cannot_be_registered_is_copied() {
+    // The first three are the buffers of a connection.
+    for (spec, copies_at_sender) in [("reg_mr@7=12", true), ("reg_mr@8=12", false), ("reg_mr@7+=12", true)] {
+        let name = format!("copied {spec}");
+        fake_library::device(&name, spec);
+        let mut pair = Pair::new(&name);
+        pair.transfer(&[bytes(150_000, 1)], &[150_000]);
+        let (a, b) = (pair.a.stats(), pair.b.stats());
+        assert!(a.registration_failures + b.registration_failures > 0, "{spec}: {a:?} {b:?}");
+        if copies_at_sender {
+            assert_eq!((a.offered_bytes, b.copied), (0, 150_000), "{spec}");
+        } else {
+            assert_eq!(a.offered_bytes, 150_000, "{spec}");
+            assert!(b.bounced > 0 && b.bounced + b.read_bytes == 150_000, "{spec}: {b:?}");
+        }
+    }
+}
+
+#[test]
+fn failed_requests_end_both_operations_with_a_sentence() {
+    for (spec, sentence) in [
+        ("send@1=12", "RETRY_EXC_ERR"),
+        ("send@1=13", "RNR_RETRY_EXC_ERR"),
+        ("cq_err@1=1", "overflowed"),
+        ("fatal@1=1", "the device has failed"),
+        ("post_send@1=12", "does not take a work request"),
+    ] {
+        let name = format!("failed {spec}");
+        fake_library::device(&name, spec);
+        let mut pair = Pair::new(&name);
+        let (ta, out) = (pair.a.token, bytes(200_000, 1));
+        let mut target = [0u8; 8];
+        unsafe {
+            pair.a.driver.recv(ta, &[IoPart { ptr: target.as_mut_ptr(), len: 8 }]).unwrap();
+            pair.a.driver.send(ta, &[IoPart { ptr: out.as_ptr().cast_mut(), len: out.len() }]).unwrap();
+        }
+        let received = pair.wait("the receive's end", |pair| pair.a.take_recv()).unwrap_err().to_string();
+        let sent = pair.wait("the send's end", |pair| pair.a.take_send()).unwrap_err().to_string();
+        assert!(received.contains(sentence) && sent.contains(sentence), "{spec}: {received}; {sent}");
+    }
+}
+
+#[test]
+fn a_refused_read_is_named() {
+    fake_library::device("read", "read@1=10");
+    let mut pair = Pair::new("read");
+    let (ta, tb, out) = (pair.a.token, pair.b.token, bytes(200_000, 1));
+    let mut target = vec![0u8; 200_000];
+    unsafe {
+        pair.a.driver.send(ta, &[IoPart { ptr: out.as_ptr().cast_mut(), len: out.len() }]).unwrap();
+        pair.b.driver.recv(tb, &[IoPart { ptr: target.as_mut_ptr(), len: target.len() }]).unwrap();
+    }
+    let error = pair.wait("the receive's end", |pair| pair.b.take_recv()).unwrap_err().to_string();
+    assert!(error.contains("reading from the peer's memory failed") && error.contains("REM_ACCESS_ERR"), "{error}");
+}

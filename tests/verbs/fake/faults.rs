@@ -1,0 +1,70 @@
+//! What a device is told to do wrong.
+
+use std::collections::HashMap;
+use std::net::Ipv6Addr;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicI64;
+
+pub struct Spec {
+    pub down: bool,
+    pub no_gid: bool,
+    pub unreachable: bool,
+    pub mtu: i32,
+    pub gid: [u8; 16],
+    plans: Vec<Plan>,
+    counts: Mutex<HashMap<String, u64>>,
+    /// Objects that were made and not destroyed.
+    pub alive: AtomicI64,
+}
+
+struct Plan {
+    what: String,
+    at: u64,
+    and_later: bool,
+    value: i32,
+}
+
+impl Spec {
+    pub fn parse(text: &str) -> Spec {
+        let gid: Ipv6Addr = "::ffff:10.77.0.1".parse().unwrap();
+        let mut spec = Spec {
+            down: false,
+            no_gid: false,
+            unreachable: false,
+            mtu: 3,
+            gid: gid.octets(),
+            plans: Vec::new(),
+            counts: Mutex::default(),
+            alive: AtomicI64::new(0),
+        };
+        for word in text.split(',').filter(|word| !word.is_empty()) {
+            let (name, value) = word.split_once('=').unwrap_or((word, "0"));
+            match name {
+                "down" => spec.down = true,
+                "nogid" => spec.no_gid = true,
+                "unreachable" => spec.unreachable = true,
+                "mtu" => spec.mtu = value.parse().unwrap(),
+                "gid" => spec.gid = value.parse::<Ipv6Addr>().unwrap().octets(),
+                _ => {
+                    let (what, at) = name.split_once('@').unwrap_or_else(|| panic!("fake libibverbs: what is {word}?"));
+                    let and_later = at.ends_with('+');
+                    let at = at.trim_end_matches('+').parse().unwrap();
+                    spec.plans.push(Plan { what: what.into(), at, and_later, value: value.parse().unwrap() });
+                }
+            }
+        }
+        spec
+    }
+
+    /// Counts an event; Some: it goes wrong this time.
+    pub fn hit(&self, what: &str) -> Option<i32> {
+        if !self.plans.iter().any(|plan| plan.what == what) {
+            return None;
+        }
+        let mut counts = self.counts.lock().unwrap();
+        let count = counts.entry(what.to_owned()).or_default();
+        *count += 1;
+        let plan = self.plans.iter().find(|p| p.what == what && (p.at == *count || p.and_later && p.at < *count))?;
+        Some(plan.value)
+    }
+}

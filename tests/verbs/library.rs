@@ -1,0 +1,74 @@
+//! The fake libibverbs, built when it is older than its sources; and its devices.
+
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "calls into the fake library with the arguments that it documents"
+)]
+#![allow(dead_code, reason = "not every test binary needs all of it")]
+
+use std::ffi::{CString, c_char};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::SystemTime;
+
+const SOURCES: [&str; 2] = ["tests/verbs/fake", "src/transport/verbs/abi.rs"];
+
+/// Where it lies.
+pub fn path() -> &'static str {
+    static PATH: OnceLock<String> = OnceLock::new();
+    PATH.get_or_init(|| {
+        // target/debug/deps/test-0123 → target/debug
+        let own = std::env::current_exe().unwrap();
+        let profile = own.ancestors().nth(2).unwrap();
+        let library = profile.join("examples/libibverbs.so");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let newest = SOURCES.iter().map(|source| changed(&root.join(source))).max().unwrap();
+        let built = std::fs::metadata(&library).and_then(|meta| meta.modified());
+        if built.is_ok_and(|built| built > newest) {
+            return library.to_str().unwrap().to_owned();
+        }
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(root).args(["build", "--quiet", "--example", "ibverbs", "--target-dir"]);
+        cargo.arg(profile.parent().unwrap());
+        if profile.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().unwrap().success(), "the fake libibverbs does not build");
+        library.to_str().unwrap().to_owned()
+    })
+}
+
+fn changed(path: &Path) -> SystemTime {
+    if path.is_dir() {
+        let entries = std::fs::read_dir(path).unwrap();
+        return entries.map(|entry| changed(&entry.unwrap().path())).max().unwrap();
+    }
+    std::fs::metadata(PathBuf::from(path)).unwrap().modified().unwrap()
+}
+
+/// Makes a device with faults; see `tests/verbs/fake/lib.rs` for the words.
+pub fn device(name: &str, spec: &str) {
+    let make: unsafe extern "C" fn(*const c_char, *const c_char) =
+        unsafe { std::mem::transmute(symbol("fake_verbs_device")) };
+    let (name, spec) = (CString::new(name).unwrap(), CString::new(spec).unwrap());
+    unsafe { make(name.as_ptr(), spec.as_ptr()) };
+}
+
+/// Objects of a device that were made and not destroyed.
+pub fn alive(name: &str) -> i64 {
+    let count: unsafe extern "C" fn(*const c_char) -> i64 = unsafe { std::mem::transmute(symbol("fake_verbs_alive")) };
+    let name = CString::new(name).unwrap();
+    unsafe { count(name.as_ptr()) }
+}
+
+fn symbol(name: &str) -> *mut std::ffi::c_void {
+    let (path, name) = (CString::new(path()).unwrap(), CString::new(name).unwrap());
+    unsafe {
+        let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
+        assert!(!handle.is_null(), "{path:?} cannot be loaded");
+        let found = libc::dlsym(handle, name.as_ptr());
+        assert!(!found.is_null());
+        found
+    }
+}
