@@ -193,10 +193,14 @@ class Ctr(Case):
     ps, workers = 2, 2
     FIELDS, DENSE, DIM, VOCABULARY, BATCHES = 26, 13, 16, 10_000, 8
     LAYERS = (128, 64)
+    reduce = staticmethod(tf.reduce_mean)
 
     def __init__(self, name, title, batch):
         super().__init__(name, title)
         self.batch = self.examples = batch
+
+    def optimizer(self):
+        return tf1.train.AdagradOptimizer(0.05)
 
     def build(self, worker):
         random = np.random.RandomState(7 + worker)
@@ -228,8 +232,10 @@ class Ctr(Case):
                 if index < len(self.LAYERS):
                     layer = tf.nn.relu(layer)
             logits = layer + tf.add_n(wide)
-            self.loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
-            self.train_op = tf1.train.AdagradOptimizer(0.05).minimize(self.loss, global_step=total)
+            self.loss = self.reduce(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
+            optimizer = self.optimizer()
+            self.train_op = optimizer.minimize(self.loss, global_step=total)
+            self.accumulators = [optimizer.get_slot(v, "accumulator") for v in tf1.trainable_variables()]
         self.init_op = tf1.global_variables_initializer()
         self.read_ops = [total]
 

@@ -40,7 +40,7 @@ class Channel:
         return json.loads(line)
 
 
-def _free_port():
+def free_port():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
@@ -53,7 +53,7 @@ def _die_with_parent():
 
 
 class Process:
-    def __init__(self, spec, env, log):
+    def __init__(self, spec, env, log, serve=node.serve):
         mine, theirs = socket.socketpair()
         self.name, self.log = f"{spec['job']}:{spec['task']}", log
         sys.stdout.flush()
@@ -67,7 +67,7 @@ class Process:
                 os.dup2(out, 1)
                 os.dup2(out, 2)
                 os.environ.update(env)
-                node.serve(Channel(theirs), spec)
+                serve(Channel(theirs), spec)
                 sys.stdout.flush()
                 sys.stderr.flush()
             finally:
@@ -106,7 +106,7 @@ class Cluster:
             tasks = [("worker", 0)]
         addresses = {"ps": [], "worker": []}
         for job, _ in tasks:
-            addresses[job].append(f"127.0.0.1:{_free_port()}")
+            addresses[job].append(f"127.0.0.1:{free_port()}")
         env = {**case.env, **column.env}  # the column wins
         self.processes, self.workers = [], []
         try:

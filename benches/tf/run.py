@@ -10,8 +10,6 @@ import argparse
 import json
 import os
 import pathlib
-import platform
-import subprocess
 import sys
 import time
 
@@ -24,6 +22,7 @@ for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PRO
     os.environ.pop(name, None)
 
 import columns as columns_module
+import machine
 import report
 from bare import Bare
 from cluster import BenchError
@@ -42,24 +41,6 @@ def parse_arguments():
     parser.add_argument("--seconds", type=float, help="length of a turn")
     parser.add_argument("--quick", action="store_true", help="short turns: does every case run, do the checks pass, is 1000x4KB faster than stock?")
     return parser.parse_args()
-
-
-def machine():
-    import tensorflow as tf
-
-    here = pathlib.Path(__file__).parent
-    git = lambda *args: subprocess.run(["git", *args], cwd=here, capture_output=True, text=True).stdout.strip()
-    with open("/proc/meminfo") as file:
-        memory = int(file.readline().split()[1]) / 2**20
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": memory,
-        "kernel": ".".join(platform.release().split(".")[:2]),
-        "tensorflow": tf.__version__,
-        "python": platform.python_version(),
-        "revision": (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else ""),
-        "load_average": os.getloadavg()[0],
-    }
 
 
 def main():
@@ -88,7 +69,7 @@ def main():
     scratch.mkdir(exist_ok=True)
     os.chdir(scratch)
 
-    results = {"machine": machine(), "columns": [column.name for column in columns], "rounds": rounds, "window_s": seconds, "quick": arguments.quick, "cases": {}, "failures": []}
+    results = {"machine": machine.describe(), "columns": [column.name for column in columns], "rounds": rounds, "window_s": seconds, "quick": arguments.quick, "cases": {}, "failures": []}
     begin = time.monotonic()
     for case in cases:
         start = time.monotonic()

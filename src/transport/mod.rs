@@ -1,6 +1,7 @@
 //! Sockets and addresses.
 
 mod address;
+pub mod descriptors;
 pub mod host;
 mod raw_address;
 pub mod tcp;
@@ -23,6 +24,10 @@ pub enum TransportError {
     Option { option: &'static str, value: u64, source: io::Error },
     #[error("cannot ask a socket for {what}: {source}")]
     Query { what: &'static str, source: io::Error },
+    #[error(
+        "{needed} file descriptors are needed, the hard limit is {hard}: raise it (ulimit -Hn, LimitNOFILE=, nofile in limits.conf)"
+    )]
+    Descriptors { needed: u64, hard: u64 },
     #[error(
         "refused a local peer: process {pid} runs as user {uid}, this one as user {own}; local connections are for the same user or root"
     )]

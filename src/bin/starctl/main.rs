@@ -7,13 +7,15 @@ mod doctor;
 mod endpoint_map;
 mod health;
 mod remote;
+mod swarm;
 mod top;
 
 use std::process::ExitCode;
 
 use args::{Command, Failure, Parsed};
 
-const COMMANDS: [Command; 5] = [doctor::COMMAND, top::COMMAND, health::COMMAND, endpoint_map::COMMAND, bench::COMMAND];
+const COMMANDS: [Command; 6] =
+    [doctor::COMMAND, top::COMMAND, health::COMMAND, endpoint_map::COMMAND, bench::COMMAND, swarm::COMMAND];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = match std::env::args_os().skip(1).map(std::ffi::OsString::into_string).collect() {
@@ -35,10 +37,13 @@ fn main() -> ExitCode {
         }
         _ => {}
     }
-    let Some(command) = COMMANDS.iter().find(|command| command.name == name) else {
+    // Names of two words come before those of one.
+    let two_words = rest.split_first().and_then(|(second, rest)| Some((find(&format!("{name} {second}"))?, rest)));
+    let Some((command, rest)) = two_words.or_else(|| Some((find(name)?, rest))) else {
         let names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
         return complain(&format!("there is no command {name:?}; there are {}", names.join(", ")));
     };
+    let name = command.name;
     match args::parse(command, rest) {
         Ok(Parsed::Help) => {
             print!("{}", command.help());
@@ -54,6 +59,11 @@ fn main() -> ExitCode {
         },
         Err(message) => complain(&format!("{name}: {message}\ntry: starctl {name} --help")),
     }
+}
+
+fn find(name: &str) -> Option<&'static Command> {
+    const ALL: &[Command] = &COMMANDS;
+    ALL.iter().find(|command| command.name == name)
 }
 
 fn overview() -> String {

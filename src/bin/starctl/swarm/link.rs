@@ -1,0 +1,51 @@
+//! What carries the calls of one simulated worker: a protocol. What is called is not its business.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc::UnboundedSender;
+use tonic::codegen::Bytes;
+
+use super::tensor::Tensor;
+
+/// The way of one worker to its parameter server, and back: what ends or is asked is told to the worker's `Events`.
+pub trait Link {
+    /// Starts a method call; ends as `Event::Ended` with this token.
+    fn call(&self, token: u64, name: &str, method: u16, request: Vec<u8>);
+    /// Asks for a tensor; ends as `Event::Ended` with this token.
+    fn pull(&self, token: u64, pull: Ask<'_>);
+    /// Answers an `Event::Asked`.
+    fn answer(&self, asker: u64, tensor: &Arc<Tensor>);
+}
+
+/// A request for a tensor in the two forms that protocols have for it.
+pub struct Ask<'a> {
+    pub step: u64,
+    pub key: &'a str,
+    /// A serialised `RecvTensorRequest`.
+    pub request: &'a dyn Fn() -> Vec<u8>,
+    /// How long the tensor is.
+    pub bytes: u64,
+}
+
+#[derive(Debug)]
+pub enum Event {
+    Ended {
+        token: u64,
+        result: Result<Bytes, String>,
+    },
+    /// The parameter server wants a tensor.
+    Asked {
+        step: u64,
+        edge: String,
+        asker: u64,
+    },
+    /// The connection is gone.
+    Lost(String),
+}
+
+pub type Events = UnboundedSender<Event>;
+
+/// The third part of a rendezvous key's names: `source;incarnation;destination;edge`, with or without `;frame:iteration`.
+pub fn edge_of(key: &str) -> Option<&str> {
+    key.split(';').nth(3)
+}

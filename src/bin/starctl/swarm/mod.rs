@@ -1,0 +1,289 @@
+//! `starctl bench swarm`: many simulated workers against one real parameter server.
+
+mod disguise;
+mod grpc;
+mod link;
+mod observe;
+mod recording;
+mod report;
+mod starwire;
+mod tensor;
+mod wire;
+mod worker;
+
+use std::cell::Cell;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::Path;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use ::starwire::transport::descriptors;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::task::{JoinSet, LocalSet};
+
+use crate::args::{Args, Command, Failure, Opt};
+use crate::remote;
+use link::Link;
+use observe::{Process, Seen};
+use recording::Recording;
+use report::Report;
+use worker::Worker;
+
+pub const COMMAND: Command = Command {
+    name: "bench swarm",
+    about: "Plays many workers against one real parameter server.",
+    positional: "",
+    options: &[
+        Opt { name: "--recording", value: "FILE", help: "what a step consists of: benches/swarm/record.py writes it" },
+        Opt { name: "--protocol", value: "NAME", help: "grpc++ or grpc" },
+        Opt {
+            name: "--server",
+            value: "ADDRESS",
+            help: "the server: its data port for grpc++, its gRPC port for grpc",
+        },
+        Opt { name: "--workers", value: "N", help: "simulated workers (1)" },
+        Opt { name: "--first-worker", value: "IP:PORT", help: "where worker 0 answers; N at the IP that is N higher" },
+        Opt { name: "--steps", value: "N", help: "steps per worker at least (5) ..." },
+        Opt { name: "--seconds", value: "N", help: "... and so long at least (5)" },
+        Opt { name: "--pid", value: "PID", help: "the server's process, for its memory and CPU" },
+        Opt { name: "--patience", value: "SECONDS", help: "silence after which a worker gives up (120)" },
+    ],
+    details: "\
+Each worker has a session, a registered graph and a task of its own, and makes the recorded steps one after the other,
+as fast as the server lets it. Prints one JSON object. benches/swarm/run.py starts servers, compares protocols and
+checks that the server applied what was pushed.
+The server's ClusterSpec (for grpc++: its .endpoint_map, too) names --first-worker and the addresses that follow it;
+all of them are served here, by one listener.
+",
+    run,
+};
+
+/// Connections that are made, and graphs that are registered, at the same time.
+const CONNECTING: usize = 32;
+const SETTING_UP: usize = 8;
+/// A server's memory is looked at when it had time to tidy up.
+const SETTLE: Duration = Duration::from_millis(300);
+/// What a connection attempt may take.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
+
+struct Plan {
+    recording: Rc<Recording>,
+    protocol: Protocol,
+    server: SocketAddr,
+    workers: usize,
+    first: SocketAddrV4,
+    steps: u64,
+    duration: Duration,
+    process: Option<Process>,
+    patience: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Protocol {
+    Grpc,
+    Starwire,
+}
+
+fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let plan = Plan::from(args)?;
+    // Two connections for each worker, the listener and what a process has anyway.
+    descriptors::allow(2 * plan.workers as u64 + 64).map_err(|error| Failure::Failed(error.to_string()))?;
+    let runtime = remote::runtime()?;
+    let report = LocalSet::new().block_on(&runtime, plan.play()).map_err(|why| Failure::Failed(plan.explain(why)))?;
+    println!("{}", report.json());
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Plan {
+    fn from(args: &Args) -> Result<Self, Failure> {
+        let needed = |name: &str| args.get(name).ok_or_else(|| Failure::Usage(format!("{name} is missing")));
+        let protocol = match needed("--protocol")? {
+            "grpc" => Protocol::Grpc,
+            "grpc++" => Protocol::Starwire,
+            other => return Err(Failure::Usage(format!("--protocol {other:?} is neither grpc nor grpc++"))),
+        };
+        let address = remote::parse_address(needed("--server")?)?;
+        let server = address.resolve().ok().and_then(|found| found.first().copied());
+        let server = server.ok_or_else(|| Failure::Failed(format!("{address} is not the name of any host")))?;
+        let first = needed("--first-worker")?;
+        let first: SocketAddrV4 = first.parse().map_err(|_| {
+            Failure::Usage(format!("--first-worker {first:?} is not an IPv4 address with a port, as 127.1.0.1:7000"))
+        })?;
+        let workers = args.number("--workers", 1, 1, 65536)?;
+        let last = u32::from(*first.ip()).checked_add(u32::try_from(workers).unwrap_or(u32::MAX));
+        if last.is_none() {
+            return Err(Failure::Usage(format!("there are not {workers} addresses from {first} on")));
+        }
+        let process = args.get("--pid").map(|_| args.number("--pid", 0, 1, u32::MAX)).transpose()?.map(Process::new);
+        let recording = Recording::load(Path::new(needed("--recording")?)).map_err(Failure::Failed)?;
+        Ok(Self {
+            recording: Rc::new(recording),
+            protocol,
+            server,
+            workers,
+            first,
+            steps: args.number("--steps", 5, 1, 1_000_000)?,
+            duration: Duration::from_secs(args.number("--seconds", 5, 0, 3600)?),
+            process,
+            patience: Duration::from_secs(args.number("--patience", 120, 1, 3600)?),
+        })
+    }
+
+    fn address(&self, worker: usize) -> SocketAddr {
+        let ip = u32::from(*self.first.ip()).wrapping_add(u32::try_from(worker).unwrap_or(0));
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::from(ip)), self.first.port())
+    }
+
+    async fn play(&self) -> Result<Report, String> {
+        let mut report = Report::new(self);
+        let listener = TcpListener::bind(("0.0.0.0", self.first.port())).await;
+        let listener = listener.map_err(|error| format!("cannot listen on port {}: {error}", self.first.port()))?;
+        report.before = self.look().await;
+
+        let begun = Instant::now();
+        let workers = self.connect(listener).await?;
+        report.connecting = begun.elapsed();
+        report.connected = self.look().await;
+
+        let begun = Instant::now();
+        let workers = each(workers, SETTING_UP, |mut worker| async move {
+            worker.set_up().await?;
+            Ok(worker)
+        })
+        .await?;
+        report.setting_up = begun.elapsed();
+        report.ready = self.look().await;
+
+        // The first steps connect the server to the workers, and make kernels.
+        let counts = Rc::new(report::Counts::new(self.recording.steps.len()));
+        let workers = self.steps(workers, &counts, 1, Duration::ZERO).await?;
+        report.warm = self.look().await;
+        counts.begin_measuring();
+
+        if let Some(process) = &self.process {
+            process.forget_peak();
+        }
+        let (own, begun) = (Process::own().look().unwrap_or_default(), Instant::now());
+        let server = self.process.as_ref().and_then(Process::look).unwrap_or_default();
+        let workers = self.steps(workers, &counts, self.steps, self.duration).await?;
+        report.elapsed = begun.elapsed();
+        report.server_cpu =
+            self.process.as_ref().and_then(Process::look).unwrap_or_default().cpu.saturating_sub(server.cpu);
+        report.own_cpu = Process::own().look().unwrap_or_default().cpu.saturating_sub(own.cpu);
+        report.peak = self.process.as_ref().and_then(Process::peak);
+
+        each(workers, usize::MAX >> 8, |mut worker| async move {
+            worker.settle().await?;
+            Ok(worker)
+        })
+        .await?;
+        report.after = self.look().await;
+        report.count(&counts);
+        Ok(report)
+    }
+
+    async fn connect(&self, listener: TcpListener) -> Result<Vec<Worker>, String> {
+        let (starwire_doors, grpc_doors) = (starwire::Doors::default(), grpc::Doors::default());
+        match self.protocol {
+            Protocol::Starwire => {
+                tokio::task::spawn_local(starwire::accept(listener, starwire_doors.clone()));
+            }
+            Protocol::Grpc => {
+                tokio::task::spawn_local(grpc::serve(listener, grpc_doors.clone()));
+            }
+        }
+        let job = self.recording.worker.rsplit_once(':').map_or(self.recording.worker.as_str(), |(job, _)| job);
+        each((0..self.workers).collect(), CONNECTING, |index| {
+            let (starwire_doors, grpc_doors) = (starwire_doors.clone(), grpc_doors.clone());
+            let (recording, protocol, server, own) =
+                (self.recording.clone(), self.protocol, self.server, self.address(index));
+            let (task, patience) = (format!("{job}:{index}"), self.patience);
+            async move {
+                let (events, heard) = unbounded_channel();
+                let connecting = async {
+                    Ok::<Box<dyn Link>, String>(match protocol {
+                        Protocol::Starwire => Box::new(
+                            starwire::Starwire::connect(server, own, &task, &recording, &starwire_doors, events)
+                                .await?,
+                        ),
+                        Protocol::Grpc => Box::new(grpc::Grpc::connect(server, own, &grpc_doors, events).await?),
+                    })
+                };
+                let link = tokio::time::timeout(CONNECT_PATIENCE, connecting).await;
+                let link = link.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+                let link = link.map_err(|why| format!("worker {index} cannot connect: {why}"))?;
+                Ok(Worker::new(index, &recording, link, heard, patience))
+            }
+        })
+        .await
+    }
+
+    /// Lets all workers make at least `least` steps, and go on for `duration`.
+    async fn steps(
+        &self,
+        workers: Vec<Worker>,
+        counts: &Rc<report::Counts>,
+        least: u64,
+        duration: Duration,
+    ) -> Result<Vec<Worker>, String> {
+        let until = Instant::now() + duration;
+        let failed = Rc::new(Cell::new(false));
+        each(workers, usize::MAX >> 8, |mut worker| {
+            let (counts, failed) = (counts.clone(), failed.clone());
+            async move {
+                let mut made = 0;
+                while (made < least || Instant::now() < until) && !failed.get() {
+                    match worker.step().await {
+                        Ok(played) => counts.add(&played),
+                        Err(why) => {
+                            failed.set(true);
+                            return Err(why);
+                        }
+                    }
+                    made += 1;
+                }
+                Ok(worker)
+            }
+        })
+        .await
+    }
+
+    async fn look(&self) -> Option<Seen> {
+        let process = self.process.as_ref()?;
+        tokio::time::sleep(SETTLE).await;
+        process.look()
+    }
+
+    /// A failure, with the news that explains most of them.
+    fn explain(&self, why: String) -> String {
+        match &self.process {
+            Some(process) if !process.is_there() => format!("the parameter server has ended ({why})"),
+            _ => why,
+        }
+    }
+}
+
+/// Does the same for each of `items`, `at_once` of them at a time. The first failure ends all.
+async fn each<T, U, F>(items: Vec<T>, at_once: usize, work: impl Fn(T) -> F) -> Result<Vec<U>, String>
+where
+    F: Future<Output = Result<U, String>> + 'static,
+    U: 'static,
+{
+    let places = Rc::new(Semaphore::new(at_once));
+    let mut tasks = JoinSet::new();
+    for item in items {
+        let (places, work) = (places.clone(), work(item));
+        tasks.spawn_local(async move {
+            let _place = places.acquire().await;
+            work.await
+        });
+    }
+    let mut done = Vec::with_capacity(tasks.len());
+    while let Some(joined) = tasks.join_next().await {
+        done.push(joined.map_err(|error| format!("internal error: {error}"))??);
+    }
+    Ok(done)
+}

@@ -1,0 +1,146 @@
+//! The figures of a run.
+
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+
+use super::observe::Seen;
+use super::recording::What;
+use super::worker::Played;
+use super::{Plan, Protocol};
+
+pub struct Report {
+    protocol: Protocol,
+    model: String,
+    workers: usize,
+    /// Per step: calls, tensors pulled, tensors pushed.
+    operations: [usize; 3],
+    /// The server's process: alone, with all workers connected, with their sessions and graphs, after a step of each, and in the end.
+    pub before: Option<Seen>,
+    pub connected: Option<Seen>,
+    pub ready: Option<Seen>,
+    pub warm: Option<Seen>,
+    pub after: Option<Seen>,
+    pub peak: Option<u64>,
+    pub connecting: Duration,
+    pub setting_up: Duration,
+    /// Of the measured steps.
+    pub elapsed: Duration,
+    pub server_cpu: Duration,
+    pub own_cpu: Duration,
+    times: Vec<Duration>,
+    /// How often each recorded step was made, warming up included.
+    made: Vec<u64>,
+}
+
+/// Steps as they are made.
+pub struct Counts {
+    made: Vec<Cell<u64>>,
+    times: RefCell<Vec<Duration>>,
+}
+
+impl Counts {
+    pub fn new(steps: usize) -> Self {
+        Self { made: vec![Cell::new(0); steps], times: RefCell::default() }
+    }
+
+    pub fn add(&self, played: &Played) {
+        let made = &self.made[played.which];
+        made.set(made.get() + 1);
+        self.times.borrow_mut().push(played.took);
+    }
+
+    /// What was made so far still counts as made, but not as measured.
+    pub fn begin_measuring(&self) {
+        self.times.borrow_mut().clear();
+    }
+}
+
+impl Report {
+    pub fn new(plan: &Plan) -> Self {
+        let mut operations = [0; 3];
+        for operation in plan.recording.steps.first().map_or(&[][..], |step| &step.operations) {
+            operations[match operation.what {
+                What::Call(_) => 0,
+                What::Pull(_) => 1,
+                What::Push(_) => 2,
+            }] += 1;
+        }
+        Self {
+            protocol: plan.protocol,
+            model: plan.recording.model.clone(),
+            workers: plan.workers,
+            operations,
+            before: None,
+            connected: None,
+            ready: None,
+            warm: None,
+            after: None,
+            peak: None,
+            connecting: Duration::ZERO,
+            setting_up: Duration::ZERO,
+            elapsed: Duration::ZERO,
+            server_cpu: Duration::ZERO,
+            own_cpu: Duration::ZERO,
+            times: Vec::new(),
+            made: Vec::new(),
+        }
+    }
+
+    pub fn count(&mut self, counts: &Counts) {
+        self.made = counts.made.iter().map(Cell::get).collect();
+        self.times = counts.times.borrow().clone();
+        self.times.sort_unstable();
+    }
+
+    pub fn json(&self) -> Json {
+        let seconds = self.elapsed.as_secs_f64();
+        let steps = self.times.len() as f64;
+        let [calls, pulls, pushes] = self.operations;
+        let crossings = steps * (calls + pulls + pushes) as f64;
+        let mut json = json!({
+            "protocol": match self.protocol { Protocol::Grpc => "grpc", Protocol::Starwire => "grpc++" },
+            "model": self.model,
+            "workers": self.workers,
+            "calls_per_step": calls,
+            "pulls_per_step": pulls,
+            "pushes_per_step": pushes,
+            "made": self.made,
+            "steps": self.times.len(),
+            "seconds": seconds,
+            "steps_per_s": steps / seconds,
+            "calls_per_s": crossings / seconds,
+            "p50_s": self.quantile(0.5),
+            "p99_s": self.quantile(0.99),
+            "connect_s": self.connecting.as_secs_f64(),
+            "set_up_s": self.setting_up.as_secs_f64(),
+            "swarm_cpu_s_per_step": self.own_cpu.as_secs_f64() / steps,
+        });
+        // Without a process to look at there is nothing to say about it.
+        if let (Some(before), Some(connected), Some(ready), Some(warm), Some(after)) =
+            (self.before, self.connected, self.ready, self.warm, self.after)
+        {
+            let per_worker = |now: Seen| (now.rss_bytes as f64 - before.rss_bytes as f64) / self.workers as f64;
+            json["server"] = json!({
+                "cpu_s_per_step": self.server_cpu.as_secs_f64() / steps,
+                "cpu_s_per_call": self.server_cpu.as_secs_f64() / crossings,
+                "rss_before": before.rss_bytes,
+                "rss_per_worker_connected": per_worker(connected),
+                "rss_per_worker_ready": per_worker(ready),
+                "rss_per_worker_warm": per_worker(warm),
+                "rss_per_worker_after": per_worker(after),
+                "rss_peak": self.peak,
+                "threads": after.threads,
+                "threads_before": before.threads,
+                "descriptors": after.descriptors,
+            });
+        }
+        json
+    }
+
+    fn quantile(&self, q: f64) -> f64 {
+        let last = self.times.len().saturating_sub(1);
+        self.times.get((last as f64 * q).round() as usize).map_or(0.0, Duration::as_secs_f64)
+    }
+}

@@ -1,0 +1,44 @@
+//! How many descriptors this process may have.
+
+use std::io;
+
+use super::TransportError;
+
+/// Makes sure that `needed` descriptors may be open: raises the soft limit if it has to.
+pub fn allow(needed: u64) -> Result<(), TransportError> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let query = |source| TransportError::Query { what: "the limit of descriptors", source };
+    // SAFETY: the pointer is to a local value, which the call fills.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return Err(query(io::Error::last_os_error()));
+    }
+    if limit.rlim_cur >= needed {
+        return Ok(());
+    }
+    if limit.rlim_max < needed {
+        return Err(TransportError::Descriptors { needed, hard: limit.rlim_max });
+    }
+    limit.rlim_cur = needed;
+    // SAFETY: the pointer is to a local value, which the call only reads.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0 {
+        return Err(query(io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_there_is_already_is_allowed_and_what_cannot_be_is_not() {
+        allow(1).unwrap();
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: as in `allow`.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+        if limit.rlim_max != libc::RLIM_INFINITY {
+            let error = allow(limit.rlim_max + 1).unwrap_err().to_string();
+            assert!(error.contains(&format!("the hard limit is {}", limit.rlim_max)), "{error}");
+        }
+    }
+}
