@@ -73,6 +73,12 @@ bench: build ## Measure grpc++ against stock grpc (12 min; BENCH_ARGS="--quick":
 	@$(PYTHON) benches/tf/run.py --library $(PLUGIN) --out $(BENCH) $(BENCH_ARGS)
 	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/results.json $(BENCH)/plot.svg
 
+.PHONY: bench-swarm
+bench-swarm: build starctl ## Many simulated workers on one parameter server (20 min; SWARM_ARGS="--quick": 1 min); results go to target/bench/swarm/
+	@$(MAKE) $(BENCH)/venv/.done
+	@$(PYTHON) benches/swarm/run.py --library $(PLUGIN) --starctl target/release/starctl --out $(BENCH)/swarm $(SWARM_ARGS)
+	@$(BENCH)/venv/bin/python benches/swarm/plot.py $(BENCH)/swarm/results.json $(BENCH)/swarm/plot.svg
+
 # ---- check it
 
 .PHONY: test

@@ -39,9 +39,11 @@ fn server() -> (Rehearsal, String) {
 #[test]
 fn every_command_explains_itself() {
     let overview = out(&starctl(&["--help"]));
-    for command in ["doctor", "top", "health", "endpoint-map", "bench"] {
+    for command in ["doctor", "top", "health", "endpoint-map", "bench", "bench swarm"] {
         assert!(overview.contains(&format!("\n  {command} ")), "{overview}");
-        let help = starctl(&[command, "--help"]);
+        let mut words: Vec<&str> = command.split(' ').collect();
+        words.push("--help");
+        let help = starctl(&words);
         assert!(help.status.success());
         assert!(out(&help).contains(&format!("usage: starctl {command} ")), "{}", out(&help));
     }
@@ -57,6 +59,13 @@ fn wrong_command_lines_end_with_2_and_a_reason() {
         (&["endpoint-map"], "which cluster?"),
         (&["doctor", "--frob"], "there is no option --frob; there are --cluster, --job, --protocol, --connect"),
         (&["bench", "--serve", "--to", "a:1"], "give one of them"),
+        (&["bench", "swarms"], "\"swarms\" is one argument too many"),
+        (&["bench", "swarm"], "bench swarm: --protocol is missing"),
+        (&["bench", "swarm", "--protocol", "http"], "--protocol \"http\" is neither grpc nor grpc++"),
+        (
+            &["bench", "swarm", "--protocol", "grpc", "--server", "127.0.0.1:1", "--first-worker", "::1"],
+            "--first-worker \"::1\" is not an IPv4 address with a port",
+        ),
     ] {
         let output = starctl(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

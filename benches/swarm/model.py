@@ -3,7 +3,7 @@
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tf"))
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "tf"))
 
 import cases  # noqa: E402
 import tensorflow as tf  # noqa: E402

@@ -17,8 +17,8 @@ import sys
 import time
 
 import record  # first: it settles the environment before numpy is imported
-import model
 import machine
+import model
 import ps
 import swarm_report
 from cluster import BenchError

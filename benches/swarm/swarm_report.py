@@ -26,12 +26,15 @@ ROWS = [
 
 
 def kept(results, protocol):
-    """Throughput at the most workers, as shares of that with one and of the best."""
-    rates = {int(n): r["steps_per_s"]["median"] for n, r in results["results"][protocol].items()}
-    if len(rates) < 2:
+    """Steps/s with the most workers, as shares of those with one and of the best; and the same of steps per CPU second of the server."""
+    measured = {int(n): r for n, r in results["results"][protocol].items()}
+    if len(measured) < 2:
         return None
-    last = rates[max(rates)]
-    return last / rates[min(rates)], last / max(rates.values())
+    shares = []
+    for rates in ({n: r["steps_per_s"]["median"] for n, r in measured.items()}, {n: 1 / r["server"]["cpu_s_per_step"]["median"] for n, r in measured.items()}):
+        last = rates[max(rates)]
+        shares += [last / rates[min(rates)], last / max(rates.values())]
+    return shares
 
 
 def table(results):
@@ -53,5 +56,7 @@ def table(results):
     for protocol in results["protocols"]:
         shares = kept(results, protocol)
         if shares:
-            lines.append(f"`{protocol}`: {max(results['workers'])} workers get {100 * shares[0]:.0f} % of the steps/s of {min(results['workers'])}, and {100 * shares[1]:.0f} % of the best.")
+            most, one = max(results["workers"]), min(results["workers"])
+            to_one, to_best, cpu_to_one, cpu_to_best = (f"{100 * share:.0f} %" for share in shares)
+            lines.append(f"* `{protocol}`: with {most} workers {to_one} of the steps/s of {one}, {to_best} of the best; per CPU second of the server {cpu_to_one} and {cpu_to_best}.")
     return "\n".join(lines) + "\n"

@@ -61,11 +61,15 @@ all of them are served here, by one listener.
     run,
 };
 
-/// Connections that are made, and graphs that are registered, at the same time.
+/// Connections that are made, graphs that are registered, and first steps, in which the server connects to the workers, at the same time.
 const CONNECTING: usize = 32;
 const SETTING_UP: usize = 8;
+const WARMING_UP: usize = 16;
+const ALL: usize = Semaphore::MAX_PERMITS;
 /// A server's memory is looked at when it had time to tidy up.
 const SETTLE: Duration = Duration::from_millis(300);
+/// How long a process may take to end.
+const DYING: Duration = Duration::from_secs(1);
 /// What a connection attempt may take.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -159,7 +163,7 @@ impl Plan {
 
         // The first steps connect the server to the workers, and make kernels.
         let counts = Rc::new(report::Counts::new(self.recording.steps.len()));
-        let workers = self.steps(workers, &counts, 1, Duration::ZERO).await?;
+        let workers = self.steps(workers, &counts, WARMING_UP, 1, Duration::ZERO).await?;
         report.warm = self.look().await;
         counts.begin_measuring();
 
@@ -168,14 +172,14 @@ impl Plan {
         }
         let (own, begun) = (Process::own().look().unwrap_or_default(), Instant::now());
         let server = self.process.as_ref().and_then(Process::look).unwrap_or_default();
-        let workers = self.steps(workers, &counts, self.steps, self.duration).await?;
+        let workers = self.steps(workers, &counts, ALL, self.steps, self.duration).await?;
         report.elapsed = begun.elapsed();
         report.server_cpu =
             self.process.as_ref().and_then(Process::look).unwrap_or_default().cpu.saturating_sub(server.cpu);
         report.own_cpu = Process::own().look().unwrap_or_default().cpu.saturating_sub(own.cpu);
         report.peak = self.process.as_ref().and_then(Process::peak);
 
-        each(workers, usize::MAX >> 8, |mut worker| async move {
+        each(workers, ALL, |mut worker| async move {
             worker.settle().await?;
             Ok(worker)
         })
@@ -221,17 +225,18 @@ impl Plan {
         .await
     }
 
-    /// Lets all workers make at least `least` steps, and go on for `duration`.
+    /// Lets all workers, `at_once` of them at a time, make at least `least` steps, and go on for `duration`.
     async fn steps(
         &self,
         workers: Vec<Worker>,
         counts: &Rc<report::Counts>,
+        at_once: usize,
         least: u64,
         duration: Duration,
     ) -> Result<Vec<Worker>, String> {
         let until = Instant::now() + duration;
         let failed = Rc::new(Cell::new(false));
-        each(workers, usize::MAX >> 8, |mut worker| {
+        each(workers, at_once, |mut worker| {
             let (counts, failed) = (counts.clone(), failed.clone());
             async move {
                 let mut made = 0;
@@ -259,10 +264,16 @@ impl Plan {
 
     /// A failure, with the news that explains most of them.
     fn explain(&self, why: String) -> String {
-        match &self.process {
-            Some(process) if !process.is_there() => format!("the parameter server has ended ({why})"),
-            _ => why,
+        let Some(process) = &self.process else { return why };
+        // Its connections are closed a little before it is gone.
+        let begun = Instant::now();
+        while begun.elapsed() < DYING {
+            if !process.is_there() {
+                return format!("the parameter server has ended ({why})");
+            }
+            std::thread::sleep(Duration::from_millis(20));
         }
+        why
     }
 }
 

@@ -62,14 +62,12 @@ impl Worker {
             let request = self.disguise.call(call, 0).map_err(|_| bad_recording(&call.name))?;
             self.outstanding += 1;
             self.link.call(u64::MAX, &call.name, call.method, request);
-            let reply = loop {
-                match self.next().await? {
-                    Event::Ended { result, .. } => break result.map_err(|why| self.explain(&call.name, &why))?,
-                    Event::Asked { edge, .. } => {
-                        return Err(self.explain(&call.name, &format!("the server asked for {edge} before any step")));
-                    }
-                    Event::Lost(why) => return Err(self.lost(&why)),
+            let reply = match self.next().await? {
+                Event::Ended { result, .. } => result.map_err(|why| self.explain(&call.name, &why))?,
+                Event::Asked { edge, .. } => {
+                    return Err(self.explain(&call.name, &format!("the server asked for {edge} before any step")));
                 }
+                Event::Lost(why) => return Err(self.lost(&why)),
             };
             self.disguise.take(call, &reply).map_err(|why| self.explain(&call.name, &why))?;
         }

@@ -1,0 +1,119 @@
+"""`starctl bench swarm` against real parameter servers: two simulated workers, both protocols, and the ways in which a run must fail.
+
+Needs STARWIRE_LIBRARY and STARWIRE_STARCTL; `make test ONLY=swarm` sets both.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+BENCH = pathlib.Path(__file__).resolve().parents[2] / "benches" / "swarm"
+sys.path.insert(0, str(BENCH))
+
+import record  # noqa: E402  (first: it settles the environment)
+import model  # noqa: E402
+import ps  # noqa: E402
+import run  # noqa: E402
+from cluster import BenchError  # noqa: E402
+
+STARCTL, LIBRARY = os.environ["STARWIRE_STARCTL"], os.environ["STARWIRE_LIBRARY"]
+WORKERS, STEPS, BATCH, TIMEOUT = 2, 20, 8, 60
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    path = tmp_path_factory.mktemp("swarm") / "ctr.recording"
+    subprocess.run([sys.executable, BENCH / "record.py", path, "--batch", str(BATCH), "--steps", "2"], check=True, timeout=2 * TIMEOUT)
+    return path
+
+
+def expected(recording):
+    return [step["adds"] for step in record.load(recording)["steps"]]
+
+
+@pytest.fixture
+def server(tmp_path):
+    made = []
+
+    def make(protocol):
+        made.append(ps.Server(protocol, LIBRARY, model.SwarmCtr(BATCH), WORKERS, tmp_path))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "grpc++"])
+def test_every_step_is_applied(protocol, recording, server):
+    server = server(protocol)
+    before = server.pushed()
+    result = run.play(STARCTL, recording, server, protocol, WORKERS, 0, STEPS, TIMEOUT)
+    after = server.pushed()
+    # One step each is for warming up.
+    assert sum(result["made"]) == WORKERS * (STEPS + 1) and result["steps"] == WORKERS * STEPS, result
+    assert result["server"]["cpu_s_per_step"] > 0 and result["server"]["rss_per_worker_ready"] > 0, result
+    model.check(before, after, result["made"], expected(recording))
+    # The check sees a single step that was not applied, and a variable that was forgotten.
+    with pytest.raises(model.NotPushed, match="global step"):
+        model.check(before, after, [n + 1 for n in result["made"]], expected(recording))
+    forgotten = [[2 * one if index == 3 else one for index, one in enumerate(adds)] for adds in expected(recording)]
+    with pytest.raises(model.NotPushed, match="variable 3"):
+        model.check(before, after, result["made"], forgotten)
+
+
+def test_gradients_that_are_not_applied_fail_the_run(recording, server, tmp_path):
+    """The steps are made, but what is pushed is zero."""
+    head, blob = recording.read_bytes().split(b"\n", 1)
+    blob = bytearray(blob)
+    floats = 1
+    for step in json.loads(head)["steps"]:
+        for operation in step["operations"]:
+            if operation.get("dtype") == floats:
+                offset, length = operation["content"]
+                blob[offset : offset + length] = bytes(length)
+    empty = tmp_path / "empty.recording"
+    empty.write_bytes(head + b"\n" + blob)
+    server = server("grpc++")
+    before = server.pushed()
+    result = run.play(STARCTL, empty, server, "grpc++", WORKERS, 0, STEPS, TIMEOUT)
+    with pytest.raises(model.NotPushed, match="the gradients that were pushed add"):
+        model.check(before, server.pushed(), result["made"], expected(recording))
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "grpc++"])
+def test_a_server_that_dies_is_named(protocol, recording, server):
+    server = server(protocol)
+    before = server.pushed()["steps"]
+    command = [
+        STARCTL, "bench", "swarm", "--recording", recording, "--protocol", protocol, "--server", server.door, "--first-worker", server.first_worker, "--workers", str(WORKERS),
+        "--steps", "1000000", "--pid", str(server.process.pid), "--patience", "20",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            until = time.monotonic() + TIMEOUT
+            while server.pushed()["steps"] < before + 10 * WORKERS:
+                assert time.monotonic() < until and running.poll() is None, "the swarm does not get going"
+                time.sleep(0.05)
+            os.kill(server.process.pid, signal.SIGKILL)
+            _, error = running.communicate(timeout=30)
+        finally:
+            running.kill()
+    assert running.returncode == 1 and "the parameter server has ended (worker " in error, error
+
+
+def test_nobody_answers(recording, server):
+    server = server("grpc")
+    door, server.door = server.door, "127.0.0.1:9"
+    with pytest.raises(BenchError, match="worker . cannot connect: .*refused"):
+        run.play(STARCTL, recording, server, "grpc", WORKERS, 0, 1, TIMEOUT)
+    # A gRPC port is no data port.
+    server.door = door
+    with pytest.raises(BenchError, match="cannot connect: .* is not a server of /job:ps/replica:0/task:0 over grpc\\+\\+"):
+        run.play(STARCTL, recording, server, "grpc++", WORKERS, 0, 1, TIMEOUT)
