@@ -89,6 +89,15 @@
 // sw_plan_node.flags: nothing may be put between it and its neighbours.
 #define SW_NODE_IS_UNTOUCHABLE 4
 
+// sw_plan_node.flags: a constant, or a variable that is found by its name (no inputs): a copy of it is it.
+#define SW_NODE_IS_CLONEABLE 8
+
+// sw_plan_node.flags: output 0 is the same reference as input 0 (Assign, ApplyX, ScatterX, RefSwitch ...).
+#define SW_NODE_FORWARDS_REF 16
+
+// sw_plan_node.flags: reads a variable and does nothing else (ReadVariableOp, Identity of a reference).
+#define SW_NODE_IS_READ 32
+
 // What an edge carries (sw_plan_edge.type_class): a tensor that is its bytes.
 #define SW_EDGE_PLAIN 0
 

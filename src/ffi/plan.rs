@@ -36,6 +36,12 @@ pub const SW_NODE_IS_STATEFUL: u32 = 1;
 pub const SW_NODE_IS_BLOCKING: u32 = 2;
 /// sw_plan_node.flags: nothing may be put between it and its neighbours.
 pub const SW_NODE_IS_UNTOUCHABLE: u32 = 4;
+/// sw_plan_node.flags: a constant, or a variable that is found by its name (no inputs): a copy of it is it.
+pub const SW_NODE_IS_CLONEABLE: u32 = 8;
+/// sw_plan_node.flags: output 0 is the same reference as input 0 (Assign, ApplyX, ScatterX, RefSwitch ...).
+pub const SW_NODE_FORWARDS_REF: u32 = 16;
+/// sw_plan_node.flags: reads a variable and does nothing else (ReadVariableOp, Identity of a reference).
+pub const SW_NODE_IS_READ: u32 = 32;
 
 /// What an edge carries (sw_plan_edge.type_class): a tensor that is its bytes.
 pub const SW_EDGE_PLAIN: u32 = 0;
@@ -382,6 +388,9 @@ fn accept_node(at: usize, node: &sw_plan_node) -> Result<Node, PlanError> {
         stateful: node.flags & SW_NODE_IS_STATEFUL != 0,
         blocking: node.flags & SW_NODE_IS_BLOCKING != 0,
         untouchable: node.flags & SW_NODE_IS_UNTOUCHABLE != 0,
+        cloneable: node.flags & SW_NODE_IS_CLONEABLE != 0,
+        forwards_ref: node.flags & SW_NODE_FORWARDS_REF != 0,
+        pure_read: node.flags & SW_NODE_IS_READ != 0,
         detail: node.detail,
         cost_us: u32::try_from(node.cost_us).ok(),
     })

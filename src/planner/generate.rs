@@ -18,8 +18,18 @@ impl Case {
 
 /// About `size` nodes.
 pub fn case(seed: u64, size: usize) -> Case {
+    build(seed, size, false)
+}
+
+/// The same for a worker, task 0, and parameter servers with variables, constants and effects.
+pub fn training_case(seed: u64, size: usize) -> Case {
+    build(seed, size, true)
+}
+
+fn build(seed: u64, size: usize, training: bool) -> Case {
     let mut builder = Builder {
         random: Random(hash(seed, 1)),
+        training,
         tasks: 0,
         case: Case { nodes: Vec::new(), edges: Vec::new(), hidden: Vec::new() },
         frames: 0,
@@ -30,6 +40,9 @@ pub fn case(seed: u64, size: usize) -> Case {
     let mut scope = Scope { values: Vec::new(), depth: 0, looping: false };
     for _ in 0..3 {
         builder.plain(&mut scope, 0);
+    }
+    for _ in 0..if training { 2 + size / 20 } else { 0 } {
+        builder.variable(&mut scope);
     }
     while builder.case.nodes.len() < size {
         builder.something(&mut scope);
@@ -60,6 +73,14 @@ struct Value {
     output: i32,
     /// Alive whenever the scope is.
     solid: bool,
+    /// Output 0 of this node refers to a variable.
+    refers: bool,
+}
+
+impl Value {
+    fn of(node: u32, output: i32, solid: bool) -> Self {
+        Value { node, output, solid, refers: false }
+    }
 }
 
 struct Scope {
@@ -70,6 +91,7 @@ struct Scope {
 
 struct Builder {
     random: Random,
+    training: bool,
     tasks: u32,
     case: Case,
     frames: u32,
@@ -87,6 +109,7 @@ impl Builder {
             4 => self.identity(scope),
             5 => self.trigger(scope),
             6 if scope.depth == 0 => self.odd_one(scope),
+            7..=11 if self.training => self.variable_user(scope),
             _ => {
                 let inputs = 1 + self.random.below(3);
                 self.plain(scope, inputs);
@@ -105,7 +128,9 @@ impl Builder {
     }
 
     fn data(&mut self, from: Value, dst: u32, dst_input: i32) {
-        let class = match self.random.below(40) {
+        let class = match self.random.below(if self.training { 400 } else { 40 }) {
+            // What the simulation gives no value cannot be a predicate.
+            0 | 1 if matches!(self.case.nodes[dst as usize].kind, Kind::Identity | Kind::Switch) => Class::Plain,
             0 => Class::Ref,
             1 => Class::Resource,
             2 => Class::Variant,
@@ -121,6 +146,56 @@ impl Builder {
         };
         let (src, src_output) = (from.node, from.output);
         self.case.edges.push(Edge { src, src_output, dst, dst_input, class, memory, bytes });
+    }
+
+    /// The consumer takes the reference; it runs where the variable is.
+    fn reference(&mut self, from: Value, dst: u32) {
+        self.data(from, dst, 0);
+        if let Some(edge) = self.case.edges.last_mut() {
+            edge.class = if hash(u64::from(from.node), 9) % 2 == 0 { Class::Ref } else { Class::Resource };
+        }
+        let task = self.case.nodes[from.node as usize].task;
+        self.case.nodes[dst as usize].task = task;
+    }
+
+    /// A variable or a constant.
+    fn variable(&mut self, scope: &mut Scope) {
+        let node = self.node(Kind::Plain);
+        let refers = self.random.chance(75);
+        let task = self.random.below(self.tasks as usize) as u32;
+        let it = &mut self.case.nodes[node as usize];
+        (it.task, it.cloneable, it.stateful, it.untouchable) = (task, true, refers, false);
+        scope.values.push(Value { refers, ..Value::of(node, 0, true) });
+    }
+
+    /// Reads a variable, or has an effect on it.
+    fn variable_user(&mut self, scope: &mut Scope) {
+        let variables: Vec<Value> = scope.values.iter().copied().filter(|value| value.refers).collect();
+        if variables.is_empty() {
+            return self.plain(scope, 2);
+        }
+        let variable = variables[self.random.below(variables.len())];
+        let other = self.pick(scope);
+        let node = self.node(Kind::Plain);
+        self.reference(variable, node);
+        if self.random.chance(40) {
+            self.case.nodes[node as usize].pure_read = true;
+            scope.values.push(Value::of(node, 0, variable.solid));
+            return;
+        }
+        let forwards = self.random.chance(50);
+        let it = &mut self.case.nodes[node as usize];
+        (it.stateful, it.forwards_ref) = (true, forwards);
+        self.data(other, node, 1);
+        if self.random.chance(30) {
+            let first = self.pick(scope);
+            self.control(first.node, node);
+            scope
+                .values
+                .push(Value { refers: forwards, ..Value::of(node, 0, variable.solid && other.solid && first.solid) });
+        } else {
+            scope.values.push(Value { refers: forwards, ..Value::of(node, 0, variable.solid && other.solid) });
+        }
     }
 
     fn control(&mut self, src: u32, dst: u32) {
@@ -152,6 +227,7 @@ impl Builder {
             solid &= value.solid;
             self.control(value.node, node);
         }
+        self.case.nodes[node as usize].stateful = self.training && self.random.chance(25);
         if self.random.chance(6) && !self.outside.is_empty() {
             let awaited = self.outside[self.random.below(self.outside.len())];
             self.case.nodes[node as usize].blocking = true;
@@ -161,7 +237,7 @@ impl Builder {
             self.outside.push(node);
         }
         for output in 0..1 + self.random.below(2) as i32 {
-            scope.values.push(Value { node, output, solid });
+            scope.values.push(Value::of(node, output, solid));
         }
     }
 
@@ -169,7 +245,7 @@ impl Builder {
         let value = self.pick(scope);
         let node = self.node(Kind::Identity);
         self.data(value, node, 0);
-        scope.values.push(Value { node, output: 0, solid: value.solid });
+        scope.values.push(Value::of(node, 0, value.solid));
     }
 
     fn trigger(&mut self, scope: &mut Scope) {
@@ -180,14 +256,14 @@ impl Builder {
         let node = self.node(Kind::Plain);
         self.control(trigger, node);
         self.data(input, node, 0);
-        scope.values.push(Value { node, output: 0, solid: input.solid });
+        scope.values.push(Value::of(node, 0, input.solid));
     }
 
     fn odd_one(&mut self, scope: &mut Scope) {
         match self.random.below(3) {
             0 => {
                 let node = self.node(Kind::Feed);
-                scope.values.push(Value { node, output: 0, solid: true });
+                scope.values.push(Value::of(node, 0, true));
             }
             1 => {
                 let value = self.pick(scope);
@@ -197,7 +273,7 @@ impl Builder {
             _ => {
                 let node = self.node(Kind::Receive);
                 self.case.nodes[node as usize].blocking = true;
-                scope.values.push(Value { node, output: 0, solid: false });
+                scope.values.push(Value::of(node, 0, false));
             }
         }
     }
@@ -209,7 +285,7 @@ impl Builder {
         for (place, value) in (0..).zip(values) {
             self.data(value, node, place);
         }
-        scope.values.push(Value { node, output: 0, solid: values.iter().any(|value| value.solid) });
+        scope.values.push(Value::of(node, 0, values.iter().any(|value| value.solid)));
     }
 
     fn condition(&mut self, scope: &mut Scope) {
@@ -218,21 +294,28 @@ impl Builder {
         if self.random.chance(60) {
             let node = self.node(Kind::Identity);
             self.data(predicate, node, 0);
-            predicate = Value { node, output: 0, ..predicate };
+            predicate = Value::of(node, 0, predicate.solid);
         }
-        let captured: Vec<Value> = (0..1 + self.random.below(3)).map(|_| self.pick(scope)).collect();
+        let mut captured: Vec<Value> = (0..1 + self.random.below(3)).map(|_| self.pick(scope)).collect();
+        captured.extend(scope.values.iter().filter(|value| value.refers).take(usize::from(self.training)).copied());
         let whole = predicate.solid && captured.iter().all(|value| value.solid);
         let mut switches = Vec::new();
         for value in captured {
             let switch = self.node(Kind::Switch);
             self.case.nodes[switch as usize].detail = if ways == 2 { 0 } else { ways };
-            self.data(value, switch, 0);
+            if value.refers && self.random.chance(80) {
+                self.reference(value, switch);
+            } else {
+                self.data(value, switch, 0);
+            }
             self.data(predicate, switch, 1);
-            switches.push((switch, value.solid && predicate.solid));
+            let taken = self.case.edges[self.case.edges.len() - 2].class;
+            let refers = value.refers && matches!(taken, Class::Ref | Class::Resource);
+            switches.push(Value { refers, ..Value::of(switch, 0, value.solid && predicate.solid) });
         }
         let mut results: Vec<Vec<Value>> = Vec::new();
         for way in 0..ways as i32 {
-            let values = switches.iter().map(|(node, solid)| Value { node: *node, output: way, solid: *solid });
+            let values = switches.iter().map(|switch| Value { output: way, ..*switch });
             let mut branch = Scope { values: values.collect(), depth: scope.depth + 1, looping: scope.looping };
             for _ in 0..self.random.below(5) {
                 if self.case.nodes.len() < self.size * 2 {
@@ -255,7 +338,7 @@ impl Builder {
                 self.data(*value, merge, place);
             }
             let solid = complete && whole && inputs.iter().all(|value| value.solid);
-            scope.values.push(Value { node: merge, output: 0, solid });
+            scope.values.push(Value::of(merge, 0, solid));
         }
     }
 
@@ -275,9 +358,9 @@ impl Builder {
             self.case.nodes[enter as usize].detail = frame;
             self.data(value, enter, 0);
             let header = self.node(Kind::Merge);
-            self.data(Value { node: enter, output: 0, solid: true }, header, 0);
+            self.data(Value::of(enter, 0, true), header, 0);
             headers.push(header);
-            inner.values.push(Value { node: header, output: 0, solid: true });
+            inner.values.push(Value::of(header, 0, true));
         }
         let mut constants = Vec::new();
         for _ in 0..self.random.below(3) {
@@ -286,7 +369,7 @@ impl Builder {
             self.case.nodes[enter as usize].detail = frame;
             self.case.nodes[enter as usize].stateful = true;
             self.data(value, enter, 0);
-            constants.push(Value { node: enter, output: 0, solid: true });
+            constants.push(Value::of(enter, 0, true));
         }
         if self.random.chance(50) {
             inner.values.extend(&constants);
@@ -301,9 +384,9 @@ impl Builder {
         let mut exits = Vec::new();
         for header in &headers {
             let switch = self.node(Kind::Switch);
-            self.data(Value { node: *header, output: 0, solid: true }, switch, 0);
-            self.data(Value { node: condition, output: 0, solid: true }, switch, 1);
-            body.values.push(Value { node: switch, output: 1, solid: true });
+            self.data(Value::of(*header, 0, true), switch, 0);
+            self.data(Value::of(condition, 0, true), switch, 1);
+            body.values.push(Value::of(switch, 1, true));
             exits.push(switch);
         }
         // Constants of the body are only usable there together with something that ends with the loop.
@@ -320,21 +403,21 @@ impl Builder {
             self.data(value, both, 0);
             self.data(turning, both, 1);
             let next = self.node(Kind::NextIteration);
-            self.data(Value { node: both, output: 0, solid: true }, next, 0);
-            self.data(Value { node: next, output: 0, solid: true }, header, 1);
+            self.data(Value::of(both, 0, true), next, 0);
+            self.data(Value::of(next, 0, true), header, 1);
         }
         for switch in exits {
-            let mut last = Value { node: switch, output: 0, solid: true };
+            let mut last = Value::of(switch, 0, true);
             if self.random.chance(10) {
                 // Leaves only under a condition of its own.
                 let node = self.node(Kind::Switch);
                 self.data(last, node, 0);
                 self.data(decision, node, 1);
-                last = Value { node, output: 1, solid: false };
+                last = Value::of(node, 1, false);
             }
             let exit = self.node(Kind::Exit);
             self.data(last, exit, 0);
-            scope.values.push(Value { node: exit, output: 0, solid: last.solid });
+            scope.values.push(Value::of(exit, 0, last.solid));
         }
     }
 }

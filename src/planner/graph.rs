@@ -47,6 +47,12 @@ pub struct Node {
     pub blocking: bool,
     /// Nothing may be put between it and its neighbours.
     pub untouchable: bool,
+    /// A constant, or a variable that is found by its name: copies of it are it.
+    pub cloneable: bool,
+    /// Its output 0 is the same reference as its input 0.
+    pub forwards_ref: bool,
+    /// Reads a variable and does nothing else.
+    pub pure_read: bool,
     /// Enter: the number of its frame's name. Switch: how many outputs it has (0: two).
     pub detail: u32,
     /// How long it runs, if somebody knows.
@@ -66,6 +72,9 @@ impl Node {
             stateful: false,
             blocking: false,
             untouchable: false,
+            cloneable: false,
+            forwards_ref: false,
+            pure_read: false,
             detail: 0,
             cost_us: None,
         }

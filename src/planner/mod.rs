@@ -6,13 +6,17 @@
 //! * [`predicates`]: under which conditions a node runs.
 //! * [`schedule`]: when things happen, as far as the graph tells.
 //! * [`fuse`]: which tensors cross from task to task together (tensor_fuse).
+//! * [`star`]: the parameter servers' part of a graph, turned into calls; with [`placement`] (what becomes of each node) and [`rounds`] (when).
 
 pub mod flow;
 pub mod fuse;
 pub mod graph;
+pub mod placement;
 pub mod predicates;
+pub mod rounds;
 pub mod schedule;
 mod sets;
+pub mod star;
 
 #[cfg(test)]
 mod fuse_tests;
@@ -20,3 +24,5 @@ mod fuse_tests;
 mod generate;
 #[cfg(test)]
 mod simulate;
+#[cfg(test)]
+mod star_tests;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use super::fuse::FusePlan;
-use super::graph::{Graph, Kind};
+use super::graph::{Class, Graph, Kind};
 
 /// A node that waits for another without an edge: (who is waited for, who waits).
 pub type Hidden = [(u32, u32)];
@@ -17,23 +17,126 @@ pub const AMBIGUOUS: u32 = 77;
 
 /// Everything that runs. What deadlocks is missing.
 pub fn run(graph: &Graph, hidden: &Hidden, plan: Option<&FusePlan>, seed: u64) -> Trace {
-    let mut machine = Machine::new(graph, hidden, plan, seed);
-    machine.run();
-    machine.trace
+    let net = match plan {
+        Some(plan) => Net::fused(graph, plan),
+        None => Net::plain(graph),
+    };
+    net.run(hidden, seed).trace
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Op {
+pub enum Op {
     Node(Kind),
-    /// Fuse, message and Unfuse: passes input k to output k when all are there.
+    /// Passes input k to output k when all are there.
     Bundle,
 }
 
 #[derive(Clone, Copy)]
-struct Wire {
-    output: i32,
-    dst: u32,
-    input: i32,
+pub struct Wire {
+    pub output: i32,
+    pub dst: u32,
+    pub input: i32,
+    /// Carries no value.
+    pub reference: bool,
+}
+
+/// What is run: nodes by number, the graph's own first.
+pub struct Net {
+    pub ops: Vec<Op>,
+    details: Vec<u32>,
+    constants: Vec<bool>,
+    /// Which node it is, or is a copy of.
+    origins: Vec<u32>,
+    pub wires: Vec<Vec<Wire>>,
+    /// The graph's nodes that are not there any more.
+    pub gone: BTreeSet<u32>,
+}
+
+pub struct Outcome {
+    pub trace: Trace,
+    /// What copies came to: all of them the same, for one node.
+    pub copies: BTreeMap<u32, BTreeSet<Option<u64>>>,
+    /// Outside of loops: when each node ran.
+    pub times: HashMap<u32, usize>,
+}
+
+impl Net {
+    /// The graph's nodes, without wires.
+    pub fn nodes(graph: &Graph) -> Self {
+        Net {
+            ops: graph.nodes().iter().map(|node| Op::Node(node.kind)).collect(),
+            details: graph.nodes().iter().map(|node| node.detail).collect(),
+            constants: graph.nodes().iter().map(|node| node.stateful && node.kind == Kind::Enter).collect(),
+            origins: graph.ids().collect(),
+            wires: vec![Vec::new(); graph.len()],
+            gone: BTreeSet::new(),
+        }
+    }
+
+    fn plain(graph: &Graph) -> Self {
+        let mut net = Self::nodes(graph);
+        for edge in 0..graph.edges().len() as u32 {
+            net.keep(graph, edge);
+        }
+        net
+    }
+
+    fn fused(graph: &Graph, plan: &FusePlan) -> Self {
+        let mut net = Self::nodes(graph);
+        let mut moved = BTreeSet::new();
+        for group in &plan.groups {
+            let bundle = net.add(Op::Bundle, 0);
+            for (place, number) in (0..).zip(&group.items) {
+                let item = &plan.items[*number as usize];
+                let place = if item.output < 0 { -1 } else { place };
+                net.wire((item.src, item.output), (bundle, place), false);
+                for edge in &item.edges {
+                    assert!(moved.insert(*edge), "edge {edge} is in two groups");
+                    let edge = graph.edge(*edge);
+                    net.wire((bundle, place), (edge.dst, edge.dst_input), false);
+                }
+            }
+        }
+        for edge in (0..graph.edges().len() as u32).filter(|edge| !moved.contains(edge)) {
+            net.keep(graph, edge);
+        }
+        net
+    }
+
+    pub fn add(&mut self, op: Op, origin: u32) -> u32 {
+        self.ops.push(op);
+        self.details.push(0);
+        self.constants.push(false);
+        self.origins.push(origin);
+        self.wires.push(Vec::new());
+        self.ops.len() as u32 - 1
+    }
+
+    pub fn wire(&mut self, (src, output): (u32, i32), (dst, input): (u32, i32), reference: bool) {
+        self.wires[src as usize].push(Wire { output, dst, input, reference });
+    }
+
+    /// One of the graph's edges, as it is.
+    pub fn keep(&mut self, graph: &Graph, edge: u32) {
+        let reference = carries_a_reference(graph, edge);
+        let edge = graph.edge(edge);
+        self.wire((edge.src, edge.src_output), (edge.dst, edge.dst_input), reference);
+    }
+
+    pub fn run(self, hidden: &Hidden, seed: u64) -> Outcome {
+        let mut machine = Machine::new(self, hidden, seed);
+        machine.run();
+        machine.outcome
+    }
+}
+
+/// References have no value, and neither has what comes out of a Switch of one.
+pub fn carries_a_reference(graph: &Graph, edge: u32) -> bool {
+    let edge = graph.edge(edge);
+    let reference = |class: Class| matches!(class, Class::Ref | Class::Resource);
+    let of_one = |edge: &u32| graph.edge(*edge).dst_input == 0 && reference(graph.edge(*edge).class);
+    let switched = graph.node(edge.src).kind == Kind::Switch && graph.ins(edge.src).iter().any(of_one);
+    reference(edge.class) || (switched && !edge.is_control())
 }
 
 type Tag = (usize, u32);
@@ -63,10 +166,7 @@ struct Slot {
 }
 
 struct Machine {
-    ops: Vec<Op>,
-    details: Vec<u32>,
-    constants: Vec<bool>,
-    wires: Vec<Vec<Wire>>,
+    net: Net,
     control_ins: Vec<usize>,
     data_ins: Vec<usize>,
     hidden: HashMap<u32, Vec<u32>>,
@@ -77,44 +177,16 @@ struct Machine {
     ready: VecDeque<(u32, Tag)>,
     blocked: Vec<(u32, Tag)>,
     ran: BTreeSet<u32>,
-    trace: Trace,
+    outcome: Outcome,
 }
 
 impl Machine {
-    fn new(graph: &Graph, hidden: &Hidden, plan: Option<&FusePlan>, seed: u64) -> Self {
-        let mut ops: Vec<Op> = graph.nodes().iter().map(|node| Op::Node(node.kind)).collect();
-        let originals = ops.len();
-        let mut wires: Vec<Vec<Wire>> = vec![Vec::new(); originals];
-        let mut moved = BTreeSet::new();
-        for group in plan.map_or(&[][..], |plan| &plan.groups) {
-            let bundle = ops.len() as u32;
-            ops.push(Op::Bundle);
-            wires.push(Vec::new());
-            for (place, number) in (0..).zip(&group.items) {
-                let item = &plan.unwrap().items[*number as usize];
-                let place = if item.output < 0 { -1 } else { place };
-                wires[item.src as usize].push(Wire { output: item.output, dst: bundle, input: place });
-                for edge in &item.edges {
-                    assert!(moved.insert(*edge), "edge {edge} is in two groups");
-                    let edge = graph.edge(*edge);
-                    wires[bundle as usize].push(Wire { output: place, dst: edge.dst, input: edge.dst_input });
-                }
-            }
-        }
-        for (number, edge) in (0u32..).zip(graph.edges()) {
-            if !moved.contains(&number) {
-                wires[edge.src as usize].push(Wire { output: edge.src_output, dst: edge.dst, input: edge.dst_input });
-            }
-        }
-        let (mut control_ins, mut data_ins) = (vec![0; ops.len()], vec![0; ops.len()]);
-        for wire in wires.iter().flatten() {
+    fn new(net: Net, hidden: &Hidden, seed: u64) -> Self {
+        let (mut control_ins, mut data_ins) = (vec![0; net.ops.len()], vec![0; net.ops.len()]);
+        for wire in net.wires.iter().flatten() {
             let ins = if wire.input < 0 { &mut control_ins } else { &mut data_ins };
             ins[wire.dst as usize] += 1;
         }
-        let mut details: Vec<u32> = graph.nodes().iter().map(|node| node.detail).collect();
-        details.resize(ops.len(), 0);
-        let mut constants: Vec<bool> = graph.nodes().iter().map(|node| node.stateful).collect();
-        constants.resize(ops.len(), false);
         let mut waits: HashMap<u32, Vec<u32>> = HashMap::new();
         for (awaited, waiter) in hidden {
             waits.entry(*waiter).or_default().push(*awaited);
@@ -130,10 +202,7 @@ impl Machine {
             live_exits: BTreeSet::new(),
         };
         Machine {
-            ops,
-            details,
-            constants,
-            wires,
+            net,
             control_ins,
             data_ins,
             hidden: waits,
@@ -144,13 +213,14 @@ impl Machine {
             ready: VecDeque::new(),
             blocked: Vec::new(),
             ran: BTreeSet::new(),
-            trace: Trace::new(),
+            outcome: Outcome { trace: Trace::new(), copies: BTreeMap::new(), times: HashMap::new() },
         }
     }
 
     fn run(&mut self) {
-        for node in 0..self.ops.len() as u32 {
-            if self.control_ins[node as usize] + self.data_ins[node as usize] == 0 {
+        for node in 0..self.net.ops.len() as u32 {
+            let nothing = self.control_ins[node as usize] + self.data_ins[node as usize] == 0;
+            if nothing && !self.net.gone.contains(&node) {
                 self.ready.push_back((node, (0, 0)));
             }
         }
@@ -216,34 +286,42 @@ impl Machine {
         slot.fired = true;
         let (dead, values, first) = (slot.dead, slot.values.clone(), slot.first_live);
         let input = |number: i32| values.get(&number).copied().unwrap_or(0);
-        let kind = match self.ops[node as usize] {
+        let kind = match self.net.ops[node as usize] {
             Op::Bundle => {
                 return self.send(node, tag, |output| (!dead).then(|| input(output)));
             }
             Op::Node(kind) => kind,
         };
         let path = self.path(tag);
+        let origin = self.net.origins[node as usize];
         let seed = self.seed;
         let alive = |value: u64| (!dead).then_some(value);
-        let own = || values.iter().fold(hash(seed, u64::from(node)), |h, (n, v)| hash(hash(h, *n as u64), *v));
+        let own = || values.iter().fold(hash(seed, u64::from(origin)), |h, (n, v)| hash(hash(h, *n as u64), *v));
         let result = match kind {
             Kind::Identity | Kind::Switch | Kind::Enter | Kind::Exit | Kind::NextIteration => alive(input(0)),
-            Kind::Merge if self.details[node as usize] == AMBIGUOUS => first.map(|_| hash(seed, u64::from(node))),
+            Kind::Merge if self.net.details[node as usize] == AMBIGUOUS => first.map(|_| hash(seed, u64::from(origin))),
             Kind::Merge => first,
             Kind::ControlTrigger => Some(0),
             Kind::LoopCond => {
                 let around =
-                    path[..path.len() - 1].iter().fold(hash(seed, u64::from(node)), |h, i| hash(h, u64::from(*i)));
+                    path[..path.len() - 1].iter().fold(hash(seed, u64::from(origin)), |h, i| hash(h, u64::from(*i)));
                 alive(u64::from(u64::from(tag.1) < around % 4))
             }
             // Delivers a dead token as often as not.
             Kind::Receive => Some(own()).filter(|value| value % 2 == 0),
             Kind::Plain | Kind::Feed | Kind::Fetch => alive(own()),
         };
-        assert!(self.trace.insert((node, path), result).is_none(), "node {node} ran twice");
+        if node != origin {
+            self.outcome.copies.entry(origin).or_default().insert(result);
+        } else {
+            if path.is_empty() {
+                self.outcome.times.insert(node, self.outcome.times.len());
+            }
+            assert!(self.outcome.trace.insert((node, path), result).is_none(), "node {node} ran twice");
+        }
         match kind {
             Kind::Switch => {
-                let ways = self.details[node as usize].max(2);
+                let ways = self.net.details[node as usize].max(2);
                 let way = (input(1) % u64::from(ways)) as i32;
                 self.send(node, tag, |output| result.filter(|_| output < 0 || output == way));
             }
@@ -277,18 +355,18 @@ impl Machine {
     }
 
     fn enter(&mut self, node: u32, (outer, iteration): Tag, value: Option<u64>) {
-        let name = self.details[node as usize];
+        let name = self.net.details[node as usize];
         let inner = match self.children.get(&(outer, iteration, name)) {
             Some(known) => *known,
             None => {
-                let is_it = |n: &usize| self.ops[*n] == Op::Node(Kind::Enter) && self.details[*n] == name;
+                let is_it = |n: &usize| self.net.ops[*n] == Op::Node(Kind::Enter) && self.net.details[*n] == name;
                 self.instances.push(Instance {
                     parent: Some((outer, iteration)),
                     path: self.path((outer, iteration)),
                     started: 0,
                     constants: Vec::new(),
                     entered: 0,
-                    expected: (0..self.ops.len()).filter(is_it).count(),
+                    expected: (0..self.net.ops.len()).filter(is_it).count(),
                     dead_exits: BTreeSet::new(),
                     live_exits: BTreeSet::new(),
                 });
@@ -297,7 +375,7 @@ impl Machine {
             }
         };
         self.instances[inner].entered += 1;
-        if self.constants[node as usize] {
+        if self.net.constants[node as usize] {
             self.instances[inner].constants.push((node, value));
             for iteration in 0..=self.instances[inner].started {
                 self.send(node, (inner, iteration), |_| value);
@@ -309,11 +387,11 @@ impl Machine {
 
     /// `what`: by output, what it carries; for -1, whether the node was alive.
     fn send(&mut self, node: u32, tag: Tag, what: impl Fn(i32) -> Option<u64>) {
-        let from_enter = self.ops[node as usize] == Op::Node(Kind::Enter);
-        for Wire { output, dst, input } in self.wires[node as usize].clone() {
-            let token = what(output);
+        let from_enter = self.net.ops[node as usize] == Op::Node(Kind::Enter);
+        for Wire { output, dst, input, reference } in self.net.wires[node as usize].clone() {
+            let token = if reference { what(output).map(|_| 0) } else { what(output) };
             let (control, data) = (self.control_ins[dst as usize], self.data_ins[dst as usize]);
-            let op = self.ops[dst as usize];
+            let op = self.net.ops[dst as usize];
             let slot = self.slots.entry((dst, tag)).or_default();
             if input < 0 {
                 slot.control += 1;

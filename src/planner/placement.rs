@@ -1,0 +1,184 @@
+//! What becomes of each node when the parameter servers' part of a graph is turned into calls: the first step of the star planners.
+
+use super::flow::{Flow, ROOT, Step, forward_ins};
+use super::graph::{Class, Edge, Graph, Kind, index};
+use super::predicates::Predicates;
+use super::sets::SetId;
+
+/// Who is who.
+#[derive(Debug, Clone)]
+pub struct Roles {
+    /// By task: whether it is a parameter server.
+    pub servers: Vec<bool>,
+}
+
+impl Roles {
+    pub fn is_server(&self, task: u32) -> bool {
+        self.servers.get(index(task)).copied().unwrap_or(false)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// Not on a parameter server.
+    Stays,
+    /// To the worker: it decides about life and death, which a call cannot.
+    Moved,
+    /// A Switch of a variable's handle: the variable is cloned where it is needed, and only "which branch" is left, on the worker.
+    Pivot,
+    /// Wherever it is needed there is a copy of it.
+    Copied,
+    /// On the parameter server, reached by send and receive.
+    Left(Reason),
+    /// Part of a call.
+    Called,
+}
+
+/// Why a node is left to send and receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// In a loop, or part of its machinery.
+    Loop,
+    Untouchable,
+    /// A reference would have to leave its call.
+    Reference,
+    Resource,
+    Variant,
+    /// Sends, receives, feeds or fetches.
+    Transfer,
+    /// A Switch or Merge of references or resources.
+    Branching,
+    /// The graph has nothing but parameter servers: calls would save nothing.
+    NothingCrosses,
+}
+
+pub struct Placement {
+    pub places: Vec<Place>,
+    /// By node: the variable that its output 0 refers to, if that is known.
+    roots: Vec<Option<u32>>,
+    /// By node: copied, but its value is needed where no copy can be.
+    fetched: Vec<bool>,
+}
+
+impl Placement {
+    /// `left`: what is left alone in any case. `copy_reads`: reads of variables are copied like the variables.
+    pub fn of(
+        graph: &Graph,
+        flow: &Flow,
+        predicates: &Predicates,
+        roles: &Roles,
+        left: &[Option<Reason>],
+        copy_reads: bool,
+    ) -> Self {
+        let mut all =
+            Self { places: vec![Place::Stays; graph.len()], roots: vec![None; graph.len()], fetched: Vec::new() };
+        for step in &flow.order {
+            let Step::Node(node) = *step else { continue };
+            all.roots[index(node)] = all.find_root(graph, node);
+            if roles.is_server(graph.node(node).task) {
+                let place = match left[index(node)] {
+                    Some(reason) => Place::Left(reason),
+                    None => all.place_on_server(graph, flow, predicates, node, copy_reads),
+                };
+                all.places[index(node)] = place;
+            }
+        }
+        let needed = |edge: &u32| !all.is_copied(graph, graph.edge(*edge));
+        let fetched = |node: u32| all.place(node) == Place::Copied && graph.outs(node).iter().any(needed);
+        all.fetched = graph.ids().map(fetched).collect();
+        all
+    }
+
+    pub fn place(&self, node: u32) -> Place {
+        self.places[index(node)]
+    }
+
+    /// The variable behind a reference or handle.
+    pub fn root(&self, edge: &Edge) -> Option<u32> {
+        if edge.src_output == 0 || self.place(edge.src) == Place::Pivot { self.roots[index(edge.src)] } else { None }
+    }
+
+    /// A copy of its producer is at hand wherever the consumer runs (or the producer itself stays in the graph for it): nobody waits.
+    pub fn is_copied(&self, graph: &Graph, edge: &Edge) -> bool {
+        if self.place(edge.src) != Place::Copied {
+            return false;
+        }
+        // Running it has no effect, and what cannot travel is no value.
+        if !is_variable(graph, edge.src) || edge.is_control() || is_reference(edge) {
+            return true;
+        }
+        match self.place(edge.dst) {
+            Place::Left(_) => true,
+            Place::Called | Place::Copied => !graph.crosses(edge),
+            Place::Stays | Place::Moved | Place::Pivot => false,
+        }
+    }
+
+    /// Needs the variable itself, on its server. Also a value that came through a Switch of the variable: there is only the variable.
+    pub fn is_tied(&self, edge: &Edge) -> bool {
+        is_reference(edge) || (self.place(edge.src) == Place::Pivot && !edge.is_control())
+    }
+
+    /// Part of a call: also what is copied, if its value is needed outside of calls.
+    pub fn is_called(&self, node: u32) -> bool {
+        match self.place(node) {
+            Place::Called => true,
+            Place::Copied => self.fetched[index(node)],
+            _ => false,
+        }
+    }
+
+    fn find_root(&self, graph: &Graph, node: u32) -> Option<u32> {
+        let it = graph.node(node);
+        if it.cloneable && graph.ins(node).is_empty() {
+            return Some(node);
+        }
+        let passes = it.forwards_ref || matches!(it.kind, Kind::Identity | Kind::Switch);
+        let input = forward_ins(graph, node).map(|edge| *graph.edge(edge)).find(|edge| edge.dst_input == 0)?;
+        if passes && is_reference(&input) { self.root(&input) } else { None }
+    }
+
+    fn place_on_server(
+        &self,
+        graph: &Graph,
+        flow: &Flow,
+        predicates: &Predicates,
+        node: u32,
+        copy_reads: bool,
+    ) -> Place {
+        let it = graph.node(node);
+        if flow.inside(node) != ROOT || flow.outputs(node) != ROOT {
+            return Place::Left(Reason::Loop);
+        }
+        if it.untouchable {
+            return Place::Left(Reason::Untouchable);
+        }
+        if matches!(it.kind, Kind::Feed | Kind::Fetch | Kind::Receive) {
+            return Place::Left(Reason::Transfer);
+        }
+        let mut ins = graph.ins(node).iter().map(|edge| graph.edge(*edge));
+        let copied = |edge: &Edge| !edge.is_control() && self.place(edge.src) == Place::Copied && !graph.crosses(edge);
+        if (it.cloneable && graph.ins(node).is_empty()) || (copy_reads && it.pure_read && ins.all(copied)) {
+            return Place::Copied;
+        }
+        let mut touching = graph.ins(node).iter().chain(graph.outs(node)).map(|edge| graph.edge(*edge));
+        let tied = touching.any(|edge| self.is_tied(edge) || edge.class == Class::Variant);
+        match it.kind {
+            Kind::Switch if self.roots[index(node)].is_some() => Place::Pivot,
+            Kind::Switch | Kind::Merge if tied => Place::Left(Reason::Branching),
+            Kind::Switch | Kind::Merge | Kind::ControlTrigger => Place::Moved,
+            _ if predicates.node(node) != SetId::EMPTY && !it.stateful && !it.blocking && !tied => Place::Moved,
+            _ => Place::Called,
+        }
+    }
+}
+
+/// Cannot leave its task.
+pub fn is_reference(edge: &Edge) -> bool {
+    matches!(edge.class, Class::Ref | Class::Resource)
+}
+
+/// Copied, but with a value that changes: a variable, or a read of one.
+pub fn is_variable(graph: &Graph, node: u32) -> bool {
+    graph.node(node).stateful || graph.node(node).pure_read
+}

@@ -1,0 +1,168 @@
+//! Which round a node belongs to. Everything of one class in one round is one call, so rounds must never sink along a dependency, and must
+//! grow where a call is entered from outside of its class: then no way leads out of a call and back into it.
+
+use std::collections::BTreeSet;
+
+use super::flow::{Flow, Step, forward_ins};
+use super::graph::{Graph, Kind, index};
+use super::placement::{Place, Placement, is_reference};
+
+/// Nodes of one class may share a call: same server, same conditions, behind the same blockers.
+pub type ClassId = u32;
+
+pub struct Rounds<'a> {
+    graph: &'a Graph<'a>,
+    flow: &'a Flow,
+    placement: &'a Placement,
+    /// By node; only that of called and copied nodes counts.
+    classes: &'a [ClassId],
+}
+
+impl<'a> Rounds<'a> {
+    pub fn new(graph: &'a Graph<'a>, flow: &'a Flow, placement: &'a Placement, classes: &'a [ClassId]) -> Self {
+        Self { graph, flow, placement, classes }
+    }
+
+    /// As early as possible; then what only later calls of its own class need goes there, so that it does not travel.
+    pub fn robust(&self) -> Vec<u32> {
+        let mut rounds = self.earliest();
+        for step in self.flow.order.iter().rev() {
+            let Step::Node(node) = *step else { continue };
+            if let Some(later) = self.where_needed(&rounds, node) {
+                rounds[index(node)] = later;
+            }
+        }
+        rounds
+    }
+
+    /// As few calls as possible: what has time goes where its class has a call anyway.
+    pub fn lite(&self) -> Vec<u32> {
+        let earliest = self.earliest();
+        let latest = self.latest(earliest.iter().copied().max().unwrap_or(0));
+        let classes = self.classes.iter().copied().max().map_or(0, |class| index(class) + 1);
+        let mut open: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); classes];
+        for node in self.graph.ids().filter(|node| self.is_called(*node)) {
+            if earliest[index(node)] == latest[index(node)] {
+                open[index(self.class(node))].insert(earliest[index(node)]);
+            }
+        }
+        self.forwards(|node, earliest| {
+            if !self.is_called(node) {
+                return earliest;
+            }
+            let rounds = &mut open[index(self.class(node))];
+            let known = rounds.range(earliest..=latest[index(node)].max(earliest)).next().copied();
+            known.unwrap_or_else(|| {
+                rounds.insert(earliest);
+                earliest
+            })
+        })
+    }
+
+    fn earliest(&self) -> Vec<u32> {
+        self.forwards(|_, earliest| earliest)
+    }
+
+    /// Gives each node a round that is not before the one that its inputs allow.
+    fn forwards(&self, mut choose: impl FnMut(u32, u32) -> u32) -> Vec<u32> {
+        let mut rounds = vec![0; self.graph.len()];
+        let mut ends = vec![0; self.flow.frames.len()];
+        for step in &self.flow.order {
+            let (round, frame) = match *step {
+                Step::Node(node) => {
+                    let mut earliest = u32::from(self.is_called(node));
+                    if self.graph.node(node).kind == Kind::Exit {
+                        earliest = earliest.max(ends[index(self.flow.inside(node))]);
+                    }
+                    for edge in forward_ins(self.graph, node) {
+                        if let Some(apart) = self.apart(edge) {
+                            earliest = earliest.max(rounds[index(self.graph.edge(edge).src)] + apart);
+                        }
+                    }
+                    rounds[index(node)] = choose(node, earliest);
+                    (rounds[index(node)], self.flow.outputs(node))
+                }
+                Step::End(frame) => (ends[index(frame)], self.flow.frames[index(frame)].parent),
+            };
+            ends[index(frame)] = ends[index(frame)].max(round);
+        }
+        rounds
+    }
+
+    /// How late each node may be if everything is done in so many rounds.
+    fn latest(&self, last: u32) -> Vec<u32> {
+        let mut rounds = vec![last; self.graph.len()];
+        let mut ends = vec![last; self.flow.frames.len()];
+        for step in self.flow.order.iter().rev() {
+            match *step {
+                Step::Node(node) => {
+                    let mut latest = ends[index(self.flow.outputs(node))];
+                    for edge in self.graph.outs(node) {
+                        let back = self.graph.node(node).kind == Kind::NextIteration;
+                        if let (false, Some(apart)) = (back, self.apart(*edge)) {
+                            latest = latest.min(rounds[index(self.graph.edge(*edge).dst)] - apart);
+                        }
+                    }
+                    rounds[index(node)] = latest;
+                    if self.graph.node(node).kind == Kind::Exit {
+                        let end = &mut ends[index(self.flow.inside(node))];
+                        *end = (*end).min(latest);
+                    }
+                }
+                Step::End(frame) => {
+                    let parent = ends[index(self.flow.frames[index(frame)].parent)];
+                    ends[index(frame)] = ends[index(frame)].min(parent);
+                }
+            }
+        }
+        rounds
+    }
+
+    /// How many rounds must lie between an edge's ends; none: they do not depend on each other.
+    fn apart(&self, edge: u32) -> Option<u32> {
+        let edge = self.graph.edge(edge);
+        if self.placement.is_copied(self.graph, edge) {
+            return None;
+        }
+        let together = self.is_called(edge.src) && self.class(edge.src) == self.class(edge.dst);
+        Some(u32::from(self.is_called(edge.dst) && !together))
+    }
+
+    fn is_called(&self, node: u32) -> bool {
+        self.placement.is_called(node)
+    }
+
+    fn class(&self, node: u32) -> ClassId {
+        self.classes[index(node)]
+    }
+
+    /// A later round of its own class, if nobody else needs what the node makes, and moving it makes no more travel than it saves.
+    fn where_needed(&self, rounds: &[u32], node: u32) -> Option<u32> {
+        let it = self.graph.node(node);
+        let own = rounds[index(node)];
+        if self.placement.place(node) != Place::Called || it.stateful || it.blocking || it.pure_read {
+            return None;
+        }
+        let mut later = u32::MAX;
+        let mut outputs = BTreeSet::new();
+        for edge in self.graph.outs(node).iter().map(|edge| self.graph.edge(*edge)) {
+            let kin = self.placement.place(edge.dst) == Place::Called && self.class(edge.dst) == self.class(node);
+            if !kin || is_reference(edge) {
+                return None;
+            }
+            later = later.min(rounds[index(edge.dst)]);
+            outputs.insert(edge.src_output);
+        }
+        let mut inputs = BTreeSet::new();
+        for edge in self.graph.ins(node).iter().map(|edge| self.graph.edge(*edge)) {
+            if is_reference(edge) {
+                return None;
+            }
+            let kin = self.placement.place(edge.src) == Place::Called && self.class(edge.src) == self.class(node);
+            if kin && rounds[index(edge.src)] == own && !edge.is_control() {
+                inputs.insert((edge.src, edge.src_output));
+            }
+        }
+        (later != u32::MAX && later > own && inputs.len() <= outputs.len()).then_some(later)
+    }
+}

@@ -1,0 +1,370 @@
+//! star_server: the parameter servers' part of a graph, turned into calls.
+//!
+//! A *call* is sent by the worker to one parameter server: it takes all that its nodes need along (feeds), and brings back all that others
+//! need (fetches). What was one tensor or control token each becomes one message each way.
+//!
+//! 1. [`placement`](super::placement): what becomes of each node. Constants and variables are copied wherever they are needed (a variable is
+//!    found by its name). Conditional nodes that decide about life and death, or could run anywhere, move to the worker, because a call's
+//!    outputs are alive together or dead together. Loops, and what cannot leave its neighbours, are left to send and receive.
+//! 2. Called nodes are of a *class*: the same server, the same [predicates](super::predicates), behind the same blockers.
+//! 3. [`rounds`](super::rounds): each node gets a round; rounds never sink along a dependency, and grow where a class is entered. One class in
+//!    one round is one call, so calls never wait for each other in a circle.
+//! 4. A reference that would have to leave its call is taken from a copy of its variable, if that is known. If not, both ends are left to
+//!    send and receive, and all is planned again without them.
+//!
+//! [`Style::Robust`] is as early as possible, each node once. [`Style::Lite`] makes fewer calls: what has time goes where its class has a call
+//! anyway, and reads of variables are repeated where they are needed.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::flow::Flow;
+use super::graph::{Class, Edge, Graph, Kind, PlanError, index};
+use super::placement::{Place, Placement, Reason, Roles, is_reference};
+use super::predicates::{Fact, Predicates};
+use super::rounds::{ClassId, Rounds};
+use super::schedule::{Costs, Schedule};
+use super::sets::SetId;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// `star_server`
+    Robust,
+    /// `star_server_lite`
+    Lite,
+}
+
+/// How an edge is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Way {
+    /// As it was: neither end is in a call.
+    Untouched,
+    /// Within one call.
+    Inside,
+    /// The consumer has a copy of the producer.
+    Copy,
+    /// The consumer takes the reference from a copy of this variable, once the producer is done.
+    CopyOf(u32),
+    /// From outside of all calls into one.
+    Feed,
+    /// Out of a call.
+    Fetch,
+    /// From a call to a later one of the same server: the value stays there in between.
+    Slot,
+    /// From a call to a later one of another server, which it may be sent to directly: both run or neither.
+    Direct,
+    /// From a call to a later one of another server, through the worker.
+    Relay,
+    /// Control, or "which branch": nothing but order and life.
+    Order,
+    /// Nothing is needed any more.
+    Dropped,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    pub task: u32,
+    pub round: u32,
+    /// Under which conditions it is made.
+    pub predicates: Vec<Fact>,
+    pub nodes: Vec<u32>,
+    /// Copies that its nodes need.
+    pub copies: Vec<u32>,
+    /// What it takes along, or finds there: producer, output and way.
+    pub feeds: Vec<(u32, i32, Way)>,
+    /// What it brings back to the worker.
+    pub fetches: Vec<(u32, i32)>,
+    /// Earlier calls that must be done.
+    pub after: Vec<u32>,
+    /// Nodes outside of calls that must be done and alive: control edges, with the output for pivots (else -1).
+    pub controls: Vec<(u32, i32)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StarPlan {
+    /// By node.
+    pub places: Vec<Place>,
+    /// By node: its call. Copied nodes have one if their value is fetched.
+    pub calls_of: Vec<Option<u32>>,
+    /// Copied nodes that the graph keeps as well, because something that was left needs them.
+    pub kept: Vec<u32>,
+    /// By edge.
+    pub ways: Vec<Way>,
+    /// By round, then by server.
+    pub calls: Vec<Call>,
+}
+
+/// How often nodes are left out one by one before everything that is tied together is.
+const PATIENCE: usize = 8;
+
+pub fn plan(graph: &Graph, roles: &Roles, style: Style) -> Result<StarPlan, PlanError> {
+    let flow = Flow::of(graph)?;
+    let predicates = Predicates::of(graph, &flow);
+    let costs = Costs { node_us: 0, message_us: 0, bytes_per_us: 1 };
+    let schedule = Schedule::of(graph, &flow, costs);
+    let mut left: Vec<Option<Reason>> = vec![None; graph.len()];
+    let mut attempts = 0;
+    loop {
+        let placement = Placement::of(graph, &flow, &predicates, roles, &left, style == Style::Lite);
+        let classes = classes(graph, &placement, &predicates, &schedule);
+        let rounds = Rounds::new(graph, &flow, &placement, &classes);
+        let rounds = match style {
+            Style::Robust => rounds.robust(),
+            Style::Lite => rounds.lite(),
+        };
+        let numbers = number_calls(graph, &placement, &classes, &rounds);
+        let split = Split { graph, placement: &placement, calls_of: &numbers.calls_of };
+        let torn = split.torn(attempts >= PATIENCE);
+        if torn.is_empty() {
+            let worth_it = !numbers.keys.is_empty() && split.anything_crosses();
+            if worth_it || !leave_all(graph, &placement, &mut left) {
+                return Ok(split.plan(&numbers, &predicates));
+            }
+            continue;
+        }
+        // Each attempt leaves more nodes.
+        torn.into_iter().for_each(|(node, reason)| left[index(node)] = Some(reason));
+        attempts += 1;
+    }
+}
+
+/// Numbers the classes of the nodes that are or could be called.
+fn classes(graph: &Graph, placement: &Placement, predicates: &Predicates, schedule: &Schedule) -> Vec<ClassId> {
+    let mut known: HashMap<(u32, SetId, SetId), ClassId> = HashMap::new();
+    let class = |node: u32| {
+        if !placement.is_called(node) {
+            return 0;
+        }
+        let key = (graph.node(node).task, predicates.node(node), schedule.node(node).blockers);
+        // There are not more classes than nodes.
+        let next = u32::try_from(known.len()).unwrap_or(u32::MAX);
+        *known.entry(key).or_insert(next)
+    };
+    graph.ids().map(class).collect()
+}
+
+struct Numbers {
+    calls_of: Vec<Option<u32>>,
+    /// By call: its round, task and class.
+    keys: Vec<(u32, u32, ClassId)>,
+}
+
+fn number_calls(graph: &Graph, placement: &Placement, classes: &[ClassId], rounds: &[u32]) -> Numbers {
+    let key = |node: u32| (rounds[index(node)], graph.node(node).task, classes[index(node)]);
+    let called = || graph.ids().filter(|node| placement.is_called(*node));
+    let keys: BTreeSet<_> = called().map(key).collect();
+    let keys: Vec<_> = keys.into_iter().collect();
+    let numbers: BTreeMap<_, u32> = keys.iter().copied().zip(0..).collect();
+    let mut calls_of = vec![None; graph.len()];
+    for node in called() {
+        calls_of[index(node)] = numbers.get(&key(node)).copied();
+    }
+    Numbers { calls_of, keys }
+}
+
+/// Whether there was anything to leave.
+fn leave_all(graph: &Graph, placement: &Placement, left: &mut [Option<Reason>]) -> bool {
+    let mut any = false;
+    for node in graph.ids() {
+        if !matches!(placement.place(node), Place::Stays | Place::Left(_)) {
+            left[index(node)] = Some(Reason::NothingCrosses);
+            any = true;
+        }
+    }
+    any
+}
+
+struct Split<'a> {
+    graph: &'a Graph<'a>,
+    placement: &'a Placement,
+    calls_of: &'a [Option<u32>],
+}
+
+impl Split<'_> {
+    fn call(&self, node: u32) -> Option<u32> {
+        self.calls_of[index(node)]
+    }
+
+    fn place(&self, node: u32) -> Place {
+        self.placement.place(node)
+    }
+
+    /// Nodes whose references would have to leave their call. `all`: every node of a server that touches what cannot leave it.
+    fn torn(&self, all: bool) -> Vec<(u32, Reason)> {
+        let mut torn = Vec::new();
+        let called = |node: u32| matches!(self.place(node), Place::Called | Place::Pivot);
+        for edge in self.graph.edges() {
+            let reason = match edge.class {
+                Class::Resource => Reason::Resource,
+                Class::Variant => Reason::Variant,
+                _ if self.placement.is_tied(edge) => Reason::Reference,
+                _ => continue,
+            };
+            if (all && self.place(edge.src) != Place::Copied) || !self.is_served(edge) {
+                let ends = [edge.src, edge.dst];
+                torn.extend(ends.into_iter().filter(|node| called(*node)).map(|node| (node, reason)));
+            }
+        }
+        torn
+    }
+
+    /// Whether something that cannot travel gets from one end to the other.
+    fn is_served(&self, edge: &Edge) -> bool {
+        let (from, to) = (self.call(edge.src), self.call(edge.dst));
+        let inside = from.is_some() && from == to;
+        let server = !self.graph.crosses(edge);
+        let tied = self.placement.is_tied(edge);
+        let known = tied && self.placement.root(edge).is_some() && server;
+        match (self.place(edge.src), self.place(edge.dst)) {
+            (Place::Called, Place::Called) => inside || known,
+            (Place::Copied, Place::Called | Place::Copied | Place::Pivot) => server,
+            (Place::Pivot, Place::Called | Place::Pivot) => known,
+            // The Switch says which branch, which a control edge from a node that was left does not.
+            (Place::Left(_), Place::Called | Place::Pivot) => {
+                known && self.graph.node(edge.src).kind != Kind::Switch && edge.class != Class::Variant
+            }
+            (Place::Called | Place::Pivot, _) | (_, Place::Called | Place::Pivot) => !tied && !server,
+            _ => true,
+        }
+    }
+
+    /// Calls that nobody outside needs save nothing.
+    fn anything_crosses(&self) -> bool {
+        let stays = |node: u32| self.place(node) == Place::Stays;
+        let replaced = |node: u32| !matches!(self.place(node), Place::Stays | Place::Left(_));
+        let mut edges = self.graph.edges().iter().filter(|edge| !self.placement.is_copied(self.graph, edge));
+        edges.any(|edge| stays(edge.src) && replaced(edge.dst) || stays(edge.dst) && replaced(edge.src))
+    }
+
+    fn way(&self, edge: &Edge, same_fate: impl Fn(u32, u32) -> bool) -> Way {
+        let (src, dst) = (self.place(edge.src), self.place(edge.dst));
+        if self.placement.is_copied(self.graph, edge) {
+            return match dst {
+                Place::Left(_) => Way::Untouched,
+                Place::Pivot if edge.dst_input != 1 => Way::Dropped,
+                _ if edge.is_control() => Way::Dropped,
+                _ if is_reference(edge) && self.graph.crosses(edge) => Way::Untouched,
+                _ => Way::Copy,
+            };
+        }
+        let (from, to) = (self.call(edge.src), self.call(edge.dst));
+        if from.is_some() && from == to {
+            return Way::Inside;
+        }
+        let travels = !(edge.is_control() || src == Place::Pivot);
+        match (from, to) {
+            // What a Pivot's data input was good for is gone; that it was alive is not.
+            _ if dst == Place::Pivot && edge.dst_input == 0 => Way::Order,
+            (None, None) => Way::Untouched,
+            (_, Some(_)) if self.placement.is_tied(edge) => match self.placement.root(edge) {
+                Some(root) => Way::CopyOf(root),
+                None => Way::Untouched,
+            },
+            _ if !travels => Way::Order,
+            (None, Some(_)) => Way::Feed,
+            (Some(_), None) => Way::Fetch,
+            (Some(from), Some(to)) => {
+                if !self.graph.crosses(edge) {
+                    Way::Slot
+                } else if same_fate(from, to) {
+                    Way::Direct
+                } else {
+                    Way::Relay
+                }
+            }
+        }
+    }
+
+    fn plan(&self, numbers: &Numbers, predicates: &Predicates) -> StarPlan {
+        let mut conditions = vec![SetId::EMPTY; numbers.keys.len()];
+        for node in self.graph.ids() {
+            if let Some(call) = self.call(node) {
+                conditions[index(call)] = predicates.node(node);
+            }
+        }
+        let same_fate = |a: u32, b: u32| conditions[index(a)] == conditions[index(b)];
+        let ways: Vec<Way> = self.graph.edges().iter().map(|edge| self.way(edge, same_fate)).collect();
+        let empty = |(at, (round, task, _)): (usize, &(u32, u32, ClassId))| Call {
+            task: *task,
+            round: *round,
+            predicates: predicates.facts(conditions[at]).to_vec(),
+            nodes: Vec::new(),
+            copies: Vec::new(),
+            feeds: Vec::new(),
+            fetches: Vec::new(),
+            after: Vec::new(),
+            controls: Vec::new(),
+        };
+        let mut calls: Vec<Call> = numbers.keys.iter().enumerate().map(empty).collect();
+        for node in self.graph.ids() {
+            if let Some(call) = self.call(node) {
+                calls[index(call)].nodes.push(node);
+            }
+        }
+        let mut kept = Vec::new();
+        for (edge, way) in self.graph.edges().iter().zip(&ways) {
+            self.serve(edge, *way, &mut calls);
+            if *way == Way::Untouched && self.place(edge.src) == Place::Copied {
+                kept.push(edge.src);
+            }
+        }
+        let kept = self.with_what_they_read(kept, &[]);
+        for call in &mut calls {
+            call.copies = self.with_what_they_read(std::mem::take(&mut call.copies), &call.nodes);
+            sort(&mut call.feeds);
+            sort(&mut call.fetches);
+            sort(&mut call.after);
+            sort(&mut call.controls);
+        }
+        StarPlan { places: self.placement.places.clone(), calls_of: self.calls_of.to_vec(), kept, ways, calls }
+    }
+
+    /// Adds to the calls at an edge's ends what they must know about it.
+    fn serve(&self, edge: &Edge, way: Way, calls: &mut [Call]) {
+        let (from, to) = (self.call(edge.src), self.call(edge.dst));
+        let what = (edge.src, edge.src_output);
+        match way {
+            Way::Copy | Way::CopyOf(_) => {
+                if let Some(to) = to {
+                    let copy = if let Way::CopyOf(root) = way { root } else { edge.src };
+                    if self.call(copy) != Some(to) {
+                        calls[index(to)].copies.push(copy);
+                    }
+                }
+            }
+            Way::Feed | Way::Slot | Way::Direct | Way::Relay => {
+                if let Some(to) = to {
+                    calls[index(to)].feeds.push((edge.src, edge.src_output, way));
+                }
+            }
+            _ => {}
+        }
+        if let (Some(from), Way::Fetch | Way::Relay) = (from, way) {
+            calls[index(from)].fetches.push(what);
+        }
+        let orders = matches!(way, Way::Order | Way::CopyOf(_) | Way::Slot | Way::Direct | Way::Relay);
+        match (orders, from, to) {
+            (true, Some(from), Some(to)) => calls[index(to)].after.push(from),
+            (true, None, Some(to)) => {
+                let output = if self.place(edge.src) == Place::Pivot { edge.src_output } else { -1 };
+                calls[index(to)].controls.push((edge.src, output));
+            }
+            _ => {}
+        }
+    }
+
+    /// A copied read needs a copy of its variable, unless that is there anyway.
+    fn with_what_they_read(&self, mut copies: Vec<u32>, there: &[u32]) -> Vec<u32> {
+        let mut all = BTreeSet::new();
+        while let Some(copy) = copies.pop() {
+            if there.binary_search(&copy).is_err() && all.insert(copy) {
+                copies.extend(self.graph.ins(copy).iter().map(|edge| self.graph.edge(*edge).src));
+            }
+        }
+        all.into_iter().collect()
+    }
+}
+
+fn sort<T: Ord>(list: &mut Vec<T>) {
+    list.sort_unstable();
+    list.dedup();
+}
