@@ -19,6 +19,7 @@
 
 #include <dlfcn.h>
 
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -119,6 +120,46 @@ inline ::tensorflow::RemoteRendezvous* TakeReference(::tensorflow::RemoteRendezv
 template <typename Smart>
 auto TakeReference(Smart found) -> decltype(found.release()) {
   return found.release();
+}
+
+// ---- Kernels ----
+
+namespace compat_internal {
+// Executor::Args and OpKernelContext::Params carry the session's configuration from 2.17 on.
+template <typename Args, typename Params>
+auto SetSessionConfig(const Args& args, Params* params, int)
+    -> decltype(void(params->session_config = args.session_config)) {
+  params->session_config = args.session_config;
+}
+template <typename Args, typename Params>
+void SetSessionConfig(const Args&, Params*, long) {}
+}  // namespace compat_internal
+
+// Newer versions can use a context for one kernel after the other, as long as none of them fails.
+namespace compat_internal {
+template <typename Params, typename Context>
+auto RenewContext(Params* params, int num_outputs, std::optional<Context>* context, int)
+    -> decltype((*context)->ResetOutputs(num_outputs)) {
+  if (context->has_value()) {
+    (*context)->ResetOutputs(num_outputs);
+  } else {
+    context->emplace(params, num_outputs);
+  }
+}
+template <typename Params, typename Context>
+void RenewContext(Params* params, int num_outputs, std::optional<Context>* context, long) {
+  context->emplace(params, num_outputs);
+}
+}  // namespace compat_internal
+
+template <typename Params, typename Context>
+void RenewContext(Params* params, int num_outputs, std::optional<Context>* context) {
+  compat_internal::RenewContext(params, num_outputs, context, 0);
+}
+
+template <typename Args, typename Params>
+void SetSessionConfig(const Args& args, Params* params) {
+  compat_internal::SetSessionConfig(args, params, 0);
 }
 
 // ---- Server factories ----

@@ -1,0 +1,392 @@
+#include "cc/executor/scratch.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "tensorflow/core/common_runtime/device.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/collective.h"
+#include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/platform/mutex.h"
+
+namespace starwire {
+
+using tensorflow::NodeExecStatsInterface;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorValue;
+
+namespace {
+
+// What a transfer node gets in place of a dead input. Never changed.
+Tensor* EmptyTensor() {
+  static auto* const empty = new Tensor;
+  return empty;
+}
+
+int64_t NowNanos() { return static_cast<int64_t>(tensorflow::Env::Default()->NowNanos()); }
+
+}  // namespace
+
+Scratch::Scratch(SubgraphTable* table)
+    : table_(table),
+      device_(table->params.device),
+      slots_(new Slot[table->readers.size()]),
+      inputs_(table->input_slots.size()),
+      lanes_(new Parameters[table->lanes]),
+      asyncs_(new Async[table->num_asyncs]) {
+  table_->Ref();
+  for (const auto& constant : table->constants) slots_[constant.first].constant = &constant.second;
+  // Most inputs are found in the same place in every run.
+  for (size_t i = 0; i < inputs_.size(); ++i) inputs_[i] = ValueOf(&slots_[table->input_slots[i]]);
+  const auto& kinds = table->input_kinds;
+  if (std::find(kinds.begin(), kinds.end(), InputKind::kDereferred) != kinds.end()) dereferred_.resize(inputs_.size());
+}
+
+Status Scratch::Begin(Step* step) {
+  const size_t expected = table_->arg_slots.size();
+  if (step->feeds.size() < expected || step->fetches.size() < table_->num_fetches) {
+    return MakeStatus(3, "starwire: a sub-graph with " + std::to_string(expected) + " arguments and " +
+                             std::to_string(table_->num_fetches) + " results got " +
+                             std::to_string(step->feeds.size()) + " and " + std::to_string(step->fetches.size()));
+  }
+  step_ = step;
+  ++runs_;
+  for (size_t i = 0; i < expected; ++i) {
+    const uint32_t slot = table_->arg_slots[i];
+    if (slot == SubgraphTable::kNoSlot || table_->readers[slot] == 0) continue;
+    slots_[slot].Fill(std::move(step->feeds[i]), table_->readers[slot] > 1);
+  }
+  for (Step::Value& fetch : step->fetches) fetch.dead = true;
+  return OkStatus();
+}
+
+int32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t detail) {
+  const SubgraphNode& node = table_->nodes[task.node];
+  tensorflow::CancellationManager* cancellation = step_->args.cancellation_manager;
+  if (cancellation != nullptr && cancellation->IsCancelled()) {
+    Fail(MakeStatus(1, "starwire: the step was cancelled"), node);
+    Drop(node, task);
+    return SW_OUTCOME_FAILED;
+  }
+  const uint32_t* unshared = table_->lists + task.first;
+  for (uint32_t i = 0; i < task.unshared; ++i) Unshare(unshared[i]);
+  bool is_input_dead = false;
+  if (node.inputs_vary) {
+    Status status = PrepareInputs(node, detail, &is_input_dead);
+    if (!status.ok()) {
+      Fail(std::move(status), node);
+      Drop(node, task);
+      return SW_OUTCOME_FAILED;
+    }
+  }
+  if (node.fetch >= 0) return Fetch(node, task);
+  if (node.async != nullptr) return Start(run, node, task, is_input_dead);
+
+  Parameters* parameters = &lanes_[lane];
+  OpKernelContext::Params* params = Prepare(parameters, node);
+  params->is_input_dead = is_input_dead;
+  NodeExecStatsInterface* stats = step_->args.stats_collector == nullptr ? nullptr : StartStats(node, params);
+  // A context counts allocations from its beginning, or not at all.
+  if (stats != nullptr) parameters->context.reset();
+  RenewContext(params, static_cast<int>(node.num_outputs), &parameters->context);
+  OpKernelContext* context = &*parameters->context;
+  device_->Compute(node.kernel, context);
+  if (stats != nullptr) stats->RecordComputeEnded();
+  const bool kept = Keep(run, node, context, stats);
+  if (stats != nullptr) EndStats(stats, context);
+  if (stats != nullptr || !kept) parameters->context.reset();
+  Drop(node, task);
+  return kept ? SW_OUTCOME_DONE : SW_OUTCOME_FAILED;
+}
+
+int32_t Scratch::Start(sw_run* run, const SubgraphNode& node, const sw_task& task, bool is_input_dead) {
+  Async* async = &asyncs_[node.async_index];
+  OpKernelContext::Params* params = Prepare(&async->parameters, node);
+  params->is_input_dead = is_input_dead;
+  async->stats = step_->args.stats_collector == nullptr ? nullptr : StartStats(node, params);
+  async->scratch = this;
+  async->run = run;
+  async->task = &task;
+  async->parameters.context.emplace(params, static_cast<int>(node.num_outputs));
+  device_->ComputeAsync(node.async, &*async->parameters.context, [async] { Ended(async); });
+  return SW_OUTCOME_PENDING;
+}
+
+void Scratch::Ended(Async* async) {
+  Scratch* self = async->scratch;
+  sw_run* run = async->run;
+  const sw_task& task = *async->task;
+  const SubgraphNode& node = self->table_->nodes[task.node];
+  if (async->stats != nullptr) async->stats->RecordComputeEnded();
+  std::optional<OpKernelContext>* context = &async->parameters.context;
+  const bool kept = self->Keep(run, node, &**context, async->stats);
+  if (async->stats != nullptr) self->EndStats(async->stats, &**context);
+  context->reset();
+  self->Drop(node, task);
+  sw_run_report(run, task.node, kept ? 0 : 1);
+}
+
+int32_t Scratch::Fetch(const SubgraphNode& node, const sw_task& task) {
+  Step::Value& fetch = step_->fetches[node.fetch];
+  const Tensor& value = *inputs_[node.first_input].tensor;
+  const uint32_t slot = table_->input_slots[node.first_input];
+  const uint32_t* released = table_->lists + task.first + task.unshared;
+  if (table_->input_kinds[node.first_input] == InputKind::kValue &&
+      std::find(released, released + task.released, slot) != released + task.released) {
+    fetch.tensor = std::move(slots_[slot].value);
+  } else {
+    fetch.tensor = value;
+  }
+  fetch.dead = false;
+  Drop(node, task);
+  return SW_OUTCOME_DONE;
+}
+
+OpKernelContext::Params* Scratch::Prepare(Parameters* parameters, const SubgraphNode& node) {
+  OpKernelContext::Params& params = parameters->params;
+  if (parameters->run != runs_) {
+    const tensorflow::Executor::Args& args = step_->args;
+    params.step_id = args.step_id;
+    params.start_time_usecs = args.start_time_usecs;
+    params.deadline = args.deadline;
+    params.device = device_;
+    params.resource_manager = device_->resource_manager();
+    params.step_container = args.step_container;
+    params.rendezvous = args.rendezvous;
+    params.collective_executor = args.collective_executor;
+    params.session_state = args.session_state;
+    params.tensor_store = args.tensor_store;
+    params.cancellation_manager = args.cancellation_manager;
+    params.call_frame = args.call_frame;
+    params.runner = &step_->args.runner;
+    params.stats_collector = args.stats_collector;
+    params.run_all_kernels_inline = args.run_all_kernels_inline;
+    params.slice_reader_cache = &*slice_readers_;
+    params.track_allocations = false;
+    params.coordination_service_agent = args.coordination_service_agent;
+    params.stack_trace = args.stack_trace;
+    SetSessionConfig(args, &params);
+    if (params.session_handle != args.session_handle) params.session_handle = args.session_handle;
+    if (parameters->run == 0) {
+      params.session_metadata = table_->params.session_metadata;
+      params.function_library = table_->params.function_library;
+      params.frame_iter = tensorflow::FrameAndIter(0, 0);
+      // Kernels that need these are refused: SubgraphTable.
+      params.inc_num_deferred_ops_function = [] {};
+      params.dec_num_deferred_ops_function = [] {};
+    }
+    parameters->run = runs_;
+  }
+  params.op_kernel = node.kernel;
+  params.inputs = {inputs_.data() + node.first_input, node.num_inputs};
+  params.input_alloc_attrs = {table_->input_attributes.data() + node.first_input, node.num_inputs};
+  params.output_attr_array = table_->output_attributes.data() + node.first_slot;
+  params.outputs_required_array = node.outputs_required;
+  return &params;
+}
+
+Status Scratch::PrepareInputs(const SubgraphNode& node, uint32_t detail, bool* is_input_dead) {
+  for (uint32_t i = 0; i < node.num_inputs; ++i) {
+    const uint32_t input = node.first_input + i;
+    Slot& slot = slots_[table_->input_slots[input]];
+    if (node.is_merge && i != detail) {
+      inputs_[input] = TensorValue();
+      continue;
+    }
+    // A constant has no value of its own in a run that could be missing.
+    if (node.is_transfer && (slot.constant != nullptr ? detail != 0 : !slot.full)) {
+      inputs_[input] = TensorValue(EmptyTensor());
+      *is_input_dead = true;
+      continue;
+    }
+    if (table_->input_kinds[input] == InputKind::kValue) {
+      inputs_[input] = ValueOf(&slot);
+      continue;
+    }
+    Status status = PrepareReference(node, input);
+    if (!status.ok()) return status;
+  }
+  return OkStatus();
+}
+
+TensorValue Scratch::ValueOf(Slot* slot) {
+  // TensorValue has no constant tensors; OpKernelContext sees to it that an input that is not a reference is not
+  // changed.
+  return TensorValue(slot->constant != nullptr ? const_cast<Tensor*>(slot->constant) : &slot->value);
+}
+
+Status Scratch::PrepareReference(const SubgraphNode& node, uint32_t input) {
+  Slot& slot = slots_[table_->input_slots[input]];
+  const bool as_reference = table_->input_kinds[input] == InputKind::kReference;
+  tensorflow::tf_shared_lock lock(*slot.mutex);
+  if (!slot.variable->IsInitialized() && !node.reads_uninitialized) {
+    const std::string name =
+        node.kernel == nullptr ? "" : node.kernel->requested_input(static_cast<int>(input - node.first_input));
+    return MakeStatus(9, "Attempting to use uninitialized value " + name);
+  }
+  if (as_reference) {
+    inputs_[input] = TensorValue(slot.mutex, slot.variable);
+    return OkStatus();
+  }
+  dereferred_[input] = *slot.variable;
+  inputs_[input] = TensorValue(&dereferred_[input]);
+  const tensorflow::DataType expected = tensorflow::RemoveRefType(table_->output_types[table_->input_slots[input]]);
+  if (dereferred_[input].dtype() != expected) {
+    return MakeStatus(3, "starwire: the variable that is read has become one of type " +
+                             tensorflow::DataTypeString(dereferred_[input].dtype()) + ", expected " +
+                             tensorflow::DataTypeString(expected));
+  }
+  return OkStatus();
+}
+
+bool Scratch::Keep(sw_run* run, const SubgraphNode& node, OpKernelContext* context, NodeExecStatsInterface* stats) {
+  if (!context->status().ok()) {
+    Fail(context->status(), node);
+    return false;
+  }
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    const TensorValue value = context->release_output(static_cast<int>(i));
+    const uint32_t at = node.first_slot + i;
+    if (value.tensor == nullptr || value.is_ref() || value.tensor->dtype() != table_->output_types[at]) {
+      Status status = KeepUnusual(run, node, i, value);
+      if (status.ok()) continue;
+      Fail(std::move(status), node);
+      return false;
+    }
+    if (stats != nullptr && value.tensor->IsInitialized()) stats->SetOutput(static_cast<int>(i), value.tensor);
+    const uint32_t readers = table_->readers[at];
+    if (readers > 0) slots_[at].Fill(std::move(*value.tensor), readers > 1);
+    delete value.tensor;
+  }
+  return true;
+}
+
+Status Scratch::KeepUnusual(sw_run* run, const SubgraphNode& node, uint32_t output, TensorValue value) {
+  const uint32_t at = node.first_slot + output;
+  if (value.tensor == nullptr) {
+    if (node.may_die) {
+      sw_run_mark_dead(run, static_cast<uint32_t>(&node - table_->nodes.data()), output);
+    } else if (table_->readers[at] > 0) {
+      return MakeStatus(13, "starwire: Missing " + std::to_string(output) + "-th output from " + node.kernel->name());
+    }
+    return OkStatus();
+  }
+  const tensorflow::DataType type = value.is_ref() ? value.dtype_safe() : value.tensor->dtype();
+  if (!value.is_ref()) delete value.tensor;
+  if (type != table_->output_types[at]) {
+    return MakeStatus(13, "starwire: output " + std::to_string(output) + " is of type " +
+                              tensorflow::DataTypeString(type) + " instead of " +
+                              tensorflow::DataTypeString(table_->output_types[at]));
+  }
+  if (table_->readers[at] > 0) {
+    slots_[at].variable = value.tensor;
+    slots_[at].mutex = value.mutex_if_ref;
+    slots_[at].full = true;
+  }
+  return OkStatus();
+}
+
+NodeExecStatsInterface* Scratch::StartStats(const SubgraphNode& node, OpKernelContext::Params* params) {
+  NodeExecStatsInterface* stats = step_->args.stats_collector->CreateNodeExecStats(&node.kernel->def());
+  params->track_allocations = stats != nullptr && stats->TrackAllocations();
+  if (stats != nullptr) {
+    stats->SetScheduled(NowNanos());
+    stats->RecordExecutorStarted();
+    stats->RecordComputeStarted();
+  }
+  return stats;
+}
+
+void Scratch::EndStats(NodeExecStatsInterface* stats, OpKernelContext* context) {
+  stats->SetMemory(context);
+  stats->RecordExecutorEnded();
+  stats->Done(device_->name());
+}
+
+void Scratch::Drop(const SubgraphNode& node, const sw_task& task) {
+  if (node.inputs_vary && !dereferred_.empty()) {
+    for (uint32_t i = node.first_input; i < node.first_input + node.num_inputs; ++i) {
+      if (table_->input_kinds[i] == InputKind::kDereferred) dereferred_[i] = Tensor();
+    }
+  }
+  const uint32_t* released = table_->lists + task.first + task.unshared;
+  for (uint32_t i = 0; i < task.released; ++i) Release(released[i]);
+}
+
+void Scratch::Release(uint32_t slot) { slots_[slot].Empty(); }
+
+void Scratch::Unshare(uint32_t slot) { slots_[slot].shared.reset(); }
+
+void Scratch::Fail(Status status, const SubgraphNode& node) {
+  if (failed_.exchange(true)) return;
+  tensorflow::CancellationManager* cancellation = step_->args.cancellation_manager;
+  if (node.kernel != nullptr) {
+    // TensorFlow recovers from Unavailable by starting over: only the network may say it.
+    if (StatusNumber(status) == 14 && !node.is_communication) {
+      status = MakeStatus(
+          13, "starwire: the operation said Unavailable, which is for the network only: " + StatusMessage(status));
+    }
+    status = tensorflow::AttachDef(status, node.kernel->def());
+  }
+  // Whatever fails after a cancellation is its consequence.
+  const bool derived = cancellation != nullptr && cancellation->IsCancelled();
+  status_ = derived ? tensorflow::StatusGroup::MakeDerived(status) : status;
+  if (step_->args.rendezvous != nullptr) step_->args.rendezvous->StartAbort(status_);
+  if (step_->args.collective_executor != nullptr) step_->args.collective_executor->StartAbort(status_);
+  if (cancellation != nullptr) cancellation->StartCancel();
+}
+
+void Scratch::Finish(bool failed) {
+  Status status;
+  if (failed) {
+    for (size_t slot = 0; slot < table_->readers.size(); ++slot) slots_[slot].Empty();
+    for (Tensor& tensor : dereferred_) tensor = Tensor();
+    status = std::exchange(status_, OkStatus());
+    failed_.store(false);
+  }
+  slice_readers_.emplace();
+  std::exchange(step_, nullptr)->OnDone(status);
+}
+
+void Scratch::Invite(sw_run* helper) {
+  step_->args.runner([helper] { sw_run_help(helper); });
+}
+
+sw_kernels SubgraphKernels() {
+  sw_kernels kernels = {};
+  kernels.struct_size = sizeof(sw_kernels);
+  kernels.scratch_size = sizeof(Scratch);
+  kernels.scratch_align = alignof(Scratch);
+  kernels.open = [](void* owner, void* scratch) { new (scratch) Scratch(static_cast<SubgraphTable*>(owner)); };
+  kernels.close = [](void*, void* scratch) { static_cast<Scratch*>(scratch)->~Scratch(); };
+  kernels.run = [](void* scratch, sw_run* run, const sw_task* task, uint32_t lane, uint32_t detail) {
+    return static_cast<Scratch*>(scratch)->Run(run, *task, lane, detail);
+  };
+  kernels.release = [](void* scratch, uint32_t slot) { static_cast<Scratch*>(scratch)->Release(slot); };
+  kernels.unshare = [](void* scratch, uint32_t slot) { static_cast<Scratch*>(scratch)->Unshare(slot); };
+  kernels.finished = [](void* scratch, uint32_t failed) { static_cast<Scratch*>(scratch)->Finish(failed != 0); };
+  kernels.invite = [](void* scratch, sw_run* helper) { static_cast<Scratch*>(scratch)->Invite(helper); };
+  return kernels;
+}
+
+void Subgraph::Run(Step* step) const {
+  void* memory = nullptr;
+  sw_run* run = sw_run_begin(table_->plan, &memory);
+  if (run == nullptr) {
+    step->OnDone(MakeStatus(13, "starwire: bug: a run of a sub-graph could not begin"));
+    return;
+  }
+  Status status = static_cast<Scratch*>(memory)->Begin(step);
+  if (!status.ok()) {
+    sw_run_abandon(run);
+    step->OnDone(status);
+    return;
+  }
+  sw_run_go(run, step->args.run_all_kernels_inline ? SW_EXEC_ALONE : 0);
+}
+
+}  // namespace starwire

@@ -1,0 +1,156 @@
+#include "cc/executor/session_subgraph.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "tensorflow/core/common_runtime/device.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
+#include "tensorflow/core/common_runtime/graph_constructor.h"
+#include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_segment.h"
+#include "tensorflow/core/graph/graph.h"
+
+namespace starwire {
+
+using tensorflow::OpKernel;
+using tensorflow::Tensor;
+
+namespace {
+
+// A step's feeds and fetches as TensorFlow's executor wants them. Deletes itself when the run is over.
+class StockRun : public tensorflow::CallFrameInterface {
+ public:
+  static void Start(tensorflow::Executor* executor, Step* step) {
+    auto* run = new StockRun(step);
+    tensorflow::Executor::Args args = step->args;
+    args.call_frame = run;
+    executor->RunAsync(args, [run](const Status& status) {
+      Step* step = run->step_;
+      delete run;
+      for (Tensor& feed : step->feeds) feed = Tensor();
+      step->OnDone(status);
+    });
+  }
+  size_t num_args() const override { return step_->feeds.size(); }
+  size_t num_retvals() const override { return step_->fetches.size(); }
+  Status GetArg(int index, const Tensor** value) override {
+    if (index < 0 || static_cast<size_t>(index) >= step_->feeds.size()) return Missing("argument", index);
+    *value = &step_->feeds[index];
+    return OkStatus();
+  }
+  Status SetRetval(int index, const Tensor& value) override {
+    if (index < 0 || static_cast<size_t>(index) >= step_->fetches.size()) return Missing("result", index);
+    step_->fetches[index].tensor = value;
+    step_->fetches[index].dead = false;
+    return OkStatus();
+  }
+
+ private:
+  explicit StockRun(Step* step) : step_(step) {
+    for (Step::Value& fetch : step->fetches) fetch.dead = true;
+  }
+  static Status Missing(const char* what, int index) {
+    return MakeStatus(
+        3, std::string("starwire: a sub-graph's ") + what + " " + std::to_string(index) + " was not given a place");
+  }
+  Step* const step_;
+};
+
+// Stateless kernels are the sub-graph's own. So are those of inserted operations, whose names several graphs use.
+bool BelongsToSession(tensorflow::FunctionLibraryRuntime* runtime, const tensorflow::NodeDef& node) {
+  return runtime->IsStateful(node.op()) && node.op()[0] != '_';
+}
+
+}  // namespace
+
+Status SessionSubgraph::Register(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
+                                 const tensorflow::GraphDef& graph, const tensorflow::ConfigProto& config, int threads,
+                                 std::unique_ptr<SessionSubgraph>* out) {
+  std::unique_ptr<SessionSubgraph> subgraph(new SessionSubgraph(std::move(session), handle));
+  Status status = subgraph->Build(graph, config, threads);
+  if (status.ok()) *out = std::move(subgraph);
+  return status;
+}
+
+SessionSubgraph::~SessionSubgraph() {
+  // Kernels go before the hold on them does.
+  subgraph_.reset();
+  stock_.reset();
+  if (held_ != nullptr) held_->op_segment()->RemoveHold(handle_);
+}
+
+Status SessionSubgraph::FindDevice(const tensorflow::GraphDef& graph, tensorflow::Device** device) const {
+  const std::string* name = nullptr;
+  for (const tensorflow::NodeDef& node : graph.node()) {
+    if (name != nullptr && node.device() != *name) {
+      return MakeStatus(3, "starwire: a sub-graph is on two devices: " + *name + " and " + node.device());
+    }
+    name = &node.device();
+  }
+  if (name == nullptr) return MakeStatus(3, "starwire: a sub-graph without nodes was registered");
+  return session_->device_mgr()->LookupDevice(*name, device);
+}
+
+Status SessionSubgraph::Build(const tensorflow::GraphDef& definition, const tensorflow::ConfigProto& config,
+                              int threads) {
+  tensorflow::Device* device = nullptr;
+  Status status = FindDevice(definition, &device);
+  if (!status.ok()) return status;
+  library_ =
+      std::make_unique<tensorflow::FunctionLibraryDefinition>(tensorflow::OpRegistry::Global(), definition.library());
+  runtime_ = std::make_unique<tensorflow::ProcessFunctionLibraryRuntime>(
+      session_->device_mgr(), tensorflow::Env::Default(), &config, definition.versions().producer(), library_.get(),
+      config.graph_options().optimizer_options(), nullptr, session_->cluster_flr());
+  tensorflow::FunctionLibraryRuntime* runtime = runtime_->GetFLR(device->name());
+  if (runtime == nullptr) return MakeStatus(13, "starwire: device " + device->name() + " has no function library");
+
+  tensorflow::Graph graph(library_.get());
+  tensorflow::GraphConstructorOptions options;
+  options.allow_internal_ops = true;
+  options.expect_device_spec = true;
+  status = tensorflow::ConvertGraphDefToGraph(options, definition, &graph);
+  if (!status.ok()) return status;
+  for (const tensorflow::Node* node : graph.op_nodes()) {
+    if (!node->IsArg() && !node->IsRetval()) continue;
+    int32_t index = 0;
+    status = tensorflow::GetNodeAttr(node->attrs(), "index", &index);
+    if (!status.ok()) return status;
+    size_t* count = node->IsArg() ? &num_feeds_ : &num_fetches_;
+    *count = std::max(*count, static_cast<size_t>(std::max(index, 0)) + 1);
+  }
+
+  device->op_segment()->AddHold(handle_);
+  held_ = device;
+  const std::string session = handle_;
+  tensorflow::LocalExecutorParams params;
+  params.device = device;
+  params.function_library = runtime;
+  params.create_kernel = [session, runtime, device](const std::shared_ptr<const tensorflow::NodeProperties>& properties,
+                                                    OpKernel** kernel) {
+    if (!BelongsToSession(runtime, properties->node_def)) return runtime->CreateKernel(properties, kernel);
+    auto create = [runtime, &properties](OpKernel** made) { return runtime->CreateKernel(properties, made); };
+    return device->op_segment()->FindOrCreate(session, properties->node_def.name(), kernel, create);
+  };
+  params.delete_kernel = [runtime](OpKernel* kernel) {
+    if (kernel != nullptr && !BelongsToSession(runtime, kernel->def())) delete kernel;
+  };
+  status = Subgraph::Compile(params, graph, threads, &subgraph_, &unsupported_);
+  if (!status.ok() || unsupported_.empty()) return status;
+  tensorflow::Executor* stock = nullptr;
+  status = tensorflow::NewLocalExecutor(params, graph, &stock);
+  stock_.reset(stock);
+  return status;
+}
+
+void SessionSubgraph::Run(Step* step) const {
+  if (subgraph_ != nullptr) {
+    subgraph_->Run(step);
+  } else {
+    StockRun::Start(stock_.get(), step);
+  }
+}
+
+}  // namespace starwire

@@ -1,0 +1,519 @@
+// Real graphs on the lock-free executor, against TensorFlow's own.
+#include "tensorflow/core/common_runtime/executor.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cc/executor/subgraph.h"
+#include "tensorflow/core/common_runtime/device_factory.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
+#include "tensorflow/core/common_runtime/graph_constructor.h"
+#include "tensorflow/core/common_runtime/step_stats_collector.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/function.h"
+#include "tensorflow/core/framework/node_def_builder.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/rendezvous.h"
+#include "tensorflow/core/framework/step_stats.pb.h"
+#include "tensorflow/core/framework/tensor_util.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/public/session_options.h"
+#include "tensorflow/core/public/version.h"
+
+namespace starwire {
+namespace {
+
+using tensorflow::DT_FLOAT;
+using tensorflow::Graph;
+using tensorflow::GraphDef;
+using tensorflow::NodeDef;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+constexpr auto kPatience = std::chrono::seconds(60);
+
+Tensor Floats(std::vector<float> values) {
+  Tensor tensor(DT_FLOAT, TensorShape({static_cast<int64_t>(values.size())}));
+  for (size_t i = 0; i < values.size(); ++i) tensor.flat<float>()(i) = values[i];
+  return tensor;
+}
+
+Tensor Bool(bool value) {
+  Tensor tensor(tensorflow::DT_BOOL, TensorShape({}));
+  tensor.scalar<bool>()() = value;
+  return tensor;
+}
+
+class Done : public Step {
+ public:
+  void OnDone(const Status& status) override {
+    std::lock_guard<std::mutex> lock(mu_);
+    status_ = status;
+    ++done_;
+    changed_.notify_all();
+  }
+  Status Wait() {
+    std::unique_lock<std::mutex> lock(mu_);
+    EXPECT_TRUE(changed_.wait_for(lock, kPatience, [this] { return done_ > 0; }));
+    EXPECT_EQ(done_, 1) << "a run ends once";
+    done_ = 0;
+    return status_;
+  }
+
+ private:
+  std::mutex mu_;
+  std::condition_variable changed_;
+  Status status_;
+  int done_ = 0;
+};
+
+class Frame : public tensorflow::CallFrameInterface {
+ public:
+  Frame(std::vector<Tensor>* feeds, std::vector<Step::Value>* fetches) : feeds_(*feeds), fetches_(*fetches) {}
+  size_t num_args() const override { return feeds_.size(); }
+  size_t num_retvals() const override { return fetches_.size(); }
+  Status GetArg(int index, const Tensor** value) override {
+    *value = &feeds_[index];
+    return Status();
+  }
+  Status SetRetval(int index, const Tensor& value) override {
+    fetches_[index] = {value, false};
+    return Status();
+  }
+
+ private:
+  std::vector<Tensor>& feeds_;
+  std::vector<Step::Value>& fetches_;
+};
+
+class SubgraphTest : public testing::Test {
+ protected:
+  SubgraphTest() : pool_(tensorflow::Env::Default(), "test", 3) {
+    std::vector<std::unique_ptr<tensorflow::Device>> devices;
+    EXPECT_TRUE(
+        tensorflow::DeviceFactory::AddDevices(tensorflow::SessionOptions(), "/job:localhost/replica:0/task:0", &devices)
+            .ok());
+    devices_ = std::make_unique<tensorflow::StaticDeviceMgr>(std::move(devices));
+    params_.device = devices_->ListDevices()[0];
+    params_.create_kernel = [this](const std::shared_ptr<const tensorflow::NodeProperties>& properties,
+                                   tensorflow::OpKernel** kernel) {
+      // As in a session: what has a state is the same for both executors.
+      for (auto& known : kernels_) {
+        if (known.first == properties->node_def.name()) {
+          *kernel = known.second;
+          return Status();
+        }
+      }
+      Status status =
+          tensorflow::CreateNonCachedKernel(params_.device, nullptr, properties, TF_GRAPH_DEF_VERSION, kernel);
+      if (status.ok()) kernels_.emplace_back(properties->node_def.name(), *kernel);
+      return status;
+    };
+    params_.delete_kernel = [](tensorflow::OpKernel*) {};
+  }
+  ~SubgraphTest() override {
+    subgraph_.reset();
+    stock_.reset();
+    for (auto& kernel : kernels_) delete kernel.second;
+  }
+
+  // Adds a node; inputs as in a NodeDef.
+  NodeDef* Add(const std::string& name, const std::string& op, const std::vector<std::string>& inputs) {
+    NodeDef* node = def_.add_node();
+    node->set_name(name);
+    node->set_op(op);
+    node->set_device(params_.device->name());
+    for (const std::string& input : inputs) node->add_input(input);
+    return node;
+  }
+  NodeDef* Typed(const std::string& name, const std::string& op, const std::vector<std::string>& inputs,
+                 tensorflow::DataType type = DT_FLOAT) {
+    NodeDef* node = Add(name, op, inputs);
+    (*node->mutable_attr())["T"].set_type(type);
+    return node;
+  }
+  void Arg(const std::string& name, int index, tensorflow::DataType type = DT_FLOAT) {
+    (*Typed(name, "_Arg", {}, type)->mutable_attr())["index"].set_i(index);
+  }
+  void Retval(int index, const std::string& input, tensorflow::DataType type = DT_FLOAT) {
+    (*Typed("retval" + std::to_string(index), "_Retval", {input}, type)->mutable_attr())["index"].set_i(index);
+  }
+  void Const(const std::string& name, const Tensor& value, const std::vector<std::string>& inputs = {}) {
+    NodeDef* node = Add(name, "Const", inputs);
+    (*node->mutable_attr())["dtype"].set_type(value.dtype());
+    value.AsProtoTensorContent((*node->mutable_attr())["value"].mutable_tensor());
+  }
+  void Variable(const std::string& name) {
+    NodeDef* node = Add(name, "VariableV2", {});
+    (*node->mutable_attr())["dtype"].set_type(DT_FLOAT);
+    TensorShape({2}).AsProto((*node->mutable_attr())["shape"].mutable_shape());
+  }
+
+  void Compile(int threads = 1) {
+    std::string unsupported;
+    ASSERT_TRUE(TryCompile(&unsupported, threads).ok());
+    ASSERT_EQ(unsupported, "");
+    tensorflow::Executor* stock = nullptr;
+    ASSERT_TRUE(tensorflow::NewLocalExecutor(params_, *graph_, &stock).ok());
+    stock_.reset(stock);
+  }
+  Status TryCompile(std::string* unsupported, int threads = 1) {
+    def_.mutable_versions()->set_producer(TF_GRAPH_DEF_VERSION);
+    graph_ = std::make_unique<Graph>(tensorflow::OpRegistry::Global());
+    tensorflow::GraphConstructorOptions options;
+    options.allow_internal_ops = true;
+    options.expect_device_spec = true;
+    Status status = tensorflow::ConvertGraphDefToGraph(options, def_, graph_.get());
+    EXPECT_TRUE(status.ok()) << StatusMessage(status);
+    return Subgraph::Compile(params_, *graph_, threads, &subgraph_, unsupported);
+  }
+
+  void Prepare(Done* step, const std::vector<Tensor>& feeds) {
+    step->feeds = feeds;
+    step->fetches.assign(subgraph_->num_fetches(), {});
+    step->args.runner = [this](std::function<void()> work) { pool_.Schedule(std::move(work)); };
+  }
+
+  // Runs on both; expects the same of them.
+  Status Both(const std::vector<Tensor>& feeds, std::vector<Step::Value>* fetches) {
+    Done step;
+    Prepare(&step, feeds);
+    subgraph_->Run(&step);
+    Status status = step.Wait();
+
+    std::vector<Tensor> arguments = feeds;
+    fetches->assign(subgraph_->num_fetches(), {});
+    Frame frame(&arguments, fetches);
+    tensorflow::Executor::Args args;
+    args.call_frame = &frame;
+    args.runner = step.args.runner;
+    Status expected = stock_->Run(args);
+    EXPECT_EQ(StatusNumber(status), StatusNumber(expected))
+        << StatusMessage(status) << " / " << StatusMessage(expected);
+    if (status.ok()) {
+      for (size_t i = 0; i < fetches->size(); ++i) {
+        EXPECT_EQ(step.fetches[i].dead, (*fetches)[i].dead) << i;
+        if (!step.fetches[i].dead) {
+          EXPECT_EQ(step.fetches[i].tensor.SummarizeValue(99), (*fetches)[i].tensor.SummarizeValue(99)) << i;
+        }
+      }
+    }
+    return status;
+  }
+
+  tensorflow::thread::ThreadPool pool_;
+  std::unique_ptr<tensorflow::StaticDeviceMgr> devices_;
+  tensorflow::LocalExecutorParams params_;
+  std::vector<std::pair<std::string, tensorflow::OpKernel*>> kernels_;
+  GraphDef def_;
+  std::unique_ptr<Graph> graph_;
+  std::unique_ptr<Subgraph> subgraph_;
+  std::unique_ptr<tensorflow::Executor> stock_;
+};
+
+TEST_F(SubgraphTest, ComputesAndChangesNothingThatOthersRead) {
+  Arg("a", 0);
+  Const("c", Floats({10, 20}));
+  Typed("sum", "AddV2", {"a", "c"});
+  Typed("square", "Mul", {"sum", "sum"});
+  Typed("again", "Neg", {"sum"});
+  Typed("last", "AddV2", {"square", "again"});
+  Retval(0, "last");
+  Retval(1, "sum");
+  Retval(2, "c");
+  Retval(3, "a");
+  Compile();
+  EXPECT_EQ(subgraph_->num_feeds(), 1u);
+  std::vector<Step::Value> fetches;
+  for (int i = 0; i < 5; ++i) {
+    const Tensor feed = Floats({1, 2});
+    ASSERT_TRUE(Both({feed}, &fetches).ok());
+    EXPECT_EQ(fetches[0].tensor.flat<float>()(1), 22.0f * 22 - 22);
+    EXPECT_EQ(feed.flat<float>()(0), 1) << "somebody else's tensor was changed";
+  }
+}
+
+TEST_F(SubgraphTest, FeedsThatNobodyElseHasAreChangedInPlace) {
+  Arg("a", 0);
+  Typed("neg", "Neg", {"a"});
+  Retval(0, "neg");
+  Compile();
+  Done step;
+  Prepare(&step, {});
+  step.feeds.push_back(Floats({1, 2}));
+  const void* data = step.feeds[0].tensor_data().data();
+  subgraph_->Run(&step);
+  ASSERT_TRUE(step.Wait().ok());
+  EXPECT_EQ(step.fetches[0].tensor.tensor_data().data(), data);
+}
+
+TEST_F(SubgraphTest, Conditions) {
+  Arg("p", 0, tensorflow::DT_BOOL);
+  Arg("x", 1);
+  Typed("switch", "Switch", {"x", "p"});
+  Typed("no", "Neg", {"switch:0"});
+  Typed("yes", "Square", {"switch:1"});
+  Typed("pivot", "Identity", {"switch:1"});
+  Const("one", Floats({1, 1}), {"^pivot"});
+  Typed("more", "AddV2", {"yes", "one"});
+  NodeDef* merge = Typed("merge", "Merge", {"no", "more"});
+  (*merge->mutable_attr())["N"].set_i(2);
+  Retval(0, "merge");
+  Retval(1, "merge:1", tensorflow::DT_INT32);
+  Retval(2, "no");
+  Retval(3, "more");
+  Retval(4, "one");
+  Compile();
+  std::vector<Step::Value> fetches;
+  for (int i = 0; i < 6; ++i) {
+    ASSERT_TRUE(Both({Bool(i % 2 == 1), Floats({3, 4})}, &fetches).ok());
+    EXPECT_EQ(fetches[0].tensor.flat<float>()(0), i % 2 == 1 ? 10 : -3);
+    EXPECT_EQ(fetches[2].dead, i % 2 == 1);
+    EXPECT_EQ(fetches[4].dead, i % 2 == 0) << "a constant in the branch that is not taken";
+  }
+}
+
+TEST_F(SubgraphTest, ReferenceVariables) {
+  Variable("v");
+  Arg("x", 0);
+  Typed("assign", "Assign", {"v", "x"});
+  Typed("add", "AssignAdd", {"assign", "x"});
+  Typed("read", "Identity", {"v", "^add"});
+  Retval(0, "read");
+  Retval(1, "add");
+  Compile();
+  std::vector<Step::Value> fetches;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(Both({Floats({1, 2})}, &fetches).ok());
+    EXPECT_EQ(fetches[0].tensor.flat<float>()(1), 4);
+  }
+}
+
+TEST_F(SubgraphTest, UninitializedVariable) {
+  Variable("v");
+  NodeDef* known = Add("known", "IsVariableInitialized", {"v"});
+  (*known->mutable_attr())["dtype"].set_type(DT_FLOAT);
+  Retval(0, "known", tensorflow::DT_BOOL);
+  Compile();
+  std::vector<Step::Value> fetches;
+  ASSERT_TRUE(Both({}, &fetches).ok());
+  EXPECT_FALSE(fetches[0].tensor.scalar<bool>()());
+  Typed("neg", "Neg", {"v"});
+  Retval(1, "neg");
+  Compile();
+  Status status = Both({}, &fetches);
+  EXPECT_EQ(StatusNumber(status), 9);
+  EXPECT_NE(StatusMessage(status).find("Attempting to use uninitialized value v"), std::string::npos)
+      << StatusMessage(status);
+}
+
+TEST_F(SubgraphTest, ResourceVariables) {
+  NodeDef* handle = Add("handle", "VarHandleOp", {});
+  (*handle->mutable_attr())["dtype"].set_type(DT_FLOAT);
+  (*handle->mutable_attr())["shared_name"].set_s("w");
+  TensorShape({2}).AsProto((*handle->mutable_attr())["shape"].mutable_shape());
+  Arg("x", 0);
+  auto typed = [this](const std::string& name, const std::string& op, const std::vector<std::string>& inputs) {
+    (*Add(name, op, inputs)->mutable_attr())["dtype"].set_type(DT_FLOAT);
+  };
+  typed("assign", "AssignVariableOp", {"handle", "x"});
+  typed("add", "AssignAddVariableOp", {"handle", "x", "^assign"});
+  typed("read", "ReadVariableOp", {"handle", "^add"});
+  Retval(0, "read");
+  Compile();
+  std::vector<Step::Value> fetches;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(Both({Floats({1, 2})}, &fetches).ok());
+    EXPECT_EQ(fetches[0].tensor.flat<float>()(1), 4);
+  }
+}
+
+TEST_F(SubgraphTest, AFailureNamesTheNodeAndLeavesNothingBehind) {
+  Arg("a", 0);
+  Arg("b", 1);
+  Typed("neg", "Neg", {"a"});
+  Typed("sum", "AddV2", {"neg", "b"});
+  Retval(0, "sum");
+  Compile();
+  std::vector<Step::Value> fetches;
+  for (int i = 0; i < 4; ++i) {
+    Status status = Both({Floats({1, 2}), Floats({1, 2, 3})}, &fetches);
+    EXPECT_EQ(StatusNumber(status), 3);
+    EXPECT_NE(StatusMessage(status).find("sum"), std::string::npos) << StatusMessage(status);
+    ASSERT_TRUE(Both({Floats({1, 2}), Floats({1, 2})}, &fetches).ok());
+  }
+  Done step;
+  Prepare(&step, {Floats({1})});
+  subgraph_->Run(&step);
+  EXPECT_EQ(StatusNumber(step.Wait()), 3) << "too few arguments";
+}
+
+// Receives from a rendezvous, which makes it asynchronous, and sends back.
+class TransferTest : public SubgraphTest {
+ protected:
+  TransferTest() : rendezvous_(tensorflow::NewLocalRendezvous()) {}
+  ~TransferTest() override { rendezvous_->Unref(); }
+  void Transfer(NodeDef* node, const std::string& type_name, const std::string& tensor_name) {
+    auto& attributes = *node->mutable_attr();
+    attributes[type_name].set_type(DT_FLOAT);
+    attributes["tensor_name"].set_s(tensor_name);
+    attributes["send_device"].set_s(params_.device->name());
+    attributes["recv_device"].set_s(params_.device->name());
+    attributes["send_device_incarnation"].set_i(1);
+    attributes["client_terminated"].set_b(false);
+  }
+  tensorflow::Rendezvous::ParsedKey Key(const std::string& tensor_name) {
+    tensorflow::Rendezvous::ParsedKey parsed;
+    const std::string key = tensorflow::Rendezvous::CreateKey(params_.device->name(), 1, params_.device->name(),
+                                                              tensor_name, tensorflow::FrameAndIter(0, 0));
+    EXPECT_TRUE(tensorflow::Rendezvous::ParseKey(key, &parsed).ok());
+    return parsed;
+  }
+  void Build() {
+    for (const std::string name : {"r0", "r1"}) Transfer(Add(name, "_Recv", {}), "tensor_type", name);
+    Typed("sum", "AddV2", {"r0", "r1"});
+    Transfer(Typed("send", "_Send", {"sum"}), "T", "out");
+    Retval(0, "sum");
+    Compile();
+  }
+  void Send(const std::string& name, const Tensor& value, bool dead = false) {
+    EXPECT_TRUE(rendezvous_->Send(Key(name), tensorflow::Rendezvous::Args(), value, dead).ok());
+  }
+  tensorflow::Rendezvous* rendezvous_;
+};
+
+TEST_F(TransferTest, WaitsForWhatComesFromElsewhere) {
+  Build();
+  for (int i = 0; i < 50; ++i) {
+    Done step;
+    Prepare(&step, {});
+    step.args.rendezvous = rendezvous_;
+    std::thread early;
+    if (i % 2 == 0) Send("r0", Floats({1, 2}));
+    if (i % 3 == 0) early = std::thread([&] { Send("r1", Floats({3, 4})); });
+    subgraph_->Run(&step);
+    if (early.joinable()) early.join();
+    if (i % 3 != 0) Send("r1", Floats({3, 4}));
+    if (i % 2 != 0) Send("r0", Floats({1, 2}));
+    ASSERT_TRUE(step.Wait().ok());
+    EXPECT_EQ(step.fetches[0].tensor.flat<float>()(1), 6);
+    Tensor sent;
+    bool dead = true;
+    ASSERT_TRUE(rendezvous_->Recv(Key("out"), tensorflow::Rendezvous::Args(), &sent, &dead).ok());
+    EXPECT_FALSE(dead);
+    EXPECT_EQ(sent.flat<float>()(0), 4);
+  }
+}
+
+TEST_F(TransferTest, ADeadTensorGoesOn) {
+  Build();
+  Done step;
+  Prepare(&step, {});
+  step.args.rendezvous = rendezvous_;
+  subgraph_->Run(&step);
+  Send("r1", Tensor(), true);
+  Send("r0", Floats({1, 2}));
+  ASSERT_TRUE(step.Wait().ok());
+  EXPECT_TRUE(step.fetches[0].dead);
+  Tensor sent;
+  bool dead = false;
+  ASSERT_TRUE(rendezvous_->Recv(Key("out"), tensorflow::Rendezvous::Args(), &sent, &dead).ok());
+  EXPECT_TRUE(dead);
+}
+
+TEST_F(TransferTest, AConstantOfABranchThatIsNotTakenIsSentDead) {
+  Arg("p", 0, tensorflow::DT_BOOL);
+  Arg("x", 1);
+  Typed("switch", "Switch", {"x", "p"});
+  Typed("pivot", "Identity", {"switch:1"});
+  Const("one", Floats({1, 1}), {"^pivot"});
+  Transfer(Typed("send", "_Send", {"one"}), "T", "out");
+  Compile();
+  for (bool taken : {true, false, true}) {
+    Done step;
+    Prepare(&step, {Bool(taken), Floats({1, 2})});
+    step.args.rendezvous = rendezvous_;
+    subgraph_->Run(&step);
+    ASSERT_TRUE(step.Wait().ok());
+    Tensor sent;
+    bool dead = taken;
+    ASSERT_TRUE(rendezvous_->Recv(Key("out"), tensorflow::Rendezvous::Args(), &sent, &dead).ok());
+    EXPECT_EQ(dead, !taken);
+  }
+}
+
+TEST_F(TransferTest, CancellationEndsARunThatWaits) {
+  Build();
+  for (int i = 0; i < 20; ++i) {
+    tensorflow::Rendezvous* rendezvous = tensorflow::NewLocalRendezvous();
+    tensorflow::CancellationManager cancellation;
+    Done step;
+    Prepare(&step, {});
+    step.args.rendezvous = rendezvous;
+    step.args.cancellation_manager = &cancellation;
+    if (i % 2 == 0) cancellation.StartCancel();
+    subgraph_->Run(&step);
+    cancellation.StartCancel();
+    EXPECT_EQ(StatusNumber(step.Wait()), 1);
+    rendezvous->Unref();
+  }
+}
+
+TEST_F(SubgraphTest, Statistics) {
+  Arg("a", 0);
+  Typed("neg", "Neg", {"a"});
+  Typed("square", "Square", {"neg"});
+  Retval(0, "square");
+  Compile();
+  tensorflow::StepStats stats;
+  tensorflow::StepStatsCollector collector(&stats);
+  Done step;
+  Prepare(&step, {Floats({1, 2})});
+  step.args.stats_collector = &collector;
+  subgraph_->Run(&step);
+  ASSERT_TRUE(step.Wait().ok());
+  collector.Finalize();
+  ASSERT_EQ(stats.dev_stats_size(), 1);
+  ASSERT_EQ(stats.dev_stats(0).node_stats_size(), 2);
+  EXPECT_EQ(stats.dev_stats(0).node_stats(0).node_name(), "neg");
+  EXPECT_EQ(stats.dev_stats(0).node_stats(0).output_size(), 1);
+}
+
+TEST_F(SubgraphTest, ExpensiveKernelsAreSharedOut) {
+  Arg("a", 0);
+  for (int i = 0; i < 4; ++i) {
+    const std::string name = "product" + std::to_string(i);
+    Typed(name, "MatMul", {"a", "a"});
+    Retval(i, name);
+  }
+  Compile(4);
+  Tensor feed(DT_FLOAT, TensorShape({256, 256}));
+  feed.flat<float>().setConstant(1);
+  std::vector<Step::Value> fetches;
+  for (int i = 0; i < 30; ++i) ASSERT_TRUE(Both({feed}, &fetches).ok());
+  EXPECT_GT(subgraph_->CostNanos(), 4u * 25000) << "too fast to be shared out: the test tests nothing";
+}
+
+TEST_F(SubgraphTest, WhatIsNotForThisExecutor) {
+  Arg("a", 0);
+  NodeDef* enter = Typed("enter", "Enter", {"a"});
+  (*enter->mutable_attr())["frame_name"].set_s("loop");
+  std::string unsupported;
+  ASSERT_TRUE(TryCompile(&unsupported).ok());
+  EXPECT_EQ(unsupported, "node enter belongs to a loop");
+  EXPECT_EQ(subgraph_, nullptr);
+}
+
+}  // namespace
+}  // namespace starwire
