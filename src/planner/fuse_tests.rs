@@ -224,8 +224,26 @@ fn what_has_passed_a_queue_is_not_tied_to_what_fills_it() {
     use Kind::Plain;
     // 0 → [1], which fills the queue that 2 waits for; 2 → [3].
     let mut nodes = nodes(&[(Plain, 0), (Plain, 1), (Plain, 0), (Plain, 1)]);
+    nodes[1].stateful = true;
     nodes[2].blocking = true;
     trouble(nodes, vec![edge(0, 1, 0), edge(2, 3, 0)], &[(1, 2)], 0);
+}
+
+#[test]
+fn a_pull_waits_for_the_input_if_nothing_comes_of_it_without_the_input() {
+    use Kind::Plain;
+    // 0: a variable's value, 1: the next input, of which 2 is made; both go to 3, where 4 has an effect.
+    let mut nodes = nodes(&[(Plain, 0), (Plain, 0), (Plain, 0), (Plain, 1), (Plain, 1)]);
+    nodes[1].blocking = true;
+    nodes[4].stateful = true;
+    let edges = vec![edge(1, 2, 0), edge(0, 3, 0), edge(2, 3, 1), edge(3, 4, 0)];
+    let mut case = without_hints(Case { nodes, edges, hidden: Vec::new() });
+    assert_eq!(check(&case, &GREEDY).groups.len(), 1);
+    // Something else that comes of the variable's value alone: it could be what the input waits for.
+    case.nodes.extend([Node { stateful: true, ..Node::plain(1) }, Node::plain(1)]);
+    case.edges.extend([edge(0, 5, 0), edge(5, 6, 0), edge(4, 6, 1)].map(|edge| Edge { bytes: Some(0), ..edge }));
+    case.hidden.push((5, 1));
+    assert_eq!(check(&case, &GREEDY).groups.len(), 0);
 }
 
 #[test]

@@ -231,6 +231,7 @@ impl Builder {
         if self.random.chance(6) && !self.outside.is_empty() {
             let awaited = self.outside[self.random.below(self.outside.len())];
             self.case.nodes[node as usize].blocking = true;
+            self.case.nodes[awaited as usize].stateful = true;
             self.case.hidden.push((awaited, node));
         }
         if scope.depth == 0 {

@@ -1,7 +1,7 @@
 //! When things happen, as far as the graph tells: levels, estimated times, and what may be waited for outside of the graph.
 
 use super::flow::{Flow, FrameId, ROOT, Step, forward_ins};
-use super::graph::{Edge, Graph, index};
+use super::graph::{Class, Edge, Graph, Kind, index};
 use super::sets::{SetId, Sets};
 
 /// What estimates are made of.
@@ -23,7 +23,8 @@ pub struct Moment {
     pub level: u32,
     /// When it is there, estimated, counted from the start of the step (in a loop: as if it ran once).
     pub ready_us: u64,
-    /// Nodes on the way that may wait for something that is no edge.
+    /// Nodes that may wait for something that is no edge, and that everything which comes of this and could be what they wait for is behind
+    /// anyway. At least those that this is behind itself.
     pub blockers: SetId,
 }
 
@@ -45,7 +46,7 @@ impl Schedule {
                 Step::Node(node) => {
                     let it = graph.node(node);
                     let mut moment = start;
-                    if flow.outputs(node) != flow.inside(node) && it.kind == super::graph::Kind::Exit {
+                    if flow.outputs(node) != flow.inside(node) && it.kind == Kind::Exit {
                         moment = ends[index(flow.inside(node))];
                     }
                     for edge in forward_ins(graph, node) {
@@ -77,6 +78,7 @@ impl Schedule {
                 ends[index(frame)] = latest(&mut sets, ends[index(frame)], moment);
             }
         }
+        keep_company(graph, flow, &mut sets, &mut moments);
         Self { moments, blocking }
     }
 
@@ -87,6 +89,30 @@ impl Schedule {
     pub fn may_block(&self, frame: FrameId) -> bool {
         self.blocking[index(frame)]
     }
+}
+
+/// What has no effect but through nodes that are behind a blocker may as well wait for it: the pull of a variable for the input pipeline, for
+/// example.
+fn keep_company(graph: &Graph, flow: &Flow, sets: &mut Sets<Blocker>, moments: &mut [Moment]) {
+    for step in flow.order.iter().rev() {
+        let Step::Node(node) = *step else { continue };
+        if has_effects(graph, node) {
+            continue;
+        }
+        // On the way back of a loop this is what the consumer itself is behind: less than it could be.
+        let consumers = graph.outs(node).iter().map(|edge| moments[index(graph.edge(*edge).dst)].blockers);
+        let Some(common) = consumers.reduce(|a, b| sets.both(a, b)) else { continue };
+        let own = &mut moments[index(node)].blockers;
+        *own = sets.union(*own, common);
+    }
+}
+
+/// Could be what something waits for that is no edge.
+fn has_effects(graph: &Graph, node: u32) -> bool {
+    let it = graph.node(node);
+    let changes = graph.ins(node).iter().any(|edge| graph.edge(*edge).class == Class::Ref);
+    let delivers = it.blocking || it.untouchable || matches!(it.kind, Kind::Fetch | Kind::Receive);
+    delivers || ((it.stateful || changes) && !it.pure_read && !it.cloneable)
 }
 
 impl Costs {

@@ -69,6 +69,10 @@ impl<F: Copy + Ord + std::hash::Hash> Sets<F> {
         union
     }
 
+    pub fn both(&mut self, a: SetId, b: SetId) -> SetId {
+        if a == b { a } else { self.intersection(&[a, b]) }
+    }
+
     pub fn intersection(&mut self, sets: &[SetId]) -> SetId {
         let Some((first, rest)) = sets.split_first() else { return SetId::EMPTY };
         let mut common = self.of(*first).to_vec();
