@@ -490,6 +490,12 @@ sw_code sw_channel_open(struct sw_engine *engine,
                         struct sw_channel **out,
                         struct sw_error **error);
 
+// For the metrics: a reply that came over this channel carries `tensors` tensors as one.
+//
+// # Safety
+// `channel` is live.
+void sw_channel_count_fused(struct sw_channel *channel, uint64_t tensors);
+
 // # Safety
 // `channel` came from sw_channel_open and is not used afterwards. Calls in flight go on.
 void sw_channel_release(struct sw_channel *channel);
@@ -547,6 +553,12 @@ void sw_engine_resolved(struct sw_engine *engine,
 // # Safety
 // See sw_engine_banner.
 struct sw_string sw_engine_metrics(const struct sw_engine *engine);
+
+// For the metrics: a reply was sent that carries `tensors` tensors as one.
+//
+// # Safety
+// See sw_engine_banner.
+void sw_engine_count_fused(const struct sw_engine *engine, uint64_t tensors);
 
 // # Safety
 // `string` came from this library and is not used afterwards.

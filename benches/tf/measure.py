@@ -70,7 +70,7 @@ def run_case(case, columns, library, logs, rounds, seconds, bare, with_local):
             traced = cluster.workers[0].call(timeout=120, do="trace", steps=TRACE_STEPS)
             edges = cluster.workers[0].call(timeout=120, do="edges")
             cluster.each_worker(timeout=60 + seconds, do="window", seconds=min(1.0, seconds / 2))
-            facts[column.name] = {"digest": traced["digest"], "tensors_per_step": edges["tensors"], "setup_s": time.monotonic() - start}
+            facts[column.name] = {"digest": traced["digest"], "tensors_per_step": edges["tensors"], "messages_per_step": edges["messages"], "setup_s": time.monotonic() - start}
         local_turns = []
         if with_local:
             local = clusters[columns_module.LOCAL.name] = Cluster(case, columns_module.LOCAL, None, logs)

@@ -48,17 +48,19 @@ class Worker:
         return {"digest": self.case.trace(steps), "steps": self.case.steps}
 
     def edges(self):
-        """One step that also brings back the partitions: counts the tensors that cross from task to task."""
+        """One step that also brings back the partitions: counts what crosses from task to task: messages, and the tensors in them."""
         tf1 = self.tf.compat.v1
         metadata = tf1.RunMetadata()
         self.case.run_with(tf1.RunOptions(output_partition_graphs=True), metadata)
-        crossing = 0
+        messages = inside = 0
         for partition in metadata.partition_graphs:
             for node in partition.node:
                 if node.op in ("_Recv", "_HostRecv"):
                     sender, receiver = node.attr["send_device"].s, node.attr["recv_device"].s
-                    crossing += sender.rsplit(b"/device", 1)[0] != receiver.rsplit(b"/device", 1)[0]
-        return {"tensors": crossing, "partitions": len(metadata.partition_graphs)}
+                    messages += sender.rsplit(b"/device", 1)[0] != receiver.rsplit(b"/device", 1)[0]
+                if node.op == "StarwireUnfuse":
+                    inside += len(node.attr["T"].list.type) - 1
+        return {"tensors": messages + inside, "messages": messages, "partitions": len(metadata.partition_graphs)}
 
     def window(self, seconds):
         """Steps for `seconds`; the time of each step."""

@@ -70,6 +70,8 @@ def table(results):
                 row.append(f"**{case['columns'][name]['ratio'][ratio]['median']:.2f}×**" if ratio else "")
             lines.append("| " + " | ".join(row) + " |")
             first = False
+        row = ["", "", "messages per step"] + [str(case["columns"][name]["messages_per_step"]) for name in columns]
+        lines.append("| " + " | ".join(row + [""] * (len(columns) - 1)) + " |")
         row = ["", "", "peak resident memory, all processes"]
         row += [f"{sum(case['columns'][name]['peak_rss_bytes'].values()) / 2**20:,.0f} MiB" for name in columns]
         lines.append("| " + " | ".join(row + [""] * (len(columns) - 1)) + " |")

@@ -2,6 +2,7 @@
 
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "cc/worker/status_codec.h"
 #include "google/protobuf/unknown_field_set.h"
@@ -30,16 +31,21 @@ FuseWish ServerWishOf(const std::string& task) {
 
 }  // namespace
 
-FuseWish FuseWishOf(const tensorflow::ConfigProto& config) {
-  FuseWish wish = FuseWish::kUnsaid;
+FuseWish FuseWishOf(const tensorflow::ConfigProto& config, FuseWish of_server) {
+  std::vector<FuseWish> wishes;
   const auto& fields = config.GetReflection()->GetUnknownFields(config);
-  // As with any field, the last value counts.
   for (int i = 0; i < fields.field_count(); ++i) {
     const auto& field = fields.field(i);
     if (field.number() != kTensorFuseField || field.type() != google::protobuf::UnknownField::TYPE_VARINT) continue;
-    wish = field.varint() != 0 ? FuseWish::kOn : FuseWish::kOff;
+    wishes.push_back(field.varint() != 0 ? FuseWish::kOn : FuseWish::kOff);
   }
-  return wish;
+  if (wishes.empty()) return FuseWish::kUnsaid;
+  // TensorFlow merges the server's configuration into the session's, behind it, and if the session comes from another
+  // process also before it. Of two different wishes one is therefore the server's.
+  for (FuseWish wish : wishes) {
+    if (of_server != FuseWish::kUnsaid && wish != of_server) return wish;
+  }
+  return wishes.size() < 3 ? wishes[0] : wishes[1];
 }
 
 void SetServerFuseWish(const std::string& task, FuseWish wish) {
@@ -53,8 +59,9 @@ void SetServerFuseWish(const std::string& task, FuseWish wish) {
 }
 
 Status ReadFuseSettings(const tensorflow::ConfigProto& config, const std::string& task, FuseSettings* settings) {
-  FuseWish wish = FuseWishOf(config);
-  if (wish == FuseWish::kUnsaid) wish = ServerWishOf(task);
+  const FuseWish of_server = ServerWishOf(task);
+  FuseWish wish = FuseWishOf(config, of_server);
+  if (wish == FuseWish::kUnsaid) wish = of_server;
   settings->on = wish == FuseWish::kOn;
   if (wish == FuseWish::kOff) return OkStatus();
   uint32_t enabled = 0;

@@ -13,7 +13,8 @@ namespace starwire {
 // What a session configuration says. DeepRec's ConfigProto has the field; in TensorFlow's it is an unknown one, which
 // travels with the message all the same.
 enum class FuseWish { kUnsaid, kOff, kOn };
-FuseWish FuseWishOf(const tensorflow::ConfigProto& config);
+// `of_server`: what the configuration of the session's server says, if that is known.
+FuseWish FuseWishOf(const tensorflow::ConfigProto& config, FuseWish of_server = FuseWish::kUnsaid);
 
 // The default configuration of the server of a task in this process: for its sessions that do not say anything.
 // TensorFlow itself applies it to sessions from other processes only.

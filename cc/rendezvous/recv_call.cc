@@ -173,6 +173,9 @@ void RecvCall::Arrived() {
       if (!status.ok()) Fail(FromPeer(status));
     } else {
       Status status = receiver_.Finish(HostAllocator());
+      if (status.ok() && receiver_.fused_tensors() != 0) {
+        sw_channel_count_fused(route_->channel(), receiver_.fused_tensors());
+      }
       if (!status.ok()) {
         Fail(FromPeer(status));
       } else if (!on_host && receiver_.tensor().NumElements() > 0) {

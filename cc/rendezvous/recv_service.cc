@@ -49,6 +49,7 @@ struct Answer {
       Refuse(status);
       return;
     }
+    if (encoded.fused_tensors() != 0) sw_engine_count_fused(engine->handle(), encoded.fused_tensors());
     sw_reply(engine->handle(), ticket, 0, encoded.meta(), encoded.payload());
   }
 

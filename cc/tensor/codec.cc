@@ -102,6 +102,7 @@ void EncodedTensor::WriteMeta(const Tensor& tensor, bool is_dead, TensorEncoding
 Status EncodedTensor::Encode(const Tensor& tensor, bool is_dead, int64_t send_start_micros) {
   payload_ = {nullptr, 0, nullptr, nullptr};
   long_meta_.clear();
+  fused_tensors_ = 0;
   if (is_dead || tensor.NumElements() == 0) {
     const bool known = IsKnown(tensor.dtype());
     if (!known && !is_dead) {
@@ -169,6 +170,7 @@ Status EncodedTensor::EncodeFused(const Tensor& tensor, const FusedTensors& fuse
   if (!status.ok()) return status;
   if (layout.table_bytes() > kMaxTable || tensors.empty()) return EncodeProto(tensor, send_start_micros);
   WriteMeta(tensor, false, TensorEncoding::kFused, layout.payload_bytes(), send_start_micros);
+  fused_tensors_ = tensors.size();
   long_meta_.resize(kFixedMeta + layout.table_bytes());
   std::memcpy(long_meta_.data(), meta_, kFixedMeta);
   layout.WriteTable(long_meta_.data() + kFixedMeta);

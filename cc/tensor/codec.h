@@ -43,6 +43,8 @@ class EncodedTensor {
   sw_bytes meta() const {
     return long_meta_.empty() ? sw_bytes{meta_, meta_size_} : sw_bytes{long_meta_.data(), long_meta_.size()};
   }
+  // How many tensors travel as this one; 0 if it is an ordinary one.
+  size_t fused_tensors() const { return fused_tensors_; }
   // To be handed to exactly one sw_reply() or sw_call(), which then owns it. NULL if there is nothing to send besides
   // the metadata.
   const sw_payload* payload() const { return payload_.n_parts == 0 ? nullptr : &payload_; }
@@ -56,6 +58,7 @@ class EncodedTensor {
 
   uint8_t meta_[kFixedMeta + 8 * kMaxDims];
   size_t meta_size_ = 0;
+  size_t fused_tensors_ = 0;
   std::vector<uint8_t> long_meta_;  // instead, if it does not fit
   sw_part part_ = {nullptr, 0};
   std::vector<sw_part> parts_;  // only if there is more than one
@@ -87,6 +90,10 @@ class TensorReceiver {
 
   bool prepared() const { return prepared_; }
   const TensorHeader& header() const { return header_; }
+  // How many tensors arrived as this one; 0 if it is an ordinary one.
+  size_t fused_tensors() const {
+    return prepared_ && header_.encoding == TensorEncoding::kFused ? layout_.members().size() : 0;
+  }
   const tensorflow::Tensor& tensor() const { return tensor_; }
   tensorflow::Tensor* mutable_tensor() { return &tensor_; }
 

@@ -1,6 +1,7 @@
 """Session configuration that TensorFlow's own ConfigProto has no fields for."""
 
 # DeepRec's ConfigProto.tensor_fuse: a varint field that TensorFlow's ConfigProto does not know, and therefore passes on as it is.
+_FIELD = 201
 _TENSOR_FUSE = {True: b"\xc8\x0c\x01", False: b"\xc8\x0c\x00"}
 
 
@@ -10,13 +11,40 @@ def config(proto=None, *, tensor_fuse=None):
     Args:
       proto: a ``tf.compat.v1.ConfigProto`` to start from; it is not changed.
       tensor_fuse: True: tensors that cross between tasks together travel as one. False: they do not, whatever the server's configuration and
-        ``STARWIRE_TENSOR_FUSE`` say. None: as these say.
+        ``STARWIRE_TENSOR_FUSE`` say. None: as these, or ``proto``, say.
     """
     import tensorflow as tf
 
-    made = tf.compat.v1.ConfigProto()
-    if proto is not None:
-        made.CopyFrom(proto)
+    data = proto.SerializeToString() if proto is not None else b""
     if tensor_fuse is not None:
-        made.MergeFromString(_TENSOR_FUSE[bool(tensor_fuse)])
-    return made
+        data = _without(data, _FIELD) + _TENSOR_FUSE[bool(tensor_fuse)]
+    return tf.compat.v1.ConfigProto.FromString(data)
+
+
+def _without(data, field):
+    """A serialised message without one of its fields."""
+    kept, at = b"", 0
+    while at < len(data):
+        begin = at
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == 0:
+            _, at = _varint(data, at)
+        elif kind == 2:
+            size, at = _varint(data, at)
+            at += size
+        else:
+            at += 8 if kind == 1 else 4
+        if tag >> 3 != field:
+            kept += data[begin:at]
+    return kept
+
+
+def _varint(data, at):
+    value = shift = 0
+    while True:
+        value |= (data[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at

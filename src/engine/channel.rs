@@ -56,6 +56,14 @@ impl Channel {
         Self { shared, channel }
     }
 
+    /// A reply arrived that carries so many tensors as one.
+    pub fn count_fused(&self, tensors: u64) {
+        self.shared.metrics.count(|cells| {
+            cells.fused_messages_received.add(1);
+            cells.fused_tensors_received.add(tensors);
+        });
+    }
+
     pub fn call(&self, call: NewCall) -> u64 {
         let id = self.next_id();
         self.send(Command::Call { channel: self.channel.number, id, call });

@@ -199,6 +199,14 @@ impl Engine {
         }
     }
 
+    /// A reply was sent that carries so many tensors as one.
+    pub fn count_fused(&self, tensors: u64) {
+        self.shared.metrics.count(|cells| {
+            cells.fused_messages_sent.add(1);
+            cells.fused_tensors_sent.add(tensors);
+        });
+    }
+
     pub fn metrics_text(&self) -> String {
         let identity = &self.shared.config.identity;
         render_prometheus(

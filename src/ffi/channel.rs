@@ -46,6 +46,17 @@ pub unsafe extern "C" fn sw_channel_open(
     }
 }
 
+/// For the metrics: a reply that came over this channel carries `tensors` tensors as one.
+///
+/// # Safety
+/// `channel` is live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_channel_count_fused(channel: *mut sw_channel, tensors: u64) {
+    // SAFETY: the caller's promise.
+    let channel = unsafe { channel.as_ref() };
+    guard((), || channel.map_or((), |channel| channel.channel.count_fused(tensors)));
+}
+
 /// # Safety
 /// `channel` came from sw_channel_open and is not used afterwards. Calls in flight go on.
 #[unsafe(no_mangle)]

@@ -157,6 +157,17 @@ pub unsafe extern "C" fn sw_engine_metrics(engine: *const sw_engine) -> sw_strin
     sw_string { data: bytes.as_mut_ptr(), len: bytes.len(), cap: bytes.capacity() }
 }
 
+/// For the metrics: a reply was sent that carries `tensors` tensors as one.
+///
+/// # Safety
+/// See sw_engine_banner.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_engine_count_fused(engine: *const sw_engine, tensors: u64) {
+    // SAFETY: the caller's promise.
+    let engine = unsafe { engine.as_ref() };
+    guard((), || engine.map_or((), |engine| engine.engine.count_fused(tensors)));
+}
+
 /// # Safety
 /// `string` came from this library and is not used afterwards.
 #[unsafe(no_mangle)]

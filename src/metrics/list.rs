@@ -59,6 +59,10 @@ metrics! {
     Counter payload_bytes_received "starwire_payload_bytes_received_total" "Of the bytes received, payload (tensors).";
     Counter copied_bytes_sent "starwire_copied_bytes_sent_total" "Payload bytes that were copied within this process before they were sent: small parts only.";
     Counter copied_bytes_received "starwire_copied_bytes_received_total" "Payload bytes that were copied within this process after they arrived: small parts only.";
+    Counter fused_messages_sent "starwire_fused_messages_sent_total" "Of the replies sent, those that carry several tensors as one (tensor_fuse).";
+    Counter fused_tensors_sent "starwire_fused_tensors_sent_total" "The tensors in them.";
+    Counter fused_messages_received "starwire_fused_messages_received_total" "Of the replies received, those that carry several tensors as one.";
+    Counter fused_tensors_received "starwire_fused_tensors_received_total" "The tensors in them.";
     Counter blocks_sent "starwire_blocks_sent_total" "Blocks sent; requests and replies per block is how well coalescing works.";
     Counter blocks_received "starwire_blocks_received_total" "Blocks received.";
     Counter keys_interned "starwire_keys_interned_total" "Rendezvous keys sent in full because the connection saw them for the first time.";

@@ -67,9 +67,17 @@ impl Value {
 #[derive(Default)]
 pub struct Metrics {
     writers: Mutex<Vec<Arc<CachePadded<Cells>>>>,
+    /// Of those who count seldom and on any thread.
+    common: Mutex<Option<Recorder>>,
 }
 
 impl Metrics {
+    /// Counts on a thread that has no recorder of its own.
+    pub fn count(&self, f: impl FnOnce(&Cells)) {
+        let mut common = self.common.lock().unwrap_or_else(PoisonError::into_inner);
+        f(common.get_or_insert_with(|| self.recorder()));
+    }
+
     /// A new set of cells for one thread. What was counted stays when the recorder goes.
     pub fn recorder(&self) -> Recorder {
         let cells = Arc::new(CachePadded::new(Cells::default()));
@@ -139,6 +147,15 @@ mod tests {
 
     fn value(metrics: &Metrics, name: &str) -> Value {
         metrics.snapshot().into_iter().find(|s| s.description.name == name).unwrap().value
+    }
+
+    #[test]
+    fn anybody_may_count() {
+        let metrics = Metrics::default();
+        for _ in 0..3 {
+            metrics.count(|cells| cells.fused_tensors_sent.add(2));
+        }
+        assert_eq!(value(&metrics, "starwire_fused_tensors_sent_total"), Value::Counter(6));
     }
 
     #[test]
