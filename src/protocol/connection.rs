@@ -14,6 +14,7 @@ use super::moving::{FEATURE_QUEUE_PAIRS, Step as MoveStep};
 use super::outgoing::{Answers, Outgoing};
 use super::server::Server;
 use super::settings::{PeerInfo, Settings};
+use super::spare;
 use super::stats::Stats;
 
 /// One side of one connection.
@@ -157,7 +158,7 @@ impl<H: Handler> Connection<H> {
 
     /// Gives a written `Segment::Control` back for reuse.
     pub fn recycle(&mut self, control: Vec<u8>) {
-        self.out.recycle(control);
+        spare::give_out(control);
     }
 
     // Time.

@@ -9,11 +9,10 @@ use super::handler::Target;
 use super::idmap::{IdHash, IdMap};
 use super::limits::{FIRST_READ, HEADER, MAX_TARGETS};
 use super::sniff::{Sniff, sniff};
+use super::spare;
 
-/// Every so many times that the scratch buffer is empty it may shrink …
-const SCRATCH_REVIEW: u32 = 64;
-/// … but not below this.
-const SCRATCH_KEPT: usize = 8 << 10;
+/// The largest scratch buffer that a connection keeps between two blocks.
+const SCRATCH_KEPT: usize = 4 << 10;
 
 /// A payload whose bulk parts are arriving.
 pub struct Transfer {
@@ -50,9 +49,6 @@ pub enum Step {
 
 pub struct Incoming {
     scratch: Vec<u8>,
-    /// The most that was needed since the last review, and how often it was empty since.
-    peak: usize,
-    empty: u32,
     start: usize,
     end: usize,
     header: Option<BlockHeader>,
@@ -71,8 +67,6 @@ impl Incoming {
     pub fn new(hash: IdHash, calls: bool) -> Self {
         Incoming {
             scratch: Vec::new(),
-            peak: 0,
-            empty: 0,
             start: 0,
             end: 0,
             header: None,
@@ -144,22 +138,28 @@ impl Incoming {
     fn make_room(&mut self, len: usize) -> usize {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-            self.empty += 1;
-            if self.empty == SCRATCH_REVIEW {
-                if self.scratch.len() > SCRATCH_KEPT.max(4 * self.peak) {
-                    self.scratch = Vec::new();
-                }
-                (self.empty, self.peak) = (0, 0);
+            // Between two blocks a connection keeps no more than the beginning of one needs.
+            if self.scratch.len() > SCRATCH_KEPT {
+                spare::give_in(std::mem::take(&mut self.scratch));
             }
         }
         if self.end + len > self.scratch.len() && self.start != 0 {
             self.scratch.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        if self.end + len > self.scratch.len() {
-            self.scratch.resize((self.end + len).next_power_of_two(), 0);
+        let needed = self.end + len;
+        if needed > self.scratch.len() {
+            if needed <= SCRATCH_KEPT {
+                self.scratch.resize(needed.next_power_of_two(), 0);
+            } else {
+                let mut larger = spare::take_in(needed.next_power_of_two());
+                larger[..self.end].copy_from_slice(&self.scratch[..self.end]);
+                let smaller = std::mem::replace(&mut self.scratch, larger);
+                if smaller.len() > SCRATCH_KEPT {
+                    spare::give_in(smaller);
+                }
+            }
         }
-        self.peak = self.peak.max(self.end + len);
         self.end
     }
 
@@ -347,5 +347,46 @@ impl Transfer {
                 self.offset = 0;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::block;
+    use super::*;
+
+    /// Feeds bytes as a socket would; returns how many sections came.
+    fn feed(incoming: &mut Incoming, mut bytes: &[u8]) -> usize {
+        let (mut targets, mut sections) = (Vec::new(), 0);
+        while !bytes.is_empty() {
+            incoming.plan(&mut targets);
+            let [Target::Scratch { offset, len }] = targets[..] else { panic!("{targets:?}") };
+            let n = len.min(bytes.len());
+            incoming.scratch_mut(offset, len)[..n].copy_from_slice(&bytes[..n]);
+            bytes = &bytes[n..];
+            incoming.arrived(n).unwrap();
+            while let Step::Section { .. } = incoming.step(1 << 20).unwrap() {
+                sections += 1;
+                incoming.section_done().unwrap();
+            }
+        }
+        sections
+    }
+
+    #[test]
+    fn between_two_blocks_a_connection_keeps_little() {
+        let mut incoming = Incoming::new(IdHash::new(), true);
+        let mut stream = Vec::new();
+        for (sequence, control) in [(0, 8), (1, 300_000), (2, 5000), (3, 300_000)] {
+            let mut one = vec![0; HEADER + control];
+            block::seal(&mut one, 0, sequence);
+            stream.extend(one);
+        }
+        let (first, rest) = stream.split_at(HEADER + 8 + 100_000);
+        assert_eq!(feed(&mut incoming, first), 1);
+        assert!(incoming.scratch.len() > 100_000, "half of a block is kept");
+        assert_eq!(feed(&mut incoming, rest), 3);
+        incoming.plan(&mut Vec::new());
+        assert!(incoming.scratch.len() <= SCRATCH_KEPT, "{} bytes are kept", incoming.scratch.len());
     }
 }

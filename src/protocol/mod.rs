@@ -24,6 +24,7 @@ mod outgoing;
 mod server;
 mod settings;
 mod sniff;
+mod spare;
 mod stats;
 
 pub use block::VERSION as WIRE_VERSION;

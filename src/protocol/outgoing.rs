@@ -15,11 +15,8 @@ use super::limits::{
     BULK_SOFT, CONTROL_SOFT, EXPRESS_MAX, EXPRESS_SHARE, HEADER, MAX_CONTROL, MAX_INLINE, MAX_SEGMENTS,
     OUTGOING_HIGH_WATER,
 };
+use super::spare;
 use super::stats::Stats;
-
-/// Control vectors kept for reuse, and the largest worth keeping.
-const SPARE_VECTORS: usize = 4;
-const SPARE_CAPACITY: usize = 512 << 10;
 
 /// Answers within some control section: what a server may forget once the section is on its way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,7 +87,6 @@ pub struct Outgoing<P> {
     open: Chunk,
     /// Bytes in `closed` and `open`.
     queued: usize,
-    spare: Vec<Vec<u8>>,
     transfers: IdMap<Transfer<P>>,
     express: VecDeque<(u64, u64)>,
     bulk: VecDeque<(u64, u64)>,
@@ -139,7 +135,6 @@ impl<P: Payload> Outgoing<P> {
             closed: VecDeque::new(),
             open: Chunk::default(),
             queued: 0,
-            spare: Vec::new(),
             transfers: IdMap::with_hasher(hash),
             express: VecDeque::new(),
             bulk: VecDeque::new(),
@@ -178,7 +173,7 @@ impl<P: Payload> Outgoing<P> {
             self.cut();
         }
         if self.open.bytes.is_empty() {
-            self.open.bytes = self.new_chunk();
+            self.open.bytes = Self::new_chunk();
         }
         let before = self.open.bytes.len();
         encode(&mut self.open.bytes);
@@ -268,7 +263,6 @@ impl<P: Payload> Outgoing<P> {
 
     /// Gives memory back that only a busy connection needs.
     pub fn slim(&mut self) {
-        self.spare.clear();
         self.transfers.shrink_to_fit();
         self.express.shrink_to_fit();
         self.bulk.shrink_to_fit();
@@ -279,7 +273,6 @@ impl<P: Payload> Outgoing<P> {
         self.closed.clear();
         self.open = Chunk::default();
         self.queued = 0;
-        self.spare.clear();
         self.transfers.clear();
         self.express.clear();
         self.bulk.clear();
@@ -292,15 +285,8 @@ impl<P: Payload> Outgoing<P> {
         self.mute = true;
     }
 
-    pub fn recycle(&mut self, mut control: Vec<u8>) {
-        if self.spare.len() < SPARE_VECTORS && control.capacity() <= SPARE_CAPACITY {
-            control.clear();
-            self.spare.push(control);
-        }
-    }
-
-    fn new_chunk(&mut self) -> Vec<u8> {
-        let mut bytes = self.spare.pop().unwrap_or_default();
+    fn new_chunk() -> Vec<u8> {
+        let mut bytes = spare::take_out();
         bytes.resize(HEADER, 0);
         bytes
     }
@@ -320,7 +306,7 @@ impl<P: Payload> Outgoing<P> {
         };
         self.lanes_first = false;
         if chunk.bytes.is_empty() {
-            chunk.bytes = self.new_chunk();
+            chunk.bytes = Self::new_chunk();
         } else {
             self.queued = self.queued.saturating_sub(chunk.bytes.len() - HEADER);
         }
@@ -341,7 +327,7 @@ impl<P: Payload> Outgoing<P> {
         if chunk.bytes.len() == HEADER {
             // Only stale lane entries were left, or the lanes had to be skipped this time.
             out.truncate(first);
-            self.recycle(chunk.bytes);
+            spare::give_out(chunk.bytes);
             return if self.is_empty() { (0, Answers::default()) } else { self.poll(now, stats, out) };
         }
         block::seal(&mut chunk.bytes, bulk, self.sequence);
