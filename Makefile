@@ -99,12 +99,16 @@ format: ## Format Rust and C++
 	@git ls-files '*.cc' '*.h' | grep -v '^include/' | xargs --no-run-if-empty clang-format -i
 
 .PHONY: matrix
-matrix: tools ## Build and smoke-test for every TensorFlow minor (VERSIONS="2.12.1 2.15.1" for some)
-	@scripts/matrix $(VERSIONS)
+matrix: tools ## Build and smoke-test for every TensorFlow minor (VERSIONS="2.12.1 2.15.1" for some; FULL=1: all tests that use TensorFlow)
+	@FULL=$(FULL) scripts/matrix $(VERSIONS)
 
 .PHONY: bazel
 bazel: tools venv ## Build the plug-in with bazel (BAZEL=/path) and smoke-test it: bazel/README.md
 	@CARGO="$(CARGO)" scripts/bazel-test $(PYTHON)
+
+.PHONY: sanitize
+sanitize: ## The tests under sanitizers (ONLY="address thread shim" for some)
+	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/sanitize $(ONLY)
 
 FUZZ_SECONDS ?= 60
 .PHONY: fuzz

@@ -37,4 +37,27 @@ $(SHIM_OUT)/%.o: tests/cc/shim/%.cc $(FOLDER)/flags.mk
 	@mkdir -p $(@D)
 	$(SHIM_CXX) $(SHIM_CXXFLAGS) -MMD -MP -c -o $@ $<
 
--include $(wildcard $(ABI_OUT)/*.d $(SHIM_OUT)/*.d)
+# The same with cc/ compiled for gcc's sanitizers. Left out: vptr (needs type information that TensorFlow hides), null and nonnull (gcc cannot compile absl's
+# constant expressions with them; a null pointer ends the program anyway), containers (those that TensorFlow fills are not annotated).
+SANITIZED_OUT := $(FOLDER)/sanitized
+SANITIZE := -fsanitize=address,undefined -fno-sanitize=vptr,null,nonnull-attribute,returns-nonnull-attribute -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1
+SANITIZED_SOURCES := $(shell find cc -name '*.cc') $(wildcard tests/cc/shim/*.cc)
+SANITIZED_OBJECTS := $(foreach source,$(SANITIZED_SOURCES),$(SANITIZED_OUT)/$(subst /,-,$(source:.cc=.o)))
+
+.PHONY: sanitized
+sanitized: $(SANITIZED_OUT)/shim_test
+	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) ASAN_OPTIONS=detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  $< --gtest_brief=1 2>$(SANITIZED_OUT)/stderr.log || { tail -n 80 $(SANITIZED_OUT)/stderr.log >&2; exit 1; }
+
+$(SANITIZED_OUT)/shim_test: $(SANITIZED_OBJECTS) $(CORE)
+	$(SHIM_CXX) $(SANITIZE) -o $@ $(SANITIZED_OBJECTS) $(CORE) -Wl,--no-as-needed -L$(SHIM_TF) -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 \
+	  -Wl,--allow-shlib-undefined $(GTEST)
+
+define SANITIZED_RULE
+$(SANITIZED_OUT)/$(subst /,-,$(1:.cc=.o)): $(1) $(FOLDER)/flags.mk
+	@mkdir -p $$(@D)
+	$$(SHIM_CXX) $$(SHIM_CXXFLAGS) $$(SANITIZE) -MMD -MP -c -o $$@ $$<
+endef
+$(foreach source,$(SANITIZED_SOURCES),$(eval $(call SANITIZED_RULE,$(source))))
+
+-include $(wildcard $(ABI_OUT)/*.d $(SHIM_OUT)/*.d $(SANITIZED_OUT)/*.d)
