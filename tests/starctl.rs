@@ -39,7 +39,7 @@ fn server() -> (Rehearsal, String) {
 #[test]
 fn every_command_explains_itself() {
     let overview = out(&starctl(&["--help"]));
-    for command in ["doctor", "top", "health", "endpoint-map", "bench", "bench swarm"] {
+    for command in ["doctor", "top", "health", "endpoint-map", "plan", "bench", "bench swarm"] {
         assert!(overview.contains(&format!("\n  {command} ")), "{overview}");
         let mut words: Vec<&str> = command.split(' ').collect();
         words.push("--help");
@@ -57,6 +57,7 @@ fn wrong_command_lines_end_with_2_and_a_reason() {
         (&["health", "x"], "\"x\" is not an address: the port is missing (host:port)"),
         (&["top", "a:1", "--interval-ms", "x"], "--interval-ms \"x\" must be a number"),
         (&["endpoint-map"], "which cluster?"),
+        (&["plan"], "which graph?"),
         (&["doctor", "--frob"], "there is no option --frob; there are --cluster, --job, --protocol, --connect"),
         (&["bench", "--serve", "--to", "a:1"], "give one of them"),
         (&["bench", "swarms"], "\"swarms\" is one argument too many"),

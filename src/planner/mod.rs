@@ -17,6 +17,7 @@ pub mod rounds;
 pub mod schedule;
 mod sets;
 pub mod star;
+mod star_text;
 
 #[cfg(test)]
 mod fuse_tests;

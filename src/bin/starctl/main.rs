@@ -1,11 +1,13 @@
-//! starctl: looks at a machine, at running servers, and writes endpoint maps.
+//! starctl: looks at a machine, at running servers and at graphs, and writes endpoint maps.
 
 mod args;
 mod bench;
 mod cluster;
 mod doctor;
 mod endpoint_map;
+mod graph_def;
 mod health;
+mod plan;
 mod remote;
 mod swarm;
 mod top;
@@ -14,8 +16,15 @@ use std::process::ExitCode;
 
 use args::{Command, Failure, Parsed};
 
-const COMMANDS: [Command; 6] =
-    [doctor::COMMAND, top::COMMAND, health::COMMAND, endpoint_map::COMMAND, bench::COMMAND, swarm::COMMAND];
+const COMMANDS: [Command; 7] = [
+    doctor::COMMAND,
+    top::COMMAND,
+    health::COMMAND,
+    endpoint_map::COMMAND,
+    plan::COMMAND,
+    bench::COMMAND,
+    swarm::COMMAND,
+];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = match std::env::args_os().skip(1).map(std::ffi::OsString::into_string).collect() {

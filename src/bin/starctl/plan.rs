@@ -1,0 +1,133 @@
+//! `starctl plan`: what would cross between tasks, and in which calls or groups.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use prost::Message;
+use starwire::planner::graph::Graph;
+use starwire::planner::placement::Roles;
+use starwire::planner::star::Style;
+use starwire::planner::{fuse, star};
+
+use crate::args::{Args, Command, Failure, Opt};
+use crate::graph_def::{GraphDef, Planned, convert};
+
+pub const COMMAND: Command = Command {
+    name: "plan",
+    about: "Shows how a graph is split: calls, rounds, groups, and what stays as it is and why.",
+    positional: "GRAPH.pb",
+    options: &[
+        Opt { name: "--as", value: "WHAT", help: "star_server (default), star_server_lite or tensor_fuse" },
+        Opt { name: "--fetch", value: "NAMES", help: "what a step runs (a) and fetches (a:0), with commas; else the whole graph" },
+        Opt { name: "--servers", value: "JOBS", help: "jobs of parameter servers, with commas (ps)" },
+        Opt { name: "--worker", value: "TASK", help: "where nodes without a device are (/job:worker/task:0)" },
+    ],
+    details: "\
+GRAPH.pb is a binary GraphDef with devices, as tf.io.write_graph(graph, \".\", \"graph.pb\", as_text=False) writes it. What an operation does
+is told from its name: the plan is a close estimate of what a server does with TensorFlow at hand.
+
+  starctl plan --as star_server_lite --fetch train_op,loss:0 graph.pb
+",
+    run,
+};
+
+fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let [file] = args.positional.as_slice() else {
+        return Err(Failure::Usage("which graph? Give one GraphDef file".to_owned()));
+    };
+    let list = |name: &str| -> Vec<String> {
+        args.all(name).flat_map(|names| names.split(',')).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+    };
+    let servers = match list("--servers") {
+        none if none.is_empty() => vec!["ps".to_owned()],
+        some => some,
+    };
+    let bytes = std::fs::read(Path::new(file)).map_err(|error| Failure::Failed(format!("{file}: {error}")))?;
+    let failed = |reason: String| Failure::Failed(format!("{file}: {reason}"));
+    let graph = GraphDef::decode(bytes.as_slice()).map_err(|error| failed(format!("no GraphDef: {error}")))?;
+    if graph.node.is_empty() {
+        return Err(failed("no GraphDef, or one without nodes".to_owned()));
+    }
+    let planned = convert(&graph, &list("--fetch"), args.get("--worker")).map_err(failed)?;
+    let text = match args.get("--as").unwrap_or("star_server") {
+        "star_server" => show(planned, &servers, Some(Style::Robust)),
+        "star_server_lite" => show(planned, &servers, Some(Style::Lite)),
+        "tensor_fuse" => show(planned, &servers, None),
+        other => {
+            let message = format!("--as {other:?} must be star_server, star_server_lite or tensor_fuse");
+            return Err(Failure::Usage(message));
+        }
+    };
+    print!("{}", text.map_err(failed)?);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(planned: Planned, servers: &[String], style: Option<Style>) -> Result<String, String> {
+    let Planned { nodes, edges, names, tasks } = planned;
+    let name = |node: u32| names.get(usize::try_from(node).ok()?).cloned();
+    let graph = Graph::new(nodes, edges, Some(&name)).map_err(|error| error.to_string())?;
+    let mut text = String::new();
+    for (number, task) in tasks.iter().enumerate() {
+        let _ = writeln!(text, "task {number}: {task}");
+    }
+    let Some(style) = style else {
+        let plan = fuse::plan(&graph, &fuse::Limits::default()).map_err(|error| error.to_string())?;
+        return Ok(text + &plan.describe(&graph).to_string());
+    };
+    let is_server = |task: &String| servers.iter().any(|job| task.starts_with(&format!("/job:{job}/")));
+    let roles = Roles { servers: tasks.iter().map(is_server).collect() };
+    let plan = star::plan(&graph, &roles, style).map_err(|error| error.to_string())?;
+    Ok(text + &plan.describe(&graph, &tasks).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph_def::tests::node;
+
+    fn training() -> GraphDef {
+        let ps = "/job:ps/task:0";
+        let nodes = vec![
+            node("v", "VarHandleOp", ps, &[]),
+            node("v/read", "ReadVariableOp", ps, &["v"]),
+            node("gradient", "Neg", "/job:worker/task:0", &["v/read"]),
+            node("rate", "Const", ps, &[]),
+            node("update", "ResourceApplyGradientDescent", "", &["v", "rate", "gradient"]),
+            node("loop", "Enter", ps, &["gradient"]),
+            node("out", "Exit", ps, &["loop"]),
+        ];
+        GraphDef { node: nodes }
+    }
+
+    fn plan(fetches: &[&str], style: Option<Style>) -> String {
+        let fetches: Vec<String> = fetches.iter().map(|fetch| fetch.to_string()).collect();
+        show(convert(&training(), &fetches, None).unwrap(), &["ps".to_owned()], style).unwrap()
+    }
+
+    #[test]
+    fn a_pull_and_a_push() {
+        let expected = "\
+task 0: /job:ps/task:0
+task 1: /job:worker/task:0
+2 calls in 2 rounds run 2 of 5 nodes
+call 0, round 1, to /job:ps/task:0
+  runs      \"v/read\"
+  copies    \"v\"
+  brings    \"v/read\":0
+call 1, round 2, to /job:ps/task:0
+  runs      \"update\"
+  copies    \"v\", \"rate\"
+  takes     \"gradient\":0
+";
+        assert_eq!(plan(&["update"], Some(Style::Robust)), expected);
+    }
+
+    #[test]
+    fn what_stays_says_why() {
+        let whole = plan(&[], Some(Style::Lite));
+        assert!(whole.ends_with("left to send and receive (Loop): \"loop\", \"out\"\n"), "{whole}");
+        let fused = plan(&["update"], None);
+        assert!(fused.contains("\"gradient\":0 to task 0 alone: NoCompany"), "{fused}");
+    }
+}
