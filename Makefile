@@ -79,6 +79,10 @@ bench-swarm: build starctl ## Many simulated workers on one parameter server (20
 	@$(PYTHON) benches/swarm/run.py --library $(PLUGIN) --starctl target/release/starctl --out $(BENCH)/swarm $(SWARM_ARGS)
 	@$(BENCH)/venv/bin/python benches/swarm/plot.py $(BENCH)/swarm/results.json $(BENCH)/swarm/plot.svg
 
+.PHONY: bench-executor
+bench-executor: build ## Measure what executors take per kernel (1 min)
+	@$(MAKE) -f benches/executor/bench.mk FOLDER=$(FOLDER) ROUNDS="$(ROUNDS)" MS="$(MS)"
+
 # ---- check it
 
 .PHONY: test

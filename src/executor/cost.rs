@@ -1,6 +1,6 @@
 //! What kernels were measured to take: the ground for sharing them.
 //!
-//! Reading the clock twice costs as much as a small kernel, so few runs are measured. An estimate moves by bounded steps: a kernel that was preempted once does not
+//! Reading the clock twice costs as much as a small kernel, so few runs are measured. An estimate moves by bounded steps, up slower than down: a kernel that was preempted once does not
 //! become expensive for it.
 
 use super::sync::{AtomicU32, Ordering};
@@ -35,7 +35,7 @@ impl Costs {
         let old = cell.load(Ordering::Relaxed);
         let new = match old {
             0 => took,
-            old => took.clamp(old - old / 4, old.saturating_add(old / 2).saturating_add(1_000)),
+            old => took.clamp(old / 4, old.saturating_add(old / 2).saturating_add(1_000)),
         };
         // Two that note at the same time each count the step that they made.
         let old = cell.swap(new, Ordering::Relaxed);

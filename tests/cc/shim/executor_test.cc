@@ -14,11 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include "cc/executor/session_subgraph.h"
 #include "cc/executor/subgraph.h"
 #include "tensorflow/core/common_runtime/device_factory.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/common_runtime/graph_constructor.h"
 #include "tensorflow/core/common_runtime/step_stats_collector.h"
+#include "tensorflow/core/distributed_runtime/worker_session.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/function.h"
 #include "tensorflow/core/framework/node_def_builder.h"
@@ -503,6 +505,78 @@ TEST_F(SubgraphTest, ExpensiveKernelsAreSharedOut) {
   std::vector<Step::Value> fetches;
   for (int i = 0; i < 30; ++i) ASSERT_TRUE(Both({feed}, &fetches).ok());
   EXPECT_GT(subgraph_->CostNanos(), 4u * 25000) << "too fast to be shared out: the test tests nothing";
+}
+
+class SessionSubgraphTest : public SubgraphTest {
+ protected:
+  SessionSubgraphTest() {
+    session_ = tensorflow::WorkerSession::CreateWithBorrowedDeviceMgr(
+        "session", "/job:localhost/replica:0/task:0", nullptr, devices_.get(), nullptr, nullptr,
+        [](tensorflow::WorkerSession*, bool, tensorflow::DeviceMgr*) {
+          return std::unique_ptr<tensorflow::DistributedFunctionLibraryRuntime>();
+        });
+  }
+  Status Register(std::unique_ptr<SessionSubgraph>* out) {
+    def_.mutable_versions()->set_producer(TF_GRAPH_DEF_VERSION);
+    return SessionSubgraph::Register(session_, "session", def_, tensorflow::ConfigProto(), 2, out);
+  }
+  Status Run(const SessionSubgraph& subgraph, const std::vector<Tensor>& feeds, Done* step) {
+    step->feeds = feeds;
+    step->fetches.assign(subgraph.num_fetches(), {});
+    step->args.runner = [this](std::function<void()> work) { pool_.Schedule(std::move(work)); };
+    subgraph.Run(step);
+    return step->Wait();
+  }
+  std::shared_ptr<tensorflow::WorkerSession> session_;
+};
+
+TEST_F(SessionSubgraphTest, GraphsOfASessionShareItsVariables) {
+  Variable("v");
+  Arg("x", 0);
+  Typed("assign", "Assign", {"v", "x"});
+  std::unique_ptr<SessionSubgraph> push, pull;
+  ASSERT_TRUE(Register(&push).ok());
+  def_.Clear();
+  Variable("v");
+  Typed("read", "Identity", {"v"});
+  Retval(0, "read");
+  ASSERT_TRUE(Register(&pull).ok());
+  EXPECT_EQ(push->num_feeds(), 1u);
+  EXPECT_EQ(push->unsupported() + pull->unsupported(), "");
+  Done step;
+  EXPECT_EQ(StatusNumber(Run(*pull, {}, &step)), 9) << "not initialized yet";
+  ASSERT_TRUE(Run(*push, {Floats({7, 8})}, &step).ok());
+  ASSERT_TRUE(Run(*pull, {}, &step).ok());
+  EXPECT_EQ(step.fetches[0].tensor.flat<float>()(1), 8);
+  push.reset();
+  ASSERT_TRUE(Run(*pull, {}, &step).ok()) << "the variable is the session's, not the graph's";
+}
+
+TEST_F(SessionSubgraphTest, WhatIsNotForThisExecutorRunsOnTensorFlows) {
+  Arg("x", 0);
+  NodeDef* enter = Typed("enter", "Enter", {"x"});
+  (*enter->mutable_attr())["frame_name"].set_s("frame");
+  Typed("neg", "Neg", {"enter"});
+  Typed("exit", "Exit", {"neg"});
+  Retval(0, "exit");
+  std::unique_ptr<SessionSubgraph> subgraph;
+  ASSERT_TRUE(Register(&subgraph).ok());
+  EXPECT_EQ(subgraph->unsupported(), "node enter belongs to a loop");
+  Done step;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(Run(*subgraph, {Floats({1, 2})}, &step).ok());
+    EXPECT_EQ(step.fetches[0].tensor.flat<float>()(1), -2);
+  }
+}
+
+TEST_F(SessionSubgraphTest, NonsenseIsRefused) {
+  std::unique_ptr<SessionSubgraph> subgraph;
+  EXPECT_EQ(StatusNumber(Register(&subgraph)), 3) << "no nodes";
+  Arg("x", 0);
+  Arg("y", 1);
+  def_.mutable_node(1)->set_device("/job:localhost/replica:0/task:0/device:CPU:1");
+  EXPECT_EQ(StatusNumber(Register(&subgraph)), 3) << "two devices";
+  EXPECT_EQ(subgraph, nullptr);
 }
 
 TEST_F(SubgraphTest, WhatIsNotForThisExecutor) {

@@ -1,0 +1,22 @@
+# The executors' race: a program with TensorFlow, the executor's part of cc/ and the library (FOLDER=target/tf-VERSION).
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+include $(FOLDER)/flags.mk
+OUT := $(FOLDER)/bench
+OBJECTS := $(filter %cc-executor-subgraph.o %cc-executor-subgraph_table.o %cc-executor-scratch.o,$(SHIM_OBJECTS))
+# Rounds per graph, and milliseconds per round and executor.
+ROUNDS := $(or $(ROUNDS),11)
+MS := $(or $(MS),10)
+
+.PHONY: run
+run: $(OUT)/executor
+	@LD_LIBRARY_PATH=$(SHIM_TF):$(FOLDER) TF_CPP_MIN_LOG_LEVEL=2 $< $(ROUNDS) $(MS)
+
+$(OUT)/executor: $(OUT)/main.o $(OBJECTS) $(FOLDER)/libstarwire.so
+	$(SHIM_CXX) -o $@ $^ -Wl,--no-as-needed -L$(SHIM_TF) -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 -Wl,--allow-shlib-undefined -lpthread
+
+$(OUT)/main.o: benches/executor/main.cc $(FOLDER)/flags.mk
+	@mkdir -p $(@D)
+	$(SHIM_CXX) $(SHIM_CXXFLAGS) -MMD -MP -c -o $@ $<
+
+-include $(wildcard $(OUT)/*.d)
