@@ -17,6 +17,8 @@ use crate::transport::SocketAddress;
 const MAX_PARTS: usize = 1024;
 /// How much one send offers the kernel; more would only grow the time until other connections get their turn.
 const MAX_SEND: u64 = 8 << 20;
+/// What a peer may still send after it was told that nobody listens.
+const MAX_DRAINED: u64 = 64 << 20;
 /// Received bytes that nobody wants land here, on top of each other.
 const DISCARD: usize = 64 << 10;
 
@@ -26,6 +28,24 @@ pub enum Role {
         channel: u32,
     },
     Server,
+}
+
+/// The end of a connection whose peer is to hear the reason. A socket that is closed with unread input resets the connection, and the reason is lost with what
+/// the peer had not read yet: so what it still sends is read, and dropped, until it has ended its side, or for a while.
+#[derive(Default)]
+pub struct Farewell {
+    /// Bytes that were read and dropped.
+    drained: u64,
+    /// The kernel has all of the last word, and that nothing will follow.
+    said: bool,
+    /// The peer has ended its side.
+    pub heard_out: bool,
+}
+
+impl Farewell {
+    pub fn is_over(&self) -> bool {
+        (self.said && self.heard_out) || self.drained > MAX_DRAINED
+    }
 }
 
 pub struct Conn {
@@ -45,8 +65,10 @@ pub struct Conn {
     pub address: Option<SocketAddress>,
     /// A second handle of a local socket until the peer's credentials were checked.
     pub guard: Option<OwnedFd>,
-    /// Why it is being closed; nothing is started any more, and what is in flight is waited for.
+    /// Why it is being closed; nothing is started any more (but a farewell), and what is in flight is waited for.
     pub closing: Option<Failure>,
+    /// The peer is still told why.
+    pub farewell: Option<Farewell>,
     /// When the shard's timer for this connection fires, to arm it only if it must fire earlier.
     pub timer: Option<(Instant, Timer)>,
     /// In the shard's list of connections with something to send.
@@ -90,6 +112,7 @@ impl Conn {
             address: None,
             guard: None,
             closing: None,
+            farewell: None,
             timer: None,
             dirty: false,
             keys: Keys::new(),
@@ -139,8 +162,11 @@ impl Conn {
 
     /// Starts a receive into wherever the next bytes belong.
     pub fn start_receive(&mut self, driver: &mut dyn Driver, discard: &mut DiscardBuffer) -> io::Result<()> {
-        if self.receiving || !self.connected || self.closing.is_some() {
+        if self.receiving || !self.connected {
             return Ok(());
+        }
+        if self.closing.is_some() {
+            return self.drain(driver, discard);
         }
         self.targets.clear();
         self.parts.clear();
@@ -180,9 +206,38 @@ impl Conn {
         Ok(())
     }
 
+    /// Receives for nobody.
+    fn drain(&mut self, driver: &mut dyn Driver, discard: &mut DiscardBuffer) -> io::Result<()> {
+        if self.farewell.as_ref().is_some_and(|f| !f.heard_out) {
+            let part = IoPart { ptr: discard.pointer(), len: DISCARD };
+            // SAFETY: the discard buffer outlives the driver.
+            unsafe { driver.recv(self.token, &[part])? };
+            self.receiving = true;
+        }
+        Ok(())
+    }
+
+    /// `n` bytes came that nobody wants.
+    pub fn drained(&mut self, n: usize) {
+        self.receiving = false;
+        if let Some(farewell) = &mut self.farewell {
+            farewell.drained += n as u64;
+        }
+    }
+
+    /// Goes on with the last word. Only when no send is under way.
+    pub fn say_farewell(&mut self, driver: &mut dyn Driver, now: Instant) -> io::Result<()> {
+        self.start_send(driver, now)?;
+        if let Some(farewell) = self.farewell.as_mut().filter(|f| !self.sending && !f.said) {
+            farewell.said = true;
+            driver.finish(self.token);
+        }
+        Ok(())
+    }
+
     /// Sends what there is to send, unless a send is under way.
     pub fn start_send(&mut self, driver: &mut dyn Driver, now: Instant) -> io::Result<()> {
-        if self.sending || !self.connected || self.closing.is_some() {
+        if self.sending || !self.connected || (self.closing.is_some() && self.farewell.is_none()) {
             return Ok(());
         }
         if self.written == self.out.len() {

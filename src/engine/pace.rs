@@ -123,7 +123,8 @@ impl Shard {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.timer = None;
         if conn.closing.is_some() {
-            // Its last word did not get through in time.
+            // Its last word did not get through in time, or the peer does not end its side.
+            conn.farewell = None;
             let token = conn.token;
             return self.driver.close(token);
         }

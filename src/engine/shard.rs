@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::channel::{ChannelState, Waiting, What};
 use super::command::{Command, Door};
-use super::conn::{Conn, DiscardBuffer, Role};
+use super::conn::{Conn, DiscardBuffer, Farewell, Role};
 use super::delivery::Delivery;
 use super::moving::Way;
 use super::owner::Level;
@@ -267,7 +267,7 @@ impl Shard {
             Completion::Recv { token, result } => {
                 let Some(key) = self.tokens.get(&token.0).copied() else { return };
                 match result {
-                    Ok(0) => self.lose(key, code::UNAVAILABLE, "the peer closed the connection".into()),
+                    Ok(0) => self.ended(key),
                     Ok(n) => self.received(key, n, now),
                     Err(error) => self.lose(key, code::UNAVAILABLE, error.to_string()),
                 }
@@ -362,10 +362,11 @@ impl Shard {
 
     fn received(&mut self, key: u64, n: usize, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        conn.receiving = false;
         if conn.closing.is_some() {
-            return;
+            conn.drained(n);
+            return self.take_leave(key);
         }
+        conn.receiving = false;
         let proto = &mut conn.proto;
         let (result, after) = self.delivery.serve(key, &mut conn.keys, |d| proto.on_received(now, n, d));
         conn.count(&self.delivery.metrics);
@@ -416,10 +417,7 @@ impl Shard {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.sent(n);
         if conn.closing.is_some() {
-            // It was only kept for its last word.
-            let token = conn.token;
-            self.driver.close(token);
-            return;
+            return self.take_leave(key);
         }
         self.resume_moved(key);
         let Some(conn) = self.conns.get_mut(&key) else { return };
@@ -470,16 +468,44 @@ impl Shard {
             ConnectionError::Refused { .. } | ConnectionError::NotStarwire(_) => self.delivery.metrics.refusals.add(1),
             _ => {}
         }
-        if matches!(error, ConnectionError::Refused { .. }) {
-            // A last word to the peer: why. It gets a second to take it.
-            let _ = conn.start_send(&mut *self.driver, now);
-            let until = now + LAST_WORD;
-            self.rearm(key, until);
-        }
+        let last_word = conn.connected && conn.proto.wants_transmit();
         if is_server && !matches!(error, ConnectionError::PeerSilent { .. }) {
             self.log_offender(&name, &error.to_string(), now);
         }
-        self.lose(key, error.code(), error.to_string());
+        if !last_word {
+            return self.lose(key, error.code(), error.to_string());
+        }
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.closing = Some(Failure { code: error.code(), message: error.to_string() });
+        conn.farewell = Some(Farewell::default());
+        // It gets a second to take it.
+        self.rearm(key, now + LAST_WORD);
+        self.take_leave(key);
+    }
+
+    /// Goes on with the end of a connection whose peer is told why.
+    fn take_leave(&mut self, key: u64) {
+        let now = self.delivery.now;
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.farewell.is_none() {
+            return;
+        }
+        let driver = &mut *self.driver;
+        let going = conn.sending || conn.say_farewell(driver, now).is_ok();
+        let going = going && conn.start_receive(driver, &mut self.discard).is_ok();
+        if !going || conn.farewell.as_ref().is_some_and(Farewell::is_over) {
+            conn.farewell = None;
+            self.driver.close(conn.token);
+        }
+    }
+
+    /// The peer sends no more.
+    fn ended(&mut self, key: u64) {
+        if let Some(farewell) = self.conns.get_mut(&key).and_then(|conn| conn.farewell.as_mut()) {
+            farewell.heard_out = true;
+            return self.take_leave(key);
+        }
+        self.lose(key, code::UNAVAILABLE, "the peer closed the connection".into());
     }
 
     fn hand_over_http(&mut self, key: u64) {
@@ -515,13 +541,14 @@ impl Shard {
     pub(super) fn lose(&mut self, key: u64, code: i32, message: String) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.closing.is_some() {
+            // Not even the last word gets through.
+            if conn.farewell.take().is_some() {
+                self.driver.close(conn.token);
+            }
             return;
         }
         conn.closing = Some(Failure { code, message });
-        let last_word = conn.sending && code != code::UNAVAILABLE;
-        if !last_word {
-            self.driver.close(conn.token);
-        }
+        self.driver.close(conn.token);
     }
 
     fn closed(&mut self, key: u64, now: Instant) {

@@ -402,6 +402,12 @@ impl Driver for EpollDriver {
         Ok(token)
     }
 
+    fn finish(&mut self, token: Token) {
+        if let Ok(found) = self.slot(token) {
+            sys::shutdown_write(found.fd.as_raw_fd());
+        }
+    }
+
     fn close(&mut self, token: Token) {
         let Ok(slot) = self.slot(token) else { return };
         slot.closing = true;

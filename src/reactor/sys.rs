@@ -117,6 +117,11 @@ pub fn shutdown(fd: RawFd) {
     unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
 }
 
+pub fn shutdown_write(fd: RawFd) {
+    // SAFETY: as above.
+    unsafe { libc::shutdown(fd, libc::SHUT_WR) };
+}
+
 /// The connection went, or its handshake failed, between its arrival and `accept`: the next one may be fine.
 pub fn is_lost_before_accept(error: &io::Error) -> bool {
     const LOST: [libc::c_int; 10] = [

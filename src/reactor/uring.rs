@@ -476,6 +476,12 @@ impl Driver for UringDriver {
         Ok(token)
     }
 
+    fn finish(&mut self, token: Token) {
+        if let Ok(found) = self.socket(token) {
+            sys::shutdown_write(found.fd.as_raw_fd());
+        }
+    }
+
     fn close(&mut self, token: Token) {
         let Ok(socket) = self.socket(token) else { return };
         socket.closing = true;

@@ -302,6 +302,13 @@ impl Driver for VerbsDriver {
         Some(self)
     }
 
+    fn finish(&mut self, token: Token) {
+        // A queue pair has no half, and the peer would take the end of its socket for the end of both.
+        if !self.links.contains_key(&token.0) {
+            self.inner.finish(token);
+        }
+    }
+
     fn close(&mut self, token: Token) {
         if let Some(link) = self.links.get_mut(&token.0) {
             link.closing = true;

@@ -320,6 +320,59 @@ fn garbage_is_dropped_and_logged_once_while_others_go_on() {
     assert_eq!(ps.logged("dropped a connection"), 1, "{:?}", ps.seen.lines.lock().unwrap());
 }
 
+/// The beginning of a block of another version of the wire format, with what such a peer might send after it.
+fn of_another_version(then: usize) -> Vec<u8> {
+    let mut bytes = b"SWB1\x09".to_vec();
+    bytes.resize(32 + then, 0);
+    bytes
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_hears_why() {
+    for driver in ["epoll", "io_uring"] {
+        let Ok(task) = Task::try_start("/job:ps/replica:0/task:0", "grpc++", 1, &[("STARWIRE_DRIVER", driver)]) else {
+            continue; // no io_uring here
+        };
+        for then in [0, 100, 8 << 20] {
+            let mut peer = TcpStream::connect(data_port(&task)).unwrap();
+            peer.set_read_timeout(Some(PATIENCE)).unwrap();
+            peer.set_write_timeout(Some(PATIENCE)).unwrap();
+            peer.write_all(&of_another_version(then)).unwrap();
+            // Late, so that a reset would have arrived.
+            std::thread::sleep(Duration::from_millis(50));
+            let mut heard = Vec::new();
+            let ended = peer.read_to_end(&mut heard);
+            let heard = String::from_utf8_lossy(&heard).into_owned();
+            assert!(
+                heard.contains("has version 9, this side speaks version 1"),
+                "{driver}, {then}: {ended:?}, {heard:?}"
+            );
+            assert!(ended.is_ok(), "{driver}, {then}: {ended:?}");
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_never_stops_talking_is_not_heard_out() {
+    let task = Task::start("/job:ps/replica:0/task:0", &[]);
+    let mut peer = TcpStream::connect(data_port(&task)).unwrap();
+    peer.set_write_timeout(Some(PATIENCE)).unwrap();
+    let begin = Instant::now();
+    peer.write_all(&of_another_version(0)).unwrap();
+    let noise = vec![0; 64 << 10];
+    while peer.write_all(&noise).is_ok() {
+        assert!(begin.elapsed() < PATIENCE, "the connection stays open");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut silent = TcpStream::connect(data_port(&task)).unwrap();
+    silent.set_read_timeout(Some(PATIENCE)).unwrap();
+    silent.write_all(&of_another_version(0)).unwrap();
+    // It leaves its own side open: its word is the last one, and the server does not wait for more than a moment.
+    let mut heard = Vec::new();
+    silent.read_to_end(&mut heard).unwrap();
+    eventually("everybody is gone", || silent.write_all(b"still there?").is_err());
+}
+
 #[test]
 fn engines_can_be_made_again_and_again() {
     for _ in 0..10 {
