@@ -303,9 +303,14 @@ impl Shard {
                 self.next_adopter = self.next_adopter.wrapping_add(1);
                 self.shared.send(to, Command::Adopt { fd, door });
             }
-            Err(error) => {
-                self.shared.owner.log(Level::Warning, &format!("starwire: accepting a connection failed: {error}"));
+            // At a limit it fails again and again, for each listener of each reactor.
+            Err(error) if self.shared.offenders.is_news("accept", self.delivery.now) => {
+                self.shared.owner.log(
+                    Level::Warning,
+                    &format!("starwire: accepting a connection failed: {error} (tried again ten times a second; more of these are not logged for a minute)"),
+                );
             }
+            Err(_) => {}
         }
     }
 
