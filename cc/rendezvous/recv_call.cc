@@ -157,7 +157,15 @@ void RecvCall::OnDone(void* op, const sw_result* result) {
     Status status = call->receiver_.Prepare(result->meta, 0, nullptr, call->HostAllocator(), nullptr);
     if (!status.ok()) call->Fail(call->FromPeer(status));
   }
-  CompletionBatch::Add([call] { call->Arrived(); });
+  CompletionBatch::Add([call] { call->Arrived(); }, call->IsBrief());
+}
+
+CompletionBatch::Kind RecvCall::IsBrief() const {
+  if (failed_.load(std::memory_order_acquire)) return CompletionBatch::Kind::kAny;
+  // The executor propagates the tensor and hands what is ready to its pool. Devices may be waited for.
+  const TensorEncoding encoding = receiver_.header().encoding;
+  const bool whole = encoding == TensorEncoding::kNone || encoding == TensorEncoding::kRaw;
+  return whole && route_->OnHost(AllocatorAttributes()) ? CompletionBatch::Kind::kBrief : CompletionBatch::Kind::kAny;
 }
 
 void RecvCall::Arrived() {

@@ -11,6 +11,7 @@
 #include "cc/compat.h"
 #include "cc/rendezvous/recycler.h"
 #include "cc/rendezvous/route.h"
+#include "cc/server/completion_batch.h"
 #include "cc/tensor/codec.h"
 #include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/base_rendezvous_mgr.h"
@@ -54,6 +55,7 @@ class RecvCall : public tensorflow::BaseRecvTensorCall {
   // Fails unless an earlier error is there already: the first one is the reason.
   void Fail(const Status& status);
   Status FromPeer(const Status& status) const;
+  CompletionBatch::Kind IsBrief() const;
   void Arrived();
   void Received();
   void CopyToDevice();

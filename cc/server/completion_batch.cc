@@ -12,10 +12,14 @@ namespace {
 // thread exit.
 struct Pending {
   std::vector<std::function<void()>> completions;
+  bool all_brief = true;
   ~Pending() {
     for (auto& completion : completions) tensorflow::Env::Default()->SchedClosure(std::move(completion));
   }
 };
+
+// More would keep the reactor from its sockets, and the pool's threads from sharing the work.
+constexpr size_t kFew = 2;
 
 thread_local bool on_reactor = false;
 thread_local int defer_depth = 0;
@@ -23,8 +27,9 @@ thread_local Pending pending;
 
 }  // namespace
 
-void CompletionBatch::Add(std::function<void()> completion) {
+void CompletionBatch::Add(std::function<void()> completion, Kind kind) {
   if (on_reactor) {
+    pending.all_brief &= kind == Kind::kBrief;
     pending.completions.push_back(std::move(completion));
   } else if (defer_depth > 0) {
     tensorflow::Env::Default()->SchedClosure(std::move(completion));
@@ -37,6 +42,14 @@ void CompletionBatch::Flush(tensorflow::thread::ThreadPool* pool) {
   on_reactor = true;
   std::vector<std::function<void()>>& completions = pending.completions;
   if (completions.empty()) return;
+  if (std::exchange(pending.all_brief, true) && completions.size() <= kFew) {
+    // What they complete in turn, if anything, is for the pool.
+    std::vector<std::function<void()>> brief;
+    brief.swap(completions);
+    for (auto& completion : brief) completion();
+    pending.all_brief = true;
+    if (completions.empty()) return;
+  }
   if (completions.size() == 1) {
     std::function<void()> only = std::move(completions.front());
     completions.clear();

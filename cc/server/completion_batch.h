@@ -1,4 +1,5 @@
-// Completions found by one round of a reactor, run together on TensorFlow's pool.
+// Completions found by one round of a reactor, run together on TensorFlow's pool, or in place if they are few and
+// brief.
 #ifndef STARWIRE_CC_SERVER_COMPLETION_BATCH_H_
 #define STARWIRE_CC_SERVER_COMPLETION_BATCH_H_
 
@@ -11,10 +12,16 @@ namespace starwire {
 
 class CompletionBatch {
  public:
-  // On a reactor thread: runs `completion` on the pool after this round. On any other thread: runs it here and now.
-  static void Add(std::function<void()> completion);
+  enum class Kind {
+    kAny,    // takes as long as it takes
+    kBrief,  // some microseconds: counts something down, hands kernels to a pool
+  };
+
+  // On a reactor thread: runs `completion` after this round. On any other thread: runs it here and now.
+  static void Add(std::function<void()> completion, Kind kind = Kind::kAny);
   // The engine's round_end: hands what was added on this thread to the pool as one closure, and marks the thread as a
-  // reactor.
+  // reactor. A step of few tensors consists of waiting for threads to wake up: a round of few and brief completions
+  // therefore does without one, and runs them on the reactor.
   static void Flush(tensorflow::thread::ThreadPool* pool);
   // True on threads that call round_end.
   static bool OnReactor();
