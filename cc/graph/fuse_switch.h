@@ -16,8 +16,8 @@ enum class FuseWish { kUnsaid, kOff, kOn };
 // `of_server`: what the configuration of the session's server says, if that is known.
 FuseWish FuseWishOf(const tensorflow::ConfigProto& config, FuseWish of_server = FuseWish::kUnsaid);
 
-// The default configuration of the server of a task in this process: for its sessions that do not say anything.
-// TensorFlow itself applies it to sessions from other processes only.
+// What the configuration of the server of a task in this process says. TensorFlow merges that into the configurations
+// of its sessions, where it could not be told from what they say themselves.
 void SetServerFuseWish(const std::string& task, FuseWish wish);
 
 struct FuseSettings {

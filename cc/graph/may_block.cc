@@ -11,9 +11,9 @@ namespace {
 
 // Parts of names. Too many here only means that some tensors travel alone.
 constexpr const char* kWaiting[] = {
-    "Dequeue", "Enqueue",    "Barrier",   "TakeGradient", "TakeMany", "Collective",  "Nccl",           "GetNext",
-    "PyFunc",  "RemoteCall", "MutexLock", "ReaderRead",   "Stage",    "MapPeek",     "RecordInput",    "Recv",
-    "Batch_",  "Unbatch",    "Infeed",    "Outfeed",      "WaitFor",  "DataService", "DatasetToGraph", "ReduceDataset",
+    "Dequeue", "Enqueue",    "Barrier",   "TakeGradient", "TakeMany",    "Collective",     "Nccl",          "GetNext",
+    "PyFunc",  "RemoteCall", "MutexLock", "ReaderRead",   "Stage",       "MapPeek",        "RecordInput",   "Recv",
+    "Unbatch", "Infeed",     "Outfeed",   "WaitFor",      "DataService", "DatasetToGraph", "ReduceDataset",
 };
 
 constexpr const char* kWaitingExactly[] = {"Batch", "BatchFunction"};
