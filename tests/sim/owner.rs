@@ -116,6 +116,10 @@ pub struct Owner {
     pub keys: Vec<Vec<u8>>,
     pub keys_forgotten: u64,
     pub bodies: Live,
+    /// What the connection asked about a move.
+    pub may_move: u32,
+    pub proposed: Option<Vec<u8>>,
+    pub answered: Option<Result<Vec<u8>, Failure>>,
 }
 
 impl Owner {
@@ -140,6 +144,16 @@ impl Handler for Owner {
     }
     fn goodbye(&mut self, reason: &str) {
         self.goodbyes.push(reason.to_owned());
+    }
+    fn may_move(&mut self) {
+        assert!(self.ready.is_none());
+        self.may_move += 1;
+    }
+    fn move_answered(&mut self, answer: Result<&[u8], Failure>) {
+        assert!(self.answered.replace(answer.map(<[u8]>::to_vec)).is_none(), "one answer");
+    }
+    fn move_proposed(&mut self, endpoint: &[u8]) {
+        assert!(self.proposed.replace(endpoint.to_vec()).is_none(), "one proposal");
     }
     fn key_defined(&mut self, key: u64, prefix: &[u8]) -> bool {
         assert_eq!(key, self.keys.len() as u64, "keys count up from 0");

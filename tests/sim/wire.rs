@@ -9,6 +9,7 @@ pub const HELLO: u8 = 1;
 pub const WELCOME: u8 = 2;
 pub const PROOF: u8 = 3;
 pub const REFUSE: u8 = 4;
+pub const MOVE: u8 = 5;
 pub const KEY: u8 = 10;
 pub const RECV: u8 = 11;
 pub const CALL: u8 = 12;

@@ -32,7 +32,7 @@ fn config(device: &str) -> VerbsConfig {
     VerbsConfig {
         transport: TransportChoice::Verbs,
         library: fake_library::path().to_owned(),
-        device: Some(device.to_owned()),
+        device: (!fake_library::is_real()).then(|| device.to_owned()),
         ..VerbsConfig::default()
     }
 }
@@ -192,7 +192,9 @@ fn large_pieces_are_read_straight_and_small_ones_are_copied() {
     let (a, b) = (pair.a.stats(), pair.b.stats());
     assert_eq!((a.offered_bytes, a.copied), (3 << 20, 1124));
     assert_eq!((b.read_bytes, b.copied, b.bounced), (3 << 20, 1124, 0));
-    assert_eq!(b.reads, 3, "the device takes at most 1 MiB at once");
+    if !fake_library::is_real() {
+        assert_eq!(b.reads, 3, "the device takes at most 1 MiB at once");
+    }
     assert!(a.messages_sent <= 3, "one message for the control bytes and the offer, one for the rest: {a:?}");
 }
 

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
-use starwire::config::{Advertisement, Env, HostPort, Identity, ProcessEnv};
+use starwire::config::{Advertisement, Config, Env, HostPort, Identity, ProcessEnv};
 use starwire::control::proto::starwire::StatsRequest;
 use starwire::control::proto::starwire::control_client::ControlClient;
 use starwire::ffi::rehearsal::{Keys, MAX_SIZE, Rehearsal, Way};
+use starwire::transport::verbs::{Device, Library};
 
 use crate::args::{Args, Command, Failure, Opt};
 use crate::remote;
@@ -27,8 +28,8 @@ pub const COMMAND: Command = Command {
         Opt { name: "--seconds", value: "N", help: "time per case (2)" },
     ],
     details: "\
-Without --serve and --to, both ends run in this process, once over a unix socket and once over TCP. A step asks for all
-its tensors at once and ends with the last byte of the last one; the bytes are checked. The server's tensors lie in
+Without --serve and --to, both ends run in this process: over a unix socket, over TCP, and over RDMA if this host has a
+device for it. Between hosts, STARWIRE_TRANSPORT=verbs at both ends measures RDMA. A step asks for all its tensors at once and ends with the last byte of the last one; the bytes are checked. The server's tensors lie in
 memory already, so this is what the transport can do, not what a training job will do. CPU is that of this process,
 per tensor (or call): of both ends when both run here.
 The variables of docs/configuration.md count, except those for addresses when both ends run here.
@@ -50,28 +51,47 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         (false, Some(address)) => {
             let address = remote::parse_address(address)?;
             let said = ask_who(&address)?;
-            let client = start(&BenchEnv { unix: None, anywhere: true }, CLIENT, own_host(), &address.to_string())?;
+            let client = start(
+                &BenchEnv { unix: None, transport: None, anywhere: true },
+                CLIENT,
+                own_host(),
+                &address.to_string(),
+            )?;
             println!("{}", client.banner());
             let way = way(&client, &said)?;
             measure(&format!("to {address}"), &way, &cases, duration)?;
             Ok(ExitCode::SUCCESS)
         }
         (false, None) => {
-            for unix in ["auto", "off"] {
-                let env = BenchEnv { unix: Some(unix), anywhere: false };
+            let mut ways = vec![("unix socket", "auto", "tcp"), ("TCP, loopback", "off", "tcp")];
+            if has_rdma() {
+                ways.push(("RDMA, both ends on this host's device", "off", "verbs"));
+            }
+            for (title, unix, transport) in ways {
+                let env = BenchEnv { unix: Some(unix), transport: Some(transport), anywhere: false };
                 let (server, client) = (start_here(&env, SERVER)?, start_here(&env, CLIENT)?);
                 let way = way(&client, server.advertisement())?;
                 println!("{}", client.banner());
-                measure(if unix == "auto" { "unix socket" } else { "TCP, loopback" }, &way, &cases, duration)?;
+                measure(title, &way, &cases, duration)?;
             }
             Ok(ExitCode::SUCCESS)
         }
     }
 }
 
+/// A device that connections could use. Without one there is nothing to compare.
+fn has_rdma() -> bool {
+    let env = BenchEnv { unix: None, transport: Some("verbs"), anywhere: false };
+    let config = Config::from_env(&env, identity(CLIENT, "localhost".to_owned(), "localhost:0"));
+    config.is_ok_and(|config| {
+        Library::load(&config.verbs.library).and_then(|library| Device::open(library, &config.verbs)).is_ok()
+    })
+}
+
 fn serve() -> Result<ExitCode, Failure> {
     let host = own_host();
-    let server = start(&BenchEnv { unix: None, anywhere: true }, SERVER, host.clone(), &format!("{host}:0"))?;
+    let server =
+        start(&BenchEnv { unix: None, transport: None, anywhere: true }, SERVER, host.clone(), &format!("{host}:0"))?;
     let said: Advertisement = server.advertisement().parse().map_err(|e| Failure::Failed(format!("{e}")))?;
     println!("{}", server.banner());
     for address in &said.data {
@@ -83,18 +103,22 @@ fn serve() -> Result<ExitCode, Failure> {
 }
 
 fn start(env: &BenchEnv, task: &str, host: String, server: &str) -> Result<Rehearsal, Failure> {
-    let identity = Identity {
+    let identity = identity(task, host, server);
+    // Only has to differ from the last one's.
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |d| d.as_nanos());
+    let incarnation = u64::try_from(now & u128::from(u64::MAX)).unwrap_or(1);
+    Rehearsal::start(env, identity, incarnation).map_err(|e| Failure::Failed(e.to_string()))
+}
+
+fn identity(task: &str, host: String, server: &str) -> Identity {
+    Identity {
         protocol: PROTOCOL.to_owned(),
         job: "starctl".to_owned(),
         task: task.to_owned(),
         tasks: vec![(SERVER.to_owned(), server.to_owned()), (CLIENT.to_owned(), format!("{host}:0"))],
         grpc_address: HostPort { host, port: 0 }.to_string(),
         cpus_allowed: std::thread::available_parallelism().map_or(1, usize::from),
-    };
-    // Only has to differ from the last one's.
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |d| d.as_nanos());
-    let incarnation = u64::try_from(now & u128::from(u64::MAX)).unwrap_or(1);
-    Rehearsal::start(env, identity, incarnation).map_err(|e| Failure::Failed(e.to_string()))
+    }
 }
 
 fn start_here(env: &BenchEnv, task: &str) -> Result<Rehearsal, Failure> {
@@ -147,6 +171,8 @@ fn ask_who(address: &HostPort) -> Result<String, Failure> {
 struct BenchEnv {
     /// Instead of STARWIRE_UNIX.
     unix: Option<&'static str>,
+    /// Instead of STARWIRE_TRANSPORT.
+    transport: Option<&'static str>,
     /// STARWIRE_BIND and STARWIRE_ADVERTISE count.
     anywhere: bool,
 }
@@ -166,7 +192,10 @@ impl Env for BenchEnv {
         match self.unix {
             Some(unix) if name == "STARWIRE_UNIX" => Some(unix.into()),
             _ if self.hides(name) => None,
-            _ => ProcessEnv.var(name),
+            _ => match self.transport {
+                Some(transport) if name == "STARWIRE_TRANSPORT" => Some(transport.into()),
+                _ => ProcessEnv.var(name),
+            },
         }
     }
 
@@ -305,7 +334,7 @@ mod tests {
 
     #[test]
     fn both_ends_in_one_process() {
-        let env = BenchEnv { unix: Some("off"), anywhere: false };
+        let env = BenchEnv { unix: Some("off"), transport: None, anywhere: false };
         let (Ok(server), Ok(client)) = (start_here(&env, SERVER), start_here(&env, CLIENT)) else {
             panic!("the ends start")
         };
@@ -316,7 +345,7 @@ mod tests {
 
     #[test]
     fn the_other_end_is_found_by_its_data_port() {
-        let env = BenchEnv { unix: None, anywhere: false };
+        let env = BenchEnv { unix: None, transport: None, anywhere: false };
         let Ok(server) = start_here(&env, SERVER) else { panic!("the server starts") };
         let said: Advertisement = server.advertisement().parse().unwrap();
         let Ok(asked) = ask_who(&said.data[0]) else { panic!("the server answers") };

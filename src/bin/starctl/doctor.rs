@@ -1,6 +1,7 @@
 //! `starctl doctor`: is this machine, and this environment, fit for starwire?
 
 mod host;
+mod rdma;
 mod settings;
 
 use std::process::ExitCode;

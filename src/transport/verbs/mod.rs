@@ -5,7 +5,9 @@ mod buffers;
 mod device;
 mod error;
 mod library;
+mod ops;
 mod queue;
+mod stats;
 mod stream;
 mod wire;
 
@@ -13,5 +15,6 @@ pub use device::{AsyncEvent, Device, GidFacts, PortFacts, survey};
 pub use error::{VerbsError, memlock};
 pub use library::{DEFAULT_LIBRARY, Library};
 pub use queue::CompletionChannel;
-pub use stream::{Stream, VerbsStats};
+pub use stats::VerbsStats;
+pub use stream::Stream;
 pub use wire::Endpoint;

@@ -6,13 +6,14 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::ops::Range;
 use std::rc::Rc;
 
 use super::abi::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, WC_SUCCESS};
 use super::buffers::Slots;
 use super::error::VerbsError;
+use super::ops::{Item, Reading, ReceiveOp, SendOp};
 use super::queue::{CompletionChannel, Done, QueuePair, Region};
+use super::stats::VerbsStats;
 use super::wire::{Endpoint, Head, Offer};
 use crate::config::VerbsConfig;
 use crate::reactor::driver::IoPart;
@@ -29,74 +30,6 @@ const BOUNCE: usize = 64 << 10;
 const MAX_READ: u64 = 1 << 30;
 /// In a work request's id: it is a receive; the rest is its slot.
 const RECEIVE: u64 = 1 << 63;
-
-/// What happened since the stream was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct VerbsStats {
-    pub messages_sent: u64,
-    pub messages_received: u64,
-    pub completions: u64,
-    /// Bytes that were copied into and out of messages.
-    pub copied: u64,
-    pub reads: u64,
-    /// Bytes that the device read straight into their place …
-    pub read_bytes: u64,
-    /// … or into a buffer first, because their place could not be registered or was short.
-    pub bounced: u64,
-    pub offered_bytes: u64,
-    pub registrations: u64,
-    pub registration_failures: u64,
-}
-
-impl VerbsStats {
-    /// Adds what happened between two looks.
-    pub fn add(&mut self, now: &VerbsStats, then: &VerbsStats) {
-        self.messages_sent += now.messages_sent - then.messages_sent;
-        self.messages_received += now.messages_received - then.messages_received;
-        self.completions += now.completions - then.completions;
-        self.copied += now.copied - then.copied;
-        self.reads += now.reads - then.reads;
-        self.read_bytes += now.read_bytes - then.read_bytes;
-        self.bounced += now.bounced - then.bounced;
-        self.offered_bytes += now.offered_bytes - then.offered_bytes;
-        self.registrations += now.registrations - then.registrations;
-        self.registration_failures += now.registration_failures - then.registration_failures;
-    }
-}
-
-enum Item {
-    Bytes { slot: usize, range: Range<usize> },
-    Offer(Offer),
-}
-
-struct ReceiveOp {
-    parts: Vec<IoPart>,
-    part: usize,
-    offset: usize,
-    filled: usize,
-    /// The last of its READs, by number, and what they bring.
-    read: Option<Reading>,
-}
-
-struct Reading {
-    last: u64,
-    bytes: usize,
-    finished_offers: u32,
-    /// The bytes lie in the bounce buffer.
-    bounced: bool,
-    _regions: Vec<Region>,
-}
-
-struct SendOp {
-    parts: Vec<IoPart>,
-    part: usize,
-    offset: usize,
-    taken: usize,
-    /// Memory that the peer reads, in the order of the offers.
-    offers: VecDeque<Region>,
-    /// This part could not be registered: it is copied.
-    copy_part: Option<usize>,
-}
 
 pub struct Stream {
     /// `None` after a failure: the device touches nothing any more.
@@ -453,7 +386,7 @@ impl Stream {
         }
         let longest = u64::from(pair.max_message()).min(MAX_READ);
         let mut plan: Vec<(u64, *mut u8, u32, u32, u32)> = Vec::new();
-        let mut reading = Reading { last: 0, bytes: 0, finished_offers: 0, bounced: false, _regions: Vec::new() };
+        let mut reading = Reading { last: 0, bytes: 0, finished_offers: 0, bounced: false, regions: Vec::new() };
         while plan.len() < most && !reading.bounced {
             let Some(Item::Offer(offer)) = items.front_mut() else { break };
             let Some(part) = op.parts.get(op.part) else { break };
@@ -488,7 +421,7 @@ impl Stream {
                 plan.push((offer.addr + at, to, u32::try_from(piece).unwrap_or(u32::MAX), key, offer.rkey));
                 at += piece;
             }
-            reading._regions.extend(region);
+            reading.regions.extend(region);
             let moved = usize::try_from(at).unwrap_or(0);
             reading.bytes += moved;
             offer.addr += at;
@@ -663,16 +596,6 @@ impl Stream {
         }
         if let Err(error) = self.post(slot, Head::LEN, Head { is_news, ..Head::default() }) {
             self.fail(&error);
-        }
-    }
-}
-
-impl ReceiveOp {
-    fn advance(&mut self, len: usize) {
-        self.offset += len;
-        if self.parts.get(self.part).is_some_and(|part| part.len == self.offset) {
-            self.part += 1;
-            self.offset = 0;
         }
     }
 }

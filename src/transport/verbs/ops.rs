@@ -1,0 +1,54 @@
+//! What a stream is in the middle of.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::queue::Region;
+use super::wire::Offer;
+use crate::reactor::driver::IoPart;
+
+/// What comes next in the stream.
+pub enum Item {
+    Bytes { slot: usize, range: Range<usize> },
+    Offer(Offer),
+}
+
+pub struct ReceiveOp {
+    pub parts: Vec<IoPart>,
+    pub part: usize,
+    pub offset: usize,
+    pub filled: usize,
+    /// The last of its READs, by number, and what they bring.
+    pub read: Option<Reading>,
+}
+
+pub struct Reading {
+    pub last: u64,
+    pub bytes: usize,
+    pub finished_offers: u32,
+    /// The bytes lie in the bounce buffer.
+    pub bounced: bool,
+    pub regions: Vec<Region>,
+}
+
+pub struct SendOp {
+    pub parts: Vec<IoPart>,
+    pub part: usize,
+    pub offset: usize,
+    pub taken: usize,
+    /// Memory that the peer reads, in the order of the offers.
+    pub offers: VecDeque<Region>,
+    /// This part could not be registered: it is copied.
+    pub copy_part: Option<usize>,
+}
+
+impl ReceiveOp {
+    /// So many bytes of its memory are filled.
+    pub fn advance(&mut self, len: usize) {
+        self.offset += len;
+        if self.parts.get(self.part).is_some_and(|part| part.len == self.offset) {
+            self.part += 1;
+            self.offset = 0;
+        }
+    }
+}

@@ -1,0 +1,89 @@
+"""A parameter server and a worker over grpc+verbs on this machine's RDMA device; run in the guest (`tests/rdma/guest`).
+
+usage: train.py [STEPS]. TensorFlow is imported once and the process forks before it does anything: an import takes a minute in an emulated machine. The
+result is checked, and the counters of both servers must say that the tensors went over RDMA.
+"""
+
+import os
+import re
+import signal
+import socket
+import sys
+import time
+import urllib.request
+
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+VARIABLES, SIZE = 3, 100_000
+os.environ.update(STARWIRE_UNIX="off", STARWIRE_VERBS_FALLBACK="false", CUDA_VISIBLE_DEVICES="-1")
+begun = time.monotonic()
+
+
+def say(*words):
+    print(f"[{time.monotonic() - begun:6.1f}]", *words, flush=True)
+
+
+def free_ports(count):
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def metrics(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
+        lines = reply.read().decode().splitlines()
+    found = (re.match(r"starwire_(\w+?)(?:_total)?\{.*\} (\d+)$", line) for line in lines)
+    return {match[1]: int(match[2]) for match in found if match}
+
+
+import tensorflow as tf  # noqa: E402
+
+say("TensorFlow", tf.__version__)
+ps_port, worker_port, ps_data, worker_data = free_ports(4)
+cluster = tf.train.ClusterSpec({"ps": [f"127.0.0.1:{ps_port}"], "worker": [f"127.0.0.1:{worker_port}"]})
+child = os.fork()
+job, data = ("ps", ps_data) if child == 0 else ("worker", worker_data)
+os.environ["STARWIRE_BIND"] = f"127.0.0.1:{data}"
+tf.load_library(os.environ["STARWIRE_LIBRARY"])
+v1 = tf.compat.v1
+v1.disable_eager_execution()
+server = tf.distribute.Server(cluster, job_name=job, task_index=0, protocol="grpc+verbs")
+if child == 0:
+    server.join()
+    os._exit(0)
+
+try:
+    with tf.device("/job:ps/task:0"):
+        variables = [v1.get_variable(f"v{i}", [SIZE], initializer=v1.ones_initializer(), use_resource=False) for i in range(VARIABLES)]
+    with tf.device("/job:worker/task:0"):
+        halves = [variable * 0.5 for variable in variables]
+    with tf.device("/job:ps/task:0"):
+        step = tf.group(*[v1.assign_sub(variable, half) for variable, half in zip(variables, halves)])
+    with v1.Session(server.target) as session:
+        session.run(v1.global_variables_initializer())
+        say("initialised")
+        for _ in range(STEPS):
+            session.run(step)
+        say(STEPS, "steps")
+        values = session.run([tf.reduce_max(variable) for variable in variables] + [tf.reduce_min(variable) for variable in variables])
+    assert all(value == 0.5**STEPS for value in values), values
+    payload = STEPS * VARIABLES * SIZE * 4
+    for name, port in (("ps", ps_data), ("worker", worker_data)):
+        seen = metrics(port)
+        interesting = {key: value for key, value in seen.items() if key.startswith("verbs_") or key in ("bytes_sent", "payload_bytes_received", "blocks_sent", "blocks_received")}
+        say(name, interesting)
+        assert seen["verbs_read_bytes"] >= payload, (name, seen["verbs_read_bytes"], payload)
+        assert seen["verbs_fallbacks"] == 0 and seen["verbs_connections"] > 0
+        assert seen["verbs_connections"] == seen["connects"] + seen["accepts"], "no connection stayed on TCP"
+    say("the bytes went over RDMA")
+    status = 0
+except BaseException as error:  # whatever it is, the ps must not stay
+    say(type(error).__name__, error)
+    status = 1
+finally:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+os._exit(status)
