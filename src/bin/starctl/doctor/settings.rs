@@ -58,11 +58,11 @@ fn check(env: &dyn Env, identity: Identity, knows_cluster: bool) -> Vec<Finding>
     let size = if knows_cluster { format!("{} reactors; ", config.reactors) } else { String::new() };
     findings.push(Finding::ok("configuration", format!("{task}: {size}{set}")));
     findings.extend(config.warnings.iter().map(|warning| Finding::note("configuration", warning)));
-    findings.extend(super::rdma::examine(&config.verbs));
     findings.push(match &config.endpoint_map {
         Some(map) => Finding::ok("endpoint map", format!("{}, {} tasks", map.path().display(), map.len())),
         None => Finding::ok("endpoint map", "none: servers tell each other their data ports"),
     });
+    findings.extend(super::rdma::examine(&config.verbs));
     findings
 }
 
