@@ -163,13 +163,19 @@ class FusePass : public tensorflow::GraphOptimizationPass {
     }
     if (result.crossings == 0) return OkStatus();
     const uint64_t took = tensorflow::Env::Default()->NowMicros() - start;
-    LOG(INFO) << "starwire: tensor_fuse: " << result.crossings << " edges between tasks, " << result.fused
-              << " of them in " << result.groups << " groups: " << result.Messages() << " messages per step instead of "
-              << result.crossings << " (planned in " << took / 1000 << " ms)";
+    // As text: not every version of TensorFlow exports what writes numbers to its log.
+    LOG(INFO) << "starwire: tensor_fuse: " + Describe(result) + " (planned in " + std::to_string(took / 1000) + " ms)";
     return OkStatus();
   }
 
  private:
+  static std::string Describe(const FuseResult& result) {
+    const std::string crossings = std::to_string(result.crossings);
+    return crossings + " edges between tasks, " + std::to_string(result.fused) + " of them in " +
+           std::to_string(result.groups) + " groups: " + std::to_string(result.Messages()) +
+           " messages per step instead of " + crossings;
+  }
+
   static std::string ClientTask(const tensorflow::DeviceSet& devices) {
     std::string task, local;
     if (devices.client_device() != nullptr) {
