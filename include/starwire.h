@@ -117,6 +117,63 @@
 
 #define SW_MEMORY_DEVICE 1
 
+// What becomes of a node (sw_star_plan_places): not on a parameter server.
+#define SW_PLACE_STAYS 0
+
+// To the worker's CPU.
+#define SW_PLACE_MOVED 1
+
+// To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is needed.
+#define SW_PLACE_PIVOT 2
+
+// Wherever it is needed there is a copy of it, of the same name.
+#define SW_PLACE_COPIED 3
+
+// Part of a call.
+#define SW_PLACE_CALLED 4
+
+// Left to send and receive, and why: from here on.
+#define SW_PLACE_LEFT 16
+
+// How an edge is served (sw_star_way.way): as it was.
+#define SW_WAY_UNTOUCHED 0
+
+// Within one call.
+#define SW_WAY_INSIDE 1
+
+// The consumer (in a call, or on the worker) has a copy of the producer.
+#define SW_WAY_COPY 2
+
+// The consumer takes the reference from a copy of sw_star_way.root; the call waits for the producer.
+#define SW_WAY_COPY_OF 3
+
+// Into a call: one of its feeds.
+#define SW_WAY_FEED 4
+
+// Out of a call: one of its fetches.
+#define SW_WAY_FETCH 5
+
+// From a call to a later one of the same server, where the value may stay.
+#define SW_WAY_SLOT 6
+
+// From a call to a later one of another server; it may be sent to it directly: both run or neither.
+#define SW_WAY_DIRECT 7
+
+// From a call to a later one of another server, through the worker.
+#define SW_WAY_RELAY 8
+
+// A control edge: between calls it is in sw_star_call.after, into a call in its controls.
+#define SW_WAY_ORDER 9
+
+// Nothing is needed.
+#define SW_WAY_DROPPED 10
+
+// sw_star_options.style: star_server.
+#define SW_STAR_ROBUST 0
+
+// sw_star_options.style: star_server_lite, with fewer calls.
+#define SW_STAR_LITE 1
+
 // For sw_call: keep trying to connect until the deadline instead of failing with the first failed attempt.
 #define SW_CALL_WAIT_FOR_READY 1
 
@@ -138,6 +195,9 @@ typedef struct sw_fuse_plan sw_fuse_plan;
 
 // One run of a plan.
 typedef struct sw_run sw_run;
+
+// A graph, split into calls. Free with sw_star_plan_free.
+typedef struct sw_star_plan sw_star_plan;
 
 // Borrowed bytes: valid during the call they are passed to.
 typedef struct sw_bytes {
@@ -421,6 +481,57 @@ typedef struct sw_fuse_group {
   size_t n_items;
 } sw_fuse_group;
 
+typedef struct sw_star_options {
+  size_t struct_size;
+  // SW_STAR_ROBUST ...
+  uint32_t style;
+  // By task: 1 if it is a parameter server.
+  const uint8_t *servers;
+  size_t n_tasks;
+} sw_star_options;
+
+typedef struct sw_star_feed {
+  uint32_t src;
+  int32_t src_output;
+  // SW_WAY_FEED, SW_WAY_SLOT, SW_WAY_DIRECT or SW_WAY_RELAY. All of them can also go through the worker.
+  uint32_t way;
+} sw_star_feed;
+
+// A node's output; -1: the node, as a control edge.
+typedef struct sw_star_output {
+  uint32_t src;
+  int32_t src_output;
+} sw_star_output;
+
+// One call to one parameter server. All lists are borrowed from the plan, in a fixed order, without duplicates.
+typedef struct sw_star_call {
+  uint32_t task;
+  uint32_t round;
+  // What it runs.
+  const uint32_t *nodes;
+  size_t n_nodes;
+  // Copied nodes that what it runs needs as well.
+  const uint32_t *copies;
+  size_t n_copies;
+  const struct sw_star_feed *feeds;
+  size_t n_feeds;
+  // What it brings back to the worker.
+  const struct sw_star_output *fetches;
+  size_t n_fetches;
+  // Calls (by their place in the list) that must be done before, and alive.
+  const uint32_t *after;
+  size_t n_after;
+  // Nodes outside of calls that must be done and alive; with an output: that output of a pivot.
+  const struct sw_star_output *controls;
+  size_t n_controls;
+} sw_star_call;
+
+typedef struct sw_star_way {
+  // SW_WAY_UNTOUCHED ...
+  uint32_t way;
+  uint32_t root;
+} sw_star_way;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -697,6 +808,56 @@ struct sw_bytes sw_fuse_plan_text(const struct sw_fuse_plan *plan);
 // # Safety
 // `plan` is null or came from sw_plan_fuse, and is not used afterwards.
 void sw_fuse_plan_free(struct sw_fuse_plan *plan);
+
+// Splits a graph into what stays and calls to parameter servers. The same graph gives the same plan. An error says why the graph cannot be
+// planned; it can still be run as it is.
+//
+// # Safety
+// `graph` and `options` and what they point at are readable during the call; `out` is writable, `error` writable or null.
+sw_code sw_plan_star(const struct sw_plan_graph *graph,
+                     const struct sw_star_options *options,
+                     struct sw_star_plan **out,
+                     struct sw_error **error);
+
+// The calls, by round. Valid as long as the plan.
+//
+// # Safety
+// `plan` came from sw_plan_star; `n` is writable. The same holds for the functions below.
+const struct sw_star_call *sw_star_plan_calls(const struct sw_star_plan *plan, size_t *n);
+
+// By node: SW_PLACE_STAYS ...
+//
+// # Safety
+// See sw_star_plan_calls.
+const uint32_t *sw_star_plan_places(const struct sw_star_plan *plan, size_t *n);
+
+// By node: the place of its call in the list, or UINT32_MAX. Copied nodes have one if their value is fetched.
+//
+// # Safety
+// See sw_star_plan_calls.
+const uint32_t *sw_star_plan_calls_of(const struct sw_star_plan *plan, size_t *n);
+
+// Copied nodes that the graph keeps as well, because something that was left needs them.
+//
+// # Safety
+// See sw_star_plan_calls.
+const uint32_t *sw_star_plan_kept(const struct sw_star_plan *plan, size_t *n);
+
+// By edge: how it is served.
+//
+// # Safety
+// See sw_star_plan_calls.
+const struct sw_star_way *sw_star_plan_ways(const struct sw_star_plan *plan, size_t *n);
+
+// The plan for people: calls, what stayed with send and receive, and why. Valid as long as the plan.
+//
+// # Safety
+// `plan` came from sw_plan_star.
+struct sw_bytes sw_star_plan_text(const struct sw_star_plan *plan);
+
+// # Safety
+// `plan` is null or came from sw_plan_star, and is not used afterwards.
+void sw_star_plan_free(struct sw_star_plan *plan);
 
 #ifdef __cplusplus
 }  // extern "C"

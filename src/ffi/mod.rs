@@ -10,6 +10,7 @@ pub mod error;
 pub mod executor;
 pub mod plan;
 pub mod rehearsal;
+pub mod star;
 pub mod types;
 
 /// Version of this ABI: the shim refuses to run with another one.

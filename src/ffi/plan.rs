@@ -229,30 +229,17 @@ pub unsafe extern "C" fn sw_plan_fuse(
         // SAFETY: the caller's promise.
         let (graph, limits) = unsafe { (graph.as_ref(), limits.as_ref()) };
         let graph = graph.ok_or((code::INVALID_ARGUMENT, "planner: no graph".to_string()))?;
-        if graph.struct_size != size_of::<sw_plan_graph>()
-            || limits.is_some_and(|limits| limits.struct_size != size_of::<sw_fuse_limits>())
-        {
-            let message = "starwire: library and shim disagree about the C ABI's structs".to_string();
-            return Err((code::FAILED_PRECONDITION, message));
+        if limits.is_some_and(|limits| limits.struct_size != size_of::<sw_fuse_limits>()) {
+            return Err(other_structs());
         }
         let limits = limits.map_or_else(Limits::default, accept_limits);
-        let invalid = |error: PlanError| (code::INVALID_ARGUMENT, error.to_string());
-        let names = |node: u32| {
-            let name = graph.name?;
-            // SAFETY: the caller's promise: the bytes are valid until the next call.
-            let bytes = unsafe { name(graph.name_ctx, node) };
-            // SAFETY: as above.
-            Some(String::from_utf8_lossy(unsafe { bytes.as_slice() }).into_owned())
+        let plan = |graph: &Graph| {
+            let plan = fuse::plan(graph, &limits)?;
+            let text = plan.describe(graph).to_string();
+            Ok(sw_fuse_plan::new(plan, text))
         };
         // SAFETY: the caller's promise.
-        let (nodes, edges) = unsafe { (array(graph.nodes, graph.n_nodes), array(graph.edges, graph.n_edges)) };
-        let nodes = (0..).zip(nodes).map(|(at, node)| accept_node(at, node)).collect::<Result<_, _>>();
-        let edges = (0..).zip(edges).map(|(at, edge)| accept_edge(at, edge)).collect::<Result<_, _>>();
-        let names: Option<crate::planner::graph::Names> = Some(&names);
-        let graph = Graph::new(nodes.map_err(invalid)?, edges.map_err(invalid)?, names).map_err(invalid)?;
-        let plan = fuse::plan(&graph, &limits).map_err(invalid)?;
-        let text = plan.describe(&graph).to_string();
-        Ok(sw_fuse_plan::new(plan, text))
+        unsafe { with_graph(graph, plan) }
     });
     match made {
         Ok(plan) => {
@@ -355,9 +342,41 @@ impl sw_fuse_plan {
     }
 }
 
+/// Checks a graph and hands it on.
+///
+/// # Safety
+/// What `graph` points at is readable during the call.
+pub(super) unsafe fn with_graph<T>(
+    graph: &sw_plan_graph,
+    plan: impl FnOnce(&Graph) -> Result<T, PlanError>,
+) -> Result<T, (sw_code, String)> {
+    if graph.struct_size != size_of::<sw_plan_graph>() {
+        return Err(other_structs());
+    }
+    let invalid = |error: PlanError| (code::INVALID_ARGUMENT, error.to_string());
+    let names = |node: u32| {
+        let name = graph.name?;
+        // SAFETY: the caller's promise: the bytes are valid until the next call.
+        let bytes = unsafe { name(graph.name_ctx, node) };
+        // SAFETY: as above.
+        Some(String::from_utf8_lossy(unsafe { bytes.as_slice() }).into_owned())
+    };
+    // SAFETY: the caller's promise.
+    let (nodes, edges) = unsafe { (array(graph.nodes, graph.n_nodes), array(graph.edges, graph.n_edges)) };
+    let nodes = (0..).zip(nodes).map(|(at, node)| accept_node(at, node)).collect::<Result<_, _>>();
+    let edges = (0..).zip(edges).map(|(at, edge)| accept_edge(at, edge)).collect::<Result<_, _>>();
+    let names: Option<crate::planner::graph::Names> = Some(&names);
+    let graph = Graph::new(nodes.map_err(invalid)?, edges.map_err(invalid)?, names).map_err(invalid)?;
+    plan(&graph).map_err(invalid)
+}
+
+pub(super) fn other_structs() -> (sw_code, String) {
+    (code::FAILED_PRECONDITION, "starwire: library and shim disagree about the C ABI's structs".to_string())
+}
+
 /// # Safety
 /// `data` points at `len` readable elements that outlive `'a`, or `len` is 0.
-unsafe fn array<'a, T>(data: *const T, len: usize) -> &'a [T] {
+pub(super) unsafe fn array<'a, T>(data: *const T, len: usize) -> &'a [T] {
     if data.is_null() || len == 0 {
         return &[];
     }

@@ -1,0 +1,342 @@
+//! star_server's planner: a graph in, calls out.
+
+use super::error::{self, sw_error};
+use super::guard;
+use super::plan::{array, other_structs, sw_plan_graph, with_graph};
+use super::types::{sw_bytes, sw_code};
+use crate::planner::placement::{Place, Reason, Roles};
+use crate::planner::star::{self, Call, StarPlan, Style, Way};
+use crate::protocol::code;
+
+/// What becomes of a node (sw_star_plan_places): not on a parameter server.
+pub const SW_PLACE_STAYS: u32 = 0;
+/// To the worker's CPU.
+pub const SW_PLACE_MOVED: u32 = 1;
+/// To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is needed.
+pub const SW_PLACE_PIVOT: u32 = 2;
+/// Wherever it is needed there is a copy of it, of the same name.
+pub const SW_PLACE_COPIED: u32 = 3;
+/// Part of a call.
+pub const SW_PLACE_CALLED: u32 = 4;
+/// Left to send and receive, and why: from here on.
+pub const SW_PLACE_LEFT: u32 = 16;
+
+/// How an edge is served (sw_star_way.way): as it was.
+pub const SW_WAY_UNTOUCHED: u32 = 0;
+/// Within one call.
+pub const SW_WAY_INSIDE: u32 = 1;
+/// The consumer (in a call, or on the worker) has a copy of the producer.
+pub const SW_WAY_COPY: u32 = 2;
+/// The consumer takes the reference from a copy of sw_star_way.root; the call waits for the producer.
+pub const SW_WAY_COPY_OF: u32 = 3;
+/// Into a call: one of its feeds.
+pub const SW_WAY_FEED: u32 = 4;
+/// Out of a call: one of its fetches.
+pub const SW_WAY_FETCH: u32 = 5;
+/// From a call to a later one of the same server, where the value may stay.
+pub const SW_WAY_SLOT: u32 = 6;
+/// From a call to a later one of another server; it may be sent to it directly: both run or neither.
+pub const SW_WAY_DIRECT: u32 = 7;
+/// From a call to a later one of another server, through the worker.
+pub const SW_WAY_RELAY: u32 = 8;
+/// A control edge: between calls it is in sw_star_call.after, into a call in its controls.
+pub const SW_WAY_ORDER: u32 = 9;
+/// Nothing is needed.
+pub const SW_WAY_DROPPED: u32 = 10;
+
+/// sw_star_options.style: star_server.
+pub const SW_STAR_ROBUST: u32 = 0;
+/// sw_star_options.style: star_server_lite, with fewer calls.
+pub const SW_STAR_LITE: u32 = 1;
+
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub struct sw_star_options {
+    pub struct_size: usize,
+    /// SW_STAR_ROBUST ...
+    pub style: u32,
+    /// By task: 1 if it is a parameter server.
+    pub servers: *const u8,
+    pub n_tasks: usize,
+}
+
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_star_way {
+    /// SW_WAY_UNTOUCHED ...
+    pub way: u32,
+    pub root: u32,
+}
+
+/// A node's output; -1: the node, as a control edge.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_star_output {
+    pub src: u32,
+    pub src_output: i32,
+}
+
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_star_feed {
+    pub src: u32,
+    pub src_output: i32,
+    /// SW_WAY_FEED, SW_WAY_SLOT, SW_WAY_DIRECT or SW_WAY_RELAY. All of them can also go through the worker.
+    pub way: u32,
+}
+
+/// One call to one parameter server. All lists are borrowed from the plan, in a fixed order, without duplicates.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_star_call {
+    pub task: u32,
+    pub round: u32,
+    /// What it runs.
+    pub nodes: *const u32,
+    pub n_nodes: usize,
+    /// Copied nodes that what it runs needs as well.
+    pub copies: *const u32,
+    pub n_copies: usize,
+    pub feeds: *const sw_star_feed,
+    pub n_feeds: usize,
+    /// What it brings back to the worker.
+    pub fetches: *const sw_star_output,
+    pub n_fetches: usize,
+    /// Calls (by their place in the list) that must be done before, and alive.
+    pub after: *const u32,
+    pub n_after: usize,
+    /// Nodes outside of calls that must be done and alive; with an output: that output of a pivot.
+    pub controls: *const sw_star_output,
+    pub n_controls: usize,
+}
+
+/// A graph, split into calls. Free with sw_star_plan_free.
+#[allow(non_camel_case_types)]
+pub struct sw_star_plan {
+    places: Vec<u32>,
+    calls_of: Vec<u32>,
+    ways: Vec<sw_star_way>,
+    calls: Vec<sw_star_call>,
+    text: String,
+    // `calls` points into these.
+    _lists: Vec<Lists>,
+    plan: StarPlan,
+}
+
+struct Lists {
+    feeds: Vec<sw_star_feed>,
+    fetches: Vec<sw_star_output>,
+    controls: Vec<sw_star_output>,
+}
+
+/// Splits a graph into what stays and calls to parameter servers. The same graph gives the same plan. An error says why the graph cannot be
+/// planned; it can still be run as it is.
+///
+/// # Safety
+/// `graph` and `options` and what they point at are readable during the call; `out` is writable, `error` writable or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_plan_star(
+    graph: *const sw_plan_graph,
+    options: *const sw_star_options,
+    out: *mut *mut sw_star_plan,
+    error: *mut *mut sw_error,
+) -> sw_code {
+    let made = guard(Err((code::INTERNAL, "starwire: internal error while planning".to_string())), || {
+        // SAFETY: the caller's promise.
+        let (Some(graph), Some(options)) = (unsafe { graph.as_ref() }, unsafe { options.as_ref() }) else {
+            return Err((code::INVALID_ARGUMENT, "planner: no graph, or no options".to_string()));
+        };
+        if options.struct_size != size_of::<sw_star_options>() {
+            return Err(other_structs());
+        }
+        let style = match options.style {
+            SW_STAR_ROBUST => Style::Robust,
+            SW_STAR_LITE => Style::Lite,
+            other => return Err((code::INVALID_ARGUMENT, format!("planner: there is no style {other}"))),
+        };
+        // SAFETY: the caller's promise.
+        let servers = unsafe { array(options.servers, options.n_tasks) }.iter().map(|server| *server != 0).collect();
+        let plan = |graph: &crate::planner::graph::Graph| {
+            let plan = star::plan(graph, &Roles { servers }, style)?;
+            let text = plan.describe(graph, &[]).to_string();
+            Ok(sw_star_plan::new(plan, text))
+        };
+        // SAFETY: the caller's promise.
+        unsafe { with_graph(graph, plan) }
+    });
+    match made {
+        Ok(plan) => {
+            // SAFETY: the caller's promise.
+            unsafe { *out = Box::into_raw(Box::new(plan)) }
+            0
+        }
+        // SAFETY: the caller's promise.
+        Err((code, message)) => unsafe { error::store(error, code, message) },
+    }
+}
+
+/// The calls, by round. Valid as long as the plan.
+///
+/// # Safety
+/// `plan` came from sw_plan_star; `n` is writable. The same holds for the functions below.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_plan_calls(plan: *const sw_star_plan, n: *mut usize) -> *const sw_star_call {
+    // SAFETY: the caller's promise.
+    unsafe { lend(plan, n, |plan| &plan.calls) }
+}
+
+/// By node: SW_PLACE_STAYS ...
+///
+/// # Safety
+/// See sw_star_plan_calls.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_plan_places(plan: *const sw_star_plan, n: *mut usize) -> *const u32 {
+    // SAFETY: the caller's promise.
+    unsafe { lend(plan, n, |plan| &plan.places) }
+}
+
+/// By node: the place of its call in the list, or UINT32_MAX. Copied nodes have one if their value is fetched.
+///
+/// # Safety
+/// See sw_star_plan_calls.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_plan_calls_of(plan: *const sw_star_plan, n: *mut usize) -> *const u32 {
+    // SAFETY: the caller's promise.
+    unsafe { lend(plan, n, |plan| &plan.calls_of) }
+}
+
+/// Copied nodes that the graph keeps as well, because something that was left needs them.
+///
+/// # Safety
+/// See sw_star_plan_calls.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_plan_kept(plan: *const sw_star_plan, n: *mut usize) -> *const u32 {
+    // SAFETY: the caller's promise.
+    unsafe { lend(plan, n, |plan| &plan.plan.kept) }
+}
+
+/// By edge: how it is served.
+///
+/// # Safety
+/// See sw_star_plan_calls.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_plan_ways(plan: *const sw_star_plan, n: *mut usize) -> *const sw_star_way {
+    // SAFETY: the caller's promise.
+    unsafe { lend(plan, n, |plan| &plan.ways) }
+}
+
+/// The plan for people: calls, what stayed with send and receive, and why. Valid as long as the plan.
+///
+/// # Safety
+/// `plan` came from sw_plan_star.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_plan_text(plan: *const sw_star_plan) -> sw_bytes {
+    // SAFETY: the caller's promise.
+    unsafe { plan.as_ref() }.map_or(sw_bytes::EMPTY, |plan| sw_bytes::of(plan.text.as_bytes()))
+}
+
+/// # Safety
+/// `plan` is null or came from sw_plan_star, and is not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_plan_free(plan: *mut sw_star_plan) {
+    if !plan.is_null() {
+        // SAFETY: made by Box::into_raw in sw_plan_star; the caller gives it back once.
+        drop(unsafe { Box::from_raw(plan) });
+    }
+}
+
+/// # Safety
+/// `plan` is null or a live plan; `n` is writable.
+unsafe fn lend<T>(plan: *const sw_star_plan, n: *mut usize, list: impl FnOnce(&sw_star_plan) -> &Vec<T>) -> *const T {
+    // SAFETY: the caller's promise.
+    let list = unsafe { plan.as_ref() }.map_or(&[][..], |plan| list(plan));
+    // SAFETY: the caller's promise.
+    unsafe { *n = list.len() }
+    list.as_ptr()
+}
+
+impl sw_star_plan {
+    fn new(plan: StarPlan, text: String) -> Self {
+        let output = |(src, src_output): &(u32, i32)| sw_star_output { src: *src, src_output: *src_output };
+        let lists = |call: &Call| Lists {
+            feeds: call
+                .feeds
+                .iter()
+                .map(|(src, src_output, by)| sw_star_feed { src: *src, src_output: *src_output, way: way(*by).way })
+                .collect(),
+            fetches: call.fetches.iter().map(output).collect(),
+            controls: call.controls.iter().map(output).collect(),
+        };
+        let lists: Vec<Lists> = plan.calls.iter().map(lists).collect();
+        // What the pointers lead to lies on the heap and is not touched again: moving the plan does not move it.
+        let call = |(call, lists): (&Call, &Lists)| sw_star_call {
+            task: call.task,
+            round: call.round,
+            nodes: call.nodes.as_ptr(),
+            n_nodes: call.nodes.len(),
+            copies: call.copies.as_ptr(),
+            n_copies: call.copies.len(),
+            feeds: lists.feeds.as_ptr(),
+            n_feeds: lists.feeds.len(),
+            fetches: lists.fetches.as_ptr(),
+            n_fetches: lists.fetches.len(),
+            after: call.after.as_ptr(),
+            n_after: call.after.len(),
+            controls: lists.controls.as_ptr(),
+            n_controls: lists.controls.len(),
+        };
+        Self {
+            places: plan.places.iter().map(|place| number(*place)).collect(),
+            calls_of: plan.calls_of.iter().map(|call| call.unwrap_or(u32::MAX)).collect(),
+            ways: plan.ways.iter().map(|by| way(*by)).collect(),
+            calls: plan.calls.iter().zip(&lists).map(call).collect(),
+            text,
+            _lists: lists,
+            plan,
+        }
+    }
+}
+
+fn number(place: Place) -> u32 {
+    match place {
+        Place::Stays => SW_PLACE_STAYS,
+        Place::Moved => SW_PLACE_MOVED,
+        Place::Pivot => SW_PLACE_PIVOT,
+        Place::Copied => SW_PLACE_COPIED,
+        Place::Called => SW_PLACE_CALLED,
+        Place::Left(reason) => {
+            SW_PLACE_LEFT
+                + match reason {
+                    Reason::Loop => 0,
+                    Reason::Untouchable => 1,
+                    Reason::Reference => 2,
+                    Reason::Resource => 3,
+                    Reason::Variant => 4,
+                    Reason::Transfer => 5,
+                    Reason::Branching => 6,
+                    Reason::NothingCrosses => 7,
+                }
+        }
+    }
+}
+
+fn way(way: Way) -> sw_star_way {
+    let number = match way {
+        Way::Untouched => SW_WAY_UNTOUCHED,
+        Way::Inside => SW_WAY_INSIDE,
+        Way::Copy => SW_WAY_COPY,
+        Way::CopyOf(_) => SW_WAY_COPY_OF,
+        Way::Feed => SW_WAY_FEED,
+        Way::Fetch => SW_WAY_FETCH,
+        Way::Slot => SW_WAY_SLOT,
+        Way::Direct => SW_WAY_DIRECT,
+        Way::Relay => SW_WAY_RELAY,
+        Way::Order => SW_WAY_ORDER,
+        Way::Dropped => SW_WAY_DROPPED,
+    };
+    sw_star_way { way: number, root: if let Way::CopyOf(root) = way { root } else { u32::MAX } }
+}

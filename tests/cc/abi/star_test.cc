@@ -1,0 +1,101 @@
+// star_server's planner as a C program sees it.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "starwire.h"
+
+namespace {
+
+// A variable on task 1 is read, used by the worker, and updated.
+class PlanStar : public testing::Test {
+ protected:
+  PlanStar() {
+    nodes_ = {{1, 1, SW_NODE_PLAIN, SW_NODE_IS_STATEFUL | SW_NODE_IS_CLONEABLE, 0, -1},
+              {1, 1, SW_NODE_PLAIN, SW_NODE_IS_STATEFUL | SW_NODE_IS_READ, 0, -1},
+              {0, 0, SW_NODE_PLAIN, 0, 0, -1},
+              {1, 1, SW_NODE_PLAIN, SW_NODE_IS_STATEFUL, 0, -1}};
+    edges_ = {Edge(0, 1, 0, SW_EDGE_RESOURCE), Edge(1, 2, 0, SW_EDGE_PLAIN), Edge(0, 3, 0, SW_EDGE_RESOURCE),
+              Edge(2, 3, 1, SW_EDGE_PLAIN)};
+  }
+  ~PlanStar() override {
+    sw_star_plan_free(plan_);
+    sw_error_free(error_);
+  }
+
+  static sw_plan_edge Edge(uint32_t src, uint32_t dst, int32_t input, uint32_t type_class) {
+    return {src, 0, dst, input, type_class, SW_MEMORY_HOST, -1};
+  }
+
+  sw_code Plan(uint32_t style) {
+    const sw_plan_graph graph = {sizeof(sw_plan_graph), nodes_.data(), nodes_.size(), edges_.data(),
+                                 edges_.size(),         nullptr,       nullptr};
+    const uint8_t servers[] = {0, 1};
+    const sw_star_options options = {sizeof(sw_star_options), style, servers, 2};
+    return sw_plan_star(&graph, &options, &plan_, &error_);
+  }
+
+  static std::string Text(sw_bytes bytes) { return {reinterpret_cast<const char*>(bytes.data), bytes.len}; }
+  std::string Message() const { return Text(sw_error_message(error_)); }
+
+  template <typename T>
+  std::vector<T> List(const T* (*list)(const sw_star_plan*, size_t*)) const {
+    size_t n = 0;
+    const T* data = list(plan_, &n);
+    return {data, data + n};
+  }
+
+  std::vector<sw_plan_node> nodes_;
+  std::vector<sw_plan_edge> edges_;
+  sw_star_plan* plan_ = nullptr;
+  sw_error* error_ = nullptr;
+};
+
+TEST_F(PlanStar, APullAndAPush) {
+  for (uint32_t style : {SW_STAR_ROBUST, SW_STAR_LITE}) {
+    sw_star_plan_free(plan_);
+    plan_ = nullptr;
+    ASSERT_EQ(Plan(style), 0) << Message();
+    const std::vector<sw_star_call> calls = List(sw_star_plan_calls);
+    ASSERT_EQ(calls.size(), 2u) << Text(sw_star_plan_text(plan_));
+    EXPECT_EQ(calls[0].task, 1u);
+    EXPECT_EQ(calls[0].round, 1u);
+    ASSERT_EQ(calls[0].n_nodes, 1u);
+    EXPECT_EQ(calls[0].nodes[0], 1u);
+    ASSERT_EQ(calls[0].n_copies, 1u);
+    EXPECT_EQ(calls[0].copies[0], 0u);
+    EXPECT_EQ(calls[0].n_feeds, 0u);
+    ASSERT_EQ(calls[0].n_fetches, 1u);
+    EXPECT_EQ(calls[0].fetches[0].src, 1u);
+    EXPECT_EQ(calls[1].round, 2u);
+    ASSERT_EQ(calls[1].n_feeds, 1u);
+    EXPECT_EQ(calls[1].feeds[0].src, 2u);
+    EXPECT_EQ(calls[1].feeds[0].way, static_cast<uint32_t>(SW_WAY_FEED));
+    EXPECT_EQ(calls[1].n_fetches, 0u);
+    EXPECT_EQ(calls[1].n_after + calls[1].n_controls, 0u);
+    EXPECT_EQ(List(sw_star_plan_calls_of), (std::vector<uint32_t>{UINT32_MAX, 0, UINT32_MAX, 1}));
+    const std::vector<sw_star_way> ways = List(sw_star_plan_ways);
+    ASSERT_EQ(ways.size(), 4u);
+    EXPECT_EQ(ways[0].way, static_cast<uint32_t>(SW_WAY_COPY));
+    EXPECT_EQ(ways[1].way, static_cast<uint32_t>(SW_WAY_FETCH));
+    EXPECT_EQ(ways[3].way, static_cast<uint32_t>(SW_WAY_FEED));
+    EXPECT_TRUE(List(sw_star_plan_kept).empty());
+    EXPECT_EQ(List(sw_star_plan_places)[0], static_cast<uint32_t>(SW_PLACE_COPIED));
+    EXPECT_EQ(List(sw_star_plan_places)[3], static_cast<uint32_t>(SW_PLACE_CALLED));
+  }
+}
+
+TEST_F(PlanStar, SaysWhatIsWrong) {
+  edges_.push_back(Edge(7, 0, 0, SW_EDGE_PLAIN));
+  EXPECT_EQ(Plan(SW_STAR_ROBUST), 3);
+  EXPECT_EQ(Message(), "planner: edge 4 names node 7, but the graph has only 4 nodes");
+}
+
+TEST_F(PlanStar, KnowsItsStyles) {
+  EXPECT_EQ(Plan(9), 3);
+  EXPECT_EQ(Message(), "planner: there is no style 9");
+}
+
+}  // namespace
