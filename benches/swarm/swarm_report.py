@@ -5,6 +5,8 @@ from report import machine_line  # benches/tf
 
 def _range(spread, factor=1.0, digits=3):
     text = lambda value: f"{value * factor:,.0f}" if abs(value * factor) >= 100 else f"{value * factor:.{digits}g}"  # noqa: E731
+    if spread["min"] == spread["max"]:
+        return text(spread["median"])
     return f"{text(spread['median'])} ({text(spread['min'])} … {text(spread['max'])})"
 
 
