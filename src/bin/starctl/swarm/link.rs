@@ -45,7 +45,7 @@ pub enum Event {
 
 pub type Events = UnboundedSender<Event>;
 
-/// The third part of a rendezvous key's names: `source;incarnation;destination;edge`, with or without `;frame:iteration`.
+/// The name of the tensor in a rendezvous key: `source;incarnation;destination;name`, with or without `;frame:iteration`.
 pub fn edge_of(key: &str) -> Option<&str> {
     key.split(';').nth(3)
 }
