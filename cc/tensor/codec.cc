@@ -7,6 +7,7 @@
 #include <new>
 #include <string>
 
+#include "cc/tensor/prompt_allocator.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
 #include "tensorflow/core/framework/resource_handle.pb.h"
 #include "tensorflow/core/framework/tensor.pb.h"
@@ -283,6 +284,8 @@ Status TensorReceiver::Prepare(sw_bytes meta, size_t n, const uint64_t* lens, Al
                      " announced");
   }
   if (MoreThanTheMachineHas(total)) return NoMemory(total, header_.dtype, header_.shape);
+  allocator = PromptAllocator(allocator, total);
+  if (allocator == nullptr) return NoMemory(total, header_.dtype, header_.shape);
   uint8_t* base = nullptr;
   if (header_.encoding == TensorEncoding::kNone) {
     if (header_.is_dead) {

@@ -243,6 +243,67 @@ def test_server_again_while_peers_are_connected(fresh_cluster, protocol):
         assert worker_call(cluster, steps.run_steps, 5) == 5
 
 
+MIB = 1 << 20
+
+
+@pytest.mark.ours
+def test_a_tensor_without_room_stalls_nobody(fresh_cluster, protocol):
+    """TensorFlow's allocator waits 10 s for memory. A worker whose one reactor met that would get nothing from anybody meanwhile."""
+    limits = {"TF_MKL_ALLOC_MAX_BYTES": 100 * MIB, "TF_ENABLE_ONEDNN_OPTS": "1", "STARWIRE_REACTORS": "1"}
+    cluster = fresh_cluster(shape=(("ps", 2), ("worker", 1)), per_task={("worker", 0): limits}, spawn=True)
+    fitted, error, took, longest, count = worker_call(cluster, fetch_with_and_without_room, timeout=120)
+    assert fitted == 1
+    assert error == "ResourceExhaustedError"
+    assert took < 5, f"the step took {took:.1f} s to fail"
+    assert count > 10 and longest < 4, f"one of {count} steps of another ps took {longest:.1f} s meanwhile"
+
+
+def fetch_with_and_without_room(target):
+    """A tensor of 56 MiB from ps 0, alone and beside 48 MiB that are in use, while another session steps with ps 1."""
+    import threading
+
+    one = tf.compat.v1
+    took, stop = [], threading.Event()
+
+    def step():
+        with tf.Graph().as_default():
+            with tf.device("/job:ps/task:1"):
+                number = tf.random.uniform([100])
+            with tf.device("/job:worker/task:0"):
+                total = tf.reduce_sum(number)
+            with one.Session(target) as sess:
+                while not stop.is_set():
+                    start = time.monotonic()
+                    sess.run(total)
+                    took.append(time.monotonic() - start)
+
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0"):
+            big = tf.fill([56 * MIB], tf.cast(one.placeholder_with_default(1, []), tf.uint8))
+        with tf.device("/job:worker/task:0"):
+            highest = tf.reduce_max(big)
+            held = one.get_variable("held", initializer=lambda: tf.zeros([48 * MIB], tf.uint8), dtype=tf.uint8)
+        with one.Session(target) as sess:
+            fitted = int(sess.run(highest))
+            sess.run(held.initializer)
+            thread = threading.Thread(target=step)
+            thread.start()
+            while len(took) < 5:
+                time.sleep(0.01)
+            took.clear()
+            start = time.monotonic()
+            error = "nothing"
+            try:
+                sess.run(highest)
+            except tf.errors.OpError as caught:
+                error = type(caught).__name__
+            failed_after = time.monotonic() - start
+            time.sleep(0.2)
+            stop.set()
+            thread.join()
+    return fitted, error, failed_after, max(took), len(took)
+
+
 def restart_server(spec, job, index, protocol):
     from cluster import drop_server
 

@@ -1,0 +1,46 @@
+#include "cc/tensor/prompt_allocator.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+namespace starwire {
+namespace {
+
+using tensorflow::Allocator;
+
+// TensorFlow's own takes less than this from the system at once.
+constexpr uint64_t kLarge = 256 << 10;
+
+class SystemAllocator : public Allocator {
+ public:
+  std::string Name() override { return "starwire_system"; }
+  void* AllocateRaw(size_t alignment, size_t bytes) override {
+    void* memory = nullptr;
+    return posix_memalign(&memory, std::max(alignment, sizeof(void*)), bytes) == 0 ? memory : nullptr;
+  }
+  void DeallocateRaw(void* memory) override { std::free(memory); }
+};
+
+// Never destroyed: tensors may live longer than static objects.
+Allocator* System() {
+  static auto* system = new SystemAllocator;
+  return system;
+}
+
+}  // namespace
+
+Allocator* PromptAllocator(Allocator* wanted, uint64_t bytes) {
+  if (bytes < kLarge || wanted->Name() != "mklcpu") return wanted;
+  const auto stats = wanted->GetStats();
+  if (!stats.has_value() || !stats->bytes_limit.has_value() || *stats->bytes_limit <= 0) return wanted;
+  const auto limit = static_cast<uint64_t>(*stats->bytes_limit);
+  const auto used = static_cast<uint64_t>(std::max<int64_t>(stats->bytes_in_use, 0));
+  if (bytes > limit || used > limit - bytes) return nullptr;
+  // It grows by regions, each as big as all before, and never gives one back. While all that was ever needed at a time
+  // fits twice, there is room for one more; later there may be, but in pieces.
+  const auto peak = static_cast<uint64_t>(std::max<int64_t>(stats->peak_bytes_in_use, 0));
+  return peak <= limit / 2 && bytes <= limit / 2 - peak ? wanted : System();
+}
+
+}  // namespace starwire
