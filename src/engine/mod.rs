@@ -327,11 +327,16 @@ fn reactor(
     }
     // No word to start: another reactor could not be made.
     let Ok(doors) = start.recv() else { return };
+    let mut _claim = None;
     if shared.config.pinning {
         let unknown = || Err(std::io::Error::other("the kernel does not say which CPUs there are"));
-        let pinned = shared.topology.as_ref().map_or_else(unknown, |t| t.pin_current_thread(index));
-        if let Err(error) = pinned {
-            shared.owner.log(Level::Warning, &format!("starwire: reactor {index} cannot be pinned to a CPU: {error}"));
+        let pinned = shared.topology.as_ref().map_or_else(unknown, |t| t.pin_current_thread_apart(index));
+        match pinned {
+            Ok(claim) => _claim = claim,
+            Err(error) => {
+                let line = format!("starwire: reactor {index} cannot be pinned to a CPU: {error}");
+                shared.owner.log(Level::Warning, &line);
+            }
         }
     }
     let mut shard = Shard::new(index, shared.clone(), driver, mailbox);

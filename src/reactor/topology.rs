@@ -4,6 +4,8 @@
 //! bandwidth and shows in no mask, so it is read from the cgroup (version 2 or 1), where the tightest limit on the way to the root counts.
 
 use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 
 /// Taken once, before any thread is pinned: a pinned thread sees only its own CPU.
@@ -40,6 +42,17 @@ impl Topology {
         self.cpus[n % self.cpus.len()]
     }
 
+    /// The CPU for the `n`-th thread that no thread of another process has claimed: tasks of one host would all begin with the first. The claim holds until
+    /// it is dropped, or the process ends. If all are taken, or claims cannot be made, it is `cpu(n)` after all.
+    pub fn claim(&self, n: usize) -> (usize, Option<Claim>) {
+        self.claim_among(n, "starwire-cpu")
+    }
+
+    fn claim_among(&self, n: usize, names: &str) -> (usize, Option<Claim>) {
+        let free = (n..n + self.cpus.len()).map(|n| self.cpu(n)).find_map(|cpu| Some((cpu, Claim::new(names, cpu)?)));
+        free.map_or((self.cpu(n), None), |(cpu, claim)| (cpu, Some(claim)))
+    }
+
     /// Pins the calling thread to `cpu(n)` and says which one that is.
     pub fn pin_current_thread(&self, n: usize) -> io::Result<usize> {
         let cpu = self.cpu(n);
@@ -47,9 +60,26 @@ impl Topology {
         Ok(cpu)
     }
 
+    /// The same with the CPU that `claim` finds; the thread keeps the claim.
+    pub fn pin_current_thread_apart(&self, n: usize) -> io::Result<Option<Claim>> {
+        let (cpu, claim) = self.claim(n);
+        confine_current_thread(&[cpu])?;
+        Ok(claim)
+    }
+
     /// Lets the calling thread run on every allowed CPU again: a thread that a pinned one started is pinned like it.
     pub fn unpin_current_thread(&self) -> io::Result<()> {
         confine_current_thread(&self.cpus)
+    }
+}
+
+/// An abstract unix socket named after a CPU: one process of a network namespace can have it, and the kernel takes it back when that process ends, however it ends.
+pub struct Claim(#[allow(dead_code, reason = "held, not used")] UnixDatagram);
+
+impl Claim {
+    fn new(names: &str, cpu: usize) -> Option<Self> {
+        let address = SocketAddr::from_abstract_name(format!("{names}-{cpu}")).ok()?;
+        UnixDatagram::bind_addr(&address).ok().map(Self)
     }
 }
 
@@ -231,6 +261,20 @@ mod tests {
         assert_eq!(topology(&[0], Some(0.1)).cores(), 1);
         let gaps = topology(&[3, 9], None);
         assert_eq!((gaps.cpu(0), gaps.cpu(1), gaps.cpu(2)), (3, 9, 3));
+    }
+
+    #[test]
+    fn each_cpu_is_claimed_once_until_it_is_given_back() {
+        let topology = Topology { cpus: vec![3, 5, 9], quota: None };
+        let names = format!("starwire-test-{}", std::process::id());
+        let (first, claim) = topology.claim_among(0, &names);
+        let (second, _kept) = topology.claim_among(0, &names);
+        let (third, _kept_too) = topology.claim_among(2, &names);
+        assert_eq!((first, second, third), (3, 5, 9));
+        let (shared, none) = topology.claim_among(1, &names);
+        assert!(shared == 5 && none.is_none());
+        drop(claim);
+        assert_eq!(topology.claim_among(1, &names).0, 3);
     }
 
     #[test]
