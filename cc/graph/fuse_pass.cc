@@ -77,8 +77,12 @@ class Group {
     // Without a tensor among them nothing has to be carried: TensorFlow does it for the control edge in between.
     const bool carries = !types_.empty();
     Status status = AddNode(graph, carries ? kFuseOp : "NoOp", "fuse", source_device_, &first);
-    if (status.ok()) status = AddNode(graph, carries ? kUnfuseOp : "NoOp", "unfuse", destination_device_, &last);
     if (!status.ok()) return status;
+    status = AddNode(graph, carries ? kUnfuseOp : "NoOp", "unfuse", destination_device_, &last);
+    if (!status.ok()) {
+      graph->RemoveNode(first);
+      return status;
+    }
     if (carries) {
       graph->AddEdge(first, 0, last, 0);
     } else {

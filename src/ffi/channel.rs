@@ -28,22 +28,15 @@ pub unsafe extern "C" fn sw_channel_open(
 ) -> sw_code {
     // SAFETY: the caller's promise.
     let (engine, task, address) = unsafe { (engine.as_ref(), task.as_slice(), grpc_address.as_slice()) };
-    let opened = guard(Err((13, "starwire: internal error while opening a channel".to_string())), || {
+    let made = guard(Err((13, "starwire: internal error while opening a channel".to_string())), || {
         let engine = engine.ok_or((3, "starwire: no engine".to_string()))?;
         let text = |b: &[u8]| {
             String::from_utf8(b.to_vec()).map_err(|_| (3, "starwire: a task's name is not UTF-8".to_string()))
         };
         engine.engine.channel(&text(task)?, &text(address)?).map_err(|e| (e.code(), e.to_string()))
     });
-    match opened {
-        Ok(channel) => {
-            // SAFETY: the caller's promise.
-            unsafe { *out = Box::into_raw(Box::new(sw_channel { channel })) }
-            0
-        }
-        // SAFETY: the caller's promise.
-        Err((code, message)) => unsafe { error::store(error, code, message) },
-    }
+    // SAFETY: the caller's promise.
+    unsafe { error::hand_out(made.map(|channel| sw_channel { channel }), out, error) }
 }
 
 /// For the metrics: a reply that came over this channel carries `tensors` tensors as one.

@@ -42,15 +42,8 @@ pub unsafe extern "C" fn sw_engine_new(
         let owner = unsafe { Owner::new(handlers, ctx) };
         Engine::start(&ProcessEnv, identity, options.incarnation, owner).map_err(|e| (e.code(), e.to_string()))
     });
-    match made {
-        Ok(engine) => {
-            // SAFETY: the caller's promise.
-            unsafe { *out = Box::into_raw(Box::new(sw_engine { engine })) }
-            0
-        }
-        // SAFETY: the caller's promise.
-        Err((code, message)) => unsafe { error::store(error, code, message) },
-    }
+    // SAFETY: the caller's promise.
+    unsafe { error::hand_out(made.map(|engine| sw_engine { engine }), out, error) }
 }
 
 /// # Safety

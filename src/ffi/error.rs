@@ -21,6 +21,26 @@ pub(super) unsafe fn store(out: *mut *mut sw_error, code: sw_code, message: Stri
     code
 }
 
+/// What a function that makes something ends with: the thing behind `out`, or the reason behind `error`.
+///
+/// # Safety
+/// `out` is writable, `error` writable or null.
+pub(super) unsafe fn hand_out<T>(
+    made: Result<T, (sw_code, String)>,
+    out: *mut *mut T,
+    error: *mut *mut sw_error,
+) -> sw_code {
+    match made {
+        Ok(thing) => {
+            // SAFETY: the caller's promise.
+            unsafe { *out = Box::into_raw(Box::new(thing)) }
+            0
+        }
+        // SAFETY: the caller's promise.
+        Err((code, message)) => unsafe { store(error, code, message) },
+    }
+}
+
 /// # Safety
 /// `error` is null or came from a function of this ABI and was not freed.
 #[unsafe(no_mangle)]

@@ -301,15 +301,8 @@ pub unsafe extern "C" fn sw_exec_new(
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Executor::new(plan, foreign, spec.lanes, cores))
     });
-    match made {
-        Ok(executor) => {
-            // SAFETY: the caller's promise.
-            unsafe { *out = Box::into_raw(Box::new(sw_exec { executor })) }
-            0
-        }
-        // SAFETY: the caller's promise.
-        Err((code, message)) => unsafe { error::store(error, code, message) },
-    }
+    // SAFETY: the caller's promise.
+    unsafe { error::hand_out(made.map(|executor| sw_exec { executor }), out, error) }
 }
 
 /// # Safety

@@ -241,15 +241,8 @@ pub unsafe extern "C" fn sw_plan_fuse(
         // SAFETY: the caller's promise.
         unsafe { with_graph(graph, plan) }
     });
-    match made {
-        Ok(plan) => {
-            // SAFETY: the caller's promise.
-            unsafe { *out = Box::into_raw(Box::new(plan)) }
-            0
-        }
-        // SAFETY: the caller's promise.
-        Err((code, message)) => unsafe { error::store(error, code, message) },
-    }
+    // SAFETY: the caller's promise.
+    unsafe { error::hand_out(made, out, error) }
 }
 
 /// The groups, in a fixed order. Valid as long as the plan.
