@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::fuse::{Fate, FusePlan, Group, Limits, Reason, plan};
 use super::generate::{Case, Random, case};
 use super::graph::{Class, Edge, Graph, Kind, Memory, Node};
-use super::simulate::run;
+use super::simulate::{Luck, run};
 
 /// Groups whatever it may, of a graph `without_hints`.
 const GREEDY: Limits = Limits {
@@ -34,11 +34,11 @@ fn without_hints(mut case: Case) -> Case {
 fn check(case: &Case, limits: &Limits) -> FusePlan {
     let graph = case.graph();
     let plan = plan(&graph, limits).unwrap();
-    for seed in 0..4 {
-        let plain = run(&graph, &case.hidden, None, seed);
-        let fused = run(&graph, &case.hidden, Some(&plan), seed);
+    for luck in (0..4).map(|seed| Luck { values: seed, order: seed }) {
+        let plain = run(&graph, &case.hidden, None, luck);
+        let fused = run(&graph, &case.hidden, Some(&plan), luck);
         for (ran, value) in &plain {
-            assert_eq!(fused.get(ran), Some(value), "{ran:?} with seed {seed}");
+            assert_eq!(fused.get(ran), Some(value), "{ran:?} with {luck:?}");
         }
         assert_eq!(plain.len(), fused.len());
     }
@@ -116,7 +116,7 @@ fn random_graphs_have_what_is_hard() {
         let graph = case.graph();
         let plan = plan(&graph, &GREEDY).unwrap();
         groups += plan.groups.len();
-        let trace = run(&graph, &case.hidden, None, seed);
+        let trace = run(&graph, &case.hidden, None, Luck { values: seed, order: seed });
         assert!(graph.ids().all(|node| trace.keys().any(|(ran, _)| *ran == node) || in_a_loop(&graph, node)), "{seed}");
         for group in &plan.groups {
             let sources: BTreeSet<u32> = group.items.iter().map(|item| plan.items[*item as usize].src).collect();
@@ -163,7 +163,9 @@ fn trouble(nodes: Vec<Node>, edges: Vec<Edge>, hidden: &[(u32, u32)], groups: us
     let case = without_hints(Case { nodes, edges, hidden: hidden.to_vec() });
     let graph = case.graph();
     let naive = everything(&graph);
-    let same = (0..8).all(|seed| run(&graph, hidden, None, seed) == run(&graph, hidden, Some(&naive), seed));
+    let same = (0..8)
+        .map(|seed| Luck { values: seed, order: seed })
+        .all(|luck| run(&graph, hidden, None, luck) == run(&graph, hidden, Some(&naive), luck));
     assert!(!same, "this graph is no trouble");
     assert_eq!(check(&case, &GREEDY).groups.len(), groups, "{}", plan(&graph, &GREEDY).unwrap().describe(&graph));
 }

@@ -280,13 +280,24 @@ impl Builder {
     }
 
     fn strange_merge(&mut self, scope: &mut Scope) {
-        let values = [self.pick(scope), self.pick(scope)];
+        let values = [self.pick(scope), self.pick(scope)].map(|value| self.entered(value));
         let node = self.node(Kind::Merge);
         self.case.nodes[node as usize].detail = AMBIGUOUS;
         for (place, value) in (0..).zip(values) {
             self.data(value, node, place);
         }
         scope.values.push(Value::of(node, 0, values.iter().any(|value| value.solid)));
+    }
+
+    /// Something that a Merge may take. A dead Enter makes a Merge dead at once, even if another of its inputs is alive: in TensorFlow, too,
+    /// it would depend on which comes first. Nothing but a loop's header is given an Enter there, and that gets one input per iteration.
+    fn entered(&mut self, value: Value) -> Value {
+        if self.case.nodes[value.node as usize].kind != Kind::Enter {
+            return value;
+        }
+        let node = self.node(Kind::Identity);
+        self.data(value, node, 0);
+        Value::of(node, 0, value.solid)
     }
 
     fn condition(&mut self, scope: &mut Scope) {

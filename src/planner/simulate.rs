@@ -1,9 +1,10 @@
 //! Runs an abstract graph token by token, by the rules of TensorFlow's executor: dead tokens, frames, iterations, nodes that wait for
 //! something outside of the graph. An Enter that is marked as stateful holds for every iteration of its loop. Shares no code with the planners: what they promise is checked against this.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::fuse::FusePlan;
+use super::generate::Random;
 use super::graph::{Class, Graph, Kind};
 
 /// A node that waits for another without an edge: (who is waited for, who waits).
@@ -15,13 +16,22 @@ pub type Trace = BTreeMap<(u32, Vec<u32>), Option<u64>>;
 /// Merges with this `detail` may have several live inputs: their value does not depend on which comes first.
 pub const AMBIGUOUS: u32 = 77;
 
+/// What is different from run to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Luck {
+    /// What nodes compute, and so which way Switches go.
+    pub values: u64,
+    /// Which of the nodes that are ready runs next.
+    pub order: u64,
+}
+
 /// Everything that runs. What deadlocks is missing.
-pub fn run(graph: &Graph, hidden: &Hidden, plan: Option<&FusePlan>, seed: u64) -> Trace {
+pub fn run(graph: &Graph, hidden: &Hidden, plan: Option<&FusePlan>, luck: Luck) -> Trace {
     let net = match plan {
         Some(plan) => Net::fused(graph, plan),
         None => Net::plain(graph),
     };
-    net.run(hidden, seed).trace
+    net.run(hidden, luck).trace
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -123,8 +133,8 @@ impl Net {
         self.wire((edge.src, edge.src_output), (edge.dst, edge.dst_input), reference);
     }
 
-    pub fn run(self, hidden: &Hidden, seed: u64) -> Outcome {
-        let mut machine = Machine::new(self, hidden, seed);
+    pub fn run(self, hidden: &Hidden, luck: Luck) -> Outcome {
+        let mut machine = Machine::new(self, hidden, luck);
         machine.run();
         machine.outcome
     }
@@ -171,17 +181,18 @@ struct Machine {
     data_ins: Vec<usize>,
     hidden: HashMap<u32, Vec<u32>>,
     seed: u64,
+    order: Random,
     instances: Vec<Instance>,
     children: HashMap<(usize, u32, u32), usize>,
     slots: HashMap<(u32, Tag), Slot>,
-    ready: VecDeque<(u32, Tag)>,
+    ready: Vec<(u32, Tag)>,
     blocked: Vec<(u32, Tag)>,
     ran: BTreeSet<u32>,
     outcome: Outcome,
 }
 
 impl Machine {
-    fn new(net: Net, hidden: &Hidden, seed: u64) -> Self {
+    fn new(net: Net, hidden: &Hidden, luck: Luck) -> Self {
         let (mut control_ins, mut data_ins) = (vec![0; net.ops.len()], vec![0; net.ops.len()]);
         for wire in net.wires.iter().flatten() {
             let ins = if wire.input < 0 { &mut control_ins } else { &mut data_ins };
@@ -206,11 +217,12 @@ impl Machine {
             control_ins,
             data_ins,
             hidden: waits,
-            seed,
+            seed: luck.values,
+            order: Random(luck.order),
             instances: vec![root],
             children: HashMap::new(),
             slots: HashMap::new(),
-            ready: VecDeque::new(),
+            ready: Vec::new(),
             blocked: Vec::new(),
             ran: BTreeSet::new(),
             outcome: Outcome { trace: Trace::new(), copies: BTreeMap::new(), times: HashMap::new() },
@@ -221,11 +233,12 @@ impl Machine {
         for node in 0..self.net.ops.len() as u32 {
             let nothing = self.control_ins[node as usize] + self.data_ins[node as usize] == 0;
             if nothing && !self.net.gone.contains(&node) {
-                self.ready.push_back((node, (0, 0)));
+                self.ready.push((node, (0, 0)));
             }
         }
         loop {
-            while let Some((node, tag)) = self.ready.pop_front() {
+            while !self.ready.is_empty() {
+                let (node, tag) = self.ready.swap_remove(self.order.below(self.ready.len()));
                 let open = self.hidden.get(&node).is_some_and(|all| all.iter().any(|n| !self.ran.contains(n)));
                 if open {
                     self.blocked.push((node, tag));
@@ -233,7 +246,7 @@ impl Machine {
                 }
                 self.fire(node, tag);
                 if self.ran.insert(node) {
-                    self.ready.extend(self.blocked.drain(..));
+                    self.ready.append(&mut self.blocked);
                 }
             }
             if !self.finish_a_loop() {
@@ -418,7 +431,7 @@ impl Machine {
             };
             if ready && !slot.fired {
                 slot.fired = true;
-                self.ready.push_back((dst, tag));
+                self.ready.push((dst, tag));
             }
         }
     }
@@ -429,4 +442,62 @@ pub fn hash(a: u64, b: u64) -> u64 {
     x = (x ^ (x >> 31)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::generate::{Case, case, training_case};
+    use super::super::graph::{Edge, Memory, Node};
+    use super::*;
+
+    /// Whether it comes to the same in so many orders.
+    fn means_one_thing(case: &Case, orders: u64) -> bool {
+        let graph = case.graph();
+        let trace = |values, order| run(&graph, &case.hidden, None, Luck { values, order });
+        (0..3).all(|values| (1..orders).all(|order| trace(values, 0) == trace(values, order)))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
+
+        /// Otherwise nothing could be said about what a planned graph must do.
+        #[test]
+        fn random_graphs_mean_one_thing(seed: u64, size in 10usize..150) {
+            prop_assert!(means_one_thing(&case(seed, size), 4));
+            prop_assert!(means_one_thing(&training_case(seed, size), 4));
+        }
+    }
+
+    #[test]
+    fn a_merge_of_a_dead_enter_and_a_live_value_means_two_things() {
+        for (seed, size) in [(10426696931242409343, 40), (13442, 28)] {
+            assert!(means_one_thing(&training_case(seed, size), 4), "such graphs are not made any more");
+        }
+        use Kind::{Enter, Merge, Plain, Switch};
+        // 3 is one of 2's outputs, of which one is dead; 4 is what enters the same loop alive.
+        let build = |between: Kind| {
+            let kinds = [Plain, Plain, Switch, Enter, Enter, between, Merge];
+            let nodes: Vec<Node> = kinds.iter().map(|kind| Node::of(*kind, 0)).collect();
+            let ends = [(0, 2, 0), (1, 2, 1), (2, 3, 0), (0, 4, 0), (3, 5, 0), (5, 6, 0), (4, 6, 1)];
+            let edge = |(src, dst, dst_input)| Edge {
+                src,
+                src_output: 0,
+                dst,
+                dst_input,
+                class: Class::Plain,
+                memory: Memory::Host,
+                bytes: None,
+            };
+            let mut edges = ends.map(edge).to_vec();
+            if between == Enter {
+                // The Merge takes it directly.
+                edges[5].src = 3;
+            }
+            Case { nodes, edges, hidden: Vec::new() }
+        };
+        assert!(!means_one_thing(&build(Enter), 50));
+        assert!(means_one_thing(&build(Kind::Identity), 50));
+    }
 }
