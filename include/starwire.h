@@ -859,6 +859,12 @@ struct sw_bytes sw_star_plan_text(const struct sw_star_plan *plan);
 // `plan` is null or came from sw_plan_star, and is not used afterwards.
 void sw_star_plan_free(struct sw_star_plan *plan);
 
+// SHA-256 of `bytes`: the name of a plan.
+//
+// # Safety
+// `bytes` is readable; `out` has room for 32 bytes.
+void sw_sha256(struct sw_bytes bytes, uint8_t *out);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

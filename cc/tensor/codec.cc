@@ -212,18 +212,24 @@ Status EncodedTensor::EncodeFused(const Tensor& tensor, const FusedTensors& fuse
 }
 
 Status EncodedTensor::EncodeProto(const Tensor& tensor, int64_t send_start_micros) {
-  TensorProto proto;
-  tensor.AsProtoField(&proto);
   auto bytes = std::make_unique<std::string>();
-  // A proto over 2 GB cannot be serialised.
-  if (proto.ByteSizeLong() > static_cast<size_t>(std::numeric_limits<int32_t>::max()) ||
-      !proto.SerializeToString(bytes.get())) {
-    return MakeStatus(kInvalidArgument, "a tensor of type " + tensorflow::DataTypeString(tensor.dtype()) +
-                                            " and shape " + tensor.shape().DebugString() + " is too large to be sent");
-  }
+  Status status = EncodeObjects(tensor, bytes.get());
+  if (!status.ok()) return status;
   part_ = {bytes->data(), bytes->size()};
   WriteMeta(tensor, false, TensorEncoding::kProto, bytes->size(), send_start_micros);
   payload_ = {&part_, 1, bytes.release(), DeleteString};
+  return OkStatus();
+}
+
+Status EncodeObjects(const Tensor& tensor, std::string* bytes) {
+  TensorProto proto;
+  tensor.AsProtoField(&proto);
+  // A proto over 2 GB cannot be serialised.
+  if (proto.ByteSizeLong() > static_cast<size_t>(std::numeric_limits<int32_t>::max()) ||
+      !proto.SerializeToString(bytes)) {
+    return MakeStatus(kInvalidArgument, "a tensor of type " + tensorflow::DataTypeString(tensor.dtype()) +
+                                            " and shape " + tensor.shape().DebugString() + " is too large to be sent");
+  }
   return OkStatus();
 }
 
@@ -358,19 +364,25 @@ void TensorReceiver::DropSlab() {
 
 Status TensorReceiver::ParseProto(TensorProto* proto) {
   if (header_.encoding != TensorEncoding::kProto || staging_ == nullptr) return Malformed("not a proto");
-  if (!proto->ParseFromArray(staging_.get(), static_cast<int>(header_.payload_bytes))) {
+  Status status =
+      DecodeObjects({staging_.get(), static_cast<size_t>(header_.payload_bytes)}, header_.dtype, header_.shape, proto);
+  staging_.reset();
+  return status;
+}
+
+Status DecodeObjects(sw_bytes bytes, DataType dtype, const TensorShape& shape, TensorProto* proto) {
+  if (bytes.len > static_cast<size_t>(std::numeric_limits<int32_t>::max()) ||
+      !proto->ParseFromArray(bytes.data, static_cast<int>(bytes.len))) {
     return Malformed("the TensorProto cannot be parsed");
   }
-  staging_.reset();
   Status status = CheckProto(*proto);
   if (!status.ok()) return status;
   // CheckProto found the shape valid, so this constructor cannot abort.
-  const bool agrees = proto->dtype() == header_.dtype && TensorShape(proto->tensor_shape()) == header_.shape;
-  const int values =
-      header_.dtype == tensorflow::DT_VARIANT ? proto->variant_val_size() : proto->resource_handle_val_size();
-  if (!agrees || values != header_.shape.num_elements()) {
-    return Malformed("the TensorProto does not agree with type " + tensorflow::DataTypeString(header_.dtype) +
-                     ", shape " + header_.shape.DebugString());
+  const bool agrees = proto->dtype() == dtype && TensorShape(proto->tensor_shape()) == shape;
+  const int values = dtype == tensorflow::DT_VARIANT ? proto->variant_val_size() : proto->resource_handle_val_size();
+  if (!agrees || values != shape.num_elements()) {
+    return Malformed("the TensorProto does not agree with type " + tensorflow::DataTypeString(dtype) + ", shape " +
+                     shape.DebugString());
   }
   return OkStatus();
 }
@@ -378,12 +390,13 @@ Status TensorReceiver::ParseProto(TensorProto* proto) {
 Status TensorReceiver::FinishProto(Allocator* allocator) {
   TensorProto proto;
   Status status = ParseProto(&proto);
-  if (!status.ok()) return status;
-  if (!tensor_.FromProto(allocator, proto)) {
-    return Malformed("the objects of a tensor of type " + tensorflow::DataTypeString(header_.dtype) + ", shape " +
-                     header_.shape.DebugString() + " cannot be decoded here");
-  }
-  return OkStatus();
+  return status.ok() ? MakeObjects(proto, allocator, &tensor_) : status;
+}
+
+Status MakeObjects(const TensorProto& proto, Allocator* allocator, Tensor* tensor) {
+  if (tensor->FromProto(allocator, proto)) return OkStatus();
+  return Malformed("the objects of a tensor of type " + tensorflow::DataTypeString(proto.dtype()) + ", shape " +
+                   TensorShape(proto.tensor_shape()).DebugString() + " cannot be decoded here");
 }
 
 void TensorReceiver::Reset() {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cc/compat.h"
@@ -68,6 +69,13 @@ class EncodedTensor {
 // Reads metadata that came from a peer. Everything is checked against everything else; the error says what is wrong
 // with it, the caller adds from whom it came. `fused` is the layout if the encoding is kFused.
 Status DecodeTensorHeader(sw_bytes meta, TensorHeader* header, FusedLayout* fused);
+
+// The content of encoding kProto.
+Status EncodeObjects(const tensorflow::Tensor& tensor, std::string* bytes);
+// Reads it: `bytes` came from a peer, who says that it is a tensor of this type and shape.
+Status DecodeObjects(sw_bytes bytes, tensorflow::DataType dtype, const tensorflow::TensorShape& shape,
+                     tensorflow::TensorProto* proto);
+Status MakeObjects(const tensorflow::TensorProto& proto, tensorflow::Allocator* allocator, tensorflow::Tensor* tensor);
 
 // Receives one tensor: Prepare() when the metadata is there, Finish() when the payload is.
 class TensorReceiver {

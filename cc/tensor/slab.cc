@@ -45,12 +45,15 @@ void Slab::Piece::operator delete(void* place) {
   reinterpret_cast<Place*>(bytes)->slab->Unref();
 }
 
-Slab* Slab::New(tensorflow::Allocator* allocator, uint64_t bytes, size_t pieces) {
+Slab* Slab::Make(uint8_t* data, size_t pieces, void* owner, void (*release)(void* owner)) {
   static_assert(sizeof(Slab) % alignof(Place) == 0, "places follow the slab");
-  if (bytes > std::numeric_limits<size_t>::max() / 2 ||
-      pieces > (std::numeric_limits<size_t>::max() / 2 - sizeof(Slab)) / sizeof(Place)) {
-    return nullptr;
-  }
+  if (pieces > (std::numeric_limits<size_t>::max() / 2 - sizeof(Slab)) / sizeof(Place)) return nullptr;
+  void* memory = ::operator new(sizeof(Slab) + pieces * sizeof(Place), std::nothrow);
+  return memory == nullptr ? nullptr : new (memory) Slab(data, owner, release);
+}
+
+Slab* Slab::New(tensorflow::Allocator* allocator, uint64_t bytes, size_t pieces) {
+  if (bytes > std::numeric_limits<size_t>::max() / 2) return nullptr;
   uint8_t* data = nullptr;
   if (bytes != 0) {
     tensorflow::AllocationAttributes attributes;
@@ -58,12 +61,13 @@ Slab* Slab::New(tensorflow::Allocator* allocator, uint64_t bytes, size_t pieces)
     data = static_cast<uint8_t*>(allocator->AllocateRaw(kAlignment, bytes, attributes));
     if (data == nullptr) return nullptr;
   }
-  void* memory = ::operator new(sizeof(Slab) + pieces * sizeof(Place), std::nothrow);
-  if (memory == nullptr) {
-    if (data != nullptr) allocator->DeallocateRaw(data);
-    return nullptr;
-  }
-  return new (memory) Slab(allocator, data);
+  Slab* slab = Make(data, pieces, allocator, nullptr);
+  if (slab == nullptr && data != nullptr) allocator->DeallocateRaw(data);
+  return slab;
+}
+
+Slab* Slab::Around(uint8_t* data, size_t pieces, void* owner, void (*release)(void* owner)) {
+  return Make(data, pieces, owner, release);
 }
 
 Tensor Slab::NewTensor(DataType dtype, const TensorShape& shape, uint64_t offset, uint64_t bytes) {
@@ -79,7 +83,11 @@ Tensor Slab::NewTensor(DataType dtype, const TensorShape& shape, uint64_t offset
 
 void Slab::Unref() {
   if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  if (data_ != nullptr) allocator_->DeallocateRaw(data_);
+  if (release_ != nullptr) {
+    release_(owner_);
+  } else if (data_ != nullptr) {
+    static_cast<tensorflow::Allocator*>(owner_)->DeallocateRaw(data_);
+  }
   this->~Slab();
   ::operator delete(static_cast<void*>(this));
 }

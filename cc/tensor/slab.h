@@ -20,6 +20,9 @@ class Slab {
 
   // Memory for `bytes` bytes, which may be 0, and at most `pieces` tensors. Null if there is not enough.
   static Slab* New(tensorflow::Allocator* allocator, uint64_t bytes, size_t pieces);
+  // The same around memory that is there already and belongs to `owner`, until release(owner). If there is not enough
+  // memory, it still belongs to the caller.
+  static Slab* Around(uint8_t* data, size_t pieces, void* owner, void (*release)(void* owner));
 
   uint8_t* data() const { return data_; }
   // The tensor whose elements are `bytes` (not 0) bytes from `offset` (a multiple of kAlignment) on. At most as often
@@ -33,11 +36,13 @@ class Slab {
   class Piece;
   struct Place;
 
-  Slab(tensorflow::Allocator* allocator, uint8_t* data) : allocator_(allocator), data_(data) {}
+  static Slab* Make(uint8_t* data, size_t pieces, void* owner, void (*release)(void* owner));
+  Slab(uint8_t* data, void* owner, void (*release)(void* owner)) : data_(data), owner_(owner), release_(release) {}
   ~Slab() = default;
 
-  tensorflow::Allocator* const allocator_;
   uint8_t* const data_;
+  void* owner_;
+  void (*release_)(void* owner);
   std::atomic<size_t> references_{1};
   size_t used_ = 0;
 };

@@ -1,5 +1,5 @@
-// The method numbers of sw_call: one per method of TensorFlow's WorkerService. They are part of the wire format: never
-// renumber.
+// The method numbers of sw_call: one per method of TensorFlow's WorkerService, then our own. They are part of the wire
+// format: never renumber.
 #ifndef STARWIRE_CC_WORKER_METHODS_H_
 #define STARWIRE_CC_WORKER_METHODS_H_
 
@@ -24,6 +24,10 @@ enum class Method : uint32_t {
   kCompleteGroup = 13,
   kCompleteInstance = 14,
   kGetStepSequence = 15,
+  // Not of the WorkerService: cc/star/wire.h.
+  kStarCall = 16,
+  kStarRegister = 17,
+  kStarEnd = 18,
 };
 
 }  // namespace starwire

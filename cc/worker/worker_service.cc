@@ -271,6 +271,10 @@ void WorkerService::OnCall(const sw_call_request* request) {
           request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
             worker->GetStepSequenceAsync(&call->request, &call->response, std::move(done));
           });
+    case Method::kStarCall:
+    case Method::kStarRegister:
+    case Method::kStarEnd:
+      break;
   }
   sw_body_release(request->body);
   ReplyError(engine_.get(), request->ticket,

@@ -11,6 +11,7 @@ pub mod executor;
 pub mod plan;
 pub mod rehearsal;
 pub mod star;
+pub mod tables;
 pub mod types;
 
 /// Version of this ABI: the shim refuses to run with another one.

@@ -1,0 +1,120 @@
+// Many tensors in one message: the feeds of a star call, or its fetches. A table of them follows the head in the
+// metadata, their content is the payload (docs/protocol.md, "Star calls").
+//
+// Small tensors are packed into one part, large ones are sent from where they lie. The receiver's tensors lie where
+// they arrived: on a server in the call's body, on a worker small ones in one slab and each large one in memory of its
+// own.
+#ifndef STARWIRE_CC_STAR_CARGO_H_
+#define STARWIRE_CC_STAR_CARGO_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/compat.h"
+#include "cc/tensor/elements.h"
+#include "cc/tensor/slab.h"
+#include "include/starwire.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace starwire {
+
+// A feed or a fetch.
+struct StarValue {
+  enum class Kind : uint8_t {
+    kTensor,
+    kDead,  // a fetch: it was not computed in this run
+    kSlot,  // a feed: what an earlier call of the step has kept in `slot`; a fetch: it was kept and is not returned
+  };
+
+  StarValue() = default;
+  StarValue(tensorflow::Tensor t) : tensor(std::move(t)) {}  // NOLINT: a tensor is a value
+  static StarValue Dead();
+  static StarValue Slot(uint32_t slot);
+
+  Kind kind = Kind::kTensor;
+  uint32_t slot = 0;
+  tensorflow::Tensor tensor;
+};
+
+class CargoOut {
+ public:
+  CargoOut() = default;
+  ~CargoOut();
+  CargoOut(const CargoOut&) = delete;
+  CargoOut& operator=(const CargoOut&) = delete;
+
+  // Appends the table to `meta`. Tensors must be in memory that the CPU can read. Fails for an uninitialised tensor,
+  // for types that cannot travel, and if the metadata becomes too long.
+  Status Pack(const StarValue* values, size_t n, std::vector<uint8_t>* meta);
+  // Adds a last part (StarReply::stats_bytes).
+  void AddPart(std::string bytes);
+  // For exactly one sw_call() or sw_reply(), which then owns it. NULL if there is nothing to send.
+  const sw_payload* Take();
+
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  struct Owned;
+
+  std::unique_ptr<Owned> owned_;
+  std::vector<sw_part> parts_;
+  sw_payload payload_ = {nullptr, 0, nullptr, nullptr};
+  uint64_t bytes_ = 0;
+};
+
+class CargoIn {
+ public:
+  CargoIn() = default;
+  ~CargoIn();
+  CargoIn(const CargoIn&) = delete;
+  CargoIn& operator=(const CargoIn&) = delete;
+
+  // For sw_op_vtable.alloc. `table` is what is behind the head of the reply's metadata; it came from a peer, and so did
+  // the lengths: everything is checked. Without payload (n == 0), to be called before Finish() all the same. The last
+  // part is none of the tensors if `extra` bytes are announced there: extra() has them in the end.
+  Status Prepare(sw_bytes table, size_t n, const uint64_t* lens, uint32_t extra, tensorflow::Allocator* allocator,
+                 void** bufs);
+  // For a call that is there: takes `body` over in every case. The tensors keep it until the last of them is gone.
+  Status Adopt(sw_bytes table, const sw_part* parts, size_t n, void* body, void (*release)(void* body));
+  // Makes the values, once.
+  Status Finish(tensorflow::Allocator* allocator, std::vector<StarValue>* out);
+
+  size_t size() const { return members_.size(); }
+  uint64_t bytes() const { return bytes_; }
+  const std::string& extra() const { return extra_; }
+
+ private:
+  struct Member {
+    tensorflow::DataType dtype = tensorflow::DT_INVALID;
+    TensorEncoding encoding = TensorEncoding::kNone;
+    StarValue::Kind kind = StarValue::Kind::kTensor;
+    uint32_t slot = 0;
+    uint32_t own = kNoPlace;  // in this one of own_
+    uint64_t bytes = 0;
+    uint64_t at = 0;  // else here in the slab
+    tensorflow::TensorShape shape;
+  };
+  static constexpr uint32_t kNoPlace = UINT32_MAX;
+
+  Status Parse(sw_bytes table);
+  // Which members lie in which part. `place(i, first, end)` is told where part i begins: members_[first] to
+  // members_[end - 1] are in it, and their `at` counts from its begin.
+  template <typename Lens, typename PlacePart>
+  Status Split(size_t n, const Lens& lens, const PlacePart& place);
+  Status MakeTensor(const Member& member, tensorflow::Allocator* allocator, tensorflow::Tensor* tensor);
+  void DropSlab();
+
+  std::vector<Member> members_;
+  std::vector<tensorflow::Tensor> own_;
+  std::string extra_;
+  Slab* slab_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_STAR_CARGO_H_
