@@ -141,6 +141,8 @@ struct CargoOut::Owned {
   std::string extra;
 };
 
+CargoOut::CargoOut() = default;
+
 CargoOut::~CargoOut() = default;
 
 Status CargoOut::Pack(const StarValue* values, size_t n, std::vector<uint8_t>* meta) {

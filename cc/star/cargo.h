@@ -42,7 +42,7 @@ struct StarValue {
 
 class CargoOut {
  public:
-  CargoOut() = default;
+  CargoOut();
   ~CargoOut();
   CargoOut(const CargoOut&) = delete;
   CargoOut& operator=(const CargoOut&) = delete;
