@@ -116,6 +116,11 @@ void EndServices(GrpcServer* server) {
   EndEagerService(server);
 }
 
+// gRPC puts events into the queues of a server from the beginning, and aborts the process when a queue that is not
+// empty goes. Nobody polled those of a server that never started, and the loops that could do so stop where they find
+// their alarm, not where the queue ends. So what is left of it, some 300 KB, stays for ever.
+void KeepUnstarted(GrpcServer* server) { (server->*Reach(ServerTag())).release(); }
+
 // What gRPC waits for may never happen, and then nobody must wait with it.
 Status Bounded(int64_t timeout_ms, std::function<void()> work) {
   auto done = std::make_shared<std::promise<void>>();
@@ -135,7 +140,6 @@ Status Bounded(int64_t timeout_ms, std::function<void()> work) {
 }  // namespace
 
 Status ShutDownGrpcServer(GrpcServer* server, int64_t timeout_ms) {
-  // The completion queues of a server that never started were never polled: only its port is closed.
   return Bounded(timeout_ms, [server] {
     auto& mu = server->*Reach(MuTag());
     mu.lock();
@@ -146,6 +150,7 @@ Status ShutDownGrpcServer(GrpcServer* server, int64_t timeout_ms) {
     mu.lock();
     ClosePort(server);
     if (StateOf(server) == State::kStarted) EndServices(server);
+    if (StateOf(server) == State::kNew) KeepUnstarted(server);
     SetState(server, State::kStopped);
     mu.unlock();
   });

@@ -175,6 +175,14 @@ def test_bad_variable(fresh_cluster, name, value, words):
     assert name in error.message and words in error.message, error.message
 
 
+def test_cluster_address_that_is_none(fresh_cluster):
+    """TensorFlow finds out when its port is already open."""
+    cluster = fresh_cluster(start=False)
+    cluster.spec["ps"] = ["nowhere"]
+    error = start_error(cluster)
+    assert error.type == "InvalidArgumentError" and "nowhere" in error.message, error
+
+
 def test_misspelt_variable_is_a_warning(fresh_cluster):
     cluster = fresh_cluster(environment={"STARWIRE_DRIVRE": "epoll"})
     assert "STARWIRE_DRIVER" in cluster["ps", 0].wait_for_log("STARWIRE_DRIVRE")
