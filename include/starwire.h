@@ -481,6 +481,14 @@ typedef struct sw_fuse_group {
   size_t n_items;
 } sw_fuse_group;
 
+// A task of the cluster.
+typedef struct sw_star_task {
+  // "/job:ps/replica:0/task:0"
+  struct sw_bytes name;
+  // Not 0: some variable of the graph is there.
+  uint32_t holds_variables;
+} sw_star_task;
+
 typedef struct sw_star_options {
   size_t struct_size;
   // SW_STAR_ROBUST ...
@@ -809,6 +817,17 @@ struct sw_bytes sw_fuse_plan_text(const struct sw_fuse_plan *plan);
 // `plan` is null or came from sw_plan_fuse, and is not used afterwards.
 void sw_fuse_plan_free(struct sw_fuse_plan *plan);
 
+// Who is a parameter server for the task `own`, which makes the calls: the jobs of STARWIRE_PS_JOBS, else those with a usual name, else those
+// that hold variables. `servers` is as long as `tasks`. An error names the variable and what it may be.
+//
+// # Safety
+// `tasks` and the names in it are readable, `servers` is writable, `error` writable or null.
+sw_code sw_star_servers(const struct sw_star_task *tasks,
+                        size_t n_tasks,
+                        uint32_t own,
+                        uint8_t *servers,
+                        struct sw_error **error);
+
 // Splits a graph into what stays and calls to parameter servers. The same graph gives the same plan. An error says why the graph cannot be
 // planned; it can still be run as it is.
 //
@@ -854,6 +873,12 @@ const struct sw_star_way *sw_star_plan_ways(const struct sw_star_plan *plan, siz
 // # Safety
 // `plan` came from sw_plan_star.
 struct sw_bytes sw_star_plan_text(const struct sw_star_plan *plan);
+
+// The same in one line, for the log. Valid as long as the plan.
+//
+// # Safety
+// `plan` came from sw_plan_star.
+struct sw_bytes sw_star_plan_summary(const struct sw_star_plan *plan);
 
 // # Safety
 // `plan` is null or came from sw_plan_star, and is not used afterwards.

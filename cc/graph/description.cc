@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cc/graph/may_block.h"
+#include "cc/graph/variables.h"
 #include "cc/tensor/elements.h"
 #include "cc/worker/status_codec.h"
 #include "tensorflow/core/common_runtime/shape_refiner.h"
@@ -94,6 +95,7 @@ void GraphDescription::AddNode(Node* node) {
   out.kind = SW_NODE_PLAIN;
   out.cost_us = -1;
   if (node->op_def().is_stateful()) out.flags |= SW_NODE_IS_STATEFUL;
+  out.flags |= VariableFlags(*node);
   if (node->IsSwitch()) {
     out.kind = SW_NODE_SWITCH;
     out.detail = static_cast<uint32_t>(node->num_outputs());
@@ -151,11 +153,6 @@ void GraphDescription::AddEdge(const Edge* edge) {
   }
   edges_.push_back(edge);
   plan_edges_.push_back(out);
-}
-
-void GraphDescription::Complete() {
-  FindSizes();
-  FindFeeds();
 }
 
 void GraphDescription::FindSizes() {
@@ -243,6 +240,8 @@ void GraphDescription::AddBlocker(uint32_t task, const std::vector<uint32_t>& fe
     plan_edges_.push_back(edge);
   }
 }
+
+void GraphDescription::LeaveAlone(uint32_t number) { plan_nodes_[number].flags |= SW_NODE_IS_UNTOUCHABLE; }
 
 sw_plan_graph GraphDescription::ForPlanner() const {
   sw_plan_graph out = {};

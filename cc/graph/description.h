@@ -22,14 +22,22 @@ class GraphDescription {
 
   // Whether anything crosses between tasks at all. If not, nothing else is worth asking for.
   bool crosses() const { return crosses_; }
-  // Adds what takes longer to find out: how much crossing edges carry, and which feeds a client may hold back.
-  void Complete();
+  // What takes longer to find out: how much crossing edges carry ...
+  void FindSizes();
+  // ... and which feeds a client may hold back.
+  void FindFeeds();
+  // Nothing may be put between the node and its neighbours.
+  void LeaveAlone(uint32_t number);
 
   sw_plan_graph ForPlanner() const;
+  size_t num_nodes() const { return nodes_.size(); }
+  size_t num_edges() const { return edges_.size(); }
   tensorflow::Node* node(uint32_t number) const { return nodes_[number]; }
   const tensorflow::Edge* edge(uint32_t number) const { return edges_[number]; }
   // "/job:ps/replica:0/task:1"
+  const std::vector<std::string>& tasks() const { return tasks_; }
   const std::string& task(uint32_t number) const { return tasks_[number]; }
+  uint32_t task_of(uint32_t node) const { return plan_nodes_[node].task; }
 
  private:
   struct Place {
@@ -41,8 +49,6 @@ class GraphDescription {
   const Place& PlaceOf(const tensorflow::Node& node);
   void AddNode(tensorflow::Node* node);
   void AddEdge(const tensorflow::Edge* edge);
-  void FindSizes();
-  void FindFeeds();
   void AddBlocker(uint32_t task, const std::vector<uint32_t>& feeds);
   static sw_bytes Name(void* self, uint32_t node);
 

@@ -194,7 +194,8 @@ class FusePass : public tensorflow::GraphOptimizationPass {
 Status FuseGraph(Graph* graph, const tensorflow::DeviceSet* devices, const sw_fuse_limits& limits, FuseResult* result) {
   GraphDescription description(*graph);
   if (!description.crosses()) return OkStatus();
-  description.Complete();
+  description.FindSizes();
+  description.FindFeeds();
   const sw_plan_graph view = description.ForPlanner();
   sw_fuse_plan* made = nullptr;
   sw_error* error = nullptr;

@@ -16,7 +16,7 @@ constexpr const char* kWaiting[] = {
     "Unbatch", "Infeed",     "Outfeed",   "WaitFor",      "DataService", "DatasetToGraph", "ReduceDataset",
 };
 
-constexpr const char* kWaitingExactly[] = {"Batch", "BatchFunction"};
+constexpr const char* kWaitingExactly[] = {"Batch", "BatchFunction", "StarwireCall"};
 
 }  // namespace
 

@@ -62,6 +62,12 @@ void RemoteRendezvous::RecvAsync(const ParsedKey& key, const Rendezvous::Args& a
   Fetch(route, key, args, std::move(done));
 }
 
+StarStep* RemoteRendezvous::star_step() {
+  std::lock_guard<std::mutex> lock(star_mu_);
+  if (star_step_ == nullptr) star_step_ = std::make_unique<StarStep>(step_id_);
+  return star_step_.get();
+}
+
 void RemoteRendezvous::RecvFromRemoteAsync(const Rendezvous::ParsedKey& key, const Rendezvous::Args& args,
                                            DoneCallback done) {
   RecvAsync(key, args, std::move(done));

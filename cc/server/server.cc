@@ -9,7 +9,10 @@
 
 #include "cc/graph/fuse_pass.h"
 #include "cc/graph/fuse_switch.h"
+#include "cc/graph/star_pass.h"
+#include "cc/graph/star_switch.h"
 #include "cc/ops/fuse_ops.h"
+#include "cc/ops/star_ops.h"
 #include "cc/rendezvous/recv_service.h"
 #include "cc/rendezvous/rendezvous_mgr.h"
 #include "cc/server/grpc_shutdown.h"
@@ -105,8 +108,12 @@ Status RegisterServers() {
     for (const Protocol& protocol : kProtocols) {
       RegisterServerFactory(protocol.factory_name, new Factory(protocol.name));
     }
-    // Another copy of this library has its own pass, and one is enough.
-    if (RegisterFuseOps()) RegisterFusePass();
+    // Another copy of this library has its own passes, and one of each is enough.
+    if (RegisterFuseOps()) {
+      RegisterStarOps();
+      RegisterStarPass();
+      RegisterFusePass();
+    }
     return true;
   }();
   (void)registered;
@@ -175,6 +182,7 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   initialised_ = true;
   SetServerFuseWish(TaskName(server_def().job_name(), server_def().task_index()),
                     FuseWishOf(server_def().default_session_config()));
+  MarkSessions();
   PointLocalMasterAt(target(), own_master_env_, *master_env());
   {
     Servers* servers = AllServers();
@@ -191,6 +199,18 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   if (!status.ok()) return status;
   worker_->SetAdvertisement(engine_->advertisement());
   return OkStatus();
+}
+
+// The master makes the graphs of its sessions, and is told only by their configuration how.
+void StarwireServer::MarkSessions() {
+  const StarStyle style = StarStyleOf(protocol_);
+  if (style == StarStyle::kNone) return;
+  auto make = master_env()->master_session_factory;
+  master_env()->master_session_factory = [style, make = std::move(make)](tensorflow::SessionOptions options,
+                                                                         auto&&... rest) {
+    MarkSession(style, &options.config);
+    return make(std::move(options), std::forward<decltype(rest)>(rest)...);
+  };
 }
 
 StarwireServer::~StarwireServer() {

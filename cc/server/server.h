@@ -51,6 +51,7 @@ class StarwireServer : public tensorflow::GrpcServer {
  private:
   StarwireServer(std::string protocol, const tensorflow::ServerDef& def);
   Status Init(tensorflow::GrpcServerOptions options);
+  void MarkSessions();
 
   const std::string protocol_;
   const std::shared_ptr<Engine> engine_;

@@ -25,6 +25,8 @@ class RemoteWorker : public tensorflow::WorkerInterface {
   // Not OK: channel() is null.
   const Status& status() const { return status_; }
   sw_channel* channel() const { return channel_ == nullptr ? nullptr : channel_->handle(); }
+  // For calls that may outlive the worker.
+  const std::shared_ptr<Channel>& shared_channel() const { return channel_; }
   // "/job:ps/replica:0/task:0"
   const std::string& target() const { return target_; }
   tensorflow::WorkerCacheLogger* logger() const { return logger_; }

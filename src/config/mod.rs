@@ -135,6 +135,11 @@ impl Config {
         resolve::from_env(env, identity)
     }
 
+    /// The jobs that are parameter servers, if the environment says so; for those who make a session's graphs.
+    pub fn ps_jobs_from_env(env: &dyn Env) -> Result<Option<Vec<String>>, ConfigError> {
+        resolve::ps_jobs(&mut variables::Reader::new(env))
+    }
+
     /// The data address to connect to for the task that the ClusterSpec knows under this address; `None`: ask the task.
     pub fn mapped(&self, grpc_address: &str) -> Option<&HostPort> {
         self.endpoint_map.as_ref()?.get(grpc_address)

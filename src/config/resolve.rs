@@ -21,7 +21,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     let reader = &mut Reader::new(env);
     let mut warnings = unknown_variables(env);
 
-    let ps_jobs = ps_jobs(reader)?;
+    let ps_jobs = ps_jobs(reader)?.unwrap_or_else(|| vec!["ps".to_owned()]);
     let role = role(&identity.job, &ps_jobs);
     let worker_polling = reader.boolean("WORKER_ENABLE_POLLING", false)?;
     let ps_polling = reader.boolean("PS_ENABLE_POLLING", false)?;
@@ -103,9 +103,10 @@ fn role(job: &str, ps_jobs: &[String]) -> Role {
     }
 }
 
-fn ps_jobs(reader: &mut Reader<'_>) -> Result<Vec<String>, ConfigError> {
+/// The jobs that are parameter servers, if somebody says so.
+pub(super) fn ps_jobs(reader: &mut Reader<'_>) -> Result<Option<Vec<String>>, ConfigError> {
     let name = "STARWIRE_PS_JOBS";
-    let Some(text) = reader.text(name)? else { return Ok(vec!["ps".to_owned()]) };
+    let Some(text) = reader.text(name)? else { return Ok(None) };
     let jobs: Vec<String> = text.split(',').map(|job| job.trim().to_owned()).collect();
     // TensorFlow's rule for job names.
     let fits = |job: &String| {
@@ -113,7 +114,7 @@ fn ps_jobs(reader: &mut Reader<'_>) -> Result<Vec<String>, ConfigError> {
             && job.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
     };
     if jobs.iter().all(fits) {
-        return Ok(jobs);
+        return Ok(Some(jobs));
     }
     Err(ConfigError::Value {
         name,

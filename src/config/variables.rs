@@ -152,7 +152,11 @@ pub const VARIABLES: &[Variable] = &[
         "0",
         "Traffic class (0 to 255) of the GRH: on RoCE v2 the IP header's DSCP and ECN bits.",
     ),
-    variable("STARWIRE_PS_JOBS", "ps", "Jobs that are parameter servers, separated by commas."),
+    variable(
+        "STARWIRE_PS_JOBS",
+        "ps",
+        "Jobs that are parameter servers, separated by commas. Without it the star protocols find them out ([star_server.md](star_server.md)).",
+    ),
     variable(
         "STARWIRE_MAX_INFLIGHT",
         "65536",

@@ -4,7 +4,9 @@ use super::error::{self, sw_error};
 use super::guard;
 use super::plan::{array, other_structs, sw_plan_graph, with_graph};
 use super::types::{sw_bytes, sw_code};
+use crate::config::{Config, ProcessEnv};
 use crate::planner::placement::{Place, Reason, Roles};
+use crate::planner::roles::{self, Task};
 use crate::planner::star::{self, Call, StarPlan, Style, Way};
 use crate::protocol::code;
 
@@ -122,6 +124,7 @@ pub struct sw_star_plan {
     ways: Vec<sw_star_way>,
     calls: Vec<sw_star_call>,
     text: String,
+    summary: String,
     // `calls` points into these.
     _lists: Vec<Lists>,
     plan: StarPlan,
@@ -131,6 +134,59 @@ struct Lists {
     feeds: Vec<sw_star_feed>,
     fetches: Vec<sw_star_output>,
     controls: Vec<sw_star_output>,
+}
+
+/// A task of the cluster.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub struct sw_star_task {
+    /// "/job:ps/replica:0/task:0"
+    pub name: sw_bytes,
+    /// Not 0: some variable of the graph is there.
+    pub holds_variables: u32,
+}
+
+/// Who is a parameter server for the task `own`, which makes the calls: the jobs of STARWIRE_PS_JOBS, else those with a usual name, else those
+/// that hold variables. `servers` is as long as `tasks`. An error names the variable and what it may be.
+///
+/// # Safety
+/// `tasks` and the names in it are readable, `servers` is writable, `error` writable or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_servers(
+    tasks: *const sw_star_task,
+    n_tasks: usize,
+    own: u32,
+    servers: *mut u8,
+    error: *mut *mut sw_error,
+) -> sw_code {
+    let read = guard(Err((code::INTERNAL, "starwire: internal error while planning".to_string())), || {
+        let named =
+            Config::ps_jobs_from_env(&ProcessEnv).map_err(|error| (code::INVALID_ARGUMENT, error.to_string()))?;
+        // SAFETY: the caller's promise.
+        let tasks = unsafe { array(tasks, n_tasks) };
+        let tasks: Result<Vec<Task>, _> = tasks
+            .iter()
+            .map(|task| {
+                // SAFETY: the caller's promise.
+                let name = std::str::from_utf8(unsafe { task.name.as_slice() });
+                name.map(|name| Task { name, holds_variables: task.holds_variables != 0 })
+            })
+            .collect();
+        let tasks = tasks.map_err(|_| (code::INVALID_ARGUMENT, "planner: a task's name is not text".to_string()))?;
+        Ok(roles::roles(&tasks, own, named.as_deref()))
+    });
+    match read {
+        Ok(roles) => {
+            for (at, server) in roles.servers.iter().enumerate() {
+                // SAFETY: there are as many as tasks; the caller's promise.
+                unsafe { *servers.add(at) = u8::from(*server) }
+            }
+            0
+        }
+        // SAFETY: the caller's promise.
+        Err((code, message)) => unsafe { error::store(error, code, message) },
+    }
 }
 
 /// Splits a graph into what stays and calls to parameter servers. The same graph gives the same plan. An error says why the graph cannot be
@@ -232,6 +288,16 @@ pub unsafe extern "C" fn sw_star_plan_text(plan: *const sw_star_plan) -> sw_byte
     unsafe { plan.as_ref() }.map_or(sw_bytes::EMPTY, |plan| sw_bytes::of(plan.text.as_bytes()))
 }
 
+/// The same in one line, for the log. Valid as long as the plan.
+///
+/// # Safety
+/// `plan` came from sw_plan_star.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_plan_summary(plan: *const sw_star_plan) -> sw_bytes {
+    // SAFETY: the caller's promise.
+    unsafe { plan.as_ref() }.map_or(sw_bytes::EMPTY, |plan| sw_bytes::of(plan.summary.as_bytes()))
+}
+
 /// # Safety
 /// `plan` is null or came from sw_plan_star, and is not used afterwards.
 #[unsafe(no_mangle)]
@@ -288,6 +354,7 @@ impl sw_star_plan {
             ways: plan.ways.iter().map(|by| way(*by)).collect(),
             calls: plan.calls.iter().zip(&lists).map(call).collect(),
             text,
+            summary: plan.summary(),
             _lists: lists,
             plan,
         }

@@ -6,13 +6,15 @@
 //! * [`predicates`]: under which conditions a node runs.
 //! * [`schedule`]: when things happen, as far as the graph tells.
 //! * [`fuse`]: which tensors cross from task to task together (tensor_fuse).
-//! * [`star`]: the parameter servers' part of a graph, turned into calls; with [`placement`] (what becomes of each node) and [`rounds`] (when).
+//! * [`star`]: the parameter servers' part of a graph, turned into calls; with [`roles`] (who is a server), [`placement`] (what becomes of each
+//!   node) and [`rounds`] (when).
 
 pub mod flow;
 pub mod fuse;
 pub mod graph;
 pub mod placement;
 pub mod predicates;
+pub mod roles;
 pub mod rounds;
 pub mod schedule;
 mod sets;

@@ -52,6 +52,21 @@ pub enum Reason {
     NothingCrosses,
 }
 
+impl Reason {
+    pub fn text(self) -> &'static str {
+        match self {
+            Reason::Loop => "in a loop",
+            Reason::Untouchable => "on a device that calls cannot use, or tied to its neighbours",
+            Reason::Reference => "a reference would leave its call",
+            Reason::Resource => "a handle would leave its call",
+            Reason::Variant => "an object would leave its call",
+            Reason::Transfer => "sends, receives, feeds and fetches",
+            Reason::Branching => "a branch of references",
+            Reason::NothingCrosses => "calls would save nothing",
+        }
+    }
+}
+
 pub struct Placement {
     pub places: Vec<Place>,
     /// By node: the variable that its output 0 refers to, if that is known.

@@ -15,6 +15,34 @@ impl StarPlan {
     }
 }
 
+impl StarPlan {
+    /// In one line.
+    pub fn summary(&self) -> String {
+        let rounds = self.calls.iter().map(|call| call.round).max().unwrap_or(0);
+        let called: usize = self.calls.iter().map(|call| call.nodes.len()).sum();
+        let mut text =
+            format!("{} calls in {rounds} rounds run {called} of {} nodes", self.calls.len(), self.places.len());
+        let mut left: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut moved = 0;
+        for place in &self.places {
+            match place {
+                Place::Moved | Place::Pivot => moved += 1,
+                Place::Left(reason) => *left.entry(reason.text()).or_default() += 1,
+                Place::Stays | Place::Called | Place::Copied => {}
+            }
+        }
+        if moved != 0 {
+            text += &format!(", {moved} are moved to the worker");
+        }
+        if !left.is_empty() {
+            let reasons = left.iter().map(|(reason, count)| format!("{reason}: {count}"));
+            text += &format!(", left to send and receive: {}", left.values().sum::<usize>());
+            text += &format!(" ({})", list(reasons));
+        }
+        text
+    }
+}
+
 struct Description<'a> {
     plan: &'a StarPlan,
     graph: &'a Graph<'a>,
@@ -69,16 +97,14 @@ impl Description<'_> {
 impl fmt::Display for Description<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let StarPlan { calls, places, .. } = self.plan;
-        let rounds = calls.iter().map(|call| call.round).max().unwrap_or(0);
-        let called: usize = calls.iter().map(|call| call.nodes.len()).sum();
-        writeln!(f, "{} calls in {rounds} rounds run {called} of {} nodes", calls.len(), places.len())?;
+        writeln!(f, "{}", self.plan.summary())?;
         for (number, call) in calls.iter().enumerate() {
             self.call(f, number, call)?;
         }
         let mut others: BTreeMap<String, Vec<u32>> = BTreeMap::new();
         for (node, place) in self.graph.ids().zip(places) {
             let group = match place {
-                Place::Left(reason) => format!("left to send and receive ({reason:?})"),
+                Place::Left(reason) => format!("left to send and receive ({})", reason.text()),
                 Place::Moved => "moved to the worker".to_string(),
                 Place::Pivot => "moved to the worker, without its variable".to_string(),
                 Place::Stays | Place::Called | Place::Copied => continue,

@@ -126,7 +126,7 @@ call 1, round 2, to /job:ps/task:0
     #[test]
     fn what_stays_says_why() {
         let whole = plan(&[], Some(Style::Lite));
-        assert!(whole.ends_with("left to send and receive (Loop): \"loop\", \"out\"\n"), "{whole}");
+        assert!(whole.ends_with("left to send and receive (in a loop): \"loop\", \"out\"\n"), "{whole}");
         let fused = plan(&["update"], None);
         assert!(fused.contains("\"gradient\":0 to task 0 alone: NoCompany"), "{fused}");
     }

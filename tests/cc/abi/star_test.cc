@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -96,6 +98,34 @@ TEST_F(PlanStar, SaysWhatIsWrong) {
 TEST_F(PlanStar, KnowsItsStyles) {
   EXPECT_EQ(Plan(9), 3);
   EXPECT_EQ(Message(), "planner: there is no style 9");
+}
+
+TEST_F(PlanStar, OneLineForTheLog) {
+  ASSERT_EQ(Plan(SW_STAR_ROBUST), 0) << Message();
+  EXPECT_EQ(Text(sw_star_plan_summary(plan_)), "2 calls in 2 rounds run 2 of 4 nodes");
+}
+
+TEST(Servers, AreFoundOutOrNamed) {
+  const auto name = [](const char* text) {
+    return sw_bytes{reinterpret_cast<const uint8_t*>(text), std::strlen(text)};
+  };
+  const sw_star_task tasks[] = {{name("/job:a/replica:0/task:0"), 0}, {name("/job:b/replica:0/task:0"), 1}};
+  uint8_t servers[2] = {7, 7};
+  ASSERT_EQ(sw_star_servers(tasks, 2, 0, servers, nullptr), 0);
+  EXPECT_EQ(servers[0] * 10 + servers[1], 1);
+  ASSERT_EQ(sw_star_servers(tasks, 2, 1, servers, nullptr), 0);
+  EXPECT_EQ(servers[0] * 10 + servers[1], 0);
+  setenv("STARWIRE_PS_JOBS", "a", 1);
+  EXPECT_EQ(sw_star_servers(tasks, 2, 1, servers, nullptr), 0);
+  EXPECT_EQ(servers[0] * 10 + servers[1], 10);
+  setenv("STARWIRE_PS_JOBS", "a b", 1);
+  sw_error* error = nullptr;
+  EXPECT_EQ(sw_star_servers(tasks, 2, 1, servers, &error), 3);
+  const sw_bytes message = sw_error_message(error);
+  EXPECT_NE(std::string(reinterpret_cast<const char*>(message.data), message.len).find("STARWIRE_PS_JOBS"),
+            std::string::npos);
+  sw_error_free(error);
+  unsetenv("STARWIRE_PS_JOBS");
 }
 
 }  // namespace

@@ -1,0 +1,220 @@
+#include "cc/star/client.h"
+
+#include <utility>
+
+#include "cc/server/completion_batch.h"
+#include "cc/worker/methods.h"
+#include "cc/worker/status_codec.h"
+
+namespace starwire {
+namespace {
+
+constexpr int kCancelled = 1;
+constexpr int kAborted = 10;
+// A server that forgets a plan between its registration and the call is short of memory, or worse.
+constexpr int kMaxRegistrations = 8;
+// More fetches than that take a while to hand out.
+constexpr size_t kFewFetches = 64;
+
+sw_bytes BytesOf(const std::vector<uint8_t>& bytes) { return {bytes.data(), bytes.size()}; }
+
+// Answers that nobody waits for.
+struct Nobody {
+  static sw_code Alloc(void*, sw_bytes, size_t, const uint64_t*, void**) { return kCancelled; }
+  static void Done(void* op, const sw_result*) { delete static_cast<std::shared_ptr<Channel>*>(op); }
+};
+
+}  // namespace
+
+void StarStep::Keeps(const std::string& task, const std::shared_ptr<Channel>& channel, const std::string& session) {
+  std::lock_guard<std::mutex> lock(mu_);
+  servers_[task] = {channel, session};
+}
+
+void StarStep::Freed(const std::string& task) {
+  std::lock_guard<std::mutex> lock(mu_);
+  servers_.erase(task);
+}
+
+StarStep::~StarStep() {
+  static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), &Nobody::Alloc, &Nobody::Done};
+  for (const auto& entry : servers_) {
+    StarEnd end;
+    end.step_id = step_id_;
+    end.session = AsBytes(entry.second.session);
+    const std::vector<uint8_t> meta = EncodeStarEnd(end);
+    sw_channel* channel = entry.second.channel->handle();
+    sw_call(channel, static_cast<uint32_t>(Method::kStarEnd), BytesOf(meta), nullptr, 0, 0, &kVtable,
+            new std::shared_ptr<Channel>(entry.second.channel));
+  }
+}
+
+void StarClient::Start(const StarCallee* callee, Where where, std::vector<StarValue> feeds, Done done) {
+  auto* client = new StarClient(callee, std::move(where), std::move(feeds), std::move(done));
+  if (auto* cancellation = client->where_.cancellation) {
+    client->token_ = cancellation->get_cancellation_token();
+    if (!cancellation->RegisterCallback(client->token_, [client] { client->Cancel(); })) {
+      const Done finished = std::move(client->done_);
+      const Status status = client->Named(MakeStatus(kCancelled, "the step was cancelled before"));
+      client->Unref();
+      finished(status, {}, std::string());
+      return;
+    }
+  }
+  client->Call();
+}
+
+StarClient::StarClient(const StarCallee* callee, Where where, std::vector<StarValue> feeds, Done done)
+    : callee_(callee), where_(std::move(where)), feeds_(std::move(feeds)), done_(std::move(done)) {}
+
+Status StarClient::Named(const Status& status) const {
+  Status named = MakeStatus(StatusNumber(status),
+                            StatusMessage(status) + " (" + callee_->name + ", a call to " + callee_->task + ")");
+  DecodeErrorDetails(AsBytes(EncodeErrorDetails(status)), &named);
+  return named;
+}
+
+void StarClient::Call() {
+  static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), &StarClient::OnAlloc, &StarClient::OnDone};
+  StarCall call;
+  call.number = callee_->number;
+  call.step_id = where_.step_id;
+  call.incarnation = callee_->incarnation;
+  call.plan = callee_->hash;
+  call.session = AsBytes(where_.session);
+  call.keeps = callee_->keeps;
+  if (callee_->last) call.flags |= StarCall::kLast;
+  if (where_.trace) call.flags |= StarCall::kTrace;
+  std::vector<uint8_t> meta;
+  Status status = EncodeStarCall(call, &meta);
+  CargoOut cargo;
+  if (status.ok()) status = cargo.Pack(feeds_.data(), feeds_.size(), &meta);
+  if (!status.ok()) {
+    Finish(status);
+    return;
+  }
+  if (!callee_->keeps.empty() && where_.step != nullptr) {
+    where_.step->Keeps(callee_->task, where_.channel, where_.session);
+  }
+  cargo_ = std::make_unique<CargoIn>();
+  Send(static_cast<uint32_t>(Method::kStarCall), meta, cargo.Take(), &kVtable);
+}
+
+void StarClient::Register() {
+  static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), &Nobody::Alloc, &StarClient::OnRegistered};
+  StarRegister registration;
+  registration.incarnation = callee_->incarnation;
+  registration.plan = callee_->hash;
+  registration.session = AsBytes(where_.session);
+  // The operation keeps the plan until `done`.
+  const sw_part part = {callee_->plan.data(), callee_->plan.size()};
+  const sw_payload payload = {&part, 1, nullptr, nullptr};
+  Send(static_cast<uint32_t>(Method::kStarRegister), EncodeStarRegister(registration), &payload, &kVtable);
+}
+
+void StarClient::Send(uint32_t method, const std::vector<uint8_t>& meta, const sw_payload* payload,
+                      const sw_op_vtable* vtable) {
+  const std::shared_ptr<Channel> channel = where_.channel;
+  uint64_t attempt;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    attempt = ++attempt_;
+    has_id_ = false;
+  }
+  Ref();
+  const uint64_t id = sw_call(channel->handle(), method, BytesOf(meta), payload, 0, 0, vtable, this);
+  bool cancel;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (attempt_ == attempt) {
+      id_ = id;
+      has_id_ = true;
+    }
+    cancel = has_id_ && cancelled_;
+  }
+  if (cancel) Cancel();
+  Unref();
+}
+
+void StarClient::Cancel() {
+  static const std::string kMessage = "the step was cancelled";
+  uint64_t id;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    cancelled_ = true;
+    if (!has_id_) return;
+    id = id_;
+  }
+  // Whoever cancels may hold a lock that the completion takes.
+  CompletionBatch::DeferScope defer;
+  sw_cancel(where_.channel->handle(), id, kCancelled, AsBytes(kMessage));
+}
+
+Status StarClient::Take(sw_bytes meta, size_t n, const uint64_t* lens, void** bufs) {
+  size_t consumed = 0;
+  Status status = DecodeStarReply(meta, &reply_, &consumed);
+  if (!status.ok() || (reply_.flags & StarReply::kRegister) != 0) return status;
+  const sw_bytes table = {meta.data + consumed, meta.len - consumed};
+  return cargo_->Prepare(table, n, lens, reply_.stats_bytes, where_.allocator, bufs);
+}
+
+sw_code StarClient::OnAlloc(void* op, sw_bytes meta, size_t n, const uint64_t* lens, void** bufs) {
+  auto* client = static_cast<StarClient*>(op);
+  client->refused_ = client->Take(meta, n, lens, bufs);
+  if (client->refused_.ok()) return 0;
+  return StatusNumber(client->refused_);
+}
+
+void StarClient::OnDone(void* op, const sw_result* result) {
+  auto* client = static_cast<StarClient*>(op);
+  Status status = StatusFromResult(*result, client->callee_->task);
+  // A refusal of ours comes back as an error; its own words were kept.
+  if (!client->refused_.ok()) status = client->refused_;
+  if (status.ok() && client->cargo_->size() == 0) status = client->Take(result->meta, 0, nullptr, nullptr);
+  const bool unknown = status.ok() && (client->reply_.flags & StarReply::kRegister) != 0;
+  const bool brief = client->cargo_->size() <= kFewFetches && !unknown;
+  CompletionBatch::Add([client, status, unknown] { client->Arrived(status, unknown); },
+                       brief ? CompletionBatch::Kind::kBrief : CompletionBatch::Kind::kAny);
+}
+
+void StarClient::OnRegistered(void* op, const sw_result* result) {
+  auto* client = static_cast<StarClient*>(op);
+  const Status status = StatusFromResult(*result, client->callee_->task);
+  CompletionBatch::Add([client, status] {
+    if (status.ok()) {
+      client->Call();
+    } else {
+      client->Finish(status);
+    }
+  });
+}
+
+void StarClient::Arrived(const Status& status, bool unknown) {
+  if (!unknown) {
+    Finish(status);
+  } else if (++registrations_ > kMaxRegistrations) {
+    Finish(MakeStatus(kAborted, "the server forgot the plan " + std::to_string(kMaxRegistrations) +
+                                    " times after it was registered"));
+  } else {
+    Register();
+  }
+}
+
+void StarClient::Finish(const Status& outcome) {
+  if (where_.cancellation != nullptr) where_.cancellation->DeregisterCallback(token_);
+  std::vector<StarValue> fetches;
+  std::string stats;
+  Status status = outcome;
+  if (status.ok()) status = cargo_->Finish(where_.allocator, &fetches);
+  if (status.ok()) {
+    stats = cargo_->extra();
+    if (callee_->last && where_.step != nullptr) where_.step->Freed(callee_->task);
+  } else {
+    status = Named(status);
+  }
+  const Done done = std::move(done_);
+  Unref();
+  done(status, std::move(fetches), stats);
+}
+
+}  // namespace starwire

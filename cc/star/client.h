@@ -1,0 +1,119 @@
+// One star call of a worker, from the feeds to the fetches: the plan is registered if the server asks for it.
+#ifndef STARWIRE_CC_STAR_CLIENT_H_
+#define STARWIRE_CC_STAR_CLIENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cc/compat.h"
+#include "cc/server/engine.h"
+#include "cc/star/cargo.h"
+#include "cc/star/wire.h"
+#include "include/starwire.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/lib/core/refcount.h"
+
+namespace starwire {
+
+// The servers on which a step has left values in slots. Belongs to the step, and frees them when the step is over.
+class StarStep {
+ public:
+  explicit StarStep(int64_t step_id) : step_id_(step_id) {}
+  ~StarStep();
+  StarStep(const StarStep&) = delete;
+  StarStep& operator=(const StarStep&) = delete;
+
+  // A call that keeps values is about to be made.
+  void Keeps(const std::string& task, const std::shared_ptr<Channel>& channel, const std::string& session);
+  // The server has freed them.
+  void Freed(const std::string& task);
+
+ private:
+  struct Server {
+    std::shared_ptr<Channel> channel;
+    std::string session;
+  };
+  const int64_t step_id_;
+  std::mutex mu_;
+  std::map<std::string, Server> servers_;  // guarded by mu_
+};
+
+// What is the same in each step.
+struct StarCallee {
+  // Of the operation, for messages.
+  std::string name;
+  // "/job:ps/replica:0/task:0"
+  std::string task;
+  std::string plan;
+  PlanHash hash{};
+  uint64_t incarnation = 0;
+  uint16_t number = 0;
+  std::vector<StarKeep> keeps;
+  bool last = false;
+};
+
+class StarClient : public tensorflow::core::RefCounted {
+ public:
+  struct Where {
+    std::shared_ptr<Channel> channel;
+    std::string session;
+    int64_t step_id = 0;
+    // Null if the call has nothing to do with slots.
+    StarStep* step = nullptr;
+    tensorflow::Allocator* allocator = nullptr;
+    // May be null.
+    tensorflow::CancellationManager* cancellation = nullptr;
+    bool trace = false;
+  };
+  // Once, on a thread of TensorFlow's or on the one that started the call. `stats`: a serialised StepStats, if the call
+  // was traced.
+  using Done = std::function<void(const Status& status, std::vector<StarValue> fetches, const std::string& stats)>;
+
+  // `callee`, and what `where` points at, stay until `done` has been called.
+  static void Start(const StarCallee* callee, Where where, std::vector<StarValue> feeds, Done done);
+
+ private:
+  StarClient(const StarCallee* callee, Where where, std::vector<StarValue> feeds, Done done);
+
+  // Of the two methods: what the transport is to do next.
+  void Call();
+  void Register();
+  void Send(uint32_t method, const std::vector<uint8_t>& meta, const sw_payload* payload, const sw_op_vtable* vtable);
+  static sw_code OnAlloc(void* op, sw_bytes meta, size_t n, const uint64_t* lens, void** bufs);
+  static void OnDone(void* op, const sw_result* result);
+  static void OnRegistered(void* op, const sw_result* result);
+  void Cancel();
+  // The reply is there.
+  void Arrived(const Status& status, bool unknown);
+  void Finish(const Status& status);
+  Status Named(const Status& status) const;
+  Status Take(sw_bytes meta, size_t n, const uint64_t* lens, void** bufs);
+
+  const StarCallee* const callee_;
+  const Where where_;
+  std::vector<StarValue> feeds_;
+  Done done_;
+  tensorflow::CancellationToken token_ = 0;
+
+  StarReply reply_;
+  std::unique_ptr<CargoIn> cargo_;
+  Status refused_;  // what OnAlloc had to say
+  int registrations_ = 0;
+
+  std::mutex mu_;
+  // All guarded by mu_. An answer may overtake the return of its request, and so may the next request.
+  uint64_t attempt_ = 0;
+  bool has_id_ = false;
+  uint64_t id_ = 0;
+  bool cancelled_ = false;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_STAR_CLIENT_H_
