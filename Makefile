@@ -93,6 +93,10 @@ test: ## Run every test (ONLY="rust abi …" runs some stages)
 test-rdma: ## Run RDMA tests over soft-RoCE in an emulated machine (ARGS="driver engine kill doctor train")
 	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" tests/rdma/run $(ARGS)
 
+.PHONY: soak
+soak: build ## Train for an hour while tasks are killed and stopped, and look for leaks (SOAK_ARGS="--minutes 10 --protocol grpc++")
+	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) tests/soak/soak.py --out target/soak $(SOAK_ARGS)
+
 .PHONY: lint
 lint: ## Formatting, clippy, stale header
 	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/lint

@@ -1,0 +1,225 @@
+"""Trains for an hour while tasks are killed, stopped, started again and sent garbage, and looks at what stays behind.
+
+    make soak                                                  # 60 minutes of grpc++
+    make soak SOAK_ARGS="--minutes 10 --protocol grpc++"
+    make soak SOAK_ARGS="--minutes 10 --protocol grpc"         # the same, to stock TensorFlow
+
+The tasks ps/0 and worker/0 live for the whole time: their memory, descriptors and threads must not grow. Every worker must go on making steps, nothing may abort, and
+errors must be those that a training job recovers from.
+"""
+
+import argparse
+import collections
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "python"))
+sys.path.insert(0, str(HERE))
+
+import cluster as harness  # noqa: E402
+import training  # noqa: E402
+
+SERVERS, WORKERS = 2, 3
+# What MonitoredTrainingSession recovers from by itself, and what it reports when a peer is away for longer than a step may take.
+EXPECTED = {"UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError"}
+STUCK_S = 150
+SAMPLE_S = 5
+
+
+def sample(pid):
+    """Resident bytes, descriptors, threads."""
+    with open(f"/proc/{pid}/status") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return {"rss": int(fields["VmRSS"].split()[0]) * 1024, "descriptors": len(os.listdir(f"/proc/{pid}/fd")), "threads": int(fields["Threads"])}
+
+
+def slope(points):
+    """Theil-Sen: the median of the slopes of all pairs, per second."""
+    pairs = [(b[1] - a[1]) / (b[0] - a[0]) for i, a in enumerate(points) for b in points[i + 1 :] if b[0] > a[0]]
+    return statistics.median(pairs) if pairs else 0.0
+
+
+class Soak:
+    def __init__(self, options, runner, out):
+        self.options, self.out = options, out
+        self.random = random.Random(options.seed)
+        environment = {"STARWIRE_KEEPALIVE_MS": 2000, "STARWIRE_KEEPALIVE_TIMEOUT_MS": 4000, "TF_CPP_MIN_LOG_LEVEL": 1}
+        self.cluster = harness.Cluster(runner, options.protocol, {"ps": SERVERS, "worker": WORKERS}, environment=environment)
+        self.checkpoints, self.end = str(out / "checkpoints"), str(out / "end")
+        self.events = collections.Counter()
+        self.complaints = []
+        for task in range(WORKERS):
+            self.begin(task)
+
+    def progress(self, task):
+        return self.out / f"worker{task}"
+
+    def begin(self, task):
+        self.cluster["worker", task].begin(
+            training.train, self.cluster.target("worker", task), task, SERVERS, self.checkpoints, str(self.progress(task)), self.end
+        )
+
+    def replace(self, job, index):
+        """SIGKILL, and after a while a new process."""
+        old = self.cluster[job, index]
+        old.kill()
+        self.complaints += old.complaints()
+        time.sleep(self.random.uniform(0.2, 3))
+        self.cluster.start(job, index)
+        if job == "worker":
+            self.begin(index)
+
+    def kill_worker(self):
+        self.replace("worker", self.random.randrange(1, WORKERS))
+
+    def kill_server(self):
+        self.replace("ps", SERVERS - 1)
+
+    def stop_worker(self):
+        """Long enough, at times, to be taken for dead."""
+        task = self.cluster["worker", self.random.randrange(1, WORKERS)]
+        task.signal(signal.SIGSTOP)
+        time.sleep(self.random.uniform(0.5, 9))
+        task.signal(signal.SIGCONT)
+
+    def send_garbage(self):
+        port = int(self.cluster.spec["ps"][0].rsplit(":", 1)[1])
+        with socket.create_connection(("127.0.0.1", port), 5) as peer:
+            peer.settimeout(1)
+            try:
+                peer.sendall(self.random.randbytes(self.random.randrange(1, 100_000)))
+                peer.recv(1000)
+            except OSError:
+                pass
+
+    def happen(self):
+        what = self.random.choices([self.kill_worker, self.kill_server, self.stop_worker, self.send_garbage], [5, 1, 3, 3])[0]
+        what()
+        self.events[what.__name__] += 1
+
+    def watch(self, started, samples):
+        now = time.monotonic() - started
+        for (job, _), task in self.cluster.tasks.items():
+            if task.poll() is not None or job == "worker" and task.ready():
+                self.complaints.append(f"{task} ended unasked")
+                return False
+        samples.append({"t": now, "events": sum(self.events.values()), **{name: sample(self.cluster[job, 0].pid) for name, job in (("ps/0", "ps"), ("worker/0", "worker"))}})
+        for task in range(WORKERS):
+            path = self.progress(task)
+            last = path.stat().st_mtime if path.exists() else time.time() - now
+            if time.time() - last > STUCK_S:
+                self.complaints.append(f"worker/{task} has done nothing for {STUCK_S} s")
+                return False
+        return True
+
+    def run(self):
+        started, samples = time.monotonic(), []
+        next_event = next_sample = 20.0
+        until = self.options.minutes * 60
+        while (now := time.monotonic() - started) < until:
+            if now >= next_sample:
+                next_sample = now + SAMPLE_S
+                if not self.watch(started, samples):
+                    break
+            if now >= next_event:
+                self.happen()
+                next_event = time.monotonic() - started + self.random.expovariate(1 / self.options.pause)
+            time.sleep(0.2)
+        Path(self.end).touch()
+        for task in range(WORKERS):
+            try:
+                self.cluster["worker", task].result(120)
+            except (harness.TaskTimeout, harness.TaskDied, harness.RemoteError) as error:
+                self.complaints.append(str(error)[:2000])
+        for task in self.cluster.tasks.values():
+            self.complaints += task.complaints()
+        return samples
+
+    def errors(self):
+        found = collections.Counter()
+        for task in range(WORKERS):
+            for line in self.progress(task).read_text().splitlines() if self.progress(task).exists() else ():
+                _, what, detail = line.split(" ", 2)
+                if what == "error":
+                    found[detail.split()[0]] += 1
+        return found
+
+    def steps(self):
+        made = 0
+        for task in range(WORKERS):
+            last = 0
+            for line in self.progress(task).read_text().splitlines() if self.progress(task).exists() else ():
+                _, what, detail = line.split(" ", 2)
+                if what == "steps":
+                    value = int(detail)
+                    made += value - last if value > last else value
+                    last = value
+        return made
+
+
+def judge(samples, options):
+    """Growth of what lives all the time, and what is wrong with it. The first third is for warming up."""
+    rows, wrong = {}, []
+    settled = [s for s in samples if s["t"] >= samples[-1]["t"] / 3]
+    events = settled[-1]["events"] - settled[0]["events"]
+    hours = (settled[-1]["t"] - settled[0]["t"]) / 3600
+    for task in ("ps/0", "worker/0"):
+        row = {"rss_mb": settled[-1][task]["rss"] / 1e6, "rss_mb_per_hour": slope([(s["t"], s[task]["rss"]) for s in settled]) * 3600 / 1e6}
+        row["rss_kb_per_event"] = row["rss_mb_per_hour"] * hours * 1000 / max(events, 1)
+        # What a run of a few minutes shows is warming up: caches, arenas of malloc, the first checkpoints.
+        if options.minutes >= 30 and row["rss_mb_per_hour"] > options.rss_mb_per_hour:
+            wrong.append(f"{task}: resident memory grows by {row['rss_mb_per_hour']:.1f} MB an hour, allowed are {options.rss_mb_per_hour}")
+        half = len(settled) // 2
+        for what, slack in (("descriptors", 4), ("threads", 4)):
+            before, after = (max(s[task][what] for s in part) for part in (settled[:half], settled[half:]))
+            row[what] = [before, after]
+            if after > before + slack:
+                wrong.append(f"{task}: {what} grew from {before} to {after}")
+        rows[task] = row
+    return rows, wrong
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--protocol", default="grpc++")
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--pause", type=float, default=5, help="mean seconds between two events")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--rss-mb-per-hour", type=float, default=20)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    print(f"soak: {options.protocol} for {options.minutes:g} minutes, seed {options.seed}", flush=True)
+    out = options.out / f"{options.protocol}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out.mkdir(parents=True)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))  # tasks are sent functions of `training`
+    runner = harness.Runner(keep=lambda: True)
+    try:
+        soak = Soak(options, runner, out)
+        samples = soak.run()
+    finally:
+        runner.close()
+    errors, steps = soak.errors(), soak.steps()
+    wrong = soak.complaints + [f"{count} times {name}, which training does not recover from" for name, count in errors.items() if name not in EXPECTED]
+    rows = {}
+    if len(samples) < 12:
+        wrong.append(f"only {len(samples)} samples: too short to judge")
+    else:
+        rows, found = judge(samples, options)
+        wrong += found
+    result = {"protocol": options.protocol, "minutes": options.minutes, "seed": options.seed, "steps": steps, "events": soak.events, "errors": errors, "growth": rows, "wrong": wrong}
+    (out / "result.json").write_text(json.dumps({**result, "samples": samples}, indent=1))
+    print(json.dumps(result, indent=1))
+    print(f"soak: {'FAILED' if wrong else 'passed'}; everything is in {out}, the tasks' logs in {runner.directory}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

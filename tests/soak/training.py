@@ -1,0 +1,66 @@
+"""What the tasks of the soak do: a small recommender, trained by MonitoredTrainingSession, that starts again whenever it may."""
+
+import gc
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "python"))
+
+from cluster import tf  # noqa: E402
+
+FEATURES, ROWS, WIDTH, BATCH = 6, 2_000, 16, 64
+
+
+def _loss(servers, task):
+    one = tf.compat.v1
+    place = one.train.replica_device_setter(ps_tasks=servers, worker_device=f"/job:worker/task:{task}")
+    with one.device(place):
+        step = one.train.get_or_create_global_step()
+        parts = []
+        for feature in range(FEATURES):
+            table = one.get_variable(f"table{feature}", (ROWS, WIDTH), partitioner=one.fixed_size_partitioner(servers), use_resource=feature % 2 == 0)
+            ids = tf.random.uniform((BATCH,), 0, ROWS, tf.int32)
+            parts.append(one.nn.embedding_lookup(table, ids, partition_strategy="div"))
+        hidden = tf.concat(parts, 1)
+        for layer, width in enumerate((32, 1)):
+            weights = one.get_variable(f"weights{layer}", (hidden.shape[1], width))
+            hidden = tf.tanh(hidden @ weights + one.get_variable(f"bias{layer}", (width,)))
+        loss = tf.reduce_mean(tf.square(hidden - 0.3))
+        return one.train.AdagradOptimizer(0.05).minimize(loss, global_step=step), loss
+
+
+def train(target, task, servers, checkpoints, progress, end):
+    """Trains until the file `end` is there. Each line that is appended to `progress`: seconds, what, number of steps or the error. Sessions are given up now and then, so
+    that their clean-up is part of the soak."""
+    one = tf.compat.v1
+    started, steps = time.monotonic(), 0
+    with open(progress, "a", buffering=1) as log:
+
+        def say(what, detail):
+            log.write(f"{time.time():.1f} {what} {detail}\n")
+
+        while not os.path.exists(end):
+            try:
+                with tf.Graph().as_default():
+                    push, loss = _loss(servers, task)
+                    config = one.ConfigProto(operation_timeout_in_ms=60_000, device_filters=["/job:ps", f"/job:worker/task:{task}"])
+                    with one.train.MonitoredTrainingSession(
+                        target, is_chief=task == 0, checkpoint_dir=checkpoints, save_checkpoint_secs=None, save_checkpoint_steps=500, save_summaries_steps=None,
+                        log_step_count_steps=None, config=config, stop_grace_period_secs=5, max_wait_secs=60,
+                    ) as session:
+                        say("session", steps)
+                        leave = time.monotonic() + 20 + 10 * task
+                        while time.monotonic() < leave and not os.path.exists(end):
+                            _, value = session.run([push, loss])
+                            steps += 1
+                            if not 0 <= value < 2:
+                                raise AssertionError(f"the loss is {value}")
+                            if steps % 20 == 0:
+                                say("steps", steps)
+            except tf.errors.OpError as error:
+                say("error", f"{type(error).__name__} {error.message.splitlines()[0][:300]}")
+                time.sleep(0.2)
+            gc.collect()  # graphs are full of circles
+    return steps, time.monotonic() - started
