@@ -7,13 +7,14 @@
 //! * [`schedule`]: when things happen, as far as the graph tells.
 //! * [`fuse`]: which tensors cross from task to task together (tensor_fuse).
 //! * [`star`]: the parameter servers' part of a graph, turned into calls; with [`roles`] (who is a server), [`placement`] (what becomes of each
-//!   node) and [`rounds`] (when).
+//!   node), [`rounds`] (when) and [`reads`] (which reads of variables have time).
 
 pub mod flow;
 pub mod fuse;
 pub mod graph;
 pub mod placement;
 pub mod predicates;
+pub mod reads;
 pub mod roles;
 pub mod rounds;
 pub mod schedule;

@@ -3,6 +3,7 @@
 use super::flow::{Flow, ROOT, Step, forward_ins};
 use super::graph::{Class, Edge, Graph, Kind, index};
 use super::predicates::Predicates;
+use super::rounds::ClassId;
 use super::sets::SetId;
 
 /// Who is who.
@@ -81,6 +82,7 @@ impl Placement {
         graph: &Graph,
         flow: &Flow,
         predicates: &Predicates,
+        classes: &[ClassId],
         roles: &Roles,
         left: &[Option<Reason>],
         copy_reads: bool,
@@ -98,6 +100,7 @@ impl Placement {
                 all.places[index(node)] = place;
             }
         }
+        all.keep_with_consumers(graph, flow, classes);
         let needed = |edge: &u32| !all.is_copied(graph, graph.edge(*edge));
         let fetched = |node: u32| all.place(node) == Place::Copied && graph.outs(node).iter().any(needed);
         all.fetched = graph.ids().map(fetched).collect();
@@ -140,6 +143,25 @@ impl Placement {
             Place::Called => true,
             Place::Copied => self.fetched[index(node)],
             _ => false,
+        }
+    }
+
+    /// What would be moved only because it could run anywhere stays in the call that alone needs it: it costs nothing there, and what lies
+    /// between two parts of a call would tear them apart.
+    fn keep_with_consumers(&mut self, graph: &Graph, flow: &Flow, classes: &[ClassId]) {
+        for step in flow.order.iter().rev() {
+            let Step::Node(node) = *step else { continue };
+            let decides = matches!(graph.node(node).kind, Kind::Switch | Kind::Merge | Kind::ControlTrigger);
+            if decides || self.place(node) != Place::Moved || graph.outs(node).is_empty() {
+                continue;
+            }
+            let kin = |edge: &u32| {
+                let consumer = graph.edge(*edge).dst;
+                self.place(consumer) == Place::Called && classes[index(consumer)] == classes[index(node)]
+            };
+            if graph.outs(node).iter().all(kin) {
+                self.places[index(node)] = Place::Called;
+            }
         }
     }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use super::flow::{Flow, Step, forward_ins};
 use super::graph::{Graph, Kind, index};
 use super::placement::{Place, Placement, is_reference};
+use super::reads::Reads;
 
 /// Nodes of one class may share a call: same server, same conditions, behind the same blockers.
 pub type ClassId = u32;
@@ -14,7 +15,7 @@ pub struct Rounds<'a> {
     graph: &'a Graph<'a>,
     flow: &'a Flow,
     placement: &'a Placement,
-    /// By node; only that of called and copied nodes counts.
+    /// By node.
     classes: &'a [ClassId],
 }
 
@@ -23,16 +24,9 @@ impl<'a> Rounds<'a> {
         Self { graph, flow, placement, classes }
     }
 
-    /// As early as possible; then what only later calls of its own class need goes there, so that it does not travel.
+    /// As early as possible.
     pub fn robust(&self) -> Vec<u32> {
-        let mut rounds = self.earliest();
-        for step in self.flow.order.iter().rev() {
-            let Step::Node(node) = *step else { continue };
-            if let Some(later) = self.where_needed(&rounds, node) {
-                rounds[index(node)] = later;
-            }
-        }
-        rounds
+        self.sink(self.earliest())
     }
 
     /// As few calls as possible: what has time goes where its class has a call anyway.
@@ -46,7 +40,7 @@ impl<'a> Rounds<'a> {
                 open[index(self.class(node))].insert(earliest[index(node)]);
             }
         }
-        self.forwards(|node, earliest| {
+        let rounds = self.forwards(|node, earliest| {
             if !self.is_called(node) {
                 return earliest;
             }
@@ -56,7 +50,20 @@ impl<'a> Rounds<'a> {
                 rounds.insert(earliest);
                 earliest
             })
-        })
+        });
+        self.sink(rounds)
+    }
+
+    /// What only later calls of its own class need goes there, so that it does not travel.
+    fn sink(&self, mut rounds: Vec<u32>) -> Vec<u32> {
+        let reads = Reads::new(self.graph, self.placement);
+        for step in self.flow.order.iter().rev() {
+            let Step::Node(node) = *step else { continue };
+            if let Some(later) = self.where_needed(&rounds, &reads, node) {
+                rounds[index(node)] = later;
+            }
+        }
+        rounds
     }
 
     fn earliest(&self) -> Vec<u32> {
@@ -137,10 +144,10 @@ impl<'a> Rounds<'a> {
     }
 
     /// A later round of its own class, if nobody else needs what the node makes, and moving it makes no more travel than it saves.
-    fn where_needed(&self, rounds: &[u32], node: u32) -> Option<u32> {
+    fn where_needed(&self, rounds: &[u32], reads: &Reads, node: u32) -> Option<u32> {
         let it = self.graph.node(node);
         let own = rounds[index(node)];
-        if self.placement.place(node) != Place::Called || it.stateful || it.blocking || it.pure_read {
+        if self.placement.place(node) != Place::Called || it.blocking || (it.stateful && !it.pure_read) {
             return None;
         }
         let mut later = u32::MAX;
@@ -155,7 +162,7 @@ impl<'a> Rounds<'a> {
         }
         let mut inputs = BTreeSet::new();
         for edge in self.graph.ins(node).iter().map(|edge| self.graph.edge(*edge)) {
-            if is_reference(edge) {
+            if is_reference(edge) && !(it.pure_read && self.placement.place(edge.src) == Place::Copied) {
                 return None;
             }
             let kin = self.placement.place(edge.src) == Place::Called && self.class(edge.src) == self.class(node);
@@ -163,6 +170,7 @@ impl<'a> Rounds<'a> {
                 inputs.insert((edge.src, edge.src_output));
             }
         }
-        (later != u32::MAX && later > own && inputs.len() <= outputs.len()).then_some(later)
+        let better = later != u32::MAX && later > own && inputs.len() <= outputs.len();
+        (better && (!it.pure_read || reads.may_wait(node))).then_some(later)
     }
 }

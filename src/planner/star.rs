@@ -5,10 +5,11 @@
 //!
 //! 1. [`placement`](super::placement): what becomes of each node. Constants and variables are copied wherever they are needed (a variable is
 //!    found by its name). Conditional nodes that decide about life and death, or could run anywhere, move to the worker, because a call's
-//!    outputs are alive together or dead together. Loops, and what cannot leave its neighbours, are left to send and receive.
+//!    outputs are alive together or dead together; but not what a call under the same conditions needs alone. Loops, and what cannot leave
+//!    its neighbours, are left to send and receive.
 //! 2. Called nodes are of a *class*: the same server, the same [predicates](super::predicates), behind the same blockers.
 //! 3. [`rounds`](super::rounds): each node gets a round; rounds never sink along a dependency, and grow where a class is entered. One class in
-//!    one round is one call, so calls never wait for each other in a circle.
+//!    one round is one call, so calls never wait for each other in a circle. What only a later call of the class needs is made there.
 //! 4. A reference that would have to leave its call is taken from a copy of its variable, if that is known. If not, both ends are left to
 //!    send and receive, and all is planned again without them.
 //!
@@ -101,11 +102,11 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style) -> Result<StarPlan, Plan
     let predicates = Predicates::of(graph, &flow);
     let costs = Costs { node_us: 0, message_us: 0, bytes_per_us: 1 };
     let schedule = Schedule::of(graph, &flow, costs);
+    let classes = classes(graph, &predicates, &schedule);
     let mut left: Vec<Option<Reason>> = vec![None; graph.len()];
     let mut attempts = 0;
     loop {
-        let placement = Placement::of(graph, &flow, &predicates, roles, &left, style == Style::Lite);
-        let classes = classes(graph, &placement, &predicates, &schedule);
+        let placement = Placement::of(graph, &flow, &predicates, &classes, roles, &left, style == Style::Lite);
         let rounds = Rounds::new(graph, &flow, &placement, &classes);
         let rounds = match style {
             Style::Robust => rounds.robust(),
@@ -127,13 +128,10 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style) -> Result<StarPlan, Plan
     }
 }
 
-/// Numbers the classes of the nodes that are or could be called.
-fn classes(graph: &Graph, placement: &Placement, predicates: &Predicates, schedule: &Schedule) -> Vec<ClassId> {
+/// Which nodes could share a call.
+fn classes(graph: &Graph, predicates: &Predicates, schedule: &Schedule) -> Vec<ClassId> {
     let mut known: HashMap<(u32, SetId, SetId), ClassId> = HashMap::new();
     let class = |node: u32| {
-        if !placement.is_called(node) {
-            return 0;
-        }
         let key = (graph.node(node).task, predicates.node(node), schedule.node(node).blockers);
         // There are not more classes than nodes.
         let next = u32::try_from(known.len()).unwrap_or(u32::MAX);

@@ -279,6 +279,8 @@ fn random_graphs_have_what_is_hard() {
 struct Build {
     nodes: Vec<Node>,
     edges: Vec<Edge>,
+    /// Variables of the old kind: a read of one takes no reference, and an update hands its reference on.
+    references: bool,
 }
 
 impl Build {
@@ -305,17 +307,28 @@ impl Build {
         node
     }
 
+    fn constant(&mut self, task: u32) -> u32 {
+        let node = self.op(task, &[]);
+        self.nodes[node as usize].cloneable = true;
+        node
+    }
+
     fn read(&mut self, variable: u32) -> u32 {
-        let node = self.op(self.nodes[variable as usize].task, &[(variable, Class::Resource)]);
-        self.nodes[node as usize].pure_read = true;
+        let class = if self.references { Class::Plain } else { Class::Resource };
+        let node = self.op(self.nodes[variable as usize].task, &[(variable, class)]);
+        let it = &mut self.nodes[node as usize];
+        // As TensorFlow has it: ReadVariableOp counts as stateful.
+        (it.pure_read, it.stateful) = (true, !self.references);
+        it.kind = if self.references { Kind::Identity } else { Kind::Plain };
         node
     }
 
     fn update(&mut self, variable: u32, inputs: &[u32]) -> u32 {
-        let mut all = vec![(variable, Class::Resource)];
+        let mut all = vec![(variable, if self.references { Class::Ref } else { Class::Resource })];
         all.extend(inputs.iter().map(|input| (*input, Class::Plain)));
         let node = self.op(self.nodes[variable as usize].task, &all);
-        self.nodes[node as usize].stateful = true;
+        let it = &mut self.nodes[node as usize];
+        (it.stateful, it.forwards_ref) = (!self.references, self.references);
         node
     }
 
@@ -409,6 +422,164 @@ fn a_branch_on_a_server_is_decided_by_the_worker() {
         let call = &plan.calls[plan.calls_of[update as usize].unwrap() as usize];
         assert_eq!((&call.controls, &call.copies), (&vec![(switch, 1)], &vec![variable]));
         assert_eq!(call.predicates.len(), 1);
+    }
+}
+
+/// Robust on one server: a pull and a push, which needs nothing that stayed there in between.
+fn is_a_pull_and_a_push(b: Build) {
+    let graph = Graph::new(b.nodes.clone(), b.edges.clone(), None).unwrap();
+    for style in STYLES {
+        let plan = check(&Case { nodes: b.nodes.clone(), edges: b.edges.clone(), hidden: Vec::new() }, style);
+        let tasks: Vec<String> = (0..3).map(|task| format!("task {task}")).collect();
+        assert_eq!(plan.calls.len(), 2, "{}", plan.describe(&graph, &tasks));
+        let kept = plan.calls[1].feeds.iter().filter(|(.., way)| *way != Way::Feed);
+        assert_eq!(kept.count(), 0, "{}", plan.describe(&graph, &tasks));
+    }
+}
+
+#[test]
+fn adam_is_a_pull_and_a_push() {
+    for references in [false, true] {
+        let mut b = Build { references, ..Build::default() };
+        let powers = [b.variable(1), b.variable(1)];
+        let beta = b.constant(1);
+        let mut updates = Vec::new();
+        for _ in 0..10 {
+            let variable = b.variable(1);
+            let read = b.read(variable);
+            let gradient = b.op(0, &[(read, Plain)]);
+            let bias = powers.map(|power| b.read(power));
+            updates.push(b.update(variable, &[bias[0], bias[1], beta, gradient]));
+        }
+        let counter = b.variable(1);
+        let all = b.op(1, &[]);
+        for power in powers {
+            let read = b.read(power);
+            let next = b.op(1, &[(read, Plain), (beta, Plain)]);
+            let assign = b.update(power, &[next]);
+            for update in &updates {
+                b.after(*update, read);
+            }
+            b.after(assign, all);
+        }
+        for update in updates {
+            b.after(update, all);
+        }
+        let one = b.constant(1);
+        let count = b.update(counter, &[one]);
+        b.after(all, count);
+        is_a_pull_and_a_push(b);
+    }
+}
+
+#[test]
+fn a_rate_that_decays_with_the_step_is_pulled_and_pushed() {
+    for references in [false, true] {
+        let mut b = Build { references, ..Build::default() };
+        let (counter, variable, accumulator) = (b.variable(1), b.variable(1), b.variable(1));
+        let (step, read) = (b.read(counter), b.read(variable));
+        let rate = b.op(0, &[(step, Plain)]);
+        let gradient = b.op(0, &[(read, Plain)]);
+        let update = b.update(variable, &[rate, gradient]);
+        // Adagrad's second variable.
+        b.input((accumulator, 0), update, 3, Class::Resource);
+        let one = b.constant(1);
+        let count = b.update(counter, &[one]);
+        b.after(update, count);
+        is_a_pull_and_a_push(b);
+    }
+}
+
+#[test]
+fn parts_of_an_embedding_are_looked_up_and_scattered() {
+    for references in [false, true] {
+        let mut b = Build { references, ..Build::default() };
+        let ids = b.op(0, &[]);
+        let parts: Vec<u32> = (0..6).map(|_| b.variable(1)).collect();
+        let rows: Vec<u32> = parts
+            .iter()
+            .map(|part| {
+                let own = b.op(0, &[(ids, Plain)]);
+                let rows = b.read(*part);
+                b.input((own, 0), rows, 1, Plain);
+                rows
+            })
+            .collect();
+        let forward = b.op(0, &rows.iter().map(|rows| (*rows, Plain)).collect::<Vec<_>>());
+        for part in parts {
+            let gradient = b.op(0, &[(forward, Plain)]);
+            // Unique and UnsortedSegmentSum of the gradient, on the server.
+            let unique = b.op(1, &[(ids, Plain)]);
+            let sum = b.op(1, &[(gradient, Plain)]);
+            b.input((unique, 1), sum, 1, Plain);
+            b.update(part, &[unique, sum]);
+        }
+        is_a_pull_and_a_push(b);
+    }
+}
+
+#[test]
+fn a_read_that_could_be_overtaken_is_made_at_once() {
+    // Only the push of the second variable needs the first one's value.
+    let build = |ordered: bool| {
+        let mut b = Build::default();
+        let (first, second) = (b.variable(1), b.variable(1));
+        let pulled = b.read(second);
+        let gradient = b.op(0, &[(pulled, Plain)]);
+        let decay = b.read(first);
+        let update = b.update(second, &[gradient, decay]);
+        let other = b.update(first, &[gradient]);
+        if ordered {
+            b.after(update, other);
+        }
+        (b.check(Style::Robust), decay)
+    };
+    let (plan, decay) = build(false);
+    assert_eq!((plan.calls_of[decay as usize], plan.calls[1].feeds[1].2), (Some(0), Way::Slot));
+    let (plan, decay) = build(true);
+    assert_eq!((plan.calls_of[decay as usize], plan.calls[1].feeds.len()), (Some(1), 1));
+}
+
+#[test]
+fn a_conditional_step_is_a_pull_and_a_push() {
+    // if p: update(v), then no_op after it, then count(v, 1) — all of it on the server, but for the predicate and the gradient.
+    for style in STYLES {
+        let mut b = Build::default();
+        let (variable, counter, predicate) = (b.variable(1), b.variable(1), b.op(0, &[]));
+        let read = b.read(variable);
+        let gradient = b.op(0, &[(read, Plain)]);
+        let switch = |b: &mut Build, task: u32, data: u32, class: Class| {
+            let switch = b.op(task, &[(data, class), (predicate, Plain)]);
+            b.nodes[switch as usize].kind = Kind::Switch;
+            switch
+        };
+        let pivot = switch(&mut b, 0, predicate, Plain);
+        let taken = b.op(0, &[]);
+        b.nodes[taken as usize].kind = Kind::Identity;
+        b.input((pivot, 1), taken, 0, Plain);
+        let pushed = switch(&mut b, 0, gradient, Plain);
+        let handles = [variable, counter].map(|handle| switch(&mut b, 1, handle, Class::Resource));
+        let [update, count] = handles.map(|handle| {
+            let node = b.op(1, &[]);
+            b.nodes[node as usize].stateful = true;
+            b.input((handle, 1), node, 0, Class::Resource);
+            node
+        });
+        b.input((pushed, 1), update, 1, Plain);
+        let (no_op, one) = (b.op(1, &[]), b.op(1, &[]));
+        b.after(update, no_op);
+        b.after(no_op, count);
+        b.after(taken, one);
+        b.input((one, 0), count, 1, Plain);
+        // What the worker needs as well is moved there.
+        let shared = b.op(1, &[]);
+        b.after(taken, shared);
+        b.input((shared, 0), update, 2, Plain);
+        b.op(0, &[(shared, Plain)]);
+        let plan = b.check(style);
+        assert_eq!(plan.calls.len(), 2);
+        assert_eq!(plan.calls[1].nodes, [update, count, no_op, one]);
+        assert_eq!(plan.places[shared as usize], Place::Moved);
     }
 }
 

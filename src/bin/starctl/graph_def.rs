@@ -139,7 +139,8 @@ fn wanted(
     Ok(wanted)
 }
 
-/// Which task each node is on: its device's, else that of what it is colocated with, or of its variable, else the worker.
+/// Which task each node is on: that of its variable, whatever its own device says (so does TensorFlow's placer), else its device's, else that
+/// of what it is colocated with, else the worker.
 struct Tasks<'a> {
     graph: &'a GraphDef,
     by_name: &'a HashMap<&'a str, usize>,
@@ -163,18 +164,18 @@ impl<'a> Tasks<'a> {
 
     fn number(&mut self, at: usize, depth: usize) -> u32 {
         let node = &self.graph.node[at];
-        if let Some(task) = task_of(&node.device) {
+        let tied = self.inputs[at].first().map(|(src, _)| *src).filter(|src| {
+            let op = &self.graph.node[*src].op;
+            makes_handle(op) || (is_ref_variable(op) && takes_ref(&node.op))
+        });
+        if let (None, Some(task)) = (tied, task_of(&node.device)) {
             return self.intern(task);
         }
         let colocated =
             node.attr.get("_class").and_then(|value| value.list.as_ref()).into_iter().flat_map(|list| &list.s);
         let mut with = colocated.filter_map(|name| std::str::from_utf8(name).ok()?.strip_prefix("loc:@"));
         let other = with.find_map(|name| self.by_name.get(name)).copied();
-        let tied = self.inputs[at].first().map(|(src, _)| *src).filter(|src| {
-            let op = &self.graph.node[*src].op;
-            makes_handle(op) || (is_ref_variable(op) && takes_ref(&node.op))
-        });
-        match other.or(tied).filter(|other| *other != at && depth < 100) {
+        match tied.or(other).filter(|other| *other != at && depth < 100) {
             Some(other) => self.number(other, depth + 1),
             None => self.of_worker(),
         }
@@ -248,6 +249,7 @@ fn kind(op: &str) -> Kind {
 
 fn describe(op: &str, task: u32, reads_variable: bool) -> Node {
     let variable = is_ref_variable(op) || makes_handle(op);
+    let of_accumulator = takes_ref(op) && op.contains("Accumulator");
     let changes = takes_ref(op) && !op.starts_with("Ref") && op != "IsVariableInitialized";
     let has_effects =
         ["Assign", "Apply", "Scatter", "Queue", "Random", "Lookup", "Save", "Restore", "Print", "Barrier"];
@@ -256,7 +258,7 @@ fn describe(op: &str, task: u32, reads_variable: bool) -> Node {
         stateful: variable || changes || has_effects.iter().any(|part| op.contains(part)),
         blocking: waits.iter().any(|part| op.contains(part)),
         cloneable: variable && op != "TensorArrayV3" && op != "StackV2" || op == "Const",
-        forwards_ref: takes_ref(op) && op != "IsVariableInitialized" && op != "CountUpTo",
+        forwards_ref: takes_ref(op) && op != "IsVariableInitialized" && op != "CountUpTo" && !of_accumulator,
         pure_read: matches!(op, "ReadVariableOp" | "ResourceGather" | "ResourceGatherNd" | "VariableShape")
             || matches!(op, "VarIsInitializedOp" | "IsVariableInitialized")
             || (op == "Identity" && reads_variable),
@@ -269,15 +271,16 @@ fn is_ref_variable(op: &str) -> bool {
 }
 
 fn makes_handle(op: &str) -> bool {
-    let queue = op.ends_with("QueueV2") || op.ends_with("TableV2") || op.ends_with("AccumulatorV2");
+    let queue = op.ends_with("QueueV2") || op.ends_with("TableV2") || op.ends_with("ConditionalAccumulator");
     op.ends_with("HandleOp") || queue || matches!(op, "TensorArrayV3" | "StackV2" | "IteratorV2" | "OneShotIterator")
 }
 
 fn takes_ref(op: &str) -> bool {
     let changes = op.starts_with("Apply") || op.starts_with("SparseApply") || op.starts_with("Scatter");
     let assigns = matches!(op, "Assign" | "AssignAdd" | "AssignSub" | "CountUpTo" | "IsVariableInitialized");
+    let accumulates = op.starts_with("Accumulator") || op.starts_with("SparseAccumulator");
     // ScatterNd makes a tensor of its own.
-    assigns || (changes && op != "ScatterNd") || matches!(op, "RefSwitch" | "RefIdentity" | "RefEnter")
+    assigns || accumulates || (changes && op != "ScatterNd") || matches!(op, "RefSwitch" | "RefIdentity" | "RefEnter")
 }
 
 #[cfg(test)]
@@ -290,6 +293,19 @@ pub mod tests {
     }
 
     #[test]
+    fn an_accumulator_is_found_by_its_name() {
+        let nodes = vec![
+            node("sum", "ConditionalAccumulator", "/job:ps/task:0", &[]),
+            node("gradient", "Neg", "/job:worker/task:0", &[]),
+            node("add", "AccumulatorApplyGradient", "/job:worker/task:0", &["sum", "gradient"]),
+        ];
+        let planned = convert(&GraphDef { node: nodes }, &[], None).unwrap();
+        assert!(planned.nodes[0].cloneable && planned.nodes[2].stateful && !planned.nodes[2].forwards_ref);
+        assert_eq!(planned.nodes[2].task, planned.nodes[0].task);
+        assert_eq!(planned.edges[0].class, Class::Resource);
+    }
+
+    #[test]
     fn nodes_are_where_their_device_their_variable_or_their_colocation_says() {
         let mut beside = node("beside", "Add", "", &["read", "read:0"]);
         let class = ListValue { s: vec![b"loc:@v".to_vec()] };
@@ -297,7 +313,7 @@ pub mod tests {
         let ps = "/job:ps/replica:0/task:1/device:CPU:0";
         let nodes = vec![
             node("v", "VarHandleOp", ps, &[]),
-            node("read", "ReadVariableOp", "", &["v"]),
+            node("read", "ReadVariableOp", "/job:worker/task:0", &["v"]),
             node("far", "Neg", "", &["read", "^beside"]),
             beside,
         ];

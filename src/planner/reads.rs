@@ -1,0 +1,90 @@
+//! Which reads of variables may be made later than at once: those that nothing can overtake.
+//!
+//! A read that only a later call needs would best be made there. But what changes the variable, and is in no order with the read, would come
+//! after it nearly always if the read is made at once, and could come before it then. Nobody promised that; results should not change, all the
+//! same. So whatever else touches the variable must depend on the read, or the read on it.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+
+use super::graph::{Edge, Graph, Kind};
+use super::placement::{Place, Placement, is_reference, is_variable};
+
+/// How many edges are looked at, each way, to find out what depends on a read. What takes longer is not worth it.
+const FAR: usize = 256;
+
+pub struct Reads<'a> {
+    graph: &'a Graph<'a>,
+    placement: &'a Placement,
+    /// By variable: who may change it.
+    changers: HashMap<u32, BTreeSet<u32>>,
+    /// Tasks where something is changed of which nobody knows what it is.
+    unclear: HashSet<u32>,
+}
+
+impl<'a> Reads<'a> {
+    pub fn new(graph: &'a Graph<'a>, placement: &'a Placement) -> Self {
+        let mut all = Self { graph, placement, changers: HashMap::new(), unclear: HashSet::new() };
+        for edge in graph.edges().iter().filter(|edge| placement.is_tied(edge)) {
+            let passes_on = matches!(placement.place(edge.dst), Place::Pivot | Place::Copied);
+            match placement.root(edge) {
+                _ if passes_on || graph.node(edge.dst).pure_read => {}
+                Some(variable) => {
+                    all.changers.entry(variable).or_default().insert(edge.dst);
+                }
+                None => {
+                    all.unclear.insert(graph.node(edge.dst).task);
+                }
+            }
+        }
+        all
+    }
+
+    /// `node` is a read of variables.
+    pub fn may_wait(&self, node: u32) -> bool {
+        let variables =
+            || self.graph.ins(node).iter().map(|edge| self.graph.edge(*edge)).filter(|edge| self.is_of_variable(edge));
+        let none = BTreeSet::new();
+        let changers = |variable: u32| self.changers.get(&variable).unwrap_or(&none);
+        let mut open = BTreeSet::new();
+        for edge in variables() {
+            match self.placement.root(edge) {
+                Some(variable) => open.extend(changers(variable)),
+                None => return false,
+            }
+        }
+        if self.unclear.contains(&self.graph.node(node).task) {
+            return false;
+        }
+        self.strike(&mut open, node, |at| (self.graph.outs(at), |edge| edge.dst));
+        self.strike(&mut open, node, |at| (self.graph.ins(at), |edge| edge.src));
+        open.is_empty()
+    }
+
+    fn is_of_variable(&self, edge: &Edge) -> bool {
+        is_reference(edge)
+            || (!edge.is_control()
+                && self.placement.place(edge.src) == Place::Copied
+                && is_variable(self.graph, edge.src))
+    }
+
+    /// Takes out what is found by going from node to node, one way.
+    fn strike(&self, open: &mut BTreeSet<u32>, from: u32, step: impl Fn(u32) -> (&'a [u32], fn(&Edge) -> u32)) {
+        let (mut seen, mut next, mut looked) = (HashSet::from([from]), VecDeque::from([from]), 0);
+        while let (false, Some(at)) = (open.is_empty(), next.pop_front()) {
+            let (edges, end) = step(at);
+            for edge in edges {
+                looked += 1;
+                if looked > FAR {
+                    return;
+                }
+                let end = end(self.graph.edge(*edge));
+                // A Merge does not wait for all of its inputs, and the way back of a loop is no order.
+                let orders = !matches!(self.graph.node(end).kind, Kind::Merge | Kind::NextIteration);
+                if orders && seen.insert(end) {
+                    open.remove(&end);
+                    next.push_back(end);
+                }
+            }
+        }
+    }
+}
