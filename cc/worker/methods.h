@@ -20,7 +20,7 @@ enum class Method : uint32_t {
   kRecvTensor = 9,
   kLogging = 10,
   kTracing = 11,
-  kRecvBuf = 12,
+  // 12 was RecvBuf with the bytes inside of its reply's protocol buffer.
   kCompleteGroup = 13,
   kCompleteInstance = 14,
   kGetStepSequence = 15,
@@ -28,6 +28,8 @@ enum class Method : uint32_t {
   kStarCall = 16,
   kStarRegister = 17,
   kStarEnd = 18,
+  // The reply is the bytes, in one part, or empty.
+  kRecvBuf = 19,
 };
 
 }  // namespace starwire

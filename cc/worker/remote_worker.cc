@@ -76,6 +76,13 @@ class Call {
         done_(std::move(done)),
         opts_(opts) {}
 
+  // The reply is not parsed: it is `size` bytes for `to`.
+  void ReceiveInto(void* to, size_t size) {
+    destination_ = to;
+    expected_ = size;
+    into_ = true;
+  }
+
   // Owns itself from here on.
   void Start(Method method, const MessageLite& request, uint32_t flags) {
     // Of a graph that ran, a master takes note and counts down what still runs.
@@ -118,6 +125,15 @@ class Call {
   static sw_code Alloc(void* op, sw_bytes, size_t n, const uint64_t* lens, void** bufs) {
     constexpr sw_code kInternal = 13;
     Call* call = static_cast<Call*>(op);
+    if (call->into_) {
+      if (n != 1 || lens[0] != call->expected_) {
+        call->status_ = call->WrongSize(n == 1 ? lens[0] : 0);
+        return kInternal;
+      }
+      call->size_ = call->expected_;
+      bufs[0] = call->destination_;
+      return 0;
+    }
     if (n != 1 || lens[0] > static_cast<uint64_t>(std::numeric_limits<int>::max())) return kInternal;
     call->size_ = static_cast<size_t>(lens[0]);
     if (call->size_ > 0) {
@@ -130,7 +146,8 @@ class Call {
 
   static void Done(void* op, const sw_result* result) {
     Call* call = static_cast<Call*>(op);
-    call->status_ = StatusFromResult(*result, call->target_);
+    // A refusal of ours in Alloc() comes back as an error here; its own words were kept.
+    if (call->status_.ok()) call->status_ = StatusFromResult(*result, call->target_);
     const bool brief = call->brief_ && call->status_.ok() && call->size_ <= kBriefBytes;
     CompletionBatch::Add([call] { call->Finish(); },
                          brief ? CompletionBatch::Kind::kBrief : CompletionBatch::Kind::kAny);
@@ -138,13 +155,21 @@ class Call {
 
   void Finish() {
     if (opts_ != nullptr) opts_->ClearCancelCallback();
-    if (status_.ok() && !parse_(body_.get(), static_cast<int>(size_))) {
+    if (into_) {
+      if (status_.ok() && size_ != expected_) status_ = WrongSize(size_);
+    } else if (status_.ok() && !parse_(body_.get(), static_cast<int>(size_))) {
       status_ = MakeStatus(13, "the reply of " + target_ + " is not the protocol buffer that was expected (" +
                                    std::to_string(size_) + " bytes)");
     }
     body_.reset();
     done_(status_);
     delete this;
+  }
+
+  Status WrongSize(uint64_t size) const {
+    return MakeStatus(13, target_ + " has a buffer of " + std::to_string(size) + " bytes for this collective, and " +
+                              std::to_string(expected_) +
+                              " were expected: do all workers call it with the same shapes and types?");
   }
 
   const std::shared_ptr<Channel> channel_;
@@ -157,6 +182,9 @@ class Call {
 
   std::unique_ptr<char[]> body_;
   size_t size_ = 0;
+  bool into_ = false;
+  void* destination_ = nullptr;
+  size_t expected_ = 0;
   bool brief_ = false;
   Status status_;
 };
@@ -289,8 +317,21 @@ void RemoteWorker::TracingAsync(const tensorflow::TracingRequest* request, tenso
 }
 
 void RemoteWorker::RecvBufAsync(CallOptions* opts, const tensorflow::RecvBufRequest* request,
-                                tensorflow::RecvBufResponse* response, StatusCallback done) {
-  STARWIRE_START(Method::kRecvBuf, *request, ParseInto(response), done, opts, 0);
+                                tensorflow::RecvBufResponse*, StatusCallback done) {
+  if (!status_.ok()) {
+    done(status_);
+    return;
+  }
+  // A response without transport options says that the bytes are where the request wanted them.
+  void* to = reinterpret_cast<void*>(static_cast<uintptr_t>(request->buf_ptr()));
+  if (request->num_bytes() < 0 || (to == nullptr && request->num_bytes() != 0)) {
+    done(MakeStatus(3, "a request for " + std::to_string(request->num_bytes()) + " bytes of " + target_ +
+                           " does not say where to put them"));
+    return;
+  }
+  auto* call = new Call(channel_, target_, nullptr, std::move(done), opts);
+  call->ReceiveInto(to, static_cast<size_t>(request->num_bytes()));
+  call->Start(Method::kRecvBuf, *request, 0);
 }
 
 void RemoteWorker::CompleteGroupAsync(CallOptions* opts, const tensorflow::CompleteGroupRequest* request,

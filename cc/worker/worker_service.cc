@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cc/worker/methods.h"
+#include "cc/worker/recv_buf.h"
 #include "cc/worker/status_codec.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
@@ -46,6 +47,10 @@ void SendResponse(sw_engine* engine, sw_ticket ticket, const MessageLite& respon
   sw_reply(engine, ticket, 0, {nullptr, 0}, &payload);
 }
 
+void SendResponse(sw_engine* engine, sw_ticket ticket, const OutgoingBuffer& response) {
+  sw_reply(engine, ticket, 0, {nullptr, 0}, response.payload());
+}
+
 bool ParseBody(const sw_part* parts, size_t n_parts, MessageLite* request) {
   if (n_parts == 0) return request->ParseFromArray(nullptr, 0);
   return n_parts == 1 && parts[0].len <= static_cast<size_t>(std::numeric_limits<int>::max()) &&
@@ -60,7 +65,7 @@ struct WorkerService::ServedCall {
       : ticket(r.ticket), parts(r.parts), n_parts(r.n_parts), body(r.body), method(r.method) {}
   virtual ~ServedCall() { ReleaseBody(); }
   virtual MessageLite* Request() = 0;
-  virtual const MessageLite& Response() = 0;
+  virtual void SendResponse(sw_engine* engine) = 0;
 
   void ReleaseBody() {
     if (body != nullptr) sw_body_release(body);
@@ -81,7 +86,7 @@ template <typename RequestProto, typename ResponseProto>
 struct WorkerService::TypedCall : WorkerService::ServedCall {
   using ServedCall::ServedCall;
   MessageLite* Request() override { return &request; }
-  const MessageLite& Response() override { return response; }
+  void SendResponse(sw_engine* engine) override { starwire::SendResponse(engine, ticket, response); }
   RequestProto request;
   ResponseProto response;
 };
@@ -142,7 +147,7 @@ void WorkerService::Finish(const std::shared_ptr<ServedCall>& call, const Status
     if (found != shard.calls.end() && found->second == call) shard.calls.erase(found);
   }
   if (status.ok()) {
-    SendResponse(engine_.get(), call->ticket, call->Response());
+    call->SendResponse(engine_.get());
   } else {
     VLOG(1) << "starwire: worker method " << std::to_string(call->method) << " failed: " << status;
     ReplyError(engine_.get(), call->ticket, status);
@@ -252,9 +257,9 @@ void WorkerService::OnCall(const sw_call_request* request) {
             worker->TracingAsync(&call->request, &call->response, std::move(done));
           });
     case Method::kRecvBuf:
-      return Serve<RecvBufRequest, RecvBufResponse>(
-          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
-            worker->RecvBufAsync(&call->opts, &call->request, &call->response, std::move(done));
+      return Serve<RecvBufRequest, OutgoingBuffer>(
+          request, Place::kPool, [env = env_](AdvertisingWorker*, auto* call, Done done) {
+            ServeRecvBuf(env, &call->request, &call->response, std::move(done));
           });
     case Method::kCompleteGroup:
       return Serve<CompleteGroupRequest, CompleteGroupResponse>(
