@@ -174,6 +174,15 @@
 // sw_star_options.style: star_server_lite, with fewer calls.
 #define SW_STAR_LITE 1
 
+// What sw_star_plan_claim says: the session can use the plan.
+#define SW_CLAIM_KNOWN 0
+
+// It has to be compiled, and sw_star_plan_compiled to be called.
+#define SW_CLAIM_COMPILE 1
+
+// Somebody compiles it: `waiter` is handed out by their sw_star_plan_compiled.
+#define SW_CLAIM_WAITS 2
+
 // For sw_call: keep trying to connect until the deadline instead of failing with the first failed attempt.
 #define SW_CALL_WAIT_FOR_READY 1
 
@@ -195,6 +204,9 @@ typedef struct sw_fuse_plan sw_fuse_plan;
 
 // One run of a plan.
 typedef struct sw_run sw_run;
+
+// The tables of one parameter server.
+typedef struct sw_star sw_star;
 
 // A graph, split into calls. Free with sw_star_plan_free.
 typedef struct sw_star_plan sw_star_plan;
@@ -315,6 +327,10 @@ typedef struct sw_handlers {
   // The caller of an unanswered request gave up, or its connection went (peer_gone = 1). method 0 is a rendezvous
   // request, `tag` its step id; else tag is 0. An answer is still allowed (and dropped).
   void (*on_cancel)(void *ctx, struct sw_ticket ticket, uint32_t method, int64_t tag, uint32_t peer_gone);
+  // A connection was established, in either direction: before anything else of it. `conn` is that of its tickets.
+  void (*on_peer_came)(void *ctx, uint64_t conn, struct sw_bytes task);
+  // It went: after everything else of it. Its number is not used again.
+  void (*on_peer_gone)(void *ctx, uint64_t conn);
   // Interning of rendezvous keys, per connection. key_new gets the prefix; NULL means the key is malformed: requests
   // that use it are refused. key_free is called when no request that uses it can be delivered any more (answers of
   // delivered ones must not rely on it).
@@ -539,6 +555,40 @@ typedef struct sw_star_way {
   uint32_t way;
   uint32_t root;
 } sw_star_way;
+
+// How plans and values are counted. Both functions run on any thread, must not block for long and must not throw; `release` may end the object.
+typedef struct sw_star_objects {
+  size_t struct_size;
+  void (*retain)(void *object);
+  void (*release)(void *object);
+} sw_star_objects;
+
+// What a call came to, for the metrics.
+typedef struct sw_star_counts {
+  size_t struct_size;
+  // Its plan was known.
+  uint32_t hit;
+  uint32_t ran_inline;
+  uint64_t bytes_in;
+  uint64_t bytes_out;
+  uint64_t queue_ns;
+  uint64_t run_ns;
+} sw_star_counts;
+
+// A plan that was compiled.
+typedef struct sw_star_made {
+  size_t struct_size;
+  // The connection it was registered over.
+  uint64_t conn;
+  // A reference, taken over.
+  void *plan;
+  // Of the plan as it was registered.
+  uint64_t bytes;
+  // Its kernels carry a state that is the session's own.
+  uint32_t has_state;
+  // It is for devices that are the session's own.
+  uint32_t isolated;
+} sw_star_made;
 
 #ifdef __cplusplus
 extern "C" {
@@ -889,6 +939,138 @@ void sw_star_plan_free(struct sw_star_plan *plan);
 // # Safety
 // `bytes` is readable; `out` has room for 32 bytes.
 void sw_sha256(struct sw_bytes bytes, uint8_t *out);
+
+// Makes the tables of a server, with the limits that its environment sets.
+//
+// # Safety
+// `engine` is live; `objects` is readable and its functions keep to their contract as long as there are tables; `out` is writable, `error` writable or null.
+sw_code sw_star_new(const struct sw_engine *engine,
+                    const struct sw_star_objects *objects,
+                    struct sw_star **out,
+                    struct sw_error **error);
+
+// Frees the tables and releases what is in them.
+//
+// # Safety
+// `star` is null, or from sw_star_new and not used afterwards.
+void sw_star_free(struct sw_star *star);
+
+// Plans whose kernels take no longer are to run on the reactor.
+//
+// # Safety
+// `star` is live. The same holds for the functions below.
+uint64_t sw_star_inline_ns(const struct sw_star *star);
+
+// sw_handlers.on_peer_came.
+//
+// # Safety
+// See sw_star_inline_ns.
+void sw_star_peer_came(const struct sw_star *star, uint64_t conn, struct sw_bytes task);
+
+// sw_handlers.on_peer_gone.
+//
+// # Safety
+// See sw_star_inline_ns.
+void sw_star_peer_gone(const struct sw_star *star, uint64_t conn);
+
+// A call arrived; `keeps` is not 0 if it keeps values or uses kept ones. If it is not refused, sw_star_call_end follows.
+//
+// # Safety
+// See sw_star_inline_ns; `error` is writable or null.
+sw_code sw_star_call_begin(const struct sw_star *star,
+                           uint64_t conn,
+                           int64_t step,
+                           uint32_t keeps,
+                           struct sw_error **error);
+
+// The call is over; `last` is not 0 if its step needs nothing of this server any more.
+//
+// # Safety
+// See sw_star_inline_ns; `counts` is readable.
+void sw_star_call_end(const struct sw_star *star,
+                      uint64_t conn,
+                      int64_t step,
+                      uint32_t keeps,
+                      uint32_t last,
+                      const struct sw_star_counts *counts);
+
+// Keeps a value of `bytes` bytes for the step; takes the reference over in every case.
+//
+// # Safety
+// See sw_star_inline_ns; `value` is a reference; `error` is writable or null.
+sw_code sw_star_slot_keep(const struct sw_star *star,
+                          uint64_t conn,
+                          int64_t step,
+                          uint32_t slot,
+                          void *value,
+                          uint64_t bytes,
+                          struct sw_error **error);
+
+// What is kept there, as a new reference; NULL if there is nothing.
+//
+// # Safety
+// See sw_star_inline_ns.
+void *sw_star_slot_get(const struct sw_star *star, uint64_t conn, int64_t step, uint32_t slot);
+
+// The step needs nothing of this server any more.
+//
+// # Safety
+// See sw_star_inline_ns.
+void sw_star_step_end(const struct sw_star *star, uint64_t conn, int64_t step);
+
+// The plan of this name as the session may use it, as a new reference; NULL: it has to be registered. `isolated` is not 0 if the session has devices of
+// its own.
+//
+// # Safety
+// See sw_star_inline_ns; `session` is readable, `hash` points at 32 bytes.
+void *sw_star_plan_find(const struct sw_star *star,
+                        struct sw_bytes session,
+                        const uint8_t *hash);
+
+// For a session that has not used the plan yet, if sw_star_plan_find does not know it: the plan that everybody shares, as a new reference. The session must
+// exist. `isolated` is not 0 if it has devices of its own.
+//
+// # Safety
+// As sw_star_plan_find.
+void *sw_star_plan_adopt(const struct sw_star *star,
+                         struct sw_bytes session,
+                         const uint8_t *hash,
+                         uint32_t isolated);
+
+// A session registers a plan: SW_CLAIM_*.
+//
+// # Safety
+// As sw_star_plan_find.
+uint32_t sw_star_plan_claim(const struct sw_star *star,
+                            struct sw_bytes session,
+                            const uint8_t *hash,
+                            uint32_t isolated,
+                            void *waiter);
+
+// The end of what SW_CLAIM_COMPILE began; `made` is NULL if it failed. `waiting` is called for everybody who waited: if the plan was made, each of them has to
+// claim it again.
+//
+// # Safety
+// As sw_star_plan_find; `made` is readable or NULL; `waiting` accepts `ctx`; `error` is writable or null.
+sw_code sw_star_plan_compiled(const struct sw_star *star,
+                              struct sw_bytes session,
+                              const uint8_t *hash,
+                              const struct sw_star_made *made,
+                              void (*waiting)(void *ctx, void *waiter),
+                              void *ctx,
+                              struct sw_error **error);
+
+// The session was deleted.
+//
+// # Safety
+// As sw_star_plan_find.
+void sw_star_session_closed(const struct sw_star *star, struct sw_bytes session);
+
+// Forgets all plans.
+//
+// # Safety
+// See sw_star_inline_ns.
+void sw_star_forget_plans(const struct sw_star *star);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -12,6 +12,7 @@
 //! * [`control`]: the tonic service on the data port (health, stats) and Prometheus' `/metrics`.
 //! * [`metrics`]: counters, gauges and latencies.
 //! * [`planner`]: pure graph algorithms: what crosses between tasks together.
+//! * [`star`]: what a parameter server keeps for star calls: plans, and values between the calls of a step.
 
 pub mod config;
 pub mod control;
@@ -22,4 +23,5 @@ pub mod metrics;
 pub mod planner;
 pub mod protocol;
 pub mod reactor;
+pub mod star;
 pub mod transport;

@@ -68,9 +68,9 @@ bool BelongsToSession(tensorflow::FunctionLibraryRuntime* runtime, const tensorf
 
 Status SessionSubgraph::Register(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
                                  const tensorflow::GraphDef& graph, const tensorflow::ConfigProto& config, int threads,
-                                 std::unique_ptr<SessionSubgraph>* out) {
+                                 Kernels kernels, std::unique_ptr<SessionSubgraph>* out) {
   std::unique_ptr<SessionSubgraph> subgraph(new SessionSubgraph(std::move(session), handle));
-  Status status = subgraph->Build(graph, config, threads);
+  Status status = subgraph->Build(graph, config, threads, kernels);
   if (status.ok()) *out = std::move(subgraph);
   return status;
 }
@@ -95,7 +95,7 @@ Status SessionSubgraph::FindDevice(const tensorflow::GraphDef& graph, tensorflow
 }
 
 Status SessionSubgraph::Build(const tensorflow::GraphDef& definition, const tensorflow::ConfigProto& config,
-                              int threads) {
+                              int threads, Kernels kernels) {
   tensorflow::Device* device = nullptr;
   Status status = FindDevice(definition, &device);
   if (!status.ok()) return status;
@@ -122,20 +122,25 @@ Status SessionSubgraph::Build(const tensorflow::GraphDef& definition, const tens
     *count = std::max(*count, static_cast<size_t>(std::max(index, 0)) + 1);
   }
 
-  device->op_segment()->AddHold(handle_);
-  held_ = device;
+  const bool of_session = kernels == Kernels::kSessions;
+  if (of_session) {
+    device->op_segment()->AddHold(handle_);
+    held_ = device;
+  }
   const std::string session = handle_;
   tensorflow::LocalExecutorParams params;
   params.device = device;
   params.function_library = runtime;
-  params.create_kernel = [session, runtime, device](const std::shared_ptr<const tensorflow::NodeProperties>& properties,
-                                                    OpKernel** kernel) {
-    if (!BelongsToSession(runtime, properties->node_def)) return runtime->CreateKernel(properties, kernel);
+  params.create_kernel = [session, of_session, runtime, device](
+                             const std::shared_ptr<const tensorflow::NodeProperties>& properties, OpKernel** kernel) {
+    if (!of_session || !BelongsToSession(runtime, properties->node_def)) {
+      return runtime->CreateKernel(properties, kernel);
+    }
     auto create = [runtime, &properties](OpKernel** made) { return runtime->CreateKernel(properties, made); };
     return device->op_segment()->FindOrCreate(session, properties->node_def.name(), kernel, create);
   };
-  params.delete_kernel = [runtime](OpKernel* kernel) {
-    if (kernel != nullptr && !BelongsToSession(runtime, kernel->def())) delete kernel;
+  params.delete_kernel = [of_session, runtime](OpKernel* kernel) {
+    if (kernel != nullptr && !(of_session && BelongsToSession(runtime, kernel->def()))) delete kernel;
   };
   status = Subgraph::Compile(params, graph, threads, &subgraph_, &unsupported_);
   if (!status.ok() || unsupported_.empty()) return status;

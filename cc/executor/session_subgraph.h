@@ -1,7 +1,5 @@
-// A sub-graph that belongs to a worker session: what a parameter server keeps for a part of its workers' models.
-//
-// Kernels with a state are the session's (by name, as for TensorFlow's own graphs); a graph that is not for the
-// lock-free executor runs on TensorFlow's.
+// A sub-graph of a worker session, or of all sessions with the same devices: what a parameter server keeps for a part
+// of its workers' models. A graph that is not for the lock-free executor runs on TensorFlow's.
 #ifndef STARWIRE_CC_EXECUTOR_SESSION_SUBGRAPH_H_
 #define STARWIRE_CC_EXECUTOR_SESSION_SUBGRAPH_H_
 
@@ -20,12 +18,18 @@ namespace starwire {
 
 class SessionSubgraph {
  public:
-  // All nodes of `graph` are placed on one device of the session. Node names of operations with a state are the
-  // session's names for it: unique, unless the same thing is meant. `handle` is the session's, as the master knows it.
-  // `session` stays alive as long as this does.
+  // Whose kernels with a state are.
+  enum class Kernels {
+    kSessions,  // the session's, by name, as for TensorFlow's own graphs
+    kOwn,       // the sub-graph's, like all others: their state is found by its name, or there is none
+  };
+
+  // All nodes of `graph` are placed on one device of the session. With kSessions, node names of operations with a state
+  // are the session's names for it: unique, unless the same thing is meant. `handle` is the session's, as the master
+  // knows it. `session` stays alive as long as this does.
   static Status Register(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
                          const tensorflow::GraphDef& graph, const tensorflow::ConfigProto& config, int threads,
-                         std::unique_ptr<SessionSubgraph>* out);
+                         Kernels kernels, std::unique_ptr<SessionSubgraph>* out);
 
   // No run may be under way.
   ~SessionSubgraph();
@@ -39,13 +43,15 @@ class SessionSubgraph {
   size_t num_fetches() const { return num_fetches_; }
   // Why TensorFlow's executor runs it; empty if the lock-free one does.
   const std::string& unsupported() const { return unsupported_; }
+  // Whether some kernel may go on elsewhere when Run() returns.
+  bool is_async() const { return subgraph_ == nullptr || subgraph_->is_async(); }
   // See Subgraph; 0 if TensorFlow's executor runs it.
   uint64_t CostNanos() const { return subgraph_ == nullptr ? 0 : subgraph_->CostNanos(); }
 
  private:
   SessionSubgraph(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle)
       : session_(std::move(session)), handle_(handle) {}
-  Status Build(const tensorflow::GraphDef& graph, const tensorflow::ConfigProto& config, int threads);
+  Status Build(const tensorflow::GraphDef& graph, const tensorflow::ConfigProto& config, int threads, Kernels kernels);
   Status FindDevice(const tensorflow::GraphDef& graph, tensorflow::Device** device) const;
 
   const std::shared_ptr<tensorflow::WorkerSession> session_;

@@ -23,6 +23,8 @@ size_t Subgraph::num_feeds() const { return table_->arg_slots.size(); }
 
 size_t Subgraph::num_fetches() const { return table_->num_fetches; }
 
+bool Subgraph::is_async() const { return table_->num_asyncs != 0; }
+
 uint64_t Subgraph::CostNanos() const { return sw_exec_cost_ns(table_->plan); }
 
 }  // namespace starwire

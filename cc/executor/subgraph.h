@@ -66,6 +66,8 @@ class Subgraph {
 
   size_t num_feeds() const;
   size_t num_fetches() const;
+  // Whether some kernel may go on elsewhere when Run() returns.
+  bool is_async() const;
   // What all kernels together took when they were last measured; 0: not known yet.
   uint64_t CostNanos() const;
 

@@ -39,12 +39,6 @@ struct PlanDeleter {
 };
 using Plan = std::unique_ptr<sw_fuse_plan, PlanDeleter>;
 
-Status TakeError(sw_code code, sw_error* error) {
-  const Status status = MakeStatus(code, AsString(sw_error_message(error)));
-  sw_error_free(error);
-  return status;
-}
-
 // Kernels of one name may be kept and shared by all graphs of a session: no two nodes of ours have the same.
 std::string NewName(const char* what, size_t members) {
   static std::atomic<uint64_t> count{0};

@@ -4,7 +4,6 @@
 
 #include "absl/strings/match.h"
 #include "tensorflow/core/framework/attr_value.pb.h"
-#include "tensorflow/core/framework/node_def.pb.h"
 
 namespace starwire {
 namespace {
@@ -20,15 +19,15 @@ constexpr const char* kWaitingExactly[] = {"Batch", "BatchFunction", "StarwireCa
 
 }  // namespace
 
-bool MayBlock(const tensorflow::Node& node) {
-  const std::string& op = node.type_string();
+bool MayBlock(const tensorflow::NodeDef& node) {
+  const std::string& op = node.op();
   for (const char* part : kWaiting) {
     if (absl::StrContains(op, part)) return true;
   }
   for (const char* name : kWaitingExactly) {
     if (op == name) return true;
   }
-  for (const auto& attribute : node.def().attr()) {
+  for (const auto& attribute : node.attr()) {
     if (attribute.second.has_func() || attribute.second.list().func_size() > 0) return true;
   }
   return false;

@@ -93,6 +93,30 @@ void AdvertisingWorker::ServeRunGraphAsync(tensorflow::CallOptions* opts, tensor
   WorkerInterface::RunGraphAsync(opts, request, response, std::move(done));
 }
 
+void AdvertisingWorker::SetSessionObserver(std::weak_ptr<SessionObserver> observer) {
+  std::lock_guard<std::mutex> lock(mu_);
+  observer_ = std::move(observer);
+}
+
+std::shared_ptr<SessionObserver> AdvertisingWorker::Observer() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return observer_.lock();
+}
+
+void AdvertisingWorker::DeleteWorkerSessionAsync(tensorflow::CallOptions* opts,
+                                                 const tensorflow::DeleteWorkerSessionRequest* request,
+                                                 tensorflow::DeleteWorkerSessionResponse* response,
+                                                 StatusCallback done) {
+  if (const auto observer = Observer()) observer->SessionClosed(request->session_handle());
+  GrpcWorker::DeleteWorkerSessionAsync(opts, request, response, std::move(done));
+}
+
+void AdvertisingWorker::CleanupAllAsync(const tensorflow::CleanupAllRequest* request,
+                                        tensorflow::CleanupAllResponse* response, StatusCallback done) {
+  if (const auto observer = Observer()) observer->AllCleanedUp();
+  GrpcWorker::CleanupAllAsync(request, response, std::move(done));
+}
+
 void AdvertisingWorker::PlainGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
                                             tensorflow::GetStatusResponse* response, StatusCallback done) {
   GrpcWorker::GetStatusAsync(opts, request, response, /*fail_fast=*/true, std::move(done));

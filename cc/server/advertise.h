@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cc/compat.h"
+#include "cc/server/session_observer.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_worker_service.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
 
@@ -38,6 +39,14 @@ class AdvertisingWorker : public tensorflow::GrpcWorker {
   void ServeRunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequest* request,
                           tensorflow::RunGraphResponse* response, tensorflow::StatusCallback done);
 
+  // Tell the observer first.
+  void DeleteWorkerSessionAsync(tensorflow::CallOptions* opts, const tensorflow::DeleteWorkerSessionRequest* request,
+                                tensorflow::DeleteWorkerSessionResponse* response,
+                                tensorflow::StatusCallback done) override;
+  void CleanupAllAsync(const tensorflow::CleanupAllRequest* request, tensorflow::CleanupAllResponse* response,
+                       tensorflow::StatusCallback done) override;
+  void SetSessionObserver(std::weak_ptr<SessionObserver> observer);
+
   // What the data port answers: the same without the advertisement.
   void PlainGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
                            tensorflow::GetStatusResponse* response, tensorflow::StatusCallback done);
@@ -47,7 +56,10 @@ class AdvertisingWorker : public tensorflow::GrpcWorker {
                             tensorflow::RecvTensorResponse* response, tensorflow::StatusCallback done);
 
  private:
+  std::shared_ptr<SessionObserver> Observer();
+
   std::mutex mu_;
+  std::weak_ptr<SessionObserver> observer_;
   std::string advertisement_;
 };
 

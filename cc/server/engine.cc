@@ -8,6 +8,8 @@
 #include "cc/rendezvous/recv_service.h"
 #include "cc/server/completion_batch.h"
 #include "cc/server/resolver.h"
+#include "cc/star/service.h"
+#include "cc/worker/methods.h"
 #include "cc/worker/status_codec.h"
 #include "cc/worker/worker_cache.h"
 #include "cc/worker/worker_service.h"
@@ -15,16 +17,6 @@
 #include "tensorflow/core/platform/logging.h"
 
 namespace starwire {
-namespace {
-
-Status TakeError(sw_code code, sw_error* error) {
-  Status status =
-      MakeStatus(code, error == nullptr ? "the transport gave no reason" : AsString(sw_error_message(error)));
-  if (error != nullptr) sw_error_free(error);
-  return status;
-}
-
-}  // namespace
 
 // All of them run on reactor threads, the first possibly before sw_engine_new() has returned to Start().
 struct Engine::Handlers {
@@ -42,15 +34,26 @@ struct Engine::Handlers {
   static void OnRecv(void* ctx, const sw_recv_request* requests, size_t n) {
     Of(ctx)->services_.recv->OnRecv(requests, n);
   }
-  static void OnCall(void* ctx, const sw_call_request* call) { Of(ctx)->services_.worker->OnCall(call); }
+  static void OnCall(void* ctx, const sw_call_request* call) {
+    Engine* engine = Of(ctx);
+    if (IsStarMethod(call->method)) {
+      engine->services_.star->OnCall(call);
+    } else {
+      engine->services_.worker->OnCall(call);
+    }
+  }
   static void OnCancel(void* ctx, sw_ticket ticket, uint32_t method, int64_t tag, uint32_t peer_gone) {
     Engine* engine = Of(ctx);
     if (method == 0) {
       engine->services_.recv->OnCancel(ticket, tag, peer_gone != 0);
+    } else if (IsStarMethod(method)) {
+      engine->services_.star->OnCancel(ticket);
     } else {
       engine->services_.worker->OnCancel(ticket);
     }
   }
+  static void OnPeerCame(void* ctx, uint64_t conn, sw_bytes task) { Of(ctx)->services_.star->OnPeerCame(conn, task); }
+  static void OnPeerGone(void* ctx, uint64_t conn) { Of(ctx)->services_.star->OnPeerGone(conn); }
   static void* KeyNew(void* ctx, sw_bytes prefix) { return Of(ctx)->services_.recv->KeyNew(prefix); }
   static void KeyFree(void* ctx, void* key) { Of(ctx)->services_.recv->KeyFree(key); }
   // Needs nothing that Start() publishes, and is called before Start() could have.
@@ -114,6 +117,8 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
   handlers.on_recv = &Handlers::OnRecv;
   handlers.on_call = &Handlers::OnCall;
   handlers.on_cancel = &Handlers::OnCancel;
+  handlers.on_peer_came = &Handlers::OnPeerCame;
+  handlers.on_peer_gone = &Handlers::OnPeerGone;
   handlers.key_new = &Handlers::KeyNew;
   handlers.key_free = &Handlers::KeyFree;
   handlers.round_end = &Handlers::RoundEnd;
@@ -130,6 +135,8 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
   }
   handle_.store(handle, std::memory_order_release);
   services_.worker->Start(shared_handle());
+  const Status star = services_.star->Start(shared_handle(), task_);
+  if (!star.ok()) return star;
   advertisement_ = AsString(sw_engine_advertisement(handle));
   ready_.store(true, std::memory_order_release);
   LOG(INFO) << AsString(sw_engine_banner(handle));
@@ -143,6 +150,10 @@ void Engine::Stop() {
   sw_engine_stop(handle);
   services_.resolver->Shutdown();
   constexpr int64_t kPatienceMs = 10000;
+  if (!services_.star->Shutdown(kPatienceMs)) {
+    LOG(WARNING) << "starwire: star calls still run " << std::to_string(kPatienceMs / 1000) << " s after " << task_
+                 << " was stopped";
+  }
   if (!services_.worker->Shutdown(kPatienceMs)) {
     LOG(WARNING) << "starwire: worker methods still run " << std::to_string(kPatienceMs / 1000) << " s after " << task_
                  << " was stopped";

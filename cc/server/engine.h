@@ -16,6 +16,7 @@ namespace starwire {
 class Engine;
 class RecvService;    // cc/rendezvous/recv_service.h
 class Resolver;       // cc/server/resolver.h
+class StarService;    // cc/star/service.h
 class WorkerService;  // cc/worker/worker_service.h
 
 // A counted reference to the way to one task. The engine's memory lives at least as long as its last channel, so a
@@ -43,6 +44,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Services {
     std::shared_ptr<RecvService> recv;
     std::shared_ptr<WorkerService> worker;
+    std::shared_ptr<StarService> star;
     std::shared_ptr<Resolver> resolver;
     // Where completions of a reactor's round run.
     tensorflow::thread::ThreadPool* compute_pool = nullptr;

@@ -18,6 +18,7 @@
 #include "cc/server/grpc_shutdown.h"
 #include "cc/server/local_masters.h"
 #include "cc/server/resolver.h"
+#include "cc/star/service.h"
 #include "cc/worker/worker_cache.h"
 #include "cc/worker/worker_service.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
@@ -193,10 +194,13 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   Engine::Services services;
   services.recv = std::make_shared<RecvService>(worker_env(), engine_);
   services.worker = std::make_shared<WorkerService>(worker_, worker_env());
+  services.star = std::make_shared<StarService>(worker_env());
+  const std::weak_ptr<SessionObserver> observer = services.star;
   services.resolver = resolver_;
   services.compute_pool = worker_env()->compute_pool;
   status = engine_->Start(protocol_, server_def(), bound_port(), std::move(services));
   if (!status.ok()) return status;
+  worker_->SetSessionObserver(observer);
   worker_->SetAdvertisement(engine_->advertisement());
   return OkStatus();
 }

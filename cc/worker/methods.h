@@ -32,6 +32,10 @@ enum class Method : uint32_t {
   kRecvBuf = 19,
 };
 
+inline bool IsStarMethod(uint32_t method) {
+  return method >= static_cast<uint32_t>(Method::kStarCall) && method <= static_cast<uint32_t>(Method::kStarEnd);
+}
+
 }  // namespace starwire
 
 #endif  // STARWIRE_CC_WORKER_METHODS_H_

@@ -50,6 +50,13 @@ void DecodeErrorDetails(sw_bytes details, Status* status) {
   }
 }
 
+Status TakeError(sw_code code, sw_error* error) {
+  Status status =
+      MakeStatus(code, error == nullptr ? "the transport gave no reason" : AsString(sw_error_message(error)));
+  if (error != nullptr) sw_error_free(error);
+  return status;
+}
+
 Status StatusFromResult(const sw_result& result, const std::string& target) {
   if (result.code == 0) return OkStatus();
   std::string message = AsString(result.message);

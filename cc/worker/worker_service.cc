@@ -279,7 +279,7 @@ void WorkerService::OnCall(const sw_call_request* request) {
     case Method::kStarCall:
     case Method::kStarRegister:
     case Method::kStarEnd:
-      break;
+      break;  // for StarService
   }
   sw_body_release(request->body);
   ReplyError(engine_.get(), request->ticket,

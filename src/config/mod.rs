@@ -9,6 +9,7 @@ mod error;
 mod fusion;
 mod resolve;
 mod secret;
+mod star;
 mod variables;
 mod verbs;
 
@@ -26,6 +27,7 @@ pub use env::{Env, MapEnv, ProcessEnv};
 pub use error::ConfigError;
 pub use fusion::Fusion;
 pub use secret::Secret;
+pub use star::StarConfig;
 pub use variables::{Setting, VARIABLES, Variable, markdown_table as variables_markdown, unknown_variables};
 pub use verbs::{TransportChoice, VerbsConfig};
 
@@ -123,6 +125,7 @@ pub struct Config {
     pub control: ControlAccess,
     /// Checked with the rest; sessions ask again when they need it.
     pub fusion: Fusion,
+    pub star: StarConfig,
     /// Every variable as it is in force, for statistics. Secrets are not in it.
     pub settings: Vec<Setting>,
     /// Lines that an operator should see: misspelt variables, doubtful addresses.

@@ -9,6 +9,7 @@ use super::env::Env;
 use super::error::ConfigError;
 use super::fusion::Fusion;
 use super::secret::Secret;
+use super::star::StarConfig;
 use super::variables::{Reader, unknown_variables};
 use super::verbs;
 use super::{Config, ControlAccess, DriverChoice, Identity, Keepalive, Role, Shortcut};
@@ -65,6 +66,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         "on",
     )?;
     let fusion = Fusion::read(reader)?;
+    let star = StarConfig::read(reader)?;
 
     Ok(Config {
         role,
@@ -87,6 +89,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         metrics,
         control,
         fusion,
+        star,
         settings: std::mem::take(&mut reader.settings),
         warnings,
         identity,

@@ -203,6 +203,43 @@ pub const VARIABLES: &[Variable] = &[
     variable("STARWIRE_TENSOR_FUSE_CONTROL", "true", "`false` leaves control dependencies between tasks alone."),
     variable("STARWIRE_TENSOR_FUSE_LOOPS", "true", "`false` leaves everything within loops alone."),
     variable(
+        "STARWIRE_STAR_MAX_PLANS",
+        "4096",
+        "Most plans (1 to 16777216) that one worker may have on a parameter server ([star_server.md](star_server.md)).",
+    ),
+    variable("STARWIRE_STAR_MAX_PLAN_BYTES", "1G", "Most bytes of plans (1M to 1T), as they were registered."),
+    variable(
+        "STARWIRE_STAR_PLAN_IDLE_S",
+        "3600",
+        "A plan that nobody used for so many seconds (1 to 31536000) is dropped; whoever still needs it registers it again.",
+    ),
+    variable(
+        "STARWIRE_STAR_SESSION_IDLE_S",
+        "86400",
+        "A session whose plans nobody used for so many seconds (1 to 31536000) is taken for gone, with the state that its kernels carry.",
+    ),
+    variable(
+        "STARWIRE_STAR_MAX_SLOTS",
+        "65536",
+        "Most values (0 to 16777216) that one worker may keep on a parameter server between the calls of its steps.",
+    ),
+    variable("STARWIRE_STAR_MAX_SLOT_BYTES", "4G", "Most bytes (0 to 1T) of these values."),
+    variable(
+        "STARWIRE_STAR_STEP_IDLE_S",
+        "600",
+        "What a step keeps is dropped if no call of it comes for so many seconds (1 to 31536000).",
+    ),
+    variable(
+        "STARWIRE_STAR_MAX_CALLS",
+        "1024",
+        "Most star calls of one worker that may be under way on a parameter server (1 to 16777216).",
+    ),
+    variable(
+        "STARWIRE_STAR_INLINE_US",
+        "250",
+        "Plans whose kernels take at most so many microseconds (0 to 1000000) run on the reactor that the call came in on, the others on TensorFlow's pool.",
+    ),
+    variable(
         "STARWIRE_LIBRARY",
         "found by version",
         "Path of the shared library that `import starwire` loads. Read by the Python package only.",

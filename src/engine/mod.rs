@@ -37,10 +37,12 @@ pub use command::{NewCall, NewRecv};
 pub use error::EngineError;
 pub use owner::Owner;
 
-use crate::config::{Advertisement, Config, DriverChoice, Env, Identity, Running, Shortcut, TransportChoice};
+use crate::config::{
+    Advertisement, Config, DriverChoice, Env, Identity, Running, Shortcut, StarConfig, TransportChoice,
+};
 use crate::control::ControlService;
 use crate::ffi::types::{sw_code, sw_ticket};
-use crate::metrics::{Metrics, render_prometheus};
+use crate::metrics::{Cells, Metrics, render_prometheus};
 use crate::reactor::driver::Driver;
 use crate::reactor::epoll::EpollDriver;
 use crate::reactor::error::DriverError;
@@ -197,6 +199,16 @@ impl Engine {
         if let Some(control) = self.shared.control.get() {
             control.stop();
         }
+    }
+
+    /// What star calls may do here.
+    pub fn star(&self) -> &StarConfig {
+        &self.shared.config.star
+    }
+
+    /// Counts on a thread that has no recorder of its own.
+    pub fn count(&self, f: impl FnOnce(&Cells)) {
+        self.shared.metrics.count(f);
     }
 
     /// A reply was sent that carries so many tensors as one.

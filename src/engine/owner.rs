@@ -80,6 +80,20 @@ impl Owner {
         }
     }
 
+    pub fn on_peer_came(&self, conn: u64, task: &str) {
+        if let Some(f) = self.handlers.on_peer_came {
+            // SAFETY: see `resolve`.
+            unsafe { f(self.ctx, conn, sw_bytes::of(task.as_bytes())) }
+        }
+    }
+
+    pub fn on_peer_gone(&self, conn: u64) {
+        if let Some(f) = self.handlers.on_peer_gone {
+            // SAFETY: see `resolve`.
+            unsafe { f(self.ctx, conn) }
+        }
+    }
+
     pub fn key_new(&self, prefix: &[u8]) -> *mut c_void {
         match self.handlers.key_new {
             // SAFETY: see `resolve`.

@@ -568,6 +568,7 @@ impl Shard {
         conn.count(&self.delivery.metrics);
         let metrics = &self.delivery.metrics;
         if was_ready {
+            self.shared.owner.on_peer_gone(key);
             metrics.losses.add(1);
             match conn.role {
                 Role::Server => metrics.connections_in.add(-1),

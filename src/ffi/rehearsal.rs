@@ -40,6 +40,8 @@ impl Rehearsal {
             on_cancel: None,
             key_new: Some(key_new),
             key_free: Some(key_free),
+            on_peer_came: None,
+            on_peer_gone: None,
             round_end: None,
             log: Some(log),
         };

@@ -67,6 +67,16 @@ metrics! {
     Counter blocks_received "starwire_blocks_received_total" "Blocks received.";
     Counter keys_interned "starwire_keys_interned_total" "Rendezvous keys sent in full because the connection saw them for the first time.";
 
+    Counter star_calls "starwire_star_calls_total" "Star calls that workers made here.";
+    Counter star_plan_hits "starwire_star_plan_hits_total" "Of these, calls whose plan was known.";
+    Counter star_calls_inline "starwire_star_calls_inline_total" "Of these, calls that ran on the reactor that they came in on.";
+    Counter star_registrations "starwire_star_registrations_total" "Plans that were compiled.";
+    Counter star_evictions "starwire_star_evictions_total" "Plans that were dropped for want of use or room.";
+    Gauge star_plans "starwire_star_plans" "Plans of workers.";
+    Gauge star_slots "starwire_star_slots" "Values that are kept between the calls of steps.";
+    Counter star_bytes_received "starwire_star_bytes_received_total" "Bytes of the feeds of star calls.";
+    Counter star_bytes_sent "starwire_star_bytes_sent_total" "Bytes of the fetches of star calls.";
+
     Counter verbs_connections "starwire_verbs_connections_total" "Connections that moved to an RDMA queue pair, in both directions.";
     Counter verbs_fallbacks "starwire_verbs_fallbacks_total" "Times that TCP was used because RDMA did not work.";
     Counter verbs_messages_sent "starwire_verbs_messages_sent_total" "RDMA messages sent.";
@@ -87,5 +97,7 @@ metrics! {
 
     Histogram call_time "starwire_call_seconds" "From the start of a method call to its end.";
     Histogram tensor_time "starwire_tensor_seconds" "From the start of a rendezvous request to the last byte of the tensor; includes the time until the peer has it.";
+    Histogram star_queue_time "starwire_star_queue_seconds" "From the arrival of a star call to its first kernel.";
+    Histogram star_run_time "starwire_star_run_seconds" "From the first kernel of a star call to its reply.";
     Histogram connect_time "starwire_connect_seconds" "From the first attempt to connect to a peer to the end of the handshake.";
 }

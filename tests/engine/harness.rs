@@ -182,6 +182,8 @@ impl Task {
             on_cancel: Some(on_cancel),
             key_new: Some(key_new),
             key_free: Some(key_free),
+            on_peer_came: None,
+            on_peer_gone: None,
             round_end: None,
             log: Some(log),
         };

@@ -19,6 +19,7 @@
 #include "cc/rendezvous/rendezvous_mgr.h"
 #include "cc/server/engine.h"
 #include "cc/server/resolver.h"
+#include "cc/star/service.h"
 #include "cc/worker/remote_worker.h"
 #include "cc/worker/worker_service.h"
 #include "tensorflow/core/common_runtime/device_factory.h"
@@ -117,6 +118,7 @@ class Task {
     Engine::Services services;
     services.recv = std::make_shared<RecvService>(&env, engine);
     services.worker = std::make_shared<WorkerService>(nullptr, &env);
+    services.star = std::make_shared<StarService>(&env);
     services.resolver = std::make_shared<Resolver>("grpc++");
     services.compute_pool = &pool;
     const Status status = engine->Start("grpc++", def, 0, services);

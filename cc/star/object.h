@@ -1,0 +1,47 @@
+// What the tables of a parameter server hold (sw_star_objects).
+#ifndef STARWIRE_CC_STAR_OBJECT_H_
+#define STARWIRE_CC_STAR_OBJECT_H_
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+#include "tensorflow/core/framework/tensor.h"
+
+namespace starwire {
+
+// Counted; made with one reference.
+class StarObject {
+ public:
+  StarObject() = default;
+  StarObject(const StarObject&) = delete;
+  StarObject& operator=(const StarObject&) = delete;
+
+  void Ref() { references_.fetch_add(1, std::memory_order_relaxed); }
+  // On any thread, reactors among them.
+  void Unref() {
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) Retire();
+  }
+
+ protected:
+  virtual ~StarObject() = default;
+  virtual void Retire() { delete this; }
+
+ private:
+  std::atomic<int64_t> references_{1};
+};
+
+// As the tables have it, and back.
+inline void* InTable(StarObject* object) { return object; }
+inline StarObject* StarObjectOf(void* object) { return static_cast<StarObject*>(object); }
+
+// A value that stays between two calls of a step.
+class KeptValue : public StarObject {
+ public:
+  explicit KeptValue(tensorflow::Tensor t) : tensor(std::move(t)) {}
+  const tensorflow::Tensor tensor;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_STAR_OBJECT_H_

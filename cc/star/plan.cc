@@ -1,0 +1,83 @@
+#include "cc/star/plan.h"
+
+#include <utility>
+
+#include "cc/graph/may_block.h"
+#include "cc/star/kernel_state.h"
+#include "tensorflow/core/common_runtime/device.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
+#include "tensorflow/core/framework/node_def.pb.h"
+#include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/protobuf/config.pb.h"
+
+namespace starwire {
+namespace {
+
+constexpr int kInvalidArgument = 3;
+
+// The first runs make variables, ask for memory, and are measured.
+constexpr uint32_t kTrialRuns = 3;
+// After a run on a reactor that took this many times as long as it may, so many runs take place elsewhere: perhaps
+// somebody else holds a variable for long.
+constexpr uint64_t kTooLong = 4;
+constexpr int32_t kBanishedFor = 100;
+
+}  // namespace
+
+Status StarPlan::Compile(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
+                         const tensorflow::GraphDef& graph, bool has_state, int threads, Census census,
+                         StarPlan** out) {
+  tensorflow::Device* device = nullptr;
+  if (graph.node_size() > 0) {
+    Status status = session->device_mgr()->LookupDevice(graph.node(0).device(), &device);
+    if (!status.ok()) return status;
+    if (device->device_type() != tensorflow::DEVICE_CPU) {
+      return MakeStatus(kInvalidArgument,
+                        "starwire: a plan for device " + device->name() + " was registered: star calls run on CPUs");
+    }
+  }
+  StarPlan* plan = new StarPlan;
+  plan->session_ = session;
+  plan->census_ = std::move(census);
+  plan->census_->fetch_add(1);
+  const auto kernels = has_state ? SessionSubgraph::Kernels::kSessions : SessionSubgraph::Kernels::kOwn;
+  Status status = SessionSubgraph::Register(std::move(session), handle, graph, tensorflow::ConfigProto(), threads,
+                                            kernels, &plan->subgraph_);
+  if (!status.ok()) {
+    delete plan;
+    return status;
+  }
+  plan->may_wait_ = plan->subgraph_->is_async();
+  for (const tensorflow::NodeDef& node : graph.node()) plan->may_wait_ = plan->may_wait_ || MayBlock(node);
+  plan->needs_rendezvous_ = CallsFunctions(graph);
+  plan->needs_container_ = has_state || plan->needs_rendezvous_;
+  *out = plan;
+  return OkStatus();
+}
+
+StarPlan::~StarPlan() {
+  subgraph_.reset();
+  session_.reset();
+  census_->fetch_sub(1);
+}
+
+void StarPlan::Retire() {
+  tensorflow::Env::Default()->SchedClosure([this] { delete this; });
+}
+
+bool StarPlan::RunsInline(uint64_t limit_ns) {
+  if (may_wait_ || runs_.load(std::memory_order_relaxed) < kTrialRuns) return false;
+  if (banished_.load(std::memory_order_relaxed) > 0) {
+    banished_.fetch_sub(1, std::memory_order_relaxed);
+    return false;
+  }
+  const uint64_t cost = subgraph_->CostNanos();
+  return cost > 0 && cost <= limit_ns;
+}
+
+void StarPlan::Ran(uint64_t ns, bool on_reactor, uint64_t limit_ns) {
+  if (runs_.load(std::memory_order_relaxed) < kTrialRuns) runs_.fetch_add(1, std::memory_order_relaxed);
+  if (on_reactor && ns / kTooLong > limit_ns) banished_.store(kBanishedFor, std::memory_order_relaxed);
+}
+
+}  // namespace starwire

@@ -1,0 +1,80 @@
+//! What a parameter server allows in star calls.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use super::error::ConfigError;
+use super::variables::Reader;
+use crate::star::{PlanLimits, StepLimits};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StarConfig {
+    pub plans: PlanLimits,
+    pub steps: StepLimits,
+    /// Plans whose kernels take no longer run on the reactor.
+    pub inline: Duration,
+}
+
+impl StarConfig {
+    pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, ConfigError> {
+        let mut seconds =
+            |name, default, range: RangeInclusive<u64>| reader.number(name, default, range).map(Duration::from_secs);
+        let plan_idle = seconds("STARWIRE_STAR_PLAN_IDLE_S", 3_600, 1..=31_536_000)?;
+        let session_idle = seconds("STARWIRE_STAR_SESSION_IDLE_S", 86_400, 1..=31_536_000)?;
+        let idle = seconds("STARWIRE_STAR_STEP_IDLE_S", 600, 1..=31_536_000)?;
+        Ok(Self {
+            plans: PlanLimits {
+                plans: reader.number("STARWIRE_STAR_MAX_PLANS", 4_096, 1..=1 << 24)?,
+                bytes: reader.bytes("STARWIRE_STAR_MAX_PLAN_BYTES", 1 << 30, 1 << 20..=1 << 40)?,
+                plan_idle,
+                session_idle,
+            },
+            steps: StepLimits {
+                values: reader.number("STARWIRE_STAR_MAX_SLOTS", 65_536, 0..=1 << 24)?,
+                bytes: reader.bytes("STARWIRE_STAR_MAX_SLOT_BYTES", 4 << 30, 0..=1 << 40)?,
+                calls: reader.number("STARWIRE_STAR_MAX_CALLS", 1_024, 1..=1 << 24)?,
+                idle,
+            },
+            inline: Duration::from_micros(reader.number("STARWIRE_STAR_INLINE_US", 250, 0..=1_000_000)?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::env::MapEnv;
+    use super::*;
+
+    fn read(env: &MapEnv) -> Result<StarConfig, ConfigError> {
+        StarConfig::read(&mut Reader::new(env))
+    }
+
+    #[test]
+    fn the_documented_defaults_are_those_in_force() {
+        let documented = super::super::VARIABLES.iter().filter(|variable| variable.name.contains("STARWIRE_STAR_"));
+        let env = documented.fold(MapEnv::new("/"), |env, variable| env.set(variable.name, variable.default));
+        assert_eq!(read(&env).unwrap(), read(&MapEnv::new("/")).unwrap());
+    }
+
+    #[test]
+    fn every_variable_is_heard() {
+        let env = MapEnv::new("/")
+            .set("STARWIRE_STAR_MAX_PLANS", "1")
+            .set("STARWIRE_STAR_MAX_PLAN_BYTES", "2M")
+            .set("STARWIRE_STAR_PLAN_IDLE_S", "3")
+            .set("STARWIRE_STAR_SESSION_IDLE_S", "4")
+            .set("STARWIRE_STAR_MAX_SLOTS", "5")
+            .set("STARWIRE_STAR_MAX_SLOT_BYTES", "6")
+            .set("STARWIRE_STAR_MAX_CALLS", "7")
+            .set("STARWIRE_STAR_STEP_IDLE_S", "8")
+            .set("STARWIRE_STAR_INLINE_US", "9");
+        let seconds = Duration::from_secs;
+        let expected = StarConfig {
+            plans: PlanLimits { plans: 1, bytes: 2 << 20, plan_idle: seconds(3), session_idle: seconds(4) },
+            steps: StepLimits { values: 5, bytes: 6, calls: 7, idle: seconds(8) },
+            inline: Duration::from_micros(9),
+        };
+        assert_eq!(read(&env).unwrap(), expected);
+        assert!(read(&MapEnv::new("/").set("STARWIRE_STAR_MAX_CALLS", "0")).is_err());
+    }
+}

@@ -1,0 +1,427 @@
+//! The table of plans. A plan is named by its content. It is compiled once for all sessions, unless its kernels carry a state that must be a session's own, or
+//! the session has devices of its own: then once for each of these sessions.
+//!
+//! A plan goes when nobody has used it for a while, and earlier if its owner wants room for another; whoever still wants it registers it again. But a plan
+//! that carries a session's state goes with its session only.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::Refused;
+
+/// SHA-256 of a plan.
+pub type Hash = [u8; 32];
+
+/// Since any moment; the same for all calls.
+type Time = Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanLimits {
+    /// Of one peer: those that it was the first to register.
+    pub plans: u64,
+    pub bytes: u64,
+    /// Plans that nobody used for so long are dropped, unless they carry a session's state.
+    pub plan_idle: Duration,
+    /// Sessions that nobody used for so long are taken for gone, with all that they have.
+    pub session_idle: Duration,
+}
+
+/// What a registration has to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Claim<W> {
+    /// The plan is there.
+    Known(W),
+    /// Compile it, then [`Plans::compiled`].
+    Compile(W),
+    /// Somebody compiles it; the waiter is handed out when that is over.
+    Waits,
+}
+
+/// What fell out of the table. The caller drops it where it does not hurt.
+pub type Removed<P> = Vec<P>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Id(u64);
+
+/// What is compiled: a plan, for everybody or for one session.
+type Job = (Hash, Option<Box<[u8]>>);
+
+struct Plan<P> {
+    value: P,
+    hash: Hash,
+    /// `None`: everybody's. Else this session's only.
+    session: Option<Box<[u8]>>,
+    has_state: bool,
+    bytes: u64,
+    owner: u32,
+    /// Sessions that have it in their list.
+    users: u32,
+    used: AtomicU64,
+}
+
+#[derive(Default)]
+struct Session {
+    plans: HashMap<Hash, Id>,
+    used: AtomicU64,
+}
+
+#[derive(Default)]
+struct Owner {
+    name: String,
+    plans: u64,
+    bytes: u64,
+}
+
+/// `P`: a plan, cheap to clone. `W`: who waits for a plan that is being compiled.
+pub struct Plans<P, W> {
+    limits: PlanLimits,
+    next: u64,
+    plans: HashMap<Id, Plan<P>>,
+    shared: HashMap<Hash, Id>,
+    sessions: HashMap<Box<[u8]>, Session>,
+    owners: Vec<Owner>,
+    owner_of: HashMap<String, u32>,
+    /// What is being compiled, for all sessions or for one, and who waits for it.
+    compiling: HashMap<Job, Vec<W>>,
+    /// Plans that turned out to have state: sessions do not wait for each other's.
+    stateful: HashSet<Hash>,
+    evicted: u64,
+}
+
+/// More hashes of plans with state than this are not remembered: then sessions wait for each other once more.
+const MAX_REMEMBERED: usize = 4096;
+
+impl<P: Clone, W> Plans<P, W> {
+    pub fn new(limits: PlanLimits) -> Self {
+        Self {
+            limits,
+            next: 0,
+            plans: HashMap::new(),
+            shared: HashMap::new(),
+            sessions: HashMap::new(),
+            owners: Vec::new(),
+            owner_of: HashMap::new(),
+            compiling: HashMap::new(),
+            stateful: HashSet::new(),
+            evicted: 0,
+        }
+    }
+
+    /// The plan of this name as the session may use it, if the session has used it before or registered it.
+    pub fn find(&self, session: &[u8], hash: &Hash, now: Time) -> Option<P> {
+        let session = self.sessions.get(session)?;
+        let plan = self.plans.get(session.plans.get(hash)?)?;
+        let now = millis(now);
+        session.used.store(now, Relaxed);
+        plan.used.store(now, Relaxed);
+        Some(plan.value.clone())
+    }
+
+    /// For a session that has not used the plan yet: finds it among those that are everybody's. `isolated`: the session has devices of its own.
+    pub fn adopt(&mut self, session: &[u8], hash: &Hash, isolated: bool, now: Time) -> Option<P> {
+        if isolated {
+            return None;
+        }
+        let id = *self.shared.get(hash)?;
+        self.bind(session, *hash, id, now);
+        self.plans.get(&id).map(|plan| plan.value.clone())
+    }
+
+    /// A session wants to register a plan.
+    pub fn claim(&mut self, session: &[u8], hash: &Hash, isolated: bool, waiter: W, now: Time) -> Claim<W> {
+        if self.find(session, hash, now).is_some() || self.adopt(session, hash, isolated, now).is_some() {
+            return Claim::Known(waiter);
+        }
+        let alone = isolated || self.stateful.contains(hash);
+        match self.compiling.entry((*hash, alone.then(|| session.into()))) {
+            std::collections::hash_map::Entry::Occupied(mut others) => {
+                others.get_mut().push(waiter);
+                Claim::Waits
+            }
+            std::collections::hash_map::Entry::Vacant(place) => {
+                place.insert(Vec::new());
+                Claim::Compile(waiter)
+            }
+        }
+    }
+
+    /// The end of what [`Claim::Compile`] began, with the plan unless it failed. Gives back who waited: with a plan, each of them claims again (it may have to be
+    /// compiled for some of them); without, they fail alike.
+    pub fn compiled(&mut self, session: &[u8], hash: &Hash, made: Option<Made<P>>, now: Time) -> Compiled<P, W> {
+        let alone = self.compiling.remove(&(*hash, Some(session.into())));
+        // A session that compiles for itself does not end what others wait for.
+        let waiters = match alone {
+            Some(waiters) => waiters,
+            None => self.compiling.remove(&(*hash, None)).unwrap_or_default(),
+        };
+        let mut removed = Vec::new();
+        let mut refused = None;
+        if let Some(made) = made {
+            match self.insert(session, hash, made, now, &mut removed) {
+                Ok(()) => {}
+                Err((plan, reason)) => {
+                    removed.push(plan);
+                    refused = Some(reason);
+                }
+            }
+        }
+        Compiled { waiters, removed, refused }
+    }
+
+    fn insert(
+        &mut self,
+        session: &[u8],
+        hash: &Hash,
+        made: Made<P>,
+        now: Time,
+        removed: &mut Removed<P>,
+    ) -> Result<(), (P, Refused)> {
+        let owner = self.owner(&made.peer);
+        if let Err(reason) = self.make_room(owner, made.bytes, removed) {
+            return Err((made.value, reason));
+        }
+        if made.has_state {
+            if self.stateful.len() >= MAX_REMEMBERED {
+                self.stateful.clear();
+            }
+            self.stateful.insert(*hash);
+        }
+        let alone = made.has_state || made.isolated;
+        let id = Id(self.next);
+        self.next += 1;
+        let plan = Plan {
+            value: made.value,
+            hash: *hash,
+            session: alone.then(|| session.into()),
+            has_state: made.has_state,
+            bytes: made.bytes,
+            owner,
+            users: 0,
+            used: AtomicU64::new(millis(now)),
+        };
+        if let Some(owner) = self.owner_mut(owner) {
+            owner.plans += 1;
+            owner.bytes += made.bytes;
+        }
+        self.plans.insert(id, plan);
+        if !alone {
+            if let Some(old) = self.shared.insert(*hash, id) {
+                self.remove(old, removed);
+            }
+        }
+        let old = self.sessions.get(session).and_then(|s| s.plans.get(hash)).copied();
+        if let Some(old) = old {
+            self.remove(old, removed);
+        }
+        self.bind(session, *hash, id, now);
+        Ok(())
+    }
+
+    /// Room for one more plan of this owner: drops what it has used least recently and can be had again.
+    fn make_room(&mut self, owner: u32, bytes: u64, removed: &mut Removed<P>) -> Result<(), Refused> {
+        loop {
+            let Some(has) = self.owners.get(index(owner)) else { return Ok(()) };
+            let (plans, has_bytes) = (has.plans, has.bytes);
+            if plans < self.limits.plans && has_bytes.saturating_add(bytes) <= self.limits.bytes {
+                return Ok(());
+            }
+            let mine = self.plans.iter().filter(|(_, plan)| plan.owner == owner && !plan.has_state);
+            let Some(oldest) = mine.min_by_key(|(id, plan)| (plan.users != 0, plan.used.load(Relaxed), id.0)) else {
+                return Err(Refused::Plans {
+                    peer: has.name.clone(),
+                    plans: plans + 1,
+                    bytes: has_bytes.saturating_add(bytes),
+                    max_plans: self.limits.plans,
+                    max_bytes: self.limits.bytes,
+                });
+            };
+            let id = *oldest.0;
+            // What does not even fit into an empty table drives nobody out.
+            if bytes > self.limits.bytes {
+                return Err(Refused::Plans {
+                    peer: has.name.clone(),
+                    plans: plans + 1,
+                    bytes: has_bytes.saturating_add(bytes),
+                    max_plans: self.limits.plans,
+                    max_bytes: self.limits.bytes,
+                });
+            }
+            self.evicted += 1;
+            self.remove(id, removed);
+        }
+    }
+
+    fn bind(&mut self, session: &[u8], hash: Hash, id: Id, now: Time) {
+        if !self.sessions.contains_key(session) {
+            self.sessions.insert(session.into(), Session::default());
+        }
+        let Some(session) = self.sessions.get_mut(session) else { return };
+        session.used.store(millis(now), Relaxed);
+        let before = session.plans.insert(hash, id);
+        if let Some(plan) = self.plans.get_mut(&id) {
+            plan.used.store(millis(now), Relaxed);
+            plan.users += u32::from(before != Some(id));
+        }
+    }
+
+    fn remove(&mut self, id: Id, removed: &mut Removed<P>) {
+        let Some(plan) = self.plans.remove(&id) else { return };
+        if let Some(owner) = self.owner_mut(plan.owner) {
+            owner.plans -= 1;
+            owner.bytes -= plan.bytes;
+        }
+        if self.shared.get(&plan.hash) == Some(&id) {
+            self.shared.remove(&plan.hash);
+        }
+        let mut left = plan.users;
+        let mut forget = |session: &mut Session| {
+            if session.plans.get(&plan.hash) == Some(&id) {
+                session.plans.remove(&plan.hash);
+                left -= 1;
+            }
+        };
+        match &plan.session {
+            Some(own) => {
+                if let Some(session) = self.sessions.get_mut(own) {
+                    forget(session);
+                }
+            }
+            None => {
+                for session in self.sessions.values_mut() {
+                    forget(session);
+                }
+            }
+        }
+        debug_assert_eq!(left, 0, "whoever has a plan in its list is counted");
+        removed.push(plan.value);
+    }
+
+    /// The session was deleted: gives up what it used; what was its own goes.
+    pub fn session_closed(&mut self, session: &[u8]) -> Removed<P> {
+        let mut removed = Vec::new();
+        let Some(gone) = self.sessions.remove(session) else { return removed };
+        for id in gone.plans.into_values() {
+            let Some(plan) = self.plans.get_mut(&id) else { continue };
+            plan.users -= 1;
+            if plan.session.is_some() {
+                self.remove(id, &mut removed);
+            }
+        }
+        removed
+    }
+
+    /// Everything goes.
+    pub fn clear(&mut self) -> Removed<P> {
+        self.shared.clear();
+        self.sessions.clear();
+        for owner in &mut self.owners {
+            (owner.plans, owner.bytes) = (0, 0);
+        }
+        self.plans.drain().map(|(_, plan)| plan.value).collect()
+    }
+
+    /// Drops what nobody has used for too long.
+    pub fn expire(&mut self, now: Time) -> Removed<P> {
+        let mut removed = Vec::new();
+        let old = |used: &AtomicU64, idle: Duration| millis(now).saturating_sub(used.load(Relaxed)) > millis(idle);
+        let sessions = self.sessions.iter().filter(|(_, session)| old(&session.used, self.limits.session_idle));
+        let sessions: Vec<Box<[u8]>> = sessions.map(|(name, _)| name.clone()).collect();
+        for session in sessions {
+            removed.append(&mut self.session_closed(&session));
+        }
+        let plans = self.plans.iter().filter(|(_, plan)| !plan.has_state && old(&plan.used, self.limits.plan_idle));
+        let plans: Vec<Id> = plans.map(|(id, _)| *id).collect();
+        for id in plans {
+            self.evicted += 1;
+            self.remove(id, &mut removed);
+        }
+        removed
+    }
+
+    pub fn len(&self) -> usize {
+        self.plans.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.plans.is_empty()
+    }
+
+    /// Plans that were dropped for want of use or room.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    fn owner(&mut self, name: &str) -> u32 {
+        if let Some(number) = self.owner_of.get(name) {
+            return *number;
+        }
+        // There are never more than tasks that introduced themselves.
+        let number = u32::try_from(self.owners.len()).unwrap_or(u32::MAX);
+        self.owners.push(Owner { name: name.into(), ..Owner::default() });
+        self.owner_of.insert(name.into(), number);
+        number
+    }
+
+    fn owner_mut(&mut self, owner: u32) -> Option<&mut Owner> {
+        self.owners.get_mut(index(owner))
+    }
+
+    /// Panics if something does not agree with something else.
+    #[cfg(test)]
+    fn check(&self) {
+        let mut users: HashMap<Id, u32> = HashMap::new();
+        for (name, session) in &self.sessions {
+            for (hash, id) in &session.plans {
+                let plan = &self.plans[id];
+                assert_eq!(plan.hash, *hash);
+                assert!(plan.session.is_none() || plan.session.as_ref() == Some(name), "another session's plan");
+                *users.entry(*id).or_default() += 1;
+            }
+        }
+        for (id, plan) in &self.plans {
+            assert_eq!(plan.users, users.get(id).copied().unwrap_or(0));
+            assert!(plan.session.is_some() || self.shared.get(&plan.hash) == Some(id));
+            assert!(plan.session.is_none() || plan.users == 1, "a session's own plan goes with the session");
+        }
+        assert_eq!(self.shared.len(), self.plans.values().filter(|plan| plan.session.is_none()).count());
+        for (number, owner) in self.owners.iter().enumerate() {
+            let mine = self.plans.values().filter(|plan| index(plan.owner) == number);
+            let (plans, bytes) = mine.fold((0, 0), |(n, bytes), plan| (n + 1, bytes + plan.bytes));
+            assert_eq!((owner.plans, owner.bytes), (plans, bytes));
+            assert!(owner.plans <= self.limits.plans && owner.bytes <= self.limits.bytes);
+        }
+    }
+}
+
+/// A plan that was compiled.
+#[derive(Debug)]
+pub struct Made<P> {
+    pub value: P,
+    pub bytes: u64,
+    /// Who registered it.
+    pub peer: String,
+    /// Its kernels carry a state that is a session's own.
+    pub has_state: bool,
+    /// It is for devices that are a session's own.
+    pub isolated: bool,
+}
+
+pub struct Compiled<P, W> {
+    pub waiters: Vec<W>,
+    pub removed: Removed<P>,
+    /// There was no room for it.
+    pub refused: Option<Refused>,
+}
+
+fn millis(time: Time) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn index(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+#[path = "plans_tests.rs"]
+mod tests;

@@ -1,0 +1,215 @@
+//! The table of plans over random histories of sessions, registrations and time.
+
+use std::rc::Rc;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const LIMITS: PlanLimits =
+    PlanLimits { plans: 4, bytes: 100, plan_idle: Duration::from_secs(60), session_idle: Duration::from_secs(600) };
+
+fn at(seconds: u64) -> Time {
+    Duration::from_secs(seconds)
+}
+
+fn hash(n: u8) -> Hash {
+    [n; 32]
+}
+
+fn session(n: u8) -> Vec<u8> {
+    format!("session {n}").into_bytes()
+}
+
+/// Sessions with an odd number from 5 on have their own devices; plans with an odd number have state.
+fn isolated(n: u8) -> bool {
+    n >= 5
+}
+
+fn has_state(plan: u8) -> bool {
+    plan % 2 == 1
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Use {
+        session: u8,
+        plan: u8,
+    },
+    /// One of the compilations under way ends; false: it failed.
+    Compiled(usize, bool),
+    Closed(u8),
+    Later(u64),
+    Clear,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        12 => (0..7u8, 0..8u8).prop_map(|(session, plan)| Event::Use { session, plan }),
+        8 => (any::<usize>(), proptest::bool::weighted(0.8)).prop_map(|(which, good)| Event::Compiled(which, good)),
+        1 => (0..7u8).prop_map(Event::Closed),
+        1 => (0..100u64).prop_map(Event::Later),
+        1 => (500..900u64).prop_map(Event::Later),
+        1 => Just(Event::Clear),
+    ];
+    proptest::collection::vec(event, 0..150)
+}
+
+/// A plan: what it is, whose it is if it is not everybody's, and whether it is alive.
+type Value = Rc<(u8, Option<u8>)>;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn plans_are_shared_and_nothing_leaks(events in events()) {
+        let mut table: Plans<Value, (u8, u8)> = Plans::new(LIMITS);
+        let mut compiling: Vec<(u8, u8)> = Vec::new();
+        let mut waiting: Vec<(u8, u8)> = Vec::new();
+        let mut now = 0;
+        for event in events {
+            match event {
+                Event::Use { session: s, plan } => {
+                    if let Some(value) = table.find(&session(s), &hash(plan), at(now)) {
+                        prop_assert_eq!(value.0, plan);
+                        prop_assert!(value.1.is_none_or(|own| own == s), "another session's plan");
+                        prop_assert!(value.1.is_some() == (isolated(s) || has_state(plan)));
+                    } else if compiling.contains(&(s, plan)) || waiting.contains(&(s, plan)) {
+                        // Its registration is under way.
+                    } else {
+                        match table.claim(&session(s), &hash(plan), isolated(s), (s, plan), at(now)) {
+                            Claim::Known(_) => prop_assert!(table.find(&session(s), &hash(plan), at(now)).is_some()),
+                            Claim::Compile(_) => {
+                                let same = |(other, p): &&(u8, u8)| *p == plan && !isolated(*other);
+                                prop_assert!(
+                                    isolated(s) || has_state(plan) || compiling.iter().filter(same).count() == 0,
+                                    "a plan for everybody is compiled once"
+                                );
+                                compiling.push((s, plan));
+                            }
+                            Claim::Waits => waiting.push((s, plan)),
+                        }
+                    }
+                }
+                Event::Compiled(which, good) if !compiling.is_empty() => {
+                    let (s, plan) = compiling.swap_remove(which % compiling.len());
+                    let made = good.then(|| Made {
+                        value: Rc::new((plan, (isolated(s) || has_state(plan)).then_some(s))),
+                        bytes: u64::from(plan) * 5 + 1,
+                        peer: format!("peer {}", s % 3),
+                        has_state: has_state(plan),
+                        isolated: isolated(s),
+                    });
+                    let result = table.compiled(&session(s), &hash(plan), made, at(now));
+                    if let Some(refused) = &result.refused {
+                        let for_room = matches!(refused, Refused::Plans { .. });
+                        prop_assert!(good && for_room);
+                    } else if good {
+                        prop_assert!(table.find(&session(s), &hash(plan), at(now)).is_some());
+                    }
+                    for waiter in result.waiters {
+                        prop_assert_eq!(waiter.1, plan);
+                        waiting.retain(|other| *other != waiter);
+                    }
+                }
+                Event::Compiled(..) => {}
+                Event::Closed(s) => {
+                    for value in table.session_closed(&session(s)) {
+                        prop_assert_eq!(value.1, Some(s), "everybody's plans stay");
+                    }
+                    prop_assert!((0..8).all(|plan| table.find(&session(s), &hash(plan), at(now)).is_none()));
+                }
+                Event::Later(seconds) => {
+                    now += seconds;
+                    for value in table.expire(at(now)) {
+                        prop_assert!(!has_state(value.0) || seconds > 0);
+                        prop_assert_eq!(Rc::strong_count(&value), 1, "given back once");
+                    }
+                }
+                Event::Clear => {
+                    table.clear();
+                    prop_assert!(table.is_empty());
+                }
+            }
+            table.check();
+        }
+        // Who waits is told in the end.
+        while let Some((s, plan)) = compiling.pop() {
+            for waiter in table.compiled(&session(s), &hash(plan), None, at(now)).waiters {
+                waiting.retain(|other| *other != waiter);
+            }
+        }
+        prop_assert!(waiting.is_empty(), "{waiting:?}");
+        for s in 0..7 {
+            table.session_closed(&session(s));
+        }
+        table.check();
+        prop_assert!(table.plans.values().all(|plan| plan.session.is_none() && plan.users == 0));
+        table.expire(at(now + 61));
+        prop_assert!(table.is_empty());
+    }
+}
+
+fn made(value: &'static str, peer: &str, bytes: u64, has_state: bool) -> Option<Made<&'static str>> {
+    Some(Made { value, bytes, peer: peer.into(), has_state, isolated: false })
+}
+
+fn register(table: &mut Plans<&'static str, u8>, s: u8, plan: u8, bytes: u64, has_state: bool) -> Option<Refused> {
+    assert_eq!(table.claim(&session(s), &hash(plan), false, 0, at(0)), Claim::Compile(0));
+    table.compiled(&session(s), &hash(plan), made("plan", "peer", bytes, has_state), at(0)).refused
+}
+
+#[test]
+fn a_thousand_sessions_with_the_same_model_cost_one_plan() {
+    let mut table = Plans::new(LIMITS);
+    assert_eq!(register(&mut table, 0, 2, 10, false), None);
+    for n in 0..1000u32 {
+        let name = n.to_le_bytes();
+        assert!(table.find(&name, &hash(2), at(1)).is_none());
+        assert_eq!(table.adopt(&name, &hash(2), false, at(1)), Some("plan"));
+        assert_eq!(table.find(&name, &hash(2), at(1)), Some("plan"));
+    }
+    assert_eq!(table.len(), 1);
+    table.check();
+}
+
+#[test]
+fn a_plan_with_state_is_not_evicted_and_goes_with_its_session() {
+    let mut table = Plans::new(LIMITS);
+    assert_eq!(register(&mut table, 0, 1, 10, true), None);
+    for plan in [2, 4, 6, 8, 10, 12] {
+        assert_eq!(register(&mut table, 0, plan, 10, false), None);
+    }
+    assert_eq!(table.len(), 4);
+    assert_eq!(table.evicted(), 3);
+    assert!(table.find(&session(0), &hash(1), at(0)).is_some());
+    assert!(table.find(&session(0), &hash(2), at(0)).is_none(), "the least recently used one went");
+    assert!(table.find(&session(1), &hash(1), at(0)).is_none());
+    assert!(table.expire(at(599)).len() == 3);
+    assert!(table.session_closed(&session(0)).len() == 1);
+    table.check();
+}
+
+#[test]
+fn sessions_do_not_wait_for_each_others_state() {
+    let mut table: Plans<&str, u8> = Plans::new(LIMITS);
+    assert_eq!(table.claim(&session(0), &hash(1), false, 0, at(0)), Claim::Compile(0));
+    assert_eq!(table.claim(&session(1), &hash(1), false, 1, at(0)), Claim::Waits);
+    assert_eq!(table.compiled(&session(0), &hash(1), made("own", "peer", 1, true), at(0)).waiters, [1]);
+    assert_eq!(table.claim(&session(1), &hash(1), false, 1, at(0)), Claim::Compile(1));
+    assert_eq!(table.claim(&session(2), &hash(1), false, 2, at(0)), Claim::Compile(2));
+}
+
+#[test]
+fn a_plan_that_can_never_fit_drives_nobody_out() {
+    let mut table = Plans::new(LIMITS);
+    assert_eq!(register(&mut table, 0, 2, 10, false), None);
+    let refused = register(&mut table, 0, 4, 101, false);
+    assert_eq!(
+        refused.map(|r| r.to_string()).as_deref(),
+        Some(
+            "starwire: peer has 2 plans of 111 bytes on this server, at most 4 of 100 bytes are allowed (STARWIRE_STAR_MAX_PLANS, STARWIRE_STAR_MAX_PLAN_BYTES)"
+        )
+    );
+    assert_eq!(table.len(), 1);
+}

@@ -1,0 +1,181 @@
+//! What stays on a server between the calls of a step, by connection: a step belongs to the connection that its calls come over, and goes with it.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::Refused;
+
+type Time = Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Of one connection.
+    pub values: u64,
+    pub bytes: u64,
+    pub calls: u64,
+    /// A step that nobody came back to for so long is over.
+    pub idle: Duration,
+}
+
+struct Peer<V> {
+    name: String,
+    calls: u64,
+    values: u64,
+    bytes: u64,
+    steps: HashMap<i64, Step<V>>,
+}
+
+struct Step<V> {
+    slots: HashMap<u32, (V, u64)>,
+    /// Calls of this step that are under way and may still keep something.
+    calls: u64,
+    /// It is over: what its calls still keep goes at once.
+    ended: bool,
+    used: Time,
+}
+
+impl<V> Step<V> {
+    fn new(now: Time) -> Self {
+        Self { slots: HashMap::new(), calls: 0, ended: false, used: now }
+    }
+}
+
+/// `V`: a value, cheap to clone. What the functions give back of it is for the caller to drop where it does not hurt.
+pub struct Steps<V> {
+    limits: StepLimits,
+    peers: HashMap<u64, Peer<V>>,
+    values: u64,
+}
+
+impl<V: Clone> Steps<V> {
+    pub fn new(limits: StepLimits) -> Self {
+        Self { limits, peers: HashMap::new(), values: 0 }
+    }
+
+    pub fn peer_came(&mut self, connection: u64, name: &str) {
+        let peer = Peer { name: name.into(), calls: 0, values: 0, bytes: 0, steps: HashMap::new() };
+        self.peers.insert(connection, peer);
+    }
+
+    /// All that came over this connection goes.
+    pub fn peer_gone(&mut self, connection: u64) -> Vec<V> {
+        let Some(peer) = self.peers.remove(&connection) else { return Vec::new() };
+        self.values -= peer.values;
+        peer.steps.into_values().flat_map(|step| step.slots.into_values()).map(|(value, _)| value).collect()
+    }
+
+    pub fn name(&self, connection: u64) -> Option<&str> {
+        self.peers.get(&connection).map(|peer| peer.name.as_str())
+    }
+
+    /// A call arrived. `keeps`: it keeps values, or uses kept ones.
+    pub fn call_began(&mut self, connection: u64, step: i64, keeps: bool, now: Time) -> Result<(), Refused> {
+        let max = self.limits.calls;
+        let peer = self.peers.get_mut(&connection).ok_or(Refused::Gone)?;
+        if peer.calls >= max {
+            return Err(Refused::Calls { peer: peer.name.clone(), max });
+        }
+        peer.calls += 1;
+        if keeps {
+            let step = peer.steps.entry(step).or_insert_with(|| Step::new(now));
+            step.calls += 1;
+            step.used = now;
+        }
+        Ok(())
+    }
+
+    /// The end of what [`Steps::call_began`] allowed. `last`: the step needs nothing of this server any more.
+    pub fn call_ended(&mut self, connection: u64, step: i64, keeps: bool, last: bool, now: Time) -> Vec<V> {
+        let Some(peer) = self.peers.get_mut(&connection) else { return Vec::new() };
+        peer.calls = peer.calls.saturating_sub(1);
+        if keeps {
+            if let Some(step) = peer.steps.get_mut(&step) {
+                step.calls = step.calls.saturating_sub(1);
+                step.used = now;
+            }
+        }
+        if last {
+            return self.step_ended(connection, step);
+        }
+        self.forget_if_over(connection, step);
+        Vec::new()
+    }
+
+    /// Keeps a value. Gives back what was in the slot, or the value itself if the step is over.
+    pub fn keep(
+        &mut self,
+        connection: u64,
+        step: i64,
+        slot: u32,
+        value: V,
+        bytes: u64,
+    ) -> Result<Option<V>, (V, Refused)> {
+        let Some(peer) = self.peers.get_mut(&connection) else { return Err((value, Refused::Gone)) };
+        let Some(step) = peer.steps.get_mut(&step).filter(|step| !step.ended) else { return Ok(Some(value)) };
+        let old = step.slots.get(&slot).map(|(_, bytes)| *bytes);
+        let values = peer.values + 1 - u64::from(old.is_some());
+        let all = (peer.bytes - old.unwrap_or(0)).saturating_add(bytes);
+        if values > self.limits.values || all > self.limits.bytes {
+            let refused = Refused::Values {
+                peer: peer.name.clone(),
+                values,
+                bytes: all,
+                max_values: self.limits.values,
+                max_bytes: self.limits.bytes,
+            };
+            return Err((value, refused));
+        }
+        self.values = self.values + values - peer.values;
+        (peer.values, peer.bytes) = (values, all);
+        Ok(step.slots.insert(slot, (value, bytes)).map(|(value, _)| value))
+    }
+
+    pub fn get(&self, connection: u64, step: i64, slot: u32) -> Option<V> {
+        self.peers.get(&connection)?.steps.get(&step)?.slots.get(&slot).map(|(value, _)| value.clone())
+    }
+
+    /// The step needs nothing of this server any more.
+    pub fn step_ended(&mut self, connection: u64, step: i64) -> Vec<V> {
+        let Some(peer) = self.peers.get_mut(&connection) else { return Vec::new() };
+        let Some(over) = peer.steps.get_mut(&step) else { return Vec::new() };
+        over.ended = true;
+        let slots = std::mem::take(&mut over.slots);
+        peer.values -= slots.len() as u64;
+        peer.bytes -= slots.values().map(|(_, bytes)| *bytes).sum::<u64>();
+        self.values -= slots.len() as u64;
+        self.forget_if_over(connection, step);
+        slots.into_values().map(|(value, _)| value).collect()
+    }
+
+    /// A step without calls and values needs no record.
+    fn forget_if_over(&mut self, connection: u64, step: i64) {
+        let Some(peer) = self.peers.get_mut(&connection) else { return };
+        if peer.steps.get(&step).is_some_and(|step| step.calls == 0 && step.slots.is_empty()) {
+            peer.steps.remove(&step);
+        }
+    }
+
+    /// Ends the steps that nobody came back to.
+    pub fn expire(&mut self, now: Time) -> Vec<V> {
+        let idle = self.limits.idle;
+        let old = |step: &Step<V>| step.calls == 0 && now.saturating_sub(step.used) > idle;
+        let all = self.peers.iter().flat_map(|(connection, peer)| {
+            peer.steps.iter().filter(|(_, step)| old(step)).map(|(number, _)| (*connection, *number))
+        });
+        let over: Vec<(u64, i64)> = all.collect();
+        over.into_iter().flat_map(|(connection, step)| self.step_ended(connection, step)).collect()
+    }
+
+    /// Values that are kept.
+    pub fn len(&self) -> u64 {
+        self.values
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.values == 0
+    }
+}
+
+#[cfg(test)]
+#[path = "steps_tests.rs"]
+mod tests;

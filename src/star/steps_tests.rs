@@ -1,0 +1,172 @@
+//! The table of kept values against a model, over random histories.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const LIMITS: StepLimits = StepLimits { values: 6, bytes: 60, calls: 4, idle: Duration::from_secs(10) };
+
+fn at(seconds: u64) -> Time {
+    Duration::from_secs(seconds)
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Came(u64),
+    Gone(u64),
+    Begin(u64, i64, bool),
+    /// Which of the calls under way, and whether it is the step's last.
+    End(usize, bool),
+    Keep(u64, i64, u32, u64),
+    StepEnd(u64, i64),
+    Later(u64),
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let connection = 0..3u64;
+    let step = 0..3i64;
+    let event = prop_oneof![
+        1 => connection.clone().prop_map(Event::Came),
+        1 => connection.clone().prop_map(Event::Gone),
+        6 => (connection.clone(), step.clone(), any::<bool>()).prop_map(|(c, s, k)| Event::Begin(c, s, k)),
+        6 => (any::<usize>(), any::<bool>()).prop_map(|(i, last)| Event::End(i, last)),
+        8 => (connection.clone(), step.clone(), 0..4u32, 0..30u64).prop_map(|(c, s, n, b)| Event::Keep(c, s, n, b)),
+        2 => (connection, step).prop_map(|(c, s)| Event::StepEnd(c, s)),
+        1 => (0..15u64).prop_map(Event::Later),
+    ];
+    proptest::collection::vec(event, 0..120)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    /// Whatever happens: limits hold, each value is dropped once, nobody sees another connection's values, and when all connections and calls are over nothing
+    /// is left.
+    #[test]
+    fn nothing_leaks_and_limits_hold(events in events()) {
+        let mut table = Steps::new(LIMITS);
+        let alive = Rc::new(());
+        let mut now = 0;
+        let mut calls: Vec<(u64, i64, bool)> = Vec::new();
+        // What must be there: (connection, step, slot) -> number of the value.
+        let mut model: BTreeMap<(u64, i64, u32), u64> = BTreeMap::new();
+        let mut present = std::collections::BTreeSet::new();
+        let mut numbers = 0;
+        for event in events {
+            match event {
+                Event::Came(connection) => {
+                    // The engine never uses a number twice without telling that the first is gone.
+                    if present.insert(connection) {
+                        table.peer_came(connection, &format!("/job:worker/task:{connection}"));
+                    }
+                }
+                Event::Gone(connection) => {
+                    present.remove(&connection);
+                    let dropped = table.peer_gone(connection).len();
+                    let before = model.len();
+                    model.retain(|(c, ..), _| *c != connection);
+                    prop_assert_eq!(dropped, before - model.len());
+                    calls.retain(|(c, ..)| *c != connection);
+                }
+                Event::Begin(connection, step, keeps) => {
+                    let mine = calls.iter().filter(|(c, ..)| *c == connection).count() as u64;
+                    let began = table.call_began(connection, step, keeps, at(now));
+                    match began {
+                        Ok(()) => calls.push((connection, step, keeps)),
+                        Err(Refused::Gone) => prop_assert!(!present.contains(&connection)),
+                        Err(Refused::Calls { peer, max }) => {
+                            prop_assert!(mine == max && peer.ends_with(&connection.to_string()));
+                        }
+                        Err(other) => prop_assert!(false, "{other}"),
+                    }
+                }
+                Event::End(which, last) if !calls.is_empty() => {
+                    let (connection, step, keeps) = calls.swap_remove(which % calls.len());
+                    let dropped = table.call_ended(connection, step, keeps, last, at(now)).len();
+                    let before = model.len();
+                    if last {
+                        model.retain(|(c, s, _), _| (*c, *s) != (connection, step));
+                    }
+                    prop_assert_eq!(dropped, before - model.len());
+                }
+                Event::End(..) => {}
+                Event::Keep(connection, step, slot, bytes) => {
+                    // Only calls keep.
+                    if !calls.contains(&(connection, step, true)) {
+                        continue;
+                    }
+                    numbers += 1;
+                    let values = model.keys().filter(|(c, ..)| *c == connection).count() as u64;
+                    match table.keep(connection, step, slot, (numbers, alive.clone()), bytes) {
+                        Ok(Some((number, _))) if number == numbers => {}
+                        Ok(old) => {
+                            let expected = model.insert((connection, step, slot), numbers);
+                            prop_assert_eq!(old.map(|(number, _)| number), expected);
+                        }
+                        Err((_, Refused::Values { values: wanted, bytes, .. })) => {
+                            prop_assert!(wanted > LIMITS.values || bytes > LIMITS.bytes);
+                            prop_assert!(wanted <= values + 1);
+                        }
+                        Err((_, other)) => prop_assert!(false, "{other}"),
+                    }
+                }
+                Event::StepEnd(connection, step) => {
+                    let dropped = table.step_ended(connection, step).len();
+                    let before = model.len();
+                    model.retain(|(c, s, _), _| (*c, *s) != (connection, step));
+                    prop_assert_eq!(dropped, before - model.len());
+                }
+                Event::Later(seconds) => {
+                    now += seconds;
+                    let dropped: Vec<_> = table.expire(at(now)).into_iter().map(|(number, _)| number).collect();
+                    model.retain(|(c, s, _), number| {
+                        let gone = dropped.contains(number);
+                        assert!(!gone || !calls.contains(&(*c, *s, true)), "a step with calls is not idle");
+                        !gone
+                    });
+                }
+            }
+            prop_assert_eq!(table.len(), model.len() as u64);
+            prop_assert_eq!(Rc::strong_count(&alive) - 1, model.len());
+            for ((connection, step, slot), number) in &model {
+                prop_assert_eq!(table.get(*connection, *step, *slot).map(|(n, _)| n), Some(*number));
+            }
+        }
+        for (connection, step, keeps) in calls {
+            table.call_ended(connection, step, keeps, false, at(now));
+        }
+        table.expire(at(now + 11));
+        prop_assert!(table.is_empty());
+        prop_assert!(table.peers.values().all(|peer| peer.steps.is_empty() && peer.calls == 0 && peer.bytes == 0));
+        prop_assert_eq!(Rc::strong_count(&alive), 1);
+    }
+}
+
+#[test]
+fn what_a_call_keeps_after_its_step_has_ended_goes_at_once() {
+    let mut table = Steps::new(LIMITS);
+    table.peer_came(1, "worker");
+    table.call_began(1, 7, true, at(0)).unwrap();
+    table.step_ended(1, 7);
+    assert_eq!(table.keep(1, 7, 0, "late", 5).unwrap(), Some("late"));
+    table.call_ended(1, 7, true, false, at(0));
+    assert!(table.is_empty());
+    assert!(table.peers[&1].steps.is_empty());
+}
+
+#[test]
+fn refusals_name_the_peer() {
+    let mut table = Steps::new(StepLimits { values: 1, ..LIMITS });
+    table.peer_came(1, "/job:worker/replica:0/task:3");
+    table.call_began(1, 7, true, at(0)).unwrap();
+    table.keep(1, 7, 0, "a", 5).unwrap();
+    let (_, refused) = table.keep(1, 7, 1, "b", 5).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "starwire: /job:worker/replica:0/task:3 keeps 2 values of 10 bytes on this server, at most 1 of 60 bytes are allowed \
+         (STARWIRE_STAR_MAX_SLOTS, STARWIRE_STAR_MAX_SLOT_BYTES)"
+    );
+}
