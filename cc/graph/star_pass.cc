@@ -35,12 +35,6 @@ struct PlanDeleter {
 };
 using Plan = std::unique_ptr<sw_star_plan, PlanDeleter>;
 
-Status TakeError(sw_code code, sw_error* error) {
-  const Status status = MakeStatus(code, AsString(sw_error_message(error)));
-  sw_error_free(error);
-  return status;
-}
-
 std::string TaskOf(const std::string& device) {
   std::string task, local;
   DeviceNameUtils::SplitDeviceName(device, &task, &local);

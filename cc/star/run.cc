@@ -227,16 +227,8 @@ void StarRun::AskForPlan() {
 }
 
 void StarRun::Fail(const Status& status) {
-  ReplyError(service_->engine_.get(), ticket, Described(status));
+  ReplyError(service_->engine_.get(), ticket, status);
   End();
-}
-
-Status StarRun::Described(const Status& status) const {
-  Status described = MakeStatus(StatusNumber(status), StatusMessage(status) + "\n\t in star call " +
-                                                          std::to_string(call_.number) + " on " + service_->task_);
-  const std::string details = EncodeErrorDetails(status);
-  DecodeErrorDetails(AsBytes(details), &described);
-  return described;
 }
 
 void StarRun::End() {

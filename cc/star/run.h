@@ -63,7 +63,6 @@ class StarRun : public Step, public std::enable_shared_from_this<StarRun> {
   Status KeepFetches();
   void Answer();
   void End();
-  Status Described(const Status& status) const;
 
   const std::shared_ptr<StarService> service_;
   StarCall call_;
