@@ -531,7 +531,7 @@ typedef struct sw_star_output {
 typedef struct sw_star_call {
   uint32_t task;
   uint32_t round;
-  // What it runs.
+  // What it runs: nodes of this task, and no-ops of others (Plain, with nothing but control edges).
   const uint32_t *nodes;
   size_t n_nodes;
   // Copied nodes that what it runs needs as well.

@@ -97,7 +97,7 @@ pub struct sw_star_feed {
 pub struct sw_star_call {
     pub task: u32,
     pub round: u32,
-    /// What it runs.
+    /// What it runs: nodes of this task, and no-ops of others (Plain, with nothing but control edges).
     pub nodes: *const u32,
     pub n_nodes: usize,
     /// Copied nodes that what it runs needs as well.

@@ -47,6 +47,10 @@ fn build(seed: u64, size: usize, training: bool) -> Case {
     while builder.case.nodes.len() < size {
         builder.something(&mut scope);
     }
+    if training {
+        builder.random = Random(hash(seed, 2));
+        builder.no_ops();
+    }
     builder.case
 }
 
@@ -239,6 +243,29 @@ impl Builder {
         }
         for output in 0..1 + self.random.below(2) as i32 {
             scope.values.push(Value::of(node, output, solid));
+        }
+    }
+
+    /// Control edges that lead through a node of the worker, which may wait for others as well.
+    fn no_ops(&mut self) {
+        for edge in 0..self.case.edges.len() {
+            let Edge { src, dst, class, .. } = self.case.edges[edge];
+            if class != Class::Control || !self.random.chance(60) {
+                continue;
+            }
+            let node = self.node(Kind::Plain);
+            self.case.nodes[node as usize].task = 0;
+            self.case.edges[edge].dst = node;
+            self.control(node, dst);
+            // As in the graph's order, so that nothing waits in a circle.
+            let earlier: Vec<u32> =
+                self.outside.iter().copied().filter(|other| *other < dst && *other != src).collect();
+            if self.outside.contains(&dst) && !earlier.is_empty() {
+                for _ in 0..self.random.below(4) {
+                    let other = earlier[self.random.below(earlier.len())];
+                    self.control(other, node);
+                }
+            }
         }
     }
 

@@ -6,9 +6,10 @@
 //! * [`predicates`]: under which conditions a node runs.
 //! * [`schedule`]: when things happen, as far as the graph tells.
 //! * [`fuse`]: which tensors cross from task to task together (tensor_fuse).
-//! * [`star`]: the parameter servers' part of a graph, turned into calls; with [`roles`] (who is a server), [`placement`] (what becomes of each
-//!   node), [`rounds`] (when) and [`reads`] (which reads of variables have time).
+//! * [`star`]: the parameter servers' part of a graph, turned into calls; with [`roles`] (who is a server), [`classes`] (which nodes could share a
+//!   call), [`placement`] (what becomes of each node), [`rounds`] (when) and [`reads`] (which reads of variables have time).
 
+pub mod classes;
 pub mod flow;
 pub mod fuse;
 pub mod graph;

@@ -1,9 +1,9 @@
 //! What becomes of each node when the parameter servers' part of a graph is turned into calls: the first step of the star planners.
 
+use super::classes::{ClassId, Classes};
 use super::flow::{Flow, ROOT, Step, forward_ins};
 use super::graph::{Class, Edge, Graph, Kind, index};
 use super::predicates::Predicates;
-use super::rounds::ClassId;
 use super::sets::SetId;
 
 /// Who is who.
@@ -74,6 +74,8 @@ pub struct Placement {
     roots: Vec<Option<u32>>,
     /// By node: copied, but its value is needed where no copy can be.
     fetched: Vec<bool>,
+    /// By node.
+    classes: Vec<ClassId>,
 }
 
 impl Placement {
@@ -82,13 +84,17 @@ impl Placement {
         graph: &Graph,
         flow: &Flow,
         predicates: &Predicates,
-        classes: &[ClassId],
+        classes: &Classes,
         roles: &Roles,
         left: &[Option<Reason>],
         copy_reads: bool,
     ) -> Self {
-        let mut all =
-            Self { places: vec![Place::Stays; graph.len()], roots: vec![None; graph.len()], fetched: Vec::new() };
+        let mut all = Self {
+            places: vec![Place::Stays; graph.len()],
+            roots: vec![None; graph.len()],
+            fetched: Vec::new(),
+            classes: classes.of.clone(),
+        };
         for step in &flow.order {
             let Step::Node(node) = *step else { continue };
             all.roots[index(node)] = all.find_root(graph, node);
@@ -109,6 +115,11 @@ impl Placement {
 
     pub fn place(&self, node: u32) -> Place {
         self.places[index(node)]
+    }
+
+    /// Only that of called nodes counts.
+    pub fn class(&self, node: u32) -> ClassId {
+        self.classes[index(node)]
     }
 
     /// The variable behind a reference or handle.
@@ -146,21 +157,30 @@ impl Placement {
         }
     }
 
-    /// What would be moved only because it could run anywhere stays in the call that alone needs it: it costs nothing there, and what lies
-    /// between two parts of a call would tear them apart.
-    fn keep_with_consumers(&mut self, graph: &Graph, flow: &Flow, classes: &[ClassId]) {
+    /// What could run anywhere is part of the call that alone needs it. It costs nothing there, and what lies between two parts of a call would
+    /// tear them apart: conditional nodes of the server, and the no-ops by which a worker brings together what several servers have done.
+    fn keep_with_consumers(&mut self, graph: &Graph, flow: &Flow, classes: &Classes) {
         for step in flow.order.iter().rev() {
             let Step::Node(node) = *step else { continue };
-            let decides = matches!(graph.node(node).kind, Kind::Switch | Kind::Merge | Kind::ControlTrigger);
-            if decides || self.place(node) != Place::Moved || graph.outs(node).is_empty() {
-                continue;
-            }
-            let kin = |edge: &u32| {
-                let consumer = graph.edge(*edge).dst;
-                self.place(consumer) == Place::Called && classes[index(consumer)] == classes[index(node)]
+            let Some(first) = graph.outs(node).first() else { continue };
+            let (own, class) = (self.class(node), self.class(graph.edge(*first).dst));
+            let kin = |node: u32| self.place(node) == Place::Called && self.class(node) == class;
+            let fits = match self.place(node) {
+                Place::Moved => {
+                    let decides = matches!(graph.node(node).kind, Kind::Switch | Kind::Merge | Kind::ControlTrigger);
+                    !decides && own == class
+                }
+                Place::Stays => {
+                    let there = |node: u32| matches!(self.place(node), Place::Called | Place::Moved);
+                    let mut sources = graph.ins(node).iter().map(|edge| graph.edge(*edge).src);
+                    let between = sources.any(|source| there(source) && self.class(source) == class);
+                    between && is_no_op(graph, flow, node) && classes.differ_in_task_only(own, class)
+                }
+                _ => false,
             };
-            if graph.outs(node).iter().all(kin) {
+            if fits && graph.outs(node).iter().all(|edge| kin(graph.edge(*edge).dst)) {
                 self.places[index(node)] = Place::Called;
+                self.classes[index(node)] = class;
             }
         }
     }
@@ -208,6 +228,14 @@ impl Placement {
             _ => Place::Called,
         }
     }
+}
+
+/// Passes on that something is done, and nothing else: it is the same wherever it runs.
+fn is_no_op(graph: &Graph, flow: &Flow, node: u32) -> bool {
+    let it = graph.node(node);
+    let plain = it.kind == Kind::Plain && !(it.stateful || it.blocking || it.untouchable);
+    let mut edges = graph.ins(node).iter().chain(graph.outs(node));
+    plain && flow.inside(node) == ROOT && edges.all(|edge| graph.edge(*edge).is_control())
 }
 
 /// Cannot leave its task.

@@ -3,25 +3,21 @@
 
 use std::collections::BTreeSet;
 
+use super::classes::ClassId;
 use super::flow::{Flow, Step, forward_ins};
 use super::graph::{Graph, Kind, index};
 use super::placement::{Place, Placement, is_reference};
 use super::reads::Reads;
 
-/// Nodes of one class may share a call: same server, same conditions, behind the same blockers.
-pub type ClassId = u32;
-
 pub struct Rounds<'a> {
     graph: &'a Graph<'a>,
     flow: &'a Flow,
     placement: &'a Placement,
-    /// By node.
-    classes: &'a [ClassId],
 }
 
 impl<'a> Rounds<'a> {
-    pub fn new(graph: &'a Graph<'a>, flow: &'a Flow, placement: &'a Placement, classes: &'a [ClassId]) -> Self {
-        Self { graph, flow, placement, classes }
+    pub fn new(graph: &'a Graph<'a>, flow: &'a Flow, placement: &'a Placement) -> Self {
+        Self { graph, flow, placement }
     }
 
     /// As early as possible.
@@ -33,7 +29,7 @@ impl<'a> Rounds<'a> {
     pub fn lite(&self) -> Vec<u32> {
         let earliest = self.earliest();
         let latest = self.latest(earliest.iter().copied().max().unwrap_or(0));
-        let classes = self.classes.iter().copied().max().map_or(0, |class| index(class) + 1);
+        let classes = self.graph.ids().map(|node| self.class(node)).max().map_or(0, |class| index(class) + 1);
         let mut open: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); classes];
         for node in self.graph.ids().filter(|node| self.is_called(*node)) {
             if earliest[index(node)] == latest[index(node)] {
@@ -140,7 +136,7 @@ impl<'a> Rounds<'a> {
     }
 
     fn class(&self, node: u32) -> ClassId {
-        self.classes[index(node)]
+        self.placement.class(node)
     }
 
     /// A later round of its own class, if nobody else needs what the node makes, and moving it makes no more travel than it saves.

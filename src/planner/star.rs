@@ -5,9 +5,9 @@
 //!
 //! 1. [`placement`](super::placement): what becomes of each node. Constants and variables are copied wherever they are needed (a variable is
 //!    found by its name). Conditional nodes that decide about life and death, or could run anywhere, move to the worker, because a call's
-//!    outputs are alive together or dead together; but not what a call under the same conditions needs alone. Loops, and what cannot leave
-//!    its neighbours, are left to send and receive.
-//! 2. Called nodes are of a *class*: the same server, the same [predicates](super::predicates), behind the same blockers.
+//!    outputs are alive together or dead together; but not what a call under the same conditions needs alone, and neither does a no-op of the
+//!    worker stay there if it only stands between such nodes. Loops, and what cannot leave its neighbours, are left to send and receive.
+//! 2. Called nodes are of a [class](super::classes): the same server, the same [predicates](super::predicates), behind the same blockers.
 //! 3. [`rounds`](super::rounds): each node gets a round; rounds never sink along a dependency, and grow where a class is entered. One class in
 //!    one round is one call, so calls never wait for each other in a circle. What only a later call of the class needs is made there.
 //! 4. A reference that would have to leave its call is taken from a copy of its variable, if that is known. If not, both ends are left to
@@ -16,13 +16,14 @@
 //! [`Style::Robust`] is as early as possible, each node once. [`Style::Lite`] makes fewer calls: what has time goes where its class has a call
 //! anyway, and reads of variables are repeated where they are needed.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::classes::{ClassId, Classes};
 use super::flow::Flow;
 use super::graph::{Class, Edge, Graph, Kind, PlanError, index};
 use super::placement::{Place, Placement, Reason, Roles, is_reference};
 use super::predicates::{Fact, Predicates};
-use super::rounds::{ClassId, Rounds};
+use super::rounds::Rounds;
 use super::schedule::{Costs, Schedule};
 use super::sets::SetId;
 
@@ -102,12 +103,12 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style) -> Result<StarPlan, Plan
     let predicates = Predicates::of(graph, &flow);
     let costs = Costs { node_us: 0, message_us: 0, bytes_per_us: 1 };
     let schedule = Schedule::of(graph, &flow, costs);
-    let classes = classes(graph, &predicates, &schedule);
+    let classes = Classes::new(graph, &predicates, &schedule);
     let mut left: Vec<Option<Reason>> = vec![None; graph.len()];
     let mut attempts = 0;
     loop {
         let placement = Placement::of(graph, &flow, &predicates, &classes, roles, &left, style == Style::Lite);
-        let rounds = Rounds::new(graph, &flow, &placement, &classes);
+        let rounds = Rounds::new(graph, &flow, &placement);
         let rounds = match style {
             Style::Robust => rounds.robust(),
             Style::Lite => rounds.lite(),
@@ -128,26 +129,17 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style) -> Result<StarPlan, Plan
     }
 }
 
-/// Which nodes could share a call.
-fn classes(graph: &Graph, predicates: &Predicates, schedule: &Schedule) -> Vec<ClassId> {
-    let mut known: HashMap<(u32, SetId, SetId), ClassId> = HashMap::new();
-    let class = |node: u32| {
-        let key = (graph.node(node).task, predicates.node(node), schedule.node(node).blockers);
-        // There are not more classes than nodes.
-        let next = u32::try_from(known.len()).unwrap_or(u32::MAX);
-        *known.entry(key).or_insert(next)
-    };
-    graph.ids().map(class).collect()
-}
-
 struct Numbers {
     calls_of: Vec<Option<u32>>,
     /// By call: its round, task and class.
     keys: Vec<(u32, u32, ClassId)>,
 }
 
-fn number_calls(graph: &Graph, placement: &Placement, classes: &[ClassId], rounds: &[u32]) -> Numbers {
-    let key = |node: u32| (rounds[index(node)], graph.node(node).task, classes[index(node)]);
+fn number_calls(graph: &Graph, placement: &Placement, classes: &Classes, rounds: &[u32]) -> Numbers {
+    let key = |node: u32| {
+        let class = placement.class(node);
+        (rounds[index(node)], classes.task(class), class)
+    };
     let called = || graph.ids().filter(|node| placement.is_called(*node));
     let keys: BTreeSet<_> = called().map(key).collect();
     let keys: Vec<_> = keys.into_iter().collect();
