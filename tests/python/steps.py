@@ -48,6 +48,7 @@ def run_until_stopped(target, stop_file, task=0, name="model"):
         model = Model(worker=f"/job:worker/task:{task}", name=name)
         with one().Session(target) as sess:
             sess.run(model.initializer)
+            model.check(sess.run(model.sums))  # the first step optimises graphs, which takes as long as it takes
             open(stop_file + ".started", "w").close()
             while not os.path.exists(stop_file):
                 start = time.monotonic()
@@ -188,6 +189,11 @@ def open_sockets():
         except OSError:
             pass
     return sum(link.startswith("socket:") for link in links)
+
+
+def tensorflow_minor():
+    """(2, 21)"""
+    return tuple(map(int, tf.__version__.split(".")[:2]))
 
 
 def open_files():

@@ -188,7 +188,9 @@ def test_server_again_in_one_process(fresh_cluster, protocol, runner):
     assert task.call(steps.serve_again, spec, "worker", 0, protocol, 2) == [1.0, 2.0]
     threads, files, rss = task.call(steps.threads), task.call(steps.open_files), task.call(steps.rss_mib)
     assert task.call(steps.serve_again, spec, "worker", 0, protocol, 5, timeout=120) == [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert task.call(steps.open_files) <= files + 3
+    # The gRPC of TensorFlow up to 2.18 (its poller is "epollex") forgets an epoll and an event descriptor for each server.
+    forgotten = 2 * 5 if task.call(steps.tensorflow_minor) <= (2, 18) else 0
+    assert task.call(steps.open_files) <= files + forgotten + 3
     now = task.call(steps.threads)
     # Not one per server: a pool of TensorFlow's that all servers share may still grow.
     assert sum(now.values()) <= sum(threads.values()) + 3, (threads, now)
