@@ -327,8 +327,8 @@ typedef struct sw_handlers {
   // The caller of an unanswered request gave up, or its connection went (peer_gone = 1). method 0 is a rendezvous
   // request, `tag` its step id; else tag is 0. An answer is still allowed (and dropped).
   void (*on_cancel)(void *ctx, struct sw_ticket ticket, uint32_t method, int64_t tag, uint32_t peer_gone);
-  // A connection was established, in either direction: before anything else of it. `conn` is that of its tickets.
-  void (*on_peer_came)(void *ctx, uint64_t conn, struct sw_bytes task);
+  // A connection was established, in either direction: before anything else of it. `conn` is that of its tickets, `incarnation` the peer's.
+  void (*on_peer_came)(void *ctx, uint64_t conn, struct sw_bytes task, uint64_t incarnation);
   // It went: after everything else of it. Its number is not used again.
   void (*on_peer_gone)(void *ctx, uint64_t conn);
   // Interning of rendezvous keys, per connection. key_new gets the prefix; NULL means the key is malformed: requests

@@ -52,8 +52,16 @@ struct Engine::Handlers {
       engine->services_.worker->OnCancel(ticket);
     }
   }
-  static void OnPeerCame(void* ctx, uint64_t conn, sw_bytes task) { Of(ctx)->services_.star->OnPeerCame(conn, task); }
-  static void OnPeerGone(void* ctx, uint64_t conn) { Of(ctx)->services_.star->OnPeerGone(conn); }
+  static void OnPeerCame(void* ctx, uint64_t conn, sw_bytes task, uint64_t incarnation) {
+    Engine* engine = Of(ctx);
+    engine->services_.star->OnPeerCame(conn, task);
+    engine->services_.worker->OnPeerCame(conn, task, incarnation);
+  }
+  static void OnPeerGone(void* ctx, uint64_t conn) {
+    Engine* engine = Of(ctx);
+    engine->services_.star->OnPeerGone(conn);
+    engine->services_.worker->OnPeerGone(conn);
+  }
   static void* KeyNew(void* ctx, sw_bytes prefix) { return Of(ctx)->services_.recv->KeyNew(prefix); }
   static void KeyFree(void* ctx, void* key) { Of(ctx)->services_.recv->KeyFree(key); }
   // Needs nothing that Start() publishes, and is called before Start() could have.

@@ -91,7 +91,10 @@ struct WorkerService::TypedCall : WorkerService::ServedCall {
   ResponseProto response;
 };
 
-WorkerService::WorkerService(AdvertisingWorker* worker, tensorflow::WorkerEnv* env) : worker_(worker), env_(env) {}
+WorkerService::WorkerService(AdvertisingWorker* worker, tensorflow::WorkerEnv* env)
+    : worker_(worker),
+      env_(env),
+      leftovers_([this](const std::string& task, Leftovers::Life life) { Drop(task, std::move(life)); }) {}
 
 WorkerService::~WorkerService() = default;
 
@@ -175,6 +178,39 @@ void WorkerService::OnCancel(sw_ticket ticket) {
   Cancel(call);
 }
 
+void WorkerService::OnPeerCame(uint64_t conn, sw_bytes task, uint64_t incarnation) {
+  leftovers_.PeerCame(conn, AsString(task), incarnation);
+}
+
+void WorkerService::OnPeerGone(uint64_t conn) { leftovers_.PeerGone(conn); }
+
+void WorkerService::Drop(const std::string& task, Leftovers::Life life) {
+  // As text: not every version of TensorFlow exports what writes numbers to its log.
+  LOG(INFO) << "starwire: " + task + " was started again: " + std::to_string(life.graphs.size()) + " graphs and " +
+                   std::to_string(life.sessions.size()) + " sessions of its former life are given up";
+  running_.fetch_add(1, std::memory_order_relaxed);
+  // A thread of its own, for Place::kThread's reason.
+  tensorflow::Env::Default()->SchedClosure([self = shared_from_this(), life = std::move(life)] {
+    for (const auto& [handle, session] : life.graphs) {
+      tensorflow::DeregisterGraphRequest request;
+      tensorflow::DeregisterGraphResponse response;
+      request.set_graph_handle(handle);
+      request.set_session_handle(session.first);
+      request.set_create_worker_session_called(session.second);
+      // Ends before it returns. What cannot be found is gone already.
+      self->worker_->DeregisterGraphAsync(&request, &response, [](const Status&) {});
+    }
+    for (const std::string& session : life.sessions) {
+      tensorflow::CallOptions options;
+      tensorflow::DeleteWorkerSessionRequest request;
+      tensorflow::DeleteWorkerSessionResponse response;
+      request.set_session_handle(session);
+      self->worker_->DeleteWorkerSessionAsync(&options, &request, &response, [](const Status&) {});
+    }
+    self->running_.fetch_sub(1, std::memory_order_release);
+  });
+}
+
 bool WorkerService::Shutdown(int64_t timeout_ms) {
   for (Shard& shard : shards_) {
     std::vector<std::shared_ptr<ServedCall>> calls;
@@ -205,22 +241,36 @@ void WorkerService::OnCall(const sw_call_request* request) {
           });
     case Method::kCreateWorkerSession:
       return Serve<CreateWorkerSessionRequest, CreateWorkerSessionResponse>(
-          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
-            worker->CreateWorkerSessionAsync(&call->request, &call->response, std::move(done));
+          request, Place::kPool, [this](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->CreateWorkerSessionAsync(
+                &call->request, &call->response, [this, call, done = std::move(done)](const Status& status) {
+                  if (status.ok()) leftovers_.SessionCreated(call->ticket.conn, call->request.session_handle());
+                  done(status);
+                });
           });
     case Method::kDeleteWorkerSession:
       return Serve<DeleteWorkerSessionRequest, DeleteWorkerSessionResponse>(
-          request, Place::kThread, [](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kThread, [this](AdvertisingWorker* worker, auto* call, Done done) {
+            leftovers_.SessionDeleted(call->ticket.conn, call->request.session_handle());
             worker->DeleteWorkerSessionAsync(&call->opts, &call->request, &call->response, std::move(done));
           });
     case Method::kRegisterGraph:
       return Serve<RegisterGraphRequest, RegisterGraphResponse>(
-          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
-            worker->RegisterGraphAsync(&call->request, &call->response, std::move(done));
+          request, Place::kPool, [this](AdvertisingWorker* worker, auto* call, Done done) {
+            worker->RegisterGraphAsync(
+                &call->request, &call->response, [this, call, done = std::move(done)](const Status& status) {
+                  if (status.ok()) {
+                    const auto& request = call->request;
+                    leftovers_.GraphRegistered(call->ticket.conn, call->response.graph_handle(),
+                                               request.session_handle(), request.create_worker_session_called());
+                  }
+                  done(status);
+                });
           });
     case Method::kDeregisterGraph:
       return Serve<DeregisterGraphRequest, DeregisterGraphResponse>(
-          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [this](AdvertisingWorker* worker, auto* call, Done done) {
+            leftovers_.GraphDeregistered(call->ticket.conn, call->request.graph_handle());
             worker->DeregisterGraphAsync(&call->request, &call->response, std::move(done));
           });
     case Method::kRunGraph: {

@@ -11,6 +11,7 @@
 
 #include "cc/compat.h"
 #include "cc/server/advertise.h"
+#include "cc/worker/leftovers.h"
 #include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 
@@ -31,6 +32,8 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   void OnCall(const sw_call_request* request);
   // The caller gave up or went: the method is cancelled, as TensorFlow's service does.
   void OnCancel(sw_ticket ticket);
+  void OnPeerCame(uint64_t conn, sw_bytes task, uint64_t incarnation);
+  void OnPeerGone(uint64_t conn);
 
   // Cancels what is being served and waits for it, at most `timeout_ms`. To be called after the engine was stopped.
   // False: something still runs.
@@ -65,12 +68,15 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   Shard& ShardOf(sw_ticket ticket);
   void Finish(const std::shared_ptr<ServedCall>& call, const Status& status);
   static void Cancel(const std::shared_ptr<ServedCall>& call);
+  // Gives back what nobody can use any more.
+  void Drop(const std::string& task, Leftovers::Life life);
 
   AdvertisingWorker* const worker_;
   tensorflow::WorkerEnv* const env_;
   std::shared_ptr<sw_engine> engine_;
   std::atomic<int64_t> running_{0};
   std::array<Shard, kShards> shards_;
+  Leftovers leftovers_;
 };
 
 }  // namespace starwire

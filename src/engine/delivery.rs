@@ -117,7 +117,7 @@ impl Handler for Delivery {
     type Body = Box<InBody>;
 
     fn ready(&mut self, peer: &PeerInfo) {
-        self.owner.on_peer_came(self.conn, &peer.task);
+        self.owner.on_peer_came(self.conn, &peer.task, peer.incarnation);
         self.ready = Some(peer.clone());
     }
 

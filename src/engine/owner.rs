@@ -80,10 +80,10 @@ impl Owner {
         }
     }
 
-    pub fn on_peer_came(&self, conn: u64, task: &str) {
+    pub fn on_peer_came(&self, conn: u64, task: &str, incarnation: u64) {
         if let Some(f) = self.handlers.on_peer_came {
             // SAFETY: see `resolve`.
-            unsafe { f(self.ctx, conn, sw_bytes::of(task.as_bytes())) }
+            unsafe { f(self.ctx, conn, sw_bytes::of(task.as_bytes()), incarnation) }
         }
     }
 

@@ -149,8 +149,8 @@ pub struct sw_handlers {
     /// request, `tag` its step id; else tag is 0. An answer is still allowed (and dropped).
     pub on_cancel:
         Option<unsafe extern "C" fn(ctx: *mut c_void, ticket: sw_ticket, method: u32, tag: i64, peer_gone: u32)>,
-    /// A connection was established, in either direction: before anything else of it. `conn` is that of its tickets.
-    pub on_peer_came: Option<unsafe extern "C" fn(ctx: *mut c_void, conn: u64, task: sw_bytes)>,
+    /// A connection was established, in either direction: before anything else of it. `conn` is that of its tickets, `incarnation` the peer's.
+    pub on_peer_came: Option<unsafe extern "C" fn(ctx: *mut c_void, conn: u64, task: sw_bytes, incarnation: u64)>,
     /// It went: after everything else of it. Its number is not used again.
     pub on_peer_gone: Option<unsafe extern "C" fn(ctx: *mut c_void, conn: u64)>,
     /// Interning of rendezvous keys, per connection. key_new gets the prefix; NULL means the key is malformed: requests

@@ -1,0 +1,63 @@
+// What masters in other tasks registered with this worker: graphs and worker sessions. A master that was killed gives
+// nothing back; once its task lives again as another process, nobody can use it any more.
+#ifndef STARWIRE_CC_WORKER_LEFTOVERS_H_
+#define STARWIRE_CC_WORKER_LEFTOVERS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace starwire {
+
+class Leftovers {
+ public:
+  // By graph handle: the session it was registered for, and whether that has a worker session of its own.
+  using Graphs = std::map<std::string, std::pair<std::string, bool>>;
+  struct Life {
+    Graphs graphs;
+    std::set<std::string> sessions;
+    bool empty() const { return graphs.empty() && sessions.empty(); }
+  };
+  // Gets what an ended life of a task left, if anything. On a reactor thread.
+  using Drop = std::function<void(const std::string& task, Life life)>;
+
+  explicit Leftovers(Drop drop) : drop_(std::move(drop)) {}
+  Leftovers(const Leftovers&) = delete;
+  Leftovers& operator=(const Leftovers&) = delete;
+
+  void PeerCame(uint64_t conn, const std::string& task, uint64_t incarnation);
+  void PeerGone(uint64_t conn);
+
+  // What the peer behind a connection did, or wants to be done.
+  void GraphRegistered(uint64_t conn, const std::string& graph, const std::string& session, bool own_session);
+  void GraphDeregistered(uint64_t conn, const std::string& graph);
+  void SessionCreated(uint64_t conn, const std::string& session);
+  void SessionDeleted(uint64_t conn, const std::string& session);
+
+ private:
+  using Key = std::pair<std::string, uint64_t>;  // task and incarnation
+  struct Entry {
+    int connections = 0;
+    Life life;
+  };
+
+  Entry* Of(uint64_t conn);
+  // A life has ended if it has no connection and the task another life that has.
+  void Collect(const std::string& task, std::vector<Life>* ended);
+  void DropAll(const std::string& task, std::vector<Life> ended);
+
+  const Drop drop_;
+  std::mutex mu_;
+  std::map<Key, Entry> entries_;
+  std::unordered_map<uint64_t, Key> connections_;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_WORKER_LEFTOVERS_H_

@@ -1,0 +1,89 @@
+// What is given up when a task lives again as another process, and what is not.
+#include "cc/worker/leftovers.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace starwire {
+namespace {
+
+constexpr char kTask[] = "/job:worker/replica:0/task:0";
+
+class LeftoversTest : public ::testing::Test {
+ protected:
+  std::vector<std::string> dropped_;  // in order: graphs and sessions, with their task
+  Leftovers leftovers_{[this](const std::string& task, Leftovers::Life life) {
+    for (const auto& graph : life.graphs) dropped_.push_back(task + " graph " + graph.first);
+    for (const auto& session : life.sessions) dropped_.push_back(task + " session " + session);
+  }};
+};
+
+TEST_F(LeftoversTest, ALifeThatEndedIsGivenUpWhenTheNextOneBegins) {
+  leftovers_.PeerCame(1, kTask, 100);
+  leftovers_.GraphRegistered(1, "g1", "s", true);
+  leftovers_.GraphRegistered(1, "g2", "s", true);
+  leftovers_.SessionCreated(1, "s");
+  leftovers_.GraphDeregistered(1, "g2");
+  leftovers_.PeerGone(1);
+  EXPECT_TRUE(dropped_.empty()) << "the process may still be there";
+  leftovers_.PeerCame(2, kTask, 200);
+  EXPECT_EQ(dropped_, (std::vector<std::string>{std::string(kTask) + " graph g1", std::string(kTask) + " session s"}));
+  leftovers_.PeerGone(2);
+  leftovers_.PeerCame(3, kTask, 300);
+  EXPECT_EQ(dropped_.size(), 2u) << "once";
+}
+
+TEST_F(LeftoversTest, AProcessThatComesBackKeepsWhatItHas) {
+  leftovers_.PeerCame(1, kTask, 100);
+  leftovers_.GraphRegistered(1, "g", "", false);
+  leftovers_.PeerGone(1);
+  leftovers_.PeerCame(2, kTask, 100);
+  // Through the new connection as well.
+  leftovers_.GraphRegistered(2, "h", "", false);
+  leftovers_.GraphDeregistered(2, "g");
+  leftovers_.PeerGone(2);
+  EXPECT_TRUE(dropped_.empty());
+  leftovers_.PeerCame(3, kTask, 101);
+  EXPECT_EQ(dropped_, (std::vector<std::string>{std::string(kTask) + " graph h"}));
+}
+
+// A stopped process whose place was taken by another may wake up: neither takes anything from the other while both are
+// connected.
+TEST_F(LeftoversTest, TwoLivesAtOnceAreBothLeftAlone) {
+  leftovers_.PeerCame(1, kTask, 100);
+  leftovers_.GraphRegistered(1, "old", "", false);
+  leftovers_.PeerCame(2, kTask, 200);
+  leftovers_.GraphRegistered(2, "new", "", false);
+  EXPECT_TRUE(dropped_.empty());
+  leftovers_.PeerGone(1);
+  EXPECT_EQ(dropped_, (std::vector<std::string>{std::string(kTask) + " graph old"}));
+}
+
+TEST_F(LeftoversTest, OtherTasksAreNotTouched) {
+  leftovers_.PeerCame(1, kTask, 100);
+  leftovers_.GraphRegistered(1, "g", "", false);
+  leftovers_.PeerGone(1);
+  leftovers_.PeerCame(2, "/job:worker/replica:0/task:00", 200);
+  leftovers_.PeerCame(3, "/job:ps/replica:0/task:0", 300);
+  leftovers_.PeerGone(2);
+  leftovers_.PeerGone(3);
+  EXPECT_TRUE(dropped_.empty());
+}
+
+TEST_F(LeftoversTest, WhatComesFromNobodyIsIgnored) {
+  leftovers_.GraphRegistered(9, "g", "", false);
+  leftovers_.GraphDeregistered(9, "g");
+  leftovers_.SessionCreated(9, "s");
+  leftovers_.SessionDeleted(9, "s");
+  leftovers_.PeerGone(9);
+  leftovers_.PeerCame(1, kTask, 100);
+  leftovers_.PeerCame(1, kTask, 100);
+  leftovers_.PeerGone(1);
+  leftovers_.PeerCame(2, kTask, 200);
+  EXPECT_TRUE(dropped_.empty());
+}
+
+}  // namespace
+}  // namespace starwire
