@@ -199,6 +199,23 @@ template <typename T>
 ::tensorflow::GrpcServer CoordinationPoolOwner(...);
 }  // namespace compat_internal
 
+namespace compat_internal {
+template <typename T>
+auto Replica(const T& def, int) -> decltype(def.replica()) {
+  return def.replica();
+}
+template <typename T>
+int Replica(const T&, ...) {
+  return 0;
+}
+}  // namespace compat_internal
+
+// Which replica of its job a server belongs to: early versions (2.12) know only one.
+template <typename ServerDef>
+int ReplicaOf(const ServerDef& def) {
+  return compat_internal::Replica(def, 0);
+}
+
 // The number of an eager context: an unsigned integer of 64 bits under one name or another.
 using ContextId =
     compat_internal::Method<decltype(&::tensorflow::ServerInterface::AddMasterEagerContextToEagerService)>::Argument;

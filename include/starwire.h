@@ -211,11 +211,23 @@ typedef struct sw_star sw_star;
 // A graph, split into calls. Free with sw_star_plan_free.
 typedef struct sw_star_plan sw_star_plan;
 
+// Same numbers as tensorflow::error::Code; 0 is OK.
+typedef int32_t sw_code;
+
 // Borrowed bytes: valid during the call they are passed to.
 typedef struct sw_bytes {
   const uint8_t *data;
   size_t len;
 } sw_bytes;
+
+// A range of memory of this process that is never unmapped, so that an RDMA device may keep it registered. Memory is used only where it is written to.
+typedef struct sw_arena {
+  // Null: there is none.
+  void *data;
+  size_t len;
+  // Tensors shorter than this gain nothing by lying in it.
+  size_t min_bytes;
+} sw_arena;
 
 // One contiguous piece of a payload.
 typedef struct sw_part {
@@ -232,9 +244,6 @@ typedef struct sw_payload {
   void *owner;
   void (*release)(void *owner);
 } sw_payload;
-
-// Same numbers as tensorflow::error::Code; 0 is OK.
-typedef int32_t sw_code;
 
 // What a call came to. Everything in it is borrowed for the duration of `done`.
 typedef struct sw_result {
@@ -596,6 +605,15 @@ extern "C" {
 
 // Version of this ABI. The shim refuses to run with another one.
 uint32_t sw_abi_version(void);
+
+// The arena for servers of this protocol; always the same one. There is none if the environment asks for no RDMA, for no arena, cannot be understood (which
+// sw_engine_new reports), or if this host has no device that serves. An error: the arena itself cannot be had; servers work without.
+//
+// # Safety
+// The protocol's bytes are valid during the call; `out` is writable, `error` writable or null.
+sw_code sw_arena_reserve(struct sw_bytes protocol,
+                         struct sw_arena *out,
+                         struct sw_error **error);
 
 // Starts a call. meta is copied. payload may be NULL. deadline_ms 0: none. Returns the id for sw_cancel. Never fails
 // directly: a failure arrives in vt->done (possibly before this returns).

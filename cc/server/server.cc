@@ -15,6 +15,7 @@
 #include "cc/ops/star_ops.h"
 #include "cc/rendezvous/recv_service.h"
 #include "cc/rendezvous/rendezvous_mgr.h"
+#include "cc/server/arena_devices.h"
 #include "cc/server/grpc_shutdown.h"
 #include "cc/server/local_masters.h"
 #include "cc/server/resolver.h"
@@ -145,8 +146,10 @@ Status StarwireServer::Create(const std::string& protocol, const ServerDef& def,
   MakeRoom(RequestedPort(def));
   std::unique_ptr<StarwireServer> server(new StarwireServer(protocol, def));
   GrpcServerOptions grpc_options;
-  grpc_options.local_device_mgr = options.local_device_mgr;
-  Status status = server->Init(std::move(grpc_options));
+  Status status = OkStatus();
+  if (options.local_device_mgr == nullptr) status = MakeArenaDevices(protocol, def, &server->own_devices);
+  grpc_options.local_device_mgr = server->own_devices == nullptr ? options.local_device_mgr : server->own_devices.get();
+  if (status.ok()) status = server->Init(std::move(grpc_options));
   if (!status.ok()) {
     LOG(ERROR) << status;
     return status;

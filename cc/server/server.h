@@ -10,6 +10,7 @@
 #include "cc/compat.h"
 #include "cc/server/advertise.h"
 #include "cc/server/engine.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
 
 namespace starwire {
@@ -19,9 +20,14 @@ class WorkerCaches;
 // Makes TensorFlow know our protocols and operations. Calling it again does nothing.
 Status RegisterServers();
 
+// What a server must not lose before TensorFlow's part of it is gone.
+struct OwnDevices {
+  std::unique_ptr<tensorflow::DeviceMgr> own_devices;  // null: TensorFlow's
+};
+
 // TensorFlow's gRPC server keeps serving masters, eager execution and coordination; worker methods and tensors go over
 // our data port.
-class StarwireServer : public tensorflow::GrpcServer {
+class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
  public:
   static Status Create(const std::string& protocol, const tensorflow::ServerDef& def,
                        const tensorflow::ServerFactory::Options& options,

@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "cc/tensor/arena_allocator.h"
+
 namespace starwire {
 namespace {
 
@@ -31,6 +33,10 @@ Allocator* System() {
 }  // namespace
 
 Allocator* PromptAllocator(Allocator* wanted, uint64_t bytes) {
+  if (ArenaAllocator* arena = ArenaAllocator::Of(wanted)) {
+    wanted = arena->WithRoomFor(bytes);
+    if (wanted == arena) return wanted;
+  }
   if (bytes < kLarge || wanted->Name() != "mklcpu") return wanted;
   const auto stats = wanted->GetStats();
   if (!stats.has_value() || !stats->bytes_limit.has_value() || *stats->bytes_limit <= 0) return wanted;

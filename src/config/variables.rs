@@ -122,6 +122,11 @@ pub const VARIABLES: &[Variable] = &[
         "512K",
         "Bytes of message buffers (128K to 64M) for each direction of an RDMA connection; locked memory.",
     ),
+    variable(
+        "STARWIRE_VERBS_ARENA",
+        "the machine's memory",
+        "Bytes that tensors of at least `STARWIRE_VERBS_DIRECT_MIN` may take in memory whose registrations are kept; further ones are registered for each transfer. 0: all.",
+    ),
     variable("RDMA_DEVICE", "the first with an active port", "Name of the RDMA device, as `ibv_devices` lists it."),
     variable("RDMA_DEVICE_PORT", "the first active one", "Port of the device, from 1."),
     variable(

@@ -1,7 +1,9 @@
 //! RDMA: the variables that TensorFlow's old verbs module had, and a few of our own.
 
+use super::env::Env;
 use super::error::ConfigError;
 use super::variables::Reader;
+use crate::transport::verbs::Arena;
 
 /// What carries the data of TCP connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,8 @@ pub struct VerbsConfig {
     pub direct_min: u64,
     /// Bytes of message buffers for each direction of a connection.
     pub buffer_bytes: u64,
+    /// Addresses for tensors whose registrations are kept; 0: none.
+    pub arena_bytes: u64,
 }
 
 impl Default for VerbsConfig {
@@ -55,7 +59,15 @@ impl Default for VerbsConfig {
             traffic_class: 0,
             direct_min: 64 << 10,
             buffer_bytes: 512 << 10,
+            arena_bytes: Arena::default_bytes(),
         }
+    }
+}
+
+impl VerbsConfig {
+    /// Only this part of the environment, before there is a server.
+    pub fn from_env(env: &dyn Env, protocol: &str) -> Result<Self, ConfigError> {
+        read(&mut Reader::new(env), protocol)
     }
 }
 
@@ -79,6 +91,7 @@ pub(super) fn read(reader: &mut Reader<'_>, protocol: &str) -> Result<VerbsConfi
     let traffic_class = reader.number("RDMA_TRAFFIC_CLASS", 0, 0..=255)?;
     let direct_min = reader.bytes("STARWIRE_VERBS_DIRECT_MIN", defaults.direct_min, 4 << 10..=1 << 30)?;
     let buffer_bytes = reader.bytes("STARWIRE_VERBS_BUFFERS", defaults.buffer_bytes, 128 << 10..=64 << 20)?;
+    let arena_bytes = reader.bytes("STARWIRE_VERBS_ARENA", defaults.arena_bytes, 0..=1 << 46)?;
     Ok(VerbsConfig {
         transport,
         fallback,
@@ -95,6 +108,7 @@ pub(super) fn read(reader: &mut Reader<'_>, protocol: &str) -> Result<VerbsConfi
         traffic_class: small(traffic_class),
         direct_min,
         buffer_bytes,
+        arena_bytes,
     })
 }
 

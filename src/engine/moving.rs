@@ -196,6 +196,7 @@ impl Shard {
         metrics.verbs_read_bytes.add(stats.read_bytes);
         metrics.verbs_offered_bytes.add(stats.offered_bytes);
         metrics.verbs_registrations.add(stats.registrations);
+        metrics.verbs_registrations_reused.add(stats.registrations_reused);
         metrics.verbs_registration_failures.add(stats.registration_failures);
     }
 }

@@ -3,6 +3,7 @@
 //! Conventions: handles are opaque; each entry stands behind a panic boundary ([`guard`]); errors are a code plus a
 //! message in an out-parameter that comes last; callbacks take their context first.
 
+pub mod arena;
 pub mod call;
 pub mod channel;
 pub mod engine;

@@ -86,8 +86,9 @@ metrics! {
     Counter verbs_offered_bytes "starwire_verbs_offered_bytes_total" "Bytes that peers could read from where they lay.";
     Counter verbs_copied_bytes "starwire_verbs_copied_bytes_total" "Bytes that were copied into or out of RDMA messages and buffers.";
     Counter verbs_completions "starwire_verbs_completions_total" "Completions of RDMA requests.";
-    Counter verbs_registrations "starwire_verbs_registrations_total" "Registrations of memory for one transfer.";
-    Counter verbs_registration_failures "starwire_verbs_registration_failures_total" "Of these, refused by the kernel; the bytes were copied.";
+    Counter verbs_registrations "starwire_verbs_registrations_total" "Registrations of memory, for one transfer or to be kept.";
+    Counter verbs_registrations_reused "starwire_verbs_registrations_reused_total" "Transfers whose memory was registered from before.";
+    Counter verbs_registration_failures "starwire_verbs_registration_failures_total" "Registrations that the kernel refused; the bytes were copied.";
 
     Counter waits "starwire_waits_total" "Times a reactor asked the kernel for events.";
     Counter sleeps "starwire_sleeps_total" "Of these, times that it was ready to sleep.";

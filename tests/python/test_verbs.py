@@ -43,10 +43,14 @@ def test_the_bytes_go_over_rdma(fresh_cluster, environment):
     ps, worker = (data_port(cluster[job, 0]) for job in ("ps", "worker"))
     assert worker_call(cluster, steps.run_steps, 3) == 3
     read, received, sent = (metric(worker, f"starwire_{name}_total") for name in ("verbs_read_bytes", "payload_bytes_received", "bytes_sent"))
+    before = [[metric(task, f"starwire_verbs_{name}_total") for name in ("registrations", "registrations_reused")] for task in (ps, worker)]
     assert worker_call(cluster, steps.run_steps, 20) == 20
     read, received = metric(worker, "starwire_verbs_read_bytes_total") - read, metric(worker, "starwire_payload_bytes_received_total") - received
     assert read >= 20 * 400_000 and read >= 0.9 * received, (read, received)
     assert metric(ps, "starwire_verbs_offered_bytes_total") >= read
+    for task, (made, reused) in zip((ps, worker), before):
+        assert metric(task, "starwire_verbs_registrations_reused_total") - reused >= 20
+        assert metric(task, "starwire_verbs_registrations_total") - made <= 10, "tensors lie in memory that stays registered"
     assert metric(ps, "starwire_verbs_read_bytes_total") > 0, "gradients go the other way"
     for task in (ps, worker):
         assert metric(task, "starwire_verbs_fallbacks_total") == 0

@@ -6,7 +6,7 @@
 )]
 #![allow(dead_code, reason = "not every test binary needs all of it")]
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -75,6 +75,17 @@ pub fn alive(name: &str) -> i64 {
     let count: unsafe extern "C" fn(*const c_char) -> i64 = unsafe { std::mem::transmute(symbol("fake_verbs_alive")) };
     let name = CString::new(name).unwrap();
     unsafe { count(name.as_ptr()) }
+}
+
+/// Registrations that touch this memory with at least these rights. A real device does not say.
+pub fn covers(name: &str, ptr: *const u8, len: usize, access: c_int) -> i64 {
+    if is_real() {
+        return 0;
+    }
+    let count: unsafe extern "C" fn(*const c_char, u64, u64, c_int) -> i64 =
+        unsafe { std::mem::transmute(symbol("fake_verbs_covers")) };
+    let name = CString::new(name).unwrap();
+    unsafe { count(name.as_ptr(), ptr as u64, len as u64, access) }
 }
 
 fn symbol(name: &str) -> *mut std::ffi::c_void {

@@ -6,3 +6,5 @@ mod faults;
 #[allow(dead_code, reason = "shared with the tests of the engine")]
 mod harness;
 mod layout;
+mod pair;
+mod registrations;

@@ -42,6 +42,8 @@ pub enum VerbsError {
         "RDMA: {device} got no {what} ({source}): the limit of locked memory is {memlock} (ulimit -l, LimitMEMLOCK=, or the container's memlock)"
     )]
     Memory { device: String, what: &'static str, memlock: String, source: io::Error },
+    #[error("RDMA: no {mib} MiB of addresses for tensors ({source}): see STARWIRE_VERBS_ARENA and ulimit -v")]
+    Arena { mib: u64, source: io::Error },
     #[error("RDMA: {device} got no {what}: {source}")]
     Resource { device: String, what: &'static str, source: io::Error },
     #[error("RDMA: the queue pair cannot {what} ({source}): can {device} and the peer's device reach each other?")]
@@ -96,7 +98,9 @@ fn explain(status: i32) -> &'static str {
         abi::WC_LOC_PROT_ERR => "the device may not touch this process's buffer (LOC_PROT_ERR)",
         abi::WC_WR_FLUSH_ERR => "the queue pair had failed before (WR_FLUSH_ERR)",
         abi::WC_REM_INV_REQ_ERR => "the peer's device did not accept the request (REM_INV_REQ_ERR)",
-        abi::WC_REM_ACCESS_ERR => "the peer does not allow access to that memory (REM_ACCESS_ERR)",
+        abi::WC_REM_ACCESS_ERR => {
+            "the peer does not allow access to that memory, or no longer, because it ends (REM_ACCESS_ERR)"
+        }
         abi::WC_REM_OP_ERR => "the peer's device could not do it (REM_OP_ERR)",
         abi::WC_RETRY_EXC_ERR => {
             "the peer's device does not answer (RETRY_EXC_ERR): the peer is gone, or the network drops RDMA (RoCE v2 is UDP port 4791; MTU, VLAN and GID must fit)"

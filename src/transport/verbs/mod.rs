@@ -1,16 +1,19 @@
 //! RDMA over libibverbs: reliable connected queue pairs that carry the same byte stream as a socket. `docs/verbs.md` explains how.
 
 pub mod abi;
+mod arena;
 mod buffers;
 mod device;
 mod error;
 mod library;
 mod ops;
 mod queue;
+mod registrations;
 mod stats;
 mod stream;
 mod wire;
 
+pub use arena::Arena;
 pub use device::{AsyncEvent, Device, GidFacts, PortFacts, survey};
 pub use error::{VerbsError, memlock};
 pub use library::{DEFAULT_LIBRARY, Library};

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::queue::Region;
+use super::registrations::Lease;
 use super::wire::Offer;
 use crate::reactor::driver::IoPart;
 
@@ -28,7 +28,7 @@ pub struct Reading {
     pub finished_offers: u32,
     /// The bytes lie in the bounce buffer.
     pub bounced: bool,
-    pub regions: Vec<Region>,
+    pub leases: Vec<Lease>,
 }
 
 pub struct SendOp {
@@ -37,7 +37,7 @@ pub struct SendOp {
     pub offset: usize,
     pub taken: usize,
     /// Memory that the peer reads, in the order of the offers.
-    pub offers: VecDeque<Region>,
+    pub offers: VecDeque<Lease>,
     /// This part could not be registered: it is copied.
     pub copy_part: Option<usize>,
 }

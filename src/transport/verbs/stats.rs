@@ -15,6 +15,8 @@ pub struct VerbsStats {
     pub bounced: u64,
     pub offered_bytes: u64,
     pub registrations: u64,
+    /// Transfers whose memory was registered from before.
+    pub registrations_reused: u64,
     pub registration_failures: u64,
 }
 
@@ -30,6 +32,7 @@ impl VerbsStats {
         self.bounced += now.bounced - then.bounced;
         self.offered_bytes += now.offered_bytes - then.offered_bytes;
         self.registrations += now.registrations - then.registrations;
+        self.registrations_reused += now.registrations_reused - then.registrations_reused;
         self.registration_failures += now.registration_failures - then.registration_failures;
     }
 }

@@ -8,11 +8,12 @@ use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 
-use super::abi::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, WC_SUCCESS};
+use super::abi::WC_SUCCESS;
 use super::buffers::Slots;
 use super::error::VerbsError;
 use super::ops::{Item, Reading, ReceiveOp, SendOp};
-use super::queue::{CompletionChannel, Done, QueuePair, Region};
+use super::queue::{CompletionChannel, Done, QueuePair};
+use super::registrations::{Purpose, Registrations};
 use super::stats::VerbsStats;
 use super::wire::{Endpoint, Head, Offer};
 use crate::config::VerbsConfig;
@@ -38,6 +39,7 @@ pub struct Stream {
     incoming: Slots,
     outgoing: Slots,
     bounce: Slots,
+    registrations: Registrations,
     endpoint: Endpoint,
     peer: Option<Endpoint>,
 
@@ -92,6 +94,7 @@ impl Stream {
         let endpoint = pair.endpoint(u16::try_from(slots).unwrap_or(u16::MAX), SLOT as u32);
         Ok(Stream {
             free: (0..outgoing.count()).collect(),
+            registrations: Registrations::new(&pair.domain),
             pair: Some(pair),
             config: config.clone(),
             incoming,
@@ -380,13 +383,13 @@ impl Stream {
     /// Reads the offers at the front into the parts of the receive.
     fn start_reading(&mut self) -> Result<(), VerbsError> {
         let most = self.room_for_reads().saturating_sub(self.posted.len());
-        let Self { pair: Some(pair), receive: Some(op), items, .. } = self else { return Ok(()) };
+        let Self { pair: Some(pair), receive: Some(op), items, registrations, stats, .. } = self else { return Ok(()) };
         if most == 0 {
             return Ok(());
         }
         let longest = u64::from(pair.max_message()).min(MAX_READ);
         let mut plan: Vec<(u64, *mut u8, u32, u32, u32)> = Vec::new();
-        let mut reading = Reading { last: 0, bytes: 0, finished_offers: 0, bounced: false, regions: Vec::new() };
+        let mut reading = Reading { last: 0, bytes: 0, finished_offers: 0, bounced: false, leases: Vec::new() };
         while plan.len() < most && !reading.bounced {
             let Some(Item::Offer(offer)) = items.front_mut() else { break };
             let Some(part) = op.parts.get(op.part) else { break };
@@ -395,19 +398,18 @@ impl Stream {
             // SAFETY: inside the part.
             let to = unsafe { part.ptr.add(op.offset) };
             let is_short = usize::try_from(len).is_ok_and(|len| len < BOUNCE_BELOW);
-            let region = if is_short {
+            let lease = if is_short {
                 None
             } else {
                 let size = usize::try_from(len).unwrap_or(rest);
-                self.stats.registrations += 1;
-                // SAFETY: the part is valid until the receive is over, which is not before its regions were dropped.
-                unsafe { Region::new(&pair.domain, to, size, ACCESS_LOCAL_WRITE) }.ok()
+                // SAFETY: the part is valid until the receive is over, which is not before its leases were dropped.
+                unsafe { registrations.lease(to, size, Purpose::Fill, stats) }.ok()
             };
-            let (to, key, len) = match &region {
-                Some(region) => (to, region.local_key(), len),
+            let (to, key, len) = match &lease {
+                Some(lease) => (to, lease.local_key(), len),
                 // The bounce buffer is for one piece at a time.
                 None if plan.is_empty() => {
-                    self.stats.registration_failures += u64::from(!is_short);
+                    stats.registration_failures += u64::from(!is_short);
                     reading.bounced = true;
                     (self.bounce.pointer(0), self.bounce.key(), len.min(BOUNCE as u64))
                 }
@@ -421,7 +423,7 @@ impl Stream {
                 plan.push((offer.addr + at, to, u32::try_from(piece).unwrap_or(u32::MAX), key, offer.rkey));
                 at += piece;
             }
-            reading.regions.extend(region);
+            reading.leases.extend(lease);
             let moved = usize::try_from(at).unwrap_or(0);
             reading.bytes += moved;
             offer.addr += at;
@@ -498,7 +500,7 @@ impl Stream {
     fn send_data(&mut self) -> Result<(), VerbsError> {
         let Some(slot) = self.free.pop() else { return Ok(()) };
         let room = SLOT.min(self.peer.as_ref().map_or(0, |peer| peer.slot_bytes as usize));
-        let Self { pair: Some(pair), send: Some(op), outgoing, .. } = self else { return Ok(()) };
+        let Self { pair: Some(_), send: Some(op), outgoing, registrations, stats, .. } = self else { return Ok(()) };
         // SAFETY: the slot was free: the device does not have it.
         let buffer = unsafe { outgoing.bytes_mut(slot) };
         let mut at = Head::LEN;
@@ -510,23 +512,22 @@ impl Stream {
                 if at + Offer::LEN > room {
                     break;
                 }
-                self.stats.registrations += 1;
                 // SAFETY: the part is valid until the send is over, which is not before its offers were dropped.
-                match unsafe { Region::new(&pair.domain, part.ptr, part.len, ACCESS_REMOTE_READ) } {
-                    Ok(region) => {
-                        let offer = Offer { addr: part.ptr as u64, len: part.len as u64, rkey: region.remote_key() };
+                match unsafe { registrations.lease(part.ptr, part.len, Purpose::Offer, stats) } {
+                    Ok(lease) => {
+                        let offer = Offer { addr: part.ptr as u64, len: part.len as u64, rkey: lease.remote_key() };
                         if let Some(place) = buffer[at..].first_chunk_mut() {
                             offer.encode(place);
                         }
                         at += Offer::LEN;
                         offers += 1;
-                        op.offers.push_back(region);
+                        op.offers.push_back(lease);
                         op.taken += part.len;
                         op.part += 1;
-                        self.stats.offered_bytes += offer.len;
+                        stats.offered_bytes += offer.len;
                     }
                     Err(_) => {
-                        self.stats.registration_failures += 1;
+                        stats.registration_failures += 1;
                         op.copy_part = Some(op.part);
                     }
                 }
@@ -541,7 +542,7 @@ impl Stream {
             at += len;
             op.offset += len;
             op.taken += len;
-            self.stats.copied += len as u64;
+            stats.copied += len as u64;
             if op.offset == part.len {
                 op.part += 1;
                 op.offset = 0;

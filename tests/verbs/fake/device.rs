@@ -90,6 +90,23 @@ pub unsafe extern "C" fn fake_verbs_alive(name: *const c_char) -> i64 {
     })
 }
 
+/// How many registrations of a device touch some memory with (at least) these rights.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_verbs_covers(name: *const c_char, addr: u64, len: u64, access: c_int) -> i64 {
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    with_devices(|devices| {
+        let all = devices.iter().map(|at| unsafe { &*(*at as *const Device) });
+        let covers = |spec: &Spec| {
+            let registered = spec.registered.lock().unwrap();
+            let touches = |(start, size, rights): &&(u64, u64, c_int)| {
+                *start < addr + len && addr < *start + *size && rights & access == access
+            };
+            registered.values().filter(touches).count() as i64
+        };
+        all.filter(|device| device.name == name).map(|device| covers(&device.spec)).sum()
+    })
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_fork_init() -> c_int {
     0

@@ -15,6 +15,8 @@ pub struct Spec {
     counts: Mutex<HashMap<String, u64>>,
     /// Objects that were made and not destroyed.
     pub alive: AtomicI64,
+    /// What is registered, by key: address, length, access.
+    pub registered: Mutex<HashMap<u32, (u64, u64, i32)>>,
 }
 
 struct Plan {
@@ -36,6 +38,7 @@ impl Spec {
             plans: Vec::new(),
             counts: Mutex::default(),
             alive: AtomicI64::new(0),
+            registered: Mutex::default(),
         };
         for word in text.split(',').filter(|word| !word.is_empty()) {
             let (name, value) = word.split_once('=').unwrap_or((word, "0"));

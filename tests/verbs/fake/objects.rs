@@ -136,7 +136,9 @@ pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: 
     let key = NEXT.fetch_add(7, Ordering::Relaxed);
     let region = Region { addr: addr as u64, len: length as u64, access };
     owner.regions.lock().unwrap().insert(key, region);
-    let context = unsafe { (*pd).context };
+    let owner = unsafe { (*pd).context };
+    unsafe { context(owner) }.spec.registered.lock().unwrap().insert(key, (addr as u64, length as u64, access));
+    let context = owner;
     unsafe { count(context, 1) };
     Box::into_raw(Box::new(ibv_mr { context, pd, addr, length, handle: key, lkey: key, rkey: key }))
 }
@@ -145,6 +147,7 @@ pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: 
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let mr = unsafe { Box::from_raw(mr) };
     unsafe { &*mr.pd.cast::<Pd>() }.regions.lock().unwrap().remove(&mr.handle);
+    unsafe { context(mr.context) }.spec.registered.lock().unwrap().remove(&mr.handle);
     unsafe { count(mr.context, -1) };
     0
 }

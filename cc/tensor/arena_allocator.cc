@@ -1,0 +1,114 @@
+#include "cc/tensor/arena_allocator.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cc/worker/status_codec.h"
+#include "tensorflow/core/platform/logging.h"
+
+namespace starwire {
+namespace {
+
+using tensorflow::AllocationAttributes;
+using tensorflow::Allocator;
+using tensorflow::BFCAllocator;
+
+// The arena from its beginning to its end, piece after piece. Nothing is taken back: its pages must stay.
+class Supply : public tensorflow::SubAllocator {
+ public:
+  explicit Supply(const sw_arena& arena)
+      : SubAllocator({}, {}), next_(reinterpret_cast<uintptr_t>(arena.data)), end_(next_ + arena.len) {}
+
+  // The caller holds a lock.
+  void* Alloc(size_t alignment, size_t bytes, size_t* received) override {
+    const uintptr_t mask = std::max<uintptr_t>(alignment, 1) - 1;
+    const uintptr_t begin = (next_ + mask) & ~mask;
+    *received = 0;
+    if (bytes == 0 || begin < next_ || begin > end_ || bytes > end_ - begin) return nullptr;
+    next_ = begin + bytes;
+    *received = bytes;
+    return reinterpret_cast<void*>(begin);
+  }
+  void Free(void*, size_t) override {}
+  bool SupportsCoalescing() const override { return true; }
+
+ private:
+  uintptr_t next_;
+  const uintptr_t end_;
+};
+
+BFCAllocator::Options PieceOptions() {
+  BFCAllocator::Options options;
+  options.allow_growth = true;
+  options.allow_retry_on_failure = false;
+  return options;
+}
+
+std::atomic<ArenaAllocator*> the_allocator{nullptr};
+
+}  // namespace
+
+ArenaAllocator::ArenaAllocator(const sw_arena& arena, Allocator* base)
+    : begin_(reinterpret_cast<uintptr_t>(arena.data)),
+      end_(begin_ + arena.len),
+      min_bytes_(arena.min_bytes),
+      base_(base),
+      pieces_(std::make_unique<Supply>(arena), arena.len, "starwire_arena_pieces", PieceOptions()) {}
+
+ArenaAllocator* ArenaAllocator::ForProtocol(const std::string& protocol, Allocator* base) {
+  sw_arena arena;
+  sw_error* error = nullptr;
+  if (sw_arena_reserve(AsBytes(protocol), &arena, &error) != 0) {
+    LOG(WARNING) << AsString(sw_error_message(error)) << "; memory is registered for each transfer";
+    sw_error_free(error);
+  }
+  if (arena.data == nullptr) return nullptr;
+  static std::mutex mu;
+  std::lock_guard<std::mutex> lock(mu);
+  if (the_allocator.load(std::memory_order_acquire) == nullptr) {
+    the_allocator.store(new ArenaAllocator(arena, base), std::memory_order_release);
+  }
+  return the_allocator.load(std::memory_order_acquire);
+}
+
+ArenaAllocator* ArenaAllocator::Of(Allocator* allocator) {
+  ArenaAllocator* arena = the_allocator.load(std::memory_order_acquire);
+  return arena == allocator ? arena : nullptr;
+}
+
+void* ArenaAllocator::AllocateRaw(size_t alignment, size_t bytes) {
+  return AllocateRaw(alignment, bytes, AllocationAttributes());
+}
+
+void* ArenaAllocator::AllocateRaw(size_t alignment, size_t bytes, const AllocationAttributes& attributes) {
+  if (bytes >= min_bytes_) {
+    // Full or not is no matter of the log's.
+    AllocationAttributes quietly;
+    quietly.retry_on_failure = false;
+    if (void* memory = pieces_.AllocateRaw(alignment, bytes, quietly)) return memory;
+  }
+  return base_->AllocateRaw(alignment, bytes, attributes);
+}
+
+void ArenaAllocator::DeallocateRaw(void* memory) {
+  const auto at = reinterpret_cast<uintptr_t>(memory);
+  if (at >= begin_ && at < end_) {
+    pieces_.DeallocateRaw(memory);
+  } else {
+    base_->DeallocateRaw(memory);
+  }
+}
+
+Allocator* ArenaAllocator::WithRoomFor(uint64_t bytes) {
+  if (bytes < min_bytes_) return this;
+  const auto stats = pieces_.GetStats();
+  const uint64_t limit = end_ - begin_;
+  // It grows by doubling. While all that was ever needed at a time fits twice, there is room for one more.
+  const auto peak = stats.has_value() ? static_cast<uint64_t>(std::max<int64_t>(stats->peak_bytes_in_use, 0)) : limit;
+  return peak <= limit / 2 && bytes <= limit / 2 - peak ? this : base_;
+}
+
+}  // namespace starwire

@@ -1,0 +1,118 @@
+//! Memory that the device may touch, for one connection: for one transfer, or, where it is certain that the memory stays, for as long as the connection lives.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::abi::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ};
+use super::arena::Arena;
+use super::error::VerbsError;
+use super::queue::{Domain, Region};
+use super::stats::VerbsStats;
+
+/// Registrations that one connection keeps; beyond that, those go that were not used for longest.
+const MOST_KEPT: usize = 4096;
+
+/// What memory is registered for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Purpose {
+    /// Our device writes to it.
+    Fill,
+    /// The peer's device reads it.
+    Offer,
+}
+
+/// A piece of memory that stays registered while this exists.
+pub struct Lease(Rc<Region>);
+
+impl Lease {
+    pub fn local_key(&self) -> u32 {
+        self.0.local_key()
+    }
+
+    pub fn remote_key(&self) -> u32 {
+        self.0.remote_key()
+    }
+}
+
+struct Kept {
+    region: Rc<Region>,
+    len: usize,
+    last_used: u64,
+}
+
+pub struct Registrations {
+    domain: Rc<Domain>,
+    /// By purpose and first page; all of it lies in the arena.
+    kept: BTreeMap<(Purpose, usize), Kept>,
+    uses: u64,
+}
+
+impl Registrations {
+    pub fn new(domain: &Rc<Domain>) -> Self {
+        Self { domain: domain.clone(), kept: BTreeMap::new(), uses: 0 }
+    }
+
+    /// # Safety
+    /// The memory is valid, and writable for `Fill`, until the lease is dropped. (Beyond that only the arena's memory stays registered, which is valid for ever.)
+    pub unsafe fn lease(
+        &mut self,
+        ptr: *mut u8,
+        len: usize,
+        purpose: Purpose,
+        stats: &mut VerbsStats,
+    ) -> Result<Lease, VerbsError> {
+        self.uses += 1;
+        let Some((first, bytes)) = Arena::pages(ptr, len) else {
+            let access = match purpose {
+                Purpose::Fill => ACCESS_LOCAL_WRITE,
+                Purpose::Offer => ACCESS_REMOTE_READ,
+            };
+            stats.registrations += 1;
+            // SAFETY: the caller's promise.
+            return unsafe { self.register(ptr, len, access) }.map(|region| Lease(Rc::new(region)));
+        };
+        let uses = self.uses;
+        let before = self.kept.range_mut((purpose, 0)..=(purpose, first)).next_back();
+        if let Some(((_, start), kept)) = before {
+            if *start + kept.len >= first + bytes {
+                kept.last_used = uses;
+                stats.registrations_reused += 1;
+                return Ok(Lease(kept.region.clone()));
+            }
+        }
+        let access = match purpose {
+            Purpose::Fill => ACCESS_LOCAL_WRITE,
+            // Kernels that pin pages only for reading may pin one that the first write replaces.
+            Purpose::Offer => ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ,
+        };
+        if self.kept.len() >= MOST_KEPT {
+            self.forget(uses - MOST_KEPT as u64 / 2);
+        }
+        stats.registrations += 1;
+        // SAFETY: the arena's pages are mapped, writable and never unmapped.
+        let region = Rc::new(unsafe { self.register(first as *mut u8, bytes, access)? });
+        self.kept.insert((purpose, first), Kept { region: region.clone(), len: bytes, last_used: uses });
+        Ok(Lease(region))
+    }
+
+    /// # Safety
+    /// As for `Region::new`.
+    unsafe fn register(&mut self, ptr: *mut u8, len: usize, access: i32) -> Result<Region, VerbsError> {
+        // SAFETY: the caller's promise.
+        match unsafe { Region::new(&self.domain, ptr, len, access) } {
+            Err(_) if self.forget(u64::MAX) => {
+                // What was kept for later may be what is lacking now.
+                // SAFETY: the caller's promise.
+                unsafe { Region::new(&self.domain, ptr, len, access) }
+            }
+            other => other,
+        }
+    }
+
+    /// Lets go of what nobody uses now, and nobody has used since. True: there was something.
+    fn forget(&mut self, since: u64) -> bool {
+        let before = self.kept.len();
+        self.kept.retain(|_, kept| kept.last_used >= since || Rc::strong_count(&kept.region) > 1);
+        self.kept.len() < before
+    }
+}
