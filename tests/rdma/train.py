@@ -13,7 +13,7 @@ import time
 import urllib.request
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-VARIABLES, SIZE = 3, 100_000
+WARM, VARIABLES, SIZE = 3, 3, 100_000
 os.environ.update(STARWIRE_UNIX="off", STARWIRE_VERBS_FALLBACK="false", CUDA_VISIBLE_DEVICES="-1")
 begun = time.monotonic()
 
@@ -43,6 +43,7 @@ import tensorflow as tf  # noqa: E402
 
 say("TensorFlow", tf.__version__)
 ps_port, worker_port, ps_data, worker_data = free_ports(4)
+TASKS = (("ps", ps_data), ("worker", worker_data))
 cluster = tf.train.ClusterSpec({"ps": [f"127.0.0.1:{ps_port}"], "worker": [f"127.0.0.1:{worker_port}"]})
 child = os.fork()
 job, data = ("ps", ps_data) if child == 0 else ("worker", worker_data)
@@ -65,19 +66,26 @@ try:
     with v1.Session(server.target) as session:
         session.run(v1.global_variables_initializer())
         say("initialised")
+        for _ in range(WARM):
+            session.run(step)
+        before = {name: metrics(port) for name, port in TASKS}
         for _ in range(STEPS):
             session.run(step)
         say(STEPS, "steps")
+        after = {name: metrics(port) for name, port in TASKS}
         values = session.run([tf.reduce_max(variable) for variable in variables] + [tf.reduce_min(variable) for variable in variables])
-    assert all(value == 0.5**STEPS for value in values), values
-    payload = STEPS * VARIABLES * SIZE * 4
-    for name, port in (("ps", ps_data), ("worker", worker_data)):
+    assert all(value == 0.5 ** (WARM + STEPS) for value in values), values
+    payload = VARIABLES * SIZE * 4
+    for name, port in TASKS:
         seen = metrics(port)
-        interesting = {key: value for key, value in seen.items() if key.startswith("verbs_") or key in ("bytes_sent", "payload_bytes_received", "blocks_sent", "blocks_received")}
-        say(name, interesting)
-        assert seen["verbs_read_bytes"] >= payload, (name, seen["verbs_read_bytes"], payload)
+        per_step = {key: (value - before[name][key]) / STEPS for key, value in after[name].items() if key.startswith(("verbs_", "blocks_", "bytes_", "payload_"))}
+        say(name, "per step:", {key: round(value, 1) for key, value in per_step.items()})
+        assert seen["verbs_read_bytes"] >= STEPS * payload, (name, seen["verbs_read_bytes"], payload)
         assert seen["verbs_fallbacks"] == 0 and seen["verbs_connections"] > 0
         assert seen["verbs_connections"] == seen["connects"] + seen["accepts"], "no connection stayed on TCP"
+        assert per_step["verbs_read_bytes"] >= payload and per_step["verbs_copied_bytes"] < payload / 50, per_step
+        # The tensors lie in memory that stays registered.
+        assert per_step["verbs_registrations_reused"] >= 1.5 * VARIABLES and per_step["verbs_registrations"] <= 2, per_step
     say("the bytes went over RDMA")
     status = 0
 except BaseException as error:  # whatever it is, the ps must not stay

@@ -2,10 +2,10 @@
 
 use crate::harness::*;
 
-const PS: &str = "/job:ps/replica:0/task:0";
+pub const PS: &str = "/job:ps/replica:0/task:0";
 const WORKER: &str = "/job:worker/replica:0/task:0";
 
-fn task(name: &str, device: &str, more: &[(&str, &str)]) -> Result<Task, String> {
+pub fn task(name: &str, device: &str, more: &[(&str, &str)]) -> Result<Task, String> {
     let mut env = vec![
         ("STARWIRE_TRANSPORT", "verbs"),
         ("STARWIRE_UNIX", "off"),

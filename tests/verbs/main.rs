@@ -1,6 +1,7 @@
 //! RDMA without hardware: everything here runs against the fake libibverbs of `fake/`, over the same `dlopen` as a real one.
 
 mod driver;
+mod farewell;
 mod faults;
 #[path = "../engine/harness.rs"]
 #[allow(dead_code, reason = "shared with the tests of the engine")]

@@ -5,6 +5,7 @@ mod arena;
 mod buffers;
 mod device;
 mod error;
+mod ledger;
 mod library;
 mod ops;
 mod queue;

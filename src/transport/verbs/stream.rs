@@ -11,6 +11,7 @@ use std::rc::Rc;
 use super::abi::WC_SUCCESS;
 use super::buffers::Slots;
 use super::error::VerbsError;
+use super::ledger::{Due, Ledger};
 use super::ops::{Item, Reading, ReceiveOp, SendOp};
 use super::queue::{CompletionChannel, Done, QueuePair};
 use super::registrations::{Purpose, Registrations};
@@ -48,20 +49,7 @@ pub struct Stream {
     posted: VecDeque<(u64, Option<usize>)>,
     next_request: u64,
     unsignaled: u32,
-    /// Credits: data messages that we sent, and of these, those that the peer worked off.
-    sent_data: u32,
-    credited: u32,
-    /// The other way round.
-    worked_off: u32,
-    told_worked_off: u32,
-    offers_made: u32,
-    offers_done: u32,
-    reads_done: u32,
-    told_reads_done: u32,
-    news_sent: u32,
-    news_confirmed: u32,
-    news_seen: u32,
-    told_news_seen: u32,
+    ledger: Ledger,
 
     items: VecDeque<Item>,
     receive: Option<ReceiveOp>,
@@ -105,18 +93,7 @@ impl Stream {
             posted: VecDeque::new(),
             next_request: 0,
             unsignaled: 0,
-            sent_data: 0,
-            credited: 0,
-            worked_off: 0,
-            told_worked_off: 0,
-            offers_made: 0,
-            offers_done: 0,
-            reads_done: 0,
-            told_reads_done: 0,
-            news_sent: 0,
-            news_confirmed: 0,
-            news_seen: 0,
-            told_news_seen: 0,
+            ledger: Ledger::default(),
             items: VecDeque::new(),
             receive: None,
             send: None,
@@ -281,38 +258,20 @@ impl Stream {
             let bytes = bytes.first_chunk().ok_or(VerbsError::Peer("an offer that is cut off"))?;
             offers.push(Offer::decode(bytes).map_err(VerbsError::Peer)?);
         }
-        self.heard(&head)?;
+        let finished = self.ledger.hear(&head)? as usize;
+        if let Some(send) = &mut self.send {
+            send.offers.drain(..finished.min(send.offers.len()));
+        }
         if !head.is_data {
             return self.repost(slot);
         }
         if head.bytes == 0 {
-            self.worked_off = self.worked_off.wrapping_add(1);
+            self.ledger.worked_off();
             self.repost(slot)?;
         } else {
             self.items.push_back(Item::Bytes { slot, range: Head::LEN..start });
         }
         self.items.extend(offers.into_iter().map(Item::Offer));
-        Ok(())
-    }
-
-    /// The counters of a message.
-    fn heard(&mut self, head: &Head) -> Result<(), VerbsError> {
-        let step = |now: u32, before: u32, most: u32| {
-            let step = now.wrapping_sub(before);
-            if step > most { Err(VerbsError::Peer("it counts what was never sent")) } else { Ok(step) }
-        };
-        step(head.credits, self.credited, self.sent_data.wrapping_sub(self.credited))?;
-        self.credited = head.credits;
-        step(head.confirmed, self.news_confirmed, self.news_sent.wrapping_sub(self.news_confirmed))?;
-        self.news_confirmed = head.confirmed;
-        let finished = step(head.done, self.offers_done, self.offers_made.wrapping_sub(self.offers_done))?;
-        self.offers_done = head.done;
-        if let Some(send) = &mut self.send {
-            send.offers.drain(..(finished as usize).min(send.offers.len()));
-        }
-        if head.is_news {
-            self.news_seen = self.news_seen.wrapping_add(1);
-        }
         Ok(())
     }
 
@@ -340,7 +299,7 @@ impl Stream {
                 Some(Item::Bytes { slot, range }) if range.start >= range.end => {
                     let slot = *slot;
                     self.items.pop_front();
-                    self.worked_off = self.worked_off.wrapping_add(1);
+                    self.ledger.worked_off();
                     self.repost(slot)?;
                 }
                 Some(Item::Bytes { slot, range }) if !is_full => {
@@ -456,7 +415,7 @@ impl Stream {
     fn read_completed(&mut self, id: u64) {
         let Some(op) = &mut self.receive else { return };
         let Some(reading) = op.read.take_if(|reading| reading.last == id) else { return };
-        self.reads_done = self.reads_done.wrapping_add(reading.finished_offers);
+        self.ledger.read_offers(reading.finished_offers);
         if reading.bounced {
             let part = op.parts[op.part];
             // SAFETY: the device has filled the bounce buffer and is done with it; the part has room for what was asked for it.
@@ -487,7 +446,7 @@ impl Stream {
     fn may_send_data(&self) -> bool {
         let Some(peer) = &self.peer else { return false };
         self.pair.is_some()
-            && self.sent_data.wrapping_sub(self.credited) < u32::from(peer.slots)
+            && self.ledger.has_credit(peer.slots)
             && self.free.len() > RESERVE
             && self.has_room_for_message()
     }
@@ -549,16 +508,14 @@ impl Stream {
             }
         }
         let bytes = u32::try_from(at - Head::LEN - usize::from(offers) * Offer::LEN).unwrap_or(0);
-        self.offers_made = self.offers_made.wrapping_add(u32::from(offers));
-        self.sent_data = self.sent_data.wrapping_add(1);
+        self.ledger.sent_data(offers);
         self.post(slot, at, Head { is_data: true, bytes, offers, ..Head::default() })
     }
 
     /// Completes the head and hands the message to the device.
     fn post(&mut self, slot: usize, len: usize, head: Head) -> Result<(), VerbsError> {
-        let head = Head { credits: self.worked_off, done: self.reads_done, confirmed: self.news_seen, ..head };
-        (self.told_worked_off, self.told_reads_done, self.told_news_seen) = (head.credits, head.done, head.confirmed);
         let Some(pair) = &self.pair else { return Ok(()) };
+        let head = self.ledger.tell(head);
         // SAFETY: the slot is ours until it is posted, below.
         if let Some(place) = unsafe { self.outgoing.bytes_mut(slot) }.first_chunk_mut() {
             head.encode(place);
@@ -583,18 +540,9 @@ impl Stream {
         if self.pair.is_none() || self.peer.is_none() || !self.has_room_for_message() {
             return;
         }
-        let owed = self.worked_off.wrapping_sub(self.told_worked_off);
-        let has_news = self.reads_done != self.told_reads_done || owed >= u32::from(self.endpoint.slots).div_ceil(2);
-        let may_tell = self.news_sent == self.news_confirmed;
-        let must_confirm = self.news_seen != self.told_news_seen;
-        if !(must_confirm || has_news && may_tell) {
-            return;
-        }
+        let Some(due) = self.ledger.due(self.endpoint.slots) else { return };
         let Some(slot) = self.free.pop() else { return };
-        let is_news = has_news && may_tell;
-        if is_news {
-            self.news_sent = self.news_sent.wrapping_add(1);
-        }
+        let is_news = due == Due::News;
         if let Err(error) = self.post(slot, Head::LEN, Head { is_news, ..Head::default() }) {
             self.fail(&error);
         }

@@ -18,6 +18,7 @@
 mod abi;
 mod device;
 mod faults;
+mod machine;
 mod objects;
 mod queue;
 mod wire;
