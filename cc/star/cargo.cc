@@ -232,7 +232,7 @@ Status CargoIn::Parse(sw_bytes table) {
   own_.clear();
   extra_.clear();
   DropSlab();
-  bytes_ = 0;
+  bytes_ = made_bytes_ = 0;
   if (table.data == nullptr || table.len < kTableFixed) return Bad(std::to_string(table.len) + " bytes");
   const size_t n = Get<uint32_t>(table.data);
   if (Get<uint32_t>(table.data + 4) != 0) return Bad("reserved bytes are not zero");
@@ -267,6 +267,7 @@ Status CargoIn::Parse(sw_bytes table) {
     if (status.ok()) status = CheckContent(member.encoding, member.dtype, member.shape, false, member.bytes);
     if (!status.ok()) return Bad(StatusMessage(status));
     if (__builtin_add_overflow(bytes_, member.bytes, &bytes_)) return Bad("the bytes overflow");
+    if (member.encoding != TensorEncoding::kRaw) made_bytes_ += member.bytes;
   }
   if (at != table.len) return Bad(std::to_string(table.len - at) + " bytes behind its end");
   return OkStatus();

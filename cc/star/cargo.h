@@ -85,6 +85,8 @@ class CargoIn {
 
   size_t size() const { return members_.size(); }
   uint64_t bytes() const { return bytes_; }
+  // Finish() will make many objects: nothing for a reactor.
+  bool is_laborious() const { return made_bytes_ > kQuickBytes; }
   const std::string& extra() const { return extra_; }
 
  private:
@@ -99,6 +101,7 @@ class CargoIn {
     tensorflow::TensorShape shape;
   };
   static constexpr uint32_t kNoPlace = UINT32_MAX;
+  static constexpr uint64_t kQuickBytes = 64 << 10;
 
   Status Parse(sw_bytes table);
   // Which members lie in which part. `place(i, first, end)` is told where part i begins: members_[first] to
@@ -113,6 +116,7 @@ class CargoIn {
   std::string extra_;
   Slab* slab_ = nullptr;
   uint64_t bytes_ = 0;
+  uint64_t made_bytes_ = 0;  // of these, what is not used as it lies
 };
 
 }  // namespace starwire

@@ -36,7 +36,7 @@ class StarPlan : public StarObject {
   // Whether a run may take place on a reactor: no kernel can wait, and they have been seen to take no more than
   // `limit_ns` together.
   bool RunsInline(uint64_t limit_ns);
-  // A run took so long from its first kernel to its last.
+  // A run took so long from its first kernel to its answer.
   void Ran(uint64_t ns, bool on_reactor, uint64_t limit_ns);
 
  private:

@@ -58,9 +58,12 @@ Status StarRun::Read(const sw_call_request& request) {
   call_.session = {nullptr, 0};
   const sw_bytes table = {request.meta.data + consumed, request.meta.len - consumed};
   status = cargo_.Adopt(table, request.parts, request.n_parts, request.body, sw_body_release);
-  if (!status.ok()) return status;
   bytes_in_ = cargo_.bytes();
-  status = cargo_.Finish(tensorflow::cpu_allocator(), &values_);
+  return status;
+}
+
+Status StarRun::TakeValues() {
+  const Status status = cargo_.Finish(tensorflow::cpu_allocator(), &values_);
   uses_slots_ = !call_.keeps.empty();
   for (const StarValue& value : values_) {
     uses_slots_ = uses_slots_ || value.kind == StarValue::Kind::kSlot;
@@ -162,7 +165,6 @@ void StarRun::OnDone(const Status& status) {
     Fail(status);
     return;
   }
-  plan_->Ran(Nanos(Clock::now() - started_), alone_, service_->inline_ns_);
   const Status kept = KeepFetches();
   if (kept.ok()) {
     Answer();
@@ -214,6 +216,7 @@ void StarRun::Answer() {
   bytes_out_ = cargo.bytes();
   if (!stats.empty()) cargo.AddPart(std::move(stats));
   sw_reply(service_->engine_.get(), ticket, 0, {meta.data(), meta.size()}, cargo.Take());
+  plan_->Ran(Nanos(Clock::now() - started_), alone_, service_->inline_ns_);
   End();
 }
 

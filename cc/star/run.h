@@ -31,8 +31,11 @@ class StarRun : public Step, public std::enable_shared_from_this<StarRun> {
   StarRun(std::shared_ptr<StarService> service, const sw_call_request& request);
   ~StarRun() override;
 
-  // Takes the request's body over. Everything in it is checked.
+  // Takes the request's body over, and checks it.
   Status Read(const sw_call_request& request);
+  // Whether TakeValues() takes long.
+  bool is_laborious() const { return cargo_.is_laborious(); }
+  Status TakeValues();
   // Counts the call, and asks whether its peer may have one more.
   Status Begin();
   // Takes the reference to the plan over, and puts the feeds in place.

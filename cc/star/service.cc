@@ -116,20 +116,33 @@ Status StarService::FindSession(const std::string& handle, std::shared_ptr<tenso
 
 void StarService::OnStarCall(const sw_call_request* request) {
   auto run = std::make_shared<StarRun>(shared_from_this(), *request);
-  Status status = run->Read(*request);
+  const Status status = run->Read(*request);
+  if (!status.ok()) {
+    run->Fail(status);
+  } else if (run->is_laborious()) {
+    Remember(run);
+    Schedule([this, run] { Serve(run, /*on_reactor=*/false); });
+  } else {
+    Serve(run, /*on_reactor=*/true);
+  }
+}
+
+void StarService::Serve(const std::shared_ptr<StarRun>& run, bool on_reactor) {
+  Status status = run->TakeValues();
   if (status.ok()) status = CheckIncarnation(run->incarnation());
   if (status.ok()) status = run->Begin();
   if (!status.ok()) {
     run->Fail(status);
     return;
   }
-  void* found = sw_star_plan_find(tables_, AsBytes(run->session()), run->plan_hash().data());
-  if (found == nullptr) {
+  if (void* found = sw_star_plan_find(tables_, AsBytes(run->session()), run->plan_hash().data())) {
+    Launch(run, static_cast<StarPlan*>(StarObjectOf(found)), on_reactor);
+  } else if (on_reactor) {
     Remember(run);
     Schedule([this, run] { FindPlan(run); });
-    return;
+  } else {
+    FindPlan(run);
   }
-  Launch(run, static_cast<StarPlan*>(StarObjectOf(found)), /*on_reactor=*/true);
 }
 
 void StarService::FindPlan(const std::shared_ptr<StarRun>& run) {

@@ -72,6 +72,7 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   };
 
   void OnStarCall(const sw_call_request* request);
+  void Serve(const std::shared_ptr<StarRun>& run, bool on_reactor);
   // A plan that this session has not used before: on the pool.
   void FindPlan(const std::shared_ptr<StarRun>& run);
   void Launch(const std::shared_ptr<StarRun>& run, StarPlan* plan, bool on_reactor);

@@ -315,6 +315,7 @@ pub unsafe extern "C" fn sw_star_call_end(
     let (star, counts) = unsafe { (&*star, &*counts) };
     guard((), || {
         let values = star.steps(conn).call_ended(conn, step, keeps != 0, last != 0, star.now());
+        let changed = keeps != 0 || !values.is_empty();
         drop(values);
         star.engine.count(|cells| {
             cells.star_calls.add(1);
@@ -327,7 +328,7 @@ pub unsafe extern "C" fn sw_star_call_end(
                 cells.star_run_time.record(Duration::from_nanos(counts.run_ns));
             }
         });
-        if keeps != 0 || last != 0 {
+        if changed {
             star.count_slots();
         }
     });

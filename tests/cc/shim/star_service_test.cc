@@ -89,9 +89,9 @@ class Plan {
   void Type(NodeDef* node, tensorflow::DataType type, const std::string& attribute = "T") {
     (*node->mutable_attr())[attribute].set_type(type);
   }
-  void Arg(int index, const std::string& name) {
+  void Arg(int index, const std::string& name, tensorflow::DataType type = DT_FLOAT) {
     NodeDef* node = Add(name, "_Arg", {});
-    Type(node, DT_FLOAT);
+    Type(node, type);
     (*node->mutable_attr())["index"].set_i(index);
   }
   void Retval(int index, const std::string& of, tensorflow::DataType type = DT_FLOAT) {
@@ -428,6 +428,22 @@ TEST_F(StarServiceTest, LargeTensorsGoBothWays) {
     ASSERT_TRUE(result.status.ok());
     EXPECT_EQ(result.values[0].tensor.tensor_data(), large.tensor_data());
   }
+}
+
+TEST_F(StarServiceTest, ManyStringsGoBothWays) {
+  Plan plan;
+  plan.Arg(0, "x", tensorflow::DT_STRING);
+  plan.Type(plan.Add("same", "Identity", {"x"}), tensorflow::DT_STRING);
+  plan.Retval(0, "same", tensorflow::DT_STRING);
+  const std::string bytes = plan.bytes();
+  Tensor strings(tensorflow::DT_STRING, TensorShape({20000}));
+  for (int i = 0; i < 20000; ++i) strings.flat<tensorflow::tstring>()(i) = "string " + std::to_string(i);
+  for (int round = 0; round < 6; ++round) {
+    const Result result = Do("one", bytes, {strings});
+    ASSERT_TRUE(result.status.ok()) << result.status;
+    EXPECT_EQ(result.values[0].tensor.flat<tensorflow::tstring>()(19999), "string 19999");
+  }
+  EXPECT_EQ(ps_->Metric("calls_inline_total"), 0) << "making strings is nothing for a reactor";
 }
 
 TEST_F(StarServiceTest, KernelsWithAStateAreTheSessions) {
