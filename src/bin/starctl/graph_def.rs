@@ -257,7 +257,7 @@ fn describe(op: &str, task: u32, reads_variable: bool) -> Node {
     Node {
         stateful: variable || changes || has_effects.iter().any(|part| op.contains(part)),
         blocking: waits.iter().any(|part| op.contains(part)),
-        cloneable: variable && op != "TensorArrayV3" && op != "StackV2" || op == "Const",
+        cloneable: is_ref_variable(op) || op == "VarHandleOp" || NAMED.contains(&op),
         forwards_ref: takes_ref(op) && op != "IsVariableInitialized" && op != "CountUpTo" && !of_accumulator,
         pure_read: matches!(op, "ReadVariableOp" | "ResourceGather" | "ResourceGatherNd" | "VariableShape")
             || matches!(op, "VarIsInitializedOp" | "IsVariableInitialized")
@@ -266,13 +266,41 @@ fn describe(op: &str, task: u32, reads_variable: bool) -> Node {
     }
 }
 
+/// Found by their names, as variables are: kNamed of cc/graph/variables.cc.
+const NAMED: [&str; 21] = [
+    "Const",
+    "HashTable",
+    "HashTableV2",
+    "MutableHashTable",
+    "MutableHashTableV2",
+    "MutableHashTableOfTensors",
+    "MutableHashTableOfTensorsV2",
+    "FIFOQueue",
+    "FIFOQueueV2",
+    "PaddingFIFOQueue",
+    "PaddingFIFOQueueV2",
+    "PriorityQueue",
+    "PriorityQueueV2",
+    "RandomShuffleQueue",
+    "RandomShuffleQueueV2",
+    "ConditionalAccumulator",
+    "SparseConditionalAccumulator",
+    "ResourceConditionalAccumulator",
+    "Barrier",
+    "MutexV2",
+    "IteratorV2",
+];
+
 fn is_ref_variable(op: &str) -> bool {
     matches!(op, "Variable" | "VariableV2")
 }
 
 fn makes_handle(op: &str) -> bool {
-    let queue = op.ends_with("QueueV2") || op.ends_with("TableV2") || op.ends_with("ConditionalAccumulator");
-    op.ends_with("HandleOp") || queue || matches!(op, "TensorArrayV3" | "StackV2" | "IteratorV2" | "OneShotIterator")
+    let named = NAMED.contains(&op) && op != "Const";
+    named
+        || op.ends_with("HandleOp")
+        || op.ends_with("TableV2")
+        || matches!(op, "TensorArrayV3" | "StackV2" | "OneShotIterator")
 }
 
 fn takes_ref(op: &str) -> bool {
@@ -290,6 +318,14 @@ pub mod tests {
     pub fn node(name: &str, op: &str, device: &str, input: &[&str]) -> NodeDef {
         let input = input.iter().map(|name| name.to_string()).collect();
         NodeDef { name: name.to_string(), op: op.to_string(), input, device: device.to_string(), attr: BTreeMap::new() }
+    }
+
+    #[test]
+    fn what_is_found_by_its_name_is_the_same_as_on_a_server() {
+        let source = include_str!("../../../cc/graph/variables.cc");
+        let list = source.split("kNamed[] = {").nth(1).and_then(|rest| rest.split("};").next()).unwrap();
+        let names: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
+        assert_eq!(names, NAMED);
     }
 
     #[test]
