@@ -89,9 +89,10 @@ int32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t d
   Parameters* parameters = &lanes_[lane];
   OpKernelContext::Params* params = Prepare(parameters, node);
   params->is_input_dead = is_input_dead;
+  // A context counts allocations from its beginning to its end, or not at all: one that is left from a run without
+  // statistics goes before they are asked for.
+  if (step_->args.stats_collector != nullptr) parameters->context.reset();
   NodeExecStatsInterface* stats = step_->args.stats_collector == nullptr ? nullptr : StartStats(node, params);
-  // A context counts allocations from its beginning, or not at all.
-  if (stats != nullptr) parameters->context.reset();
   RenewContext(params, static_cast<int>(node.num_outputs), &parameters->context);
   OpKernelContext* context = &*parameters->context;
   device_->Compute(node.kernel, context);
@@ -99,6 +100,7 @@ int32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t d
   const bool kept = Keep(run, node, context, stats);
   if (stats != nullptr) EndStats(stats, context);
   if (stats != nullptr || !kept) parameters->context.reset();
+  params->track_allocations = false;
   Drop(node, task);
   return kept ? SW_OUTCOME_DONE : SW_OUTCOME_FAILED;
 }
@@ -126,6 +128,7 @@ void Scratch::Ended(Async* async) {
   const bool kept = self->Keep(run, node, &**context, async->stats);
   if (async->stats != nullptr) self->EndStats(async->stats, &**context);
   context->reset();
+  async->parameters.params.track_allocations = false;
   self->Drop(node, task);
   sw_run_report(run, task.node, kept ? 0 : 1);
 }

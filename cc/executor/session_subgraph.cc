@@ -107,7 +107,8 @@ Status SessionSubgraph::Build(const tensorflow::GraphDef& definition, const tens
   tensorflow::FunctionLibraryRuntime* runtime = runtime_->GetFLR(device->name());
   if (runtime == nullptr) return MakeStatus(13, "starwire: device " + device->name() + " has no function library");
 
-  tensorflow::Graph graph(library_.get());
+  // Gets the functions with the nodes.
+  tensorflow::Graph graph(tensorflow::OpRegistry::Global());
   tensorflow::GraphConstructorOptions options;
   options.allow_internal_ops = true;
   options.expect_device_spec = true;

@@ -7,12 +7,15 @@
 #include <vector>
 
 #include "cc/graph/description.h"
+#include "cc/graph/reference_reads.h"
 #include "cc/graph/star_split.h"
 #include "cc/graph/variables.h"
 #include "cc/worker/status_codec.h"
 #include "include/starwire.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/optimization_registry.h"
+#include "tensorflow/core/framework/attr_value.pb.h"
+#include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/public/session_options.h"
@@ -66,13 +69,22 @@ Status FindServers(const GraphDescription& description, const DeviceSet& devices
   return OkStatus();
 }
 
-// A call runs on one device.
-void LeaveOtherDevices(const std::vector<uint8_t>& servers, GraphDescription* description) {
-  for (uint32_t node = 0; node < description->num_nodes(); ++node) {
-    const uint32_t task = description->task_of(node);
+bool CallsFunctions(const Node& node, const tensorflow::FunctionLibraryDefinition* library) {
+  for (const auto& attribute : node.def().attr()) {
+    if (attribute.second.has_func() || attribute.second.list().func_size() > 0) return true;
+  }
+  return library != nullptr && library->Contains(node.type_string());
+}
+
+// A call runs on one device. What is in a function may be on any, and send and receive by itself.
+void LeaveWhatCallsCannot(const std::vector<uint8_t>& servers, const tensorflow::FunctionLibraryDefinition* library,
+                          GraphDescription* description) {
+  for (uint32_t number = 0; number < description->num_nodes(); ++number) {
+    const uint32_t task = description->task_of(number);
     if (servers[task] == 0) continue;
-    if (description->node(node)->assigned_device_name() != description->task(task) + "/device:CPU:0") {
-      description->LeaveAlone(node);
+    const Node* node = description->node(number);
+    if (node->assigned_device_name() != description->task(task) + "/device:CPU:0" || CallsFunctions(*node, library)) {
+      description->LeaveAlone(number);
     }
   }
 }
@@ -110,6 +122,9 @@ class StarPass : public tensorflow::GraphOptimizationPass {
 Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::FunctionLibraryDefinition* library,
                  StarStyle style, StarResult* result, bool* touched) {
   *touched = false;
+  // Does no harm if nothing else comes of it.
+  Status status = PinReferenceReads(graph);
+  if (!status.ok()) return status;
   GraphDescription description(*graph);
   if (!description.crosses()) return OkStatus();
   if (devices.client_device() == nullptr) {
@@ -117,9 +132,9 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   }
   const std::string own = TaskOf(devices.client_device()->name());
   std::vector<uint8_t> servers;
-  Status status = FindServers(description, devices, own, &servers);
+  status = FindServers(description, devices, own, &servers);
   if (!status.ok()) return status;
-  LeaveOtherDevices(servers, &description);
+  LeaveWhatCallsCannot(servers, library, &description);
   description.FindFeeds();
 
   const sw_plan_graph view = description.ForPlanner();
@@ -137,7 +152,6 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   result->summary = AsString(sw_star_plan_summary(made));
 
   StarSplit::Options how;
-  how.library = library;
   how.client_device = own + "/device:CPU:0";
   how.incarnation_of = [&devices](const std::string& name, uint64_t* incarnation) {
     const tensorflow::Device* device = devices.FindDeviceByName(name);

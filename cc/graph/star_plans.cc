@@ -158,14 +158,6 @@ Status StarSplit::MakePlan(Call* call) {
     tensorflow::AddNodeAttr("T", TypeOf(*description_.node(output.first), output.second), def);
     tensorflow::AddNodeAttr("index", static_cast<int64_t>(i), def);
   }
-  if (options_.library != nullptr) {
-    auto* library = plan.mutable_library();
-    *library = options_.library->ReachableDefinitions(plan).ToProto();
-    std::sort(library->mutable_function()->begin(), library->mutable_function()->end(),
-              [](const auto& a, const auto& b) { return a.signature().name() < b.signature().name(); });
-    std::sort(library->mutable_gradient()->begin(), library->mutable_gradient()->end(),
-              [](const auto& a, const auto& b) { return a.function_name() < b.function_name(); });
-  }
   if (!tensorflow::SerializeToStringDeterministic(plan, &call->spec.plan)) {
     return MakeStatus(kInternal, "starwire: the part of the graph for " + call->spec.task + ", with " +
                                      std::to_string(plan.node_size()) + " nodes, is too large to be sent");

@@ -16,7 +16,6 @@
 #include "cc/graph/description.h"
 #include "cc/ops/star_ops.h"
 #include "include/starwire.h"
-#include "tensorflow/core/framework/function.h"
 #include "tensorflow/core/framework/graph.pb.h"
 #include "tensorflow/core/graph/graph.h"
 
@@ -25,8 +24,6 @@ namespace starwire {
 class StarSplit {
  public:
   struct Options {
-    // The functions that the graph's nodes may call; may be null.
-    const tensorflow::FunctionLibraryDefinition* library = nullptr;
     // Where calls are made: the worker's first CPU.
     std::string client_device;
     // Finds out a device's incarnation. Fails if there is no such device.

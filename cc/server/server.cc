@@ -47,6 +47,8 @@ struct Protocol {
 constexpr Protocol kProtocols[] = {
     {"grpc++", "STARWIRE_GRPCPP_SERVER"},
     {"grpc+verbs", "STARWIRE_VERBS_SERVER"},
+    {"star_server", "STARWIRE_STAR_SERVER"},
+    {"star_server_lite", "STARWIRE_STAR_LITE_SERVER"},
 };
 
 // Servers of this process, for as long as they exist. Python never destroys one.

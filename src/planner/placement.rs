@@ -57,7 +57,7 @@ impl Reason {
     pub fn text(self) -> &'static str {
         match self {
             Reason::Loop => "in a loop",
-            Reason::Untouchable => "on a device that calls cannot use, or tied to its neighbours",
+            Reason::Untouchable => "functions, and what is not on the first CPU",
             Reason::Reference => "a reference would leave its call",
             Reason::Resource => "a handle would leave its call",
             Reason::Variant => "an object would leave its call",

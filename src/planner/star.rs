@@ -207,7 +207,7 @@ impl Split<'_> {
         match (self.place(edge.src), self.place(edge.dst)) {
             (Place::Called, Place::Called) => inside || known,
             (Place::Copied, Place::Called | Place::Copied | Place::Pivot) => server,
-            (Place::Pivot, Place::Called | Place::Pivot) => known,
+            (Place::Pivot, Place::Called | Place::Pivot) | (Place::Called, Place::Pivot) => known,
             // The Switch says which branch, which a control edge from a node that was left does not.
             (Place::Left(_), Place::Called | Place::Pivot) => {
                 known && self.graph.node(edge.src).kind != Kind::Switch && edge.class != Class::Variant

@@ -405,7 +405,7 @@ def test_sync_replicas(clusters, tmp_path, protocol):
     directory = str(tmp_path / "sync")
     starts = [cluster["worker", i].log_size() for i in range(2)]
     for i in range(2):
-        cluster["worker", i].begin(training.synchronous, cluster.target("worker", i), i, directory if i == 0 else None, 10)
+        cluster["worker", i].begin(training.synchronous, cluster.target("worker", i), i, directory if i == 0 else None, 10, str(tmp_path))
         training.wait_for_checkpoint(directory)
     for i in range(2):
         losses, step = cluster["worker", i].result(60)

@@ -181,7 +181,16 @@ def read_global_step(target):
             return int(sess.run(step))
 
 
-def synchronous(target, task, directory, steps):
+def meet(folder, number, task, others=2, timeout=60):
+    """Returns when every worker has come here: a worker that is a step ahead would take a token that is meant for another."""
+    open(os.path.join(folder, f"{number}-{task}"), "w").close()
+    deadline = time.monotonic() + timeout
+    while not all(os.path.exists(os.path.join(folder, f"{number}-{other}")) for other in range(others)):
+        assert time.monotonic() < deadline, f"worker {task} was alone after step {number}"
+        time.sleep(0.002)
+
+
+def synchronous(target, task, directory, steps, meeting):
     import numpy as np
 
     with tf.Graph().as_default():
@@ -196,6 +205,7 @@ def synchronous(target, task, directory, steps):
             for number in range(steps):  # a worker that left early would leave the other one waiting for its gradients
                 i, xs = batch(2 * number + task)
                 losses.append(float(np.float32(sess.run([train_op, loss], {ids: i, x: xs})[1])))
+                meet(meeting, number, task)
             return losses, int(sess.run_step_fn(lambda step_context: step_context.session.run(step)))
 
 
@@ -203,7 +213,7 @@ def test_sync_replicas(cluster, tmp_path):
     """Accumulators and token queues on the ps; both workers block on each other in every step."""
     directory = str(tmp_path / "sync")
     for i in range(2):
-        cluster["worker", i].begin(synchronous, cluster.target("worker", i), i, directory if i == 0 else None, 10)
+        cluster["worker", i].begin(synchronous, cluster.target("worker", i), i, directory if i == 0 else None, 10, str(tmp_path))
         wait_for_checkpoint(directory)
     results = [cluster["worker", i].result(60) for i in range(2)]
     for losses, step in results:
