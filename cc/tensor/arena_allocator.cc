@@ -85,7 +85,7 @@ void* ArenaAllocator::AllocateRaw(size_t alignment, size_t bytes) {
 
 void* ArenaAllocator::AllocateRaw(size_t alignment, size_t bytes, const AllocationAttributes& attributes) {
   if (bytes >= min_bytes_) {
-    // Full or not is no matter of the log's.
+    // It never waits. When it is full, TensorFlow says so up to ten times in the log.
     AllocationAttributes quietly;
     quietly.retry_on_failure = false;
     if (void* memory = pieces_.AllocateRaw(alignment, bytes, quietly)) return memory;
