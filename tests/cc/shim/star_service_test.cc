@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "cc/rendezvous/recv_service.h"
+#include "cc/server/advertise.h"
 #include "cc/server/engine.h"
 #include "cc/server/resolver.h"
 #include "cc/star/cargo.h"
@@ -30,6 +31,7 @@
 #include "cc/worker/worker_service.h"
 #include "tensorflow/core/common_runtime/device_factory.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
+#include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/graph_mgr.h"
 #include "tensorflow/core/distributed_runtime/session_mgr.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_wrapper.h"
@@ -409,6 +411,8 @@ TEST_F(StarServiceTest, SessionsShareVariablesAndPlans) {
 }
 
 TEST_F(StarServiceTest, CheapPlansRunOnTheReactor) {
+  // However busy the machine is.
+  Restart({{"STARWIRE_STAR_INLINE_US", "1000000"}});
   const std::string push = Push("v"), pull = Pull("v");
   for (int i = 0; i < 50; ++i) {
     ASSERT_TRUE(Do("one", push, {Floats({static_cast<float>(i)})}).status.ok());
@@ -469,6 +473,35 @@ TEST_F(StarServiceTest, KernelsWithAStateAreTheSessions) {
   ps_->star->SessionClosed("one");
   ps_->ExpectMetric("plans", 1);
   ps_->star->SessionClosed("two");
+  ps_->ExpectMetric("plans", 0);
+}
+
+TEST_F(StarServiceTest, PlansGoWhenTheWorkerClosesTheirSession) {
+  AdvertisingWorker worker(&ps_->env, tensorflow::ConfigProto());
+  worker.SetSessionObserver(ps_->star);
+  Plan plan;
+  plan.Queue("queue");
+  plan.Add("size", "QueueSizeV2", {"queue"});
+  plan.Retval(0, "size", tensorflow::DT_INT32);
+  const std::string of_session = plan.bytes(), of_all = Push("v");
+  ASSERT_TRUE(Do("one", of_session).status.ok());
+  ASSERT_TRUE(Do("one", of_all, {Floats({1})}).status.ok());
+  ps_->ExpectMetric("plans", 2);
+  tensorflow::CallOptions opts;
+  tensorflow::DeleteWorkerSessionRequest request;
+  tensorflow::DeleteWorkerSessionResponse response;
+  request.set_session_handle("one");
+  Status status = MakeStatus(2, "not called");
+  worker.DeleteWorkerSessionAsync(&opts, &request, &response, [&status](const Status& s) { status = s; });
+  EXPECT_TRUE(status.ok()) << status;
+  ps_->ExpectMetric("plans", 1);
+  EXPECT_EQ(StatusNumber(Do("one", of_all, {Floats({1})}).status), 10);
+  EXPECT_TRUE(Do("two", of_all, {Floats({1})}).status.ok());
+  EXPECT_EQ(registrations_, 2);
+  tensorflow::CleanupAllRequest cleanup;
+  tensorflow::CleanupAllResponse cleaned;
+  worker.CleanupAllAsync(&cleanup, &cleaned, [&status](const Status& s) { status = s; });
+  EXPECT_TRUE(status.ok()) << status;
   ps_->ExpectMetric("plans", 0);
 }
 
