@@ -60,6 +60,9 @@ class Worker:
                     messages += sender.rsplit(b"/device", 1)[0] != receiver.rsplit(b"/device", 1)[0]
                 if node.op == "StarwireUnfuse":
                     inside += len(node.attr["T"].list.type) - 1
+                if node.op == "StarwireCall":  # one message each way, whatever is in it
+                    messages += 1
+                    inside += len(node.attr["Tin"].list.type) + len(node.attr["Tout"].list.type) - 1
         return {"tensors": messages + inside, "messages": messages, "partitions": len(metadata.partition_graphs)}
 
     def window(self, seconds):

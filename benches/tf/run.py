@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures protocols against each other: the first column (normally stock `grpc`) and the others take turns in one run, on real processes.
 
-    run.py --library PATH [--protocols grpc,grpc++,grpc++:fuse] [--cases NAME,…] [--quick] [--out target/bench]
+    run.py --library PATH [--protocols grpc,grpc++,grpc++:fuse,star_server] [--cases NAME,…] [--quick] [--out target/bench]
 
 Writes results.json and table.md to the output folder (plot.py draws them) and ends with 1 if a check failed.
 """
@@ -34,7 +34,7 @@ EQUAL_IDS = "request was received twice"
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", help="path of libstarwire.so (not needed if every protocol is stock)")
-    parser.add_argument("--protocols", default="grpc,grpc++,grpc++:fuse", help="columns, the first is what the others are compared with (default %(default)s)")
+    parser.add_argument("--protocols", default="grpc,grpc++,grpc++:fuse,star_server", help="columns, the first is what the others are compared with (default %(default)s)")
     parser.add_argument("--cases", default="", help="only these, by name")
     parser.add_argument("--out", default="target/bench", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, help="turns per column and case")
