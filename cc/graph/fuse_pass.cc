@@ -8,6 +8,7 @@
 
 #include "cc/graph/description.h"
 #include "cc/graph/fuse_switch.h"
+#include "cc/graph/reference_reads.h"
 #include "cc/ops/fuse_ops.h"
 #include "cc/worker/status_codec.h"
 #include "tensorflow/core/common_runtime/optimization_registry.h"
@@ -186,6 +187,9 @@ class FusePass : public tensorflow::GraphOptimizationPass {
 }  // namespace
 
 Status FuseGraph(Graph* graph, const tensorflow::DeviceSet* devices, const sw_fuse_limits& limits, FuseResult* result) {
+  // Does no harm if nothing else comes of it.
+  Status pinned = PinReferenceReads(graph);
+  if (!pinned.ok()) return pinned;
   GraphDescription description(*graph);
   if (!description.crosses()) return OkStatus();
   description.FindSizes();

@@ -17,8 +17,8 @@ struct FuseResult {
   size_t Messages() const { return crossings - fused + groups; }
 };
 
-// Fuses what is worth it in a graph that is placed and not yet partitioned. `devices` may be null. The graph stays as
-// it is if this fails.
+// Fuses what is worth it in a graph that is placed and not yet partitioned. `devices` may be null. The graph means
+// what it did if this fails.
 Status FuseGraph(tensorflow::Graph* graph, const tensorflow::DeviceSet* devices, const sw_fuse_limits& limits,
                  FuseResult* result);
 

@@ -311,6 +311,22 @@ def control_edges():
         return [tf.add_n(after), *[a + 1.0 for a in after]], None
 
 
+def read_after_update():
+    """What the worker takes of a variable after its update is what the variable holds then, although the parameter server could send it at once."""
+    import numpy as np
+
+    with tf.device(PS0):
+        variables = [one().get_variable(f"w{i}", initializer=np.full(3, float(i), np.float32), use_resource=False) for i in range(5)]
+    with tf.device(WORKER0):
+        pulled = [v * 2.0 for v in variables]
+        with tf.control_dependencies(pulled):
+            gate = tf.random.uniform((), seed=1) * 0.0 + 1.0
+    with tf.device(PS0):
+        updates = [one().assign_add(v, p + gate) for v, p in zip(variables, pulled)]
+    with tf.device(WORKER0), tf.control_dependencies(updates):
+        return [v.read_value() for v in variables], None
+
+
 def optimised_constants():
     """Each task folds its constants: a group of constants only becomes a constant, and stays right."""
     with tf.device(PS0):
@@ -336,6 +352,7 @@ CASES = {
     "ping_pong": ping_pong,
     "late_company": late_company,
     "control_edges": control_edges,
+    "read_after_update": read_after_update,
     "dense_model_optimised": dense_model,
     "optimised_constants": optimised_constants,
 }
