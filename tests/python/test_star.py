@@ -14,7 +14,7 @@ import steps
 import test_differential as differential
 import test_fuse as fuse
 import test_training as training
-from cluster import RemoteError, tf
+from cluster import state, tf
 from test_differential import PS0, PS1, WORKER0, WORKER1, digest, pair, test_dtype, test_error, test_graph  # noqa: F401
 from test_failure import (  # noqa: F401
     test_blocked_step_is_ended, test_clean_exit, test_operation_timeout, test_ps_killed_mid_step, test_restarted_peer_is_a_new_one, test_stopped_ps_is_detected,
@@ -294,6 +294,29 @@ def test_a_step_takes_two_or_three_calls_per_server(fresh_cluster, protocol):
         # Two sessions' coming and going and initialising is in there as well.
         assert 2 * 21 <= new["calls_received"] - old["calls_received"] <= 3 * 21 + 16
         assert new["tensor_requests_received"] - old["tensor_requests_received"] <= 4
+
+
+def train_and_stay(target, task):
+    """Steps of a model with dense and partitioned variables; the session stays open."""
+    with tf.Graph().as_default() as graph:
+        with one().device(training.setter(task)):
+            ids, x, loss = training.regression(False)
+            train_op = one().train.AdamOptimizer(0.01).minimize(loss, global_step=one().train.get_or_create_global_step())
+        session = state[f"session of {task}"] = one().Session(target, graph=graph, config=fuse.session_config(b""))
+        session.run(one().global_variables_initializer())
+        for step in range(3):
+            i, xs = training.batch(step)
+            session.run([train_op, loss], {ids: i, x: xs})
+
+
+def test_workers_with_the_same_model_share_their_plans(fresh_cluster, protocol):
+    cluster = fresh_cluster((("ps", 2), ("worker", 2)), protocol=protocol)
+    seen = []
+    for task in range(2):
+        cluster["worker", task].call(train_and_stay, cluster.target("worker", task), task)
+        seen.append([{name: counters(cluster["ps", i])[name] for name in ("star_plans", "star_registrations")} for i in range(2)])
+    assert all(counts["star_plans"] >= 3 for counts in seen[0])
+    assert seen[1] == seen[0], "the second worker brought plans of its own"
 
 
 # Failures. -----------------------------------------------------------------------------------------------------------------------------------------------------
