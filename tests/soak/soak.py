@@ -1,6 +1,6 @@
 """Trains for an hour while tasks are killed, stopped, started again and sent garbage, and looks at what stays behind.
 
-    make soak                                                  # 60 minutes of grpc++
+    make soak                                                  # 60 minutes of star_server
     make soak SOAK_ARGS="--minutes 10 --protocol grpc++"
     make soak SOAK_ARGS="--minutes 10 --protocol grpc"         # the same, to stock TensorFlow
 
@@ -189,7 +189,7 @@ def judge(samples, options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--protocol", default="grpc++")
+    parser.add_argument("--protocol", default="star_server")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--pause", type=float, default=5, help="mean seconds between two events")
     parser.add_argument("--seed", type=int, default=int(time.time()))
