@@ -215,8 +215,9 @@ void StarRun::Answer() {
   }
   bytes_out_ = cargo.bytes();
   if (!stats.empty()) cargo.AddPart(std::move(stats));
-  sw_reply(service_->engine_.get(), ticket, 0, {meta.data(), meta.size()}, cargo.Take());
   plan_->Ran(Nanos(Clock::now() - started_), alone_, service_->inline_ns_);
+  Leave();
+  sw_reply(service_->engine_.get(), ticket, 0, {meta.data(), meta.size()}, cargo.Take());
   End();
 }
 
@@ -225,18 +226,19 @@ void StarRun::AskForPlan() {
   reply.flags = StarReply::kRegister;
   std::vector<uint8_t> meta;
   EncodeStarReply(reply, &meta);
+  Leave();
   sw_reply(service_->engine_.get(), ticket, 0, {meta.data(), meta.size()}, nullptr);
   End();
 }
 
 void StarRun::Fail(const Status& status) {
+  Leave();
   ReplyError(service_->engine_.get(), ticket, status);
   End();
 }
 
-void StarRun::End() {
+void StarRun::Leave() {
   over_.store(true);
-  // What may be large or shared goes before anybody is told that the run is over.
   values_.clear();
   feeds.clear();
   fetches.clear();
@@ -254,6 +256,9 @@ void StarRun::End() {
     const bool last = plan_ != nullptr && (call_.flags & StarCall::kLast) != 0;
     sw_star_call_end(service_->tables_, ticket.conn, call_.step_id, uses_slots_ ? 1 : 0, last ? 1 : 0, &counts);
   }
+}
+
+void StarRun::End() {
   if (!alone_) service_->Forget(ticket);
   if (plan_ != nullptr) std::exchange(plan_, nullptr)->Unref();
   service_->running_.fetch_sub(1, std::memory_order_release);

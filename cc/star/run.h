@@ -65,6 +65,8 @@ class StarRun : public Step, public std::enable_shared_from_this<StarRun> {
   Status TakeFeeds();
   Status KeepFetches();
   void Answer();
+  // Before and after the answer: whoever has it may rely on what the table says.
+  void Leave();
   void End();
 
   const std::shared_ptr<StarService> service_;
