@@ -21,6 +21,8 @@ ROOT = HERE.parent.parent
 START_TIMEOUT = 120.0
 CALL_TIMEOUT = 60.0
 LOG_TAIL = 6000
+# Read before anything imports JAX (TensorFlow 2.12 does), which turns the log down for all that come after it.
+LOG_LEVEL = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0")
 
 # What must never be in a log of a process of ours, whatever else the test expects.
 SCARY = (
@@ -101,7 +103,7 @@ class Runner:
             address = str(self.directory / "zygote")
             listener = Listener(address, family="AF_UNIX")
             log = open(self.directory / "zygote.log", "wb")
-            environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL=os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0"), PYTHONUNBUFFERED="1", CUDA_VISIBLE_DEVICES="-1")
+            environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL=LOG_LEVEL, PYTHONUNBUFFERED="1", CUDA_VISIBLE_DEVICES="-1")
             self._process = subprocess.Popen([sys.executable, str(HERE / "zygote.py"), address], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
             log.close()
             self._control = _accept(listener, START_TIMEOUT, lambda: self._process.poll(), lambda: _tail(self.directory / "zygote.log"))
