@@ -55,7 +55,7 @@ print-folder:
 # ---- see it work
 
 .PHONY: demo
-demo: build ## Train a recommender with grpc and with grpc++, and compare
+demo: build ## Train a recommender with grpc, grpc++ and star_server, and compare
 	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) examples/recommender/demo.py $(ARGS)
 
 # What matplotlib needs stays out of the environment that TensorFlow runs in.

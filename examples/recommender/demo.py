@@ -1,4 +1,4 @@
-"""Trains the same recommender over stock grpc and over grpc++, in real processes, and compares speed and results.
+"""Trains the same recommender over stock grpc, over grpc++ and over star_server, in real processes, and compares speed and results.
 
 Both clusters live at the same time and take turns, so that what the machine does meanwhile hits both alike.
 """
@@ -156,10 +156,9 @@ def compare(options):
     import tensorflow as tf
 
     tf.compat.v1.disable_eager_execution()
-    protocols = ["grpc", options.protocol]
     clusters = []
     try:
-        for protocol in protocols:
+        for protocol in ["grpc", *options.protocols]:
             print(f"starting {options.ps} parameter servers and {options.workers} workers over {protocol}", flush=True)
             clusters.append(Cluster(protocol, options))
         for cluster in clusters:
@@ -172,28 +171,30 @@ def compare(options):
             for cluster in clusters if turn % 2 == 0 else reversed(clusters):
                 cluster.train(steps)
                 rate = cluster.rates[-1]
-                print(f"  {cluster.protocol:8} {rate:8.1f} steps/s  {rate * options.batch:9.0f} examples/s  loss {cluster.losses[-1]:.4f}", flush=True)
+                print(f"  {cluster.protocol:12} {rate:8.1f} steps/s  {rate * options.batch:9.0f} examples/s  loss {cluster.losses[-1]:.4f}", flush=True)
     finally:
         for cluster in clusters:
             cluster.stop()
     return clusters
 
 
-def report(stock, ours, options):
+def report(clusters, options):
     """Prints what was measured and what was checked; True if all checks held."""
-    medians = [statistics.median(cluster.rates[1:]) for cluster in (stock, ours)]
-    ratios = [b / a for a, b in zip(stock.rates[1:], ours.rates[1:])]
+    stock, *ours = clusters
     print()
-    for cluster, median in zip((stock, ours), medians):
-        print(f"{cluster.protocol:8} {median:8.1f} steps/s (median of {options.turns} turns)")
-    print(f"{ours.protocol} : {stock.protocol} = {statistics.median(ratios):.2f} (turns: {', '.join(f'{ratio:.2f}' for ratio in ratios)})")
+    for cluster in clusters:
+        print(f"{cluster.protocol:12} {statistics.median(cluster.rates[1:]):8.1f} steps/s (median of {options.turns} turns)")
+    for cluster in ours:
+        ratios = [b / a for a, b in zip(stock.rates[1:], cluster.rates[1:])]
+        print(f"{cluster.protocol} : {stock.protocol} = {statistics.median(ratios):.2f} (turns: {', '.join(f'{ratio:.2f}' for ratio in ratios)})")
     print()
-    same = sum(a.tobytes() == b.tobytes() for a, b in zip(stock.exact, ours.exact))
-    checks = [
-        (f"one worker, same seed: {same} of {EXACT_STEPS} losses are the same bits over both protocols", same == EXACT_STEPS),
-        (f"no update lost: {stock.steps} and {ours.steps} steps run, as many counted on the parameter server", True),
-    ]
-    for cluster in (stock, ours):
+    checks = []
+    for cluster in ours:
+        same = sum(a.tobytes() == b.tobytes() for a, b in zip(stock.exact, cluster.exact))
+        checks.append((f"one worker, same seed: {same} of {EXACT_STEPS} losses are the same bits over {cluster.protocol} and {stock.protocol}", same == EXACT_STEPS))
+    counts = ", ".join(f"{cluster.steps} ({cluster.protocol})" for cluster in clusters)
+    checks.append((f"no update lost: {counts} steps run, as many counted on the parameter server", True))
+    for cluster in clusters:
         first, last = float(cluster.exact[0]), cluster.losses[-1]
         checks.append((f"{cluster.protocol} learns: loss {first:.4f} -> {last:.4f}", last < first - 0.005))
     for text, held in checks:
@@ -203,7 +204,7 @@ def report(stock, ours, options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--protocol", default="grpc++", help="what to compare with stock grpc")
+    parser.add_argument("--protocols", nargs="+", default=["grpc++", "star_server"], help="what to compare with stock grpc")
     parser.add_argument("--ps", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=128)
@@ -218,7 +219,7 @@ def main():
         sys.exit(f"demo: {failure}")
     finally:
         log.close(show=failed)
-    sys.exit(0 if report(*clusters, options) else 1)
+    sys.exit(0 if report(clusters, options) else 1)
 
 
 if __name__ == "__main__":
