@@ -22,7 +22,7 @@ __all__ = ["__version__", "config", "endpoint_map", "library_path", "protocols",
 
 def protocols():
     """The names that ``protocol=`` (or ``rpc_layer=``) may have, besides TensorFlow's own."""
-    return ("grpc++", "star_server", "star_server_lite")
+    return ("grpc++", "star_server", "star_server_lite", "grpc+verbs")
 
 
 load()

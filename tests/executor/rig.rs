@@ -125,7 +125,9 @@ impl Kernels for Rig {
         for &slot in call.unshared() {
             call.scratch.slots[slot as usize].promised.store(node + 1, SeqCst);
         }
-        for (src, output) in self.graph.inputs(node) {
+        // A merge is promised nothing, and may have given up an input that another node is promised just now.
+        let merge = self.graph.behaviours[node as usize] == Behaviour::Merge;
+        for (src, output) in self.graph.inputs(node).into_iter().filter(|_| !merge) {
             let promised = &call.scratch.slots[self.graph.slot(src, output)].promised;
             // Told without a name: it is ours.
             let _ = promised.compare_exchange(NOBODY, node + 1, SeqCst, SeqCst);

@@ -62,7 +62,7 @@ def test_stop_names_what_it_cannot_stop():
         ROOT / "python",
     )
     assert code == 0, err
-    assert out == "None\nstarwire: a server with protocol 'grpc' is TensorFlow's own, which cannot be stopped; starwire's are " + "grpc++", out
+    assert out == "None\nstarwire: a server with protocol 'grpc' is TensorFlow's own, which cannot be stopped; starwire's are grpc++, star_server, star_server_lite, grpc+verbs", out
 
 
 def test_loading_the_library_alone_works(tmp_path):
