@@ -13,6 +13,7 @@ import collections
 import json
 import os
 import random
+import re
 import signal
 import socket
 import statistics
@@ -52,7 +53,9 @@ class Soak:
         self.options, self.out = options, out
         self.random = random.Random(options.seed)
         environment = {"STARWIRE_KEEPALIVE_MS": 2000, "STARWIRE_KEEPALIVE_TIMEOUT_MS": 4000, "TF_CPP_MIN_LOG_LEVEL": 1}
-        self.cluster = harness.Cluster(runner, options.protocol, {"ps": SERVERS, "worker": WORKERS}, environment=environment)
+        self.cluster = harness.Cluster(runner, options.protocol, {"ps": SERVERS, "worker": WORKERS}, environment=environment, per_task={("ps", 0): {"TF_CPP_MIN_LOG_LEVEL": 0}})
+        if not harness.is_stock(options.protocol):
+            self.cluster["ps", 0].wait_for_log("data port")
         self.checkpoints, self.end = str(out / "checkpoints"), str(out / "end")
         self.events = collections.Counter()
         self.complaints = []
@@ -91,8 +94,10 @@ class Soak:
         task.signal(signal.SIGCONT)
 
     def send_garbage(self):
-        port = int(self.cluster.spec["ps"][0].rsplit(":", 1)[1])
-        with socket.create_connection(("127.0.0.1", port), 5) as peer:
+        # To the data port; stock TensorFlow has only the one of the ClusterSpec.
+        told = re.findall(r"data port (\S+):(\d+),", self.cluster["ps", 0].full_log())
+        host, port = told[-1] if told else self.cluster.spec["ps"][0].rsplit(":", 1)
+        with socket.create_connection((host, int(port)), 5) as peer:
             peer.settimeout(1)
             try:
                 peer.sendall(self.random.randbytes(self.random.randrange(1, 100_000)))
