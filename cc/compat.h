@@ -74,13 +74,24 @@ inline void SetStatusPayload(Status* status, absl::string_view url, absl::string
 // The number that travels: the same in tensorflow::error::Code, absl::StatusCode and sw_code.
 inline int StatusNumber(const Status& status) { return static_cast<int>(status.code()); }
 
+inline constexpr int kCancelled = 1;
+inline constexpr int kUnknown = 2;
+inline constexpr int kInvalidArgument = 3;
+inline constexpr int kDeadlineExceeded = 4;
+inline constexpr int kResourceExhausted = 8;
+inline constexpr int kFailedPrecondition = 9;
+inline constexpr int kAborted = 10;
+inline constexpr int kUnimplemented = 12;
+inline constexpr int kInternal = 13;
+inline constexpr int kUnavailable = 14;
+inline constexpr int kDataLoss = 15;
+inline constexpr int kLastStatusNumber = 16;
+
 // Numbers that no version of TensorFlow knows become Unknown, so that a peer cannot make us hold a status that nobody
 // can print.
 inline Status MakeStatus(int code, const std::string& message) {
-  constexpr int kUnknown = 2;
-  constexpr int kLast = 16;
   if (code == 0) return Status();
-  return Status(static_cast<StatusCode>(code < 0 || code > kLast ? kUnknown : code), message);
+  return Status(static_cast<StatusCode>(code < 0 || code > kLastStatusNumber ? kUnknown : code), message);
 }
 
 // ---- Rendezvous ----

@@ -49,9 +49,10 @@ Scratch::Scratch(SubgraphTable* table)
 Status Scratch::Begin(Step* step) {
   const size_t expected = table_->arg_slots.size();
   if (step->feeds.size() < expected || step->fetches.size() < table_->num_fetches) {
-    return MakeStatus(3, "starwire: a sub-graph with " + std::to_string(expected) + " arguments and " +
-                             std::to_string(table_->num_fetches) + " results got " +
-                             std::to_string(step->feeds.size()) + " and " + std::to_string(step->fetches.size()));
+    return MakeStatus(kInvalidArgument, "starwire: a sub-graph with " + std::to_string(expected) + " arguments and " +
+                                            std::to_string(table_->num_fetches) + " results got " +
+                                            std::to_string(step->feeds.size()) + " and " +
+                                            std::to_string(step->fetches.size()));
   }
   step_ = step;
   ++runs_;
@@ -68,7 +69,7 @@ int32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t d
   const SubgraphNode& node = table_->nodes[task.node];
   tensorflow::CancellationManager* cancellation = step_->args.cancellation_manager;
   if (cancellation != nullptr && cancellation->IsCancelled()) {
-    Fail(MakeStatus(1, "starwire: the step was cancelled"), node);
+    Fail(MakeStatus(kCancelled, "starwire: the step was cancelled"), node);
     Drop(node, task);
     return SW_OUTCOME_FAILED;
   }
@@ -229,7 +230,7 @@ Status Scratch::PrepareReference(const SubgraphNode& node, uint32_t input) {
   if (!slot.variable->IsInitialized() && !node.reads_uninitialized) {
     const std::string name =
         node.kernel == nullptr ? "" : node.kernel->requested_input(static_cast<int>(input - node.first_input));
-    return MakeStatus(9, "Attempting to use uninitialized value " + name);
+    return MakeStatus(kFailedPrecondition, "Attempting to use uninitialized value " + name);
   }
   if (as_reference) {
     inputs_[input] = TensorValue(slot.mutex, slot.variable);
@@ -239,9 +240,9 @@ Status Scratch::PrepareReference(const SubgraphNode& node, uint32_t input) {
   inputs_[input] = TensorValue(&dereferred_[input]);
   const tensorflow::DataType expected = tensorflow::RemoveRefType(table_->output_types[table_->input_slots[input]]);
   if (dereferred_[input].dtype() != expected) {
-    return MakeStatus(3, "starwire: the variable that is read has become one of type " +
-                             tensorflow::DataTypeString(dereferred_[input].dtype()) + ", expected " +
-                             tensorflow::DataTypeString(expected));
+    return MakeStatus(kInvalidArgument, "starwire: the variable that is read has become one of type " +
+                                            tensorflow::DataTypeString(dereferred_[input].dtype()) + ", expected " +
+                                            tensorflow::DataTypeString(expected));
   }
   return OkStatus();
 }
@@ -274,16 +275,17 @@ Status Scratch::KeepUnusual(sw_run* run, const SubgraphNode& node, uint32_t outp
     if (node.may_die) {
       sw_run_mark_dead(run, static_cast<uint32_t>(&node - table_->nodes.data()), output);
     } else if (table_->readers[at] > 0) {
-      return MakeStatus(13, "starwire: Missing " + std::to_string(output) + "-th output from " + node.kernel->name());
+      return MakeStatus(kInternal,
+                        "starwire: Missing " + std::to_string(output) + "-th output from " + node.kernel->name());
     }
     return OkStatus();
   }
   const tensorflow::DataType type = value.is_ref() ? value.dtype_safe() : value.tensor->dtype();
   if (!value.is_ref()) delete value.tensor;
   if (type != table_->output_types[at]) {
-    return MakeStatus(13, "starwire: output " + std::to_string(output) + " is of type " +
-                              tensorflow::DataTypeString(type) + " instead of " +
-                              tensorflow::DataTypeString(table_->output_types[at]));
+    return MakeStatus(kInternal, "starwire: output " + std::to_string(output) + " is of type " +
+                                     tensorflow::DataTypeString(type) + " instead of " +
+                                     tensorflow::DataTypeString(table_->output_types[at]));
   }
   if (table_->readers[at] > 0) {
     slots_[at].variable = value.tensor;
@@ -329,9 +331,9 @@ void Scratch::Fail(Status status, const SubgraphNode& node) {
   tensorflow::CancellationManager* cancellation = step_->args.cancellation_manager;
   if (node.kernel != nullptr) {
     // TensorFlow recovers from Unavailable by starting over: only the network may say it.
-    if (StatusNumber(status) == 14 && !node.is_communication) {
-      status = MakeStatus(
-          13, "starwire: the operation said Unavailable, which is for the network only: " + StatusMessage(status));
+    if (StatusNumber(status) == kUnavailable && !node.is_communication) {
+      status = MakeStatus(kInternal, "starwire: the operation said Unavailable, which is for the network only: " +
+                                         StatusMessage(status));
     }
     status = tensorflow::AttachDef(status, node.kernel->def());
   }
@@ -380,7 +382,7 @@ void Subgraph::Run(Step* step) const {
   void* memory = nullptr;
   sw_run* run = sw_run_begin(table_->plan, &memory);
   if (run == nullptr) {
-    step->OnDone(MakeStatus(13, "starwire: bug: a run of a sub-graph could not begin"));
+    step->OnDone(MakeStatus(kInternal, "starwire: bug: a run of a sub-graph could not begin"));
     return;
   }
   Status status = static_cast<Scratch*>(memory)->Begin(step);

@@ -53,8 +53,8 @@ class StockRun : public tensorflow::CallFrameInterface {
     for (Step::Value& fetch : step->fetches) fetch.dead = true;
   }
   static Status Missing(const char* what, int index) {
-    return MakeStatus(
-        3, std::string("starwire: a sub-graph's ") + what + " " + std::to_string(index) + " was not given a place");
+    return MakeStatus(kInvalidArgument, std::string("starwire: a sub-graph's ") + what + " " + std::to_string(index) +
+                                            " was not given a place");
   }
   Step* const step_;
 };
@@ -86,11 +86,12 @@ Status SessionSubgraph::FindDevice(const tensorflow::GraphDef& graph, tensorflow
   const std::string* name = nullptr;
   for (const tensorflow::NodeDef& node : graph.node()) {
     if (name != nullptr && node.device() != *name) {
-      return MakeStatus(3, "starwire: a sub-graph is on two devices: " + *name + " and " + node.device());
+      return MakeStatus(kInvalidArgument,
+                        "starwire: a sub-graph is on two devices: " + *name + " and " + node.device());
     }
     name = &node.device();
   }
-  if (name == nullptr) return MakeStatus(3, "starwire: a sub-graph without nodes was registered");
+  if (name == nullptr) return MakeStatus(kInvalidArgument, "starwire: a sub-graph without nodes was registered");
   return session_->device_mgr()->LookupDevice(*name, device);
 }
 
@@ -105,7 +106,8 @@ Status SessionSubgraph::Build(const tensorflow::GraphDef& definition, const tens
       session_->device_mgr(), tensorflow::Env::Default(), &config, definition.versions().producer(), library_.get(),
       config.graph_options().optimizer_options(), nullptr, session_->cluster_flr());
   tensorflow::FunctionLibraryRuntime* runtime = runtime_->GetFLR(device->name());
-  if (runtime == nullptr) return MakeStatus(13, "starwire: device " + device->name() + " has no function library");
+  if (runtime == nullptr)
+    return MakeStatus(kInternal, "starwire: device " + device->name() + " has no function library");
 
   // Gets the functions with the nodes.
   tensorflow::Graph graph(tensorflow::OpRegistry::Global());

@@ -83,7 +83,7 @@ Status SubgraphTable::AddNode(const Node& node, std::string* unsupported) {
   if (node.IsArg() || node.IsRetval()) {
     Status status = tensorflow::GetNodeAttr(node.attrs(), "index", &index);
     if (!status.ok()) return status;
-    if (index < 0) return MakeStatus(3, "starwire: node " + node.name() + " has a negative index");
+    if (index < 0) return MakeStatus(kInvalidArgument, "starwire: node " + node.name() + " has a negative index");
   }
   if (node.IsArg()) {
     plan_node.kind = SW_EXEC_NOTHING;

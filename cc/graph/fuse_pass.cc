@@ -31,7 +31,6 @@ using tensorflow::Graph;
 using tensorflow::Node;
 using tensorflow::NodeDef;
 
-constexpr int kInternal = 13;
 // Behind TensorFlow's own passes, which replicate constants and lower functions.
 constexpr int kPhase = 10000;
 

@@ -29,7 +29,6 @@ using tensorflow::DeviceSet;
 using tensorflow::Graph;
 using tensorflow::Node;
 
-constexpr int kInternal = 13;
 // Behind TensorFlow's own passes, before tensor_fuse, which then finds what is left with send and receive.
 constexpr int kPhase = 9000;
 

@@ -16,7 +16,6 @@ using tensorflow::NodeDef;
 
 namespace {
 
-constexpr int kInternal = 13;
 constexpr uint32_t kNoCall = std::numeric_limits<uint32_t>::max();
 
 tensorflow::DataType TypeOf(const Node& node, int output) { return tensorflow::BaseType(node.output_type(output)); }

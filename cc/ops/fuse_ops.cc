@@ -31,8 +31,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::Variant;
 
-constexpr int kInvalidArgument = 3;
-
 class FuseOp : public OpKernel {
  public:
   explicit FuseOp(OpKernelConstruction* context) : OpKernel(context) {}

@@ -29,10 +29,6 @@ using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 
-constexpr int kInvalidArgument = 3;
-constexpr int kFailedPrecondition = 9;
-constexpr int kInternal = 13;
-
 class StarCallKernel : public AsyncOpKernel {
  public:
   explicit StarCallKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {

@@ -16,9 +16,6 @@ using tensorflow::AllocatorAttributes;
 using tensorflow::Rendezvous;
 using tensorflow::Tensor;
 
-constexpr int kResourceExhausted = 8;
-constexpr int kInternal = 13;
-
 // The two numbers behind the last ';' of a rendezvous key, "frame:iteration".
 struct KeySuffix {
   size_t prefix_size = 0;

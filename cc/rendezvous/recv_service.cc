@@ -24,11 +24,6 @@ using tensorflow::Device;
 using tensorflow::Rendezvous;
 using tensorflow::Tensor;
 
-constexpr int kResourceExhausted = 8;
-constexpr int kAborted = 10;
-constexpr int kInternal = 13;
-constexpr int kInvalidArgument = 3;
-
 // So long after a peer gave up its step is aborted here: the reason that made it give up shall reach the client first.
 constexpr int64_t kAbortDelayMicros = 1000 * 1000;
 

@@ -6,13 +6,7 @@
 #include "tensorflow/core/util/device_name_utils.h"
 
 namespace starwire {
-namespace {
-
-constexpr int kInvalidArgument = 3;
-constexpr int kFailedPrecondition = 9;
-constexpr int kInternal = 13;
-
-}  // namespace
+namespace {}  // namespace
 
 Status Route::Make(tensorflow::WorkerSession* session, const tensorflow::Rendezvous::ParsedKey& key,
                    std::unique_ptr<Route>* out) {

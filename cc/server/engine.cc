@@ -94,11 +94,12 @@ std::shared_ptr<sw_engine> Engine::shared_handle() { return std::shared_ptr<sw_e
 
 Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& def, int bound_grpc_port,
                      Services services) {
-  if (handle() != nullptr) return MakeStatus(9, "starwire: the engine was started before");
+  if (handle() != nullptr) return MakeStatus(kFailedPrecondition, "starwire: the engine was started before");
   task_ = TaskName(def.job_name(), def.task_index());
   TaskAddresses addresses = AddressesOf(def.cluster());
   auto own = addresses.find(task_);
-  if (own == addresses.end()) return MakeStatus(3, "task " + task_ + " is not in the cluster of its own ServerDef");
+  if (own == addresses.end())
+    return MakeStatus(kInvalidArgument, "task " + task_ + " is not in the cluster of its own ServerDef");
   const size_t colon = own->second.rfind(':');
   if (colon != std::string::npos && own->second.substr(colon + 1) == "0") {
     own->second = own->second.substr(0, colon + 1) + std::to_string(bound_grpc_port);
@@ -172,7 +173,8 @@ void Engine::Stop() {
 
 Status Engine::OpenChannel(const std::string& task, const std::string& grpc_address, std::shared_ptr<Channel>* out) {
   sw_engine* handle = this->handle();
-  if (handle == nullptr) return MakeStatus(9, "starwire: the server of this session has not started its data port");
+  if (handle == nullptr)
+    return MakeStatus(kFailedPrecondition, "starwire: the server of this session has not started its data port");
   sw_channel* channel = nullptr;
   sw_error* error = nullptr;
   const sw_code code = sw_channel_open(handle, AsBytes(task), AsBytes(grpc_address), &channel, &error);

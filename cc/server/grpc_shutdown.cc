@@ -131,7 +131,7 @@ Status Bounded(int64_t timeout_ms, std::function<void()> work) {
   });
   if (finished.wait_for(std::chrono::milliseconds(timeout_ms)) != std::future_status::ready) {
     thread.detach();
-    return MakeStatus(4, "TensorFlow's gRPC did not end within " + std::to_string(timeout_ms) + " ms");
+    return MakeStatus(kDeadlineExceeded, "TensorFlow's gRPC did not end within " + std::to_string(timeout_ms) + " ms");
   }
   thread.join();
   return OkStatus();

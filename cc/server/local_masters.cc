@@ -17,7 +17,8 @@ namespace {
 class ClosedWorkerCache : public tensorflow::WorkerCacheInterface {
  public:
   explicit ClosedWorkerCache(const std::string& target)
-      : reason_(MakeStatus(14, "the server at " + target + " was stopped")), worker_(kTask, reason_, nullptr) {}
+      : reason_(MakeStatus(kUnavailable, "the server at " + target + " was stopped")),
+        worker_(kTask, reason_, nullptr) {}
 
   void ListWorkers(std::vector<std::string>* workers) const override { workers->assign(1, kTask); }
   void ListWorkersInJob(const std::string&, std::vector<std::string>* workers) const override { workers->clear(); }

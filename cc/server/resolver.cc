@@ -56,9 +56,9 @@ void Resolver::Resolve(std::shared_ptr<sw_engine> engine, const std::string& tas
     std::lock_guard<std::mutex> lock(mu_);
     auto found = caches_.find({task, address});
     if (shut_down_) {
-      refused = MakeStatus(14, "the server is stopping");
+      refused = MakeStatus(kUnavailable, "the server is stopping");
     } else if (found == caches_.end()) {
-      refused = MakeStatus(13, query->Who() + " is in no cluster of this server");
+      refused = MakeStatus(kInternal, query->Who() + " is in no cluster of this server");
     } else {
       query->stock = found->second;
       queries_.insert(query);
@@ -76,7 +76,7 @@ void Resolver::Resolve(std::shared_ptr<sw_engine> engine, const std::string& tas
 void Resolver::Ask(std::shared_ptr<Query> query) {
   query->worker = query->stock->GetOrCreateWorker(query->task);
   if (query->worker == nullptr) {
-    Answered(query, MakeStatus(13, query->Who() + " has no gRPC channel"));
+    Answered(query, MakeStatus(kInternal, query->Who() + " has no gRPC channel"));
     return;
   }
   query->opts.SetTimeout(kTimeoutMs);
@@ -95,9 +95,10 @@ void Resolver::Answered(const std::shared_ptr<Query>& query, const Status& statu
         MakeStatus(code, query->Who() + " does not answer GetStatus on its gRPC port: " + StatusMessage(status)), "");
   } else if (advertisement.empty()) {
     query->Answer(
-        MakeStatus(9, query->Who() + " does not offer protocol " + protocol_ +
-                          " (it answered TensorFlow's gRPC without a starwire data port): start it with protocol=\"" +
-                          protocol_ + "\""),
+        MakeStatus(kFailedPrecondition,
+                   query->Who() + " does not offer protocol " + protocol_ +
+                       " (it answered TensorFlow's gRPC without a starwire data port): start it with protocol=\"" +
+                       protocol_ + "\""),
         "");
   } else {
     query->Answer(OkStatus(), advertisement);

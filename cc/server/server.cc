@@ -139,9 +139,9 @@ Status StarwireServer::Create(const std::string& protocol, const ServerDef& def,
     std::lock_guard<std::mutex> lock(servers->mu);
     if (servers->pid != 0 && servers->pid != getpid()) {
       return MakeStatus(
-          9, "this process was forked from process " + std::to_string(servers->pid) + ", which had started a " +
-                 protocol +
-                 " server: TensorFlow's threads do not survive a fork. Fork first, or use the spawn start method");
+          kFailedPrecondition,
+          "this process was forked from process " + std::to_string(servers->pid) + ", which had started a " + protocol +
+              " server: TensorFlow's threads do not survive a fork. Fork first, or use the spawn start method");
     }
     servers->pid = getpid();
   }
@@ -246,7 +246,7 @@ Status StarwireServer::Stop() {
 Status StarwireServer::AddMasterEagerContextToEagerService(ContextId context_id, tensorflow::EagerContext* context) {
   // The eager service is deleted by ShutDown(): held until it has the context, and then it is kept.
   std::lock_guard<std::mutex> lock(stop_mu_);
-  if (shut_down_) return MakeStatus(9, "the server at " + target() + " was stopped");
+  if (shut_down_) return MakeStatus(kFailedPrecondition, "the server at " + target() + " was stopped");
   return GrpcServer::AddMasterEagerContextToEagerService(context_id, context);
 }
 
@@ -286,7 +286,7 @@ void StarwireServer::MakeRoom(int grpc_port) {
 Status StarwireServer::UpdateServerDef(const ServerDef& def) {
   {
     std::lock_guard<std::mutex> lock(stop_mu_);
-    if (shut_down_) return MakeStatus(9, "the server at " + target() + " was stopped");
+    if (shut_down_) return MakeStatus(kFailedPrecondition, "the server at " + target() + " was stopped");
   }
   const Status status = GrpcServer::UpdateServerDef(def);
   if (status.ok()) PointLocalMasterAt(target(), own_master_env_, *master_env());

@@ -30,10 +30,6 @@ constexpr uint8_t kSlotEncoding = 17;
 constexpr uint64_t kScatterMinBytes = 8 << 10;
 constexpr size_t kMaxScattered = 1 << 14;
 
-constexpr int kInvalidArgument = 3;
-constexpr int kResourceExhausted = 8;
-constexpr int kUnimplemented = 12;
-
 Status Bad(const std::string& why) {
   return MakeStatus(kInvalidArgument, "starwire: a malformed table of tensors in a star call: " + why);
 }

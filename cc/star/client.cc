@@ -9,8 +9,6 @@
 namespace starwire {
 namespace {
 
-constexpr int kCancelled = 1;
-constexpr int kAborted = 10;
 // A server that forgets a plan between its registration and the call is short of memory, or worse.
 constexpr int kMaxRegistrations = 8;
 // More fetches than that take a while to hand out.

@@ -13,8 +13,6 @@
 namespace starwire {
 namespace {
 
-constexpr int kInvalidArgument = 3;
-
 // The first runs make variables, ask for memory, and are measured.
 constexpr uint32_t kTrialRuns = 3;
 // After a run on a reactor that took this many times as long as it may, so many runs take place elsewhere: perhaps

@@ -16,10 +16,6 @@ namespace starwire {
 
 namespace {
 
-constexpr int kCancelled = 1;
-constexpr int kInvalidArgument = 3;
-constexpr int kFailedPrecondition = 9;
-
 // More is dropped: a reply is not for gigabytes of statistics.
 constexpr size_t kMaxStats = 64 << 20;
 

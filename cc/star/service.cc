@@ -20,9 +20,6 @@ namespace starwire {
 
 namespace {
 
-constexpr int kInvalidArgument = 3;
-constexpr int kAborted = 10;
-
 // What those who waited for a compilation are told.
 struct Outcome {
   StarService* service;

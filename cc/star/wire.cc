@@ -8,7 +8,6 @@ namespace starwire {
 namespace {
 
 constexpr uint8_t kVersion = 1;
-constexpr int kInvalidArgument = 3;
 constexpr size_t kKeepBytes = 12;
 
 // Call:     u8 version, u8 flags, u16 number, u16 length of the session's handle, u16 0, u32 keeps, u32 0, i64 step,

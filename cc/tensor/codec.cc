@@ -42,9 +42,6 @@ constexpr size_t kMaxTable = (1 << 20) - kFixedMeta;
 constexpr uint64_t kScatterMinBytes = 8 << 10;
 constexpr size_t kFusedMaxParts = 1 << 16;
 
-constexpr int kInvalidArgument = 3;
-constexpr int kUnimplemented = 12;
-
 void UnrefBuffer(void* owner) { static_cast<const TensorBuffer*>(owner)->Unref(); }
 void DeleteString(void* owner) { delete static_cast<std::string*>(owner); }
 void DeleteBytes(void* owner) { delete[] static_cast<uint8_t*>(owner); }

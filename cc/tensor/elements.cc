@@ -19,9 +19,6 @@ using tensorflow::TensorShape;
 
 namespace {
 
-constexpr int kInvalidArgument = 3;
-constexpr int kResourceExhausted = 8;
-constexpr int kDataLoss = 15;
 constexpr size_t kMaxDims = 254;
 
 size_t Width(bool wide) { return wide ? sizeof(uint64_t) : sizeof(uint32_t); }

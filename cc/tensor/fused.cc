@@ -17,8 +17,6 @@ using tensorflow::VariantTensorData;
 
 namespace {
 
-constexpr int kUnimplemented = 12;
-
 // Table: u8 version, three bytes 0, u32 members, then for each member u16 type, u8 encoding, u8 dimensions, u32 0, u64
 // bytes and i64 per dimension.
 constexpr uint8_t kVersion = 1;

@@ -22,9 +22,6 @@ using tensorflow::RecvBufRequest;
 using tensorflow::StatusCallback;
 using tensorflow::Tensor;
 
-constexpr int kInternal = 13;
-constexpr int kResourceExhausted = 8;
-
 bool OnHost(const BufRendezvous::Hook& hook) {
   return hook.prod_dev->attributes().device_type() == "CPU" || hook.prod_attr.on_host();
 }

@@ -51,7 +51,6 @@ class Cancellation {
 
  private:
   void Send() {
-    constexpr sw_code kCancelled = 1;
     static const std::string kMessage = "cancelled by the caller";
     CompletionBatch::DeferScope defer;
     sw_cancel(channel_->handle(), id_, kCancelled, AsBytes(kMessage));
@@ -89,8 +88,8 @@ class Call {
     brief_ = method == Method::kRunGraph || method == Method::kCleanupGraph;
     const size_t size = request.ByteSizeLong();
     if (size > static_cast<size_t>(std::numeric_limits<int>::max())) {
-      done_(MakeStatus(3, "a request of " + std::to_string(size) + " bytes to " + target_ +
-                              " does not fit into a protocol buffer (2 GB at most)"));
+      done_(MakeStatus(kInvalidArgument, "a request of " + std::to_string(size) + " bytes to " + target_ +
+                                             " does not fit into a protocol buffer (2 GB at most)"));
       delete this;
       return;
     }
@@ -123,7 +122,6 @@ class Call {
 
  private:
   static sw_code Alloc(void* op, sw_bytes, size_t n, const uint64_t* lens, void** bufs) {
-    constexpr sw_code kInternal = 13;
     Call* call = static_cast<Call*>(op);
     if (call->into_) {
       if (n != 1 || lens[0] != call->expected_) {
@@ -158,8 +156,8 @@ class Call {
     if (into_) {
       if (status_.ok() && size_ != expected_) status_ = WrongSize(size_);
     } else if (status_.ok() && !parse_(body_.get(), static_cast<int>(size_))) {
-      status_ = MakeStatus(13, "the reply of " + target_ + " is not the protocol buffer that was expected (" +
-                                   std::to_string(size_) + " bytes)");
+      status_ = MakeStatus(kInternal, "the reply of " + target_ + " is not the protocol buffer that was expected (" +
+                                          std::to_string(size_) + " bytes)");
     }
     body_.reset();
     done_(status_);
@@ -167,9 +165,9 @@ class Call {
   }
 
   Status WrongSize(uint64_t size) const {
-    return MakeStatus(13, target_ + " has a buffer of " + std::to_string(size) + " bytes for this collective, and " +
-                              std::to_string(expected_) +
-                              " were expected: do all workers call it with the same shapes and types?");
+    return MakeStatus(kInternal, target_ + " has a buffer of " + std::to_string(size) +
+                                     " bytes for this collective, and " + std::to_string(expected_) +
+                                     " were expected: do all workers call it with the same shapes and types?");
   }
 
   const std::shared_ptr<Channel> channel_;
@@ -325,8 +323,8 @@ void RemoteWorker::RecvBufAsync(CallOptions* opts, const tensorflow::RecvBufRequ
   // A response without transport options says that the bytes are where the request wanted them.
   void* to = reinterpret_cast<void*>(static_cast<uintptr_t>(request->buf_ptr()));
   if (request->num_bytes() < 0 || (to == nullptr && request->num_bytes() != 0)) {
-    done(MakeStatus(3, "a request for " + std::to_string(request->num_bytes()) + " bytes of " + target_ +
-                           " does not say where to put them"));
+    done(MakeStatus(kInvalidArgument, "a request for " + std::to_string(request->num_bytes()) + " bytes of " + target_ +
+                                          " does not say where to put them"));
     return;
   }
   auto* call = new Call(channel_, target_, nullptr, std::move(done), opts);

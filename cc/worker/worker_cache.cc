@@ -61,7 +61,9 @@ std::shared_ptr<WorkerCacheInterface> WorkerCache::stock() const {
   return stock_;
 }
 
-Status WorkerCache::Stopped() const { return MakeStatus(14, "the server of " + local_task_ + " was stopped"); }
+Status WorkerCache::Stopped() const {
+  return MakeStatus(kUnavailable, "the server of " + local_task_ + " was stopped");
+}
 
 void WorkerCache::ListWorkers(std::vector<std::string>* workers) const {
   workers->clear();

@@ -32,8 +32,8 @@ void SendResponse(sw_engine* engine, sw_ticket ticket, const MessageLite& respon
   const size_t size = response.ByteSizeLong();
   if (size > static_cast<size_t>(std::numeric_limits<int>::max())) {
     ReplyError(engine, ticket,
-               MakeStatus(8, "a reply of " + std::to_string(size) +
-                                 " bytes does not fit into a protocol buffer (2 GB at most)"));
+               MakeStatus(kResourceExhausted, "a reply of " + std::to_string(size) +
+                                                  " bytes does not fit into a protocol buffer (2 GB at most)"));
     return;
   }
   if (size == 0) {
@@ -116,12 +116,12 @@ void WorkerService::Serve(const sw_call_request* request, Place place, Run run) 
     const bool parsed = ParseBody(call->parts, call->n_parts, call->Request());
     call->ReleaseBody();
     if (!parsed) {
-      self->Finish(call, MakeStatus(3, "the request is not the protocol buffer that worker method " +
-                                           std::to_string(call->method) + " takes"));
+      self->Finish(call, MakeStatus(kInvalidArgument, "the request is not the protocol buffer that worker method " +
+                                                          std::to_string(call->method) + " takes"));
       return;
     }
     if (call->cancelled.load()) {
-      self->Finish(call, MakeStatus(1, "cancelled before it was started"));
+      self->Finish(call, MakeStatus(kCancelled, "cancelled before it was started"));
       return;
     }
     run(self->worker_, call.get(), [self, call](const Status& status) { self->Finish(call, status); });
@@ -333,7 +333,7 @@ void WorkerService::OnCall(const sw_call_request* request) {
   }
   sw_body_release(request->body);
   ReplyError(engine_.get(), request->ticket,
-             MakeStatus(12, "this server has no worker method " + std::to_string(request->method)));
+             MakeStatus(kUnimplemented, "this server has no worker method " + std::to_string(request->method)));
 }
 
 }  // namespace starwire

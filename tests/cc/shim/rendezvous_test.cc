@@ -232,7 +232,7 @@ class RendezvousTest : public testing::Test {
   // TensorFlow itself keeps some references to an aborted rendezvous.
   int64_t ReferencesWhenAborted() {
     auto* unused = worker_->Step(987654321);
-    unused->StartAbort(MakeStatus(13, "unused"));
+    unused->StartAbort(MakeStatus(kInternal, "unused"));
     const int64_t references = unused->RefCount();
     unused->Unref();
     return references;
@@ -414,7 +414,7 @@ TEST_F(RendezvousTest, AbortEndsWhatWaitsWithItsReason) {
   to->RecvAsync(Key("last"), Rendezvous::Args(), last.Callback());
   ASSERT_TRUE(from->Send(Key("last"), Rendezvous::Args(), Floats(1, 0), false).ok());
   ASSERT_TRUE(last.Wait());
-  to->StartAbort(MakeStatus(13, "because"));
+  to->StartAbort(MakeStatus(kInternal, "because"));
   for (auto& each : received) {
     ASSERT_TRUE(each.Wait());
     EXPECT_EQ(StatusNumber(each.status), 13);
@@ -477,7 +477,7 @@ TEST_F(RendezvousTest, AbortRacesWithRequestsAndAnswers) {
     });
     std::thread aborter([&] {
       std::this_thread::sleep_for(std::chrono::microseconds(round * 40));
-      to->StartAbort(MakeStatus(13, "race"));
+      to->StartAbort(MakeStatus(kInternal, "race"));
     });
     for (int i = 0; i < kCalls; ++i)
       to->RecvAsync(Key("e" + std::to_string(i)), Rendezvous::Args(), received[i].Callback());

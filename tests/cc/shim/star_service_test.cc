@@ -220,7 +220,9 @@ class Task {
     env.compute_pool = &pool;
     sessions = std::make_unique<tensorflow::SessionMgr>(
         &env, name, std::make_unique<NoWorkers>(),
-        [](const tensorflow::ServerDef&, tensorflow::WorkerCacheInterface**) { return MakeStatus(12, "no clusters"); },
+        [](const tensorflow::ServerDef&, tensorflow::WorkerCacheInterface**) {
+          return MakeStatus(kUnimplemented, "no clusters");
+        },
         nullptr);
     env.session_mgr = sessions.get();
 

@@ -23,8 +23,6 @@ using tensorflow::DT_STRING;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-constexpr int kInvalidArgument = 3;
-
 sw_bytes Bytes(const std::vector<uint8_t>& bytes) { return {bytes.data(), bytes.size()}; }
 sw_bytes Bytes(const std::string& text) { return {reinterpret_cast<const uint8_t*>(text.data()), text.size()}; }
 std::string Text(sw_bytes bytes) { return std::string(reinterpret_cast<const char*>(bytes.data), bytes.len); }
