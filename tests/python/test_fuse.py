@@ -2,7 +2,7 @@
 
 Every case is run unfused over stock gRPC, which is what it must give, and fused over both; that it was fused is seen in the partitions that ran: a test that passed
 because nothing was fused would be worth nothing. Values come from variables and constants: feeds that belong to different fetches are never tied to each other (the
-client of a partial run may hold one back), so that the cases of test_differential.py, which feed everything, would show little.
+client of a partial run may hold one back), so that the graphs of graphs.py, which feed everything, would show little.
 """
 
 import json
@@ -13,7 +13,8 @@ import pytest
 import test_differential as differential
 import test_training as training
 from cluster import RemoteError, load, start_server, tf
-from test_differential import HOPS, PS0, PS1, WORKER0, WORKER1, digest
+from graphs import HOPS, PS0, PS1, WORKER0, WORKER1
+from test_differential import digest
 
 ON, OFF = b"\xc8\x0c\x01", b"\xc8\x0c\x00"  # ConfigProto's field 201, as starwire.config() sets it
 EAGER = {"STARWIRE_TENSOR_FUSE_WAIT_US": "60000000", "STARWIRE_TENSOR_FUSE_MESSAGE_US": "1000000"}  # whatever may be grouped is

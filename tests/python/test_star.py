@@ -11,19 +11,22 @@ from urllib.request import urlopen
 import pytest
 
 import steps
-import test_differential as differential
 import test_fuse as fuse
 import test_training as training
 from cluster import state, tf
-from test_differential import PS0, PS1, WORKER0, WORKER1, digest, pair, test_dtype, test_error, test_graph  # noqa: F401
+from graphs import PS0, PS1, WORKER0, WORKER1
+from test_differential import digest, pair, test_dtype, test_error, test_graph  # noqa: F401
 from test_failure import (  # noqa: F401
     test_blocked_step_is_ended, test_clean_exit, test_operation_timeout, test_ps_killed_mid_step, test_restarted_peer_is_a_new_one, test_stopped_ps_is_detected,
     test_training_recovers_from_its_checkpoint, test_worker_killed_others_go_on,
 )
+from test_sessions import (  # noqa: F401
+    test_closed_session_refuses, test_concurrent_steps_do_not_mix, test_device_filters, test_graph_extension, test_make_callable_and_full_trace, test_partial_run, test_remote_master,
+    test_reset_clears_a_container, test_saver, test_sessions_share_variables_unless_isolated,
+)
 from test_training import (  # noqa: F401
-    cluster, stock, test_closed_session_refuses, test_concurrent_steps_do_not_mix, test_device_filters, test_graph_extension, test_iterator_on_another_task,
-    test_make_callable_and_full_trace, test_monitored_session_trains_checkpoints_and_restores, test_optimizers_give_the_same_bits, test_partial_run, test_queue_between_workers,
-    test_remote_call, test_remote_master, test_reset_clears_a_container, test_saver, test_sessions_share_variables_unless_isolated, test_sync_replicas, test_two_workers_between_graph,
+    cluster, stock, test_estimator, test_iterator_on_another_task, test_monitored_session_trains_checkpoints_and_restores, test_optimizers_give_the_same_bits,
+    test_queue_between_workers, test_remote_call, test_sync_replicas, test_two_workers_between_graph,
 )
 
 PROTOCOLS = ("star_server", "star_server_lite")
