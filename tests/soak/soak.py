@@ -59,6 +59,7 @@ class Soak:
         self.checkpoints, self.end = str(out / "checkpoints"), str(out / "end")
         self.events = collections.Counter()
         self.complaints = []
+        self.begun = {}
         for task in range(WORKERS):
             self.begin(task)
 
@@ -66,8 +67,9 @@ class Soak:
         return self.out / f"worker{task}"
 
     def begin(self, task):
+        self.begun[task] = time.time()
         self.cluster["worker", task].begin(
-            training.train, self.cluster.target("worker", task), task, SERVERS, self.checkpoints, str(self.progress(task)), self.end
+            training.train, self.cluster.target("worker", task), task, SERVERS, self.checkpoints, str(self.progress(task)), self.end, self.options.steps_per_second
         )
 
     def replace(self, job, index):
@@ -119,7 +121,8 @@ class Soak:
         samples.append({"t": now, "events": sum(self.events.values()), **{name: sample(self.cluster[job, 0].pid) for name, job in (("ps/0", "ps"), ("worker/0", "worker"))}})
         for task in range(WORKERS):
             path = self.progress(task)
-            last = path.stat().st_mtime if path.exists() else time.time() - now
+            # One that is killed again and again before it has begun is not stuck; worker/0 never is killed.
+            last = max(self.begun[task], path.stat().st_mtime if path.exists() else 0)
             if time.time() - last > STUCK_S:
                 self.complaints.append(f"worker/{task} has done nothing for {STUCK_S} s")
                 return False
@@ -197,6 +200,7 @@ def main():
     parser.add_argument("--protocol", default="star_server")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--pause", type=float, default=5, help="mean seconds between two events")
+    parser.add_argument("--steps-per-second", type=float, default=0, help="of each worker, at most: a soak that leaves the machine to others (default: no limit)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--rss-mb-per-hour", type=float, default=20)
     parser.add_argument("--out", type=Path, required=True)

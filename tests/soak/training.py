@@ -31,7 +31,7 @@ def _loss(servers, task):
         return one.train.AdagradOptimizer(0.05).minimize(loss, global_step=step), loss
 
 
-def train(target, task, servers, checkpoints, progress, end):
+def train(target, task, servers, checkpoints, progress, end, steps_per_second=0):
     """Trains until the file `end` is there. Each line that is appended to `progress`: seconds, what, number of steps or the error. Sessions are given up now and then, so
     that their clean-up is part of the soak."""
     one = tf.compat.v1
@@ -53,8 +53,11 @@ def train(target, task, servers, checkpoints, progress, end):
                         say("session", steps)
                         leave = time.monotonic() + 20 + 10 * task
                         while time.monotonic() < leave and not os.path.exists(end):
+                            began = time.monotonic()
                             _, value = session.run([push, loss])
                             steps += 1
+                            if steps_per_second:
+                                time.sleep(max(0, began + 1 / steps_per_second - time.monotonic()))
                             if not 0 <= value < 2:
                                 raise AssertionError(f"the loss is {value}")
                             if steps % 20 == 0:
