@@ -175,7 +175,7 @@ class Task:
             log = open(self.log_path, "ab")
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "zygote.py"), "--task", address], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory,
-                env=dict(os.environ, CUDA_VISIBLE_DEVICES="-1", PYTHONUNBUFFERED="1", **environment),
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1", **environment},
             )
             log.close()
             self.pid = self._process.pid
