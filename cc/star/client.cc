@@ -95,6 +95,7 @@ void StarClient::Call() {
     where_.step->Keeps(callee_->task, where_.channel, where_.session);
   }
   cargo_ = std::make_unique<CargoIn>();
+  taken_ = false;
   Send(static_cast<uint32_t>(Method::kStarCall), meta, cargo.Take(), &kVtable);
 }
 
@@ -158,6 +159,7 @@ Status StarClient::Take(sw_bytes meta, size_t n, const uint64_t* lens, void** bu
 
 sw_code StarClient::OnAlloc(void* op, sw_bytes meta, size_t n, const uint64_t* lens, void** bufs) {
   auto* client = static_cast<StarClient*>(op);
+  client->taken_ = true;
   client->refused_ = client->Take(meta, n, lens, bufs);
   if (client->refused_.ok()) return 0;
   return StatusNumber(client->refused_);
@@ -168,7 +170,7 @@ void StarClient::OnDone(void* op, const sw_result* result) {
   Status status = StatusFromResult(*result, client->callee_->task);
   // A refusal of ours comes back as an error; its own words were kept.
   if (!client->refused_.ok()) status = client->refused_;
-  if (status.ok() && client->cargo_->size() == 0) status = client->Take(result->meta, 0, nullptr, nullptr);
+  if (status.ok() && !client->taken_) status = client->Take(result->meta, 0, nullptr, nullptr);
   const bool unknown = status.ok() && (client->reply_.flags & StarReply::kRegister) != 0;
   const bool brief = client->cargo_->size() <= kFewFetches && !unknown;
   CompletionBatch::Add([client, status, unknown] { client->Arrived(status, unknown); },

@@ -103,7 +103,8 @@ class StarClient : public tensorflow::core::RefCounted {
 
   StarReply reply_;
   std::unique_ptr<CargoIn> cargo_;
-  Status refused_;  // what OnAlloc had to say
+  bool taken_ = false;  // whether OnAlloc was asked: a reply without payload goes by it
+  Status refused_;      // what it had to say
   int registrations_ = 0;
 
   std::mutex mu_;

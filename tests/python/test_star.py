@@ -411,3 +411,30 @@ def test_the_log_says_what_became_of_a_graph(cluster, protocol):
     log = cluster["worker", 0].full_log()[start:]
     assert re.search(rf"starwire: {protocol}: \d+ calls in \d+ rounds run \d+ of \d+ nodes", log), log
     assert re.search(r"left to send and receive: \d+ \(.*in a loop: \d+", log), log
+
+
+def trace_a_push(target):
+    """Of a step that brings nothing back."""
+    options = one().RunOptions(trace_level=one().RunOptions.FULL_TRACE)
+    with tf.Graph().as_default():
+        with tf.device(PS0):
+            v = one().get_variable("traced", (3000,), initializer=one().zeros_initializer(), use_resource=True)
+        with tf.device(WORKER0):
+            fed = one().placeholder(tf.float32, (3000,))
+            grown = fed + 1.0
+        with tf.device(PS0):
+            push = one().assign_add(v, grown).op
+        with one().Session(target) as sess:
+            sess.run(v.initializer)
+            kernels = []
+            for _ in range(5):  # the first runs of a plan are on TensorFlow's pool, later ones on the reactor
+                metadata = one().RunMetadata()
+                sess.run(push, {fed: [1.0] * 3000}, options=options, run_metadata=metadata)
+                kernels.append([node.node_name for device in metadata.step_stats.dev_stats if "/job:ps" in device.device for node in device.node_stats])
+            return float(sess.run(v)[0]), kernels
+
+
+def test_a_trace_shows_the_kernels_of_a_push(cluster):
+    value, kernels = chief(cluster, trace_a_push)
+    assert value == 10.0
+    assert all(any("AssignAdd" in name for name in step) for step in kernels), kernels
