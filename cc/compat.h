@@ -144,6 +144,13 @@ auto SetSessionConfig(const Args& args, Params* params, int)
 }
 template <typename Args, typename Params>
 void SetSessionConfig(const Args&, Params*, long) {}
+template <typename Context, typename Args>
+auto PassSessionConfig(const Context& context, Args* args, int)
+    -> decltype(void(args->session_config = context.session_config())) {
+  args->session_config = context.session_config();
+}
+template <typename Context, typename Args>
+void PassSessionConfig(const Context&, Args*, long) {}
 }  // namespace compat_internal
 
 // Newer versions can use a context for one kernel after the other, as long as none of them fails.
@@ -171,6 +178,12 @@ void RenewContext(Params* params, int num_outputs, std::optional<Context>* conte
 template <typename Args, typename Params>
 void SetSessionConfig(const Args& args, Params* params) {
   compat_internal::SetSessionConfig(args, params, 0);
+}
+
+// From a kernel's context to the runs that it starts.
+template <typename Context, typename Args>
+void PassSessionConfig(const Context& context, Args* args) {
+  compat_internal::PassSessionConfig(context, args, 0);
 }
 
 // ---- Server factories ----

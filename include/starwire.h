@@ -713,6 +713,12 @@ struct sw_bytes sw_engine_banner(const struct sw_engine *engine);
 // See sw_engine_banner.
 struct sw_bytes sw_engine_advertisement(const struct sw_engine *engine);
 
+// 1 if partitions of this server's graphs are to run on the lock-free executor where it supports them, else 0.
+//
+// # Safety
+// See sw_engine_banner.
+uint32_t sw_engine_runs_partitions(const struct sw_engine *engine);
+
 // Ends every call (Cancelled/Unavailable), closes every connection, joins every thread. When it returns no handler
 // runs or will run again. Idempotent. Not from a reactor thread.
 //
@@ -830,6 +836,12 @@ void sw_run_mark_dead(struct sw_run *run, uint32_t node, uint32_t output);
 // # Safety
 // `run` is what sw_kernels.run got for this node, which returned or will return SW_OUTCOME_PENDING; once.
 void sw_run_report(struct sw_run *run, uint32_t node, uint32_t failed);
+
+// The same, by a thread that is about to report another kernel of the same run: that report goes on with the run.
+//
+// # Safety
+// See sw_run_report.
+void sw_run_report_more(struct sw_run *run, uint32_t node, uint32_t failed);
 
 // Helps with a run, which may be over.
 //

@@ -27,6 +27,9 @@ Tensor* EmptyTensor() {
   return empty;
 }
 
+// The kernel that this thread is starting: if it ends at once, who started it goes on.
+thread_local const void* starting = nullptr;
+
 int64_t NowNanos() { return static_cast<int64_t>(tensorflow::Env::Default()->NowNanos()); }
 
 }  // namespace
@@ -115,7 +118,9 @@ int32_t Scratch::Start(sw_run* run, const SubgraphNode& node, const sw_task& tas
   async->run = run;
   async->task = &task;
   async->parameters.context.emplace(params, static_cast<int>(node.num_outputs));
+  const void* outer = std::exchange(starting, async);
   device_->ComputeAsync(node.async, &*async->parameters.context, [async] { Ended(async); });
+  starting = outer;
   return SW_OUTCOME_PENDING;
 }
 
@@ -131,7 +136,35 @@ void Scratch::Ended(Async* async) {
   context->reset();
   async->parameters.params.track_allocations = false;
   self->Drop(node, task);
-  sw_run_report(run, task.node, kept ? 0 : 1);
+  if (self->step_->goes_on_elsewhere && starting != async) {
+    async->kept = kept;
+    self->ReportElsewhere(async);
+  } else {
+    sw_run_report(run, task.node, kept ? 0 : 1);
+  }
+}
+
+void Scratch::ReportElsewhere(Async* async) {
+  Async* newest = ended_.load(std::memory_order_relaxed);
+  do {
+    async->next = newest;
+  } while (!ended_.compare_exchange_weak(newest, async, std::memory_order_release, std::memory_order_relaxed));
+  // The first of a list has somebody come for the list, and cannot be reported before: the run is not over.
+  if (newest == nullptr) step_->args.runner([this] { ReportAll(); });
+}
+
+void Scratch::ReportAll() {
+  Async* oldest = nullptr;
+  for (Async* async = ended_.exchange(nullptr, std::memory_order_acquire); async != nullptr;) {
+    Async* older = std::exchange(async->next, oldest);
+    oldest = std::exchange(async, older);
+  }
+  while (oldest != nullptr) {
+    Async* async = std::exchange(oldest, oldest->next);
+    const auto report = oldest == nullptr ? &sw_run_report : &sw_run_report_more;
+    // After the last one the run may be over.
+    report(async->run, async->task->node, async->kept ? 0 : 1);
+  }
 }
 
 int32_t Scratch::Fetch(const SubgraphNode& node, const sw_task& task) {
@@ -337,8 +370,9 @@ void Scratch::Fail(Status status, const SubgraphNode& node) {
     }
     status = tensorflow::AttachDef(status, node.kernel->def());
   }
-  // Whatever fails after a cancellation is its consequence.
-  const bool derived = cancellation != nullptr && cancellation->IsCancelled();
+  // What is cancelled or aborted after a cancellation is its consequence.
+  const bool derived = cancellation != nullptr && cancellation->IsCancelled() &&
+                       (StatusNumber(status) == kCancelled || StatusNumber(status) == kAborted);
   status_ = derived ? tensorflow::StatusGroup::MakeDerived(status) : status;
   if (step_->args.rendezvous != nullptr) step_->args.rendezvous->StartAbort(status_);
   if (step_->args.collective_executor != nullptr) step_->args.collective_executor->StartAbort(status_);

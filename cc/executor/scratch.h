@@ -83,6 +83,8 @@ class Scratch {
     Scratch* scratch = nullptr;
     sw_run* run = nullptr;
     const sw_task* task = nullptr;
+    bool kept = false;
+    Async* next = nullptr;
   };
 
   tensorflow::OpKernelContext::Params* Prepare(Parameters* parameters, const SubgraphNode& node);
@@ -93,6 +95,9 @@ class Scratch {
   int32_t Fetch(const SubgraphNode& node, const sw_task& task);
   int32_t Start(sw_run* run, const SubgraphNode& node, const sw_task& task, bool is_input_dead);
   static void Ended(Async* async);
+  // Has all that ended meanwhile reported by another thread.
+  void ReportElsewhere(Async* async);
+  void ReportAll();
   // Keeps the outputs, or the failure.
   bool Keep(sw_run* run, const SubgraphNode& node, tensorflow::OpKernelContext* context,
             tensorflow::NodeExecStatsInterface* stats);
@@ -113,6 +118,7 @@ class Scratch {
   std::unique_ptr<Parameters[]> lanes_;
   std::unique_ptr<Async[]> asyncs_;
   std::optional<tensorflow::checkpoint::TensorSliceReaderCacheWrapper> slice_readers_{std::in_place};
+  std::atomic<Async*> ended_{nullptr};  // newest first
   std::atomic<bool> failed_{false};
   Status status_;  // written by who set failed_, read when the run is over
 };

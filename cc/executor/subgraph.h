@@ -42,6 +42,9 @@ class Step {
   // is not used, nor is `sync_on_finish`: a CPU has nothing to wait for. With `run_all_kernels_inline` nothing is
   // shared out.
   tensorflow::Executor::Args args;
+  // Asynchronous kernels end on threads that have no time for what follows, or hold locks: the run goes on with
+  // `runner`.
+  bool goes_on_elsewhere = false;
   // At least as many as the graph has `_Arg`s. The tensors are moved from: a kernel that is the only reader may change
   // them in place.
   std::vector<tensorflow::Tensor> feeds;

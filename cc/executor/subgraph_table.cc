@@ -8,12 +8,35 @@
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/graph/algorithm.h"
+#include "tensorflow/core/util/device_name_utils.h"
 
 namespace starwire {
 
 using tensorflow::Edge;
 using tensorflow::Graph;
 using tensorflow::Node;
+
+namespace {
+
+// The device at the other end of a transfer node, by the attribute that names it.
+bool FindPeer(const Node* node, const char* attribute, tensorflow::DeviceNameUtils::ParsedName* peer) {
+  std::string name;
+  return tensorflow::TryGetNodeAttr(node->attrs(), attribute, &name) &&
+         tensorflow::DeviceNameUtils::ParseFullName(name, peer);
+}
+
+// Where an output should lie that crosses to `peer` or came from there: in memory that a network card or an accelerator
+// can reach.
+void SuitPeer(const tensorflow::DeviceNameUtils::ParsedName& own, const tensorflow::DeviceNameUtils::ParsedName& peer,
+              tensorflow::AllocatorAttributes* attributes) {
+  if (!tensorflow::DeviceNameUtils::IsSameAddressSpace(own, peer)) {
+    attributes->set_nic_compatible(true);
+  } else if (peer.type != tensorflow::DEVICE_CPU) {
+    attributes->set_gpu_compatible(true);
+  }
+}
+
+}  // namespace
 
 SubgraphTable::~SubgraphTable() { Retire(); }
 
@@ -128,7 +151,23 @@ Status SubgraphTable::AddNode(const Node& node, std::string* unsupported) {
   return OkStatus();
 }
 
+void SubgraphTable::SuitTransfers(const Graph& graph) {
+  const tensorflow::DeviceNameUtils::ParsedName& own = params.device->parsed_name();
+  for (const Edge* edge : graph.edges()) {
+    const Node* src = edge->src();
+    const Node* dst = edge->dst();
+    if (!src->IsOp() || !dst->IsOp() || edge->IsControlEdge()) continue;
+    tensorflow::AllocatorAttributes* attributes =
+        &output_attributes[nodes[index_[src->id()]].first_slot + static_cast<uint32_t>(edge->src_output())];
+    tensorflow::DeviceNameUtils::ParsedName peer;
+    if (src->IsRecv() && FindPeer(src, "send_device", &peer)) SuitPeer(own, peer, attributes);
+    if (dst->IsSend() && FindPeer(dst, "recv_device", &peer)) SuitPeer(own, peer, attributes);
+    if (src->IsCollective()) attributes->set_nic_compatible(true);
+  }
+}
+
 Status SubgraphTable::Connect(const Graph& graph, std::string* unsupported) {
+  SuitTransfers(graph);
   for (const Edge* edge : graph.edges()) {
     if (!edge->src()->IsOp() || !edge->dst()->IsOp()) continue;
     const uint32_t src = index_[edge->src()->id()];

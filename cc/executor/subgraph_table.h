@@ -75,6 +75,8 @@ class SubgraphTable : public tensorflow::core::RefCounted {
 
  private:
   Status AddNode(const tensorflow::Node& node, std::string* unsupported);
+  // What crosses to another device or comes from there lies where it has to.
+  void SuitTransfers(const tensorflow::Graph& graph);
   Status Connect(const tensorflow::Graph& graph, std::string* unsupported);
 
   std::vector<tensorflow::OpKernel*> kernels_;

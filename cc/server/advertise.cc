@@ -2,12 +2,15 @@
 
 #include <utility>
 
+#include "cc/graph/registration.h"
+#include "cc/ops/partition_ops.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
 #include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 #include "tensorflow/core/framework/rendezvous.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/lib/core/threadpool.h"
 #include "tensorflow/core/platform/env.h"
 
 namespace starwire {
@@ -84,7 +87,30 @@ void AdvertisingWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow:
   // What came over gRPC is not mutable, and keeps its id.
   auto* in_process = dynamic_cast<tensorflow::MutableRunGraphRequestWrapper*>(request);
   if (in_process != nullptr) in_process->set_request_id(kNoRequestId);
+  if (runs_partitions_.load(std::memory_order_relaxed)) {
+    const bool shows_graphs = request->exec_opts().record_partition_graphs();
+    done = [response, shows_graphs, done = std::move(done)](const Status& status) {
+      for (size_t i = 0; shows_graphs && i < response->num_partition_graphs(); ++i) {
+        ShowPartition(response->mutable_partition_graph(i));
+      }
+      // Where a failed step is told: some masters want it in the response.
+      const Status told = response->status();
+      if (!told.ok()) response->set_status(WithoutPartition(told));
+      done(WithoutPartition(status));
+    };
+  }
   GrpcWorker::RunGraphAsync(opts, request, response, std::move(done));
+}
+
+void AdvertisingWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request,
+                                           tensorflow::RegisterGraphResponse* response, StatusCallback done) {
+  if (!runs_partitions_.load()) {
+    GrpcWorker::RegisterGraphAsync(request, response, std::move(done));
+    return;
+  }
+  const Registration registration(*request, env_->compute_pool->NumThreads());
+  GrpcWorker::RegisterGraphAsync(request, response,
+                                 [done = std::move(done)](const Status& status) { done(WithoutPartition(status)); });
 }
 
 void AdvertisingWorker::ServeRunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequest* request,

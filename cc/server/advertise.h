@@ -2,6 +2,7 @@
 #ifndef STARWIRE_CC_SERVER_ADVERTISE_H_
 #define STARWIRE_CC_SERVER_ADVERTISE_H_
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -47,6 +48,11 @@ class AdvertisingWorker : public tensorflow::GrpcWorker {
                        tensorflow::StatusCallback done) override;
   void SetSessionObserver(std::weak_ptr<SessionObserver> observer);
 
+  // Whether partitions of graphs that are registered from now on run on the lock-free executor, if they can.
+  void RunPartitions(bool on) { runs_partitions_.store(on); }
+  void RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request, tensorflow::RegisterGraphResponse* response,
+                          tensorflow::StatusCallback done) override;
+
   // What the data port answers: the same without the advertisement.
   void PlainGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
                            tensorflow::GetStatusResponse* response, tensorflow::StatusCallback done);
@@ -58,6 +64,7 @@ class AdvertisingWorker : public tensorflow::GrpcWorker {
  private:
   std::shared_ptr<SessionObserver> Observer();
 
+  std::atomic<bool> runs_partitions_{false};
   std::mutex mu_;
   std::weak_ptr<SessionObserver> observer_;
   std::string advertisement_;

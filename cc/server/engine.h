@@ -67,6 +67,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<sw_engine> shared_handle();
   const std::string& advertisement() const { return advertisement_; }
   const std::string& task() const { return task_; }
+  // Whether partitions of this server's graphs are for the lock-free executor. After Start().
+  bool runs_partitions() const { return sw_engine_runs_partitions(handle()) != 0; }
 
   Status OpenChannel(const std::string& task, const std::string& grpc_address, std::shared_ptr<Channel>* out);
 

@@ -9,9 +9,11 @@
 
 #include "cc/graph/fuse_pass.h"
 #include "cc/graph/fuse_switch.h"
+#include "cc/graph/partition_pass.h"
 #include "cc/graph/star_pass.h"
 #include "cc/graph/star_switch.h"
 #include "cc/ops/fuse_ops.h"
+#include "cc/ops/partition_ops.h"
 #include "cc/ops/star_ops.h"
 #include "cc/rendezvous/recv_service.h"
 #include "cc/rendezvous/rendezvous_mgr.h"
@@ -115,8 +117,10 @@ Status RegisterServers() {
     // Another copy of this library has its own passes, and one of each is enough.
     if (RegisterFuseOps()) {
       RegisterStarOps();
+      RegisterPartitionOps();
       RegisterStarPass();
       RegisterFusePass();
+      RegisterPartitionPass();
     }
     return true;
   }();
@@ -206,6 +210,7 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   status = engine_->Start(protocol_, server_def(), bound_port(), std::move(services));
   if (!status.ok()) return status;
   worker_->SetSessionObserver(observer);
+  worker_->RunPartitions(engine_->runs_partitions());
   worker_->SetAdvertisement(engine_->advertisement());
   return OkStatus();
 }

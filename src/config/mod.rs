@@ -74,6 +74,15 @@ pub enum ControlAccess {
     Nobody,
 }
 
+/// Which partitions of TensorFlow's graphs run on the lock-free executor, if it supports them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExecutorChoice {
+    /// Those of parameter servers.
+    Auto,
+    All,
+    None,
+}
+
 /// Two switches: use a shortcut between tasks of one host where it works, or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shortcut {
@@ -126,6 +135,7 @@ pub struct Config {
     /// Checked with the rest; sessions ask again when they need it.
     pub fusion: Fusion,
     pub star: StarConfig,
+    pub executor: ExecutorChoice,
     /// Every variable as it is in force, for statistics. Secrets are not in it.
     pub settings: Vec<Setting>,
     /// Lines that an operator should see: misspelt variables, doubtful addresses.
@@ -141,6 +151,15 @@ impl Config {
     /// The jobs that are parameter servers, if the environment says so; for those who make a session's graphs.
     pub fn ps_jobs_from_env(env: &dyn Env) -> Result<Option<Vec<String>>, ConfigError> {
         resolve::ps_jobs(&mut variables::Reader::new(env))
+    }
+
+    /// Whether partitions of this server's graphs run on the lock-free executor, if it supports them.
+    pub fn runs_partitions(&self) -> bool {
+        match self.executor {
+            ExecutorChoice::Auto => self.role == Role::Ps,
+            ExecutorChoice::All => true,
+            ExecutorChoice::None => false,
+        }
     }
 
     /// The data address to connect to for the task that the ClusterSpec knows under this address; `None`: ask the task.

@@ -12,7 +12,7 @@ use super::secret::Secret;
 use super::star::StarConfig;
 use super::variables::{Reader, unknown_variables};
 use super::verbs;
-use super::{Config, ControlAccess, DriverChoice, Identity, Keepalive, Role, Shortcut};
+use super::{Config, ControlAccess, DriverChoice, ExecutorChoice, Identity, Keepalive, Role, Shortcut};
 
 const DEFAULT_REACTORS: u64 = 16;
 const MAX_REACTORS: u64 = 256;
@@ -67,6 +67,11 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     )?;
     let fusion = Fusion::read(reader)?;
     let star = StarConfig::read(reader)?;
+    let executor = reader.choice(
+        "STARWIRE_EXECUTOR",
+        &[("auto", ExecutorChoice::Auto), ("on", ExecutorChoice::All), ("off", ExecutorChoice::None)],
+        "auto",
+    )?;
 
     Ok(Config {
         role,
@@ -90,6 +95,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         control,
         fusion,
         star,
+        executor,
         settings: std::mem::take(&mut reader.settings),
         warnings,
         identity,

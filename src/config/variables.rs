@@ -245,6 +245,11 @@ pub const VARIABLES: &[Variable] = &[
         "Plans whose kernels take at most so many microseconds (0 to 1000000) run on the reactor that the call came in on, the others on TensorFlow's pool.",
     ),
     variable(
+        "STARWIRE_EXECUTOR",
+        "auto",
+        "Which partitions of graphs run on starwire's own executor instead of TensorFlow's ([executor.md](executor.md)): `auto` those of parameter servers (job `ps` or `STARWIRE_PS_JOBS`), `on` this server's, `off` none.",
+    ),
+    variable(
         "STARWIRE_LIBRARY",
         "found by version",
         "Path of the shared library that `import starwire` loads. Read by the Python package only.",

@@ -132,6 +132,11 @@ impl Engine {
         &self.advertisement
     }
 
+    /// Whether partitions of this server's graphs are for the lock-free executor.
+    pub fn runs_partitions(&self) -> bool {
+        self.shared.config.runs_partitions()
+    }
+
     /// Opens the way to a task; asking again for the same one gives the same.
     pub fn channel(&self, task: &str, grpc_address: &str) -> Result<Channel, EngineError> {
         if self.shared.forks != fork::count() {

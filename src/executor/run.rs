@@ -227,23 +227,36 @@ impl<K: Kernels> RunRef<K> {
 
     /// The asynchronous kernel of this node has ended. Goes on with the run here, if nobody else does.
     pub fn report(self, node: u32, failed: bool) {
-        if failed {
-            self.failed.store(true, Ordering::Relaxed);
-        }
-        let plan = &self.shared.plan;
-        let Some(report) = plan.nodes.get(node as usize).and_then(|at| self.reports.get(at.special as usize)) else {
-            return;
-        };
-        // Before the start has returned, the thread that starts it goes on. A second report is a bug, and changes nothing.
-        if report.swap(REPORTED, Ordering::AcqRel) != UNDER_WAY {
+        if !self.note(node, failed) {
             return;
         }
-        self.queue.push(node << 1 | 1);
         if self.crew.load(Ordering::Relaxed) {
             Lane::<K, true>::join(&self);
         } else {
             Lane::<K, false>::join(&self);
         }
+    }
+
+    /// The same, by a thread that is about to report another one of this run: that report goes on with the run.
+    pub fn report_more(self, node: u32, failed: bool) {
+        self.note(node, failed);
+    }
+
+    /// True if there is an entry more in the queue.
+    fn note(&self, node: u32, failed: bool) -> bool {
+        if failed {
+            self.failed.store(true, Ordering::Relaxed);
+        }
+        let plan = &self.shared.plan;
+        let Some(report) = plan.nodes.get(node as usize).and_then(|at| self.reports.get(at.special as usize)) else {
+            return false;
+        };
+        // Before the start has returned, the thread that starts it goes on. A second report is a bug, and changes nothing.
+        if report.swap(REPORTED, Ordering::AcqRel) != UNDER_WAY {
+            return false;
+        }
+        self.queue.push(node << 1 | 1);
+        true
     }
 }
 

@@ -92,6 +92,16 @@ pub unsafe extern "C" fn sw_engine_advertisement(engine: *const sw_engine) -> sw
     unsafe { engine.as_ref() }.map_or(sw_bytes::EMPTY, |e| sw_bytes::of(e.engine.advertisement().as_bytes()))
 }
 
+/// 1 if partitions of this server's graphs are to run on the lock-free executor where it supports them, else 0.
+///
+/// # Safety
+/// See sw_engine_banner.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_engine_runs_partitions(engine: *const sw_engine) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { engine.as_ref() }.map_or(0, |e| e.engine.runs_partitions().into())
+}
+
 /// Ends every call (Cancelled/Unavailable), closes every connection, joins every thread. When it returns no handler
 /// runs or will run again. Idempotent. Not from a reactor thread.
 ///

@@ -420,6 +420,18 @@ pub unsafe extern "C" fn sw_run_report(run: *mut sw_run, node: u32, failed: u32)
     }
 }
 
+/// The same, by a thread that is about to report another kernel of the same run: that report goes on with the run.
+///
+/// # Safety
+/// See sw_run_report.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_run_report_more(run: *mut sw_run, node: u32, failed: u32) {
+    // SAFETY: the caller's promise.
+    if let Some(run) = unsafe { reference(run) } {
+        guard((), || run.report_more(node, failed != 0));
+    }
+}
+
 /// Helps with a run, which may be over.
 ///
 /// # Safety

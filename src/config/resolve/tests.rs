@@ -29,6 +29,17 @@ fn error(env: &MapEnv, job: &str) -> String {
 }
 
 #[test]
+fn partitions_run_on_our_executor_where_it_pays_or_where_they_are_told_to() {
+    let runs = |env: &MapEnv, job: &str| config(env, job).runs_partitions();
+    let jobs = ["ps", "worker", "chief", "parameters"];
+    assert_eq!(jobs.map(|job| runs(&env(), job)), [true, false, false, false]);
+    let named = env().set("STARWIRE_PS_JOBS", "parameters");
+    assert_eq!(jobs.map(|job| runs(&named, job)), [false, false, false, true]);
+    assert_eq!(jobs.map(|job| runs(&env().set("STARWIRE_EXECUTOR", "ON"), job)), [true; 4]);
+    assert_eq!(jobs.map(|job| runs(&env().set("STARWIRE_EXECUTOR", "off"), job)), [false; 4]);
+}
+
+#[test]
 fn defaults() {
     let c = config(&env(), "worker");
     assert_eq!((c.role, c.reactors, c.polling, c.pinning), (Role::Worker, 4, false, false));
@@ -103,6 +114,7 @@ fn bad_values_name_the_variable_the_value_and_what_is_allowed() {
         ("NETWORK_MAX_CONNECTION_TIMEOUT", "-1", "a whole number from 1 to 86400000"),
         ("STARWIRE_DRIVER", "iouring", "one of auto, epoll, io_uring"),
         ("STARWIRE_UNIX", "on", "one of auto, off"),
+        ("STARWIRE_EXECUTOR", "true", "one of auto, on, off"),
         ("STARWIRE_CONTROL", "yes", "one of on, off, loopback"),
         ("STARWIRE_PS_JOBS", "ps,,x", "job names (letters, digits, '_') separated by commas"),
         ("STARWIRE_CLUSTER_ID", "a b", "at most 128 printable ASCII characters without spaces"),
