@@ -8,7 +8,7 @@ import pytest
 
 import test_differential as differential
 from cluster import RemoteError, tf
-from test_differential import PS0, WORKER0
+from graphs import CASES, ERRORS, PS0, WORKER0
 
 pytestmark = pytest.mark.ours
 
@@ -205,17 +205,17 @@ def test_a_loop_stays(run_with):
     assert wrapped(kernels) == {"worker"}
 
 
-@pytest.mark.parametrize("name", differential.CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_same_results(run_with, name):
     ours, stock = (run_with(executor, differential.run_case, name, 3) for executor in ("on", "off"))
     assert ours == stock
     assert stock[0]
 
 
-@pytest.mark.parametrize("name", differential.ERRORS)
+@pytest.mark.parametrize("name", ERRORS)
 def test_same_errors(run_with, name):
     """The node that failed is named, and nothing that the session does not know."""
-    _, kind, sentence = differential.ERRORS[name]
+    _, kind, sentence = ERRORS[name]
     ours, stock = (run_with(executor, message_of, name) for executor in ("on", "off"))
     for (our_kind, our_code, our_message), (kind_there, code_there, message_there) in zip(ours, stock):
         assert (our_kind, our_code) == (kind_there, code_there) == (kind, our_code)
