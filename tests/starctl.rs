@@ -62,7 +62,10 @@ fn wrong_command_lines_end_with_2_and_a_reason() {
         (&["bench", "--serve", "--to", "a:1"], "give one of them"),
         (&["bench", "swarms"], "\"swarms\" is one argument too many"),
         (&["bench", "swarm"], "bench swarm: --protocol is missing"),
-        (&["bench", "swarm", "--protocol", "http"], "--protocol \"http\" is neither grpc nor grpc++"),
+        (
+            &["bench", "swarm", "--protocol", "http"],
+            "--protocol \"http\" is none of grpc, grpc++, star_server, star_server_lite",
+        ),
         (
             &["bench", "swarm", "--protocol", "grpc", "--server", "127.0.0.1:1", "--first-worker", "::1"],
             "--first-worker \"::1\" is not an IPv4 address with a port",

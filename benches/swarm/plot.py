@@ -13,7 +13,7 @@ matplotlib.rcParams["svg.hashsalt"] = "starwire"  # same numbers, same file
 matplotlib.rcParams["svg.fonttype"] = "none"
 import matplotlib.pyplot as plt  # noqa: E402
 
-COLOURS = {"grpc": "#888888", "grpc++": "#2a6f97"}
+COLOURS = {"grpc": "#888888", "grpc++": "#2a6f97", "star_server": "#e07a5f", "star_server_lite": "#81b29a"}
 
 
 def draw(results, path):
@@ -21,7 +21,7 @@ def draw(results, path):
     for protocol in results["protocols"]:
         measured = results["results"][protocol]
         counts = sorted(int(n) for n in measured)
-        colour = COLOURS.get(protocol, "#e07a5f")
+        colour = COLOURS.get(protocol, "#333333")
         line(rates, counts, [measured[str(n)]["steps_per_s"] for n in counts], 1, protocol, colour)
         line(memory, counts, [measured[str(n)]["server"]["rss_peak"] for n in counts], 2**-20, protocol, colour)
     for axes, title in ((rates, "steps per second"), (memory, "server's memory at the peak, MiB")):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Many simulated workers on one real parameter server: does its throughput hold, and what does a worker cost?
 
-    run.py --library PATH --starctl PATH [--workers 1,10,100,1000] [--protocols grpc,grpc++] [--rounds 3] [--quick] [--out target/bench/swarm]
+    run.py --library PATH --starctl PATH [--workers 1,10,100,1000] [--protocols grpc,grpc++,star_server] [--rounds 3] [--quick] [--out target/bench/swarm]
 
-Records a step of the benchmark's CTR model (record.py), then starts a fresh server for each turn, lets `starctl bench swarm` play the workers, and checks what the server
+Records a step of the benchmark's CTR model (record.py, and record_star.py for star_server and star_server_lite), then starts a fresh server for each turn, lets `starctl bench swarm` play the workers, and checks what the server
 holds afterwards. Writes results.json and table.md (plot.py draws them); ends with 1 if anything failed.
 """
 
@@ -17,6 +17,7 @@ import sys
 import time
 
 import record  # first: it settles the environment before numpy is imported
+import record_star
 import machine
 import model
 import ps
@@ -30,7 +31,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=pathlib.Path, help="path of libstarwire.so (not needed for grpc alone)")
     parser.add_argument("--starctl", type=pathlib.Path, required=True)
-    parser.add_argument("--protocols", default="grpc,grpc++")
+    parser.add_argument("--protocols", default="grpc,grpc++,star_server")
     parser.add_argument("--workers", default="1,10,100,1000")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each protocol and number of workers (default %(default)s)")
     parser.add_argument("--seconds", type=int, default=8, help="least length of a turn (default %(default)s)")
@@ -56,8 +57,21 @@ def play(starctl, recording, server, protocol, workers, seconds, steps, patience
     return json.loads(done.stdout)
 
 
-def turn(arguments, case, recording, expected, protocol, workers):
+def make_recording(arguments, protocol):
+    """The file that is played over this protocol: over grpc and grpc++ the same."""
+    star = protocol.startswith("star_")
+    out = arguments.out / f"ctr.{protocol if star else 'tensors'}.recording"
+    command = [sys.executable, (record_star if star else record).__file__, str(out), "--batch", str(arguments.batch)]
+    if star:
+        command += ["--library", str(arguments.library), "--protocol", protocol]
+    # In a process of its own: this one must have no threads when it forks servers.
+    subprocess.run(command, check=True, timeout=PATIENCE)
+    return out
+
+
+def turn(arguments, case, recording, protocol, workers):
     """A fresh server, a run, and the check that all of it was applied."""
+    expected = [step["adds"] for step in record.load(recording)["steps"]]
     logs = recording.parent
     server = ps.Server(protocol, str(arguments.library) if arguments.library else None, case, workers, logs)
     try:
@@ -80,6 +94,7 @@ def gather(turns):
     result = {key: spread([one[key] for one in turns]) for key in plain}
     result["server"] = {key: spread([one["server"][key] for one in turns]) for key in served}
     result["operations"] = [turns[0][key] for key in ("calls_per_step", "pulls_per_step", "pushes_per_step")]
+    result["tensors"] = turns[0]["tensors_per_step"]
     result["turns"] = turns
     return result
 
@@ -93,14 +108,14 @@ def main():
             setattr(arguments, name, getattr(arguments, name).resolve())
     counts = [int(n) for n in arguments.workers.split(",")]
     protocols = arguments.protocols.split(",")
-    if "grpc++" in protocols and not (arguments.library and arguments.library.exists()):
-        sys.exit(f"swarm: --library is needed for grpc++; given: {arguments.library}")
+    if protocols != ["grpc"] and not (arguments.library and arguments.library.exists()):
+        sys.exit(f"swarm: --library is needed for all but grpc; given: {arguments.library}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     os.chdir(arguments.out)  # nothing of the caller's directory has a say
-    recording = arguments.out / "ctr.recording"
-    # In a process of its own: this one must have no threads when it forks servers.
-    subprocess.run([sys.executable, record.__file__, str(recording), "--batch", str(arguments.batch)], check=True, timeout=PATIENCE)
-    expected = [step["adds"] for step in record.load(recording)["steps"]]
+    recordings = {}
+    for protocol in protocols:
+        plain = [] if protocol.startswith("star_") else [other for other in recordings if not other.startswith("star_")]
+        recordings[protocol] = recordings[plain[0]] if plain else make_recording(arguments, protocol)
     case = model.SwarmCtr(arguments.batch)
 
     results = {"machine": machine.describe(), "model": case.title, "workers": counts, "protocols": protocols, "rounds": arguments.rounds, "failures": []}
@@ -110,7 +125,7 @@ def main():
         for n in counts:
             for protocol in protocols if index % 2 == 0 else reversed(protocols):
                 try:
-                    one = turn(arguments, case, recording, expected, protocol, n)
+                    one = turn(arguments, case, recordings[protocol], protocol, n)
                 except (BenchError, AssertionError) as error:
                     results["failures"].append(f"{protocol}, {n} workers: {error}")
                     print(f"FAILED: {results['failures'][-1]}", flush=True)

@@ -12,14 +12,14 @@ def _range(spread, factor=1.0, digits=3):
 
 ROWS = [
     ("steps/s", lambda r: _range(r["steps_per_s"])),
-    ("calls and tensors/s", lambda r: _range(r["calls_per_s"])),
+    ("messages (calls, and tensors that travel by themselves)/s", lambda r: _range(r["calls_per_s"])),
     ("step p50, ms", lambda r: _range(r["p50_s"], 1e3)),
     ("step p99, ms", lambda r: _range(r["p99_s"], 1e3)),
     ("CPU of the server per step, ms", lambda r: _range(r["server"]["cpu_s_per_step"], 1e3)),
-    ("CPU of the server per call or tensor, µs", lambda r: _range(r["server"]["cpu_s_per_call"], 1e6)),
+    ("CPU of the server per message, µs", lambda r: _range(r["server"]["cpu_s_per_call"], 1e6)),
     ("CPU of the simulation per step, ms", lambda r: _range(r["swarm_cpu_s_per_step"], 1e3)),
     ("server's memory per worker, connected, KiB", lambda r: _range(r["server"]["rss_per_worker_connected"], 1 / 1024)),
-    ("… with session and graph, KiB", lambda r: _range(r["server"]["rss_per_worker_ready"], 1 / 1024)),
+    ("… with session (and graph), KiB", lambda r: _range(r["server"]["rss_per_worker_ready"], 1 / 1024)),
     ("… after one step of each, KiB", lambda r: _range(r["server"]["rss_per_worker_warm"], 1 / 1024)),
     ("… after all steps, KiB", lambda r: _range(r["server"]["rss_per_worker_after"], 1 / 1024)),
     ("server's memory at the peak, MiB", lambda r: _range(r["server"]["rss_peak"], 2**-20)),
@@ -39,14 +39,21 @@ def kept(results, protocol):
     return shares
 
 
+def _step(protocol, by_count):
+    one = next(iter(by_count.values()))
+    calls, pulls, pushes = one["operations"]
+    alone = f"{pulls} tensors pulled from the server and {pushes} pushed to it" if pulls + pushes else f"{one['tensors']} tensors in them"
+    return f"`{protocol}`: a step is {calls} calls, {alone}."
+
+
 def table(results):
     one = next((r for by_count in results["results"].values() for r in by_count.values()), None)
     if one is None:
         return "nothing was measured\n"
-    calls, pulls, pushes = one["operations"]
+    steps = " ".join(_step(protocol, by_count) for protocol, by_count in results["results"].items() if by_count)
     lines = [f"Machine: {machine_line(results['machine'])}.", ""]
     lines += [
-        f"{results['model']}, one server; a step is {calls} calls, {pulls} tensors pulled from the server and {pushes} pushed to it. {results['rounds']} turns, each with a fresh server, in alternation; "
+        f"{results['model']}, one server. {steps} {results['rounds']} turns, each with a fresh server, in alternation; "
         "median (min … max).", ""
     ]  # fmt: skip
     lines += ["| workers | measure | " + " | ".join(f"`{p}`" for p in results["protocols"]) + " |", "|" + "---|" * (2 + len(results["protocols"]))]

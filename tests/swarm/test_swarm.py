@@ -1,4 +1,4 @@
-"""`starctl bench swarm` against real parameter servers: two simulated workers, both protocols, and the ways in which a run must fail.
+"""`starctl bench swarm` against real parameter servers: two simulated workers, each protocol, and the ways in which a run must fail.
 
 Needs STARWIRE_LIBRARY and STARWIRE_STARCTL; `make test ONLY=swarm` sets both.
 """
@@ -17,6 +17,7 @@ BENCH = pathlib.Path(__file__).resolve().parents[2] / "benches" / "swarm"
 sys.path.insert(0, str(BENCH))
 
 import record  # noqa: E402  (first: it settles the environment)
+import record_star  # noqa: E402
 import model  # noqa: E402
 import ps  # noqa: E402
 import run  # noqa: E402
@@ -29,8 +30,21 @@ WORKERS, STEPS, BATCH, TIMEOUT = 2, 20, 8, 60
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory):
     path = tmp_path_factory.mktemp("swarm") / "ctr.recording"
-    subprocess.run([sys.executable, BENCH / "record.py", path, "--batch", str(BATCH), "--steps", "2"], check=True, timeout=2 * TIMEOUT)
+    subprocess.run([sys.executable, record.__file__, path, "--batch", str(BATCH), "--steps", "2"], check=True, timeout=2 * TIMEOUT)
     return path
+
+
+@pytest.fixture(scope="module")
+def star_recording(tmp_path_factory):
+    path = tmp_path_factory.mktemp("swarm") / "ctr.star.recording"
+    subprocess.run([sys.executable, record_star.__file__, path, "--library", LIBRARY, "--batch", str(BATCH), "--steps", "2"], check=True, timeout=2 * TIMEOUT)
+    return path
+
+
+@pytest.fixture(params=["grpc", "grpc++", "star_server"])
+def played(request):
+    """A protocol, and the recording that is played over it."""
+    return request.param, request.getfixturevalue("star_recording" if request.param == "star_server" else "recording")
 
 
 def expected(recording):
@@ -50,8 +64,8 @@ def server(tmp_path):
         one.close()
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "grpc++"])
-def test_every_step_is_applied(protocol, recording, server):
+def test_every_step_is_applied(played, server):
+    protocol, recording = played
     server = server(protocol)
     before = server.pushed()
     result = run.play(STARCTL, recording, server, protocol, WORKERS, 0, STEPS, TIMEOUT)
@@ -68,27 +82,54 @@ def test_every_step_is_applied(protocol, recording, server):
         model.check(before, after, result["made"], forgotten)
 
 
-def test_gradients_that_are_not_applied_fail_the_run(recording, server, tmp_path):
+def test_star_calls_carry_what_others_send_by_itself(recording, star_recording):
+    """A pull and a push; all tensors of a step travel in them."""
+    for alone, together in zip(record.load(recording)["steps"], record.load(star_recording)["steps"]):
+        pull, push = together["operations"]
+        count = lambda kind: sum(kind in operation for operation in alone["operations"])  # noqa: E731
+        assert (pull["fetches"], pull["feeds"] + push["feeds"]) == (count("pull"), count("push"))
+        assert (push["fetches"], pull["after"], push["after"]) == (0, [], [0])
+        assert alone["adds"] == pytest.approx(together["adds"], rel=1e-3)
+
+
+def test_plans_are_registered_on_demand(star_recording, server):
+    """Only as long as the server does not know them: sessions that come later use what is there."""
+    server = server("star_server")
+    first = run.play(STARCTL, star_recording, server, "star_server", WORKERS, 0, 1, TIMEOUT)
+    plans = len(record.load(star_recording)["plans"])
+    assert plans <= first["registrations"] <= plans * WORKERS, first
+    again = run.play(STARCTL, star_recording, server, "star_server", WORKERS, 0, 1, TIMEOUT)
+    assert again["registrations"] == 0, again
+
+
+def test_star_calls_need_a_star_protocol(star_recording, server):
+    with pytest.raises(BenchError, match="the recording has star calls, which grpc\\+\\+ does not have"):
+        run.play(STARCTL, star_recording, server("grpc++"), "grpc++", WORKERS, 0, 1, TIMEOUT)
+
+
+@pytest.mark.parametrize("protocol", ["grpc++", "star_server"])
+def test_gradients_that_are_not_applied_fail_the_run(protocol, recording, star_recording, server, tmp_path):
     """The steps are made, but what is pushed is zero."""
+    recording = star_recording if protocol == "star_server" else recording
     head, blob = recording.read_bytes().split(b"\n", 1)
     blob = bytearray(blob)
     floats = 1
     for step in json.loads(head)["steps"]:
         for operation in step["operations"]:
-            if operation.get("dtype") == floats:
-                offset, length = operation["content"]
+            places = operation.get("parts", [operation["content"]] if operation.get("dtype") == floats else [])
+            for offset, length in places:
                 blob[offset : offset + length] = bytes(length)
     empty = tmp_path / "empty.recording"
     empty.write_bytes(head + b"\n" + blob)
-    server = server("grpc++")
+    server = server(protocol)
     before = server.pushed()
-    result = run.play(STARCTL, empty, server, "grpc++", WORKERS, 0, STEPS, TIMEOUT)
+    result = run.play(STARCTL, empty, server, protocol, WORKERS, 0, STEPS, TIMEOUT)
     with pytest.raises(model.NotPushed, match="the gradients that were pushed add"):
         model.check(before, server.pushed(), result["made"], expected(recording))
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "grpc++"])
-def test_a_server_that_dies_is_named(protocol, recording, server):
+def test_a_server_that_dies_is_named(played, server):
+    protocol, recording = played
     server = server(protocol)
     before = server.pushed()["steps"]
     command = [

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use super::recording::{Call, Recording, Taken, Variable};
+use super::star::{self, Caller, PlanName, StarCall};
 use super::wire::{self, Malformed, Value};
 
 // tensorflow/core/framework: graph.proto, node_def.proto, attr_value.proto, device_attributes.proto.
@@ -52,6 +53,20 @@ impl Disguise {
 
     pub fn call(&self, call: &Call, step: u64) -> Result<Vec<u8>, Malformed> {
         self.request(&call.request, &call.set, call.graph, step, "")
+    }
+
+    /// The metadata of a star call.
+    pub fn star_call(&self, call: &StarCall, step: u64) -> Vec<u8> {
+        call.meta(&self.caller(), step)
+    }
+
+    /// The metadata of a plan's registration.
+    pub fn star_register(&self, plan: &PlanName) -> Vec<u8> {
+        star::register_meta(plan, &self.caller())
+    }
+
+    fn caller(&self) -> Caller<'_> {
+        Caller { session: self.session.as_bytes(), incarnation: self.incarnation }
     }
 
     /// A recorded request with what differs put in.
@@ -221,6 +236,7 @@ mod tests {
             worker: WORKER.to_owned(),
             incarnation: 0xAB,
             setup: Vec::new(),
+            plans: Default::default(),
             steps: Vec::new(),
         };
         Disguise { incarnation: 0xCD, ..Disguise::new(index, &recording) }

@@ -21,7 +21,7 @@ use tonic::{Request, Response, Status};
 
 use prost::bytes::{Buf, BufMut};
 
-use super::link::{Ask, Event, Events, Link, edge_of};
+use super::link::{Ask, Event, Events, Link, StarRequest, edge_of};
 use super::tensor::Tensor;
 use super::wire::{self, Value};
 use super::worker::nothing;
@@ -94,6 +94,10 @@ impl Link for Grpc {
 
     fn pull(&self, token: u64, pull: Ask<'_>) {
         self.start(token, "RecvTensor", (pull.request)(), Some(pull.bytes));
+    }
+
+    fn star(&self, token: u64, _: StarRequest) {
+        let _ = self.events.send(Event::Ended { token, result: Err("grpc has no star calls".to_owned()) });
     }
 
     fn answer(&self, asker: u64, tensor: &Arc<Tensor>) {

@@ -13,6 +13,8 @@ pub trait Link {
     fn call(&self, token: u64, name: &str, method: u16, request: Vec<u8>);
     /// Asks for a tensor; ends as `Event::Ended` with this token.
     fn pull(&self, token: u64, pull: Ask<'_>);
+    /// Makes a star call, or registers its plan (docs/protocol.md): ends as `Event::Ended` with this token, a call of an unknown plan as `Event::Unknown`.
+    fn star(&self, token: u64, request: StarRequest);
     /// Answers an `Event::Asked`.
     fn answer(&self, asker: u64, tensor: &Arc<Tensor>);
 }
@@ -27,11 +29,24 @@ pub struct Ask<'a> {
     pub bytes: u64,
 }
 
+/// A method with metadata and several parts.
+pub struct StarRequest {
+    pub method: u16,
+    pub meta: Vec<u8>,
+    pub parts: Arc<[Bytes]>,
+    /// How long the answer is.
+    pub bytes: u64,
+}
+
 #[derive(Debug)]
 pub enum Event {
     Ended {
         token: u64,
         result: Result<Bytes, String>,
+    },
+    /// The parameter server does not know the plan of this call, and has done nothing.
+    Unknown {
+        token: u64,
     },
     /// The parameter server wants a tensor.
     Asked {

@@ -6,6 +6,7 @@ mod link;
 mod observe;
 mod recording;
 mod report;
+mod star;
 mod starwire;
 mod tensor;
 mod wire;
@@ -38,11 +39,11 @@ pub const COMMAND: Command = Command {
     positional: "",
     options: &[
         Opt { name: "--recording", value: "FILE", help: "what a step consists of: benches/swarm/record.py writes it" },
-        Opt { name: "--protocol", value: "NAME", help: "grpc++ or grpc" },
+        Opt { name: "--protocol", value: "NAME", help: "grpc, grpc++, star_server or star_server_lite" },
         Opt {
             name: "--server",
             value: "ADDRESS",
-            help: "the server: its data port for grpc++, its gRPC port for grpc",
+            help: "the server: its gRPC port for grpc, else its data port",
         },
         Opt { name: "--workers", value: "N", help: "simulated workers (1)" },
         Opt { name: "--first-worker", value: "IP:PORT", help: "where worker 0 answers; N at the IP that is N higher" },
@@ -52,10 +53,10 @@ pub const COMMAND: Command = Command {
         Opt { name: "--patience", value: "SECONDS", help: "silence after which a worker gives up (120)" },
     ],
     details: "\
-Each worker has a session, a registered graph and a task of its own, and makes the recorded steps one after the other,
+Each worker has a session, a task and (but for the star protocols) a registered graph of its own, and makes the recorded steps one after the other,
 as fast as the server lets it. Prints one JSON object. benches/swarm/run.py starts servers, compares protocols and
 checks that the server applied what was pushed.
-The server's ClusterSpec (for grpc++: its .endpoint_map, too) names --first-worker and the addresses that follow it;
+The server's ClusterSpec (and, but for grpc, its .endpoint_map) names --first-worker and the addresses that follow it;
 all of them are served here, by one listener.
 ",
     run,
@@ -88,7 +89,24 @@ struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Protocol {
     Grpc,
-    Starwire,
+    /// grpc++ or one of the star protocols.
+    Starwire(&'static str),
+}
+
+/// Whose servers speak starwire on their data port.
+const STARWIRE: [&str; 3] = ["grpc++", "star_server", "star_server_lite"];
+
+impl Protocol {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Starwire(name) => name,
+        }
+    }
+
+    fn has_star_calls(self) -> bool {
+        matches!(self, Self::Starwire(name) if name != "grpc++")
+    }
 }
 
 fn run(args: &Args) -> Result<ExitCode, Failure> {
@@ -106,8 +124,13 @@ impl Plan {
         let needed = |name: &str| args.get(name).ok_or_else(|| Failure::Usage(format!("{name} is missing")));
         let protocol = match needed("--protocol")? {
             "grpc" => Protocol::Grpc,
-            "grpc++" => Protocol::Starwire,
-            other => return Err(Failure::Usage(format!("--protocol {other:?} is neither grpc nor grpc++"))),
+            other => match STARWIRE.into_iter().find(|name| *name == other) {
+                Some(name) => Protocol::Starwire(name),
+                None => {
+                    let known = STARWIRE.join(", ");
+                    return Err(Failure::Usage(format!("--protocol {other:?} is none of grpc, {known}")));
+                }
+            },
         };
         let address = remote::parse_address(needed("--server")?)?;
         let server = address.resolve().ok().and_then(|found| found.first().copied());
@@ -123,6 +146,10 @@ impl Plan {
         }
         let process = args.get("--pid").map(|_| args.number("--pid", 0, 1, u32::MAX)).transpose()?.map(Process::new);
         let recording = Recording::load(Path::new(needed("--recording")?)).map_err(Failure::Failed)?;
+        if recording.has_star_calls() && !protocol.has_star_calls() {
+            let why = format!("the recording has star calls, which {} does not have", protocol.name());
+            return Err(Failure::Usage(why));
+        }
         Ok(Self {
             recording: Rc::new(recording),
             protocol,
@@ -192,7 +219,7 @@ impl Plan {
     async fn connect(&self, listener: TcpListener) -> Result<Vec<Worker>, String> {
         let (starwire_doors, grpc_doors) = (starwire::Doors::default(), grpc::Doors::default());
         match self.protocol {
-            Protocol::Starwire => {
+            Protocol::Starwire(_) => {
                 tokio::task::spawn_local(starwire::accept(listener, starwire_doors.clone()));
             }
             Protocol::Grpc => {
@@ -209,10 +236,13 @@ impl Plan {
                 let (events, heard) = unbounded_channel();
                 let connecting = async {
                     Ok::<Box<dyn Link>, String>(match protocol {
-                        Protocol::Starwire => Box::new(
-                            starwire::Starwire::connect(server, own, &task, &recording, &starwire_doors, events)
-                                .await?,
-                        ),
+                        Protocol::Starwire(name) => {
+                            let identity = starwire::Identity::new(name, task);
+                            Box::new(
+                                starwire::Starwire::connect(server, own, identity, &recording, &starwire_doors, events)
+                                    .await?,
+                            )
+                        }
                         Protocol::Grpc => Box::new(grpc::Grpc::connect(server, own, &grpc_doors, events).await?),
                     })
                 };

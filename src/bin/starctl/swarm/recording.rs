@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 use tonic::codegen::Bytes;
 
+use super::star::{PlanName, StarCall};
 use super::tensor::Tensor;
 
 const FORMAT: u64 = 1;
@@ -22,6 +23,8 @@ pub struct Recording {
     pub incarnation: u64,
     /// One after the other, before the first step.
     pub setup: Vec<Call>,
+    /// What star calls run, by name.
+    pub plans: HashMap<PlanName, Arc<[Bytes]>>,
     /// Workers make them in turn.
     pub steps: Vec<Step>,
 }
@@ -47,6 +50,7 @@ pub enum What {
     Call(Call),
     Pull(Pull),
     Push(Arc<Tensor>),
+    Star(StarCall),
 }
 
 /// A method call to the parameter server.
@@ -103,10 +107,16 @@ impl Recording {
             return Err(format!("its format is not {FORMAT}"));
         }
         let setup = list(&json, "setup")?.iter().map(|call| parse_call(call, &blob)).collect::<Result<_, _>>()?;
+        let plans = parse_plans(&json, &blob)?;
         let steps: Vec<Step> =
             list(&json, "steps")?.iter().map(|step| parse_step(step, &blob)).collect::<Result<_, _>>()?;
         if steps.is_empty() {
             return Err("it has no steps".to_owned());
+        }
+        for operation in steps.iter().flat_map(|step| &step.operations) {
+            if matches!(&operation.what, What::Star(call) if !plans.contains_key(&call.plan)) {
+                return Err("a star call's plan is missing".to_owned());
+            }
         }
         Ok(Self {
             model: text(&json, "model")?,
@@ -114,8 +124,14 @@ impl Recording {
             worker: text(&json, "worker")?,
             incarnation: incarnation(&steps).unwrap_or(0),
             setup,
+            plans,
             steps,
         })
+    }
+
+    /// Only star protocols have these calls.
+    pub fn has_star_calls(&self) -> bool {
+        self.steps.iter().flat_map(|step| &step.operations).any(|operation| matches!(operation.what, What::Star(_)))
     }
 }
 
@@ -141,6 +157,8 @@ fn parse_step(json: &Json, blob: &Bytes) -> Result<Step, String> {
         } else if entry.get("pull").is_some() {
             let (request, set) = (place(entry, "request", blob)?, parse_set(entry)?);
             What::Pull(Pull { key: text(entry, "pull")?, request, set, bytes: number(entry, "bytes")? })
+        } else if entry.get("star").is_some() {
+            What::Star(parse_star(entry, blob)?)
         } else {
             let key = text(entry, "push")?;
             let edge = key.split(';').nth(3).ok_or_else(|| format!("{key:?} is no rendezvous key"))?;
@@ -183,6 +201,33 @@ fn parse_call(json: &Json, blob: &Bytes) -> Result<Call, String> {
     })
 }
 
+fn parse_star(json: &Json, blob: &Bytes) -> Result<StarCall, String> {
+    let parts = list(json, "parts")?.iter().map(|part| place_of(part, "parts", blob)).collect::<Result<_, _>>()?;
+    let tensors = [number(json, "feeds")?, number(json, "fetches")?];
+    let (plan, meta) = (plan_name(&text(json, "star")?)?, place(json, "meta", blob)?);
+    StarCall::new(plan, &meta, parts, number(json, "bytes")?, tensors)
+        .ok_or("a star call's metadata are none".to_owned())
+}
+
+fn parse_plans(json: &Json, blob: &Bytes) -> Result<HashMap<PlanName, Arc<[Bytes]>>, String> {
+    let listed = json.get("plans").and_then(Json::as_object).into_iter().flatten();
+    listed.map(|(name, at)| Ok((plan_name(name)?, Arc::from([place_of(at, "plans", blob)?])))).collect()
+}
+
+/// In hexadecimal.
+fn plan_name(text: &str) -> Result<PlanName, String> {
+    let bad = || format!("{text:?} is no plan's name");
+    let mut name = PlanName::default();
+    if text.len() != 2 * name.len() {
+        return Err(bad());
+    }
+    for (index, byte) in name.iter_mut().enumerate() {
+        let digits = text.get(2 * index..2 * index + 2).ok_or_else(bad)?;
+        *byte = u8::from_str_radix(digits, 16).map_err(|_| bad())?;
+    }
+    Ok(name)
+}
+
 fn parse_set(json: &Json) -> Result<Vec<(u32, Variable)>, String> {
     let given = json.get("set").and_then(Json::as_object).ok_or("\"set\" is missing")?;
     let one = |(field, variable): (&String, &Json)| {
@@ -208,7 +253,13 @@ fn parse_tensor(json: &Json, blob: &Bytes) -> Result<Tensor, String> {
 }
 
 fn place(json: &Json, name: &str, blob: &Bytes) -> Result<Bytes, String> {
-    let [offset, len] = list(json, name)? else { return Err(format!("{name:?} is not a place in the file")) };
+    place_of(json.get(name).unwrap_or(&Json::Null), name, blob)
+}
+
+fn place_of(json: &Json, name: &str, blob: &Bytes) -> Result<Bytes, String> {
+    let Some([offset, len]) = json.as_array().map(Vec::as_slice) else {
+        return Err(format!("{name:?} is not a place in the file"));
+    };
     let number = |n: &Json| n.as_u64().and_then(|n| usize::try_from(n).ok());
     let range = number(offset).zip(number(len)).and_then(|(from, len)| Some(from..from.checked_add(len)?));
     range

@@ -16,6 +16,9 @@ pub struct Report {
     workers: usize,
     /// Per step: calls, tensors pulled, tensors pushed.
     operations: [usize; 3],
+    /// Per step: tensors that travel, by themselves or in star calls.
+    tensors: u64,
+    registrations: u64,
     /// The server's process: alone, with all workers connected, with their sessions and graphs, after a step of each, and in the end.
     pub before: Option<Seen>,
     pub connected: Option<Seen>,
@@ -38,17 +41,19 @@ pub struct Report {
 pub struct Counts {
     made: Vec<Cell<u64>>,
     times: RefCell<Vec<Duration>>,
+    registrations: Cell<u64>,
 }
 
 impl Counts {
     pub fn new(steps: usize) -> Self {
-        Self { made: vec![Cell::new(0); steps], times: RefCell::default() }
+        Self { made: vec![Cell::new(0); steps], times: RefCell::default(), registrations: Cell::new(0) }
     }
 
     pub fn add(&self, played: &Played) {
         let made = &self.made[played.which];
         made.set(made.get() + 1);
         self.times.borrow_mut().push(played.took);
+        self.registrations.set(self.registrations.get() + u64::from(played.registrations));
     }
 
     /// What was made so far still counts as made, but not as measured.
@@ -59,19 +64,24 @@ impl Counts {
 
 impl Report {
     pub fn new(plan: &Plan) -> Self {
-        let mut operations = [0; 3];
+        let (mut operations, mut tensors) = ([0; 3], 0);
         for operation in plan.recording.steps.first().map_or(&[][..], |step| &step.operations) {
-            operations[match operation.what {
-                What::Call(_) => 0,
-                What::Pull(_) => 1,
-                What::Push(_) => 2,
-            }] += 1;
+            let (kind, carried) = match &operation.what {
+                What::Call(_) => (0, 0),
+                What::Pull(_) => (1, 1),
+                What::Push(_) => (2, 1),
+                What::Star(call) => (0, call.feeds + call.fetches),
+            };
+            operations[kind] += 1;
+            tensors += carried;
         }
         Self {
             protocol: plan.protocol,
             model: plan.recording.model.clone(),
             workers: plan.workers,
             operations,
+            tensors,
+            registrations: 0,
             before: None,
             connected: None,
             ready: None,
@@ -90,6 +100,7 @@ impl Report {
 
     pub fn count(&mut self, counts: &Counts) {
         self.made = counts.made.iter().map(Cell::get).collect();
+        self.registrations = counts.registrations.get();
         self.times = counts.times.borrow().clone();
         self.times.sort_unstable();
     }
@@ -100,12 +111,14 @@ impl Report {
         let [calls, pulls, pushes] = self.operations;
         let crossings = steps * (calls + pulls + pushes) as f64;
         let mut json = json!({
-            "protocol": match self.protocol { Protocol::Grpc => "grpc", Protocol::Starwire => "grpc++" },
+            "protocol": self.protocol.name(),
             "model": self.model,
             "workers": self.workers,
             "calls_per_step": calls,
             "pulls_per_step": pulls,
             "pushes_per_step": pushes,
+            "tensors_per_step": self.tensors,
+            "registrations": self.registrations,
             "made": self.made,
             "steps": self.times.len(),
             "seconds": seconds,

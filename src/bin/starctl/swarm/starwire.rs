@@ -15,12 +15,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, oneshot};
 use tonic::codegen::Bytes;
 
-use super::link::{Ask, Event, Events, Link, edge_of};
+use super::link::{Ask, Event, Events, Link, StarRequest, edge_of};
 use super::recording::Recording;
+use super::star;
 use super::tensor::Tensor;
 use super::worker::nothing;
 
-const PROTOCOL: &str = "grpc++";
 /// What one system call may read of tensors.
 const SINK: usize = 256 << 10;
 /// Pieces of one system call.
@@ -40,7 +40,7 @@ pub type Doors = Rc<RefCell<HashMap<SocketAddr, Rc<Incoming>>>>;
 
 /// What the server's connections to one worker share.
 pub struct Incoming {
-    task: String,
+    identity: Identity,
     events: Events,
     /// By the number that is an asker's upper half.
     conns: RefCell<Vec<Rc<Conn>>>,
@@ -53,20 +53,36 @@ struct Conn {
     wake: Notify,
 }
 
+/// Who a worker says that it is.
+#[derive(Clone)]
+pub struct Identity {
+    protocol: &'static str,
+    task: String,
+    /// Of its process: another one for each worker.
+    incarnation: u64,
+}
+
+impl Identity {
+    pub fn new(protocol: &'static str, task: String) -> Self {
+        Self { protocol, task, incarnation: random() }
+    }
+}
+
 impl Starwire {
-    /// Connects worker number `index`, which answers at `own`, and waits for the handshake.
+    /// Connects a worker that answers at `own`, and waits for the handshake.
     pub async fn connect(
         server: SocketAddr,
         own: SocketAddr,
-        task: &str,
+        identity: Identity,
         recording: &Recording,
         doors: &Doors,
         events: Events,
     ) -> Result<Self, String> {
         let stream = TcpStream::connect(server).await.map_err(|error| format!("{server}: {error}"))?;
-        let incoming = Rc::new(Incoming { task: task.to_owned(), events: events.clone(), conns: RefCell::default() });
+        let mut settings = settings(&identity);
+        let protocol = identity.protocol;
+        let incoming = Rc::new(Incoming { identity, events: events.clone(), conns: RefCell::default() });
         doors.borrow_mut().insert(own, incoming.clone());
-        let mut settings = settings(task);
         settings.expected_task = Some(recording.ps.clone());
         let (ready, is_ready) = oneshot::channel();
         let inbox = Inbox { ready: Some(ready), ..Inbox::new(events.clone()) };
@@ -78,7 +94,7 @@ impl Starwire {
             let _ = events.send(Event::Lost(why));
         });
         if is_ready.await.is_err() {
-            return Err(format!("{server} is not a server of {} over {PROTOCOL}", recording.ps));
+            return Err(format!("{server} is not a server of {} over {protocol}", recording.ps));
         }
         Ok(Self { conn, incoming, requests: Cell::new(0) })
     }
@@ -93,8 +109,8 @@ impl Starwire {
 impl Link for Starwire {
     fn call(&self, token: u64, _: &str, method: u16, request: Vec<u8>) {
         let (mut proto, mut inbox) = (self.conn.proto.borrow_mut(), self.conn.inbox.borrow_mut());
-        let payload = (!request.is_empty()).then(|| Out(request.into()));
-        let op = Waiting { token, content: Some(Vec::new()), bytes: 0, wanted: None };
+        let payload = (!request.is_empty()).then(|| Out::One(request.into()));
+        let op = Waiting { token, content: Some(Vec::new()), bytes: 0, wanted: None, star: false };
         proto.call(Instant::now(), self.next_id(), method, Vec::new(), payload, None, op, &mut inbox);
         self.conn.wake.notify_one();
     }
@@ -102,9 +118,18 @@ impl Link for Starwire {
     fn pull(&self, token: u64, pull: Ask<'_>) {
         let (mut proto, mut inbox) = (self.conn.proto.borrow_mut(), self.conn.inbox.borrow_mut());
         let prefix = pull.key.rsplit_once(';').map_or(pull.key, |(prefix, _)| prefix);
-        let op = Waiting { token, content: None, bytes: 0, wanted: Some(pull.bytes) };
+        let op = Waiting { token, content: None, bytes: 0, wanted: Some(pull.bytes), star: false };
         let step = i64::try_from(pull.step).unwrap_or(0);
         proto.recv(Instant::now(), self.next_id(), step, prefix.as_bytes(), 0, 0, None, op, &mut inbox);
+        self.conn.wake.notify_one();
+    }
+
+    fn star(&self, token: u64, request: StarRequest) {
+        let (mut proto, mut inbox) = (self.conn.proto.borrow_mut(), self.conn.inbox.borrow_mut());
+        let payload = (!request.parts.is_empty()).then_some(Out::Many(request.parts));
+        let star = request.method == star::CALL;
+        let op = Waiting { token, content: None, bytes: 0, wanted: Some(request.bytes), star };
+        proto.call(Instant::now(), self.next_id(), request.method, request.meta, payload, None, op, &mut inbox);
         self.conn.wake.notify_one();
     }
 
@@ -112,7 +137,7 @@ impl Link for Starwire {
         let (number, id) = (asker >> 48, asker & ((1 << 48) - 1));
         let conns = self.incoming.conns.borrow();
         let Some(conn) = usize::try_from(number).ok().and_then(|n| conns.get(n)) else { return };
-        let payload = (!tensor.content.is_empty()).then(|| Out(tensor.content.clone()));
+        let payload = (!tensor.content.is_empty()).then(|| Out::One(tensor.content.clone()));
         conn.proto.borrow_mut().reply(id, 0, &tensor.meta, payload);
         conn.wake.notify_one();
     }
@@ -134,7 +159,7 @@ pub async fn accept(listener: TcpListener, doors: Doors) {
 }
 
 async fn serve(stream: TcpStream, incoming: Rc<Incoming>) {
-    let proto = Connection::server(settings(&incoming.task), Instant::now());
+    let proto = Connection::server(settings(&incoming.identity), Instant::now());
     let conn = Conn::new(proto, Inbox::new(incoming.events.clone()));
     let number = incoming.conns.borrow().len() as u64;
     incoming.conns.borrow_mut().push(conn.clone());
@@ -149,13 +174,17 @@ async fn serve(stream: TcpStream, incoming: Rc<Incoming>) {
     let _ = incoming.events.send(Event::Lost(why));
 }
 
-fn settings(task: &str) -> Settings {
-    // The hash seeds of the standard library are as random as a benchmark needs.
+/// The hash seeds of the standard library are as random as a benchmark needs.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+fn settings(identity: &Identity) -> Settings {
     let mut nonce = [0; 32];
     for chunk in nonce.chunks_exact_mut(8) {
-        chunk.copy_from_slice(&RandomState::new().build_hasher().finish().to_le_bytes());
+        chunk.copy_from_slice(&random().to_le_bytes());
     }
-    let mut settings = Settings::new(task, PROTOCOL, 1, nonce);
+    let mut settings = Settings::new(&identity.task, identity.protocol, identity.incarnation, nonce);
     settings.pid = std::process::id();
     // As the engine's defaults: see STARWIRE_KEEPALIVE_MS.
     settings.keepalive_interval = Duration::from_secs(5);
@@ -164,17 +193,29 @@ fn settings(task: &str) -> Settings {
 }
 
 /// A payload on its way out: shared by all workers.
-struct Out(Bytes);
+enum Out {
+    One(Bytes),
+    Many(Arc<[Bytes]>),
+}
+
+impl Out {
+    fn parts(&self) -> &[Bytes] {
+        match self {
+            Self::One(part) => std::slice::from_ref(part),
+            Self::Many(parts) => parts,
+        }
+    }
+}
 
 impl Payload for Out {
     fn part_count(&self) -> usize {
-        1
+        self.parts().len()
     }
-    fn part_len(&self, _: usize) -> u64 {
-        self.0.len() as u64
+    fn part_len(&self, part: usize) -> u64 {
+        self.parts()[part].len() as u64
     }
-    fn copy_part(&self, _: usize, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.0);
+    fn copy_part(&self, part: usize, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.parts()[part]);
     }
 }
 
@@ -185,6 +226,8 @@ struct Waiting {
     content: Option<Vec<u8>>,
     bytes: u64,
     wanted: Option<u64>,
+    /// The answer may be that the plan is wanted first.
+    star: bool,
 }
 
 /// What the protocol reports.
@@ -256,6 +299,16 @@ impl Handler for Inbox {
 
     fn reply_done(&mut self, op: Waiting, result: Outcome<'_>) {
         let result = match result {
+            Outcome::Ok { meta } if op.star && star::asks_for_plan(meta) != Some(false) => {
+                let event = match star::asks_for_plan(meta) {
+                    Some(_) => Event::Unknown { token: op.token },
+                    None => {
+                        Event::Ended { token: op.token, result: Err("the answer is none to a star call".to_owned()) }
+                    }
+                };
+                let _ = self.events.send(event);
+                return;
+            }
             Outcome::Ok { .. } => match op.wanted {
                 Some(wanted) if wanted != op.bytes => {
                     Err(format!("the tensor has {} bytes, {wanted} were recorded", op.bytes))
@@ -470,9 +523,11 @@ impl Outgoing {
 fn bytes_of(segment: &Segment<Out>) -> &[u8] {
     match segment {
         Segment::Control(bytes) => bytes,
-        Segment::Part { payload, offset, len, .. } => {
+        Segment::Part { payload, part, offset, len } => {
             let range = usize::try_from(*offset).ok().zip(usize::try_from(*len).ok());
-            range.and_then(|(from, len)| payload.0.get(from..from.checked_add(len)?)).unwrap_or_default()
+            range
+                .and_then(|(from, len)| payload.parts().get(*part)?.get(from..from.checked_add(len)?))
+                .unwrap_or_default()
         }
     }
 }

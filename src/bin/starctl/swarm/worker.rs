@@ -7,8 +7,14 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tonic::codegen::Bytes;
 
 use super::disguise::Disguise;
-use super::link::{Ask, Event, Link};
+use super::link::{Ask, Event, Link, StarRequest};
 use super::recording::{MAX_OPERATIONS, Recording, Step, What};
+use super::star;
+
+/// Marks the token of a registration: the rest is the token of the call that wants it.
+const REGISTRATION: u64 = 1 << 63;
+/// As a real worker (cc/star/client.cc): how often a server may forget a plan between its registration and the call.
+const MAX_REGISTRATIONS: u32 = 8;
 
 pub struct Worker {
     pub index: usize,
@@ -28,6 +34,8 @@ pub struct Played {
     /// Which of the recorded steps it was.
     pub which: usize,
     pub took: Duration,
+    /// Plans that the server wanted.
+    pub registrations: u32,
 }
 
 /// A step that is being played.
@@ -41,6 +49,16 @@ struct Progress {
     ended: Vec<usize>,
     /// Operations that the step still waits for.
     left: usize,
+    registrations: u32,
+}
+
+impl Progress {
+    /// Which operation a token belongs to, and whether it is one of this step's.
+    fn which(&self, token: u64) -> (usize, bool) {
+        let token = token & !REGISTRATION;
+        let index = usize::try_from(token % MAX_OPERATIONS as u64).unwrap_or(0);
+        (index.min(self.needs.len() - 1), token / MAX_OPERATIONS as u64 == self.number)
+    }
 }
 
 impl Worker {
@@ -67,6 +85,9 @@ impl Worker {
                 Event::Asked { edge, .. } => {
                     return Err(self.explain(&call.name, &format!("the server asked for {edge} before any step")));
                 }
+                Event::Unknown { .. } => {
+                    return Err(self.explain(&call.name, "the server asked for a plan before any step"));
+                }
                 Event::Lost(why) => return Err(self.lost(&why)),
             };
             self.disguise.take(call, &reply).map_err(|why| self.explain(&call.name, &why))?;
@@ -88,6 +109,7 @@ impl Worker {
             asked: vec![None; step.operations.len()],
             ended: Vec::new(),
             left: step.waited,
+            registrations: 0,
         };
         self.steps += 1;
         for index in 0..step.operations.len() {
@@ -101,7 +123,7 @@ impl Worker {
             self.handle(step, &mut progress, event)?;
             self.follow(step, &mut progress)?;
         }
-        Ok(Played { which, took: begun.elapsed() })
+        Ok(Played { which, took: begun.elapsed(), registrations: progress.registrations })
     }
 
     /// Waits for the ends that no step waited for.
@@ -112,6 +134,7 @@ impl Worker {
                     result.map_err(|why| self.explain("the last call", &why))?;
                 }
                 Event::Asked { edge, .. } => return Err(self.explain(&edge, "asked for after the last step")),
+                Event::Unknown { .. } => return Err(self.explain("a plan", "asked for after the last step")),
                 Event::Lost(why) => return Err(self.lost(&why)),
             }
         }
@@ -133,6 +156,12 @@ impl Worker {
                 self.outstanding += 1;
                 self.link.pull(token, Ask { step: progress.id, key: &key, request: &request, bytes: pull.bytes });
             }
+            What::Star(call) => {
+                let meta = self.disguise.star_call(call, progress.id);
+                let (parts, bytes) = (call.parts.clone(), call.bytes);
+                self.outstanding += 1;
+                self.link.star(token, StarRequest { method: star::CALL, meta, parts, bytes });
+            }
             What::Push(tensor) => {
                 if let Some(asker) = progress.asked[index].take() {
                     self.link.answer(asker, tensor);
@@ -146,9 +175,9 @@ impl Worker {
     fn handle(&mut self, step: &Step, progress: &mut Progress, event: Event) -> Result<(), String> {
         match event {
             Event::Ended { token, result } => {
-                let index = usize::try_from(token % MAX_OPERATIONS as u64).unwrap_or(0);
-                let mine = token / MAX_OPERATIONS as u64 == progress.number;
+                let (index, mine) = progress.which(token);
                 match result {
+                    Ok(_) if mine && token & REGISTRATION != 0 => self.start(step, progress, index)?,
                     Ok(_) if mine => progress.ended.push(index),
                     Ok(_) => {}
                     Err(why) => {
@@ -156,10 +185,27 @@ impl Worker {
                             What::Call(call) => call.name.as_str(),
                             What::Pull(pull) => pull.key.as_str(),
                             What::Push(_) => "a push",
+                            What::Star(_) => "a star call",
                         };
                         return Err(self.explain(if mine { name } else { "a call of the step before" }, &why));
                     }
                 }
+            }
+            Event::Unknown { token } => {
+                let (index, mine) = progress.which(token);
+                let What::Star(call) = &step.operations[index].what else {
+                    return Err(self.explain("a plan", "asked for by an operation that has none"));
+                };
+                progress.registrations += 1;
+                if !mine || progress.registrations > MAX_REGISTRATIONS * step.operations.len() as u32 {
+                    return Err(self.explain("a star call", "the server forgets plans as soon as they are registered"));
+                }
+                let meta = self.disguise.star_register(&call.plan);
+                let Some(parts) = self.recording.plans.get(&call.plan).cloned() else {
+                    return Err(self.explain("a star call", "its plan was not recorded"));
+                };
+                self.outstanding += 1;
+                self.link.star(token | REGISTRATION, StarRequest { method: star::REGISTER, meta, parts, bytes: 0 });
             }
             Event::Asked { step: id, edge, asker } => {
                 let found = step.pushes.get(&edge).filter(|_| id == progress.id);
@@ -209,7 +255,8 @@ impl Worker {
             },
         };
         let event = event.unwrap_or_else(|| Event::Lost("nobody carries its calls any more".to_owned()));
-        self.outstanding -= usize::from(matches!(event, Event::Ended { .. }) && self.outstanding > 0);
+        let ended = matches!(event, Event::Ended { .. } | Event::Unknown { .. });
+        self.outstanding -= usize::from(ended && self.outstanding > 0);
         Ok(event)
     }
 
@@ -261,6 +308,25 @@ mod tests {
             }
             let _ = self.events.send(Event::Ended { token, result: Ok(nothing()) });
         }
+        /// Knows a plan once it was registered.
+        fn star(&self, token: u64, request: StarRequest) {
+            let known = self.log.borrow().iter().any(|line| line.starts_with("register"));
+            let (line, event) = match request.method {
+                star::REGISTER => {
+                    (format!("register {:?}", request.parts[0]), Event::Ended { token, result: Ok(nothing()) })
+                }
+                _ if known || self.asks.is_empty() => {
+                    ("star call".to_owned(), Event::Ended { token, result: Ok(nothing()) })
+                }
+                _ => ("unknown".to_owned(), Event::Unknown { token }),
+            };
+            if !self.asks.contains(&"forget") || request.method == star::REGISTER {
+                self.log.borrow_mut().push(line);
+                let _ = self.events.send(event);
+            } else {
+                let _ = self.events.send(Event::Unknown { token });
+            }
+        }
         fn answer(&self, asker: u64, _: &Arc<Tensor>) {
             self.log.borrow_mut().push(format!("answer {asker}"));
         }
@@ -270,7 +336,11 @@ mod tests {
 aaaa"#;
 
     fn play(asks: &'static [&'static str]) -> (Result<usize, String>, Vec<String>) {
-        let recording = Rc::new(Recording::parse(Bytes::from_static(FILE)).unwrap());
+        play_file(Bytes::from_static(FILE), asks)
+    }
+
+    fn play_file(file: Bytes, asks: &'static [&'static str]) -> (Result<usize, String>, Vec<String>) {
+        let recording = Rc::new(Recording::parse(file).unwrap());
         let (events, heard) = unbounded_channel();
         let log = Rc::new(RefCell::new(Vec::new()));
         let link = Box::new(Fake { events, log: log.clone(), asks });
@@ -283,6 +353,25 @@ aaaa"#;
         });
         let log = log.borrow().clone();
         (result, log)
+    }
+
+    /// A step of one star call, whose plan is "plan".
+    fn star_file() -> Bytes {
+        let (name, head) = ("07".repeat(32), [&[1; 1][..], &[0; 71]].concat());
+        let json = format!(
+            r#"{{"starwire_swarm":1,"model":"m","ps":"p","worker":"/job:worker/replica:0/task:0","setup":[],"plans":{{"{name}":[72,4]}},"steps":[{{"operations":[{{"star":"{name}","meta":[0,72],"parts":[],"bytes":0,"feeds":0,"fetches":1,"after":[]}}]}}]}}"#
+        );
+        [json.as_bytes(), b"\n", &head, b"plan"].concat().into()
+    }
+
+    #[test]
+    fn plans_are_registered_when_the_server_asks() {
+        assert_eq!(play_file(star_file(), &[]), (Ok(0), vec!["star call".to_owned()]));
+        let (result, log) = play_file(star_file(), &["plan"]);
+        assert_eq!((result, log), (Ok(0), ["unknown", "register b\"plan\"", "star call"].map(str::to_owned).to_vec()));
+        let (result, log) = play_file(star_file(), &["forget"]);
+        assert!(result.unwrap_err().contains("the server forgets plans as soon as they are registered"));
+        assert_eq!(log.len(), MAX_REGISTRATIONS as usize);
     }
 
     #[test]
