@@ -6,6 +6,7 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::time::Instant;
 
+use super::slabs::{self, Slab};
 use crate::ffi::types::{sw_bytes, sw_code, sw_op_vtable, sw_part, sw_payload, sw_result};
 use crate::protocol::{Failure, Outcome, Payload};
 
@@ -197,18 +198,47 @@ impl Drop for ClientOp {
 /// Part alignment of incoming bodies: what TensorFlow's kernels expect of a tensor buffer.
 const ALIGN: usize = 64;
 
-/// Metadata and payload of an incoming call in one slab, until `sw_body_release`.
+/// Metadata and payload of an incoming call in one piece of memory, until `sw_body_release`.
 pub struct InBody {
-    slab: Option<NonNull<u8>>,
-    layout: Layout,
+    memory: Memory,
     parts: Vec<sw_part>,
     meta: Box<[u8]>,
     /// The peer's answer to "who sent this" for errors in handlers.
     pub method: u16,
 }
 
-// SAFETY: the slab is owned memory; nothing in InBody is tied to a thread.
+// SAFETY: the memory is owned; nothing in InBody is tied to a thread.
 unsafe impl Send for InBody {}
+
+/// Where a payload lies.
+enum Memory {
+    None,
+    Heap(NonNull<u8>, Layout),
+    Slab(Slab),
+}
+
+impl Memory {
+    /// None: there is not so much.
+    fn new(len: usize) -> Option<Self> {
+        match len {
+            0 => Some(Self::None),
+            slabs::MIN..=slabs::MAX => Slab::take(len).ok().map(Self::Slab),
+            len => {
+                let layout = Layout::from_size_align(len, ALIGN).ok()?;
+                // SAFETY: the layout has a size above 0.
+                NonNull::new(unsafe { alloc(layout) }).map(|start| Self::Heap(start, layout))
+            }
+        }
+    }
+
+    fn start(&self) -> *mut u8 {
+        match self {
+            Self::None => ptr::null_mut(),
+            Self::Heap(start, _) => start.as_ptr(),
+            Self::Slab(slab) => slab.start().as_ptr(),
+        }
+    }
+}
 
 impl InBody {
     pub fn new(method: u16, meta: &[u8], lens: &[u64]) -> Result<Self, Failure> {
@@ -221,14 +251,8 @@ impl InBody {
             let padded = len.checked_add(ALIGN - 1).ok_or_else(refuse)? & !(ALIGN - 1);
             total = total.checked_add(padded).ok_or_else(refuse)?;
         }
-        let layout = Layout::from_size_align(total, ALIGN).map_err(|_| refuse())?;
-        let slab = if total == 0 {
-            None
-        } else {
-            // SAFETY: the layout has a size above 0.
-            Some(NonNull::new(unsafe { alloc(layout) }).ok_or_else(refuse)?)
-        };
-        let base = slab.map_or(ptr::null_mut(), NonNull::as_ptr);
+        let memory = Memory::new(total).ok_or_else(refuse)?;
+        let base = memory.start();
         let parts = offsets
             .iter()
             .zip(lens)
@@ -237,7 +261,7 @@ impl InBody {
                 len: usize::try_from(*len).unwrap_or(0),
             })
             .collect();
-        Ok(Self { slab, layout, parts, meta: meta.into(), method })
+        Ok(Self { memory, parts, meta: meta.into(), method })
     }
 
     pub fn pointer(&self, part: usize, offset: u64, len: u64) -> *mut u8 {
@@ -249,7 +273,7 @@ impl InBody {
     pub fn write(&mut self, part: usize, bytes: &[u8]) {
         let to = self.pointer(part, 0, bytes.len() as u64);
         if !to.is_null() {
-            // SAFETY: `pointer` checked that the range lies in this body's slab.
+            // SAFETY: `pointer` checked that the range lies in this body's memory.
             unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
         }
     }
@@ -265,9 +289,11 @@ impl InBody {
 
 impl Drop for InBody {
     fn drop(&mut self) {
-        if let Some(slab) = self.slab {
-            // SAFETY: allocated in `new` with this layout, freed only here.
-            unsafe { dealloc(slab.as_ptr(), self.layout) }
+        match std::mem::replace(&mut self.memory, Memory::None) {
+            Memory::None => {}
+            // SAFETY: allocated in `Memory::new` with this layout, freed only here.
+            Memory::Heap(start, layout) => unsafe { dealloc(start.as_ptr(), layout) },
+            Memory::Slab(slab) => slab.give_back(),
         }
     }
 }

@@ -20,6 +20,7 @@ mod owner;
 mod pace;
 mod shard;
 mod shared;
+mod slabs;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

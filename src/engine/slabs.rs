@@ -1,0 +1,142 @@
+//! Memory for the payloads of incoming calls, apart from the heap.
+//!
+//! Pieces of some hundred kilobytes that come and go among small ones that stay tear the heap of a C library apart: what many connections leave behind is many times what they hold. So these
+//! pieces are mapped by themselves; a few are kept for the next call, and the rest goes back to the system.
+
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use crossbeam_queue::ArrayQueue;
+
+/// Shorter payloads are the heap's.
+pub const MIN: usize = 64 << 10;
+/// Longer ones, too: C libraries map those by themselves.
+pub const MAX: usize = 32 << 20;
+/// What is kept for the next calls, in all.
+const KEPT_BYTES: usize = 32 << 20;
+/// Pieces of one size that are kept.
+const KEPT_PIECES: usize = 256;
+/// Sizes between one power of two and the next: the address space that a piece wastes is an eighth of it. It wastes no memory: what is not touched is not there.
+const STEPS: usize = 8;
+const SIZES: usize = (MAX.ilog2() - MIN.ilog2()) as usize * STEPS + 1;
+
+/// A mapped piece of memory of at least the length that was asked for, and of any content.
+pub struct Slab {
+    start: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: memory that nobody else knows; nothing of it is tied to a thread.
+unsafe impl Send for Slab {}
+
+struct Kept {
+    by_size: [ArrayQueue<Slab>; SIZES],
+    bytes: AtomicUsize,
+}
+
+static KEPT: LazyLock<Kept> = LazyLock::new(|| Kept {
+    by_size: std::array::from_fn(|_| ArrayQueue::new(KEPT_PIECES)),
+    bytes: AtomicUsize::new(0),
+});
+
+impl Slab {
+    /// `len` is from MIN to MAX.
+    pub fn take(len: usize) -> io::Result<Self> {
+        let (index, size) = class(len).ok_or(io::ErrorKind::InvalidInput)?;
+        if let Some(kept) = KEPT.by_size[index].pop() {
+            KEPT.bytes.fetch_sub(size, Relaxed);
+            return Ok(kept);
+        }
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, wherever the kernel has room.
+        let start = unsafe { libc::mmap(ptr::null_mut(), size, access, kind, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, size })
+    }
+
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Keeps it for the next call, or gives it back to the system.
+    pub fn give_back(self) {
+        let Some((index, _)) = class(self.size) else { return };
+        let size = self.size;
+        // Counted before it can be taken, so that the sum is never below zero.
+        if KEPT.bytes.fetch_add(size, Relaxed) + size > KEPT_BYTES || KEPT.by_size[index].push(self).is_err() {
+            KEPT.bytes.fetch_sub(size, Relaxed);
+        }
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `take` with this size, and whoever drops it has the only handle.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.size) };
+    }
+}
+
+/// The size that a length is rounded up to, and its number.
+fn class(len: usize) -> Option<(usize, usize)> {
+    if !(MIN..=MAX).contains(&len) {
+        return None;
+    }
+    let power = len.ilog2();
+    let step = (1usize << power) / STEPS;
+    let size = len.next_multiple_of(step);
+    // One that was rounded up to the next power of two is that one's first.
+    let power = size.ilog2();
+    let index = (power - MIN.ilog2()) as usize * STEPS + (size - (1usize << power)) / ((1usize << power) / STEPS);
+    Some((index, size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_has_a_number_of_its_own() {
+        assert_eq!(class(MIN - 1), None);
+        assert_eq!(class(MAX + 1), None);
+        assert_eq!(class(MIN), Some((0, MIN)));
+        assert_eq!(class(MAX), Some((SIZES - 1, MAX)));
+        let mut len = MIN;
+        for index in 0..SIZES {
+            let (found, size) = class(len).unwrap();
+            assert_eq!(found, index);
+            assert!(size >= len && size - len <= len / STEPS && size % 4096 == 0, "{len}: {size}");
+            assert_eq!(class(size), Some((index, size)), "a size is its own");
+            len = size + 1;
+        }
+    }
+
+    /// Other tests of this process use slabs as well, so this one has a size that they do not have.
+    #[test]
+    fn what_is_given_back_is_taken_again_and_not_all_of_it_is_kept() {
+        const LEN: usize = 7 << 20;
+        let write = |slab: &Slab, byte: u8| {
+            // SAFETY: the slab has at least LEN bytes and is this test's.
+            unsafe { ptr::write_bytes(slab.start().as_ptr(), byte, LEN) };
+        };
+        let slab = Slab::take(LEN).unwrap();
+        write(&slab, 1);
+        let at = slab.start();
+        slab.give_back();
+        let again = Slab::take(LEN).unwrap();
+        assert_eq!(again.start(), at);
+        let many: Vec<Slab> = (0..8).map(|_| Slab::take(LEN).unwrap()).collect();
+        many.iter().chain([&again]).for_each(|slab| write(slab, 2));
+        many.into_iter().chain([again]).for_each(Slab::give_back);
+        let index = class(LEN).unwrap().0;
+        assert!((1..=KEPT_BYTES / LEN).contains(&KEPT.by_size[index].len()), "{}", KEPT.by_size[index].len());
+        assert!(KEPT.bytes.load(Relaxed) <= KEPT_BYTES + MAX);
+        while KEPT.by_size[index].pop().is_some() {
+            KEPT.bytes.fetch_sub(LEN, Relaxed);
+        }
+    }
+}
