@@ -521,6 +521,8 @@ typedef struct sw_star_options {
   // By task: 1 if it is a parameter server.
   const uint8_t *servers;
   size_t n_tasks;
+  // A call that would carry at least twice as many bytes is made in parts of about so many, if it can be. 0: never.
+  uint64_t split_bytes;
 } sw_star_options;
 
 typedef struct sw_star_feed {
@@ -907,6 +909,12 @@ sw_code sw_star_servers(const struct sw_star_task *tasks,
                         uint32_t own,
                         uint8_t *servers,
                         struct sw_error **error);
+
+// sw_star_options.split_bytes as the environment wants it. An error names the variable and what it may be.
+//
+// # Safety
+// `bytes` is writable, `error` writable or null.
+sw_code sw_star_split_bytes(uint64_t *bytes, struct sw_error **error);
 
 // Splits a graph into what stays and calls to parameter servers. The same graph gives the same plan. An error says why the graph cannot be
 // planned; it can still be run as it is.

@@ -135,6 +135,11 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   if (!status.ok()) return status;
   LeaveWhatCallsCannot(servers, library, &description);
   description.FindFeeds();
+  sw_error* error = nullptr;
+  uint64_t split_bytes = 0;
+  const sw_code read = sw_star_split_bytes(&split_bytes, &error);
+  if (read != 0) return TakeError(read, error);
+  if (split_bytes != 0) description.FindSizes();
 
   const sw_plan_graph view = description.ForPlanner();
   sw_star_options options = {};
@@ -142,8 +147,8 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   options.style = style == StarStyle::kLite ? SW_STAR_LITE : SW_STAR_ROBUST;
   options.servers = servers.data();
   options.n_tasks = servers.size();
+  options.split_bytes = split_bytes;
   sw_star_plan* made = nullptr;
-  sw_error* error = nullptr;
   const sw_code code = sw_plan_star(&view, &options, &made, &error);
   if (code != 0) return TakeError(code, error);
   const Plan plan(made);

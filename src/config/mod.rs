@@ -153,6 +153,11 @@ impl Config {
         resolve::ps_jobs(&mut variables::Reader::new(env))
     }
 
+    /// Bytes that are worth a star call of their own; for those who make a session's graphs.
+    pub fn star_split_bytes_from_env(env: &dyn Env) -> Result<u64, ConfigError> {
+        star::split_bytes(&mut variables::Reader::new(env))
+    }
+
     /// Whether partitions of this server's graphs run on the lock-free executor, if it supports them.
     pub fn runs_partitions(&self) -> bool {
         match self.executor {

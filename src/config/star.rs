@@ -1,10 +1,11 @@
-//! What a parameter server allows in star calls.
+//! What a parameter server allows in star calls, and how a session's calls are made.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::error::ConfigError;
 use super::variables::Reader;
+use crate::planner::star::SPLIT_BYTES;
 use crate::star::{PlanLimits, StepLimits};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +14,13 @@ pub struct StarConfig {
     pub steps: StepLimits,
     /// Plans whose kernels take no longer run on the reactor.
     pub inline: Duration,
+    /// A call that would carry twice as much is made in parts. Checked with the rest; sessions ask again when they need it.
+    pub split_bytes: u64,
+}
+
+/// Read by the process that makes a session's graphs.
+pub(super) fn split_bytes(reader: &mut Reader<'_>) -> Result<u64, ConfigError> {
+    reader.bytes("STARWIRE_STAR_SPLIT_BYTES", SPLIT_BYTES, 0..=1 << 40)
 }
 
 impl StarConfig {
@@ -36,6 +44,7 @@ impl StarConfig {
                 idle,
             },
             inline: Duration::from_micros(reader.number("STARWIRE_STAR_INLINE_US", 250, 0..=1_000_000)?),
+            split_bytes: split_bytes(reader)?,
         })
     }
 }
@@ -67,12 +76,14 @@ mod tests {
             .set("STARWIRE_STAR_MAX_SLOT_BYTES", "6")
             .set("STARWIRE_STAR_MAX_CALLS", "7")
             .set("STARWIRE_STAR_STEP_IDLE_S", "8")
-            .set("STARWIRE_STAR_INLINE_US", "9");
+            .set("STARWIRE_STAR_INLINE_US", "9")
+            .set("STARWIRE_STAR_SPLIT_BYTES", "10K");
         let seconds = Duration::from_secs;
         let expected = StarConfig {
             plans: PlanLimits { plans: 1, bytes: 2 << 20, plan_idle: seconds(3), session_idle: seconds(4) },
             steps: StepLimits { values: 5, bytes: 6, calls: 7, idle: seconds(8) },
             inline: Duration::from_micros(9),
+            split_bytes: 10 << 10,
         };
         assert_eq!(read(&env).unwrap(), expected);
         assert!(read(&MapEnv::new("/").set("STARWIRE_STAR_MAX_CALLS", "0")).is_err());

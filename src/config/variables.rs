@@ -245,6 +245,11 @@ pub const VARIABLES: &[Variable] = &[
         "Plans whose kernels take at most so many microseconds (0 to 1000000) run on the reactor that the call came in on, the others on TensorFlow's pool.",
     ),
     variable(
+        "STARWIRE_STAR_SPLIT_BYTES",
+        "1M",
+        "A star call that would carry at least twice as many bytes (0 to 1T) is made in parts of about so many, where tensors' sizes are known and the parts have nothing to do with each other ([star_server.md](star_server.md)). 0: never. Counts in the process that a session connects to.",
+    ),
+    variable(
         "STARWIRE_EXECUTOR",
         "auto",
         "Which partitions of graphs run on starwire's own executor instead of TensorFlow's ([executor.md](executor.md)): `auto` those of parameter servers (job `ps` or `STARWIRE_PS_JOBS`), `on` this server's, `off` none.",

@@ -60,6 +60,8 @@ pub struct sw_star_options {
     /// By task: 1 if it is a parameter server.
     pub servers: *const u8,
     pub n_tasks: usize,
+    /// A call that would carry at least twice as many bytes is made in parts of about so many, if it can be. 0: never.
+    pub split_bytes: u64,
 }
 
 #[repr(C)]
@@ -189,6 +191,26 @@ pub unsafe extern "C" fn sw_star_servers(
     }
 }
 
+/// sw_star_options.split_bytes as the environment wants it. An error names the variable and what it may be.
+///
+/// # Safety
+/// `bytes` is writable, `error` writable or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_split_bytes(bytes: *mut u64, error: *mut *mut sw_error) -> sw_code {
+    let read = guard(Err((code::INTERNAL, "starwire: internal error while planning".to_string())), || {
+        Config::star_split_bytes_from_env(&ProcessEnv).map_err(|error| (code::INVALID_ARGUMENT, error.to_string()))
+    });
+    match read {
+        Ok(read) => {
+            // SAFETY: the caller's promise.
+            unsafe { *bytes = read }
+            0
+        }
+        // SAFETY: the caller's promise.
+        Err((code, message)) => unsafe { error::store(error, code, message) },
+    }
+}
+
 /// Splits a graph into what stays and calls to parameter servers. The same graph gives the same plan. An error says why the graph cannot be
 /// planned; it can still be run as it is.
 ///
@@ -217,7 +239,7 @@ pub unsafe extern "C" fn sw_plan_star(
         // SAFETY: the caller's promise.
         let servers = unsafe { array(options.servers, options.n_tasks) }.iter().map(|server| *server != 0).collect();
         let plan = |graph: &crate::planner::graph::Graph| {
-            let plan = star::plan(graph, &Roles { servers }, style)?;
+            let plan = star::plan(graph, &Roles { servers }, style, options.split_bytes)?;
             let text = plan.describe(graph, &[]).to_string();
             Ok(sw_star_plan::new(plan, text))
         };

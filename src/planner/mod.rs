@@ -7,12 +7,14 @@
 //! * [`schedule`]: when things happen, as far as the graph tells.
 //! * [`fuse`]: which tensors cross from task to task together (tensor_fuse).
 //! * [`star`]: the parameter servers' part of a graph, turned into calls; with [`roles`] (who is a server), [`classes`] (which nodes could share a
-//!   call), [`placement`] (what becomes of each node), [`rounds`] (when) and [`reads`] (which reads of variables have time).
+//!   call), [`placement`] (what becomes of each node), [`rounds`] (when), [`reads`] (which reads of variables have time) and [`parts`] (which
+//!   calls carry too much).
 
 pub mod classes;
 pub mod flow;
 pub mod fuse;
 pub mod graph;
+pub mod parts;
 pub mod placement;
 pub mod predicates;
 pub mod reads;

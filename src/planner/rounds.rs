@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use super::classes::ClassId;
 use super::flow::{Flow, Step, forward_ins};
 use super::graph::{Graph, Kind, index};
+use super::parts::is_shared;
 use super::placement::{Place, Placement, is_reference};
 use super::reads::Reads;
 
@@ -13,11 +14,13 @@ pub struct Rounds<'a> {
     graph: &'a Graph<'a>,
     flow: &'a Flow,
     placement: &'a Placement,
+    /// What several nodes of these classes share is made early, and kept for them: made in their call it would hold them together.
+    apart: &'a BTreeSet<ClassId>,
 }
 
 impl<'a> Rounds<'a> {
-    pub fn new(graph: &'a Graph<'a>, flow: &'a Flow, placement: &'a Placement) -> Self {
-        Self { graph, flow, placement }
+    pub fn new(graph: &'a Graph<'a>, flow: &'a Flow, placement: &'a Placement, apart: &'a BTreeSet<ClassId>) -> Self {
+        Self { graph, flow, placement, apart }
     }
 
     /// As early as possible.
@@ -144,6 +147,9 @@ impl<'a> Rounds<'a> {
         let it = self.graph.node(node);
         let own = rounds[index(node)];
         if self.placement.place(node) != Place::Called || it.blocking || (it.stateful && !it.pure_read) {
+            return None;
+        }
+        if self.apart.contains(&self.class(node)) && is_shared(self.graph, self.placement, node) {
             return None;
         }
         let mut later = u32::MAX;

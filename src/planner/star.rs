@@ -10,7 +10,8 @@
 //! 2. Called nodes are of a [class](super::classes): the same server, the same [predicates](super::predicates), behind the same blockers.
 //! 3. [`rounds`](super::rounds): each node gets a round; rounds never sink along a dependency, and grow where a class is entered. One class in
 //!    one round is one call, so calls never wait for each other in a circle. What only a later call of the class needs is made there.
-//! 4. A reference that would have to leave its call is taken from a copy of its variable, if that is known. If not, both ends are left to
+//! 4. A call that would carry much is made in [`parts`](super::parts) that have nothing to do with each other.
+//! 5. A reference that would have to leave its call is taken from a copy of its variable, if that is known. If not, both ends are left to
 //!    send and receive, and all is planned again without them.
 //!
 //! [`Style::Robust`] is as early as possible, each node once. [`Style::Lite`] makes fewer calls: what has time goes where its class has a call
@@ -21,6 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::classes::{ClassId, Classes};
 use super::flow::Flow;
 use super::graph::{Class, Edge, Graph, Kind, PlanError, index};
+use super::parts::{Part, Parts};
 use super::placement::{Place, Placement, Reason, Roles, is_reference};
 use super::predicates::{Fact, Predicates};
 use super::rounds::Rounds;
@@ -98,7 +100,11 @@ pub struct StarPlan {
 /// How often nodes are left out one by one before everything that is tied together is.
 const PATIENCE: usize = 8;
 
-pub fn plan(graph: &Graph, roles: &Roles, style: Style) -> Result<StarPlan, PlanError> {
+/// Bytes that are worth a call of their own, unless somebody says otherwise.
+pub const SPLIT_BYTES: u64 = 1 << 20;
+
+/// `split_bytes`: a call that would carry at least twice as much is made in parts of about this size, if it can be. 0: never.
+pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Result<StarPlan, PlanError> {
     let flow = Flow::of(graph)?;
     let predicates = Predicates::of(graph, &flow);
     let costs = Costs { node_us: 0, message_us: 0, bytes_per_us: 1 };
@@ -108,12 +114,20 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style) -> Result<StarPlan, Plan
     let mut attempts = 0;
     loop {
         let placement = Placement::of(graph, &flow, &predicates, &classes, roles, &left, style == Style::Lite);
-        let rounds = Rounds::new(graph, &flow, &placement);
-        let rounds = match style {
-            Style::Robust => rounds.robust(),
-            Style::Lite => rounds.lite(),
+        let make = |apart: &BTreeSet<ClassId>| {
+            let rounds = Rounds::new(graph, &flow, &placement, apart);
+            match style {
+                Style::Robust => rounds.robust(),
+                Style::Lite => rounds.lite(),
+            }
         };
-        let numbers = number_calls(graph, &placement, &classes, &rounds);
+        let mut rounds = make(&BTreeSet::new());
+        let large = Parts::new(graph, &placement, &rounds, split_bytes).large_classes();
+        if !large.is_empty() {
+            rounds = make(&large);
+        }
+        let parts = Parts::new(graph, &placement, &rounds, split_bytes).find();
+        let numbers = number_calls(graph, &placement, &classes, &rounds, &parts);
         let split = Split { graph, placement: &placement, calls_of: &numbers.calls_of };
         let torn = split.torn(attempts >= PATIENCE);
         if torn.is_empty() {
@@ -131,14 +145,27 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style) -> Result<StarPlan, Plan
 
 struct Numbers {
     calls_of: Vec<Option<u32>>,
-    /// By call: its round, task and class.
-    keys: Vec<(u32, u32, ClassId)>,
+    /// By call.
+    keys: Vec<Key>,
+    /// By call.
+    rounds: Vec<u32>,
 }
 
-fn number_calls(graph: &Graph, placement: &Placement, classes: &Classes, rounds: &[u32]) -> Numbers {
+/// In the calls' order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    round: u32,
+    level: u32,
+    task: u32,
+    class: ClassId,
+    part: u32,
+}
+
+fn number_calls(graph: &Graph, placement: &Placement, classes: &Classes, rounds: &[u32], parts: &[Part]) -> Numbers {
     let key = |node: u32| {
         let class = placement.class(node);
-        (rounds[index(node)], classes.task(class), class)
+        let (level, part) = parts[index(node)];
+        Key { round: rounds[index(node)], level, task: classes.task(class), class, part }
     };
     let called = || graph.ids().filter(|node| placement.is_called(*node));
     let keys: BTreeSet<_> = called().map(key).collect();
@@ -148,7 +175,11 @@ fn number_calls(graph: &Graph, placement: &Placement, classes: &Classes, rounds:
     for node in called() {
         calls_of[index(node)] = numbers.get(&key(node)).copied();
     }
-    Numbers { calls_of, keys }
+    // Levels are rounds, as far as others are concerned.
+    let moments: BTreeSet<_> = keys.iter().map(|key| (key.round, key.level)).collect();
+    let moments: BTreeMap<_, u32> = moments.into_iter().zip(1..).collect();
+    let rounds = keys.iter().map(|key| moments.get(&(key.round, key.level)).copied().unwrap_or(0)).collect();
+    Numbers { calls_of, keys, rounds }
 }
 
 /// Whether there was anything to leave.
@@ -273,9 +304,9 @@ impl Split<'_> {
         }
         let same_fate = |a: u32, b: u32| conditions[index(a)] == conditions[index(b)];
         let ways: Vec<Way> = self.graph.edges().iter().map(|edge| self.way(edge, same_fate)).collect();
-        let empty = |(at, (round, task, _)): (usize, &(u32, u32, ClassId))| Call {
-            task: *task,
-            round: *round,
+        let empty = |(at, key): (usize, &Key)| Call {
+            task: key.task,
+            round: numbers.rounds[at],
             predicates: predicates.facts(conditions[at]).to_vec(),
             nodes: Vec::new(),
             copies: Vec::new(),

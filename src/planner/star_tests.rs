@@ -8,7 +8,7 @@ use super::generate::{Case, training_case};
 use super::graph::{Class, Edge, Graph, Kind, Memory, Node};
 use super::placement::{Place, Reason, Roles, is_variable};
 use super::simulate::{Luck, Net, Op, carries_a_reference, run};
-use super::star::{StarPlan, Style, Way, plan};
+use super::star::{SPLIT_BYTES, StarPlan, Style, Way};
 
 const STYLES: [Style; 2] = [Style::Robust, Style::Lite];
 
@@ -160,10 +160,18 @@ fn is_no_op(graph: &Graph, node: u32) -> bool {
     !it.stateful && !it.blocking && edges.all(|edge| graph.edge(*edge).is_control())
 }
 
+fn plan(graph: &Graph, roles: &Roles, style: Style) -> Result<StarPlan, super::graph::PlanError> {
+    super::star::plan(graph, roles, style, SPLIT_BYTES)
+}
+
 /// The split graph does what the whole one does, each node once, in an order that its edges allow.
 fn check(case: &Case, style: Style) -> StarPlan {
+    check_parts(case, style, SPLIT_BYTES)
+}
+
+fn check_parts(case: &Case, style: Style, split_bytes: u64) -> StarPlan {
     let graph = case.graph();
-    let plan = plan(&graph, &roles(&graph), style).unwrap();
+    let plan = super::star::plan(&graph, &roles(&graph), style, split_bytes).unwrap();
     let place = |node: u32| plan.places[node as usize];
     let only_copies = |node: u32| {
         place(node) == Place::Copied && plan.calls_of[node as usize].is_none() && !plan.kept.contains(&node)
@@ -225,6 +233,13 @@ proptest! {
         let case = training_case(seed, size);
         check(&case, Style::Robust);
         check(&case, Style::Lite);
+    }
+
+    #[test]
+    fn calls_in_parts_do_what_the_graph_does(seed: u64, size in 10usize..150, split_bytes in 0u64..4096) {
+        let case = training_case(seed, size);
+        check_parts(&case, Style::Robust, split_bytes);
+        check_parts(&case, Style::Lite, split_bytes);
     }
 }
 
@@ -658,6 +673,128 @@ fn what_cannot_leave_its_neighbours_is_left_with_them() {
     assert_eq!(plan.places, [Place::Left(Reason::NothingCrosses); 2]);
 }
 
+/// Otherwise the property of calls in parts would hold of nothing.
+#[test]
+fn random_graphs_have_calls_in_parts() {
+    let mut parts = [0, 0];
+    let mut levels = 0;
+    for seed in 0..200 {
+        let graph = training_case(seed, 120).graph();
+        for (number, style) in STYLES.into_iter().enumerate() {
+            let [whole, split] = [0, 512]
+                .map(|split_bytes| super::star::plan(&graph, &roles(&graph), style, split_bytes).unwrap().calls);
+            parts[number] += split.len() - whole.len().min(split.len());
+            let rounds = |calls: &[super::star::Call]| calls.iter().map(|call| call.round).max().unwrap_or(0);
+            levels += usize::from(rounds(&split) > rounds(&whole));
+        }
+    }
+    assert!(parts.iter().all(|parts| *parts > 100), "{parts:?} more calls");
+    assert!(levels > 10, "only {levels} plans have more rounds");
+}
+
+const MB: u64 = 1 << 20;
+
+/// Pulls and pushes of variables of this size, after which a counter counts, all on one server.
+fn large_step(sizes: &[u64], references: bool) -> (Build, Vec<[u32; 2]>, u32) {
+    let mut b = Build { references, ..Build::default() };
+    let mut pairs = Vec::new();
+    let (counter, all) = (b.variable(1), b.op(1, &[]));
+    for size in sizes {
+        let variable = b.variable(1);
+        let read = b.read(variable);
+        let gradient = b.op(0, &[(read, Plain)]);
+        b.edges.last_mut().unwrap().bytes = Some(*size);
+        let update = b.update(variable, &[gradient]);
+        b.edges.last_mut().unwrap().bytes = Some(*size);
+        b.after(update, all);
+        pairs.push([read, update]);
+    }
+    let one = b.constant(1);
+    let count = b.update(counter, &[one]);
+    b.after(all, count);
+    (b, pairs, count)
+}
+
+#[test]
+fn what_is_large_has_calls_of_its_own_and_what_is_small_shares_one() {
+    for (references, style) in
+        [(false, Style::Robust), (true, Style::Robust), (false, Style::Lite), (true, Style::Lite)]
+    {
+        let (b, pairs, count) = large_step(&[10 * MB, 40, 10 * MB, 50, 60, 10 * MB], references);
+        let plan = b.check(style);
+        let calls = |which: usize| pairs.iter().map(|pair| plan.calls_of[pair[which] as usize]).collect::<Vec<_>>();
+        for which in [calls(0), calls(1)] {
+            let large: BTreeSet<_> = [0, 2, 5].map(|at| which[at]).into();
+            assert_eq!(large.len(), 3);
+            assert!(which[1] == which[3] && which[3] == which[4] && !large.contains(&which[1]));
+        }
+        // The counter waits for all of them, which is a round of its own.
+        let counted = &plan.calls[plan.calls_of[count as usize].unwrap() as usize];
+        assert_eq!((plan.calls.len(), counted.round, counted.after.len()), (9, 3, 4));
+    }
+}
+
+#[test]
+fn parts_are_as_large_as_it_pays() {
+    let calls = |sizes: &[u64]| large_step(sizes, false).0.check(Style::Robust).calls.len();
+    // A pull and a push, and what is too little for two parts.
+    assert_eq!(calls(&[MB - 1, MB]), 2);
+    assert_eq!(calls(&[100 * MB]), 2);
+    // Four parts each way, and the counter.
+    assert_eq!(calls(&[MB / 2; 8]), 9);
+    // Not more than 64 (and the one that is not full) of the largest model.
+    assert!(calls(&[MB; 1000]) <= 131);
+}
+
+#[test]
+fn what_parts_share_does_not_hold_them_together_unless_it_is_large() {
+    // The push of each variable needs a rate that is read on the server, and something of the worker's.
+    let build = |size: Option<u64>| {
+        let mut b = Build::default();
+        let (rate, shared) = (b.variable(1), b.op(0, &[]));
+        let rate = b.read(rate);
+        for _ in 0..3 {
+            let variable = b.variable(1);
+            let read = b.read(variable);
+            let gradient = b.op(0, &[(read, Plain)]);
+            b.edges.last_mut().unwrap().bytes = Some(10 * MB);
+            b.update(variable, &[gradient, rate, shared]);
+            let last = b.edges.len() - 1;
+            b.edges[last].bytes = size;
+            b.edges[last - 2].bytes = Some(10 * MB);
+        }
+        b.check(Style::Robust)
+    };
+    let plan = build(Some(4));
+    assert_eq!(plan.calls.len(), 7, "three pulls, one of the rate, three pushes");
+    assert!(plan.calls[4..].iter().all(|call| call.feeds.iter().any(|(.., way)| *way == Way::Slot)));
+    for large in [Some(MB), None] {
+        assert_eq!(build(large).calls.len(), 5);
+    }
+}
+
+#[test]
+fn what_waits_in_a_circle_stays_together() {
+    // Each of two values has an update that comes before the other's: two calls cannot both be first.
+    let mut b = Build::default();
+    let mut updates = Vec::new();
+    for _ in 0..2 {
+        let gradient = b.op(0, &[]);
+        let shared = b.op(1, &[(gradient, Plain)]);
+        b.edges.last_mut().unwrap().bytes = Some(10 * MB);
+        updates.push([0, 1].map(|_| {
+            let variable = b.variable(1);
+            b.update(variable, &[shared])
+        }));
+    }
+    b.after(updates[0][0], updates[1][0]);
+    b.after(updates[1][1], updates[0][1]);
+    let done = b.op(0, &[]);
+    b.after(updates[0][1], done);
+    b.after(updates[1][0], done);
+    assert_eq!(b.check(Style::Robust).calls.len(), 1);
+}
+
 #[test]
 fn a_large_graph_is_split_at_once() {
     let mut b = Build::default();
@@ -665,14 +802,18 @@ fn a_large_graph_is_split_at_once() {
         let variable = b.variable(1 + number % 2);
         let read = b.read(variable);
         let gradient = b.op(0, &[(read, Plain)]);
+        b.edges.last_mut().unwrap().bytes = Some(1 << 10);
         b.update(variable, &[gradient]);
+        b.edges.last_mut().unwrap().bytes = Some(1 << 10);
     }
     let graph = Graph::new(b.nodes, b.edges, None).unwrap();
-    for style in STYLES {
+    for (style, split_bytes, calls) in
+        [(Style::Robust, 0, 4), (Style::Lite, 0, 4), (Style::Robust, 1 << 10, 256), (Style::Lite, 1 << 10, 256)]
+    {
         let begun = std::time::Instant::now();
-        let plan = plan(&graph, &roles(&graph), style).unwrap();
+        let plan = super::star::plan(&graph, &roles(&graph), style, split_bytes).unwrap();
         let took = begun.elapsed();
-        assert_eq!(plan.calls.len(), 4);
+        assert_eq!(plan.calls.len(), calls);
         assert!(took.as_millis() < 1_000, "{took:?}");
     }
 }

@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use prost::Message;
 use starwire::planner::graph::{Class, Edge, Kind, Memory, Node};
 
+use crate::sizes;
+
 #[derive(Clone, PartialEq, Message)]
 pub struct GraphDef {
     #[prost(message, repeated, tag = "1")]
@@ -34,12 +36,34 @@ pub struct AttrValue {
     pub s: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub i: i64,
+    /// A DataType's number.
+    #[prost(int32, tag = "6")]
+    pub dtype: i32,
+    #[prost(message, optional, tag = "7")]
+    pub shape: Option<Shape>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Shape {
+    #[prost(message, repeated, tag = "2")]
+    pub dim: Vec<Dim>,
+    #[prost(bool, tag = "3")]
+    pub unknown_rank: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Dim {
+    /// -1: not known.
+    #[prost(int64, tag = "1")]
+    pub size: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub struct ListValue {
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub s: Vec<Vec<u8>>,
+    #[prost(message, repeated, tag = "7")]
+    pub shape: Vec<Shape>,
 }
 
 /// What the planners take, with the names for people.
@@ -87,8 +111,13 @@ pub fn convert(graph: &GraphDef, fetches: &[String], worker: Option<&str>) -> Re
             let class = if *output < 0 { Class::Control } else { handles.class(*src, &node.op, place) };
             let dst_input = if *output < 0 { -1 } else { place };
             place += i32::from(*output >= 0);
+            let from = *src;
             let Some(src) = numbers.get(src) else { continue };
-            planned.edges.push(edge((*src, *output), (*dst, dst_input), class));
+            let mut edge = edge((*src, *output), (*dst, dst_input), class);
+            if class == Class::Plain {
+                edge.bytes = sizes::bytes(graph, &inputs, (from, *output), (at, dst_input));
+            }
+            planned.edges.push(edge);
         }
     }
     for fetch in fetches.iter().filter(|fetch| fetch.contains(':')) {
@@ -291,7 +320,7 @@ const NAMED: [&str; 21] = [
     "IteratorV2",
 ];
 
-fn is_ref_variable(op: &str) -> bool {
+pub fn is_ref_variable(op: &str) -> bool {
     matches!(op, "Variable" | "VariableV2")
 }
 
@@ -344,7 +373,7 @@ pub mod tests {
     #[test]
     fn nodes_are_where_their_device_their_variable_or_their_colocation_says() {
         let mut beside = node("beside", "Add", "", &["read", "read:0"]);
-        let class = ListValue { s: vec![b"loc:@v".to_vec()] };
+        let class = ListValue { s: vec![b"loc:@v".to_vec()], ..ListValue::default() };
         beside.attr.insert("_class".to_string(), AttrValue { list: Some(class), ..AttrValue::default() });
         let ps = "/job:ps/replica:0/task:1/device:CPU:0";
         let nodes = vec![

@@ -9,6 +9,7 @@ mod graph_def;
 mod health;
 mod plan;
 mod remote;
+mod sizes;
 mod swarm;
 mod top;
 

@@ -21,6 +21,7 @@ pub const COMMAND: Command = Command {
         Opt { name: "--as", value: "WHAT", help: "star_server (default), star_server_lite or tensor_fuse" },
         Opt { name: "--fetch", value: "NAMES", help: "what a step runs (a) and fetches (a:0), with commas; else the whole graph" },
         Opt { name: "--servers", value: "JOBS", help: "jobs of parameter servers, with commas (ps)" },
+        Opt { name: "--split", value: "BYTES", help: "what is worth a call of its own (STARWIRE_STAR_SPLIT_BYTES: 1048576); 0: nothing" },
         Opt { name: "--worker", value: "TASK", help: "where nodes without a device are (/job:worker/task:0)" },
     ],
     details: "\
@@ -50,10 +51,15 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         return Err(failed("no GraphDef, or one without nodes".to_owned()));
     }
     let planned = convert(&graph, &list("--fetch"), args.get("--worker")).map_err(failed)?;
+    let split = match args.get("--split").map(str::parse) {
+        None => star::SPLIT_BYTES,
+        Some(Ok(bytes)) => bytes,
+        Some(Err(_)) => return Err(Failure::Usage("--split must be a number of bytes".to_owned())),
+    };
     let text = match args.get("--as").unwrap_or("star_server") {
-        "star_server" => show(planned, &servers, Some(Style::Robust)),
-        "star_server_lite" => show(planned, &servers, Some(Style::Lite)),
-        "tensor_fuse" => show(planned, &servers, None),
+        "star_server" => show(planned, &servers, Some(Style::Robust), split),
+        "star_server_lite" => show(planned, &servers, Some(Style::Lite), split),
+        "tensor_fuse" => show(planned, &servers, None, split),
         other => {
             let message = format!("--as {other:?} must be star_server, star_server_lite or tensor_fuse");
             return Err(Failure::Usage(message));
@@ -63,7 +69,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(planned: Planned, servers: &[String], style: Option<Style>) -> Result<String, String> {
+fn show(planned: Planned, servers: &[String], style: Option<Style>, split: u64) -> Result<String, String> {
     let Planned { nodes, edges, names, tasks } = planned;
     let name = |node: u32| names.get(usize::try_from(node).ok()?).cloned();
     let graph = Graph::new(nodes, edges, Some(&name)).map_err(|error| error.to_string())?;
@@ -77,7 +83,7 @@ fn show(planned: Planned, servers: &[String], style: Option<Style>) -> Result<St
     };
     let is_server = |task: &String| servers.iter().any(|job| task.starts_with(&format!("/job:{job}/")));
     let roles = Roles { servers: tasks.iter().map(is_server).collect() };
-    let plan = star::plan(&graph, &roles, style).map_err(|error| error.to_string())?;
+    let plan = star::plan(&graph, &roles, style, split).map_err(|error| error.to_string())?;
     Ok(text + &plan.describe(&graph, &tasks).to_string())
 }
 
@@ -85,6 +91,7 @@ fn show(planned: Planned, servers: &[String], style: Option<Style>) -> Result<St
 mod tests {
     use super::*;
     use crate::graph_def::tests::node;
+    use crate::graph_def::{AttrValue, Dim, ListValue, Shape};
 
     fn training() -> GraphDef {
         let ps = "/job:ps/task:0";
@@ -102,7 +109,47 @@ mod tests {
 
     fn plan(fetches: &[&str], style: Option<Style>) -> String {
         let fetches: Vec<String> = fetches.iter().map(|fetch| fetch.to_string()).collect();
-        show(convert(&training(), &fetches, None).unwrap(), &["ps".to_owned()], style).unwrap()
+        show(convert(&training(), &fetches, None).unwrap(), &["ps".to_owned()], style, star::SPLIT_BYTES).unwrap()
+    }
+
+    /// Two variables of 2 MB, one of which the graph was written with.
+    fn large() -> GraphDef {
+        let ps = "/job:ps/task:0";
+        let shape = Shape { dim: vec![Dim { size: 1024 }, Dim { size: 512 }], unknown_rank: false };
+        let float = || AttrValue { dtype: 1, ..AttrValue::default() };
+        let mut nodes = Vec::new();
+        for name in ["a", "b"] {
+            let mut variable = node(name, "VariableV2", ps, &[]);
+            variable.attr.insert("shape".to_owned(), AttrValue { shape: Some(shape.clone()), ..AttrValue::default() });
+            variable.attr.insert("dtype".to_owned(), float());
+            let mut gradient =
+                node(&format!("{name}/gradient"), "Neg", "/job:worker/task:0", &[&format!("{name}/read")]);
+            if name == "a" {
+                let list = ListValue { shape: vec![shape.clone()], ..ListValue::default() };
+                gradient
+                    .attr
+                    .insert("_output_shapes".to_owned(), AttrValue { list: Some(list), ..AttrValue::default() });
+                gradient.attr.insert("T".to_owned(), float());
+            }
+            nodes.extend([
+                variable,
+                node(&format!("{name}/read"), "Identity", ps, &[name]),
+                gradient,
+                node(&format!("{name}/update"), "AssignSub", ps, &[name, &format!("{name}/gradient")]),
+            ]);
+        }
+        GraphDef { node: nodes }
+    }
+
+    #[test]
+    fn what_is_large_has_calls_of_its_own() {
+        let calls = |split: u64| {
+            let planned = convert(&large(), &[], None).unwrap();
+            show(planned, &["ps".to_owned()], Some(Style::Robust), split).unwrap()
+        };
+        assert!(calls(0).contains("2 calls in 2 rounds run 4 of 8 nodes"), "{}", calls(0));
+        assert!(calls(1 << 20).contains("4 calls in 2 rounds run 4 of 8 nodes"), "{}", calls(1 << 20));
+        assert!(calls(1 << 22).contains("2 calls in 2 rounds"), "{}", calls(1 << 22));
     }
 
     #[test]

@@ -35,7 +35,7 @@ class PlanStar : public testing::Test {
     const sw_plan_graph graph = {sizeof(sw_plan_graph), nodes_.data(), nodes_.size(), edges_.data(),
                                  edges_.size(),         nullptr,       nullptr};
     const uint8_t servers[] = {0, 1};
-    const sw_star_options options = {sizeof(sw_star_options), style, servers, 2};
+    const sw_star_options options = {sizeof(sw_star_options), style, servers, 2, 0};
     return sw_plan_star(&graph, &options, &plan_, &error_);
   }
 

@@ -1,0 +1,254 @@
+//! Calls that would carry much, in parts. A call brings back nothing before it has all, and runs nothing before all has arrived: what is
+//! large is better off in several calls that are under way at the same time.
+//!
+//! A *component* of a call is what values tie together. Control edges between components become an order of calls: within what was one round
+//! there are then levels. Components that carry next to nothing share a call on each level; the others are collected, in the order of their
+//! names, until they carry enough.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::classes::ClassId;
+use super::graph::{Edge, Graph, index};
+use super::placement::{Place, Placement};
+
+/// The most parts of one call's values. More would not be faster, and there are limits to how many calls a worker may make at once.
+const MOST: u64 = 64;
+/// A component that carries less than this part of what is enough costs nobody time.
+const LIGHT: u64 = 16;
+/// What several components take along is sent to each of their calls, if it is not more than this part of what is enough.
+const SHARED: u64 = 64;
+
+/// Everything of one class in one round: one call, unless it carries too much.
+type Group = (u32, ClassId);
+
+/// Where a node is within its group: level and part.
+pub type Part = (u32, u32);
+
+pub struct Parts<'a> {
+    graph: &'a Graph<'a>,
+    placement: &'a Placement,
+    rounds: &'a [u32],
+    /// Bytes that are worth a call of their own; 0: none are.
+    enough: u64,
+    /// What the groups carry that are worth a look, and their nodes.
+    large: BTreeMap<Group, (u64, Vec<u32>)>,
+}
+
+impl<'a> Parts<'a> {
+    pub fn new(graph: &'a Graph<'a>, placement: &'a Placement, rounds: &'a [u32], enough: u64) -> Self {
+        let mut all = Self { graph, placement, rounds, enough, large: BTreeMap::new() };
+        if enough == 0 {
+            return all;
+        }
+        let mut carried: HashMap<Group, u64> = HashMap::new();
+        let mut seen = BTreeSet::new();
+        for edge in graph.edges() {
+            for (at, is_feed) in all.loads(edge) {
+                let group = all.group(at);
+                if seen.insert((group, is_feed, edge.src, edge.src_output)) {
+                    let sum = carried.entry(group).or_default();
+                    *sum = sum.saturating_add(edge.bytes.unwrap_or(0));
+                }
+            }
+        }
+        carried.retain(|_, bytes| *bytes >= enough.saturating_mul(2));
+        all.large = carried.into_iter().map(|(group, bytes)| (group, (bytes, Vec::new()))).collect();
+        if !all.large.is_empty() {
+            for node in graph.ids().filter(|node| placement.is_called(*node)) {
+                if let Some((_, nodes)) = all.large.get_mut(&(rounds[index(node)], placement.class(node))) {
+                    nodes.push(node);
+                }
+            }
+        }
+        all
+    }
+
+    /// The classes that have a call which carries much.
+    pub fn large_classes(&self) -> BTreeSet<ClassId> {
+        self.large.keys().map(|(_, class)| *class).collect()
+    }
+
+    /// By node; all zero where a call stays whole.
+    pub fn find(&self) -> Vec<Part> {
+        let mut parts = vec![(0, 0); self.graph.len()];
+        for (group, (bytes, nodes)) in &self.large {
+            self.split(*group, *bytes, nodes, &mut parts);
+        }
+        parts
+    }
+
+    fn group(&self, node: u32) -> Group {
+        (self.rounds[index(node)], self.placement.class(node))
+    }
+
+    fn is_called(&self, node: u32) -> bool {
+        self.placement.is_called(node)
+    }
+
+    /// Both ends in one group, and not because of a copy.
+    fn is_inside(&self, edge: &Edge) -> bool {
+        !self.placement.is_copied(self.graph, edge)
+            && self.is_called(edge.src)
+            && self.is_called(edge.dst)
+            && self.group(edge.src) == self.group(edge.dst)
+    }
+
+    /// The ends whose call takes along (true) or brings back (false) what this edge carries.
+    fn loads(&self, edge: &Edge) -> impl Iterator<Item = (u32, bool)> + use<> {
+        let travels = !edge.is_control()
+            && !self.placement.is_copied(self.graph, edge)
+            && !self.placement.is_tied(edge)
+            && !self.is_inside(edge);
+        let (from, to) = (self.is_called(edge.src), self.is_called(edge.dst));
+        // From call to call of one server it stays there.
+        let travels = travels && !(from && to && !self.graph.crosses(edge));
+        let ends = [(edge.src, false, from), (edge.dst, true, to)];
+        ends.into_iter().filter(move |(.., called)| travels && *called).map(|(node, is_feed, _)| (node, is_feed))
+    }
+
+    fn split(&self, group: Group, bytes: u64, nodes: &[u32], parts: &mut [Part]) {
+        let numbers: HashMap<u32, usize> = nodes.iter().copied().zip(0..).collect();
+        let of = self.components(group, nodes, &numbers);
+        let loads = self.load(group, nodes, &of);
+        let Some(levels) = self.levels(nodes, &numbers, &of, &loads) else { return };
+        let enough = self.enough.max(bytes / MOST);
+        let mut names: BTreeMap<usize, String> = BTreeMap::new();
+        for (node, component) in nodes.iter().zip(&of).filter(|(_, component)| self.is_heavy(loads[**component])) {
+            let name = self.graph.describe(*node);
+            let known = names.entry(*component).or_insert_with(|| name.clone());
+            if name < *known {
+                *known = name;
+            }
+        }
+        // By level, then by name: all workers have the same names.
+        let heavy: BTreeSet<(u32, String, usize)> =
+            names.into_iter().map(|(component, name)| (levels[component], name, component)).collect();
+        let mut part_of = vec![0; nodes.len()];
+        let (mut last, mut part, mut full, mut most) = (0, 0, 0u64, 0);
+        for (level, _, component) in heavy {
+            if level != last {
+                (last, part) = (level, 0);
+            }
+            if part == 0 || full >= enough {
+                (part, full) = (part + 1, 0);
+            }
+            full = full.saturating_add(loads[component]);
+            part_of[component] = part;
+            most = most.max(part);
+        }
+        // One after the other is no gain.
+        if most < 2 {
+            return;
+        }
+        for (node, component) in nodes.iter().zip(&of) {
+            parts[index(*node)] = (levels[*component], part_of[*component]);
+        }
+    }
+
+    fn is_heavy(&self, bytes: u64) -> bool {
+        bytes > self.enough / LIGHT
+    }
+
+    /// By place in `nodes`: the place of one of its component.
+    fn components(&self, group: Group, nodes: &[u32], numbers: &HashMap<u32, usize>) -> Vec<usize> {
+        let mut union = Union::new(nodes.len());
+        let mut first: HashMap<(u32, i32), usize> = HashMap::new();
+        for (place, node) in nodes.iter().enumerate() {
+            for edge in self.graph.ins(*node).iter().map(|edge| self.graph.edge(*edge)) {
+                if edge.is_control() {
+                    continue;
+                }
+                if self.is_inside(edge) {
+                    union.join(numbers[&edge.src], place);
+                    continue;
+                }
+                let taken = self.loads(edge).any(|(end, is_feed)| is_feed && self.group(end) == group);
+                if taken && edge.bytes.is_none_or(|bytes| bytes > self.enough / SHARED) {
+                    let other = *first.entry((edge.src, edge.src_output)).or_insert(place);
+                    union.join(other, place);
+                }
+            }
+        }
+        (0..nodes.len()).map(|place| union.find(place)).collect()
+    }
+
+    /// By component: what it takes along and brings back.
+    fn load(&self, group: Group, nodes: &[u32], of: &[usize]) -> Vec<u64> {
+        let mut loads: Vec<u64> = vec![0; nodes.len()];
+        let mut seen = BTreeSet::new();
+        for (node, component) in nodes.iter().zip(of) {
+            let edges = self.graph.ins(*node).iter().chain(self.graph.outs(*node));
+            for edge in edges.map(|edge| self.graph.edge(*edge)) {
+                for (end, is_feed) in self.loads(edge).filter(|(end, _)| end == node) {
+                    debug_assert_eq!(self.group(end), group);
+                    if seen.insert((*component, is_feed, edge.src, edge.src_output)) {
+                        loads[*component] = loads[*component].saturating_add(edge.bytes.unwrap_or(0));
+                    }
+                }
+            }
+        }
+        loads
+    }
+
+    /// By component: behind how many calls of its group it is. None: components wait for each other in a circle, and cannot be torn apart.
+    fn levels(&self, nodes: &[u32], numbers: &HashMap<u32, usize>, of: &[usize], loads: &[u64]) -> Option<Vec<u32>> {
+        let mut before: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); nodes.len()];
+        let mut waiting = vec![0usize; nodes.len()];
+        for (place, node) in nodes.iter().enumerate() {
+            for edge in self.graph.ins(*node).iter().map(|edge| self.graph.edge(*edge)) {
+                let source = if self.is_inside(edge) { of[numbers[&edge.src]] } else { continue };
+                if source != of[place] && before[source].insert(of[place]) {
+                    waiting[of[place]] += 1;
+                }
+            }
+        }
+        let components: BTreeSet<usize> = of.iter().copied().collect();
+        let mut ready: Vec<usize> = components.iter().copied().filter(|component| waiting[*component] == 0).collect();
+        let (mut levels, mut done) = (vec![0; nodes.len()], 0);
+        while let Some(component) = ready.pop() {
+            done += 1;
+            for next in std::mem::take(&mut before[component]) {
+                let together = !self.is_heavy(loads[component]) && !self.is_heavy(loads[next]);
+                levels[next] = levels[next].max(levels[component] + u32::from(!together));
+                waiting[next] -= 1;
+                if waiting[next] == 0 {
+                    ready.push(next);
+                }
+            }
+        }
+        (done == components.len()).then_some(levels)
+    }
+}
+
+/// Whether several nodes of its own call need what this one makes.
+pub fn is_shared(graph: &Graph, placement: &Placement, node: u32) -> bool {
+    let mut users = graph.outs(node).iter().map(|edge| graph.edge(*edge)).filter(|edge| !edge.is_control());
+    let first = users.next().map(|edge| edge.dst);
+    placement.place(node) == Place::Called && users.any(|edge| Some(edge.dst) != first)
+}
+
+/// Sets that grow together.
+struct Union {
+    parents: Vec<usize>,
+}
+
+impl Union {
+    fn new(len: usize) -> Self {
+        Self { parents: (0..len).collect() }
+    }
+
+    fn find(&mut self, mut at: usize) -> usize {
+        while self.parents[at] != at {
+            self.parents[at] = self.parents[self.parents[at]];
+            at = self.parents[at];
+        }
+        at
+    }
+
+    fn join(&mut self, a: usize, b: usize) {
+        let (a, b) = (self.find(a), self.find(b));
+        // The lower number leads, so that the outcome does not depend on the order.
+        let (low, high) = (a.min(b), a.max(b));
+        self.parents[high] = low;
+    }
+}
