@@ -1,10 +1,14 @@
 //! The starctl binary as people use it.
 
-use std::net::TcpListener;
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Output, Stdio};
 
 use starwire::config::{Advertisement, Identity, MapEnv};
 use starwire::ffi::rehearsal::Rehearsal;
+
+#[path = "verbs/library.rs"]
+mod fake_library;
 
 fn starctl(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
@@ -128,4 +132,86 @@ fn bench_measures() {
     let output = starctl(&["bench", "--seconds", "1", "--size", "100", "--count", "10"]);
     assert!(output.status.success(), "{}", err(&output));
     assert_eq!(out(&output).matches("\n10 × 100 B ").count(), 2, "{}", out(&output));
+}
+
+/// A command with the fake libibverbs and these devices.
+fn with_rdma(args: &[&str], devices: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
+    command.args(args).env_clear().env("STARWIRE_VERBS_LIBRARY", fake_library::path()).env("FAKE_VERBS", devices);
+    command
+}
+
+#[test]
+fn bench_compares_rdma_with_tcp() {
+    let mut command = with_rdma(&["bench", "--seconds", "1", "--size", "100000", "--count", "3"], "fake0");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", err(&output));
+    let text = out(&output);
+    assert_eq!(text.matches("\n3 × 100000 B ").count(), 3, "{text}");
+    assert!(text.contains("\nRDMA, both ends on this host's device\n"), "{text}");
+}
+
+/// Two processes, as between hosts.
+#[test]
+fn bench_measures_between_peers_over_tcp_and_rdma() {
+    for (transport, way) in [("tcp", "(epoll,"), ("verbs", "with RDMA (fake0 port 1, GID 1 (::ffff:10.77.0.1)")] {
+        let env = [
+            ("STARWIRE_TRANSPORT", transport),
+            ("STARWIRE_VERBS_FALLBACK", "false"),
+            ("STARWIRE_UNIX", "off"),
+            ("STARWIRE_DRIVER", "epoll"),
+        ];
+        let bind = ("STARWIRE_BIND", "127.0.0.1");
+        let mut serve = with_rdma(&["bench", "--serve"], "fake0");
+        let mut server = Server(serve.envs(env).envs([bind]).stdout(Stdio::piped()).spawn().unwrap());
+        let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let banner = lines.next().unwrap();
+        let address = banner.split("data port ").nth(1).unwrap().split(',').next().unwrap();
+        let mut ask = with_rdma(&["bench", "--to", address, "--seconds", "1", "--size", "200000"], "fake0");
+        let output = ask.envs(env).envs([bind]).output().unwrap();
+        assert!(output.status.success(), "{transport}: {}", err(&output));
+        assert!(out(&output).contains(way) && out(&output).contains("\n1 × 200000 B "), "{}", out(&output));
+        let mut metrics = TcpStream::connect(address).unwrap();
+        metrics.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        metrics.read_to_string(&mut text).unwrap();
+        let offered = text.lines().find(|line| line.starts_with("starwire_verbs_offered_bytes_total")).unwrap();
+        let offered: u64 = offered.trim().rsplit(' ').next().unwrap().parse().unwrap();
+        assert_eq!(offered >= 200_000, transport == "verbs", "{transport}: {offered} bytes");
+    }
+}
+
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn doctor_examines_rdma() {
+    let doctor = ["doctor", "--protocol", "grpc+verbs"];
+    let output = with_rdma(&doctor, "good0:mtu=5;cut0:down;bare0:nogid;shut0:open_device@1+=13").output().unwrap();
+    let text = out(&output);
+    for part in [
+        "1 ::ffff:10.77.0.1",
+        "it cannot be used",
+        "give its network interface an IP address",
+        "shut0 cannot be opened",
+        "connections would use good0 port 1",
+    ] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    let output = with_rdma(&doctor, ";").output().unwrap();
+    assert!(out(&output).contains("no RDMA device"), "{}", out(&output));
+    let output = with_rdma(&doctor, "good0").env("STARWIRE_VERBS_LIBRARY", "/nonexistent.so").output().unwrap();
+    assert!(out(&output).contains("/nonexistent.so cannot be loaded"), "{}", out(&output));
+    // Set in the child alone: a limit cannot be raised again.
+    let script = "ulimit -l 64 && exec \"$0\" doctor --protocol grpc+verbs";
+    let mut command = Command::new("bash");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_starctl")]).env("STARWIRE_VERBS_LIBRARY", fake_library::path());
+    let output = command.output().unwrap();
+    assert!(out(&output).contains("64 KiB: RDMA pins buffers"), "{}", out(&output));
 }

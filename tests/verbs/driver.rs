@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use starwire::reactor::driver::{Completion, IoPart};
 use starwire::reactor::uring::UringDriver;
+use starwire::transport::verbs::Endpoint;
 
 use super::pair::{Pair, bytes, config};
 use crate::harness::fake_library;
@@ -14,8 +15,9 @@ use crate::harness::fake_library;
 fn every_size_arrives_unchanged() {
     fake_library::device("sizes", "");
     let mut pair = Pair::new("sizes");
-    for (seed, len) in
-        [1, 2, 1023, 16_360, 16_384, 65_535, 65_536, 65_537, 1 << 20, (1 << 20) + 1, 5 << 20].into_iter().enumerate()
+    for (seed, len) in [1, 2, 1023, 16_360, 16_384, 65_535, 65_536, 65_537, 1 << 20, (1 << 20) + 1, 5 << 20, 64 << 20]
+        .into_iter()
+        .enumerate()
     {
         pair.transfer(&[bytes(len, seed)], &[len]);
     }
@@ -125,6 +127,60 @@ fn the_end_of_the_socket_is_the_end_after_what_came_before() {
     assert_eq!(pair.wait("the end", |pair| pair.b.take_recv()).unwrap(), 0);
 }
 
+/// The retries of a READ that nobody answers take as long as they were told to, and on soft-RoCE seven of them are for ever.
+#[test]
+fn the_end_of_the_socket_ends_a_read_that_nobody_answers() {
+    fake_library::device("unanswered", "lost@1");
+    let mut pair = Pair::new("unanswered");
+    let (ta, tb, out) = (pair.a.token, pair.b.token, bytes(200_000, 1));
+    let mut target = vec![0u8; 200_000];
+    unsafe {
+        pair.a.driver.send(ta, &[IoPart { ptr: out.as_ptr().cast_mut(), len: out.len() }]).unwrap();
+        pair.b.driver.recv(tb, &[IoPart { ptr: target.as_mut_ptr(), len: target.len() }]).unwrap();
+    }
+    pair.wait("the READ", |pair| (pair.b.stats().reads == 1).then_some(()));
+    assert!(pair.b.take_recv().is_none());
+    pair.a.driver.close(ta);
+    assert_eq!(pair.wait("the end", |pair| pair.b.take_recv()).unwrap(), 0);
+    drop(pair);
+    assert_eq!(fake_library::alive("unanswered"), 0);
+}
+
+/// A socket would say so when it is written to; the queue pair may not.
+#[test]
+fn the_end_of_the_socket_ends_a_send_of_somebody_who_does_not_read() {
+    fake_library::device("untaken", "");
+    let mut pair = Pair::new("untaken");
+    let (ta, tb, out) = (pair.a.token, pair.b.token, bytes(200_000, 1));
+    unsafe { pair.b.driver.send(tb, &[IoPart { ptr: out.as_ptr().cast_mut(), len: out.len() }]).unwrap() };
+    for _ in 0..20 {
+        pair.turn();
+    }
+    assert!(pair.b.take_send().is_none(), "nobody has read what was offered");
+    pair.a.driver.close(ta);
+    let error = pair.wait("the end", |pair| pair.b.take_send()).unwrap_err().to_string();
+    assert!(error.contains("closed the connection before it took all"), "{error}");
+}
+
+/// What had arrived before can still be received, but for what lies with the peer.
+#[test]
+fn an_offer_that_is_received_after_a_failure_is_an_error() {
+    fake_library::device("too late", "post_send@2=12");
+    let mut pair = Pair::new("too late");
+    let (ta, tb) = (pair.a.token, pair.b.token);
+    let out = [bytes(10, 1), bytes(200_000, 2)];
+    let parts: Vec<IoPart> = out.iter().map(|p| IoPart { ptr: p.as_ptr().cast_mut(), len: p.len() }).collect();
+    unsafe { pair.a.driver.send(ta, &parts).unwrap() };
+    let mut target = vec![0u8; 200_000];
+    unsafe { pair.b.driver.recv(tb, &[IoPart { ptr: target.as_mut_ptr(), len: 10 }]).unwrap() };
+    assert_eq!(pair.wait("the first bytes", |pair| pair.b.take_recv()).unwrap(), 10);
+    // The second work request of the device: what breaks the queue pair of b.
+    unsafe { pair.b.driver.send(tb, &parts[..1]).unwrap() };
+    pair.wait("the failure", |pair| pair.b.take_send()).unwrap_err();
+    unsafe { pair.b.driver.recv(tb, &[IoPart { ptr: target.as_mut_ptr(), len: target.len() }]).unwrap() };
+    pair.wait("the error", |pair| pair.b.take_recv()).unwrap_err();
+}
+
 #[test]
 fn closing_with_everything_in_flight_leaves_nothing_behind() {
     fake_library::device("leaks", "");
@@ -204,6 +260,26 @@ fn failed_requests_end_both_operations_with_a_sentence() {
         let sent = pair.wait("the send's end", |pair| pair.a.take_send()).unwrap_err().to_string();
         assert!(received.contains(sentence) && sent.contains(sentence), "{spec}: {received}; {sent}");
     }
+}
+
+/// A domain for each: with one in common, the second would not ask for another.
+#[test]
+fn each_queue_pair_has_a_protection_domain_and_packet_numbers_of_its_own() {
+    fake_library::device("own", "alloc_pd@9=12");
+    let mut pair = Pair::new("own");
+    let mut numbers = std::collections::BTreeSet::new();
+    let prepare = |pair: &mut Pair| {
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let token = pair.a.driver.register(socket.into()).unwrap();
+        pair.a.driver.offload().unwrap().prepare(token)
+    };
+    for _ in 3..=8 {
+        numbers.insert(Endpoint::decode(&prepare(&mut pair).unwrap()).unwrap().psn);
+    }
+    assert_eq!(numbers.len(), 6, "not random: {numbers:?}");
+    let error = prepare(&mut pair).unwrap_err().to_string();
+    assert!(error.contains("got no protection domain"), "{error}");
 }
 
 #[test]

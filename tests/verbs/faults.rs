@@ -116,6 +116,36 @@ fn what_fails_while_connecting_ends_on_tcp() {
 }
 
 #[test]
+fn the_environment_says_how_packets_are_marked_cut_and_sent_again() {
+    let asked = [
+        ("STARWIRE_VERBS_FALLBACK", "false"),
+        ("RDMA_QP_PKEY_INDEX", "3"),
+        ("RDMA_QP_SL", "5"),
+        ("RDMA_TRAFFIC_CLASS", "106"),
+        ("RDMA_QP_MTU", "512"),
+        ("RDMA_QP_TIMEOUT", "13"),
+        ("RDMA_QP_RETRY_COUNT", "4"),
+    ];
+    let wanted = "want-pkey=3,want-sl=5,want-class=106,want-mtu=2,want-timeout=13,want-retries=4";
+    for (name, spec, works) in [
+        ("as asked", wanted.to_owned(), true),
+        ("no such key", wanted.replace("pkey=3", "pkey=0"), false),
+        ("another level", wanted.replace("sl=5", "sl=0"), false),
+        ("another class", wanted.replace("class=106", "class=0"), false),
+        ("longer packets", wanted.replace("mtu=2", "mtu=3"), false),
+        ("another patience", wanted.replace("timeout=13", "timeout=14"), false),
+        ("more retries", wanted.replace("retries=4", "retries=7"), false),
+    ] {
+        fake_library::device(name, &spec);
+        let (ps, worker) = (task(PS, name, &asked).unwrap(), task(WORKER, name, &asked).unwrap());
+        worker.knows(PS, &ps);
+        let end = ask(&worker, 100_000);
+        assert_eq!(end.code == 0, works, "{name}: {}", end.message);
+        assert!(works || end.message.contains("RDMA: the queue pair cannot"), "{name}: {}", end.message);
+    }
+}
+
+#[test]
 fn a_peer_without_rdma_is_talked_to_over_tcp_or_refused_with_a_sentence() {
     fake_library::device("one-sided", "");
     let ps = Task::start(PS, &[("STARWIRE_UNIX", "off"), ("STARWIRE_TRANSPORT", "tcp")]);
@@ -138,6 +168,20 @@ fn memory_that_cannot_be_registered_costs_a_copy_and_nothing_else() {
     assert_eq!(metric(&worker, "verbs_connections_total"), 1);
 }
 
+/// Though the device would try for ever to read what the peer had offered.
+#[test]
+fn a_peer_that_goes_in_the_middle_of_a_read_is_noticed_at_once() {
+    let (mut ps, worker) = cluster("gone", "", "lost@1");
+    let (_, waiter) = call_with(&worker.channel(PS), SEND_MUCH, b"300000", None, &Options::default());
+    eventually("the READ is under way", || metric(&worker, "verbs_reads_total") == 1);
+    assert!(!waiter.is_done());
+    let begun = std::time::Instant::now();
+    ps.stop();
+    let end = waiter.wait();
+    assert_eq!(end.code, 14, "{}", end.message);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
 #[test]
 fn a_queue_pair_that_fails_ends_its_calls_and_the_next_ones_find_a_new_one() {
     for (name, ps_faults, worker_faults) in [
@@ -145,6 +189,9 @@ fn a_queue_pair_that_fails_ends_its_calls_and_the_next_ones_find_a_new_one() {
         ("the peer does not answer", "send@2=12", ""),
         ("the queue overflows", "cq_err@3=1", ""),
         ("the buffer is too short", "", "send@3=9"),
+        ("no buffer is posted", "", "send@3=13"),
+        ("no work request is taken", "", "post_send@3=12"),
+        ("the device fails", "", "fatal@3=1"),
     ] {
         let (_ps, worker) = cluster(name, ps_faults, worker_faults);
         let first = ask(&worker, 300_000);

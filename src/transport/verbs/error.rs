@@ -54,6 +54,8 @@ pub enum VerbsError {
     Completion { operation: &'static str, status: i32 },
     #[error("RDMA: the peer broke the rules: {0}")]
     Peer(&'static str),
+    #[error("RDMA: the peer closed the connection before it took all that was sent")]
+    Gone,
     #[error("RDMA: {device}: {what}")]
     Event { device: String, what: &'static str },
     #[error("RDMA: the queue pair does not take {what}: {source}")]

@@ -164,7 +164,7 @@ impl Stream {
         self.sent.take()
     }
 
-    /// Nothing more will come: a receive that finds nothing ends with 0.
+    /// The peer's socket has ended, and its queue pair with it: what has arrived can still be received, nothing else will come, and nothing will be answered.
     pub fn end(&mut self) {
         self.ended = true;
         self.go_on();
@@ -293,7 +293,13 @@ impl Stream {
 
     fn go_on_receiving(&mut self) -> Result<(), VerbsError> {
         loop {
-            let Some(op) = self.receive.as_mut().filter(|op| op.read.is_none()) else { return Ok(()) };
+            let Some(op) = self.receive.as_mut() else { return Ok(()) };
+            if op.read.is_some() {
+                if self.ended {
+                    self.stop_reading();
+                }
+                return Ok(());
+            }
             let is_full = op.part == op.parts.len();
             match self.items.front_mut() {
                 Some(Item::Bytes { slot, range }) if range.start >= range.end => {
@@ -316,8 +322,11 @@ impl Stream {
                     op.filled += len;
                     self.stats.copied += len as u64;
                 }
-                Some(Item::Offer(_)) if op.filled == 0 => self.start_reading()?,
-                None if op.filled == 0 => {
+                Some(Item::Offer(_)) if op.filled == 0 && !self.ended && self.pair.is_some() => {
+                    return self.start_reading();
+                }
+                // Where there is an offer, nobody is left to read from, or to read with.
+                Some(Item::Offer(_)) | None if op.filled == 0 => {
                     if self.ended {
                         self.receive = None;
                         self.received = Some(Ok(0));
@@ -331,6 +340,14 @@ impl Stream {
                 }
             }
         }
+    }
+
+    /// Ends a receive whose READ nobody answers any more. The device would find out by its retries, which take their time, and on some devices never end.
+    fn stop_reading(&mut self) {
+        // Before the receive: afterwards the device does not touch its memory.
+        self.pair = None;
+        self.receive = None;
+        self.received = Some(Ok(0));
     }
 
     /// Requests in the send queue beside those that messages may need.
@@ -537,6 +554,10 @@ impl Stream {
 
     /// Tells the peer what it waits for, if no message with data has told it by now. To be called when a round is over.
     pub fn flush(&mut self) {
+        if self.ended && self.send.is_some() && !self.is_receiving() {
+            // Nobody will take it, and nobody asks for the end of the stream, which would say so.
+            return self.fail(&VerbsError::Gone);
+        }
         if self.pair.is_none() || self.peer.is_none() || !self.has_room_for_message() {
             return;
         }

@@ -1,7 +1,7 @@
 //! Devices, contexts, ports.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::abi::*;
@@ -107,8 +107,11 @@ pub unsafe extern "C" fn fake_verbs_covers(name: *const c_char, addr: u64, len: 
     })
 }
 
+static FORK_SAFE: AtomicBool = AtomicBool::new(false);
+
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_fork_init() -> c_int {
+    FORK_SAFE.store(true, Ordering::SeqCst);
     0
 }
 
@@ -132,6 +135,10 @@ pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     let spec = unsafe { (*device.cast::<Device>()).spec.clone() };
+    if !FORK_SAFE.load(Ordering::SeqCst) {
+        errno(libc::ENOTSUP);
+        return std::ptr::null_mut();
+    }
     if let Some(code) = spec.hit("open_device") {
         errno(code);
         return std::ptr::null_mut();

@@ -9,9 +9,11 @@ pub struct Spec {
     pub down: bool,
     pub no_gid: bool,
     pub unreachable: bool,
+    pub memlock: bool,
     pub mtu: i32,
     pub gid: [u8; 16],
     plans: Vec<Plan>,
+    wants: HashMap<String, i64>,
     counts: Mutex<HashMap<String, u64>>,
     /// Objects that were made and not destroyed.
     pub alive: AtomicI64,
@@ -33,9 +35,11 @@ impl Spec {
             down: false,
             no_gid: false,
             unreachable: false,
+            memlock: false,
             mtu: 3,
             gid: gid.octets(),
             plans: Vec::new(),
+            wants: HashMap::new(),
             counts: Mutex::default(),
             alive: AtomicI64::new(0),
             registered: Mutex::default(),
@@ -46,6 +50,10 @@ impl Spec {
                 "down" => spec.down = true,
                 "nogid" => spec.no_gid = true,
                 "unreachable" => spec.unreachable = true,
+                want if want.starts_with("want-") => {
+                    spec.wants.insert(want.to_owned(), value.parse().unwrap());
+                }
+                "memlock" => spec.memlock = true,
                 "mtu" => spec.mtu = value.parse().unwrap(),
                 "gid" => spec.gid = value.parse::<Ipv6Addr>().unwrap().octets(),
                 _ => {
@@ -57,6 +65,19 @@ impl Spec {
             }
         }
         spec
+    }
+
+    /// An attribute is what was asked for, if anything was.
+    pub fn is_wanted(&self, name: &str, value: impl Into<i64>) -> bool {
+        self.wants.get(name).is_none_or(|wanted| *wanted == value.into())
+    }
+
+    /// So many bytes more may be pinned.
+    pub fn may_pin(&self, bytes: u64) -> bool {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        let known = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } == 0;
+        let pinned: u64 = self.registered.lock().unwrap().values().map(|(_, len, _)| len).sum();
+        !self.memlock || !known || pinned + bytes <= limit.rlim_cur
     }
 
     /// Counts an event; Some: it goes wrong this time.

@@ -187,6 +187,12 @@ impl Machine {
         if shared.spec.hit("fatal").is_some() {
             return shared.send_cq.fatal();
         }
+        if work.opcode == WR_RDMA_READ && shared.spec.hit("lost").is_some() {
+            if let Some(request) = &mut self.request {
+                request.sent_at += Duration::from_secs(1 << 20);
+            }
+            return;
+        }
         match shared.spec.hit(what) {
             Some(status) => self.complete(status),
             None => self.transmit(&work, psn),

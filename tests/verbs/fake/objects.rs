@@ -133,6 +133,14 @@ pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: 
         errno(code);
         return std::ptr::null_mut();
     }
+    if access & !(ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ) != 0 {
+        errno(libc::EINVAL);
+        return std::ptr::null_mut();
+    }
+    if !unsafe { context((*pd).context) }.spec.may_pin(length as u64) {
+        errno(libc::ENOMEM);
+        return std::ptr::null_mut();
+    }
     let key = NEXT.fetch_add(7, Ordering::Relaxed);
     let region = Region { addr: addr as u64, len: length as u64, access };
     owner.regions.lock().unwrap().insert(key, region);

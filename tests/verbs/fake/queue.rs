@@ -151,7 +151,20 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     if mask != needed {
         return libc::EINVAL;
     }
+    let spec = &shared.spec;
+    let fits = match step {
+        "init" => spec.is_wanted("want-pkey", attr.pkey_index),
+        "rtr" => {
+            spec.is_wanted("want-sl", attr.ah_attr.sl)
+                && spec.is_wanted("want-class", attr.ah_attr.grh.traffic_class)
+                && spec.is_wanted("want-mtu", attr.path_mtu)
+        }
+        "rts" => spec.is_wanted("want-timeout", attr.timeout) && spec.is_wanted("want-retries", attr.retry_cnt),
+        _ => true,
+    };
     match step {
+        _ if !fits => return libc::EINVAL,
+        "init" if attr.qp_access_flags & !(ACCESS_REMOTE_READ as u32) != 0 => return libc::EINVAL,
         "rtr" => {
             if attr.ah_attr.is_global == 0 {
                 return libc::EINVAL;
