@@ -1,13 +1,15 @@
 """grpc+verbs: training over queue pairs, of the fake libibverbs (`tests/verbs/fake`) or, with STARWIRE_TEST_REAL_VERBS=1, of the machine's first RDMA device."""
 
+import hashlib
 import os
 import subprocess
+import time
 
 import pytest
 
 import steps
-from cluster import ROOT
-from test_failure import wait_for, wait_until, worker_call
+from cluster import ROOT, start_server, tf
+from test_failure import fork_with_server, wait_for, wait_until, worker_call
 from test_security import data_port, metric
 from test_training import train
 
@@ -58,6 +60,128 @@ def test_the_bytes_go_over_rdma(fresh_cluster, environment):
         assert metric(task, "starwire_verbs_connections_total") >= 1
         assert metric(task, "starwire_verbs_connections_total") == metric(task, "starwire_connects_total") + metric(task, "starwire_accepts_total")
     cluster["ps", 0].wait_for_log("with RDMA (")
+
+
+def mixed_sizes(target, count):
+    """Variables of 12 bytes to 1.2 MB on two ps, pushed by a worker as they were pulled; a digest of all of them after each step."""
+    import numpy as np
+
+    one, rng, digests = tf.compat.v1, np.random.default_rng(5), []
+    with tf.Graph().as_default():
+        variables, pushed = [], []
+        for i, size in enumerate((3, 1_000, 20_000, 100_000, 300_001, 50, 17_000)):
+            with tf.device(f"/job:ps/task:{i % 2}"):
+                kind = np.float64 if i % 3 == 1 else np.float32
+                variable = one.get_variable(f"mixed{i}", initializer=rng.normal(size=size).astype(kind), use_resource=i % 2 == 0)
+            with tf.device("/job:worker/task:0"):
+                pulled = variable.read_value()
+                gradient = tf.sin(pulled) * 0.25 + tf.reduce_sum(pulled[:3])
+            with tf.device(f"/job:ps/task:{i % 2}"):
+                pushed.append(one.assign_sub(variable, gradient))
+            variables.append(variable)
+        push, initializer = tf.group(*pushed), one.global_variables_initializer()
+        with one.Session(target) as session:
+            session.run(initializer)
+            for _ in range(count):
+                session.run(push)
+                values = session.run(variables)
+                digests.append(hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest())
+    return digests
+
+
+@pytest.fixture(scope="module")
+def stock_digests(runner):
+    from cluster import Cluster
+
+    with Cluster(runner, "grpc", {"ps": 2, "worker": 1}) as cluster:
+        return worker_call(cluster, mixed_sizes, 5)
+
+
+FUSE = {"STARWIRE_TENSOR_FUSE": "1", "STARWIRE_TENSOR_FUSE_WAIT_US": "60000000", "STARWIRE_TENSOR_FUSE_MESSAGE_US": "1000000"}
+
+
+@pytest.mark.parametrize(
+    "protocol, more",
+    [("grpc+verbs", {}), ("grpc+verbs", FUSE), ("grpc++", {}), ("star_server", {}), ("star_server_lite", {})],
+    ids=["grpc+verbs", "grpc+verbs-fused", "grpc++", "star_server", "star_server_lite"],
+)
+def test_tensors_of_all_sizes_have_the_same_bits_as_with_grpc(fresh_cluster, environment, stock_digests, protocol, more):
+    transport = {} if protocol == "grpc+verbs" else {"STARWIRE_TRANSPORT": "verbs"}
+    cluster = fresh_cluster((("ps", 2), ("worker", 1)), protocol=protocol, environment={**environment, **transport, **more})
+    assert worker_call(cluster, mixed_sizes, 5) == stock_digests
+    for task in (("ps", 0), ("ps", 1), ("worker", 0)):
+        address = data_port(cluster[task])
+        assert metric(address, "starwire_verbs_read_bytes_total") >= 5 * 80_000, task
+        assert metric(address, "starwire_verbs_fallbacks_total") == 0
+        assert metric(address, "starwire_verbs_connections_total") == metric(address, "starwire_connects_total") + metric(address, "starwire_accepts_total")
+
+
+def limit_locked_memory(kib):
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (kib << 10, kib << 10))
+
+
+def run_large_steps(target, count):
+    """Tensors of 1.6 MB."""
+    with tf.Graph().as_default():
+        model = steps.Model(large=400_000)
+        with tf.compat.v1.Session(target) as session:
+            session.run(model.initializer)
+            for _ in range(count):
+                model.check(session.run(model.sums))
+    return model.steps
+
+
+@pytest.mark.parametrize("kib, fits", [(64, "nothing"), (2600, "buffers")])
+def test_too_little_locked_memory_costs_speed_and_nothing_else(fresh_cluster, environment, kib, fits):
+    """64 KiB are not enough for a queue pair: TCP, and one line says why. 2,600 KiB are enough for the buffers of two, not for a tensor beside one: tensors are copied."""
+    if os.environ.get("STARWIRE_TEST_REAL_VERBS"):
+        pytest.skip("root may lock what it likes")
+    cluster = fresh_cluster(protocol="grpc+verbs", environment={**environment, "STARWIRE_VERBS_FALLBACK": "true", "FAKE_VERBS": "fake0:memlock"}, start=False)
+    for job in ("ps", "worker"):
+        task = cluster.process(job, 0)
+        task.call(limit_locked_memory, kib)
+        task.call(start_server, cluster.spec, job, 0, "grpc+verbs", timeout=120)
+    assert worker_call(cluster, run_large_steps, 5) == 5
+    worker = data_port(cluster["worker", 0])
+    if fits == "nothing":
+        log = cluster["worker", 0].wait_for_log("using TCP")
+        assert log.count(f"the limit of locked memory is {kib} KiB (ulimit -l") >= 1
+        assert metric(worker, "starwire_verbs_connections_total") == 0
+    else:
+        assert metric(worker, "starwire_verbs_connections_total") == 2
+        assert metric(worker, "starwire_verbs_registration_failures_total") > 0
+        assert metric(worker, "starwire_verbs_copied_bytes_total") >= 5 * 1_600_000
+
+
+def test_a_fork_leaves_the_parents_queue_pairs_alone(fresh_cluster, environment):
+    """The child cannot use them, and leaves without harm; the parent's memory stays the one that is registered."""
+    cluster = fresh_cluster(protocol="grpc+verbs", environment=environment)
+    assert worker_call(cluster, steps.run_steps, 3) == 3
+    worker = data_port(cluster["worker", 0])
+    before = metric(worker, "starwire_verbs_connections_total")
+    assert cluster["worker", 0].call(fork_with_server, "grpc+verbs", cluster.spec) == [7, 7, 8]
+    assert worker_call(cluster, steps.run_steps, 5) == 5, "the parent goes on"
+    assert metric(worker, "starwire_verbs_connections_total") == before and metric(worker, "starwire_losses_total") == 0
+
+
+def test_a_ps_that_dies_while_it_is_read_is_noticed_at_once(fresh_cluster, environment, tmp_path):
+    """Though the worker's device would try for ever, as soft-RoCE does. Keep-alive would need 20 s."""
+    if os.environ.get("STARWIRE_TEST_REAL_VERBS"):
+        pytest.skip("a real device loses nothing on demand")
+    cluster = fresh_cluster(protocol="grpc+verbs", environment=environment, per_task={("worker", 0): {"FAKE_VERBS": "fake0:lost@20"}})
+    started = str(tmp_path / "started")
+    cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started)
+    wait_for(started)
+    worker = data_port(cluster["worker", 0])
+    wait_until(lambda: metric(worker, "starwire_verbs_reads_total") == 20, 60, "the READ that nobody answers")
+    time.sleep(1)
+    assert metric(worker, "starwire_verbs_reads_total") == 20 and not cluster["worker", 0].ready()
+    killed = time.time()
+    cluster["ps", 0].kill()
+    error, message, raised = cluster["worker", 0].result(40)
+    assert error in ("UnavailableError", "AbortedError") and raised - killed < 5, (raised - killed, message)
 
 
 def test_a_killed_ps_is_noticed_and_its_next_life_is_found(fresh_cluster, environment, tmp_path):
