@@ -12,9 +12,12 @@ mod pool;
 #[allow(dead_code)]
 #[path = "../src/executor/queue.rs"]
 mod queue;
+#[allow(dead_code)]
+#[path = "../src/executor/report.rs"]
+mod report;
 
 mod sync {
-    pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+    pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
     pub use loom::thread::yield_now;
 }
 
@@ -24,6 +27,7 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 use pool::Pool;
 use queue::{Lanes, Queue};
+use report::Report;
 
 fn check(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -92,6 +96,33 @@ fn no_entry_is_left_behind_and_a_lane_has_one_thread() {
         // SAFETY: as above.
         work.lane.with(|seen| assert_eq!(unsafe { *seen }, 0b111));
         assert_eq!((lane, work.queue.pop()), (0, None));
+    });
+}
+
+/// A lane starts two asynchronous kernels, and a thread learns of both ends at once: it looks for a lane only after the second (`RunRef::report_more`).
+#[test]
+fn reports_that_come_together_leave_nothing_behind() {
+    check(|| {
+        let work = Work::new(2);
+        let reports = Arc::new([Report::default(), Report::default()]);
+        let lane = work.lanes.claim().expect("free in the beginning");
+        reports.iter().for_each(Report::start);
+        let starter = {
+            let (work, reports) = (work.clone(), reports.clone());
+            thread::spawn(move || {
+                let early = reports.iter().filter(|report| report.started()).count();
+                work.done.fetch_add(u32::try_from(early).unwrap(), Ordering::Relaxed);
+                work.in_lane(lane);
+            })
+        };
+        if reports[0].ended() {
+            work.queue.push(0);
+        }
+        if reports[1].ended() {
+            work.add(1);
+        }
+        starter.join().unwrap();
+        assert_eq!(work.done.load(Ordering::Relaxed), 2);
     });
 }
 

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use super::plan::Plan;
 use super::pool::Pool;
 use super::queue::{Lanes, Queue};
+use super::report::Report;
 use super::run::{Kernels, Shared};
 use super::sync::{Arc, AtomicBool, AtomicU8, AtomicU32, Ordering};
 
@@ -34,7 +35,7 @@ pub struct Arena<K: Kernels> {
     pub(super) chosen: Box<[AtomicU32]>,
     pub(super) hopes: Box<[AtomicU32]>,
     /// Per asynchronous kernel: how far its start and its report have come.
-    pub(super) reports: Box<[AtomicU8]>,
+    pub(super) reports: Box<[Report]>,
     pub(super) queue: Queue,
     pub(super) lanes: Lanes,
     /// For a run that one thread at a time works on.
@@ -67,7 +68,7 @@ impl<K: Kernels> Arena<K> {
             marks: bytes(plan.slots()),
             chosen: zeros(plan.merges.len()),
             hopes: counts(&mut plan.merges.iter().map(|node| inputs(plan, *node))),
-            reports: bytes(plan.asyncs as usize),
+            reports: (0..plan.asyncs).map(|_| Report::default()).collect(),
             queue: Queue::new(entries),
             lanes: Lanes::new(shared.lanes),
             solo: Lanes::new(1),

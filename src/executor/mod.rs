@@ -5,6 +5,7 @@
 //!   asynchronous kernels, dead values), *crew* (atomic pending counts, several threads: kernels that are worth another core).
 //! * [`arena`]: what one run writes to; [`pool`]: where arenas rest between runs, per core.
 //! * [`queue`]: ready work that any thread may take, and the lanes that threads take it in.
+//! * [`report`]: who goes on after an asynchronous kernel.
 //! * [`cost`]: what kernels were measured to take.
 //!
 //! A run takes no lock and allocates nothing (`tests/executor/` counts and looks). `docs/executor.md` has the picture.
@@ -15,6 +16,7 @@ pub mod lives;
 pub mod plan;
 pub mod pool;
 pub mod queue;
+pub mod report;
 pub mod run;
 pub mod sync;
 

@@ -11,7 +11,8 @@ use super::cost::Costs;
 use super::plan::{CONTROL, Compiled, Plan, Target, Task, kind};
 use super::pool::Pool;
 use super::queue::{Lanes, MOST_LANES};
-use super::sync::{Arc, AtomicU8, AtomicU32, Ordering};
+use super::report::Report;
+use super::sync::{Arc, AtomicU32, Ordering};
 
 /// What the executor asks of whoever has the kernels and the values.
 pub trait Kernels: Send + Sync + Sized {
@@ -210,11 +211,6 @@ impl<K: Kernels> Helper<K> {
     }
 }
 
-// How far the start and the report of an asynchronous kernel have come.
-const STARTED: u8 = 1;
-const UNDER_WAY: u8 = 2;
-const REPORTED: u8 = 3;
-
 impl<K: Kernels> RunRef<K> {
     /// Of a node of [`kind::MAY_DIE`] that runs: this output is dead.
     pub fn mark_dead(&self, node: u32, output: u32) {
@@ -251,8 +247,7 @@ impl<K: Kernels> RunRef<K> {
         let Some(report) = plan.nodes.get(node as usize).and_then(|at| self.reports.get(at.special as usize)) else {
             return false;
         };
-        // Before the start has returned, the thread that starts it goes on. A second report is a bug, and changes nothing.
-        if report.swap(REPORTED, Ordering::AcqRel) != UNDER_WAY {
+        if !report.ended() {
             return false;
         }
         self.queue.push(node << 1 | 1);
@@ -376,17 +371,17 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
         let task = &plan.tasks[node as usize];
         let report = self.report(at);
         if let Some(report) = report {
-            report.store(STARTED, Ordering::Relaxed);
+            report.start();
         }
         let asynchronous = report.is_some();
         let call = Call { scratch: &arena.scratch, plan, task, lane: self.number, detail, asynchronous, run: self.run };
         let turn = || kernels.run(call);
         let outcome = if self.measured { timed(plan, node, turn) } else { turn() };
         match (outcome, report) {
-            (Outcome::Pending, Some(report)) => match report.swap(UNDER_WAY, Ordering::AcqRel) {
-                REPORTED if self.failed() => Outcome::Failed,
-                REPORTED => Outcome::Done,
-                _ => Outcome::Pending,
+            (Outcome::Pending, Some(report)) => match report.started() {
+                true if self.failed() => Outcome::Failed,
+                true => Outcome::Done,
+                false => Outcome::Pending,
             },
             // Nobody may report.
             (Outcome::Pending, None) => Outcome::Failed,
@@ -394,7 +389,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
         }
     }
 
-    fn report(&self, at: &Compiled) -> Option<&'a AtomicU8> {
+    fn report(&self, at: &Compiled) -> Option<&'a Report> {
         (at.kind & kind::ASYNC != 0).then(|| &self.arena.reports[at.special as usize])
     }
 
