@@ -2,9 +2,6 @@
 // TensorFlow's executor gives is for tests/python/test_partitions.py.
 #include "cc/executor/partition.h"
 
-#include <gtest/gtest.h>
-#include <stdlib.h>
-
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,10 +14,9 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/graph/graph.h"
-#include "tensorflow/core/protobuf/cluster.pb.h"
-#include "tensorflow/core/protobuf/tensorflow_server.pb.h"
 #include "tensorflow/core/public/session.h"
 #include "tensorflow/core/public/version.h"
+#include "tests/cc/shim/rig.h"
 
 namespace starwire {
 namespace {
@@ -65,13 +61,8 @@ class PartitionTest : public testing::Test {
   void SetUp() override {
     ASSERT_TRUE(RegisterServers().ok());
     setenv("STARWIRE_EXECUTOR", "on", 1);
-    tensorflow::ServerDef def;
-    def.set_protocol("grpc++");
-    def.set_job_name("ps");
-    auto* job = def.mutable_cluster()->add_job();
-    job->set_name("ps");
-    (*job->mutable_tasks())[0] = "127.0.0.1:0";
-    const Status status = StarwireServer::Create("grpc++", def, tensorflow::ServerFactory::Options(), &server_);
+    const Status status =
+        StarwireServer::Create("grpc++", LonelyServer(), tensorflow::ServerFactory::Options(), &server_);
     unsetenv("STARWIRE_EXECUTOR");
     ASSERT_TRUE(status.ok()) << status;
     ASSERT_TRUE(server_->Start().ok());

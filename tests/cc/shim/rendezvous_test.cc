@@ -1,40 +1,23 @@
 // Two tasks in one process, each with TensorFlow's devices and sessions, whose rendezvous meet over real connections.
-#include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <stdlib.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <fstream>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "cc/rendezvous/recv_service.h"
 #include "cc/rendezvous/rendezvous_mgr.h"
-#include "cc/server/engine.h"
-#include "cc/server/resolver.h"
-#include "cc/star/service.h"
 #include "cc/worker/remote_worker.h"
-#include "cc/worker/worker_service.h"
-#include "tensorflow/core/common_runtime/device_factory.h"
-#include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/graph_mgr.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_logger.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_wrapper.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/control_flow.h"
-#include "tensorflow/core/lib/core/threadpool.h"
-#include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/tstring.h"
-#include "tensorflow/core/protobuf/tensorflow_server.pb.h"
-#include "tensorflow/core/public/session_options.h"
+#include "tests/cc/shim/rig.h"
 
 namespace starwire {
 namespace {
@@ -44,10 +27,7 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
 
-constexpr char kPs[] = "/job:ps/replica:0/task:0";
-constexpr char kWorker[] = "/job:worker/replica:0/task:0";
 constexpr char kCpu[] = "/device:CPU:0";
-constexpr auto kPatience = std::chrono::seconds(30);
 
 // As if there were no memory left.
 class NoMemory : public tensorflow::Allocator {
@@ -56,18 +36,6 @@ class NoMemory : public tensorflow::Allocator {
   void* AllocateRaw(size_t, size_t) override { return nullptr; }
   void DeallocateRaw(void*) override {}
 };
-
-int FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t len = sizeof(address);
-  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), len), 0);
-  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &len), 0);
-  close(fd);
-  return ntohs(address.sin_port);
-}
 
 // Knows one way to each task of the cluster.
 class Cache : public tensorflow::WorkerCacheWrapper {
@@ -96,45 +64,23 @@ class Cache : public tensorflow::WorkerCacheWrapper {
   const std::vector<std::pair<std::string, std::string>> cluster_;
 };
 
-class Task {
+class Task : public EngineTask {
  public:
-  Task(const std::string& job, const tensorflow::ClusterDef& cluster,
-       const std::vector<std::pair<std::string, std::string>>& addresses)
-      : name("/job:" + job + "/replica:0/task:0"), pool(tensorflow::Env::Default(), "test_" + job, 2) {
-    std::vector<std::unique_ptr<tensorflow::Device>> devices;
-    EXPECT_TRUE(tensorflow::DeviceFactory::AddDevices(tensorflow::SessionOptions(), name, &devices).ok());
-    devices_ = std::make_unique<tensorflow::StaticDeviceMgr>(std::move(devices));
-    env.env = tensorflow::Env::Default();
-    env.device_mgr = devices_.get();
-    env.compute_pool = &pool;
+  Task(const std::string& job, const Cluster& cluster) : EngineTask(job) {
     manager = std::make_unique<RendezvousMgr>(&env);
     env.rendezvous_mgr = manager.get();
+    Start("grpc++", cluster);
 
-    engine = std::make_shared<Engine>();
-    tensorflow::ServerDef def;
-    def.set_job_name(job);
-    def.set_task_index(0);
-    *def.mutable_cluster() = cluster;
-    Engine::Services services;
-    services.recv = std::make_shared<RecvService>(&env, engine);
-    services.worker = std::make_shared<WorkerService>(nullptr, &env);
-    services.star = std::make_shared<StarService>(&env);
-    services.resolver = std::make_shared<Resolver>("grpc++");
-    services.compute_pool = &pool;
-    const Status status = engine->Start("grpc++", def, 0, services);
-    EXPECT_TRUE(status.ok()) << StatusMessage(status);
-
-    auto owned = std::make_unique<Cache>(engine, addresses);
+    auto owned = std::make_unique<Cache>(engine, cluster.addresses);
     cache = owned.get();
     session = tensorflow::WorkerSession::CreateWithBorrowedDeviceMgr(
-        "session", name, std::move(owned), devices_.get(), nullptr, nullptr,
+        "session", name, std::move(owned), devices.get(), nullptr, nullptr,
         [](tensorflow::WorkerSession*, bool, tensorflow::DeviceMgr*) {
           return std::unique_ptr<tensorflow::DistributedFunctionLibraryRuntime>();
         });
   }
   ~Task() { engine->Stop(); }
 
-  uint64_t incarnation() const { return devices_->ListDevices()[0]->attributes().incarnation(); }
   // A reference that the caller gives back.
   tensorflow::RemoteRendezvous* Step(int64_t step) {
     tensorflow::RemoteRendezvous* rendezvous = TakeReference(manager->Find(step));
@@ -142,16 +88,9 @@ class Task {
     return rendezvous;
   }
 
-  const std::string name;
-  tensorflow::thread::ThreadPool pool;
-  tensorflow::WorkerEnv env;
   std::unique_ptr<RendezvousMgr> manager;
-  std::shared_ptr<Engine> engine;
   Cache* cache = nullptr;
   std::shared_ptr<tensorflow::WorkerSession> session;
-
- private:
-  std::unique_ptr<tensorflow::DeviceMgr> devices_;
 };
 
 // What came of one receive.
@@ -181,30 +120,9 @@ struct Received {
 class RendezvousTest : public testing::Test {
  protected:
   void SetUp() override {
-    char folder[] = "/tmp/starwire-rdv-XXXXXX";
-    ASSERT_NE(mkdtemp(folder), nullptr);
-    folder_ = folder;
-    const std::vector<std::pair<std::string, std::string>> addresses = {{kPs, "127.0.0.1:1"}, {kWorker, "127.0.0.1:2"}};
-    {
-      std::ofstream map(folder_ + "/map");
-      for (const auto& entry : addresses) map << entry.second << "=127.0.0.1:" << FreePort() << "\n";
-    }
-    setenv("STARWIRE_ENDPOINT_MAP", (folder_ + "/map").c_str(), 1);
-    tensorflow::ClusterDef cluster;
-    for (const char* job : {"ps", "worker"}) {
-      auto* entry = cluster.add_job();
-      entry->set_name(job);
-      (*entry->mutable_tasks())[0] = std::string(job) == "ps" ? "127.0.0.1:1" : "127.0.0.1:2";
-    }
-    ps_ = std::make_unique<Task>("ps", cluster, addresses);
-    worker_ = std::make_unique<Task>("worker", cluster, addresses);
-    unsetenv("STARWIRE_ENDPOINT_MAP");
-  }
-  void TearDown() override {
-    worker_.reset();
-    ps_.reset();
-    unlink((folder_ + "/map").c_str());
-    rmdir(folder_.c_str());
+    const Cluster cluster;
+    ps_ = std::make_unique<Task>("ps", cluster);
+    worker_ = std::make_unique<Task>("worker", cluster);
   }
 
   // From the PS to the worker.
@@ -246,7 +164,6 @@ class RendezvousTest : public testing::Test {
     return false;
   }
 
-  std::string folder_;
   std::unique_ptr<Task> ps_;
   std::unique_ptr<Task> worker_;
 };

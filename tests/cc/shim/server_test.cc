@@ -1,26 +1,17 @@
 // A whole server: when it stops, and what it refuses afterwards.
 #include "cc/server/server.h"
 
-#include <gtest/gtest.h>
-
 #include <memory>
 #include <string>
 
-#include "tensorflow/core/protobuf/cluster.pb.h"
-#include "tensorflow/core/protobuf/tensorflow_server.pb.h"
+#include "tests/cc/shim/rig.h"
 
 namespace starwire {
 namespace {
 
 std::unique_ptr<tensorflow::ServerInterface> NewServer() {
-  tensorflow::ServerDef def;
-  def.set_protocol("grpc++");
-  def.set_job_name("ps");
-  auto* job = def.mutable_cluster()->add_job();
-  job->set_name("ps");
-  (*job->mutable_tasks())[0] = "127.0.0.1:0";
   std::unique_ptr<tensorflow::ServerInterface> server;
-  EXPECT_TRUE(StarwireServer::Create("grpc++", def, tensorflow::ServerFactory::Options(), &server).ok());
+  EXPECT_TRUE(StarwireServer::Create("grpc++", LonelyServer(), tensorflow::ServerFactory::Options(), &server).ok());
   return server;
 }
 

@@ -1,14 +1,7 @@
 // A parameter server that serves star calls, and workers that make them, over real connections.
-#include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <stdlib.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -19,18 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "cc/rendezvous/recv_service.h"
 #include "cc/server/advertise.h"
-#include "cc/server/engine.h"
-#include "cc/server/resolver.h"
 #include "cc/star/cargo.h"
 #include "cc/star/service.h"
 #include "cc/star/wire.h"
 #include "cc/worker/methods.h"
 #include "cc/worker/status_codec.h"
-#include "cc/worker/worker_service.h"
-#include "tensorflow/core/common_runtime/device_factory.h"
-#include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/graph_mgr.h"
 #include "tensorflow/core/distributed_runtime/session_mgr.h"
@@ -38,11 +25,8 @@
 #include "tensorflow/core/framework/graph.pb.h"
 #include "tensorflow/core/framework/step_stats.pb.h"
 #include "tensorflow/core/framework/tensor_util.h"
-#include "tensorflow/core/lib/core/threadpool.h"
-#include "tensorflow/core/platform/env.h"
-#include "tensorflow/core/protobuf/tensorflow_server.pb.h"
-#include "tensorflow/core/public/session_options.h"
 #include "tensorflow/core/public/version.h"
+#include "tests/cc/shim/rig.h"
 
 namespace starwire {
 namespace {
@@ -54,21 +38,7 @@ using tensorflow::NodeDef;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-constexpr char kPs[] = "/job:ps/replica:0/task:0";
 constexpr char kCpu[] = "/job:ps/replica:0/task:0/device:CPU:0";
-constexpr auto kPatience = std::chrono::seconds(30);
-
-int FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t len = sizeof(address);
-  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), len), 0);
-  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &len), 0);
-  close(fd);
-  return ntohs(address.sin_port);
-}
 
 Tensor Floats(std::vector<float> values) {
   Tensor tensor(DT_FLOAT, TensorShape({static_cast<int64_t>(values.size())}));
@@ -208,16 +178,9 @@ class Call {
   bool done_ = false;
 };
 
-class Task {
+class Task : public EngineTask {
  public:
-  Task(const std::string& job, const tensorflow::ClusterDef& cluster)
-      : name("/job:" + job + "/replica:0/task:0"), pool(tensorflow::Env::Default(), "test_" + job, 2) {
-    std::vector<std::unique_ptr<tensorflow::Device>> devices;
-    EXPECT_TRUE(tensorflow::DeviceFactory::AddDevices(tensorflow::SessionOptions(), name, &devices).ok());
-    devices_ = std::make_unique<tensorflow::StaticDeviceMgr>(std::move(devices));
-    env.env = tensorflow::Env::Default();
-    env.device_mgr = devices_.get();
-    env.compute_pool = &pool;
+  Task(const std::string& job, const Cluster& cluster) : EngineTask(job) {
     sessions = std::make_unique<tensorflow::SessionMgr>(
         &env, name, std::make_unique<NoWorkers>(),
         [](const tensorflow::ServerDef&, tensorflow::WorkerCacheInterface**) {
@@ -225,20 +188,7 @@ class Task {
         },
         nullptr);
     env.session_mgr = sessions.get();
-
-    engine = std::make_shared<Engine>();
-    tensorflow::ServerDef def;
-    def.set_job_name(job);
-    def.set_task_index(0);
-    *def.mutable_cluster() = cluster;
-    Engine::Services services;
-    services.recv = std::make_shared<RecvService>(&env, engine);
-    services.worker = std::make_shared<WorkerService>(nullptr, &env);
-    services.star = star = std::make_shared<StarService>(&env);
-    services.resolver = std::make_shared<Resolver>("star_server");
-    services.compute_pool = &pool;
-    const Status status = engine->Start("star_server", def, 0, services);
-    EXPECT_TRUE(status.ok()) << StatusMessage(status);
+    Start("star_server", cluster);
   }
   ~Task() {
     engine->Stop();
@@ -249,7 +199,6 @@ class Task {
     const Status status = sessions->CreateSession(handle, tensorflow::ServerDef(), isolated);
     EXPECT_TRUE(status.ok()) << status;
   }
-  uint64_t incarnation() const { return devices_->ListDevices()[0]->attributes().incarnation(); }
   // The value of a metric.
   double Metric(const std::string& metric) const {
     const sw_string text = sw_engine_metrics(engine->handle());
@@ -268,15 +217,7 @@ class Task {
     EXPECT_EQ(Metric(metric), value) << metric;
   }
 
-  const std::string name;
-  tensorflow::thread::ThreadPool pool;
-  tensorflow::WorkerEnv env;
   std::unique_ptr<tensorflow::SessionMgr> sessions;
-  std::shared_ptr<StarService> star;
-  std::shared_ptr<Engine> engine;
-
- private:
-  std::unique_ptr<tensorflow::DeviceMgr> devices_;
 };
 
 class StarServiceTest : public testing::Test {
@@ -285,28 +226,12 @@ class StarServiceTest : public testing::Test {
   void TearDown() override { Stop(); }
 
   void Start(const std::vector<std::pair<const char*, const char*>>& variables) {
-    char folder[] = "/tmp/starwire-star-XXXXXX";
-    ASSERT_NE(mkdtemp(folder), nullptr);
-    const std::string map_file = std::string(folder) + "/map";
-    {
-      std::ofstream map(map_file);
-      map << "127.0.0.1:1=127.0.0.1:" << FreePort() << "\n127.0.0.1:2=127.0.0.1:" << FreePort() << "\n";
-    }
-    setenv("STARWIRE_ENDPOINT_MAP", map_file.c_str(), 1);
     for (const auto& variable : variables) setenv(variable.first, variable.second, 1);
-    tensorflow::ClusterDef cluster;
-    for (const char* job : {"ps", "worker"}) {
-      auto* entry = cluster.add_job();
-      entry->set_name(job);
-      (*entry->mutable_tasks())[0] = std::string(job) == "ps" ? "127.0.0.1:1" : "127.0.0.1:2";
-    }
+    const Cluster cluster;
     ps_ = std::make_unique<Task>("ps", cluster);
     worker_ = std::make_unique<Task>("worker", cluster);
     ASSERT_TRUE(worker_->engine->OpenChannel(kPs, "127.0.0.1:1", &channel_).ok());
-    unsetenv("STARWIRE_ENDPOINT_MAP");
     for (const auto& variable : variables) unsetenv(variable.first);
-    unlink(map_file.c_str());
-    rmdir(folder);
     ps_->NewSession("one");
     ps_->NewSession("two");
   }

@@ -1,0 +1,139 @@
+// What tests with a cluster in one process are made of: a ps and a worker, each with TensorFlow's devices and an engine
+// of its own.
+#ifndef STARWIRE_TESTS_CC_SHIM_RIG_H_
+#define STARWIRE_TESTS_CC_SHIM_RIG_H_
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/rendezvous/recv_service.h"
+#include "cc/server/engine.h"
+#include "cc/server/resolver.h"
+#include "cc/star/service.h"
+#include "cc/worker/worker_service.h"
+#include "tensorflow/core/common_runtime/device_factory.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
+#include "tensorflow/core/distributed_runtime/worker_env.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/protobuf/tensorflow_server.pb.h"
+#include "tensorflow/core/public/session_options.h"
+
+namespace starwire {
+
+constexpr char kPs[] = "/job:ps/replica:0/task:0";
+constexpr char kWorker[] = "/job:worker/replica:0/task:0";
+constexpr auto kPatience = std::chrono::seconds(30);
+
+// A server that is the whole cluster.
+inline tensorflow::ServerDef LonelyServer() {
+  tensorflow::ServerDef def;
+  def.set_protocol("grpc++");
+  def.set_job_name("ps");
+  auto* job = def.mutable_cluster()->add_job();
+  job->set_name("ps");
+  (*job->mutable_tasks())[0] = "127.0.0.1:0";
+  return def;
+}
+
+// A ps and a worker. As long as it exists, the environment says which data ports they have.
+class Cluster {
+ public:
+  Cluster() {
+    char folder[] = "/tmp/starwire-shim-XXXXXX";
+    EXPECT_NE(mkdtemp(folder), nullptr);
+    folder_ = folder;
+    {
+      std::ofstream map(folder_ + "/map");
+      for (const auto& task : addresses) map << task.second << "=127.0.0.1:" << FreePort() << "\n";
+    }
+    setenv("STARWIRE_ENDPOINT_MAP", (folder_ + "/map").c_str(), 1);
+  }
+  ~Cluster() {
+    unsetenv("STARWIRE_ENDPOINT_MAP");
+    unlink((folder_ + "/map").c_str());
+    rmdir(folder_.c_str());
+  }
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  tensorflow::ServerDef server(const std::string& job) const {
+    tensorflow::ServerDef def;
+    def.set_job_name(job);
+    def.set_task_index(0);
+    for (const auto& task : addresses) {
+      auto* entry = def.mutable_cluster()->add_job();
+      entry->set_name(task.first == kPs ? "ps" : "worker");
+      (*entry->mutable_tasks())[0] = task.second;
+    }
+    return def;
+  }
+
+  const std::vector<std::pair<std::string, std::string>> addresses = {{kPs, "127.0.0.1:1"}, {kWorker, "127.0.0.1:2"}};
+
+ private:
+  static int FreePort() {
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t len = sizeof(address);
+    EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), len), 0);
+    EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &len), 0);
+    close(fd);
+    return ntohs(address.sin_port);
+  }
+
+  std::string folder_;
+};
+
+// One of its tasks. Whoever derives from it completes `env` and starts it.
+class EngineTask {
+ public:
+  explicit EngineTask(const std::string& job)
+      : name("/job:" + job + "/replica:0/task:0"), pool(tensorflow::Env::Default(), "test_" + job, 2), job_(job) {
+    std::vector<std::unique_ptr<tensorflow::Device>> all;
+    EXPECT_TRUE(tensorflow::DeviceFactory::AddDevices(tensorflow::SessionOptions(), name, &all).ok());
+    devices = std::make_unique<tensorflow::StaticDeviceMgr>(std::move(all));
+    env.env = tensorflow::Env::Default();
+    env.device_mgr = devices.get();
+    env.compute_pool = &pool;
+  }
+  uint64_t incarnation() const { return devices->ListDevices()[0]->attributes().incarnation(); }
+
+  const std::string name;
+  tensorflow::thread::ThreadPool pool;
+  std::unique_ptr<tensorflow::DeviceMgr> devices;
+  tensorflow::WorkerEnv env;
+  const std::shared_ptr<Engine> engine = std::make_shared<Engine>();
+  std::shared_ptr<StarService> star;
+
+ protected:
+  void Start(const std::string& protocol, const Cluster& cluster) {
+    Engine::Services services;
+    services.recv = std::make_shared<RecvService>(&env, engine);
+    services.worker = std::make_shared<WorkerService>(nullptr, &env);
+    services.star = star = std::make_shared<StarService>(&env);
+    services.resolver = std::make_shared<Resolver>(protocol);
+    services.compute_pool = &pool;
+    const Status status = engine->Start(protocol, cluster.server(job_), 0, services);
+    EXPECT_TRUE(status.ok()) << StatusMessage(status);
+  }
+
+ private:
+  const std::string job_;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_TESTS_CC_SHIM_RIG_H_
