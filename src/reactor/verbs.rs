@@ -34,6 +34,8 @@ pub struct VerbsDriver {
     touched: Vec<u64>,
     found: Vec<Completion>,
     stats: VerbsStats,
+    /// The device's shortages that all links have heard of.
+    shortages: u64,
 }
 
 struct Link {
@@ -58,6 +60,7 @@ impl VerbsDriver {
             Ok((device, channel, channel_token, event_token)) => Ok(Self {
                 links: HashMap::new(),
                 name: format!("{} with RDMA ({})", inner.name(), device.describe()),
+                shortages: device.shortages.count(),
                 inner,
                 channel,
                 channel_token,
@@ -164,7 +167,18 @@ impl VerbsDriver {
         }
     }
 
+    /// All links let go of registrations that they keep for later, if some connection of the process was short of memory. True: there were some.
+    fn make_room(&mut self) -> bool {
+        let shortages = self.device.shortages.count();
+        if std::mem::replace(&mut self.shortages, shortages) == shortages {
+            return false;
+        }
+        let streams = self.links.values_mut().filter_map(|link| link.stream.as_mut());
+        streams.fold(false, |any, stream| stream.make_room() | any)
+    }
+
     fn flush(&mut self) {
+        self.make_room();
         let mut touched = std::mem::take(&mut self.touched);
         for token in touched.drain(..) {
             let Some(link) = self.links.get_mut(&token) else { continue };
@@ -194,7 +208,10 @@ impl VerbsDriver {
 
 impl Offload for VerbsDriver {
     fn prepare(&mut self, token: Token) -> Result<Vec<u8>, VerbsError> {
-        let stream = Stream::new(&self.channel, &self.config, token.0)?;
+        let stream = Stream::new(&self.channel, &self.config, token.0).or_else(|error| {
+            self.device.shortages.report();
+            if self.make_room() { Stream::new(&self.channel, &self.config, token.0) } else { Err(error) }
+        })?;
         let endpoint = stream.endpoint().encode().to_vec();
         let link = Link {
             stream: Some(stream),

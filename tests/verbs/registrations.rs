@@ -123,3 +123,37 @@ fn what_is_kept_makes_room_when_memory_is_short() {
     let (a, b) = (pair.a.stats(), pair.b.stats());
     assert_eq!((a.registration_failures, a.offered_bytes, b.registration_failures), (0, 2 * MIB as u64, 0));
 }
+
+/// Its own buffers or tensors may be what finds no room beside what another connection keeps. The third piece is refused, and sent as bytes.
+#[test]
+fn what_is_kept_makes_room_for_another_connection() {
+    fake_library::device("shared", "reg_mr@15=12");
+    let (mut keeps, mut lacks) = (Pair::new("shared"), Pair::new("shared"));
+    let (first, second, to) = (share(3), share(3).wrapping_add(MIB), share(3).wrapping_add(SHARE / 2));
+    carry(&mut keeps, first, to, MIB, 1);
+    assert_eq!(covers("shared", first, MIB, ACCESS_REMOTE_READ), 1);
+    carry(&mut lacks, second, to, MIB, 2);
+    let stats = lacks.a.stats();
+    assert_eq!((stats.registration_failures, stats.offered_bytes), (1, 0));
+    keeps.turn();
+    assert_eq!(covers("shared", first, MIB, ACCESS_REMOTE_READ), 0, "let go when it had its turn");
+    carry(&mut lacks, second, to, MIB, 3);
+    assert_eq!(lacks.a.stats().offered_bytes, MIB as u64, "there is room now");
+    carry(&mut keeps, first, to, MIB, 4);
+    assert_eq!(keeps.a.stats().registration_failures, 0);
+}
+
+/// A connection's own buffers as well: it is set up with what another one of its reactor lets go.
+#[test]
+fn what_is_kept_makes_room_for_a_new_connection() {
+    fake_library::device("newcomer", "reg_mr@9=12");
+    let mut pair = Pair::new("newcomer");
+    let (first, to) = (share(4), share(4).wrapping_add(SHARE / 2));
+    carry(&mut pair, first, to, MIB, 1);
+    assert_eq!(covers("newcomer", first, MIB, ACCESS_REMOTE_READ), 1);
+    let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let token = pair.a.driver.register(socket.into()).unwrap();
+    pair.a.driver.offload().unwrap().prepare(token).unwrap();
+    assert_eq!(covers("newcomer", first, MIB, ACCESS_REMOTE_READ), 0, "let go for the buffers");
+}

@@ -10,6 +10,7 @@ use super::abi::*;
 use super::error::VerbsError;
 use super::library::Library;
 use super::queue::set_nonblocking;
+use super::shortages::Shortages;
 use crate::config::VerbsConfig;
 
 /// Rows of a GID table that are looked at.
@@ -31,6 +32,7 @@ pub struct Device {
     /// Longest message.
     pub max_message: u32,
     pub limits: ibv_device_attr,
+    pub shortages: Shortages,
 }
 
 /// What a device says without being asked.
@@ -339,6 +341,7 @@ impl Opened {
             is_global: is_ethernet || config.gid_index.is_some() || attr.lid == 0,
             mtu: config.mtu.map_or(port_mtu, |bytes| mtu_code(bytes).min(port_mtu)),
             max_message: attr.max_msg_sz.max(1 << 16),
+            shortages: Shortages::of(&self.name),
             library: self.library,
             context: self.context,
             name: self.name,

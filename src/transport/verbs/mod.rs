@@ -10,6 +10,7 @@ mod library;
 mod ops;
 mod queue;
 mod registrations;
+mod shortages;
 mod stats;
 mod stream;
 mod wire;

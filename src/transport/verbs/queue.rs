@@ -76,7 +76,7 @@ pub fn set_nonblocking(fd: i32) -> io::Result<()> {
 
 /// One for each peer: no key of it opens anything to another.
 pub struct Domain {
-    device: Rc<Device>,
+    pub(super) device: Rc<Device>,
     raw: NonNull<ibv_pd>,
 }
 

@@ -99,14 +99,18 @@ impl Registrations {
     /// As for `Region::new`.
     unsafe fn register(&mut self, ptr: *mut u8, len: usize, access: i32) -> Result<Region, VerbsError> {
         // SAFETY: the caller's promise.
-        match unsafe { Region::new(&self.domain, ptr, len, access) } {
-            Err(_) if self.forget(u64::MAX) => {
-                // What was kept for later may be what is lacking now.
-                // SAFETY: the caller's promise.
-                unsafe { Region::new(&self.domain, ptr, len, access) }
-            }
-            other => other,
+        let mut region = unsafe { Region::new(&self.domain, ptr, len, access) };
+        if region.is_err() && self.forget(u64::MAX) {
+            // What was kept for later may be what is lacking now.
+            // SAFETY: the caller's promise.
+            region = unsafe { Region::new(&self.domain, ptr, len, access) };
         }
+        region.inspect_err(|_| self.domain.device.shortages.report())
+    }
+
+    /// Lets go of what is kept for later: another connection is short of memory. True: there was something.
+    pub fn make_room(&mut self) -> bool {
+        self.forget(u64::MAX)
     }
 
     /// Lets go of what nobody uses now, and nobody has used since. True: there was something.

@@ -126,6 +126,11 @@ impl Stream {
         self.pair.as_ref().is_some_and(|pair| pair.is_meant_by(element))
     }
 
+    /// Lets go of registrations that it keeps for later. True: there were some.
+    pub fn make_room(&mut self) -> bool {
+        self.registrations.make_room()
+    }
+
     /// It has failed.
     pub fn is_over(&self) -> bool {
         self.failure.is_some()
