@@ -333,6 +333,11 @@ typedef struct sw_handlers {
   // A batch of rendezvous requests; each is answered by sw_reply.
   void (*on_recv)(void *ctx, const struct sw_recv_request *requests, size_t n);
   void (*on_call)(void *ctx, const struct sw_call_request *call);
+  // Optional, and asked for before on_call: memory for the payload of a call, 64-byte aligned. NULL: the engine is to take its own.
+  void *(*body_alloc)(void *ctx, size_t len);
+  // Gives back what body_alloc returned, once, from any thread. As bodies may outlive the engine it gets no ctx. Not
+  // null if body_alloc is not.
+  void (*body_free)(void *memory);
   // The caller of an unanswered request gave up, or its connection went (peer_gone = 1). method 0 is a rendezvous
   // request, `tag` its step id; else tag is 0. An answer is still allowed (and dropped).
   void (*on_cancel)(void *ctx, struct sw_ticket ticket, uint32_t method, int64_t tag, uint32_t peer_gone);

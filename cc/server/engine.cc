@@ -9,6 +9,8 @@
 #include "cc/server/completion_batch.h"
 #include "cc/server/resolver.h"
 #include "cc/star/service.h"
+#include "cc/tensor/arena_allocator.h"
+#include "cc/tensor/slab.h"
 #include "cc/worker/methods.h"
 #include "cc/worker/status_codec.h"
 #include "cc/worker/worker_cache.h"
@@ -42,6 +44,12 @@ struct Engine::Handlers {
       engine->services_.worker->OnCall(call);
     }
   }
+  static void* BodyAlloc(void*, size_t bytes) {
+    ArenaAllocator* arena = ArenaAllocator::OfProcess();
+    if (arena == nullptr || arena->WithRoomFor(bytes) != arena) return nullptr;
+    return arena->AllocateInArena(Slab::kAlignment, bytes);
+  }
+  static void BodyFree(void* memory) { ArenaAllocator::OfProcess()->DeallocateRaw(memory); }
   static void OnCancel(void* ctx, sw_ticket ticket, uint32_t method, int64_t tag, uint32_t peer_gone) {
     Engine* engine = Of(ctx);
     if (method == 0) {
@@ -125,6 +133,8 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
   handlers.resolve = &Handlers::Resolve;
   handlers.on_recv = &Handlers::OnRecv;
   handlers.on_call = &Handlers::OnCall;
+  handlers.body_alloc = &Handlers::BodyAlloc;
+  handlers.body_free = &Handlers::BodyFree;
   handlers.on_cancel = &Handlers::OnCancel;
   handlers.on_peer_came = &Handlers::OnPeerCame;
   handlers.on_peer_gone = &Handlers::OnPeerGone;

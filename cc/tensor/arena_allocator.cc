@@ -74,8 +74,10 @@ ArenaAllocator* ArenaAllocator::ForProtocol(const std::string& protocol, Allocat
   return the_allocator.load(std::memory_order_acquire);
 }
 
+ArenaAllocator* ArenaAllocator::OfProcess() { return the_allocator.load(std::memory_order_acquire); }
+
 ArenaAllocator* ArenaAllocator::Of(Allocator* allocator) {
-  ArenaAllocator* arena = the_allocator.load(std::memory_order_acquire);
+  ArenaAllocator* arena = OfProcess();
   return arena == allocator ? arena : nullptr;
 }
 
@@ -84,13 +86,16 @@ void* ArenaAllocator::AllocateRaw(size_t alignment, size_t bytes) {
 }
 
 void* ArenaAllocator::AllocateRaw(size_t alignment, size_t bytes, const AllocationAttributes& attributes) {
-  if (bytes >= min_bytes_) {
-    // It never waits. When it is full, TensorFlow says so up to ten times in the log.
-    AllocationAttributes quietly;
-    quietly.retry_on_failure = false;
-    if (void* memory = pieces_.AllocateRaw(alignment, bytes, quietly)) return memory;
-  }
+  if (void* memory = AllocateInArena(alignment, bytes)) return memory;
   return base_->AllocateRaw(alignment, bytes, attributes);
+}
+
+void* ArenaAllocator::AllocateInArena(size_t alignment, size_t bytes) {
+  if (bytes < min_bytes_) return nullptr;
+  // When it is full, TensorFlow says so up to ten times in the log.
+  AllocationAttributes quietly;
+  quietly.retry_on_failure = false;
+  return pieces_.AllocateRaw(alignment, bytes, quietly);
 }
 
 void ArenaAllocator::DeallocateRaw(void* memory) {

@@ -21,6 +21,8 @@ class ArenaAllocator : public tensorflow::Allocator {
   // The one of this process, never destroyed. Null: servers of this protocol have no arena. `base` is used the first
   // time.
   static ArenaAllocator* ForProtocol(const std::string& protocol, tensorflow::Allocator* base);
+  // The one of this process, if it has one by now.
+  static ArenaAllocator* OfProcess();
   // Null: it is another one.
   static ArenaAllocator* Of(tensorflow::Allocator* allocator);
 
@@ -34,6 +36,8 @@ class ArenaAllocator : public tensorflow::Allocator {
   void DeallocateRaw(void* memory) override;
   tensorflow::AllocatorMemoryType GetMemoryType() const override { return base_->GetMemoryType(); }
 
+  // Null: they are too few to gain anything by it, or there is no room. Never waits; given back by DeallocateRaw().
+  void* AllocateInArena(size_t alignment, size_t bytes);
   // Where as many bytes come from without waiting: itself, or its base.
   tensorflow::Allocator* WithRoomFor(uint64_t bytes);
 

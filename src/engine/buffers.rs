@@ -6,6 +6,7 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::time::Instant;
 
+use super::owner::{FreeBody, Owner};
 use super::slabs::{self, Slab};
 use crate::ffi::types::{sw_bytes, sw_code, sw_op_vtable, sw_part, sw_payload, sw_result};
 use crate::protocol::{Failure, Outcome, Payload};
@@ -215,13 +216,19 @@ enum Memory {
     None,
     Heap(NonNull<u8>, Layout),
     Slab(Slab),
+    Owner(NonNull<u8>, FreeBody),
 }
 
 impl Memory {
     /// None: there is not so much.
-    fn new(len: usize) -> Option<Self> {
+    fn new(len: usize, owner: &Owner) -> Option<Self> {
+        if len == 0 {
+            return Some(Self::None);
+        }
+        if let Some((start, free)) = owner.body_alloc(len) {
+            return Some(Self::Owner(start, free));
+        }
         match len {
-            0 => Some(Self::None),
             slabs::MIN..=slabs::MAX => Slab::take(len).ok().map(Self::Slab),
             len => {
                 let layout = Layout::from_size_align(len, ALIGN).ok()?;
@@ -234,14 +241,14 @@ impl Memory {
     fn start(&self) -> *mut u8 {
         match self {
             Self::None => ptr::null_mut(),
-            Self::Heap(start, _) => start.as_ptr(),
+            Self::Heap(start, _) | Self::Owner(start, _) => start.as_ptr(),
             Self::Slab(slab) => slab.start().as_ptr(),
         }
     }
 }
 
 impl InBody {
-    pub fn new(method: u16, meta: &[u8], lens: &[u64]) -> Result<Self, Failure> {
+    pub fn new(owner: &Owner, method: u16, meta: &[u8], lens: &[u64]) -> Result<Self, Failure> {
         let refuse = || Failure { code: 8, message: "no memory for the call's payload".into() };
         let mut offsets = Vec::with_capacity(lens.len());
         let mut total = 0usize;
@@ -251,7 +258,7 @@ impl InBody {
             let padded = len.checked_add(ALIGN - 1).ok_or_else(refuse)? & !(ALIGN - 1);
             total = total.checked_add(padded).ok_or_else(refuse)?;
         }
-        let memory = Memory::new(total).ok_or_else(refuse)?;
+        let memory = Memory::new(total, owner).ok_or_else(refuse)?;
         let base = memory.start();
         let parts = offsets
             .iter()
@@ -294,6 +301,8 @@ impl Drop for InBody {
             // SAFETY: allocated in `Memory::new` with this layout, freed only here.
             Memory::Heap(start, layout) => unsafe { dealloc(start.as_ptr(), layout) },
             Memory::Slab(slab) => slab.give_back(),
+            // SAFETY: it came with this memory from `Owner::body_alloc`; called once, here.
+            Memory::Owner(start, free) => unsafe { free(start.as_ptr().cast()) },
         }
     }
 }

@@ -169,7 +169,7 @@ impl Handler for Delivery {
         if !self.owner.takes_calls() {
             return Err(Failure { code: 12, message: "this task serves no calls".into() });
         }
-        InBody::new(method, meta, lens).map(Box::new)
+        InBody::new(&self.owner, method, meta, lens).map(Box::new)
     }
 
     fn write_call(&mut self, body: &mut Self::Body, part: usize, bytes: &[u8]) {

@@ -1,9 +1,13 @@
 //! The engine's owner as safe Rust: the handlers C++ gave us.
 
 use std::ffi::c_void;
+use std::ptr::NonNull;
 
 use super::buffers::InBody;
 use crate::ffi::types::{sw_bytes, sw_call_request, sw_handlers, sw_recv_request, sw_ticket};
+
+/// sw_handlers::body_free.
+pub type FreeBody = unsafe extern "C" fn(*mut c_void);
 
 #[derive(Clone, Copy)]
 pub struct Owner {
@@ -50,6 +54,14 @@ impl Owner {
 
     pub fn takes_calls(&self) -> bool {
         self.handlers.on_call.is_some()
+    }
+
+    /// Memory of the owner's for the payload of a call, and how it is given back. None: it offers none.
+    pub fn body_alloc(&self, len: usize) -> Option<(NonNull<u8>, FreeBody)> {
+        let free = self.handlers.body_free?;
+        // SAFETY: see `resolve`.
+        let memory = unsafe { self.handlers.body_alloc?(self.ctx, len) };
+        Some((NonNull::new(memory.cast())?, free))
     }
 
     pub fn on_call(&self, ticket: sw_ticket, deadline_ms: u32, body: Box<InBody>) {

@@ -145,6 +145,11 @@ pub struct sw_handlers {
     /// A batch of rendezvous requests; each is answered by sw_reply.
     pub on_recv: Option<unsafe extern "C" fn(ctx: *mut c_void, requests: *const sw_recv_request, n: usize)>,
     pub on_call: Option<unsafe extern "C" fn(ctx: *mut c_void, call: *const sw_call_request)>,
+    /// Optional, and asked for before on_call: memory for the payload of a call, 64-byte aligned. NULL: the engine is to take its own.
+    pub body_alloc: Option<unsafe extern "C" fn(ctx: *mut c_void, len: usize) -> *mut c_void>,
+    /// Gives back what body_alloc returned, once, from any thread. As bodies may outlive the engine it gets no ctx. Not
+    /// null if body_alloc is not.
+    pub body_free: Option<unsafe extern "C" fn(memory: *mut c_void)>,
     /// The caller of an unanswered request gave up, or its connection went (peer_gone = 1). method 0 is a rendezvous
     /// request, `tag` its step id; else tag is 0. An answer is still allowed (and dropped).
     pub on_cancel:

@@ -179,6 +179,8 @@ impl Task {
             resolve: Some(resolve),
             on_recv: Some(on_recv),
             on_call: Some(on_call),
+            body_alloc: None,
+            body_free: None,
             on_cancel: Some(on_cancel),
             key_new: Some(key_new),
             key_free: Some(key_free),

@@ -62,6 +62,22 @@ def test_the_bytes_go_over_rdma(fresh_cluster, environment):
     cluster["ps", 0].wait_for_log("with RDMA (")
 
 
+def test_star_calls_cost_no_copy_and_no_registration(fresh_cluster, environment):
+    """What a call brings is read into memory that stays registered, on both sides."""
+    cluster = fresh_cluster(protocol="star_server", environment={**environment, "STARWIRE_TRANSPORT": "verbs"})
+    ps, worker = (data_port(cluster[job, 0]) for job in ("ps", "worker"))
+    assert worker_call(cluster, steps.run_steps, 3) == 3
+    names = ("verbs_read_bytes", "verbs_registrations", "copied_bytes_sent", "copied_bytes_received")
+    before = {task: [metric(task, f"starwire_{name}_total") for name in names] for task in (ps, worker)}
+    assert worker_call(cluster, steps.run_steps, 20) == 20
+    for task in (ps, worker):
+        read, made, *copied = (metric(task, f"starwire_{name}_total") - old for name, old in zip(names, before[task]))
+        assert read >= 20 * 400_000, (task, read)
+        assert made <= 10, (task, made)
+        assert all(bytes < 400_000 for bytes in copied), (task, copied)
+        assert metric(task, "starwire_verbs_fallbacks_total") == 0
+
+
 def mixed_sizes(target, count):
     """Variables of 12 bytes to 1.2 MB on two ps, pushed by a worker as they were pulled; a digest of all of them after each step."""
     import numpy as np

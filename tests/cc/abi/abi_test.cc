@@ -62,6 +62,27 @@ TEST_F(Abi, CallsWithPartsOfEverySize) {
   }
 }
 
+TEST_F(Abi, LargePayloadsArriveInMemoryOfTheOwner) {
+  for (size_t size : {Peer::kOwnBodies / 2, Peer::kOwnBodies, 5 * Peer::kOwnBodies}) {
+    Op op;
+    Payload payload({std::string(size - 64, 'x'), "end"}, nullptr);
+    Call(kEcho, "", payload.get(), &op);
+    ASSERT_TRUE(op.Wait());
+    EXPECT_EQ(op.code, 0) << op.message;
+    ASSERT_EQ(op.parts.size(), 2u);
+    EXPECT_EQ(op.parts[0], std::string(size - 64, 'x'));
+    EXPECT_EQ(op.parts[1], "end");
+  }
+  // One that is dropped on its way is given back as well.
+  Op lost;
+  Payload payload({std::string(64 * Peer::kOwnBodies, 'x')}, nullptr);
+  Call(kEcho, "", payload.get(), &lost);
+  worker_.Stop();
+  ASSERT_TRUE(lost.Wait());
+  ps_.Stop();
+  EXPECT_EQ(Peer::own_bodies, 0);
+}
+
 TEST_F(Abi, CallWithoutPayload) {
   Op op;
   Call(kEcho, "just meta", nullptr, &op);

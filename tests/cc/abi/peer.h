@@ -173,6 +173,10 @@ class Peer {
     *out = cancelled_;
     return enough;
   }
+  // Calls with payloads of at least this many bytes arrive in memory of the test's.
+  static constexpr size_t kOwnBodies = 1 << 20;
+  // Of all peers: how many pieces of it are there.
+  static inline std::atomic<int> own_bodies{0};
   std::atomic<int> live_keys{0};
   std::atomic<int> releases{0};
   std::atomic<int> rounds{0};
@@ -198,6 +202,15 @@ class Peer {
       for (size_t i = 0; i < n; ++i) self->OnRecv(requests[i]);
     };
     h.on_call = [](void* ctx, const sw_call_request* call) { static_cast<Peer*>(ctx)->OnCall(*call); };
+    h.body_alloc = [](void*, size_t len) -> void* {
+      if (len < kOwnBodies) return nullptr;
+      ++own_bodies;
+      return aligned_alloc(64, len);
+    };
+    h.body_free = [](void* memory) {
+      --own_bodies;
+      free(memory);
+    };
     h.on_cancel = [](void* ctx, sw_ticket, uint32_t method, int64_t tag, uint32_t peer_gone) {
       auto* self = static_cast<Peer*>(ctx);
       std::lock_guard<std::mutex> lock(self->mu_);
@@ -244,8 +257,12 @@ class Peer {
       EXPECT_EQ(reinterpret_cast<uintptr_t>(call.parts[i].data) % 64, 0u);
       parts.emplace_back(static_cast<const char*>(call.parts[i].data), call.parts[i].len);
     }
+    size_t bytes = 0;
+    for (const std::string& part : parts) bytes += (part.size() + 63) & ~size_t{63};
+    EXPECT_EQ(own_bodies, bytes >= kOwnBodies ? 1 : 0);
     const std::string meta = Text(call.meta);
     sw_body_release(call.body);
+    EXPECT_EQ(own_bodies, 0);
     if (call.method == kEcho) {
       Payload payload(std::move(parts), &releases);
       sw_reply(engine_, call.ticket, 0, Bytes(meta), payload.get());
