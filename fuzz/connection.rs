@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use starwire::protocol::{
-    Connection, ConnectionError, Failure, Handler, Outcome, Payload, PeerInfo, Segment, Settings, Target,
+    Connection, ConnectionError, FEATURE_LENDING, Failure, Handler, Outcome, Payload, PeerInfo, Segment, Settings,
+    Target, Witness,
 };
 
 /// Bytes at the beginning of a stream, for a server and for a client.
@@ -23,11 +24,14 @@ pub fn raw(data: &[u8]) {
 pub fn framed(data: &[u8]) {
     let now = Instant::now();
     let mut script = Script(data);
-    let server = script.byte() & 1 == 0;
+    let kind = script.byte();
+    let (server, lends) = (kind & 1 == 0, kind & 2 != 0);
+    let settings = |nonce| Settings { features: if lends { FEATURE_LENDING } else { 0 }, ..settings(nonce) };
     let mut end = match server {
         true => End::new(Connection::server(settings(1), now), now),
         false => End::new(Connection::client(settings(2), now), now),
     };
+    end.connection.lend(Witness { address: 8, value: 1 });
     end.talk();
     // The handshake, said by a real peer.
     let mut peer = match server {
@@ -42,6 +46,7 @@ pub fn framed(data: &[u8]) {
     end.feed(&peer.sent, usize::MAX);
     assert!(end.connection.is_ready() && end.error.is_none());
     sequence += 1;
+    end.connection.allow_lending();
     end.talk();
     end.sent.clear();
     let mut next_id = 1;
@@ -150,6 +155,9 @@ impl Payload for Blob {
     fn copy_part(&self, part: usize, out: &mut Vec<u8>) {
         out.resize(out.len() + self.part_len(part) as usize, 7);
     }
+    fn address(&self, _: usize, offset: u64) -> Option<u64> {
+        Some(4096 + offset)
+    }
 }
 
 #[derive(Default)]
@@ -244,6 +252,11 @@ impl End {
                 continue;
             }
             let mut received = 0;
+            if self.connection.loan().is_some() {
+                // Copied from somewhere else, as far as it goes.
+                received = targets.iter().map(target_len).sum::<usize>().min(cut * 4096);
+                targets.clear();
+            }
             for target in &targets {
                 let len = match target {
                     Target::Scratch { len, .. } => *len,

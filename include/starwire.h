@@ -353,6 +353,9 @@ typedef struct sw_handlers {
   // End of one round of a reactor: everything it had for us in this round has been delivered. For batching
   // completions (thread-local on the reactor's thread). Called once at the start of each reactor's thread as well.
   void (*round_end)(void *ctx);
+  // Not 0: payloads may lie in memory that other processes cannot read (that of an accelerator's driver). Nothing is
+  // lent then.
+  uint32_t private_payloads;
   // level: 0 info, 1 warning, 2 error.
   void (*log)(void *ctx, int32_t level, struct sw_bytes line);
 } sw_handlers;

@@ -141,6 +141,7 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
   handlers.key_new = &Handlers::KeyNew;
   handlers.key_free = &Handlers::KeyFree;
   handlers.round_end = &Handlers::RoundEnd;
+  handlers.private_payloads = services.private_payloads ? 1 : 0;
   handlers.log = &Handlers::Log;
 
   compute_pool_ = services.compute_pool;

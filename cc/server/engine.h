@@ -46,6 +46,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::shared_ptr<WorkerService> worker;
     std::shared_ptr<StarService> star;
     std::shared_ptr<Resolver> resolver;
+    // Payloads may lie in memory of an accelerator's driver.
+    bool private_payloads = false;
     // Where completions of a reactor's round run.
     tensorflow::thread::ThreadPool* compute_pool = nullptr;
   };

@@ -207,6 +207,9 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   const std::weak_ptr<SessionObserver> observer = services.star;
   services.resolver = resolver_;
   services.compute_pool = worker_env()->compute_pool;
+  for (const tensorflow::Device* device : worker_env()->device_mgr->ListDevices()) {
+    services.private_payloads |= device->device_type() != tensorflow::DEVICE_CPU;
+  }
   status = engine_->Start(protocol_, server_def(), bound_port(), std::move(services));
   if (!status.ok()) return status;
   worker_->SetSessionObserver(observer);

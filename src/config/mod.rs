@@ -123,6 +123,8 @@ pub struct Config {
     pub cluster_id: String,
     /// Unix sockets between tasks of one host.
     pub unix: Shortcut,
+    /// Large payloads of tasks of one host are copied once, from process to process.
+    pub loans: Shortcut,
     /// RDMA.
     pub verbs: VerbsConfig,
     pub ps_jobs: Vec<String>,

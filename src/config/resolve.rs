@@ -56,6 +56,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     let cluster_id = cluster_id(reader)?;
     let shortcut = [("auto", Shortcut::Auto), ("off", Shortcut::Off)];
     let unix = reader.choice("STARWIRE_UNIX", &shortcut, "auto")?;
+    let loans = reader.choice("STARWIRE_LOANS", &shortcut, "auto")?;
     let verbs = verbs::read(reader, &identity.protocol)?;
     let max_inflight = number(reader, "STARWIRE_MAX_INFLIGHT", 65_536, 16, 1 << 24)?;
     let max_call_bytes = reader.bytes("STARWIRE_MAX_CALL_BYTES", 16 << 30, 1 << 20..=1 << 40)?;
@@ -87,6 +88,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         secret,
         cluster_id,
         unix,
+        loans,
         verbs,
         ps_jobs,
         max_inflight,

@@ -102,6 +102,11 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable("STARWIRE_UNIX", "auto", "`auto`: tasks of one host talk over a unix socket. `off`: always TCP."),
     variable(
+        "STARWIRE_LOANS",
+        "auto",
+        "`auto`: what tasks of one host send each other over a unix socket and is large is copied straight from one process's memory to the other's, where the kernel allows it ([architecture.md](architecture.md#between-tasks-of-one-host)). `off`: through the socket.",
+    ),
+    variable(
         "STARWIRE_TRANSPORT",
         "verbs for `grpc+verbs`, else tcp",
         "What carries data between hosts: `tcp`, or `verbs` (RDMA, see [verbs.md](verbs.md)), for any protocol. All tasks need the same.",

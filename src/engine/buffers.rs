@@ -64,6 +64,11 @@ impl OutPayload {
 }
 
 impl Payload for OutPayload {
+    fn address(&self, part: usize, offset: u64) -> Option<u64> {
+        let pointer = self.pointer(part, offset, 1);
+        (!pointer.is_null()).then_some(pointer as u64)
+    }
+
     fn part_count(&self) -> usize {
         self.parts().len()
     }

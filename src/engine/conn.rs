@@ -12,6 +12,7 @@ use crate::protocol::{Connection, Failure, PeerInfo, Segment, Stats, Target};
 use crate::reactor::driver::{Driver, IoPart, Token};
 use crate::reactor::timers::Timer;
 use crate::transport::SocketAddress;
+use crate::transport::peer_memory::{PeerMemory, WitnessWord};
 
 /// Pieces that one system call may gather: the kernel's limit.
 const MAX_PARTS: usize = 1024;
@@ -52,6 +53,10 @@ pub struct Conn {
     pub key: u64,
     pub token: Token,
     pub role: Role,
+    /// Before `proto`, which holds what is lent: dropped first.
+    pub witness: Option<WitnessWord>,
+    /// Of a peer of this host, where it can be read: the peer may lend.
+    pub peer_memory: Option<PeerMemory>,
     pub proto: Connection<Delivery>,
     /// For messages: the peer's address, later its task.
     pub name: String,
@@ -103,6 +108,8 @@ impl Conn {
             key,
             token,
             role,
+            witness: None,
+            peer_memory: None,
             proto,
             name,
             peer: None,
@@ -140,8 +147,11 @@ impl Conn {
         metrics.copied_bytes_received.add(now.copied_in - then.copied_in);
         metrics.blocks_sent.add(now.blocks_out - then.blocks_out);
         metrics.blocks_received.add(now.blocks_in - then.blocks_in);
-        self.entry.add_bytes_in(now.bytes_in - then.bytes_in);
-        self.entry.add_bytes_out(now.bytes_out - then.bytes_out);
+        let (lent, borrowed) = (now.lent - then.lent, now.borrowed - then.borrowed);
+        metrics.lent_bytes.add(lent);
+        metrics.borrowed_bytes.add(borrowed);
+        self.entry.add_bytes_in(now.bytes_in - then.bytes_in + borrowed);
+        self.entry.add_bytes_out(now.bytes_out - then.bytes_out + lent);
         let in_flight = i64::try_from(self.proto.in_flight()).unwrap_or(i64::MAX);
         let change = in_flight - self.counted_in_flight;
         match self.role {
@@ -160,17 +170,25 @@ impl Conn {
         self.counted_in_flight = in_flight;
     }
 
-    /// Starts a receive into wherever the next bytes belong.
-    pub fn start_receive(&mut self, driver: &mut dyn Driver, discard: &mut DiscardBuffer) -> io::Result<()> {
+    /// Says where its payloads lie, if the peer can read them there.
+    pub fn lend(&mut self, random: u64) {
+        let word = WitnessWord::new(random);
+        self.proto.lend(word.witness());
+        self.witness = Some(word);
+    }
+
+    /// Starts a receive into wherever the next bytes belong. Some: so many are there already.
+    pub fn start_receive(&mut self, driver: &mut dyn Driver, discard: &mut DiscardBuffer) -> io::Result<Option<usize>> {
         if self.receiving || !self.connected {
-            return Ok(());
+            return Ok(None);
         }
         if self.closing.is_some() {
-            return self.drain(driver, discard);
+            return self.drain(driver, discard).map(|()| None);
         }
         self.targets.clear();
         self.parts.clear();
         self.proto.recv_plan(&mut self.targets);
+        let is_lent = self.proto.loan().is_some();
         for target in self.targets.iter().take(MAX_PARTS) {
             let (ptr, len) = match target {
                 Target::Scratch { offset, len } => {
@@ -183,9 +201,11 @@ impl Conn {
                 Target::Call { id, part, offset, len } => {
                     (self.proto.body_mut(*id).map_or(std::ptr::null_mut(), |b| b.pointer(*part, *offset, *len)), *len)
                 }
+                // What is lent and not wanted is not copied.
+                Target::Discard { len } if is_lent => (std::ptr::null_mut(), *len),
                 Target::Discard { len } => (discard.pointer(), (*len).min(DISCARD as u64)),
             };
-            if ptr.is_null() {
+            if ptr.is_null() && !matches!(target, Target::Discard { .. }) {
                 return Err(io::Error::other("a received piece lies outside its buffer"));
             }
             let size = usize::try_from(len).map_err(io::Error::other)?;
@@ -196,14 +216,27 @@ impl Conn {
         }
         if self.parts.is_empty() {
             // The protocol does not want to read before some of its answers have left.
-            return Ok(());
+            return Ok(None);
+        }
+        if is_lent {
+            return self.borrow().map(Some);
         }
         // SAFETY: scratch belongs to `proto` and does not move while a plan is outstanding; reply and call buffers are
         // valid until their op or body goes, which `proto` delays until the receive was reported (or the connection was
         // closed and the driver said so); the discard buffer outlives the driver.
         unsafe { driver.recv(self.token, &self.parts)? };
         self.receiving = true;
-        Ok(())
+        Ok(None)
+    }
+
+    /// Copies from the peer's memory what the plan asks for.
+    fn borrow(&self) -> io::Result<usize> {
+        let (Some(memory), Some(loan)) = (&self.peer_memory, self.proto.loan()) else {
+            return Err(io::Error::other("a loan from a peer whose memory cannot be read"));
+        };
+        // SAFETY: reply and call buffers, which `proto` keeps while a plan is outstanding.
+        unsafe { memory.copy(loan, &self.parts)? };
+        Ok(self.parts.iter().map(|part| part.len).sum())
     }
 
     /// Receives for nobody.

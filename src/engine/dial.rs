@@ -255,6 +255,9 @@ impl Shard {
             let shunned = self.channels.get(&number).and_then(|c| c.no_pairs_before);
             self.offer_pairs(&mut settings, shunned.is_none_or(|until| until <= now))
         };
+        if guard.is_some() {
+            self.offer_loans(&mut settings);
+        }
         let proto = Connection::client(settings, now);
         let token = self.driver.register(fd).map_err(|e| e.to_string())?;
         let key = self.add_conn(token, Role::Client { channel: number }, proto, format!("{task} at {address}"));
@@ -285,10 +288,12 @@ impl Shard {
         }
         // A local peer must be ours (or root's) before it hears anything from us.
         if let Some(guard) = conn.guard.take() {
-            if let Err(error) = unix::check_peer(guard.as_fd()) {
-                return self.lose(key, code::UNAVAILABLE, error.to_string());
+            match unix::check_peer(guard.as_fd()) {
+                Ok(peer) => self.met_local_peer(key, peer.pid),
+                Err(error) => return self.lose(key, code::UNAVAILABLE, error.to_string()),
             }
         }
+        let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.connected = true;
         conn.entry.set_state(metrics::State::Handshake);
         self.mark_dirty(key);

@@ -13,6 +13,7 @@ mod dial;
 mod error;
 mod exit;
 mod fork;
+mod lending;
 mod moving;
 mod observe;
 mod offenders;

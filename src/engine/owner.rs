@@ -52,6 +52,11 @@ impl Owner {
         }
     }
 
+    /// Whether peers may copy payloads from this process's memory.
+    pub fn lends(&self) -> bool {
+        self.handlers.private_payloads == 0
+    }
+
     pub fn takes_calls(&self) -> bool {
         self.handlers.on_call.is_some()
     }

@@ -323,24 +323,30 @@ impl Shard {
             _ => "a local process".to_string(),
         };
         let checked = match door {
-            Door::Unix => unix::check_peer(fd.as_fd()).map(|_| ()),
-            Door::Tcp => tcp::configure(&fd, &self.shared.tcp_options()),
+            Door::Unix => unix::check_peer(fd.as_fd()).map(Some),
+            Door::Tcp => tcp::configure(&fd, &self.shared.tcp_options()).map(|()| None),
         };
-        if let Err(error) = checked {
-            return self.log_offender(&name, &error.to_string(), now);
-        }
+        let local_peer = match checked {
+            Ok(peer) => peer,
+            Err(error) => return self.log_offender(&name, &error.to_string(), now),
+        };
         if self.strangers >= MAX_STRANGERS {
             return self.log_offender(&name, "too many connections that have not introduced themselves", now);
         }
         let mut settings = self.settings(None);
         if door == Door::Tcp {
             self.offer_pairs(&mut settings, true);
+        } else {
+            self.offer_loans(&mut settings);
         }
         let proto = Connection::server(settings, now);
         let added = self.driver.register(fd).map(|token| self.add_conn(token, Role::Server, proto, name.clone()));
         match added {
             Ok(key) => {
                 self.strangers += 1;
+                if let Some(peer) = local_peer {
+                    self.met_local_peer(key, peer.pid);
+                }
                 self.arm(key);
                 self.receive_on(key);
             }
@@ -408,13 +414,21 @@ impl Shard {
             conn.name = format!("{} at {}", peer.task, conn.name);
         }
         conn.peer = Some(peer);
+        if conn.peer_memory.is_some() {
+            conn.proto.allow_lending();
+            mark(&mut self.dirty, conn);
+        }
         self.became_ready(key, now);
     }
 
     pub(super) fn receive_on(&mut self, key: u64) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        if let Err(error) = conn.start_receive(&mut *self.driver, &mut self.discard) {
-            self.lose(key, code::UNAVAILABLE, format!("cannot receive: {error}"));
+        let is_loan = conn.proto.loan().is_some();
+        match conn.start_receive(&mut *self.driver, &mut self.discard) {
+            Ok(None) => {}
+            Ok(Some(n)) => self.received(key, n, self.delivery.now),
+            Err(error) if is_loan => self.cannot_borrow(key, &error),
+            Err(error) => self.lose(key, code::UNAVAILABLE, format!("cannot receive: {error}")),
         }
     }
 
@@ -563,6 +577,8 @@ impl Shard {
         let proto = &mut conn.proto;
         let was_ready = conn.peer.is_some();
         self.delivery.serve(key, &mut conn.keys, |d| proto.fail(failure.code, &message, d));
+        conn.witness = None;
+        conn.proto.take_back();
         self.delivery.free_keys(&mut conn.keys);
         self.delivery.note();
         conn.count(&self.delivery.metrics);

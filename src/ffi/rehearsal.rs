@@ -45,6 +45,7 @@ impl Rehearsal {
             on_peer_came: None,
             on_peer_gone: None,
             round_end: None,
+            private_payloads: 0,
             log: Some(log),
         };
         // SAFETY: the handlers take a Host; `drop` stops the engine, which ends all handlers, before the host can go.

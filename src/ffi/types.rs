@@ -166,6 +166,9 @@ pub struct sw_handlers {
     /// End of one round of a reactor: everything it had for us in this round has been delivered. For batching
     /// completions (thread-local on the reactor's thread). Called once at the start of each reactor's thread as well.
     pub round_end: Option<unsafe extern "C" fn(ctx: *mut c_void)>,
+    /// Not 0: payloads may lie in memory that other processes cannot read (that of an accelerator's driver). Nothing is
+    /// lent then.
+    pub private_payloads: u32,
     /// level: 0 info, 1 warning, 2 error.
     pub log: Option<unsafe extern "C" fn(ctx: *mut c_void, level: i32, line: sw_bytes)>,
 }

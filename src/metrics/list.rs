@@ -59,6 +59,8 @@ metrics! {
     Counter payload_bytes_received "starwire_payload_bytes_received_total" "Of the bytes received, payload (tensors).";
     Counter copied_bytes_sent "starwire_copied_bytes_sent_total" "Payload bytes that were copied within this process before they were sent: small parts only.";
     Counter copied_bytes_received "starwire_copied_bytes_received_total" "Payload bytes that were copied within this process after they arrived: small parts only.";
+    Counter lent_bytes "starwire_lent_bytes_total" "Of the payload bytes sent, those that peers of this host were told to copy from this process's memory.";
+    Counter borrowed_bytes "starwire_borrowed_bytes_total" "Of the payload bytes received, those that were copied from the memory of a peer of this host.";
     Counter fused_messages_sent "starwire_fused_messages_sent_total" "Of the replies sent, those that carry several tensors as one (tensor_fuse).";
     Counter fused_tensors_sent "starwire_fused_tensors_sent_total" "The tensors in them.";
     Counter fused_messages_received "starwire_fused_messages_received_total" "Of the replies received, those that carry several tensors as one.";

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::client::Client;
 use super::error::{ConnectionError, ProtocolError, code};
-use super::frame::{Frame, Frames, put};
+use super::frame::{Frame, Frames, loan_pieces, put};
 use super::handler::{Handler, Segment, Target};
 use super::hello::{self, Hello, Role, WIRE_VERSION};
 use super::idmap::IdHash;
@@ -228,9 +228,9 @@ impl<H: Handler> Connection<H> {
         matches!(self.phase, Phase::Ready)
     }
 
-    /// No request in flight and nothing to send.
+    /// No request in flight, nothing to send, and nothing lent.
     pub fn is_idle(&self) -> bool {
-        self.in_flight() == 0 && self.out.is_empty()
+        self.in_flight() == 0 && self.out.is_empty() && self.out.lender.is_empty()
     }
 
     /// Requests without an answer (client: ours, server: the peer's).
@@ -304,7 +304,8 @@ impl<H: Handler> Connection<H> {
         if n != 0 {
             self.heard(now);
         }
-        self.stats.bytes_in += n as u64;
+        let counter = if self.incoming.loan.is_some() { &mut self.stats.borrowed } else { &mut self.stats.bytes_in };
+        *counter += n as u64;
         self.stats.payload_in += bulk;
         while bulk != 0 {
             let (taken, complete) = self.incoming.take_bulk(bulk);
@@ -316,6 +317,7 @@ impl<H: Handler> Connection<H> {
                 }
             }
         }
+        self.return_loan();
         loop {
             let max_control = if self.is_ready() { MAX_CONTROL } else { MAX_HANDSHAKE_CONTROL };
             let Step::Section { from, to } = self.incoming.step(max_control)? else { break };
@@ -368,6 +370,8 @@ impl<H: Handler> Connection<H> {
                 self.refuse_waiting(&message, handler);
                 handler.goodbye(&reason);
             }
+            Frame::Lend { witness, pieces } => self.on_lend(witness, loan_pieces(pieces))?,
+            Frame::Taken { blocks } => self.on_taken(blocks)?,
             Frame::Ping { nonce } => self.out.pong(nonce),
             Frame::Pong { .. } => {}
             other => return Err(unexpected(other, "from the side that accepted")),
@@ -393,6 +397,8 @@ impl<H: Handler> Connection<H> {
             Frame::Cancel { id, code } => self.on_cancel(id, code, handler),
             Frame::Move { code, meta } => self.on_move(code, meta, handler)?,
             Frame::Goodbye { reason } => handler.goodbye(&printable(reason)),
+            Frame::Lend { witness, pieces } => self.on_lend(witness, loan_pieces(pieces))?,
+            Frame::Taken { blocks } => self.on_taken(blocks)?,
             Frame::Ping { nonce } => self.out.pong(nonce),
             Frame::Pong { .. } => {}
             other => return Err(unexpected(other, "from the side that connected")),

@@ -1,7 +1,8 @@
 //! The frame codec: control sections in, frames out, and the other way round.
 
 use super::error::ProtocolError;
-use super::limits::{BULK_MIN, MAX_INLINE, MAX_KEY, MAX_META, MAX_PARTS, MAX_REASON};
+use super::lending::Witness;
+use super::limits::{BULK_MIN, MAX_INLINE, MAX_KEY, MAX_META, MAX_PARTS, MAX_REASON, MAX_SEGMENTS};
 
 pub const FRAME_HEADER: usize = 16;
 pub const DATA_FRAME: usize = 24;
@@ -19,6 +20,8 @@ mod kind {
     pub const REPLY: u8 = 13;
     pub const DATA: u8 = 14;
     pub const CANCEL: u8 = 15;
+    pub const LEND: u8 = 16;
+    pub const TAKEN: u8 = 17;
     pub const PING: u8 = 20;
     pub const PONG: u8 = 21;
     pub const GOODBYE: u8 = 22;
@@ -96,6 +99,15 @@ pub enum Frame<'a> {
         id: u64,
         code: i32,
     },
+    /// The bulk bytes of this block lie in the sender's memory. `pieces`: 16 bytes each.
+    Lend {
+        witness: Witness,
+        pieces: &'a [u8],
+    },
+    /// 0: the sender can read the receiver's memory.
+    Taken {
+        blocks: u64,
+    },
     Ping {
         nonce: u64,
     },
@@ -121,6 +133,8 @@ impl Frame<'_> {
             Frame::Reply { .. } => "REPLY",
             Frame::Data { .. } => "DATA",
             Frame::Cancel { .. } => "CANCEL",
+            Frame::Lend { .. } => "LEND",
+            Frame::Taken { .. } => "TAKEN",
             Frame::Ping { .. } => "PING",
             Frame::Pong { .. } => "PONG",
             Frame::Goodbye { .. } => "GOODBYE",
@@ -217,6 +231,8 @@ fn name_of(kind: u8) -> Result<&'static str, ProtocolError> {
         kind::REPLY => "REPLY",
         kind::DATA => "DATA",
         kind::CANCEL => "CANCEL",
+        kind::LEND => "LEND",
+        kind::TAKEN => "TAKEN",
         kind::PING => "PING",
         kind::PONG => "PONG",
         kind::GOODBYE => "GOODBYE",
@@ -290,8 +306,18 @@ fn parse<'a>(kind: u8, cursor: &mut Cursor<'a>) -> Result<Frame<'a>, ProtocolErr
         let (value, limit) = (meta_len as u64, limit as u64);
         return Err(ProtocolError::TooLarge { what: "length of the metadata of a frame", value, limit });
     }
-    let uses_code =
-        !matches!(kind, kind::PROOF | kind::KEY | kind::RECV | kind::DATA | kind::PING | kind::PONG | kind::GOODBYE);
+    let uses_code = !matches!(
+        kind,
+        kind::PROOF
+            | kind::KEY
+            | kind::RECV
+            | kind::DATA
+            | kind::LEND
+            | kind::TAKEN
+            | kind::PING
+            | kind::PONG
+            | kind::GOODBYE
+    );
     if !uses_code && code != 0 {
         return Err(cursor.error("the code must be 0"));
     }
@@ -345,6 +371,16 @@ fn parse<'a>(kind: u8, cursor: &mut Cursor<'a>) -> Result<Frame<'a>, ProtocolErr
             Frame::Data { id, len, abort }
         }
         kind::CANCEL => Frame::Cancel { id, code: i32::from(code) },
+        kind::LEND => {
+            let witness = Witness { address: cursor.u64()?, value: id };
+            let count = cursor.u64()?;
+            if count > MAX_SEGMENTS as u64 {
+                let limit = MAX_SEGMENTS as u64;
+                return Err(ProtocolError::TooLarge { what: "number of pieces of a loan", value: count, limit });
+            }
+            Frame::Lend { witness, pieces: cursor.take(count as usize * 16)? }
+        }
+        kind::TAKEN => Frame::Taken { blocks: id },
         kind::PING => Frame::Ping { nonce: id },
         kind::PONG => Frame::Pong { nonce: id },
         kind::GOODBYE => Frame::Goodbye { reason: cursor.take_padded(meta_len)? },
@@ -384,6 +420,11 @@ fn parse_payload<'a>(
     }
     let inline = &cursor.bytes[start..cursor.at];
     Ok((meta, Parts { lens, inline, bulk, total }))
+}
+
+/// Address and length of each piece of a loan.
+pub fn loan_pieces(bytes: &[u8]) -> Vec<(u64, u64)> {
+    bytes.chunks_exact(16).map(|piece| (read_u64(piece), read_u64(&piece[8..]))).collect()
 }
 
 /// The next multiple of 8.
@@ -493,6 +534,25 @@ pub mod put {
 
     pub fn cancel(out: &mut Vec<u8>, id: u64, code: i32) {
         head(out, kind::CANCEL, 0, wire_code(code), 0, id);
+    }
+
+    /// Length of the frame for so many pieces.
+    pub fn lend_len(pieces: usize) -> usize {
+        FRAME_HEADER + 16 + 16 * pieces
+    }
+
+    pub fn lend(out: &mut Vec<u8>, witness: Witness, pieces: &[(u64, u64)]) {
+        head(out, kind::LEND, 0, 0, 0, witness.value);
+        out.extend_from_slice(&witness.address.to_le_bytes());
+        out.extend_from_slice(&(pieces.len() as u64).to_le_bytes());
+        for (address, len) in pieces {
+            out.extend_from_slice(&address.to_le_bytes());
+            out.extend_from_slice(&len.to_le_bytes());
+        }
+    }
+
+    pub fn taken(out: &mut Vec<u8>, blocks: u64) {
+        head(out, kind::TAKEN, 0, 0, 0, blocks);
     }
 
     pub fn data(out: &mut Vec<u8>, id: u64, len: u64) {

@@ -10,6 +10,10 @@ pub trait Payload {
     fn part_len(&self, part: usize) -> u64;
     /// Appends the whole part: used for inline parts only.
     fn copy_part(&self, part: usize, out: &mut Vec<u8>);
+    /// Where a bulk part lies from `offset` on, in a process whose memory the peer may be able to read. None: it cannot be lent.
+    fn address(&self, _part: usize, _offset: u64) -> Option<u64> {
+        None
+    }
 }
 
 /// What the owner of a connection is told. Client-side functions get the `Op` that was given to `Connection::call`/`recv`.

@@ -7,7 +7,8 @@ use super::error::{ConnectionError, ProtocolError};
 use super::frame::Parts;
 use super::handler::Target;
 use super::idmap::{IdHash, IdMap};
-use super::limits::{FIRST_READ, HEADER, MAX_TARGETS};
+use super::lending::Loan;
+use super::limits::{FIRST_READ, HEADER, MAX_BULK, MAX_TARGETS};
 use super::sniff::{Sniff, sniff};
 use super::spare;
 
@@ -61,6 +62,10 @@ pub struct Incoming {
     serial: u64,
     /// Server: `Target::Call`, client: `Target::Reply`.
     calls: bool,
+    /// The peer may lend.
+    pub borrows: bool,
+    /// Where the current block's bulk bytes are: not in the stream.
+    pub loan: Option<Loan>,
 }
 
 impl Incoming {
@@ -78,6 +83,8 @@ impl Incoming {
             planned_scratch: 0,
             serial: 0,
             calls,
+            borrows: false,
+            loan: None,
         }
     }
 
@@ -117,7 +124,7 @@ impl Incoming {
                 next += 1;
             }
         }
-        if targets == 0 {
+        if targets == 0 || self.loan.is_some() {
             return;
         }
         let have = self.end - self.start;
@@ -200,6 +207,9 @@ impl Incoming {
         let Some(piece) = self.pieces.front_mut() else { return (n, None) };
         let taken = n.min(piece.len);
         piece.len -= taken;
+        if let Some(loan) = &mut self.loan {
+            loan.taken += taken;
+        }
         let (id, serial) = (piece.id, piece.serial);
         if piece.len == 0 {
             self.pieces.pop_front();
@@ -220,6 +230,10 @@ impl Incoming {
 
     /// Looks for the next complete control section. `at_start`: nothing but handshakes may come, and the first bytes may be another protocol's.
     pub fn step(&mut self, max_control: usize) -> Result<Step, ConnectionError> {
+        if self.loan.is_some() {
+            // What is in the buffer comes after it.
+            return Ok(Step::Wait);
+        }
         if !self.pieces.is_empty() {
             return if self.start == self.end {
                 Ok(Step::Wait)
@@ -257,13 +271,30 @@ impl Incoming {
     pub fn section_done(&mut self) -> Result<(), ProtocolError> {
         let Some(header) = &self.header else { return Ok(()) };
         let claimed: u64 = self.pieces.iter().map(|piece| piece.len).sum();
-        if claimed != header.bulk {
-            return Err(ProtocolError::BulkMismatch { block: header.sequence, bulk: header.bulk, claimed });
+        let bulk = match &self.loan {
+            None => header.bulk,
+            Some(loan) => {
+                let lent = loan.pieces.iter().try_fold(0u64, |sum, (address, len)| {
+                    // A piece that does not end within the address space is none.
+                    address.checked_add(*len).and(sum.checked_add(*len)).filter(|_| *len != 0)
+                });
+                let why = "its pieces are no memory, or the block has bulk bytes of its own";
+                let lent = lent.filter(|&lent| lent != 0 && lent <= MAX_BULK && header.bulk == 0);
+                lent.ok_or(ProtocolError::Frame { frame: "LEND", why })?
+            }
+        };
+        if claimed != bulk {
+            return Err(ProtocolError::BulkMismatch { block: header.sequence, bulk, claimed });
         }
         if claimed == 0 {
             self.header = None;
         }
         Ok(())
+    }
+
+    /// True once, after the last byte of a loan was taken.
+    pub fn loan_is_over(&mut self) -> bool {
+        self.pieces.is_empty() && self.loan.take_if(|loan| loan.taken != 0).is_some()
     }
 
     /// Lends the scratch buffer out while its frames are processed.
@@ -331,6 +362,7 @@ impl Incoming {
         self.unplan();
         self.transfers.clear();
         self.pieces.clear();
+        self.loan = None;
     }
 }
 

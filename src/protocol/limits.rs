@@ -39,6 +39,10 @@ pub const MAX_TARGETS: usize = 512;
 pub const EXPRESS_MAX: u64 = 256 << 10;
 /// … as long as the larger ones get the rest of `BULK_SOFT` in each block.
 pub const EXPRESS_SHARE: u64 = 3 << 20;
+/// A block with fewer bulk bytes than this is not lent: sending them costs less than what has to be said about a loan.
+pub const LEND_MIN: u64 = 128 << 10;
+/// Blocks that are lent at a time; beyond that, bytes are sent.
+pub const MOST_LOANS: usize = 64;
 /// Beyond this many encoded but unsent bytes, payloads wait where they lie instead of being copied, and a server stops reading requests.
 pub const OUTGOING_HIGH_WATER: usize = 8 << 20;
 

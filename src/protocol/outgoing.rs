@@ -11,6 +11,7 @@ use super::block;
 use super::frame::{DATA_FRAME, FRAME_HEADER, Placement, put};
 use super::handler::{Payload, Segment};
 use super::idmap::{IdHash, IdMap};
+use super::lending::Lender;
 use super::limits::{
     BULK_SOFT, CONTROL_SOFT, EXPRESS_MAX, EXPRESS_SHARE, HEADER, MAX_CONTROL, MAX_INLINE, MAX_SEGMENTS,
     OUTGOING_HIGH_WATER,
@@ -100,6 +101,7 @@ pub struct Outgoing<P> {
     held: Option<usize>,
     /// The last word was said.
     mute: bool,
+    pub lender: Lender<P>,
 }
 
 /// Length of the parts of a payload, if it is one that may be sent.
@@ -145,6 +147,7 @@ impl<P: Payload> Outgoing<P> {
             sequence: 0,
             held: None,
             mute: false,
+            lender: Lender::new(),
         }
     }
 
@@ -329,6 +332,12 @@ impl<P: Payload> Outgoing<P> {
             out.truncate(first);
             spare::give_out(chunk.bytes);
             return if self.is_empty() { (0, Answers::default()) } else { self.poll(now, stats, out) };
+        }
+        let room = (HEADER + MAX_CONTROL).saturating_sub(chunk.bytes.len());
+        if self.lender.lend(&mut chunk.bytes, out, first + 1, bulk, room) {
+            stats.frames_out += 1;
+            stats.lent += bulk;
+            bulk = 0;
         }
         block::seal(&mut chunk.bytes, bulk, self.sequence);
         self.sequence += 1;

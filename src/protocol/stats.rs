@@ -14,6 +14,9 @@ pub struct Stats {
     pub payload_out: u64,
     pub copied_in: u64,
     pub copied_out: u64,
+    /// Payload bytes that the peer was told to copy from this process's memory, and the other way round.
+    pub lent: u64,
+    pub borrowed: u64,
     pub recvs: u64,
     pub calls: u64,
     pub replies: u64,

@@ -3,6 +3,7 @@
 mod address;
 pub mod descriptors;
 pub mod host;
+pub mod peer_memory;
 mod raw_address;
 pub mod tcp;
 pub mod unix;

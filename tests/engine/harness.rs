@@ -187,6 +187,7 @@ impl Task {
             on_peer_came: None,
             on_peer_gone: None,
             round_end: None,
+            private_payloads: 0,
             log: Some(log),
         };
         let ctx = (&raw const *seen).cast_mut().cast();

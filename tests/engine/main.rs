@@ -82,6 +82,32 @@ fn tasks_of_one_host_talk_over_a_unix_socket() {
 }
 
 #[test]
+fn tasks_of_one_host_copy_large_payloads_once() {
+    for (loans, expected) in [("auto", true), ("off", false)] {
+        for driver in ["epoll", "io_uring"] {
+            let road = [("STARWIRE_UNIX", "auto"), ("STARWIRE_LOANS", loans), ("STARWIRE_DRIVER", driver)];
+            let (ps, worker) = pair(&road);
+            let (channel, released) = (worker.channel(PS), Arc::new(AtomicU64::new(0)));
+            let parts = || vec![pattern(3, 1), pattern(300_000, 2), pattern(9 << 20, 3), Vec::new(), pattern(8192, 4)];
+            for _ in 0..20 {
+                let end = call(&channel, ECHO, b"", Some(payload(parts(), &released)));
+                assert!(end.code == 0 && end.parts == parts(), "{}", end.message);
+            }
+            eventually("release", || released.load(Ordering::Relaxed) == 20);
+            eventually("release at the ps", || ps.seen.released.load(Ordering::Relaxed) == 20);
+            // The first ones may have been sent before the other side had said that it can read.
+            let all = 18 * (9 << 20);
+            for task in [&ps, &worker] {
+                let (lent, borrowed) =
+                    (count(task, "starwire_lent_bytes_total"), count(task, "starwire_borrowed_bytes_total"));
+                assert_eq!((lent > all, borrowed > all), (expected, expected), "{lent} {borrowed} {road:?}");
+                assert_eq!(count(task, "starwire_bytes_sent_total") < all, expected);
+            }
+        }
+    }
+}
+
+#[test]
 fn errors_carry_code_message_and_details() {
     let (_ps, worker) = pair(&[]);
     let end = call(&worker.channel(PS), FAIL, b"", None);
@@ -405,6 +431,13 @@ fn calls_from_many_threads() {
             });
         }
     });
+}
+
+/// One of a task's numbers.
+fn count(task: &Task, name: &str) -> u64 {
+    let text = task.engine().metrics_text();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 fn http(task: &Task, request: &str) -> String {

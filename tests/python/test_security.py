@@ -346,6 +346,24 @@ def test_large_tensors_are_not_copied(target):
     assert copied_sent <= sent * 0.01 + 200_000 and copied_received <= received * 0.01 + 200_000
 
 
+def test_tasks_of_one_host_copy_large_tensors_from_process_to_process(fresh_cluster):
+    """Counted on both sides; and with STARWIRE_LOANS=off they go through the socket."""
+    for environment, lends in (({}, True), ({"STARWIRE_LOANS": "off"}, False)):
+        cluster = fresh_cluster(environment=environment)
+        ps, worker = data_port(cluster["ps", 0]), data_port(cluster["worker", 0])
+        assert worker_call(cluster, steps.run_steps, 3) == 3
+        before = [metric(task, f"starwire_{name}_total") for task in (ps, worker) for name in ("lent_bytes", "borrowed_bytes", "bytes_sent")]
+        assert worker_call(cluster, steps.run_steps, 20) == 20
+        after = [metric(task, f"starwire_{name}_total") for task in (ps, worker) for name in ("lent_bytes", "borrowed_bytes", "bytes_sent")]
+        ps_lent, ps_borrowed, ps_sent, worker_lent, worker_borrowed, worker_sent = (new - old for new, old in zip(after, before))
+        if lends:
+            assert min(ps_lent, ps_borrowed, worker_lent, worker_borrowed) >= 20 * 400_000
+            assert max(ps_sent, worker_sent) < 20 * 40_000
+        else:
+            assert max(ps_lent, ps_borrowed, worker_lent, worker_borrowed) == 0
+            assert min(ps_sent, worker_sent) >= 20 * 400_000
+
+
 def test_control_can_be_switched_off(fresh_cluster):
     cluster = fresh_cluster(environment={"STARWIRE_CONTROL": "off"})
     address = data_port(cluster["ps", 0])

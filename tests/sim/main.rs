@@ -1,6 +1,7 @@
 //! The protocol without a network: the promises of `docs/protocol.md` one by one, then a deterministic simulation.
 
 mod handshake;
+mod lending;
 mod moving;
 mod owner;
 mod pair;

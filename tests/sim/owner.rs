@@ -9,22 +9,51 @@ use starwire::protocol::{Failure, Handler, Outcome, Payload, PeerInfo};
 /// Counts things that must be given back.
 pub type Live = Rc<Cell<i64>>;
 
+/// The parts of a payload.
+type Parts = Rc<Vec<Vec<u8>>>;
+
+thread_local! {
+    /// What can be read by whoever was told its address: payloads that exist.
+    static MEMORY: RefCell<BTreeMap<u64, Parts>> = const { RefCell::new(BTreeMap::new()) };
+    static NEXT_ADDRESS: Cell<u64> = const { Cell::new(1) };
+}
+
+/// Of one payload's addresses, how many bits say where in a part, and which part.
+const OFFSET_BITS: u32 = 32;
+const PART_BITS: u32 = 12;
+
+/// What lies at an address. Panics if it is not there any more.
+pub fn read_memory(address: u64, len: usize) -> Vec<u8> {
+    let (payload, part) = (address >> (OFFSET_BITS + PART_BITS), address >> OFFSET_BITS & ((1 << PART_BITS) - 1));
+    let offset = (address & ((1 << OFFSET_BITS) - 1)) as usize;
+    MEMORY.with_borrow(|memory| {
+        let parts = memory.get(&payload).expect("what was lent is kept until it was taken");
+        parts[part as usize][offset..offset + len].to_vec()
+    })
+}
+
 /// A payload that counts how many of its kind exist.
 pub struct TestPayload {
-    pub parts: Vec<Vec<u8>>,
+    pub parts: Parts,
+    address: u64,
     live: Live,
 }
 
 impl TestPayload {
     pub fn new(parts: Vec<Vec<u8>>, live: &Live) -> Self {
         live.set(live.get() + 1);
-        TestPayload { parts, live: live.clone() }
+        let (parts, address) = (Rc::new(parts), NEXT_ADDRESS.get());
+        NEXT_ADDRESS.set(address + 1);
+        MEMORY.with_borrow_mut(|memory| memory.insert(address, parts.clone()));
+        TestPayload { parts, address, live: live.clone() }
     }
 }
 
 impl Drop for TestPayload {
     fn drop(&mut self) {
         self.live.set(self.live.get() - 1);
+        // Not when the thread ends.
+        let _ = MEMORY.try_with(|memory| memory.borrow_mut().remove(&self.address));
     }
 }
 
@@ -37,6 +66,9 @@ impl Payload for TestPayload {
     }
     fn copy_part(&self, part: usize, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.parts[part]);
+    }
+    fn address(&self, part: usize, offset: u64) -> Option<u64> {
+        Some((self.address << PART_BITS | part as u64) << OFFSET_BITS | offset)
     }
 }
 

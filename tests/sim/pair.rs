@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use starwire::protocol::{Connection, ConnectionError, Payload, Segment, Settings, Target};
+use starwire::protocol::{Connection, ConnectionError, FEATURE_LENDING, Payload, Segment, Settings, Target, Witness};
 
-use crate::owner::{Buffers, Live, Owner, TestPayload};
+use crate::owner::{Buffers, Live, Owner, TestPayload, read_memory};
 
 /// One side: a connection, its owner and its socket's memory.
 pub struct End {
@@ -20,6 +20,12 @@ pub struct End {
     pub payloads: Live,
     /// Blocks sent so far: control bytes and bulk bytes.
     pub blocks: Vec<(usize, u64)>,
+    /// It can read the peer's memory, and says so when it can.
+    pub reads_peer: bool,
+    /// What vouches for its loans: still as it was.
+    vouches: Rc<Cell<bool>>,
+    /// The same of the peer.
+    peer_vouches: Option<Rc<Cell<bool>>>,
 }
 
 enum Place {
@@ -53,7 +59,24 @@ impl End {
             error: None,
             payloads: Rc::new(Cell::new(0)),
             blocks: Vec::new(),
+            reads_peer: false,
+            vouches: Rc::new(Cell::new(true)),
+            peer_vouches: None,
         }
+    }
+
+    /// Both can read each other's memory.
+    pub fn make_neighbours(a: &mut End, b: &mut End) {
+        for (end, number) in [(&mut *a, 1), (&mut *b, 2)] {
+            end.connection.lend(Witness { address: number, value: 100 + number });
+            end.reads_peer = true;
+        }
+        (a.peer_vouches, b.peer_vouches) = (Some(b.vouches.clone()), Some(a.vouches.clone()));
+    }
+
+    /// The next bytes are to be copied from the peer's memory. False also if the peer has taken them back: this connection gets no further.
+    pub fn borrows(&self) -> bool {
+        self.connection.loan().is_some() && self.peer_vouches.as_ref().is_some_and(|vouches| vouches.get())
     }
 
     pub fn payload(&self, parts: Vec<Vec<u8>>) -> Option<TestPayload> {
@@ -101,12 +124,18 @@ impl End {
     pub fn finish_receive(&mut self, now: Instant, wire: &mut VecDeque<u8>, max: usize) -> usize {
         let Some(places) = self.plan.take() else { return 0 };
         let mut total = 0;
+        let mut lent = self.connection.loan().map(|loan| {
+            let passed = loan.taken as usize;
+            let bytes = loan.pieces.iter().flat_map(|(address, len)| read_memory(*address, *len as usize));
+            bytes.skip(passed).collect::<VecDeque<u8>>()
+        });
+        let source = lent.as_mut().unwrap_or(wire);
         for place in places {
-            let len = place.len().min(wire.len()).min(max - total);
+            let len = place.len().min(source.len()).min(max - total);
             if len == 0 {
                 break;
             }
-            let bytes: Vec<u8> = wire.drain(..len).collect();
+            let bytes: Vec<u8> = source.drain(..len).collect();
             match place {
                 Place::Scratch { offset, len: room } => {
                     self.connection.scratch_mut(offset, room)[..len].copy_from_slice(&bytes);
@@ -129,6 +158,9 @@ impl End {
 
     /// Moves one block to the wire. False: there is none.
     pub fn send(&mut self, now: Instant, wire: &mut VecDeque<u8>) -> bool {
+        if self.connection.is_ready() && std::mem::take(&mut self.reads_peer) {
+            self.connection.allow_lending();
+        }
         let mut segments = Vec::new();
         let wanted = self.connection.wants_transmit();
         let len = self.connection.poll_transmit(now, &mut segments);
@@ -164,6 +196,8 @@ impl End {
     pub fn fail(&mut self, code: i32, message: &str) {
         self.plan = None;
         self.connection.fail(code, message, &mut self.owner);
+        self.vouches.set(false);
+        self.connection.take_back();
     }
 }
 
@@ -194,6 +228,16 @@ impl Pair {
         }
     }
 
+    /// A pair of neighbours that has shaken hands.
+    pub fn of_neighbours() -> Pair {
+        let (mut client, mut server) = (settings("/job:worker/task:0", 1), settings("/job:ps/task:0", 2));
+        (client.features, server.features) = (FEATURE_LENDING, FEATURE_LENDING);
+        let mut pair = Pair::new(client, server);
+        End::make_neighbours(&mut pair.client, &mut pair.server);
+        pair.run();
+        pair
+    }
+
     /// A pair that has shaken hands.
     pub fn ready() -> Pair {
         let mut pair = Pair::new(settings("/job:worker/task:0", 1), settings("/job:ps/task:0", 2));
@@ -218,7 +262,7 @@ impl Pair {
     pub fn deliver(&mut self, max: usize) -> bool {
         let mut moved = false;
         for (end, wire) in [(&mut self.client, &mut self.to_client), (&mut self.server, &mut self.to_server)] {
-            while !wire.is_empty() && end.begin_receive() {
+            while (!wire.is_empty() || end.borrows()) && end.begin_receive() {
                 moved |= end.finish_receive(self.now, wire, max) != 0;
             }
         }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
-use starwire::protocol::{ConnectionError, Secret, Settings};
+use starwire::protocol::{ConnectionError, FEATURE_LENDING, Secret, Settings};
 
 use crate::owner::{BAD_PREFIX, Ended, REFUSED_META, REFUSED_METHOD, Request};
 use crate::pair::{End, settings};
@@ -48,6 +48,7 @@ struct Tally {
     peers_gone: u64,
     key_resets: u64,
     bulk_bytes: u64,
+    lent_bytes: u64,
 }
 
 struct Link {
@@ -65,6 +66,7 @@ struct Link {
     silent_since: Option<Instant>,
     leaving: bool,
     over: bool,
+    neighbours: bool,
 }
 
 impl Link {
@@ -85,9 +87,18 @@ impl Link {
             client.secret = Some(Secret::new(b"simulated"));
             server.secret = client.secret.clone();
         }
+        let neighbours = random.chance(40);
+        if neighbours {
+            (client.features, server.features) = (FEATURE_LENDING, FEATURE_LENDING);
+        }
+        let (mut client, mut server) = (End::client(client, now), End::server(server, now));
+        if neighbours {
+            End::make_neighbours(&mut client, &mut server);
+        }
         Link {
-            client: End::client(client, now),
-            server: End::server(server, now),
+            client,
+            server,
+            neighbours,
             to_server: Wire::default(),
             to_client: Wire::default(),
             open: BTreeMap::new(),
@@ -250,7 +261,8 @@ impl Link {
             }
             for _ in 0..1 + random.below(6) {
                 // The receive stays in flight over the next steps if nothing arrives for it now.
-                if !end.begin_receive() || wire.bytes.is_empty() || random.chance(20) || end.error.is_some() {
+                let nothing = wire.bytes.is_empty() && !end.borrows();
+                if !end.begin_receive() || nothing || random.chance(20) || end.error.is_some() {
                     break;
                 }
                 let max = match random.below(4) {
@@ -328,7 +340,12 @@ impl Link {
                 };
                 gone.fail(code, "half closed");
                 self.over = true;
-                while !wire.bytes.is_empty() && rest.error.is_none() && rest.begin_receive() {
+                // What the one that went has lent is not to be had.
+                while !wire.bytes.is_empty()
+                    && rest.error.is_none()
+                    && rest.connection.loan().is_none()
+                    && rest.begin_receive()
+                {
                     rest.finish_receive(now, &mut wire.bytes, 1000);
                 }
                 assert!(self.tainted || rest.error.is_none(), "what had arrived was fine: {:?}", rest.error);
@@ -360,7 +377,9 @@ impl Link {
     fn check(&self, now: Instant) {
         assert_eq!(self.asked, self.ended + self.open.len() as u64, "every request is open or has ended");
         let held = self.client.payloads.get();
-        assert!(0 <= held && held <= self.open.len() as i64, "{held} payloads for {} requests", self.open.len());
+        // What is lent is kept until it was taken, also if nobody wants it any more.
+        let fits = held <= self.open.len() as i64 || self.neighbours;
+        assert!(0 <= held && fits, "{held} payloads for {} requests", self.open.len());
         assert!(self.server.payloads.get() >= 0 && self.server.owner.bodies.get() >= 0);
         let limits = self.server.connection.peer().map(|_| 1 << 20);
         assert!(limits.is_none_or(|limit| self.server.owner.requests.len() < limit));
@@ -495,6 +514,7 @@ fn run(seed: u64, tally: &mut Tally) -> u64 {
         tally.key_resets += link.client.connection.stats().key_resets;
         let stats = link.server.connection.stats();
         tally.bulk_bytes += stats.payload_out - stats.copied_out;
+        tally.lent_bytes += stats.lent + link.client.connection.stats().lent;
     }
     note((now - start).as_micros() as u64);
     digest
@@ -523,10 +543,19 @@ fn every_seed_keeps_every_promise() {
     }
     println!("{tally:?}");
     let Tally { ok, errors, refused_replies, refused_requests, cancelled, deadlines, lost, .. } = tally;
-    let Tally { turned_away, silences, violations, cancelled_at_server, peers_gone, key_resets, bulk_bytes, .. } =
-        tally;
+    let Tally {
+        turned_away,
+        silences,
+        violations,
+        cancelled_at_server,
+        peers_gone,
+        key_resets,
+        bulk_bytes,
+        lent_bytes,
+        ..
+    } = tally;
     let happened = [ok, errors, refused_replies, refused_requests, cancelled, deadlines, lost, turned_away, silences];
-    let more = [violations, cancelled_at_server, peers_gone, key_resets, bulk_bytes];
+    let more = [violations, cancelled_at_server, peers_gone, key_resets, bulk_bytes, lent_bytes];
     assert!(!several || happened.iter().chain(&more).all(|count| *count != 0), "something never happened");
 }
 

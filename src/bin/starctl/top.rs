@@ -201,8 +201,8 @@ fn row(before: &Look, now: &Look) -> Vec<String> {
         format!("{:.0}", rate("starwire_calls_sent_total")),
         format!("{:.0}", rate("starwire_tensors_requested_total")),
         format!("{served:.0}"),
-        format!("{:.1}", rate("starwire_bytes_sent_total") / 1e6),
-        format!("{:.1}", rate("starwire_bytes_received_total") / 1e6),
+        format!("{:.1}", (rate("starwire_bytes_sent_total") + rate("starwire_lent_bytes_total")) / 1e6),
+        format!("{:.1}", (rate("starwire_bytes_received_total") + rate("starwire_borrowed_bytes_total")) / 1e6),
         quantiles(before, now, "starwire_call_seconds"),
         quantiles(before, now, "starwire_tensor_seconds"),
     ]

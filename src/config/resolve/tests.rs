@@ -114,6 +114,7 @@ fn bad_values_name_the_variable_the_value_and_what_is_allowed() {
         ("NETWORK_MAX_CONNECTION_TIMEOUT", "-1", "a whole number from 1 to 86400000"),
         ("STARWIRE_DRIVER", "iouring", "one of auto, epoll, io_uring"),
         ("STARWIRE_UNIX", "on", "one of auto, off"),
+        ("STARWIRE_LOANS", "on", "one of auto, off"),
         ("STARWIRE_EXECUTOR", "true", "one of auto, on, off"),
         ("STARWIRE_CONTROL", "yes", "one of on, off, loopback"),
         ("STARWIRE_PS_JOBS", "ps,,x", "job names (letters, digits, '_') separated by commas"),

@@ -1,0 +1,150 @@
+//! Between processes of one host, large payloads need not travel: the sender says where they lie (LEND), the receiver copies them from there to their place, and says so (TAKEN).
+//!
+//! The protocol only carries addresses and keeps what is lent; who can read whose memory is its owners' matter. A receiver that was stopped for long may read when the sender
+//! has given the connection up and the memory to somebody else. So each loan names a *witness*: a word in the sender's memory that the sender changes before it lets go. A
+//! receiver that finds it unchanged after its copy has copied what was lent.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use super::connection::Connection;
+use super::error::ProtocolError;
+use super::frame::put;
+use super::handler::{Handler, Payload, Segment};
+use super::limits::{LEND_MIN, MOST_LOANS};
+use super::outgoing::Answers;
+
+/// Feature bit: this side understands loans. Only who says that it can read (`allow_lending`) is lent anything.
+pub const FEATURE_LENDING: u64 = 2;
+
+/// A word of the lender's memory that keeps its value as long as anything that it lent on this connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Witness {
+    pub address: u64,
+    pub value: u64,
+}
+
+/// Where the bulk bytes of a block lie in the peer's memory, in order.
+#[derive(Debug)]
+pub struct Loan {
+    pub witness: Witness,
+    /// Address and length.
+    pub pieces: Vec<(u64, u64)>,
+    /// So many bytes from the beginning have been taken.
+    pub taken: u64,
+}
+
+/// The lender's side of one connection.
+pub struct Lender<P> {
+    /// None: this side does not lend.
+    witness: Option<Witness>,
+    allowed: bool,
+    /// Payloads of each block that the peer has not taken.
+    lent: VecDeque<Vec<Rc<P>>>,
+}
+
+impl<P: Payload> Lender<P> {
+    pub fn new() -> Self {
+        Lender { witness: None, allowed: false, lent: VecDeque::new() }
+    }
+
+    pub fn set_witness(&mut self, witness: Witness) {
+        self.witness = Some(witness);
+    }
+
+    /// Lends the payloads of a block, the segments from `first` on, instead of sending them. False: they are to be sent.
+    pub fn lend(
+        &mut self,
+        control: &mut Vec<u8>,
+        out: &mut Vec<Segment<P>>,
+        first: usize,
+        bulk: u64,
+        room: usize,
+    ) -> bool {
+        let Some(witness) = self.witness.filter(|_| self.allowed) else { return false };
+        let count = out.len() - first;
+        if bulk < LEND_MIN || self.lent.len() >= MOST_LOANS || put::lend_len(count) > room {
+            return false;
+        }
+        let mut pieces = Vec::with_capacity(count);
+        for segment in &out[first..] {
+            let Segment::Part { payload, part, offset, len } = segment else { return false };
+            let Some(address) = payload.address(*part, *offset) else { return false };
+            pieces.push((address, *len));
+        }
+        put::lend(control, witness, &pieces);
+        let payloads = out.drain(first..).filter_map(|segment| match segment {
+            Segment::Part { payload, .. } => Some(payload),
+            Segment::Control(_) => None,
+        });
+        self.lent.push_back(payloads.collect());
+        true
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.lent.is_empty()
+    }
+
+    /// The peer is done with so many blocks more; with 0 it says that it can read.
+    fn taken(&mut self, blocks: u64) -> Result<(), ProtocolError> {
+        self.allowed |= blocks == 0;
+        match usize::try_from(blocks) {
+            Ok(blocks) if blocks <= self.lent.len() => {
+                self.lent.drain(..blocks);
+                Ok(())
+            }
+            _ => Err(ProtocolError::Frame { frame: "TAKEN", why: "not so much was lent" }),
+        }
+    }
+}
+
+impl<H: Handler> Connection<H> {
+    /// Lets this side lend, if the peer can read. The word changes before this connection is dropped, which holds what is lent until then.
+    pub fn lend(&mut self, witness: Witness) {
+        self.out.lender.set_witness(witness);
+    }
+
+    /// Lets go of everything lent. After `fail`, and after the witness has changed.
+    pub fn take_back(&mut self) {
+        self.out.lender.lent.clear();
+    }
+
+    /// This side can read the peer's memory. Once the handshake is done; nothing if the peer does not understand loans.
+    pub fn allow_lending(&mut self) {
+        if self.is_ready() && self.peer_lends() {
+            self.incoming.borrows = true;
+            self.say(|out| put::taken(out, 0));
+        }
+    }
+
+    /// What the next bytes are to be copied from, instead of being read from the stream: `on_received` says how many of the planned targets were filled.
+    pub fn loan(&self) -> Option<&Loan> {
+        self.incoming.loan.as_ref()
+    }
+
+    fn peer_lends(&self) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.features & FEATURE_LENDING != 0)
+    }
+
+    pub(super) fn on_lend(&mut self, witness: Witness, pieces: Vec<(u64, u64)>) -> Result<(), ProtocolError> {
+        if !self.incoming.borrows || self.incoming.loan.is_some() {
+            return Err(ProtocolError::Unexpected { frame: "LEND", when: "at this point of the connection" });
+        }
+        self.incoming.loan = Some(Loan { witness, pieces, taken: 0 });
+        Ok(())
+    }
+
+    pub(super) fn on_taken(&mut self, blocks: u64) -> Result<(), ProtocolError> {
+        if !self.peer_lends() {
+            return Err(ProtocolError::Unexpected { frame: "TAKEN", when: "from a peer that knows of no loans" });
+        }
+        self.out.lender.taken(blocks)
+    }
+
+    /// The last bytes of a block were taken.
+    pub(super) fn return_loan(&mut self) {
+        if self.incoming.loan_is_over() {
+            self.out.frame(Answers::default(), &mut self.stats, |out| put::taken(out, 1));
+        }
+    }
+}
