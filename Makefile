@@ -95,6 +95,7 @@ test-rdma: ## Run RDMA tests over soft-RoCE in an emulated machine (ARGS="driver
 
 .PHONY: soak
 soak: build ## Train for an hour while tasks are killed and stopped, and look for leaks (SOAK_ARGS="--minutes 10 --protocol grpc++")
+	@scripts/venv-install $(VENV) pytest
 	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) tests/soak/soak.py --out target/soak $(SOAK_ARGS)
 
 .PHONY: lint

@@ -211,7 +211,7 @@ void RecvService::Serve(const sw_recv_request& request, const std::shared_ptr<En
   }
   Answer answer{engine, request.ticket, key->source(), key->host()};
   if (request.frame_id == 0 && request.iter_id == 0) {
-    rendezvous->RecvLocalAsync(key->outside_loops(), std::move(answer));
+    rendezvous->ServeAsync(key->outside_loops(), std::move(answer));
     return;
   }
   Rendezvous::ParsedKey in_loop;
@@ -220,7 +220,7 @@ void RecvService::Serve(const sw_recv_request& request, const std::shared_ptr<En
     answer.Refuse(status);
     return;
   }
-  rendezvous->RecvLocalAsync(in_loop, std::move(answer));
+  rendezvous->ServeAsync(in_loop, std::move(answer));
 }
 
 void RecvService::OnCancel(sw_ticket, int64_t step_id, bool peer_gone) {

@@ -1,6 +1,7 @@
 #include "cc/rendezvous/remote_rendezvous.h"
 
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "cc/rendezvous/recv_call.h"
@@ -11,6 +12,19 @@ namespace starwire {
 
 using tensorflow::Rendezvous;
 using tensorflow::Tensor;
+
+namespace {
+
+// Of this thread.
+thread_local const RemoteRendezvous::CleanUp* clean_up = nullptr;
+
+}  // namespace
+
+RemoteRendezvous::CleanUp::CleanUp(StepId step_id) : step_id_(step_id), outer_(clean_up) { clean_up = this; }
+
+RemoteRendezvous::CleanUp::~CleanUp() { clean_up = outer_; }
+
+bool RemoteRendezvous::CleanUp::IsOf(StepId step_id) { return clean_up != nullptr && clean_up->step_id_ == step_id; }
 
 RemoteRendezvous::RemoteRendezvous(const tensorflow::WorkerEnv* env, StepId step_id)
     : BaseRemoteRendezvous(env, step_id) {}
@@ -50,7 +64,8 @@ void RemoteRendezvous::RecvAsync(const ParsedKey& key, const Rendezvous::Args& a
     const bool local = !tensorflow::DeviceNameUtils::HasSomeDetails(key.src) ||
                        tensorflow::DeviceNameUtils::IsSameAddressSpace(key.src, key.dst);
     if (local) {
-      BaseRemoteRendezvous::RecvAsync(key, args, std::move(done));
+      Opens(&waiting_);
+      BaseRemoteRendezvous::RecvAsync(key, args, Answering(std::move(done)));
       return;
     }
     Status status = MakeRoute(session, key, &route);
@@ -60,6 +75,28 @@ void RemoteRendezvous::RecvAsync(const ParsedKey& key, const Rendezvous::Args& a
     }
   }
   Fetch(route, key, args, std::move(done));
+}
+
+Status RemoteRendezvous::Send(const ParsedKey& key, const Rendezvous::Args& args, const Tensor& value, bool is_dead) {
+  Opens(&unclaimed_);
+  Status status = BaseRemoteRendezvous::Send(key, args, value, is_dead);
+  if (!status.ok()) unclaimed_.fetch_sub(1);
+  return status;
+}
+
+void RemoteRendezvous::StartAbort(const Status& status) {
+  if (CleanUp::IsOf(step_id_)) {
+    abort_owed_.store(true);
+    if (waiting_.load() == 0 && unclaimed_.load() == 0) return;
+    PayAbort();
+    return;
+  }
+  BaseRemoteRendezvous::StartAbort(status);
+}
+
+void RemoteRendezvous::PayAbort() {
+  if (!abort_owed_.exchange(false)) return;
+  BaseRemoteRendezvous::StartAbort(MakeStatus(kAborted, "Cleanup " + std::to_string(step_id_)));
 }
 
 StarStep* RemoteRendezvous::star_step() {
@@ -75,16 +112,19 @@ void RemoteRendezvous::RecvFromRemoteAsync(const Rendezvous::ParsedKey& key, con
 
 void RemoteRendezvous::Fetch(const Route* route, const ParsedKey& key, const Rendezvous::Args& args,
                              DoneCallback done) {
+  Opens(&waiting_);
   RecvCall* call = RecvCall::New(this, route, step_id_, key, args, std::move(done));
   // From here on the step's abort and the caller's cancellation reach the call, until DeregisterCall() returns.
   RegisterCall(call, args);
   if (!call->status().ok()) {
     DeregisterCall(call, args);
+    waiting_.fetch_sub(1);
     call->CompleteUnstarted();
     return;
   }
   call->Start(key, [this, call] {
     DeregisterCall(call, call->args());
+    waiting_.fetch_sub(1);
     call->Complete();
   });
 }

@@ -3,8 +3,10 @@
 #define STARWIRE_CC_RENDEZVOUS_REMOTE_RENDEZVOUS_H_
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "cc/compat.h"
 #include "cc/rendezvous/route.h"
@@ -19,6 +21,32 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
 
   // Goes straight to the network for tensors of other tasks. The base class would first copy the key and wrap `done`.
   void RecvAsync(const ParsedKey& key, const tensorflow::Rendezvous::Args& args, DoneCallback done) override;
+  Status Send(const ParsedKey& key, const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& value,
+              bool is_dead) override;
+  // For peers; use it in place of RecvLocalAsync(), which cannot be overridden. `done` is a DoneCallback.
+  template <typename Done>
+  void ServeAsync(const ParsedKey& key, Done done) {
+    Opens(&waiting_);
+    RecvLocalAsync(key, Answering(std::move(done)));
+  }
+
+  // TensorFlow ends steps that went well with an abort, too: when the master says that a step is over, whoever still
+  // waits is told. It then keeps every rendezvous that was aborted for ever. So the abort of a clean-up that nobody
+  // would hear of is put off until somebody would.
+  void StartAbort(const Status& status) override;
+  // Exists while this thread cleans up the step.
+  class CleanUp {
+   public:
+    explicit CleanUp(StepId step_id);
+    ~CleanUp();
+    CleanUp(const CleanUp&) = delete;
+    CleanUp& operator=(const CleanUp&) = delete;
+    static bool IsOf(StepId step_id);
+
+   private:
+    const StepId step_id_;
+    const CleanUp* const outer_;
+  };
 
   // Null before the step was set up.
   tensorflow::WorkerSession* worker_session() { return session(); }
@@ -32,9 +60,34 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
  private:
   ~RemoteRendezvous() override;
 
+  // Before a receive waits, or a value is left for a receiver.
+  void Opens(std::atomic<int64_t>* count) {
+    count->fetch_add(1);
+    if (abort_owed_.load()) PayAbort();
+  }
+  void PayAbort();
+  // What a receive of a value of this task calls when it has its answer.
+  template <typename Done>
+  auto Answering(Done done) {
+    return [this, done = std::move(done)](const Status& status, const tensorflow::Rendezvous::Args& send_args,
+                                          const tensorflow::Rendezvous::Args& recv_args,
+                                          const tensorflow::Tensor& value, bool is_dead) {
+      // First: the answer may end the step, and the clean-up come before this function returns.
+      if (status.ok()) unclaimed_.fetch_sub(1);
+      waiting_.fetch_sub(1);
+      done(status, send_args, recv_args, value, is_dead);
+    };
+  }
+
   const Route* FindRoute(const ParsedKey& key, const tensorflow::WorkerCacheInterface* cache) const;
   Status MakeRoute(tensorflow::WorkerSession* session, const ParsedKey& key, const Route** out);
   void Fetch(const Route* route, const ParsedKey& key, const tensorflow::Rendezvous::Args& args, DoneCallback done);
+
+  // Receives without an answer, and values without a receiver. One who adds to them looks at abort_owed_ afterwards, one
+  // who sets that looks at them afterwards: one of the two sees the other and aborts.
+  std::atomic<int64_t> waiting_{0};
+  std::atomic<int64_t> unclaimed_{0};
+  std::atomic<bool> abort_owed_{false};
 
   // Grows at its head only, until the rendezvous goes: can be walked without a lock.
   std::atomic<Route*> routes_{nullptr};

@@ -13,6 +13,10 @@ class RendezvousMgr : public tensorflow::BaseRendezvousMgr {
  public:
   explicit RendezvousMgr(const tensorflow::WorkerEnv* env);
 
+  void RecvLocalAsync(StepId step_id, const tensorflow::Rendezvous::ParsedKey& key,
+                      tensorflow::Rendezvous::DoneCallback done) override;
+  void Cleanup(StepId step_id) override;
+
  protected:
   CreatedRendezvous Create(StepId step_id, const tensorflow::WorkerEnv* env) override;
 };

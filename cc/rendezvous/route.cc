@@ -6,7 +6,6 @@
 #include "tensorflow/core/util/device_name_utils.h"
 
 namespace starwire {
-namespace {}  // namespace
 
 Status Route::Make(tensorflow::WorkerSession* session, const tensorflow::Rendezvous::ParsedKey& key,
                    std::unique_ptr<Route>* out) {

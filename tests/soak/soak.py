@@ -42,6 +42,14 @@ def sample(pid):
     return {"rss": int(fields["VmRSS"].split()[0]) * 1024, "descriptors": len(os.listdir(f"/proc/{pid}/fd")), "threads": int(fields["Threads"])}
 
 
+def last_heap(path):
+    """What a worker has written last of its heap."""
+    with open(path) as file:
+        file.seek(max(0, os.path.getsize(path) - 20_000))
+        found = [line for line in file if " heap " in line]
+    return json.loads(found[-1].split(" ", 2)[2]) if found else {}
+
+
 def slope(points):
     """Theil-Sen: the median of the slopes of all pairs, per second."""
     pairs = [(b[1] - a[1]) / (b[0] - a[0]) for i, a in enumerate(points) for b in points[i + 1 :] if b[0] > a[0]]
@@ -118,7 +126,10 @@ class Soak:
             if task.poll() is not None or job == "worker" and task.ready():
                 self.complaints.append(f"{task} ended unasked")
                 return False
-        samples.append({"t": now, "events": sum(self.events.values()), **{name: sample(self.cluster[job, 0].pid) for name, job in (("ps/0", "ps"), ("worker/0", "worker"))}})
+        seen = {name: sample(self.cluster[job, 0].pid) for name, job in (("ps/0", "ps"), ("worker/0", "worker"))}
+        seen["ps/0"] |= self.cluster["ps", 0].call(training.heap)
+        seen["worker/0"] |= last_heap(self.progress(0)) if self.progress(0).exists() else {}
+        samples.append({"t": now, "events": sum(self.events.values()), **seen})
         for task in range(WORKERS):
             path = self.progress(task)
             # One that is killed again and again before it has begun is not stuck; worker/0 never is killed.
@@ -181,6 +192,11 @@ def judge(samples, options):
     hours = (settled[-1]["t"] - settled[0]["t"]) / 3600
     for task in ("ps/0", "worker/0"):
         row = {"rss_mb": settled[-1][task]["rss"] / 1e6, "rss_mb_per_hour": slope([(s["t"], s[task]["rss"]) for s in settled]) * 3600 / 1e6}
+        for what in ("used", "free"):
+            points = [(s["t"], s[task][what]) for s in settled if what in s[task]]
+            if points:
+                row[f"heap_{what}_mb"] = points[-1][1] / 1e6
+                row[f"heap_{what}_mb_per_hour"] = slope(points) * 3600 / 1e6
         row["rss_kb_per_event"] = row["rss_mb_per_hour"] * hours * 1000 / max(events, 1)
         # What a run of a few minutes shows is warming up: caches, arenas of malloc, the first checkpoints.
         if options.minutes >= 30 and row["rss_mb_per_hour"] > options.rss_mb_per_hour:

@@ -1,6 +1,8 @@
 """What the tasks of the soak do: a small recommender, trained by MonitoredTrainingSession, that starts again whenever it may."""
 
+import ctypes
 import gc
+import json
 import os
 import sys
 import time
@@ -29,6 +31,21 @@ def _loss(servers, task):
             hidden = tf.tanh(hidden @ weights + one.get_variable(f"bias{layer}", (width,)))
         loss = tf.reduce_mean(tf.square(hidden - 0.3))
         return one.train.AdagradOptimizer(0.05).minimize(loss, global_step=step), loss
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+
+
+def heap():
+    """Bytes that malloc has given out to this process, and bytes that it keeps free; nothing where the C library cannot tell."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return {}
+    mallinfo2.restype = _Mallinfo2
+    info = mallinfo2()
+    return {"used": info.uordblks + info.hblkhd, "free": info.fordblks}
 
 
 def train(target, task, servers, checkpoints, progress, end, steps_per_second=0):
@@ -62,6 +79,8 @@ def train(target, task, servers, checkpoints, progress, end, steps_per_second=0)
                                 raise AssertionError(f"the loss is {value}")
                             if steps % 20 == 0:
                                 say("steps", steps)
+                            if steps % 200 == 0:
+                                say("heap", json.dumps(heap()))
             except tf.errors.OpError as error:
                 say("error", f"{type(error).__name__} {error.message.splitlines()[0][:300]}")
                 time.sleep(0.2)

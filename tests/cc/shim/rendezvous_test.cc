@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "cc/rendezvous/remote_rendezvous.h"
 #include "cc/rendezvous/rendezvous_mgr.h"
 #include "cc/worker/remote_worker.h"
 #include "tensorflow/core/distributed_runtime/graph_mgr.h"
@@ -155,13 +156,17 @@ class RendezvousTest : public testing::Test {
     unused->Unref();
     return references;
   }
-  // Waits until calls hold the rendezvous no more than when it was new.
-  static bool AllGone(const tensorflow::RemoteRendezvous* rendezvous, int64_t references) {
+  template <typename Condition>
+  static bool Eventually(Condition condition) {
     for (int i = 0; i < 1000; ++i) {
-      if (rendezvous->RefCount() == references) return true;
+      if (condition()) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return false;
+  }
+  // Waits until calls hold the rendezvous no more than when it was new.
+  static bool AllGone(const tensorflow::RemoteRendezvous* rendezvous, int64_t references) {
+    return Eventually([&] { return rendezvous->RefCount() == references; });
   }
 
   std::unique_ptr<Task> ps_;
@@ -464,6 +469,134 @@ TEST_F(RendezvousTest, TransfersAreRecordedForTimelines) {
   worker_->cache->logger.SetLogging(false);
   from->Unref();
   to->Unref();
+}
+
+TEST_F(RendezvousTest, CleanedUpStepIsFreed) {
+  for (int64_t step = 200; step < 205; ++step) {
+    auto* from = ps_->Step(step);
+    auto* to = worker_->Step(step);
+    const auto here = KeyFrom(std::string(kWorker) + kCpu, worker_->incarnation(), "here");
+    Received remote, local;
+    to->RecvAsync(Key("x"), Rendezvous::Args(), remote.Callback());
+    ASSERT_TRUE(from->Send(Key("x"), Rendezvous::Args(), Floats(2, 1), false).ok());
+    ASSERT_TRUE(to->Send(here, Rendezvous::Args(), Floats(2, 1), false).ok());
+    to->RecvAsync(here, Rendezvous::Args(), local.Callback());
+    ASSERT_TRUE(remote.Wait());
+    ASSERT_TRUE(local.Wait());
+    ASSERT_TRUE(remote.status.ok()) << StatusMessage(remote.status);
+    // The order in which it often is: the master says that the step is over, and only then the last user lets go.
+    worker_->manager->Cleanup(step);
+    ps_->manager->Cleanup(step);
+    EXPECT_TRUE(AllGone(to, 1)) << "somebody but this test keeps the step";
+    EXPECT_TRUE(AllGone(from, 1)) << "somebody but this test keeps the step";
+    from->Unref();
+    to->Unref();
+  }
+}
+
+TEST_F(RendezvousTest, CleanUpEndsWhatWaits) {
+  auto* from = ps_->Step(230);
+  auto* to = worker_->Step(230);
+  const auto here = KeyFrom(std::string(kWorker) + kCpu, worker_->incarnation(), "here");
+  Received remote, local, served;
+  to->RecvAsync(Key("never"), Rendezvous::Args(), remote.Callback());
+  worker_->manager->Cleanup(230);
+  ASSERT_TRUE(remote.Wait());
+  EXPECT_EQ(StatusNumber(remote.status), kAborted) << StatusMessage(remote.status);
+  EXPECT_NE(StatusMessage(remote.status).find("Cleanup 230"), std::string::npos) << StatusMessage(remote.status);
+  to->Unref();
+
+  to = worker_->Step(231);
+  to->RecvAsync(here, Rendezvous::Args(), local.Callback());
+  worker_->manager->Cleanup(231);
+  ASSERT_TRUE(local.Wait());
+  EXPECT_EQ(StatusNumber(local.status), kAborted) << StatusMessage(local.status);
+  to->Unref();
+  from->Unref();
+
+  from = ps_->Step(232);
+  ps_->manager->RecvLocalAsync(232, Key("never"), served.Callback());
+  ps_->manager->Cleanup(232);
+  ASSERT_TRUE(served.Wait());
+  EXPECT_EQ(StatusNumber(served.status), kAborted) << StatusMessage(served.status);
+  from->Unref();
+}
+
+TEST_F(RendezvousTest, CleanUpFreesValuesThatNobodyReceived) {
+  auto* from = ps_->Step(240);
+  Tensor value = Floats(100, 1);
+  ASSERT_TRUE(from->Send(Key("unwanted"), Rendezvous::Args(), value, false).ok());
+  EXPECT_FALSE(value.RefCountIsOne());
+  ps_->manager->Cleanup(240);
+  EXPECT_TRUE(value.RefCountIsOne());
+  from->Unref();
+}
+
+TEST_F(RendezvousTest, WhoComesAfterTheCleanUpIsTold) {
+  const auto here = KeyFrom(std::string(kWorker) + kCpu, worker_->incarnation(), "here");
+  enum { kRemote, kLocal, kSend, kServe, kWays };
+  for (int way = 0; way < kWays; ++way) {
+    const int64_t step = 250 + way;
+    auto* to = worker_->Step(step);
+    worker_->manager->Cleanup(step);
+    for (int again = 0; again < 2; ++again) {
+      Received received;
+      switch (way) {
+        case kRemote:
+          to->RecvAsync(Key("late"), Rendezvous::Args(), received.Callback());
+          break;
+        case kLocal:
+          to->RecvAsync(here, Rendezvous::Args(), received.Callback());
+          break;
+        case kSend:
+          received.status = to->Send(here, Rendezvous::Args(), Floats(1, 1), false);
+          received.times = 1;
+          break;
+        case kServe:
+          static_cast<RemoteRendezvous*>(to)->ServeAsync(here, received.Callback());
+          break;
+      }
+      ASSERT_TRUE(received.Wait()) << "way " << way;
+      EXPECT_EQ(StatusNumber(received.status), kAborted) << "way " << way << ": " << StatusMessage(received.status);
+    }
+    to->Unref();
+  }
+}
+
+TEST_F(RendezvousTest, CleanUpRacesWithReceives) {
+  constexpr int kRounds = 300;
+  int freed = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    const int64_t step = 2000 + round;
+    auto* from = ps_->Step(step);
+    auto* to = worker_->Step(step);
+    constexpr int kCalls = 4;
+    std::vector<Received> received(kCalls);
+    std::thread receiver([&] {
+      for (int i = 0; i < kCalls; ++i) {
+        to->RecvAsync(Key("e" + std::to_string(i)), Rendezvous::Args(), received[i].Callback());
+        (void)from->Send(Key("e" + std::to_string(i)), Rendezvous::Args(), Floats(3, i), false);
+        if (!received[i].Wait()) return;
+      }
+    });
+    std::this_thread::sleep_for(std::chrono::microseconds(round * 10));
+    worker_->manager->Cleanup(step);
+    receiver.join();
+    for (int i = 0; i < kCalls; ++i) {
+      ASSERT_EQ(received[i].times, 1) << "round " << round << ", call " << i;
+      if (received[i].status.ok()) {
+        ExpectFloats(received[i].tensor, 3, i);
+      } else {
+        EXPECT_EQ(StatusNumber(received[i].status), kAborted) << StatusMessage(received[i].status);
+      }
+    }
+    freed += received.back().status.ok();
+    from->Unref();
+    to->Unref();
+  }
+  // Both must have happened for the test to mean anything.
+  EXPECT_GT(freed, 0);
+  EXPECT_LT(freed, kRounds);
 }
 
 TEST_F(RendezvousTest, ManySteps) {
