@@ -1,0 +1,22 @@
+//! What [`star`](super::star) promises.
+
+/// Graphs that are built by hand.
+mod build;
+/// Calls that are made in parts because much goes through them.
+mod parts;
+/// Any graph: the split one does what the whole one does.
+mod random;
+/// What a training step should become.
+mod steps;
+
+use super::graph::Graph;
+use super::placement::Roles;
+use super::star::Style;
+
+const STYLES: [Style; 2] = [Style::Robust, Style::Lite];
+
+/// Task 0 is the worker.
+fn roles(graph: &Graph) -> Roles {
+    let tasks = graph.nodes().iter().map(|node| node.task).max().unwrap_or(0);
+    Roles { servers: (0..=tasks).map(|task| task != 0).collect() }
+}

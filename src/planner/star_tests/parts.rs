@@ -1,0 +1,153 @@
+use std::collections::BTreeSet;
+
+use super::super::generate::training_case;
+use super::super::graph::Class::Plain;
+use super::super::graph::Graph;
+use super::super::star::{self, Style, Way};
+use super::build::Build;
+use super::{STYLES, roles};
+
+/// Otherwise the property of calls in parts would hold of nothing.
+#[test]
+fn random_graphs_have_calls_in_parts() {
+    let mut parts = [0, 0];
+    let mut levels = 0;
+    for seed in 0..200 {
+        let graph = training_case(seed, 120).graph();
+        for (number, style) in STYLES.into_iter().enumerate() {
+            let [whole, split] =
+                [0, 512].map(|split_bytes| star::plan(&graph, &roles(&graph), style, split_bytes).unwrap().calls);
+            parts[number] += split.len() - whole.len().min(split.len());
+            let rounds = |calls: &[star::Call]| calls.iter().map(|call| call.round).max().unwrap_or(0);
+            levels += usize::from(rounds(&split) > rounds(&whole));
+        }
+    }
+    assert!(parts.iter().all(|parts| *parts > 100), "{parts:?} more calls");
+    assert!(levels > 10, "only {levels} plans have more rounds");
+}
+
+const MB: u64 = 1 << 20;
+
+/// Pulls and pushes of variables of this size, after which a counter counts, all on one server.
+fn large_step(sizes: &[u64], references: bool) -> (Build, Vec<[u32; 2]>, u32) {
+    let mut b = Build { references, ..Build::default() };
+    let mut pairs = Vec::new();
+    let (counter, all) = (b.variable(1), b.op(1, &[]));
+    for size in sizes {
+        let variable = b.variable(1);
+        let read = b.read(variable);
+        let gradient = b.op(0, &[(read, Plain)]);
+        b.edges.last_mut().unwrap().bytes = Some(*size);
+        let update = b.update(variable, &[gradient]);
+        b.edges.last_mut().unwrap().bytes = Some(*size);
+        b.after(update, all);
+        pairs.push([read, update]);
+    }
+    let one = b.constant(1);
+    let count = b.update(counter, &[one]);
+    b.after(all, count);
+    (b, pairs, count)
+}
+
+#[test]
+fn what_is_large_has_calls_of_its_own_and_what_is_small_shares_one() {
+    for (references, style) in
+        [(false, Style::Robust), (true, Style::Robust), (false, Style::Lite), (true, Style::Lite)]
+    {
+        let (b, pairs, count) = large_step(&[10 * MB, 40, 10 * MB, 50, 60, 10 * MB], references);
+        let plan = b.check(style);
+        let calls = |which: usize| pairs.iter().map(|pair| plan.calls_of[pair[which] as usize]).collect::<Vec<_>>();
+        for which in [calls(0), calls(1)] {
+            let large: BTreeSet<_> = [0, 2, 5].map(|at| which[at]).into();
+            assert_eq!(large.len(), 3);
+            assert!(which[1] == which[3] && which[3] == which[4] && !large.contains(&which[1]));
+        }
+        // The counter waits for all of them, which is a round of its own.
+        let counted = &plan.calls[plan.calls_of[count as usize].unwrap() as usize];
+        assert_eq!((plan.calls.len(), counted.round, counted.after.len()), (9, 3, 4));
+    }
+}
+
+#[test]
+fn parts_are_as_large_as_it_pays() {
+    let calls = |sizes: &[u64]| large_step(sizes, false).0.check(Style::Robust).calls.len();
+    // A pull and a push, and what is too little for two parts.
+    assert_eq!(calls(&[MB - 1, MB]), 2);
+    assert_eq!(calls(&[100 * MB]), 2);
+    // Four parts each way, and the counter.
+    assert_eq!(calls(&[MB / 2; 8]), 9);
+    // Not more than 64 (and the one that is not full) of the largest model.
+    assert!(calls(&[MB; 1000]) <= 131);
+}
+
+#[test]
+fn what_parts_share_does_not_hold_them_together_unless_it_is_large() {
+    // The push of each variable needs a rate that is read on the server, and something of the worker's.
+    let build = |size: Option<u64>| {
+        let mut b = Build::default();
+        let (rate, shared) = (b.variable(1), b.op(0, &[]));
+        let rate = b.read(rate);
+        for _ in 0..3 {
+            let variable = b.variable(1);
+            let read = b.read(variable);
+            let gradient = b.op(0, &[(read, Plain)]);
+            b.edges.last_mut().unwrap().bytes = Some(10 * MB);
+            b.update(variable, &[gradient, rate, shared]);
+            let last = b.edges.len() - 1;
+            b.edges[last].bytes = size;
+            b.edges[last - 2].bytes = Some(10 * MB);
+        }
+        b.check(Style::Robust)
+    };
+    let plan = build(Some(4));
+    assert_eq!(plan.calls.len(), 7, "three pulls, one of the rate, three pushes");
+    assert!(plan.calls[4..].iter().all(|call| call.feeds.iter().any(|(.., way)| *way == Way::Slot)));
+    for large in [Some(MB), None] {
+        assert_eq!(build(large).calls.len(), 5);
+    }
+}
+
+#[test]
+fn what_waits_in_a_circle_stays_together() {
+    // Each of two values has an update that comes before the other's: two calls cannot both be first.
+    let mut b = Build::default();
+    let mut updates = Vec::new();
+    for _ in 0..2 {
+        let gradient = b.op(0, &[]);
+        let shared = b.op(1, &[(gradient, Plain)]);
+        b.edges.last_mut().unwrap().bytes = Some(10 * MB);
+        updates.push([0, 1].map(|_| {
+            let variable = b.variable(1);
+            b.update(variable, &[shared])
+        }));
+    }
+    b.after(updates[0][0], updates[1][0]);
+    b.after(updates[1][1], updates[0][1]);
+    let done = b.op(0, &[]);
+    b.after(updates[0][1], done);
+    b.after(updates[1][0], done);
+    assert_eq!(b.check(Style::Robust).calls.len(), 1);
+}
+
+#[test]
+fn a_large_graph_is_split_at_once() {
+    let mut b = Build::default();
+    for number in 0..30_000 {
+        let variable = b.variable(1 + number % 2);
+        let read = b.read(variable);
+        let gradient = b.op(0, &[(read, Plain)]);
+        b.edges.last_mut().unwrap().bytes = Some(1 << 10);
+        b.update(variable, &[gradient]);
+        b.edges.last_mut().unwrap().bytes = Some(1 << 10);
+    }
+    let graph = Graph::new(b.nodes, b.edges, None).unwrap();
+    for (style, split_bytes, calls) in
+        [(Style::Robust, 0, 4), (Style::Lite, 0, 4), (Style::Robust, 1 << 10, 256), (Style::Lite, 1 << 10, 256)]
+    {
+        let begun = std::time::Instant::now();
+        let plan = star::plan(&graph, &roles(&graph), style, split_bytes).unwrap();
+        let took = begun.elapsed();
+        assert_eq!(plan.calls.len(), calls);
+        assert!(took.as_millis() < 1_000, "{took:?}");
+    }
+}
