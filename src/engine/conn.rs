@@ -7,12 +7,12 @@ use std::time::Instant;
 use super::buffers::OutPayload;
 use super::delivery::{Delivery, Keys};
 use super::moving::Way;
+use super::peer_memory::{PeerMemory, WitnessWord};
 use crate::metrics::{ConnectionEntry, Recorder};
 use crate::protocol::{Connection, Failure, PeerInfo, Segment, Stats, Target};
 use crate::reactor::driver::{Driver, IoPart, Token};
 use crate::reactor::timers::Timer;
 use crate::transport::SocketAddress;
-use crate::transport::peer_memory::{PeerMemory, WitnessWord};
 
 /// Pieces that one system call may gather: the kernel's limit.
 const MAX_PARTS: usize = 1024;

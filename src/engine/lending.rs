@@ -4,10 +4,10 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::owner::Level;
+use super::peer_memory::PeerMemory;
 use super::shard::Shard;
 use crate::config::Shortcut;
 use crate::protocol::{FEATURE_LENDING, Settings, code};
-use crate::transport::peer_memory::PeerMemory;
 
 /// The kernel allowed it and then did not do it: this process does not try again.
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);

@@ -19,6 +19,7 @@ mod observe;
 mod offenders;
 mod owner;
 mod pace;
+mod peer_memory;
 mod shard;
 mod shared;
 mod slabs;

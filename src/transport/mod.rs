@@ -3,7 +3,6 @@
 mod address;
 pub mod descriptors;
 pub mod host;
-pub mod peer_memory;
 mod raw_address;
 pub mod tcp;
 pub mod unix;
