@@ -184,11 +184,6 @@ class Soak:
         return made
 
 
-def in_use(seen):
-    """Resident bytes without those that malloc keeps free: how many it keeps depends on which of its arenas the threads of a new session happen to take, with any protocol."""
-    return seen["rss"] - seen.get("free", 0)
-
-
 def judge(samples, options):
     """Growth of what lives all the time, and what is wrong with it. The first third is for warming up."""
     rows, wrong = {}, []
@@ -197,15 +192,15 @@ def judge(samples, options):
     hours = (settled[-1]["t"] - settled[0]["t"]) / 3600
     for task in ("ps/0", "worker/0"):
         row = {}
-        for what, read in (("in_use", in_use), ("rss", lambda seen: seen["rss"]), ("heap_used", lambda seen: seen.get("used")), ("heap_free", lambda seen: seen.get("free"))):
-            points = [(s["t"], read(s[task])) for s in settled if read(s[task]) is not None]
+        for what, key in (("rss", "rss"), ("heap_used", "used"), ("heap_free", "free")):
+            points = [(s["t"], s[task][key]) for s in settled if key in s[task]]
             if points:
                 row[f"{what}_mb"] = [points[0][1] / 1e6, points[-1][1] / 1e6]
                 row[f"{what}_mb_per_hour"] = slope(points) * 3600 / 1e6
-        row["in_use_kb_per_event"] = row["in_use_mb_per_hour"] * hours * 1000 / max(events, 1)
+        row["rss_kb_per_event"] = row["rss_mb_per_hour"] * hours * 1000 / max(events, 1)
         # What a run of a few minutes shows is warming up: caches, arenas of malloc, the first checkpoints.
-        if options.minutes >= 30 and row["in_use_mb_per_hour"] > options.mb_per_hour:
-            wrong.append(f"{task}: memory in use grows by {row['in_use_mb_per_hour']:.1f} MB an hour, allowed are {options.mb_per_hour}")
+        if options.minutes >= 30 and row["rss_mb_per_hour"] > options.rss_mb_per_hour:
+            wrong.append(f"{task}: resident memory grows by {row['rss_mb_per_hour']:.1f} MB an hour, allowed are {options.rss_mb_per_hour}")
         half = len(settled) // 2
         for what, slack in (("descriptors", 4), ("threads", 4)):
             before, after = (max(s[task][what] for s in part) for part in (settled[:half], settled[half:]))
@@ -223,7 +218,7 @@ def main():
     parser.add_argument("--pause", type=float, default=5, help="mean seconds between two events")
     parser.add_argument("--steps-per-second", type=float, default=0, help="of each worker, at most: a soak that leaves the machine to others (default: no limit)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--mb-per-hour", type=float, default=20, help="how much what a task uses may grow (default: 20)")
+    parser.add_argument("--rss-mb-per-hour", type=float, default=20)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     print(f"soak: {options.protocol} for {options.minutes:g} minutes, seed {options.seed}", flush=True)
