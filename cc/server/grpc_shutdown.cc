@@ -56,6 +56,9 @@ STARWIRE_REACH(EagerContextsTag, EagerServiceImpl::contexts_);
 // enum State { NEW, STARTED, STOPPED } of GrpcServer
 enum class State { kNew = 0, kStarted = 1, kStopped = 2 };
 
+// Also true of one that was stopped before it was started: its state does not tell.
+bool NeverStarted(GrpcServer* server) { return server->*Reach(MasterThreadTag()) == nullptr; }
+
 State StateOf(GrpcServer* server) { return static_cast<State>(server->*Reach(StateTag())); }
 
 void SetState(GrpcServer* server, State state) {
@@ -149,8 +152,11 @@ Status ShutDownGrpcServer(GrpcServer* server, int64_t timeout_ms) {
     if (started) server->StopCoordinationService().IgnoreError();
     mu.lock();
     ClosePort(server);
-    if (StateOf(server) == State::kStarted) EndServices(server);
-    if (StateOf(server) == State::kNew) KeepUnstarted(server);
+    if (StateOf(server) == State::kStarted) {
+      EndServices(server);
+    } else if (NeverStarted(server)) {
+      KeepUnstarted(server);
+    }
     SetState(server, State::kStopped);
     mu.unlock();
   });

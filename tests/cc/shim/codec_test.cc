@@ -14,6 +14,7 @@
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_encode_decode.h"
 #include "tensorflow/core/platform/tstring.h"
 
 namespace starwire {

@@ -107,6 +107,7 @@ class EngineTask {
     devices = std::make_unique<tensorflow::StaticDeviceMgr>(std::move(all));
     env.env = tensorflow::Env::Default();
     env.device_mgr = devices.get();
+    env.local_devices = devices->ListDevices();  // TensorFlow 2.12 insists
     env.compute_pool = &pool;
   }
   uint64_t incarnation() const { return devices->ListDevices()[0]->attributes().incarnation(); }

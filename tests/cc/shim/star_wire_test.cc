@@ -14,6 +14,7 @@
 #include "cc/star/wire.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_encode_decode.h"
 
 namespace starwire {
 namespace {
