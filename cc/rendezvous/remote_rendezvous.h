@@ -83,8 +83,8 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
   Status MakeRoute(tensorflow::WorkerSession* session, const ParsedKey& key, const Route** out);
   void Fetch(const Route* route, const ParsedKey& key, const tensorflow::Rendezvous::Args& args, DoneCallback done);
 
-  // Receives without an answer, and values without a receiver. One who adds to them looks at abort_owed_ afterwards, one
-  // who sets that looks at them afterwards: one of the two sees the other and aborts.
+  // Receives without an answer, and values without a receiver. One who adds to them looks at abort_owed_ afterwards,
+  // one who sets that looks at them afterwards: one of the two sees the other and aborts.
   std::atomic<int64_t> waiting_{0};
   std::atomic<int64_t> unclaimed_{0};
   std::atomic<bool> abort_owed_{false};
