@@ -5,7 +5,6 @@
 #include <time.h>
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -239,25 +239,27 @@ class Ours : public Contestant {
    public:
     void OnDone(const Status& status) override {
       Check(status);
-      if (state_.exchange(kDone) != kWaited) return;
+      if (std::this_thread::get_id() == waits_) {
+        ended_here_ = true;
+        return;
+      }
       std::lock_guard<std::mutex> lock(mu_);
+      ended_elsewhere_ = true;
       changed_.notify_one();
     }
-    // Costs nothing if the run has ended before.
     void Wait() {
-      int running = kRunning;
-      if (state_.compare_exchange_strong(running, kWaited)) {
+      if (!std::exchange(ended_here_, false)) {
         std::unique_lock<std::mutex> lock(mu_);
-        changed_.wait(lock, [this] { return state_.load() == kDone; });
+        changed_.wait(lock, [this] { return std::exchange(ended_elsewhere_, false); });
       }
-      state_ = kRunning;
     }
 
    private:
-    enum { kRunning, kWaited, kDone };
+    const std::thread::id waits_ = std::this_thread::get_id();
+    bool ended_here_ = false;
     std::mutex mu_;
     std::condition_variable changed_;
-    std::atomic<int> state_{kRunning};
+    bool ended_elsewhere_ = false;  // guarded by mu_
   };
   const std::vector<Tensor>& feeds_;
   std::unique_ptr<Subgraph> subgraph_;
