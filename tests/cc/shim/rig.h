@@ -97,6 +97,16 @@ class Cluster {
   std::string folder_;
 };
 
+// Where the environment has a list of them besides its manager, as up to some version of TensorFlow, it must not be
+// empty.
+template <typename Env>
+auto ListLocalDevices(Env* env, const tensorflow::DeviceMgr& devices, int)
+    -> decltype(env->local_devices = devices.ListDevices(), void()) {
+  env->local_devices = devices.ListDevices();
+}
+template <typename Env>
+void ListLocalDevices(Env*, const tensorflow::DeviceMgr&, long) {}
+
 // One of its tasks. Whoever derives from it completes `env` and starts it.
 class EngineTask {
  public:
@@ -107,7 +117,7 @@ class EngineTask {
     devices = std::make_unique<tensorflow::StaticDeviceMgr>(std::move(all));
     env.env = tensorflow::Env::Default();
     env.device_mgr = devices.get();
-    env.local_devices = devices->ListDevices();  // TensorFlow 2.12 insists
+    ListLocalDevices(&env, *devices, 0);
     env.compute_pool = &pool;
   }
   uint64_t incarnation() const { return devices->ListDevices()[0]->attributes().incarnation(); }
