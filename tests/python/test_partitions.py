@@ -222,7 +222,9 @@ def test_same_errors(run_with, name):
         assert sentence in our_message
         # TensorFlow adds lines of its log, which speak of what really runs.
         assert WRAPPER not in re.sub(r"\n  [IWE]\d{4} [^\n]*(\n\t [^\n]*)*", "", our_message)
-        assert "node" not in message_there or "node" in our_message
+        # Where several tasks report the error, depending on who is first, TensorFlow shows the beginnings of what they say: of a long message not its end.
+        cut = "\n=====" in our_message and name == "long_message"
+        assert "node" not in message_there or "node" in our_message or cut
 
 
 def test_a_kernel_that_cannot_be_made_is_refused_in_the_same_words(run_with):
