@@ -222,7 +222,8 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     print(f"soak: {options.protocol} for {options.minutes:g} minutes, seed {options.seed}", flush=True)
-    out = options.out / f"{options.protocol}-{time.strftime('%Y%m%d-%H%M%S')}"
+    # Tasks have working folders of their own.
+    out = options.out.resolve() / f"{options.protocol}-{time.strftime('%Y%m%d-%H%M%S')}"
     out.mkdir(parents=True)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))  # tasks are sent functions of `training`
     runner = harness.Runner(keep=lambda: True)
