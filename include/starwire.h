@@ -49,6 +49,36 @@
 // For sw_run_go: shares nothing out to other threads.
 #define SW_EXEC_ALONE 1
 
+// sw_op_knowledge: the operation is in the table.
+#define SW_OP_KNOWN 1
+
+// A function of its inputs' values, or part of the control flow: no effects beyond its outputs.
+#define SW_OP_IS_PURE 2
+
+// A variable.
+#define SW_OP_IS_VARIABLE 4
+
+// A constant, a variable or an object of the session that is found by its name: a copy of the node is the same one.
+#define SW_OP_IS_NAMED 8
+
+// Reads the variable behind input 0 and does nothing else.
+#define SW_OP_READS 16
+
+// Changes the variables behind the references and handles that it takes.
+#define SW_OP_UPDATES 32
+
+// Output 0 is the reference of input 0.
+#define SW_OP_FORWARDS 64
+
+// May wait for something that is no edge of its graph.
+#define SW_OP_WAITS 128
+
+// Runs to its end in the time that its arithmetic takes: it waits for nothing and touches no file.
+#define SW_OP_IS_PROMPT 256
+
+// All that its kernel remembers is found by name: kernels of several sessions may be one.
+#define SW_OP_IS_SHAREABLE 512
+
 // What a node means for control flow (sw_plan_node.kind).
 #define SW_NODE_PLAIN 0
 
@@ -80,7 +110,7 @@
 // A _Recv that is already in the graph and is not the client's: set SW_NODE_IS_BLOCKING as well.
 #define SW_NODE_RECEIVE 11
 
-// sw_plan_node.flags: has effects beyond its outputs.
+// sw_plan_node.flags: has effects beyond its outputs, or is not known to have none.
 #define SW_NODE_IS_STATEFUL 1
 
 // sw_plan_node.flags: may wait for something that is no edge of this graph (a queue, a collective, a receive; a feed of a partial run).
@@ -98,6 +128,9 @@
 // sw_plan_node.flags: reads a variable and does nothing else (ReadVariableOp, Identity of a reference).
 #define SW_NODE_IS_READ 32
 
+// sw_plan_node.flags: nothing is known about its operation (sw_op_knowledge). Set SW_NODE_IS_STATEFUL and SW_NODE_IS_BLOCKING as well.
+#define SW_NODE_IS_UNKNOWN 64
+
 // What an edge carries (sw_plan_edge.type_class): a tensor that is its bytes.
 #define SW_EDGE_PLAIN 0
 
@@ -111,6 +144,9 @@
 #define SW_EDGE_RESOURCE 4
 
 #define SW_EDGE_CONTROL 5
+
+// The producer has a reference, and the consumer takes the value behind it when it starts.
+#define SW_EDGE_DEREF 6
 
 // Where the producer's output lies (sw_plan_edge.memory).
 #define SW_MEMORY_HOST 0
@@ -858,6 +894,15 @@ void sw_run_report_more(struct sw_run *run, uint32_t node, uint32_t failed);
 // # Safety
 // `helper` is from sw_kernels.invite; once.
 void sw_run_help(struct sw_run *helper);
+
+// What starwire knows about an operation of TensorFlow: SW_OP_... together. 0: nothing, and nothing may be assumed of it.
+//
+// # Safety
+// `op` is readable.
+uint32_t sw_op_knowledge(struct sw_bytes op);
+
+// The table's operations, one after the other: name `at`, or nothing after the last one. For checks of the table.
+struct sw_bytes sw_op_name(size_t at);
 
 // The limits that are in force if nobody asks for others.
 //

@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "cc/graph/may_block.h"
+#include "cc/graph/operations.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/graph_optimizer.h"
 #include "tensorflow/core/common_runtime/local_executor_params.h"
@@ -102,15 +102,15 @@ Status Partition::Compile(FunctionLibraryRuntime* runtime, const std::string& se
   partition->graph_ = std::move(graph);
   tensorflow::LocalExecutorParams params = ParamsFor(runtime, session);
   // A thread that waits within a kernel cannot run the kernel that it waits for. TensorFlow's executor gives each a
-  // thread of its own.
+  // thread of its own. Asynchronous kernels do not hold a thread, if they are known to be what they say.
   std::string waits;
   tensorflow::LocalExecutorParams watched = params;
   watched.create_kernel = [&params, &waits](const std::shared_ptr<const tensorflow::NodeProperties>& properties,
                                             OpKernel** kernel) {
     Status status = params.create_kernel(properties, kernel);
-    if (status.ok() && (*kernel)->AsAsync() == nullptr && MayBlock(properties->node_def)) {
-      waits = properties->node_def.name();
-    }
+    const tensorflow::NodeDef& node = properties->node_def;
+    const bool may_hold = status.ok() && (*kernel)->AsAsync() == nullptr && MayWait(node);
+    if (may_hold || KnowledgeOf(node.op()) == 0) waits = node.name();
     return status;
   };
   std::unique_ptr<Subgraph> subgraph;

@@ -6,8 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "cc/graph/may_block.h"
-#include "cc/graph/variables.h"
+#include "cc/graph/operations.h"
 #include "cc/tensor/elements.h"
 #include "cc/worker/status_codec.h"
 #include "tensorflow/core/common_runtime/shape_refiner.h"
@@ -37,9 +36,11 @@ bool IsOfClient(const Node& node) {
   return tensorflow::TryGetNodeAttr(node.attrs(), "client_terminated", &of_client) && of_client;
 }
 
-uint32_t TypeClass(const Edge& edge) {
+// To another task, the value behind a reference travels as any other does.
+uint32_t TypeClass(const Edge& edge, bool crosses) {
   if (edge.IsControlEdge()) return SW_EDGE_CONTROL;
   if (tensorflow::IsRefType(edge.dst()->input_type(edge.dst_input()))) return SW_EDGE_REF;
+  if (!crosses && tensorflow::IsRefType(edge.src()->output_type(edge.src_output()))) return SW_EDGE_DEREF;
   const DataType dtype = tensorflow::BaseType(edge.src()->output_type(edge.src_output()));
   if (dtype == tensorflow::DT_STRING) return SW_EDGE_STRING;
   if (dtype == tensorflow::DT_RESOURCE) return SW_EDGE_RESOURCE;
@@ -94,8 +95,7 @@ void GraphDescription::AddNode(Node* node) {
   out.device = place.device;
   out.kind = SW_NODE_PLAIN;
   out.cost_us = -1;
-  if (node->op_def().is_stateful()) out.flags |= SW_NODE_IS_STATEFUL;
-  out.flags |= VariableFlags(*node);
+  out.flags = NodeFlags(*node);
   if (node->IsSwitch()) {
     out.kind = SW_NODE_SWITCH;
     out.detail = static_cast<uint32_t>(node->num_outputs());
@@ -122,9 +122,12 @@ void GraphDescription::AddNode(Node* node) {
     out.kind = SW_NODE_FETCH;
   } else if (node->IsRecv()) {
     out.kind = SW_NODE_RECEIVE;
-    out.flags |= SW_NODE_IS_BLOCKING;
-  } else if (MayBlock(*node)) {
-    out.flags |= SW_NODE_IS_BLOCKING;
+  } else if (IsVariable(*node)) {
+    out.detail = variables_.emplace(VariableName(*node), static_cast<uint32_t>(variables_.size() + 1)).first->second;
+  }
+  // The client's feeds are there when the step begins, but for partial runs: FindFeeds().
+  if (out.kind == SW_NODE_FEED || out.kind == SW_NODE_FETCH) {
+    out.flags &= ~(SW_NODE_IS_BLOCKING | SW_NODE_IS_STATEFUL);
   }
   // Such a tensor lies within a larger one that its consumer expects.
   if (node->attrs().Find("_scoped_allocator") != nullptr) out.flags |= SW_NODE_IS_UNTOUCHABLE;
@@ -139,7 +142,7 @@ void GraphDescription::AddEdge(const Edge* edge) {
   out.dst = numbers_[edge->dst()->id()];
   out.src_output = edge->IsControlEdge() ? -1 : edge->src_output();
   out.dst_input = edge->IsControlEdge() ? -1 : edge->dst_input();
-  out.type_class = TypeClass(*edge);
+  out.type_class = TypeClass(*edge, plan_nodes_[out.src].task != plan_nodes_[out.dst].task);
   out.memory = SW_MEMORY_HOST;
   out.bytes = edge->IsControlEdge() ? 0 : -1;
   const Place& place = PlaceOf(*edge->src());

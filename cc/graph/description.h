@@ -60,6 +60,7 @@ class GraphDescription {
   std::unordered_map<std::string, uint32_t> task_numbers_;
   std::unordered_map<std::string, Place> places_;  // by device name
   std::unordered_map<std::string, uint32_t> frames_;
+  std::unordered_map<std::string, uint32_t> variables_;
   std::vector<sw_plan_node> plan_nodes_;  // may go on behind nodes_, as plan_edges_ behind edges_: see AddBlocker
   std::vector<sw_plan_edge> plan_edges_;
   bool crosses_ = false;

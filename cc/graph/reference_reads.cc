@@ -1,5 +1,6 @@
 #include "cc/graph/reference_reads.h"
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,11 @@ bool TakesValueOfReference(const Edge& edge) {
          !tensorflow::IsRefType(edge.dst()->input_type(edge.dst_input()));
 }
 
+bool IsOnCpu(const Node& node) {
+  DeviceNameUtils::ParsedName name;
+  return DeviceNameUtils::ParseFullName(node.assigned_device_name(), &name) && name.type == tensorflow::DEVICE_CPU;
+}
+
 std::vector<Node*> ControlInputs(const Node& node) {
   std::vector<Node*> inputs;
   for (const Edge* edge : node.in_edges()) {
@@ -36,21 +42,32 @@ std::vector<Node*> ControlInputs(const Node& node) {
 Status PinReferenceReads(Graph* graph) {
   std::vector<const Edge*> reads;
   for (const Edge* edge : graph->edges()) {
-    if (!TakesValueOfReference(*edge) || ControlInputs(*edge->dst()).empty()) continue;
+    if (!TakesValueOfReference(*edge)) continue;
+    // Without anything to wait for it is the same, but that a reference would cross. There is no such Identity on every
+    // accelerator.
+    if (ControlInputs(*edge->dst()).empty() && !IsOnCpu(*edge->src())) continue;
     if (!DeviceNameUtils::IsSameAddressSpace(edge->src()->assigned_device_name(),
                                              edge->dst()->assigned_device_name())) {
       reads.push_back(edge);
     }
   }
+  // One for all that wait for nothing: their value crosses once.
+  std::map<std::pair<const Node*, int>, Node*> plain;
   for (const Edge* edge : reads) {
     Node* variable = edge->src();
     Node* reader = edge->dst();
     const int output = edge->src_output();
     const int input = edge->dst_input();
+    const bool waits = !ControlInputs(*reader).empty();
+    if (Node* known = waits ? nullptr : plain[{variable, output}]) {
+      graph->RemoveEdge(edge);
+      graph->AddEdge(known, 0, reader, input);
+      continue;
+    }
     tensorflow::NodeDef def;
     // The same for all workers with the same graph.
-    def.set_name(variable->name() + "/starwire_read/" + std::to_string(output) + "/" + reader->name() + "/" +
-                 std::to_string(input));
+    const std::string for_whom = waits ? "/" + reader->name() + "/" + std::to_string(input) : "";
+    def.set_name(variable->name() + "/starwire_read/" + std::to_string(output) + for_whom);
     def.set_op("Identity");
     def.set_device(variable->assigned_device_name());
     tensorflow::AddNodeAttr("T", tensorflow::BaseType(variable->output_type(output)), &def);
@@ -62,6 +79,7 @@ Status PinReferenceReads(Graph* graph) {
     graph->AddEdge(variable, output, read, 0);
     graph->AddEdge(read, 0, reader, input);
     for (Node* before : ControlInputs(*reader)) graph->AddControlEdge(before, read);
+    if (!waits) plain[{variable, output}] = read;
   }
   return OkStatus();
 }

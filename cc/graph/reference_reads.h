@@ -9,7 +9,8 @@ namespace starwire {
 
 // A reference that a node of another task takes the value of is followed after the node's control inputs: TensorFlow
 // lets the receiving end wait for them, and what arrives is what the variable holds by then. Gives each such node an
-// Identity beside the variable that says so, so that the edge between the tasks carries a value, whoever carries it.
+// Identity beside the variable that says so, so that the edge between the tasks carries a value, whoever carries it. No
+// reference crosses afterwards.
 Status PinReferenceReads(tensorflow::Graph* graph);
 
 }  // namespace starwire

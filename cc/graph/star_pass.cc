@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "cc/graph/description.h"
+#include "cc/graph/operations.h"
 #include "cc/graph/reference_reads.h"
 #include "cc/graph/star_split.h"
-#include "cc/graph/variables.h"
 #include "cc/worker/status_codec.h"
 #include "include/starwire.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -69,9 +69,7 @@ Status FindServers(const GraphDescription& description, const DeviceSet& devices
 }
 
 bool CallsFunctions(const Node& node, const tensorflow::FunctionLibraryDefinition* library) {
-  for (const auto& attribute : node.def().attr()) {
-    if (attribute.second.has_func() || attribute.second.list().func_size() > 0) return true;
-  }
+  if (HasFunctions(node.def())) return true;
   return library != nullptr && library->Contains(node.type_string());
 }
 

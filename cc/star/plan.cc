@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "cc/graph/may_block.h"
+#include "cc/graph/operations.h"
 #include "cc/star/kernel_state.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
@@ -46,7 +46,7 @@ Status StarPlan::Compile(std::shared_ptr<tensorflow::WorkerSession> session, con
     return status;
   }
   plan->may_wait_ = plan->subgraph_->is_async();
-  for (const tensorflow::NodeDef& node : graph.node()) plan->may_wait_ = plan->may_wait_ || MayBlock(node);
+  for (const tensorflow::NodeDef& node : graph.node()) plan->may_wait_ = plan->may_wait_ || !IsPrompt(node);
   plan->needs_rendezvous_ = CallsFunctions(graph);
   plan->needs_container_ = has_state || plan->needs_rendezvous_;
   *out = plan;

@@ -9,6 +9,7 @@ pub mod channel;
 pub mod engine;
 pub mod error;
 pub mod executor;
+pub mod operations;
 pub mod plan;
 pub mod rehearsal;
 pub mod star;

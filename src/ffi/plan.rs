@@ -30,7 +30,7 @@ pub const SW_NODE_FETCH: u32 = 10;
 /// A _Recv that is already in the graph and is not the client's: set SW_NODE_IS_BLOCKING as well.
 pub const SW_NODE_RECEIVE: u32 = 11;
 
-/// sw_plan_node.flags: has effects beyond its outputs.
+/// sw_plan_node.flags: has effects beyond its outputs, or is not known to have none.
 pub const SW_NODE_IS_STATEFUL: u32 = 1;
 /// sw_plan_node.flags: may wait for something that is no edge of this graph (a queue, a collective, a receive; a feed of a partial run).
 pub const SW_NODE_IS_BLOCKING: u32 = 2;
@@ -42,6 +42,8 @@ pub const SW_NODE_IS_CLONEABLE: u32 = 8;
 pub const SW_NODE_FORWARDS_REF: u32 = 16;
 /// sw_plan_node.flags: reads a variable and does nothing else (ReadVariableOp, Identity of a reference).
 pub const SW_NODE_IS_READ: u32 = 32;
+/// sw_plan_node.flags: nothing is known about its operation (sw_op_knowledge). Set SW_NODE_IS_STATEFUL and SW_NODE_IS_BLOCKING as well.
+pub const SW_NODE_IS_UNKNOWN: u32 = 64;
 
 /// What an edge carries (sw_plan_edge.type_class): a tensor that is its bytes.
 pub const SW_EDGE_PLAIN: u32 = 0;
@@ -51,6 +53,8 @@ pub const SW_EDGE_VARIANT: u32 = 2;
 pub const SW_EDGE_REF: u32 = 3;
 pub const SW_EDGE_RESOURCE: u32 = 4;
 pub const SW_EDGE_CONTROL: u32 = 5;
+/// The producer has a reference, and the consumer takes the value behind it when it starts.
+pub const SW_EDGE_DEREF: u32 = 6;
 
 /// Where the producer's output lies (sw_plan_edge.memory).
 pub const SW_MEMORY_HOST: u32 = 0;
@@ -397,6 +401,7 @@ fn accept_node(at: usize, node: &sw_plan_node) -> Result<Node, PlanError> {
         kind,
         task: node.task,
         device: node.device,
+        unknown: node.flags & SW_NODE_IS_UNKNOWN != 0,
         stateful: node.flags & SW_NODE_IS_STATEFUL != 0,
         blocking: node.flags & SW_NODE_IS_BLOCKING != 0,
         untouchable: node.flags & SW_NODE_IS_UNTOUCHABLE != 0,
@@ -415,6 +420,7 @@ fn accept_edge(at: usize, edge: &sw_plan_edge) -> Result<Edge, PlanError> {
         SW_EDGE_STRING => Class::String,
         SW_EDGE_VARIANT => Class::Variant,
         SW_EDGE_REF => Class::Ref,
+        SW_EDGE_DEREF => Class::Deref,
         SW_EDGE_RESOURCE => Class::Resource,
         SW_EDGE_CONTROL => Class::Control,
         other => return unknown("an edge's type class", other),

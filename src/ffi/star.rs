@@ -401,6 +401,9 @@ fn number(place: Place) -> u32 {
                     Reason::Transfer => 5,
                     Reason::Branching => 6,
                     Reason::NothingCrosses => 7,
+                    Reason::Unknown => 8,
+                    Reason::Alias => 9,
+                    Reason::Many => 10,
                 }
         }
     }

@@ -127,6 +127,9 @@ impl Builder {
         node.device = task * 2 + self.random.below(2) as u32;
         node.cost_us = self.random.chance(50).then(|| self.random.below(300) as u32);
         node.untouchable = self.random.chance(2);
+        if self.training && kind == Kind::Plain && self.random.chance(2) {
+            (node.unknown, node.stateful, node.blocking) = (true, true, true);
+        }
         self.case.nodes.push(node);
         self.case.nodes.len() as u32 - 1
     }
@@ -169,6 +172,7 @@ impl Builder {
         let task = self.random.below(self.tasks as usize) as u32;
         let it = &mut self.case.nodes[node as usize];
         (it.task, it.cloneable, it.stateful, it.untouchable) = (task, true, refers, false);
+        (it.unknown, it.blocking) = (false, false);
         scope.values.push(Value { refers, ..Value::of(node, 0, true) });
     }
 
@@ -184,6 +188,9 @@ impl Builder {
         self.reference(variable, node);
         if self.random.chance(40) {
             self.case.nodes[node as usize].pure_read = true;
+            if let Some(edge) = self.case.edges.last_mut().filter(|edge| edge.class == Class::Ref) {
+                edge.class = Class::Deref;
+            }
             scope.values.push(Value::of(node, 0, variable.solid));
             return;
         }
@@ -231,7 +238,7 @@ impl Builder {
             solid &= value.solid;
             self.control(value.node, node);
         }
-        self.case.nodes[node as usize].stateful = self.training && self.random.chance(25);
+        self.case.nodes[node as usize].stateful |= self.training && self.random.chance(25);
         if self.random.chance(6) && !self.outside.is_empty() {
             let awaited = self.outside[self.random.below(self.outside.len())];
             self.case.nodes[node as usize].blocking = true;

@@ -40,8 +40,10 @@ pub struct Node {
     /// Equal numbers: the same task.
     pub task: u32,
     pub device: u32,
-    /// Has effects beyond its outputs.
+    /// Has effects beyond its outputs, or is not known to have none.
     pub stateful: bool,
+    /// Nothing is known about its operation: it stays where it is, may wait, and may change whatever it can reach.
+    pub unknown: bool,
     /// May wait for something that is no edge of this graph: a queue, a collective, a receive that somebody else wrote, a client that feeds
     /// later (partial runs).
     pub blocking: bool,
@@ -53,7 +55,8 @@ pub struct Node {
     pub forwards_ref: bool,
     /// Reads a variable and does nothing else.
     pub pure_read: bool,
-    /// Enter: the number of its frame's name. Switch: how many outputs it has (0: two).
+    /// Enter: the number of its frame's name. Switch: how many outputs it has (0: two). A variable: the number of its name (0: it has a name that
+    /// no other node has).
     pub detail: u32,
     /// How long it runs, if somebody knows.
     pub cost_us: Option<u32>,
@@ -70,6 +73,7 @@ impl Node {
             task,
             device: task,
             stateful: false,
+            unknown: false,
             blocking: false,
             untouchable: false,
             cloneable: false,
@@ -90,6 +94,8 @@ pub enum Class {
     Variant,
     /// A reference into the producer: not a value.
     Ref,
+    /// The value behind a reference, which the consumer takes when it starts: what is there by then.
+    Deref,
     Resource,
     /// Nothing but "done".
     Control,

@@ -3,13 +3,13 @@
 //!
 //! A *component* of a call is what values tie together. Control edges between components become an order of calls: within what was one round
 //! there are then levels. Components that carry next to nothing share a call on each level; the others are collected, in the order of their
-//! names, until they carry enough.
+//! names, until they carry enough. A call with more values than its table has room for is split in the same way, by their number.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::classes::ClassId;
 use super::graph::{Edge, Graph, index};
-use super::placement::{Place, Placement};
+use super::placement::{Place, Placement, Reason};
 
 /// The most parts of one call's values. More would not be faster, and there are limits to how many calls a worker may make at once.
 const MOST: u64 = 64;
@@ -17,6 +17,9 @@ const MOST: u64 = 64;
 const LIGHT: u64 = 16;
 /// What several components take along is sent to each of their calls, if it is not more than this part of what is enough.
 const SHARED: u64 = 64;
+
+/// A call takes along, and brings back, at most so many values: its table, with up to 14 dimensions each, has to fit into a message's metadata.
+pub const MOST_VALUES: usize = 8192;
 
 /// Everything of one class in one round: one call, unless it carries too much.
 type Group = (u32, ClassId);
@@ -26,23 +29,31 @@ pub type Part = (u32, u32);
 
 pub struct Parts<'a> {
     graph: &'a Graph<'a>,
-    placement: &'a Placement,
+    placement: &'a Placement<'a>,
     rounds: &'a [u32],
     /// Bytes that are worth a call of their own; 0: none are.
     enough: u64,
     /// What the groups carry that are worth a look, and their nodes.
     large: BTreeMap<Group, (u64, Vec<u32>)>,
+    /// Groups with too many values.
+    crowded: BTreeSet<Group>,
+}
+
+/// What a component carries.
+#[derive(Clone, Copy, Default)]
+struct Load {
+    bytes: u64,
+    feeds: usize,
+    fetches: usize,
 }
 
 impl<'a> Parts<'a> {
-    pub fn new(graph: &'a Graph<'a>, placement: &'a Placement, rounds: &'a [u32], enough: u64) -> Self {
-        let mut all = Self { graph, placement, rounds, enough, large: BTreeMap::new() };
-        if enough == 0 {
-            return all;
-        }
+    pub fn new(graph: &'a Graph<'a>, placement: &'a Placement<'a>, rounds: &'a [u32], enough: u64) -> Self {
+        let (large, crowded) = (BTreeMap::new(), BTreeSet::new());
+        let mut all = Self { graph, placement, rounds, enough, large, crowded };
         let mut carried: HashMap<Group, u64> = HashMap::new();
         let mut seen = BTreeSet::new();
-        for edge in graph.edges() {
+        for edge in graph.edges().iter().filter(|_| enough != 0) {
             for (at, is_feed) in all.loads(edge) {
                 let group = all.group(at);
                 if seen.insert((group, is_feed, edge.src, edge.src_output)) {
@@ -51,7 +62,11 @@ impl<'a> Parts<'a> {
                 }
             }
         }
-        carried.retain(|_, bytes| *bytes >= enough.saturating_mul(2));
+        all.crowded = all.with_too_many_values(|node| (all.group(node), (0, 0))).into_iter().map(|of| of.0).collect();
+        carried.retain(|group, bytes| *bytes >= enough.saturating_mul(2) || all.crowded.contains(group));
+        all.crowded.iter().for_each(|group| {
+            carried.entry(*group).or_default();
+        });
         all.large = carried.into_iter().map(|(group, bytes)| (group, (bytes, Vec::new()))).collect();
         if !all.large.is_empty() {
             for node in graph.ids().filter(|node| placement.is_called(*node)) {
@@ -61,6 +76,60 @@ impl<'a> Parts<'a> {
             }
         }
         all
+    }
+
+    /// Of the calls that `call` assigns nodes to, those that could not be made.
+    fn with_too_many_values(&self, call: impl Fn(u32) -> (Group, Part)) -> BTreeSet<(Group, Part)> {
+        let mut counts: HashMap<((Group, Part), bool), usize> = HashMap::new();
+        let mut seen = HashSet::new();
+        // None of them has more values than there are edges.
+        let edges = if self.graph.edges().len() > MOST_VALUES { self.graph.edges() } else { &[] };
+        for edge in edges.iter().filter(|edge| self.is_value(edge)) {
+            let (from, to) = (self.is_called(edge.src), self.is_called(edge.dst));
+            if from && to && call(edge.src) == call(edge.dst) {
+                continue;
+            }
+            for (node, is_feed) in [(edge.src, false), (edge.dst, true)] {
+                let counts_here = if is_feed { to } else { from };
+                if counts_here && seen.insert((call(node), is_feed, edge.src, edge.src_output)) {
+                    *counts.entry((call(node), is_feed)).or_default() += 1;
+                }
+            }
+        }
+        counts.into_iter().filter(|(_, count)| *count > MOST_VALUES).map(|((call, _), _)| call).collect()
+    }
+
+    /// Of the calls that have too many values even in parts, the nodes that have most of them.
+    pub fn overfull(&self, parts: &[Part]) -> Vec<(u32, Reason)> {
+        if self.crowded.is_empty() {
+            return Vec::new();
+        }
+        let call = |node: u32| (self.group(node), parts[index(node)]);
+        let overfull = self.with_too_many_values(call);
+        let mut left = Vec::new();
+        for full in &overfull {
+            let values = |node: &u32| {
+                let edges = self.graph.ins(*node).iter().chain(self.graph.outs(*node));
+                edges.filter(|edge| self.is_value(self.graph.edge(**edge))).count()
+            };
+            let called = |node: &u32| self.placement.place(*node) == Place::Called && call(*node) == *full;
+            let mut nodes: Vec<u32> = self.graph.ids().filter(called).collect();
+            nodes.sort_by_key(|node| std::cmp::Reverse(values(node)));
+            let mut rest: usize = nodes.iter().map(values).sum();
+            for node in nodes {
+                left.push((node, Reason::Many));
+                rest -= values(&node);
+                if rest <= MOST_VALUES {
+                    break;
+                }
+            }
+        }
+        left
+    }
+
+    /// Something that a call may have to take along or bring back.
+    fn is_value(&self, edge: &Edge) -> bool {
+        !edge.is_control() && !self.placement.is_copied(self.graph, edge) && !self.placement.is_tied(edge)
     }
 
     /// The classes that have a call which carries much.
@@ -95,10 +164,7 @@ impl<'a> Parts<'a> {
 
     /// The ends whose call takes along (true) or brings back (false) what this edge carries.
     fn loads(&self, edge: &Edge) -> impl Iterator<Item = (u32, bool)> + use<> {
-        let travels = !edge.is_control()
-            && !self.placement.is_copied(self.graph, edge)
-            && !self.placement.is_tied(edge)
-            && !self.is_inside(edge);
+        let travels = self.is_value(edge) && !self.is_inside(edge);
         let (from, to) = (self.is_called(edge.src), self.is_called(edge.dst));
         // From call to call of one server it stays there.
         let travels = travels && !(from && to && !self.graph.crosses(edge));
@@ -110,10 +176,12 @@ impl<'a> Parts<'a> {
         let numbers: HashMap<u32, usize> = nodes.iter().copied().zip(0..).collect();
         let of = self.components(group, nodes, &numbers);
         let loads = self.load(group, nodes, &of);
-        let Some(levels) = self.levels(nodes, &numbers, &of, &loads) else { return };
-        let enough = self.enough.max(bytes / MOST);
+        let crowded = self.crowded.contains(&group);
+        let heavy = |component: usize| crowded || self.is_heavy(loads[component].bytes);
+        let Some(levels) = self.levels(nodes, &numbers, &of, &heavy) else { return };
+        let enough = if self.enough == 0 { u64::MAX } else { self.enough.max(bytes / MOST) };
         let mut names: BTreeMap<usize, String> = BTreeMap::new();
-        for (node, component) in nodes.iter().zip(&of).filter(|(_, component)| self.is_heavy(loads[**component])) {
+        for (node, component) in nodes.iter().zip(&of).filter(|(_, component)| heavy(**component)) {
             let name = self.graph.describe(*node);
             let known = names.entry(*component).or_insert_with(|| name.clone());
             if name < *known {
@@ -124,20 +192,23 @@ impl<'a> Parts<'a> {
         let heavy: BTreeSet<(u32, String, usize)> =
             names.into_iter().map(|(component, name)| (levels[component], name, component)).collect();
         let mut part_of = vec![0; nodes.len()];
-        let (mut last, mut part, mut full, mut most) = (0, 0, 0u64, 0);
+        let (mut last, mut part, mut full, mut most) = (0, 0, Load::default(), 0);
         for (level, _, component) in heavy {
             if level != last {
                 (last, part) = (level, 0);
             }
-            if part == 0 || full >= enough {
-                (part, full) = (part + 1, 0);
+            let load = loads[component];
+            let (feeds, fetches) = (full.feeds + load.feeds, full.fetches + load.fetches);
+            if part == 0 || full.bytes >= enough || feeds > MOST_VALUES || fetches > MOST_VALUES {
+                (part, full) = (part + 1, Load::default());
             }
-            full = full.saturating_add(loads[component]);
+            full.bytes = full.bytes.saturating_add(load.bytes);
+            (full.feeds, full.fetches) = (full.feeds + load.feeds, full.fetches + load.fetches);
             part_of[component] = part;
             most = most.max(part);
         }
         // One after the other is no gain.
-        if most < 2 {
+        if most < 2 && !crowded {
             return;
         }
         for (node, component) in nodes.iter().zip(&of) {
@@ -173,17 +244,28 @@ impl<'a> Parts<'a> {
     }
 
     /// By component: what it takes along and brings back.
-    fn load(&self, group: Group, nodes: &[u32], of: &[usize]) -> Vec<u64> {
-        let mut loads: Vec<u64> = vec![0; nodes.len()];
-        let mut seen = BTreeSet::new();
+    fn load(&self, group: Group, nodes: &[u32], of: &[usize]) -> Vec<Load> {
+        let mut loads = vec![Load::default(); nodes.len()];
+        let (mut seen, mut counted) = (BTreeSet::new(), HashSet::new());
         for (node, component) in nodes.iter().zip(of) {
             let edges = self.graph.ins(*node).iter().chain(self.graph.outs(*node));
             for edge in edges.map(|edge| self.graph.edge(*edge)) {
                 for (end, is_feed) in self.loads(edge).filter(|(end, _)| end == node) {
                     debug_assert_eq!(self.group(end), group);
                     if seen.insert((*component, is_feed, edge.src, edge.src_output)) {
-                        loads[*component] = loads[*component].saturating_add(edge.bytes.unwrap_or(0));
+                        let load = &mut loads[*component];
+                        load.bytes = load.bytes.saturating_add(edge.bytes.unwrap_or(0));
                     }
+                }
+                // What stays on the server has an entry in the table as well.
+                let is_feed = edge.dst == *node;
+                if self.is_value(edge)
+                    && !self.is_inside(edge)
+                    && counted.insert((*component, is_feed, edge.src, edge.src_output))
+                {
+                    let load = &mut loads[*component];
+                    let count = if is_feed { &mut load.feeds } else { &mut load.fetches };
+                    *count += 1;
                 }
             }
         }
@@ -191,7 +273,13 @@ impl<'a> Parts<'a> {
     }
 
     /// By component: behind how many calls of its group it is. None: components wait for each other in a circle, and cannot be torn apart.
-    fn levels(&self, nodes: &[u32], numbers: &HashMap<u32, usize>, of: &[usize], loads: &[u64]) -> Option<Vec<u32>> {
+    fn levels(
+        &self,
+        nodes: &[u32],
+        numbers: &HashMap<u32, usize>,
+        of: &[usize],
+        heavy: &dyn Fn(usize) -> bool,
+    ) -> Option<Vec<u32>> {
         let mut before: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); nodes.len()];
         let mut waiting = vec![0usize; nodes.len()];
         for (place, node) in nodes.iter().enumerate() {
@@ -208,7 +296,7 @@ impl<'a> Parts<'a> {
         while let Some(component) = ready.pop() {
             done += 1;
             for next in std::mem::take(&mut before[component]) {
-                let together = !self.is_heavy(loads[component]) && !self.is_heavy(loads[next]);
+                let together = !heavy(component) && !heavy(next);
                 levels[next] = levels[next].max(levels[component] + u32::from(!together));
                 waiting[next] -= 1;
                 if waiting[next] == 0 {

@@ -1,9 +1,10 @@
 //! What becomes of each node when the parameter servers' part of a graph is turned into calls: the first step of the star planners.
 
 use super::classes::{ClassId, Classes};
-use super::flow::{Flow, ROOT, Step, forward_ins};
+use super::flow::{Flow, ROOT, Step};
 use super::graph::{Class, Edge, Graph, Kind, index};
 use super::predicates::Predicates;
+use super::roots::Roots;
 use super::sets::SetId;
 
 /// Who is who.
@@ -41,6 +42,12 @@ pub enum Reason {
     /// In a loop, or part of its machinery.
     Loop,
     Untouchable,
+    /// Nothing is known about its operation.
+    Unknown,
+    /// A value that is a variable's own memory, and may have to be seen changing.
+    Alias,
+    /// One node has more inputs or outputs than a call can carry.
+    Many,
     /// A reference would have to leave its call.
     Reference,
     Resource,
@@ -58,6 +65,9 @@ impl Reason {
         match self {
             Reason::Loop => "in a loop",
             Reason::Untouchable => "functions, and what is not on the first CPU",
+            Reason::Unknown => "an operation that starwire does not know",
+            Reason::Alias => "a value that changes with its variable",
+            Reason::Many => "more values than a call can carry",
             Reason::Reference => "a reference would leave its call",
             Reason::Resource => "a handle would leave its call",
             Reason::Variant => "an object would leave its call",
@@ -68,40 +78,36 @@ impl Reason {
     }
 }
 
-pub struct Placement {
+pub struct Placement<'a> {
     pub places: Vec<Place>,
-    /// By node: the variable that its output 0 refers to, if that is known.
-    roots: Vec<Option<u32>>,
+    roots: &'a Roots,
     /// By node: copied, but its value is needed where no copy can be.
     fetched: Vec<bool>,
     /// By node.
     classes: Vec<ClassId>,
 }
 
-impl Placement {
-    /// `left`: what is left alone in any case. `copy_reads`: reads of variables are copied like the variables.
+impl<'a> Placement<'a> {
+    /// `left`: what is left alone in any case. `copy_reads`: by node, reads of variables that may be copied like the variables.
+    #[allow(clippy::too_many_arguments)]
     pub fn of(
         graph: &Graph,
         flow: &Flow,
         predicates: &Predicates,
         classes: &Classes,
         roles: &Roles,
+        roots: &'a Roots,
         left: &[Option<Reason>],
-        copy_reads: bool,
+        copy_reads: &[bool],
     ) -> Self {
-        let mut all = Self {
-            places: vec![Place::Stays; graph.len()],
-            roots: vec![None; graph.len()],
-            fetched: Vec::new(),
-            classes: classes.of.clone(),
-        };
+        let mut all =
+            Self { places: vec![Place::Stays; graph.len()], roots, fetched: Vec::new(), classes: classes.of.clone() };
         for step in &flow.order {
             let Step::Node(node) = *step else { continue };
-            all.roots[index(node)] = all.find_root(graph, node);
             if roles.is_server(graph.node(node).task) {
                 let place = match left[index(node)] {
                     Some(reason) => Place::Left(reason),
-                    None => all.place_on_server(graph, flow, predicates, node, copy_reads),
+                    None => all.place_on_server(graph, flow, predicates, node, copy_reads[index(node)]),
                 };
                 all.places[index(node)] = place;
             }
@@ -124,7 +130,7 @@ impl Placement {
 
     /// The variable behind a reference or handle.
     pub fn root(&self, edge: &Edge) -> Option<u32> {
-        if edge.src_output == 0 || self.place(edge.src) == Place::Pivot { self.roots[index(edge.src)] } else { None }
+        self.roots.of(edge)
     }
 
     /// A copy of its producer is at hand wherever the consumer runs (or the producer itself stays in the graph for it): nobody waits.
@@ -185,23 +191,13 @@ impl Placement {
         }
     }
 
-    fn find_root(&self, graph: &Graph, node: u32) -> Option<u32> {
-        let it = graph.node(node);
-        if it.cloneable && graph.ins(node).is_empty() {
-            return Some(node);
-        }
-        let passes = it.forwards_ref || matches!(it.kind, Kind::Identity | Kind::Switch);
-        let input = forward_ins(graph, node).map(|edge| *graph.edge(edge)).find(|edge| edge.dst_input == 0)?;
-        if passes && is_reference(&input) { self.root(&input) } else { None }
-    }
-
     fn place_on_server(
         &self,
         graph: &Graph,
         flow: &Flow,
         predicates: &Predicates,
         node: u32,
-        copy_reads: bool,
+        copy_read: bool,
     ) -> Place {
         let it = graph.node(node);
         if flow.inside(node) != ROOT || flow.outputs(node) != ROOT {
@@ -210,18 +206,21 @@ impl Placement {
         if it.untouchable {
             return Place::Left(Reason::Untouchable);
         }
+        if it.unknown {
+            return Place::Left(Reason::Unknown);
+        }
         if matches!(it.kind, Kind::Feed | Kind::Fetch | Kind::Receive) {
             return Place::Left(Reason::Transfer);
         }
         let mut ins = graph.ins(node).iter().map(|edge| graph.edge(*edge));
         let copied = |edge: &Edge| !edge.is_control() && self.place(edge.src) == Place::Copied && !graph.crosses(edge);
-        if (it.cloneable && graph.ins(node).is_empty()) || (copy_reads && it.pure_read && ins.all(copied)) {
+        if (it.cloneable && graph.ins(node).is_empty()) || (copy_read && it.pure_read && ins.all(copied)) {
             return Place::Copied;
         }
         let mut touching = graph.ins(node).iter().chain(graph.outs(node)).map(|edge| graph.edge(*edge));
         let tied = touching.any(|edge| self.is_tied(edge) || edge.class == Class::Variant);
         match it.kind {
-            Kind::Switch if self.roots[index(node)].is_some() => Place::Pivot,
+            Kind::Switch if self.roots.of_output(node).is_some() => Place::Pivot,
             Kind::Switch | Kind::Merge if tied => Place::Left(Reason::Branching),
             Kind::Switch | Kind::Merge | Kind::ControlTrigger => Place::Moved,
             _ if predicates.node(node) != SetId::EMPTY && !it.stateful && !it.blocking && !tied => Place::Moved,
@@ -240,7 +239,7 @@ fn is_no_op(graph: &Graph, flow: &Flow, node: u32) -> bool {
 
 /// Cannot leave its task.
 pub fn is_reference(edge: &Edge) -> bool {
-    matches!(edge.class, Class::Ref | Class::Resource)
+    matches!(edge.class, Class::Ref | Class::Deref | Class::Resource)
 }
 
 /// Copied, but with a value that changes: a variable, or a read of one.

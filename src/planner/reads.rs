@@ -6,15 +6,16 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
-use super::graph::{Edge, Graph, Kind};
+use super::graph::{Class, Edge, Graph, Kind, index};
 use super::placement::{Place, Placement, is_reference, is_variable};
+use super::roots::{Roots, may_change};
 
 /// How many edges are looked at, each way, to find out what depends on a read. What takes longer is not worth it.
 const FAR: usize = 256;
 
 pub struct Reads<'a> {
     graph: &'a Graph<'a>,
-    placement: &'a Placement,
+    placement: &'a Placement<'a>,
     /// By variable: who may change it.
     changers: HashMap<u32, BTreeSet<u32>>,
     /// Tasks where something is changed of which nobody knows what it is.
@@ -22,7 +23,7 @@ pub struct Reads<'a> {
 }
 
 impl<'a> Reads<'a> {
-    pub fn new(graph: &'a Graph<'a>, placement: &'a Placement) -> Self {
+    pub fn new(graph: &'a Graph<'a>, placement: &'a Placement<'a>) -> Self {
         let mut all = Self { graph, placement, changers: HashMap::new(), unclear: HashSet::new() };
         for edge in graph.edges().iter().filter(|edge| placement.is_tied(edge)) {
             let passes_on = matches!(placement.place(edge.dst), Place::Pivot | Place::Copied);
@@ -87,4 +88,71 @@ impl<'a> Reads<'a> {
             }
         }
     }
+}
+
+/// How many edges are looked at, for one read and for all, to find out what its users lead to.
+const FAR_FOR_ONE: usize = 1 << 16;
+const FAR_FOR_ALL: usize = 1 << 23;
+
+/// By node: reads that may be made again in a later call of the step, and again in another one.
+///
+/// What other workers write in between is seen or not, as it happens. What the step itself writes must be seen exactly where the graph says so:
+/// whoever uses the value has to come before every update of the variable, so that each repetition does.
+pub fn repeatable(graph: &Graph, roots: &Roots) -> Vec<bool> {
+    let mut updates: HashMap<u32, Vec<u32>> = HashMap::new();
+    let mut unclear: HashSet<u32> = HashSet::new();
+    for edge in graph.edges().iter().filter(|edge| may_change(graph, edge)) {
+        match roots.variable(edge) {
+            Some(variable) => updates.entry(variable).or_default().push(edge.dst),
+            None => {
+                unclear.insert(graph.node(edge.dst).task);
+            }
+        }
+    }
+    let mut looked = 0;
+    let mut is_repeatable = |node: u32| {
+        let it = graph.node(node);
+        if !it.pure_read || unclear.contains(&it.task) {
+            return false;
+        }
+        let outs = || graph.outs(node).iter().map(|edge| graph.edge(*edge));
+        if outs().any(Edge::is_control) {
+            return false;
+        }
+        let mut changers: BTreeSet<u32> = BTreeSet::new();
+        for edge in graph.ins(node).iter().map(|edge| graph.edge(*edge)) {
+            match (edge.class, roots.variable(edge)) {
+                (Class::Ref | Class::Deref | Class::Resource, None) => return false,
+                (_, Some(variable)) => changers.extend(updates.get(&variable).into_iter().flatten()),
+                _ => {}
+            }
+        }
+        changers.is_empty() || outs().all(|edge| leads_to(graph, edge.dst, &changers, &mut looked))
+    };
+    graph.ids().map(&mut is_repeatable).collect()
+}
+
+/// Whether a node is before each of the others, or one of them. A Merge may run without it.
+fn leads_to(graph: &Graph, from: u32, all: &BTreeSet<u32>, looked: &mut usize) -> bool {
+    let end = (*looked + FAR_FOR_ONE).min(FAR_FOR_ALL);
+    let mut missing = all.clone();
+    let mut seen = vec![false; graph.len()];
+    let mut open = vec![from];
+    missing.remove(&from);
+    seen[index(from)] = true;
+    while let (false, Some(at)) = (missing.is_empty(), open.pop()) {
+        for edge in graph.outs(at) {
+            *looked += 1;
+            if *looked > end {
+                return false;
+            }
+            let next = graph.edge(*edge).dst;
+            let orders = !matches!(graph.node(next).kind, Kind::Merge | Kind::NextIteration);
+            if orders && !std::mem::replace(&mut seen[index(next)], true) {
+                missing.remove(&next);
+                open.push(next);
+            }
+        }
+    }
+    missing.is_empty()
 }

@@ -13,13 +13,18 @@ use super::reads::Reads;
 pub struct Rounds<'a> {
     graph: &'a Graph<'a>,
     flow: &'a Flow,
-    placement: &'a Placement,
+    placement: &'a Placement<'a>,
     /// What several nodes of these classes share is made early, and kept for them: made in their call it would hold them together.
     apart: &'a BTreeSet<ClassId>,
 }
 
 impl<'a> Rounds<'a> {
-    pub fn new(graph: &'a Graph<'a>, flow: &'a Flow, placement: &'a Placement, apart: &'a BTreeSet<ClassId>) -> Self {
+    pub fn new(
+        graph: &'a Graph<'a>,
+        flow: &'a Flow,
+        placement: &'a Placement<'a>,
+        apart: &'a BTreeSet<ClassId>,
+    ) -> Self {
         Self { graph, flow, placement, apart }
     }
 

@@ -143,7 +143,7 @@ impl Net {
 /// References have no value, and neither has what comes out of a Switch of one.
 pub fn carries_a_reference(graph: &Graph, edge: u32) -> bool {
     let edge = graph.edge(edge);
-    let reference = |class: Class| matches!(class, Class::Ref | Class::Resource);
+    let reference = |class: Class| matches!(class, Class::Ref | Class::Deref | Class::Resource);
     let of_one = |edge: &u32| graph.edge(*edge).dst_input == 0 && reference(graph.edge(*edge).class);
     let switched = graph.node(edge.src).kind == Kind::Switch && graph.ins(edge.src).iter().any(of_one);
     reference(edge.class) || (switched && !edge.is_control())

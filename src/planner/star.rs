@@ -19,12 +19,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::aliases::Aliases;
 use super::classes::{ClassId, Classes};
 use super::flow::Flow;
 use super::graph::{Class, Edge, Graph, Kind, PlanError, index};
 use super::parts::{Part, Parts};
 use super::placement::{Place, Placement, Reason, Roles, is_reference};
 use super::predicates::{Fact, Predicates};
+use super::reads::repeatable;
+use super::roots::Roots;
 use super::rounds::Rounds;
 use super::schedule::{Costs, Schedule};
 use super::sets::SetId;
@@ -110,10 +113,16 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Res
     let costs = Costs { node_us: 0, message_us: 0, bytes_per_us: 1 };
     let schedule = Schedule::of(graph, &flow, costs);
     let classes = Classes::new(graph, &predicates, &schedule);
+    let known = Roots::new(graph, &flow);
+    let aliases = Aliases::new(graph, &flow, &known);
+    let repeatable = match style {
+        Style::Robust => vec![false; graph.len()],
+        Style::Lite => repeatable(graph, &known),
+    };
     let mut left: Vec<Option<Reason>> = vec![None; graph.len()];
     let mut attempts = 0;
     loop {
-        let placement = Placement::of(graph, &flow, &predicates, &classes, roles, &left, style == Style::Lite);
+        let placement = Placement::of(graph, &flow, &predicates, &classes, roles, &known, &left, &repeatable);
         let make = |apart: &BTreeSet<ClassId>| {
             let rounds = Rounds::new(graph, &flow, &placement, apart);
             match style {
@@ -129,7 +138,9 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Res
         let parts = Parts::new(graph, &placement, &rounds, split_bytes).find();
         let numbers = number_calls(graph, &placement, &classes, &rounds, &parts);
         let split = Split { graph, placement: &placement, calls_of: &numbers.calls_of };
-        let torn = split.torn(attempts >= PATIENCE);
+        let mut torn = split.torn(attempts >= PATIENCE);
+        torn.extend(aliases.broken(&placement));
+        torn.extend(Parts::new(graph, &placement, &rounds, split_bytes).overfull(&parts));
         if torn.is_empty() {
             let worth_it = !numbers.keys.is_empty() && split.anything_crosses();
             if worth_it || !leave_all(graph, &placement, &mut left) {
@@ -196,7 +207,7 @@ fn leave_all(graph: &Graph, placement: &Placement, left: &mut [Option<Reason>]) 
 
 struct Split<'a> {
     graph: &'a Graph<'a>,
-    placement: &'a Placement,
+    placement: &'a Placement<'a>,
     calls_of: &'a [Option<u32>],
 }
 

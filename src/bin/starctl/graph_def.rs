@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use prost::Message;
 use starwire::planner::graph::{Class, Edge, Kind, Memory, Node};
+use starwire::planner::ops;
 
 use crate::sizes;
 
@@ -114,6 +115,11 @@ pub fn convert(graph: &GraphDef, fetches: &[String], worker: Option<&str>) -> Re
             let from = *src;
             let Some(src) = numbers.get(src) else { continue };
             let mut edge = edge((*src, *output), (*dst, dst_input), class);
+            let of = |node: &u32| planned.nodes.get(*node as usize).map(|node| node.task);
+            let reference = *output == 0 && yields_ref(&graph.node[from].op);
+            if class == Class::Plain && reference && of(src) == of(dst) {
+                edge.class = Class::Deref;
+            }
             if class == Class::Plain {
                 edge.bytes = sizes::bytes(graph, &inputs, (from, *output), (at, dst_input));
             }
@@ -277,59 +283,34 @@ fn kind(op: &str) -> Kind {
 }
 
 fn describe(op: &str, task: u32, reads_variable: bool) -> Node {
-    let variable = is_ref_variable(op) || makes_handle(op);
-    let of_accumulator = takes_ref(op) && op.contains("Accumulator");
-    let changes = takes_ref(op) && !op.starts_with("Ref") && op != "IsVariableInitialized";
-    let has_effects =
-        ["Assign", "Apply", "Scatter", "Queue", "Random", "Lookup", "Save", "Restore", "Print", "Barrier"];
-    let waits = ["Dequeue", "Enqueue", "TakeGradient", "Collective", "Stage", "Recv", "PyFunc"];
+    let Some(known) = ops::knowledge(op) else {
+        return Node { unknown: true, stateful: true, blocking: true, ..Node::of(kind(op), task) };
+    };
     Node {
-        stateful: variable || changes || has_effects.iter().any(|part| op.contains(part)),
-        blocking: waits.iter().any(|part| op.contains(part)),
-        cloneable: is_ref_variable(op) || op == "VarHandleOp" || NAMED.contains(&op),
-        forwards_ref: takes_ref(op) && op != "IsVariableInitialized" && op != "CountUpTo" && !of_accumulator,
-        pure_read: matches!(op, "ReadVariableOp" | "ResourceGather" | "ResourceGatherNd" | "VariableShape")
-            || matches!(op, "VarIsInitializedOp" | "IsVariableInitialized")
-            || (op == "Identity" && reads_variable),
+        stateful: !known.is_pure(),
+        blocking: known.waits,
+        cloneable: known.named,
+        forwards_ref: known.forwards,
+        pure_read: known.reads || (op == "Identity" && reads_variable),
         ..Node::of(kind(op), task)
     }
 }
-
-/// Found by their names, as variables are: kNamed of cc/graph/variables.cc.
-const NAMED: [&str; 21] = [
-    "Const",
-    "HashTable",
-    "HashTableV2",
-    "MutableHashTable",
-    "MutableHashTableV2",
-    "MutableHashTableOfTensors",
-    "MutableHashTableOfTensorsV2",
-    "FIFOQueue",
-    "FIFOQueueV2",
-    "PaddingFIFOQueue",
-    "PaddingFIFOQueueV2",
-    "PriorityQueue",
-    "PriorityQueueV2",
-    "RandomShuffleQueue",
-    "RandomShuffleQueueV2",
-    "ConditionalAccumulator",
-    "SparseConditionalAccumulator",
-    "ResourceConditionalAccumulator",
-    "Barrier",
-    "MutexV2",
-    "IteratorV2",
-];
 
 pub fn is_ref_variable(op: &str) -> bool {
     matches!(op, "Variable" | "VariableV2")
 }
 
 fn makes_handle(op: &str) -> bool {
-    let named = NAMED.contains(&op) && op != "Const";
+    let named = ops::knowledge(op).is_some_and(|known| known.named && !known.constant && !is_ref_variable(op));
     named
         || op.ends_with("HandleOp")
         || op.ends_with("TableV2")
         || matches!(op, "TensorArrayV3" | "StackV2" | "OneShotIterator")
+}
+
+/// Output 0 is a reference.
+fn yields_ref(op: &str) -> bool {
+    is_ref_variable(op) || (takes_ref(op) && ops::knowledge(op).is_some_and(|known| known.forwards))
 }
 
 fn takes_ref(op: &str) -> bool {
@@ -347,14 +328,6 @@ pub mod tests {
     pub fn node(name: &str, op: &str, device: &str, input: &[&str]) -> NodeDef {
         let input = input.iter().map(|name| name.to_string()).collect();
         NodeDef { name: name.to_string(), op: op.to_string(), input, device: device.to_string(), attr: BTreeMap::new() }
-    }
-
-    #[test]
-    fn what_is_found_by_its_name_is_the_same_as_on_a_server() {
-        let source = include_str!("../../../cc/graph/variables.cc");
-        let list = source.split("kNamed[] = {").nth(1).and_then(|rest| rest.split("};").next()).unwrap();
-        let names: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
-        assert_eq!(names, NAMED);
     }
 
     #[test]

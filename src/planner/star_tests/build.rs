@@ -43,7 +43,7 @@ impl Build {
     }
 
     pub(super) fn read(&mut self, variable: u32) -> u32 {
-        let class = if self.references { Class::Plain } else { Class::Resource };
+        let class = if self.references { Class::Deref } else { Class::Resource };
         let node = self.op(self.nodes[variable as usize].task, &[(variable, class)]);
         let it = &mut self.nodes[node as usize];
         // As TensorFlow has it: ReadVariableOp counts as stateful.

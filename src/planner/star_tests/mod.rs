@@ -6,6 +6,7 @@ mod build;
 mod parts;
 /// Any graph: the split one does what the whole one does.
 mod random;
+mod references;
 /// What a training step should become.
 mod steps;
 

@@ -3,6 +3,8 @@ use std::collections::BTreeSet;
 use super::super::generate::training_case;
 use super::super::graph::Class::Plain;
 use super::super::graph::Graph;
+use super::super::parts::MOST_VALUES;
+use super::super::placement::{Place, Reason};
 use super::super::star::{self, Style, Way};
 use super::build::Build;
 use super::{STYLES, roles};
@@ -141,13 +143,33 @@ fn a_large_graph_is_split_at_once() {
         b.edges.last_mut().unwrap().bytes = Some(1 << 10);
     }
     let graph = Graph::new(b.nodes, b.edges, None).unwrap();
+    // Of 15,000 values for each server and direction, a call carries 8192.
     for (style, split_bytes, calls) in
-        [(Style::Robust, 0, 4), (Style::Lite, 0, 4), (Style::Robust, 1 << 10, 256), (Style::Lite, 1 << 10, 256)]
+        [(Style::Robust, 0, 8), (Style::Lite, 0, 8), (Style::Robust, 1 << 10, 256), (Style::Lite, 1 << 10, 256)]
     {
         let begun = std::time::Instant::now();
         let plan = star::plan(&graph, &roles(&graph), style, split_bytes).unwrap();
         let took = begun.elapsed();
         assert_eq!(plan.calls.len(), calls);
         assert!(took.as_millis() < 1_000, "{took:?}");
+    }
+}
+
+#[test]
+fn a_node_with_more_values_than_a_call_can_carry_is_left() {
+    for (outputs, is_left) in [(MOST_VALUES as i32, false), (MOST_VALUES as i32 + 1, true)] {
+        for style in STYLES {
+            let mut b = Build::default();
+            let (given, few) = (b.op(0, &[]), b.variable(1));
+            let many = b.op(1, &[(given, Plain)]);
+            let taker = b.op(0, &[]);
+            (0..outputs).for_each(|output| b.input((many, output), taker, output, Plain));
+            let update = b.update(few, &[given]);
+            let graph = Graph::new(b.nodes, b.edges, None).unwrap();
+            let plan = star::plan(&graph, &roles(&graph), style, 0).unwrap();
+            let place = if is_left { Place::Left(Reason::Many) } else { Place::Called };
+            assert_eq!(plan.places[many as usize], place);
+            assert_eq!(plan.places[update as usize], Place::Called, "only that node");
+        }
     }
 }

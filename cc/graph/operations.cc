@@ -1,0 +1,82 @@
+#include "cc/graph/operations.h"
+
+#include "cc/worker/status_codec.h"
+#include "include/starwire.h"
+#include "tensorflow/core/framework/attr_value.pb.h"
+#include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/framework/op_def.pb.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace starwire {
+namespace {
+
+using tensorflow::Edge;
+using tensorflow::Node;
+
+// A handle of this name is made anew each time: a copy of the node would be another variable.
+constexpr char kAnonymous[] = "cd2c89b7-88b7-44c8-ad83-06c2a9158347";
+
+std::string TextOf(const Node& node, const char* attribute) {
+  std::string text;
+  tensorflow::TryGetNodeAttr(node.attrs(), attribute, &text);
+  return text;
+}
+
+// An Identity beside a reference variable is how TensorFlow 1 reads it.
+bool ReadsReference(const Node& node) {
+  if (node.type_string() != "Identity") return false;
+  const Edge* edge = nullptr;
+  if (!node.input_edge(0, &edge).ok()) return false;
+  const Node* source = edge->src();
+  return IsVariable(*source) && source->num_outputs() == 1 && tensorflow::IsRefType(source->output_type(0));
+}
+
+// What the table says of the operation, its types have to bear out: output 0 is what comes in at input 0.
+bool ForwardsReference(const Node& node, uint32_t known) {
+  if ((known & SW_OP_FORWARDS) == 0 || node.num_inputs() == 0 || node.num_outputs() == 0) return false;
+  return tensorflow::IsRefType(node.input_type(0)) && node.input_type(0) == node.output_type(0);
+}
+
+}  // namespace
+
+uint32_t KnowledgeOf(const std::string& op) { return sw_op_knowledge(AsBytes(op)); }
+
+bool HasFunctions(const tensorflow::NodeDef& node) {
+  for (const auto& attribute : node.attr()) {
+    if (attribute.second.has_func() || attribute.second.list().func_size() > 0) return true;
+  }
+  return false;
+}
+
+bool MayWait(const tensorflow::NodeDef& node) {
+  const uint32_t known = KnowledgeOf(node.op());
+  return known == 0 || (known & SW_OP_WAITS) != 0 || HasFunctions(node);
+}
+
+bool IsPrompt(const tensorflow::NodeDef& node) {
+  return (KnowledgeOf(node.op()) & SW_OP_IS_PROMPT) != 0 && !HasFunctions(node);
+}
+
+bool IsVariable(const Node& node) { return (KnowledgeOf(node.type_string()) & SW_OP_IS_VARIABLE) != 0; }
+
+uint32_t NodeFlags(const Node& node) {
+  const uint32_t known = KnowledgeOf(node.type_string());
+  if (known == 0) return SW_NODE_IS_UNKNOWN | SW_NODE_IS_STATEFUL | SW_NODE_IS_BLOCKING;
+  uint32_t flags = 0;
+  if ((known & SW_OP_IS_PURE) == 0 || HasFunctions(node.def())) flags |= SW_NODE_IS_STATEFUL;
+  if ((known & SW_OP_WAITS) != 0 || HasFunctions(node.def())) flags |= SW_NODE_IS_BLOCKING;
+  if ((known & SW_OP_IS_NAMED) != 0 && TextOf(node, "shared_name") != kAnonymous) flags |= SW_NODE_IS_CLONEABLE;
+  if (ForwardsReference(node, known)) flags |= SW_NODE_FORWARDS_REF;
+  if ((known & SW_OP_READS) != 0 || ReadsReference(node)) flags |= SW_NODE_IS_READ;
+  return flags;
+}
+
+std::string VariableName(const Node& node) {
+  const std::string shared = TextOf(node, "shared_name");
+  // An old variable without a name of its own has its node's.
+  const bool is_handle = node.output_type(0) == tensorflow::DT_RESOURCE;
+  const std::string& name = shared.empty() && !is_handle ? node.name() : shared;
+  return TextOf(node, "container") + '\0' + (is_handle ? "handle" : "reference") + '\0' + name;
+}
+
+}  // namespace starwire

@@ -1,0 +1,62 @@
+//! What is known about TensorFlow's operations.
+
+use super::guard;
+use super::types::sw_bytes;
+use crate::planner::ops::{self, Knowledge};
+
+/// sw_op_knowledge: the operation is in the table.
+pub const SW_OP_KNOWN: u32 = 1;
+/// A function of its inputs' values, or part of the control flow: no effects beyond its outputs.
+pub const SW_OP_IS_PURE: u32 = 2;
+/// A variable.
+pub const SW_OP_IS_VARIABLE: u32 = 4;
+/// A constant, a variable or an object of the session that is found by its name: a copy of the node is the same one.
+pub const SW_OP_IS_NAMED: u32 = 8;
+/// Reads the variable behind input 0 and does nothing else.
+pub const SW_OP_READS: u32 = 16;
+/// Changes the variables behind the references and handles that it takes.
+pub const SW_OP_UPDATES: u32 = 32;
+/// Output 0 is the reference of input 0.
+pub const SW_OP_FORWARDS: u32 = 64;
+/// May wait for something that is no edge of its graph.
+pub const SW_OP_WAITS: u32 = 128;
+/// Runs to its end in the time that its arithmetic takes: it waits for nothing and touches no file.
+pub const SW_OP_IS_PROMPT: u32 = 256;
+/// All that its kernel remembers is found by name: kernels of several sessions may be one.
+pub const SW_OP_IS_SHAREABLE: u32 = 512;
+
+/// What starwire knows about an operation of TensorFlow: SW_OP_... together. 0: nothing, and nothing may be assumed of it.
+///
+/// # Safety
+/// `op` is readable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_op_knowledge(op: sw_bytes) -> u32 {
+    guard(0, || {
+        // SAFETY: the caller's promise.
+        let name = unsafe { op.as_slice() };
+        std::str::from_utf8(name).ok().and_then(ops::knowledge).map_or(0, flags)
+    })
+}
+
+/// The table's operations, one after the other: name `at`, or nothing after the last one. For checks of the table.
+#[unsafe(no_mangle)]
+pub extern "C" fn sw_op_name(at: usize) -> sw_bytes {
+    guard(sw_bytes::EMPTY, || ops::entries().nth(at).map_or(sw_bytes::EMPTY, |(name, _)| sw_bytes::of(name.as_bytes())))
+}
+
+fn flags(it: Knowledge) -> u32 {
+    [
+        (SW_OP_IS_PURE, it.is_pure()),
+        (SW_OP_IS_VARIABLE, it.variable),
+        (SW_OP_IS_NAMED, it.named),
+        (SW_OP_READS, it.reads),
+        (SW_OP_UPDATES, it.updates),
+        (SW_OP_FORWARDS, it.forwards),
+        (SW_OP_WAITS, it.waits),
+        (SW_OP_IS_PROMPT, it.is_prompt()),
+        (SW_OP_IS_SHAREABLE, it.is_shareable()),
+    ]
+    .into_iter()
+    .filter(|(_, set)| *set)
+    .fold(SW_OP_KNOWN, |all, (flag, _)| all | flag)
+}

@@ -1,0 +1,162 @@
+//! Values that are a variable's own memory.
+//!
+//! What TensorFlow reads of a reference variable is no copy: it lies where the variable lies, and changes with it. `v/read` shows an update that
+//! runs before its consumer does, on the variable's task. When a value goes to another task it becomes a copy there, and shows nothing any
+//! more. So a value that stayed on its task in the original graph may travel in the rewritten one only if nobody could tell: if no consumer can
+//! run behind an update that the copy missed, and none keeps the value for later.
+//!
+//! Any operation may hand its input's memory on as its output (Reshape, Identity, a Transpose that has nothing to do), so all of them count as if
+//! they did.
+
+use std::collections::BTreeSet;
+
+use super::flow::{Flow, Step};
+use super::graph::{Class, Edge, Graph, index};
+use super::placement::{Place, Placement, Reason};
+use super::roots::{Roots, may_change};
+
+/// Looked at to find what is behind updates, in edges. What takes longer than that counts as being behind them.
+const FAR: usize = 20_000_000;
+
+/// Whose memory it may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Owner {
+    Variable(u32),
+    /// Some variable of this task.
+    Any(u32),
+}
+
+pub struct Aliases<'a> {
+    graph: &'a Graph<'a>,
+    roots: &'a Roots,
+    /// By node: whose memory its outputs may be.
+    of: Vec<BTreeSet<Owner>>,
+}
+
+/// More than that are counted as any variable.
+const MOST: usize = 16;
+
+impl<'a> Aliases<'a> {
+    pub fn new(graph: &'a Graph<'a>, flow: &Flow, roots: &'a Roots) -> Self {
+        let mut all = Self { graph, roots, of: vec![BTreeSet::new(); graph.len()] };
+        // Around loops they come back to nodes that have had their turn.
+        loop {
+            let mut changed = false;
+            for step in &flow.order {
+                let Step::Node(node) = *step else { continue };
+                let mut owners: BTreeSet<Owner> =
+                    graph.ins(node).iter().flat_map(|edge| all.carried(graph.edge(*edge))).collect();
+                if owners.len() > MOST {
+                    owners = BTreeSet::from([Owner::Any(graph.node(node).task)]);
+                }
+                if owners.len() > all.of[index(node)].len() {
+                    all.of[index(node)] = owners;
+                    changed = true;
+                }
+            }
+            if !changed || flow.frames.len() == 1 {
+                return all;
+            }
+        }
+    }
+
+    /// Whose memory an edge leads to. Nothing, if it leads to another task: what arrives there is a copy.
+    fn carried(&self, edge: &Edge) -> Vec<Owner> {
+        if self.graph.crosses(edge) {
+            return Vec::new();
+        }
+        match edge.class {
+            Class::Control | Class::Resource => Vec::new(),
+            Class::Ref | Class::Deref => {
+                let owner = self.roots.variable(edge).map(Owner::Variable);
+                vec![owner.unwrap_or(Owner::Any(self.graph.node(edge.src).task))]
+            }
+            Class::Plain | Class::String | Class::Variant => self.of[index(edge.src)].iter().copied().collect(),
+        }
+    }
+
+    /// What has to be left alone, because a value would no longer show what it has to show.
+    pub fn broken(&self, placement: &Placement) -> Vec<(u32, Reason)> {
+        let mut at_stake = BTreeSet::new();
+        for edge in self.graph.edges().iter().filter(|edge| travels(placement, edge)) {
+            at_stake.extend(self.carried(edge));
+        }
+        let mut torn = Vec::new();
+        for owner in at_stake.into_iter().filter(|owner| self.can_tell(*owner)) {
+            for edge in self.graph.edges().iter().filter(|edge| self.shows(edge, owner)) {
+                let ends = [edge.src, edge.dst].into_iter();
+                let called = |node: &u32| matches!(placement.place(*node), Place::Called | Place::Moved | Place::Pivot);
+                torn.extend(ends.filter(called).map(|node| (node, Reason::Alias)));
+            }
+        }
+        torn
+    }
+
+    /// Carries what may be this owner's memory as a value.
+    fn shows(&self, edge: &Edge, owner: Owner) -> bool {
+        edge.class != Class::Ref && self.carried(edge).iter().any(|other| self.may_be(*other, owner))
+    }
+
+    fn may_be(&self, a: Owner, b: Owner) -> bool {
+        let task = |owner: Owner| match owner {
+            Owner::Variable(node) => self.graph.node(node).task,
+            Owner::Any(task) => task,
+        };
+        a == b || (task(a) == task(b) && (matches!(a, Owner::Any(_)) || matches!(b, Owner::Any(_))))
+    }
+
+    /// Whether somebody who uses such a value may run behind a change of the variable, or keeps the value.
+    fn can_tell(&self, owner: Owner) -> bool {
+        let users: BTreeSet<u32> =
+            self.graph.edges().iter().filter(|edge| self.shows(edge, owner)).map(|edge| edge.dst).collect();
+        let keeps = |node: &u32| {
+            let it = self.graph.node(*node);
+            it.unknown || (it.stateful && !it.pure_read && !it.forwards_ref)
+        };
+        if users.iter().any(keeps) {
+            return true;
+        }
+        let mut behind = BTreeSet::new();
+        let mut open: Vec<u32> = Vec::new();
+        for edge in self.graph.edges().iter().filter(|edge| edge.class == Class::Ref && may_change(self.graph, edge)) {
+            let changed = self.roots.variable(edge).map(Owner::Variable);
+            if self.may_be(changed.unwrap_or(Owner::Any(self.graph.node(edge.src).task)), owner) {
+                open.push(edge.dst);
+            }
+        }
+        let mut looked = 0;
+        while let Some(node) = open.pop() {
+            for edge in self.graph.outs(node) {
+                looked += 1;
+                let end = self.graph.edge(*edge).dst;
+                if looked > FAR || users.contains(&end) {
+                    return true;
+                }
+                if behind.insert(end) {
+                    open.push(end);
+                }
+            }
+        }
+        false
+    }
+}
+
+/// Stayed on its task in the original graph, and does not in the rewritten one.
+fn travels(placement: &Placement, edge: &Edge) -> bool {
+    #[derive(PartialEq)]
+    enum Where {
+        Server,
+        Graph,
+        Worker,
+    }
+    let place = |node: u32| match placement.place(node) {
+        Place::Called | Place::Copied => Where::Server,
+        Place::Left(_) => Where::Graph,
+        Place::Moved | Place::Pivot | Place::Stays => Where::Worker,
+    };
+    match (placement.place(edge.src), place(edge.dst)) {
+        // There is one on the server wherever one is needed, and one in the graph.
+        (Place::Copied, Where::Server | Where::Graph) => false,
+        _ => place(edge.src) != place(edge.dst),
+    }
+}

@@ -1,0 +1,84 @@
+//! Which variable is behind a reference or handle.
+
+use std::collections::HashMap;
+
+use super::flow::{Flow, Step, forward_ins};
+use super::graph::{Class, Edge, Graph, Kind, index};
+
+pub struct Roots {
+    /// By node: the variable that its references lead to, if that is certain.
+    of: Vec<Option<u32>>,
+    /// By node: a Switch, all of whose outputs are the same reference.
+    switches: Vec<bool>,
+    /// By node: of the variables with the same name, the first.
+    same: Vec<u32>,
+}
+
+impl Roots {
+    pub fn new(graph: &Graph, flow: &Flow) -> Self {
+        let switches = graph.nodes().iter().map(|node| node.kind == Kind::Switch).collect();
+        let mut first = HashMap::new();
+        let same = |node: u32| match graph.node(node) {
+            it if it.cloneable && it.detail != 0 => *first.entry((it.device, it.detail)).or_insert(node),
+            _ => node,
+        };
+        let same = graph.ids().map(same).collect();
+        let mut all = Self { of: vec![None; graph.len()], switches, same };
+        for step in &flow.order {
+            if let Step::Node(node) = *step {
+                all.of[index(node)] = all.find(graph, node);
+            }
+        }
+        all
+    }
+
+    /// The variable behind what an edge carries.
+    pub fn of(&self, edge: &Edge) -> Option<u32> {
+        if edge.src_output == 0 || (edge.src_output > 0 && self.switches[index(edge.src)]) {
+            self.of[index(edge.src)]
+        } else {
+            None
+        }
+    }
+
+    /// The same for two nodes that are the same variable.
+    pub fn variable(&self, edge: &Edge) -> Option<u32> {
+        self.of(edge).map(|node| self.same[index(node)])
+    }
+
+    /// The variable that a node's output 0 refers to.
+    pub fn of_output(&self, node: u32) -> Option<u32> {
+        self.of[index(node)]
+    }
+
+    fn find(&self, graph: &Graph, node: u32) -> Option<u32> {
+        let it = graph.node(node);
+        if it.cloneable && graph.ins(node).is_empty() {
+            return Some(node);
+        }
+        // Around a loop it may be another one each time.
+        let is_header = graph.ins(node).len() != forward_ins(graph, node).count();
+        let mut data = forward_ins(graph, node).map(|edge| *graph.edge(edge)).filter(|edge| !edge.is_control());
+        if it.kind == Kind::Merge {
+            let first = data.next().filter(|edge| passes(edge) && !is_header)?;
+            let root = self.of(&first)?;
+            return data.all(|edge| passes(&edge) && self.of(&edge) == Some(root)).then_some(root);
+        }
+        let input = data.find(|edge| edge.dst_input == 0).filter(passes)?;
+        let forwards = it.forwards_ref || matches!(it.kind, Kind::Identity | Kind::Switch);
+        if forwards { self.of(&input) } else { None }
+    }
+}
+
+/// The consumer takes the reference itself.
+fn passes(edge: &Edge) -> bool {
+    matches!(edge.class, Class::Ref | Class::Resource)
+}
+
+/// What changes the variables behind references and handles: everything that takes one, unless it only reads or passes it on.
+pub fn may_change(graph: &Graph, edge: &Edge) -> bool {
+    let it = graph.node(edge.dst);
+    let passes_on = matches!(it.kind, Kind::Identity | Kind::Switch | Kind::Merge | Kind::Enter | Kind::Exit)
+        || it.kind == Kind::NextIteration;
+    passes(edge) && !passes_on && !it.pure_read
+}

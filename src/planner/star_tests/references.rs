@@ -1,0 +1,187 @@
+//! Reference variables: what is read of one is its memory.
+
+use super::super::graph::Class::{Deref, Plain, Ref, Resource};
+use super::super::graph::Kind;
+use super::super::placement::{Place, Reason};
+use super::super::star::{Style, Way};
+use super::STYLES;
+use super::build::Build;
+
+/// Task 1 has reference variables; task 0 gives a value and a predicate.
+fn build() -> (Build, u32, u32) {
+    let mut b = Build { references: true, ..Build::default() };
+    let (value, predicate) = (b.op(0, &[]), b.op(0, &[]));
+    (b, value, predicate)
+}
+
+fn switch(b: &mut Build, from: (u32, i32), class: super::super::graph::Class, predicate: u32) -> u32 {
+    let switch = b.op(1, &[]);
+    b.nodes[switch as usize].kind = Kind::Switch;
+    b.input(from, switch, 0, class);
+    b.input((predicate, 0), switch, 1, Plain);
+    switch
+}
+
+#[test]
+fn an_update_behind_a_merge_of_two_variables_is_left() {
+    for (same, style) in [false, true].into_iter().flat_map(|same| STYLES.map(|style| (same, style))) {
+        let (mut b, value, predicate) = build();
+        let one = b.variable(1);
+        let other = if same { one } else { b.variable(1) };
+        let merge = b.op(1, &[]);
+        b.nodes[merge as usize].kind = Kind::Merge;
+        for (input, variable) in [one, other].into_iter().enumerate() {
+            let switch = switch(&mut b, (variable, 0), Ref, predicate);
+            b.input((switch, input as i32), merge, input as i32, Ref);
+        }
+        let update = b.op(1, &[(merge, Ref), (value, Plain)]);
+        (b.nodes[update as usize].stateful, b.nodes[update as usize].forwards_ref) = (true, true);
+        // Something that is called.
+        let third = b.variable(1);
+        b.update(third, &[value]);
+        let plan = b.check(style);
+        let update = plan.places[update as usize];
+        assert!(if same { update == Place::Called } else { matches!(update, Place::Left(_)) }, "{same} {update:?}");
+    }
+}
+
+#[test]
+fn a_snapshot_that_must_show_an_update_stays_beside_its_variable() {
+    // if p: v += value; w = v/read * 3. v/read was made before the condition, and is v.
+    for (updated, style) in [false, true].into_iter().flat_map(|updated| STYLES.map(|style| (updated, style))) {
+        let (mut b, value, predicate) = build();
+        let variable = b.variable(1);
+        let read = b.read(variable);
+        let snapshot = switch(&mut b, (read, 0), Plain, predicate);
+        let triple = b.op(1, &[]);
+        b.input((snapshot, 1), triple, 0, Plain);
+        if updated {
+            let gate = switch(&mut b, (variable, 0), Ref, predicate);
+            let update = b.op(1, &[]);
+            (b.nodes[update as usize].stateful, b.nodes[update as usize].forwards_ref) = (true, true);
+            b.input((gate, 1), update, 0, Ref);
+            b.input((value, 0), update, 1, Plain);
+            b.after(update, triple);
+        }
+        let user = b.op(0, &[(triple, Plain)]);
+        let other = b.variable(1);
+        b.update(other, &[user]);
+        let plan = b.check(style);
+        for node in [snapshot, triple] {
+            let place = plan.places[node as usize];
+            assert_eq!(place, if updated { Place::Left(Reason::Alias) } else { Place::Moved });
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_that_something_keeps_stays_beside_its_variable() {
+    for style in STYLES {
+        let (mut b, value, _) = build();
+        let variable = b.variable(1);
+        let read = b.read(variable);
+        // Say, a queue of an unknown kind.
+        let keeper = b.op(1, &[(read, Plain)]);
+        let it = &mut b.nodes[keeper as usize];
+        (it.unknown, it.stateful, it.blocking) = (true, true, true);
+        b.update(variable, &[value]);
+        let plan = b.check(style);
+        assert_eq!(plan.places[keeper as usize], Place::Left(Reason::Unknown));
+        // A copy of the read is kept for it, or the read itself is left.
+        let kept = plan.kept.contains(&read) || plan.places[read as usize] == Place::Left(Reason::Alias);
+        assert!(kept, "{:?}", plan.places[read as usize]);
+    }
+}
+
+#[test]
+fn a_value_behind_a_reference_is_taken_when_its_consumer_runs() {
+    // v = value; another server's answer; then v * 2, read from the reference that the assignment hands on.
+    for style in STYLES {
+        let (mut b, value, _) = build();
+        let (variable, far) = (b.variable(1), b.variable(2));
+        let assign = b.update(variable, &[value]);
+        let elsewhere = b.update(far, &[value]);
+        let double = b.op(1, &[(assign, Deref)]);
+        b.after(elsewhere, double);
+        b.op(0, &[(double, Plain)]);
+        let plan = b.check(style);
+        let call = |node: u32| plan.calls_of[node as usize];
+        assert!(call(double).is_some());
+        if call(double) != call(assign) {
+            let copies = &plan.calls[call(double).unwrap() as usize].copies;
+            assert!(copies.contains(&variable), "the value of then, not of now");
+        }
+    }
+}
+
+#[test]
+fn a_conditional_node_of_unknown_effect_is_not_moved() {
+    for style in STYLES {
+        let (mut b, value, predicate) = build();
+        let gate = switch(&mut b, (value, 0), Plain, predicate);
+        let nodes: Vec<u32> = [(false, true), (true, true), (false, false)]
+            .map(|(unknown, stateful)| {
+                let node = b.op(1, &[]);
+                b.input((gate, 1), node, 0, Plain);
+                let it = &mut b.nodes[node as usize];
+                (it.unknown, it.stateful, it.blocking) = (unknown, stateful, unknown);
+                b.op(0, &[(node, Plain)]);
+                node
+            })
+            .into();
+        let plan = b.check(style);
+        let places: Vec<Place> = nodes.iter().map(|node| plan.places[*node as usize]).collect();
+        assert_eq!(places, [Place::Called, Place::Left(Reason::Unknown), Place::Moved]);
+    }
+}
+
+/// `old = v.read(); after it: v += 1; return old`
+#[test]
+fn lite_keeps_the_order_of_a_read_and_an_update() {
+    let mut b = Build::default();
+    let variable = b.variable(1);
+    let read = b.read(variable);
+    let update = b.update(variable, &[]);
+    b.after(read, update);
+    b.op(0, &[(read, Plain)]);
+    let plan = b.check(Style::Lite);
+    assert_eq!(plan.places[read as usize], Place::Called);
+    let control = plan.ways[2];
+    assert!(matches!(control, Way::Inside | Way::Order), "{control:?}");
+}
+
+/// What was read before the step's own update is used after it.
+#[test]
+fn lite_repeats_no_read_that_would_see_the_steps_own_update() {
+    let mut b = Build::default();
+    let (variable, other) = (b.variable(1), b.variable(1));
+    let read = b.read(variable);
+    let gradient = b.op(0, &[(read, Plain)]);
+    let update = b.update(variable, &[gradient]);
+    let late = b.update(other, &[read]);
+    b.after(update, late);
+    let plan = b.check(Style::Lite);
+    assert_eq!(plan.places[read as usize], Place::Called);
+    let feeds = &plan.calls[plan.calls_of[late as usize].unwrap() as usize].feeds;
+    let feed = feeds.iter().find(|(src, ..)| *src == read);
+    assert_eq!(feed.map(|(.., way)| *way), Some(Way::Slot));
+}
+
+#[test]
+fn a_handle_is_no_snapshot() {
+    // Reads of resource variables are values: conditional users of them may move.
+    let (mut b, value, predicate) = build();
+    b.references = false;
+    let variable = b.variable(1);
+    let read = b.read(variable);
+    let snapshot = switch(&mut b, (read, 0), Plain, predicate);
+    let update = b.op(1, &[(variable, Resource), (value, Plain)]);
+    b.nodes[update as usize].stateful = true;
+    b.after(read, update);
+    let triple = b.op(1, &[]);
+    b.input((snapshot, 1), triple, 0, Plain);
+    b.after(update, triple);
+    b.op(0, &[(triple, Plain)]);
+    let plan = b.check(Style::Robust);
+    assert_eq!(plan.places[triple as usize], Place::Moved);
+}
