@@ -1,0 +1,1 @@
+def shrink_and_write(*a): pass
