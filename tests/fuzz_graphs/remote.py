@@ -97,10 +97,10 @@ def burn(on):
 
         def work():
             while not burning["stop"].is_set():
-                end = time.monotonic() + 0.002
+                end = time.monotonic() + 0.001
                 while time.monotonic() < end:
                     pass
-                time.sleep(0.004)
+                time.sleep(0.02)
 
         threading.Thread(target=work, daemon=True).start()
     elif not on and "stop" in burning:

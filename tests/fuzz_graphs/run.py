@@ -155,6 +155,7 @@ class Fuzzer:
         self.count = collections.Counter()
         self.found = collections.defaultdict(list)
         self.looked = 0.0
+        self.report_stock = False
 
     def look(self):
         """Now and then: is the process still there? Its connection says so too."""
@@ -229,6 +230,8 @@ class Fuzzer:
         verdict, found = self.judge(job.results)
         self.count["programs"] += 1
         self.count[verdict] += 1
+        if verdict == "hangs over grpc" and self.report_stock:
+            found = {STOCK: "hangs"}
         if verdict == "hangs over grpc":
             print(f"seed {job.program['seed']}: hangs over grpc", flush=True)
         if verdict == "undetermined":
@@ -264,6 +267,8 @@ def main():
     parser.add_argument("--replay", nargs="*", default=None, help="programs from files instead of random ones")
     parser.add_argument("--stop", action="store_true", help="stop at the first difference")
     parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--shrink-seconds", type=float, default=120.0)
+    parser.add_argument("--report-stock", action="store_true", help="programs that hang over stock gRPC are failures too: for work on the generator")
     parser.add_argument("--out", default=str(ROOT / "target" / "fuzz-graphs"))
     parser.add_argument("--keep-logs", action="store_true")
     arguments = parser.parse_args()
@@ -274,6 +279,7 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     runner = harness.Runner(keep=lambda: arguments.keep_logs)
     fuzzer = Fuzzer(runner, [p for p in arguments.protocols.split(",") if p], arguments.timeout)
+    fuzzer.report_stock = arguments.report_stock
     seed = arguments.seed if arguments.seed is not None else int(time.time()) * 1000
     started = said = time.monotonic()
     failures = []
@@ -307,13 +313,41 @@ def main():
     try:
         fuzzer.run_all(source(), until, report)
         progress(fuzzer, time.monotonic() - started)
-        if not arguments.no_shrink:
-            for made, results, found in failures[:10]:
-                shrink.shrink_and_write(fuzzer, made, results, found, out)
+        for made, results, found in failures[:10]:
+            if not arguments.no_shrink:
+                shrink_one(fuzzer, made, results, found, out, arguments.shrink_seconds)
     finally:
         fuzzer.clusters.close()
         runner.close()
     return 1 if failures else 0
+
+
+def shrink_one(fuzzer, made, results, found, out, seconds):
+    """The smallest program that shows the first of its differences, written beside the whole one."""
+    protocol, text = next(iter(found.items()))
+    # A hang stays a hang, a wrong value a wrong value.
+    hang = "hangs" in text
+    timeout, fuzzer.timeout = fuzzer.timeout, min(fuzzer.timeout, 6.0) if hang else fuzzer.timeout
+
+    def shows(candidate):
+        try:
+            for _ in range(1 if hang else 2):
+                if protocol == STOCK:
+                    return compare.hangs(fuzzer.results(candidate, [STOCK])[STOCK])
+                verdict, differ = fuzzer.judge(fuzzer.results(candidate, [STOCK, AGAIN, protocol]))
+                if verdict == "sound" and protocol in differ and ("hangs" in differ[protocol]) == hang:
+                    return True
+        except Exception as error:  # not every cut leaves a graph that can be built
+            if not isinstance(error, (ValueError, TypeError, KeyError)):
+                raise
+        return False
+
+    small = shrink.shrink(made, shows, seconds)
+    fuzzer.timeout = timeout
+    name = out / f"{made['seed']}-small"
+    name.with_suffix(".json").write_text(programs.dumps(small))
+    name.with_suffix(".txt").write_text(programs.listing(small) + f"\n{protocol}: {text}\n")
+    print(f"seed {made['seed']}: shrunk for {protocol}: {name}.txt", flush=True)
 
 
 def progress(fuzzer, seconds):

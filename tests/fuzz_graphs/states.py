@@ -27,7 +27,8 @@ class Kind:
 
     @classmethod
     def place(cls, g):
-        return g.rng.choice([d for d in cls.devices if d in g.devices] or ["ps0"])
+        # Of two sessions, each would have its own on `me`.
+        return g.rng.choice([d for d in cls.devices if d in g.devices and (d != "me" or g.sessions == 1)] or ["ps0"])
 
     @staticmethod
     def inside(g, state):
@@ -158,7 +159,7 @@ def references(g):
     """RefSwitch, RefMerge, RefSelect, RefIdentity: references that stand for one of two variables."""
     from generate import Ref
 
-    found = [s for s in g.states if s.kind is RefVariable]
+    found = [s for s in g.states if s.kind is RefVariable and g.scope.only in (None, s.dev)]
     if not found:
         RefVariable.make(g) if len(g.scopes) == 1 else None
         return
