@@ -40,6 +40,10 @@ def parts(name):
     return ("library over grpc" if base == "grpc" else base), base, name.endswith("+fuse")
 
 
+def label(program):
+    return str(program.get("name", program["seed"]))
+
+
 class Clusters:
     """Servers that live as long as they are sound. Each has two lanes: worker 0 and worker 1, which run programs beside each other."""
 
@@ -192,8 +196,8 @@ class Fuzzer:
         verdict = "sound" if all(one is True for one in agreed) else "undetermined"
         return verdict, {name: text for name, text in found.items() if text}
 
-    def confirm(self, program, stock, rounds=4):
-        """Is it settled what stock gRPC makes of it? It is run some more times, with more load."""
+    def settled(self, program, stock, rounds=4):
+        """Does stock gRPC make the same of it each time? It is asked some more times before a difference counts."""
         for number in range(rounds):
             for again in self.results(program, [STOCK, AGAIN], lane=number % 2).values():
                 if [compare.summary(run) for run in again] != [compare.summary(run) for run in stock]:
@@ -218,7 +222,7 @@ class Fuzzer:
                         except Exception as error:  # a program that TensorFlow refuses to build
                             self.count["not built"] += 1
                             self.count["programs"] += 1
-                            print(f"seed {program['seed']}: not built: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                            print(f"seed {label(program)}: not built: {type(error).__name__}: {str(error)[:300]}", flush=True)
                             continue
                         lanes[lane].start()
             if all(lane is None for lane in lanes):
@@ -233,13 +237,13 @@ class Fuzzer:
         if verdict == "hangs over grpc" and self.report_stock:
             found = {STOCK: "hangs"}
         if verdict == "hangs over grpc":
-            print(f"seed {job.program['seed']}: hangs over grpc", flush=True)
+            print(f"seed {label(job.program)}: hangs over grpc", flush=True)
         if verdict == "undetermined":
-            print(f"seed {job.program['seed']}: undetermined: {compare.difference(job.results[STOCK], job.results[AGAIN], [True] * 99)}", flush=True)
+            print(f"seed {label(job.program)}: undetermined: {compare.difference(job.results[STOCK], job.results[AGAIN], [True] * 99)}", flush=True)
         if verdict == "refused":
             for runs in (job.results[STOCK], job.results[AGAIN]):
                 if any(r[0] == "error" and r[2] < 0 for r in runs):
-                    print(f"seed {job.program['seed']}: refused: {runs[-1][1]}: {runs[-1][3][:300]}", flush=True)
+                    print(f"seed {label(job.program)}: refused: {runs[-1][1]}: {runs[-1][3][:300]}", flush=True)
                     break
         for run in job.results[STOCK]:
             if run[0] == "error":
@@ -254,6 +258,7 @@ def replay_source(paths):
     for path in paths:
         made = json.loads(Path(path).read_text())
         made.setdefault("seed", 0)
+        made["name"] = Path(path).stem
         yield made
 
 
@@ -303,16 +308,20 @@ def main():
 
     def report(made, results, found):
         failures.append((made, results, found))
-        name = f"{made['seed']}"
+        name = label(made)
         for protocol, text in found.items():
             fuzzer.found[protocol].append(made["seed"])
-            print(f"seed {made['seed']}: {protocol}: {text}", flush=True)
+            print(f"seed {label(made)}: {protocol}: {text}", flush=True)
         (out / f"{name}.json").write_text(programs.dumps(made))
         (out / f"{name}.txt").write_text(programs.listing(made) + "\n" + "\n".join(f"{p}: {t}" for p, t in found.items()) + "\n")
 
     try:
         fuzzer.run_all(source(), until, report)
         progress(fuzzer, time.monotonic() - started)
+        for made, results, found in list(failures):
+            if STOCK not in found and len(failures) <= 20 and not fuzzer.settled(made, results[STOCK]):
+                print(f"seed {label(made)}: no difference after all: grpc does not settle it", flush=True)
+                failures.remove((made, results, found))
         for made, results, found in failures[:10]:
             if not arguments.no_shrink:
                 shrink_one(fuzzer, made, results, found, out, arguments.shrink_seconds)
@@ -344,10 +353,10 @@ def shrink_one(fuzzer, made, results, found, out, seconds):
 
     small = shrink.shrink(made, shows, seconds)
     fuzzer.timeout = timeout
-    name = out / f"{made['seed']}-small"
-    name.with_suffix(".json").write_text(programs.dumps(small))
-    name.with_suffix(".txt").write_text(programs.listing(small) + f"\n{protocol}: {text}\n")
-    print(f"seed {made['seed']}: shrunk for {protocol}: {name}.txt", flush=True)
+    name = out / f"{label(made)}-small"
+    Path(f"{name}.json").write_text(programs.dumps(small))
+    Path(f"{name}.txt").write_text(programs.listing(small) + f"\n{protocol}: {text}\n")
+    print(f"seed {label(made)}: shrunk for {protocol}: {name}.txt", flush=True)
 
 
 def progress(fuzzer, seconds):
