@@ -78,6 +78,7 @@ class Generator:
         # Features at random: what is rare in a mix of everything is common where everything else is off.
         self.weights = {name: self.rng.choice((0, 0, 1, 3)) for name in ("cond", "while", "guard", "merge", "refs", "pure", "state", "relay", "strings")}
         self.weights["state"] = max(1, self.weights["state"]) * 2
+        self.weights["while"] = min(self.weights["while"], 1)  # loops cost the most time
         self.kinds = self.rng.sample(states.KINDS, self.rng.randint(1, 4))
         if self.rng.random() < 0.6:
             self.kinds.append(states.RefVariable)

@@ -16,7 +16,7 @@ def digest(value):
     """Everything of a fetched value, bit for bit."""
     if value is None:
         return None
-    value = np.asarray(value)
+    value = np.array(value, dtype=object) if isinstance(value, bytes) else np.asarray(value)
     if value.dtype == object:
         flat = [v if isinstance(v, bytes) else str(v).encode() for v in value.reshape(-1)]
         return "object", value.shape, b"".join(b"%d:%s," % (len(v), v) for v in flat)
