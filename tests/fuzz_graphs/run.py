@@ -62,7 +62,7 @@ class Clusters:
         from tensorflow.compat.v1 import ConfigProto
 
         # Enough threads that what waits in a kernel, as TensorFlow's staging areas do, starves nobody.
-        config = ConfigProto(inter_op_parallelism_threads=int(os.environ.get("FUZZ_GRAPHS_THREADS", 5 if key == AGAIN else 12)), intra_op_parallelism_threads=1 if key == AGAIN else 2).SerializeToString()
+        config = ConfigProto(inter_op_parallelism_threads=5 if key == AGAIN else 12, intra_op_parallelism_threads=1 if key == AGAIN else 2).SerializeToString()
         made = harness.Cluster(self.runner, protocol, SHAPE, environment=EAGER | {"TF_CPP_MIN_LOG_LEVEL": "1"}, start=False, config=config)
         for job, count in SHAPE.items():
             for index in range(count):
