@@ -128,6 +128,10 @@ FUZZ_SECONDS ?= 60
 fuzz: tools ## Fuzz the protocol and the parsers, FUZZ_SECONDS=60 each
 	@CARGO="$(CARGO)" scripts/fuzz $(FUZZ_SECONDS)
 
+.PHONY: fuzz-graphs
+fuzz-graphs: build ## Random graphs over grpc and every protocol, bit for bit, FUZZ_SECONDS (ARGS="--seed 1 --seconds 3600 --protocols star_server")
+	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) tests/fuzz_graphs/run.py $(if $(filter file,$(origin FUZZ_SECONDS)),--seconds 300,--seconds $(FUZZ_SECONDS)) $(ARGS)
+
 .PHONY: clean
 clean: ## Remove what was built; keep the virtual environments
 	rm -rf target

@@ -1,0 +1,72 @@
+"""What counts as a difference."""
+
+DEADLINE = 4
+# A step that fails because another task's failure arrived first says so with one of these; which one it is, is a race in stock TensorFlow too.
+ABORTED = {1, 10}  # Cancelled, Aborted
+
+
+def summary(run):
+    """What of a run has to be the same: every value's bits, or the kind of error."""
+    if run[0] == "ok":
+        return run
+    return ("error", run[1], run[2])
+
+
+def hangs(runs):
+    return any(run[0] == "error" and run[2] == DEADLINE for run in runs)
+
+
+def mask(first, second):
+    """What two runs over stock gRPC agree on: for each run, True (compare all), a list of which fetches, or False."""
+    if len(first) != len(second):
+        return None
+    out = []
+    for a, b in zip(first, second):
+        if summary(a) == summary(b):
+            out.append(True)
+        elif a[0] == b[0] == "ok" and len(a[1]) == len(b[1]):
+            out.append([x == y for x, y in zip(a[1], b[1])])
+        else:
+            out.append(False)
+    return out
+
+
+def difference(stock, other, agreed):
+    """None, or in which run and how `other` differs from `stock`."""
+    for number, (a, same) in enumerate(zip(stock, agreed)):
+        if number >= len(other):
+            return f"run {number} is missing"
+        b = other[number]
+        if b[0] == "error" and b[2] == DEADLINE and not (a[0] == "error" and a[2] == DEADLINE):
+            return f"run {number}: hangs"
+        if same is False:
+            return None  # from here on state may differ too
+        if a[0] != b[0] or a[0] == "error":
+            if summary(a) != summary(b):
+                return f"run {number}: {show(a)} over grpc, {show(b)} here"
+            continue
+        for k, (x, y) in enumerate(zip(a[1], b[1])):
+            if (same is True or same[k]) and x != y:
+                return f"run {number}, fetch {k}: {show_value(x)} over grpc, {show_value(y)} here"
+        if same is not True:
+            return None
+    return None
+
+
+def show(run):
+    return run[1] + ": " + run[3][:300] if run[0] == "error" else f"{len(run[1])} values"
+
+
+def show_value(value):
+    import numpy as np
+
+    if value is None:
+        return "nothing"
+    dtype, shape, data = value
+    if dtype == "object":
+        return f"strings{list(shape)} {data[:80]!r}"
+    try:
+        text = str(np.frombuffer(data, dtype=np.dtype(dtype))[:8])
+    except TypeError:
+        text = data[:16].hex()
+    return f"{dtype}{list(shape)} {text}"

@@ -1,0 +1,475 @@
+"""Makes programs from seeds.
+
+The meaning of a program is determined: of two operations that touch the same state, at least one of them writing, one has to run before the other, along edges of the graph. `Generator.emit` sees to
+that for every record: it knows which state an operation reads and writes (a value that may be the buffer of a reference variable counts as that variable), and adds control
+edges from its last users. Control edges out of something that may be dead are led through a Merge first. What no edge can order is not made: a snapshot of a reference
+variable is not sent to another task once the variable was written, for nothing says when the buffer is read.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+import states
+import values
+from program import DEVICES, closure, dependencies, lit, walk
+
+
+@dataclass(eq=False)
+class Val:
+    """A tensor. `alias`: variables whose buffer it may be, and how often they had been written when it was taken."""
+
+    ref: str
+    dtype: str
+    shape: tuple
+    dev: str
+    guard: tuple = ()
+    alias: dict = field(default_factory=dict)
+    feedable: bool = True
+
+
+@dataclass(eq=False)
+class Ref:
+    """A reference to one of some variables."""
+
+    ref: str
+    dtype: str
+    shape: tuple
+    dev: str
+    guard: tuple
+    states: list
+
+
+@dataclass(eq=False)
+class State:
+    """Something that operations read and write."""
+
+    kind: object
+    id: int
+    handle: str
+    dev: str
+    dtype: str = None
+    shape: tuple = None
+    extra: dict = field(default_factory=dict)
+    epoch: int = 0
+    writes: list = field(default_factory=list)  # (id, guard): the last writers, and the readers since
+    reads: list = field(default_factory=list)
+
+
+class Scope:
+    """The records of one body, and what is visible in it."""
+
+    def __init__(self, functional, depth, loop, only=None):
+        self.records, self.values, self.preds, self.pivots = [], [], [], {}
+        self.functional, self.depth, self.loop = functional, depth, loop
+        self.touched = {}
+        # TensorFlow itself hangs now and then where a loop within a branch or another loop spans tasks: such a loop stays on one device.
+        self.only = only
+
+
+class Generator:
+    def __init__(self, seed):
+        self.seed, self.rng = seed, random.Random(seed)
+        self.next_id = 0
+        self.scopes = [Scope(False, 0, False)]
+        self.states, self.init, self.final, self.final_out = [], [], [], []
+        self.guard = ()
+        self.size = self.rng.choice((4, 6, 9, 13, 20))
+        self.sessions = 2 if self.chance(0.15) else 1
+        # Features at random: what is rare in a mix of everything is common where everything else is off.
+        self.weights = {name: self.rng.choice((0, 0, 1, 3)) for name in ("cond", "while", "guard", "merge", "refs", "pure", "state", "relay", "strings")}
+        self.weights["state"] = max(1, self.weights["state"]) * 2
+        self.weights["while"] = min(self.weights["while"], 1)  # loops cost the most time
+        self.kinds = self.rng.sample(states.KINDS, self.rng.randint(1, 4))
+        if self.rng.random() < 0.6:
+            self.kinds.append(states.RefVariable)
+        self.dtypes = self.rng.choice((["float32", "int32"], ["int64", "float32"], ["float32", "int32", "int64", "float64", "string"], list(values.DTYPES)))
+        self.shapes = self.rng.choice(([()], [(2,)], [(), (2,), (3,)], [(2, 3), (2,), ()], [(0,), (1,), (0, 2), (2,)], [(4,), (5000,)], [(2,), (3,), (2, 3), (1,), (0,), ()]))
+        if self.rng.random() < 0.02:
+            self.shapes = self.shapes + [(300_000,)]
+        self.devices = self.rng.choice((["ps0", "me"], ["ps0", "me"], ["ps0", "ps1", "me"], ["ps0", "ps1", "me"], list(DEVICES), ["ps0", "ps1"]))
+
+    # ---- choices
+
+    @property
+    def scope(self):
+        return self.scopes[-1]
+
+    def chance(self, p):
+        return self.rng.random() < p
+
+    def device(self):
+        return self.scope.only or self.rng.choice(self.devices)
+
+    def new_id(self):
+        self.next_id += 1
+        return self.next_id - 1
+
+    def visible(self):
+        for scope in self.scopes:
+            for value in scope.values:
+                if scope is self.scope:
+                    if value.guard == self.guard[: len(value.guard)]:
+                        yield value
+                elif not value.guard and not (value.alias and (self.scope.loop or self.scope.functional)):
+                    # What a loop or a function takes from outside may go through any task: never a buffer that may change.
+                    yield value
+
+    def usable(self, value, dev):
+        """May an operation on `dev` take it? A buffer of a variable that has been written since goes to no other task."""
+        return value.dev == dev or all(state.epoch == epoch for state, epoch in value.alias.items())
+
+    def pick(self, dev, accept):
+        found = [v for v in self.visible() if accept(v) and self.usable(v, dev)]
+        if not found:
+            return None
+        # Late values more often: chains, not fans.
+        return found[-1 - min(int(self.rng.expovariate(0.3)), len(found) - 1)] if self.chance(0.6) else self.rng.choice(found)
+
+    def want(self, dtype, shape, dev, fresh=False):
+        """A value of that type: one that is there, a feed, a constant, or one made of something else."""
+        shape = tuple(shape)
+        if not fresh and self.chance(0.75):
+            value = self.pick(dev, lambda v: v.dtype == dtype and v.shape == shape)
+            if value is not None:
+                return value
+        return values.make(self, dtype, shape, dev)
+
+    # ---- records
+
+    def record(self, op, dev, ins=None, attr=None, out=(), ctl=(), **more):
+        """A record as it is, without any care for state. Returns its id."""
+        number = self.new_id()
+        made = {"id": number, "op": op, "dev": dev, "in": {n: self.show(v) for n, v in (ins or {}).items()}}
+        if attr:
+            made["attr"] = attr
+        if ctl:
+            made["ctl"] = sorted(set(ctl))
+        made.update({key: value for key, value in more.items() if value})
+        made["out"] = [[dtype, list(shape)] for dtype, shape in out]
+        self.scope.records.append(made)
+        return number
+
+    def show(self, value):
+        if isinstance(value, (list, tuple)):
+            return [self.show(one) for one in value]
+        return value.ref if isinstance(value, (Val, Ref)) else value
+
+    def emit(self, op, dev, ins=None, attr=None, out=(), reads=(), writes=(), alias=False, feedable=True, ctl=(), pin=None, pool=True, **more):
+        """An operation with the edges that its state needs. Returns its values."""
+        reads, writes, ctl = list(reads), list(writes), list(ctl)
+        flat = [one for value in (ins or {}).values() for one in (value if isinstance(value, (list, tuple)) else [value])]
+        guards = [one.guard for one in flat if isinstance(one, (Val, Ref))]
+        aliased = {}
+        for one in flat:
+            if isinstance(one, Val):
+                reads += one.alias
+                if one.dev == dev and alias:
+                    for state, epoch in one.alias.items():
+                        aliased[state] = min(epoch, aliased.get(state, epoch))
+            elif isinstance(one, Ref) and not any(state in writes for state in one.states):
+                reads += one.states
+        guard = max(guards, key=len, default=())
+        if len(guard) < len(self.guard) and (pin if pin is not None else (reads or writes) and self.chance(0.7)):
+            ctl.append(self.pivot(self.guard))
+            guard = self.guard
+        for state in dict.fromkeys(reads + writes):
+            ctl += self.before(state, state in writes, guard)
+        number = self.record(op, dev, ins, attr, out, ctl, **more)
+        for state in dict.fromkeys(reads + writes):
+            self.used(state, number, guard, state in writes)
+        made = [Val(f"{number}:{k}", dtype, tuple(shape), dev, guard, dict(aliased), feedable) for k, (dtype, shape) in enumerate(out)]
+        if pool:
+            self.scope.values += [v for v in made if v.dtype not in ("resource", "variant")]
+        return made
+
+    # ---- order
+
+    def before(self, state, write, guard):
+        """Control inputs for a user of `state` with that guard."""
+        found = []
+        for users in ([state.writes, state.reads] if write else [state.writes]):
+            for at, (number, theirs) in enumerate(users):
+                users[at] = number, theirs = self.settle(number, theirs, guard)
+                if theirs == guard[: len(theirs)]:
+                    found.append(self.detour(number, theirs))
+        return found
+
+    def settle(self, number, theirs, guard):
+        """A control edge's source, led through Merges until it is dead only where its user is, or never lives together with it."""
+        while theirs != guard[: len(theirs)]:
+            at = next((k for k, (one, other) in enumerate(zip(theirs, guard)) if one != other), None)
+            if at is not None and theirs[at][0] == guard[at][0]:
+                return number, theirs  # the other branch
+            number, theirs = self.join(number, theirs), theirs[:-1]
+        return number, theirs
+
+    def join(self, number, guard):
+        """Runs after `number` if it runs at all."""
+        branch = guard[-1][1]
+        dev = self.device()
+        pair = [None, None]
+        pair[branch] = self.record("Identity", dev, {"input": self.side(guard)}, out=[("bool", ())], ctl=[number])
+        pair[1 - branch] = self.record("Identity", dev, {"input": self.side(guard[:-1] + ((guard[-1][0], 1 - branch),))}, out=[("bool", ())])
+        return self.record("Merge", dev, {"inputs": [f"{one}:0" for one in pair]}, out=[("bool", ()), ("int32", ())])
+
+    def side(self, guard):
+        """The tensor that lives exactly where `guard` says: one side of a Switch."""
+        pred, branch = guard[-1]
+        key = guard[:-1] + (pred,)
+        if key not in self.scope.pivots:
+            value = self.scope.preds[pred]
+            self.scope.pivots[key] = self.record("Switch", value.dev, {"data": value, "pred": value}, out=[("bool", ())] * 2), {}
+        return f"{self.scope.pivots[key][0]}:{branch}"
+
+    def pivot(self, guard):
+        side = self.side(guard)
+        cache = self.scope.pivots[guard[:-1] + (guard[-1][0],)][1]
+        if guard[-1][1] not in cache:
+            cache[guard[-1][1]] = self.record("Identity", self.device(), {"input": side}, out=[("bool", ())])
+        return cache[guard[-1][1]]
+
+    def detour(self, number, guard):
+        """Now and then an edge takes a way through another task."""
+        if self.chance(0.12) and not self.scope.functional:
+            return self.record("NoOp", self.device(), ctl=[number])
+        return number
+
+    def used(self, state, number, guard, write):
+        self.scope.touched[state] = write or self.scope.touched.get(state, False)
+        if write:
+            state.epoch += 1
+            kept = lambda users: [(n, g) for n, g in users if g[: len(guard)] != guard]  # noqa: E731
+            state.writes, state.reads = kept(state.writes) + [(number, guard)], kept(state.reads)
+        else:
+            state.reads.append((number, guard))
+
+    # ---- bodies
+
+    def body(self, functional, loop, first, fill, only=None):
+        """Records of a body that `fill` makes. `first`: id that every user of state comes after. Returns (scope, what fill returned, control ids)."""
+        saved = {state: (state.writes, state.reads) for state in self.states}
+        guard, self.guard = self.guard, ()
+        for state in self.states:
+            state.writes, state.reads = ([(first, ())] if first is not None else []), []
+        self.scopes.append(Scope(functional or self.scope.functional, self.scope.depth + 1, loop or self.scope.loop, only or self.scope.only))
+        result = fill()
+        ends = []
+        for state in self.scope.touched:
+            ends += [i for i in self.before(state, True, ()) if i != first]
+        scope = self.scopes.pop()
+        for state, (writes, reads) in saved.items():
+            state.writes, state.reads = writes, reads
+        self.guard = guard
+        return scope, result, sorted(set(ends))
+
+    def after_bodies(self, scopes):
+        """(reads, writes) of the record that holds them."""
+        touched = {}
+        for scope in scopes:
+            for state, write in scope.touched.items():
+                touched[state] = write or touched.get(state, False)
+        return [s for s, w in touched.items() if not w], [s for s, w in touched.items() if w]
+
+    def plain_value(self, dtype, shape, dev):
+        """Not a buffer of a variable, and alive."""
+        value = self.pick(dev, lambda v: v.dtype == dtype and v.shape == tuple(shape) and not v.alias and not v.guard)
+        return value or values.constant(self, dtype, shape, dev)
+
+    def fill(self, count):
+        for _ in range(count):
+            self.act()
+
+    def pred(self, dev):
+        return values.predicate(self, dev)
+
+    def cond(self):
+        style = "v2" if self.scope.functional or self.chance(0.4) else "v1"
+        dev, guard = self.device(), self.guard
+        self.guard = ()
+        pred = self.pred(dev)
+        types = [(self.rng.choice(self.dtypes), self.rng.choice(self.shapes)) for _ in range(self.rng.randint(1, 2))]
+        bodies = []
+        for _ in range(2):
+
+            def fill():
+                self.fill(self.rng.randint(0, 4))
+                return [self.plain_value(dtype, shape, self.device()) for dtype, shape in types]
+
+            bodies.append(self.body(style == "v2", False, None, fill))
+        reads, writes = self.after_bodies([scope for scope, _, _ in bodies])
+        parts = {}
+        for name, (scope, out, ctl) in zip(("then", "else"), bodies):
+            parts.update({name: scope.records, f"{name}_out": self.show(out) or [], f"{name}_ctl": ctl})
+        self.structured("@cond", dev, {"pred": pred}, types, reads, writes, parts | {"style": style})
+        self.guard = guard
+
+    def structured(self, op, dev, ins, types, reads, writes, parts):
+        ctl = [i for state in reads + writes for i in self.before(state, state in writes, ())]
+        for value in [one for v in ins.values() for one in (v if isinstance(v, list) else [v])]:
+            if isinstance(value, Val):
+                for state in value.alias:
+                    ctl += self.before(state, False, ())
+        number = self.record(op, dev, ins, out=types, ctl=ctl)
+        self.scope.records[-1].update(parts)
+        for state in reads + writes:
+            self.used(state, number, (), state in writes)
+        self.scope.values += [Val(f"{number}:{k}", dtype, tuple(shape), dev) for k, (dtype, shape) in enumerate(types)]
+
+    def loop(self):
+        style = "v2" if self.scope.functional or self.chance(0.4) else "v1"
+        dev, guard = self.device(), self.guard
+        self.guard = ()
+        types = [("int32", ())] + [(self.rng.choice(self.dtypes), self.rng.choice(self.shapes)) for _ in range(self.rng.randint(1, 2))]
+        start = [lit("int32", 0)] + [self.plain_value(dtype, shape, dev) for dtype, shape in types[1:]]
+        names = [self.new_id() for _ in types]
+
+        def fill():
+            variables = [Val(f"{i}:0", dtype, tuple(shape), dev, feedable=False) for i, (dtype, shape) in zip(names, types)]
+            self.scope.values += variables
+            self.fill(self.rng.randint(1, 4))
+            return [variables[0]] + [self.plain_value(dtype, shape, self.device()) for dtype, shape in types[1:]]
+
+        scope, out, ctl = self.body(style == "v2", True, names[0], fill, only=dev if self.scope.depth else None)
+        reads, writes = self.after_bodies([scope])
+        parts = {"style": style, "limit": self.rng.randint(0, 4), "parallel": self.rng.choice((1, 4, 10)), "vars": names, "body": scope.records, "body_out": self.show(out), "body_ctl": ctl}
+        self.structured("@while", dev, {"init": start}, types, reads, writes, parts)
+        self.guard = guard
+
+    # ---- the program
+
+    def act(self):
+        scope = self.scope
+        choices = dict(self.weights)
+        choices["pure"] += 1
+        if scope.depth >= 2:
+            choices["cond"] = choices["while"] = 0
+        if scope.functional:
+            choices["guard"] = choices["merge"] = choices["refs"] = 0
+        what = self.rng.choices(list(choices), list(choices.values()))[0]
+        if not scope.functional and scope.preds and self.chance(0.3):
+            self.guard = self.rng.choice([()] + [key[:-1] + ((key[-1], b),) for key in scope.pivots for b in (0, 1)])
+        getattr(self, f"act_{what}")()
+
+    def act_cond(self):
+        self.cond()
+
+    def act_while(self):
+        self.loop()
+
+    def act_guard(self):
+        """From here on in one branch of a Switch."""
+        if len(self.guard) >= 2 or self.chance(0.3):
+            self.guard = self.guard[:-1]
+            return
+        pred = self.pred(self.device())
+        if pred.alias:
+            return
+        self.scope.preds.append(pred)
+        # The predicate may be less deep than where we are.
+        self.guard = pred.guard + ((len(self.scope.preds) - 1, self.rng.randint(0, 1)),)
+        self.side(self.guard)
+
+    def act_merge(self):
+        values.merge(self)
+
+    def act_refs(self):
+        states.references(self)
+
+    def act_pure(self):
+        values.act(self)
+
+    def act_strings(self):
+        values.strings(self)
+
+    def act_relay(self):
+        values.relay(self)
+
+    def act_state(self):
+        usable = [s for s in self.states if s.kind.inside(self, s) and self.scope.only in (None, s.dev)]
+        if usable and (len(self.scopes) > 1 or len(self.states) >= 6 or self.chance(0.8)):
+            state = self.rng.choice(usable)
+            state.kind.act(self, state)
+        elif len(self.scopes) == 1:
+            guard, self.guard = self.guard, ()
+            self.rng.choice(self.kinds).make(self)
+            self.guard = guard
+
+    def program(self):
+        for _ in range(self.rng.randint(1, 3)):
+            self.rng.choice(self.kinds).make(self)
+        for _ in range(self.size):
+            self.act()
+        self.guard = ()
+        if self.chance(0.07):
+            states.error(self)
+        self.guard = ()
+        records = self.scope.records
+        for state in self.states:
+            state.kind.finish(self, state)
+        runs = self.runs(records)
+        options = {
+            "grappler": self.chance(0.7),
+            "sessions": self.sessions,
+        }
+        if options["sessions"] == 2:
+            for number, run in enumerate(runs[1:-1]):
+                run["session"] = number % 2
+        return {"seed": self.seed, "options": options, "init": self.init, "body": records, "final": self.final, "runs": runs}
+
+    def runs(self, records):
+        feeds = {r["id"] for r in records if r["op"] == "@feed"}
+        by_id = {r["id"]: r for r in records}
+        fetchable = [v for v in self.scopes[0].values if not v.guard and all(s.epoch == e for s, e in v.alias.items())]
+        ends = sorted({n for state in self.states for n, _ in state.writes + state.reads if n in by_id})
+        last = [r["id"] for r in records if r["op"] in ("@error",)]
+
+        def run(fetch, targets):
+            needed = closure(records, [int(v.ref.split(":")[0]) for v in fetch] + targets)
+            return {"fetch": [v.ref for v in fetch], "targets": sorted(t for t in needed if t in targets or self.is_needed(records, needed, t)), "feed": sorted(needed & feeds)}
+
+        fetch = self.rng.sample(fetchable, min(len(fetchable), self.rng.choice((1, 2, 4, 8))))
+        main = run(fetch, ends + last)
+        runs = [{"fetch": [], "targets": [r["id"] for r in self.init if r.get("target")], "feed": []}]
+        mode = self.rng.choices(("run", "callable", "partial"), (8, 1, 1))[0]
+        if mode == "partial":
+            runs += self.partial(records, main, feeds) * 3
+        else:
+            repeated = dict(main, **({"mode": mode} if mode != "run" else {}))
+            runs += [dict(repeated) for _ in range(self.rng.choice((2, 3, 3, 6)))]
+            if self.chance(0.05):
+                runs[-1]["trace"] = self.rng.choice((1, 2, 3))
+        if self.chance(0.3) and fetchable:
+            some = run(self.rng.sample(fetchable, min(len(fetchable), 2)), [])
+            runs.insert(self.rng.randint(1, len(runs)), some)
+        if self.chance(0.2):
+            inner = [v for v in fetchable if v.feedable and int(v.ref.split(":")[0]) in by_id and by_id[int(v.ref.split(":")[0])]["op"] not in ("@feed", "@cond", "@while") and v.dtype not in ("resource", "variant") and v.ref not in main["fetch"]]
+            if inner:
+                fed = self.rng.choice(inner)
+                runs.insert(self.rng.randint(1, len(runs)), dict(main, feed_inner=[[fed.ref, fed.dtype, list(fed.shape)]]))
+        runs.append({"fetch": list(self.final_out), "targets": [], "feed": []})
+        return runs
+
+    def is_needed(self, records, needed, number):
+        return any(number in r.get("needs", ()) for r in walk(records) if r["id"] in needed or True) and number in needed
+
+    def partial(self, records, main, feeds):
+        """The run of `main` in two parts: what needs a part of the feeds only, then the rest."""
+        if not main["feed"] or not main["fetch"] or any(r.get("needs") for r in records):
+            return [dict(main)]
+        first = [f for f in main["feed"] if self.chance(0.5)]
+        early = [v for v in main["fetch"] if not (closure(records, [int(v.split(":")[0])]) & (feeds - set(first)))]
+        fetch = self.fetches_of(records, main)
+        return [dict(main, mode="partial", targets=[], fetch=fetch, first={"feed": first, "fetch": early})]
+
+    def fetches_of(self, records, main):
+        """Partial runs have no targets: what they would be is fetched, as far as it has a value that lives."""
+        plain = {v.ref: v for v in self.scopes[0].values if not v.guard}
+        more = [f"{t}:0" for t in main["targets"] if f"{t}:0" in plain and f"{t}:0" not in main["fetch"]]
+        return main["fetch"] + more
+
+
+def generate(seed):
+    return Generator(seed).program()
+
+
+__all__ = ["generate", "Generator", "Val", "Ref", "State", "dependencies"]

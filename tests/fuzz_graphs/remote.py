@@ -1,0 +1,110 @@
+"""What runs in the worker processes: one program over one cluster."""
+
+import threading
+import time
+
+import numpy as np
+from cluster import tf
+from program import array, feed_value
+
+FUSE_ON = b"\xc8\x0c\x01"  # ConfigProto field 201, tensor_fuse
+FUSE_OFF = b"\xc8\x0c\x00"
+burning = {}
+
+
+def digest(value):
+    """Everything of a fetched value, bit for bit."""
+    if value is None:
+        return None
+    value = np.array(value, dtype=object) if isinstance(value, bytes) else np.asarray(value)
+    if value.dtype == object:
+        flat = [v if isinstance(v, bytes) else str(v).encode() for v in value.reshape(-1)]
+        return "object", value.shape, b"".join(b"%d:%s," % (len(v), v) for v in flat)
+    return str(value.dtype), value.shape, value.tobytes()
+
+
+def session_config(options, fuse, timeout):
+    config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=int(timeout * 1000))
+    config.graph_options.rewrite_options.disable_meta_optimizer = not options.get("grappler", True)
+    if options.get("grappler", True):
+        config.graph_options.rewrite_options.min_graph_nodes = -1
+    else:
+        config.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
+    config.experimental.share_session_state_in_clusterspec_propagation = False
+    if fuse is not None:
+        config.MergeFromString(FUSE_ON if fuse else FUSE_OFF)
+    return config
+
+
+def execute(built, program, targets, container, fuse, timeout):
+    """For each run ("ok", [digests]) or ("error", type, code, message). `built`: for each session (graph, tensors, operations, feeds)."""
+    sessions, out = [], []
+    try:
+        for (graph_def, *names), target in zip(built, targets):
+            graph = tf.Graph()
+            with graph.as_default():
+                tf.graph_util.import_graph_def(tf.compat.v1.GraphDef.FromString(graph_def.replace(b"C0000000", container.encode())), name="")
+            sessions.append((tf.compat.v1.Session(target, graph=graph, config=session_config(program["options"], fuse, timeout)), names))
+        for number, run in enumerate(program["runs"]):
+            session, names = sessions[run.get("session", 0)]
+            try:
+                out.append(("ok", [digest(v) for v in one_run(session, names, program, run, number, timeout)]))
+            except tf.errors.OpError as error:
+                out.append(("error", type(error).__name__, error.error_code, error.message[:2000]))
+                if error.error_code == 4:
+                    break  # the rest would wait as well
+    finally:
+        # Not closed where something hangs: that would wait too.
+        if out and out[-1][:3] != ("error", "DeadlineExceededError", 4):
+            for session, _ in sessions:
+                session.close()
+    return out
+
+
+def one_run(session, names, program, run, number, timeout):
+    tensors, operations, feeds = names
+    fetches = [tensors[ref] for ref in run["fetch"]]
+    targets = [operations[i] for i in run["targets"]]
+    seed = program["seed"] or 0
+    fed = {i: feed_value(*feeds[i], key=[seed % 2**32, number, i]) for i in run["feed"] if i in feeds}
+    by_name = {tensors[f"{i}:0"]: value for i, value in fed.items()}
+    for ref, dtype, shape in run.get("feed_inner", ()):
+        by_name[tensors[ref]] = feed_value(dtype, shape, key=[seed % 2**32, number, 999])
+    mode = run.get("mode", "run")
+    if mode == "callable":
+        call = session.make_callable(fetches + targets, feed_list=list(by_name))
+        return call(*by_name.values())[: len(fetches)]
+    if mode == "partial":
+        handle = session.partial_run_setup(fetches + targets, list(by_name))
+        early = [tensors[ref] for ref in run["first"]["fetch"]]
+        first = {tensors[f"{i}:0"]: fed[i] for i in run["first"]["feed"] if i in fed}
+        values = {}
+        if early or first:
+            values = dict(zip(early, session.partial_run(handle, early, first)))
+        rest = [name for name in fetches if name not in values]
+        later = session.partial_run(handle, rest + targets, {name: value for name, value in by_name.items() if name not in first})
+        values |= dict(zip(rest, later))
+        return [values[name] for name in fetches]
+    options = tf.compat.v1.RunOptions(timeout_in_ms=int(timeout * 1000), trace_level=run.get("trace", 0))
+    metadata = tf.compat.v1.RunMetadata() if run.get("trace") else None
+    return session.run(fetches + targets, by_name, options=options, run_metadata=metadata)[: len(fetches)]
+
+
+def burn(on):
+    """Load of its own that comes and goes, so that threads are scheduled otherwise."""
+    if on and "stop" not in burning:
+        burning["stop"] = threading.Event()
+
+        def work():
+            while not burning["stop"].is_set():
+                end = time.monotonic() + 0.001
+                while time.monotonic() < end:
+                    pass
+                time.sleep(0.02)
+
+        threading.Thread(target=work, daemon=True).start()
+    elif not on and "stop" in burning:
+        burning.pop("stop").set()
+
+
+__all__ = ["execute", "burn", "array"]

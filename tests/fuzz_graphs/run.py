@@ -1,0 +1,370 @@
+"""The differential fuzzer: `make fuzz-graphs`. Random programs over stock gRPC, twice, and over every protocol; see README.md.
+
+    run.py [--seconds N] [--programs N] [--seed N] [--protocols grpc++,star_server+fuse] [--replay FILE…] [--keep-going] [--no-shrink]
+"""
+
+import argparse
+import collections
+import os
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+for folder in (HERE, ROOT / "tests" / "python"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+# Task processes import what they run by the module's name.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT / "tests" / "python"), os.environ.get("PYTHONPATH", "")])
+
+import cluster as harness  # noqa: E402
+import compare  # noqa: E402
+import program as programs  # noqa: E402
+import remote  # noqa: E402
+import shrink  # noqa: E402
+from generate import generate  # noqa: E402
+
+STOCK, AGAIN = "grpc", "grpc again"
+PROTOCOLS = ("grpc+fuse", "grpc++", "grpc+++fuse", "star_server", "star_server+fuse", "star_server_lite")
+# Whatever may be grouped is.
+EAGER = {"STARWIRE_TENSOR_FUSE_WAIT_US": "60000000", "STARWIRE_TENSOR_FUSE_MESSAGE_US": "1000000"}
+SHAPE = {"ps": 2, "worker": 2}
+
+
+def parts(name):
+    """(cluster's name, protocol, fuse) of a protocol as it is called here."""
+    if name in (STOCK, AGAIN):
+        return name, "grpc", None
+    base = name.removesuffix("+fuse")
+    return ("library over grpc" if base == "grpc" else base), base, name.endswith("+fuse")
+
+
+def label(program):
+    return str(program.get("name", program["seed"]))
+
+
+class Clusters:
+    """Servers that live as long as they are sound. Each has two lanes: worker 0 and worker 1, which run programs beside each other."""
+
+    def __init__(self, runner):
+        self.runner, self.made, self.serial, self.dropped = runner, {}, 0, 0
+
+    def get(self, name):
+        key, protocol, _ = parts(name)
+        if key in self.made and any(task.poll() is not None for task in self.made[key].tasks.values()):
+            self.drop(name)
+        if key not in self.made:
+            self.made[key] = self.start(key, protocol)
+        return self.made[key]
+
+    def start(self, key, protocol):
+        from tensorflow.compat.v1 import ConfigProto
+
+        # Enough threads that what waits in a kernel, as TensorFlow's staging areas do, starves nobody.
+        config = ConfigProto(inter_op_parallelism_threads=5 if key == AGAIN else 12, intra_op_parallelism_threads=1 if key == AGAIN else 2).SerializeToString()
+        made = harness.Cluster(self.runner, protocol, SHAPE, environment=EAGER | {"TF_CPP_MIN_LOG_LEVEL": "1"}, start=False, config=config)
+        for job, count in SHAPE.items():
+            for index in range(count):
+                task = made.process(job, index)
+                (task.directory / "whoami").write_text(f"{job}{index}")
+                (task.directory / f"iam-{job}{index}").write_text("")
+                if key == "library over grpc":
+                    task.call(harness.load, "grpc++", timeout=harness.START_TIMEOUT)
+                task.begin(harness.start_server, made.spec, job, index, protocol, config)
+        for task in made.tasks.values():
+            task.result(harness.START_TIMEOUT)
+        if key == AGAIN:
+            for task in made.tasks.values():
+                task.call(remote.burn, True)
+        return made
+
+    def drop(self, name):
+        key = parts(name)[0]
+        if key in self.made:
+            self.dropped += 1
+            self.made.pop(key).close()
+
+    def container(self):
+        self.serial += 1
+        return f"C{self.serial:07d}"
+
+    def close(self):
+        for one in self.made.values():
+            one.close()
+
+
+class Job:
+    """A program that runs on a lane of all clusters: first on all but those that another job needs, one at a time on each."""
+
+    def __init__(self, fuzzer, program, lane, names):
+        self.fuzzer, self.program, self.lane = fuzzer, program, lane
+        self.built = fuzzer.build(program, lane)
+        self.todo, self.results = list(names), {}
+        self.running = {}  # name -> (task, deadline)
+
+    def start(self):
+        busy = {parts(name)[0] for name in self.running}
+        for name in list(self.todo):
+            key = parts(name)[0]
+            if key in busy:
+                continue
+            try:
+                cluster = self.fuzzer.clusters.get(name)
+                task = cluster["worker", self.lane]
+                targets = [cluster.target("worker", self.lane), cluster.target("worker", 1 - self.lane)][: len(self.built)]
+                task.begin(remote.execute, self.built, self.program, targets, self.fuzzer.clusters.container(), parts(name)[2], self.fuzzer.timeout)
+            except AssertionError as error:
+                self.results[name] = [("error", "Crash", -1, str(error)[-1500:])]
+                self.todo.remove(name)
+                self.fuzzer.clusters.drop(name)
+                continue
+            self.todo.remove(name)
+            busy.add(key)
+            self.running[name] = task, time.monotonic() + self.fuzzer.timeout * 2 + 10, cluster
+
+    def poll(self):
+        """Takes in what is done. True when all is."""
+        for name, (task, deadline, cluster) in list(self.running.items()):
+            if self.fuzzer.clusters.made.get(parts(name)[0]) is not cluster:
+                # The other lane's program brought the cluster down. This one is run again.
+                del self.running[name]
+                self.todo.append(name)
+                continue
+            result = None
+            try:
+                if task.ready():
+                    result = task.result(1)
+                elif time.monotonic() > deadline:
+                    result = [("error", "DeadlineExceededError", compare.DEADLINE, "the process does not answer")]
+                elif self.fuzzer.look() and task.poll() is not None:
+                    result = [("error", "Crash", -1, task.log()[-1500:])]
+            except harness.RemoteError as error:
+                result = [("error", error.type, -2, error.message[:1500])]
+            except harness.TaskDied as error:
+                result = [("error", "Crash", -1, str(error)[-1500:])]
+            if result is None:
+                continue
+            del self.running[name]
+            self.results[name] = result
+            if compare.hangs(result) or result[-1][0] == "error" and result[-1][2] == -1:
+                self.fuzzer.clusters.drop(name)
+        self.start()
+        return not self.running and not self.todo
+
+
+class Fuzzer:
+    def __init__(self, runner, protocols=PROTOCOLS, timeout=20.0):
+        self.clusters, self.protocols, self.timeout = Clusters(runner), tuple(protocols), timeout
+        self.count = collections.Counter()
+        self.found = collections.defaultdict(list)
+        self.looked = 0.0
+        self.report_stock = False
+
+    def look(self):
+        """Now and then: is the process still there? Its connection says so too."""
+        if time.monotonic() - self.looked > 0.5:
+            self.looked = time.monotonic()
+            return True
+        return False
+
+    def build(self, program, lane=0):
+        import tensorflow as tf
+        from build import Builder
+
+        return [Builder(tf, program, lane ^ session).build() for session in range(program["options"].get("sessions", 1))]
+
+    def results(self, program, names, lane=0):
+        """Runs one program alone; {name: runs}."""
+        job = Job(self, program, lane, names)
+        job.start()
+        while not job.poll():
+            time.sleep(0.003)
+        return job.results
+
+    def judge(self, results):
+        """(verdict, {protocol: difference}): sound, undetermined or refused, where the program itself is at fault."""
+        first, second = results[STOCK], results[AGAIN]
+        if any(run[0] == "error" and run[2] < 0 for run in first + second):
+            return "refused", {}
+        if compare.hangs(first) or compare.hangs(second):
+            return "hangs over grpc", {}
+        agreed = compare.mask(first, second)
+        if agreed is None:
+            return "undetermined", {}
+        found = {name: compare.difference(first, runs, agreed) for name, runs in results.items() if name not in (STOCK, AGAIN)}
+        verdict = "sound" if all(one is True for one in agreed) else "undetermined"
+        return verdict, {name: text for name, text in found.items() if text}
+
+    def settled(self, program, stock, rounds=4):
+        """Does stock gRPC make the same of it each time? It is asked some more times before a difference counts."""
+        for number in range(rounds):
+            for again in self.results(program, [STOCK, AGAIN], lane=number % 2).values():
+                if [compare.summary(run) for run in again] != [compare.summary(run) for run in stock]:
+                    return False
+        return True
+
+    def run_all(self, source, until, report, batch=2):
+        """Programs from `source` on both lanes until `until()`; `report(program, results, differences)` for those that differ."""
+        lanes = [None] * batch
+        names = (STOCK, AGAIN, *self.protocols)
+        while True:
+            for lane in range(batch):
+                job = lanes[lane]
+                if job is not None and job.poll():
+                    lanes[lane] = None
+                    self.finish(job, report)
+                if lanes[lane] is None and not until():
+                    program = next(source, None)
+                    if program is not None:
+                        try:
+                            lanes[lane] = Job(self, program, lane, names)
+                        except Exception as error:  # a program that TensorFlow refuses to build
+                            self.count["not built"] += 1
+                            self.count["programs"] += 1
+                            print(f"seed {label(program)}: not built: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                            continue
+                        lanes[lane].start()
+            if all(lane is None for lane in lanes):
+                if until() or program is None:
+                    return
+            time.sleep(0.002)
+
+    def finish(self, job, report):
+        verdict, found = self.judge(job.results)
+        self.count["programs"] += 1
+        self.count[verdict] += 1
+        if verdict == "hangs over grpc" and self.report_stock:
+            found = {STOCK: "hangs"}
+        if verdict == "hangs over grpc":
+            print(f"seed {label(job.program)}: hangs over grpc", flush=True)
+        if verdict == "undetermined":
+            print(f"seed {label(job.program)}: undetermined: {compare.difference(job.results[STOCK], job.results[AGAIN], [True] * 99)}", flush=True)
+        if verdict == "refused":
+            for runs in (job.results[STOCK], job.results[AGAIN]):
+                if any(r[0] == "error" and r[2] < 0 for r in runs):
+                    print(f"seed {label(job.program)}: refused: {runs[-1][1]}: {runs[-1][3][:300]}", flush=True)
+                    break
+        for run in job.results[STOCK]:
+            if run[0] == "error":
+                self.count[f"grpc: {run[1]}"] += 1
+        if found:
+            report(job.program, job.results, found)
+
+
+def replay_source(paths):
+    import json
+
+    for path in paths:
+        made = json.loads(Path(path).read_text())
+        made.setdefault("seed", 0)
+        made["name"] = Path(path).stem
+        yield made
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=float(os.environ.get("FUZZ_SECONDS", 300)))
+    parser.add_argument("--programs", type=int, default=0, help="stop after so many")
+    parser.add_argument("--seed", type=int, default=None, help="the first seed (default: the time)")
+    parser.add_argument("--protocols", default=",".join(PROTOCOLS))
+    parser.add_argument("--timeout", type=float, default=20.0, help="seconds after which a step hangs")
+    parser.add_argument("--replay", nargs="*", default=None, help="programs from files instead of random ones")
+    parser.add_argument("--stop", action="store_true", help="stop at the first difference")
+    parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--shrink-seconds", type=float, default=120.0)
+    parser.add_argument("--report-stock", action="store_true", help="programs that hang over stock gRPC are failures too: for work on the generator")
+    parser.add_argument("--out", default=str(ROOT / "target" / "fuzz-graphs"))
+    parser.add_argument("--keep-logs", action="store_true")
+    arguments = parser.parse_args()
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.environ["STARWIRE_LIBRARY"] = harness.library_path()
+    out = Path(arguments.out)
+    out.mkdir(parents=True, exist_ok=True)
+    runner = harness.Runner(keep=lambda: arguments.keep_logs)
+    fuzzer = Fuzzer(runner, [p for p in arguments.protocols.split(",") if p], arguments.timeout)
+    fuzzer.report_stock = arguments.report_stock
+    seed = arguments.seed if arguments.seed is not None else int(time.time()) * 1000
+    started = said = time.monotonic()
+    failures = []
+
+    def source():
+        if arguments.replay is not None:
+            yield from replay_source(arguments.replay)
+            return
+        number = seed
+        while True:
+            yield generate(number)
+            number += 1
+
+    def until():
+        nonlocal said
+        now = time.monotonic()
+        if now - said > 60:
+            said = now
+            progress(fuzzer, now - started)
+        return now - started > arguments.seconds or (arguments.programs and fuzzer.count["programs"] >= arguments.programs) or (arguments.stop and failures)
+
+    def report(made, results, found):
+        failures.append((made, results, found))
+        name = label(made)
+        for protocol, text in found.items():
+            fuzzer.found[protocol].append(made["seed"])
+            print(f"seed {label(made)}: {protocol}: {text}", flush=True)
+        (out / f"{name}.json").write_text(programs.dumps(made))
+        (out / f"{name}.txt").write_text(programs.listing(made) + "\n" + "\n".join(f"{p}: {t}" for p, t in found.items()) + "\n")
+
+    try:
+        fuzzer.run_all(source(), until, report)
+        progress(fuzzer, time.monotonic() - started)
+        for made, results, found in list(failures):
+            if STOCK not in found and len(failures) <= 20 and not fuzzer.settled(made, results[STOCK]):
+                print(f"seed {label(made)}: no difference after all: grpc does not settle it", flush=True)
+                failures.remove((made, results, found))
+        for made, results, found in failures[:10]:
+            if not arguments.no_shrink:
+                shrink_one(fuzzer, made, results, found, out, arguments.shrink_seconds)
+    finally:
+        fuzzer.clusters.close()
+        runner.close()
+    return 1 if failures else 0
+
+
+def shrink_one(fuzzer, made, results, found, out, seconds):
+    """The smallest program that shows the first of its differences, written beside the whole one."""
+    protocol, text = next(iter(found.items()))
+    # A hang stays a hang, a wrong value a wrong value.
+    hang = "hangs" in text
+    timeout, fuzzer.timeout = fuzzer.timeout, min(fuzzer.timeout, 6.0) if hang else fuzzer.timeout
+
+    def shows(candidate):
+        try:
+            for _ in range(1 if hang else 2):
+                if protocol == STOCK:
+                    return compare.hangs(fuzzer.results(candidate, [STOCK])[STOCK])
+                verdict, differ = fuzzer.judge(fuzzer.results(candidate, [STOCK, AGAIN, protocol]))
+                if verdict == "sound" and protocol in differ and ("hangs" in differ[protocol]) == hang:
+                    return True
+        except Exception as error:  # not every cut leaves a graph that can be built
+            if not isinstance(error, (ValueError, TypeError, KeyError)):
+                raise
+        return False
+
+    small = shrink.shrink(made, shows, seconds)
+    fuzzer.timeout = timeout
+    name = out / f"{label(made)}-small"
+    Path(f"{name}.json").write_text(programs.dumps(small))
+    Path(f"{name}.txt").write_text(programs.listing(small) + f"\n{protocol}: {text}\n")
+    print(f"seed {label(made)}: shrunk for {protocol}: {name}.txt", flush=True)
+
+
+def progress(fuzzer, seconds):
+    count = dict(fuzzer.count)
+    done = count.pop("programs", 0)
+    by_protocol = {name: len(seeds) for name, seeds in fuzzer.found.items()}
+    print(f"{seconds:.0f} s: {done} programs ({done / max(seconds, 1):.1f}/s), differences {by_protocol or 0}, {count}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,539 @@
+"""What keeps state: how each kind is made and initialised, used, and read in the end."""
+
+import values
+from program import COMPLEX, FLOATS, NUMBERS, REAL, lit
+
+
+def record_in(g, where, op, dev, ins=None, attr=None, out=(), ctl=(), **more):
+    """A record outside of the body: of the initialisation or of the last look."""
+    records, g.scope.records = g.scope.records, where
+    number = g.record(op, dev, ins, attr, out, ctl, **more)
+    g.scope.records = records
+    return number
+
+
+def final(g, number, outputs=1):
+    g.final_out += [f"{number}:{k}" for k in range(outputs)]
+
+
+def small(g, dtype):
+    return lit(dtype, values.literal(g, dtype))
+
+
+class Kind:
+    """`make` a state of this kind, `act` on it, `inside`: may it be used in the present body, `finish`: read it when all is done."""
+
+    devices = ("ps0", "ps1", "ps0", "ps1", "me")
+
+    @classmethod
+    def place(cls, g):
+        # Of two sessions, each would have its own on `me`.
+        return g.rng.choice([d for d in cls.devices if d in g.devices and (d != "me" or g.sessions == 1)] or ["ps0"])
+
+    @staticmethod
+    def inside(g, state):
+        return True
+
+    @staticmethod
+    def finish(g, state):
+        pass
+
+    @classmethod
+    def new(cls, g, number, dev, dtype=None, shape=None, **extra):
+        from generate import State
+
+        state = State(cls, number, f"{number}:0", dev, dtype, shape, extra)
+        g.states.append(state)
+        return state
+
+
+class RefVariable(Kind):
+    @classmethod
+    def make(cls, g):
+        dev, dtype, shape = cls.place(g), g.rng.choice(g.dtypes), g.rng.choice(g.shapes)
+        number = record_in(g, g.init, "VariableV2", dev, attr={"dtype": dtype, "shape": list(shape)}, out=[(dtype, shape)])
+        start = record_in(g, g.init, "Fill", dev, {"dims": lit("int32", list(shape)) if shape else {"lit": ["int32", 0, [0]]}, "value": small(g, dtype)}, out=[(dtype, shape)])
+        record_in(g, g.init, "Assign", dev, {"ref": f"{number}:0", "value": f"{start}:0"}, out=[(dtype, shape)], target=True)
+        return cls.new(g, number, dev, dtype, shape)
+
+    @staticmethod
+    def inside(g, state):
+        return not g.scope.functional
+
+    @staticmethod
+    def reference(g, state):
+        from generate import Ref
+
+        return Ref(state.handle, state.dtype, state.shape, state.dev, (), [state])
+
+    @classmethod
+    def act(cls, g, state):
+        use_reference(g, cls.reference(g, state))
+
+    @staticmethod
+    def finish(g, state):
+        final(g, record_in(g, g.final, "Identity", state.dev, {"input": state.handle}, out=[(state.dtype, state.shape)]))
+
+
+def use_reference(g, ref):
+    """Reads or writes what a reference stands for."""
+    how = g.rng.random()
+    if how < 0.3:
+        return snapshot(g, ref)
+    if how < 0.5:
+        return read_directly(g, ref)
+    return update(g, ref)
+
+
+def snapshot(g, ref):
+    """Identity of the reference: the buffer itself, as long as it stays in its task."""
+    for state in ref.states:
+        pass
+    made = g.emit("Identity", ref.dev, {"input": ref}, out=[(ref.dtype, ref.shape)], alias=False, feedable=True)[0]
+    made.alias = {state: state.epoch for state in ref.states}
+    return made
+
+
+def read_directly(g, ref):
+    """An operation that takes the reference where others take a value."""
+    dev = ref.dev
+    if g.chance(0.2) and not g.scope.loop and all(state.epoch == 0 for state in ref.states) and ":0" in ref.ref and len(ref.states) == 1 and ref.ref == ref.states[0].handle:
+        dev = g.device()
+    v = ref
+    if ref.dtype in NUMBERS:
+        other = g.want(ref.dtype, ref.shape, dev)
+        g.emit(g.rng.choice(("Mul", "AddV2", "Sub")), dev, {"x": v, "y": other}, out=[(ref.dtype, ref.shape)])
+    elif ref.dtype == "bool":
+        g.emit("LogicalNot", dev, {"x": v}, out=[("bool", ref.shape)])
+    else:
+        g.emit("StringLength", dev, {"input": v}, out=[("int32", ref.shape)])
+
+
+def update(g, ref):
+    dev, dtype, shape = ref.dev, ref.dtype, ref.shape
+    choices = ["Assign"]
+    if dtype in NUMBERS:
+        choices += ["AssignAdd", "AssignAdd", "AssignSub"]
+    if shape and shape[0] and shape[0] < 100:
+        choices += ["ScatterUpdate"] + (["ScatterAdd", "ScatterSub", "ScatterMul"] if dtype in NUMBERS else [])
+        choices += ["StridedSliceAssign"]
+    if dtype in ("int32", "int64") and shape == ():
+        choices += ["CountUpTo"]
+    if dtype in FLOATS + COMPLEX:
+        choices += ["ApplyGradientDescent"]
+    op = g.rng.choice(choices)
+    out = [(dtype, shape)]
+    if op == "StridedSliceAssign":
+        at = g.rng.randrange(shape[0])
+        value = g.want(dtype, (1,) + shape[1:], dev)
+        ins = {"ref": ref, "begin": lit("int32", [at]), "end": lit("int32", [at + 1]), "strides": lit("int32", [1]), "value": value}
+        made = g.emit(op, dev, ins, out=out, writes=ref.states, pool=False)
+    elif op.startswith("Scatter"):
+        count = g.rng.choice((1, 2))
+        at = values.index(g, shape[0], (count,), dev)
+        if op == "ScatterUpdate" and count > 1:
+            at = lit("int32", g.rng.sample(range(shape[0]), min(count, shape[0])))
+            count = min(count, shape[0])
+        what = g.want(dtype, (count,) + shape[1:], dev)
+        made = g.emit(op, dev, {"ref": ref, "indices": at, "updates": what}, {"use_locking": g.chance(0.5)}, out=out, writes=ref.states, pool=False)
+    elif op == "CountUpTo":
+        return g.emit(op, dev, {"ref": ref}, {"limit": 10**9}, out=out, writes=ref.states)
+    elif op == "ApplyGradientDescent":
+        alpha = small(g, dtype)
+        delta = g.want(dtype, shape, dev)
+        made = g.emit(op, dev, {"var": ref, "alpha": alpha, "delta": delta}, out=out, writes=ref.states, pool=False)
+    else:
+        value = g.want(dtype, shape, dev)
+        made = g.emit(op, dev, {"ref": ref, "value": value}, {"use_locking": g.chance(0.5)}, out=out, writes=ref.states, pool=False)
+    from generate import Ref
+
+    again = Ref(made[0].ref, dtype, shape, dev, made[0].guard, ref.states)
+    if g.chance(0.3):
+        snapshot(g, again)
+    elif g.chance(0.2):
+        read_directly(g, again)
+    return again
+
+
+def references(g):
+    """RefSwitch, RefMerge, RefSelect, RefIdentity: references that stand for one of two variables."""
+    from generate import Ref
+
+    found = [s for s in g.states if s.kind is RefVariable and g.scope.only in (None, s.dev)]
+    if not found:
+        RefVariable.make(g) if len(g.scopes) == 1 else None
+        return
+    first = g.rng.choice(found)
+    same = [s for s in found if (s.dev, s.dtype, s.shape) == (first.dev, first.dtype, first.shape)]
+    if len(same) == 1 and len(g.scopes) == 1 and g.chance(0.8):
+        twin = record_in(g, g.init, "VariableV2", first.dev, attr={"dtype": first.dtype, "shape": list(first.shape)}, out=[(first.dtype, first.shape)])
+        start = record_in(g, g.init, "Fill", first.dev, {"dims": lit("int32", list(first.shape)) if first.shape else {"lit": ["int32", 0, [0]]}, "value": small(g, first.dtype)}, out=[(first.dtype, first.shape)])
+        record_in(g, g.init, "Assign", first.dev, {"ref": f"{twin}:0", "value": f"{start}:0"}, out=[(first.dtype, first.shape)], target=True)
+        same.append(RefVariable.new(g, twin, first.dev, first.dtype, first.shape))
+    second = g.rng.choice(same)
+    pair = [RefVariable.reference(g, s) for s in (first, second)]
+    dev, dtype, shape = first.dev, first.dtype, first.shape
+    both = list(dict.fromkeys([first, second]))
+    how = g.rng.choice(("identity", "select", "switch", "merge", "merge"))
+    if how == "identity":
+        number = g.record("RefIdentity", dev, {"input": pair[0]}, out=[(dtype, shape)])
+        return use_reference(g, Ref(f"{number}:0", dtype, shape, dev, (), [first]))
+    if how == "select":
+        at = values.index(g, 2, (), dev)
+        guard = at.guard if hasattr(at, "guard") else ()
+        # The index may come from a buffer: only a fresh value is taken.
+        number = g.record("RefSelect", dev, {"index": at, "inputs": pair}, out=[(dtype, shape)])
+        return use_reference(g, Ref(f"{number}:0", dtype, shape, dev, guard, both))
+    outer, g.guard = g.guard, ()
+    pred = values.predicate(g, dev)
+    if pred.alias or pred.guard:
+        g.guard = outer
+        return
+    g.scope.preds.append(pred)
+    at = len(g.scope.preds) - 1
+    sides = []
+    for one in pair:
+        number = g.record("RefSwitch", dev, {"data": one, "pred": pred}, out=[(dtype, shape)] * 2)
+        sides.append([Ref(f"{number}:{b}", dtype, shape, dev, ((at, b),), one.states) for b in (0, 1)])
+    if g.chance(0.4):
+        # Something happens in a branch before the references meet again.
+        g.guard = ((at, 1),)
+        sides[1][1] = update(g, sides[1][1]) if g.chance(0.5) else sides[1][1]
+        if not isinstance(sides[1][1], Ref):
+            sides[1][1] = Ref(f"{number}:1", dtype, shape, dev, ((at, 1),), pair[1].states)
+    if how == "switch":
+        g.guard = ((at, g.rng.randint(0, 1)),)
+        use_reference(g, sides[0][g.guard[-1][1]])
+    else:
+        g.guard = ()
+        number = g.record("RefMerge", dev, {"inputs": [sides[0][0], sides[1][1]]}, out=[(dtype, shape), ("int32", ())])
+        use_reference(g, Ref(f"{number}:0", dtype, shape, dev, (), both))
+        if g.chance(0.5):
+            use_reference(g, Ref(f"{number}:0", dtype, shape, dev, (), both))
+    g.guard = outer
+
+
+class ResourceVariable(Kind):
+    @classmethod
+    def make(cls, g):
+        dev, dtype, shape = cls.place(g), g.rng.choice(g.dtypes), g.rng.choice(g.shapes)
+        number = record_in(g, g.init, "VarHandleOp", dev, attr={"dtype": dtype, "shape": list(shape)}, out=[("resource", ())])
+        start = record_in(g, g.init, "Fill", dev, {"dims": lit("int32", list(shape)) if shape else {"lit": ["int32", 0, [0]]}, "value": small(g, dtype)}, out=[(dtype, shape)])
+        record_in(g, g.init, "AssignVariableOp", dev, {"resource": f"{number}:0", "value": f"{start}:0"}, target=True)
+        return cls.new(g, number, dev, dtype, shape)
+
+    @classmethod
+    def act(cls, g, state):
+        dev, dtype, shape, handle = state.dev, state.dtype, state.shape, state.handle
+        choices = ["ReadVariableOp", "ReadVariableOp", "ReadVariableOp", "AssignVariableOp"]
+        if dtype in NUMBERS:
+            choices += ["AssignAddVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"]
+        if shape and shape[0] and shape[0] < 100:
+            choices += ["ResourceGather", "ResourceScatterUpdate"] + (["ResourceScatterAdd"] if dtype in NUMBERS else [])
+        if dtype in ("int32", "int64") and shape == ():
+            choices += ["ResourceCountUpTo"]
+        if dtype in FLOATS + COMPLEX:
+            choices += ["ResourceApplyGradientDescent"]
+        op = g.rng.choice(choices)
+        if op == "ReadVariableOp":
+            g.emit(op, dev, {"resource": handle}, {"dtype": dtype}, out=[(dtype, shape)], reads=[state])
+        elif op == "ResourceGather":
+            at = values.index(g, shape[0], (2,), dev)
+            g.emit(op, dev, {"resource": handle, "indices": at}, {"dtype": dtype}, out=[(dtype, (2,) + shape[1:])], reads=[state])
+        elif op.startswith("ResourceScatter"):
+            at = values.index(g, shape[0], (1,), dev)
+            what = g.want(dtype, (1,) + shape[1:], dev)
+            g.emit(op, dev, {"resource": handle, "indices": at, "updates": what}, writes=[state])
+        elif op == "ResourceCountUpTo":
+            g.emit(op, dev, {"resource": handle}, {"limit": 10**9, "T": dtype}, out=[(dtype, ())], writes=[state])
+        elif op == "ResourceApplyGradientDescent":
+            alpha, delta = small(g, dtype), g.want(dtype, shape, dev)
+            g.emit(op, dev, {"var": handle, "alpha": alpha, "delta": delta}, writes=[state])
+        else:
+            value = g.want(dtype, shape, dev)
+            g.emit(op, dev, {"resource": handle, "value": value}, writes=[state])
+
+    @staticmethod
+    def finish(g, state):
+        final(g, record_in(g, g.final, "ReadVariableOp", state.dev, {"resource": state.handle}, {"dtype": state.dtype}, out=[(state.dtype, state.shape)]))
+
+
+class Outside(Kind):
+    """Kinds whose operations may wait: only where it is known how often they run."""
+
+    @staticmethod
+    def inside(g, state):
+        return len(g.scopes) == 1
+
+
+class Queue(Outside):
+    """Filled well before the first step, so that nobody waits in vain."""
+
+    @classmethod
+    def make(cls, g):
+        dev, dtype = cls.place(g), g.rng.choice(("float32", "int32", "int64", "string"))
+        shape = g.rng.choice(((), (2,)))
+        op = g.rng.choice(("FIFOQueueV2", "RandomShuffleQueueV2", "PaddingFIFOQueueV2", "PriorityQueueV2", "FIFOQueue"))
+        kinds = [dtype]
+        attr = {"component_types": [dtype], "shapes": [list(shape)]}
+        if op == "RandomShuffleQueueV2":
+            attr |= {"seed": 5, "seed2": 7, "min_after_dequeue": 2}
+        if op == "PriorityQueueV2":
+            kinds = ["int64", dtype]
+        suffix = "" if op == "FIFOQueue" else "V2"
+        number = record_in(g, g.init, op, dev, attr=attr, out=[("string" if not suffix else "resource", ())])
+        many = []
+        for kind in kinds:
+            full = (40,) + (shape if kind is kinds[-1] else ())
+            many.append(record_in(g, g.init, "Fill", dev, {"dims": lit("int32", list(full)), "value": small(g, kind)}, out=[(kind, full)]))
+        record_in(g, g.init, "QueueEnqueueMany" + suffix, dev, {"handle": f"{number}:0", "components": [f"{one}:0" for one in many]}, target=True)
+        return cls.new(g, number, dev, dtype, shape, kinds=kinds, suffix=suffix, left=40)
+
+    @classmethod
+    def act(cls, g, state):
+        dev, kinds, suffix = state.dev, state.extra["kinds"], state.extra["suffix"]
+        types = [(kind, state.shape if kind is kinds[-1] else ()) for kind in kinds]
+        op = g.rng.choice(("QueueEnqueue", "QueueEnqueue", "QueueDequeue", "QueueSize"))
+        if op == "QueueEnqueue":
+            ins = {"handle": state.handle, "components": [g.want(dtype, shape, dev) for dtype, shape in types]}
+            g.emit(op + suffix, dev, ins, writes=[state])
+        elif op == "QueueDequeue":
+            if state.extra["left"] <= 20:
+                return
+            state.extra["left"] -= 8  # as often as there are runs
+            g.emit(op + suffix, dev, {"handle": state.handle}, {"component_types": kinds}, out=types, writes=[state])
+        else:
+            g.emit(op + suffix, dev, {"handle": state.handle}, out=[("int32", ())], reads=[state])
+
+    @staticmethod
+    def finish(g, state):
+        final(g, record_in(g, g.final, "QueueSize" + state.extra["suffix"], state.dev, {"handle": state.handle}, out=[("int32", ())]))
+
+
+class Staging(Outside):
+    """A staging area: what takes out waits, as no edge says, for what puts in."""
+
+    @classmethod
+    def make(cls, g):
+        dev, dtype, shape = cls.place(g), g.rng.choice(g.dtypes), g.rng.choice(g.shapes)
+        kind = g.rng.choice(("", "Map", "OrderedMap"))
+        number = g.new_id()
+        return cls.new(g, number, dev, dtype, shape, kind=kind, attr={"dtypes": [dtype], "shared_name": f"s{number}"}, pairs=0)
+
+    @classmethod
+    def act(cls, g, state):
+        guard, g.guard = g.guard, ()
+        kind, attr, dev = state.extra["kind"], state.extra["attr"], state.dev
+        type_ = (state.dtype, state.shape)
+        value = g.want(*type_, dev)
+        if value.guard or value.alias or state.extra["pairs"] >= (1 if not kind else 3):
+            g.guard = guard
+            return
+        state.extra["pairs"] += 1
+        key = lit("int64", state.extra["pairs"])
+        if kind:
+            ins = {"key": key, "indices": lit("int32", [0]), "values": [value]}
+            g.emit(f"{kind}Stage", dev, ins, attr)
+        else:
+            g.emit("Stage", dev, {"values": [value]}, {"shared_name": attr["shared_name"]})
+        put = g.scope.records[-1]["id"]
+        if g.chance(0.3):
+            g.fill(1)
+            g.guard = ()
+        ctl = [put] if g.chance(0.2) else []
+        if g.chance(0.5):
+            # The taking begins when something else is done, that the putting knows nothing of.
+            other = g.pick(dev, lambda v: not v.guard and not v.alias)
+            if other is not None:
+                ctl.append(int(other.ref.split(":")[0]))
+        if kind:
+            g.emit(f"{kind}Unstage", dev, {"key": key, "indices": lit("int32", [0])}, attr, out=[type_], ctl=ctl, needs=[put])
+        else:
+            g.emit("Unstage", dev, {}, attr, out=[type_], ctl=ctl, needs=[put])
+        g.guard = guard
+
+    @staticmethod
+    def finish(g, state):
+        op = state.extra["kind"] + ("StageSize" if not state.extra["kind"] else "Size")
+        final(g, record_in(g, g.final, op, state.dev, {}, state.extra["attr"], out=[("int32", ())]))
+
+
+class Table(Kind):
+    @classmethod
+    def make(cls, g):
+        dev, key, value = cls.place(g), g.rng.choice(("int64", "string")), g.rng.choice(("float32", "int64"))
+        number = record_in(g, g.init, "MutableHashTableV2", dev, attr={"key_dtype": key, "value_dtype": value}, out=[("resource", ())])
+        return cls.new(g, number, dev, value, (), key=key)
+
+    @classmethod
+    def act(cls, g, state):
+        dev, key, value = state.dev, state.extra["key"], state.dtype
+        op = g.rng.choice(("LookupTableInsertV2", "LookupTableFindV2", "LookupTableFindV2", "LookupTableSizeV2", "LookupTableRemoveV2"))
+        count = g.rng.choice((1, 2, 3))
+        if op == "LookupTableSizeV2":
+            g.emit(op, dev, {"table_handle": state.handle}, out=[("int64", ())], reads=[state])
+        elif op == "LookupTableRemoveV2":
+            g.emit(op, dev, {"table_handle": state.handle, "keys": g.want(key, (count,), dev)}, writes=[state])
+        elif op == "LookupTableFindV2":
+            ins = {"table_handle": state.handle, "keys": g.want(key, (count,), dev), "default_value": small(g, value)}
+            g.emit(op, dev, ins, out=[(value, (count,))], reads=[state])
+        else:
+            g.emit(op, dev, {"table_handle": state.handle, "keys": g.want(key, (count,), dev), "values": g.want(value, (count,), dev)}, writes=[state])
+
+    @staticmethod
+    def finish(g, state):
+        size = record_in(g, g.final, "LookupTableSizeV2", state.dev, {"table_handle": state.handle}, out=[("int64", ())])
+        final(g, size)
+
+
+class Random(Kind):
+    """A generator: each run of the operation goes on where the last one stopped."""
+
+    @classmethod
+    def make(cls, g):
+        from generate import State
+
+        g.states.append(State(cls, g.new_id(), "", cls.place(g), extra={"made": False}))
+
+    @staticmethod
+    def inside(g, state):
+        return len(g.scopes) == 1 and not state.extra["made"]
+
+    @classmethod
+    def act(cls, g, state):
+        state.extra["made"] = True
+        dev, shape = state.dev, g.rng.choice(((), (2,), (3,)))
+        op = g.rng.choice(("RandomUniform", "RandomStandardNormal", "RandomUniformInt", "Multinomial", "RandomShuffle"))
+        seeds = {"seed": g.rng.randint(1, 99), "seed2": 3}
+        dims = lit("int32", list(shape)) if shape else {"lit": ["int32", 0, [0]]}
+        if op == "RandomShuffle":
+            g.emit(op, dev, {"value": g.want("int32", (3,), dev)}, seeds, out=[("int32", (3,))], writes=[state])
+        elif op == "Multinomial":
+            ins = {"logits": {"lit": ["float32", [[0.1, 0.3, 0.9]]]}, "num_samples": lit("int32", 3)}
+            g.emit(op, dev, ins, seeds | {"output_dtype": "int64"}, out=[("int64", (1, 3))], writes=[state])
+        elif op == "RandomUniformInt":
+            g.emit(op, dev, {"shape": dims, "minval": lit("int32", 0), "maxval": lit("int32", 1000)}, seeds, out=[("int32", shape)], writes=[state])
+        else:
+            g.emit(op, dev, {"shape": dims}, seeds | {"dtype": "float32"}, out=[("float32", shape)], writes=[state])
+
+
+class File(Kind):
+    """A file in its task's working directory: who reads and writes it shows."""
+
+    devices = ("ps0", "ps1", "ps0", "ps1", "me")
+
+    @classmethod
+    def make(cls, g):
+        dev = cls.place(g)
+        number = g.new_id()
+        state = cls.new(g, number, dev, "string", (), name=f"C0000000-f{number}")
+        record_in(g, g.init, "WriteFile", dev, {"filename": lit("string", state.extra["name"]), "contents": lit("string", "first")}, target=True)
+        return state
+
+    @classmethod
+    def act(cls, g, state):
+        dev, name = state.dev, lit("string", state.extra["name"])
+        how = g.rng.choice(("read", "read", "write", "who", "match"))
+        if how == "read":
+            g.emit("ReadFile", dev, {"filename": name}, out=[("string", ())], reads=[state])
+        elif how == "write":
+            g.emit("WriteFile", dev, {"filename": name, "contents": g.want("string", (), dev)}, writes=[state])
+        elif how == "who":
+            g.emit("ReadFile", dev, {"filename": lit("string", "whoami")}, out=[("string", ())], pin=g.chance(0.7))
+        else:
+            g.emit("MatchingFiles", dev, {"pattern": lit("string", "iam-*")}, out=[("string", (1,))], pin=g.chance(0.7))
+
+    @staticmethod
+    def finish(g, state):
+        final(g, record_in(g, g.final, "ReadFile", state.dev, {"filename": lit("string", state.extra["name"])}, out=[("string", ())]))
+
+
+class InStep(Outside):
+    """A stack or a TensorArray: made, used and gone within a step."""
+
+    @classmethod
+    def make(cls, g):
+        dev = cls.place(g)
+        guard, g.guard = g.guard, ()
+        dtype, shape = g.rng.choice(("float32", "int32")), g.rng.choice(((), (2,)))
+        if g.chance(0.5):
+            handle = g.emit("StackV2", dev, {"max_size": lit("int32", 5)}, {"elem_type": dtype, "stack_name": f"k{g.next_id}"}, out=[("resource", ())])[0]
+            push = g.emit("StackPushV2", dev, {"handle": handle, "elem": g.want(dtype, shape, dev)}, out=[(dtype, shape)])[0]
+            number = int(push.ref.split(":")[0])
+            g.emit("StackPopV2", dev, {"handle": handle}, {"elem_type": dtype}, out=[(dtype, shape)], ctl=[number])
+        else:
+            g.record("TensorArrayV3", dev, {"size": lit("int32", 2)}, {"dtype": dtype, "element_shape": list(shape), "tensor_array_name": f"a{g.next_id}"}, out=[("resource", ()), ("float32", ())])
+            number = g.next_id - 1
+            flow = f"{number}:1"
+            for at in (0, 1):
+                value = g.want(dtype, shape, dev)
+                if value.guard:
+                    value = values.constant(g, dtype, shape, dev)
+                ins = {"handle": f"{number}:0", "index": lit("int32", at), "value": value, "flow_in": flow}
+                flow = g.emit("TensorArrayWriteV3", dev, ins, out=[("float32", ())], pool=False)[0]
+            g.emit("TensorArrayReadV3", dev, {"handle": f"{number}:0", "index": lit("int32", 1), "flow_in": flow}, {"dtype": dtype}, out=[(dtype, shape)])
+        g.guard = guard
+
+    @staticmethod
+    def inside(g, state):
+        return False
+
+
+class Accumulator(Outside):
+    @classmethod
+    def make(cls, g):
+        dev, shape = cls.place(g), g.rng.choice(((), (2,)))
+        number = record_in(g, g.init, "ConditionalAccumulator", dev, attr={"dtype": "float32", "shape": list(shape)}, out=[("string", ())])
+        return cls.new(g, number, dev, "float32", shape)
+
+    @classmethod
+    def act(cls, g, state):
+        """Gradients in, then their mean out."""
+        guard, g.guard = g.guard, ()
+        count = g.rng.choice((1, 2))
+        for _ in range(count):
+            ins = {"handle": state.handle, "local_step": lit("int64", 1 << 40), "gradient": g.want("float32", state.shape, state.dev)}
+            g.emit("AccumulatorApplyGradient", state.dev, ins, writes=[state])
+        g.emit("AccumulatorTakeGradient", state.dev, {"handle": state.handle, "num_required": lit("int32", count)}, {"dtype": "float32"}, out=[("float32", state.shape)], writes=[state])
+        g.guard = guard
+
+    @staticmethod
+    def finish(g, state):
+        final(g, record_in(g, g.final, "AccumulatorNumAccumulated", state.dev, {"handle": state.handle}, out=[("int32", ())]))
+
+
+class Barrier(Outside):
+    @classmethod
+    def make(cls, g):
+        dev, dtype = cls.place(g), g.rng.choice(("float32", "int64"))
+        number = record_in(g, g.init, "Barrier", dev, attr={"component_types": [dtype], "shapes": [[]]}, out=[("string", ())])
+        return cls.new(g, number, dev, dtype, ())
+
+    @classmethod
+    def act(cls, g, state):
+        guard, g.guard = g.guard, ()
+        keys = [f"k{g.next_id}a", f"k{g.next_id}b"]
+        ins = {"handle": state.handle, "keys": lit("string", keys), "values": g.want(state.dtype, (2,), state.dev)}
+        g.emit("BarrierInsertMany", state.dev, ins, {"component_index": 0}, writes=[state])
+        out = [("int64", (2,)), ("string", (2,)), (state.dtype, (2,))]
+        g.emit("BarrierTakeMany", state.dev, {"handle": state.handle, "num_elements": lit("int32", 2)}, {"component_types": [state.dtype]}, out=out, writes=[state])
+        g.guard = guard
+
+    @staticmethod
+    def finish(g, state):
+        final(g, record_in(g, g.final, "BarrierReadySize", state.dev, {"handle": state.handle}, out=[("int32", ())]))
+
+
+def error(g):
+    """A kernel that fails in some runs: after everything that came before it, and before nothing else."""
+    dev = g.device()
+    limit = g.rng.choice((2, 5))
+    number = g.record("@feed", dev, out=[("int32", (1,))])
+    from generate import Val
+
+    at = Val(f"{number}:0", "int32", (1,), dev)
+    params = values.constant(g, "float32", (limit,), dev)
+    g.emit("GatherV2", dev, {"params": params, "indices": at, "axis": lit("int32", 0)}, out=[("float32", (1,))], writes=list(g.states), feedable=False, ctl=[r["id"] for r in g.scope.records if r.get("needs")])
+
+
+KINDS = (ResourceVariable, ResourceVariable, RefVariable, RefVariable, Queue, Staging, Staging, Table, Random, File, InStep, Accumulator, Barrier)

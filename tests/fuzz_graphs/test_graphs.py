@@ -1,0 +1,110 @@
+"""The share of the graph fuzzer that every test run has: the named regressions, some seeds, and the tool's own promises."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import compare  # noqa: E402
+import program as programs  # noqa: E402
+import run as fuzz  # noqa: E402
+import shrink  # noqa: E402
+from generate import generate  # noqa: E402
+
+REGRESSIONS = sorted(HERE.glob("regressions/*.json"))
+FIRST_SEED, SEEDS, SECONDS = 1000, 80, float(os.environ.get("FUZZ_GRAPHS_TEST_SECONDS", 80))
+
+
+@pytest.fixture(scope="module")
+def fuzzer():
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.environ["STARWIRE_LIBRARY"] = fuzz.harness.library_path()
+    runner = fuzz.harness.Runner()
+    made = fuzz.Fuzzer(runner)
+    yield made
+    made.clusters.close()
+    runner.close()
+
+
+@pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
+def test_regression(fuzzer, path):
+    made = json.loads(path.read_text())
+    verdict, found = fuzzer.judge(fuzzer.results(made, [fuzz.STOCK, fuzz.AGAIN, *fuzzer.protocols]))
+    assert verdict == "sound"
+    assert not found, "\n".join(f"{name}: {text}" for name, text in found.items()) + "\n" + programs.listing(made)
+
+
+def test_seeds(fuzzer):
+    """Fixed seeds, as many as the time allows."""
+    end, failures = time.monotonic() + SECONDS, []
+
+    def report(*found):
+        failures.append(found)
+
+    fuzzer.run_all((generate(seed) for seed in range(FIRST_SEED, FIRST_SEED + SEEDS)), lambda: time.monotonic() > end, report)
+    failures = [(made, found) for made, results, found in failures if fuzzer.settled(made, results[fuzz.STOCK])]
+    assert not failures, "\n".join(f"seed {made['seed']}: {name}: {text}" for made, found in failures for name, text in found.items())
+    assert fuzzer.count["sound"] >= 0.9 * fuzzer.count["programs"] > 0, dict(fuzzer.count)
+
+
+def test_same_seed_same_program():
+    assert generate(5) == generate(5) != generate(6)
+
+
+def test_programs_are_plain_json():
+    for seed in range(30):
+        made = generate(seed)
+        assert json.loads(programs.dumps(made)) == json.loads(json.dumps(made))
+
+
+def test_users_of_state_are_ordered():
+    """Of two updates of a variable in the main body, one comes after the other along edges, unless a Switch may part them."""
+    checked = 0
+    for seed in range(300):
+        body = generate(seed)["body"]
+        switches = {record["id"] for record in body if record["op"] in ("Switch", "RefSwitch")}
+        users = {}
+        for record in body:
+            if record["op"] in ("Assign", "AssignAdd", "AssignVariableOp", "AssignAddVariableOp"):
+                users.setdefault(next(iter(record["in"].values())), []).append(record["id"])
+        for handle, numbers in users.items():
+            for first, second in zip(numbers, numbers[1:]):
+                before = programs.closure(body, [second])
+                if not switches & (before | programs.closure(body, [first])):
+                    assert first in before, (seed, handle, first, second)
+                    checked += 1
+    assert checked > 8
+
+
+def test_shrinking_keeps_the_order_and_what_matters():
+    made = next(m for m in map(generate, range(100)) if sum(r["op"] == "AssignAdd" for r in m["body"]) >= 1 and len(m["body"]) > 30)
+    keep = next(r["id"] for r in made["body"] if r["op"] == "AssignAdd")
+    small = shrink.shrink(made, lambda candidate: any(r["id"] == keep for r in candidate["body"]), seconds=20)
+    assert any(r["id"] == keep for r in small["body"])
+    assert len(small["body"]) < 10 < len(made["body"])
+    # b waits for a by way of x: without x, it waits for a.
+    chain = [{"id": i, "op": "NoOp", "dev": "ps0", "in": {}, "ctl": [i - 1] if i else [], "out": []} for i in range(3)]
+    cut = shrink.without({"init": [], "body": chain, "final": [], "runs": []}, [1])
+    assert [record.get("ctl") for record in cut["body"]] == [None, [0]]
+
+
+def test_what_a_difference_is():
+    one, two = ("float32", (), b"abcd"), ("float32", (), b"abce")
+    right, wrong, error, hang = ("ok", [one]), ("ok", [two]), ("error", "InvalidArgumentError", 3, "x"), ("error", "DeadlineExceededError", 4, "x")
+    assert compare.difference([right], [right], [True]) is None
+    assert compare.difference([right], [wrong], [True])
+    assert compare.difference([right], [error], [True])
+    assert compare.difference([error], [right], [True])
+    assert compare.difference([error], [("error", "NotFoundError", 5, "x")], [True])
+    assert "hangs" in compare.difference([right], [hang], [True])
+    assert compare.difference([right, right], [right], [True, True])
+    # What stock gRPC does not settle is not compared, nor what comes after it; a hang is one all the same.
+    assert compare.mask([right, right], [right, wrong]) == [True, [False]]
+    assert compare.difference([right, right], [right, wrong], [True, [False]]) is None
+    assert "hangs" in compare.difference([right, right], [right, hang], [True, [False]])

@@ -1,0 +1,303 @@
+"""What computes values and keeps no state."""
+
+from program import COMPLEX, FLOATS, INTS, NUMBERS, REAL, lit
+
+DTYPES = ("float32", "float64", "int32", "int64", "int8", "uint8", "int16", "bool", "complex64", "float16", "bfloat16", "string")
+SIGNED = FLOATS + ("int8", "int16", "int32", "int64")
+# Outputs that may be the buffer of an input.
+MAY_ALIAS = {"Identity", "StopGradient", "Reshape", "ExpandDims", "Squeeze", "Switch", "Merge", "Slice", "Sum", "Max", "Pack", "Tile", "Transpose", "ReverseV2", "Cast", "Concat", "IdentityN", "Split", "BroadcastTo"}
+
+
+def constant(g, dtype, shape, dev):
+    """A constant node."""
+    count = 1
+    for n in shape:
+        count *= n
+    if count > 100 or not count:
+        return g.emit("Fill", dev, {"dims": lit("int32", list(shape)), "value": lit(dtype, literal(g, dtype))}, out=[(dtype, shape)])[0]
+    flat = [literal(g, dtype) for _ in range(count)]
+    return g.emit("Const", dev, attr={"value": [dtype, nest(flat, list(shape))]}, out=[(dtype, shape)])[0]
+
+
+def nest(flat, shape):
+    if not shape:
+        return flat[0]
+    if 0 in shape:
+        # numpy keeps the trailing dimensions of nested empty lists only where they are written out
+        return [nest([], shape[1:]) for _ in range(shape[0])] if shape[0] else []
+    size = len(flat) // shape[0]
+    return [nest(flat[i * size : (i + 1) * size], shape[1:]) for i in range(shape[0])]
+
+
+def literal(g, dtype):
+    if dtype == "bool":
+        return g.chance(0.5)
+    if dtype == "string":
+        return g.rng.choice(("", "a", "bc", "x" * 40, "\x00\xff"))
+    return g.rng.randint(0 if dtype.startswith("uint") else -5, 9)
+
+
+def make(g, dtype, shape, dev):
+    """A new value of that type."""
+    how = g.rng.random()
+    if how < 0.3 and len(g.scopes) == 1:
+        number = g.record("@feed", dev, out=[(dtype, shape)])
+        g.scope.values.append(value := _val(g, number, dtype, shape, dev))
+        return value
+    if how < 0.6 or 0 in shape:
+        if 0 in shape:
+            return g.emit("Fill", dev, {"dims": lit("int32", list(shape)), "value": lit(dtype, literal(g, dtype))}, out=[(dtype, shape)])[0]
+        return constant(g, dtype, shape, dev)
+    source = g.pick(dev, lambda v: v.dtype in REAL and v.dtype != dtype or (v.dtype in REAL and v.shape != shape))
+    if source is None:
+        return constant(g, dtype, shape, dev)
+    return convert(g, source, dtype, shape, dev)
+
+
+def _val(g, number, dtype, shape, dev):
+    from generate import Val
+
+    return Val(f"{number}:0", dtype, tuple(shape), dev)
+
+
+def convert(g, source, dtype, shape, dev):
+    value = source
+    if value.shape != tuple(shape):
+        if value.shape:
+            value = g.emit("Sum", dev, {"input": value, "axis": lit("int32", list(range(len(value.shape))))}, out=[(value.dtype, ())], alias=True)[0]
+    if dtype == "string":
+        value = g.emit("AsString", dev, {"input": value}, out=[("string", value.shape)])[0] if value.dtype not in ("uint8", "uint16", "float16", "bfloat16") else constant(g, "string", value.shape, dev)
+    elif dtype == "bool":
+        value = g.emit("Less", dev, {"x": value, "y": lit(value.dtype, 3)}, out=[("bool", value.shape)])[0]
+    elif dtype != value.dtype:
+        value = g.emit("Cast", dev, {"x": value}, {"DstT": dtype}, out=[(dtype, value.shape)])[0]
+    if value.shape != tuple(shape):
+        value = g.emit("Fill", dev, {"dims": lit("int32", list(shape)), "value": value}, out=[(dtype, shape)])[0]
+    return value
+
+
+def predicate(g, dev):
+    """A boolean scalar that differs from step to step, mostly."""
+    how = g.rng.random()
+    if how < 0.3:
+        found = g.pick(dev, lambda v: v.dtype == "bool" and v.shape == () and not v.alias)
+        if found:
+            return found
+    if how < 0.6 and len(g.scopes) == 1:
+        number = g.record("@feed", dev, out=[("bool", ())])
+        g.scope.values.append(value := _val(g, number, "bool", (), dev))
+        return value
+    source = g.pick(dev, lambda v: v.dtype in REAL)
+    if source is None:
+        return g.emit("Const", dev, attr={"value": ["bool", g.chance(0.5)]}, out=[("bool", ())])[0]
+    small = convert(g, source, "int32", (), dev)
+    rest = g.emit("FloorMod", dev, {"x": small, "y": lit("int32", g.rng.choice((2, 3)))}, out=[("int32", ())])[0]
+    return g.emit("Equal", dev, {"x": rest, "y": lit("int32", 0)}, out=[("bool", ())])[0]
+
+
+def index(g, limit, shape, dev, dtype="int32"):
+    """Integers from 0 to limit - 1."""
+    if g.chance(0.4):
+        count = shape[0] if shape else 1
+        flat = [g.rng.randrange(limit) for _ in range(count)]
+        return lit(dtype, flat if shape else flat[0])
+    source = g.want(dtype, shape, dev)
+    return g.emit("FloorMod", dev, {"x": source, "y": lit(dtype, limit)}, out=[(dtype, shape)], feedable=False)[0]
+
+
+def any_value(g, dev, accept=lambda v: True):
+    found = g.pick(dev, accept)
+    return found or g.want(g.rng.choice(g.dtypes), g.rng.choice(g.shapes), dev, fresh=True)
+
+
+def unary(g, dev, v):
+    choices = ["Identity", "StopGradient", "ZerosLike"]
+    if v.dtype in NUMBERS:
+        choices += ["Square"]
+    if v.dtype in SIGNED + COMPLEX:
+        choices += ["Neg", "Neg"]
+    if v.dtype in SIGNED:
+        choices += ["Abs", "Sign"]
+    if v.dtype == "bool":
+        choices += ["LogicalNot"] * 3
+    op = g.rng.choice(choices)
+    name = {"Identity": "input", "StopGradient": "input"}.get(op, "x")
+    return g.emit(op, dev, {name: v}, out=[(v.dtype, v.shape)], alias=op in MAY_ALIAS)
+
+
+def binary(g, dev, v):
+    other = g.want(v.dtype, v.shape, dev)
+    if v.dtype == "bool":
+        return g.emit(g.rng.choice(("LogicalAnd", "LogicalOr")), dev, {"x": v, "y": other}, out=[("bool", v.shape)])
+    if v.dtype == "string":
+        return g.emit("StringJoin", dev, {"inputs": [v, other]}, out=[("string", v.shape)])
+    choices = ["AddV2", "Sub", "Mul"]
+    if v.dtype in REAL:
+        choices += ["Maximum", "Minimum"]
+    if v.dtype in INTS:
+        choices += ["BitwiseXor"]
+    return g.emit(g.rng.choice(choices), dev, {"x": v, "y": other}, out=[(v.dtype, v.shape)])
+
+
+def compare(g, dev, v):
+    other = g.want(v.dtype, v.shape, dev)
+    op = g.rng.choice(("Less", "GreaterEqual", "Equal", "NotEqual")) if v.dtype in REAL else "Equal"
+    return g.emit(op, dev, {"x": v, "y": other}, out=[("bool", v.shape)])
+
+
+def select(g, dev, v):
+    condition = g.want("bool", g.rng.choice((v.shape, ())), dev)
+    other = g.want(v.dtype, v.shape, dev)
+    return g.emit("SelectV2", dev, {"condition": condition, "t": v, "e": other}, out=[(v.dtype, v.shape)])
+
+
+def reshape(g, dev, v):
+    if not v.shape:
+        return g.emit("ExpandDims", dev, {"input": v, "axis": lit("int32", 0)}, out=[(v.dtype, (1,))], alias=True)
+    count = 1
+    for n in v.shape:
+        count *= n
+    return g.emit("Reshape", dev, {"tensor": v, "shape": lit("int32", [count])}, out=[(v.dtype, (count,))], alias=True)
+
+
+def gather(g, dev, v):
+    if not v.shape or not v.shape[0]:
+        return unary(g, dev, v)
+    count = g.rng.choice((1, 2, 3))
+    at = index(g, v.shape[0], (count,), dev)
+    return g.emit("GatherV2", dev, {"params": v, "indices": at, "axis": lit("int32", 0)}, out=[(v.dtype, (count,) + v.shape[1:])])
+
+
+def concat(g, dev, v):
+    if not v.shape:
+        return g.emit("Pack", dev, {"values": [v, g.want(v.dtype, v.shape, dev)]}, out=[(v.dtype, (2,))], alias=True)
+    other = g.want(v.dtype, v.shape, dev)
+    return g.emit("ConcatV2", dev, {"values": [v, other], "axis": lit("int32", 0)}, out=[(v.dtype, (v.shape[0] * 2,) + v.shape[1:])], alias=True)
+
+
+def reduce(g, dev, v):
+    if v.dtype not in REAL or not v.shape:
+        return unary(g, dev, v)
+    return g.emit(g.rng.choice(("Sum", "Max")), dev, {"input": v, "axis": lit("int32", list(range(len(v.shape))))}, out=[(v.dtype, ())], alias=True)
+
+
+def several(g, dev, v):
+    """Operations of several outputs."""
+    if v.shape and v.shape[0] in (2, 3, 4):
+        return g.emit("Split", dev, {"axis": lit("int32", 0), "value": v}, {"num_split": v.shape[0]}, out=[(v.dtype, (1,) + v.shape[1:])] * v.shape[0], alias=True)
+    other = any_value(g, dev)
+    return g.emit("IdentityN", dev, {"input": [v, other]}, out=[(v.dtype, v.shape), (other.dtype, other.shape)], alias=True)
+
+
+def switch(g, dev, v):
+    """A value that lives in the branch where we are, or dies in the other."""
+    if not g.guard or v.guard == g.guard or g.scope.functional:
+        return unary(g, dev, v)
+    pred, branch = g.guard[-1]
+    if v.guard != g.guard[:-1]:
+        return unary(g, dev, v)
+    made = g.emit("Switch", dev, {"data": v, "pred": g.scope.preds[pred]}, out=[(v.dtype, v.shape)] * 2, alias=True, pin=False)
+    for side, value in enumerate(made):
+        value.guard = g.guard[:-1] + ((pred, side),)
+        value.feedable = False
+    return made
+
+
+def lists(g, dev, v):
+    """Variants on their way between tasks."""
+    if not v.shape or v.dtype == "bool":
+        return unary(g, dev, v)
+    there = g.device()
+    made = g.emit("TensorListFromTensor", dev, {"tensor": v, "element_shape": _shape(v.shape[1:])}, out=[("variant", ())])[0]
+    return g.emit("TensorListStack", there, {"input_handle": made, "element_shape": _shape(v.shape[1:])}, {"element_dtype": v.dtype, "num_elements": v.shape[0]}, out=[(v.dtype, v.shape)])
+
+
+def _shape(shape):
+    return lit("int32", list(shape)) if shape else {"lit": ["int32", 0, [0]]}
+
+
+def dynamic(g, dev, v):
+    """A tensor whose shape is known at run time only, on its way, and its size."""
+    if v.dtype not in REAL or len(v.shape) != 1:
+        return unary(g, dev, v)
+    mask = compare(g, dev, v)[0]
+    where = g.emit("Where", dev, {"condition": mask}, out=[("int64", (-1, 1))], pool=False)[0]
+    return g.emit("Sum", g.device(), {"input": where, "axis": lit("int32", [0, 1])}, out=[("int64", ())])
+
+
+def act(g):
+    dev = g.device()
+    v = any_value(g, dev)
+    if v.dtype in ("resource", "variant"):
+        return
+    g.rng.choice((unary, unary, binary, binary, binary, compare, select, reshape, gather, concat, reduce, several, switch, switch, lists, dynamic))(g, dev, v)
+
+
+def strings(g):
+    dev = g.device()
+    v = g.pick(dev, lambda v: v.dtype == "string") or g.want("string", g.rng.choice(g.shapes), dev)
+    op = g.rng.choice(("StringToHashBucketFast", "StringLength", "StringJoin", "Substr", "EncodeBase64"))
+    if op == "StringToHashBucketFast":
+        g.emit(op, dev, {"input": v}, {"num_buckets": 97}, out=[("int64", v.shape)])
+    elif op == "StringLength":
+        g.emit(op, dev, {"input": v}, out=[("int32", v.shape)])
+    elif op == "StringJoin":
+        other = g.want("string", v.shape, dev)
+        g.emit(op, dev, {"inputs": [v, other]}, {"separator": "-"}, out=[("string", v.shape)])
+    elif op == "Substr":
+        g.emit(op, dev, {"input": v, "pos": lit("int32", 0), "len": lit("int32", 5)}, out=[("string", v.shape)])
+    else:
+        g.emit(op, dev, {"input": v}, out=[("string", v.shape)])
+
+
+def relay(g):
+    """A value on its way through tasks."""
+    dev = g.device()
+    v = any_value(g, dev)
+    for _ in range(g.rng.randint(1, 3)):
+        dev = g.device()
+        if not g.usable(v, dev):
+            return
+        v = g.emit("Identity", dev, {"input": v}, out=[(v.dtype, v.shape)], alias=True)[0]
+
+
+def merge(g):
+    """The end of a branch: one value of two."""
+    if not g.guard:
+        return
+    guard = g.guard
+    pred, branch = guard[-1]
+    dev = g.device()
+    v = g.pick(dev, lambda v: v.guard == guard)
+    if v is None:
+        return
+    g.guard = guard[:-1] + ((pred, 1 - branch),)
+    other = g.pick(dev, lambda o: o.guard == g.guard and o.dtype == v.dtype and o.shape == v.shape)
+    if other is None:
+        outer = guard[:-1]
+        g.guard = outer
+        data = g.want(v.dtype, v.shape, dev)
+        if data.guard != outer:
+            data_guard_ok = data.guard == outer[: len(data.guard)]
+            if not data_guard_ok:
+                g.guard = guard
+                return
+        made = g.emit("Switch", dev, {"data": data, "pred": g.scope.preds[pred]}, out=[(v.dtype, v.shape)] * 2, alias=True, pin=False)
+        for side, value in enumerate(made):
+            value.guard = outer + ((pred, side),)
+            value.feedable = False
+        other = made[1 - branch]
+        # Switch of an outer value: its guard is the predicate's, which may be deeper than the data's.
+    g.guard = guard[:-1]
+    if not g.usable(other, dev) or not g.usable(v, dev):
+        return
+    pair = [None, None]
+    pair[branch], pair[1 - branch] = v, other
+    # The Merge comes after the users of a variable whose buffer it passes on; control edges of a Merge come from living nodes only.
+    states = [s for one in pair for s in one.alias]
+    if states:
+        return
+    number = g.record("Merge", dev, {"inputs": pair}, out=[(v.dtype, v.shape), ("int32", ())])
+    from generate import Val
+
+    g.scope.values += [Val(f"{number}:0", v.dtype, v.shape, dev, g.guard), Val(f"{number}:1", "int32", (), dev, g.guard)]
