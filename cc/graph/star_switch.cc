@@ -3,7 +3,8 @@
 namespace starwire {
 namespace {
 
-// A kind of device that nobody has: TensorFlow passes over it, wherever the configuration goes.
+// A kind of device that nobody has: TensorFlow passes over it, wherever the configuration goes. 0: the session wants no
+// calls (python/starwire/_config.py).
 constexpr char kMark[] = "STARWIRE_STAR";
 
 }  // namespace
@@ -18,12 +19,14 @@ const char* NameOf(StarStyle style) { return style == StarStyle::kLite ? "star_s
 
 void MarkSession(StarStyle style, tensorflow::ConfigProto* config) {
   if (style == StarStyle::kNone) return;
-  (*config->mutable_device_count())[kMark] = style == StarStyle::kLite ? 2 : 1;
+  // A session may have said no.
+  config->mutable_device_count()->insert({kMark, style == StarStyle::kLite ? 2 : 1});
 }
 
 StarStyle StarStyleOf(const tensorflow::ConfigProto& config) {
   const auto found = config.device_count().find(kMark);
   if (found == config.device_count().end()) return StarStyle::kNone;
+  if (found->second == 0) return StarStyle::kNone;
   return found->second == 2 ? StarStyle::kLite : StarStyle::kRobust;
 }
 

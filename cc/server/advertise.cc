@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cc/graph/registration.h"
+#include "cc/graph/star_graphs.h"
 #include "cc/ops/partition_ops.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
@@ -87,8 +88,14 @@ void AdvertisingWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow:
   // What came over gRPC is not mutable, and keeps its id.
   auto* in_process = dynamic_cast<tensorflow::MutableRunGraphRequestWrapper*>(request);
   if (in_process != nullptr) in_process->set_request_id(kNoRequestId);
+  const bool shows_graphs = request->exec_opts().record_partition_graphs();
+  if (shows_graphs) {
+    done = [response, done = std::move(done)](const Status& status) {
+      AddCalledGraphs(response);
+      done(status);
+    };
+  }
   if (runs_partitions_.load(std::memory_order_relaxed)) {
-    const bool shows_graphs = request->exec_opts().record_partition_graphs();
     done = [response, shows_graphs, done = std::move(done)](const Status& status) {
       for (size_t i = 0; shows_graphs && i < response->num_partition_graphs(); ++i) {
         ShowPartition(response->mutable_partition_graph(i));
@@ -104,6 +111,10 @@ void AdvertisingWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow:
 
 void AdvertisingWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request,
                                            tensorflow::RegisterGraphResponse* response, StatusCallback done) {
+  if (const Status watches = CheckWatches(*request); !watches.ok()) {
+    done(watches);
+    return;
+  }
   if (!runs_partitions_.load()) {
     GrpcWorker::RegisterGraphAsync(request, response, std::move(done));
     return;

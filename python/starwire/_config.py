@@ -3,22 +3,31 @@
 # DeepRec's ConfigProto.tensor_fuse: a varint field that TensorFlow's ConfigProto does not know, and therefore passes on as it is.
 _FIELD = 201
 _TENSOR_FUSE = {True: b"\xc8\x0c\x01", False: b"\xc8\x0c\x00"}
+# A kind of device that does not exist, which the server looks for (cc/graph/star_switch.cc).
+_STAR = "STARWIRE_STAR"
 
 
-def config(proto=None, *, tensor_fuse=None):
+def config(proto=None, *, tensor_fuse=None, star=None):
     """A ConfigProto for a session, a server, a RunConfig or a MonitoredTrainingSession.
 
     Args:
       proto: a ``tf.compat.v1.ConfigProto`` to start from; it is not changed.
       tensor_fuse: True: tensors that cross between tasks together travel as one. False: they do not, whatever the server's configuration and
         ``STARWIRE_TENSOR_FUSE`` say. None: as these, or ``proto``, say.
+      star: False: the session makes no star calls although its server's protocol is ``star_server`` or ``star_server_lite``; it runs as over
+        ``grpc++``, for example under a debugger. None: as the protocol says.
     """
     import tensorflow as tf
 
     data = proto.SerializeToString() if proto is not None else b""
     if tensor_fuse is not None:
         data = _without(data, _FIELD) + _TENSOR_FUSE[bool(tensor_fuse)]
-    return tf.compat.v1.ConfigProto.FromString(data)
+    made = tf.compat.v1.ConfigProto.FromString(data)
+    if star is not None:
+        if star:
+            raise ValueError("starwire.config(star=...) can only be False: calls are made where the server's protocol is star_server")
+        made.device_count[_STAR] = 0
+    return made
 
 
 def _without(data, field):
