@@ -50,7 +50,7 @@ Status CheckWatches(const tensorflow::RegisterGraphRequest& request) {
 void AddCalledGraphs(tensorflow::MutableRunGraphResponseWrapper* response) {
   std::vector<GraphDef> all;
   for (size_t i = 0; i < response->num_partition_graphs(); ++i) {
-    for (const NodeDef& node : response->partition_graph(i).node()) {
+    for (const NodeDef& node : response->mutable_partition_graph(i)->node()) {
       GraphDef called;
       if (Called(node, &called)) all.push_back(std::move(called));
     }
