@@ -194,6 +194,7 @@ class Ctr(Case):
     FIELDS, DENSE, DIM, VOCABULARY, BATCHES = 26, 13, 16, 10_000, 8
     LAYERS = (128, 64)
     reduce = staticmethod(tf.reduce_mean)
+    use_resource, parts = True, None
 
     def __init__(self, name, title, batch):
         super().__init__(name, title)
@@ -211,10 +212,14 @@ class Ctr(Case):
 
         def variable(name, shape, scale):
             seed[0] += 1
-            return tf1.get_variable(name, shape, initializer=tf1.random_uniform_initializer(-scale, scale, seed=seed[0]), use_resource=True)
+            return tf1.get_variable(name, shape, initializer=tf1.random_uniform_initializer(-scale, scale, seed=seed[0]))
+
+        def table(name, scale, width):
+            with tf1.variable_scope("", partitioner=tf1.fixed_size_partitioner(self.parts) if self.parts else None):
+                return variable(name, [self.VOCABULARY, width], scale)
 
         setter = None if local else tf1.train.replica_device_setter(ps_tasks=self.ps, worker_device=_worker(worker).rsplit("/device", 1)[0])
-        with tf1.device(setter):
+        with tf1.device(setter), tf1.variable_scope("", use_resource=self.use_resource):
             total = tf1.train.get_or_create_global_step()
             self.batch_index = tf1.placeholder(tf.int32, [])
             batch_ids = tf.gather(tf.constant(ids), self.batch_index)
@@ -223,8 +228,8 @@ class Ctr(Case):
             deep, wide = [batch_dense], []
             for field in range(self.FIELDS):
                 column = batch_ids[:, field]
-                deep.append(tf.nn.embedding_lookup(variable(f"deep{field}", [self.VOCABULARY, self.DIM], 0.05), column))
-                wide.append(tf.nn.embedding_lookup(variable(f"wide{field}", [self.VOCABULARY, 1], 0.01), column))
+                deep.append(tf.nn.embedding_lookup(table(f"deep{field}", 0.05, self.DIM), column))
+                wide.append(tf.nn.embedding_lookup(table(f"wide{field}", 0.01, 1), column))
             layer = tf.concat(deep, axis=1)
             for index, width in enumerate(self.LAYERS + (1,)):
                 fan_in = int(layer.shape[1])
@@ -235,8 +240,12 @@ class Ctr(Case):
             self.loss = self.reduce(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
             optimizer = self.optimizer()
             self.train_op = optimizer.minimize(self.loss, global_step=total)
+            self.more(total, batch_ids)
             self.accumulators = [optimizer.get_slot(v, "accumulator") for v in tf1.trainable_variables()]
         self.init_op = tf1.global_variables_initializer()
+
+    def more(self, total, batch_ids):
+        """What a step does besides training."""
         self.read_ops = [total]
 
     def open(self, session):
@@ -269,6 +278,30 @@ class Ctr(Case):
         return float(late)
 
 
+class CountedCtr(Ctr):
+    """The same with reference variables and tables in parts, as older models have them. Each step also counts itself and its ids, on every server."""
+
+    use_resource, parts = False, 2
+
+    def more(self, total, batch_ids):
+        counts, updates = [], [self.train_op]
+        for ps in range(self.ps):
+            with tf1.device(_ps(ps)):
+                steps = tf1.get_variable(f"steps{ps}", [], tf.int64, initializer=tf1.zeros_initializer(), trainable=False)
+                seen = tf1.get_variable(f"seen{ps}", [self.VOCABULARY, 1], tf.int64, initializer=tf1.zeros_initializer(), trainable=False)
+                updates.append(tf1.assign_add(steps, 1))
+                updates.append(tf1.scatter_add(seen, batch_ids[:, ps], tf.ones([self.batch, 1], tf.int64), use_locking=True))
+                counts += [steps, tf.reduce_sum(seen)]
+        self.train_op = tf.group(updates)
+        self.read_ops = [total, *counts]
+
+    def check(self, total_steps):
+        counts = [int(value) for value in self.state()[1:]]
+        expected = [total_steps, total_steps * self.batch] * self.ps
+        assert counts == expected, f"after {total_steps} steps the servers counted {counts}, not {expected}"
+        return super().check(total_steps)
+
+
 _FORCE_TCP = {"STARWIRE_UNIX": "off"}
 KB, MB = 1024, 1024 * 1024
 
@@ -284,4 +317,5 @@ def all_cases():
         Strings("10xstrings", "10 string tensors of 1000", 10),
         OneOp("one-op", "one op on the ps, no tensor"),
         Ctr("ctr", "CTR model, 2 ps, 2 workers, batch 512", 512),
+        CountedCtr("ctr-ref", "CTR model, reference variables in parts", 512),
     ]

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "cc/executor/exact_updates.h"
 #include "cc/graph/operations.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/graph_optimizer.h"
@@ -35,7 +36,9 @@ tensorflow::LocalExecutorParams ParamsFor(FunctionLibraryRuntime* runtime, const
   params.function_library = runtime;
   params.create_kernel = [runtime, session, device](const std::shared_ptr<const tensorflow::NodeProperties>& properties,
                                                     OpKernel** kernel) {
-    if (!BelongsToSession(runtime, properties->node_def.op())) return runtime->CreateKernel(properties, kernel);
+    if (!BelongsToSession(runtime, properties->node_def.op())) {
+      return runtime->CreateKernel(WithExactUpdates(properties), kernel);
+    }
     return device->op_segment()->FindOrCreate(
         session, properties->node_def.name(), kernel,
         [runtime, &properties](OpKernel** made) { return runtime->CreateKernel(properties, made); });

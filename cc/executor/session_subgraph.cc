@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/executor/exact_updates.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/common_runtime/graph_constructor.h"
@@ -137,7 +138,7 @@ Status SessionSubgraph::Build(const tensorflow::GraphDef& definition, const tens
   params.create_kernel = [session, of_session, runtime, device](
                              const std::shared_ptr<const tensorflow::NodeProperties>& properties, OpKernel** kernel) {
     if (!of_session || !BelongsToSession(runtime, properties->node_def)) {
-      return runtime->CreateKernel(properties, kernel);
+      return runtime->CreateKernel(WithExactUpdates(properties), kernel);
     }
     auto create = [runtime, &properties](OpKernel** made) { return runtime->CreateKernel(properties, made); };
     return device->op_segment()->FindOrCreate(session, properties->node_def.name(), kernel, create);

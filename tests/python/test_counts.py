@@ -1,0 +1,198 @@
+"""No update is lost or made twice: several workers change the same variables in thousands of short steps, and every element must have the exact sum in the end.
+
+Everything is a whole number, also the floats. What TensorFlow promises must hold over every protocol: updates that hold a lock, those of resource variables, and those without a
+lock where no two workers touch the same element. `AssignAdd` and `AssignSub` without a lock are promised by our executor alone. STARWIRE_TEST_COUNT_SECONDS=60 counts for longer.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, is_stock, tf
+
+SECONDS = float(os.environ.get("STARWIRE_TEST_COUNT_SECONDS", "2"))
+PS, WORKERS = 2, 3
+ROWS, WIDTH = 12, 3  # of tables; a worker has rows of its own, and all of them share the first
+LONG = 4_000  # elements: without a lock, an update takes long enough to be met by another
+TIMEOUT = SECONDS + 90
+
+
+def one():
+    return tf.compat.v1
+
+
+# Ways to update a variable by one: (what is promised without our executor, what makes the variable and its update). ------------------------------------------------
+
+
+def assign_add(shape, use_locking):
+    def make(name, unit, worker):
+        v = one().get_variable(name, shape, tf.int64, initializer=one().zeros_initializer(), use_resource=False)
+        return v, one().assign_add(v, tf.zeros(shape, tf.int64) + tf.cast(unit, tf.int64), use_locking=use_locking).op
+
+    return make
+
+
+def assign_sub(name, unit, worker):
+    v = one().get_variable(name, (), tf.float32, initializer=one().zeros_initializer(), use_resource=False)
+    return v, one().assign_sub(v, -unit).op
+
+
+def resource_add(shape):
+    def make(name, unit, worker):
+        v = one().get_variable(name, shape, tf.float32, initializer=one().zeros_initializer(), use_resource=True)
+        return v, v.assign_add(tf.zeros(shape) + unit, read_value=False)
+
+    return make
+
+
+def descent(use_resource):
+    def make(name, unit, worker):
+        v = one().get_variable(name, (64,), tf.float32, initializer=one().zeros_initializer(), use_resource=use_resource)
+        apply = tf.raw_ops.ResourceApplyGradientDescent if use_resource else tf.raw_ops.ApplyGradientDescent
+        update = apply(var=v.handle if use_resource else v._ref(), alpha=1.0, delta=tf.zeros((64,)) - unit, use_locking=True)
+        return v, update if use_resource else update.op
+
+    return make
+
+
+def sparse(kind, use_locking, own_rows):
+    """`kind`: scatter, or apply, of a reference or a resource. Without a lock each worker keeps to rows of its own."""
+    use_resource = kind.startswith("resource")
+
+    def make(name, unit, worker):
+        v = one().get_variable(name, (ROWS, WIDTH), tf.float32, initializer=one().zeros_initializer(), use_resource=use_resource)
+        rows = tf.constant([1 + worker, 1 + worker + WORKERS] if own_rows else [0, 0, 5])
+        values = tf.zeros((rows.shape[0], WIDTH)) + unit
+        ref = v.handle if use_resource else v._ref()
+        if kind == "scatter":
+            return v, tf.raw_ops.ScatterAdd(ref=ref, indices=rows, updates=values, use_locking=use_locking).op
+        if kind == "resource scatter":
+            return v, tf.raw_ops.ResourceScatterAdd(resource=ref, indices=rows, updates=values)
+        # Applies to a row once, however often it is there: rows are given once.
+        rows, values = (rows, values) if own_rows else (rows[1:], values[1:])
+        apply = tf.raw_ops.ResourceSparseApplyProximalGradientDescent if use_resource else tf.raw_ops.SparseApplyProximalGradientDescent
+        update = apply(var=ref, alpha=1.0, l1=0.0, l2=0.0, grad=-values, indices=rows, use_locking=use_locking)
+        return v, update if use_resource else update.op
+
+    return make
+
+
+PROMISED = {
+    "locked": assign_add((), True),
+    "locked_long": assign_add((LONG,), True),
+    "resource": resource_add(()),
+    "resource_long": resource_add((LONG,)),
+    "descent": descent(False),
+    "resource_descent": descent(True),
+    "scatter": sparse("scatter", True, False),
+    "scatter_own_rows": sparse("scatter", False, True),
+    "apply": sparse("apply", True, False),
+    "apply_own_rows": sparse("apply", False, True),
+    "resource_scatter_own_rows": sparse("resource scatter", False, True),
+    "resource_apply": sparse("resource apply", True, False),
+    "resource_apply_own_rows": sparse("resource apply", False, True),
+}
+# What only our executor promises. Many, so that calls that run at the same time meet at some of them.
+OURS = {"unlocked": assign_add((), False), "unlocked_sub": assign_sub, **{f"unlocked_long{i}": assign_add((LONG,), False) for i in range(20)}}
+
+
+def expected(name, v, steps):
+    """`steps`: of each worker."""
+    import numpy as np
+
+    total = sum(steps)
+    if len(v.shape) < 2:
+        return np.full(v.shape, total)
+    want = np.zeros((ROWS, WIDTH))
+    if "own_rows" in name:
+        for worker, count in enumerate(steps):
+            want[[1 + worker, 1 + worker + WORKERS]] = count
+    else:
+        want[0] = 2 * total if name.startswith("scatter") else total
+        want[5] = total
+    return want
+
+
+def build(worker, kinds):
+    """Pulls a one from each server, pushes it to all variables, and counts the step when everything is pushed, as optimizers do."""
+    variables, pushes = {}, []
+    for ps in range(PS):
+        with tf.device(f"/job:ps/task:{ps}"):
+            pulled = one().get_variable(f"one{ps}", (1,), tf.float32, initializer=one().ones_initializer(), use_resource=False)
+        with tf.device(f"/job:worker/task:{worker}"):
+            unit = tf.reshape(pulled * 1.0, ())
+        with tf.device(f"/job:ps/task:{ps}"):
+            for name, make in kinds.items():
+                variables[f"{name}_{ps}"], update = make(f"{name}_{ps}", unit, worker)
+                pushes.append(update)
+    with tf.device("/job:ps/task:0"), tf.control_dependencies(pushes):
+        counted = [tf.no_op()]
+        for name in ("unlocked", "locked", "resource"):
+            if name in kinds:
+                variables[f"{name}_step"], update = kinds[name](f"{name}_step", tf.constant(1.0), worker)
+                counted.append(update)
+    with tf.device(f"/job:worker/task:{worker}"):
+        return variables, tf.group(*counted)
+
+
+def count(target, worker, folder, names, seconds):
+    """Steps made, and worker 0: what the variables hold when all workers are done."""
+    kinds = {name: {**PROMISED, **OURS}[name] for name in names}
+    meet = lambda place: wait_for_all(folder, place, worker)  # noqa: E731
+    with tf.Graph().as_default():
+        variables, step = build(worker, kinds)
+        config = one().ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{worker}"])
+        with one().Session(target, config=config) as session:
+            if worker == 0:
+                session.run(one().global_variables_initializer())
+            meet("initialised")
+            run = session.make_callable(step)
+            steps, end = 0, time.monotonic() + seconds
+            while time.monotonic() < end:
+                run()
+                steps += 1
+            meet("counted")
+            values = session.run(variables) if worker == 0 else None
+            # Whoever leaves first must not take a server's session with it while worker 0 reads.
+            meet("read")
+    return steps, values
+
+
+def wait_for_all(folder, place, worker):
+    (Path(folder) / f"{place}{worker}").touch()
+    end = time.monotonic() + 60
+    while not all((Path(folder) / f"{place}{other}").exists() for other in range(WORKERS)):
+        assert time.monotonic() < end, f"a worker did not come to {place!r}"
+        time.sleep(0.005)
+
+
+EXECUTOR = {"STARWIRE_EXECUTOR": "on"}
+CASES = {
+    "promised": (None, {}, PROMISED),
+    "promised-star_server": ("star_server", {}, PROMISED),
+    "promised-star_server_lite": ("star_server_lite", {}, PROMISED),
+    "unlocked-executor": ("grpc++", EXECUTOR, OURS),
+    "unlocked-fused": ("grpc++", {**EXECUTOR, "STARWIRE_TENSOR_FUSE": "true"}, OURS),
+    "unlocked-star_server": ("star_server", {}, OURS),
+    "unlocked-star_server-pool": ("star_server", {"STARWIRE_STAR_INLINE_US": "0"}, OURS),
+    "unlocked-star_server_lite": ("star_server_lite", {}, OURS),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_update_counts(runner, protocol, tmp_path, case):
+    wanted, environment, kinds = CASES[case]
+    if is_stock(protocol) and wanted is not None:
+        pytest.skip("not a protocol of stock TensorFlow")
+    environment = {"STARWIRE_REACTORS": "2", **environment}
+    with Cluster(runner, wanted or protocol, {"ps": PS, "worker": WORKERS}, environment=environment) as cluster:
+        workers = [cluster["worker", i] for i in range(WORKERS)]
+        for i, worker in enumerate(workers):
+            worker.begin(count, cluster.target("worker", i), i, str(tmp_path), list(kinds), SECONDS)
+        answers = [worker.result(TIMEOUT) for worker in workers]
+    steps, values = [answer[0] for answer in answers], answers[0][1]
+    assert min(steps) > 0
+    wrong = {name: (value - expected(name, value, steps)).sum() for name, value in values.items() if (value != expected(name, value, steps)).any()}
+    assert not wrong, f"updates too many (or, negative, too few) after {steps} steps: {wrong}"
