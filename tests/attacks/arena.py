@@ -107,6 +107,10 @@ class Outcome:
     def extra_memory(self):
         return self.peak_memory - self.base_memory
 
+    def keeps_pace(self):
+        """An attack that slows a training down is slower than what came before it as well as than the control that came after it."""
+        return self.during >= WORST * min(self.before, self.control)
+
     def line(self):
         return (
             f"steps/s {self.before:5.0f} before, {self.during:5.0f} during ({self.control:5.0f} beside the control, {self.cpu:.2f} cores), {self.after:5.0f} after; "
@@ -233,14 +237,14 @@ class Arena:
         """A new connection of a member from another host, and a call."""
         if not self.address:
             return
-        with client.Member(self.target()._replace(source="127.0.0.1"), task="/job:worker/replica:0/task:3", timeout=3) as member:
+        with client.Member(self.target()._replace(source="127.0.0.1"), task="/job:worker/replica:0/task:3", timeout=5) as member:
             assert member.devices()
 
     def healthy(self):
         if not self.address:
             return
         wire.source = "127.0.0.1"
-        status, _ = wire.http_get(self.address, "/healthz", timeout=3)
+        status, _ = wire.http_get(self.address, "/healthz", timeout=5)
         assert status == 200, f"/healthz answers {status}"
 
     def probe(self, outcome):
@@ -278,11 +282,9 @@ class Arena:
         outcome.base_memory, outcome.base_threads = base_memory, base_threads
         self.server.forget_peak()
         log, worker_log = self.ps.log_size(), self.trainer.log_size()
-        now = time.monotonic()
-        outcome.before, _ = self.pace(now - 0.7, now)
         for attempt in range(ROUNDS):
             self.round(outcome, attack, seconds, share, visit and attempt == 0, meanwhile if attempt == 0 else None)
-            if outcome.during >= WORST * outcome.control or not judged:
+            if outcome.keeps_pace() or not judged:
                 break
         outcome.peak_memory = self.server.peak()
         if not judged:
@@ -297,6 +299,7 @@ class Arena:
         attacker = Attacker(attack, self.target(), share)
         try:
             begin = time.monotonic()
+            outcome.before, _ = self.pace(begin - 0.7, begin)
             attacker.go()
             self.watch(outcome, seconds)
             outcome.during, longest = self.pace(begin, time.monotonic())
@@ -348,7 +351,7 @@ class Arena:
         assert not complaints, "\n".join(complaints)
         assert not self.trainer.ready(), f"the training ended: {self.trainer.result(1)}"
         assert not outcome.refused, f"legitimate peers were refused: {outcome.refused[:5]}\n{outcome.line()}"
-        assert outcome.during >= WORST * outcome.control, f"the training was slowed down: {outcome.line()}"
+        assert outcome.keeps_pace(), f"the training was slowed down: {outcome.line()}"
         assert outcome.longest <= LONGEST_STEP, f"a step hung: {outcome.line()}"
         assert outcome.log_lines <= most, f"{outcome.log_lines} new lines of log:\n" + "\n".join(lines[:20])
         return outcome
