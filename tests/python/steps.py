@@ -31,10 +31,12 @@ class Model:
         assert [float(v) for v in values] == expected, (values, expected)
 
 
-def run_steps(target, count, task=0, name="model"):
+def run_steps(target, count, task=0, name="model", filters=False):
+    """`filters`: the session sees parameter servers and its own worker only."""
+    config = one().ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{task}"]) if filters else None
     with tf.Graph().as_default():
         model = Model(worker=f"/job:worker/task:{task}", name=name)
-        with one().Session(target) as sess:
+        with one().Session(target, config=config) as sess:
             sess.run(model.initializer)
             for _ in range(count):
                 model.check(sess.run(model.sums))

@@ -1,0 +1,367 @@
+"""Real servers that train while they are attacked, and what must hold meanwhile and afterwards.
+
+`Arena.under(attack)` runs an attack in a process of its own for a few seconds beside a worker that makes steps without pause, then the same time with a process that
+only uses as much CPU as the attack did, and compares. Whatever the attack, the following is asserted here: the training's results stay right, its pace is at least 80 %
+of that beside the harmless process, and no step hangs; the server lives and says nothing that scares; a peer that comes meanwhile is let in and served, and so is a new
+session of TensorFlow; /healthz answers; the log grows by few lines; and afterwards the pace, the memory, the threads and the descriptors are what they were.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import struct
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import client
+import cluster as harness
+import training
+import wire
+
+WORST = 0.8  # of the pace beside the control
+LONGEST_STEP = 2.0
+MOST_LOG_LINES = 30
+RETURNS = 1.1  # memory afterwards, to what it was …
+SLACK = 8 << 20  # … and the allocator's leftovers of any first use
+PATIENCE = 10.0
+ROUNDS = 3  # of attack and control, until one shows that the pace holds: other processes of the machine are no attack
+SECRET = "an attacker may know this one, or not"
+ENVIRONMENT = {
+    "STARWIRE_STAR_MAX_SLOT_BYTES": "64M", "STARWIRE_STAR_MAX_TOTAL_BYTES": "256M", "STARWIRE_STAR_MAX_PLANS": "64", "STARWIRE_STAR_MAX_SLOTS": "4096",
+}  # fmt: skip
+# What TensorFlow's kernels say of the graph that an attack had them run.
+OF_KERNELS = ("Skipping cancelled dequeue attempt",)
+PR_SET_PDEATHSIG = 1
+
+fork = multiprocessing.get_context("fork")
+
+
+class Process:
+    """What /proc says of a process."""
+
+    def __init__(self, pid):
+        self.directory = Path("/proc") / str(pid)
+
+    def _status(self, name):
+        text = (self.directory / "status").read_text()
+        return int(re.search(rf"^{name}:\s+(\d+)", text, re.M).group(1))
+
+    def memory(self):
+        return self._status("VmRSS") << 10
+
+    def forget_peak(self):
+        (self.directory / "clear_refs").write_text("5")
+
+    def peak(self):
+        """The most memory since `forget_peak`."""
+        return self._status("VmHWM") << 10
+
+    def threads(self):
+        return self._status("Threads")
+
+    def descriptors(self):
+        return len(os.listdir(self.directory / "fd"))
+
+    def unix_name(self):
+        """The abstract socket that it listens on for tasks of its host."""
+        inodes = set()
+        for name in os.listdir(self.directory / "fd"):
+            try:
+                inodes.add(os.readlink(self.directory / "fd" / name))
+            except OSError:
+                continue
+        for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+            columns = line.split()
+            if len(columns) == 8 and columns[7].startswith("@starwire") and f"socket:[{columns[6]}]" in inodes:
+                return columns[7][1:]
+        return ""
+
+
+@dataclass
+class Outcome:
+    """What an attack did, and what it did to others."""
+
+    result: object = None  # what the attack returned, the first time
+    before: float = 0.0  # steps/s
+    during: float = 0.0
+    control: float = 0.0
+    after: float = 0.0
+    longest: float = 0.0
+    cpu: float = 0.0  # cores
+    base_memory: int = 0
+    peak_memory: int = 0
+    base_threads: int = 0
+    peak_threads: int = 0
+    peak_descriptors: int = 0
+    log_lines: int = 0
+    probes: int = 0
+    refused: list = field(default_factory=list)
+    visit: float = 0.0
+
+    @property
+    def extra_memory(self):
+        return self.peak_memory - self.base_memory
+
+    def keeps_pace(self):
+        """An attack that slows a training down is slower than what came before it as well as than the control that came after it."""
+        return self.during >= WORST * min(self.before, self.control)
+
+    def line(self):
+        return (
+            f"steps/s {self.before:5.0f} before, {self.during:5.0f} during ({self.control:5.0f} beside the control, {self.cpu:.2f} cores), {self.after:5.0f} after; "
+            f"longest step {1000 * self.longest:4.0f} ms; +{self.extra_memory >> 20} MiB, +{self.peak_threads - self.base_threads} threads at most; "
+            f"{self.log_lines} log lines; {len(self.refused)} of {self.probes} probes refused"
+        )
+
+
+def stranger_process(function, target, share, pipe, stop):
+    """The attacker's side."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    wire.source = target.source
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    pipe.send("ready")
+    pipe.recv()
+    pace = client.Pace(stop, share)
+    begun, cpu = time.monotonic(), time.process_time()
+    try:
+        value = "value", function(target, pace)
+    except BaseException as error:  # noqa: BLE001  (all of it is for the test to judge)
+        value = "error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+    used = (time.process_time() - cpu) / max(0.1, time.monotonic() - begun)
+    pipe.send((*value, used))
+    # What it has opened stays open until the test has seen enough.
+    while not stop.is_set():
+        stop.wait(0.1)
+    os._exit(0)
+
+
+class Attacker:
+    def __init__(self, function, target, share):
+        self.stop = fork.Event()
+        self.pipe, other = fork.Pipe()
+        self.process = fork.Process(target=stranger_process, args=(function, target, share, other, self.stop), daemon=True)
+        self.process.start()
+        other.close()
+        assert self.pipe.poll(20) and self.pipe.recv() == "ready"
+
+    def go(self):
+        self.pipe.send("go")
+
+    def end(self, timeout=15):
+        """Tells it to stop; returns what it did and how much of a core it took."""
+        self.stop.set()
+        try:
+            if not self.pipe.poll(timeout):
+                raise AssertionError(f"the attack itself does not end within {timeout} s")
+            kind, value, used = self.pipe.recv()
+        finally:
+            self.process.join(5)
+            self.kill()
+        return kind, value, used
+
+    def kill(self):
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(5)
+
+
+class Arena:
+    """A parameter server, a worker that trains on it, another whose sessions come and go, and the names of two more that may come."""
+
+    def __init__(self, runner, protocol, directory, secret=SECRET):
+        stock = harness.is_stock(protocol)
+        self.protocol, self.secret = protocol, secret
+        self.directory = Path(directory)
+        self.outcomes = []  # of the test that runs
+        environment = {} if stock else {**ENVIRONMENT, "STARWIRE_SECRET": secret}
+        self.cluster = harness.Cluster(runner, protocol, {"ps": 1, "worker": 4}, environment=environment, start=False)
+        self.ps, self.trainer, self.visitor = (self.cluster.start(job, index) for job, index in (("ps", 0), ("worker", 0), ("worker", 1)))
+        self.server = Process(self.ps.pid)
+        self.address = "" if stock else self.data_port()
+        self.stop_file, self.trail = self.directory / "stop", self.directory / "trail"
+        self.trainer.begin(training.train, self.cluster.target("worker", 0), str(self.stop_file), str(self.trail))
+        self.visitor.call(training.prepare_visits, self.cluster.target("worker", 1), 1)
+        self.wait_for_steps()
+        for _ in range(3):  # whatever is made once for all later peers
+            self.visitor.call(training.visit)
+            self.greet()
+            self.healthy()
+        time.sleep(0.5)
+
+    def data_port(self):
+        log = self.ps.wait_for_log("data port")
+        return "127.0.0.1:" + re.search(r"data port \S+:(\d+)", log).group(1)
+
+    def target(self):
+        grpc = self.cluster.spec["ps"][0]
+        name = self.server.unix_name() if self.address else ""
+        return client.Target(self.address, grpc, "/job:ps/replica:0/task:0", self.protocol, self.secret, name, client.random_source())
+
+    # The training.
+
+    def stamps(self, most=200_000):
+        """When the latest steps ended."""
+        size = self.trail.stat().st_size // 8
+        with open(self.trail, "rb") as trail:
+            trail.seek(8 * max(0, size - most))
+            data = trail.read(8 * most)
+        return struct.unpack(f"<{len(data) // 8}d", data[: len(data) // 8 * 8])
+
+    def pace(self, begin, end):
+        """Steps/s, and the longest time without one."""
+        within = [at for at in self.stamps() if begin <= at <= end]
+        gaps = [later - earlier for earlier, later in zip([begin, *within], [*within, end])]
+        return len(within) / (end - begin), max(gaps)
+
+    def wait_for_steps(self, count=200, timeout=60):
+        deadline = time.monotonic() + timeout
+        while not self.trail.exists() or len(self.stamps()) < count:
+            assert not self.trainer.ready(), self.trainer.result(1)
+            assert time.monotonic() < deadline, f"the training does not get going:\n{self.trainer.log()}"
+            time.sleep(0.05)
+
+    def end_training(self):
+        """Every step had the right result; returns how many there were."""
+        self.stop_file.touch()
+        return self.trainer.result(30)
+
+    # Legitimate peers.
+
+    def greet(self):
+        """A new connection of a member from another host, and a call."""
+        if not self.address:
+            return
+        with client.Member(self.target()._replace(source="127.0.0.1"), task="/job:worker/replica:0/task:3", timeout=5) as member:
+            assert member.devices()
+
+    def healthy(self):
+        if not self.address:
+            return
+        wire.source = "127.0.0.1"
+        status, _ = wire.http_get(self.address, "/healthz", timeout=5)
+        assert status == 200, f"/healthz answers {status}"
+
+    def probe(self, outcome):
+        for name, ask in (("a member's connection", self.greet), ("/healthz", self.healthy)):
+            outcome.probes += 1
+            try:
+                ask()
+            except (OSError, AssertionError) as error:
+                outcome.refused.append(f"{name}: {type(error).__name__} {error}")
+
+    # What is asserted of every attack.
+
+    def alive(self):
+        died = [str(task) for task in self.cluster.tasks.values() if task.poll() is not None]
+        assert not died, f"{died} ended with {[task.poll() for task in self.cluster.tasks.values() if task.poll() is not None]}; log:\n{self.ps.log()}"
+
+    def watch(self, outcome, seconds):
+        """Looks at the server for so long, and asks it what a legitimate peer asks."""
+        end = time.monotonic() + seconds
+        next_probe = time.monotonic() + 0.1
+        while (now := time.monotonic()) < end:
+            self.alive()
+            outcome.peak_threads = max(outcome.peak_threads, self.server.threads())
+            outcome.peak_descriptors = max(outcome.peak_descriptors, self.server.descriptors())
+            if now >= next_probe:
+                self.probe(outcome)
+                next_probe = now + 0.3
+            time.sleep(0.04)
+
+    def under(self, attack, seconds=1.5, share=0.25, visit=True, meanwhile=None, judged=True, log_lines=MOST_LOG_LINES):
+        """`attack(target, pace)` in another process; see the module. `meanwhile()` is called while it goes on. `judged`: not so for others, to compare with."""
+        outcome = Outcome()
+        self.outcomes.append(outcome)
+        base_memory, base_threads, base_descriptors = self.server.memory(), self.server.threads(), self.server.descriptors()
+        outcome.base_memory, outcome.base_threads = base_memory, base_threads
+        self.server.forget_peak()
+        log, worker_log = self.ps.log_size(), self.trainer.log_size()
+        for attempt in range(ROUNDS):
+            self.round(outcome, attack, seconds, share, visit and attempt == 0, meanwhile if attempt == 0 else None)
+            if outcome.keeps_pace() or not judged:
+                break
+        outcome.peak_memory = self.server.peak()
+        if not judged:
+            return outcome
+        self.settle(outcome, base_memory, base_threads, base_descriptors)
+        new = (self.ps.full_log()[log:] + self.trainer.full_log()[worker_log:]).splitlines()
+        new = [line for line in new if not any(words in line for words in OF_KERNELS)]
+        outcome.log_lines = len(new)
+        return self.judge(outcome, new, log_lines)
+
+    def round(self, outcome, attack, seconds, share, visit, meanwhile):
+        attacker = Attacker(attack, self.target(), share)
+        try:
+            begin = time.monotonic()
+            outcome.before, _ = self.pace(begin - 0.7, begin)
+            attacker.go()
+            self.watch(outcome, seconds)
+            outcome.during, longest = self.pace(begin, time.monotonic())
+            outcome.longest = max(outcome.longest, longest)
+            if visit:
+                outcome.visit = self.visitor.call(training.visit, timeout=20)
+            if meanwhile:
+                meanwhile()
+            kind, result, outcome.cpu = attacker.end()
+            outcome.result = result if outcome.result is None else outcome.result
+        finally:
+            attacker.kill()
+        self.alive()
+        assert kind == "value", f"the attack itself failed: {result}"
+        control = Attacker(lambda target, pace: pace.burn(), self.target(), max(0.001, outcome.cpu))
+        try:
+            time.sleep(0.1)
+            begin = time.monotonic()
+            control.go()
+            self.watch(Outcome(), seconds)
+            outcome.control, _ = self.pace(begin, time.monotonic())
+            control.end()
+        finally:
+            control.kill()
+
+    def settle(self, outcome, memory, threads, descriptors):
+        """Waits until everything is as it was."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            begin = time.monotonic()
+            time.sleep(0.5)
+            self.alive()
+            outcome.after = max(outcome.after, self.pace(begin, time.monotonic())[0])
+            left = []
+            if outcome.after < WORST * min(outcome.before, outcome.control):
+                left.append(f"{outcome.after:.0f} steps/s afterwards, {outcome.before:.0f} before")
+            if self.server.memory() > memory * RETURNS + SLACK:
+                left.append(f"{self.server.memory() >> 20} MiB of memory, {memory >> 20} before")
+            if self.server.threads() > threads + 1:
+                left.append(f"{self.server.threads()} threads, {threads} before")
+            if self.server.descriptors() > descriptors + 2:
+                left.append(f"{self.server.descriptors()} descriptors, {descriptors} before")
+            if not left:
+                return
+            assert time.monotonic() < deadline, f"{PATIENCE:.0f} s after the attack: {'; '.join(left)}\n{outcome.line()}"
+
+    def judge(self, outcome, lines, most):
+        complaints = [line for task in self.cluster.tasks.values() for line in task.complaints()]
+        assert not complaints, "\n".join(complaints)
+        assert not self.trainer.ready(), f"the training ended: {self.trainer.result(1)}"
+        assert not outcome.refused, f"legitimate peers were refused: {outcome.refused[:5]}\n{outcome.line()}"
+        assert outcome.keeps_pace(), f"the training was slowed down: {outcome.line()}"
+        assert outcome.longest <= LONGEST_STEP, f"a step hung: {outcome.line()}"
+        assert outcome.log_lines <= most, f"{outcome.log_lines} new lines of log:\n" + "\n".join(lines[:20])
+        return outcome
+
+    def usable(self):
+        return self.cluster.tasks and all(task.poll() is None for task in self.cluster.tasks.values())
+
+    def close(self):
+        try:
+            if self.usable() and not self.visitor.busy:
+                assert self.end_training() > 0
+        finally:
+            self.cluster.close()

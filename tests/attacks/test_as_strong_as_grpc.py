@@ -1,0 +1,50 @@
+"""The same nuisance at our data port and, over stock `grpc`, at TensorFlow's own: we are at least as strong."""
+
+import contextlib
+import os
+
+import pytest
+from test_control_service import rapid_reset
+
+
+def garbage(target, pace):
+    """Connections that begin with nonsense."""
+    made = 0
+    for _ in pace(300, least=150):
+        with contextlib.suppress(OSError), target.connect() as one:
+            one.sendall(os.urandom(64 + made % 4000))
+            made += 1
+    return made
+
+
+def comes_and_goes(target, pace):
+    """Connections that are closed, or reset, at once."""
+    made = 0
+    for _ in pace(500, least=150):
+        with contextlib.suppress(OSError), target.connect():
+            made += 1
+    return made
+
+
+def idle(target, pace):
+    """A thousand connections that say nothing."""
+    held = []
+    for _ in pace(1000, least=1000):
+        if len(held) < 1000:
+            with contextlib.suppress(OSError):
+                held.append(target.connect())
+    return len(held)
+
+
+@pytest.mark.parametrize("attack", [garbage, comes_and_goes, idle, rapid_reset], ids=lambda attack: attack.__name__)
+def test_as_strong_as_grpc(trainer, stock, attack):
+    ours = trainer.under(attack, seconds=1.5)
+    theirs = stock.under(attack, seconds=1.5, judged=False)
+    for outcome in (ours, theirs):
+        made = outcome.result[0] if attack is rapid_reset else outcome.result
+        assert made > 100, outcome.result
+    figures = f"starwire: {ours.line()}\ngrpc: {theirs.line()}"
+    assert ours.during / ours.control >= min(0.9, theirs.during / theirs.control - 0.1), figures
+    assert ours.extra_memory <= theirs.extra_memory + (8 << 20), figures
+    assert ours.peak_threads - ours.base_threads <= theirs.peak_threads - theirs.base_threads + 2, figures
+    assert ours.visit <= theirs.visit + 0.5, figures

@@ -1,0 +1,69 @@
+"""HTTP on the data port: what one nuisance does there, a probe of the cluster's manager must not notice."""
+
+import contextlib
+
+import client
+
+
+def idle(target, pace):
+    """Connections that ask nothing and answer pings, more than the service has room for."""
+    connections, answered = [], 0
+    for round_ in pace(100, least=200):
+        if len(connections) < 80:
+            with contextlib.suppress(OSError):
+                connections.append(client.Http2(target))
+        else:
+            one = connections[round_ % len(connections)]
+            try:
+                answered += len(one.answer_pings())
+            except OSError:
+                one.close()
+                connections.remove(one)
+    return len(connections), answered
+
+
+def test_idle_connections(trainer):
+    outcome = trainer.under(idle, seconds=4.0)
+    assert outcome.result[1] > 0, "the server sent nothing that was to be answered"
+
+
+def refused_requests(target, pace):
+    """Fills the service, and goes on asking: if it refuses, that is no line of log each time."""
+    held, asked, refused = [], 0, 0
+    for _ in pace(300, least=150):
+        with contextlib.suppress(OSError):
+            if len(held) < 70:
+                held.append(client.Http2(target))
+                continue
+            with target.connect(2) as one:
+                one.settimeout(1)
+                one.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+                asked += 1
+                refused += not one.recv(64).startswith(b"HTTP/1.1 200")
+    return asked, refused
+
+
+def test_refused_requests(trainer):
+    outcome = trainer.under(refused_requests)
+    assert outcome.result[0] > 50, outcome.result
+
+
+def rapid_reset(target, pace):
+    """Streams that are reset as soon as they are opened."""
+    streams, connections = 0, 0
+    one = None
+    for _ in pace(200, least=60):
+        try:
+            if one is None:
+                one = client.Http2(target)
+                connections += 1
+            frames = b""
+            for _ in range(20):
+                stream, headers = one.request()
+                frames += headers + one.reset(stream)
+            one.socket.sendall(frames)
+            streams += 20
+            one.answer_pings()
+        except OSError:
+            one = None
+    return streams, connections
