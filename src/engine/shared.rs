@@ -88,8 +88,6 @@ impl Shared {
         settings.cluster_id.clone_from(&config.cluster_id);
         settings.expected_task = expected_task;
         settings.secret = config.secret.as_ref().map(|s| Secret::new(s.bytes()));
-        settings.host_id = self.host.clone().unwrap_or_default();
-        settings.pid = std::process::id();
         settings.keepalive_interval = config.keepalive.interval;
         settings.keepalive_timeout = config.keepalive.timeout;
         settings.limits.max_recvs = u32::try_from(config.max_inflight).unwrap_or(u32::MAX);
