@@ -83,6 +83,16 @@ fn connect(task: &Task) -> TcpStream {
     stream
 }
 
+/// Half-open connections, until so many have lost their places. The server may be slower than we are.
+fn crowd(task: &Task, lost: u64, strangers: &mut Vec<TcpStream>, come: impl Fn(&Task) -> TcpStream) {
+    eventually("making way", || {
+        if strangers.len() < 6000 {
+            strangers.extend((0..100).map(|_| come(task)));
+        }
+        count(task, "starwire_strangers_dropped_total") >= lost
+    });
+}
+
 #[test]
 fn strangers_make_way_for_members() {
     for (secret, word) in [(Some(SECRET), &b""[..]), (None, b""), (None, b"SWB1\x01"), (Some(SECRET), b"hello")] {
@@ -98,10 +108,7 @@ fn strangers_make_way_for_members() {
             }
             stranger
         };
-        while count(&ps, "starwire_strangers_dropped_total") < 100 {
-            strangers.extend((0..100).map(|_| say(&ps)));
-            assert!(strangers.len() < 6000, "nobody makes way");
-        }
+        crowd(&ps, 100, &mut strangers, say);
         for number in 0..20 {
             strangers.extend((0..20).map(|_| say(&ps)));
             let worker = Task::start(&format!("/job:worker/replica:0/task:{number}"), &env);
@@ -129,10 +136,7 @@ fn a_connection_that_became_a_member_makes_way_for_nobody() {
     let channel = worker.channel(PS);
     assert_eq!(call(&channel, ECHO, b"", None).code, 0);
     let mut strangers = Vec::new();
-    while count(&ps, "starwire_strangers_dropped_total") < 10 {
-        strangers.extend((0..100).map(|_| connect(&ps)));
-        assert!(strangers.len() < 6000, "nobody makes way");
-    }
+    crowd(&ps, 10, &mut strangers, connect);
     assert_eq!(call(&channel, ECHO, b"still here", None).meta, b"still here");
     assert_eq!(count(&worker, "starwire_connects_total"), 1, "over the same connection");
     drop(strangers);
@@ -200,6 +204,33 @@ fn an_orderly_stop_is_no_loss() {
                 assert_eq!(number(engine, "starwire_losses_total"), 0, "{env:?}");
             }
         }
+    }
+}
+
+/// Run by the next test in a process of its own: works with a server, and exits.
+#[test]
+#[ignore = "a part of another test"]
+fn visitor() {
+    let Ok(advertisement) = std::env::var("STARWIRE_TEST_VISIT") else { return };
+    let worker = Task::start("/job:worker/replica:0/task:0", &[]);
+    worker.seen.addresses.lock().unwrap().push((PS.into(), Ok(advertisement)));
+    assert_eq!(call(&worker.channel(PS), ECHO, b"hello", None).meta, b"hello");
+    std::process::exit(0);
+}
+
+#[test]
+fn a_process_that_exits_is_no_loss() {
+    let ps = Task::start(PS, &[]);
+    for visits in 1..4 {
+        let visit = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "strangers::visitor", "--ignored"])
+            .env("STARWIRE_TEST_VISIT", ps.engine().advertisement())
+            .output()
+            .unwrap();
+        assert!(visit.status.success(), "{}", String::from_utf8_lossy(&visit.stdout));
+        assert_eq!(count(&ps, "starwire_accepts_total"), visits);
+        eventually("the visitor is gone", || count(&ps, "starwire_connections_in") == 0);
+        assert_eq!(count(&ps, "starwire_losses_total"), 0);
     }
 }
 
