@@ -1056,7 +1056,7 @@ uint64_t sw_star_inline_ns(const struct sw_star *star);
 //
 // # Safety
 // See sw_star_inline_ns.
-void sw_star_peer_came(const struct sw_star *star, uint64_t conn, struct sw_bytes task);
+void sw_star_peer_came(const struct sw_star *star, uint64_t conn, struct sw_bytes task, uint64_t incarnation);
 
 // sw_handlers.on_peer_gone.
 //

@@ -10,12 +10,14 @@
 //! * [`executor`]: runs a sub-graph's kernels: lock-free, no TensorFlow in it.
 //! * [`config`]: environment variables and `.endpoint_map`, parsed once into types.
 //! * [`control`]: the tonic service on the data port (health, stats) and Prometheus' `/metrics`.
+//! * [`crowd`]: who makes way when strangers take more than there is room for.
 //! * [`metrics`]: counters, gauges and latencies.
 //! * [`planner`]: pure graph algorithms: what crosses between tasks together.
 //! * [`star`]: what a parameter server keeps for star calls: plans, and values between the calls of a step.
 
 pub mod config;
 pub mod control;
+pub mod crowd;
 pub mod engine;
 pub mod executor;
 pub mod ffi;

@@ -88,17 +88,12 @@ impl Door {
     }
 
     fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
+        connect(self.address)
     }
 
     /// One HTTP/1.1 request on a connection of its own; the whole answer.
     fn get(&self, path: &str) -> String {
-        let mut stream = self.connect();
-        let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).unwrap();
-        read_all(&mut stream)
+        get(self.address, path)
     }
 
     async fn channel(&self) -> Channel {
@@ -113,6 +108,19 @@ impl Drop for Door {
         drop(TcpStream::connect(self.address));
         self.thread.take().unwrap().join().unwrap();
     }
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = connect(address);
+    let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    read_all(&mut stream)
 }
 
 fn read_all(stream: &mut impl Read) -> String {
@@ -270,18 +278,67 @@ fn access_can_be_denied() {
 }
 
 #[test]
-fn more_connections_than_allowed_are_turned_away() {
-    let limits = Limits { connections: 2, ..Limits::default() };
+fn whoever_has_most_makes_way_for_newcomers() {
+    let limits = Limits { local: 2, ..Limits::default() };
     let door = Door::open(ControlService::with_limits(fake(), ControlAccess::Everybody, limits));
     let mut held: Vec<TcpStream> = (0..2).map(|_| door.connect()).collect();
     for stream in &mut held {
         stream.write_all(b"GET ").unwrap();
     }
     wait_until(|| door.service.connections() == 2);
-    assert!(door.get("/healthz").starts_with("HTTP/1.1 503 "));
-    held.pop();
-    wait_until(|| door.service.connections() == 1);
     assert!(door.get("/healthz").starts_with("HTTP/1.1 200 "));
+    // The oldest went, the other is still served.
+    assert_eq!(read_all(&mut held[0]), "");
+    held[1].write_all(b"/healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    assert!(read_all(&mut held[1]).starts_with("HTTP/1.1 200 "));
+}
+
+#[test]
+fn idle_clients_that_answer_pings_starve_nobody() {
+    let door = Door::plain();
+    run(async {
+        // More than there are places, some of them with a request that never ends.
+        let mut held = Vec::new();
+        let mut watches = Vec::new();
+        for n in 0..100 {
+            let channel = door.channel().await;
+            let mut client = HealthClient::new(channel.clone());
+            client.check(check("")).await.unwrap();
+            if n % 2 == 0 {
+                watches.push(client.watch(check("")).await.unwrap());
+            }
+            held.push(channel);
+        }
+        assert!(door.service.connections() <= Limits::default().local + 2, "{}", door.service.connections());
+        for path in ["/healthz", "/metrics"].repeat(15) {
+            let address = door.address;
+            let answer = tokio::task::spawn_blocking(move || get(address, path)).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+        }
+    });
+}
+
+#[test]
+fn a_client_that_answers_pings_and_asks_for_nothing_is_sent_away() {
+    let limits = Limits { idle: Duration::from_millis(600), ..Limits::default() };
+    let door = Door::open(ControlService::with_limits(fake(), ControlAccess::Everybody, limits));
+    run(async {
+        let mut busy = HealthClient::new(door.channel().await);
+        let mut watch = HealthClient::new(door.channel().await).watch(check("")).await.unwrap().into_inner();
+        assert!(watch.message().await.unwrap().is_some());
+        let mut idle = HealthClient::new(door.channel().await);
+        idle.check(check("")).await.unwrap();
+        let begun = Instant::now();
+        while door.service.connections() > 2 {
+            assert!(begun.elapsed() < PATIENCE / 2, "it stays");
+            busy.check(check("")).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(begun.elapsed() > limits.idle);
+        // A client of gRPC comes back when it wants something.
+        idle.check(check("")).await.unwrap();
+        assert!(tokio::time::timeout(Duration::from_secs(1), watch.message()).await.is_err(), "a watch is a request");
+    });
 }
 
 #[test]

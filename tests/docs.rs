@@ -75,3 +75,86 @@ fn links_and_file_names() {
     }
     assert!(dead.is_empty(), "{}", dead.join("\n"));
 }
+
+/// Rows of tables in `docs/protocol.md`, without the spaces around their cells.
+fn protocol_rows() -> Vec<Vec<String>> {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/protocol.md")).unwrap();
+    let rows = text.lines().filter(|line| line.starts_with('|'));
+    rows.map(|row| row.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()).collect()
+}
+
+/// Names and values of what a source file defines as `prefix NAME … = value`, up to `suffix`.
+fn constants(file: &str, between: (&str, &str), prefix: &str, suffix: char) -> Vec<(String, u64)> {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+    let from = text.find(between.0).unwrap_or_else(|| panic!("{file} has no {}", between.0));
+    let to = from + text[from..].find(between.1).unwrap_or_else(|| panic!("{file} has no {}", between.1));
+    let value = |text: &str| {
+        let mut numbers = text.split("<<").map(|number| number.trim().parse::<u64>().unwrap());
+        numbers.next().unwrap() << numbers.next().unwrap_or(0)
+    };
+    let lines = text[from..to].lines().filter_map(|line| line.trim().strip_prefix(prefix)?.split_once('='));
+    lines
+        .map(|(name, rest)| {
+            let name = name.split(':').next().unwrap().trim().to_owned();
+            (name, value(rest.split(suffix).next().unwrap()))
+        })
+        .collect()
+}
+
+/// Whoever writes a client needs every number that travels.
+#[test]
+fn the_protocol_names_every_number_of_the_code() {
+    let rows = protocol_rows();
+    let has = |first: &str, second: &str| rows.iter().any(|row| row[0] == first && row[1] == second);
+    let mut missing = Vec::new();
+    let kinds = constants("src/protocol/frame.rs", ("mod kind {", "\n}"), "pub const ", ';');
+    let methods = constants("cc/worker/methods.h", ("enum class Method", "};"), "k", ',');
+    assert!(kinds.len() >= 17 && methods.len() >= 18, "{kinds:?} {methods:?}");
+    for (name, number) in kinds.iter().chain(&methods) {
+        if !has(&number.to_string(), name) {
+            missing.push(format!("| {number} | {name} |"));
+        }
+    }
+    for (name, number) in constants("src/protocol/hello.rs", ("mod tag {", "\n}"), "pub const ", ';') {
+        let row = rows.iter().find(|row| row[0] == number.to_string() && row.len() == 3 && !row[2].is_empty());
+        if row.is_none() && name != "HAS_SECRET" {
+            missing.push(format!("field {number}, {name}"));
+        }
+    }
+    // The limits up to those that only the sender knows.
+    let limits =
+        constants("src/protocol/limits.rs", ("/// Size of", "/// A block takes no further"), "pub const ", ';');
+    assert!(limits.len() >= 13, "{limits:?}");
+    for (name, value) in limits {
+        if !has(&format!("`{name}`"), &value.to_string()) {
+            missing.push(format!("| `{name}` | {value} |"));
+        }
+    }
+    for (feature, word) in
+        [("FEATURE_QUEUE_PAIRS", "1 (the lowest) = *queue pairs*"), ("FEATURE_LENDING", "2 = *lending*")]
+    {
+        let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/protocol.md")).unwrap();
+        if !text.contains(word) {
+            missing.push(feature.to_owned());
+        }
+    }
+    assert!(missing.is_empty(), "not in docs/protocol.md:\n{}", missing.join("\n"));
+}
+
+/// A promise is worth what its tests are.
+#[test]
+fn every_promise_of_the_protocol_has_a_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sim");
+    let entries = std::fs::read_dir(root).unwrap();
+    let sources: String = entries.map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap()).collect();
+    let rows = protocol_rows();
+    let promises = rows.iter().filter(|row| row[0].len() == 3 && row[0].starts_with('P') && row[0] != "PAD");
+    let promises: Vec<_> = promises.filter(|row| row.len() == 3).collect();
+    let mut numbers: Vec<u32> = promises.iter().filter_map(|row| row[0][1..].parse().ok()).collect();
+    numbers.sort_unstable();
+    assert!(numbers.iter().all(|number| numbers.iter().filter(|other| *other == number).count() == 1));
+    assert!(numbers.len() >= 26, "{numbers:?}");
+    for number in numbers {
+        assert!(sources.contains(&format!("fn p{number:02}_")), "P{number} has no test");
+    }
+}

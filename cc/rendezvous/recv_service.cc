@@ -228,8 +228,12 @@ void RecvService::OnCancel(sw_ticket, int64_t step_id, bool peer_gone) {
     std::lock_guard<std::mutex> lock(aborts_->mu);
     if (!aborts_->due.insert(step_id).second) return;
   }
-  LOG(WARNING) << "starwire: " << (peer_gone ? "the peer went" : "the peer gave up")
-               << " while it waited for tensors of step " << std::to_string(step_id) << ": the step is aborted";
+  const LogBudget::Say say = abort_lines_.Take();
+  if (say != LogBudget::Say::kNothing) {
+    LOG(WARNING) << "starwire: " << (peer_gone ? "the peer went" : "the peer gave up")
+                 << " while it waited for tensors of step " << std::to_string(step_id) << ": the step is aborted"
+                 << (say == LogBudget::Say::kLastLine ? " (more of these are not logged for a minute)" : "");
+  }
   tensorflow::RemoteRendezvous* rendezvous = TakeReference(env_->rendezvous_mgr->Find(step_id));
   env_->env->SchedClosureAfter(kAbortDelayMicros, [rendezvous, step_id, aborts = aborts_] {
     rendezvous->StartAbort(MakeStatus(kAborted, "Step " + std::to_string(step_id)));

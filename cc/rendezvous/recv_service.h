@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "cc/compat.h"
+#include "cc/server/log_budget.h"
 #include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 
@@ -48,6 +49,7 @@ class RecvService {
   tensorflow::WorkerEnv* const env_;
   const std::weak_ptr<Engine> engine_;
   const std::shared_ptr<Aborts> aborts_;
+  LogBudget abort_lines_;
 };
 
 }  // namespace starwire

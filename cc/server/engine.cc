@@ -62,7 +62,7 @@ struct Engine::Handlers {
   }
   static void OnPeerCame(void* ctx, uint64_t conn, sw_bytes task, uint64_t incarnation) {
     Engine* engine = Of(ctx);
-    engine->services_.star->OnPeerCame(conn, task);
+    engine->services_.star->OnPeerCame(conn, task, incarnation);
     engine->services_.worker->OnPeerCame(conn, task, incarnation);
   }
   static void OnPeerGone(void* ctx, uint64_t conn) {

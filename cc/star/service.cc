@@ -66,7 +66,9 @@ Status StarService::Start(std::shared_ptr<sw_engine> engine, const std::string& 
   return OkStatus();
 }
 
-void StarService::OnPeerCame(uint64_t conn, sw_bytes task) { sw_star_peer_came(tables_, conn, task); }
+void StarService::OnPeerCame(uint64_t conn, sw_bytes task, uint64_t incarnation) {
+  sw_star_peer_came(tables_, conn, task, incarnation);
+}
 
 void StarService::OnPeerGone(uint64_t conn) { sw_star_peer_gone(tables_, conn); }
 

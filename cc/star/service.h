@@ -43,7 +43,7 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   // Of sw_handlers; reactor threads. Methods kStarCall, kStarRegister and kStarEnd.
   void OnCall(const sw_call_request* request);
   void OnCancel(sw_ticket ticket);
-  void OnPeerCame(uint64_t conn, sw_bytes task);
+  void OnPeerCame(uint64_t conn, sw_bytes task, uint64_t incarnation);
   void OnPeerGone(uint64_t conn);
 
   void SessionClosed(const std::string& handle) override;

@@ -23,6 +23,19 @@ pub(super) fn split_bytes(reader: &mut Reader<'_>) -> Result<u64, ConfigError> {
     reader.bytes("STARWIRE_STAR_SPLIT_BYTES", SPLIT_BYTES, 0..=1 << 40)
 }
 
+/// Of the machine, or what its container leaves of it.
+fn memory() -> u64 {
+    const UNKNOWN: u64 = 16 << 30;
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let installed = read("/proc/meminfo");
+    let installed =
+        installed.lines().find_map(|line| line.strip_prefix("MemTotal:")?.strip_suffix("kB")?.trim().parse().ok());
+    let installed: u64 = installed.map_or(UNKNOWN, |kib: u64| kib << 10);
+    let allowed = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let allowed = allowed.into_iter().filter_map(|path| read(path).trim().parse().ok());
+    allowed.fold(installed, u64::min).max(1 << 30)
+}
+
 impl StarConfig {
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, ConfigError> {
         let mut seconds =
@@ -30,10 +43,12 @@ impl StarConfig {
         let plan_idle = seconds("STARWIRE_STAR_PLAN_IDLE_S", 3_600, 1..=31_536_000)?;
         let session_idle = seconds("STARWIRE_STAR_SESSION_IDLE_S", 86_400, 1..=31_536_000)?;
         let idle = seconds("STARWIRE_STAR_STEP_IDLE_S", 600, 1..=31_536_000)?;
+        let all_bytes = reader.bytes("STARWIRE_STAR_MAX_TOTAL_BYTES", memory() / 2, 1 << 20..=1 << 50)?;
         Ok(Self {
             plans: PlanLimits {
                 plans: reader.number("STARWIRE_STAR_MAX_PLANS", 4_096, 1..=1 << 24)?,
                 bytes: reader.bytes("STARWIRE_STAR_MAX_PLAN_BYTES", 1 << 30, 1 << 20..=1 << 40)?,
+                all_bytes,
                 plan_idle,
                 session_idle,
             },
@@ -41,6 +56,7 @@ impl StarConfig {
                 values: reader.number("STARWIRE_STAR_MAX_SLOTS", 65_536, 0..=1 << 24)?,
                 bytes: reader.bytes("STARWIRE_STAR_MAX_SLOT_BYTES", 4 << 30, 0..=1 << 40)?,
                 calls: reader.number("STARWIRE_STAR_MAX_CALLS", 1_024, 1..=1 << 24)?,
+                all_bytes,
                 idle,
             },
             inline: Duration::from_micros(reader.number("STARWIRE_STAR_INLINE_US", 250, 0..=1_000_000)?),
@@ -60,7 +76,8 @@ mod tests {
 
     #[test]
     fn the_documented_defaults_are_those_in_force() {
-        let documented = super::super::VARIABLES.iter().filter(|variable| variable.name.contains("STARWIRE_STAR_"));
+        let is_ours = |name: &str| name.contains("STARWIRE_STAR_") && name != "STARWIRE_STAR_MAX_TOTAL_BYTES";
+        let documented = super::super::VARIABLES.iter().filter(|variable| is_ours(variable.name));
         let env = documented.fold(MapEnv::new("/"), |env, variable| env.set(variable.name, variable.default));
         assert_eq!(read(&env).unwrap(), read(&MapEnv::new("/")).unwrap());
     }
@@ -77,11 +94,18 @@ mod tests {
             .set("STARWIRE_STAR_MAX_CALLS", "7")
             .set("STARWIRE_STAR_STEP_IDLE_S", "8")
             .set("STARWIRE_STAR_INLINE_US", "9")
-            .set("STARWIRE_STAR_SPLIT_BYTES", "10K");
+            .set("STARWIRE_STAR_SPLIT_BYTES", "10K")
+            .set("STARWIRE_STAR_MAX_TOTAL_BYTES", "11M");
         let seconds = Duration::from_secs;
         let expected = StarConfig {
-            plans: PlanLimits { plans: 1, bytes: 2 << 20, plan_idle: seconds(3), session_idle: seconds(4) },
-            steps: StepLimits { values: 5, bytes: 6, calls: 7, idle: seconds(8) },
+            plans: PlanLimits {
+                plans: 1,
+                bytes: 2 << 20,
+                all_bytes: 11 << 20,
+                plan_idle: seconds(3),
+                session_idle: seconds(4),
+            },
+            steps: StepLimits { values: 5, bytes: 6, calls: 7, all_bytes: 11 << 20, idle: seconds(8) },
             inline: Duration::from_micros(9),
             split_bytes: 10 << 10,
         };

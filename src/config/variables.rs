@@ -245,6 +245,11 @@ pub const VARIABLES: &[Variable] = &[
         "Most star calls of one worker that may be under way on a parameter server (1 to 16777216).",
     ),
     variable(
+        "STARWIRE_STAR_MAX_TOTAL_BYTES",
+        "half of the memory",
+        "Most bytes (1M to 1024T) of values that all workers together may keep on a parameter server, and likewise of their plans. One worker can keep no more than is left, so that another always finds room; of plans, the one that has most gives way.",
+    ),
+    variable(
         "STARWIRE_STAR_INLINE_US",
         "250",
         "Plans whose kernels take at most so many microseconds (0 to 1000000) run on the reactor that the call came in on, the others on TensorFlow's pool.",

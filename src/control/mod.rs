@@ -3,8 +3,10 @@
 //! A reactor that finds HTTP on a new connection hands the socket over, with the bytes it has read, and is done with it. One small thread of its own serves all of them; it is started with
 //! the first. Everything here only reads.
 
+mod activity;
 mod health;
 mod http;
+mod places;
 pub mod proto;
 mod service;
 mod stats;
@@ -39,15 +41,18 @@ pub struct ServerFacts {
 /// Bounds on what strangers can take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
+    /// Of other hosts …
     pub connections: usize,
+    /// … and of this one. Beyond them, the source with most connections loses its oldest.
+    pub local: usize,
     /// Bytes of one request's header.
     pub header: u32,
-    /// A connection that says nothing for so long is closed. Idle HTTP/2 clients answer pings, so they stay.
+    /// A connection that says nothing for so long is closed, and one without a request between one and two times as long.
     pub idle: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 64, header: 16 << 10, idle: Duration::from_secs(10) }
+        Self { connections: 64, local: 16, header: 16 << 10, idle: Duration::from_secs(10) }
     }
 }

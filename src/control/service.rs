@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -13,6 +12,8 @@ use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::{mpsc, watch};
 
+use super::activity::{Activity, watched};
+use super::places::{Place, Places};
 use super::stream::{Replayed, Socket};
 use super::{ControlAccess, ControlState, Limits, http};
 use crate::reactor::topology::Topology;
@@ -39,7 +40,7 @@ pub struct ControlService {
     state: Arc<dyn ControlState>,
     access: ControlAccess,
     limits: Limits,
-    open: Arc<AtomicUsize>,
+    places: Arc<Places>,
     thread: Mutex<Thread>,
     /// As it is for the engine's maker; a reactor that starts the thread may be pinned.
     topology: Option<Topology>,
@@ -74,7 +75,7 @@ impl ControlService {
             state,
             access,
             limits,
-            open: Arc::default(),
+            places: Places::new(&limits),
             thread: Mutex::new(Thread::NotStarted),
             topology: Topology::detect().ok(),
         }
@@ -98,9 +99,9 @@ impl ControlService {
             );
             return Err(ControlError::NotAllowed);
         }
-        let Some(place) = Place::take(&self.open, self.limits.connections) else {
+        let Some(place) = self.places.take(socket.source(), socket.is_local()) else {
             refuse(socket, &first_bytes, "503 Service Unavailable", "too many connections\n");
-            return Err(ControlError::TooMany(self.limits.connections));
+            return Err(ControlError::TooMany(self.places.most()));
         };
         let mut thread = self.lock();
         if matches!(*thread, Thread::NotStarted) {
@@ -117,7 +118,7 @@ impl ControlService {
 
     /// Number of connections right now.
     pub fn connections(&self) -> usize {
-        self.open.load(Ordering::Relaxed)
+        self.places.open()
     }
 
     /// Tells watchers that the server stops, closes every connection and ends the thread. Idempotent; takes a fraction of a second at most.
@@ -159,23 +160,6 @@ impl Drop for ControlService {
     }
 }
 
-/// The right to be one of a limited number of connections.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(open: &Arc<AtomicUsize>, limit: usize) -> Option<Self> {
-        let free = |n: usize| (n < limit).then_some(n + 1);
-        open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free).ok()?;
-        Some(Self(Arc::clone(open)))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 fn refuse(socket: Socket, first_bytes: &[u8], status: &str, text: &str) {
     let http2 = first_bytes.starts_with(b"PRI ");
     let answer = format!(
@@ -195,7 +179,10 @@ async fn serve(state: Arc<dyn ControlState>, limits: Limits, mut connections: mp
         let Ok(stream) = Replayed::new(socket, first, limits.idle) else { continue };
         let (router, watch_serving, alive) = (router.clone(), watch_serving.clone(), alive.clone());
         tokio::spawn(async move {
-            connection(stream, router, watch_serving, limits).await;
+            tokio::select! {
+                () = connection(stream, router, watch_serving, limits) => {}
+                () = place.lost() => {}
+            }
             drop((place, alive));
         });
     }
@@ -219,15 +206,34 @@ async fn connection(stream: Replayed, router: Router, mut serving: watch::Receiv
         .max_concurrent_streams(16)
         .keep_alive_interval(limits.idle / 3)
         .keep_alive_timeout(limits.idle / 2);
-    let service = TowerToHyperService::new(router);
+    let activity = Arc::new(Activity::default());
+    let service = TowerToHyperService::new(watched(router, &activity));
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
-    tokio::select! {
+    let has_rested = tokio::select! {
         // How a client's connection ends is the client's business.
         _ = &mut connection => return,
-        _ = serving.wait_for(|serving| !serving) => {}
-    }
-    // Streams that are open may end by themselves: watchers get their last word.
+        () = async { drop(serving.wait_for(|serving| !serving).await) } => false,
+        () = rests(&activity, limits.idle) => true,
+    };
     connection.as_mut().graceful_shutdown();
-    let _ = connection.await;
+    if has_rested {
+        let _ = tokio::time::timeout(FAREWELL, connection).await;
+    } else {
+        // Streams that are open may end by themselves: watchers get their last word.
+        let _ = connection.await;
+    }
+}
+
+/// Ends when no request was under way for a while.
+async fn rests(activity: &Activity, idle: Duration) {
+    let mut before = None;
+    loop {
+        tokio::time::sleep(idle).await;
+        let now = activity.resting_at();
+        if now.is_some() && now == before {
+            return;
+        }
+        before = now;
+    }
 }

@@ -12,6 +12,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, Sleep, sleep};
 
+use crate::crowd::Source;
+
 /// A socket before it belongs to a runtime.
 pub enum Socket {
     Tcp(std::net::TcpStream),
@@ -37,6 +39,13 @@ impl Socket {
         match self {
             Self::Tcp(tcp) => tcp.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback()),
             Self::Unix(_) => true,
+        }
+    }
+
+    pub fn source(&self) -> Source {
+        match self {
+            Self::Tcp(tcp) => tcp.peer_addr().map_or(Source::Unknown, |peer| Source::of_ip(peer.ip())),
+            Self::Unix(_) => Source::Unknown,
         }
     }
 

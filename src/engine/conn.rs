@@ -72,6 +72,10 @@ pub struct Conn {
     pub guard: Option<OwnedFd>,
     /// Why it is being closed; nothing is started any more (but a farewell), and what is in flight is waited for.
     pub closing: Option<Failure>,
+    /// The peer, or this side, has said that the end is near, and why: then it is no loss.
+    pub goodbye: Option<String>,
+    /// It had not introduced itself, and its place was needed.
+    pub sent_away: bool,
     /// The peer is still told why.
     pub farewell: Option<Farewell>,
     /// When the shard's timer for this connection fires, to arm it only if it must fire earlier.
@@ -119,6 +123,8 @@ impl Conn {
             address: None,
             guard: None,
             closing: None,
+            goodbye: None,
+            sent_away: false,
             farewell: None,
             timer: None,
             dirty: false,

@@ -23,7 +23,7 @@ pub struct Delivery {
     keys: Keys,
     batch: Vec<sw_recv_request>,
     ready: Option<PeerInfo>,
-    goodbye: bool,
+    goodbye: Option<String>,
     moving: Option<MoveEvent>,
     /// Requests to refuse (id, code, message), which needs the connection that is being borrowed meanwhile.
     refused: Vec<(u64, i32, String)>,
@@ -37,8 +37,8 @@ pub struct Delivery {
 /// What has to happen to the connection after the protocol was fed.
 pub struct After {
     pub ready: Option<PeerInfo>,
-    /// The peer will not talk any more.
-    pub goodbye: bool,
+    /// The peer will not talk any more, for this reason.
+    pub goodbye: Option<String>,
     /// The protocol wants to know something about a queue pair.
     pub moving: Option<MoveEvent>,
     pub refused: Vec<(u64, i32, String)>,
@@ -52,7 +52,7 @@ impl Delivery {
             keys: Keys::new(),
             batch: Vec::with_capacity(BATCH),
             ready: None,
-            goodbye: false,
+            goodbye: None,
             moving: None,
             refused: Vec::new(),
             delivered: false,
@@ -72,7 +72,7 @@ impl Delivery {
             result,
             After {
                 ready: self.ready.take(),
-                goodbye: std::mem::take(&mut self.goodbye),
+                goodbye: self.goodbye.take(),
                 moving: self.moving.take(),
                 refused: std::mem::take(&mut self.refused),
             },
@@ -121,8 +121,8 @@ impl Handler for Delivery {
         self.ready = Some(peer.clone());
     }
 
-    fn goodbye(&mut self, _reason: &str) {
-        self.goodbye = true;
+    fn goodbye(&mut self, reason: &str) {
+        self.goodbye = Some(reason.to_owned());
     }
 
     fn may_move(&mut self) {

@@ -323,8 +323,10 @@ impl Shard {
     }
 
     /// The peer will answer what it has, but takes no new requests on this connection.
-    pub(super) fn said_goodbye(&mut self, key: u64) {
-        let Some(Role::Client { channel }) = self.conns.get(&key).map(|c| &c.role) else { return };
+    pub(super) fn said_goodbye(&mut self, key: u64, reason: String) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.goodbye = Some(reason);
+        let Role::Client { channel } = &conn.role else { return };
         if let Some(channel) = self.channels.get_mut(channel) {
             if matches!(channel.state, State::Ready { conn } if conn == key) {
                 channel.state = State::Idle;

@@ -1,7 +1,8 @@
 //! Tasks of one host that copy large payloads straight from each other's memory.
 
+use std::collections::HashSet;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 use super::owner::Level;
 use super::peer_memory::PeerMemory;
@@ -9,8 +10,27 @@ use super::shard::Shard;
 use crate::config::Shortcut;
 use crate::protocol::{FEATURE_LENDING, Settings, code};
 
-/// The kernel allowed it and then did not do it: this process does not try again.
-static GIVEN_UP: AtomicBool = AtomicBool::new(false);
+/// Processes of which more is not remembered.
+const MOST_UNREADABLE: usize = 4096;
+
+/// Processes that lent what could not be read: nothing is borrowed from them any more. Named as the kernel names them, so that nobody can speak for another.
+#[derive(Default)]
+pub struct Unreadable(Mutex<HashSet<i32>>);
+
+impl Unreadable {
+    fn contains(&self, pid: i32) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
+    }
+
+    /// False: it was known.
+    fn insert(&self, pid: i32) -> bool {
+        let mut pids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if pids.len() >= MOST_UNREADABLE {
+            pids.clear();
+        }
+        pids.insert(pid)
+    }
+}
 
 impl Shard {
     /// For a new connection over a unix socket.
@@ -29,15 +49,19 @@ impl Shard {
         if self.shared.owner.lends() {
             conn.lend(random);
         }
-        conn.peer_memory = PeerMemory::of(pid).filter(|_| !GIVEN_UP.load(Relaxed));
+        conn.peer_memory = PeerMemory::of(pid).filter(|_| !self.shared.unreadable.contains(pid));
     }
 
     pub(super) fn cannot_borrow(&mut self, key: u64, error: &io::Error) {
         let Some(conn) = self.conns.get(&key) else { return };
         // A peer that has ended, or has given the connection up, is no reason to do without; what cannot be read although the peer vouches for it, is.
         let is_gone = error.raw_os_error().is_none();
-        if !is_gone && !GIVEN_UP.swap(true, Relaxed) {
-            let line = format!("starwire: cannot read what {} lent: {error}; from now on through sockets", conn.name);
+        let pid = conn.peer_memory.as_ref().map(PeerMemory::pid).filter(|_| !is_gone);
+        if pid.is_some_and(|pid| self.shared.unreadable.insert(pid)) {
+            let line = format!(
+                "starwire: cannot read what {} lent: {error}; from now on through the socket with that process",
+                conn.name
+            );
             self.shared.owner.log(Level::Warning, &line);
         }
         self.lose(key, code::UNAVAILABLE, format!("cannot read what it lent: {error}"));

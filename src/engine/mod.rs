@@ -23,6 +23,7 @@ mod peer_memory;
 mod shard;
 mod shared;
 mod slabs;
+mod strangers;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -56,6 +57,7 @@ use crate::reactor::verbs::VerbsDriver;
 use crate::transport::{SocketAddress, host, tcp, unix};
 use channel::ChannelShared;
 use command::{Command, Door, Meta};
+use lending::Unreadable;
 use offenders::Offenders;
 use owner::Level;
 use shard::Shard;
@@ -103,6 +105,7 @@ impl Engine {
             started: Instant::now(),
             control: OnceLock::new(),
             offenders: Offenders::default(),
+            unreadable: Unreadable::default(),
             topology: Topology::detect().ok(),
             config,
         });

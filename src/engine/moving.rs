@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::conn::Role;
 use super::owner::Level;
 use super::shard::{Shard, mark};
+use super::shared::host_of;
 use crate::protocol::{FEATURE_QUEUE_PAIRS, Failure, Settings, code};
 use crate::transport::SocketAddress;
 use crate::transport::verbs::VerbsError;
@@ -87,7 +88,10 @@ impl Shard {
                 mark(&mut self.dirty, conn);
                 let line = format!("starwire: no RDMA for {}: {error}; it is asked to use TCP", conn.name);
                 self.delivery.metrics.verbs_fallbacks.add(1);
-                self.shared.owner.log(Level::Warning, &line);
+                let offender = format!("RDMA {}", host_of(&conn.name));
+                if self.shared.offenders.is_news(&offender, self.delivery.now) {
+                    self.shared.owner.log(Level::Warning, &line);
+                }
             }
         }
     }

@@ -16,6 +16,11 @@ pub struct PeerMemory {
 }
 
 impl PeerMemory {
+    /// Whose memory it is.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
     /// None: it cannot be read. Nothing is read to find out.
     pub fn of(pid: i32) -> Option<Self> {
         let memory = PeerMemory { pid };

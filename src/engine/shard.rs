@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,22 +15,21 @@ use super::moving::Way;
 use super::owner::Level;
 use super::pace::{Pace, TimerKey};
 use super::shared::{self, Shared};
+use super::strangers::Strangers;
 use crate::metrics::{Direction, State};
 use crate::protocol::{Connection, ConnectionError, Failure, PeerInfo, Settings, Sniff, code};
 use crate::reactor::driver::{Completion, Driver, Token};
 use crate::reactor::mailbox::Receiver;
 use crate::reactor::timers::Timers;
-use crate::transport::{tcp, unix};
 
 /// A connection's key has its shard's index above this bit and a number that is never used again below.
 pub const CONN_BITS: u32 = 48;
 /// Commands taken between two looks at the sockets.
 const COMMANDS_PER_ROUND: usize = 4096;
-/// Connections that have not introduced themselves, per reactor: beyond that the door is shut for newcomers.
-const MAX_STRANGERS: usize = 1024;
 /// How long a stopping reactor waits for the kernel to let go of its memory.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
-const LAST_WORD: Duration = Duration::from_secs(1);
+/// How long a peer has to take our last word.
+pub(super) const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// Keys are counters or the driver's own numbers, so a multiplication is hash enough.
 #[derive(Default)]
@@ -71,7 +70,7 @@ pub struct Shard {
     discard: DiscardBuffer,
     next_conn: u64,
     next_adopter: usize,
-    strangers: usize,
+    pub(super) strangers: Strangers,
     pub(super) stopping: Option<Instant>,
     local: Vec<Command>,
     pub(super) completions: Vec<Completion>,
@@ -81,6 +80,7 @@ pub struct Shard {
 impl Shard {
     pub(super) fn new(index: usize, shared: Arc<Shared>, driver: Box<dyn Driver>, mailbox: Receiver<Command>) -> Self {
         let pace = Pace::new(shared.config.polling);
+        let strangers = Strangers::new(shared.config.reactors);
         let delivery = Delivery::new(shared.owner, shared.metrics.recorder());
         let random = shared.incarnation ^ (index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         Self {
@@ -99,7 +99,7 @@ impl Shard {
             discard: DiscardBuffer::new(),
             next_conn: 0,
             next_adopter: 0,
-            strangers: 0,
+            strangers,
             stopping: None,
             local: Vec::new(),
             completions: Vec::new(),
@@ -170,12 +170,26 @@ impl Shard {
 
     /// The process is exiting: nobody is called any more and nothing is freed, because memory that callbacks own may be gone.
     fn freeze(&mut self) {
+        self.say_goodbye();
         std::mem::forget(std::mem::take(&mut self.conns));
         std::mem::forget(std::mem::take(&mut self.channels));
         self.mailbox.close();
         while let Some(command) = self.mailbox.pop() {
             std::mem::forget(command);
         }
+    }
+
+    /// The last word of a process that exits, to peers to whom nothing else is under way: that would be memory of others.
+    fn say_goodbye(&mut self) {
+        for conn in self.conns.values_mut() {
+            let is_quiet = !conn.sending && !conn.has_unsent() && !conn.proto.wants_transmit();
+            if is_quiet && conn.peer.is_some() && conn.closing.is_none() {
+                conn.proto.leave("the process exits");
+                // Who does not hear it counts a loss.
+                let _ = conn.start_send(&mut *self.driver, self.delivery.now);
+            }
+        }
+        let _ = self.driver.wait(Some(Duration::ZERO), &mut self.completions);
     }
 
     fn close_mailbox(&mut self) {
@@ -252,8 +266,23 @@ impl Shard {
         self.delivery.note();
         let keys: Vec<u64> = self.conns.keys().copied().collect();
         for key in keys {
-            self.lose(key, code::UNAVAILABLE, "the server was stopped".into());
+            self.part(key, now);
         }
+    }
+
+    /// Ends a connection in order: the peer hears that this is no loss.
+    fn part(&mut self, key: u64, now: Instant) {
+        const REASON: &str = "the server was stopped";
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.closing.is_some() || conn.peer.is_none() {
+            return self.lose(key, code::UNAVAILABLE, REASON.into());
+        }
+        conn.proto.leave(REASON);
+        conn.goodbye = Some(REASON.into());
+        conn.closing = Some(Failure { code: code::UNAVAILABLE, message: REASON.into() });
+        conn.farewell = Some(Farewell::default());
+        self.rearm(key, now + LAST_WORD);
+        self.take_leave(key);
     }
 
     pub(super) fn is_stopping(&self) -> bool {
@@ -314,46 +343,6 @@ impl Shard {
         }
     }
 
-    fn adopt(&mut self, fd: OwnedFd, door: Door, now: Instant) {
-        if self.is_stopping() {
-            return;
-        }
-        let name = match (door, tcp::peer_address(fd.as_fd())) {
-            (Door::Tcp, Ok(Some(address))) => address.to_string(),
-            _ => "a local process".to_string(),
-        };
-        let checked = match door {
-            Door::Unix => unix::check_peer(fd.as_fd()).map(Some),
-            Door::Tcp => tcp::configure(&fd, &self.shared.tcp_options()).map(|()| None),
-        };
-        let local_peer = match checked {
-            Ok(peer) => peer,
-            Err(error) => return self.log_offender(&name, &error.to_string(), now),
-        };
-        if self.strangers >= MAX_STRANGERS {
-            return self.log_offender(&name, "too many connections that have not introduced themselves", now);
-        }
-        let mut settings = self.settings(None);
-        if door == Door::Tcp {
-            self.offer_pairs(&mut settings, true);
-        } else {
-            self.offer_loans(&mut settings);
-        }
-        let proto = Connection::server(settings, now);
-        let added = self.driver.register(fd).map(|token| self.add_conn(token, Role::Server, proto, name.clone()));
-        match added {
-            Ok(key) => {
-                self.strangers += 1;
-                if let Some(peer) = local_peer {
-                    self.met_local_peer(key, peer.pid);
-                }
-                self.arm(key);
-                self.receive_on(key);
-            }
-            Err(error) => self.shared.owner.log(Level::Warning, &format!("starwire: cannot serve {name}: {error}")),
-        }
-    }
-
     pub(super) fn add_conn(&mut self, token: Token, role: Role, proto: Connection<Delivery>, name: String) -> u64 {
         let key = ((self.index as u64) << CONN_BITS) | self.next_conn;
         self.next_conn += 1;
@@ -393,8 +382,8 @@ impl Shard {
         if let Some(event) = after.moving {
             self.move_on(key, event, now);
         }
-        if after.goodbye {
-            self.said_goodbye(key);
+        if let Some(reason) = after.goodbye {
+            self.said_goodbye(key, reason);
         }
         match result {
             Ok(()) => {
@@ -484,6 +473,7 @@ impl Shard {
         let name = conn.name.clone();
         match error {
             ConnectionError::PeerSilent { .. } => self.delivery.metrics.keepalive_losses.add(1),
+            ConnectionError::HandshakeTimeout { .. } if is_server => self.delivery.metrics.strangers_dropped.add(1),
             ConnectionError::Refused { .. } | ConnectionError::NotStarwire(_) => self.delivery.metrics.refusals.add(1),
             _ => {}
         }
@@ -503,7 +493,7 @@ impl Shard {
     }
 
     /// Goes on with the end of a connection whose peer is told why.
-    fn take_leave(&mut self, key: u64) {
+    pub(super) fn take_leave(&mut self, key: u64) {
         let now = self.delivery.now;
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.farewell.is_none() {
@@ -524,7 +514,12 @@ impl Shard {
             farewell.heard_out = true;
             return self.take_leave(key);
         }
-        self.lose(key, code::UNAVAILABLE, "the peer closed the connection".into());
+        let goodbye = self.conns.get(&key).and_then(|conn| conn.goodbye.as_ref());
+        let message = match goodbye {
+            Some(reason) => format!("the peer ended the connection: {reason}"),
+            None => "the peer closed the connection".into(),
+        };
+        self.lose(key, code::UNAVAILABLE, message);
     }
 
     fn hand_over_http(&mut self, key: u64) {
@@ -536,18 +531,16 @@ impl Shard {
                 return self.lose(key, code::UNAVAILABLE, format!("cannot hand over an HTTP client: {error}"));
             }
         };
-        self.strangers = self.strangers.saturating_sub(1);
+        self.strangers.leave(key);
         self.tokens.remove(&token.0);
         if let Some(conn) = self.conns.remove(&key) {
             self.delivery.metrics.control_connections.add(1);
-            self.shared.serve_http(fd, conn.proto.unread().to_vec());
+            self.shared.serve_http(fd, conn.proto.unread().to_vec(), &conn.name, self.delivery.now);
         }
     }
 
-    fn log_offender(&self, name: &str, what: &str, now: Instant) {
-        // The port of a client says nothing: one line per host.
-        let host = name.rsplit_once(':').map_or(name, |(host, _)| host);
-        if !self.shared.offenders.is_news(host, now) {
+    pub(super) fn log_offender(&self, name: &str, what: &str, now: Instant) {
+        if !self.shared.offenders.is_news(shared::host_of(name), now) {
             return;
         }
         self.shared.owner.log(
@@ -585,7 +578,7 @@ impl Shard {
         let metrics = &self.delivery.metrics;
         if was_ready {
             self.shared.owner.on_peer_gone(key);
-            metrics.losses.add(1);
+            metrics.losses.add(u64::from(conn.goodbye.is_none()));
             match conn.role {
                 Role::Server => metrics.connections_in.add(-1),
                 Role::Client { .. } => metrics.connections_out.add(-1),
@@ -594,7 +587,7 @@ impl Shard {
         match conn.role {
             Role::Server => {
                 if !was_ready {
-                    self.strangers = self.strangers.saturating_sub(1);
+                    self.stranger_gone(key, conn.sent_away);
                 }
             }
             Role::Client { channel } => {
@@ -611,7 +604,7 @@ impl Shard {
             Role::Server => {
                 metrics.accepts.add(1);
                 metrics.connections_in.add(1);
-                self.strangers = self.strangers.saturating_sub(1);
+                self.strangers.leave(key);
             }
             Role::Client { channel } => {
                 metrics.connects.add(1);

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::command::Command;
 use super::fork;
+use super::lending::Unreadable;
 use super::offenders::Offenders;
 use super::owner::{Level, Owner};
 use crate::config::Config;
@@ -34,6 +35,7 @@ pub struct Shared {
     pub(super) started: Instant,
     pub(super) control: OnceLock<ControlService>,
     pub(super) offenders: Offenders,
+    pub(super) unreadable: Unreadable,
     /// As the thread found it that made the engine, before any was pinned.
     pub(super) topology: Option<Topology>,
     /// Equal on two servers only if they can reach each other's unix sockets.
@@ -88,8 +90,6 @@ impl Shared {
         settings.cluster_id.clone_from(&config.cluster_id);
         settings.expected_task = expected_task;
         settings.secret = config.secret.as_ref().map(|s| Secret::new(s.bytes()));
-        settings.host_id = self.host.clone().unwrap_or_default();
-        settings.pid = std::process::id();
         settings.keepalive_interval = config.keepalive.interval;
         settings.keepalive_timeout = config.keepalive.timeout;
         settings.limits.max_recvs = u32::try_from(config.max_inflight).unwrap_or(u32::MAX);
@@ -107,9 +107,13 @@ impl Shared {
     }
 
     /// A connection that speaks HTTP: for the control service.
-    pub(super) fn serve_http(&self, fd: OwnedFd, first: Vec<u8>) {
-        if let Some(Err(error)) = self.control.get().map(|c| c.handle(fd, first)) {
-            self.owner.log(Level::Warning, &format!("starwire: HTTP client on the data port: {error}"));
+    pub(super) fn serve_http(&self, fd: OwnedFd, first: Vec<u8>, name: &str, now: Instant) {
+        let Some(Err(error)) = self.control.get().map(|c| c.handle(fd, first)) else { return };
+        if self.offenders.is_news(&format!("HTTP {}", host_of(name)), now) {
+            let line = format!(
+                "starwire: refused an HTTP client on the data port, {name}: {error} (more of these from there are not logged for a minute)"
+            );
+            self.owner.log(Level::Warning, &line);
         }
     }
 
@@ -138,6 +142,12 @@ impl Shared {
             None => end(command, 14, "starwire: the server is not running"),
         }
     }
+}
+
+/// Where the connection of this name comes from. The port of a client says nothing, and what it calls itself is up to it: one line per host.
+pub(super) fn host_of(name: &str) -> &str {
+    let address = name.rsplit_once(" at ").map_or(name, |(_, address)| address);
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
 }
 
 /// For handshakes: nobody may foresee them.

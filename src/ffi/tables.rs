@@ -13,7 +13,7 @@ use super::guard;
 use super::types::{sw_bytes, sw_code};
 use crate::engine::Engine;
 use crate::protocol::code;
-use crate::star::{Claim, Hash, Made, Plans, Refused, Steps};
+use crate::star::{Accounts, Claim, Hash, Made, Plans, Refused, Steps};
 
 /// How often old things are looked for, while there are calls.
 const TICK: Duration = Duration::from_secs(5);
@@ -84,6 +84,7 @@ pub struct sw_star {
     next_tick: AtomicU64,
     plans: RwLock<Plans<Object, Waiter>>,
     steps: Vec<Mutex<Steps<Object>>>,
+    accounts: Accounts,
     evicted: AtomicU64,
 }
 
@@ -198,6 +199,7 @@ pub unsafe extern "C" fn sw_star_new(
             next_tick: AtomicU64::new(0),
             plans: RwLock::new(Plans::new(limits.plans)),
             steps: (0..SHARDS).map(|_| Mutex::new(Steps::new(limits.steps))).collect(),
+            accounts: Accounts::default(),
             evicted: AtomicU64::new(0),
         })
     });
@@ -234,10 +236,13 @@ pub unsafe extern "C" fn sw_star_inline_ns(star: *const sw_star) -> u64 {
 /// # Safety
 /// See sw_star_inline_ns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_peer_came(star: *const sw_star, conn: u64, task: sw_bytes) {
+pub unsafe extern "C" fn sw_star_peer_came(star: *const sw_star, conn: u64, task: sw_bytes, incarnation: u64) {
     // SAFETY: the caller's promise.
     let (star, task) = unsafe { (&*star, task.as_slice()) };
-    guard((), || star.steps(conn).peer_came(conn, &String::from_utf8_lossy(task)));
+    guard((), || {
+        let account = star.accounts.of(&String::from_utf8_lossy(task), incarnation);
+        star.steps(conn).peer_came(conn, account);
+    });
 }
 
 /// sw_handlers.on_peer_gone.

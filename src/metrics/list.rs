@@ -34,6 +34,7 @@ metrics! {
     Counter connect_failures "starwire_connect_failures_total" "Attempts to connect to a peer that failed.";
     Counter accepts "starwire_accepts_total" "Connections from peers that were established (handshake done).";
     Counter refusals "starwire_refusals_total" "Connections that were refused: not starwire, another version, another cluster, no proof of the secret.";
+    Counter strangers_dropped "starwire_strangers_dropped_total" "Connections that did not introduce themselves and were dropped: too slow, or there were too many of them.";
     Counter losses "starwire_losses_total" "Established connections that ended otherwise than by an orderly goodbye.";
     Counter keepalive_losses "starwire_keepalive_losses_total" "Of these, connections whose peer did not answer in time.";
     Gauge connections_out "starwire_connections_out" "Established connections that we opened.";

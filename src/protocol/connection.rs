@@ -199,6 +199,22 @@ impl<H: Handler> Connection<H> {
         }
     }
 
+    /// Ends the connection in order: what is not on its way is dropped, and GOODBYE is the last word. `fail` follows when the peer has ended its side, or after a while.
+    pub fn leave(&mut self, reason: &str) {
+        if matches!(self.phase, Phase::Broken(_)) {
+            return;
+        }
+        let goodbye = self.is_ready().then_some(|out: &mut Vec<u8>| put::goodbye(out, reason));
+        self.out.close(&mut self.stats, goodbye);
+        self.phase = Phase::Broken(ConnectionError::Left(reason.to_owned()));
+    }
+
+    /// Server: sends the peer away, whatever it has said so far; REFUSE is the last word.
+    pub fn refuse(&mut self, code: i32, reason: &str) {
+        let refused = ConnectionError::Refused { code, message: reason.to_owned() };
+        let _ = self.guard(|_| Err(refused));
+    }
+
     /// The connection is gone (or will be): ends each op with `code` and tells the server's owner that its callers are gone. Call it when the driver no longer
     /// touches any memory of this connection. Idempotent; requests made afterwards end at once with the same failure.
     pub fn fail(&mut self, code: i32, message: &str, handler: &mut H) {

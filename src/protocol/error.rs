@@ -27,6 +27,9 @@ pub enum ConnectionError {
     /// We refuse the peer; a REFUSE with this text waits in `poll_transmit`.
     #[error("peer refused: {message}")]
     Refused { code: i32, message: String },
+    /// We end it in order; GOODBYE with this reason waits in `poll_transmit`.
+    #[error("this side ended the connection: {0}")]
+    Left(String),
     /// The peer broke the protocol.
     #[error("protocol violation by the peer: {0}")]
     Protocol(#[from] ProtocolError),
@@ -48,7 +51,8 @@ impl ConnectionError {
             ConnectionError::RefusedByPeer { code, .. } | ConnectionError::Refused { code, .. } => *code,
             ConnectionError::NotStarwire(_) => code::FAILED_PRECONDITION,
             ConnectionError::Misuse(_) => code::INTERNAL,
-            ConnectionError::Protocol(_)
+            ConnectionError::Left(_)
+            | ConnectionError::Protocol(_)
             | ConnectionError::PeerSilent { .. }
             | ConnectionError::MoveTimeout { .. }
             | ConnectionError::HandshakeTimeout { .. } => code::UNAVAILABLE,

@@ -17,8 +17,7 @@ mod tag {
     pub const EXPECTED_TASK: u16 = 4;
     pub const CLUSTER: u16 = 5;
     pub const NONCE: u16 = 6;
-    pub const HOST: u16 = 7;
-    pub const PID: u16 = 8;
+    // 7 and 8 were the host and the process: nobody needs to be told.
     pub const LIMITS: u16 = 9;
     pub const REQUIRED_FEATURES: u16 = 10;
     pub const HAS_SECRET: u16 = 11;
@@ -36,8 +35,6 @@ pub struct Hello {
     pub expected_task: Option<String>,
     pub cluster_id: String,
     pub nonce: [u8; 32],
-    pub host_id: String,
-    pub pid: u32,
     pub limits: Limits,
     pub has_secret: bool,
 }
@@ -55,8 +52,6 @@ impl Hello {
             expected_task: settings.expected_task.clone(),
             cluster_id: settings.cluster_id.clone(),
             nonce: settings.nonce,
-            host_id: settings.host_id.clone(),
-            pid: settings.pid,
             limits: settings.limits,
             has_secret: settings.secret.is_some(),
         }
@@ -81,10 +76,6 @@ impl Hello {
             field(tag::CLUSTER, self.cluster_id.as_bytes());
         }
         field(tag::NONCE, &self.nonce);
-        if !self.host_id.is_empty() {
-            field(tag::HOST, self.host_id.as_bytes());
-        }
-        field(tag::PID, &self.pid.to_le_bytes());
         field(tag::LIMITS, &encode_limits(&self.limits));
         if self.required_features != 0 {
             field(tag::REQUIRED_FEATURES, &self.required_features.to_le_bytes());
@@ -126,8 +117,6 @@ impl Hello {
                 tag::EXPECTED_TASK => found.expected_task = Some(text()?),
                 tag::CLUSTER => found.cluster_id = text()?,
                 tag::NONCE => found.nonce = Some(value.try_into().map_err(|_| wrong())?),
-                tag::HOST => found.host_id = text()?,
-                tag::PID => found.pid = u32::from_le_bytes(value.try_into().map_err(|_| wrong())?),
                 tag::LIMITS => found.limits = Some(decode_limits(value).ok_or_else(wrong)?),
                 tag::REQUIRED_FEATURES => found.required_features = number(value).ok_or_else(wrong)?,
                 tag::HAS_SECRET => found.has_secret = true,
@@ -145,8 +134,6 @@ impl Hello {
             expected_task: found.expected_task,
             cluster_id: found.cluster_id,
             nonce: found.nonce.ok_or_else(missing)?,
-            host_id: found.host_id,
-            pid: found.pid,
             limits: found.limits.ok_or_else(missing)?,
             has_secret: found.has_secret,
         })
@@ -160,8 +147,6 @@ impl Hello {
             incarnation: self.incarnation,
             cluster_id: self.cluster_id,
             features,
-            host_id: self.host_id,
-            pid: self.pid,
             limits: self.limits,
             authenticated,
         }
@@ -176,8 +161,6 @@ struct Fields {
     expected_task: Option<String>,
     cluster_id: String,
     nonce: Option<[u8; 32]>,
-    host_id: String,
-    pid: u32,
     limits: Option<Limits>,
     required_features: u64,
     has_secret: bool,

@@ -22,6 +22,8 @@ pub const MAX_INLINE: usize = 1 << 20;
 pub const MAX_PARTS: usize = 1 << 16;
 /// Longest rendezvous key prefix.
 pub const MAX_KEY: usize = 4096;
+/// Steps for whose tensors one peer may wait at a time.
+pub const MAX_OPEN_STEPS: usize = 4096;
 /// Longest string in a HELLO or WELCOME.
 pub const MAX_HELLO_STRING: usize = 512;
 /// Longest reason in REFUSE and GOODBYE.

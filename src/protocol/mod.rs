@@ -21,6 +21,7 @@ mod keys;
 mod lending;
 pub mod limits;
 mod moving;
+mod open_steps;
 mod outgoing;
 mod server;
 mod settings;

@@ -6,13 +6,16 @@ use super::frame::{Parts, put};
 use super::handler::{Handler, Payload};
 use super::idmap::{IdHash, IdMap};
 use super::keys::KeyReceiver;
-use super::limits::{MAX_MESSAGE, MAX_META, MAX_PARTS};
+use super::limits::{MAX_MESSAGE, MAX_META, MAX_OPEN_STEPS, MAX_PARTS};
+use super::open_steps::OpenSteps;
 use super::outgoing::{Answers, Dropped, Head, Measure};
 
 /// All requests of the peer that wait for something.
 pub struct Server<H: Handler> {
     requests: IdMap<Request<H>>,
     keys: KeyReceiver,
+    /// Steps of the rendezvous requests.
+    steps: OpenSteps,
     /// What the peer has not got an answer for; answers count until they leave.
     unanswered: Answers,
     /// We said GOODBYE: new requests are answered with this.
@@ -42,6 +45,7 @@ impl<H: Handler> Server<H> {
         Server {
             requests: IdMap::with_hasher(hash),
             keys: KeyReceiver::default(),
+            steps: OpenSteps::default(),
             unanswered: Answers::default(),
             leaving: None,
             lens: Vec::new(),
@@ -91,7 +95,9 @@ impl<H: Handler> Connection<H> {
             None | Some(Request::Arriving { .. }) => return,
             Some(request) => request.answers(),
         };
-        server.requests.remove(&id);
+        if let Some(Request::Recv { step }) = server.requests.remove(&id) {
+            server.steps.leave(step);
+        }
         self.answer(id, code, meta, payload, answers);
     }
 
@@ -184,6 +190,11 @@ impl<H: Handler> Connection<H> {
             self.answer(id, code::INVALID_ARGUMENT, message, None, answers);
         } else if let Some(reason) = server.leaving.clone() {
             self.answer(id, code::UNAVAILABLE, reason.as_bytes(), None, answers);
+        } else if !server.steps.enter(step) {
+            let message = format!(
+                "starwire: tensors of {MAX_OPEN_STEPS} steps are waited for over this connection, more are not allowed"
+            );
+            self.answer(id, code::RESOURCE_EXHAUSTED, message.as_bytes(), None, answers);
         } else {
             server.requests.insert(id, Request::Recv { step });
             handler.recv_request(id, step, key, frame, iter);
@@ -282,7 +293,10 @@ impl<H: Handler> Connection<H> {
         if let Some(request) = server.requests.remove(&id) {
             let answers = request.answers();
             match request {
-                Request::Recv { step } => handler.request_cancelled(id, 0, step, false),
+                Request::Recv { step } => {
+                    server.steps.leave(step);
+                    handler.request_cancelled(id, 0, step, false);
+                }
                 Request::Call { method, .. } => handler.request_cancelled(id, method, 0, false),
                 Request::Arriving { .. } => {}
             }
@@ -311,6 +325,7 @@ impl<H: Handler> Connection<H> {
     pub(super) fn fail_server(&mut self, handler: &mut H) {
         let Side::Server(server) = &mut self.side else { return };
         server.unanswered = Answers::default();
+        server.steps.clear();
         let mut ended: Vec<_> = server.requests.drain().collect();
         // Oldest first.
         ended.sort_unstable_by_key(|(id, _)| *id);

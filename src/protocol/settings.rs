@@ -44,9 +44,6 @@ pub struct Settings {
     pub features: u64,
     /// … and those without which it does not want to talk.
     pub required_features: u64,
-    /// Names the host (machine and boot): equal on both sides means the peer is local.
-    pub host_id: String,
-    pub pid: u32,
     /// What the peer may do to us.
     pub limits: Limits,
     /// Nothing received for so long: ask the peer for a sign of life …
@@ -70,8 +67,6 @@ impl Settings {
             secret: None,
             features: 0,
             required_features: 0,
-            host_id: String::new(),
-            pid: 0,
             limits: Limits::default(),
             keepalive_interval: Duration::from_secs(1),
             keepalive_timeout: Duration::from_secs(3),
@@ -90,8 +85,6 @@ pub struct PeerInfo {
     pub cluster_id: String,
     /// Features that both sides understand.
     pub features: u64,
-    pub host_id: String,
-    pub pid: u32,
     /// What we may do to the peer.
     pub limits: Limits,
     /// Both sides proved that they know the shared secret.

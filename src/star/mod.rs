@@ -1,9 +1,11 @@
 //! What a parameter server keeps for star calls: plans, which all sessions share, and values that stay between the calls of a step. Algorithms only: what a
 //! plan or a value is, and what the time is, the caller knows.
 
+mod accounts;
 mod plans;
 mod steps;
 
+pub use accounts::{Account, Accounts};
 pub use plans::{Claim, Compiled, Hash, Made, PlanLimits, Plans, Removed};
 pub use steps::{StepLimits, Steps};
 
@@ -22,6 +24,10 @@ pub enum Refused {
         "starwire: {peer} has {max} star calls under way on this server, more are not allowed (STARWIRE_STAR_MAX_CALLS)"
     )]
     Calls { peer: String, max: u64 },
+    #[error(
+        "starwire: {peer} would have {bytes} bytes on this server, where {left} of {max} are left for all workers: one of them gets no more than is left (STARWIRE_STAR_MAX_TOTAL_BYTES)"
+    )]
+    Left { peer: String, bytes: u64, left: u64, max: u64 },
     #[error("starwire: the connection that this star call came over has gone")]
     Gone,
 }

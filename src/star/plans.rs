@@ -21,6 +21,8 @@ pub struct PlanLimits {
     /// Of one peer: those that it was the first to register.
     pub plans: u64,
     pub bytes: u64,
+    /// Bytes of all peers together.
+    pub all_bytes: u64,
     /// Plans that nobody used for so long are dropped, unless they carry a session's state.
     pub plan_idle: Duration,
     /// Sessions that nobody used for so long are taken for gone, with all that they have.
@@ -80,8 +82,12 @@ pub struct Plans<P, W> {
     plans: HashMap<Id, Plan<P>>,
     shared: HashMap<Hash, Id>,
     sessions: HashMap<Box<[u8]>, Session>,
-    owners: Vec<Owner>,
+    /// Those that have plans.
+    owners: HashMap<u32, Owner>,
     owner_of: HashMap<String, u32>,
+    next_owner: u32,
+    /// Bytes of all plans.
+    bytes: u64,
     /// What is being compiled, for all sessions or for one, and who waits for it.
     compiling: HashMap<Job, Vec<W>>,
     /// Plans that turned out to have state: sessions do not wait for each other's.
@@ -100,8 +106,10 @@ impl<P: Clone, W> Plans<P, W> {
             plans: HashMap::new(),
             shared: HashMap::new(),
             sessions: HashMap::new(),
-            owners: Vec::new(),
+            owners: HashMap::new(),
             owner_of: HashMap::new(),
+            next_owner: 0,
+            bytes: 0,
             compiling: HashMap::new(),
             stateful: HashSet::new(),
             evicted: 0,
@@ -177,10 +185,12 @@ impl<P: Clone, W> Plans<P, W> {
         now: Time,
         removed: &mut Removed<P>,
     ) -> Result<(), (P, Refused)> {
-        let owner = self.owner(&made.peer);
-        if let Err(reason) = self.make_room(owner, made.bytes, removed) {
+        if let Err(reason) = self.make_room(&made.peer, made.bytes, removed) {
+            let owner = self.owner(&made.peer);
+            self.forget_owner(owner);
             return Err((made.value, reason));
         }
+        let owner = self.owner(&made.peer);
         if made.has_state {
             if self.stateful.len() >= MAX_REMEMBERED {
                 self.stateful.clear();
@@ -200,9 +210,10 @@ impl<P: Clone, W> Plans<P, W> {
             users: 0,
             used: AtomicU64::new(millis(now)),
         };
-        if let Some(owner) = self.owner_mut(owner) {
+        if let Some(owner) = self.owners.get_mut(&owner) {
             owner.plans += 1;
             owner.bytes += made.bytes;
+            self.bytes += made.bytes;
         }
         self.plans.insert(id, plan);
         if !alone {
@@ -218,38 +229,44 @@ impl<P: Clone, W> Plans<P, W> {
         Ok(())
     }
 
-    /// Room for one more plan of this owner: drops what it has used least recently and can be had again.
-    fn make_room(&mut self, owner: u32, bytes: u64, removed: &mut Removed<P>) -> Result<(), Refused> {
+    /// Room for one more plan of this owner: drops what it, or who has most, has used least recently and can be had again.
+    fn make_room(&mut self, peer: &str, bytes: u64, removed: &mut Removed<P>) -> Result<(), Refused> {
         loop {
-            let Some(has) = self.owners.get(index(owner)) else { return Ok(()) };
-            let (plans, has_bytes) = (has.plans, has.bytes);
-            if plans < self.limits.plans && has_bytes.saturating_add(bytes) <= self.limits.bytes {
+            let owner = self.owner(peer);
+            let Some(has) = self.owners.get(&owner) else { return Ok(()) };
+            let (plans, own, all) = (has.plans + 1, has.bytes.saturating_add(bytes), self.bytes.saturating_add(bytes));
+            let too_many = plans > self.limits.plans || own > self.limits.bytes;
+            if !too_many && all <= self.limits.all_bytes {
                 return Ok(());
             }
-            let mine = self.plans.iter().filter(|(_, plan)| plan.owner == owner && !plan.has_state);
-            let Some(oldest) = mine.min_by_key(|(id, plan)| (plan.users != 0, plan.used.load(Relaxed), id.0)) else {
-                return Err(Refused::Plans {
-                    peer: has.name.clone(),
-                    plans: plans + 1,
-                    bytes: has_bytes.saturating_add(bytes),
-                    max_plans: self.limits.plans,
-                    max_bytes: self.limits.bytes,
+            // What does not even fit into an empty table drives nobody out.
+            let hopeless = bytes > self.limits.bytes.min(self.limits.all_bytes);
+            let victim = if too_many { Some(owner) } else { self.who_has_most(owner, own) };
+            let Some(oldest) = victim.filter(|_| !hopeless).and_then(|victim| self.least_used(victim)) else {
+                let peer = has.name.clone();
+                let (max_plans, max_bytes, max) = (self.limits.plans, self.limits.bytes, self.limits.all_bytes);
+                return Err(if too_many {
+                    Refused::Plans { peer, plans, bytes: own, max_plans, max_bytes }
+                } else {
+                    Refused::Left { peer, bytes: own, left: max.saturating_sub(self.bytes), max }
                 });
             };
-            let id = *oldest.0;
-            // What does not even fit into an empty table drives nobody out.
-            if bytes > self.limits.bytes {
-                return Err(Refused::Plans {
-                    peer: has.name.clone(),
-                    plans: plans + 1,
-                    bytes: has_bytes.saturating_add(bytes),
-                    max_plans: self.limits.plans,
-                    max_bytes: self.limits.bytes,
-                });
-            }
             self.evicted += 1;
-            self.remove(id, removed);
+            self.remove(oldest, removed);
         }
+    }
+
+    /// Of those with something to drop; `owner` would have `own` bytes.
+    fn who_has_most(&self, owner: u32, own: u64) -> Option<u32> {
+        let bytes =
+            |number: &u32| if *number == owner { own } else { self.owners.get(number).map_or(0, |has| has.bytes) };
+        let droppable = self.plans.values().filter(|plan| !plan.has_state).map(|plan| plan.owner);
+        droppable.filter(|other| bytes(other) >= own).max_by_key(|other| (bytes(other), *other))
+    }
+
+    fn least_used(&self, owner: u32) -> Option<Id> {
+        let mine = self.plans.iter().filter(|(_, plan)| plan.owner == owner && !plan.has_state);
+        mine.min_by_key(|(id, plan)| (plan.users != 0, plan.used.load(Relaxed), id.0)).map(|(id, _)| *id)
     }
 
     fn bind(&mut self, session: &[u8], hash: Hash, id: Id, now: Time) {
@@ -267,10 +284,12 @@ impl<P: Clone, W> Plans<P, W> {
 
     fn remove(&mut self, id: Id, removed: &mut Removed<P>) {
         let Some(plan) = self.plans.remove(&id) else { return };
-        if let Some(owner) = self.owner_mut(plan.owner) {
+        if let Some(owner) = self.owners.get_mut(&plan.owner) {
             owner.plans -= 1;
             owner.bytes -= plan.bytes;
+            self.bytes -= plan.bytes;
         }
+        self.forget_owner(plan.owner);
         if self.shared.get(&plan.hash) == Some(&id) {
             self.shared.remove(&plan.hash);
         }
@@ -315,9 +334,9 @@ impl<P: Clone, W> Plans<P, W> {
     pub fn clear(&mut self) -> Removed<P> {
         self.shared.clear();
         self.sessions.clear();
-        for owner in &mut self.owners {
-            (owner.plans, owner.bytes) = (0, 0);
-        }
+        self.owners.clear();
+        self.owner_of.clear();
+        self.bytes = 0;
         self.plans.drain().map(|(_, plan)| plan.value).collect()
     }
 
@@ -356,15 +375,22 @@ impl<P: Clone, W> Plans<P, W> {
         if let Some(number) = self.owner_of.get(name) {
             return *number;
         }
-        // There are never more than tasks that introduced themselves.
-        let number = u32::try_from(self.owners.len()).unwrap_or(u32::MAX);
-        self.owners.push(Owner { name: name.into(), ..Owner::default() });
+        while self.owners.contains_key(&self.next_owner) {
+            self.next_owner = self.next_owner.wrapping_add(1);
+        }
+        let number = self.next_owner;
+        self.owners.insert(number, Owner { name: name.into(), ..Owner::default() });
         self.owner_of.insert(name.into(), number);
         number
     }
 
-    fn owner_mut(&mut self, owner: u32) -> Option<&mut Owner> {
-        self.owners.get_mut(index(owner))
+    /// Of whom nothing is left, nothing is remembered.
+    fn forget_owner(&mut self, owner: u32) {
+        if self.owners.get(&owner).is_some_and(|has| has.plans == 0) {
+            if let Some(gone) = self.owners.remove(&owner) {
+                self.owner_of.remove(&gone.name);
+            }
+        }
     }
 
     /// Panics if something does not agree with something else.
@@ -385,8 +411,12 @@ impl<P: Clone, W> Plans<P, W> {
             assert!(plan.session.is_none() || plan.users == 1, "a session's own plan goes with the session");
         }
         assert_eq!(self.shared.len(), self.plans.values().filter(|plan| plan.session.is_none()).count());
-        for (number, owner) in self.owners.iter().enumerate() {
-            let mine = self.plans.values().filter(|plan| index(plan.owner) == number);
+        assert!(self.bytes <= self.limits.all_bytes);
+        assert_eq!(self.bytes, self.owners.values().map(|owner| owner.bytes).sum::<u64>());
+        assert_eq!(self.owners.len(), self.owner_of.len());
+        for (number, owner) in &self.owners {
+            assert!(owner.plans > 0, "of whom nothing is left, nothing is remembered");
+            let mine = self.plans.values().filter(|plan| plan.owner == *number);
             let (plans, bytes) = mine.fold((0, 0), |(n, bytes), plan| (n + 1, bytes + plan.bytes));
             assert_eq!((owner.plans, owner.bytes), (plans, bytes));
             assert!(owner.plans <= self.limits.plans && owner.bytes <= self.limits.bytes);
@@ -416,10 +446,6 @@ pub struct Compiled<P, W> {
 
 fn millis(time: Time) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn index(number: u32) -> usize {
-    usize::try_from(number).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -6,8 +6,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LIMITS: PlanLimits =
-    PlanLimits { plans: 4, bytes: 100, plan_idle: Duration::from_secs(60), session_idle: Duration::from_secs(600) };
+const LIMITS: PlanLimits = PlanLimits {
+    plans: 4,
+    bytes: 100,
+    all_bytes: 150,
+    plan_idle: Duration::from_secs(60),
+    session_idle: Duration::from_secs(600),
+};
 
 fn at(seconds: u64) -> Time {
     Duration::from_secs(seconds)
@@ -102,7 +107,7 @@ proptest! {
                     });
                     let result = table.compiled(&session(s), &hash(plan), made, at(now));
                     if let Some(refused) = &result.refused {
-                        let for_room = matches!(refused, Refused::Plans { .. });
+                        let for_room = matches!(refused, Refused::Plans { .. } | Refused::Left { .. });
                         prop_assert!(good && for_room);
                     } else if good {
                         prop_assert!(table.find(&session(s), &hash(plan), at(now)).is_some());
@@ -198,6 +203,46 @@ fn sessions_do_not_wait_for_each_others_state() {
     assert_eq!(table.compiled(&session(0), &hash(1), made("own", "peer", 1, true), at(0)).waiters, [1]);
     assert_eq!(table.claim(&session(1), &hash(1), false, 1, at(0)), Claim::Compile(1));
     assert_eq!(table.claim(&session(2), &hash(1), false, 2, at(0)), Claim::Compile(2));
+}
+
+#[test]
+fn where_all_have_no_more_room_who_has_most_makes_way() {
+    let mut table = Plans::new(LIMITS);
+    let mut register = |peer: &str, plan: u8, bytes: u64, has_state: bool| {
+        assert_eq!(table.claim(&session(0), &hash(plan), false, 0, at(0)), Claim::Compile(0));
+        table.compiled(&session(0), &hash(plan), made("plan", peer, bytes, has_state), at(0)).refused
+    };
+    assert_eq!(register("greedy", 2, 45, false), None);
+    assert_eq!(register("greedy", 4, 45, false), None);
+    assert_eq!(register("modest", 6, 30, false), None);
+    // 120 of 150: a third one finds room although nobody left any for it.
+    assert_eq!(register("late", 8, 40, false), None);
+    assert!(table.find(&session(0), &hash(2), at(0)).is_none());
+    assert!([4, 6, 8].iter().all(|plan| table.find(&session(0), &hash(*plan), at(0)).is_some()));
+    // Names that were never used again are not kept.
+    for n in 0..100 {
+        let peer = format!("peer {n}");
+        assert_eq!(table.claim(&session(1), &hash(10), false, 0, at(0)), Claim::Compile(0));
+        table.compiled(&session(1), &hash(10), made("plan", &peer, 1, true), at(0));
+        table.session_closed(&session(1));
+    }
+    table.check();
+    assert_eq!(table.owners.len(), 3);
+    // What carries state cannot be had again, so it is nobody's to take.
+    let mut table = Plans::new(LIMITS);
+    for (peer, plan) in [("a", 1), ("b", 3)] {
+        assert_eq!(table.claim(&session(0), &hash(plan), false, 0, at(0)), Claim::Compile(0));
+        table.compiled(&session(0), &hash(plan), made("plan", peer, 70, true), at(0));
+    }
+    assert_eq!(table.claim(&session(0), &hash(5), false, 0, at(0)), Claim::Compile(0));
+    let refused = table.compiled(&session(0), &hash(5), made("plan", "c", 20, false), at(0)).refused;
+    assert_eq!(
+        refused.map(|r| r.to_string()).as_deref(),
+        Some(
+            "starwire: c would have 20 bytes on this server, where 10 of 150 are left for all workers: one of them gets no more than is left (STARWIRE_STAR_MAX_TOTAL_BYTES)"
+        )
+    );
+    table.check();
 }
 
 #[test]

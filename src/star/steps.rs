@@ -1,24 +1,28 @@
-//! What stays on a server between the calls of a step, by connection: a step belongs to the connection that its calls come over, and goes with it.
+//! What stays on a server between the calls of a step, by connection: a step belongs to the connection that its calls come over, and goes with it. How much that may be is counted by peer.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Refused;
+use super::accounts::Account;
 
 type Time = Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLimits {
-    /// Of one connection.
+    /// Of one peer, over all its connections.
     pub values: u64,
     pub bytes: u64,
     pub calls: u64,
+    /// Bytes of all peers together.
+    pub all_bytes: u64,
     /// A step that nobody came back to for so long is over.
     pub idle: Duration,
 }
 
 struct Peer<V> {
-    name: String,
+    account: Arc<Account>,
     calls: u64,
     values: u64,
     bytes: u64,
@@ -52,8 +56,8 @@ impl<V: Clone> Steps<V> {
         Self { limits, peers: HashMap::new(), values: 0 }
     }
 
-    pub fn peer_came(&mut self, connection: u64, name: &str) {
-        let peer = Peer { name: name.into(), calls: 0, values: 0, bytes: 0, steps: HashMap::new() };
+    pub fn peer_came(&mut self, connection: u64, account: Arc<Account>) {
+        let peer = Peer { account, calls: 0, values: 0, bytes: 0, steps: HashMap::new() };
         self.peers.insert(connection, peer);
     }
 
@@ -61,20 +65,19 @@ impl<V: Clone> Steps<V> {
     pub fn peer_gone(&mut self, connection: u64) -> Vec<V> {
         let Some(peer) = self.peers.remove(&connection) else { return Vec::new() };
         self.values -= peer.values;
+        peer.account.give(peer.values, peer.bytes);
+        peer.account.give_calls(peer.calls);
         peer.steps.into_values().flat_map(|step| step.slots.into_values()).map(|(value, _)| value).collect()
     }
 
     pub fn name(&self, connection: u64) -> Option<&str> {
-        self.peers.get(&connection).map(|peer| peer.name.as_str())
+        self.peers.get(&connection).map(|peer| peer.account.name())
     }
 
     /// A call arrived. `keeps`: it keeps values, or uses kept ones.
     pub fn call_began(&mut self, connection: u64, step: i64, keeps: bool, now: Time) -> Result<(), Refused> {
-        let max = self.limits.calls;
         let peer = self.peers.get_mut(&connection).ok_or(Refused::Gone)?;
-        if peer.calls >= max {
-            return Err(Refused::Calls { peer: peer.name.clone(), max });
-        }
+        peer.account.take_call(&self.limits)?;
         peer.calls += 1;
         if keeps {
             let step = peer.steps.entry(step).or_insert_with(|| Step::new(now));
@@ -87,7 +90,10 @@ impl<V: Clone> Steps<V> {
     /// The end of what [`Steps::call_began`] allowed. `last`: the step needs nothing of this server any more.
     pub fn call_ended(&mut self, connection: u64, step: i64, keeps: bool, last: bool, now: Time) -> Vec<V> {
         let Some(peer) = self.peers.get_mut(&connection) else { return Vec::new() };
-        peer.calls = peer.calls.saturating_sub(1);
+        if let Some(calls) = peer.calls.checked_sub(1) {
+            peer.calls = calls;
+            peer.account.give_calls(1);
+        }
         if keeps {
             if let Some(step) = peer.steps.get_mut(&step) {
                 step.calls = step.calls.saturating_sub(1);
@@ -113,20 +119,14 @@ impl<V: Clone> Steps<V> {
         let Some(peer) = self.peers.get_mut(&connection) else { return Err((value, Refused::Gone)) };
         let Some(step) = peer.steps.get_mut(&step).filter(|step| !step.ended) else { return Ok(Some(value)) };
         let old = step.slots.get(&slot).map(|(_, bytes)| *bytes);
-        let values = peer.values + 1 - u64::from(old.is_some());
-        let all = (peer.bytes - old.unwrap_or(0)).saturating_add(bytes);
-        if values > self.limits.values || all > self.limits.bytes {
-            let refused = Refused::Values {
-                peer: peer.name.clone(),
-                values,
-                bytes: all,
-                max_values: self.limits.values,
-                max_bytes: self.limits.bytes,
-            };
+        let (news, back) = (u64::from(old.is_none()), old.unwrap_or(0));
+        if let Err(refused) = peer.account.take(news, bytes, back, &self.limits) {
             return Err((value, refused));
         }
-        self.values = self.values + values - peer.values;
-        (peer.values, peer.bytes) = (values, all);
+        peer.account.give(0, back);
+        self.values += news;
+        peer.values += news;
+        peer.bytes = peer.bytes - back + bytes;
         Ok(step.slots.insert(slot, (value, bytes)).map(|(value, _)| value))
     }
 
@@ -140,9 +140,11 @@ impl<V: Clone> Steps<V> {
         let Some(over) = peer.steps.get_mut(&step) else { return Vec::new() };
         over.ended = true;
         let slots = std::mem::take(&mut over.slots);
-        peer.values -= slots.len() as u64;
-        peer.bytes -= slots.values().map(|(_, bytes)| *bytes).sum::<u64>();
-        self.values -= slots.len() as u64;
+        let (values, bytes) = (slots.len() as u64, slots.values().map(|(_, bytes)| *bytes).sum::<u64>());
+        peer.account.give(values, bytes);
+        peer.values -= values;
+        peer.bytes -= bytes;
+        self.values -= values;
         self.forget_if_over(connection, step);
         slots.into_values().map(|(value, _)| value).collect()
     }

@@ -5,9 +5,15 @@ use std::rc::Rc;
 
 use proptest::prelude::*;
 
+use super::super::accounts::Accounts;
 use super::*;
 
-const LIMITS: StepLimits = StepLimits { values: 6, bytes: 60, calls: 4, idle: Duration::from_secs(10) };
+const LIMITS: StepLimits = StepLimits { values: 6, bytes: 60, calls: 4, all_bytes: 100, idle: Duration::from_secs(10) };
+
+/// Connections 0 and 1 are of one peer.
+fn peer_of(connection: u64) -> u64 {
+    connection / 2
+}
 
 fn at(seconds: u64) -> Time {
     Duration::from_secs(seconds)
@@ -48,6 +54,7 @@ proptest! {
     #[test]
     fn nothing_leaks_and_limits_hold(events in events()) {
         let mut table = Steps::new(LIMITS);
+        let accounts = Accounts::default();
         let alive = Rc::new(());
         let mut now = 0;
         let mut calls: Vec<(u64, i64, bool)> = Vec::new();
@@ -60,7 +67,8 @@ proptest! {
                 Event::Came(connection) => {
                     // The engine never uses a number twice without telling that the first is gone.
                     if present.insert(connection) {
-                        table.peer_came(connection, &format!("/job:worker/task:{connection}"));
+                        let peer = peer_of(connection);
+                        table.peer_came(connection, accounts.of(&format!("/job:worker/task:{peer}"), 1));
                     }
                 }
                 Event::Gone(connection) => {
@@ -72,13 +80,13 @@ proptest! {
                     calls.retain(|(c, ..)| *c != connection);
                 }
                 Event::Begin(connection, step, keeps) => {
-                    let mine = calls.iter().filter(|(c, ..)| *c == connection).count() as u64;
+                    let mine = calls.iter().filter(|(c, ..)| peer_of(*c) == peer_of(connection)).count() as u64;
                     let began = table.call_began(connection, step, keeps, at(now));
                     match began {
                         Ok(()) => calls.push((connection, step, keeps)),
                         Err(Refused::Gone) => prop_assert!(!present.contains(&connection)),
                         Err(Refused::Calls { peer, max }) => {
-                            prop_assert!(mine == max && peer.ends_with(&connection.to_string()));
+                            prop_assert!(mine == max && peer.ends_with(&peer_of(connection).to_string()));
                         }
                         Err(other) => prop_assert!(false, "{other}"),
                     }
@@ -99,7 +107,7 @@ proptest! {
                         continue;
                     }
                     numbers += 1;
-                    let values = model.keys().filter(|(c, ..)| *c == connection).count() as u64;
+                    let values = model.keys().filter(|(c, ..)| peer_of(*c) == peer_of(connection)).count() as u64;
                     match table.keep(connection, step, slot, (numbers, alive.clone()), bytes) {
                         Ok(Some((number, _))) if number == numbers => {}
                         Ok(old) => {
@@ -110,7 +118,13 @@ proptest! {
                             prop_assert!(wanted > LIMITS.values || bytes > LIMITS.bytes);
                             prop_assert!(wanted <= values + 1);
                         }
+                        Err((_, Refused::Left { bytes, left, .. })) => prop_assert!(bytes > left),
                         Err((_, other)) => prop_assert!(false, "{other}"),
+                    }
+                    let of = |peer| (0..3).filter(move |c| peer_of(*c) == peer).filter_map(|c| table.peers.get(&c));
+                    for peer in 0..2 {
+                        let has = of(peer).fold((0, 0), |(v, b), p| (v + p.values, b + p.bytes));
+                        prop_assert!(has.0 <= LIMITS.values && has.1 <= LIMITS.bytes);
                     }
                 }
                 Event::StepEnd(connection, step) => {
@@ -141,6 +155,7 @@ proptest! {
         table.expire(at(now + 11));
         prop_assert!(table.is_empty());
         prop_assert!(table.peers.values().all(|peer| peer.steps.is_empty() && peer.calls == 0 && peer.bytes == 0));
+        prop_assert!(table.peers.values().all(|peer| peer.account.has() == (0, 0, 0)));
         prop_assert_eq!(Rc::strong_count(&alive), 1);
     }
 }
@@ -148,7 +163,7 @@ proptest! {
 #[test]
 fn what_a_call_keeps_after_its_step_has_ended_goes_at_once() {
     let mut table = Steps::new(LIMITS);
-    table.peer_came(1, "worker");
+    table.peer_came(1, Accounts::default().of("worker", 1));
     table.call_began(1, 7, true, at(0)).unwrap();
     table.step_ended(1, 7);
     assert_eq!(table.keep(1, 7, 0, "late", 5).unwrap(), Some("late"));
@@ -160,7 +175,7 @@ fn what_a_call_keeps_after_its_step_has_ended_goes_at_once() {
 #[test]
 fn refusals_name_the_peer() {
     let mut table = Steps::new(StepLimits { values: 1, ..LIMITS });
-    table.peer_came(1, "/job:worker/replica:0/task:3");
+    table.peer_came(1, Accounts::default().of("/job:worker/replica:0/task:3", 1));
     table.call_began(1, 7, true, at(0)).unwrap();
     table.keep(1, 7, 0, "a", 5).unwrap();
     let (_, refused) = table.keep(1, 7, 1, "b", 5).unwrap_err();

@@ -26,6 +26,14 @@ pub fn allow(needed: u64) -> Result<(), TransportError> {
     Ok(())
 }
 
+/// How many descriptors may be open as things are.
+pub fn allowed() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is to a local value, which the call fills.
+    let asked = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    if asked == 0 { usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX) } else { 1024 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,7 @@
 //! Two or more engines in one process, over real sockets.
 
 mod harness;
+mod strangers;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,5 +1,6 @@
 //! The protocol without a network: the promises of `docs/protocol.md` one by one, then a deterministic simulation.
 
+mod endings;
 mod handshake;
 mod lending;
 mod moving;

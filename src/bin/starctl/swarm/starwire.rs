@@ -185,7 +185,6 @@ fn settings(identity: &Identity) -> Settings {
         chunk.copy_from_slice(&random().to_le_bytes());
     }
     let mut settings = Settings::new(&identity.task, identity.protocol, identity.incarnation, nonce);
-    settings.pid = std::process::id();
     // As the engine's defaults: see STARWIRE_KEEPALIVE_MS.
     settings.keepalive_interval = Duration::from_secs(5);
     settings.keepalive_timeout = Duration::from_secs(15);
