@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cluster as harness  # noqa: E402
+from compared import OURS, Compared  # noqa: E402
 
 
 def pytest_addoption(parser):
@@ -94,6 +95,19 @@ def make_cluster(runner, protocol):
     yield make
     for one in made.values():
         one.close()
+
+
+def pytest_generate_tests(metafunc):
+    """`way`: each of compared.WAYS that is not stock gRPC."""
+    if "way" in metafunc.fixturenames:
+        metafunc.parametrize("way", OURS, scope="module")
+
+
+@pytest.fixture(scope="module")
+def compared(runner):
+    made = Compared(runner)
+    yield made
+    made.close()
 
 
 @pytest.fixture
