@@ -4,7 +4,11 @@ A scenario is a function that takes a cluster and gives plain data. `Compared.ch
 knows what the right outcome is; a scenario asserts that by itself where it is not obvious.
 """
 
+import os
+
 import cluster as harness
+
+SLOW = bool(os.environ.get("STARWIRE_SLOW_TESTS"))
 
 # Whatever may travel together does, however long one of them has to wait for the other: grouping that ties what must not be tied ends in a hang.
 EAGER_FUSE = {"STARWIRE_TENSOR_FUSE": "1", "STARWIRE_TENSOR_FUSE_WAIT_US": "60000000", "STARWIRE_TENSOR_FUSE_MESSAGE_US": "1000000"}
@@ -27,12 +31,12 @@ class Compared:
         self._clusters = {}
         self._stock = {}
 
-    def cluster(self, way, shape=SHAPE):
+    def cluster(self, way, shape=SHAPE, replace=True):
         """One that is kept while tests of this way run; replaced if a test left it dead or busy."""
         for other in [other for other in self._clusters if other[0] not in (way, "grpc") and way != "grpc"]:
             self._clusters.pop(other).close()
         key = (way, shape)
-        if key in self._clusters and not self._clusters[key].usable():
+        if replace and key in self._clusters and not self._clusters[key].usable():
             self._clusters.pop(key).close()
         if key not in self._clusters:
             self._clusters[key] = self.fresh(way, shape)

@@ -98,8 +98,8 @@ def make_cluster(runner, protocol):
 
 
 def pytest_generate_tests(metafunc):
-    """`way`: each of compared.WAYS that is not stock gRPC."""
-    if "way" in metafunc.fixturenames:
+    """`way`: each of compared.WAYS that is not stock gRPC, unless the test says which."""
+    if "way" in metafunc.fixturenames and not any("way" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
         metafunc.parametrize("way", OURS, scope="module")
 
 
