@@ -4,11 +4,7 @@ A scenario is a function that takes a cluster and gives plain data. `Compared.ch
 knows what the right outcome is; a scenario asserts that by itself where it is not obvious.
 """
 
-import os
-
 import cluster as harness
-
-SLOW = bool(os.environ.get("STARWIRE_SLOW_TESTS"))
 
 # Whatever may travel together does, however long one of them has to wait for the other: grouping that ties what must not be tied ends in a hang.
 EAGER_FUSE = {"STARWIRE_TENSOR_FUSE": "1", "STARWIRE_TENSOR_FUSE_WAIT_US": "60000000", "STARWIRE_TENSOR_FUSE_MESSAGE_US": "1000000"}

@@ -13,7 +13,7 @@ import pytest
 import steps
 import test_tf2 as tf2
 from cluster import TaskDied, free_port, load, state, tf
-from compared import OURS, SLOW
+from compared import OURS
 from test_failure import wait_for
 
 pytestmark = pytest.mark.ours
@@ -276,7 +276,11 @@ CASES = {  # (role, signal, whether SIGTERM raises SystemExit): how stock gRPC e
 }
 # In every run: what each protocol has a part in.
 ALWAYS = {"grpc++": tuple(ROLES), "star_server": ("ps", "worker", "worker_blocked", "worker_goes_on")}
-CHOSEN = [(way, case) for way in ("grpc", *OURS) for case in CASES if SLOW or case[0] in ALWAYS.get(way, ())]
+CHOSEN = [
+    pytest.param(way, case, marks=() if case[0] in ALWAYS.get(way, ()) else pytest.mark.slow, id=f"{way}-{case[0]}-{case[1].name}{'-handled' if case[2] else ''}")
+    for way in ("grpc", *OURS)
+    for case in CASES
+]
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +298,7 @@ def tasks(compared):
     return get
 
 
-@pytest.mark.parametrize("way, case", CHOSEN, ids=[f"{way}-{role}-{number.name}{'-handled' if handled else ''}" for way, (role, number, handled) in CHOSEN])
+@pytest.mark.parametrize("way, case", CHOSEN)
 def test_signal(tasks, tmp_path, way, case):
     role, number, handled = case
     assert ROLES[role](tasks(way), str(tmp_path), number, handled) == CASES[case]

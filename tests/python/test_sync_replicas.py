@@ -10,7 +10,7 @@ import time
 import pytest
 
 from cluster import TaskDied, tf
-from compared import OURS, SLOW
+from compared import OURS
 from graphs import PS0
 
 pytestmark = pytest.mark.ours
@@ -150,12 +150,11 @@ def train_and_kill(cluster, aggregate, workers, folder):
     assert table[0] == table[2] == [0.0, 0.0]
 
 
-CASES = [(way, 2, 2) for way in OURS] + [("star_server", 2, 3)]
-if SLOW:
-    CASES = [(way, aggregate, workers) for way in ("grpc", *OURS) for aggregate, workers in ((2, 2), (2, 3), (3, 3))]
+ALWAYS = ("grpc++", 2, 2), ("fused", 2, 2), ("star_server", 2, 3), ("star_server_lite", 2, 2)
+CASES = [(way, aggregate, workers) for way in ("grpc", *OURS) for aggregate, workers in ((2, 2), (2, 3), (3, 3))]
 
 
-@pytest.mark.parametrize("way, aggregate, workers", CASES)
+@pytest.mark.parametrize("way, aggregate, workers", [pytest.param(*case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES])
 def test_workers_killed(compared, tmp_path, way, aggregate, workers):
     with compared.fresh(way, (("ps", 2), ("worker", workers))) as cluster:
         train_and_kill(cluster, aggregate, workers, str(tmp_path))
