@@ -135,35 +135,46 @@ WAYS_TO_GO = {"relayed": relayed, "reference": variable(False), "resource": vari
 
 
 def digested(sess, fetches, feeds=None):
-    return [digest(value) for value in sess.run(fetches, feeds)]
+    values = sess.run(fetches, feeds)
+    return [[digest(value) for value in group] if isinstance(group, list) else digest(group) for group in values]
 
 
 def session(target, optimise):
-    config = one().ConfigProto(operation_timeout_in_ms=30000)
+    config = one().ConfigProto(operation_timeout_in_ms=60000)
     config.graph_options.rewrite_options.disable_meta_optimizer = not optimise
     return one().Session(target, config=config)
 
 
+def send(target, name, paths):
+    """All of these paths in one graph, twice: the digests of what was fed, of what the assignments gave back and of what came; or the error."""
+    with tf.Graph().as_default():
+        first = values_of(name, 0)
+        try:
+            built = [WAYS_TO_GO[path](first, name) for path in paths]
+        except (TypeError, ValueError, tf.errors.OpError) as error:
+            return "not built", type(error).__name__
+        with session(target, optimise="constant" in paths) as sess:
+            results = []
+            for number in range(2):
+                values = values_of(name, number)
+                feed = {placeholder: value for feeds, _, _ in built for placeholder, value in zip(feeds, values)}
+                assigned = outcome(digested, sess, [init for _, _, init in built], feed)
+                # What reads variables must not run beside what assigns them.
+                came = outcome(digested, sess, [out for _, out, _ in built], feed)
+                results.append((digests(values), assigned, came))
+            return results
+
+
+def digests(values):
+    return [digest(value) for value in values]
+
+
 def send_each_way(target, name):
-    """By way: the digests of what was fed and of what came, or the error."""
-    results = {}
-    for way, build in WAYS_TO_GO.items():
-        with tf.Graph().as_default():
-            try:
-                values = values_of(name, 1)
-                feeds, out, init = build(values, name)
-            except (TypeError, ValueError, tf.errors.OpError) as error:
-                results[way] = "not built", type(error).__name__
-                continue
-            with session(target, optimise=way == "constant") as sess:
-                results[way] = []
-                for number in range(2):
-                    if feeds:
-                        values = values_of(name, number)
-                    feed = dict(zip(feeds, values))
-                    assigned = outcome(digested, sess, init, feed) if init else None
-                    results[way].append(([digest(value) for value in values], assigned, outcome(digested, sess, out, None if init else feed)))
-    return results
+    """By path: what `send` gives. All paths at once, and by themselves only if some kernel is missing."""
+    together = send(target, name, [path for path in WAYS_TO_GO if path != "constant"])
+    if isinstance(together, list) and all(came[0] == "value" for _, _, came in together):
+        return {"together": together, "constant": send(target, name, ["constant"])}
+    return {path: send(target, name, [path]) for path in WAYS_TO_GO}
 
 
 def all_together(target, names):
@@ -185,7 +196,7 @@ def known_types(target):
 
 
 def on_worker(cluster, function, *args):
-    return cluster["worker", 0].call(function, cluster.target("worker", 0), *args, timeout=90)
+    return cluster["worker", 0].call(function, cluster.target("worker", 0), *args, timeout=200)
 
 
 def each_type(cluster):
@@ -199,13 +210,12 @@ def test_each_type(compared, way):
     assert not different, "\n".join(different)
     assert len(ours) >= 20
     for name in ("float32", "bfloat16", "complex128", "string", "bool", "qint8", "int64"):
-        for path in WAYS_TO_GO:
-            fed, assigned, (kind, came) = ours[name][path][1]
-            assert kind == "value", (name, path, came)
-            if path in ("reference", "resource"):
-                assert assigned == ("value", fed) and came == fed, (name, path)
-            elif path != "dead":
-                assert came[-1] == fed[-1], (name, path)
+        for fed, (kind, assigned), came in ours[name]["together"]:
+            assert (kind, assigned) == ("value", [[], fed, fed, []]), name
+            relays, references, resources, _ = came[1]
+            assert references == resources == fed and relays[::2] == relays[1::2] == fed, name
+        fed, _, came = ours[name]["constant"][0]
+        assert came == ("value", [fed]), name
 
 
 def together(cluster, names):
@@ -214,7 +224,7 @@ def together(cluster, names):
 
 def test_all_types_together(compared, way):
     stock = compared.stock(each_type)
-    names = tuple(name for name in stock if stock[name]["reference"][-1][-1][0] == "value")
+    names = tuple(name for name in stock if "together" in stock[name])
     assert len(names) >= 15
     assigned, first, second = compared.check(way, together, names)
     assert assigned[0] == "value" and assigned == first == second
@@ -409,6 +419,10 @@ OBJECTS = {
 }  # fmt: skip
 
 
+# Nobody can send these. Stock gRPC says that it could not parse a response; ours says what it was, and whose.
+NOT_SENT = ("dataset", "list_of_datasets")
+
+
 def send_object(target, name):
     with tf.Graph().as_default():
         try:
@@ -438,8 +452,13 @@ def comparable(name, result):
 
 def test_each_object(compared, way):
     stock, ours = compared.stock(each_object), compared.run(way, each_object)
-    different = [f"{name}: {ours[name]}\n    instead of {stock[name]}" for name in stock if comparable(name, ours[name]) != comparable(name, stock[name])]
+    names = [name for name in stock if name not in NOT_SENT]
+    different = [f"{name}: {ours[name]}\n    instead of {stock[name]}" for name in names if comparable(name, ours[name]) != comparable(name, stock[name])]
     assert not different, "\n".join(different)
+    for name in NOT_SENT:
+        assert all(error[0] == "InternalError" for error in stock[name]), stock[name]
+        for kind, _, message in ours[name]:
+            assert kind in ("InternalError", "InvalidArgumentError", "DataLossError") and "/job:ps/replica:0/task:0" in message, message
     assert sum(isinstance(result, list) and isinstance(result[0], list) for result in stock.values()) >= 15, stock
 
 

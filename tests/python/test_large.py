@@ -88,7 +88,7 @@ CASES = {"pulled": pulled, "pushed": pushed, "kept": kept, "variable": variable,
 def run(target, case):
     with tf.Graph().as_default():
         fetches = CASES[case]()
-        config = one().ConfigProto(operation_timeout_in_ms=240000)
+        config = one().ConfigProto(operation_timeout_in_ms=540000)
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         with one().Session(target, config=config) as sess:
             return [value if isinstance(value, bytes) else value.tolist() for value in sess.run(fetches)]
@@ -102,7 +102,7 @@ def test_over_two_gib(compared, way, case):
         pytest.skip(f"needs {NEEDS} GiB of free memory, there are {available}")
     environment = {"STARWIRE_UNIX": "off"} if way == "tcp" else {}
     with compared.fresh("grpc++" if way == "tcp" else way, (("ps", 1), ("worker", 1)), environment=environment) as cluster:
-        values = cluster["worker", 0].call(run, cluster.target("worker", 0), case, timeout=300)
+        values = cluster["worker", 0].call(run, cluster.target("worker", 0), case, timeout=600)
     if case == "strings":
         assert values == [2200 << 20, b"cdef"]
     else:
