@@ -11,7 +11,6 @@ import pytest
 
 from cluster import TaskDied, tf
 from compared import OURS
-from graphs import PS0
 
 pytestmark = pytest.mark.ours
 
