@@ -89,6 +89,10 @@ bench-executor: build ## Measure what executors take per kernel (1 min)
 test: ## Run every test (ONLY="rust abi …" runs some stages)
 	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/test $(ONLY)
 
+.PHONY: test-slow
+test-slow: ## Run the end-to-end tests that take long or 12 GB of memory, which `test` leaves out (15 min)
+	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/test slow
+
 .PHONY: test-rdma
 test-rdma: ## Run RDMA tests over soft-RoCE in an emulated machine (ARGS="driver engine kill doctor train")
 	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" tests/rdma/run $(ARGS)

@@ -3,6 +3,7 @@
     pytest tests/python                              # grpc++, with the library of STARWIRE_LIBRARY or `make -s print-plugin`
     pytest tests/python --protocol grpc              # the suite against stock TensorFlow: what it expects of ours, it must find there too
     pytest tests/python --keep-logs
+    STARWIRE_SLOW_TESTS=1 pytest tests/python -m slow  # what takes long or much memory
 """
 
 import os
@@ -15,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cluster as harness  # noqa: E402
+from compared import OURS, Compared  # noqa: E402
 
 
 def pytest_addoption(parser):
@@ -24,7 +26,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "ours: tests something that stock gRPC does not have; skipped with --protocol grpc")
-    config.addinivalue_line("markers", "slow: takes long or much memory")
+    config.addinivalue_line("markers", "slow: takes long or much memory; runs with STARWIRE_SLOW_TESTS=1 (`make test-slow`)")
     if not harness.is_stock(config.getoption("--protocol")):
         os.environ["STARWIRE_LIBRARY"] = harness.library_path()  # found once, and every task process uses the same
 
@@ -34,6 +36,11 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("ours"):
                 item.add_marker(pytest.mark.skip(reason="not a feature of stock gRPC"))
+    if not os.environ.get("STARWIRE_SLOW_TESTS"):
+        # Not even counted as skipped: who runs the suite does not miss them.
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
 
 
 @pytest.fixture(scope="session")
@@ -94,6 +101,19 @@ def make_cluster(runner, protocol):
     yield make
     for one in made.values():
         one.close()
+
+
+def pytest_generate_tests(metafunc):
+    """`way`: each of compared.WAYS that is not stock gRPC, unless the test says which."""
+    if "way" in metafunc.fixturenames and not any("way" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
+        metafunc.parametrize("way", OURS, scope="module")
+
+
+@pytest.fixture(scope="module")
+def compared(runner):
+    made = Compared(runner)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -215,23 +215,6 @@ def threads():
     return names
 
 
-def huge(target, gib):
-    """A tensor of more than 2 GiB from ps to worker and back, spot-checked on both ends."""
-    count = int(gib * (1 << 30))
-    with tf.Graph().as_default():
-        with tf.device("/job:ps/task:0"):
-            seed = one().placeholder(tf.uint8, (256,))
-            made = tf.tile(seed, [count // 256])
-        with tf.device("/job:worker/task:0"):
-            here = tf.identity(made)
-            probes = [tf.size(here, out_type=tf.int64), here[0], here[(1 << 31) + 77], here[count - 1]]
-        config = one().ConfigProto()
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
-        with one().Session(target, config=config) as sess:
-            values = sess.run(probes, {seed: list(range(256))})
-    return [int(v) for v in values]
-
-
 def keep_session(target):
     """A session that outlives the call, so that the process ends with it open."""
     graph = tf.Graph()

@@ -446,18 +446,6 @@ def test_fork_while_a_server_runs(fresh_cluster, protocol, tmp_path):
     assert worker_call(cluster, steps.run_steps, 3) == 3, "the parent goes on"
 
 
-@pytest.mark.ours
-@pytest.mark.slow
-def test_tensor_over_two_gib(fresh_cluster):
-    available = next(int(line.split()[1]) for line in open("/proc/meminfo") if line.startswith("MemAvailable")) >> 20
-    if available < 8:
-        pytest.skip(f"needs 8 GiB of free memory, there are {available}")
-    gib = 2.125
-    cluster = fresh_cluster()
-    count = int(gib * (1 << 30))
-    assert worker_call(cluster, steps.huge, gib, timeout=180) == [count, 0, ((1 << 31) + 77) % 256, (count - 1) % 256]
-
-
 def test_the_library_is_the_one_of_this_checkout(protocol):
     if is_stock(protocol):
         pytest.skip("stock gRPC needs no library")

@@ -1,0 +1,109 @@
+"""Tensors of more than 2 GiB, which stock gRPC cannot carry (a message of its ends there): pulled, pushed, kept on a server between two calls, and as strings.
+
+One way at a time, since two processes hold such a tensor each, and a transport may hold it once more.
+"""
+
+import pytest
+
+from cluster import tf
+from compared import OURS
+from graphs import PS0, WORKER0
+
+pytestmark = [pytest.mark.ours, pytest.mark.slow]
+
+NEEDS = 12  # GiB
+COUNT = (2200 << 20) // 256 * 256
+PROBES = (0, 1, (1 << 31) - 1, 1 << 31, (1 << 31) + 77, COUNT - 1)
+
+
+def one():
+    return tf.compat.v1
+
+
+def made():
+    """COUNT bytes that are 0 to 255 again and again, made when the step runs."""
+    part = tf.cast(one().placeholder_with_default(tf.range(256), (256,)), tf.uint8)
+    return tf.tile(part, [COUNT // 256])
+
+
+def checked(big):
+    """Its size, elements on either side of 2 GiB, and what lies in its last mebibyte."""
+    ends = tf.stack([tf.reduce_max(big[-(1 << 20) :]), tf.reduce_min(big[-(1 << 20) :])])
+    return [tf.size(big, out_type=tf.int64), tf.gather(big, tf.constant(PROBES, tf.int64)), ends]
+
+
+def pulled():
+    with tf.device(PS0):
+        big = made()
+    with tf.device(WORKER0):
+        return checked(tf.identity(big))
+
+
+def pushed():
+    with tf.device(WORKER0):
+        big = made()
+    with tf.device(PS0):
+        there = checked(tf.identity(big))
+    with tf.device(WORKER0):
+        return [tf.identity(value) for value in there]
+
+
+def kept():
+    """What the server has made waits there for what the worker makes of a little of it."""
+    with tf.device(PS0):
+        big = made()
+        few = big[77:80]
+    with tf.device(WORKER0):
+        shift = tf.reduce_sum(tf.cast(few, tf.int32)) * 0
+    with tf.device(PS0):
+        again = tf.roll(tf.reshape(big, (-1, 256)), shift, 1)
+        there = checked(tf.reshape(again, (-1,)))
+    with tf.device(WORKER0):
+        return [tf.identity(value) for value in there]
+
+
+def variable():
+    """A variable that the worker reads."""
+    with tf.device(PS0):
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.uint8, shape=[COUNT], shared_name="large")
+        with tf.control_dependencies([tf.raw_ops.AssignVariableOp(resource=handle, value=made())]):
+            big = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.uint8)
+    with tf.device(WORKER0):
+        return checked(big)
+
+
+def strings():
+    """As many bytes in strings of a mebibyte."""
+    with tf.device(PS0):
+        word = tf.strings.reduce_join(tf.tile(one().placeholder_with_default(["0123456789abcdef"], (1,)), [1 << 16]))
+        big = tf.tile(tf.reshape(word, (1,)), [2200])
+    with tf.device(WORKER0):
+        here = tf.identity(big)
+        return [tf.reduce_sum(tf.cast(tf.strings.length(here), tf.int64)), tf.strings.substr(here[2199], (1 << 20) - 4, 4)]
+
+
+CASES = {"pulled": pulled, "pushed": pushed, "kept": kept, "variable": variable, "strings": strings}
+
+
+def run(target, case):
+    with tf.Graph().as_default():
+        fetches = CASES[case]()
+        config = one().ConfigProto(operation_timeout_in_ms=540000)
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        with one().Session(target, config=config) as sess:
+            return [value if isinstance(value, bytes) else value.tolist() for value in sess.run(fetches)]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("way", [*OURS, "tcp"])
+def test_over_two_gib(compared, way, case):
+    available = next(int(line.split()[1]) for line in open("/proc/meminfo") if line.startswith("MemAvailable")) >> 20
+    if available < NEEDS:
+        pytest.skip(f"needs {NEEDS} GiB of free memory, there are {available}")
+    environment = {"STARWIRE_UNIX": "off"} if way == "tcp" else {}
+    with compared.fresh("grpc++" if way == "tcp" else way, (("ps", 1), ("worker", 1)), environment=environment) as cluster:
+        values = cluster["worker", 0].call(run, cluster.target("worker", 0), case, timeout=600)
+    if case == "strings":
+        assert values == [2200 << 20, b"cdef"]
+    else:
+        assert values == [COUNT, [probe % 256 for probe in PROBES], [255, 0]]

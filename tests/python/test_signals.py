@@ -1,0 +1,304 @@
+"""SIGTERM and SIGINT in every role, in the middle of what it does: a process ends as it does over stock gRPC, or does not end where that does not; so do its peers.
+
+TensorFlow looks for signals in no call that waits: SIGINT reaches Python when the call is over. So a server in `join()` and a session that waits for a task which is not there only
+end by SIGTERM. Nothing of ours may change that: no handler, no thread that keeps the process, no abort on the way out. CASES says how each ends over stock gRPC; with
+STARWIRE_SLOW_TESTS=1 stock gRPC is held to it as well, as are all of our ways for all roles.
+"""
+
+import signal
+import time
+
+import pytest
+
+import steps
+import test_tf2 as tf2
+from cluster import TaskDied, free_port, load, state, tf
+from compared import OURS
+from test_failure import wait_for
+
+pytestmark = pytest.mark.ours
+
+ENDS = 30  # seconds within which a process that is going to end does
+STAYS = 2.5  # what Python has not heard of by then it will not hear of
+SHAPE = (("ps", 1), ("worker", 2))
+
+
+def one():
+    return tf.compat.v1
+
+
+# In the processes that get the signal. ------------------------------------------------------------------------------------------------------------------------
+
+
+def leave(number, frame):
+    raise SystemExit(3)
+
+
+def handle(handled):
+    """What scripts do that want to leave in order: an exception where the main thread is. Of SIGINT it is noted that Python heard of it."""
+
+    def note(number, frame):
+        open("interrupted", "w").close()  # in the task's own directory
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    if handled:
+        signal.signal(signal.SIGTERM, leave)
+
+
+def idle():
+    handle(False)
+
+
+def join(started):
+    handle(False)
+    open(started, "w").close()
+    state["server"].join()
+
+
+def train(target, started, blocked, handled=False, task=0, protocol=None):
+    if protocol:
+        load(protocol)
+    handle(handled)
+    steps.run_until_error(target, started, blocked, task=task)
+
+
+def train_on(target, started):
+    """Interrupted in the middle of its steps, and goes on with the same session."""
+    with tf.Graph().as_default():
+        model = steps.Model()
+        with one().Session(target) as sess:
+            sess.run(model.initializer)
+            count = 0
+            try:
+                deadline = time.monotonic() + ENDS
+                while time.monotonic() < deadline:
+                    count = float(sess.run(model.sums)[0])
+                    if count == 5:
+                        open(started, "w").close()
+            except KeyboardInterrupt:
+                after = [float(sess.run(model.sums)[0]) for _ in range(3)]
+                return "interrupted", [number - after[0] for number in after], after[0] - count in (1.0, 2.0)
+    return "not interrupted", count
+
+
+def create_session(target, started):
+    """Of a cluster one task of which is not there."""
+    handle(False)
+    with tf.Graph().as_default(), tf.device("/job:ps/task:0"):
+        value = one().placeholder_with_default(1.0, ()) + 1.0
+        with one().Session(target) as sess:
+            open(started, "w").close()
+            sess.run(value)
+
+
+def evaluate(protocol, started, handled=False):
+    """Neither server nor cluster, but the library is loaded."""
+    load(protocol)
+    handle(handled)
+    with tf.Graph().as_default():
+        value = tf.reduce_sum(tf.random.uniform((200, 200)))
+        with one().Session() as sess:
+            sess.run(value)
+            open(started, "w").close()
+            while True:
+                sess.run(value)
+
+
+def coordinate(protocol, spec, started, handled=False):
+    """A ClusterCoordinator with functions under way."""
+    tf2.coordinate(protocol, spec)
+    tf2.train_scheduled(3)
+    handle(handled)
+    open(started, "w").close()
+    while True:
+        tf2.schedule_long(20)
+
+
+# In the test process. -----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def end_of(task, number):
+    """Sends the signal; the exit code, or that the process goes on."""
+    task.signal(number)
+    start = time.monotonic()
+    heard = task.directory / "interrupted"
+    while task.poll() is None:
+        waited = time.monotonic() - start
+        if number == signal.SIGINT and waited > STAYS and not heard.exists():
+            task.kill()
+            return GOES_ON
+        if waited > ENDS:
+            task.dump_stacks()
+            raise TaskDied(f"{task} did not end; its log:\n{task.log()}")
+        time.sleep(0.02)
+    task.expected_exit = task.poll()
+    return task.expected_exit
+
+
+def lost(result):
+    """Of a peer's error: whether it says that the other one is gone."""
+    kind, message, _ = result
+    return kind in ("UnavailableError", "AbortedError") or (kind, message)
+
+
+def ps(joined):
+    def scenario(cluster, folder, number, handled):
+        server, worker = cluster["ps", 0], cluster["worker", 0]
+        server.call(idle)
+        if joined:
+            server.begin(join, f"{folder}/joined")
+            wait_for(f"{folder}/joined")
+        worker.begin(steps.run_until_error, cluster.target("worker", 0), f"{folder}/started")
+        wait_for(f"{folder}/started")
+        end = end_of(server, number)
+        error = lost(worker.result(ENDS))
+        worker.kill()  # its session waits for the dead over stock gRPC
+        return end, error
+
+    return scenario
+
+
+def worker(blocked):
+    def scenario(cluster, folder, number, handled):
+        victim, other = cluster["worker", 1], cluster["worker", 0]
+        victim.begin(train, cluster.target("worker", 1), f"{folder}/started", blocked, handled, task=1)
+        wait_for(f"{folder}/started")
+        time.sleep(0.3)
+        end = end_of(victim, number)
+        cluster.start("worker", 1)  # sessions without filters wait for it
+        return end, other.call(steps.run_steps, cluster.target("worker", 0), 5)
+
+    return scenario
+
+
+def worker_goes_on(cluster, folder, number, handled):
+    cluster["worker", 0].begin(train_on, cluster.target("worker", 0), f"{folder}/started")
+    wait_for(f"{folder}/started")
+    cluster["worker", 0].signal(number)
+    return cluster["worker", 0].result(ENDS + 5)
+
+
+def session_creation(cluster, folder, number, handled):
+    cluster["ps", 0].kill()
+    victim = cluster["worker", 1]
+    victim.begin(create_session, cluster.target("worker", 1), f"{folder}/started")
+    wait_for(f"{folder}/started")
+    time.sleep(0.5)
+    return end_of(victim, number)
+
+
+def client(blocked):
+    """A process without a server; its master lives on."""
+
+    def scenario(cluster, folder, number, handled):
+        victim = cluster.runner.task("client")
+        try:
+            victim.begin(train, cluster.target("worker", 0), f"{folder}/started", blocked, handled, protocol=cluster.protocol)
+            wait_for(f"{folder}/started")
+            time.sleep(0.3)
+            end = end_of(victim, number)
+        finally:
+            victim.kill()
+        return end, cluster["worker", 0].call(steps.run_steps, cluster.target("worker", 0), 5)
+
+    return scenario
+
+
+def master(cluster, folder, number, handled):
+    """The worker that a client without a server is connected to, in the middle of a step. (What the client hears, and when, is gRPC's.)"""
+    peer, victim = cluster.runner.task("client"), cluster["worker", 1]
+    try:
+        peer.begin(steps.run_until_error, cluster.target("worker", 1), f"{folder}/started", True, task=1)
+        victim.begin(join, f"{folder}/joined")
+        wait_for(f"{folder}/started")
+        time.sleep(0.3)
+        end = end_of(victim, number)
+        cluster.start("worker", 1)
+        return end, cluster["worker", 0].call(steps.run_steps, cluster.target("worker", 0), 5)
+    finally:
+        peer.kill()
+
+
+def evaluator(cluster, folder, number, handled):
+    victim = cluster.runner.task("evaluator")
+    try:
+        victim.begin(evaluate, cluster.protocol, f"{folder}/started", handled)
+        wait_for(f"{folder}/started")
+        return end_of(victim, number)
+    finally:
+        victim.kill()
+
+
+def coordinator(cluster, folder, number, handled):
+    spec = {**cluster.spec, "chief": [f"127.0.0.1:{free_port()}"]}
+    victim = cluster.runner.task("chief")
+    try:
+        victim.begin(coordinate, cluster.protocol, spec, f"{folder}/started", handled)
+        wait_for(f"{folder}/started")
+        time.sleep(0.3)
+        return end_of(victim, number)
+    finally:
+        victim.kill()
+
+
+TERM, INT = signal.SIGTERM, signal.SIGINT
+GOES_ON = "goes on"
+ROLES = {
+    "ps": ps(False), "ps_joined": ps(True), "worker": worker(False), "worker_blocked": worker(True), "worker_goes_on": worker_goes_on, "session_creation": session_creation,
+    "client": client(False), "client_blocked": client(True), "master": master, "evaluator": evaluator, "coordinator": coordinator,
+}  # fmt: skip
+CASES = {  # (role, signal, whether SIGTERM raises SystemExit): how stock gRPC ends; where there are peers, also what becomes of them
+    ("ps", TERM, False): (-TERM, True),
+    ("ps", INT, False): (-INT, True),
+    ("ps_joined", TERM, False): (-TERM, True),
+    ("ps_joined", INT, False): (GOES_ON, True),
+    ("worker", TERM, False): (-TERM, 5),
+    ("worker", INT, False): (-INT, 5),
+    ("worker", TERM, True): (3, 5),
+    ("worker_blocked", TERM, False): (-TERM, 5),
+    ("worker_blocked", INT, False): (GOES_ON, 5),
+    ("worker_goes_on", INT, False): ("interrupted", [0.0, 1.0, 2.0], True),
+    ("session_creation", TERM, False): -TERM,
+    ("session_creation", INT, False): GOES_ON,
+    ("client", TERM, False): (-TERM, 5),
+    ("client", INT, False): (-INT, 5),
+    ("client", TERM, True): (3, 5),
+    ("client_blocked", TERM, False): (-TERM, 5),
+    ("client_blocked", INT, False): (GOES_ON, 5),
+    ("master", TERM, False): (-TERM, 5),
+    ("master", INT, False): (GOES_ON, 5),
+    ("evaluator", TERM, False): -TERM,
+    ("evaluator", INT, False): -INT,
+    ("evaluator", TERM, True): 3,
+    ("coordinator", TERM, False): -TERM,
+    ("coordinator", INT, False): -INT,
+}
+# In every run: what each protocol has a part in.
+ALWAYS = {"grpc++": tuple(ROLES), "star_server": ("ps", "worker", "worker_blocked", "worker_goes_on")}
+CHOSEN = [
+    pytest.param(way, case, marks=() if case[0] in ALWAYS.get(way, ()) else pytest.mark.slow, id=f"{way}-{case[0]}-{case[1].name}{'-handled' if case[2] else ''}")
+    for way in ("grpc", *OURS)
+    for case in CASES
+]
+
+
+@pytest.fixture(scope="module")
+def tasks(compared):
+    """Clusters by way, what a signal ended in them started again."""
+
+    def get(way):
+        cluster = compared.cluster(way, SHAPE, replace=False)
+        for (job, index), task in list(cluster.tasks.items()):
+            if task.busy or task.poll() is not None:
+                task.kill()
+                cluster.start(job, index)
+        return cluster
+
+    return get
+
+
+@pytest.mark.parametrize("way, case", CHOSEN)
+def test_signal(tasks, tmp_path, way, case):
+    role, number, handled = case
+    assert ROLES[role](tasks(way), str(tmp_path), number, handled) == CASES[case]

@@ -1,0 +1,138 @@
+"""TensorFlow 2 while tasks are killed: the peers of a collective, the chief, workers and parameter servers of ParameterServerStrategy. Over star protocols and with tensor_fuse,
+too, though those leave such graphs alone: the same errors as over stock gRPC, in bounded time."""
+
+import json
+import os
+import time
+
+import pytest
+
+import test_tf2 as tf2
+from cluster import RemoteError, TaskDied, free_port, load, tf
+from compared import OURS, WAYS
+from test_failure import wait_for
+
+pytestmark = pytest.mark.ours
+
+HEARS = 60  # seconds within which a survivor hears of a death
+
+
+# Collectives. ---------------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def reduce_without_end(protocol, spec, index, started):
+    """All-reduces over both workers until one fails."""
+    load(protocol)
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": spec, "task": {"type": "worker", "index": index}, "rpc_layer": protocol})
+    options = tf.distribute.experimental.CommunicationOptions(implementation=tf.distribute.experimental.CommunicationImplementation.RING)
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer=protocol)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
+    with strategy.scope():
+        w = tf.Variable(tf.ones((3000,)))
+
+    @tf.function
+    def step():
+        def replica():
+            total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, w + 1.0, options)
+            w.assign(total - 1.0)
+            return tf.reduce_max(w)
+
+        return strategy.run(replica)
+
+    for number in range(1_000_000):
+        value = float(strategy.experimental_local_results(step())[0])
+        assert value == 1.0, value
+        if number == 5:
+            open(started, "w").close()
+
+
+def survivor_of(runner, way, victim, folder):
+    """What becomes of the other worker: the type of its exception, or how its process ends."""
+    protocol, environment = WAYS[way]
+    spec = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(2)]}
+    tasks = [runner.task(f"reduce{i}", environment) for i in range(2)]
+    try:
+        for i, task in enumerate(tasks):
+            task.begin(reduce_without_end, protocol, spec, i, f"{folder}/{way}-{i}")
+        for i in range(2):
+            wait_for(f"{folder}/{way}-{i}")
+        survivor = tasks[1 - victim]
+        start = time.monotonic()
+        tasks[victim].kill()
+        try:
+            survivor.result(HEARS)
+        except RemoteError as error:
+            print(f"{way}: {error.type} after {time.monotonic() - start:.1f} s")
+            return error.type, error.code
+        except TaskDied:
+            survivor.expected_exit = survivor.poll()
+            survivor.allow_scary = ("Check failed", "SIGABRT", "Fatal Python error")
+            return "ended", survivor.poll()
+        return "nothing", None
+    finally:
+        for task in tasks:
+            if task.poll() is None:
+                task.kill()
+
+
+@pytest.fixture(scope="module")
+def stock_survivor():
+    return {}
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["leader", "follower"])
+@pytest.mark.parametrize("way", ["grpc++", "star_server", *(pytest.param(way, marks=pytest.mark.slow) for way in OURS if way not in ("grpc++", "star_server"))])
+def test_peer_of_a_collective_is_killed(runner, stock_survivor, tmp_path, way, victim):
+    if victim not in stock_survivor:
+        stock_survivor[victim] = survivor_of(runner, "grpc", victim, str(tmp_path))
+    assert survivor_of(runner, way, victim, str(tmp_path)) == stock_survivor[victim]
+
+
+# ParameterServerStrategy. -----------------------------------------------------------------------------------------------------------------------------------------
+
+
+SHAPE = (("ps", 2), ("worker", 2))
+
+
+def start(compared, way):
+    cluster = compared.fresh(way, SHAPE, start=False)
+    cluster.spec["chief"] = [f"127.0.0.1:{free_port()}"]
+    for job, count in SHAPE:
+        for index in range(count):
+            cluster.start(job, index)
+    return cluster
+
+
+def coordinate(cluster):
+    chief = cluster.process("chief", 0)
+    chief.call(tf2.coordinate, cluster.protocol, cluster.spec, timeout=60)
+    assert chief.call(tf2.train_scheduled, 5, timeout=120)[0] == 10
+    return chief
+
+
+SECOND = [pytest.param(way, marks=() if way == "star_server" else pytest.mark.slow) for way in ("grpc", *OURS)]
+
+
+@pytest.mark.parametrize("way", SECOND)
+def test_each_task_is_killed(compared, way):
+    """A worker, which the coordinator replaces; the chief, after which another one begins anew with the same servers; a ps, which nobody can replace."""
+    with start(compared, way) as cluster:
+        chief = coordinate(cluster)
+        chief.begin(tf2.schedule_long, 150)
+        time.sleep(0.5)
+        cluster["worker", 1].kill()
+        time.sleep(0.5)
+        cluster.start("worker", 1)
+        assert chief.result(120) >= 150
+
+        chief.begin(tf2.schedule_long, 100000)
+        time.sleep(0.5)
+        chief.kill()
+        chief = coordinate(cluster)
+
+        chief.begin(tf2.schedule_long, 100000)
+        time.sleep(0.5)
+        cluster["ps", 1].kill()
+        with pytest.raises(RemoteError) as caught:
+            chief.result(HEARS)
+        assert caught.value.type == "UnavailableError", caught.value
