@@ -99,7 +99,7 @@ soak: build ## Train for an hour while tasks are killed and stopped, and look fo
 	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) tests/soak/soak.py --out target/soak $(SOAK_ARGS)
 
 .PHONY: lint
-lint: ## Formatting, clippy, stale header
+lint: ## Formatting, clippy, stale header, licences and advisories of crates
 	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/lint
 
 .PHONY: header
@@ -125,8 +125,9 @@ sanitize: ## The tests under sanitizers (ONLY="address thread shim" for some)
 
 FUZZ_SECONDS ?= 60
 .PHONY: fuzz
-fuzz: tools ## Fuzz the protocol and the parsers, FUZZ_SECONDS=60 each
+fuzz: build ## Fuzz the protocol, the parsers and the decoders of tensors, FUZZ_SECONDS=60 each
 	@CARGO="$(CARGO)" scripts/fuzz $(FUZZ_SECONDS)
+	@$(CARGO) build --quiet --lib && $(MAKE) -f tests/cc/tests.mk fuzz FOLDER=$(FOLDER) FUZZ_SECONDS=$(FUZZ_SECONDS)
 
 .PHONY: clean
 clean: ## Remove what was built; keep the virtual environments
