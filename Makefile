@@ -103,7 +103,7 @@ soak: build ## Train for an hour while tasks are killed and stopped, and look fo
 	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) tests/soak/soak.py --out target/soak $(SOAK_ARGS)
 
 .PHONY: lint
-lint: ## Formatting, clippy, stale header
+lint: ## Formatting, clippy, stale header, licences and advisories of crates
 	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/lint
 
 .PHONY: header
@@ -129,8 +129,9 @@ sanitize: ## The tests under sanitizers (ONLY="address thread shim" for some)
 
 FUZZ_SECONDS ?= 60
 .PHONY: fuzz
-fuzz: tools ## Fuzz the protocol and the parsers, FUZZ_SECONDS=60 each
+fuzz: build ## Fuzz the protocol, the parsers and the decoders of tensors, FUZZ_SECONDS=60 each
 	@CARGO="$(CARGO)" scripts/fuzz $(FUZZ_SECONDS)
+	@$(CARGO) build --quiet --lib && $(MAKE) -f tests/cc/tests.mk fuzz FOLDER=$(FOLDER) FUZZ_SECONDS=$(FUZZ_SECONDS)
 
 .PHONY: fuzz-graphs
 fuzz-graphs: build ## Random graphs over grpc and every protocol, bit for bit, FUZZ_SECONDS (ARGS="--seed 1 --seconds 3600 --protocols star_server")

@@ -36,7 +36,14 @@ _COPTS = [
     "-std=c++17",
     "-fvisibility=hidden",
     "-fvisibility-inlines-hidden",
+    "-fstack-protector-strong",
     "-Wno-sign-compare",
+]
+
+# The checks of the C library's buffer functions need an optimizing compiler.
+_OPTIMIZED_COPTS = [
+    "-U_FORTIFY_SOURCE",
+    "-D_FORTIFY_SOURCE=2",
 ]
 
 def starwire_library(name, tensorflow_version, tensorflow = TENSORFLOW_TREE, **kwargs):
@@ -55,7 +62,10 @@ def starwire_library(name, tensorflow_version, tensorflow = TENSORFLOW_TREE, **k
         copts = _COPTS + [
             "-DSTARWIRE_TF_VERSION='\"%s\"'" % tensorflow_version,
             "-DSTARWIRE_TF_MINOR=%d" % (int(numbers[0]) * 100 + int(numbers[1])),
-        ],
+        ] + select({
+            "@starwire//:optimized": _OPTIMIZED_COPTS,
+            "//conditions:default": [],
+        }),
         deps = ["@starwire//:headers", "@starwire//:core"] + tensorflow,
         alwayslink = 1,
         linkstatic = 1,
@@ -74,6 +84,8 @@ def starwire_plugin(name, library):
         linkopts = [
             "-Wl,--version-script,$(location @starwire//:bazel/exports.lds)",
             "-Wl,-z,defs",
+            "-Wl,-z,relro,-z,now",
+            "-Wl,-z,noexecstack",
             "-Wl,--allow-shlib-undefined",
         ],
         linkshared = 1,

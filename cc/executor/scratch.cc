@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "cc/guard.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/collective.h"
@@ -109,6 +110,21 @@ int32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t d
   return kept ? SW_OUTCOME_DONE : SW_OUTCOME_FAILED;
 }
 
+int32_t Scratch::Threw(const Status& thrown, const sw_task& task, uint32_t lane) noexcept {
+  const SubgraphNode& node = table_->nodes[task.node];
+  try {
+    Fail(thrown, node);
+  } catch (...) {
+    // No memory for more words.
+    if (status_.ok()) status_ = thrown;
+  }
+  Parameters* parameters = node.async == nullptr ? &lanes_[lane] : &asyncs_[node.async_index].parameters;
+  parameters->context.reset();
+  parameters->params.track_allocations = false;
+  Drop(node, task);
+  return SW_OUTCOME_FAILED;
+}
+
 int32_t Scratch::Start(sw_run* run, const SubgraphNode& node, const sw_task& task, bool is_input_dead) {
   Async* async = &asyncs_[node.async_index];
   OpKernelContext::Params* params = Prepare(&async->parameters, node);
@@ -119,7 +135,13 @@ int32_t Scratch::Start(sw_run* run, const SubgraphNode& node, const sw_task& tas
   async->task = &task;
   async->parameters.context.emplace(params, static_cast<int>(node.num_outputs));
   const void* outer = std::exchange(starting, async);
-  device_->ComputeAsync(node.async, &*async->parameters.context, [async] { Ended(async); });
+  try {
+    device_->ComputeAsync(node.async, &*async->parameters.context, [async] { Ended(async); });
+  } catch (...) {
+    const bool has_ended = std::exchange(starting, outer) != async;
+    if (!has_ended) throw;
+    LogThrown("a kernel that had ended");
+  }
   starting = outer;
   return SW_OUTCOME_PENDING;
 }
@@ -136,7 +158,9 @@ void Scratch::Ended(Async* async) {
   context->reset();
   async->parameters.params.track_allocations = false;
   self->Drop(node, task);
-  if (self->step_->goes_on_elsewhere && starting != async) {
+  const bool at_once = starting == async;
+  if (at_once) starting = nullptr;
+  if (self->step_->goes_on_elsewhere && !at_once) {
     async->kept = kept;
     self->ReportElsewhere(async);
   } else {
@@ -395,20 +419,39 @@ void Scratch::Invite(sw_run* helper) {
   step_->args.runner([helper] { sw_run_help(helper); });
 }
 
+namespace {
+
+// Of sw_kernels.
+Scratch* Of(void* scratch) { return static_cast<Scratch*>(scratch); }
+void Open(void* owner, void* scratch) { new (scratch) Scratch(static_cast<SubgraphTable*>(owner)); }
+void Close(void*, void* scratch) { Of(scratch)->~Scratch(); }
+int32_t RunKernel(void* scratch, sw_run* run, const sw_task* task, uint32_t lane, uint32_t detail) {
+  return Of(scratch)->Run(run, *task, lane, detail);
+}
+int32_t KernelThrew(const Status& thrown, void* scratch, sw_run*, const sw_task* task, uint32_t lane, uint32_t) {
+  return Of(scratch)->Threw(thrown, *task, lane);
+}
+void ReleaseSlot(void* scratch, uint32_t slot) { Of(scratch)->Release(slot); }
+void UnshareSlot(void* scratch, uint32_t slot) { Of(scratch)->Unshare(slot); }
+void Finished(void* scratch, uint32_t failed) { Of(scratch)->Finish(failed != 0); }
+void Invite(void* scratch, sw_run* helper) { Of(scratch)->Invite(helper); }
+// There is nobody to help: this thread does it.
+void InviteThrew(const Status&, void*, sw_run* helper) { sw_run_help(helper); }
+
+}  // namespace
+
 sw_kernels SubgraphKernels() {
   sw_kernels kernels = {};
   kernels.struct_size = sizeof(sw_kernels);
   kernels.scratch_size = sizeof(Scratch);
   kernels.scratch_align = alignof(Scratch);
-  kernels.open = [](void* owner, void* scratch) { new (scratch) Scratch(static_cast<SubgraphTable*>(owner)); };
-  kernels.close = [](void*, void* scratch) { static_cast<Scratch*>(scratch)->~Scratch(); };
-  kernels.run = [](void* scratch, sw_run* run, const sw_task* task, uint32_t lane, uint32_t detail) {
-    return static_cast<Scratch*>(scratch)->Run(run, *task, lane, detail);
-  };
-  kernels.release = [](void* scratch, uint32_t slot) { static_cast<Scratch*>(scratch)->Release(slot); };
-  kernels.unshare = [](void* scratch, uint32_t slot) { static_cast<Scratch*>(scratch)->Unshare(slot); };
-  kernels.finished = [](void* scratch, uint32_t failed) { static_cast<Scratch*>(scratch)->Finish(failed != 0); };
-  kernels.invite = [](void* scratch, sw_run* helper) { static_cast<Scratch*>(scratch)->Invite(helper); };
+  kernels.open = Guarded<&Open>;
+  kernels.close = Guarded<&Close>;
+  kernels.run = Guarded<&RunKernel, &KernelThrew>;
+  kernels.release = Guarded<&ReleaseSlot>;
+  kernels.unshare = Guarded<&UnshareSlot>;
+  kernels.finished = Guarded<&Finished>;
+  kernels.invite = Guarded<&Invite, &InviteThrew>;
   return kernels;
 }
 

@@ -38,6 +38,8 @@ class Scratch {
   void Unshare(uint32_t slot);
   void Finish(bool failed);
   void Invite(sw_run* helper);
+  // Instead of the end of Run(), which threw: the node has failed.
+  int32_t Threw(const Status& thrown, const sw_task& task, uint32_t lane) noexcept;
 
  private:
   struct Slot {

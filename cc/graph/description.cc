@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cc/graph/operations.h"
+#include "cc/guard.h"
 #include "cc/tensor/elements.h"
 #include "cc/worker/status_codec.h"
 #include "tensorflow/core/common_runtime/shape_refiner.h"
@@ -253,7 +254,7 @@ sw_plan_graph GraphDescription::ForPlanner() const {
   out.n_nodes = plan_nodes_.size();
   out.edges = plan_edges_.data();
   out.n_edges = plan_edges_.size();
-  out.name = &GraphDescription::Name;
+  out.name = Guarded<&GraphDescription::Name>;
   out.name_ctx = const_cast<GraphDescription*>(this);
   return out;
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cc/guard.h"
 #include "cc/server/completion_batch.h"
 #include "cc/worker/status_codec.h"
 #include "tensorflow/core/framework/device_base.h"
@@ -50,7 +51,8 @@ bool SplitKey(const char* key, size_t size, KeySuffix* out) {
 
 }  // namespace
 
-const sw_op_vtable RecvCall::kVtable = {sizeof(sw_op_vtable), &RecvCall::OnAlloc, &RecvCall::OnDone};
+const sw_op_vtable RecvCall::kVtable = {sizeof(sw_op_vtable), Guarded<&RecvCall::OnAlloc, &RecvCall::AllocThrew>,
+                                        Guarded<&RecvCall::OnDone, &RecvCall::DoneThrew>};
 
 RecvCall* RecvCall::New(Rendezvous* rendezvous, const Route* route, int64_t step_id, const Rendezvous::ParsedKey& key,
                         const Rendezvous::Args& args, Rendezvous::DoneCallback done) {
@@ -157,6 +159,17 @@ void RecvCall::OnDone(void* op, const sw_result* result) {
   CompletionBatch::Add([call] { call->Arrived(); }, call->IsBrief());
 }
 
+sw_code RecvCall::AllocThrew(const Status& thrown, void* op, sw_bytes, size_t, const uint64_t*, void**) {
+  static_cast<RecvCall*>(op)->Fail(thrown);
+  return StatusNumber(thrown);
+}
+
+void RecvCall::DoneThrew(const Status& thrown, void* op, const sw_result*) {
+  auto* call = static_cast<RecvCall*>(op);
+  call->Fail(thrown);
+  call->Received();
+}
+
 CompletionBatch::Kind RecvCall::IsBrief() const {
   if (failed_.load(std::memory_order_acquire)) return CompletionBatch::Kind::kAny;
   // The executor propagates the tensor and hands what is ready to its pool. Devices may be waited for.
@@ -166,6 +179,16 @@ CompletionBatch::Kind RecvCall::IsBrief() const {
 }
 
 void RecvCall::Arrived() {
+  const bool on_its_way = Guard(
+      "a received tensor", [this] { return Take(); },
+      [this](const Status& thrown) {
+        Fail(FromPeer(thrown));
+        return false;
+      });
+  if (!on_its_way) Received();
+}
+
+bool RecvCall::Take() {
   if (!failed_.load(std::memory_order_acquire)) {
     const TensorHeader& header = receiver_.header();
     const bool on_host = header.is_dead || route_->OnHost(args_.alloc_attrs);
@@ -184,12 +207,11 @@ void RecvCall::Arrived() {
       if (!status.ok()) {
         Fail(FromPeer(status));
       } else if (!on_host && receiver_.tensor().NumElements() > 0) {
-        CopyToDevice();
-        return;
+        return CopyToDevice();
       }
     }
   }
-  Received();
+  return false;
 }
 
 void RecvCall::Received() {
@@ -205,11 +227,10 @@ Status RecvCall::MakeOnDevice() {
   return route_->destination()->MakeTensorFromProto(proto, args_.alloc_attrs, receiver_.mutable_tensor());
 }
 
-void RecvCall::CopyToDevice() {
+bool RecvCall::CopyToDevice() {
   if (args_.device_context == nullptr) {
     Fail(MakeStatus(kInternal, "no device context for " + route_->destination()->name()));
-    Received();
-    return;
+    return false;
   }
   // The copy reads the one and writes the other until its callback runs.
   struct Copy {
@@ -224,8 +245,7 @@ void RecvCall::CopyToDevice() {
                                             " for a received tensor of " + std::to_string(copy->host.TotalBytes()) +
                                             " bytes"));
     delete copy;
-    Received();
-    return;
+    return false;
   }
   args_.device_context->CopyCPUTensorToDevice(&copy->host, route_->destination(), &copy->device,
                                               [this, copy](const Status& status) {
@@ -237,6 +257,7 @@ void RecvCall::CopyToDevice() {
                                                 delete copy;
                                                 Received();
                                               });
+  return true;
 }
 
 void RecvCall::Record() {

@@ -50,6 +50,8 @@ class RecvCall : public tensorflow::BaseRecvTensorCall {
 
   static sw_code OnAlloc(void* op, sw_bytes meta, size_t n, const uint64_t* lens, void** bufs);
   static void OnDone(void* op, const sw_result* result);
+  static sw_code AllocThrew(const Status& thrown, void* op, sw_bytes meta, size_t n, const uint64_t* lens, void** bufs);
+  static void DoneThrew(const Status& thrown, void* op, const sw_result* result);
   static const sw_op_vtable kVtable;
 
   // Fails unless an earlier error is there already: the first one is the reason.
@@ -58,7 +60,9 @@ class RecvCall : public tensorflow::BaseRecvTensorCall {
   CompletionBatch::Kind IsBrief() const;
   void Arrived();
   void Received();
-  void CopyToDevice();
+  // Both: true if Received() will be called later.
+  bool Take();
+  bool CopyToDevice();
   Status MakeOnDevice();
   void Record();
   void Leave();

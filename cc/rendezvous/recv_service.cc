@@ -1,9 +1,11 @@
 #include "cc/rendezvous/recv_service.h"
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "cc/guard.h"
 #include "cc/rendezvous/remote_rendezvous.h"
 #include "cc/server/engine.h"
 #include "cc/tensor/codec.h"
@@ -25,7 +27,7 @@ using tensorflow::Rendezvous;
 using tensorflow::Tensor;
 
 // So long after a peer gave up its step is aborted here: the reason that made it give up shall reach the client first.
-constexpr int64_t kAbortDelayMicros = 1000 * 1000;
+constexpr std::chrono::milliseconds kAbortDelay(1000);
 
 // Where the answer to one request goes.
 struct Answer {
@@ -87,6 +89,12 @@ struct Answer {
   // A Rendezvous::DoneCallback.
   void operator()(const Status& status, const Rendezvous::Args& send_args, const Rendezvous::Args&,
                   const Tensor& tensor, bool is_dead) const {
+    Guard(
+        "a tensor to be sent", [&] { Give(status, send_args, tensor, is_dead); },
+        [this](const Status& thrown) { Refuse(thrown); });
+  }
+
+  void Give(const Status& status, const Rendezvous::Args& send_args, const Tensor& tensor, bool is_dead) const {
     if (!status.ok()) {
       Refuse(status);
       return;
@@ -189,7 +197,11 @@ void RecvService::OnRecv(const sw_recv_request* requests, size_t n) {
   const std::shared_ptr<Engine> engine = engine_.lock();
   if (engine == nullptr) return;
   Step step(env_->rendezvous_mgr);
-  for (size_t i = 0; i < n; ++i) Serve(requests[i], engine, &step);
+  for (size_t i = 0; i < n; ++i) {
+    Guard(
+        "a request for a tensor", [&] { Serve(requests[i], engine, &step); },
+        [&](const Status& thrown) { ReplyError(engine->handle(), requests[i].ticket, thrown); });
+  }
 }
 
 void RecvService::Serve(const sw_recv_request& request, const std::shared_ptr<Engine>& engine, Step* step) {
@@ -224,6 +236,8 @@ void RecvService::Serve(const sw_recv_request& request, const std::shared_ptr<En
 }
 
 void RecvService::OnCancel(sw_ticket, int64_t step_id, bool peer_gone) {
+  const std::shared_ptr<Engine> engine = engine_.lock();
+  if (engine == nullptr) return;
   {
     std::lock_guard<std::mutex> lock(aborts_->mu);
     if (!aborts_->due.insert(step_id).second) return;
@@ -235,7 +249,7 @@ void RecvService::OnCancel(sw_ticket, int64_t step_id, bool peer_gone) {
                  << (say == LogBudget::Say::kLastLine ? " (more of these are not logged for a minute)" : "");
   }
   tensorflow::RemoteRendezvous* rendezvous = TakeReference(env_->rendezvous_mgr->Find(step_id));
-  env_->env->SchedClosureAfter(kAbortDelayMicros, [rendezvous, step_id, aborts = aborts_] {
+  engine->errands()->urgent.RunAfter(kAbortDelay, [rendezvous, step_id, aborts = aborts_] {
     rendezvous->StartAbort(MakeStatus(kAborted, "Step " + std::to_string(step_id)));
     rendezvous->Unref();
     std::lock_guard<std::mutex> lock(aborts->mu);

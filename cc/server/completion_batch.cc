@@ -3,10 +3,19 @@
 #include <utility>
 #include <vector>
 
-#include "tensorflow/core/platform/env.h"
+#include "cc/guard.h"
+#include "cc/server/errands.h"
 
 namespace starwire {
 namespace {
+
+void Perform(const std::function<void()>& completion) noexcept {
+  try {
+    completion();
+  } catch (...) {
+    LogThrown("a completion");
+  }
+}
 
 // What is still here when a reactor ends (its last round found work after the last round_end) is not lost: it runs at
 // thread exit.
@@ -14,7 +23,7 @@ struct Pending {
   std::vector<std::function<void()>> completions;
   bool all_brief = true;
   ~Pending() {
-    for (auto& completion : completions) tensorflow::Env::Default()->SchedClosure(std::move(completion));
+    for (auto& completion : completions) Errands::OfProcess()->Run(std::move(completion));
   }
 };
 
@@ -32,9 +41,9 @@ void CompletionBatch::Add(std::function<void()> completion, Kind kind) {
     pending.all_brief &= kind == Kind::kBrief;
     pending.completions.push_back(std::move(completion));
   } else if (defer_depth > 0) {
-    tensorflow::Env::Default()->SchedClosure(std::move(completion));
+    Errands::OfProcess()->Run(std::move(completion));
   } else {
-    completion();
+    Perform(completion);
   }
 }
 
@@ -46,21 +55,28 @@ void CompletionBatch::Flush(tensorflow::thread::ThreadPool* pool) {
     // What they complete in turn, if anything, is for the pool.
     std::vector<std::function<void()>> brief;
     brief.swap(completions);
-    for (auto& completion : brief) completion();
+    for (auto& completion : brief) Perform(completion);
     pending.all_brief = true;
     if (completions.empty()) return;
   }
-  if (completions.size() == 1) {
-    std::function<void()> only = std::move(completions.front());
-    completions.clear();
-    pool->Schedule(std::move(only));
-    return;
+  std::vector<std::function<void()>> here;
+  here.swap(completions);
+  try {
+    auto batch = std::make_shared<std::vector<std::function<void()>>>();
+    batch->swap(here);
+    std::function<void()> run = [batch] {
+      for (auto& completion : *batch) Perform(completion);
+    };
+    try {
+      pool->Schedule(run);
+    } catch (...) {
+      batch->swap(here);
+      throw;
+    }
+  } catch (...) {
+    // No memory to hand them on.
+    for (auto& completion : here) Perform(completion);
   }
-  auto batch = std::make_shared<std::vector<std::function<void()>>>(std::move(completions));
-  completions.clear();
-  pool->Schedule([batch] {
-    for (auto& completion : *batch) completion();
-  });
 }
 
 bool CompletionBatch::OnReactor() { return on_reactor; }

@@ -1,10 +1,12 @@
 #include "cc/server/engine.h"
 
+#include <chrono>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "cc/guard.h"
 #include "cc/rendezvous/recv_service.h"
 #include "cc/server/completion_batch.h"
 #include "cc/server/resolver.h"
@@ -33,6 +35,10 @@ struct Engine::Handlers {
     Engine* engine = Of(ctx);
     engine->services_.resolver->Resolve(engine->shared_handle(), AsString(task), AsString(grpc_address), token);
   }
+  static void ResolveThrew(const Status& thrown, void* ctx, sw_bytes, sw_bytes, uint64_t token) {
+    const std::string message = StatusMessage(thrown);
+    sw_engine_resolved(Of(ctx)->handle(), token, StatusNumber(thrown), AsBytes(message));
+  }
   static void OnRecv(void* ctx, const sw_recv_request* requests, size_t n) {
     Of(ctx)->services_.recv->OnRecv(requests, n);
   }
@@ -43,6 +49,10 @@ struct Engine::Handlers {
     } else {
       engine->services_.worker->OnCall(call);
     }
+  }
+  // Its body has an owner by then, or was given back.
+  static void CallThrew(const Status& thrown, void* ctx, const sw_call_request* call) {
+    ReplyError(Of(ctx)->handle(), call->ticket, thrown);
   }
   static void* BodyAlloc(void*, size_t bytes) {
     ArenaAllocator* arena = ArenaAllocator::OfProcess();
@@ -130,19 +140,19 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
   options.cluster_names = names.data();
   sw_handlers handlers = {};
   handlers.struct_size = sizeof(handlers);
-  handlers.resolve = &Handlers::Resolve;
-  handlers.on_recv = &Handlers::OnRecv;
-  handlers.on_call = &Handlers::OnCall;
-  handlers.body_alloc = &Handlers::BodyAlloc;
-  handlers.body_free = &Handlers::BodyFree;
-  handlers.on_cancel = &Handlers::OnCancel;
-  handlers.on_peer_came = &Handlers::OnPeerCame;
-  handlers.on_peer_gone = &Handlers::OnPeerGone;
-  handlers.key_new = &Handlers::KeyNew;
-  handlers.key_free = &Handlers::KeyFree;
-  handlers.round_end = &Handlers::RoundEnd;
+  handlers.resolve = Guarded<&Handlers::Resolve, &Handlers::ResolveThrew>;
+  handlers.on_recv = Guarded<&Handlers::OnRecv>;
+  handlers.on_call = Guarded<&Handlers::OnCall, &Handlers::CallThrew>;
+  handlers.body_alloc = Guarded<&Handlers::BodyAlloc>;
+  handlers.body_free = Guarded<&Handlers::BodyFree>;
+  handlers.on_cancel = Guarded<&Handlers::OnCancel>;
+  handlers.on_peer_came = Guarded<&Handlers::OnPeerCame>;
+  handlers.on_peer_gone = Guarded<&Handlers::OnPeerGone>;
+  handlers.key_new = Guarded<&Handlers::KeyNew>;
+  handlers.key_free = Guarded<&Handlers::KeyFree>;
+  handlers.round_end = Guarded<&Handlers::RoundEnd>;
   handlers.private_payloads = services.private_payloads ? 1 : 0;
-  handlers.log = &Handlers::Log;
+  handlers.log = Guarded<&Handlers::Log>;
 
   compute_pool_ = services.compute_pool;
   services_ = std::move(services);
@@ -154,8 +164,8 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
     return TakeError(code, error);
   }
   handle_.store(handle, std::memory_order_release);
-  services_.worker->Start(shared_handle());
-  const Status star = services_.star->Start(shared_handle(), task_);
+  services_.worker->Start(shared_handle(), errands_);
+  const Status star = services_.star->Start(shared_handle(), task_, errands_);
   if (!star.ok()) return star;
   advertisement_ = AsString(sw_engine_advertisement(handle));
   ready_.store(true, std::memory_order_release);
@@ -180,6 +190,11 @@ void Engine::Stop() {
   }
   // The services hold this object.
   services_ = Services();
+  const bool urgent = errands_->urgent.Stop(std::chrono::milliseconds(kPatienceMs));
+  if (!errands_->slow.Stop(std::chrono::milliseconds(kPatienceMs)) || !urgent) {
+    LOG(WARNING) << "starwire: errands still run " << std::to_string(kPatienceMs / 1000) << " s after " << task_
+                 << " was stopped";
+  }
 }
 
 Status Engine::OpenChannel(const std::string& task, const std::string& grpc_address, std::shared_ptr<Channel>* out) {

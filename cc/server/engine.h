@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cc/compat.h"
+#include "cc/server/errands.h"
 #include "include/starwire.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 #include "tensorflow/core/protobuf/tensorflow_server.pb.h"
@@ -69,6 +70,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<sw_engine> shared_handle();
   const std::string& advertisement() const { return advertisement_; }
   const std::string& task() const { return task_; }
+  const std::shared_ptr<ServerErrands>& errands() const { return errands_; }
   // Whether partitions of this server's graphs are for the lock-free executor. After Start().
   bool runs_partitions() const { return sw_engine_runs_partitions(handle()) != 0; }
 
@@ -82,6 +84,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<bool> stopped_{false};
   Services services_;
   tensorflow::thread::ThreadPool* compute_pool_ = nullptr;
+  const std::shared_ptr<ServerErrands> errands_ = std::make_shared<ServerErrands>();
   std::string task_;
   std::string advertisement_;
 };

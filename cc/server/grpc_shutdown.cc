@@ -4,6 +4,7 @@
 #include <functional>
 #include <future>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -128,10 +129,15 @@ void KeepUnstarted(GrpcServer* server) { (server->*Reach(ServerTag())).release()
 Status Bounded(int64_t timeout_ms, std::function<void()> work) {
   auto done = std::make_shared<std::promise<void>>();
   std::future<void> finished = done->get_future();
-  std::thread thread([work = std::move(work), done] {
-    work();
-    done->set_value();
-  });
+  std::thread thread;
+  try {
+    thread = std::thread([work = std::move(work), done] {
+      work();
+      done->set_value();
+    });
+  } catch (const std::system_error& error) {
+    return MakeStatus(kResourceExhausted, std::string("no thread to end TensorFlow's gRPC on: ") + error.what());
+  }
   if (finished.wait_for(std::chrono::milliseconds(timeout_ms)) != std::future_status::ready) {
     thread.detach();
     return MakeStatus(kDeadlineExceeded, "TensorFlow's gRPC did not end within " + std::to_string(timeout_ms) + " ms");

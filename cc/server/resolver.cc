@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/guard.h"
 #include "cc/server/advertise.h"
 #include "cc/worker/status_codec.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
@@ -70,7 +71,10 @@ void Resolver::Resolve(std::shared_ptr<sw_engine> engine, const std::string& tas
   }
   // gRPC may do DNS look-ups and take locks before the call is under way: not on the thread that asks, which is a
   // reactor.
-  tensorflow::Env::Default()->SchedClosure([self = shared_from_this(), query] { self->Ask(query); });
+  Guard(
+      "asking a task for its data port",
+      [&] { tensorflow::Env::Default()->SchedClosure([self = shared_from_this(), query] { self->Ask(query); }); },
+      [&](const Status& thrown) { Answered(query, thrown); });
 }
 
 void Resolver::Ask(std::shared_ptr<Query> query) {

@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "cc/guard.h"
 #include "cc/star/wire.h"
 #include "cc/tensor/codec.h"
 #include "cc/tensor/prompt_allocator.h"
@@ -210,7 +211,7 @@ void CargoOut::AddPart(std::string bytes) {
 
 const sw_payload* CargoOut::Take() {
   if (parts_.empty()) return nullptr;
-  payload_ = {parts_.data(), parts_.size(), owned_.release(), [](void* owned) { delete static_cast<Owned*>(owned); }};
+  payload_ = {parts_.data(), parts_.size(), owned_.release(), Guarded<&DeleteOwner<Owned>>};
   return &payload_;
 }
 

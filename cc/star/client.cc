@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "cc/guard.h"
 #include "cc/server/completion_batch.h"
 #include "cc/worker/methods.h"
 #include "cc/worker/status_codec.h"
@@ -35,7 +36,7 @@ void StarStep::Freed(const std::string& task) {
 }
 
 StarStep::~StarStep() {
-  static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), &Nobody::Alloc, &Nobody::Done};
+  static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&Nobody::Alloc>, Guarded<&Nobody::Done>};
   for (const auto& entry : servers_) {
     StarEnd end;
     end.step_id = step_id_;
@@ -73,7 +74,8 @@ Status StarClient::Named(const Status& status) const {
 }
 
 void StarClient::Call() {
-  static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), &StarClient::OnAlloc, &StarClient::OnDone};
+  static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&StarClient::OnAlloc>,
+                                       Guarded<&StarClient::OnDone, &StarClient::DoneThrew>};
   StarCall call;
   call.number = callee_->number;
   call.step_id = where_.step_id;
@@ -100,7 +102,8 @@ void StarClient::Call() {
 }
 
 void StarClient::Register() {
-  static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), &Nobody::Alloc, &StarClient::OnRegistered};
+  static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&Nobody::Alloc>,
+                                       Guarded<&StarClient::OnRegistered, &StarClient::DoneThrew>};
   StarRegister registration;
   registration.incarnation = callee_->incarnation;
   registration.plan = callee_->hash;
@@ -189,6 +192,10 @@ void StarClient::OnRegistered(void* op, const sw_result* result) {
   });
 }
 
+void StarClient::DoneThrew(const Status& thrown, void* op, const sw_result*) {
+  static_cast<StarClient*>(op)->Finish(thrown);
+}
+
 void StarClient::Arrived(const Status& status, bool unknown) {
   if (!unknown) {
     Finish(status);
@@ -205,7 +212,11 @@ void StarClient::Finish(const Status& outcome) {
   std::vector<StarValue> fetches;
   std::string stats;
   Status status = outcome;
-  if (status.ok()) status = cargo_->Finish(where_.allocator, &fetches);
+  if (status.ok()) {
+    status = Guard(
+        "the reply to a star call", [&] { return cargo_->Finish(where_.allocator, &fetches); },
+        [](const Status& thrown) { return thrown; });
+  }
   if (status.ok()) {
     stats = cargo_->extra();
     if (callee_->last && where_.step != nullptr) where_.step->Freed(callee_->task);

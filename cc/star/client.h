@@ -88,6 +88,7 @@ class StarClient : public tensorflow::core::RefCounted {
   static sw_code OnAlloc(void* op, sw_bytes meta, size_t n, const uint64_t* lens, void** bufs);
   static void OnDone(void* op, const sw_result* result);
   static void OnRegistered(void* op, const sw_result* result);
+  static void DoneThrew(const Status& thrown, void* op, const sw_result* result);
   void Cancel();
   // The reply is there.
   void Arrived(const Status& status, bool unknown);

@@ -7,7 +7,6 @@
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/framework/node_def.pb.h"
-#include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/protobuf/config.pb.h"
 
 namespace starwire {
@@ -24,7 +23,7 @@ constexpr int32_t kBanishedFor = 100;
 
 Status StarPlan::Compile(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
                          const tensorflow::GraphDef& graph, bool has_state, int threads, Census census,
-                         StarPlan** out) {
+                         std::shared_ptr<ServerErrands> errands, StarPlan** out) {
   tensorflow::Device* device = nullptr;
   if (graph.node_size() > 0) {
     Status status = session->device_mgr()->LookupDevice(graph.node(0).device(), &device);
@@ -37,6 +36,7 @@ Status StarPlan::Compile(std::shared_ptr<tensorflow::WorkerSession> session, con
   StarPlan* plan = new StarPlan;
   plan->session_ = session;
   plan->census_ = std::move(census);
+  plan->errands_ = std::move(errands);
   plan->census_->fetch_add(1);
   const auto kernels = has_state ? SessionSubgraph::Kernels::kSessions : SessionSubgraph::Kernels::kOwn;
   Status status = SessionSubgraph::Register(std::move(session), handle, graph, tensorflow::ConfigProto(), threads,
@@ -60,7 +60,8 @@ StarPlan::~StarPlan() {
 }
 
 void StarPlan::Retire() {
-  tensorflow::Env::Default()->SchedClosure([this] { delete this; });
+  const std::shared_ptr<ServerErrands> errands = errands_;
+  errands->slow.Run([this] { delete this; });
 }
 
 bool StarPlan::RunsInline(uint64_t limit_ns) {

@@ -9,6 +9,7 @@
 
 #include "cc/compat.h"
 #include "cc/executor/session_subgraph.h"
+#include "cc/server/errands.h"
 #include "cc/star/object.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"
 #include "tensorflow/core/framework/graph.pb.h"
@@ -24,7 +25,8 @@ class StarPlan : public StarObject {
 
   // `graph` is on one CPU of `session`. `has_state`: see HasKernelState(); then the plan is for `handle` only.
   static Status Compile(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
-                        const tensorflow::GraphDef& graph, bool has_state, int threads, Census census, StarPlan** out);
+                        const tensorflow::GraphDef& graph, bool has_state, int threads, Census census,
+                        std::shared_ptr<ServerErrands> errands, StarPlan** out);
 
   const SessionSubgraph& subgraph() const { return *subgraph_; }
   tensorflow::DeviceMgr* device_mgr() const { return session_->device_mgr(); }
@@ -45,6 +47,7 @@ class StarPlan : public StarObject {
   void Retire() override;
 
   Census census_;
+  std::shared_ptr<ServerErrands> errands_;
   std::shared_ptr<tensorflow::WorkerSession> session_;
   std::unique_ptr<SessionSubgraph> subgraph_;
   bool may_wait_ = true;

@@ -3,6 +3,7 @@
 #include <limits>
 #include <utility>
 
+#include "cc/guard.h"
 #include "cc/star/object.h"
 #include "cc/star/service.h"
 #include "cc/worker/status_codec.h"
@@ -10,7 +11,6 @@
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/common_runtime/rendezvous_mgr.h"
 #include "tensorflow/core/lib/core/threadpool.h"
-#include "tensorflow/core/platform/env.h"
 
 namespace starwire {
 
@@ -72,7 +72,8 @@ Status StarRun::TakeValues() {
 
 Status StarRun::Begin() {
   sw_error* error = nullptr;
-  const sw_code code = sw_star_call_begin(service_->tables_, ticket.conn, call_.step_id, uses_slots_ ? 1 : 0, &error);
+  const sw_code code =
+      sw_star_call_begin(service_->tables_.get(), ticket.conn, call_.step_id, uses_slots_ ? 1 : 0, &error);
   if (code != 0) return TakeError(code, error);
   began_ = true;
   return OkStatus();
@@ -102,7 +103,7 @@ Status StarRun::TakeFeeds() {
       continue;
     }
     auto* kept = static_cast<KeptValue*>(
-        StarObjectOf(sw_star_slot_get(service_->tables_, ticket.conn, call_.step_id, value.slot)));
+        StarObjectOf(sw_star_slot_get(service_->tables_.get(), ticket.conn, call_.step_id, value.slot)));
     if (kept == nullptr) {
       return MakeStatus(kFailedPrecondition, "starwire: slot " + std::to_string(value.slot) + " of step " +
                                                  std::to_string(call_.step_id) + " is empty on " + service_->task_ +
@@ -157,16 +158,14 @@ void StarRun::Go(bool alone) {
 
 void StarRun::OnDone(const Status& status) {
   const std::shared_ptr<StarRun> self = std::move(self_);
-  if (!status.ok()) {
-    Fail(status);
-    return;
-  }
-  const Status kept = KeepFetches();
-  if (kept.ok()) {
-    Answer();
-  } else {
-    Fail(kept);
-  }
+  const Status outcome = Guard(
+      "a star call's answer",
+      [&] {
+        Status kept = status.ok() ? KeepFetches() : status;
+        return kept.ok() ? Answer() : kept;
+      },
+      [](const Status& thrown) { return thrown; });
+  if (!outcome.ok()) Fail(outcome);
 }
 
 Status StarRun::KeepFetches() {
@@ -183,15 +182,15 @@ Status StarRun::KeepFetches() {
     if (value.kind != StarValue::Kind::kTensor) continue;
     auto* kept = new KeptValue(value.tensor);
     sw_error* error = nullptr;
-    const sw_code code = sw_star_slot_keep(service_->tables_, ticket.conn, call_.step_id, keep.slot, InTable(kept),
-                                           value.tensor.TotalBytes(), &error);
+    const sw_code code = sw_star_slot_keep(service_->tables_.get(), ticket.conn, call_.step_id, keep.slot,
+                                           InTable(kept), value.tensor.TotalBytes(), &error);
     if (code != 0) return TakeError(code, error);
     if ((keep.flags & StarKeep::kAlsoReturned) == 0) value = StarValue::Slot(keep.slot);
   }
   return OkStatus();
 }
 
-void StarRun::Answer() {
+Status StarRun::Answer() {
   StarReply reply;
   reply.queue_micros = Micros(Nanos(started_ - arrived_));
   reply.run_micros = Micros(Nanos(Clock::now() - started_));
@@ -205,16 +204,14 @@ void StarRun::Answer() {
   EncodeStarReply(reply, &meta);
   CargoOut cargo;
   const Status status = cargo.Pack(values_.data(), values_.size(), &meta);
-  if (!status.ok()) {
-    Fail(status);
-    return;
-  }
+  if (!status.ok()) return status;
   bytes_out_ = cargo.bytes();
   if (!stats.empty()) cargo.AddPart(std::move(stats));
   plan_->Ran(Nanos(Clock::now() - started_), alone_, service_->inline_ns_);
   Leave();
   sw_reply(service_->engine_.get(), ticket, 0, {meta.data(), meta.size()}, cargo.Take());
   End();
+  return OkStatus();
 }
 
 void StarRun::AskForPlan() {
@@ -250,7 +247,7 @@ void StarRun::Leave() {
     counts.run_ns = Nanos(Clock::now() - started_);
     // The call that asks for its plan comes again.
     const bool last = plan_ != nullptr && (call_.flags & StarCall::kLast) != 0;
-    sw_star_call_end(service_->tables_, ticket.conn, call_.step_id, uses_slots_ ? 1 : 0, last ? 1 : 0, &counts);
+    sw_star_call_end(service_->tables_.get(), ticket.conn, call_.step_id, uses_slots_ ? 1 : 0, last ? 1 : 0, &counts);
   }
 }
 
@@ -263,7 +260,7 @@ void StarRun::End() {
 void StarRun::Cancel() {
   cancelled_.store(true);
   // Cancelling wakes kernels: TensorFlow code of unknown length, not for a reactor.
-  tensorflow::Env::Default()->SchedClosure([self = shared_from_this()] {
+  service_->errands_->urgent.Run([self = shared_from_this()] {
     if (!self->over_.load() && self->cancellation_.has_value()) self->cancellation_->StartCancel();
   });
 }

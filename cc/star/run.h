@@ -64,7 +64,8 @@ class StarRun : public Step, public std::enable_shared_from_this<StarRun> {
 
   Status TakeFeeds();
   Status KeepFetches();
-  void Answer();
+  // Not OK: there was no answer.
+  Status Answer();
   // Before and after the answer: whoever has it may rely on what the table says.
   void Leave();
   void End();

@@ -6,8 +6,10 @@
 #include <thread>
 #include <utility>
 
+#include "cc/guard.h"
 #include "cc/star/kernel_state.h"
 #include "cc/star/run.h"
+#include "cc/tensor/objects.h"
 #include "cc/worker/methods.h"
 #include "cc/worker/status_codec.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -25,6 +27,9 @@ struct Outcome {
   StarService* service;
   Status status;
 };
+
+void Retain(void* object) { StarObjectOf(object)->Ref(); }
+void Release(void* object) { StarObjectOf(object)->Unref(); }
 
 }  // namespace
 
@@ -49,35 +54,52 @@ StarService::StarService(tensorflow::WorkerEnv* env) : env_(env) {}
 
 StarService::~StarService() = default;
 
-Status StarService::Start(std::shared_ptr<sw_engine> engine, const std::string& task) {
+Status StarService::Start(std::shared_ptr<sw_engine> engine, const std::string& task,
+                          std::shared_ptr<ServerErrands> errands) {
   engine_ = std::move(engine);
   task_ = task;
+  errands_ = std::move(errands);
   for (tensorflow::Device* device : env_->device_mgr->ListDevices()) {
     incarnations_.push_back(device->attributes().incarnation());
   }
   sw_star_objects objects = {};
   objects.struct_size = sizeof(objects);
-  objects.retain = [](void* object) { StarObjectOf(object)->Ref(); };
-  objects.release = [](void* object) { StarObjectOf(object)->Unref(); };
+  objects.retain = Guarded<&Retain>;
+  objects.release = Guarded<&Release>;
   sw_error* error = nullptr;
-  const sw_code code = sw_star_new(engine_.get(), &objects, &tables_, &error);
+  sw_star* tables = nullptr;
+  const sw_code code = sw_star_new(engine_.get(), &objects, &tables, &error);
   if (code != 0) return TakeError(code, error);
-  inline_ns_ = sw_star_inline_ns(tables_);
+  tables_.reset(tables);
+  inline_ns_ = sw_star_inline_ns(tables_.get());
   return OkStatus();
 }
 
 void StarService::OnPeerCame(uint64_t conn, sw_bytes task, uint64_t incarnation) {
-  sw_star_peer_came(tables_, conn, task, incarnation);
+  sw_star_peer_came(tables_.get(), conn, task, incarnation);
+  std::lock_guard<std::mutex> lock(peers_mu_);
+  peers_[conn] = AsString(task);
 }
 
-void StarService::OnPeerGone(uint64_t conn) { sw_star_peer_gone(tables_, conn); }
+void StarService::OnPeerGone(uint64_t conn) {
+  sw_star_peer_gone(tables_.get(), conn);
+  std::lock_guard<std::mutex> lock(peers_mu_);
+  peers_.erase(conn);
+}
+
+Status StarService::Named(const Status& status, uint64_t conn) {
+  std::lock_guard<std::mutex> lock(peers_mu_);
+  const auto found = peers_.find(conn);
+  if (status.ok() || found == peers_.end()) return status;
+  return MakeStatus(StatusNumber(status), StatusMessage(status) + " (from " + found->second + ")");
+}
 
 void StarService::SessionClosed(const std::string& handle) {
-  if (tables_ != nullptr) sw_star_session_closed(tables_, AsBytes(handle));
+  if (tables_ != nullptr) sw_star_session_closed(tables_.get(), AsBytes(handle));
 }
 
 void StarService::AllCleanedUp() {
-  if (tables_ != nullptr) sw_star_forget_plans(tables_);
+  if (tables_ != nullptr) sw_star_forget_plans(tables_.get());
 }
 
 template <typename Work>
@@ -114,10 +136,11 @@ Status StarService::FindSession(const std::string& handle, std::shared_ptr<tenso
 // ---- calls ----
 
 void StarService::OnStarCall(const sw_call_request* request) {
-  auto run = std::make_shared<StarRun>(shared_from_this(), *request);
-  const Status status = run->Read(*request);
+  auto run = MakeOwnerOf<StarRun>(request->body, shared_from_this(), *request);
+  const Status status = Guard(
+      "a star call", [&] { return run->Read(*request); }, [](const Status& thrown) { return thrown; });
   if (!status.ok()) {
-    run->Fail(status);
+    run->Fail(Named(status, request->ticket.conn));
   } else if (run->is_laborious()) {
     Remember(run);
     Schedule([this, run] { Serve(run, /*on_reactor=*/false); });
@@ -127,14 +150,19 @@ void StarService::OnStarCall(const sw_call_request* request) {
 }
 
 void StarService::Serve(const std::shared_ptr<StarRun>& run, bool on_reactor) {
-  Status status = run->TakeValues();
+  Guard(
+      "a star call", [&] { TakeAndLaunch(run, on_reactor); }, [&run](const Status& thrown) { run->Fail(thrown); });
+}
+
+void StarService::TakeAndLaunch(const std::shared_ptr<StarRun>& run, bool on_reactor) {
+  Status status = Named(run->TakeValues(), run->ticket.conn);
   if (status.ok()) status = CheckIncarnation(run->incarnation());
   if (status.ok()) status = run->Begin();
   if (!status.ok()) {
     run->Fail(status);
     return;
   }
-  if (void* found = sw_star_plan_find(tables_, AsBytes(run->session()), run->plan_hash().data())) {
+  if (void* found = sw_star_plan_find(tables_.get(), AsBytes(run->session()), run->plan_hash().data())) {
     Launch(run, static_cast<StarPlan*>(StarObjectOf(found)), on_reactor);
   } else if (on_reactor) {
     Remember(run);
@@ -152,7 +180,7 @@ void StarService::FindPlan(const std::shared_ptr<StarRun>& run) {
     run->Fail(status);
     return;
   }
-  void* found = sw_star_plan_adopt(tables_, AsBytes(run->session()), run->plan_hash().data(), isolated ? 1 : 0);
+  void* found = sw_star_plan_adopt(tables_.get(), AsBytes(run->session()), run->plan_hash().data(), isolated ? 1 : 0);
   if (found == nullptr) {
     run->AskForPlan();
     return;
@@ -210,7 +238,7 @@ void StarService::OnCancel(sw_ticket ticket) {
 void StarService::OnEnd(const sw_call_request* request) {
   StarEnd end;
   const Status status = DecodeStarEnd(request->meta, &end);
-  if (status.ok()) sw_star_step_end(tables_, request->ticket.conn, end.step_id);
+  if (status.ok()) sw_star_step_end(tables_.get(), request->ticket.conn, end.step_id);
   ReplyError(engine_.get(), request->ticket, status);
   sw_body_release(request->body);
 }
@@ -218,7 +246,7 @@ void StarService::OnEnd(const sw_call_request* request) {
 // ---- registrations ----
 
 void StarService::OnRegister(const sw_call_request* request) {
-  auto registration = std::make_shared<Registration>(*request);
+  auto registration = MakeOwnerOf<Registration>(request->body, *request);
   Status status = DecodeStarRegister(request->meta, &registration->head);
   if (status.ok()) status = CheckIncarnation(registration->head.incarnation);
   if (status.ok() && request->n_parts != 1) {
@@ -245,7 +273,7 @@ void StarService::Register(const std::shared_ptr<Registration>& registration) {
   if (status.ok()) {
     registration->self = registration;
     const uint32_t claim =
-        sw_star_plan_claim(tables_, head.session, head.plan.data(), isolated ? 1 : 0, registration.get());
+        sw_star_plan_claim(tables_.get(), head.session, head.plan.data(), isolated ? 1 : 0, registration.get());
     if (claim == SW_CLAIM_WAITS) return;
     registration->self.reset();
     if (claim == SW_CLAIM_COMPILE) status = CompilePlan(*registration, std::move(session), isolated);
@@ -267,13 +295,13 @@ Status StarService::CompilePlan(const Registration& registration, std::shared_pt
     if (bytes.len > static_cast<size_t>(std::numeric_limits<int>::max()) ||
         !graph.ParseFromArray(bytes.data, static_cast<int>(bytes.len))) {
       status = MakeStatus(kInvalidArgument, "starwire: a plan came that is not a GraphDef");
-    } else {
+    } else if (status = Named(CheckConstants(graph), registration.ticket.conn); status.ok()) {
       const bool has_state = HasKernelState(graph);
       made.has_state = has_state ? 1 : 0;
       // What everybody shares must not keep one worker's session alive.
       if (!isolated && !has_state) session = env_->session_mgr->LegacySession();
       status = StarPlan::Compile(std::move(session), AsString(head.session), graph, has_state,
-                                 env_->compute_pool->NumThreads(), plans_alive_, &plan);
+                                 env_->compute_pool->NumThreads(), plans_alive_, errands_, &plan);
     }
   }
   made.conn = registration.ticket.conn;
@@ -282,8 +310,9 @@ Status StarService::CompilePlan(const Registration& registration, std::shared_pt
   made.plan = plan == nullptr ? nullptr : InTable(plan);
   Outcome outcome = {this, status};
   sw_error* error = nullptr;
-  const sw_code code = sw_star_plan_compiled(tables_, head.session, head.plan.data(), status.ok() ? &made : nullptr,
-                                             &StarService::Waited, &outcome, &error);
+  const sw_code code =
+      sw_star_plan_compiled(tables_.get(), head.session, head.plan.data(), status.ok() ? &made : nullptr,
+                            Guarded<&StarService::Waited>, &outcome, &error);
   return code == 0 ? status : TakeError(code, error);
 }
 
@@ -320,7 +349,7 @@ bool StarService::Shutdown(int64_t timeout_ms) {
   };
   if (!wait_for(running_)) return false;
   // Kernels go before the devices do.
-  sw_star_forget_plans(tables_);
+  if (tables_ != nullptr) sw_star_forget_plans(tables_.get());
   return wait_for(*plans_alive_);
 }
 

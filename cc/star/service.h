@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cc/compat.h"
+#include "cc/server/errands.h"
 #include "cc/server/session_observer.h"
 #include "cc/star/plan.h"
 #include "cc/star/wire.h"
@@ -38,7 +39,7 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   StarService& operator=(const StarService&) = delete;
 
   // Answers go to this engine; `task` is for messages. Before any of the handlers.
-  Status Start(std::shared_ptr<sw_engine> engine, const std::string& task);
+  Status Start(std::shared_ptr<sw_engine> engine, const std::string& task, std::shared_ptr<ServerErrands> errands);
 
   // Of sw_handlers; reactor threads. Methods kStarCall, kStarRegister and kStarEnd.
   void OnCall(const sw_call_request* request);
@@ -73,6 +74,7 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
 
   void OnStarCall(const sw_call_request* request);
   void Serve(const std::shared_ptr<StarRun>& run, bool on_reactor);
+  void TakeAndLaunch(const std::shared_ptr<StarRun>& run, bool on_reactor);
   // A plan that this session has not used before: on the pool.
   void FindPlan(const std::shared_ptr<StarRun>& run);
   void Launch(const std::shared_ptr<StarRun>& run, StarPlan* plan, bool on_reactor);
@@ -89,6 +91,8 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   void OnEnd(const sw_call_request* request);
 
   Status CheckIncarnation(uint64_t expected) const;
+  // With the name of the task at the other end.
+  Status Named(const Status& status, uint64_t conn);
   Status FindSession(const std::string& handle, std::shared_ptr<tensorflow::WorkerSession>* session, bool* isolated);
   Shard& ShardOf(sw_ticket ticket) { return shards_[TicketHash()(ticket) % kShards]; }
   // The service's life goes on until `work` has run.
@@ -98,7 +102,13 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   tensorflow::WorkerEnv* const env_;
   std::shared_ptr<sw_engine> engine_;
   std::string task_;
-  sw_star* tables_ = nullptr;
+  struct FreeTables {
+    void operator()(sw_star* tables) const { sw_star_free(tables); }
+  };
+  std::unique_ptr<sw_star, FreeTables> tables_;
+  std::shared_ptr<ServerErrands> errands_;
+  std::mutex peers_mu_;
+  std::unordered_map<uint64_t, std::string> peers_;  // by connection
   uint64_t inline_ns_ = 0;
   std::vector<uint64_t> incarnations_;
   StarPlan::Census plans_alive_ = std::make_shared<std::atomic<int64_t>>(0);

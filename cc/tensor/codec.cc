@@ -7,9 +7,10 @@
 #include <new>
 #include <string>
 
+#include "cc/guard.h"
+#include "cc/tensor/objects.h"
 #include "cc/tensor/prompt_allocator.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
-#include "tensorflow/core/framework/resource_handle.pb.h"
 #include "tensorflow/core/framework/tensor.pb.h"
 #include "tensorflow/core/framework/tensor_shape.pb.h"
 #include "tensorflow/core/framework/types.h"
@@ -43,8 +44,6 @@ constexpr uint64_t kScatterMinBytes = 8 << 10;
 constexpr size_t kFusedMaxParts = 1 << 16;
 
 void UnrefBuffer(void* owner) { static_cast<const TensorBuffer*>(owner)->Unref(); }
-void DeleteString(void* owner) { delete static_cast<std::string*>(owner); }
-void DeleteBytes(void* owner) { delete[] static_cast<uint8_t*>(owner); }
 
 // The owner of a scattered payload: what had to be written for it, and the tensor whose content is sent from where it
 // lies.
@@ -52,31 +51,6 @@ struct Scattered {
   std::unique_ptr<uint8_t[]> written;
   Tensor tensor;
 };
-void DeleteScattered(void* owner) { delete static_cast<Scattered*>(owner); }
-
-// Tensor::FromProto and the constructors behind it trust some parts of a proto with the process's life.
-Status CheckProto(const TensorProto& proto) {
-  if (!IsKnown(proto.dtype())) return Malformed("unknown type " + std::to_string(proto.dtype()) + " in a proto");
-  if (!TensorShape::IsValid(proto.tensor_shape())) return Malformed("invalid shape in a proto");
-  for (const auto& handle : proto.resource_handle_val()) {
-    for (const auto& dtype_and_shape : handle.dtypes_and_shapes()) {
-      if (!tensorflow::PartialTensorShape::IsValid(dtype_and_shape.shape())) {
-        return Malformed("invalid shape in a resource handle");
-      }
-    }
-  }
-  for (const auto& variant : proto.variant_val()) {
-    for (const auto& nested : variant.tensors()) {
-      Status status = CheckProto(nested);
-      if (!status.ok()) return status;
-    }
-  }
-  const bool holds_objects = proto.dtype() == tensorflow::DT_VARIANT || proto.dtype() == tensorflow::DT_RESOURCE;
-  if (holds_objects && !proto.tensor_content().empty()) {
-    return Malformed("objects as opaque content");
-  }
-  return OkStatus();
-}
 
 }  // namespace
 
@@ -116,7 +90,7 @@ Status EncodedTensor::Encode(const Tensor& tensor, bool is_dead, int64_t send_st
     const TensorBuffer* buffer = tensorflow::DMAHelper::buffer(&tensor);
     buffer->Ref();
     part_ = {buffer->data(), bytes};
-    payload_ = {&part_, 1, const_cast<TensorBuffer*>(buffer), UnrefBuffer};
+    payload_ = {&part_, 1, const_cast<TensorBuffer*>(buffer), Guarded<&UnrefBuffer>};
     WriteMeta(tensor, false, TensorEncoding::kRaw, bytes, send_start_micros);
     return OkStatus();
   }
@@ -150,11 +124,12 @@ Status EncodedTensor::EncodeStrings(const Tensor& tensor, int64_t send_start_mic
     for (size_t i = 0; i < n; ++i) {
       if (!strings(i).empty()) parts_.push_back({strings(i).data(), strings(i).size()});
     }
-    payload_ = {parts_.data(), parts_.size(), new Scattered{std::move(buffer), tensor}, DeleteScattered};
+    payload_ = {parts_.data(), parts_.size(), new Scattered{std::move(buffer), tensor},
+                Guarded<&DeleteOwner<Scattered>>};
   } else {
     WriteText(tensor, text);
     part_ = {buffer.get(), size.total()};
-    payload_ = {&part_, 1, buffer.release(), DeleteBytes};
+    payload_ = {&part_, 1, buffer.release(), Guarded<&DeleteArray<uint8_t>>};
   }
   WriteMeta(tensor, false, size.wide ? TensorEncoding::kWideStrings : TensorEncoding::kStrings, size.total(),
             send_start_micros);
@@ -204,7 +179,7 @@ Status EncodedTensor::EncodeFused(const Tensor& tensor, const FusedTensors& fuse
     piece = at;
   }
   if (at != piece) parts_.push_back({piece, static_cast<size_t>(at - piece)});
-  payload_ = {parts_.data(), parts_.size(), new Scattered{std::move(buffer), tensor}, DeleteScattered};
+  payload_ = {parts_.data(), parts_.size(), new Scattered{std::move(buffer), tensor}, Guarded<&DeleteOwner<Scattered>>};
   return OkStatus();
 }
 
@@ -214,7 +189,7 @@ Status EncodedTensor::EncodeProto(const Tensor& tensor, int64_t send_start_micro
   if (!status.ok()) return status;
   part_ = {bytes->data(), bytes->size()};
   WriteMeta(tensor, false, TensorEncoding::kProto, bytes->size(), send_start_micros);
-  payload_ = {&part_, 1, bytes.release(), DeleteString};
+  payload_ = {&part_, 1, bytes.release(), Guarded<&DeleteOwner<std::string>>};
   return OkStatus();
 }
 
@@ -368,13 +343,15 @@ Status TensorReceiver::ParseProto(TensorProto* proto) {
 }
 
 Status DecodeObjects(sw_bytes bytes, DataType dtype, const TensorShape& shape, TensorProto* proto) {
+  Status status = CheckWire(bytes, TensorCarrier::kTensor);
+  if (!status.ok()) return status;
   if (bytes.len > static_cast<size_t>(std::numeric_limits<int32_t>::max()) ||
       !proto->ParseFromArray(bytes.data, static_cast<int>(bytes.len))) {
     return Malformed("the TensorProto cannot be parsed");
   }
-  Status status = CheckProto(*proto);
+  status = CheckTensor(*proto, bytes.len);
   if (!status.ok()) return status;
-  // CheckProto found the shape valid, so this constructor cannot abort.
+  // The shape was found valid, so this constructor cannot abort.
   const bool agrees = proto->dtype() == dtype && TensorShape(proto->tensor_shape()) == shape;
   const int values = dtype == tensorflow::DT_VARIANT ? proto->variant_val_size() : proto->resource_handle_val_size();
   if (!agrees || values != shape.num_elements()) {

@@ -56,6 +56,13 @@ void Leftovers::DropAll(const std::string& task, std::vector<Life> ended) {
   }
 }
 
+Status Leftovers::Named(const Status& status, uint64_t conn) {
+  std::lock_guard<std::mutex> lock(mu_);
+  const auto found = connections_.find(conn);
+  if (status.ok() || found == connections_.end()) return status;
+  return MakeStatus(StatusNumber(status), StatusMessage(status) + " (from " + found->second.first + ")");
+}
+
 Leftovers::Entry* Leftovers::Of(uint64_t conn) {
   auto found = connections_.find(conn);
   return found == connections_.end() ? nullptr : &entries_[found->second];

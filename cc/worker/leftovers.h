@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "cc/compat.h"
+
 namespace starwire {
 
 class Leftovers {
@@ -33,6 +35,9 @@ class Leftovers {
 
   void PeerCame(uint64_t conn, const std::string& task, uint64_t incarnation);
   void PeerGone(uint64_t conn);
+
+  // An error, with the name of the task that caused it.
+  Status Named(const Status& status, uint64_t conn);
 
   // What the peer behind a connection did, or wants to be done.
   void GraphRegistered(uint64_t conn, const std::string& graph, const std::string& session, bool own_session);

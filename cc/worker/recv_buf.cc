@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cc/compat.h"
+#include "cc/guard.h"
 #include "tensorflow/core/common_runtime/buf_rendezvous.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
@@ -34,10 +35,14 @@ struct Lent {
 // The producer goes on, which is code of TensorFlow's: not on a reactor.
 void ReleaseHook(void* owner) {
   std::unique_ptr<Lent> lent(static_cast<Lent*>(owner));
-  lent->pool->Schedule([hook = lent->hook] { BufRendezvous::DoneWithHook(hook); });
+  BufRendezvous::Hook* hook = lent->hook;
+  try {
+    lent->pool->Schedule([hook] { BufRendezvous::DoneWithHook(hook); });
+  } catch (...) {
+    // The producer waits for it: better here than never.
+    BufRendezvous::DoneWithHook(hook);
+  }
 }
-
-void ReleaseTensor(void* owner) { delete static_cast<Tensor*>(owner); }
 
 void SendCopy(tensorflow::WorkerEnv* env, BufRendezvous::Hook* hook, OutgoingBuffer* out, StatusCallback done) {
   tensorflow::Device* cpu = nullptr;
@@ -65,7 +70,7 @@ void SendCopy(tensorflow::WorkerEnv* env, BufRendezvous::Hook* hook, OutgoingBuf
                                           BufRendezvous::DoneWithHook(hook);
                                           if (copied.ok()) {
                                             out->Set(tensorflow::DMAHelper::base(copy), copy->TotalBytes(), copy,
-                                                     &ReleaseTensor);
+                                                     Guarded<&DeleteOwner<Tensor>>);
                                           } else {
                                             delete copy;
                                           }
@@ -86,7 +91,8 @@ void Send(tensorflow::WorkerEnv* env, const RecvBufRequest& request, BufRendezvo
     BufRendezvous::DoneWithHook(hook);
     done(OkStatus());
   } else if (OnHost(*hook)) {
-    out->Set(tensorflow::DMAHelper::base(&value), value.TotalBytes(), new Lent{hook, env->compute_pool}, &ReleaseHook);
+    out->Set(tensorflow::DMAHelper::base(&value), value.TotalBytes(), new Lent{hook, env->compute_pool},
+             Guarded<&ReleaseHook>);
     done(OkStatus());
   } else {
     SendCopy(env, hook, out, std::move(done));

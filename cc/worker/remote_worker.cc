@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "cc/guard.h"
 #include "cc/server/completion_batch.h"
+#include "cc/tensor/objects.h"
 #include "cc/worker/methods.h"
 #include "cc/worker/status_codec.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
@@ -63,7 +65,13 @@ class Cancellation {
   bool wanted_ = false;
 };
 
-using Parser = std::function<bool(const char* data, int size)>;
+// Of what a peer sent.
+using Parser = std::function<Status(sw_bytes reply)>;
+
+Status NotExpected(sw_bytes reply) {
+  return MakeStatus(kInternal,
+                    "the reply is not the protocol buffer that was expected (" + std::to_string(reply.len) + " bytes)");
+}
 
 // One call under way. Belongs to the transport from sw_call() to Done().
 class Call {
@@ -103,7 +111,8 @@ class Call {
       cancellation = std::make_shared<Cancellation>(channel_);
       opts_->SetCancelCallback([cancellation] { cancellation->Cancel(); });
     }
-    static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), &Call::Alloc, &Call::Done};
+    static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&Call::Alloc>,
+                                         Guarded<&Call::Done, &Call::DoneThrew>};
     const std::shared_ptr<Channel> channel = channel_;  // `this` may be gone when sw_call returns
     uint64_t id;
     if (size == 0) {
@@ -113,7 +122,7 @@ class Call {
       uint8_t* bytes = new uint8_t[size];
       request.SerializeWithCachedSizesToArray(bytes);
       const sw_part part = {bytes, size};
-      const sw_payload payload = {&part, 1, bytes, [](void* owner) { delete[] static_cast<uint8_t*>(owner); }};
+      const sw_payload payload = {&part, 1, bytes, Guarded<&DeleteArray<uint8_t>>};
       id = sw_call(channel->handle(), static_cast<uint32_t>(method), {nullptr, 0}, &payload, deadline_ms, flags,
                    &kVtable, this);
     }
@@ -151,13 +160,21 @@ class Call {
                          brief ? CompletionBatch::Kind::kBrief : CompletionBatch::Kind::kAny);
   }
 
+  static void DoneThrew(const Status& thrown, void* op, const sw_result*) {
+    Call* call = static_cast<Call*>(op);
+    call->status_ = thrown;
+    call->Finish();
+  }
+
   void Finish() {
     if (opts_ != nullptr) opts_->ClearCancelCallback();
     if (into_) {
       if (status_.ok() && size_ != expected_) status_ = WrongSize(size_);
-    } else if (status_.ok() && !parse_(body_.get(), static_cast<int>(size_))) {
-      status_ = MakeStatus(kInternal, "the reply of " + target_ + " is not the protocol buffer that was expected (" +
-                                          std::to_string(size_) + " bytes)");
+    } else if (status_.ok()) {
+      const sw_bytes reply = {reinterpret_cast<const uint8_t*>(body_.get()), size_};
+      const Status parsed = Guard(
+          "the reply to a worker method", [&] { return parse_(reply); }, [](const Status& thrown) { return thrown; });
+      if (!parsed.ok()) status_ = MakeStatus(StatusNumber(parsed), StatusMessage(parsed) + " (from " + target_ + ")");
     }
     body_.reset();
     done_(status_);
@@ -188,7 +205,21 @@ class Call {
 };
 
 Parser ParseInto(MessageLite* response) {
-  return [response](const char* data, int size) { return response->ParseFromArray(data, size); };
+  return [response](sw_bytes reply) {
+    return response->ParseFromArray(reply.data, static_cast<int>(reply.len)) ? OkStatus() : NotExpected(reply);
+  };
+}
+
+Parser ParseInto(tensorflow::RunGraphResponse* response) {
+  return [response](sw_bytes reply) {
+    Status status = CheckWire(reply, TensorCarrier::kRunGraphResponse);
+    if (!status.ok()) return status;
+    if (!response->ParseFromArray(reply.data, static_cast<int>(reply.len))) return NotExpected(reply);
+    status = CheckTensors(response->recv(), reply.len);
+    // Nobody is to look at it after all.
+    if (!status.ok()) response->Clear();
+    return status;
+  };
 }
 
 }  // namespace
@@ -264,7 +295,7 @@ void RemoteWorker::CleanupGraphAsync(const tensorflow::CleanupGraphRequest* requ
   // The step is over and its client waits for the next: nobody has a use for the answer, which is empty, nor a remedy
   // for a failure.
   (new Call(
-       channel_, target_, [](const char*, int) { return true; }, [](const Status&) {}, nullptr))
+       channel_, target_, [](sw_bytes) { return OkStatus(); }, [](const Status&) {}, nullptr))
       ->Start(Method::kCleanupGraph, *request, 0);
   done(OkStatus());
 }
@@ -277,9 +308,13 @@ void RemoteWorker::CleanupAllAsync(const tensorflow::CleanupAllRequest* request,
 // The rendezvous asks for tensors with sw_recv; this serves whoever uses the interface directly.
 void RemoteWorker::RecvTensorAsync(CallOptions* opts, const tensorflow::RecvTensorRequest* request,
                                    tensorflow::TensorResponse* response, StatusCallback done) {
-  auto parse = [response](const char* data, int size) {
+  auto parse = [response](sw_bytes reply) {
     tensorflow::RecvTensorResponse proto;
-    return proto.ParseFromArray(data, size) && response->InitFrom(&proto).ok();
+    Status status = CheckWire(reply, TensorCarrier::kRecvTensorResponse);
+    if (!status.ok()) return status;
+    if (!proto.ParseFromArray(reply.data, static_cast<int>(reply.len))) return NotExpected(reply);
+    status = CheckTensor(proto.tensor(), reply.len);
+    return status.ok() || proto.is_dead() ? response->InitFrom(&proto) : status;
   };
   StatusCallback finished = std::move(done);
   if (logger_ != nullptr && logger_->LoggingActive()) {

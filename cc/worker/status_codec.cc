@@ -5,6 +5,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/string_view.h"
+#include "cc/guard.h"
 
 namespace starwire {
 namespace {
@@ -80,7 +81,7 @@ void ReplyError(sw_engine* engine, sw_ticket ticket, const Status& status) {
     return;
   }
   const sw_part part = {details->data(), details->size()};
-  const sw_payload payload = {&part, 1, details, [](void* owner) { delete static_cast<std::string*>(owner); }};
+  const sw_payload payload = {&part, 1, details, Guarded<&DeleteOwner<std::string>>};
   sw_reply(engine, ticket, StatusNumber(status), AsBytes(message), &payload);
 }
 

@@ -7,13 +7,15 @@
 #include <utility>
 #include <vector>
 
+#include "cc/guard.h"
+#include "cc/tensor/objects.h"
 #include "cc/worker/methods.h"
 #include "cc/worker/recv_buf.h"
 #include "cc/worker/status_codec.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/lib/core/threadpool.h"
-#include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
 
@@ -43,7 +45,7 @@ void SendResponse(sw_engine* engine, sw_ticket ticket, const MessageLite& respon
   uint8_t* bytes = new uint8_t[size];
   response.SerializeWithCachedSizesToArray(bytes);
   const sw_part part = {bytes, size};
-  const sw_payload payload = {&part, 1, bytes, [](void* owner) { delete[] static_cast<uint8_t*>(owner); }};
+  const sw_payload payload = {&part, 1, bytes, Guarded<&DeleteArray<uint8_t>>};
   sw_reply(engine, ticket, 0, {nullptr, 0}, &payload);
 }
 
@@ -51,10 +53,36 @@ void SendResponse(sw_engine* engine, sw_ticket ticket, const OutgoingBuffer& res
   sw_reply(engine, ticket, 0, {nullptr, 0}, response.payload());
 }
 
-bool ParseBody(const sw_part* parts, size_t n_parts, MessageLite* request) {
-  if (n_parts == 0) return request->ParseFromArray(nullptr, 0);
-  return n_parts == 1 && parts[0].len <= static_cast<size_t>(std::numeric_limits<int>::max()) &&
-         request->ParseFromArray(parts[0].data, static_cast<int>(parts[0].len));
+// What is looked for in a request before its bytes are parsed, and after: TensorFlow's worker believes what it gets.
+Status CheckBytes(sw_bytes, const MessageLite&) { return OkStatus(); }
+Status CheckRequest(const MessageLite&, uint64_t) { return OkStatus(); }
+
+Status CheckBytes(sw_bytes body, const tensorflow::RunGraphRequest&) {
+  return CheckWire(body, TensorCarrier::kRunGraphRequest);
+}
+Status CheckRequest(const tensorflow::RunGraphRequest& request, uint64_t bytes) {
+  return CheckTensors(request.send(), bytes);
+}
+Status CheckRequest(const tensorflow::RegisterGraphRequest& request, uint64_t) {
+  return CheckConstants(request.graph_def());
+}
+Status CheckRequest(const tensorflow::CompleteInstanceRequest& request, uint64_t) {
+  if (tensorflow::TensorShape::IsValid(request.shape())) return OkStatus();
+  return MakeStatus(kInvalidArgument, "the shape of collective instance " + request.name() + " is invalid");
+}
+
+template <typename Request>
+Status ParseBody(const sw_part* parts, size_t n_parts, uint32_t method, Request* request) {
+  const sw_bytes body =
+      n_parts == 1 ? sw_bytes{static_cast<const uint8_t*>(parts[0].data), parts[0].len} : sw_bytes{nullptr, 0};
+  Status status = CheckBytes(body, *request);
+  if (!status.ok()) return status;
+  if (n_parts > 1 || body.len > static_cast<size_t>(std::numeric_limits<int>::max()) ||
+      !request->ParseFromArray(body.data, static_cast<int>(body.len))) {
+    return MakeStatus(kInvalidArgument,
+                      "the request is not the protocol buffer that worker method " + std::to_string(method) + " takes");
+  }
+  return CheckRequest(*request, body.len);
 }
 
 }  // namespace
@@ -64,7 +92,7 @@ struct WorkerService::ServedCall {
   explicit ServedCall(const sw_call_request& r)
       : ticket(r.ticket), parts(r.parts), n_parts(r.n_parts), body(r.body), method(r.method) {}
   virtual ~ServedCall() { ReleaseBody(); }
-  virtual MessageLite* Request() = 0;
+  virtual Status Parse() = 0;
   virtual void SendResponse(sw_engine* engine) = 0;
 
   void ReleaseBody() {
@@ -85,7 +113,7 @@ struct WorkerService::ServedCall {
 template <typename RequestProto, typename ResponseProto>
 struct WorkerService::TypedCall : WorkerService::ServedCall {
   using ServedCall::ServedCall;
-  MessageLite* Request() override { return &request; }
+  Status Parse() override { return ParseBody(parts, n_parts, method, &request); }
   void SendResponse(sw_engine* engine) override { starwire::SendResponse(engine, ticket, response); }
   RequestProto request;
   ResponseProto response;
@@ -98,26 +126,23 @@ WorkerService::WorkerService(AdvertisingWorker* worker, tensorflow::WorkerEnv* e
 
 WorkerService::~WorkerService() = default;
 
-void WorkerService::Start(std::shared_ptr<sw_engine> engine) { engine_ = std::move(engine); }
+void WorkerService::Start(std::shared_ptr<sw_engine> engine, std::shared_ptr<ServerErrands> errands) {
+  engine_ = std::move(engine);
+  errands_ = std::move(errands);
+}
 
 WorkerService::Shard& WorkerService::ShardOf(sw_ticket ticket) { return shards_[TicketHash()(ticket) % kShards]; }
 
 template <typename RequestProto, typename ResponseProto, typename Run>
 void WorkerService::Serve(const sw_call_request* request, Place place, Run run) {
   using Typed = TypedCall<RequestProto, ResponseProto>;
-  auto call = std::make_shared<Typed>(*request);
+  auto call = MakeOwnerOf<Typed>(request->body, *request);
   running_.fetch_add(1, std::memory_order_relaxed);
-  {
-    Shard& shard = ShardOf(call->ticket);
-    std::lock_guard<std::mutex> lock(shard.mu);
-    shard.calls[call->ticket] = call;
-  }
-  auto work = [self = shared_from_this(), call, run] {
-    const bool parsed = ParseBody(call->parts, call->n_parts, call->Request());
+  auto serve = [self = shared_from_this(), call, run] {
+    const Status parsed = call->Parse();
     call->ReleaseBody();
-    if (!parsed) {
-      self->Finish(call, MakeStatus(kInvalidArgument, "the request is not the protocol buffer that worker method " +
-                                                          std::to_string(call->method) + " takes"));
+    if (!parsed.ok()) {
+      self->Finish(call, self->leftovers_.Named(parsed, call->ticket.conn));
       return;
     }
     if (call->cancelled.load()) {
@@ -128,17 +153,27 @@ void WorkerService::Serve(const sw_call_request* request, Place place, Run run) 
     // A cancellation that came before the method had set its callback.
     if (call->cancelled.load() && !call->finished.load()) call->opts.StartCancel();
   };
-  switch (place) {
-    case Place::kReactor:
-      work();
-      break;
-    case Place::kPool:
-      env_->compute_pool->Schedule(std::move(work));
-      break;
-    case Place::kThread:
-      tensorflow::Env::Default()->SchedClosure(std::move(work));
-      break;
-  }
+  const auto fail = [self = shared_from_this(), call](const Status& thrown) { self->Finish(call, thrown); };
+  auto work = [serve = std::move(serve), fail] { Guard("a worker method", serve, fail); };
+  const auto start = [&] {
+    {
+      Shard& shard = ShardOf(call->ticket);
+      std::lock_guard<std::mutex> lock(shard.mu);
+      shard.calls[call->ticket] = call;
+    }
+    switch (place) {
+      case Place::kReactor:
+        work();
+        break;
+      case Place::kPool:
+        env_->compute_pool->Schedule(std::move(work));
+        break;
+      case Place::kErrand:
+        errands_->slow.Run(std::move(work));
+        break;
+    }
+  };
+  Guard("a worker method", start, fail);
 }
 
 void WorkerService::Finish(const std::shared_ptr<ServedCall>& call, const Status& status) {
@@ -161,7 +196,7 @@ void WorkerService::Finish(const std::shared_ptr<ServedCall>& call, const Status
 void WorkerService::Cancel(const std::shared_ptr<ServedCall>& call) {
   call->cancelled.store(true);
   // Cancelling aborts rendezvous and wakes kernels: TensorFlow code of unknown length, not for a reactor.
-  tensorflow::Env::Default()->SchedClosure([call] {
+  errands_->urgent.Run([call] {
     if (!call->finished.load()) call->opts.StartCancel();
   });
 }
@@ -189,8 +224,8 @@ void WorkerService::Drop(const std::string& task, Leftovers::Life life) {
   LOG(INFO) << "starwire: " + task + " was started again: " + std::to_string(life.graphs.size()) + " graphs and " +
                    std::to_string(life.sessions.size()) + " sessions of its former life are given up";
   running_.fetch_add(1, std::memory_order_relaxed);
-  // A thread of its own, for Place::kThread's reason.
-  tensorflow::Env::Default()->SchedClosure([self = shared_from_this(), life = std::move(life)] {
+  // For Place::kErrand's reason.
+  errands_->slow.Run([self = shared_from_this(), life = std::move(life)] {
     for (const auto& [handle, session] : life.graphs) {
       tensorflow::DeregisterGraphRequest request;
       tensorflow::DeregisterGraphResponse response;
@@ -231,8 +266,7 @@ bool WorkerService::Shutdown(int64_t timeout_ms) {
 void WorkerService::OnCall(const sw_call_request* request) {
   using namespace tensorflow;  // NOLINT: the names of the messages
   using Done = tensorflow::StatusCallback;
-  // The one place that decides what runs on a reactor. Everything else keeps the thread that TensorFlow's own service
-  // uses.
+  // The one place that decides what runs on a reactor.
   switch (static_cast<Method>(request->method)) {
     case Method::kGetStatus:
       return Serve<GetStatusRequest, GetStatusResponse>(
@@ -250,7 +284,7 @@ void WorkerService::OnCall(const sw_call_request* request) {
           });
     case Method::kDeleteWorkerSession:
       return Serve<DeleteWorkerSessionRequest, DeleteWorkerSessionResponse>(
-          request, Place::kThread, [this](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kErrand, [this](AdvertisingWorker* worker, auto* call, Done done) {
             leftovers_.SessionDeleted(call->ticket.conn, call->request.session_handle());
             worker->DeleteWorkerSessionAsync(&call->opts, &call->request, &call->response, std::move(done));
           });

@@ -11,6 +11,7 @@
 
 #include "cc/compat.h"
 #include "cc/server/advertise.h"
+#include "cc/server/errands.h"
 #include "cc/worker/leftovers.h"
 #include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
@@ -26,7 +27,7 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   WorkerService& operator=(const WorkerService&) = delete;
 
   // Answers go to this engine.
-  void Start(std::shared_ptr<sw_engine> engine);
+  void Start(std::shared_ptr<sw_engine> engine, std::shared_ptr<ServerErrands> errands);
 
   // The handlers of sw_handlers; reactor threads.
   void OnCall(const sw_call_request* request);
@@ -47,7 +48,7 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   enum class Place {
     kReactor,  // at once on the reactor: short and never blocking
     kPool,     // on TensorFlow's compute pool
-    kThread,   // on a thread of its own: waits for work on the compute pool
+    kErrand,   // on the thread for slow errands: waits for work on the compute pool
   };
   static constexpr size_t kShards = 16;
   struct TicketHash {
@@ -67,13 +68,14 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   void Serve(const sw_call_request* request, Place place, Run run);
   Shard& ShardOf(sw_ticket ticket);
   void Finish(const std::shared_ptr<ServedCall>& call, const Status& status);
-  static void Cancel(const std::shared_ptr<ServedCall>& call);
+  void Cancel(const std::shared_ptr<ServedCall>& call);
   // Gives back what nobody can use any more.
   void Drop(const std::string& task, Leftovers::Life life);
 
   AdvertisingWorker* const worker_;
   tensorflow::WorkerEnv* const env_;
   std::shared_ptr<sw_engine> engine_;
+  std::shared_ptr<ServerErrands> errands_;
   std::atomic<int64_t> running_{0};
   std::array<Shard, kShards> shards_;
   Leftovers leftovers_;

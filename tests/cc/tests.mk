@@ -37,10 +37,27 @@ $(SHIM_OUT)/%.o: tests/cc/shim/%.cc $(FOLDER)/flags.mk
 	@mkdir -p $(@D)
 	$(SHIM_CXX) $(SHIM_CXXFLAGS) -MMD -MP -c -o $@ $<
 
+# The decoders of what peers send, on the corpus of their fuzz target and some mutations of it (fuzz/README.md). Here all memory that they ask for is counted.
+LINK_TF = -Wl,--no-as-needed -L$(SHIM_TF) -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 -Wl,--allow-shlib-undefined -lpthread
+DECODERS := $(patsubst fuzz/decoders/%.cc,$(SHIM_OUT)/decoders-%.o,$(wildcard fuzz/decoders/*.cc))
+DECODER_ROUNDS ?= 20000
+
+.PHONY: decoders
+decoders: $(SHIM_OUT)/decoders
+	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) $< rounds=$(DECODER_ROUNDS) findings=$(SHIM_OUT) fuzz/corpus/decoders 2>$(SHIM_OUT)/decoders.log || \
+	  { tail -n 50 $(SHIM_OUT)/decoders.log >&2; exit 1; }
+
+$(SHIM_OUT)/decoders: $(DECODERS) $(SHIM_OBJECTS) $(CORE)
+	$(SHIM_CXX) -rdynamic -o $@ $(DECODERS) $(SHIM_OBJECTS) $(CORE) $(LINK_TF)
+
+$(SHIM_OUT)/decoders-%.o: fuzz/decoders/%.cc $(FOLDER)/flags.mk
+	@mkdir -p $(@D)
+	$(SHIM_CXX) $(SHIM_CXXFLAGS) -MMD -MP -c -o $@ $<
+
 # The same with cc/ compiled for gcc's sanitizers. Left out: vptr (needs type information that TensorFlow hides), null and nonnull (gcc cannot compile absl's
 # constant expressions with them; a null pointer ends the program anyway), containers (those that TensorFlow fills are not annotated).
 SANITIZED_OUT := $(FOLDER)/sanitized
-SANITIZE := -fsanitize=address,undefined -fno-sanitize=vptr,null,nonnull-attribute,returns-nonnull-attribute -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1
+SANITIZE := -U_FORTIFY_SOURCE -fsanitize=address,undefined -fno-sanitize=vptr,null,nonnull-attribute,returns-nonnull-attribute -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1
 SANITIZED_SOURCES := $(shell find cc -name '*.cc') $(wildcard tests/cc/shim/*.cc)
 SANITIZED_OBJECTS := $(foreach source,$(SANITIZED_SOURCES),$(SANITIZED_OUT)/$(subst /,-,$(source:.cc=.o)))
 
@@ -60,4 +77,32 @@ $(SANITIZED_OUT)/$(subst /,-,$(1:.cc=.o)): $(1) $(FOLDER)/flags.mk
 endef
 $(foreach source,$(SANITIZED_SOURCES),$(eval $(call SANITIZED_RULE,$(source))))
 
--include $(wildcard $(ABI_OUT)/*.d $(SHIM_OUT)/*.d $(SANITIZED_OUT)/*.d)
+# The fuzz target itself: what reads bytes of peers counts what it covers, under the sanitizers (FUZZ_SECONDS, FINDINGS: a folder).
+FUZZED_OUT := $(FOLDER)/fuzzed
+FUZZED_SOURCES := $(wildcard cc/tensor/*.cc) cc/star/cargo.cc cc/star/wire.cc cc/worker/status_codec.cc fuzz/decoders/target.cc
+FUZZED_OBJECTS := $(foreach source,$(FUZZED_SOURCES),$(FUZZED_OUT)/$(subst /,-,$(source:.cc=.o)))
+FUZZED_REST = $(filter-out $(addprefix %/obj/,$(notdir $(FUZZED_OBJECTS))),$(SHIM_OBJECTS))
+FUZZ_SECONDS ?= 60
+FINDINGS ?= target/fuzz/findings
+
+.PHONY: fuzz
+fuzz: $(FUZZED_OUT)/decoders
+	@mkdir -p $(FINDINGS)
+	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) ASAN_OPTIONS=detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0:handle_segv=0:handle_abort=0 \
+	  UBSAN_OPTIONS=print_stacktrace=1 $< seconds=$(FUZZ_SECONDS) seed=$$RANDOM findings=$(FINDINGS) fuzz/corpus/decoders
+
+$(FUZZED_OUT)/decoders: $(FUZZED_OBJECTS) $(FUZZED_OUT)/main.o $(SHIM_OBJECTS) $(CORE)
+	$(SHIM_CXX) $(SANITIZE) -o $@ $(FUZZED_OBJECTS) $(FUZZED_OUT)/main.o $(FUZZED_REST) $(CORE) $(LINK_TF)
+
+$(FUZZED_OUT)/main.o: fuzz/decoders/main.cc $(FOLDER)/flags.mk
+	@mkdir -p $(@D)
+	$(SHIM_CXX) $(SHIM_CXXFLAGS) $(SANITIZE) -MMD -MP -c -o $@ $<
+
+define FUZZED_RULE
+$(FUZZED_OUT)/$(subst /,-,$(1:.cc=.o)): $(1) $(FOLDER)/flags.mk
+	@mkdir -p $$(@D)
+	$$(SHIM_CXX) $$(SHIM_CXXFLAGS) $$(SANITIZE) -fsanitize-coverage=trace-pc -MMD -MP -c -o $$@ $$<
+endef
+$(foreach source,$(FUZZED_SOURCES),$(eval $(call FUZZED_RULE,$(source))))
+
+-include $(wildcard $(ABI_OUT)/*.d $(SHIM_OUT)/*.d $(SANITIZED_OUT)/*.d $(FUZZED_OUT)/*.d)

@@ -1,6 +1,7 @@
 """The data port against strangers: garbage, truncated, oversized, replayed and slow bytes while training goes on; secrets, cluster ids; and its HTTP side."""
 
 import contextlib
+import pathlib
 import random
 import re
 import socket
@@ -233,6 +234,57 @@ def test_reader_that_never_reads(target, tmp_path):
                     peer.send(wire.block(b"".join(wire.frame(wire.PING, ident=n) for n in range(200)), sequence))
                     sequence += 1
     assert ps.call(steps.rss_mib) - before < 200
+
+
+def corpus(suffix):
+    folder = pathlib.Path(__file__).parents[2] / "fuzz" / "corpus" / "decoders"
+    files = sorted(folder.glob(f"attack-*{suffix}"))
+    assert len(files) >= 3
+    return {file.name: file.read_bytes()[1:] for file in files}
+
+
+def call(peer, ident, method, meta, payload):
+    """Code and message of the answer to a call with one inline part."""
+    padded = meta + bytes(-len(meta) % 8)
+    fixed = struct.pack("<IIQ", 0, 1, len(payload))
+    peer.send_block(wire.frame(wire.CALL, code=method, ident=ident, fixed=fixed, meta=padded + payload, meta_length=len(meta)))
+    peer.socket.settimeout(20)
+    while True:
+        control = peer.read_block()
+        while len(control) >= 16:
+            kind, _, code, length, answered = struct.unpack("<BBHIQ", control[:16])
+            if kind == wire.REPLY and answered == ident:
+                return code, control[24 : 24 + length].decode()
+            size = 16 + (8 if kind == wire.REPLY else 0) + length
+            control = control[size + (-size % 8) :]
+            if kind == wire.PAD:
+                break
+
+
+def test_hostile_tensors_in_calls(target, tmp_path):
+    """A member's feeds of a few bytes that TensorFlow's decoders do not survive, or that make them take gigabytes: refused by name, and nothing else happens."""
+    ps = target["ps", 0]
+    address = data_port(ps)
+    run_graph, star_call, complete_instance = 6, 16, 14
+    before = ps.call(steps.rss_mib)
+    with training(target, tmp_path), wire.Peer(address) as peer:
+        peer.handshake(expected=None)
+        ident = 0
+        for name, request in corpus(".run").items():
+            ident += 1
+            code, message = call(peer, ident, run_graph, b"", request)
+            assert code in (3, 15) and "/job:worker/replica:0/task:9" in message, (name, code, message)
+        for name, request in corpus(".call").items():
+            ident += 1
+            (length,) = struct.unpack("<H", request[:2])
+            code, message = call(peer, ident, star_call, request[2 : 2 + length], request[2 + length :])
+            assert code in (3, 15) and "/job:worker/replica:0/task:9" in message, (name, code, message)
+        # A shape that TensorFlow's worker would abort on.
+        ident += 1
+        code, message = call(peer, ident, complete_instance, b"", bytes.fromhex("220d120b08ffffffffffffffffff01"))
+        assert code == 3 and "shape of collective instance" in message, (code, message)
+    assert ps.call(steps.rss_mib) - before < 100
+    assert worker_call(target, steps.run_steps, 3) == 3
 
 
 # Secrets and cluster ids. ------------------------------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,284 @@
+#include "cc/tensor/objects.h"
+
+#include <optional>
+
+#include "cc/tensor/elements.h"
+#include "cc/tensor/variants.h"
+#include "tensorflow/core/framework/attr_value.pb.h"
+#include "tensorflow/core/framework/function.pb.h"
+#include "tensorflow/core/framework/node_def.pb.h"
+#include "tensorflow/core/framework/resource_handle.h"
+#include "tensorflow/core/framework/resource_handle.pb.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/tensor_shape.pb.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/platform/tstring.h"
+#include "tensorflow/core/protobuf/named_tensor.pb.h"
+#include "tensorflow/core/protobuf/worker.pb.h"
+
+namespace starwire {
+
+using tensorflow::TensorProto;
+using tensorflow::TensorShape;
+
+namespace {
+
+// ---- the bytes ----
+
+// Messages that are looked into. All others cost no more than some multiple of their length.
+enum class Kind : uint8_t { kTensor, kVariant, kHandle, kNamed, kRunRequest, kRunResponse, kRecvResponse };
+
+// What parsing makes of one, besides its content.
+uint64_t CostOf(Kind kind) {
+  switch (kind) {
+    case Kind::kTensor:
+      return 448;
+    case Kind::kHandle:
+    case Kind::kNamed:
+      return 128;
+    case Kind::kVariant:
+      return 96;
+    default:
+      return 0;
+  }
+}
+
+std::optional<Kind> ChildOf(Kind kind, uint64_t field) {
+  switch (kind) {
+    case Kind::kTensor:
+      if (field == TensorProto::kVariantValFieldNumber) return Kind::kVariant;
+      if (field == TensorProto::kResourceHandleValFieldNumber) return Kind::kHandle;
+      break;
+    case Kind::kVariant:
+      if (field == tensorflow::VariantTensorDataProto::kTensorsFieldNumber) return Kind::kTensor;
+      break;
+    case Kind::kNamed:
+      if (field == tensorflow::NamedTensorProto::kTensorFieldNumber) return Kind::kTensor;
+      break;
+    case Kind::kRunRequest:
+      if (field == tensorflow::RunGraphRequest::kSendFieldNumber) return Kind::kNamed;
+      break;
+    case Kind::kRunResponse:
+      if (field == tensorflow::RunGraphResponse::kRecvFieldNumber) return Kind::kNamed;
+      break;
+    case Kind::kRecvResponse:
+      if (field == tensorflow::RecvTensorResponse::kTensorFieldNumber) return Kind::kTensor;
+      break;
+    case Kind::kHandle:
+      break;
+  }
+  return std::nullopt;
+}
+
+Kind KindOf(TensorCarrier carrier) {
+  switch (carrier) {
+    case TensorCarrier::kTensor:
+      return Kind::kTensor;
+    case TensorCarrier::kRunGraphRequest:
+      return Kind::kRunRequest;
+    case TensorCarrier::kRunGraphResponse:
+      return Kind::kRunResponse;
+    case TensorCarrier::kRecvTensorResponse:
+      return Kind::kRecvResponse;
+  }
+  return Kind::kTensor;
+}
+
+bool TakeVarint(sw_bytes* in, uint64_t* value) {
+  *value = 0;
+  for (int shift = 0; shift < 64 && in->len > 0; shift += 7) {
+    const uint8_t byte = *in->data++;
+    --in->len;
+    *value |= static_cast<uint64_t>(byte & 0x7f) << shift;
+    if ((byte & 0x80) == 0) return true;
+  }
+  return false;
+}
+
+bool Skip(sw_bytes* in, uint64_t bytes) {
+  if (bytes > in->len) return false;
+  in->data += bytes;
+  in->len -= static_cast<size_t>(bytes);
+  return true;
+}
+
+Status TooMuch(const ObjectBudget& budget, const std::string& what) {
+  return Malformed(what + ", far more than the " + std::to_string(budget.message_bytes()) +
+                   " bytes of its message can hold");
+}
+
+Status NotAMessage() { return Malformed("the TensorProto cannot be parsed"); }
+
+Status Walk(Kind kind, sw_bytes in, int depth, ObjectBudget* budget) {
+  if (kind == Kind::kTensor && ++depth > kMaxObjectDepth) {
+    return Malformed("tensors within tensors, more than " + std::to_string(kMaxObjectDepth) + " deep");
+  }
+  if (!budget->Spend(CostOf(kind))) return TooMuch(*budget, "too many objects");
+  while (in.len > 0) {
+    uint64_t tag = 0, value = 0;
+    if (!TakeVarint(&in, &tag)) return NotAMessage();
+    const uint64_t field = tag >> 3;
+    bool ok = field != 0;
+    switch (tag & 7) {
+      case 0:
+        ok = ok && TakeVarint(&in, &value);
+        break;
+      case 1:
+        ok = ok && Skip(&in, 8);
+        break;
+      case 5:
+        ok = ok && Skip(&in, 4);
+        break;
+      case 2: {
+        ok = ok && TakeVarint(&in, &value) && value <= in.len;
+        if (!ok) break;
+        if (const auto child = ChildOf(kind, field)) {
+          Status status = Walk(*child, {in.data, static_cast<size_t>(value)}, depth, budget);
+          if (!status.ok()) return status;
+        }
+        ok = Skip(&in, value);
+        break;
+      }
+      default:  // a group: none of these messages ever had one
+        ok = false;
+    }
+    if (!ok) return NotAMessage();
+  }
+  return OkStatus();
+}
+
+// ---- what was parsed ----
+
+// Of one element in memory; known types only.
+uint64_t ElementSize(tensorflow::DataType dtype) {
+  switch (dtype) {
+    case tensorflow::DT_STRING:
+      return sizeof(tensorflow::tstring);
+    case tensorflow::DT_VARIANT:
+      return sizeof(tensorflow::Variant);
+    case tensorflow::DT_RESOURCE:
+      return sizeof(tensorflow::ResourceHandle);
+    default:
+      return RawSize(dtype);
+  }
+}
+
+Status CheckHandle(const tensorflow::ResourceHandleProto& handle) {
+  for (const auto& dtype_and_shape : handle.dtypes_and_shapes()) {
+    if (!tensorflow::PartialTensorShape::IsValid(dtype_and_shape.shape())) {
+      return Malformed("invalid shape in a resource handle");
+    }
+  }
+  return OkStatus();
+}
+
+Status CheckObjects(const TensorProto& proto, uint64_t elements, ObjectBudget* budget) {
+  if (!proto.tensor_content().empty()) return Malformed("objects as opaque content");
+  const bool is_variant = proto.dtype() == tensorflow::DT_VARIANT;
+  const int given = is_variant ? proto.variant_val_size() : proto.resource_handle_val_size();
+  if (static_cast<uint64_t>(given) != elements) {
+    return Malformed(std::to_string(given) + " objects for the " + std::to_string(elements) + " elements of a " +
+                     tensorflow::DataTypeString(proto.dtype()));
+  }
+  for (const auto& handle : proto.resource_handle_val()) {
+    Status status = CheckHandle(handle);
+    if (!status.ok()) return status;
+  }
+  for (const auto& variant : proto.variant_val()) {
+    Status status = CheckVariant(variant, budget);
+    if (!status.ok()) return status;
+  }
+  return OkStatus();
+}
+
+Status CheckAttribute(const tensorflow::AttrValue& value, int depth);
+
+Status CheckConstant(const TensorProto& proto) {
+  if (proto.dtype() != tensorflow::DT_VARIANT && proto.dtype() != tensorflow::DT_RESOURCE) return OkStatus();
+  return CheckTensor(proto, proto.ByteSizeLong());
+}
+
+template <typename Attributes>
+Status CheckAttributes(const Attributes& attributes, int depth) {
+  for (const auto& attribute : attributes) {
+    Status status = CheckAttribute(attribute.second, depth);
+    if (!status.ok()) return status;
+  }
+  return OkStatus();
+}
+
+Status CheckAttribute(const tensorflow::AttrValue& value, int depth) {
+  if (depth > kMaxObjectDepth) return Malformed("attributes within attributes");
+  Status status = OkStatus();
+  if (value.has_tensor()) status = CheckConstant(value.tensor());
+  if (status.ok() && value.has_func()) status = CheckAttributes(value.func().attr(), depth + 1);
+  if (!status.ok() || !value.has_list()) return status;
+  for (const TensorProto& tensor : value.list().tensor()) {
+    status = CheckConstant(tensor);
+    if (!status.ok()) return status;
+  }
+  for (const auto& function : value.list().func()) {
+    status = CheckAttributes(function.attr(), depth + 1);
+    if (!status.ok()) return status;
+  }
+  return status;
+}
+
+Status CheckNode(const tensorflow::NodeDef& node) {
+  Status status = CheckAttributes(node.attr(), 0);
+  if (status.ok()) return status;
+  return MakeStatus(StatusNumber(status), StatusMessage(status) + " (in node " + node.name() + ")");
+}
+
+}  // namespace
+
+Status CheckWire(sw_bytes bytes, TensorCarrier carrier) {
+  ObjectBudget budget(bytes.len);
+  return Walk(KindOf(carrier), bytes, 0, &budget);
+}
+
+Status CheckTensor(const TensorProto& proto, uint64_t message_bytes) {
+  ObjectBudget budget(message_bytes);
+  return CheckTensor(proto, &budget);
+}
+
+Status CheckTensor(const TensorProto& proto, ObjectBudget* budget) {
+  if (!IsKnown(proto.dtype())) return Malformed("unknown type " + std::to_string(proto.dtype()) + " in a proto");
+  if (!TensorShape::IsValid(proto.tensor_shape())) return Malformed("invalid shape in a proto");
+  // The shape is valid, so this constructor cannot abort.
+  const TensorShape shape(proto.tensor_shape());
+  const auto elements = static_cast<uint64_t>(shape.num_elements());
+  const uint64_t element = ElementSize(proto.dtype());
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(elements, element, &bytes) || !budget->Spend(bytes)) {
+    return TooMuch(*budget, "type " + tensorflow::DataTypeString(proto.dtype()) + ", shape " + shape.DebugString());
+  }
+  if (proto.dtype() == tensorflow::DT_VARIANT || proto.dtype() == tensorflow::DT_RESOURCE) {
+    return CheckObjects(proto, elements, budget);
+  }
+  const uint64_t content = proto.tensor_content().size();
+  // Strings have their lengths in front of them: at least a byte each.
+  const bool agrees = proto.dtype() == tensorflow::DT_STRING ? content >= elements : content == bytes;
+  if (content != 0 && !agrees) {
+    return Malformed(std::to_string(content) + " bytes for type " + tensorflow::DataTypeString(proto.dtype()) +
+                     ", shape " + shape.DebugString());
+  }
+  return OkStatus();
+}
+
+Status CheckConstants(const tensorflow::GraphDef& graph) {
+  for (const auto& node : graph.node()) {
+    Status status = CheckNode(node);
+    if (!status.ok()) return status;
+  }
+  for (const auto& function : graph.library().function()) {
+    for (const auto& node : function.node_def()) {
+      Status status = CheckNode(node);
+      if (!status.ok()) return status;
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace starwire

@@ -1,0 +1,200 @@
+// Exceptions that end at the border, errands that need no thread each, and tables that go with their server.
+#include "cc/guard.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <fstream>
+#include <mutex>
+#include <new>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "cc/server/completion_batch.h"
+#include "cc/server/errands.h"
+#include "cc/tensor/codec.h"
+#include "tests/cc/shim/rig.h"
+
+namespace {
+std::atomic<int> tables_made{0}, tables_freed{0};
+}  // namespace
+
+// In front of the transport's own, for everybody in this process.
+extern "C" sw_code sw_star_new(const sw_engine* engine, const sw_star_objects* objects, sw_star** out,
+                               sw_error** error) {
+  static const auto next = reinterpret_cast<decltype(&sw_star_new)>(dlsym(RTLD_NEXT, "sw_star_new"));
+  ++tables_made;
+  return next(engine, objects, out, error);
+}
+extern "C" void sw_star_free(sw_star* star) {
+  static const auto next = reinterpret_cast<decltype(&sw_star_free)>(dlsym(RTLD_NEXT, "sw_star_free"));
+  ++tables_freed;
+  next(star);
+}
+
+namespace starwire {
+namespace {
+
+int Threads() {
+  std::ifstream status("/proc/self/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (line.rfind("Threads:", 0) == 0) return std::stoi(line.substr(8));
+  }
+  return -1;
+}
+
+// 0: none.
+int Throws(int what) {
+  if (what == 1) throw std::bad_alloc();
+  if (what == 2) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  if (what == 3) throw std::runtime_error("a bug");
+  if (what == 4) throw 7;  // NOLINT: anything can be thrown
+  return 0;
+}
+
+Status told;
+sw_code Fails(const Status& thrown, int) {
+  told = thrown;
+  return 77;
+}
+sw_code FailsToFail(const Status&, int what) { return Throws(what); }
+void* Pointer(int what) {
+  Throws(what);
+  return &told;
+}
+void Nothing(int what) { Throws(what); }
+
+TEST(Guard, EachExceptionIsAStatus) {
+  const int codes[] = {0, kResourceExhausted, kResourceExhausted, kInternal, kInternal};
+  for (int what = 0; what <= 4; ++what) {
+    EXPECT_EQ(Guarded<&Throws>(what), codes[what]);
+    EXPECT_EQ((Guarded<&Throws, &Fails>(what)), what == 0 ? 0 : 77);
+    if (what != 0) EXPECT_EQ(StatusNumber(told), codes[what]) << StatusMessage(told);
+    EXPECT_EQ((Guarded<&Throws, &FailsToFail>(what)), what == 0 ? 0 : kInternal);
+    EXPECT_EQ(Guarded<&Pointer>(what) != nullptr, what == 0);
+    Guarded<&Nothing>(what);
+    const Status status = Guard(
+        "a test",
+        [what] {
+          Throws(what);
+          return OkStatus();
+        },
+        [](const Status& thrown) { return thrown; });
+    EXPECT_EQ(StatusNumber(status), codes[what]);
+  }
+  EXPECT_NE(StatusMessage(told).find("unknown type"), std::string::npos);
+}
+
+TEST(Guard, ACompletionThatThrowsTakesNobodyAlong) {
+  bool ran = false;
+  CompletionBatch::Add([] { throw std::bad_alloc(); });
+  CompletionBatch::Add([&ran] { ran = true; });
+  EXPECT_TRUE(ran);
+}
+
+TEST(Errands, OneThreadForAll) {
+  constexpr int kMany = 3000;
+  const int before = Threads();
+  std::atomic<int> done{0};
+  std::set<std::thread::id> threads;
+  std::vector<int> order;
+  Errands errands("test");
+  EXPECT_EQ(Threads(), before) << "none before the first errand";
+  for (int i = 0; i < kMany; ++i) {
+    errands.Run([&, i] {
+      threads.insert(std::this_thread::get_id());
+      order.push_back(i);
+      ++done;
+      if (i == 5) throw std::runtime_error("goes to the log");
+    });
+  }
+  EXPECT_LE(Threads(), before + 1);
+  EXPECT_TRUE(errands.Stop(kPatience));
+  EXPECT_EQ(done.load(), kMany);
+  EXPECT_EQ(threads.size(), 1u);
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+  EXPECT_EQ(threads.count(std::this_thread::get_id()), 0u);
+  // It is over: here and now.
+  errands.Run([&] { threads.insert(std::this_thread::get_id()); });
+  EXPECT_EQ(threads.count(std::this_thread::get_id()), 1u);
+}
+
+TEST(Errands, LaterOnesWait) {
+  Errands errands("test");
+  std::mutex mu;
+  std::condition_variable changed;
+  std::vector<int> order;
+  const auto note = [&](int what) {
+    std::lock_guard<std::mutex> lock(mu);
+    order.push_back(what);
+    changed.notify_all();
+  };
+  const auto begun = std::chrono::steady_clock::now();
+  errands.RunAfter(std::chrono::milliseconds(200), [&] { note(2); });
+  errands.RunAfter(std::chrono::hours(1), [&] { note(3); });
+  errands.Run([&] { note(1); });
+  {
+    std::unique_lock<std::mutex> lock(mu);
+    ASSERT_TRUE(changed.wait_for(lock, kPatience, [&] { return order.size() == 2; }));
+    EXPECT_EQ(order, (std::vector<int>{1, 2}));
+    EXPECT_GE(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(200));
+  }
+  EXPECT_TRUE(errands.Stop(kPatience)) << "what is not due yet runs now";
+  EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
+}
+
+TEST(Errands, AStopHasItsPatience) {
+  std::mutex mu;
+  std::unique_lock<std::mutex> held(mu);
+  std::atomic<bool> over{false};
+  {
+    Errands errands("test");
+    errands.Run([&] {
+      std::lock_guard<std::mutex> lock(mu);
+      over = true;
+    });
+    EXPECT_FALSE(errands.Stop(std::chrono::milliseconds(50)));
+  }
+  held.unlock();
+  for (int i = 0; i < 3000 && !over; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_TRUE(over);
+}
+
+class LonelyTask : public EngineTask {
+ public:
+  explicit LonelyTask(const Cluster& cluster) : EngineTask("ps") { Start("star_server", cluster); }
+};
+
+// A step that is aborted for each of many requests of a peer that went: no thread for each.
+TEST(Errands, ManyAbortsDoNotMakeManyThreads) {
+  Errands* errands = Errands::OfProcess();
+  errands->Run([] {});
+  const int before = Threads();
+  for (int i = 0; i < 2000; ++i) {
+    CompletionBatch::DeferScope defer;
+    CompletionBatch::Add([] { std::this_thread::sleep_for(std::chrono::microseconds(10)); });
+  }
+  EXPECT_LE(Threads(), before + 1);
+}
+
+TEST(Tables, GoWithTheirServer) {
+  const int made = tables_made, freed = tables_freed;
+  {
+    Cluster cluster;
+    LonelyTask task(cluster);
+    EXPECT_EQ(tables_made, made + 1);
+    task.engine->Stop();
+  }
+  EXPECT_EQ(tables_freed, freed + 1);
+}
+
+}  // namespace
+}  // namespace starwire
