@@ -22,7 +22,7 @@ std::unordered_set<std::string> FunctionNames(const GraphDef& graph) {
 }
 
 bool HasState(const NodeDef& node, const std::unordered_set<std::string>& functions) {
-  if (node.op() == "_Arg" || node.op() == "_Retval" || functions.count(node.op()) != 0) return false;
+  if (functions.count(node.op()) != 0) return false;
   return (KnowledgeOf(node.op()) & SW_OP_IS_SHAREABLE) == 0;
 }
 

@@ -283,8 +283,8 @@ class Queue(Outside):
         suffix = "" if op == "FIFOQueue" else "V2"
         number = record_in(g, g.init, op, dev, attr=attr, out=[("string" if not suffix else "resource", ())])
         many = []
-        for kind in kinds:
-            full = (40,) + (shape if kind is kinds[-1] else ())
+        for place, kind in enumerate(kinds):
+            full = (40,) + (shape if place == len(kinds) - 1 else ())
             many.append(record_in(g, g.init, "Fill", dev, {"dims": lit("int32", list(full)), "value": small(g, kind)}, out=[(kind, full)]))
         record_in(g, g.init, "QueueEnqueueMany" + suffix, dev, {"handle": f"{number}:0", "components": [f"{one}:0" for one in many]}, target=True)
         return cls.new(g, number, dev, dtype, shape, kinds=kinds, suffix=suffix, left=40)

@@ -306,7 +306,8 @@ CASES = {
 # In one step. What is not listed makes some.
 CALLS = {"dense_model": 5, "ctr_model": 7, "optimizer_sgd": 7}
 # Cases that keep some tensors with send and receive.
-SENDS = {"functions", "loop_v1", "loop_v2", "late_company", "fed_and_fetched", "types", "exotic_types", "replicas"}
+# What is read of a reference variable in a branch behind an update must show it: conditional_update_v1.
+SENDS = {"conditional_update_v1", "functions", "loop_v1", "loop_v2", "late_company", "fed_and_fetched", "types", "exotic_types", "replicas"}
 # Cases whose calls are made in parts: at least so many.
 PARTS = {"large_model_sgd": 15, "large_model_adam": 15}
 
@@ -512,3 +513,50 @@ def test_a_trace_shows_the_kernels_of_a_push(cluster):
     value, kernels = chief(cluster, trace_a_push)
     assert value == 10.0
     assert all(any("AssignAdd" in name for name in step) for step in kernels), kernels
+
+
+# What users who look inside see. ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def look_inside(target, star, watch):
+    """Runs one step whose server's part is called; returns the names of all nodes in its partition graphs, and how many calls were among them."""
+    import starwire
+
+    with tf.Graph().as_default():
+        with tf.device(PS0):
+            variable = one().get_variable("looked_at", initializer=tf.zeros([4]), use_resource=True)
+            pulled = variable.read_value()
+        with tf.device(WORKER0):
+            gradient = pulled + 1.0
+        with tf.device(PS0):
+            update = one().assign_add(variable, gradient)
+        config = starwire.config(isolated(), star=star)
+        with one().Session(target, config=config) as session:
+            session.run(one().global_variables_initializer())
+            options = one().RunOptions(output_partition_graphs=True)
+            if watch:
+                options.debug_options.debug_tensor_watch_opts.add(node_name=update.op.name, output_slot=0, debug_ops=["DebugNanCount"], debug_urls=["file:///dev/null"])
+            metadata = one().RunMetadata()
+            session.run(update, options=options, run_metadata=metadata)
+            nodes = [node for graph in metadata.partition_graphs for node in graph.node]
+            return {node.name for node in nodes}, sum(node.op == "StarwireCall" for node in nodes), update.op.name
+
+
+def isolated():
+    return one().ConfigProto(isolate_session_state=True, graph_options=one().GraphOptions(optimizer_options=one().OptimizerOptions(opt_level=-1)))
+
+
+def test_partition_graphs_show_what_calls_run(cluster):
+    names, calls, update = chief(cluster, look_inside, None, False)
+    assert calls >= 2 and any(name.startswith(update) for name in names)
+
+
+def test_watch_on_what_a_call_runs_is_an_error(cluster):
+    with pytest.raises(RemoteError, match=r"a debugger watches .*starwire\.config\(star=False\)") as raised:
+        chief(cluster, look_inside, None, True)
+    assert raised.value.type == "UnimplementedError"
+
+
+def test_session_without_calls(cluster):
+    names, calls, update = chief(cluster, look_inside, False, False)
+    assert calls == 0 and any(name.startswith(update) for name in names)
