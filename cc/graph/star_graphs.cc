@@ -34,12 +34,13 @@ Status CheckWatches(const tensorflow::RegisterGraphRequest& request) {
   for (const NodeDef& node : request.graph_def().node()) {
     GraphDef called;
     if (!Called(node, &called)) continue;
+    const std::string& server = node.attr().at("task").s();
     for (const NodeDef& inner : called.node()) {
       for (const auto& watch : request.debug_options().debug_tensor_watch_opts()) {
         if (!IsWatched(watch.node_name(), inner.name())) continue;
         return MakeStatus(kUnimplemented,
                           "starwire: a debugger watches " + watch.node_name() + ", but " + inner.name() +
-                              " is run by a call to " + node.attr().at("task").s() +
+                              " is run by a call to " + server +
                               ", where it cannot be watched: debug this session with starwire.config(star=False)");
       }
     }

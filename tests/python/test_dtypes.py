@@ -419,7 +419,7 @@ OBJECTS = {
 }  # fmt: skip
 
 
-# Nobody can send these. Stock gRPC says that it could not parse a response; ours says what it was, and whose.
+# Nobody can send these. Stock gRPC says that it could not parse a response, or hands on a list whose elements it could not decode; ours says what it was, and whose.
 NOT_SENT = ("dataset", "list_of_datasets")
 
 
@@ -456,7 +456,7 @@ def test_each_object(compared, way):
     different = [f"{name}: {ours[name]}\n    instead of {stock[name]}" for name in names if comparable(name, ours[name]) != comparable(name, stock[name])]
     assert not different, "\n".join(different)
     for name in NOT_SENT:
-        assert all(error[0] == "InternalError" for error in stock[name]), stock[name]
+        assert name != "dataset" or all(error[0] == "InternalError" for error in stock[name]), stock[name]
         for kind, _, message in ours[name]:
             assert kind in ("InternalError", "InvalidArgumentError", "DataLossError") and "/job:ps/replica:0/task:0" in message, message
     assert sum(isinstance(result, list) and isinstance(result[0], list) for result in stock.values()) >= 15, stock
