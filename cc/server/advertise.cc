@@ -1,10 +1,13 @@
 #include "cc/server/advertise.h"
 
+#include <chrono>
+#include <string>
 #include <utility>
 
 #include "cc/graph/registration.h"
 #include "cc/graph/star_graphs.h"
 #include "cc/ops/partition_ops.h"
+#include "cc/worker/status_codec.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
 #include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
@@ -159,6 +162,31 @@ void AdvertisingWorker::PlainGetStatusAsync(tensorflow::CallOptions* opts, const
   GrpcWorker::GetStatusAsync(opts, request, response, /*fail_fast=*/true, std::move(done));
 }
 
+// As TensorFlow's Worker::AbortStep, without a thread for each: an error that has happened gets a second to arrive.
+void AdvertisingWorker::AbortSoon(int64_t step_id) {
+  constexpr auto kDelay = std::chrono::seconds(1);
+  tensorflow::RemoteRendezvous* rendezvous = TakeReference(env_->rendezvous_mgr->Find(step_id));
+  auto abort = [rendezvous, step_id] {
+    rendezvous->StartAbort(MakeStatus(kAborted, "Step " + std::to_string(step_id)));
+    rendezvous->Unref();
+  };
+  if (const auto runner = errands()) {
+    runner->urgent.RunAfter(kDelay, std::move(abort));
+  } else {
+    abort();
+  }
+}
+
+std::shared_ptr<ServerErrands> AdvertisingWorker::errands() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return errands_;
+}
+
+void AdvertisingWorker::SetErrands(std::shared_ptr<ServerErrands> errands) {
+  std::lock_guard<std::mutex> lock(mu_);
+  errands_ = std::move(errands);
+}
+
 void AdvertisingWorker::RecvTensorProtoAsync(tensorflow::CallOptions* opts,
                                              const tensorflow::RecvTensorRequest* request,
                                              tensorflow::RecvTensorResponse* response, StatusCallback done) {
@@ -171,7 +199,7 @@ void AdvertisingWorker::RecvTensorProtoAsync(tensorflow::CallOptions* opts,
     return;
   }
   const int64_t step_id = request->step_id();
-  opts->SetCancelCallback([this, step_id] { AbortStep(step_id); });
+  opts->SetCancelCallback([this, step_id] { AbortSoon(step_id); });
   env_->rendezvous_mgr->RecvLocalAsync(
       step_id, key,
       [opts, response, source, done = std::move(done)](const Status& received, const Rendezvous::Args& send_args,

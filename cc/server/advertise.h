@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cc/compat.h"
+#include "cc/server/errands.h"
 #include "cc/server/session_observer.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_worker_service.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
@@ -46,6 +47,8 @@ class AdvertisingWorker : public tensorflow::GrpcWorker {
                                 tensorflow::StatusCallback done) override;
   void CleanupAllAsync(const tensorflow::CleanupAllRequest* request, tensorflow::CleanupAllResponse* response,
                        tensorflow::StatusCallback done) override;
+  // What it does later is done by these.
+  void SetErrands(std::shared_ptr<ServerErrands> errands);
   void SetSessionObserver(std::weak_ptr<SessionObserver> observer);
 
   // Whether partitions of graphs that are registered from now on run on the lock-free executor, if they can.
@@ -63,10 +66,13 @@ class AdvertisingWorker : public tensorflow::GrpcWorker {
 
  private:
   std::shared_ptr<SessionObserver> Observer();
+  std::shared_ptr<ServerErrands> errands();
+  void AbortSoon(int64_t step_id);
 
   std::atomic<bool> runs_partitions_{false};
   std::mutex mu_;
   std::weak_ptr<SessionObserver> observer_;
+  std::shared_ptr<ServerErrands> errands_;
   std::string advertisement_;
 };
 

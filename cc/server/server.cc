@@ -213,6 +213,7 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   status = engine_->Start(protocol_, server_def(), bound_port(), std::move(services));
   if (!status.ok()) return status;
   worker_->SetSessionObserver(observer);
+  worker_->SetErrands(engine_->errands());
   worker_->RunPartitions(engine_->runs_partitions());
   worker_->SetAdvertisement(engine_->advertisement());
   return OkStatus();

@@ -13,7 +13,7 @@ import pytest
 import steps
 import test_fuse as fuse
 import test_training as training
-from cluster import state, tf
+from cluster import RemoteError, state, tf
 from graphs import PS0, PS1, WORKER0, WORKER1
 from test_differential import digest, pair, test_dtype, test_error, test_graph  # noqa: F401
 from test_failure import (  # noqa: F401

@@ -267,7 +267,7 @@ def test_remote_eager(fresh_cluster, protocol, runner):
     assert results[-1]["matmul"] and results[-1]["variable"] and results[-1]["loop"] and results[-1]["error"]
     assert results[0] == results[-1]
     if not is_stock(protocol):
-        assert "cannot be decoded" in dataset_error and "/job:ps/replica:0/task:0" in dataset_error
+        assert "not accepted from other tasks" in dataset_error and "/job:ps/replica:0/task:0" in dataset_error
 
 
 def test_connect_to_one_host(fresh_cluster, protocol, runner):
