@@ -363,8 +363,8 @@ typedef struct sw_call_request {
 typedef struct sw_handlers {
   size_t struct_size;
   // Find out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be reached
-  // and answer exactly once with sw_engine_resolved(engine, token, ...). Asked only for channels without an entry in
-  // .endpoint_map, at each (re)connect.
+  // and answer exactly once with sw_engine_resolved(engine, token, ...). Asked at each (re)connect for channels without an
+  // entry in .endpoint_map; for those with one, when the entry leads nowhere or to a task of another name.
   void (*resolve)(void *ctx, struct sw_bytes task, struct sw_bytes grpc_address, uint64_t token);
   // A batch of rendezvous requests; each is answered by sw_reply.
   void (*on_recv)(void *ctx, const struct sw_recv_request *requests, size_t n);
@@ -713,7 +713,7 @@ void sw_reply(struct sw_engine *engine,
 void sw_body_release(void *body);
 
 // Opens (lazily: nothing is connected yet) the way to a task. If .endpoint_map exists and has grpc_address, that is
-// used, else resolve() is asked. Channels to the same (task, grpc_address) share one connection.
+// tried first, else resolve() is asked. Channels to the same (task, grpc_address) share one connection.
 //
 // # Safety
 // `engine` is a live engine, the bytes are valid during the call, `out` is writable, `error` writable or null.

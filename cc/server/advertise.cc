@@ -76,14 +76,23 @@ void AdvertisingWorker::SetAdvertisement(const std::string& advertisement) {
 
 void AdvertisingWorker::GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
                                        tensorflow::GetStatusResponse* response, bool fail_fast, StatusCallback done) {
-  GrpcWorker::GetStatusAsync(opts, request, response, fail_fast,
-                             [this, response, done = std::move(done)](const Status& status) {
-                               if (status.ok()) {
-                                 std::lock_guard<std::mutex> lock(mu_);
-                                 AddAdvertisement(advertisement_, response);
-                               }
-                               done(status);
-                             });
+  std::string advertisement;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    advertisement = advertisement_;
+  }
+  // Without a data port this server has yet to begin or is about to end. To answer would be to say that it is a stock
+  // one, which callers do not forgive.
+  if (advertisement.empty()) {
+    done(MakeStatus(kUnavailable, "the server is stopping"));
+    return;
+  }
+  GrpcWorker::GetStatusAsync(
+      opts, request, response, fail_fast,
+      [response, advertisement = std::move(advertisement), done = std::move(done)](const Status& status) {
+        if (status.ok()) AddAdvertisement(advertisement, response);
+        done(status);
+      });
 }
 
 void AdvertisingWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,

@@ -29,6 +29,20 @@ struct Entry {
     line: usize,
 }
 
+/// What the map says of one task, and where.
+#[derive(Clone, Debug)]
+pub struct MapLine {
+    pub data: HostPort,
+    path: PathBuf,
+    line: usize,
+}
+
+impl fmt::Display for MapLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.path.display(), self.line)
+    }
+}
+
 impl EndpointMap {
     /// Looks in the three places, in this order; the first that is configured or exists is used:
     /// `$TF_SEASTAR_ENDPOINT_MAP_PATH/.endpoint_map`, the file `$STARWIRE_ENDPOINT_MAP`, `./.endpoint_map`.
@@ -95,6 +109,12 @@ impl EndpointMap {
     /// The data address of the task that the ClusterSpec knows under `grpc_address`: compared as text, exactly.
     pub fn get(&self, grpc_address: &str) -> Option<&HostPort> {
         self.by_grpc.get(grpc_address).map(|entry| &entry.data)
+    }
+
+    /// The same, for those who will have to say where it stands.
+    pub fn line(&self, grpc_address: &str) -> Option<MapLine> {
+        let entry = self.by_grpc.get(grpc_address)?;
+        Some(MapLine { data: entry.data.clone(), path: self.path.clone(), line: entry.line })
     }
 
     /// Every task must be in the map.
@@ -242,6 +262,8 @@ mod tests {
         assert_eq!(map.get("10.0.0.2:2222").unwrap().to_string(), "10.0.0.2:3333");
         assert_eq!(map.get("[::1]:1").unwrap().to_string(), "[::1]:2");
         assert!(map.get("PS0:2222").is_none(), "addresses are compared as text");
+        let line = map.line("10.0.0.2:2222").unwrap();
+        assert_eq!((line.to_string(), line.data.to_string()), ("m:4".into(), "10.0.0.2:3333".into()));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use std::time::Duration;
 pub use address::{AddressError, HostAndMaybePort, HostPort, default_bind, is_loopback, is_unspecified};
 pub use advertisement::{Advertisement, AdvertisementError};
 pub use banner::Running;
-pub use endpoint_map::{EndpointMap, EndpointMapError, FILE_NAME as ENDPOINT_MAP_FILE_NAME};
+pub use endpoint_map::{EndpointMap, EndpointMapError, FILE_NAME as ENDPOINT_MAP_FILE_NAME, MapLine};
 pub use env::{Env, MapEnv, ProcessEnv};
 pub use error::ConfigError;
 pub use fusion::Fusion;
@@ -170,8 +170,8 @@ impl Config {
     }
 
     /// The data address to connect to for the task that the ClusterSpec knows under this address; `None`: ask the task.
-    pub fn mapped(&self, grpc_address: &str) -> Option<&HostPort> {
-        self.endpoint_map.as_ref()?.get(grpc_address)
+    pub fn mapped(&self, grpc_address: &str) -> Option<MapLine> {
+        self.endpoint_map.as_ref()?.line(grpc_address)
     }
 
     /// The address to tell others once the data port is bound.

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use super::buffers::ClientOp;
 use super::command::{Command, NewCall, NewRecv};
 use super::shared::Shared;
-use crate::config::HostPort;
+use super::whereabouts::Expected;
+use crate::config::MapLine;
 use crate::ffi::types::sw_code;
-use crate::protocol::Outcome;
+use crate::protocol::{Failure, Outcome};
 use crate::transport::SocketAddress;
 
 /// Requests may wait for a peer for as long as their deadline lets them (TensorFlow waits for tasks that start later): after this time, the log says for whom and why …
@@ -26,17 +27,17 @@ pub struct ChannelShared {
     pub(super) task: String,
     /// The peer's entry in the ClusterSpec, for messages.
     pub(super) grpc_address: String,
-    /// From .endpoint_map, else the peer's advertisement is asked for.
-    pub(super) fixed_address: Option<HostPort>,
+    /// From .endpoint_map, else the peer's gRPC port is asked.
+    pub(super) mapped: Option<MapLine>,
     /// The server's own cluster says that this task is there. Sessions may bring clusters in which servers have other names
-    /// than they were started with; those are not checked.
-    pub(super) named: bool,
+    /// than they were started with.
+    named: bool,
     next_id: AtomicU64,
 }
 
 impl ChannelShared {
-    pub fn new(number: u32, shard: usize, task: String, grpc_address: String, fixed_address: Option<HostPort>) -> Self {
-        Self { number, shard, task, grpc_address, fixed_address, named: true, next_id: AtomicU64::new(1) }
+    pub fn new(number: u32, shard: usize, task: String, grpc_address: String, mapped: Option<MapLine>) -> Self {
+        Self { number, shard, task, grpc_address, mapped, named: true, next_id: AtomicU64::new(1) }
     }
 
     pub fn unnamed(self) -> Self {
@@ -131,6 +132,10 @@ pub enum State {
     Idle,
     /// The owner or the name service was asked for the peer's address.
     LookingUp,
+    /// The attempt failed, and the peer's gRPC port is asked what to make of that.
+    Asking {
+        failure: Failure,
+    },
     /// One candidate is being tried; `conn` is its key. `rest` are the ones to try next.
     Connecting {
         conn: u64,
@@ -162,6 +167,16 @@ pub struct ChannelState {
     told: Option<Instant>,
     /// Incarnation of the peer that we were connected to last.
     pub incarnation: Option<u64>,
+    /// Who has to answer at the addresses of this attempt.
+    pub expected: Option<Expected>,
+    /// With a map: the peer calls itself what it is called here, for all we know.
+    pub goes_by_name: bool,
+    /// A life that was advertised and not met where it was said to be; it is asked for once more.
+    pub doubted: Option<u64>,
+    /// With a map: since when the peer answers on its gRPC port and is not to be found at its data address.
+    pub answers_since: Option<Instant>,
+    /// A server of ours answered this attempt, and did not want us.
+    pub was_refused: bool,
     /// RDMA did not work on the way to this peer: not before this again.
     pub no_pairs_before: Option<Instant>,
     /// What went wrong with the candidates of this attempt.
@@ -171,6 +186,7 @@ pub struct ChannelState {
 impl ChannelState {
     pub fn new(shared: Arc<ChannelShared>) -> Self {
         Self {
+            goes_by_name: shared.named,
             shared,
             state: State::Idle,
             waiting: VecDeque::new(),
@@ -182,6 +198,10 @@ impl ChannelState {
             unreachable_since: None,
             told: None,
             incarnation: None,
+            expected: None,
+            doubted: None,
+            answers_since: None,
+            was_refused: false,
             no_pairs_before: None,
             errors: Vec::new(),
         }
@@ -193,6 +213,8 @@ impl ChannelState {
         self.told = None;
         self.not_before = None;
         self.attempt_ends = None;
+        self.doubted = None;
+        self.answers_since = None;
         self.errors.clear();
     }
 
@@ -204,6 +226,11 @@ impl ChannelState {
         let jittered = base * 3 / 4 + random % (base / 2 + 1);
         self.not_before = Some(now + Duration::from_millis(jittered));
         self.attempt_ends = None;
+    }
+
+    /// What those hear who waited for an attempt that failed.
+    pub fn unreachable(&self, failure: &Failure) -> String {
+        format!("starwire: cannot reach {} ({}): {}", self.shared.task, self.shared.grpc_address, failure.message)
     }
 
     /// Whether the log must say now that requests wait for a peer that cannot be reached: soon, and then once a minute.

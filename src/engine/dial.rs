@@ -10,7 +10,8 @@ use super::command::Command;
 use super::conn::Role;
 use super::owner::Level;
 use super::shard::Shard;
-use crate::config::{Advertisement, HostPort, Shortcut};
+use super::whereabouts::is_final;
+use crate::config::HostPort;
 use crate::ffi::types::sw_code;
 use crate::metrics;
 use crate::protocol::{Connection, Failure, code};
@@ -99,8 +100,7 @@ impl Shard {
     }
 
     /// Gets a channel going that somebody waits for.
-    fn dial(&mut self, number: u32, now: Instant) {
-        let index = self.index;
+    pub(super) fn dial(&mut self, number: u32, now: Instant) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         if !matches!(channel.state, State::Idle | State::BackingOff) {
             return;
@@ -116,53 +116,12 @@ impl Shard {
         let ends = now + self.shared.config.connect_timeout.min(ATTEMPT);
         channel.attempt_ends = Some(ends);
         let attempt = channel.attempt;
-        let fixed = channel.shared.fixed_address.clone();
-        let task = channel.shared.task.clone();
-        let grpc_address = channel.shared.grpc_address.clone();
         self.arm_channel(number, ends);
-        match fixed {
-            Some(address) => self.look_up(number, attempt, VecDeque::new(), vec![address], now),
-            None if self.shared.owner.resolves() => {
-                self.shared.owner.resolve(&task, &grpc_address, token(index, number, attempt));
-            }
-            None => {
-                let message = format!("no address is known for {task}: it is not in .endpoint_map");
-                self.attempt_failed(number, code::FAILED_PRECONDITION, &message, now);
-            }
-        }
-    }
-
-    /// The peer's advertisement came, or the reason why not.
-    pub(super) fn resolved(
-        &mut self,
-        number: u32,
-        attempt: u32,
-        result: Result<String, (sw_code, String)>,
-        now: Instant,
-    ) {
-        if !self.is_current(number, attempt) {
-            return;
-        }
-        let advertisement = match result {
-            Ok(text) => match text.parse::<Advertisement>() {
-                Ok(advertisement) => advertisement,
-                Err(error) => {
-                    return self.attempt_failed(number, code::FAILED_PRECONDITION, &error.to_string(), now);
-                }
-            },
-            Err((code, message)) => return self.attempt_failed(number, code, &message, now),
-        };
-        let mut first = VecDeque::new();
-        if let (Some(path), Some(host)) = (&advertisement.unix, &advertisement.host) {
-            if self.shared.config.unix == Shortcut::Auto && self.shared.host.as_ref() == Some(host) {
-                first.push_back(SocketAddress::Unix(path.into()));
-            }
-        }
-        self.look_up(number, attempt, first, advertisement.data, now);
+        self.seek(number, attempt, now);
     }
 
     /// Finds the addresses behind the names; name services may block, so names are looked up on a thread of their own.
-    fn look_up(
+    pub(super) fn look_up(
         &mut self,
         number: u32,
         attempt: u32,
@@ -238,8 +197,8 @@ impl Shard {
     }
 
     fn connect(&mut self, number: u32, address: &SocketAddress, now: Instant) -> Result<u64, String> {
-        let (task, named) =
-            self.channels.get(&number).map(|c| (c.shared.task.clone(), c.shared.named)).unwrap_or_default();
+        let channel = self.channels.get(&number).ok_or("there is no such channel")?;
+        let (task, expected) = (channel.shared.task.clone(), channel.expected.as_ref().map(|e| e.task.clone()));
         let (fd, guard): (OwnedFd, Option<OwnedFd>) = match address {
             SocketAddress::Inet(inet) => {
                 (tcp::socket(*inet, &self.shared.tcp_options()).map_err(|e| e.to_string())?, None)
@@ -250,7 +209,7 @@ impl Shard {
                 (fd, Some(guard))
             }
         };
-        let mut settings = self.settings(named.then(|| task.clone()));
+        let mut settings = self.settings(expected);
         let offered_pairs = matches!(address, SocketAddress::Inet(_)) && {
             let shunned = self.channels.get(&number).and_then(|c| c.no_pairs_before);
             self.offer_pairs(&mut settings, shunned.is_none_or(|until| until <= now))
@@ -302,20 +261,22 @@ impl Shard {
     }
 
     pub(super) fn client_ready(&mut self, number: u32, key: u64, now: Instant) {
-        let Some(incarnation) = self.conns.get(&key).and_then(|c| c.peer.as_ref()).map(|p| p.incarnation) else {
-            return;
-        };
+        let Some(peer) = self.conns.get(&key).and_then(|c| c.peer.as_ref()) else { return };
+        let (own_name, incarnation) = (peer.task.clone(), peer.incarnation);
         let Some(channel) = self.channels.get_mut(&number) else { return };
         channel.succeeded();
         channel.state = State::Ready { conn: key };
         if let Some(since) = channel.wanted_since.take() {
             self.delivery.metrics.connect_time.record(now.saturating_duration_since(since));
         }
-        let restarted = channel.incarnation.replace(incarnation).is_some_and(|old| old != incarnation);
+        let before = channel.incarnation.replace(incarnation);
         let waiting = std::mem::take(&mut channel.waiting);
-        if restarted {
+        if before.is_some_and(|old| old != incarnation) {
             let line = format!("starwire: {} was restarted; connected to its new life", channel.shared.task);
             self.shared.owner.log(Level::Info, &line);
+        }
+        if before != Some(incarnation) {
+            self.note_name(number, &own_name);
         }
         for w in waiting {
             self.start(key, w, now);
@@ -331,6 +292,14 @@ impl Shard {
             if matches!(channel.state, State::Ready { conn } if conn == key) {
                 channel.state = State::Idle;
             }
+        }
+    }
+
+    /// It is a server of ours, at least.
+    pub(super) fn refused_by_peer(&mut self, key: u64) {
+        let Some(Role::Client { channel }) = self.conns.get(&key).map(|c| &c.role) else { return };
+        if let Some(channel) = self.channels.get_mut(channel) {
+            channel.was_refused = true;
         }
     }
 
@@ -374,8 +343,24 @@ impl Shard {
         }
     }
 
-    /// No way to the peer this time. Those who do not want to wait hear of it; for the others there is a next attempt.
-    fn attempt_failed(&mut self, number: u32, code: sw_code, why: &str, now: Instant) {
+    /// No way to the peer this time.
+    pub(super) fn attempt_failed(&mut self, number: u32, code: sw_code, why: &str, now: Instant) {
+        let failure = Failure { code, message: why.to_owned() };
+        if !self.looks_again(number, &failure, now) {
+            self.give_up(number, &failure, now);
+        }
+    }
+
+    /// Ends those who do not want to wait for another attempt.
+    pub(super) fn tell_impatient(&mut self, number: u32, failure: &Failure) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let ended = channel.fail_waiting(failure.code, &channel.unreachable(failure), false);
+        self.delivery.metrics.ended_locally.add(ended);
+        self.delivery.note();
+    }
+
+    /// The attempt is over. Those who do not want to wait hear of it; for the others there is a next one, unless that is of no use.
+    pub(super) fn give_up(&mut self, number: u32, failure: &Failure, now: Instant) {
         let random = self.random();
         self.delivery.note();
         self.delivery.metrics.connect_failures.add(1);
@@ -383,13 +368,10 @@ impl Shard {
         channel.attempt = channel.attempt.wrapping_add(1);
         channel.failed(now, random);
         channel.state = State::Idle;
-        let message =
-            format!("starwire: cannot reach {} ({}): {why}", channel.shared.task, channel.shared.grpc_address);
-        // A peer that is the wrong one stays the wrong one; a peer that is down may come up.
-        let hopeless = !matches!(code, code::UNAVAILABLE | code::DEADLINE_EXCEEDED | code::CANCELLED);
-        let ended = channel.fail_waiting(code, &message, hopeless);
+        let message = channel.unreachable(failure);
+        let ended = channel.fail_waiting(failure.code, &message, is_final(failure.code));
         self.delivery.metrics.ended_locally.add(ended);
-        channel.errors.push(why.to_owned());
+        channel.errors.push(failure.message.clone());
         let somebody_waits = !channel.waiting.is_empty();
         if channel.should_tell(now, somebody_waits) {
             let line = format!("{message}; {} requests wait, trying on", channel.waiting.len());
@@ -420,6 +402,10 @@ impl Shard {
                 } else {
                     self.dial(number, now);
                 }
+            }
+            State::Asking { failure } if channel.attempt_ends.is_some_and(|t| t <= now) => {
+                let failure = failure.clone();
+                self.give_up(number, &failure, now);
             }
             State::LookingUp if channel.attempt_ends.is_some_and(|t| t <= now) => {
                 self.attempt_failed(number, code::UNAVAILABLE, "looking up its data address took too long", now);

@@ -24,6 +24,7 @@ mod shard;
 mod shared;
 mod slabs;
 mod strangers;
+mod whereabouts;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -148,8 +149,8 @@ impl Engine {
         if self.shared.forks != fork::count() {
             return Err(EngineError::Forked);
         }
-        let fixed = match (&self.shared.config.endpoint_map, self.shared.config.mapped(grpc_address)) {
-            (_, Some(found)) => Some(found.clone()),
+        let mapped = match (&self.shared.config.endpoint_map, self.shared.config.mapped(grpc_address)) {
+            (_, Some(found)) => Some(found),
             (None, None) => None,
             (Some(map), None) => {
                 return Err(EngineError::NotInMap {
@@ -168,7 +169,7 @@ impl Engine {
                 let number =
                     u32::try_from(next).ok().filter(|n| *n < dial::MAX_CHANNELS).ok_or(EngineError::TooMany)?;
                 let shard = next % self.shared.config.reactors;
-                let made = ChannelShared::new(number, shard, task.into(), grpc_address.into(), fixed);
+                let made = ChannelShared::new(number, shard, task.into(), grpc_address.into(), mapped);
                 let named = self.shared.config.identity.tasks.iter().any(|(t, a)| t == task && a == grpc_address);
                 let made = Arc::new(if named { made } else { made.unnamed() });
                 self.shared.send(shard, Command::OpenChannel(made.clone()));

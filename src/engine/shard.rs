@@ -397,6 +397,13 @@ impl Shard {
     /// The handshake with this peer is done.
     pub(super) fn greeted(&mut self, key: u64, peer: PeerInfo, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
+        if let Role::Client { channel } = conn.role {
+            if let Err(why) = self.recognises(channel, &peer) {
+                self.delivery.metrics.refusals.add(1);
+                return self.lose(key, code::FAILED_PRECONDITION, why);
+            }
+        }
+        let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.entry.set_peer(&peer.task);
         conn.entry.set_state(State::Ready);
         if matches!(conn.role, Role::Server) {
@@ -478,6 +485,9 @@ impl Shard {
             _ => {}
         }
         let last_word = conn.connected && conn.proto.wants_transmit();
+        if matches!(error, ConnectionError::RefusedByPeer { .. }) {
+            self.refused_by_peer(key);
+        }
         if is_server && !matches!(error, ConnectionError::PeerSilent { .. }) {
             self.log_offender(&name, &error.to_string(), now);
         }

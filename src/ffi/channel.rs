@@ -14,7 +14,7 @@ pub struct sw_channel {
 }
 
 /// Opens (lazily: nothing is connected yet) the way to a task. If .endpoint_map exists and has grpc_address, that is
-/// used, else resolve() is asked. Channels to the same (task, grpc_address) share one connection.
+/// tried first, else resolve() is asked. Channels to the same (task, grpc_address) share one connection.
 ///
 /// # Safety
 /// `engine` is a live engine, the bytes are valid during the call, `out` is writable, `error` writable or null.

@@ -139,8 +139,8 @@ pub struct sw_call_request {
 pub struct sw_handlers {
     pub struct_size: usize,
     /// Find out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be reached
-    /// and answer exactly once with sw_engine_resolved(engine, token, ...). Asked only for channels without an entry in
-    /// .endpoint_map, at each (re)connect.
+    /// and answer exactly once with sw_engine_resolved(engine, token, ...). Asked at each (re)connect for channels without an
+    /// entry in .endpoint_map; for those with one, when the entry leads nowhere or to a task of another name.
     pub resolve: Option<unsafe extern "C" fn(ctx: *mut c_void, task: sw_bytes, grpc_address: sw_bytes, token: u64)>,
     /// A batch of rendezvous requests; each is answered by sw_reply.
     pub on_recv: Option<unsafe extern "C" fn(ctx: *mut c_void, requests: *const sw_recv_request, n: usize)>,

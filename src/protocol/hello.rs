@@ -236,7 +236,9 @@ pub fn check(role: Role, settings: &Settings, peer: &Hello) -> Result<(), Connec
         Role::Server => (peer.expected_task.as_ref(), ours),
     };
     if let Some(expected) = expected.filter(|expected| *expected != found) {
-        return precondition(format!("expected {expected} at this address but found {found}: check .endpoint_map"));
+        return precondition(format!(
+            "expected {expected} at this address but found {found}: check .endpoint_map and STARWIRE_ADVERTISE"
+        ));
     }
     let (lacks_ours, lacks_theirs) =
         (settings.required_features & !peer.features, peer.required_features & !settings.features);

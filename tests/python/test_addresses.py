@@ -154,6 +154,58 @@ def test_swapped_entries(fresh_cluster, tmp_path):
         assert words in caught.value.message, caught.value.message
 
 
+def lead_astray(cluster, tmp_path, address):
+    """The worker's map says that the ps has this data address; the ps has another. Returns where that stands."""
+    good = lines_for(cluster.spec)
+    write_map(tmp_path / "good", good)
+    path = write_map(tmp_path / "bad", ["# data ports", f"{cluster.spec['ps'][0]}={address}", *good[1:]])
+    cluster.per_task = {("ps", 0): {"TF_SEASTAR_ENDPOINT_MAP_PATH": tmp_path / "good"}, ("worker", 0): {"TF_SEASTAR_ENDPOINT_MAP_PATH": tmp_path / "bad"}}
+    return f"{path}:2"
+
+
+@pytest.mark.parametrize("wrong", ["port", "name", "gRPC port"])
+def test_line_that_leads_nowhere(fresh_cluster, tmp_path, wrong):
+    """The ps is up and not where the map says: FailedPrecondition within seconds, with the file and the line."""
+    cluster = fresh_cluster(start=False)
+    address = {"port": f"127.0.0.1:{free_port()}", "name": "no-such-host.invalid:3333", "gRPC port": cluster.spec["ps"][0]}[wrong]
+    place = lead_astray(cluster, tmp_path, address)
+    cluster.start("ps", 0)
+    cluster.start("worker", 0)
+    start = time.monotonic()
+    with pytest.raises(RemoteError) as caught:
+        run(cluster, timeout=60)
+    took = time.monotonic() - start
+    assert took < 30, took
+    assert caught.value.type == "FailedPreconditionError", caught.value
+    for words in (place, address, "/job:ps/replica:0/task:0", cluster.spec["ps"][0]):
+        assert words in caught.value.message, caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["grpc", "star_server"])
+def test_line_for_a_server_of_another_kind(fresh_cluster, protocol, tmp_path, kind):
+    cluster = fresh_cluster(start=False, endpoint_map=True)
+    cluster.start("ps", 0, protocol=kind)
+    cluster.start("worker", 0)
+    start = time.monotonic()
+    with pytest.raises(RemoteError) as caught:
+        run(cluster, timeout=60)
+    assert time.monotonic() - start < 30
+    assert caught.value.type == "FailedPreconditionError", caught.value
+    for words in (str(cluster.endpoint_map), "/job:ps/replica:0/task:0", protocol):
+        assert words in caught.value.message, caught.value.message
+
+
+def test_mapped_task_that_is_not_there_yet(fresh_cluster):
+    """It is waited for, for longer than one that is up and elsewhere."""
+    cluster = fresh_cluster(start=False, endpoint_map=True)
+    cluster.start("worker", 0)
+    cluster["worker", 0].begin(steps.run_steps, cluster.target("worker", 0), 5)
+    time.sleep(6)
+    assert not cluster["worker", 0].ready()
+    cluster.start("ps", 0)
+    assert cluster["worker", 0].result(40) == 5
+
+
 @pytest.mark.parametrize(
     "name, value, words",
     [

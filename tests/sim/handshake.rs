@@ -52,7 +52,10 @@ fn p20_the_handshake_tells_who_the_peer_is() {
 fn p21_a_mismatch_is_refused_with_both_values_in_the_text() {
     let (code, text) = refused(&pair(|client, _| client.expected_task = Some("/job:ps/task:1".to_owned())));
     assert_eq!(code, 9);
-    assert_eq!(text, "expected /job:ps/task:1 at this address but found /job:ps/task:0: check .endpoint_map");
+    assert_eq!(
+        text,
+        "expected /job:ps/task:1 at this address but found /job:ps/task:0: check .endpoint_map and STARWIRE_ADVERTISE"
+    );
 
     let (code, text) = refused(&pair(|_, server| server.protocol = "star_server".to_owned()));
     assert_eq!(code, 9);

@@ -162,7 +162,7 @@ fn the_endpoint_map_gives_the_data_port() {
     let c = from_env(&env, identity("ps", 2)).unwrap();
     assert_eq!(c.bind, ["0.0.0.0:3333".parse().unwrap()]);
     assert_eq!(c.advertised("0.0.0.0:3333".parse().unwrap()).to_string(), "10.0.0.7:3333");
-    assert_eq!(c.mapped("localhost:2223").unwrap().to_string(), "localhost:3334");
+    assert_eq!(c.mapped("localhost:2223").unwrap().data.to_string(), "localhost:3334");
     // A port of its own for the listener, as behind address translation.
     let c = from_env(&env.clone().set("STARWIRE_BIND", "0.0.0.0:99"), identity("ps", 2)).unwrap();
     assert_eq!(c.bind, ["0.0.0.0:99".parse().unwrap()]);
