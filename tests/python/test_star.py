@@ -4,6 +4,7 @@ The suites of other files run here once more over both protocols; the cases of t
 That calls were made is seen in the counters of the servers and in the partitions that ran.
 """
 
+import os
 import re
 import time
 from urllib.request import urlopen
@@ -535,7 +536,7 @@ def look_inside(target, star, watch):
             session.run(one().global_variables_initializer())
             options = one().RunOptions(output_partition_graphs=True)
             if watch:
-                options.debug_options.debug_tensor_watch_opts.add(node_name=update.op.name, output_slot=0, debug_ops=["DebugNanCount"], debug_urls=["file:///dev/null"])
+                options.debug_options.debug_tensor_watch_opts.add(node_name=update.op.name, output_slot=0, debug_ops=["DebugNanCount"], debug_urls=[f"file://{os.getcwd()}/watched"])
             metadata = one().RunMetadata()
             session.run(update, options=options, run_metadata=metadata)
             nodes = [node for graph in metadata.partition_graphs for node in graph.node]
