@@ -431,7 +431,8 @@ mod tests {
         assert!(way.call(PATIENCE).unwrap_err().contains("advertisement"));
         let server = start(0, &env);
         let way = client.way("/job:starctl/replica:0/task:2", server.advertisement()).unwrap();
-        assert!(way.call(PATIENCE).is_err(), "another task answers there");
+        // Whoever answers at the address is the peer, whatever the client calls it.
+        eventually_ok(&way);
         let way = client.way("/job:starctl/replica:0/task:0", server.advertisement()).unwrap();
         eventually_ok(&way);
         let too_large = Keys { size: 8, ..Keys::new(1, MAX_SIZE + 1) };
