@@ -175,14 +175,14 @@ void AdvertisingWorker::PlainGetStatusAsync(tensorflow::CallOptions* opts, const
 void AdvertisingWorker::AbortSoon(int64_t step_id) {
   constexpr auto kDelay = std::chrono::seconds(1);
   tensorflow::RemoteRendezvous* rendezvous = TakeReference(env_->rendezvous_mgr->Find(step_id));
-  auto abort = [rendezvous, step_id] {
+  auto end = [rendezvous, step_id] {
     rendezvous->StartAbort(MakeStatus(kAborted, "Step " + std::to_string(step_id)));
     rendezvous->Unref();
   };
   if (const auto runner = errands()) {
-    runner->urgent.RunAfter(kDelay, std::move(abort));
+    runner->urgent.RunAfter(kDelay, std::move(end));
   } else {
-    abort();
+    end();
   }
 }
 
