@@ -107,9 +107,13 @@ class Outcome:
     def extra_memory(self):
         return self.peak_memory - self.base_memory
 
+    @property
+    def kept(self):
+        """The share of its pace that the training kept. An attack that slows it down leaves less than what came before it as well as than the control that came after it."""
+        return self.during / min(self.before, self.control)
+
     def keeps_pace(self):
-        """An attack that slows a training down is slower than what came before it as well as than the control that came after it."""
-        return self.during >= WORST * min(self.before, self.control)
+        return self.kept >= WORST
 
     def line(self):
         return (
