@@ -28,6 +28,8 @@ pub const CONN_BITS: u32 = 48;
 const COMMANDS_PER_ROUND: usize = 4096;
 /// How long a stopping reactor waits for the kernel to let go of its memory.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a process that exits waits for its last words to reach the devices of its peers.
+const EXIT_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a peer has to take our last word.
 pub(super) const LAST_WORD: Duration = Duration::from_secs(1);
 
@@ -189,7 +191,20 @@ impl Shard {
                 let _ = conn.start_send(&mut *self.driver, self.delivery.now);
             }
         }
-        let _ = self.driver.wait(Some(Duration::ZERO), &mut self.completions);
+        let until = Instant::now() + EXIT_PATIENCE;
+        let mut timeout = Duration::ZERO;
+        while self.driver.wait(Some(timeout), &mut self.completions).is_ok() {
+            for completion in self.completions.drain(..) {
+                if let Completion::Send { token, result: Ok(_) } = completion {
+                    // A queue pair ends with the process, whatever is still on its way.
+                    self.driver.finish(token);
+                }
+            }
+            timeout = until.saturating_duration_since(Instant::now());
+            if !self.driver.is_finishing() || timeout.is_zero() {
+                return;
+            }
+        }
     }
 
     fn close_mailbox(&mut self) {

@@ -85,6 +85,10 @@ pub trait Driver {
     }
     /// Ends the outgoing half of a stream after what was sent; receives go on. Only when no send is in flight.
     fn finish(&mut self, token: Token);
+    /// Some `finish` has not happened yet, because what was sent before it is still on its way.
+    fn is_finishing(&self) -> bool {
+        false
+    }
     /// Shuts the descriptor down, cancels what is in flight and reports `Closed` when the kernel is done with its memory.
     fn close(&mut self, token: Token);
     /// Takes the descriptor out again without closing it (hand-over to another reactor or to the control service). Only when nothing is in flight.

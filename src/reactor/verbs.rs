@@ -44,6 +44,8 @@ struct Link {
     sends: bool,
     touched: bool,
     closing: bool,
+    /// Its socket ends when the peer's device has all that was sent.
+    finishing: bool,
     counted: VerbsStats,
     /// Where a byte of the socket would land, once nothing but its end is expected from it.
     last_byte: Box<[u8; 1]>,
@@ -103,6 +105,10 @@ impl VerbsDriver {
         Self::touch(&mut self.touched, token, link);
         let Some(stream) = link.stream.as_mut().filter(|_| !link.closing) else { return };
         let token = Token(token);
+        if link.finishing && stream.is_delivered() {
+            link.finishing = false;
+            self.inner.finish(token);
+        }
         if let Some(result) = stream.take_received() {
             self.ready.push_back(Completion::Recv { token, result });
         }
@@ -219,6 +225,7 @@ impl Offload for VerbsDriver {
             sends: false,
             touched: false,
             closing: false,
+            finishing: false,
             counted: VerbsStats::default(),
             last_byte: Box::new([0]),
         };
@@ -320,10 +327,19 @@ impl Driver for VerbsDriver {
     }
 
     fn finish(&mut self, token: Token) {
-        // A queue pair has no half, and the peer would take the end of its socket for the end of both.
-        if !self.links.contains_key(&token.0) {
-            self.inner.finish(token);
+        let Some(link) = self.links.get_mut(&token.0).filter(|link| link.sends) else {
+            return self.inner.finish(token);
+        };
+        // A queue pair has no end of its own: that of its socket says that nothing more will come through either, so it must not be there first.
+        if let Some(stream) = link.stream.as_mut() {
+            stream.finish();
+            link.finishing = true;
+            self.collect(token.0);
         }
+    }
+
+    fn is_finishing(&self) -> bool {
+        self.links.values().any(|link| link.finishing && !link.closing)
     }
 
     fn close(&mut self, token: Token) {

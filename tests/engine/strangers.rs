@@ -15,6 +15,8 @@ use crate::{PS, count, data_port, http, pair, pattern, roads};
 
 const SECRET: (&str, &str) = ("STARWIRE_SECRET", "a-secret-of-enough-length");
 const TCP: (&str, &str) = ("STARWIRE_UNIX", "off");
+/// The strangers of this file speak TCP.
+const ANY_WAY: (&str, &str) = ("STARWIRE_VERBS_FALLBACK", "true");
 
 const HELLO: u8 = 1;
 const WELCOME: u8 = 2;
@@ -96,7 +98,8 @@ fn crowd(task: &Task, lost: u64, strangers: &mut Vec<TcpStream>, come: impl Fn(&
 #[test]
 fn strangers_make_way_for_members() {
     for (secret, word) in [(Some(SECRET), &b""[..]), (None, b""), (None, b"SWB1\x01"), (Some(SECRET), b"hello")] {
-        let env: Vec<_> = [Some(TCP), Some(("STARWIRE_REACTORS", "2")), secret].into_iter().flatten().collect();
+        let env: Vec<_> =
+            [Some(TCP), Some(ANY_WAY), Some(("STARWIRE_REACTORS", "2")), secret].into_iter().flatten().collect();
         let ps = Task::start(PS, &env);
         // Half-open connections, more than there is room for.
         let mut strangers = Vec::new();
@@ -152,7 +155,7 @@ fn a_connection_that_became_a_member_makes_way_for_nobody() {
 #[test]
 fn a_stranger_learns_nothing_of_host_and_process() {
     for secret in [Some(SECRET), None] {
-        let env: Vec<_> = secret.into_iter().collect();
+        let env: Vec<_> = [ANY_WAY].into_iter().chain(secret).collect();
         let ps = Task::start(PS, &env);
         let mut stranger = connect(&ps);
         let more: &[(u16, &[u8])] = if secret.is_some() { &[(11, b"")] } else { &[] };
@@ -236,7 +239,7 @@ fn a_process_that_exits_is_no_loss() {
 
 #[test]
 fn a_peer_that_ends_without_a_word_is_a_loss() {
-    let ps = Task::start(PS, &[]);
+    let ps = Task::start(PS, &[ANY_WAY]);
     let mut peer = connect(&ps);
     peer.write_all(&hello(0, &[])).unwrap();
     assert_eq!(heard(&mut peer).unwrap()[0], WELCOME);

@@ -78,11 +78,16 @@ impl Ledger {
         Head { credits: self.worked_off, done: self.offers_read, confirmed: self.news_seen, ..head }
     }
 
+    /// The peer keeps a buffer for one message with news at a time.
+    pub fn may_tell_news(&self) -> bool {
+        self.news_sent == self.news_confirmed
+    }
+
     /// What cannot wait for data to travel with. `slots`: how many buffers the peer fills.
     pub fn due(&self, slots: u16) -> Option<Due> {
         let owed = self.worked_off.wrapping_sub(self.told_worked_off);
         let has_news = self.offers_read != self.told_offers_read || owed >= u32::from(slots).div_ceil(2);
-        if has_news && self.news_sent == self.news_confirmed {
+        if has_news && self.may_tell_news() {
             Some(Due::News)
         } else {
             (self.news_seen != self.told_news_seen).then_some(Due::Confirmation)

@@ -57,6 +57,8 @@ pub struct Stream {
     received: Option<io::Result<usize>>,
     sent: Option<io::Result<usize>>,
     ended: bool,
+    /// Nothing more will be sent.
+    finishing: bool,
     failure: Option<String>,
     done: Vec<Done>,
     stats: VerbsStats,
@@ -100,6 +102,7 @@ impl Stream {
             received: None,
             sent: None,
             ended: false,
+            finishing: false,
             failure: None,
             done: Vec::new(),
             stats: VerbsStats::default(),
@@ -173,6 +176,16 @@ impl Stream {
     pub fn end(&mut self) {
         self.ended = true;
         self.go_on();
+    }
+
+    /// Nothing more will be sent: `is_delivered` tells when the peer's device has all of it. Only when no send is under way.
+    pub fn finish(&mut self) {
+        self.finishing = true;
+    }
+
+    /// What was sent before `finish` has arrived, or never will.
+    pub fn is_delivered(&self) -> bool {
+        self.finishing && (self.pair.is_none() || self.posted.is_empty())
     }
 
     /// Gives everything up. Afterwards the device touches no memory of this stream or of its operations.
@@ -566,7 +579,10 @@ impl Stream {
         if self.pair.is_none() || self.peer.is_none() || !self.has_room_for_message() {
             return;
         }
-        let Some(due) = self.ledger.due(self.endpoint.slots) else { return };
+        // The completion of news, too, speaks for the messages before it.
+        let last_news = self.finishing && self.unsignaled > 0 && self.ledger.may_tell_news();
+        let due = self.ledger.due(self.endpoint.slots).or(last_news.then_some(Due::News));
+        let Some(due) = due else { return };
         let Some(slot) = self.free.pop() else { return };
         let is_news = due == Due::News;
         if let Err(error) = self.post(slot, Head::LEN, Head { is_news, ..Head::default() }) {
