@@ -218,10 +218,11 @@ impl ChannelState {
         self.errors.clear();
     }
 
-    /// Counts a failed attempt and says how long to wait before the next: 20 ms, growing to 2 s, with ±25 % jitter so
-    /// that a thousand workers do not come back in step.
+    /// Counts a failed attempt and says how long to wait before the next: 20 ms, growing to half a second, with ±25 %
+    /// jitter so that a thousand workers do not come back in step. An attempt without a map asks for the address over
+    /// TensorFlow's gRPC first, which itself tries to connect once a second: what is waited here comes on top of that.
     pub fn failed(&mut self, now: Instant, random: u64) {
-        let base = 20u64.saturating_mul(1 << self.failures.min(7)).min(2000);
+        let base = 20u64.saturating_mul(1 << self.failures.min(7)).min(500);
         self.failures = self.failures.saturating_add(1);
         let jittered = base * 3 / 4 + random % (base / 2 + 1);
         self.not_before = Some(now + Duration::from_millis(jittered));
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn back_off_grows_to_two_seconds_and_is_forgotten_on_success() {
+    fn back_off_grows_to_half_a_second_and_is_forgotten_on_success() {
         let mut s = state();
         let now = Instant::now();
         let wait = |s: &ChannelState| s.not_before.map_or(Duration::ZERO, |t| t - now);
@@ -313,7 +314,7 @@ mod tests {
         for r in 0..40 {
             s.failed(now, r * 7919);
         }
-        assert!(wait(&s) >= Duration::from_millis(1500) && wait(&s) <= Duration::from_millis(2500), "{:?}", wait(&s));
+        assert!(wait(&s) >= Duration::from_millis(375) && wait(&s) <= Duration::from_millis(625), "{:?}", wait(&s));
         s.succeeded();
         assert!(s.not_before.is_none());
         s.failed(now, 0);
