@@ -398,8 +398,12 @@ class Generator:
     def program(self):
         for _ in range(self.rng.randint(1, 3)):
             self.rng.choice(self.kinds).make(self)
-        for _ in range(self.size):
+        wide = self.rng.randrange(self.size) if self.chance(0.02) else None
+        for number in range(self.size):
             self.act()
+            if number == wide:
+                self.guard = ()
+                values.wide(self)
         self.guard = ()
         if self.chance(0.07):
             states.error(self)
@@ -408,6 +412,10 @@ class Generator:
         for state in self.states:
             state.kind.finish(self, state)
         runs = self.runs(records)
+        if self.chance(0.15):
+            runs.insert(-1, self.together(records))
+            runs[0]["targets"] = [r["id"] for r in self.init if r.get("target")]
+            runs[-1]["fetch"] = list(self.final_out)
         # TensorFlow takes what it reads of a file whose name is a constant for a constant, and reads it before the step.
         reads_files = any(f'"{op}"' in json.dumps(records) for op in ("ReadFile", "MatchingFiles"))
         options = {
@@ -416,8 +424,16 @@ class Generator:
         }
         if options["sessions"] == 2:
             for number, run in enumerate(runs[1:-1]):
-                run["session"] = number % 2
+                if "lanes" not in run:
+                    run["session"] = number % 2
         return {"seed": self.seed, "options": options, "init": self.init, "body": records, "final": self.final, "runs": runs}
+
+    def together(self, records):
+        """A run that several threads make at the same time, each on the session of its lane, some times."""
+        targets, fetch = states.counters(self)
+        fed = sorted(closure(records, targets) & {r["id"] for r in records if r["op"] == "@feed"})
+        lanes = [number % self.sessions for number in range(self.rng.randint(2, 4))]
+        return {"fetch": fetch, "targets": targets, "feed": fed, "mode": "together", "lanes": lanes, "times": self.rng.choice((3, 10, 25))}
 
     def runs(self, records):
         feeds = {r["id"] for r in records if r["op"] == "@feed"}

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from cluster import tf
@@ -46,9 +47,12 @@ def execute(built, program, targets, container, fuse, timeout):
                 tf.graph_util.import_graph_def(tf.compat.v1.GraphDef.FromString(graph_def.replace(b"C0000000", container.encode())), name="")
             sessions.append((tf.compat.v1.Session(target, graph=graph, config=session_config(program["options"], fuse, timeout)), names))
         for number, run in enumerate(program["runs"]):
-            session, names = sessions[run.get("session", 0)]
             try:
-                out.append(("ok", [digest(v) for v in one_run(session, names, program, run, number, timeout)]))
+                if run.get("mode") == "together":
+                    results = together(sessions, program, run, number, timeout)
+                else:
+                    results = one_run(*sessions[run.get("session", 0)], program, run, number, timeout)
+                out.append(("ok", [digest(v) for v in results]))
             except tf.errors.OpError as error:
                 out.append(("error", type(error).__name__, error.error_code, error.message[:2000]))
                 if error.error_code == 4:
@@ -59,6 +63,18 @@ def execute(built, program, targets, container, fuse, timeout):
             for session, _ in sessions:
                 session.close()
     return out
+
+
+def together(sessions, program, run, number, timeout):
+    """The values of all steps of all lanes; the first error of the first lane that has one."""
+    plain = {key: value for key, value in run.items() if key != "mode"}
+
+    def lane(which):
+        return [one_run(*sessions[which % len(sessions)], program, plain, number, timeout) for _ in range(run["times"])]
+
+    with ThreadPoolExecutor(len(run["lanes"])) as pool:
+        lanes = [pool.submit(lane, which) for which in run["lanes"]]
+    return [value for one in lanes for step in one.result() for value in step]
 
 
 def one_run(session, names, program, run, number, timeout):

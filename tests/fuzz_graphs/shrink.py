@@ -181,6 +181,9 @@ def shrink(program, shows, seconds=120.0):
         for key in ("trace", "feed_inner"):
             if any(key in run for run in best["runs"]):
                 attempt(dict(best, runs=[{k: v for k, v in run.items() if k != key} for run in best["runs"]]))
+        for number, run in enumerate(best["runs"]):
+            if len(run.get("lanes", ())) > 2:
+                attempt(dict(best, runs=best["runs"][:number] + [dict(run, lanes=run["lanes"][:2])] + best["runs"][number + 1 :]))
         if any("mode" in run for run in best["runs"]):
             attempt(dict(best, runs=[{k: v for k, v in run.items() if k not in ("mode", "first")} for run in best["runs"]]))
 

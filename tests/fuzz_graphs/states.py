@@ -50,7 +50,10 @@ class Kind:
 class RefVariable(Kind):
     @classmethod
     def make(cls, g):
-        dev, dtype, shape = cls.place(g), g.rng.choice(g.dtypes), g.rng.choice(g.shapes)
+        return cls.made(g, cls.place(g), g.rng.choice(g.dtypes), g.rng.choice(g.shapes))
+
+    @classmethod
+    def made(cls, g, dev, dtype, shape):
         number = record_in(g, g.init, "VariableV2", dev, attr={"dtype": dtype, "shape": list(shape)}, out=[(dtype, shape)])
         start = record_in(g, g.init, "Fill", dev, {"dims": lit("int32", list(shape)) if shape else {"lit": ["int32", 0, [0]]}, "value": small(g, dtype)}, out=[(dtype, shape)])
         record_in(g, g.init, "Assign", dev, {"ref": f"{number}:0", "value": f"{start}:0"}, out=[(dtype, shape)], target=True)
@@ -216,7 +219,10 @@ def references(g):
 class ResourceVariable(Kind):
     @classmethod
     def make(cls, g):
-        dev, dtype, shape = cls.place(g), g.rng.choice(g.dtypes), g.rng.choice(g.shapes)
+        return cls.made(g, cls.place(g), g.rng.choice(g.dtypes), g.rng.choice(g.shapes))
+
+    @classmethod
+    def made(cls, g, dev, dtype, shape):
         number = record_in(g, g.init, "VarHandleOp", dev, attr={"dtype": dtype, "shape": list(shape)}, out=[("resource", ())])
         start = record_in(g, g.init, "Fill", dev, {"dims": lit("int32", list(shape)) if shape else {"lit": ["int32", 0, [0]]}, "value": small(g, dtype)}, out=[(dtype, shape)])
         record_in(g, g.init, "AssignVariableOp", dev, {"resource": f"{number}:0", "value": f"{start}:0"}, target=True)
@@ -522,6 +528,35 @@ class Barrier(Outside):
     @staticmethod
     def finish(g, state):
         final(g, record_in(g, g.final, "BarrierReadySize", state.dev, {"handle": state.handle}, out=[("int32", ())]))
+
+
+def counters(g):
+    """What steps at the same time may do in any order, and still nothing is lost: locked additions, and what goes into queues. (ids to run, values that each step gets)"""
+    targets, fetch = [], []
+    for _ in range(g.rng.randint(1, 4)):
+        dev = g.rng.choice([d for d in ("ps0", "ps1") if d in g.devices] or ["ps0"])
+        dtype, shape = g.rng.choice(("int32", "int64", "float32")), g.rng.choice(((), (), (3,), (2000,)))
+        delta = g.emit("AddV2", g.device(), {"x": values.fed(g, dtype, shape, g.device()), "y": lit(dtype, 1)}, out=[(dtype, shape)], pool=False)[0]
+        fetch.append(delta.ref)
+        kind = g.rng.choice(("reference", "reference", "resource", "queue"))
+        ctl = targets[-1:] if g.chance(0.3) else []
+        if kind == "queue":
+            queue = record_in(g, g.init, "FIFOQueueV2", dev, attr={"component_types": [dtype], "shapes": [list(shape)]}, out=[("resource", ())])
+            targets.append(g.record("QueueEnqueueV2", dev, {"handle": f"{queue}:0", "components": [delta]}, ctl=ctl))
+            final(g, record_in(g, g.final, "QueueSizeV2", dev, {"handle": f"{queue}:0"}, out=[("int32", ())]))
+            continue
+        state = (RefVariable if kind == "reference" else ResourceVariable).made(g, dev, dtype, shape)
+        if kind == "reference":
+            sign = g.rng.choice(("AssignAdd", "AssignSub", "ScatterAdd", "ScatterSub") if shape == (3,) else ("AssignAdd", "AssignSub"))
+            ins = {"ref": state.handle, "indices": lit("int32", [0, 1, 2]), "updates": delta} if sign.startswith("Scatter") else {"ref": state.handle, "value": delta}
+            targets.append(g.record(sign, dev, ins, {"use_locking": True}, out=[(dtype, shape)], ctl=ctl))
+        else:
+            targets.append(g.record(g.rng.choice(("AssignAddVariableOp", "AssignSubVariableOp")), dev, {"resource": state.handle, "value": delta}, ctl=ctl))
+        if g.chance(0.4):
+            # Somebody looks at it meanwhile. What they see is nobody's business.
+            seen = g.record("Identity", dev, {"input": state.handle}, out=[(dtype, shape)]) if kind == "reference" else g.record("ReadVariableOp", dev, {"resource": state.handle}, {"dtype": dtype}, out=[(dtype, shape)])
+            targets.append(g.record("Neg", "me", {"x": f"{seen}:0"}, out=[(dtype, shape)]))
+    return targets, fetch
 
 
 def error(g):

@@ -41,8 +41,7 @@ def make(g, dtype, shape, dev):
     """A new value of that type."""
     how = g.rng.random()
     if how < 0.3 and len(g.scopes) == 1:
-        number = g.record("@feed", dev, out=[(dtype, shape)])
-        g.scope.values.append(value := _val(g, number, dtype, shape, dev))
+        g.scope.values.append(value := fed(g, dtype, shape, dev))
         return value
     if how < 0.6 or 0 in shape:
         if 0 in shape:
@@ -54,9 +53,10 @@ def make(g, dtype, shape, dev):
     return convert(g, source, dtype, shape, dev)
 
 
-def _val(g, number, dtype, shape, dev):
+def fed(g, dtype, shape, dev):
     from generate import Val
 
+    number = g.record("@feed", dev, out=[(dtype, shape)])
     return Val(f"{number}:0", dtype, tuple(shape), dev)
 
 
@@ -84,8 +84,7 @@ def predicate(g, dev):
         if found:
             return found
     if how < 0.6 and len(g.scopes) == 1:
-        number = g.record("@feed", dev, out=[("bool", ())])
-        g.scope.values.append(value := _val(g, number, "bool", (), dev))
+        g.scope.values.append(value := fed(g, "bool", (), dev))
         return value
     source = g.pick(dev, lambda v: v.dtype in REAL)
     if source is None:
@@ -210,6 +209,18 @@ def lists(g, dev, v):
     there = g.device()
     made = g.emit("TensorListFromTensor", dev, {"tensor": v, "element_shape": _shape(v.shape[1:])}, out=[("variant", ())])[0]
     return g.emit("TensorListStack", there, {"input_handle": made, "element_shape": _shape(v.shape[1:])}, {"element_dtype": v.dtype, "num_elements": v.shape[0]}, out=[(v.dtype, v.shape)])
+
+
+def wide(g):
+    """A task gives and takes hundreds or thousands of tensors in one step."""
+    count = g.rng.choice((40, 200, 200, 1000, 3000) if g.chance(0.9) else (9000,))
+    here, there, last = g.device(), g.device(), g.device()
+    numbers = g.emit("Range", here, {"start": lit("int32", 0), "limit": lit("int32", count), "delta": lit("int32", 1)}, out=[("int32", (count,))], pool=False)[0]
+    whole = g.emit("AddV2", here, {"x": numbers, "y": g.want("int32", (), here)}, out=[("int32", (count,))])[0]
+    pieces = g.emit("Split", here, {"axis": lit("int32", 0), "value": whole}, {"num_split": count}, out=[("int32", (1,))] * count, pool=False)
+    for at in g.rng.sample(range(count), g.rng.choice((0, 1, 20, 40))):
+        pieces[at] = g.emit("Neg", there, {"x": pieces[at]}, out=[("int32", (1,))], pool=False)[0]
+    g.emit("ConcatV2", last, {"values": pieces, "axis": lit("int32", 0)}, out=[("int32", (count,))])
 
 
 def _shape(shape):
