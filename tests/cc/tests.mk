@@ -57,13 +57,17 @@ $(SHIM_OUT)/decoders-%.o: fuzz/decoders/%.cc $(FOLDER)/flags.mk
 # The same with cc/ compiled for gcc's sanitizers. Left out: vptr (needs type information that TensorFlow hides), null and nonnull (gcc cannot compile absl's
 # constant expressions with them; a null pointer ends the program anyway), containers (those that TensorFlow fills are not annotated).
 SANITIZED_OUT := $(FOLDER)/sanitized
-SANITIZE := -U_FORTIFY_SOURCE -fsanitize=address,undefined -fno-sanitize=vptr,null,nonnull-attribute,returns-nonnull-attribute -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1
+# Without NDEBUG_SANITIZER, absl's tables would have another layout here than in TensorFlow.
+SANITIZE := -U_FORTIFY_SOURCE -DNDEBUG_SANITIZER -fsanitize=address,undefined -fno-sanitize=vptr,null,nonnull-attribute,returns-nonnull-attribute -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1
 SANITIZED_SOURCES := $(shell find cc -name '*.cc') $(wildcard tests/cc/shim/*.cc)
 SANITIZED_OBJECTS := $(foreach source,$(SANITIZED_SOURCES),$(SANITIZED_OUT)/$(subst /,-,$(source:.cc=.o)))
 
+# TensorFlow's own initialisers free with free() what they allocated with new, and more of that kind.
+ASAN := detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0:alloc_dealloc_mismatch=0
+
 .PHONY: sanitized
 sanitized: $(SANITIZED_OUT)/shim_test
-	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) ASAN_OPTIONS=detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) ASAN_OPTIONS=$(ASAN) UBSAN_OPTIONS=print_stacktrace=1 \
 	  $< --gtest_brief=1 2>$(SANITIZED_OUT)/stderr.log || { tail -n 80 $(SANITIZED_OUT)/stderr.log >&2; exit 1; }
 
 $(SANITIZED_OUT)/shim_test: $(SANITIZED_OBJECTS) $(CORE)
@@ -88,7 +92,7 @@ FINDINGS ?= target/fuzz/findings
 .PHONY: fuzz
 fuzz: $(FUZZED_OUT)/decoders
 	@mkdir -p $(FINDINGS)
-	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) ASAN_OPTIONS=detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0:handle_segv=0:handle_abort=0 \
+	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) ASAN_OPTIONS=$(ASAN):handle_segv=0:handle_abort=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 $< seconds=$(FUZZ_SECONDS) seed=$$RANDOM findings=$(FINDINGS) fuzz/corpus/decoders
 
 $(FUZZED_OUT)/decoders: $(FUZZED_OBJECTS) $(FUZZED_OUT)/main.o $(SHIM_OBJECTS) $(CORE)
