@@ -428,6 +428,10 @@ class Generator:
                     run["session"] = number % 2
         return {"seed": self.seed, "options": options, "init": self.init, "body": records, "final": self.final, "runs": runs}
 
+    def fetchable(self):
+        """What lives, and is no buffer that was written to since."""
+        return [v for v in self.scopes[0].values if not v.guard and all(s.epoch == e for s, e in v.alias.items())]
+
     def together(self, records):
         """A run that several threads make at the same time, each on the session of its lane, some times."""
         targets, fetch = states.counters(self)
@@ -438,7 +442,7 @@ class Generator:
     def runs(self, records):
         feeds = {r["id"] for r in records if r["op"] == "@feed"}
         by_id = {r["id"]: r for r in records}
-        fetchable = [v for v in self.scopes[0].values if not v.guard and all(s.epoch == e for s, e in v.alias.items())]
+        fetchable = self.fetchable()
         ends = sorted({n for state in self.states for n, _ in state.writes + state.reads if n in by_id})
         last = [r["id"] for r in records if r["op"] in ("@error",)]
 
@@ -482,7 +486,7 @@ class Generator:
 
     def fetches_of(self, records, main):
         """Partial runs have no targets: what they would be is fetched, as far as it has a value that lives."""
-        plain = {v.ref: v for v in self.scopes[0].values if not v.guard}
+        plain = {v.ref for v in self.fetchable()}
         more = [f"{t}:0" for t in main["targets"] if f"{t}:0" in plain and f"{t}:0" not in main["fetch"]]
         return main["fetch"] + more
 
