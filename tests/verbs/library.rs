@@ -26,9 +26,9 @@ pub fn path() -> &'static str {
         if is_real() {
             return "libibverbs.so.1".to_owned();
         }
-        // target/debug/deps/test-0123 → target/debug
+        // target/debug/deps/test-0123, or deeper with newer cargos → target/debug
         let own = std::env::current_exe().unwrap();
-        let profile = own.ancestors().nth(2).unwrap();
+        let profile = own.ancestors().find(|path| path.ends_with("debug") || path.ends_with("release")).unwrap();
         let library = profile.join("examples/libibverbs.so");
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let newest = SOURCES.iter().map(|source| changed(&root.join(source))).max().unwrap();
