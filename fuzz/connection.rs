@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use starwire::protocol::{
+use starwire_protocol::{
     Connection, ConnectionError, FEATURE_LENDING, Failure, Handler, Outcome, Payload, PeerInfo, Segment, Settings,
     Target, Witness,
 };

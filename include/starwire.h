@@ -463,7 +463,7 @@ typedef struct sw_kernels {
   void (*invite)(void *scratch, struct sw_run *helper);
 } sw_kernels;
 
-// What tensor_fuse may group, and what it may cost: src/planner/fuse.rs says how they are used. Start from sw_fuse_limits_default.
+// What tensor_fuse may group, and what it may cost: crates/planner/src/fuse.rs says how they are used. Start from sw_fuse_limits_default.
 typedef struct sw_fuse_limits {
   size_t struct_size;
   // What a message costs, both ends together.

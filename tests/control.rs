@@ -16,7 +16,7 @@ use starwire::control::proto::starwire as pb;
 use starwire::control::proto::starwire::control_client::ControlClient;
 use starwire::control::{ControlAccess, ControlError, ControlService, ControlState, Limits, ServerFacts};
 use starwire::metrics::{ConnectionFacts, Connections, Direction, Metrics, Sample, State};
-use starwire::reactor::topology::Topology;
+use starwire_net::reactor::topology::Topology;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request};
 

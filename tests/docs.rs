@@ -107,7 +107,7 @@ fn the_protocol_names_every_number_of_the_code() {
     let rows = protocol_rows();
     let has = |first: &str, second: &str| rows.iter().any(|row| row[0] == first && row[1] == second);
     let mut missing = Vec::new();
-    let kinds = constants("src/protocol/frame.rs", ("mod kind {", "\n}"), "pub const ", ';');
+    let kinds = constants("crates/protocol/src/frame.rs", ("mod kind {", "\n}"), "pub const ", ';');
     let methods = constants("cc/worker/methods.h", ("enum class Method", "};"), "k", ',');
     assert!(kinds.len() >= 17 && methods.len() >= 18, "{kinds:?} {methods:?}");
     for (name, number) in kinds.iter().chain(&methods) {
@@ -115,7 +115,7 @@ fn the_protocol_names_every_number_of_the_code() {
             missing.push(format!("| {number} | {name} |"));
         }
     }
-    for (name, number) in constants("src/protocol/hello.rs", ("mod tag {", "\n}"), "pub const ", ';') {
+    for (name, number) in constants("crates/protocol/src/hello.rs", ("mod tag {", "\n}"), "pub const ", ';') {
         let row = rows.iter().find(|row| row[0] == number.to_string() && row.len() == 3 && !row[2].is_empty());
         if row.is_none() && name != "HAS_SECRET" {
             missing.push(format!("field {number}, {name}"));
@@ -123,7 +123,7 @@ fn the_protocol_names_every_number_of_the_code() {
     }
     // The limits up to those that only the sender knows.
     let limits =
-        constants("src/protocol/limits.rs", ("/// Size of", "/// A block takes no further"), "pub const ", ';');
+        constants("crates/protocol/src/limits.rs", ("/// Size of", "/// A block takes no further"), "pub const ", ';');
     assert!(limits.len() >= 13, "{limits:?}");
     for (name, value) in limits {
         if !has(&format!("`{name}`"), &value.to_string()) {
@@ -144,7 +144,7 @@ fn the_protocol_names_every_number_of_the_code() {
 /// A promise is worth what its tests are.
 #[test]
 fn every_promise_of_the_protocol_has_a_test() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sim");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/protocol/tests/sim");
     let entries = std::fs::read_dir(root).unwrap();
     let sources: String = entries.map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap()).collect();
     let rows = protocol_rows();

@@ -8,7 +8,8 @@ type Fragments = Vec<String>;
 
 #[test]
 fn rust_errors_are_documented() {
-    let messages = messages("src", "rs", rust_messages);
+    let mut messages = messages("src", "rs", rust_messages);
+    messages.extend(self::messages("crates", "rs", rust_messages));
     assert!(messages.len() > 50, "only {} messages found: did the sources move?", messages.len());
     check(&messages);
 }

@@ -1,4 +1,4 @@
-// What is known about operations: the table of src/planner/ops.txt, as TensorFlow's nodes need it.
+// What is known about operations: the table of crates/planner/src/ops.txt, as TensorFlow's nodes need it.
 #ifndef STARWIRE_CC_GRAPH_OPERATIONS_H_
 #define STARWIRE_CC_GRAPH_OPERATIONS_H_
 

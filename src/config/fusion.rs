@@ -3,7 +3,7 @@
 use super::env::Env;
 use super::error::ConfigError;
 use super::variables::Reader;
-use crate::planner::fuse::Limits;
+use starwire_planner::fuse::Limits;
 
 const MOST_BYTES: u64 = 1 << 30;
 

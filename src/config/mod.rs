@@ -28,8 +28,9 @@ pub use error::ConfigError;
 pub use fusion::Fusion;
 pub use secret::Secret;
 pub use star::StarConfig;
+pub use starwire_net::transport::verbs::{TransportChoice, VerbsConfig};
 pub use variables::{Setting, VARIABLES, Variable, markdown_table as variables_markdown, unknown_variables};
-pub use verbs::{TransportChoice, VerbsConfig};
+pub use verbs::verbs_config;
 
 /// Who is being configured. Comes from the ClusterSpec and the machine, not from the environment.
 #[derive(Clone, Debug)]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::error::ConfigError;
 use super::variables::Reader;
-use crate::planner::star::SPLIT_BYTES;
 use crate::star::{PlanLimits, StepLimits};
+use starwire_planner::star::SPLIT_BYTES;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StarConfig {

@@ -1,74 +1,14 @@
 //! RDMA: the variables that TensorFlow's old verbs module had, and a few of our own.
 
+use starwire_net::transport::verbs::{TransportChoice, VerbsConfig};
+
 use super::env::Env;
 use super::error::ConfigError;
 use super::variables::Reader;
-use crate::transport::verbs::Arena;
 
-/// What carries the data of TCP connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TransportChoice {
-    Tcp,
-    Verbs,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VerbsConfig {
-    pub transport: TransportChoice,
-    /// TCP where RDMA does not work, with a line in the log; else an error.
-    pub fallback: bool,
-    /// Name or path of libibverbs.
-    pub library: String,
-    /// `None`: the first device with an active port.
-    pub device: Option<String>,
-    pub port: Option<u8>,
-    pub gid_index: Option<u32>,
-    pub pkey_index: u16,
-    /// Work requests that a queue pair takes.
-    pub queue_depth: u32,
-    /// 4.096 µs · 2^n until a packet is sent again.
-    pub timeout: u8,
-    pub retry_count: u8,
-    pub service_level: u8,
-    /// Bytes; `None`: what the port has.
-    pub mtu: Option<u32>,
-    pub traffic_class: u8,
-    /// Pieces of a payload that are at least this long are read by the peer from where they lie; shorter ones are copied into messages.
-    pub direct_min: u64,
-    /// Bytes of message buffers for each direction of a connection.
-    pub buffer_bytes: u64,
-    /// Addresses for tensors whose registrations are kept; 0: none.
-    pub arena_bytes: u64,
-}
-
-impl Default for VerbsConfig {
-    fn default() -> Self {
-        Self {
-            transport: TransportChoice::Tcp,
-            fallback: true,
-            library: crate::transport::verbs::DEFAULT_LIBRARY.to_owned(),
-            device: None,
-            port: None,
-            gid_index: None,
-            pkey_index: 0,
-            queue_depth: 1024,
-            timeout: 14,
-            retry_count: 7,
-            service_level: 0,
-            mtu: None,
-            traffic_class: 0,
-            direct_min: 64 << 10,
-            buffer_bytes: 512 << 10,
-            arena_bytes: Arena::default_bytes(),
-        }
-    }
-}
-
-impl VerbsConfig {
-    /// Only this part of the environment, before there is a server.
-    pub fn from_env(env: &dyn Env, protocol: &str) -> Result<Self, ConfigError> {
-        read(&mut Reader::new(env), protocol)
-    }
+/// Only this part of the environment, before there is a server.
+pub fn verbs_config(env: &dyn Env, protocol: &str) -> Result<VerbsConfig, ConfigError> {
+    read(&mut Reader::new(env), protocol)
 }
 
 pub(super) fn read(reader: &mut Reader<'_>, protocol: &str) -> Result<VerbsConfig, ConfigError> {

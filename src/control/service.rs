@@ -16,7 +16,7 @@ use super::activity::{Activity, watched};
 use super::places::{Place, Places};
 use super::stream::{Replayed, Socket};
 use super::{ControlAccess, ControlState, Limits, http};
-use crate::reactor::topology::Topology;
+use starwire_net::reactor::topology::Topology;
 
 /// How long connections may take to hear that the server stops.
 const FAREWELL: Duration = Duration::from_millis(200);

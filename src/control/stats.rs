@@ -9,7 +9,7 @@ use super::proto::starwire as pb;
 use super::proto::starwire::control_server::Control;
 use crate::config::Setting;
 use crate::metrics::{ConnectionFacts, Direction, Sample, Value};
-use crate::protocol::WIRE_VERSION;
+use starwire_protocol::WIRE_VERSION;
 
 pub struct StatsService {
     state: Arc<dyn ControlState>,

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::owner::{FreeBody, Owner};
 use super::slabs::{self, Slab};
 use crate::ffi::types::{sw_bytes, sw_code, sw_op_vtable, sw_part, sw_payload, sw_result};
-use crate::protocol::{Failure, Outcome, Payload};
+use starwire_protocol::{Failure, Outcome, Payload};
 
 /// A payload of C++'s on its way out; tells its owner when it is no longer needed.
 pub struct OutPayload {

@@ -11,8 +11,8 @@ use super::shared::Shared;
 use super::whereabouts::Expected;
 use crate::config::MapLine;
 use crate::ffi::types::sw_code;
-use crate::protocol::{Failure, Outcome};
-use crate::transport::SocketAddress;
+use starwire_net::transport::SocketAddress;
+use starwire_protocol::{Failure, Outcome};
 
 /// Requests may wait for a peer for as long as their deadline lets them (TensorFlow waits for tasks that start later): after this time, the log says for whom and why …
 const PATIENCE: Duration = Duration::from_secs(5);

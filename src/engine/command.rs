@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::buffers::{ClientOp, OutPayload};
 use super::channel::ChannelShared;
 use crate::ffi::types::sw_code;
-use crate::transport::SocketAddress;
+use starwire_net::transport::SocketAddress;
 
 /// A method call to start.
 pub struct NewCall {

@@ -9,10 +9,10 @@ use super::delivery::{Delivery, Keys};
 use super::moving::Way;
 use super::peer_memory::{PeerMemory, WitnessWord};
 use crate::metrics::{ConnectionEntry, Recorder};
-use crate::protocol::{Connection, Failure, PeerInfo, Segment, Stats, Target};
-use crate::reactor::driver::{Driver, IoPart, Token};
-use crate::reactor::timers::Timer;
-use crate::transport::SocketAddress;
+use starwire_net::reactor::driver::{Driver, IoPart, Token};
+use starwire_net::reactor::timers::Timer;
+use starwire_net::transport::SocketAddress;
+use starwire_protocol::{Connection, Failure, PeerInfo, Segment, Stats, Target};
 
 /// Pieces that one system call may gather: the kernel's limit.
 const MAX_PARTS: usize = 1024;

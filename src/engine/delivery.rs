@@ -8,7 +8,7 @@ use super::moving::MoveEvent;
 use super::owner::Owner;
 use crate::ffi::types::{sw_recv_request, sw_ticket};
 use crate::metrics::Recorder;
-use crate::protocol::{Failure, Handler, Outcome, PeerInfo, code};
+use starwire_protocol::{Failure, Handler, Outcome, PeerInfo, code};
 
 /// Rendezvous keys of one connection as C++ knows them, by number; a null one was refused as malformed.
 pub type Keys = Vec<*mut c_void>;

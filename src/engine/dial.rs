@@ -14,9 +14,9 @@ use super::whereabouts::is_final;
 use crate::config::HostPort;
 use crate::ffi::types::sw_code;
 use crate::metrics;
-use crate::protocol::{Connection, Failure, code};
-use crate::reactor::topology::Topology;
-use crate::transport::{SocketAddress, tcp, unix};
+use starwire_net::reactor::topology::Topology;
+use starwire_net::transport::{SocketAddress, tcp, unix};
+use starwire_protocol::{Connection, Failure, code};
 
 /// One attempt to connect takes at most this, so that a peer that is down is noticed; who waits patiently gets more attempts.
 const ATTEMPT: Duration = Duration::from_secs(10);
@@ -72,7 +72,7 @@ impl Shard {
             What::Recv(r) => proto.recv(now, id, r.step, &r.prefix, r.frame, r.iter, deadline, r.op, d),
             What::Call(c) => match u16::try_from(c.method) {
                 Ok(method) if method > 0 => proto.call(now, id, method, c.meta, c.payload, deadline, c.op, d),
-                _ => c.op.done(&crate::protocol::Outcome::Local {
+                _ => c.op.done(&starwire_protocol::Outcome::Local {
                     code: code::INVALID_ARGUMENT,
                     message: "starwire: method numbers are 1 to 65535",
                 }),
@@ -425,5 +425,5 @@ fn literal(target: &HostPort) -> Option<SocketAddr> {
 }
 
 fn refuse(waiting: Waiting, message: &str) {
-    waiting.what.into_op().done(&crate::protocol::Outcome::Local { code: code::UNAVAILABLE, message });
+    waiting.what.into_op().done(&starwire_protocol::Outcome::Local { code: code::UNAVAILABLE, message });
 }

@@ -3,9 +3,9 @@
 use std::io;
 
 use crate::config::ConfigError;
-use crate::reactor::error::DriverError;
-use crate::transport::TransportError;
-use crate::transport::verbs::VerbsError;
+use starwire_net::reactor::error::DriverError;
+use starwire_net::transport::TransportError;
+use starwire_net::transport::verbs::VerbsError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {

@@ -8,7 +8,7 @@ use super::owner::Level;
 use super::peer_memory::PeerMemory;
 use super::shard::Shard;
 use crate::config::Shortcut;
-use crate::protocol::{FEATURE_LENDING, Settings, code};
+use starwire_protocol::{FEATURE_LENDING, Settings, code};
 
 /// Processes of which more is not remembered.
 const MOST_UNREADABLE: usize = 4096;

@@ -48,14 +48,6 @@ use crate::config::{
 use crate::control::ControlService;
 use crate::ffi::types::{sw_code, sw_ticket};
 use crate::metrics::{Cells, Metrics, render_prometheus};
-use crate::reactor::driver::Driver;
-use crate::reactor::epoll::EpollDriver;
-use crate::reactor::error::DriverError;
-use crate::reactor::mailbox::{EventWaker, Sender, mailbox};
-use crate::reactor::topology::Topology;
-use crate::reactor::uring::UringDriver;
-use crate::reactor::verbs::VerbsDriver;
-use crate::transport::{SocketAddress, host, tcp, unix};
 use channel::ChannelShared;
 use command::{Command, Door, Meta};
 use lending::Unreadable;
@@ -63,6 +55,14 @@ use offenders::Offenders;
 use owner::Level;
 use shard::Shard;
 use shared::Shared;
+use starwire_net::reactor::driver::Driver;
+use starwire_net::reactor::epoll::EpollDriver;
+use starwire_net::reactor::error::DriverError;
+use starwire_net::reactor::mailbox::{EventWaker, Sender, mailbox};
+use starwire_net::reactor::topology::Topology;
+use starwire_net::reactor::uring::UringDriver;
+use starwire_net::reactor::verbs::VerbsDriver;
+use starwire_net::transport::{SocketAddress, host, tcp, unix};
 
 pub struct Engine {
     shared: Arc<Shared>,

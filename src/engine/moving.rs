@@ -6,9 +6,9 @@ use super::conn::Role;
 use super::owner::Level;
 use super::shard::{Shard, mark};
 use super::shared::host_of;
-use crate::protocol::{FEATURE_QUEUE_PAIRS, Failure, Settings, code};
-use crate::transport::SocketAddress;
-use crate::transport::verbs::VerbsError;
+use starwire_net::transport::SocketAddress;
+use starwire_net::transport::verbs::VerbsError;
+use starwire_protocol::{FEATURE_QUEUE_PAIRS, Failure, Settings, code};
 
 /// A way to a peer on which RDMA failed is not tried again before this.
 pub const SHUNNED: Duration = Duration::from_secs(60);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::owner::Level;
 use super::shard::{Shard, mark};
 use super::shared;
-use crate::reactor::polling::{Polling, involuntary_switches};
+use starwire_net::reactor::polling::{Polling, involuntary_switches};
 
 /// The longest busy wait before a sleep, where polling is on.
 const LONGEST_SPIN: Duration = Duration::from_micros(200);

@@ -6,8 +6,8 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst, fence};
 
-use crate::protocol::{Loan, Witness};
-use crate::reactor::driver::IoPart;
+use starwire_net::reactor::driver::IoPart;
+use starwire_protocol::{Loan, Witness};
 
 /// A process whose memory can be read.
 #[derive(Clone, Copy, Debug)]

@@ -17,10 +17,10 @@ use super::pace::{Pace, TimerKey};
 use super::shared::{self, Shared};
 use super::strangers::Strangers;
 use crate::metrics::{Direction, State};
-use crate::protocol::{Connection, ConnectionError, Failure, PeerInfo, Settings, Sniff, code};
-use crate::reactor::driver::{Completion, Driver, Token};
-use crate::reactor::mailbox::Receiver;
-use crate::reactor::timers::Timers;
+use starwire_net::reactor::driver::{Completion, Driver, Token};
+use starwire_net::reactor::mailbox::Receiver;
+use starwire_net::reactor::timers::Timers;
+use starwire_protocol::{Connection, ConnectionError, Failure, PeerInfo, Settings, Sniff, code};
 
 /// A connection's key has its shard's index above this bit and a number that is never used again below.
 pub const CONN_BITS: u32 = 48;

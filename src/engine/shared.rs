@@ -14,10 +14,10 @@ use super::owner::{Level, Owner};
 use crate::config::Config;
 use crate::control::ControlService;
 use crate::metrics::{Connections, Metrics};
-use crate::protocol::{Outcome, Secret, Settings};
-use crate::reactor::mailbox::Sender;
-use crate::reactor::topology::Topology;
-use crate::transport::tcp::TcpOptions;
+use starwire_net::reactor::mailbox::Sender;
+use starwire_net::reactor::topology::Topology;
+use starwire_net::transport::tcp::TcpOptions;
+use starwire_protocol::{Outcome, Secret, Settings};
 
 pub struct Shared {
     /// Tells engines of one process apart.

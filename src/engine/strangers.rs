@@ -10,8 +10,8 @@ use super::conn::{Farewell, Role};
 use super::owner::Level;
 use super::shard::{LAST_WORD, Shard};
 use crate::crowd::{Crowd, Source};
-use crate::protocol::{Connection, Failure, code};
-use crate::transport::{SocketAddress, descriptors, tcp, unix};
+use starwire_net::transport::{SocketAddress, descriptors, tcp, unix};
+use starwire_protocol::{Connection, Failure, code};
 
 /// Most strangers of a server, through each of its doors …
 const MOST: usize = 4096;

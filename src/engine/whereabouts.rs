@@ -13,8 +13,8 @@ use super::owner::Level;
 use super::shard::Shard;
 use crate::config::{Advertisement, HostPort, MapLine, Shortcut};
 use crate::ffi::types::sw_code;
-use crate::protocol::{Failure, PeerInfo, code};
-use crate::transport::SocketAddress;
+use starwire_net::transport::SocketAddress;
+use starwire_protocol::{Failure, PeerInfo, code};
 
 /// How long a gRPC port may take to say why its data port cannot be reached.
 const ANSWER: Duration = Duration::from_secs(5);

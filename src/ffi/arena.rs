@@ -5,8 +5,8 @@ use std::ffi::c_void;
 use super::error::{self, sw_error};
 use super::guard;
 use super::types::{sw_bytes, sw_code};
-use crate::config::{ProcessEnv, TransportChoice, VerbsConfig};
-use crate::transport::verbs::{Arena, Device, Library};
+use crate::config::{ProcessEnv, TransportChoice, verbs_config};
+use starwire_net::transport::verbs::{Arena, Device, Library};
 
 /// A range of memory of this process that is never unmapped, so that an RDMA device may keep it registered. Memory is used only where it is written to.
 #[repr(C)]
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn sw_arena_reserve(
 }
 
 fn reserve(protocol: &str) -> Result<Option<sw_arena>, String> {
-    let Ok(config) = VerbsConfig::from_env(&ProcessEnv, protocol) else { return Ok(None) };
+    let Ok(config) = verbs_config(&ProcessEnv, protocol) else { return Ok(None) };
     if config.transport != TransportChoice::Verbs || config.arena_bytes == 0 {
         return Ok(None);
     }

@@ -8,7 +8,7 @@ use super::guard;
 use super::types::{sw_bytes, sw_code, sw_engine_options, sw_handlers, sw_string};
 use crate::config::{Identity, ProcessEnv};
 use crate::engine::{Engine, Owner};
-use crate::reactor::topology::Topology;
+use starwire_net::reactor::topology::Topology;
 
 /// One TensorFlow server: its reactors, its data port, its channels.
 #[allow(non_camel_case_types)]

@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 use super::error::{self, sw_error};
 use super::guard;
 use super::types::sw_code;
-use crate::executor::arena::Arena;
-use crate::executor::{CONTROL, Call, Edge, Executor, Helper, Kernels, Node, Outcome, Plan, Run, RunRef, Task, kind};
+use starwire_executor::arena::Arena;
+use starwire_executor::{CONTROL, Call, Edge, Executor, Helper, Kernels, Node, Outcome, Plan, Run, RunRef, Task, kind};
 
 /// The node's kernel ends through sw_run_report, on any thread.
 pub const SW_EXEC_ASYNC: u32 = 1;

@@ -2,7 +2,7 @@
 
 use super::guard;
 use super::types::sw_bytes;
-use crate::planner::ops::{self, Knowledge};
+use starwire_planner::ops::{self, Knowledge};
 
 /// sw_op_knowledge: the operation is in the table.
 pub const SW_OP_KNOWN: u32 = 1;

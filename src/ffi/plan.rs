@@ -6,9 +6,9 @@ use super::error::{self, sw_error};
 use super::guard;
 use super::types::{sw_bytes, sw_code};
 use crate::config::{Fusion, ProcessEnv};
-use crate::planner::fuse::{self, FusePlan, Limits};
-use crate::planner::graph::{Class, Edge, Graph, Kind, Memory, Node, PlanError};
-use crate::protocol::code;
+use starwire_planner::fuse::{self, FusePlan, Limits};
+use starwire_planner::graph::{Class, Edge, Graph, Kind, Memory, Node, PlanError};
+use starwire_protocol::code;
 
 /// What a node means for control flow (sw_plan_node.kind).
 pub const SW_NODE_PLAIN: u32 = 0;
@@ -110,7 +110,7 @@ pub struct sw_plan_graph {
     pub name_ctx: *mut c_void,
 }
 
-/// What tensor_fuse may group, and what it may cost: src/planner/fuse.rs says how they are used. Start from sw_fuse_limits_default.
+/// What tensor_fuse may group, and what it may cost: crates/planner/src/fuse.rs says how they are used. Start from sw_fuse_limits_default.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
@@ -362,7 +362,7 @@ pub(super) unsafe fn with_graph<T>(
     let (nodes, edges) = unsafe { (array(graph.nodes, graph.n_nodes), array(graph.edges, graph.n_edges)) };
     let nodes = (0..).zip(nodes).map(|(at, node)| accept_node(at, node)).collect::<Result<_, _>>();
     let edges = (0..).zip(edges).map(|(at, edge)| accept_edge(at, edge)).collect::<Result<_, _>>();
-    let names: Option<crate::planner::graph::Names> = Some(&names);
+    let names: Option<starwire_planner::graph::Names> = Some(&names);
     let graph = Graph::new(nodes.map_err(invalid)?, edges.map_err(invalid)?, names).map_err(invalid)?;
     plan(&graph).map_err(invalid)
 }

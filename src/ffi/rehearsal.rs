@@ -12,7 +12,7 @@ use super::types::{
 };
 use crate::config::{Env, Identity};
 use crate::engine::{Channel, ClientOp, Engine, EngineError, NewCall, NewRecv, OutPayload, Owner};
-use crate::protocol::code;
+use starwire_protocol::code;
 
 /// Largest tensor that is handed out.
 pub const MAX_SIZE: usize = 1 << 30;

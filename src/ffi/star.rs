@@ -5,10 +5,10 @@ use super::guard;
 use super::plan::{array, other_structs, sw_plan_graph, with_graph};
 use super::types::{sw_bytes, sw_code};
 use crate::config::{Config, ProcessEnv};
-use crate::planner::placement::{Place, Reason, Roles};
-use crate::planner::roles::{self, Task};
-use crate::planner::star::{self, Call, StarPlan, Style, Way};
-use crate::protocol::code;
+use starwire_planner::placement::{Place, Reason, Roles};
+use starwire_planner::roles::{self, Task};
+use starwire_planner::star::{self, Call, StarPlan, Style, Way};
+use starwire_protocol::code;
 
 /// What becomes of a node (sw_star_plan_places): not on a parameter server.
 pub const SW_PLACE_STAYS: u32 = 0;
@@ -238,7 +238,7 @@ pub unsafe extern "C" fn sw_plan_star(
         };
         // SAFETY: the caller's promise.
         let servers = unsafe { array(options.servers, options.n_tasks) }.iter().map(|server| *server != 0).collect();
-        let plan = |graph: &crate::planner::graph::Graph| {
+        let plan = |graph: &starwire_planner::graph::Graph| {
             let plan = star::plan(graph, &Roles { servers }, style, options.split_bytes)?;
             let text = plan.describe(graph, &[]).to_string();
             Ok(sw_star_plan::new(plan, text))

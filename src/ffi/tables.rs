@@ -12,8 +12,8 @@ use super::error::{self, sw_error};
 use super::guard;
 use super::types::{sw_bytes, sw_code};
 use crate::engine::Engine;
-use crate::protocol::code;
 use crate::star::{Accounts, Claim, Hash, Made, Plans, Refused, Steps};
+use starwire_protocol::code;
 
 /// How often old things are looked for, while there are calls.
 const TICK: Duration = Duration::from_secs(5);

@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use starwire::reactor::driver::{Completion, IoPart};
-use starwire::reactor::uring::UringDriver;
-use starwire::transport::verbs::Endpoint;
+use starwire_net::reactor::driver::{Completion, IoPart};
+use starwire_net::reactor::uring::UringDriver;
+use starwire_net::transport::verbs::Endpoint;
 
 use super::pair::{Pair, bytes, config};
 use crate::harness::fake_library;

@@ -7,13 +7,13 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use starwire::config::Advertisement;
-use starwire::protocol::{
+use starwire_net::reactor::driver::{Completion, Driver, IoPart, Token};
+use starwire_net::reactor::epoll::EpollDriver;
+use starwire_net::reactor::verbs::VerbsDriver;
+use starwire_protocol::{
     Connection, ConnectionError, FEATURE_QUEUE_PAIRS, Failure, Handler, Outcome, Payload, PeerInfo, Segment, Settings,
     Target,
 };
-use starwire::reactor::driver::{Completion, Driver, IoPart, Token};
-use starwire::reactor::epoll::EpollDriver;
-use starwire::reactor::verbs::VerbsDriver;
 
 use super::faults::{PS, task};
 use super::pair::config;

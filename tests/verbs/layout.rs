@@ -5,7 +5,7 @@ use std::mem::{offset_of, size_of};
 use std::path::Path;
 use std::process::Command;
 
-use starwire::transport::verbs::abi::*;
+use starwire_net::transport::verbs::abi::*;
 
 /// (C expression, what we think it is)
 fn expectations() -> Vec<(String, usize)> {

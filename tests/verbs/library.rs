@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
-const SOURCES: [&str; 2] = ["tests/verbs/fake", "src/transport/verbs/abi.rs"];
+const SOURCES: [&str; 2] = ["tests/verbs/fake", "crates/net/src/transport/verbs/abi.rs"];
 
 /// STARWIRE_TEST_REAL_VERBS=1: the system's libibverbs and its first device, in a machine that has one.
 pub fn is_real() -> bool {

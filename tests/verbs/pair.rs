@@ -7,10 +7,10 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use starwire::config::{TransportChoice, VerbsConfig};
-use starwire::reactor::driver::{Completion, Driver, IoPart, Token};
-use starwire::reactor::epoll::EpollDriver;
-use starwire::reactor::verbs::VerbsDriver;
-use starwire::transport::verbs::VerbsStats;
+use starwire_net::reactor::driver::{Completion, Driver, IoPart, Token};
+use starwire_net::reactor::epoll::EpollDriver;
+use starwire_net::reactor::verbs::VerbsDriver;
+use starwire_net::transport::verbs::VerbsStats;
 
 use crate::harness::fake_library;
 

@@ -2,9 +2,9 @@
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "memory outlives the operations, which every test waits for")]
 
-use starwire::reactor::driver::IoPart;
-use starwire::transport::verbs::Arena;
-use starwire::transport::verbs::abi::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ};
+use starwire_net::reactor::driver::IoPart;
+use starwire_net::transport::verbs::Arena;
+use starwire_net::transport::verbs::abi::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ};
 
 use super::pair::{Pair, bytes};
 use crate::harness::fake_library::{self, covers};

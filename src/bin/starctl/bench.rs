@@ -11,7 +11,7 @@ use starwire::config::{Advertisement, Config, Env, HostPort, Identity, ProcessEn
 use starwire::control::proto::starwire::StatsRequest;
 use starwire::control::proto::starwire::control_client::ControlClient;
 use starwire::ffi::rehearsal::{Keys, MAX_SIZE, Rehearsal, Way};
-use starwire::transport::verbs::{Device, Library};
+use starwire_net::transport::verbs::{Device, Library};
 
 use crate::args::{Args, Command, Failure, Opt};
 use crate::remote;

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use prost::Message;
-use starwire::planner::graph::{Class, Edge, Kind, Memory, Node};
-use starwire::planner::ops;
+use starwire_planner::graph::{Class, Edge, Kind, Memory, Node};
+use starwire_planner::ops;
 
 use crate::sizes;
 

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use prost::Message;
-use starwire::planner::graph::Graph;
-use starwire::planner::placement::Roles;
-use starwire::planner::star::Style;
-use starwire::planner::{fuse, star};
+use starwire_planner::graph::Graph;
+use starwire_planner::placement::Roles;
+use starwire_planner::star::Style;
+use starwire_planner::{fuse, star};
 
 use crate::args::{Args, Command, Failure, Opt};
 use crate::graph_def::{GraphDef, Planned, convert};

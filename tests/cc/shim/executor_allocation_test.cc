@@ -1,5 +1,5 @@
 // A run of a sub-graph calls operator new exactly as often as its kernels do. (That the Rust half allocates nothing is
-// tested in tests/executor_allocations.rs.)
+// tested in crates/executor/tests/allocations.rs.)
 #include <gtest/gtest.h>
 
 #include <atomic>

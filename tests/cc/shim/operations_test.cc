@@ -1,4 +1,4 @@
-// The table of operations (src/planner/ops.txt) against TensorFlow's own registry.
+// The table of operations (crates/planner/src/ops.txt) against TensorFlow's own registry.
 #include "cc/graph/operations.h"
 
 #include <set>

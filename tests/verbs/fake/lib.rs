@@ -19,7 +19,7 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "handles come from this library, as in C")]
 #![allow(dead_code, reason = "the interface is shared with its user")]
 
-#[path = "../../../src/transport/verbs/abi.rs"]
+#[path = "../../../crates/net/src/transport/verbs/abi.rs"]
 mod abi;
 mod device;
 mod faults;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use starwire::reactor::topology::Topology;
-use starwire::reactor::uring::UringDriver;
+use starwire_net::reactor::topology::Topology;
+use starwire_net::reactor::uring::UringDriver;
 
 use super::Finding;
 

@@ -1,7 +1,7 @@
 //! RDMA: the library, devices, ports, GIDs, MTU, locked memory.
 
 use starwire::config::{TransportChoice, VerbsConfig};
-use starwire::transport::verbs::{Device, Library, PortFacts, memlock, survey};
+use starwire_net::transport::verbs::{Device, Library, PortFacts, memlock, survey};
 
 use super::Finding;
 
@@ -74,7 +74,7 @@ fn describe(port: &PortFacts) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use starwire::transport::verbs::GidFacts;
+    use starwire_net::transport::verbs::GidFacts;
 
     use super::super::Verdict;
     use super::*;

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use ::starwire::transport::descriptors;
+use ::starwire_net::transport::descriptors;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;

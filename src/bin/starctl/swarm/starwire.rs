@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use starwire::protocol::{Connection, Failure, Handler, Outcome, Payload, PeerInfo, Segment, Settings, Target, code};
+use starwire_protocol::{Connection, Failure, Handler, Outcome, Payload, PeerInfo, Segment, Settings, Target, code};
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, oneshot};

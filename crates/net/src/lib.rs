@@ -1,0 +1,7 @@
+//! What bytes travel on.
+//!
+//! * [`transport`]: sockets and addresses: TCP, unix sockets, peer credentials, RDMA.
+//! * [`reactor`]: drivers (epoll, io_uring, RDMA beside either) behind one trait, mailbox, timers, pinning, polling policy.
+
+pub mod reactor;
+pub mod transport;

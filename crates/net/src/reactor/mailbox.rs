@@ -1,0 +1,167 @@
+//! The way into a reactor from any other thread: a lock-free queue and a wake-up that is paid for only if the reactor sleeps.
+//!
+//! The queue is crossbeam's `SegQueue`. A Vyukov list would be shorter, but it allocates for every message; the segments of this one hold 31. Both share a small
+//! window: a producer that is preempted between taking its place and filling it holds up what was sent after it. That many threads may take from a `SegQueue` is
+//! used as well: a sender that finds the mailbox closed takes a message back out (see [`Sender::send`]).
+//!
+//! Sleeping is a store-load handshake (Dekker's): the producer pushes, then looks at `sleeping`; the consumer sets `sleeping`, then looks at the queue. With a
+//! sequentially consistent fence between the two steps of each, at least one of them sees the other. `crates/net/tests/mailbox_model.rs` checks all interleavings; for
+//! that it compiles this file against its own `sync` module.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::RwLock;
+
+use super::sync::{Arc, AtomicBool, Ordering, Queue, fence};
+
+/// What a wake-up is: an eventfd, or, in a model of the handshake, whatever can be waited for there.
+pub trait Waker {
+    fn wake(&self);
+    /// Nobody will sleep again: gives back what wake-ups needed. Others may be waking meanwhile.
+    fn retire(&self) {}
+}
+
+/// Writes to a driver's eventfd.
+pub struct EventWaker(RwLock<Option<OwnedFd>>);
+
+impl EventWaker {
+    /// A waker for a driver's `wake_fd`. It holds its own duplicate, so it may outlive the driver.
+    pub fn new(wake_fd: std::os::fd::BorrowedFd<'_>) -> io::Result<Self> {
+        wake_fd.try_clone_to_owned().map(|fd| EventWaker(RwLock::new(Some(fd))))
+    }
+
+    /// A waker for this driver.
+    pub fn of(driver: &dyn super::driver::Driver) -> io::Result<Self> {
+        // SAFETY: the driver owns the descriptor and is borrowed for the duration.
+        Self::new(unsafe { std::os::fd::BorrowedFd::borrow_raw(driver.wake_fd()) })
+    }
+}
+
+impl Waker for EventWaker {
+    fn wake(&self) {
+        // Next to a system call the lock is cheap. Only `retire` takes it for itself, and then nobody is to be woken.
+        let Ok(fd) = self.0.try_read() else { return };
+        let Some(fd) = &*fd else { return };
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: eight readable bytes. It can fail only because the counter is full (EAGAIN), and then the reader is awake or about to be.
+        unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    /// Senders live as long as anybody who ever had a channel, a descriptor need not.
+    fn retire(&self) {
+        if let Ok(mut fd) = self.0.write() {
+            *fd = None;
+        }
+    }
+}
+
+/// Makes a mailbox. The receiving half belongs to the one thread that `waker` wakes.
+pub fn mailbox<T, W: Waker>(waker: W) -> (Sender<T, W>, Receiver<T, W>) {
+    let shared = Arc::new(Shared {
+        queue: Queue::new(),
+        sleeping: AtomicBool::new(false),
+        closed: AtomicBool::new(false),
+        waker,
+    });
+    (Sender { shared: shared.clone() }, Receiver { shared })
+}
+
+pub struct Sender<T, W: Waker = EventWaker> {
+    shared: Arc<Shared<T, W>>,
+}
+
+pub struct Receiver<T, W: Waker = EventWaker> {
+    shared: Arc<Shared<T, W>>,
+}
+
+struct Shared<T, W> {
+    queue: Queue<T>,
+    sleeping: AtomicBool,
+    closed: AtomicBool,
+    waker: W,
+}
+
+impl<T, W: Waker> Clone for Sender<T, W> {
+    fn clone(&self) -> Self {
+        Sender { shared: self.shared.clone() }
+    }
+}
+
+impl<T, W: Waker> Sender<T, W> {
+    /// Delivers a message. Messages of one sender arrive in order.
+    ///
+    /// After [`Receiver::close`], `Err` gives a message back. Of several senders that fail at the same moment each gets one, not necessarily its own: every
+    /// message comes out exactly once, at the receiver or here, and must carry with it whatever is needed to end it.
+    pub fn send(&self, message: T) -> Result<(), T> {
+        let shared = &*self.shared;
+        if shared.closed.load(Ordering::Relaxed) {
+            return Err(message);
+        }
+        shared.queue.push(message);
+        // Between the push and the loads, as the receiver has one between its stores and its look at the queue.
+        fence(Ordering::SeqCst);
+        if shared.closed.load(Ordering::Relaxed) {
+            // If the receiver's last look at the queue was late enough to find the message, there may be nothing left to take.
+            return shared.queue.pop().map_or(Ok(()), Err);
+        }
+        self.wake_if_asleep();
+        Ok(())
+    }
+
+    /// Ends the receiver's sleep, if it sleeps, without a message.
+    pub fn wake(&self) {
+        fence(Ordering::SeqCst);
+        self.wake_if_asleep();
+    }
+
+    fn wake_if_asleep(&self) {
+        let sleeping = &self.shared.sleeping;
+        // Looks before it swaps, so that producers share the cache line while the receiver is awake. Only one of them pays for the wake-up.
+        if sleeping.load(Ordering::Relaxed) && sleeping.swap(false, Ordering::AcqRel) {
+            self.shared.waker.wake();
+        }
+    }
+}
+
+impl<T, W: Waker> Receiver<T, W> {
+    pub fn pop(&mut self) -> Option<T> {
+        self.shared.queue.pop()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.shared.queue.is_empty()
+    }
+
+    /// Announces that this thread is about to wait. `true`: whoever sends from now on wakes it. `false`: something has arrived, do not wait.
+    #[must_use]
+    pub fn prepare_sleep(&mut self) -> bool {
+        // A swap, although what was there does not matter: the model checker orders a plain store loosely against the producers' swaps and would see a
+        // stale `false` that no machine can show. Next to the wait that follows it costs nothing.
+        self.shared.sleeping.swap(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let empty = self.shared.queue.is_empty();
+        if !empty {
+            self.awake();
+        }
+        empty
+    }
+
+    /// Takes the announcement back: to be called after each wait. `true`: a sender has ended it.
+    pub fn awake(&mut self) -> bool {
+        !self.shared.sleeping.swap(false, Ordering::Relaxed)
+    }
+
+    /// Refuses messages from now on. Those sent before are still to be popped, after this call, until there are none.
+    pub fn close(&mut self) {
+        self.shared.closed.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.shared.waker.retire();
+    }
+}
+
+impl<T, W: Waker> Drop for Receiver<T, W> {
+    fn drop(&mut self) {
+        self.close();
+        while self.pop().is_some() {}
+    }
+}

@@ -1,0 +1,44 @@
+//! Sockets and addresses.
+
+mod address;
+pub mod descriptors;
+pub mod host;
+mod raw_address;
+pub mod tcp;
+pub mod unix;
+pub mod verbs;
+
+pub use address::SocketAddress;
+pub use raw_address::RawAddress;
+
+use std::io;
+
+/// What went wrong with a socket, and whose it was.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    #[error("cannot listen on {address}: {source}{}", hint(.source))]
+    Listen { address: SocketAddress, source: io::Error },
+    #[error("cannot create a socket for {address}: {source}")]
+    Socket { address: SocketAddress, source: io::Error },
+    #[error("cannot set {option} = {value}: {source}")]
+    Option { option: &'static str, value: u64, source: io::Error },
+    #[error("cannot ask a socket for {what}: {source}")]
+    Query { what: &'static str, source: io::Error },
+    #[error(
+        "{needed} file descriptors are needed, the hard limit is {hard}: raise it (ulimit -Hn, LimitNOFILE=, nofile in limits.conf)"
+    )]
+    Descriptors { needed: u64, hard: u64 },
+    #[error(
+        "refused a local peer: process {pid} runs as user {uid}, this one as user {own}; local connections are for the same user or root"
+    )]
+    ForeignPeer { pid: i32, uid: u32, own: u32 },
+}
+
+fn hint(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::AddrInUse => " (another process has this port: choose another one, or 0)",
+        io::ErrorKind::AddrNotAvailable => " (this host has no such address)",
+        io::ErrorKind::PermissionDenied => " (ports below net.ipv4.ip_unprivileged_port_start are root's)",
+        _ => "",
+    }
+}

@@ -1,0 +1,120 @@
+//! Connecting and accepting.
+
+use std::io::{self};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+use starwire_net::transport::{SocketAddress, tcp, unix};
+
+use crate::rig::Rig;
+
+pub fn connect_refused_is_an_error(mut rig: Rig) {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let token = rig.start_connect(&free.into());
+    assert_eq!(rig.connected(token).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    rig.driver.close(token);
+    rig.closed(token);
+}
+
+pub fn connect_to_a_missing_unix_name_is_an_error(mut rig: Rig) {
+    let (listener, address) = unix::listen().unwrap();
+    drop(listener);
+    let token = rig.start_connect(&address);
+    assert_eq!(rig.connected(token).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+}
+
+pub fn a_closed_connect_reports_closed(mut rig: Rig) {
+    let (_, address) = rig.listen_tcp();
+    let token = rig.start_connect(&address);
+    rig.driver.close(token);
+    rig.closed(token);
+}
+
+pub fn many_connections_are_accepted(mut rig: Rig) {
+    let (listener, address) = rig.listen_tcp();
+    let SocketAddress::Inet(inet) = address else { unreachable!() };
+    let mut clients: Vec<_> = (0..150).map(|_| TcpStream::connect(inet).unwrap()).collect();
+    let mut ports = std::collections::HashSet::new();
+    for _ in 0..clients.len() {
+        let fd = rig.accepted(listener).unwrap();
+        // SAFETY: plain queries on a descriptor that is open.
+        let flags = unsafe { (libc::fcntl(fd.as_raw_fd(), libc::F_GETFD), libc::fcntl(fd.as_raw_fd(), libc::F_GETFL)) };
+        assert_ne!(flags.0 & libc::FD_CLOEXEC, 0);
+        assert_ne!(flags.1 & libc::O_NONBLOCK, 0);
+        ports.insert(tcp::peer_address(fd.as_fd()).unwrap().unwrap());
+    }
+    assert_eq!(ports.len(), clients.len());
+    clients.clear();
+    TcpStream::connect(inet).unwrap();
+    rig.accepted(listener).unwrap();
+}
+
+/// Runs in a child process, because the limit counts for all threads.
+pub fn accepting_goes_on_after_the_descriptor_limit(mut rig: Rig) {
+    const CHILD: &str = "STARWIRE_TEST_DESCRIPTOR_LIMIT";
+    let name = format!("{}::accepting_goes_on_after_the_descriptor_limit", rig.module);
+    if std::env::var_os(CHILD).is_none() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = child.args(["--exact", &name, "--nocapture"]).env(CHILD, "1").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && text.contains("1 passed"),
+            "{text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        return;
+    }
+    let (listener, address) = rig.listen_tcp();
+    let SocketAddress::Inet(inet) = address else { unreachable!() };
+    let _first = TcpStream::connect(inet).unwrap();
+    let _second = TcpStream::connect(inet).unwrap();
+    let highest = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u64>().ok())
+        .max()
+        .unwrap();
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is valid for both calls.
+    let set = |limit: &mut libc::rlimit, current| unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, limit), 0);
+        limit.rlim_cur = current;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, limit), 0);
+    };
+    let old = {
+        // SAFETY: as above.
+        unsafe { assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0) };
+        limit.rlim_cur
+    };
+    // Fill every gap below the limit.
+    set(&mut limit, highest + 1);
+    let mut fillers = Vec::new();
+    while let Ok(filler) = std::fs::File::open("/dev/null") {
+        fillers.push(filler);
+    }
+    let error = rig.accepted(listener).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
+    // It is reported now and then, not in a busy loop.
+    let start = Instant::now();
+    let mut waits = 0;
+    while start.elapsed() < Duration::from_millis(250) {
+        rig.driver.wait(Some(Duration::from_millis(250)), &mut rig.pending).unwrap();
+        waits += 1;
+    }
+    assert!(waits < 20, "{waits} waits");
+    rig.pending.clear();
+    set(&mut limit, old);
+    let mut accepted = 0;
+    while accepted < 2 {
+        accepted += usize::from(rig.accepted(listener).is_ok());
+    }
+}
+
+pub fn a_closed_listener_accepts_no_more(mut rig: Rig) {
+    let (listener, address) = rig.listen_tcp();
+    rig.driver.close(listener);
+    rig.closed(listener);
+    let SocketAddress::Inet(inet) = address else { unreachable!() };
+    assert_eq!(TcpStream::connect(inet).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    rig.quiet(Duration::from_millis(10));
+}

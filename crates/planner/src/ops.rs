@@ -1,0 +1,141 @@
+//! What is known about TensorFlow's operations: one table, [`ops.txt`](ops.txt), for everything that reasons about a graph.
+//!
+//! It is an allow-list. An operation that is not in it has no [`Knowledge`]: the planners leave it where it is, treat it as one that may wait
+//! and may change whatever it can reach, no reactor runs it, and TensorFlow's executor keeps the partition that it is in.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+/// What is known about one operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Knowledge {
+    /// A function of its inputs' values: may run anywhere, at any time, any number of times.
+    pub pure: bool,
+    /// A value that never changes: pure, and without inputs.
+    pub constant: bool,
+    /// Part of the control flow; the node's kind says which.
+    pub control: bool,
+    /// Runs once and keeps nothing: it checks something, or prints it.
+    pub checks: bool,
+    /// A variable.
+    pub variable: bool,
+    /// A variable or object that is found by its name: a copy of the node is the same one.
+    pub named: bool,
+    /// Reads the variable behind input 0 and does nothing else.
+    pub reads: bool,
+    /// Changes the variables behind the references and handles that it takes.
+    pub updates: bool,
+    /// Output 0 is the reference that it takes as input 0.
+    pub forwards: bool,
+    /// Its kernel, or an object of the session that it uses, keeps something between runs.
+    pub session: bool,
+    /// May wait for something that is no edge of its graph. Its kernel is asynchronous.
+    pub waits: bool,
+    /// Reads or writes files.
+    pub files: bool,
+}
+
+impl Knowledge {
+    fn parse(words: &str) -> Option<Self> {
+        let mut all = Self::default();
+        for word in words.split_whitespace() {
+            let field = match word {
+                "pure" => &mut all.pure,
+                "constant" => &mut all.constant,
+                "control" => &mut all.control,
+                "checks" => &mut all.checks,
+                "variable" => &mut all.variable,
+                "named" => &mut all.named,
+                "reads" => &mut all.reads,
+                "updates" => &mut all.updates,
+                "forwards" => &mut all.forwards,
+                "session" => &mut all.session,
+                "waits" => &mut all.waits,
+                "files" => &mut all.files,
+                _ => return None,
+            };
+            *field = true;
+        }
+        all.pure |= all.constant;
+        all.named |= all.constant;
+        Some(all)
+    }
+
+    /// Has no effect beyond its outputs, whoever looks.
+    pub fn is_pure(self) -> bool {
+        self.pure || self.control
+    }
+
+    /// Runs to its end in the time that its arithmetic takes: nothing that it waits for, no disk.
+    pub fn is_prompt(self) -> bool {
+        !self.waits && !self.files
+    }
+
+    /// All that its kernel remembers is found by name: kernels of several sessions may be one.
+    pub fn is_shareable(self) -> bool {
+        !self.session && !self.waits
+    }
+}
+
+/// None: nothing is known, and nothing may be assumed.
+pub fn knowledge(op: &str) -> Option<Knowledge> {
+    static TABLE: OnceLock<HashMap<&'static str, Knowledge>> = OnceLock::new();
+    TABLE.get_or_init(|| entries().collect()).get(op).copied()
+}
+
+/// Every operation of the table.
+pub fn entries() -> impl Iterator<Item = (&'static str, Knowledge)> {
+    let mut section = None;
+    include_str!("ops.txt").lines().flat_map(move |line| {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        let heading = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        if let Some(words) = heading {
+            section = Knowledge::parse(words);
+        }
+        let names = if heading.is_some() { "" } else { line };
+        let known = section;
+        names.split_whitespace().filter_map(move |name| Some((name, known?)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_well_formed() {
+        let headings = include_str!("ops.txt").lines().filter(|line| line.starts_with('['));
+        for heading in headings {
+            let words = heading.trim_matches(['[', ']']);
+            assert!(Knowledge::parse(words).is_some(), "a section with an unknown word: {heading}");
+        }
+        let mut names: Vec<&str> = entries().map(|(name, _)| name).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all, "an operation stands in two sections");
+        assert!(all > 1000);
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_not_in_the_table() {
+        for (name, it) in entries() {
+            let effects = it.updates || it.session || it.waits || it.files || it.checks;
+            assert!(!(it.is_pure() && (effects || it.reads || it.variable)), "{name} is pure and is not");
+            assert!(!(it.reads && (effects || it.forwards)), "{name} only reads and does not");
+            assert!(!it.variable || it.named, "{name} is a variable without a name");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_guessed() {
+        for name in ["Unstage", "MapUnstage", "PyFunc", "InplaceUpdate", "MyCustomOp", "pure", "[pure]", ""] {
+            assert_eq!(knowledge(name), None, "{name}");
+        }
+        let known = |name: &str| knowledge(name).unwrap_or_default();
+        assert!(known("Mul").pure && known("Const").constant && known("Const").named);
+        assert!(known("AssignAdd").updates && known("AssignAdd").forwards && !known("CountUpTo").forwards);
+        assert!(known("ReadFile").files && !known("ReadFile").is_prompt() && known("ReadFile").is_shareable());
+        assert!(known("QueueDequeueV2").waits && !known("LookupTableFindV2").is_shareable());
+    }
+}

@@ -1,0 +1,175 @@
+//! What the protocol costs without a network: time per request for both sides together, in batches as a busy reactor sees them.
+
+use std::time::Instant;
+
+use divan::counter::ItemsCount;
+use starwire_protocol::{Connection, Failure, Handler, Outcome, Payload, PeerInfo, Segment, Settings, Target};
+
+fn main() {
+    divan::main();
+}
+
+struct Tensor(Vec<u8>);
+
+impl Payload for Tensor {
+    fn part_count(&self) -> usize {
+        1
+    }
+    fn part_len(&self, _: usize) -> u64 {
+        self.0.len() as u64
+    }
+    fn copy_part(&self, _: usize, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.0);
+    }
+}
+
+/// Counts, and keeps the ids of requests.
+#[derive(Default)]
+struct Owner {
+    requests: Vec<u64>,
+    done: u64,
+    buffer: Vec<u8>,
+}
+
+impl Handler for Owner {
+    type Op = ();
+    type Payload = Tensor;
+    type Body = ();
+
+    fn ready(&mut self, _: &PeerInfo) {}
+    fn goodbye(&mut self, _: &str) {}
+    fn key_defined(&mut self, _: u64, _: &[u8]) -> bool {
+        true
+    }
+    fn keys_forgotten(&mut self) {}
+    fn recv_request(&mut self, id: u64, _: i64, _: u64, _: u64, _: u64) {
+        self.requests.push(id);
+    }
+    fn call_alloc(&mut self, _: u64, _: u16, _: &[u8], _: &[u64]) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn write_call(&mut self, _: &mut (), _: usize, _: &[u8]) {}
+    fn call_ready(&mut self, id: u64, _: u16, _: u32, _: ()) {
+        self.requests.push(id);
+    }
+    fn request_cancelled(&mut self, _: u64, _: u16, _: i64, _: bool) {}
+    fn reply_alloc(&mut self, _: &mut (), _: &[u8], lens: &[u64]) -> Result<(), Failure> {
+        self.buffer.resize(lens.iter().sum::<u64>() as usize, 0);
+        Ok(())
+    }
+    fn write_reply(&mut self, _: &mut (), _: usize, bytes: &[u8]) {
+        self.buffer[..bytes.len()].copy_from_slice(bytes);
+    }
+    fn reply_done(&mut self, (): (), result: Outcome<'_>) {
+        assert!(matches!(result, Outcome::Ok { .. }));
+        self.done += 1;
+    }
+}
+
+struct Side {
+    connection: Connection<Owner>,
+    owner: Owner,
+    targets: Vec<Target>,
+    segments: Vec<Segment<Tensor>>,
+}
+
+impl Side {
+    fn new(connection: Connection<Owner>) -> Side {
+        Side { connection, owner: Owner::default(), targets: Vec::new(), segments: Vec::new() }
+    }
+
+    /// Moves everything that waits here to the other side; bulk bytes are accounted for but not copied (the kernel would do that).
+    fn send_to(&mut self, other: &mut Side, now: Instant) {
+        while self.connection.poll_transmit(now, &mut self.segments) != 0 {
+            for segment in self.segments.drain(..) {
+                match segment {
+                    Segment::Control(bytes) => {
+                        other.receive(now, bytes.len(), Some(&bytes));
+                        self.connection.recycle(bytes);
+                    }
+                    Segment::Part { len, .. } => other.receive(now, len as usize, None),
+                }
+            }
+        }
+    }
+
+    fn receive(&mut self, now: Instant, len: usize, bytes: Option<&[u8]>) {
+        let mut at = 0;
+        while at < len {
+            self.connection.recv_plan(&mut self.targets);
+            let mut received = 0;
+            for target in &self.targets {
+                let step = match target {
+                    Target::Scratch { offset, len: room } => {
+                        let Some(bytes) = bytes else { break };
+                        let step = (*room).min(len - at);
+                        self.connection.scratch_mut(*offset, step).copy_from_slice(&bytes[at..at + step]);
+                        step
+                    }
+                    Target::Reply { len: room, .. }
+                    | Target::Call { len: room, .. }
+                    | Target::Discard { len: room } => (*room as usize).min(len - at),
+                };
+                at += step;
+                received += step;
+            }
+            self.connection.on_received(now, received, &mut self.owner).expect("the peer keeps the protocol");
+        }
+    }
+}
+
+fn pair(now: Instant) -> (Side, Side) {
+    let settings = |task: &str, nonce| Settings::new(task, "grpc++", 1, [nonce; 32]);
+    let mut client = Side::new(Connection::client(settings("/job:worker/task:0", 1), now));
+    let mut server = Side::new(Connection::server(settings("/job:ps/task:0", 2), now));
+    client.send_to(&mut server, now);
+    server.send_to(&mut client, now);
+    assert!(client.connection.is_ready() && server.connection.is_ready());
+    (client, server)
+}
+
+/// Rendezvous requests with known keys: request, delivery, reply of `LEN` bytes, completion.
+#[divan::bench(args = [(1, 64), (1, 4096), (100, 64), (100, 4096), (1000, 64), (1000, 4096), (100, 65536)])]
+fn recv_round_trip(bencher: divan::Bencher, (batch, len): (u64, usize)) {
+    let now = Instant::now();
+    let (mut client, mut server) = pair(now);
+    let keys: Vec<String> = (0..batch)
+        .map(|n| format!("/job:ps/replica:0/task:0/device:CPU:0;0123456789abcdef;/job:worker/replica:0/task:0/device:CPU:0;edge_{n}_weights/read"))
+        .collect();
+    let mut id = 0;
+    let mut step = 0;
+    let tensor = vec![7; len];
+    bencher.counter(ItemsCount::new(batch)).bench_local(|| {
+        step += 1;
+        for key in &keys {
+            id += 1;
+            client.connection.recv(now, id, step, key.as_bytes(), 0, 0, None, (), &mut client.owner);
+        }
+        client.send_to(&mut server, now);
+        for id in server.owner.requests.drain(..) {
+            server.connection.reply(id, 0, b"0123456789abcdef", Some(Tensor(tensor.clone())));
+        }
+        server.send_to(&mut client, now);
+        assert_eq!(client.owner.done, id);
+    });
+}
+
+/// Calls without payload.
+#[divan::bench(args = [1, 100])]
+fn call_round_trip(bencher: divan::Bencher, batch: u64) {
+    let now = Instant::now();
+    let (mut client, mut server) = pair(now);
+    let mut id = 0;
+    bencher.counter(ItemsCount::new(batch)).bench_local(|| {
+        for _ in 0..batch {
+            id += 1;
+            client.connection.call(now, id, 1, vec![1; 100], None, None, (), &mut client.owner);
+        }
+        client.send_to(&mut server, now);
+        for id in server.owner.requests.drain(..) {
+            server.connection.reply(id, 0, &[2; 100], None);
+        }
+        server.send_to(&mut client, now);
+        assert_eq!(client.owner.done, id);
+    });
+}

@@ -1,0 +1,201 @@
+//! Properties of the codec: what is put comes out again, and no bytes at all make it panic.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::handler::Payload;
+
+struct Lengths(Vec<u64>);
+
+impl Lengths {
+    fn byte(part: usize) -> u8 {
+        part as u8 ^ 0x5a
+    }
+}
+
+impl Payload for Lengths {
+    fn part_count(&self) -> usize {
+        self.0.len()
+    }
+    fn part_len(&self, part: usize) -> u64 {
+        self.0[part]
+    }
+    fn copy_part(&self, part: usize, out: &mut Vec<u8>) {
+        out.resize(out.len() + self.0[part] as usize, Lengths::byte(part));
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Sent {
+    Key { key: u64, forget: bool, prefix: Vec<u8> },
+    Recv { id: u64, step: i64, key: u64, frame: u64, iter: u64 },
+    Call { id: u64, method: u16, deadline_ms: u32, meta: Vec<u8>, lens: Option<Vec<u64>> },
+    Reply { id: u64, code: i32, meta: Vec<u8>, lens: Option<Vec<u64>> },
+    Data { id: u64, len: u64 },
+    Cancel { id: u64, code: i32 },
+    Ping { nonce: u64 },
+    Pong { nonce: u64 },
+    Refuse { code: i32, reason: String },
+    Goodbye { reason: String },
+}
+
+fn lens() -> impl Strategy<Value = Option<Vec<u64>>> {
+    let len = prop_oneof![Just(0), 0..100u64, 8185..8200u64, 1..(1u64 << 40)];
+    proptest::option::of(prop_oneof![vec(len, 0..20), Just(vec![8000; 150])])
+}
+
+fn sent() -> impl Strategy<Value = Sent> {
+    let meta = || vec(any::<u8>(), 0..200);
+    prop_oneof![
+        (any::<u64>(), any::<bool>(), meta()).prop_map(|(key, forget, prefix)| Sent::Key { key, forget, prefix }),
+        (any::<u64>(), any::<i64>(), any::<u64>(), 0..3u64, 0..3u64)
+            .prop_map(|(id, step, key, frame, iter)| Sent::Recv { id, step, key, frame, iter }),
+        (any::<u64>(), 1..u16::MAX, any::<u32>(), meta(), lens())
+            .prop_map(|(id, method, deadline_ms, meta, lens)| Sent::Call { id, method, deadline_ms, meta, lens }),
+        (any::<u64>(), 0..20i32, meta(), lens()).prop_map(|(id, code, meta, lens)| Sent::Reply {
+            id,
+            code,
+            meta,
+            lens
+        }),
+        (any::<u64>(), any::<u64>()).prop_map(|(id, len)| Sent::Data { id, len }),
+        (any::<u64>(), 1..20i32).prop_map(|(id, code)| Sent::Cancel { id, code }),
+        any::<u64>().prop_map(|nonce| Sent::Ping { nonce }),
+        any::<u64>().prop_map(|nonce| Sent::Pong { nonce }),
+        (1..20i32, ".{0,400}").prop_map(|(code, reason)| Sent::Refuse { code, reason }),
+        ".{0,400}".prop_map(|reason| Sent::Goodbye { reason }),
+    ]
+}
+
+fn encode(sent: &Sent, out: &mut Vec<u8>) {
+    let payload = |lens: &Option<Vec<u64>>| lens.clone().map(Lengths);
+    match sent {
+        Sent::Key { key, forget, prefix } => put::key(out, *key, *forget, prefix),
+        Sent::Recv { id, step, key, frame, iter } => put::recv(out, *id, *step, *key, *frame, *iter),
+        Sent::Call { id, method, deadline_ms, meta, lens } => {
+            put::call(out, *id, *method, *deadline_ms, meta, payload(lens).as_ref());
+        }
+        Sent::Reply { id, code, meta, lens } => put::reply(out, *id, *code, meta, payload(lens).as_ref()),
+        Sent::Data { id, len } => put::data(out, *id, *len),
+        Sent::Cancel { id, code } => put::cancel(out, *id, *code),
+        Sent::Ping { nonce } => put::ping(out, *nonce),
+        Sent::Pong { nonce } => put::pong(out, *nonce),
+        Sent::Refuse { code, reason } => put::refuse(out, *code, reason),
+        Sent::Goodbye { reason } => put::goodbye(out, reason),
+    }
+}
+
+fn assert_parts(parts: Parts<'_>, lens: &Option<Vec<u64>>) {
+    let lens = lens.clone().unwrap_or_default();
+    assert_eq!(parts.count(), lens.len());
+    assert_eq!(parts.total(), lens.iter().sum::<u64>());
+    let mut placement = Placement::default();
+    let mut bulk = 0;
+    for (number, (part, len)) in parts.iter().zip(&lens).enumerate() {
+        assert_eq!(part.len, *len);
+        match part.inline {
+            Some(bytes) => {
+                assert!(!placement.is_bulk(*len));
+                assert_eq!(bytes, vec![Lengths::byte(number); *len as usize]);
+            }
+            None => {
+                assert!(placement.is_bulk(*len));
+                bulk += len;
+            }
+        }
+    }
+    assert_eq!(parts.bulk(), bulk);
+}
+
+fn assert_same(frame: Frame<'_>, sent: &Sent) {
+    match (frame, sent) {
+        (Frame::Key { key, forget, prefix }, Sent::Key { key: k, forget: f, prefix: p }) => {
+            assert_eq!((key, forget, prefix), (*k, *f, &p[..]));
+        }
+        (Frame::Recv { id, step, key, frame, iter }, Sent::Recv { id: i, step: s, key: k, frame: f, iter: t }) => {
+            assert_eq!((id, step, key, frame, iter), (*i, *s, *k, *f, *t));
+        }
+        (
+            Frame::Call { id, method, deadline_ms, meta, parts },
+            Sent::Call { id: i, method: m, deadline_ms: d, meta: t, lens },
+        ) => {
+            assert_eq!((id, method, deadline_ms, meta), (*i, *m, *d, &t[..]));
+            assert_parts(parts, lens);
+        }
+        (Frame::Reply { id, code, meta, parts }, Sent::Reply { id: i, code: c, meta: t, lens }) => {
+            assert_eq!((id, code, meta), (*i, *c, &t[..]));
+            assert_parts(parts, lens);
+        }
+        (Frame::Data { id, len, abort }, Sent::Data { id: i, len: l }) => {
+            assert_eq!((id, len, abort), (*i, *l, *l == 0));
+        }
+        (Frame::Cancel { id, code }, Sent::Cancel { id: i, code: c }) => assert_eq!((id, code), (*i, *c)),
+        (Frame::Ping { nonce }, Sent::Ping { nonce: n }) | (Frame::Pong { nonce }, Sent::Pong { nonce: n }) => {
+            assert_eq!(nonce, *n);
+        }
+        (Frame::Refuse { code, reason }, Sent::Refuse { code: c, reason: r }) => {
+            assert_eq!(code, *c);
+            assert!(r.as_bytes().starts_with(reason) && (reason.len() == r.len() || r.len() > MAX_REASON));
+        }
+        (Frame::Goodbye { reason }, Sent::Goodbye { reason: r }) => {
+            assert!(r.as_bytes().starts_with(reason) && (reason.len() == r.len() || r.len() > MAX_REASON));
+        }
+        (frame, sent) => panic!("{frame:?} is not {sent:?}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+
+    #[test]
+    fn frames_come_out_as_they_were_put(all in vec(sent(), 0..12), padding in 0..64usize) {
+        let mut section = Vec::new();
+        for sent in &all {
+            encode(sent, &mut section);
+            prop_assert_eq!(section.len() % 8, 0);
+        }
+        section.resize(section.len() + 8 * padding, 0);
+        let mut frames = Frames::new(&section);
+        for sent in &all {
+            let frame = frames.next().expect("a good frame").expect("a frame");
+            assert_same(frame, sent);
+        }
+        prop_assert_eq!(frames.next(), Ok(None));
+    }
+
+    #[test]
+    fn a_cut_section_is_an_error_or_a_shorter_section(all in vec(sent(), 1..6), cut in any::<prop::sample::Index>()) {
+        let mut section = Vec::new();
+        all.iter().for_each(|sent| encode(sent, &mut section));
+        section.truncate(cut.index(section.len()));
+        let mut frames = Frames::new(&section);
+        let mut seen = 0;
+        while let Ok(Some(frame)) = frames.next() {
+            assert_same(frame, &all[seen]);
+            seen += 1;
+        }
+        prop_assert!(seen < all.len());
+    }
+
+    #[test]
+    fn any_bytes_are_frames_or_an_error(kind in prop_oneof![0..5u8, 10..16u8, 20..23u8], bytes in vec(any::<u8>(), 0..300), zeros in 0..300usize) {
+        let mut section = bytes;
+        section.insert(0, kind);
+        // Small numbers are more interesting than random ones.
+        section.resize(section.len() + zeros, 0);
+        for at in [1, 5, 6, 7, 18, 19, 21, 22, 23] {
+            if let Some(byte) = section.get_mut(at) {
+                *byte = 0;
+            }
+        }
+        let mut frames = Frames::new(&section);
+        while let Ok(Some(frame)) = frames.next() {
+            if let Frame::Call { parts, .. } | Frame::Reply { parts, .. } = frame {
+                let inline: usize = parts.iter().filter_map(|part| part.inline).map(<[u8]>::len).sum();
+                prop_assert!(inline <= section.len());
+                prop_assert_eq!(parts.iter().count(), parts.count());
+            }
+        }
+    }
+}

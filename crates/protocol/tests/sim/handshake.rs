@@ -1,0 +1,273 @@
+//! Promises about the handshake.
+
+use std::time::Duration;
+
+use starwire_protocol::{ConnectionError, Secret, Settings, Sniff};
+
+use crate::owner::Ended;
+use crate::pair::{End, Pair, settings};
+use crate::promises::KEY;
+use crate::wire::{self, RawFrame, Stranger};
+
+fn pair(change: impl FnOnce(&mut Settings, &mut Settings)) -> Pair {
+    let (mut client, mut server) = (settings("/job:worker/task:0", 1), settings("/job:ps/task:0", 2));
+    change(&mut client, &mut server);
+    let mut pair = Pair::new(client, server);
+    pair.run();
+    pair
+}
+
+/// Both sides end with the same code and text.
+fn refused(pair: &Pair) -> (i32, String) {
+    assert!(!pair.client.connection.is_ready() || !pair.server.connection.is_ready());
+    let text = |error: &Option<ConnectionError>| match error {
+        Some(ConnectionError::Refused { code, message } | ConnectionError::RefusedByPeer { code, message }) => {
+            (*code, message.clone())
+        }
+        other => panic!("not refused: {other:?}"),
+    };
+    let (client, server) = (text(&pair.client.error), text(&pair.server.error));
+    assert_eq!(client, server);
+    client
+}
+
+#[test]
+fn p20_the_handshake_tells_who_the_peer_is() {
+    let pair = pair(|client, server| {
+        client.features = 0b0111;
+        server.features = 0b1110;
+        server.limits.max_recvs = 17;
+        client.expected_task = Some("/job:ps/task:0".to_owned());
+        client.cluster_id = "c".to_owned();
+    });
+    let seen = pair.client.owner.ready.as_ref().expect("ready");
+    assert_eq!((seen.task.as_str(), seen.incarnation), ("/job:ps/task:0", 1002));
+    assert_eq!((seen.features, seen.limits.max_recvs), (0b0110, 17));
+    assert!(!seen.authenticated);
+    let seen = pair.server.owner.ready.as_ref().expect("ready");
+    assert_eq!((seen.task.as_str(), seen.incarnation, seen.features), ("/job:worker/task:0", 1001, 0b0110));
+}
+
+#[test]
+fn p21_a_mismatch_is_refused_with_both_values_in_the_text() {
+    let (code, text) = refused(&pair(|client, _| client.expected_task = Some("/job:ps/task:1".to_owned())));
+    assert_eq!(code, 9);
+    assert_eq!(
+        text,
+        "expected /job:ps/task:1 at this address but found /job:ps/task:0: check .endpoint_map and STARWIRE_ADVERTISE"
+    );
+
+    let (code, text) = refused(&pair(|_, server| server.protocol = "star_server".to_owned()));
+    assert_eq!(code, 9);
+    assert!(text.contains("grpc++") && text.contains("star_server"), "{text}");
+
+    let (code, text) = refused(&pair(|client, server| {
+        client.cluster_id = "red".to_owned();
+        server.cluster_id = "blue".to_owned();
+    }));
+    assert_eq!(code, 9);
+    assert!(text.contains("red") && text.contains("blue"), "{text}");
+
+    for features in [(0, 4), (4, 0)] {
+        let (code, text) = refused(&pair(|client, server| {
+            (client.required_features, server.required_features) = features;
+            (client.features, server.features) = features;
+        }));
+        assert_eq!(code, 9);
+        assert!(text.contains("0x4"), "{text}");
+    }
+    let (_, text) = refused(&pair(|client, _| client.limits.max_calls = 0));
+    assert!(text.contains("too little"), "{text}");
+}
+
+#[test]
+fn p21_another_wire_version_is_refused() {
+    let mut stranger = Stranger::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
+    stranger.say(&[wire::hello(&[]).code(2)]);
+    let Some(ConnectionError::Refused { code: 9, message }) = &stranger.end.error else { panic!("not refused") };
+    assert!(message.contains("version 1") && message.contains("version 2"), "{message}");
+    assert_eq!(stranger.listen_frames(), [(wire::REFUSE, 0)]);
+}
+
+#[test]
+fn p22_equal_secrets_are_proved_both_ways() {
+    let mut pair = pair(|client, server| {
+        client.secret = Some(Secret::new(b"correct horse"));
+        server.secret = Some(Secret::new(b"correct horse"));
+    });
+    assert!(pair.client.owner.ready.as_ref().expect("ready").authenticated);
+    assert!(pair.server.owner.ready.as_ref().expect("ready").authenticated);
+    let id = pair.recv(KEY);
+    pair.run();
+    pair.reply(id, 0, b"", None);
+    pair.run();
+    assert!(matches!(pair.client.owner.ended[&id], Ended::Ok { .. }));
+    assert_eq!(format!("{:?}", Secret::new(b"correct horse")), "Secret(…)");
+}
+
+#[test]
+fn p22_different_or_missing_secrets_are_refused() {
+    let cases = [(Some("a"), Some("b")), (Some("a"), None), (None, Some("b"))];
+    for (left, right) in cases {
+        let (code, text) = refused(&pair(|client, server| {
+            client.secret = left.map(|secret| Secret::new(secret.as_bytes()));
+            server.secret = right.map(|secret| Secret::new(secret.as_bytes()));
+        }));
+        assert_eq!(code, 16);
+        assert!(text.contains("secret") && text.contains("/job:worker/task:0"), "{text}");
+    }
+}
+
+/// Replaces the bytes of a PROOF frame.
+fn spoil_proof(wire: &mut std::collections::VecDeque<u8>, mac: Option<&[u8]>) -> Option<Vec<u8>> {
+    let mut bytes: Vec<u8> = wire.drain(..).collect();
+    let at = (32..bytes.len())
+        .step_by(8)
+        .find(|at| bytes[*at..*at + 16] == RawFrame::new(wire::PROOF, 0).meta(&[0; 32]).bytes()[..16]);
+    let found = at.map(|at| bytes[at + 16..at + 48].to_vec());
+    if let (Some(at), Some(mac)) = (at, mac) {
+        bytes[at + 16..at + 48].copy_from_slice(mac);
+        let control = u32::from_le_bytes(bytes[8..12].try_into().expect("4 bytes")) as usize;
+        wire::seal(&mut bytes[..32 + control]);
+    }
+    wire.extend(bytes);
+    found
+}
+
+#[test]
+fn p22_a_forged_or_reflected_or_replayed_proof_is_refused() {
+    let with_secret = |task, nonce| {
+        let mut settings = settings(task, nonce);
+        settings.secret = Some(Secret::new(b"s"));
+        settings
+    };
+    // The client's proof of an honest connection, for the replay.
+    let mut honest = Pair::new(with_secret("/job:worker/task:0", 1), with_secret("/job:ps/task:0", 2));
+    honest.client.send(honest.now, &mut honest.to_server);
+    honest.deliver(usize::MAX);
+    honest.server.send(honest.now, &mut honest.to_client);
+    honest.deliver(usize::MAX);
+    honest.client.send(honest.now, &mut honest.to_server);
+    let old = spoil_proof(&mut honest.to_server, None).expect("a proof");
+
+    for case in ["forged", "reflected", "replayed"] {
+        let mut pair = Pair::new(with_secret("/job:worker/task:0", 1), with_secret("/job:ps/task:0", 3));
+        pair.client.send(pair.now, &mut pair.to_server);
+        pair.deliver(usize::MAX);
+        pair.server.send(pair.now, &mut pair.to_client);
+        let server_proof = spoil_proof(&mut pair.to_client, None).expect("a proof");
+        pair.deliver(usize::MAX);
+        pair.client.send(pair.now, &mut pair.to_server);
+        let mut forged = server_proof.clone();
+        forged[31] ^= 1;
+        let mac = match case {
+            "forged" => forged,
+            "reflected" => server_proof,
+            _ => old.clone(),
+        };
+        spoil_proof(&mut pair.to_server, Some(&mac)).expect("a proof");
+        pair.deliver(usize::MAX);
+        assert!(matches!(&pair.server.error, Some(ConnectionError::Refused { code: 16, .. })), "{case}");
+        assert!(pair.server.owner.ready.is_none());
+    }
+}
+
+#[test]
+fn p22_a_server_that_skips_its_proof_gets_no_requests() {
+    let mut client = settings("/job:worker/task:0", 1);
+    client.secret = Some(Secret::new(b"s"));
+    let mut stranger = Stranger::new(End::client(client, std::time::Instant::now()));
+    stranger.listen();
+    stranger.say(&[wire::welcome(&[(11, b"")])]);
+    assert!(!stranger.end.connection.is_ready());
+    stranger.say(&[wire::reply(1, &[])]);
+    assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))));
+    assert!(stranger.end.owner.ready.is_none());
+}
+
+#[test]
+fn p23_requests_made_early_wait_for_the_handshake() {
+    let mut pair = Pair::new(settings("/job:worker/task:0", 1), settings("/job:ps/task:0", 2));
+    let (recv, call) = (pair.recv(KEY), pair.call(1, b"early", Some(vec![vec![1; 10_000]]), None));
+    pair.run();
+    assert_eq!(pair.server.owner.requests.len(), 2);
+    pair.reply(recv, 0, b"", None);
+    pair.reply(call, 0, b"", None);
+    pair.run();
+    assert_eq!(pair.client.owner.ended.len(), 2);
+}
+
+#[test]
+fn p24_strangers_cost_next_to_nothing_before_the_handshake() {
+    let server = || Stranger::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
+    // Not a byte beyond 4 KiB of control section is taken.
+    let mut stranger = server();
+    stranger.send(&wire::block(0, vec![0; 4104], &[])[..32]);
+    assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))));
+    // No request, no bulk bytes, no second HELLO.
+    let cases: [&[RawFrame]; 4] = [
+        &[wire::key(0, b"k")],
+        &[wire::call(1, &[])],
+        &[RawFrame::new(wire::PING, 1)],
+        &[wire::hello(&[]), wire::hello(&[])],
+    ];
+    for frames in cases {
+        let mut stranger = server();
+        stranger.say(frames);
+        assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))));
+        assert!(stranger.end.owner.requests.is_empty());
+    }
+    let mut stranger = server();
+    stranger.say_bulk(&[wire::hello(&[])], &[1; 100]);
+    assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))));
+    // Nor endless patience.
+    let mut pair = Pair::new(settings("/job:worker/task:0", 1), settings("/job:ps/task:0", 2));
+    pair.advance(Duration::from_secs(10));
+    assert!(matches!(pair.server.error, Some(ConnectionError::HandshakeTimeout { waited_ms: 10_000 })));
+    assert!(matches!(pair.client.error, Some(ConnectionError::HandshakeTimeout { .. })));
+}
+
+#[test]
+fn p24_broken_hellos_are_protocol_errors() {
+    let long = vec![b'x'; 513];
+    let cases: Vec<(&str, RawFrame)> = vec![
+        ("empty", RawFrame::new(wire::HELLO, 0).code(1)),
+        ("twice", wire::hello(&[(2, b"/job:x")])),
+        ("too long", wire::hello(&[(5, &long)])),
+        ("not text", wire::hello(&[(5, b"\xff\xfe")])),
+        ("control characters", wire::hello(&[(5, b"a\nb")])),
+        ("wrong width", wire::hello(&[(10, b"1234567")])),
+        ("cut off", RawFrame::new(wire::HELLO, 0).code(1).meta(&[1, 0, 9, 0, b'g'])),
+    ];
+    for (what, frame) in cases {
+        let mut stranger = Stranger::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
+        stranger.say(&[frame]);
+        assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))), "{what}: {:?}", stranger.end.error);
+    }
+    // Fields of a later version are skipped.
+    let mut stranger = Stranger::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
+    stranger.say(&[wire::hello(&[(63, b"news"), (1000, b"more news")])]);
+    assert!(stranger.end.connection.is_ready());
+}
+
+#[test]
+fn p25_http_is_told_apart_and_its_bytes_are_kept() {
+    for (bytes, kind) in [
+        (&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0"[..], Sniff::Http2),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", Sniff::Http1),
+        (b"\x16\x03\x01\x02\x00\x01", Sniff::Garbage),
+    ] {
+        for max in [1, 3, usize::MAX] {
+            let mut end = End::server(settings("/job:ps/task:0", 2), std::time::Instant::now());
+            let mut wire = bytes.iter().copied().collect();
+            while end.error.is_none() {
+                assert!(end.begin_receive());
+                assert_ne!(end.finish_receive(std::time::Instant::now(), &mut wire, max), 0);
+            }
+            assert_eq!(end.error, Some(ConnectionError::NotStarwire(kind)));
+            let seen = bytes.len() - wire.len();
+            assert_eq!(end.connection.unread(), &bytes[..seen]);
+            assert!(!end.connection.wants_transmit(), "nothing of ours is said to it");
+        }
+    }
+}

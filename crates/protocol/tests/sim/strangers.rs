@@ -1,0 +1,290 @@
+//! Promises about peers that break the protocol: always a clear error, never a panic, never unbounded memory.
+
+use starwire_protocol::{ConnectionError, ProtocolError, Settings};
+
+use crate::owner::{Ended, REFUSED_METHOD};
+use crate::pair::settings;
+use crate::promises::KEY;
+use crate::wire::{self, BULK, RawFrame, Stranger};
+
+fn server_settings() -> Settings {
+    let mut settings = settings("/job:ps/task:0", 2);
+    settings.limits.max_recvs = 10;
+    settings.limits.max_calls = 4;
+    settings.limits.max_call_bytes = 100_000;
+    settings.limits.max_keys = 5;
+    settings.limits.max_payload = 1_000_000;
+    settings
+}
+
+fn protocol_error(stranger: &Stranger) -> &ProtocolError {
+    match &stranger.end.error {
+        Some(ConnectionError::Protocol(error)) => error,
+        other => panic!("no protocol error: {other:?}"),
+    }
+}
+
+/// What a server says to frames of a client that was welcomed.
+fn server_says(frames: &[RawFrame], bulk: &[u8]) -> Stranger {
+    let mut stranger = Stranger::welcomed(server_settings());
+    stranger.listen();
+    stranger.say_bulk(frames, bulk);
+    stranger
+}
+
+#[test]
+fn p26_damaged_blocks_are_noticed() {
+    let good = wire::block(1, wire::section(&[wire::key(0, KEY), wire::recv(1, 0)]), &[]);
+    for at in 0..good.len() {
+        let mut stranger = Stranger::welcomed(server_settings());
+        let mut bad = good.clone();
+        bad[at] ^= 0x10;
+        stranger.send(&bad);
+        assert!(stranger.end.owner.requests.is_empty());
+        if !(8..12).contains(&at) {
+            protocol_error(&stranger);
+        }
+    }
+}
+
+#[test]
+fn p26_replayed_lost_and_reordered_blocks_are_noticed() {
+    for sequence in [0, 2, u64::MAX] {
+        let mut stranger = Stranger::welcomed(server_settings());
+        stranger.send(&wire::block(sequence, wire::section(&[wire::key(0, KEY)]), &[]));
+        assert!(matches!(protocol_error(&stranger), ProtocolError::Sequence { block: 1, .. }));
+    }
+}
+
+#[test]
+fn p26_a_broken_connection_says_why_and_then_nothing() {
+    let mut stranger = server_says(&[RawFrame::new(99, 0)], &[]);
+    assert!(matches!(protocol_error(&stranger), ProtocolError::UnknownFrame { kind: 99 }));
+    assert_eq!(stranger.listen_frames(), [(wire::REFUSE, 0)]);
+    assert_eq!(stranger.listen_frames(), []);
+    assert!(!stranger.end.begin_receive());
+
+    let mut stranger = Stranger::serving(settings("/job:worker/task:0", 1));
+    stranger.say(&[RawFrame::new(99, 0)]);
+    protocol_error(&stranger);
+    let op = stranger.end.owner.op(1);
+    let end = &mut stranger.end;
+    end.connection.recv(stranger.now, 1, 7, KEY, 0, 0, None, op, &mut end.owner);
+    let Ended::Local { code: 14, message } = &end.owner.ended[&1] else { panic!("not refused") };
+    assert!(message.contains("unknown frame kind 99"), "{message}");
+    assert_eq!(stranger.listen_frames(), [(wire::REFUSE, 0)]);
+}
+
+#[test]
+fn p27_lengths_are_checked_before_memory_is_taken() {
+    let header = |control: u32, bulk: u64| {
+        let mut block = wire::block(1, Vec::new(), &[]);
+        block[8..12].copy_from_slice(&control.to_le_bytes());
+        block[16..24].copy_from_slice(&bulk.to_le_bytes());
+        block
+    };
+    for block in
+        [header((4 << 20) + 8, 0), header(u32::MAX - 7, 0), header(1024, (16 << 20) + 1), header(1024, u64::MAX)]
+    {
+        let mut stranger = Stranger::welcomed(server_settings());
+        stranger.send(&block);
+        assert!(matches!(protocol_error(&stranger), ProtocolError::TooLarge { .. }));
+    }
+    for block in [header(12, 0), header(984, 1)] {
+        let mut stranger = Stranger::welcomed(server_settings());
+        stranger.send(&block);
+        assert!(matches!(protocol_error(&stranger), ProtocolError::Frame { .. }));
+    }
+    let mut long_meta = wire::call(1, &[]).bytes();
+    long_meta[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+    let mut many_parts = wire::call(1, &[]).bytes();
+    many_parts[20..24].copy_from_slice(&65_537u32.to_le_bytes());
+    for section in [long_meta, many_parts] {
+        let mut stranger = Stranger::welcomed(server_settings());
+        stranger.send(&wire::block(1, section, &[]));
+        assert!(matches!(protocol_error(&stranger), ProtocolError::TooLarge { .. }));
+    }
+    let huge: [&[u64]; 3] = [&[BULK | 1_000_001], &[BULK | 500_001, BULK | 500_000], &[u64::MAX, u64::MAX, u64::MAX]];
+    for lens in huge {
+        let stranger = server_says(&[wire::call(1, lens)], &[]);
+        protocol_error(&stranger);
+        assert_eq!(stranger.end.owner.bodies.get(), 0);
+    }
+}
+
+#[test]
+fn p28_malformed_frames_are_protocol_errors() {
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("cut off", wire::recv(1, 0).bytes()[..24].to_vec()),
+        ("unknown flags", RawFrame::new(wire::CANCEL, 1).flags(1).bytes()),
+        ("code where none belongs", RawFrame::new(wire::PING, 1).code(5).bytes()),
+        ("id where none belongs", RawFrame::new(22, 1).bytes()),
+        ("metadata where none belongs", RawFrame::new(wire::CANCEL, 1).meta(b"x").bytes()),
+        ("method 0", wire::call(1, &[]).code(0).bytes()),
+        ("inline part missing", wire::call(1, &[100]).bytes()),
+        ("inline part too long", wire::call(1, &[(1 << 20) + 1]).bytes()),
+        ("empty bulk part", wire::call(1, &[BULK]).bytes()),
+        ("padding", [vec![0; 8], vec![1; 8]].concat()),
+        ("padding of metadata", {
+            let mut bytes = wire::key(0, b"abc").bytes();
+            bytes[20] = 1;
+            bytes
+        }),
+        ("DATA of length 0", wire::data(1, 0).bytes()),
+        ("ABORT with length", wire::data(1, 5).flags(1).bytes()),
+    ];
+    for (what, section) in cases {
+        let mut stranger = Stranger::welcomed(server_settings());
+        stranger.send(&wire::block(1, section, &[]));
+        assert!(stranger.end.owner.requests.is_empty(), "{what}");
+        protocol_error(&stranger);
+    }
+}
+
+#[test]
+fn p28_frames_of_the_other_side_are_protocol_errors() {
+    let servers: [RawFrame; 5] = [
+        wire::hello(&[]),
+        wire::welcome(&[]),
+        wire::reply(1, &[]),
+        RawFrame::new(wire::PROOF, 0).meta(&[0; 32]),
+        RawFrame::new(77, 0),
+    ];
+    for frame in servers {
+        protocol_error(&server_says(&[frame], &[]));
+    }
+    let clients: [RawFrame; 5] = [
+        wire::key(0, KEY),
+        wire::recv(1, 0),
+        wire::call(1, &[]),
+        RawFrame::new(wire::CANCEL, 1).code(1),
+        wire::welcome(&[]),
+    ];
+    for frame in clients {
+        let mut stranger = Stranger::serving(settings("/job:worker/task:0", 1));
+        stranger.say(&[frame]);
+        protocol_error(&stranger);
+    }
+}
+
+#[test]
+fn p29_exceeding_the_announced_limits_is_a_protocol_error() {
+    let window = |frames: &[RawFrame]| {
+        let stranger = server_says(frames, &[]);
+        assert!(matches!(protocol_error(&stranger), ProtocolError::Window { .. }), "{:?}", stranger.end.error);
+    };
+    let mut frames = vec![wire::key(0, KEY)];
+    frames.extend((0..11).map(|id| wire::recv(id, 0)));
+    window(&frames);
+    let calls: Vec<_> = (0..5).map(|id| wire::call(id, &[])).collect();
+    window(&calls);
+    window(&[wire::call(1, &[BULK | 60_000]), wire::call(2, &[BULK | 60_000])]);
+    let keys: Vec<_> = (0..6).map(|key| wire::key(key, KEY)).collect();
+    window(&keys);
+    // Refused requests count until their answers leave: a peer that does not read cannot make them pile up.
+    let mut stranger = Stranger::welcomed(server_settings());
+    stranger.listen();
+    let mut frames = vec![wire::key(0, crate::owner::BAD_PREFIX)];
+    frames.extend((0..10).map(|id| wire::recv(id, 0)));
+    stranger.say(&frames);
+    assert_eq!(stranger.end.error, None);
+    stranger.say(&[wire::recv(11, 0)]);
+    assert!(matches!(protocol_error(&stranger), ProtocolError::Window { .. }));
+}
+
+#[test]
+fn p30_ids_and_lengths_must_match_what_is_in_flight() {
+    let bad: Vec<(&str, Vec<RawFrame>, usize)> = vec![
+        ("same id twice", vec![wire::key(0, KEY), wire::recv(1, 0), wire::recv(1, 0)], 0),
+        ("same id for recv and call", vec![wire::key(0, KEY), wire::recv(1, 0), wire::call(1, &[])], 0),
+        ("unknown key", vec![wire::recv(1, 0)], 0),
+        ("keys out of order", vec![wire::key(1, KEY)], 0),
+        ("data for nobody", vec![wire::data(1, 5)], 5),
+        ("more data than announced", vec![wire::call(1, &[BULK | 4]), wire::data(1, 5)], 5),
+        ("two DATA in a block", vec![wire::call(1, &[BULK | 9]), wire::data(1, 5), wire::data(1, 4)], 9),
+        ("bulk without DATA", vec![wire::call(1, &[BULK | 9])], 9),
+        ("DATA without bulk", vec![wire::call(1, &[BULK | 9]), wire::data(1, 9)], 0),
+        ("abort of a wanted payload", vec![wire::call(1, &[BULK | 9]), wire::data(1, 0).flags(1)], 0),
+        ("abort of nothing", vec![wire::data(1, 0).flags(1)], 0),
+    ];
+    for (what, frames, bulk) in bad {
+        let stranger = server_says(&frames, &vec![7; bulk]);
+        assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))), "{what}");
+    }
+    // A client holds its server to the same.
+    let bad: Vec<(&str, Vec<RawFrame>, usize)> = vec![
+        ("reply to nobody", vec![wire::reply(99, &[])], 0),
+        ("reply twice", vec![wire::reply(1, &[BULK | 9]), wire::reply(1, &[])], 0),
+        ("bulk error details", vec![wire::reply(1, &[BULK | 9]).code(3)], 0),
+        ("abort of a wanted reply", vec![wire::reply(1, &[BULK | 9]), wire::data(1, 0).flags(1)], 0),
+        ("data before reply", vec![wire::data(1, 9)], 9),
+    ];
+    for (what, frames, bulk) in bad {
+        let mut stranger = Stranger::serving(settings("/job:worker/task:0", 1));
+        let op = stranger.end.owner.op(1);
+        let end = &mut stranger.end;
+        end.connection.recv(stranger.now, 1, 7, KEY, 0, 0, None, op, &mut end.owner);
+        stranger.listen();
+        stranger.say_bulk(&frames, &vec![7; bulk]);
+        assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))), "{what}");
+        stranger.end.fail(14, "gone");
+        assert_eq!(stranger.end.owner.ended.len(), 1, "{what}");
+    }
+}
+
+#[test]
+fn p30_an_id_used_again_within_a_block_cannot_mix_payloads() {
+    // DATA of the first call, its CANCEL, and a second call with the same id: the first call's bytes must not land in the second.
+    for cut in [1, 3, 12, usize::MAX] {
+        let mut stranger = Stranger::welcomed(server_settings());
+        stranger.listen();
+        stranger.cut = cut;
+        stranger.say_bulk(
+            &[
+                wire::call(1, &[BULK | 20]),
+                wire::data(1, 10),
+                RawFrame::new(wire::CANCEL, 1).code(1),
+                wire::call(1, &[BULK | 5]),
+                wire::data(1, 5),
+            ],
+            &[&[1u8; 10][..], &[2; 5]].concat(),
+        );
+        assert_eq!(stranger.end.error, None);
+        let request = stranger.end.owner.take_request(1);
+        let Some(crate::owner::Request::Call { parts, .. }) = request else { panic!("the second call is complete") };
+        assert_eq!(parts, [vec![2; 5]], "cut {cut}");
+        assert_eq!(stranger.end.owner.bodies.get(), 0);
+        stranger.end.connection.reply(1, 0, b"", None);
+        assert_eq!(stranger.listen_frames(), [(wire::REPLY, 1), (wire::REPLY, 1)]);
+    }
+}
+
+#[test]
+fn p30_refused_payloads_do_not_pile_up() {
+    let mut stranger = Stranger::welcomed(server_settings());
+    let mut id = 0;
+    while stranger.end.error.is_none() {
+        // Refused calls whose bytes never come, while the answers are read.
+        stranger.say(&[wire::call(id, &[BULK | 10]).code(REFUSED_METHOD)]);
+        stranger.listen();
+        id += 1;
+        assert!(id < 20);
+    }
+    assert!(matches!(protocol_error(&stranger), ProtocolError::Window { .. }));
+}
+
+#[test]
+fn p31_an_early_answer_is_accepted_and_the_rest_of_the_call_is_not_sent() {
+    let mut stranger = Stranger::serving(settings("/job:worker/task:0", 1));
+    let op = stranger.end.owner.op(1);
+    let payload = stranger.end.payload(vec![vec![3; 9 << 20]]);
+    let end = &mut stranger.end;
+    end.connection.call(stranger.now, 1, 5, Vec::new(), payload, None, op, &mut end.owner);
+    let mut wire = std::collections::VecDeque::new();
+    assert!(stranger.end.send(stranger.now, &mut wire));
+    stranger.say(&[wire::reply(1, &[4]).inline(b"done")]);
+    assert_eq!(stranger.end.error, None);
+    assert_eq!(stranger.end.owner.ended[&1], Ended::Ok { meta: Vec::new(), parts: vec![b"done".to_vec()] });
+    assert_eq!(stranger.end.payloads.get(), 0);
+    assert_eq!(stranger.listen_frames(), [(wire::DATA, 1)]);
+}
