@@ -12,15 +12,19 @@
 //!
 //! Below it, crates that know nothing of it or of each other:
 //!
-//! * [`starwire_protocol`]: the sans-I/O connection state machine (`docs/protocol.md`). Knows neither sockets nor clocks.
+//! * [`starwire_protocol`]: the sans-I/O connection state machine (`docs/protocol.md`). Knows neither sockets nor
+//!   clocks.
 //! * [`starwire_net`]: sockets, RDMA, and the drivers of a reactor (epoll, io_uring).
 //! * [`starwire_planner`]: pure graph algorithms: what crosses between tasks together.
 //! * [`starwire_executor`]: runs a sub-graph's kernels: lock-free, no TensorFlow in it.
+
+#![deny(unsafe_code)]
 
 pub mod config;
 pub mod control;
 pub mod crowd;
 pub mod engine;
+#[allow(unsafe_code)]
 pub mod ffi;
 pub mod metrics;
 pub mod star;

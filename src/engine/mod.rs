@@ -4,24 +4,33 @@
 //! one shard, and nothing is shared between shards but the read-only [`shared`] part. Any thread may ask something of a
 //! shard through its mailbox ([`command`]); a shard's own callbacks use a thread-local list instead.
 
+#[allow(unsafe_code)]
 mod buffers;
 mod channel;
 mod command;
+#[allow(unsafe_code)]
 mod conn;
+#[allow(unsafe_code)]
 mod delivery;
 mod dial;
 mod error;
+#[allow(unsafe_code)]
 mod exit;
+#[allow(unsafe_code)]
 mod fork;
 mod lending;
 mod moving;
 mod observe;
 mod offenders;
+#[allow(unsafe_code)]
 mod owner;
 mod pace;
+#[allow(unsafe_code)]
 mod peer_memory;
 mod shard;
+#[allow(unsafe_code)]
 mod shared;
+#[allow(unsafe_code)]
 mod slabs;
 mod strangers;
 mod whereabouts;
@@ -192,7 +201,8 @@ impl Engine {
             .send(shard, Command::Reply { conn: ticket.conn, id: ticket.id, code, meta: Meta::of(meta), payload });
     }
 
-    /// Ends every call, closes every connection, joins every thread. A reactor's own callback cannot wait for itself: then the threads end on their own.
+    /// Ends every call, closes every connection, joins every thread. A reactor's own callback cannot wait for itself:
+    /// then the threads end on their own.
     pub fn stop(&self) {
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         if self.shared.forks != fork::count() {

@@ -1,12 +1,16 @@
 //! The sans-I/O connection state machine. `docs/protocol.md` is its specification.
 //!
-//! A [`Connection`] never sees a socket, a clock or a raw pointer. Its owner (the engine's shard, or a test) moves bytes:
+//! A [`Connection`] never sees a socket, a clock or a raw pointer. Its owner (the engine's shard, or a test) moves
+//! bytes:
 //!
 //! * *out*: [`Connection::poll_transmit`] hands out one block at a time as a list of [`Segment`]s to write in order;
-//! * *in*: [`Connection::recv_plan`] says where the next bytes of the stream belong, [`Connection::on_received`] says how many arrived there;
+//! * *in*: [`Connection::recv_plan`] says where the next bytes of the stream belong, [`Connection::on_received`] says
+//!   how many arrived there;
 //! * *time*: every input takes `now`; [`Connection::next_timeout`] / [`Connection::on_timeout`].
 //!
 //! What the bytes mean is reported through [`Handler`].
+
+#![forbid(unsafe_code)]
 
 mod block;
 mod client;

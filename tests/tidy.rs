@@ -1,0 +1,157 @@
+//! The house rules that a program can check.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut todo = vec![root().join(folder)];
+    while let Some(folder) = todo.pop() {
+        for entry in fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+            let path = entry.expect("the folder can be listed").path();
+            if path.is_dir() {
+                todo.push(path);
+            } else if path.extension().is_some_and(|found| found == extension) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn documents() -> Vec<PathBuf> {
+    let mut found = files("docs", "md");
+    found.extend(["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"].map(|name| root().join(name)));
+    found
+}
+
+/// Without line breaks and indentation.
+fn in_one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The crates of starwire that a manifest depends on.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let text = read(manifest);
+    let names = text.lines().filter_map(|line| line.strip_prefix("starwire-"));
+    names.filter_map(|line| line.split([' ', '.', '=']).next().map(str::to_owned)).collect()
+}
+
+#[test]
+fn crates_depend_only_on_what_is_below_them() {
+    for name in ["executor", "net", "planner", "protocol"] {
+        assert!(dependencies(&format!("crates/{name}/Cargo.toml")).is_empty(), "{name} knows nothing of the others");
+    }
+    assert_eq!(dependencies("Cargo.toml"), ["executor", "net", "planner", "protocol"]);
+    let members = fs::read_dir(root().join("crates")).expect("crates/ is there").count();
+    assert_eq!(members, 4, "a new crate: which ones may it depend on?");
+}
+
+/// Where `unsafe` may stand: what the sources exempt from `deny(unsafe_code)`, which the compiler holds.
+fn exempt() -> Vec<String> {
+    let mut found = Vec::new();
+    for folder in ["src", "crates"] {
+        for path in files(folder, "rs") {
+            let text = fs::read_to_string(&path).expect("a source");
+            let home =
+                path.parent().expect("a folder").strip_prefix(root()).expect("below the root").display().to_string();
+            for (line, next) in text.lines().zip(text.lines().skip(1)) {
+                if line.trim() != "#[allow(unsafe_code)]" {
+                    continue;
+                }
+                let module = next.trim_start_matches("pub ").trim_start_matches("mod ").trim_end_matches(';');
+                let folder = format!("{home}/{module}");
+                found.push(if root().join(&folder).is_dir() { folder } else { format!("{folder}.rs") });
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn unsafe_code_is_confined_and_the_documents_say_where() {
+    for library in ["src/lib.rs", "crates/net/src/lib.rs", "crates/executor/src/lib.rs"] {
+        assert!(read(library).contains("#![deny(unsafe_code)]"), "{library}");
+    }
+    for library in ["crates/protocol/src/lib.rs", "crates/planner/src/lib.rs"] {
+        assert!(read(library).contains("#![forbid(unsafe_code)]"), "{library}");
+    }
+    let places = exempt();
+    assert!(places.len() > 5, "{places:?}: did the sources move?");
+    let (last, rest) = places.split_last().expect("there are some");
+    let words = format!("`{}` and `{last}`", rest.join("`, `"));
+    for document in ["CONTRIBUTING.md", "SECURITY.md"] {
+        assert!(in_one_line(&read(document)).contains(&words), "{document} does not say: {words}");
+    }
+}
+
+#[test]
+fn files_that_documents_name_exist() {
+    let mut missing = Vec::new();
+    for document in documents() {
+        let text = fs::read_to_string(&document).expect("a document");
+        for line in text.lines() {
+            for word in line.split('`').skip(1).step_by(2) {
+                let known = ["src/", "cc/", "crates/", "tests/", "benches/", "scripts/", "fuzz/", "proto/", "include/"];
+                let is_plain = !word.contains([' ', '*', '{', '…', '<', ':', '(']);
+                if is_plain && known.iter().any(|start| word.starts_with(start)) && !root().join(word).exists() {
+                    missing.push(format!("{}: {word}", document.strip_prefix(root()).unwrap_or(&document).display()));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "no such file:\n{}", missing.join("\n"));
+}
+
+/// Longer lines without a place to break them are nobody's fault.
+fn is_too_wide(line: &str) -> bool {
+    line.chars().count() > 120 && line.split_whitespace().count() > 2
+}
+
+#[test]
+fn comments_and_documents_wrap_at_120_columns() {
+    let mut wide = Vec::new();
+    for folder in ["src", "crates", "tests", "benches", "build"] {
+        for path in files(folder, "rs") {
+            let text = fs::read_to_string(&path).expect("a source");
+            let comments = text.lines().enumerate().filter(|(_, line)| line.trim_start().starts_with("//"));
+            wide.extend(
+                comments.filter(|(_, line)| is_too_wide(line)).map(|(at, _)| format!("{}:{}", path.display(), at + 1)),
+            );
+        }
+    }
+    for path in documents() {
+        let text = fs::read_to_string(&path).expect("a document");
+        let mut in_code = false;
+        for (at, line) in text.lines().enumerate() {
+            in_code ^= line.trim_start().starts_with("```");
+            if !in_code && !line.starts_with('|') && is_too_wide(line) {
+                wide.push(format!("{}:{}", path.display(), at + 1));
+            }
+        }
+    }
+    assert!(wide.is_empty(), "{} lines are wider than 120 columns:\n{}", wide.len(), wide.join("\n"));
+}
+
+#[test]
+fn the_changelog_has_the_usual_sections() {
+    const SECTIONS: [&str; 6] = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"];
+    let text = read("CHANGELOG.md");
+    for release in text.split("\n## ").skip(1) {
+        let sections: Vec<&str> = release.lines().filter_map(|line| line.strip_prefix("### ")).collect();
+        let places = sections.iter().map(|section| SECTIONS.iter().position(|known| known == section));
+        assert!(places.clone().all(|place| place.is_some()), "{sections:?}: only {SECTIONS:?}");
+        assert!(places.clone().is_sorted_by(|a, b| a < b), "{sections:?}: each once, in the order of {SECTIONS:?}");
+        assert!(places.count() > 0, "a release without a section");
+    }
+}
