@@ -1,7 +1,8 @@
 //! Two things happen before the crate itself is compiled:
 //!
 //! * `proto/` becomes Rust code (always; needs no protoc);
-//! * with the feature `tensorflow`, `cc/` is compiled against an installed TensorFlow and handed to the linker of `libstarwire.so`.
+//! * with the feature `tensorflow`, `cc/` is compiled against an installed TensorFlow and handed to the linker of
+//!   `libstarwire.so`.
 
 #[path = "build/control.rs"]
 mod control;

@@ -1,8 +1,9 @@
 //! The little of ELF that is needed to make TensorFlow's symbols weak in the shim's objects.
 //!
-//! Why: a libstarwire.so built for one TensorFlow may be loaded into another that lacks some of its symbols. With strong references the dynamic
-//! loader gives up with the mangled name of a symbol before any of our code runs; with weak ones it comes as far as our constructor, which compares
-//! the versions and says so in a sentence. Only symbols that TensorFlow's libraries do define are weakened, so that the linker still finds typos.
+//! Why: a libstarwire.so built for one TensorFlow may be loaded into another that lacks some of its symbols. With
+//! strong references the dynamic loader gives up with the mangled name of a symbol before any of our code runs; with
+//! weak ones it comes as far as our constructor, which compares the versions and says so in a sentence. Only symbols
+//! that TensorFlow's libraries do define are weakened, so that the linker still finds typos.
 
 use std::collections::HashSet;
 use std::fs::File;

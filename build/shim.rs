@@ -1,8 +1,9 @@
 //! Compiles `cc/**/*.cc` against the installed TensorFlow, one object per file, and only the files that changed.
 //!
-//! Everything is kept in `target/tf-<version>/`, outside of cargo's own folders, so that switching between TensorFlow versions or cargo profiles
-//! recompiles nothing. TensorFlow's headers take ten seconds and a gigabyte per file; when many files are stale they are compiled once into a
-//! precompiled header (`cc/pch.h`). Set STARWIRE_PCH=0 to do without.
+//! Everything is kept in `target/tf-<version>/`, outside of cargo's own folders, so that switching between TensorFlow
+//! versions or cargo profiles recompiles nothing. TensorFlow's headers take ten seconds and a gigabyte per file; when
+//! many files are stale they are compiled once into a precompiled header (`cc/pch.h`). Set STARWIRE_PCH=0 to do
+//! without.
 
 use crate::elf;
 use crate::tensorflow::TensorFlow;
@@ -52,7 +53,8 @@ pub fn build() -> Result<(), String> {
         "-lstdc++".to_string(),
         "-lm".to_string(),
         "-Wl,-z,defs".to_string(),
-        // The table of imported functions is filled at once and read-only from then on. rustc does so too, on the systems that it knows.
+        // The table of imported functions is filled at once and read-only from then on. rustc does so too, on the
+        // systems that it knows.
         "-Wl,-z,relro,-z,now".to_string(),
         "-Wl,-z,noexecstack".to_string(),
         // TensorFlow's libraries have dependencies of their own, which are there when they are loaded.
@@ -86,7 +88,8 @@ impl Shim {
             "-Wall",
             "-Wno-sign-compare",
             "-pthread",
-            // Against what overruns a buffer: peers' bytes are read here. Some distributions' compilers define the second by themselves.
+            // Against what overruns a buffer: peers' bytes are read here. Some distributions' compilers define the
+            // second by themselves.
             "-fstack-protector-strong",
             "-U_FORTIFY_SOURCE",
             "-D_FORTIFY_SOURCE=2",
@@ -174,7 +177,8 @@ impl Shim {
             for _ in 0..jobs().min(stale.len()) {
                 scope.spawn(|| {
                     while let Some(unit) = stale.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        // The stamp is that of the command without the header: the object does not depend on how it was made.
+                        // The stamp is that of the command without the header: the object does not depend on how it was
+                        // made.
                         let result = unit.run(&self.compiler, &self.command(unit, pch), &self.command(unit, None));
                         if let (Err(error), Ok(mut errors)) = (result, errors.lock()) {
                             errors.push(error);

@@ -113,7 +113,8 @@
 // sw_plan_node.flags: has effects beyond its outputs, or is not known to have none.
 #define SW_NODE_IS_STATEFUL 1
 
-// sw_plan_node.flags: may wait for something that is no edge of this graph (a queue, a collective, a receive; a feed of a partial run).
+// sw_plan_node.flags: may wait for something that is no edge of this graph (a queue, a collective, a receive; a feed
+// of a partial run).
 #define SW_NODE_IS_BLOCKING 2
 
 // sw_plan_node.flags: nothing may be put between it and its neighbours.
@@ -128,7 +129,8 @@
 // sw_plan_node.flags: reads a variable and does nothing else (ReadVariableOp, Identity of a reference).
 #define SW_NODE_IS_READ 32
 
-// sw_plan_node.flags: nothing is known about its operation (sw_op_knowledge). Set SW_NODE_IS_STATEFUL and SW_NODE_IS_BLOCKING as well.
+// sw_plan_node.flags: nothing is known about its operation (sw_op_knowledge). Set SW_NODE_IS_STATEFUL and
+// SW_NODE_IS_BLOCKING as well.
 #define SW_NODE_IS_UNKNOWN 64
 
 // What an edge carries (sw_plan_edge.type_class): a tensor that is its bytes.
@@ -159,7 +161,8 @@
 // To the worker's CPU.
 #define SW_PLACE_MOVED 1
 
-// To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is needed.
+// To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is
+// needed.
 #define SW_PLACE_PIVOT 2
 
 // Wherever it is needed there is a copy of it, of the same name.
@@ -256,7 +259,8 @@ typedef struct sw_bytes {
   size_t len;
 } sw_bytes;
 
-// A range of memory of this process that is never unmapped, so that an RDMA device may keep it registered. Memory is used only where it is written to.
+// A range of memory of this process that is never unmapped, so that an RDMA device may keep it registered. Memory is
+// used only where it is written to.
 typedef struct sw_arena {
   // Null: there is none.
   void *data;
@@ -271,9 +275,9 @@ typedef struct sw_part {
   size_t len;
 } sw_part;
 
-// A scattered payload that is sent from where it lies. `parts` is copied by the call that takes the payload; the memory
-// that the parts point at stays valid and unchanged until `release(owner)` is called, which happens exactly once, from
-// any thread, on success and on failure alike. `release` may be NULL.
+// A scattered payload that is sent from where it lies. `parts` is copied by the call that takes the payload; the
+// memory that the parts point at stays valid and unchanged until `release(owner)` is called, which happens exactly
+// once, from any thread, on success and on failure alike. `release` may be NULL.
 typedef struct sw_payload {
   const struct sw_part *parts;
   size_t n_parts;
@@ -362,14 +366,16 @@ typedef struct sw_call_request {
 // from any thread.
 typedef struct sw_handlers {
   size_t struct_size;
-  // Find out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be reached
-  // and answer exactly once with sw_engine_resolved(engine, token, ...). Asked at each (re)connect for channels without an
-  // entry in .endpoint_map; for those with one, when the entry leads nowhere or to a task of another name.
+  // Find out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be
+  // reached and answer exactly once with sw_engine_resolved(engine, token, ...). Asked at each (re)connect for
+  // channels without an entry in .endpoint_map; for those with one, when the entry leads nowhere or to a task of
+  // another name.
   void (*resolve)(void *ctx, struct sw_bytes task, struct sw_bytes grpc_address, uint64_t token);
   // A batch of rendezvous requests; each is answered by sw_reply.
   void (*on_recv)(void *ctx, const struct sw_recv_request *requests, size_t n);
   void (*on_call)(void *ctx, const struct sw_call_request *call);
-  // Optional, and asked for before on_call: memory for the payload of a call, 64-byte aligned. NULL: the engine is to take its own.
+  // Optional, and asked for before on_call: memory for the payload of a call, 64-byte aligned. NULL: the engine is
+  // to take its own.
   void *(*body_alloc)(void *ctx, size_t len);
   // Gives back what body_alloc returned, once, from any thread. As bodies may outlive the engine it gets no ctx. Not
   // null if body_alloc is not.
@@ -377,7 +383,8 @@ typedef struct sw_handlers {
   // The caller of an unanswered request gave up, or its connection went (peer_gone = 1). method 0 is a rendezvous
   // request, `tag` its step id; else tag is 0. An answer is still allowed (and dropped).
   void (*on_cancel)(void *ctx, struct sw_ticket ticket, uint32_t method, int64_t tag, uint32_t peer_gone);
-  // A connection was established, in either direction: before anything else of it. `conn` is that of its tickets, `incarnation` the peer's.
+  // A connection was established, in either direction: before anything else of it. `conn` is that of its tickets,
+  // `incarnation` the peer's.
   void (*on_peer_came)(void *ctx, uint64_t conn, struct sw_bytes task, uint64_t incarnation);
   // It went: after everything else of it. Its number is not used again.
   void (*on_peer_gone)(void *ctx, uint64_t conn);
@@ -431,8 +438,8 @@ typedef struct sw_exec_spec {
   uint32_t lanes;
 } sw_exec_spec;
 
-// One node's turn. The numbers of slots lie in sw_exec_lists, from `first` on: `unshared` slots that this node is now the only reader of, then `released`
-// slots that run() releases when the kernel has ended, in whatever way.
+// One node's turn. The numbers of slots lie in sw_exec_lists, from `first` on: `unshared` slots that this node is now
+// the only reader of, then `released` slots that run() releases when the kernel has ended, in whatever way.
 typedef struct sw_task {
   uint32_t node;
   uint32_t first;
@@ -440,7 +447,8 @@ typedef struct sw_task {
   uint32_t released;
 } sw_task;
 
-// Who has the kernels and the values. `scratch` is the memory for the values of one run; it is used by one run after the other. None of these may throw.
+// Who has the kernels and the values. `scratch` is the memory for the values of one run; it is used by one run after
+// the other. None of these may throw.
 typedef struct sw_kernels {
   size_t struct_size;
   size_t scratch_size;
@@ -450,8 +458,9 @@ typedef struct sw_kernels {
   void (*open)(void *owner, void *scratch);
   // Undoes `open`. May come after sw_exec_free.
   void (*close)(void *owner, void *scratch);
-  // Runs a kernel: SW_OUTCOME_*. No other thread uses this lane of this run meanwhile. `detail` is the input that came first for a merge, else 1 if an
-  // input is dead. `run` is for sw_run_mark_dead during the call, and for the one sw_run_report of an asynchronous kernel.
+  // Runs a kernel: SW_OUTCOME_*. No other thread uses this lane of this run meanwhile. `detail` is the input that
+  // came first for a merge, else 1 if an input is dead. `run` is for sw_run_mark_dead during the call, and for the
+  // one sw_run_report of an asynchronous kernel.
   int32_t (*run)(void *scratch, struct sw_run *run, const struct sw_task *task, uint32_t lane, uint32_t detail);
   // Nobody reads the slot any more in this run. It may be empty.
   void (*release)(void *scratch, uint32_t slot);
@@ -463,7 +472,8 @@ typedef struct sw_kernels {
   void (*invite)(void *scratch, struct sw_run *helper);
 } sw_kernels;
 
-// What tensor_fuse may group, and what it may cost: crates/planner/src/fuse.rs says how they are used. Start from sw_fuse_limits_default.
+// What tensor_fuse may group, and what it may cost: crates/planner/src/fuse.rs says how they are used. Start from
+// sw_fuse_limits_default.
 typedef struct sw_fuse_limits {
   size_t struct_size;
   // What a message costs, both ends together.
@@ -518,7 +528,8 @@ typedef struct sw_plan_edge {
   int64_t bytes;
 } sw_plan_edge;
 
-// A graph, borrowed for the duration of a call. Leave SOURCE and SINK out; nodes are numbered by their place in `nodes`.
+// A graph, borrowed for the duration of a call. Leave SOURCE and SINK out; nodes are numbered by their place in
+// `nodes`.
 typedef struct sw_plan_graph {
   size_t struct_size;
   const struct sw_plan_node *nodes;
@@ -611,7 +622,8 @@ typedef struct sw_star_way {
   uint32_t root;
 } sw_star_way;
 
-// How plans and values are counted. Both functions run on any thread, must not block for long and must not throw; `release` may end the object.
+// How plans and values are counted. Both functions run on any thread, must not block for long and must not throw;
+// `release` may end the object.
 typedef struct sw_star_objects {
   size_t struct_size;
   void (*retain)(void *object);
@@ -652,14 +664,13 @@ extern "C" {
 // Version of this ABI. The shim refuses to run with another one.
 uint32_t sw_abi_version(void);
 
-// The arena for servers of this protocol; always the same one. There is none if the environment asks for no RDMA, for no arena, cannot be understood (which
-// sw_engine_new reports), or if this host has no device that serves. An error: the arena itself cannot be had; servers work without.
+// The arena for servers of this protocol; always the same one. There is none if the environment asks for no RDMA, for
+// no arena, cannot be understood (which sw_engine_new reports), or if this host has no device that serves. An error:
+// the arena itself cannot be had; servers work without.
 //
 // # Safety
 // The protocol's bytes are valid during the call; `out` is writable, `error` writable or null.
-sw_code sw_arena_reserve(struct sw_bytes protocol,
-                         struct sw_arena *out,
-                         struct sw_error **error);
+sw_code sw_arena_reserve(struct sw_bytes protocol, struct sw_arena *out, struct sw_error **error);
 
 // Starts a call. meta is copied. payload may be NULL. deadline_ms 0: none. Returns the id for sw_cancel. Never fails
 // directly: a failure arrives in vt->done (possibly before this returns).
@@ -820,8 +831,8 @@ void sw_error_free(struct sw_error *error);
 // Compiles a sub-graph. `spec` and `kernels` are copied.
 //
 // # Safety
-// `spec` and `kernels` are readable and the arrays as long as they say; `kernels` keeps to its contract, with `owner`, until each scratch is closed; `out` is writable,
-// `error` writable or null.
+// `spec` and `kernels` are readable and the arrays as long as they say; `kernels` keeps to its contract, with `owner`,
+// until each scratch is closed; `out` is writable, `error` writable or null.
 sw_code sw_exec_new(const struct sw_exec_spec *spec,
                     const struct sw_kernels *kernels,
                     void *owner,
@@ -840,7 +851,8 @@ void sw_exec_free(struct sw_exec *plan);
 // `plan` is live. The same holds for the next functions.
 const uint32_t *sw_exec_lists(const struct sw_exec *plan);
 
-// 1 if runs take a fixed order on one thread, unless kernels turn out to be expensive: no asynchronous kernels, no dead values.
+// 1 if runs take a fixed order on one thread, unless kernels turn out to be expensive: no asynchronous kernels, no
+// dead values.
 //
 // # Safety
 // See sw_exec_lists.
@@ -858,12 +870,12 @@ uint64_t sw_exec_cost_ns(const struct sw_exec *plan);
 // See sw_exec_lists; `scratch` is writable.
 struct sw_run *sw_run_begin(const struct sw_exec *plan, void **scratch);
 
-// Runs as far as it goes on this thread. sw_kernels.finished is called exactly once: before this returns, or where the last report arrives. `flags`: SW_EXEC_ALONE.
+// Runs as far as it goes on this thread. sw_kernels.finished is called exactly once: before this returns, or where the
+// last report arrives. `flags`: SW_EXEC_ALONE.
 //
 // # Safety
 // `run` is from sw_run_begin, and not used afterwards.
-void sw_run_go(struct sw_run *run,
-               uint32_t flags);
+void sw_run_go(struct sw_run *run, uint32_t flags);
 
 // Instead of sw_run_go: the run does not take place. sw_kernels.finished is not called.
 //
@@ -895,7 +907,8 @@ void sw_run_report_more(struct sw_run *run, uint32_t node, uint32_t failed);
 // `helper` is from sw_kernels.invite; once.
 void sw_run_help(struct sw_run *helper);
 
-// What starwire knows about an operation of TensorFlow: SW_OP_... together. 0: nothing, and nothing may be assumed of it.
+// What starwire knows about an operation of TensorFlow: SW_OP_... together. 0: nothing, and nothing may be assumed of
+// it.
 //
 // # Safety
 // `op` is readable.
@@ -910,21 +923,19 @@ struct sw_bytes sw_op_name(size_t at);
 // `limits` is writable.
 void sw_fuse_limits_default(struct sw_fuse_limits *limits);
 
-// Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions that do not say it themselves, and the limits. An error names
-// the variable and what it may be.
+// Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions that do not say it themselves, and
+// the limits. An error names the variable and what it may be.
 //
 // # Safety
 // `enabled` and `limits` are writable, `error` writable or null.
-sw_code sw_fuse_settings(uint32_t *enabled,
-                         struct sw_fuse_limits *limits,
-                         struct sw_error **error);
+sw_code sw_fuse_settings(uint32_t *enabled, struct sw_fuse_limits *limits, struct sw_error **error);
 
-// Decides which tensors cross from task to task together. `limits` may be NULL: the defaults. The same graph gives the same plan. An error
-// says why the graph cannot be planned; it can still be run as it is.
+// Decides which tensors cross from task to task together. `limits` may be NULL: the defaults. The same graph gives the
+// same plan. An error says why the graph cannot be planned; it can still be run as it is.
 //
 // # Safety
-// `graph` and what it points at are readable during the call, and so is `limits` unless it is NULL; `out` is writable, `error` writable or
-// null.
+// `graph` and what it points at are readable during the call, and so is `limits` unless it is NULL; `out` is writable,
+// `error` writable or null.
 sw_code sw_plan_fuse(const struct sw_plan_graph *graph,
                      const struct sw_fuse_limits *limits,
                      struct sw_fuse_plan **out,
@@ -952,8 +963,9 @@ struct sw_bytes sw_fuse_plan_text(const struct sw_fuse_plan *plan);
 // `plan` is null or came from sw_plan_fuse, and is not used afterwards.
 void sw_fuse_plan_free(struct sw_fuse_plan *plan);
 
-// Who is a parameter server for the task `own`, which makes the calls: the jobs of STARWIRE_PS_JOBS, else those with a usual name, else those
-// that hold variables. `servers` is as long as `tasks`. An error names the variable and what it may be.
+// Who is a parameter server for the task `own`, which makes the calls: the jobs of STARWIRE_PS_JOBS, else those with a
+// usual name, else those that hold variables. `servers` is as long as `tasks`. An error names the variable and what it
+// may be.
 //
 // # Safety
 // `tasks` and the names in it are readable, `servers` is writable, `error` writable or null.
@@ -969,11 +981,12 @@ sw_code sw_star_servers(const struct sw_star_task *tasks,
 // `bytes` is writable, `error` writable or null.
 sw_code sw_star_split_bytes(uint64_t *bytes, struct sw_error **error);
 
-// Splits a graph into what stays and calls to parameter servers. The same graph gives the same plan. An error says why the graph cannot be
-// planned; it can still be run as it is.
+// Splits a graph into what stays and calls to parameter servers. The same graph gives the same plan. An error says why
+// the graph cannot be planned; it can still be run as it is.
 //
 // # Safety
-// `graph` and `options` and what they point at are readable during the call; `out` is writable, `error` writable or null.
+// `graph` and `options` and what they point at are readable during the call; `out` is writable, `error` writable or
+// null.
 sw_code sw_plan_star(const struct sw_plan_graph *graph,
                      const struct sw_star_options *options,
                      struct sw_star_plan **out,
@@ -1034,7 +1047,8 @@ void sw_sha256(struct sw_bytes bytes, uint8_t *out);
 // Makes the tables of a server, with the limits that its environment sets.
 //
 // # Safety
-// `engine` is live; `objects` is readable and its functions keep to their contract as long as there are tables; `out` is writable, `error` writable or null.
+// `engine` is live; `objects` is readable and its functions keep to their contract as long as there are tables; `out`
+// is writable, `error` writable or null.
 sw_code sw_star_new(const struct sw_engine *engine,
                     const struct sw_star_objects *objects,
                     struct sw_star **out,
@@ -1064,7 +1078,8 @@ void sw_star_peer_came(const struct sw_star *star, uint64_t conn, struct sw_byte
 // See sw_star_inline_ns.
 void sw_star_peer_gone(const struct sw_star *star, uint64_t conn);
 
-// A call arrived; `keeps` is not 0 if it keeps values or uses kept ones. If it is not refused, sw_star_call_end follows.
+// A call arrived; `keeps` is not 0 if it keeps values or uses kept ones. If it is not refused, sw_star_call_end
+// follows.
 //
 // # Safety
 // See sw_star_inline_ns; `error` is writable or null.
@@ -1109,24 +1124,19 @@ void *sw_star_slot_get(const struct sw_star *star, uint64_t conn, int64_t step, 
 // See sw_star_inline_ns.
 void sw_star_step_end(const struct sw_star *star, uint64_t conn, int64_t step);
 
-// The plan of this name as the session may use it, as a new reference; NULL: it has to be registered. `isolated` is not 0 if the session has devices of
-// its own.
+// The plan of this name as the session may use it, as a new reference; NULL: it has to be registered. `isolated` is
+// not 0 if the session has devices of its own.
 //
 // # Safety
 // See sw_star_inline_ns; `session` is readable, `hash` points at 32 bytes.
-void *sw_star_plan_find(const struct sw_star *star,
-                        struct sw_bytes session,
-                        const uint8_t *hash);
+void *sw_star_plan_find(const struct sw_star *star, struct sw_bytes session, const uint8_t *hash);
 
-// For a session that has not used the plan yet, if sw_star_plan_find does not know it: the plan that everybody shares, as a new reference. The session must
-// exist. `isolated` is not 0 if it has devices of its own.
+// For a session that has not used the plan yet, if sw_star_plan_find does not know it: the plan that everybody shares,
+// as a new reference. The session must exist. `isolated` is not 0 if it has devices of its own.
 //
 // # Safety
 // As sw_star_plan_find.
-void *sw_star_plan_adopt(const struct sw_star *star,
-                         struct sw_bytes session,
-                         const uint8_t *hash,
-                         uint32_t isolated);
+void *sw_star_plan_adopt(const struct sw_star *star, struct sw_bytes session, const uint8_t *hash, uint32_t isolated);
 
 // A session registers a plan: SW_CLAIM_*.
 //
@@ -1138,8 +1148,8 @@ uint32_t sw_star_plan_claim(const struct sw_star *star,
                             uint32_t isolated,
                             void *waiter);
 
-// The end of what SW_CLAIM_COMPILE began; `made` is NULL if it failed. `waiting` is called for everybody who waited: if the plan was made, each of them has to
-// claim it again.
+// The end of what SW_CLAIM_COMPILE began; `made` is NULL if it failed. `waiting` is called for everybody who waited:
+// if the plan was made, each of them has to claim it again.
 //
 // # Safety
 // As sw_star_plan_find; `made` is readable or NULL; `waiting` accepts `ctx`; `error` is writable or null.

@@ -1,7 +1,9 @@
 //! Who makes way when there is no room for everybody.
 //!
-//! Whoever can reach a port can open connections to it and leave them open. A limit that turns newcomers away would let one stranger shut all others out. So a newcomer is always let in, and
-//! the source that has most makes way, its oldest connection first: who comes from elsewhere loses nothing to it, and who comes from the same place needs but a moment to be through.
+//! Whoever can reach a port can open connections to it and leave them open. A limit that turns newcomers away would let
+//! one stranger shut all others out. So a newcomer is always let in, and the source that has most makes way, its oldest
+//! connection first: who comes from elsewhere loses nothing to it, and who comes from the same place needs but a moment
+//! to be through.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;

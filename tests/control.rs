@@ -1,4 +1,5 @@
-//! The control service over real loopback sockets: a door that reads the first bytes as a reactor does, and clients of each kind.
+//! The control service over real loopback sockets: a door that reads the first bytes as a reactor does, and clients of
+//! each kind.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -1,4 +1,5 @@
-//! The tables in the documentation say what the code says (`UPDATE=1 cargo test --test docs` rewrites them), and its links and file names lead somewhere.
+//! The tables in the documentation say what the code says (`UPDATE=1 cargo test --test docs` rewrites them), and its
+//! links and file names lead somewhere.
 
 use std::path::{Path, PathBuf};
 

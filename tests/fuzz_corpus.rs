@@ -1,4 +1,5 @@
-//! Replays the corpus of the fuzz targets, and mutations of it, on a stable compiler. `STARWIRE_FUZZ_ROUNDS=n` makes more mutations.
+//! Replays the corpus of the fuzz targets, and mutations of it, on a stable compiler. `STARWIRE_FUZZ_ROUNDS=n` makes
+//! more mutations.
 
 #[path = "../fuzz/lib.rs"]
 mod targets;

@@ -1,4 +1,5 @@
-//! `include/starwire.h` is what cbindgen makes of `src/ffi`. `UPDATE=1 cargo test --test header` (`make header`) writes it again.
+//! `include/starwire.h` is what cbindgen makes of `src/ffi`. `UPDATE=1 cargo test --test header` (`make header`) writes
+//! it again.
 
 use std::path::Path;
 

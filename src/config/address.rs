@@ -125,8 +125,8 @@ pub fn is_unspecified(host: &str) -> bool {
     host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified())
 }
 
-/// Where to listen when nobody said so, in order of preference: the first that can be bound is used. `host` is how peers will call us. An entry
-/// `[::]` is meant dual stack (IPV6_V6ONLY off).
+/// Where to listen when nobody said so, in order of preference: the first that can be bound is used. `host` is how
+/// peers will call us. An entry `[::]` is meant dual stack (IPV6_V6ONLY off).
 pub fn default_bind(host: &str, port: u16) -> Vec<SocketAddr> {
     let at = |ip: IpAddr| SocketAddr::new(ip, port);
     let v4_any = at(Ipv4Addr::UNSPECIFIED.into());

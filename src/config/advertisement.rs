@@ -1,4 +1,5 @@
-//! What a server tells its peers about itself, in one line of printable ASCII that fits into a field of TensorFlow's own `GetStatus` reply.
+//! What a server tells its peers about itself, in one line of printable ASCII that fits into a field of TensorFlow's
+//! own `GetStatus` reply.
 //!
 //! `starwire/1;protocol=grpc%2B%2B;task=…;incarnation=00c0ffee…;data=10.0.0.7:4711,[2001:db8::7]:4711;unix=…;host=…;pid=4242`
 //!

@@ -14,7 +14,8 @@ pub struct Running<'a> {
 }
 
 impl Config {
-    /// `starwire: grpc++ on 4 reactors (io_uring, poll=off, pin=off), data port 10.0.0.7:4711 …`: all that is in force, then what was set by hand.
+    /// `starwire: grpc++ on 4 reactors (io_uring, poll=off, pin=off), data port 10.0.0.7:4711 …`: all that is in force,
+    /// then what was set by hand.
     pub fn banner(&self, running: Running<'_>) -> String {
         let on = |yes| if yes { "on" } else { "off" };
         let shortcut = |s| if s == Shortcut::Auto { "auto" } else { "off" };

@@ -1,7 +1,7 @@
 //! `.endpoint_map`: which data address belongs to which gRPC address of the ClusterSpec.
 //!
-//! One line per task, `grpc_host:port=data_host:port`. Blank lines and `#` comments are allowed, IPv6 addresses stand in brackets. If the file
-//! exists it is obeyed, and every task of the cluster must be in it.
+//! One line per task, `grpc_host:port=data_host:port`. Blank lines and `#` comments are allowed, IPv6 addresses stand
+//! in brackets. If the file exists it is obeyed, and every task of the cluster must be in it.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,5 @@
-//! tensor_fuse as the environment wants it. Read by the process that makes a session's graphs, with or without a server of ours in it.
+//! tensor_fuse as the environment wants it. Read by the process that makes a session's graphs, with or without a server
+//! of ours in it.
 
 use super::env::Env;
 use super::error::ConfigError;

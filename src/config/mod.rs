@@ -1,4 +1,5 @@
-//! Environment variables and `.endpoint_map`, parsed once into types. Whoever holds a [`Config`] need not check anything again.
+//! Environment variables and `.endpoint_map`, parsed once into types. Whoever holds a [`Config`] need not check
+//! anything again.
 
 mod address;
 mod advertisement;

@@ -14,7 +14,8 @@ pub struct StarConfig {
     pub steps: StepLimits,
     /// Plans whose kernels take no longer run on the reactor.
     pub inline: Duration,
-    /// A call that would carry twice as much is made in parts. Checked with the rest; sessions ask again when they need it.
+    /// A call that would carry twice as much is made in parts. Checked with the rest; sessions ask again when they need
+    /// it.
     pub split_bytes: u64,
 }
 

@@ -1,4 +1,5 @@
-//! The one list of environment variables, from which the documentation's table is written, and the reader that turns values into types.
+//! The one list of environment variables, from which the documentation's table is written, and the reader that turns
+//! values into types.
 
 use std::ops::RangeInclusive;
 
@@ -284,7 +285,8 @@ pub fn markdown_table() -> String {
     out
 }
 
-/// One warning for each `STARWIRE_*` variable that nobody reads: a misspelt name would otherwise be silently without effect.
+/// One warning for each `STARWIRE_*` variable that nobody reads: a misspelt name would otherwise be silently without
+/// effect.
 pub fn unknown_variables(env: &dyn Env) -> Vec<String> {
     let mut unknown: Vec<String> = env.names().into_iter().filter(|name| is_unknown(name)).collect();
     unknown.sort_unstable();

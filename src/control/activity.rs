@@ -1,4 +1,5 @@
-//! Whether a connection is of use: a client of HTTP/2 that answers pings could stay for ever without ever asking for anything.
+//! Whether a connection is of use: a client of HTTP/2 that answers pings could stay for ever without ever asking for
+//! anything.
 
 use std::pin::Pin;
 use std::sync::Arc;

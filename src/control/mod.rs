@@ -1,7 +1,7 @@
 //! The control service on the data port: gRPC health, statistics, Prometheus' `/metrics`.
 //!
-//! A reactor that finds HTTP on a new connection hands the socket over, with the bytes it has read, and is done with it. One small thread of its own serves all of them; it is started with
-//! the first. Everything here only reads.
+//! A reactor that finds HTTP on a new connection hands the socket over, with the bytes it has read, and is done with
+//! it. One small thread of its own serves all of them; it is started with the first. Everything here only reads.
 
 mod activity;
 mod health;
@@ -47,7 +47,8 @@ pub struct Limits {
     pub local: usize,
     /// Bytes of one request's header.
     pub header: u32,
-    /// A connection that says nothing for so long is closed, and one without a request between one and two times as long.
+    /// A connection that says nothing for so long is closed, and one without a request between one and two times as
+    /// long.
     pub idle: Duration,
 }
 

@@ -1,5 +1,5 @@
-//! Who is served at a time. A newcomer always is, while the source with most connections makes way ([`crate::crowd`]); this host's own, such as the probes of an orchestrator's agent, are counted
-//! apart from all others.
+//! Who is served at a time. A newcomer always is, while the source with most connections makes way ([`crate::crowd`]);
+//! this host's own, such as the probes of an orchestrator's agent, are counted apart from all others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -81,8 +81,8 @@ impl ControlService {
         }
     }
 
-    /// Takes a connection over on which HTTP was found. `first_bytes` were read from it already. Never blocks; on an error the connection is closed, and the
-    /// client was told why if it speaks HTTP/1.
+    /// Takes a connection over on which HTTP was found. `first_bytes` were read from it already. Never blocks; on an
+    /// error the connection is closed, and the client was told why if it speaks HTTP/1.
     pub fn handle(&self, stream: OwnedFd, first_bytes: Vec<u8>) -> Result<(), ControlError> {
         let socket = Socket::new(stream).map_err(ControlError::Gone)?;
         let allowed = match self.access {
@@ -121,7 +121,8 @@ impl ControlService {
         self.places.open()
     }
 
-    /// Tells watchers that the server stops, closes every connection and ends the thread. Idempotent; takes a fraction of a second at most.
+    /// Tells watchers that the server stops, closes every connection and ends the thread. Idempotent; takes a fraction
+    /// of a second at most.
     pub fn stop(&self) {
         let before = std::mem::replace(&mut *self.lock(), Thread::Stopped);
         let Thread::Running(Running { pid, connections, join }) = before else { return };

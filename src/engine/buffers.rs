@@ -111,7 +111,8 @@ enum Buffers {
     Many(Vec<(*mut u8, u64)>),
 }
 
-// SAFETY: sw_op_vtable's contract says that its functions run on any reactor thread; the op pointer is only handed back.
+// SAFETY: sw_op_vtable's contract says that its functions run on any reactor thread; the op pointer is only handed
+// back.
 unsafe impl Send for ClientOp {}
 
 impl ClientOp {

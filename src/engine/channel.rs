@@ -14,7 +14,8 @@ use crate::ffi::types::sw_code;
 use starwire_net::transport::SocketAddress;
 use starwire_protocol::{Failure, Outcome};
 
-/// Requests may wait for a peer for as long as their deadline lets them (TensorFlow waits for tasks that start later): after this time, the log says for whom and why …
+/// Requests may wait for a peer for as long as their deadline lets them (TensorFlow waits for tasks that start later):
+/// after this time, the log says for whom and why …
 const PATIENCE: Duration = Duration::from_secs(5);
 /// … and again.
 const REMINDER: Duration = Duration::from_secs(60);
@@ -29,8 +30,8 @@ pub struct ChannelShared {
     pub(super) grpc_address: String,
     /// From .endpoint_map, else the peer's gRPC port is asked.
     pub(super) mapped: Option<MapLine>,
-    /// The server's own cluster says that this task is there. Sessions may bring clusters in which servers have other names
-    /// than they were started with.
+    /// The server's own cluster says that this task is there. Sessions may bring clusters in which servers have other
+    /// names than they were started with.
     named: bool,
     next_id: AtomicU64,
 }

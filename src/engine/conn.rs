@@ -31,8 +31,9 @@ pub enum Role {
     Server,
 }
 
-/// The end of a connection whose peer is to hear the reason. A socket that is closed with unread input resets the connection, and the reason is lost with what
-/// the peer had not read yet: so what it still sends is read, and dropped, until it has ended its side, or for a while.
+/// The end of a connection whose peer is to hear the reason. A socket that is closed with unread input resets the
+/// connection, and the reason is lost with what the peer had not read yet: so what it still sends is read, and dropped,
+/// until it has ended its side, or for a while.
 #[derive(Default)]
 pub struct Farewell {
     /// Bytes that were read and dropped.
@@ -311,8 +312,8 @@ impl Conn {
                 self.parts.push(IoPart { ptr: ptr.wrapping_add(cut), len: len - cut });
             }
         }
-        // SAFETY: control bytes and payloads stay in `out`, untouched, until the send was reported (or the connection was
-        // closed and the driver said so).
+        // SAFETY: control bytes and payloads stay in `out`, untouched, until the send was reported (or the connection
+        // was closed and the driver said so).
         unsafe { driver.send(self.token, &self.parts)? };
         self.sending = true;
         Ok(())

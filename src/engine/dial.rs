@@ -18,7 +18,8 @@ use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::{SocketAddress, tcp, unix};
 use starwire_protocol::{Connection, Failure, code};
 
-/// One attempt to connect takes at most this, so that a peer that is down is noticed; who waits patiently gets more attempts.
+/// One attempt to connect takes at most this, so that a peer that is down is noticed; who waits patiently gets more
+/// attempts.
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// Channel numbers have 24 bits in a token.
 pub const MAX_CHANNELS: u32 = 1 << 24;
@@ -359,7 +360,8 @@ impl Shard {
         self.delivery.note();
     }
 
-    /// The attempt is over. Those who do not want to wait hear of it; for the others there is a next one, unless that is of no use.
+    /// The attempt is over. Those who do not want to wait hear of it; for the others there is a next one, unless that
+    /// is of no use.
     pub(super) fn give_up(&mut self, number: u32, failure: &Failure, now: Instant) {
         let random = self.random();
         self.delivery.note();

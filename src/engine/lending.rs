@@ -13,7 +13,8 @@ use starwire_protocol::{FEATURE_LENDING, Settings, code};
 /// Processes of which more is not remembered.
 const MOST_UNREADABLE: usize = 4096;
 
-/// Processes that lent what could not be read: nothing is borrowed from them any more. Named as the kernel names them, so that nobody can speak for another.
+/// Processes that lent what could not be read: nothing is borrowed from them any more. Named as the kernel names them,
+/// so that nobody can speak for another.
 #[derive(Default)]
 pub struct Unreadable(Mutex<HashSet<i32>>);
 
@@ -54,7 +55,8 @@ impl Shard {
 
     pub(super) fn cannot_borrow(&mut self, key: u64, error: &io::Error) {
         let Some(conn) = self.conns.get(&key) else { return };
-        // A peer that has ended, or has given the connection up, is no reason to do without; what cannot be read although the peer vouches for it, is.
+        // A peer that has ended, or has given the connection up, is no reason to do without; what cannot be read
+        // although the peer vouches for it, is.
         let is_gone = error.raw_os_error().is_none();
         let pid = conn.peer_memory.as_ref().map(PeerMemory::pid).filter(|_| !is_gone);
         if pid.is_some_and(|pid| self.shared.unreadable.insert(pid)) {

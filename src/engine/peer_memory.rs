@@ -1,7 +1,8 @@
 //! Copying from the memory of another process of this host: one copy, where a socket takes two.
 //!
-//! The kernel lets a process read what it may debug: of the same user, in a view of processes that shows it, and not where a security module (Yama's `ptrace_scope`) or a
-//! container's filter forbids it. So it is tried before it is relied on.
+//! The kernel lets a process read what it may debug: of the same user, in a view of processes that shows it, and not
+//! where a security module (Yama's `ptrace_scope`) or a container's filter forbids it. So it is tried before it is
+//! relied on.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst, fence};
@@ -33,7 +34,8 @@ impl PeerMemory {
         refused.then_some(memory)
     }
 
-    /// Copies what follows of a loan into `to`, in order; a part without memory is skipped. Fails if that was not, or is no longer, what was lent.
+    /// Copies what follows of a loan into `to`, in order; a part without memory is skipped. Fails if that was not, or
+    /// is no longer, what was lent.
     ///
     /// # Safety
     /// The memory of every part with a pointer is writable.

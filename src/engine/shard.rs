@@ -170,7 +170,8 @@ impl Shard {
         self.stopping.is_some_and(|until| self.conns.is_empty() || Instant::now() >= until)
     }
 
-    /// The process is exiting: nobody is called any more and nothing is freed, because memory that callbacks own may be gone.
+    /// The process is exiting: nobody is called any more and nothing is freed, because memory that callbacks own may be
+    /// gone.
     fn freeze(&mut self) {
         self.say_goodbye();
         std::mem::forget(std::mem::take(&mut self.conns));
@@ -181,7 +182,8 @@ impl Shard {
         }
     }
 
-    /// The last word of a process that exits, to peers to whom nothing else is under way: that would be memory of others.
+    /// The last word of a process that exits, to peers to whom nothing else is under way: that would be memory of
+    /// others.
     fn say_goodbye(&mut self) {
         for conn in self.conns.values_mut() {
             let is_quiet = !conn.sending && !conn.has_unsent() && !conn.proto.wants_transmit();

@@ -43,7 +43,8 @@ pub struct Shared {
 }
 
 thread_local! {
-    /// On a reactor thread: which one, and what was asked of it by its own callbacks. Saves the mailbox's atomics and the wake-up.
+    /// On a reactor thread: which one, and what was asked of it by its own callbacks. Saves the mailbox's atomics and
+    /// the wake-up.
     static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
 }
 
@@ -95,7 +96,8 @@ impl Shared {
         settings.limits.max_recvs = u32::try_from(config.max_inflight).unwrap_or(u32::MAX);
         settings.limits.max_call_bytes = settings.limits.max_call_bytes.min(config.max_call_bytes);
         if settings.expected_task.is_none() {
-            // We serve: what the peer sends are calls. (Replies to us were asked for, and are bounded by what their receivers allocate.)
+            // We serve: what the peer sends are calls. (Replies to us were asked for, and are bounded by what their
+            // receivers allocate.)
             settings.limits.max_payload = config.max_call_bytes;
         }
         settings
@@ -144,7 +146,8 @@ impl Shared {
     }
 }
 
-/// Where the connection of this name comes from. The port of a client says nothing, and what it calls itself is up to it: one line per host.
+/// Where the connection of this name comes from. The port of a client says nothing, and what it calls itself is up to
+/// it: one line per host.
 pub(super) fn host_of(name: &str) -> &str {
     let address = name.rsplit_once(" at ").map_or(name, |(_, address)| address);
     address.rsplit_once(':').map_or(address, |(host, _)| host)

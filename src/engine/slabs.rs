@@ -1,7 +1,8 @@
 //! Memory for the payloads of incoming calls, apart from the heap.
 //!
-//! Pieces of some hundred kilobytes that come and go among small ones that stay tear the heap of a C library apart: what many connections leave behind is many times what they hold. So these
-//! pieces are mapped by themselves; a few are kept for the next call, and the rest goes back to the system.
+//! Pieces of some hundred kilobytes that come and go among small ones that stay tear the heap of a C library apart:
+//! what many connections leave behind is many times what they hold. So these pieces are mapped by themselves; a few are
+//! kept for the next call, and the rest goes back to the system.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -18,7 +19,8 @@ pub const MAX: usize = 32 << 20;
 const KEPT_BYTES: usize = 32 << 20;
 /// Pieces of one size that are kept.
 const KEPT_PIECES: usize = 256;
-/// Sizes between one power of two and the next: the address space that a piece wastes is an eighth of it. It wastes no memory: what is not touched is not there.
+/// Sizes between one power of two and the next: the address space that a piece wastes is an eighth of it. It wastes no
+/// memory: what is not touched is not there.
 const STEPS: usize = 8;
 const SIZES: usize = (MAX.ilog2() - MIN.ilog2()) as usize * STEPS + 1;
 

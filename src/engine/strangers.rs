@@ -1,6 +1,8 @@
-//! Connections that have not introduced themselves: how many there may be, and which of them goes when there are too many.
+//! Connections that have not introduced themselves: how many there may be, and which of them goes when there are too
+//! many.
 //!
-//! Tasks of this host come in over the unix socket, where only processes of the same user get in; they are counted apart, so that nobody on the network can take their places.
+//! Tasks of this host come in over the unix socket, where only processes of the same user get in; they are counted
+//! apart, so that nobody on the network can take their places.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;

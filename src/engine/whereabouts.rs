@@ -1,8 +1,9 @@
 //! Where a peer's data port is and who must answer there: from `.endpoint_map`, or from the peer's own gRPC port.
 //!
-//! Without a map, the gRPC port is asked at each attempt, and whoever answers there *is* the peer: by whatever name the ClusterSpec of a client calls it, its
-//! advertisement says by which name and in which life it is to be met at its data port. With a map, the address is known and the name is the one of the
-//! ClusterSpec; the gRPC port is asked when that leads nowhere, because a peer that is up is not one to wait for.
+//! Without a map, the gRPC port is asked at each attempt, and whoever answers there *is* the peer: by whatever name the
+//! ClusterSpec of a client calls it, its advertisement says by which name and in which life it is to be met at its data
+//! port. With a map, the address is known and the name is the one of the ClusterSpec; the gRPC port is asked when that
+//! leads nowhere, because a peer that is up is not one to wait for.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -132,7 +133,8 @@ impl Shard {
         expected.and_then(|expected| expected.misses(peer)).map_or(Ok(()), Err)
     }
 
-    /// An attempt failed. True: before anybody is told that it is of no use (or waits any longer), the gRPC port is asked, for the first time or again.
+    /// An attempt failed. True: before anybody is told that it is of no use (or waits any longer), the gRPC port is
+    /// asked, for the first time or again.
     pub(super) fn looks_again(&mut self, number: u32, failure: &Failure, now: Instant) -> bool {
         if !self.shared.owner.resolves() || self.is_stopping() {
             return false;
@@ -227,7 +229,8 @@ impl Shard {
 }
 
 impl ChannelState {
-    /// The ClusterSpec may call a peer as it likes. True: the one behind the gRPC address goes by another name than was expected at its data address.
+    /// The ClusterSpec may call a peer as it likes. True: the one behind the gRPC address goes by another name than was
+    /// expected at its data address.
     fn learns_name(&mut self, advertisement: &Advertisement) -> bool {
         let advertised = Expected::advertised(advertisement);
         let is_news = self.expected.as_ref().is_some_and(|expected| {
@@ -238,7 +241,8 @@ impl ChannelState {
         is_news
     }
 
-    /// The peer answers on its gRPC port, and not where the map says. It may have come up just now; and one that was met there before will be again.
+    /// The peer answers on its gRPC port, and not where the map says. It may have come up just now; and one that was
+    /// met there before will be again.
     fn is_elsewhere(&mut self, advertisement: &Advertisement, now: Instant) -> bool {
         let since = *self.answers_since.get_or_insert(now);
         let was_met = self.was_refused || self.incarnation == Some(advertisement.incarnation);

@@ -8,7 +8,8 @@ use super::types::{sw_bytes, sw_code};
 use crate::config::{ProcessEnv, TransportChoice, verbs_config};
 use starwire_net::transport::verbs::{Arena, Device, Library};
 
-/// A range of memory of this process that is never unmapped, so that an RDMA device may keep it registered. Memory is used only where it is written to.
+/// A range of memory of this process that is never unmapped, so that an RDMA device may keep it registered. Memory is
+/// used only where it is written to.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct sw_arena {
@@ -19,8 +20,9 @@ pub struct sw_arena {
     pub min_bytes: usize,
 }
 
-/// The arena for servers of this protocol; always the same one. There is none if the environment asks for no RDMA, for no arena, cannot be understood (which
-/// sw_engine_new reports), or if this host has no device that serves. An error: the arena itself cannot be had; servers work without.
+/// The arena for servers of this protocol; always the same one. There is none if the environment asks for no RDMA, for
+/// no arena, cannot be understood (which sw_engine_new reports), or if this host has no device that serves. An error:
+/// the arena itself cannot be had; servers work without.
 ///
 /// # Safety
 /// The protocol's bytes are valid during the call; `out` is writable, `error` writable or null.

@@ -86,8 +86,8 @@ pub struct sw_exec_spec {
     pub lanes: u32,
 }
 
-/// One node's turn. The numbers of slots lie in sw_exec_lists, from `first` on: `unshared` slots that this node is now the only reader of, then `released`
-/// slots that run() releases when the kernel has ended, in whatever way.
+/// One node's turn. The numbers of slots lie in sw_exec_lists, from `first` on: `unshared` slots that this node is now
+/// the only reader of, then `released` slots that run() releases when the kernel has ended, in whatever way.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct sw_task {
@@ -99,7 +99,8 @@ pub struct sw_task {
 
 const _: () = assert!(size_of::<sw_task>() == size_of::<Task>());
 
-/// Who has the kernels and the values. `scratch` is the memory for the values of one run; it is used by one run after the other. None of these may throw.
+/// Who has the kernels and the values. `scratch` is the memory for the values of one run; it is used by one run after
+/// the other. None of these may throw.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
@@ -112,8 +113,9 @@ pub struct sw_kernels {
     pub open: Option<unsafe extern "C" fn(owner: *mut c_void, scratch: *mut c_void)>,
     /// Undoes `open`. May come after sw_exec_free.
     pub close: Option<unsafe extern "C" fn(owner: *mut c_void, scratch: *mut c_void)>,
-    /// Runs a kernel: SW_OUTCOME_*. No other thread uses this lane of this run meanwhile. `detail` is the input that came first for a merge, else 1 if an
-    /// input is dead. `run` is for sw_run_mark_dead during the call, and for the one sw_run_report of an asynchronous kernel.
+    /// Runs a kernel: SW_OUTCOME_*. No other thread uses this lane of this run meanwhile. `detail` is the input that
+    /// came first for a merge, else 1 if an input is dead. `run` is for sw_run_mark_dead during the call, and for the
+    /// one sw_run_report of an asynchronous kernel.
     pub run: Option<
         unsafe extern "C" fn(
             scratch: *mut c_void,
@@ -201,7 +203,8 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // SAFETY: opened in Foreign::open, and closed here only; then the memory goes, with the layout that it came with.
+        // SAFETY: opened in Foreign::open, and closed here only; then the memory goes, with the layout that it came
+        // with.
         unsafe {
             (self.close)(self.owner, self.pointer());
             dealloc(self.memory.as_ptr(), self.layout);
@@ -273,8 +276,8 @@ impl Kernels for Foreign {
 /// Compiles a sub-graph. `spec` and `kernels` are copied.
 ///
 /// # Safety
-/// `spec` and `kernels` are readable and the arrays as long as they say; `kernels` keeps to its contract, with `owner`, until each scratch is closed; `out` is writable,
-/// `error` writable or null.
+/// `spec` and `kernels` are readable and the arrays as long as they say; `kernels` keeps to its contract, with `owner`,
+/// until each scratch is closed; `out` is writable, `error` writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_exec_new(
     spec: *const sw_exec_spec,
@@ -338,7 +341,8 @@ pub unsafe extern "C" fn sw_exec_lists(plan: *const sw_exec) -> *const u32 {
     unsafe { &*plan }.executor.plan().lists().as_ptr()
 }
 
-/// 1 if runs take a fixed order on one thread, unless kernels turn out to be expensive: no asynchronous kernels, no dead values.
+/// 1 if runs take a fixed order on one thread, unless kernels turn out to be expensive: no asynchronous kernels, no
+/// dead values.
 ///
 /// # Safety
 /// See sw_exec_lists.
@@ -374,7 +378,8 @@ pub unsafe extern "C" fn sw_run_begin(plan: *const sw_exec, scratch: *mut *mut c
     })
 }
 
-/// Runs as far as it goes on this thread. sw_kernels.finished is called exactly once: before this returns, or where the last report arrives. `flags`: SW_EXEC_ALONE.
+/// Runs as far as it goes on this thread. sw_kernels.finished is called exactly once: before this returns, or where the
+/// last report arrives. `flags`: SW_EXEC_ALONE.
 ///
 /// # Safety
 /// `run` is from sw_run_begin, and not used afterwards.

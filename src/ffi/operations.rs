@@ -25,7 +25,8 @@ pub const SW_OP_IS_PROMPT: u32 = 256;
 /// All that its kernel remembers is found by name: kernels of several sessions may be one.
 pub const SW_OP_IS_SHAREABLE: u32 = 512;
 
-/// What starwire knows about an operation of TensorFlow: SW_OP_... together. 0: nothing, and nothing may be assumed of it.
+/// What starwire knows about an operation of TensorFlow: SW_OP_... together. 0: nothing, and nothing may be assumed of
+/// it.
 ///
 /// # Safety
 /// `op` is readable.

@@ -32,7 +32,8 @@ pub const SW_NODE_RECEIVE: u32 = 11;
 
 /// sw_plan_node.flags: has effects beyond its outputs, or is not known to have none.
 pub const SW_NODE_IS_STATEFUL: u32 = 1;
-/// sw_plan_node.flags: may wait for something that is no edge of this graph (a queue, a collective, a receive; a feed of a partial run).
+/// sw_plan_node.flags: may wait for something that is no edge of this graph (a queue, a collective, a receive; a feed
+/// of a partial run).
 pub const SW_NODE_IS_BLOCKING: u32 = 2;
 /// sw_plan_node.flags: nothing may be put between it and its neighbours.
 pub const SW_NODE_IS_UNTOUCHABLE: u32 = 4;
@@ -42,7 +43,8 @@ pub const SW_NODE_IS_CLONEABLE: u32 = 8;
 pub const SW_NODE_FORWARDS_REF: u32 = 16;
 /// sw_plan_node.flags: reads a variable and does nothing else (ReadVariableOp, Identity of a reference).
 pub const SW_NODE_IS_READ: u32 = 32;
-/// sw_plan_node.flags: nothing is known about its operation (sw_op_knowledge). Set SW_NODE_IS_STATEFUL and SW_NODE_IS_BLOCKING as well.
+/// sw_plan_node.flags: nothing is known about its operation (sw_op_knowledge). Set SW_NODE_IS_STATEFUL and
+/// SW_NODE_IS_BLOCKING as well.
 pub const SW_NODE_IS_UNKNOWN: u32 = 64;
 
 /// What an edge carries (sw_plan_edge.type_class): a tensor that is its bytes.
@@ -96,7 +98,8 @@ pub struct sw_plan_edge {
     pub bytes: i64,
 }
 
-/// A graph, borrowed for the duration of a call. Leave SOURCE and SINK out; nodes are numbered by their place in `nodes`.
+/// A graph, borrowed for the duration of a call. Leave SOURCE and SINK out; nodes are numbered by their place in
+/// `nodes`.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct sw_plan_graph {
@@ -110,7 +113,8 @@ pub struct sw_plan_graph {
     pub name_ctx: *mut c_void,
 }
 
-/// What tensor_fuse may group, and what it may cost: crates/planner/src/fuse.rs says how they are used. Start from sw_fuse_limits_default.
+/// What tensor_fuse may group, and what it may cost: crates/planner/src/fuse.rs says how they are used. Start from
+/// sw_fuse_limits_default.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
@@ -188,8 +192,8 @@ pub unsafe extern "C" fn sw_fuse_limits_default(limits: *mut sw_fuse_limits) {
     }
 }
 
-/// Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions that do not say it themselves, and the limits. An error names
-/// the variable and what it may be.
+/// Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions that do not say it themselves, and
+/// the limits. An error names the variable and what it may be.
 ///
 /// # Safety
 /// `enabled` and `limits` are writable, `error` writable or null.
@@ -216,12 +220,12 @@ pub unsafe extern "C" fn sw_fuse_settings(
     }
 }
 
-/// Decides which tensors cross from task to task together. `limits` may be NULL: the defaults. The same graph gives the same plan. An error
-/// says why the graph cannot be planned; it can still be run as it is.
+/// Decides which tensors cross from task to task together. `limits` may be NULL: the defaults. The same graph gives the
+/// same plan. An error says why the graph cannot be planned; it can still be run as it is.
 ///
 /// # Safety
-/// `graph` and what it points at are readable during the call, and so is `limits` unless it is NULL; `out` is writable, `error` writable or
-/// null.
+/// `graph` and what it points at are readable during the call, and so is `limits` unless it is NULL; `out` is writable,
+/// `error` writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_plan_fuse(
     graph: *const sw_plan_graph,

@@ -1,5 +1,5 @@
-//! A task without TensorFlow: hands out tensors of any size and asks others for them. What `starctl bench` measures with; all of it goes through the same
-//! C-shaped callbacks that TensorFlow's side uses.
+//! A task without TensorFlow: hands out tensors of any size and asks others for them. What `starctl bench` measures
+//! with; all of it goes through the same C-shaped callbacks that TensorFlow's side uses.
 
 use std::collections::HashMap;
 use std::ffi::c_void;

@@ -14,7 +14,8 @@ use starwire_protocol::code;
 pub const SW_PLACE_STAYS: u32 = 0;
 /// To the worker's CPU.
 pub const SW_PLACE_MOVED: u32 = 1;
-/// To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is needed.
+/// To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is
+/// needed.
 pub const SW_PLACE_PIVOT: u32 = 2;
 /// Wherever it is needed there is a copy of it, of the same name.
 pub const SW_PLACE_COPIED: u32 = 3;
@@ -149,8 +150,9 @@ pub struct sw_star_task {
     pub holds_variables: u32,
 }
 
-/// Who is a parameter server for the task `own`, which makes the calls: the jobs of STARWIRE_PS_JOBS, else those with a usual name, else those
-/// that hold variables. `servers` is as long as `tasks`. An error names the variable and what it may be.
+/// Who is a parameter server for the task `own`, which makes the calls: the jobs of STARWIRE_PS_JOBS, else those with a
+/// usual name, else those that hold variables. `servers` is as long as `tasks`. An error names the variable and what it
+/// may be.
 ///
 /// # Safety
 /// `tasks` and the names in it are readable, `servers` is writable, `error` writable or null.
@@ -211,11 +213,12 @@ pub unsafe extern "C" fn sw_star_split_bytes(bytes: *mut u64, error: *mut *mut s
     }
 }
 
-/// Splits a graph into what stays and calls to parameter servers. The same graph gives the same plan. An error says why the graph cannot be
-/// planned; it can still be run as it is.
+/// Splits a graph into what stays and calls to parameter servers. The same graph gives the same plan. An error says why
+/// the graph cannot be planned; it can still be run as it is.
 ///
 /// # Safety
-/// `graph` and `options` and what they point at are readable during the call; `out` is writable, `error` writable or null.
+/// `graph` and `options` and what they point at are readable during the call; `out` is writable, `error` writable or
+/// null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_plan_star(
     graph: *const sw_plan_graph,

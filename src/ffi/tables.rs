@@ -20,7 +20,8 @@ const TICK: Duration = Duration::from_secs(5);
 /// Steps are spread over so many tables, by connection.
 const SHARDS: usize = 16;
 
-/// How plans and values are counted. Both functions run on any thread, must not block for long and must not throw; `release` may end the object.
+/// How plans and values are counted. Both functions run on any thread, must not block for long and must not throw;
+/// `release` may end the object.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
@@ -174,7 +175,8 @@ pub unsafe extern "C" fn sw_sha256(bytes: sw_bytes, out: *mut u8) {
 /// Makes the tables of a server, with the limits that its environment sets.
 ///
 /// # Safety
-/// `engine` is live; `objects` is readable and its functions keep to their contract as long as there are tables; `out` is writable, `error` writable or null.
+/// `engine` is live; `objects` is readable and its functions keep to their contract as long as there are tables; `out`
+/// is writable, `error` writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_new(
     engine: *const sw_engine,
@@ -262,7 +264,8 @@ pub unsafe extern "C" fn sw_star_peer_gone(star: *const sw_star, conn: u64) {
     });
 }
 
-/// A call arrived; `keeps` is not 0 if it keeps values or uses kept ones. If it is not refused, sw_star_call_end follows.
+/// A call arrived; `keeps` is not 0 if it keeps values or uses kept ones. If it is not refused, sw_star_call_end
+/// follows.
 ///
 /// # Safety
 /// See sw_star_inline_ns; `error` is writable or null.
@@ -405,8 +408,8 @@ unsafe fn hash_at<'a>(hash: *const u8) -> &'a Hash {
     unsafe { &*hash.cast::<Hash>() }
 }
 
-/// The plan of this name as the session may use it, as a new reference; NULL: it has to be registered. `isolated` is not 0 if the session has devices of
-/// its own.
+/// The plan of this name as the session may use it, as a new reference; NULL: it has to be registered. `isolated` is
+/// not 0 if the session has devices of its own.
 ///
 /// # Safety
 /// See sw_star_inline_ns; `session` is readable, `hash` points at 32 bytes.
@@ -420,8 +423,8 @@ pub unsafe extern "C" fn sw_star_plan_find(star: *const sw_star, session: sw_byt
     })
 }
 
-/// For a session that has not used the plan yet, if sw_star_plan_find does not know it: the plan that everybody shares, as a new reference. The session must
-/// exist. `isolated` is not 0 if it has devices of its own.
+/// For a session that has not used the plan yet, if sw_star_plan_find does not know it: the plan that everybody shares,
+/// as a new reference. The session must exist. `isolated` is not 0 if it has devices of its own.
 ///
 /// # Safety
 /// As sw_star_plan_find.
@@ -486,8 +489,8 @@ pub struct sw_star_made {
     pub isolated: u32,
 }
 
-/// The end of what SW_CLAIM_COMPILE began; `made` is NULL if it failed. `waiting` is called for everybody who waited: if the plan was made, each of them has to
-/// claim it again.
+/// The end of what SW_CLAIM_COMPILE began; `made` is NULL if it failed. `waiting` is called for everybody who waited:
+/// if the plan was made, each of them has to claim it again.
 ///
 /// # Safety
 /// As sw_star_plan_find; `made` is readable or NULL; `waiting` accepts `ctx`; `error` is writable or null.

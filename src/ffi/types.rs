@@ -42,9 +42,9 @@ pub struct sw_part {
     pub len: usize,
 }
 
-/// A scattered payload that is sent from where it lies. `parts` is copied by the call that takes the payload; the memory
-/// that the parts point at stays valid and unchanged until `release(owner)` is called, which happens exactly once, from
-/// any thread, on success and on failure alike. `release` may be NULL.
+/// A scattered payload that is sent from where it lies. `parts` is copied by the call that takes the payload; the
+/// memory that the parts point at stays valid and unchanged until `release(owner)` is called, which happens exactly
+/// once, from any thread, on success and on failure alike. `release` may be NULL.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct sw_payload {
@@ -138,14 +138,16 @@ pub struct sw_call_request {
 #[derive(Clone, Copy)]
 pub struct sw_handlers {
     pub struct_size: usize,
-    /// Find out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be reached
-    /// and answer exactly once with sw_engine_resolved(engine, token, ...). Asked at each (re)connect for channels without an
-    /// entry in .endpoint_map; for those with one, when the entry leads nowhere or to a task of another name.
+    /// Find out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be
+    /// reached and answer exactly once with sw_engine_resolved(engine, token, ...). Asked at each (re)connect for
+    /// channels without an entry in .endpoint_map; for those with one, when the entry leads nowhere or to a task of
+    /// another name.
     pub resolve: Option<unsafe extern "C" fn(ctx: *mut c_void, task: sw_bytes, grpc_address: sw_bytes, token: u64)>,
     /// A batch of rendezvous requests; each is answered by sw_reply.
     pub on_recv: Option<unsafe extern "C" fn(ctx: *mut c_void, requests: *const sw_recv_request, n: usize)>,
     pub on_call: Option<unsafe extern "C" fn(ctx: *mut c_void, call: *const sw_call_request)>,
-    /// Optional, and asked for before on_call: memory for the payload of a call, 64-byte aligned. NULL: the engine is to take its own.
+    /// Optional, and asked for before on_call: memory for the payload of a call, 64-byte aligned. NULL: the engine is
+    /// to take its own.
     pub body_alloc: Option<unsafe extern "C" fn(ctx: *mut c_void, len: usize) -> *mut c_void>,
     /// Gives back what body_alloc returned, once, from any thread. As bodies may outlive the engine it gets no ctx. Not
     /// null if body_alloc is not.
@@ -154,7 +156,8 @@ pub struct sw_handlers {
     /// request, `tag` its step id; else tag is 0. An answer is still allowed (and dropped).
     pub on_cancel:
         Option<unsafe extern "C" fn(ctx: *mut c_void, ticket: sw_ticket, method: u32, tag: i64, peer_gone: u32)>,
-    /// A connection was established, in either direction: before anything else of it. `conn` is that of its tickets, `incarnation` the peer's.
+    /// A connection was established, in either direction: before anything else of it. `conn` is that of its tickets,
+    /// `incarnation` the peer's.
     pub on_peer_came: Option<unsafe extern "C" fn(ctx: *mut c_void, conn: u64, task: sw_bytes, incarnation: u64)>,
     /// It went: after everything else of it. Its number is not used again.
     pub on_peer_gone: Option<unsafe extern "C" fn(ctx: *mut c_void, conn: u64)>,

@@ -86,7 +86,8 @@ impl Distribution {
         self.buckets.iter().fold(0, |sum, n| sum.wrapping_add(*n))
     }
 
-    /// An upper bound of the `q`-quantile (0 to 1) in nanoseconds; `None` if nothing was recorded or it lies in the last bucket.
+    /// An upper bound of the `q`-quantile (0 to 1) in nanoseconds; `None` if nothing was recorded or it lies in the
+    /// last bucket.
     pub fn quantile(&self, q: f64) -> Option<u64> {
         let count = self.count();
         if count == 0 {

@@ -1,4 +1,5 @@
-//! Who is connected: a table that connections enter and leave by themselves, readable from any thread without asking a reactor.
+//! Who is connected: a table that connections enter and leave by themselves, readable from any thread without asking a
+//! reactor.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};

@@ -1,4 +1,5 @@
-//! Counters, gauges and latencies, cheap enough for the hot path: each writer has cells of its own, which are added up when somebody asks.
+//! Counters, gauges and latencies, cheap enough for the hot path: each writer has cells of its own, which are added up
+//! when somebody asks.
 
 mod cells;
 mod connections;
@@ -113,7 +114,8 @@ impl fmt::Debug for Metrics {
     }
 }
 
-/// The right to count: belongs to one thread at a time (it can be sent, not shared), which is why adding needs no atomic read-modify-write.
+/// The right to count: belongs to one thread at a time (it can be sent, not shared), which is why adding needs no
+/// atomic read-modify-write.
 #[derive(Debug)]
 pub struct Recorder {
     cells: Arc<CachePadded<Cells>>,

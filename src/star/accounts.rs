@@ -59,8 +59,8 @@ impl Account {
         self.calls.fetch_sub(calls, Relaxed);
     }
 
-    /// Room for so many values and bytes more, of which the peer is to give so many bytes back. One peer gets no more than is left for the others: so nobody can take everything, and who comes
-    /// last finds something left.
+    /// Room for so many values and bytes more, of which the peer is to give so many bytes back. One peer gets no more
+    /// than is left for the others: so nobody can take everything, and who comes last finds something left.
     pub(super) fn take(&self, values: u64, bytes: u64, back: u64, limits: &StepLimits) -> Result<(), Refused> {
         let all = self.all.fetch_add(bytes, Relaxed).saturating_add(bytes).saturating_sub(back);
         let own = self.bytes.fetch_add(bytes, Relaxed).saturating_add(bytes).saturating_sub(back);

@@ -1,5 +1,5 @@
-//! What a parameter server keeps for star calls: plans, which all sessions share, and values that stay between the calls of a step. Algorithms only: what a
-//! plan or a value is, and what the time is, the caller knows.
+//! What a parameter server keeps for star calls: plans, which all sessions share, and values that stay between the
+//! calls of a step. Algorithms only: what a plan or a value is, and what the time is, the caller knows.
 
 mod accounts;
 mod plans;

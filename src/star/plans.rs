@@ -1,8 +1,8 @@
-//! The table of plans. A plan is named by its content. It is compiled once for all sessions, unless its kernels carry a state that must be a session's own, or
-//! the session has devices of its own: then once for each of these sessions.
+//! The table of plans. A plan is named by its content. It is compiled once for all sessions, unless its kernels carry a
+//! state that must be a session's own, or the session has devices of its own: then once for each of these sessions.
 //!
-//! A plan goes when nobody has used it for a while, and earlier if its owner wants room for another; whoever still wants it registers it again. But a plan
-//! that carries a session's state goes with its session only.
+//! A plan goes when nobody has used it for a while, and earlier if its owner wants room for another; whoever still
+//! wants it registers it again. But a plan that carries a session's state goes with its session only.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -126,7 +126,8 @@ impl<P: Clone, W> Plans<P, W> {
         Some(plan.value.clone())
     }
 
-    /// For a session that has not used the plan yet: finds it among those that are everybody's. `isolated`: the session has devices of its own.
+    /// For a session that has not used the plan yet: finds it among those that are everybody's. `isolated`: the session
+    /// has devices of its own.
     pub fn adopt(&mut self, session: &[u8], hash: &Hash, isolated: bool, now: Time) -> Option<P> {
         if isolated {
             return None;
@@ -154,8 +155,8 @@ impl<P: Clone, W> Plans<P, W> {
         }
     }
 
-    /// The end of what [`Claim::Compile`] began, with the plan unless it failed. Gives back who waited: with a plan, each of them claims again (it may have to be
-    /// compiled for some of them); without, they fail alike.
+    /// The end of what [`Claim::Compile`] began, with the plan unless it failed. Gives back who waited: with a plan,
+    /// each of them claims again (it may have to be compiled for some of them); without, they fail alike.
     pub fn compiled(&mut self, session: &[u8], hash: &Hash, made: Option<Made<P>>, now: Time) -> Compiled<P, W> {
         let alone = self.compiling.remove(&(*hash, Some(session.into())));
         // A session that compiles for itself does not end what others wait for.
@@ -229,7 +230,8 @@ impl<P: Clone, W> Plans<P, W> {
         Ok(())
     }
 
-    /// Room for one more plan of this owner: drops what it, or who has most, has used least recently and can be had again.
+    /// Room for one more plan of this owner: drops what it, or who has most, has used least recently and can be had
+    /// again.
     fn make_room(&mut self, peer: &str, bytes: u64, removed: &mut Removed<P>) -> Result<(), Refused> {
         loop {
             let owner = self.owner(peer);

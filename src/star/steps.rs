@@ -1,4 +1,5 @@
-//! What stays on a server between the calls of a step, by connection: a step belongs to the connection that its calls come over, and goes with it. How much that may be is counted by peer.
+//! What stays on a server between the calls of a step, by connection: a step belongs to the connection that its calls
+//! come over, and goes with it. How much that may be is counted by peer.
 
 use std::collections::HashMap;
 use std::sync::Arc;

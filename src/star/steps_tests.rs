@@ -49,8 +49,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// Whatever happens: limits hold, each value is dropped once, nobody sees another connection's values, and when all connections and calls are over nothing
-    /// is left.
+    /// Whatever happens: limits hold, each value is dropped once, nobody sees another connection's values, and when all
+    /// connections and calls are over nothing is left.
     #[test]
     fn nothing_leaks_and_limits_hold(events in events()) {
         let mut table = Steps::new(LIMITS);

@@ -127,7 +127,8 @@ fn the_end_of_the_socket_is_the_end_after_what_came_before() {
     assert_eq!(pair.wait("the end", |pair| pair.b.take_recv()).unwrap(), 0);
 }
 
-/// The retries of a READ that nobody answers take as long as they were told to, and on soft-RoCE seven of them are for ever.
+/// The retries of a READ that nobody answers take as long as they were told to, and on soft-RoCE seven of them are for
+/// ever.
 #[test]
 fn the_end_of_the_socket_ends_a_read_that_nobody_answers() {
     fake_library::device("unanswered", "lost@1");

@@ -1,4 +1,5 @@
-//! RDMA without hardware: everything here runs against the fake libibverbs of `fake/`, over the same `dlopen` as a real one.
+//! RDMA without hardware: everything here runs against the fake libibverbs of `fake/`, over the same `dlopen` as a real
+//! one.
 
 mod driver;
 mod farewell;

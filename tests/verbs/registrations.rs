@@ -124,7 +124,8 @@ fn what_is_kept_makes_room_when_memory_is_short() {
     assert_eq!((a.registration_failures, a.offered_bytes, b.registration_failures), (0, 2 * MIB as u64, 0));
 }
 
-/// Its own buffers or tensors may be what finds no room beside what another connection keeps. The third piece is refused, and sent as bytes.
+/// Its own buffers or tensors may be what finds no room beside what another connection keeps. The third piece is
+/// refused, and sent as bytes.
 #[test]
 fn what_is_kept_makes_room_for_another_connection() {
     fake_library::device("shared", "reg_mr@15=12");

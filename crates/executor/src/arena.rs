@@ -1,7 +1,7 @@
 //! What one run writes to. An arena is made once, goes from run to run through the pool, and resets itself on the way.
 //!
-//! Each counter is set back by whoever brings it to its end: after that nobody else touches it in the same run. Only what has no such moment (merges, the queue)
-//! is set back when the arena goes home.
+//! Each counter is set back by whoever brings it to its end: after that nobody else touches it in the same run. Only
+//! what has no such moment (merges, the queue) is set back when the arena goes home.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -109,7 +109,8 @@ fn inputs(plan: &Plan, node: u32) -> u32 {
 /// One reference to the arena of a run. With the last one the arena goes home.
 pub struct RunRef<K: Kernels>(NonNull<Arena<K>>);
 
-// SAFETY: an arena consists of atomics and of what Kernels promises to be shareable; the references are counted atomically.
+// SAFETY: an arena consists of atomics and of what Kernels promises to be shareable; the references are counted
+// atomically.
 unsafe impl<K: Kernels> Send for RunRef<K> {}
 // SAFETY: as above.
 unsafe impl<K: Kernels> Sync for RunRef<K> {}
@@ -161,8 +162,8 @@ impl<K: Kernels> Drop for RunRef<K> {
         // SAFETY: leaked in `reference`, and nobody else has it any more.
         let arena = unsafe { Box::from_raw(self.0.as_ptr()) };
         let pool: *const Pool<Arena<K>> = &arena.shared.pool;
-        // SAFETY: the arena owns a part of what the pool lies in until the pool has it; then `Pool::close` waits for this call. An arena that comes back, and
-        // with it maybe the pool, goes after the call.
+        // SAFETY: the arena owns a part of what the pool lies in until the pool has it; then `Pool::close` waits for
+        // this call. An arena that comes back, and with it maybe the pool, goes after the call.
         drop(unsafe { (*pool).give(core(), arena) });
     }
 }

@@ -1,7 +1,7 @@
 //! What kernels were measured to take: the ground for sharing them.
 //!
-//! Reading the clock twice costs as much as a small kernel, so few runs are measured. An estimate moves by bounded steps, up slower than down: a kernel that was preempted once does not
-//! become expensive for it.
+//! Reading the clock twice costs as much as a small kernel, so few runs are measured. An estimate moves by bounded
+//! steps, up slower than down: a kernel that was preempted once does not become expensive for it.
 
 use super::sync::{AtomicU32, Ordering};
 

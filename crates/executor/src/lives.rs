@@ -1,6 +1,7 @@
 //! When a value goes: worked out once, with the plan.
 //!
-//! In a straight run the last reader of each value is known. In the others it is known only for values with one reader; for the rest the run counts.
+//! In a straight run the last reader of each value is known. In the others it is known only for values with one reader;
+//! for the rest the run counts.
 
 use super::plan::{Compiled, Task, kind};
 

@@ -1,6 +1,7 @@
 //! A sub-graph, compiled once into arrays and checked. Immutable: shared by all runs on all cores.
 //!
-//! Nodes are numbers. Each output of each node has a *slot*, numbered through in the order of the nodes; the kernels' side keeps the values in them.
+//! Nodes are numbers. Each output of each node has a *slot*, numbered through in the order of the nodes; the kernels'
+//! side keeps the values in them.
 
 use super::cost::Costs;
 use super::lives;
@@ -28,7 +29,8 @@ pub mod kind {
 
 /// In place of an output's or input's number: a control edge.
 pub const CONTROL: u32 = u32::MAX;
-/// More nodes, values or edges than this in one sub-graph are refused: counters have 31 bits, queue entries one bit less.
+/// More nodes, values or edges than this in one sub-graph are refused: counters have 31 bits, queue entries one bit
+/// less.
 const MOST: usize = 1 << 29;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,7 +75,8 @@ pub enum PlanError {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Task {
     pub node: u32,
-    /// In the lists, from here on: slots that nobody but this node will read any more, although several did; then slots to release after it.
+    /// In the lists, from here on: slots that nobody but this node will read any more, although several did; then slots
+    /// to release after it.
     pub first: u32,
     pub unshared: u32,
     pub released: u32,
@@ -171,7 +174,8 @@ impl Plan {
         &self.costs
     }
 
-    /// The slots that nobody but this task's node will read any more, although several did: their values may be changed in place.
+    /// The slots that nobody but this task's node will read any more, although several did: their values may be changed
+    /// in place.
     pub fn unshared(&self, task: &Task) -> &[u32] {
         &self.lists[task.first as usize..][..task.unshared as usize]
     }
@@ -295,7 +299,8 @@ fn targets(edges: &[Edge], compiled: &mut [Compiled]) -> Vec<Target> {
     targets
 }
 
-/// An order that satisfies all edges; what a node makes possible comes soon after it, while its values are in the cache.
+/// An order that satisfies all edges; what a node makes possible comes soon after it, while its values are in the
+/// cache.
 fn order(compiled: &[Compiled], targets: &[Target]) -> Result<Vec<u32>, PlanError> {
     let nodes = &compiled[..compiled.len() - 1];
     let mut waits = vec![0u32; nodes.len()];

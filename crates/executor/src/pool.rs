@@ -1,11 +1,11 @@
 //! Where arenas rest between runs: a row of places per core, taken and given back with one swap each.
 //!
-//! A place holds one arena or none, so there is no list whose links could be mistaken (ABA), and nothing to reclaim. A core looks at its own row first: what it
-//! finds there is warm in its cache.
+//! A place holds one arena or none, so there is no list whose links could be mistaken (ABA), and nothing to reclaim. A
+//! core looks at its own row first: what it finds there is warm in its cache.
 //!
-//! An item may own what the pool lies in. So closing, which drops the items, waits for those who are just giving one back: they hold no lock, they are counted, in
-//! their own row. Closing and giving back meet in a store-load handshake (Dekker's), as in the reactor's mailbox. `crates/executor/tests/model.rs` checks all
-//! interleavings.
+//! An item may own what the pool lies in. So closing, which drops the items, waits for those who are just giving one
+//! back: they hold no lock, they are counted, in their own row. Closing and giving back meet in a store-load handshake
+//! (Dekker's), as in the reactor's mailbox. `crates/executor/tests/model.rs` checks all interleavings.
 
 use std::ptr;
 
@@ -38,7 +38,8 @@ impl<T> Pool<T> {
         self.places(core).find_map(Self::empty)
     }
 
-    /// Gives back. What finds no place, or comes after [`Pool::close`], is returned. The pool may be gone before this returns.
+    /// Gives back. What finds no place, or comes after [`Pool::close`], is returned. The pool may be gone before this
+    /// returns.
     #[must_use]
     pub fn give(&self, core: usize, item: Box<T>) -> Option<Box<T>> {
         let givers = &self.rows[core % self.rows.len()].givers;
@@ -62,7 +63,8 @@ impl<T> Pool<T> {
         if self.closed.load(Ordering::Relaxed) { Self::empty(place) } else { None }
     }
 
-    /// Drops what is there; what comes later is refused. Afterwards nobody touches the pool on behalf of an item that was dropped here.
+    /// Drops what is there; what comes later is refused. Afterwards nobody touches the pool on behalf of an item that
+    /// was dropped here.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -1,11 +1,13 @@
 //! Ready work that any thread of a run may take, and the lanes that threads take it in.
 //!
-//! An entry passes at most once per run. So the queue is an array that is as long as there are entries and whose places are used once: it never
-//! grows, nothing has to be reclaimed, and no place can be mistaken for its earlier self. What is shared are kernels that take tens of microseconds, so one queue
-//! for all threads of a run costs nothing that could be measured; each thread keeps cheap work to itself.
+//! An entry passes at most once per run. So the queue is an array that is as long as there are entries and whose places
+//! are used once: it never grows, nothing has to be reclaimed, and no place can be mistaken for its earlier self. What
+//! is shared are kernels that take tens of microseconds, so one queue for all threads of a run costs nothing that could
+//! be measured; each thread keeps cheap work to itself.
 //!
-//! Leaving is a store-load handshake (Dekker's): who adds work looks for a free lane *after* adding; who leaves looks for work *after* freeing its lane; each
-//! has a sequentially consistent fence between the two. So work is never left behind with nobody to see it. `crates/executor/tests/model.rs` checks all interleavings.
+//! Leaving is a store-load handshake (Dekker's): who adds work looks for a free lane *after* adding; who leaves looks
+//! for work *after* freeing its lane; each has a sequentially consistent fence between the two. So work is never left
+//! behind with nobody to see it. `crates/executor/tests/model.rs` checks all interleavings.
 
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 

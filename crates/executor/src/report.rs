@@ -1,6 +1,7 @@
 //! How far the start and the end of an asynchronous kernel have come, which are two threads' news.
 //!
-//! Whoever is second goes on with the run: the thread that started the kernel if the end came before the start had returned, and else the thread that reports the end.
+//! Whoever is second goes on with the run: the thread that started the kernel if the end came before the start had
+//! returned, and else the thread that reports the end.
 
 use super::sync::{AtomicU8, Ordering};
 

@@ -1,8 +1,9 @@
 //! One run of a plan.
 //!
-//! A thread works in a *lane*: it takes ready nodes from its own stack, then from the queue that all lanes share, and leaves when there is nothing. Nobody waits
-//! for anybody: a run whose asynchronous kernels are under way has no thread at all, and the report of one of them brings its own. A run that failed still gives every node
-//! its turn, without running kernels, so that counters and values end where they must.
+//! A thread works in a *lane*: it takes ready nodes from its own stack, then from the queue that all lanes share, and
+//! leaves when there is nothing. Nobody waits for anybody: a run whose asynchronous kernels are under way has no thread
+//! at all, and the report of one of them brings its own. A run that failed still gives every node its turn, without
+//! running kernels, so that counters and values end where they must.
 
 use std::time::Instant;
 
@@ -21,8 +22,8 @@ pub trait Kernels: Send + Sync + Sized {
 
     fn open(&self) -> Self::Scratch;
 
-    /// Runs one kernel and releases `call.released()` afterwards, also if it failed. For an asynchronous kernel that is under way, the report ([`RunRef::report`])
-    /// stands for the end of this call, and comes exactly once.
+    /// Runs one kernel and releases `call.released()` afterwards, also if it failed. For an asynchronous kernel that is
+    /// under way, the report ([`RunRef::report`]) stands for the end of this call, and comes exactly once.
     fn run(&self, call: Call<'_, Self>) -> Outcome;
 
     /// Nobody reads the slot any more in this run. It may be empty.
@@ -141,7 +142,8 @@ impl<K: Kernels> Run<K> {
         Run(run)
     }
 
-    /// Runs as far as it goes on this thread. [`Kernels::finished`] is called exactly once, here or where the last report arrives. `alone`: shares nothing out.
+    /// Runs as far as it goes on this thread. [`Kernels::finished`] is called exactly once, here or where the last
+    /// report arrives. `alone`: shares nothing out.
     pub fn go(self, alone: bool) {
         let arena = &*self.0;
         let Shared { plan, lanes, .. } = &*arena.shared;

@@ -1,4 +1,5 @@
-//! A run allocates nothing, on whichever way it takes: counted for all threads of this process, so this is its only test.
+//! A run allocates nothing, on whichever way it takes: counted for all threads of this process, so this is its only
+//! test.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;

@@ -99,7 +99,8 @@ fn no_entry_is_left_behind_and_a_lane_has_one_thread() {
     });
 }
 
-/// A lane starts two asynchronous kernels, and a thread learns of both ends at once: it looks for a lane only after the second (`RunRef::report_more`).
+/// A lane starts two asynchronous kernels, and a thread learns of both ends at once: it looks for a lane only after the
+/// second (`RunRef::report_more`).
 #[test]
 fn reports_that_come_together_leave_nothing_behind() {
     check(|| {

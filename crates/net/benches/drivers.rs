@@ -1,4 +1,5 @@
-//! Drivers against each other and against blocking sockets: latency of a small round trip, throughput of large messages. Two threads, loopback.
+//! Drivers against each other and against blocking sockets: latency of a small round trip, throughput of large
+//! messages. Two threads, loopback.
 //!
 //!     cargo bench --bench drivers [-- FILTER]
 

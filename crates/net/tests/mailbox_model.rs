@@ -1,6 +1,7 @@
 //! The mailbox's handshake under every interleaving and every outcome that the memory model allows (loom).
 //!
-//! The model compiles the mailbox's own source. Only its building blocks differ: loom's atomics, and a queue behind loom's lock instead of `SegQueue`.
+//! The model compiles the mailbox's own source. Only its building blocks differ: loom's atomics, and a queue behind
+//! loom's lock instead of `SegQueue`.
 //!
 //!     RUSTFLAGS="--cfg starwire_model" cargo test --target-dir target/model --test mailbox_model
 
@@ -18,7 +19,8 @@ mod sync {
     use loom::sync::atomic::AtomicUsize;
     use std::collections::VecDeque;
 
-    /// Looking whether it is empty takes no lock and orders nothing, so that it lends the handshake no order that a lock-free queue would not.
+    /// Looking whether it is empty takes no lock and orders nothing, so that it lends the handshake no order that a
+    /// lock-free queue would not.
     pub struct Queue<T> {
         items: Mutex<VecDeque<T>>,
         len: AtomicUsize,

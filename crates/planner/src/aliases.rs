@@ -1,12 +1,13 @@
 //! Values that are a variable's own memory.
 //!
-//! What TensorFlow reads of a reference variable is no copy: it lies where the variable lies, and changes with it. `v/read` shows an update that
-//! runs before its consumer does, on the variable's task. When a value goes to another task it becomes a copy there, and shows nothing any
-//! more. So a value that stayed on its task in the original graph may travel in the rewritten one only if nobody could tell: if no consumer can
-//! run behind an update that the copy missed, and none keeps the value for later.
+//! What TensorFlow reads of a reference variable is no copy: it lies where the variable lies, and changes with it.
+//! `v/read` shows an update that runs before its consumer does, on the variable's task. When a value goes to another
+//! task it becomes a copy there, and shows nothing any more. So a value that stayed on its task in the original graph
+//! may travel in the rewritten one only if nobody could tell: if no consumer can run behind an update that the copy
+//! missed, and none keeps the value for later.
 //!
-//! Any operation may hand its input's memory on as its output (Reshape, Identity, a Transpose that has nothing to do), so all of them count as if
-//! they did.
+//! Any operation may hand its input's memory on as its output (Reshape, Identity, a Transpose that has nothing to do),
+//! so all of them count as if they did.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! Loop frames, and an order in which the graph can run.
 //!
-//! The order leaves out the way back from each NextIteration, and it puts **all of a loop before its exits**: what leaves a loop can depend on
-//! everything inside, through iterations that the plain edges do not show.
+//! The order leaves out the way back from each NextIteration, and it puts **all of a loop before its exits**: what
+//! leaves a loop can depend on everything inside, through iterations that the plain edges do not show.
 
 use super::graph::{Graph, Kind, PlanError, index};
 
@@ -100,8 +100,8 @@ pub fn forward_ins<'a>(graph: &'a Graph, node: u32) -> impl Iterator<Item = u32>
     graph.ins(node).iter().copied().filter(move |edge| !is_back_edge(graph, *edge))
 }
 
-/// Kahn's algorithm. With `frames`: every node before the end of the frame that its outputs are in, every frame's end before that of its parent
-/// and before its exits.
+/// Kahn's algorithm. With `frames`: every node before the end of the frame that its outputs are in, every frame's end
+/// before that of its parent and before its exits.
 fn sort(graph: &Graph, frames: &[Frame], outputs: &[FrameId]) -> Result<Vec<Step>, PlanError> {
     let inner = |frame: FrameId| frame != ROOT && !frames.is_empty();
     let mut waits: Vec<u32> = graph.ids().map(|node| count(forward_ins(graph, node))).collect();

@@ -1,35 +1,42 @@
 //! tensor_fuse: which tensors cross from task to task together.
 //!
-//! What crosses is an *item*: one output of one node, to one task, with all its consumers there (that is what TensorFlow sends once), or, for
-//! control edges, the node's "done" (for which TensorFlow sends an empty tensor). A *group* is a set of items that become one message: the
-//! first consumer gets its item when the last producer is done. So a group must be right, and it must be worth it.
+//! What crosses is an *item*: one output of one node, to one task, with all its consumers there (that is what
+//! TensorFlow sends once), or, for control edges, the node's "done" (for which TensorFlow sends an empty tensor). A
+//! *group* is a set of items that become one message: the first consumer gets its item when the last producer is done.
+//! So a group must be right, and it must be worth it.
 //!
 //! # Right
 //!
 //! All items of a group have the same
 //!
 //! * source task, destination task, and memory (an accelerator's outputs are staged, host memory is not);
-//! * loop frame, which must be a loop of the usual form without anything in it that may block: then they are there equally often;
-//! * [predicates](super::predicates): they are alive together or dead together, so the group's message can be dead as a whole;
-//! * [level](super::schedule::Moment): the number of task changes on the longest way to the producer, where a loop's exits are behind all of
-//!   the loop. A consumer's level is above its producer's and levels never sink, so no way leads from any item of a level to any producer of
-//!   the same level, through whatever groups. Whatever is grouped within one level, no cycle can come of it;
-//! * blockers: the nodes on the way that may wait for something that is no edge (a queue, a collective). An item that has passed a blocker is
-//!   never tied to one whose consumer could be what the blocker waits for.
+//! * loop frame, which must be a loop of the usual form without anything in it that may block: then they are there
+//!   equally often;
+//! * [predicates](super::predicates): they are alive together or dead together, so the group's message can be dead as a
+//!   whole;
+//! * [level](super::schedule::Moment): the number of task changes on the longest way to the producer, where a loop's
+//!   exits are behind all of the loop. A consumer's level is above its producer's and levels never sink, so no way
+//!   leads from any item of a level to any producer of the same level, through whatever groups. Whatever is grouped
+//!   within one level, no cycle can come of it;
+//! * blockers: the nodes on the way that may wait for something that is no edge (a queue, a collective). An item that
+//!   has passed a blocker is never tied to one whose consumer could be what the blocker waits for.
 //!
-//! References, resources, variants, what the client feeds or fetches, the machinery of loops, and what the caller forbids are left alone.
+//! References, resources, variants, what the client feeds or fetches, the machinery of loops, and what the caller
+//! forbids are left alone.
 //!
 //! # Worth it
 //!
-//! Within what would be right, items are sorted by when they are ready (an estimate: costs and sizes where the caller knows them, else a
-//! constant per node), and a group grows in this order while
+//! Within what would be right, items are sorted by when they are ready (an estimate: costs and sizes where the caller
+//! knows them, else a constant per node), and a group grows in this order while
 //!
-//! * all the waiting that it causes is not more than the messages that it saves, counted as [`Limits::message_us`] each;
+//! * all the waiting that it causes is not more than the messages that it saves, counted as [`Limits::message_us`]
+//!   each;
 //! * no item waits longer than [`Limits::wait_us`];
 //! * it stays within [`Limits::group_bytes`] and [`Limits::group_items`].
 //!
-//! A small item would wait for a large one's bytes as well, therefore sizes keep apart: up to [`Limits::small_bytes`] (with the control items);
-//! up to [`Limits::large_bytes`]; unknown. Larger ones travel alone: one message more is nothing against their bytes.
+//! A small item would wait for a large one's bytes as well, therefore sizes keep apart: up to [`Limits::small_bytes`]
+//! (with the control items); up to [`Limits::large_bytes`]; unknown. Larger ones travel alone: one message more is
+//! nothing against their bytes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -217,7 +224,8 @@ fn items(graph: &Graph) -> Vec<Item> {
     items
 }
 
-/// Items that could be grouped, by what a group has in common, in the order of their first items. The others get their reason.
+/// Items that could be grouped, by what a group has in common, in the order of their first items. The others get their
+/// reason.
 fn families(
     graph: &Graph,
     limits: &Limits,

@@ -181,7 +181,8 @@ fn what_depends_on_the_other_task_is_not_tied_to_what_it_depends_on() {
 #[test]
 fn what_leaves_a_loop_is_behind_all_of_it() {
     use Kind::{Enter, Exit, LoopCond, Merge, NextIteration, Plain, Switch};
-    // Task 1 answers 1 → 2, which the loop of task 0 needs in its body only: the way to the exit 10 → 11 leads through an iteration.
+    // Task 1 answers 1 → 2, which the loop of task 0 needs in its body only: the way to the exit 10 → 11 leads through
+    // an iteration.
     let kinds = [
         (Plain, 0),
         (Plain, 0),
@@ -278,7 +279,8 @@ fn a_merge_of_two_conditions_is_a_condition_of_its_own() {
 #[test]
 fn both_branches_together_are_no_condition() {
     use Kind::{Identity, Merge, Plain, Switch};
-    // Merge(both branches of 1) is alive whenever 0 is: tied to 9's item. One Switch has its predicate through an Identity.
+    // Merge(both branches of 1) is alive whenever 0 is: tied to 9's item. One Switch has its predicate through an
+    // Identity.
     let kinds = [
         (Plain, 0),
         (Plain, 0),

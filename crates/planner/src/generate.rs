@@ -1,5 +1,5 @@
-//! Random graphs of the kind that TensorFlow accepts: conditions, loops, several tasks, values that escape from their branch, nodes that wait
-//! for others without an edge.
+//! Random graphs of the kind that TensorFlow accepts: conditions, loops, several tasks, values that escape from their
+//! branch, nodes that wait for others without an edge.
 
 use super::graph::{Class, Edge, Graph, Kind, Memory, Node};
 use super::simulate::{AMBIGUOUS, hash};
@@ -323,8 +323,9 @@ impl Builder {
         scope.values.push(Value::of(node, 0, values.iter().any(|value| value.solid)));
     }
 
-    /// Something that a Merge may take. A dead Enter makes a Merge dead at once, even if another of its inputs is alive: in TensorFlow, too,
-    /// it would depend on which comes first. Nothing but a loop's header is given an Enter there, and that gets one input per iteration.
+    /// Something that a Merge may take. A dead Enter makes a Merge dead at once, even if another of its inputs is
+    /// alive: in TensorFlow, too, it would depend on which comes first. Nothing but a loop's header is given an Enter
+    /// there, and that gets one input per iteration.
     fn entered(&mut self, value: Value) -> Value {
         if self.case.nodes[value.node as usize].kind != Kind::Enter {
             return value;

@@ -1,5 +1,5 @@
-//! The abstract graph: who runs where, and what flows between them. Knows nothing of operations beyond what their kind says about
-//! control flow.
+//! The abstract graph: who runs where, and what flows between them. Knows nothing of operations beyond what their kind
+//! says about control flow.
 
 use std::fmt;
 
@@ -44,8 +44,8 @@ pub struct Node {
     pub stateful: bool,
     /// Nothing is known about its operation: it stays where it is, may wait, and may change whatever it can reach.
     pub unknown: bool,
-    /// May wait for something that is no edge of this graph: a queue, a collective, a receive that somebody else wrote, a client that feeds
-    /// later (partial runs).
+    /// May wait for something that is no edge of this graph: a queue, a collective, a receive that somebody else wrote,
+    /// a client that feeds later (partial runs).
     pub blocking: bool,
     /// Nothing may be put between it and its neighbours.
     pub untouchable: bool,
@@ -55,8 +55,8 @@ pub struct Node {
     pub forwards_ref: bool,
     /// Reads a variable and does nothing else.
     pub pure_read: bool,
-    /// Enter: the number of its frame's name. Switch: how many outputs it has (0: two). A variable: the number of its name (0: it has a name that
-    /// no other node has).
+    /// Enter: the number of its frame's name. Switch: how many outputs it has (0: two). A variable: the number of its
+    /// name (0: it has a name that no other node has).
     pub detail: u32,
     /// How long it runs, if somebody knows.
     pub cost_us: Option<u32>,

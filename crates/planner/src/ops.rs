@@ -1,7 +1,9 @@
-//! What is known about TensorFlow's operations: one table, [`ops.txt`](ops.txt), for everything that reasons about a graph.
+//! What is known about TensorFlow's operations: one table, [`ops.txt`](ops.txt), for everything that reasons about a
+//! graph.
 //!
-//! It is an allow-list. An operation that is not in it has no [`Knowledge`]: the planners leave it where it is, treat it as one that may wait
-//! and may change whatever it can reach, no reactor runs it, and TensorFlow's executor keeps the partition that it is in.
+//! It is an allow-list. An operation that is not in it has no [`Knowledge`]: the planners leave it where it is, treat
+//! it as one that may wait and may change whatever it can reach, no reactor runs it, and TensorFlow's executor keeps
+//! the partition that it is in.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;

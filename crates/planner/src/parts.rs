@@ -1,9 +1,10 @@
-//! Calls that would carry much, in parts. A call brings back nothing before it has all, and runs nothing before all has arrived: what is
-//! large is better off in several calls that are under way at the same time.
+//! Calls that would carry much, in parts. A call brings back nothing before it has all, and runs nothing before all has
+//! arrived: what is large is better off in several calls that are under way at the same time.
 //!
-//! A *component* of a call is what values tie together. Control edges between components become an order of calls: within what was one round
-//! there are then levels. Components that carry next to nothing share a call on each level; the others are collected, in the order of their
-//! names, until they carry enough. A call with more values than its table has room for is split in the same way, by their number.
+//! A *component* of a call is what values tie together. Control edges between components become an order of calls:
+//! within what was one round there are then levels. Components that carry next to nothing share a call on each level;
+//! the others are collected, in the order of their names, until they carry enough. A call with more values than its
+//! table has room for is split in the same way, by their number.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -11,14 +12,17 @@ use super::classes::ClassId;
 use super::graph::{Edge, Graph, index};
 use super::placement::{Place, Placement, Reason};
 
-/// The most parts of one call's values. More would not be faster, and there are limits to how many calls a worker may make at once.
+/// The most parts of one call's values. More would not be faster, and there are limits to how many calls a worker may
+/// make at once.
 const MOST: u64 = 64;
 /// A component that carries less than this part of what is enough costs nobody time.
 const LIGHT: u64 = 16;
-/// What several components take along is sent to each of their calls, if it is not more than this part of what is enough.
+/// What several components take along is sent to each of their calls, if it is not more than this part of what is
+/// enough.
 const SHARED: u64 = 64;
 
-/// A call takes along, and brings back, at most so many values: its table, with up to 14 dimensions each, has to fit into a message's metadata.
+/// A call takes along, and brings back, at most so many values: its table, with up to 14 dimensions each, has to fit
+/// into a message's metadata.
 pub const MOST_VALUES: usize = 8192;
 
 /// Everything of one class in one round: one call, unless it carries too much.
@@ -272,7 +276,8 @@ impl<'a> Parts<'a> {
         loads
     }
 
-    /// By component: behind how many calls of its group it is. None: components wait for each other in a circle, and cannot be torn apart.
+    /// By component: behind how many calls of its group it is. None: components wait for each other in a circle, and
+    /// cannot be torn apart.
     fn levels(
         &self,
         nodes: &[u32],

@@ -1,4 +1,5 @@
-//! What becomes of each node when the parameter servers' part of a graph is turned into calls: the first step of the star planners.
+//! What becomes of each node when the parameter servers' part of a graph is turned into calls: the first step of the
+//! star planners.
 
 use super::classes::{ClassId, Classes};
 use super::flow::{Flow, ROOT, Step};
@@ -26,7 +27,8 @@ pub enum Place {
     Stays,
     /// To the worker: it decides about life and death, which a call cannot.
     Moved,
-    /// A Switch of a variable's handle: the variable is cloned where it is needed, and only "which branch" is left, on the worker.
+    /// A Switch of a variable's handle: the variable is cloned where it is needed, and only "which branch" is left, on
+    /// the worker.
     Pivot,
     /// Wherever it is needed there is a copy of it.
     Copied,
@@ -88,7 +90,8 @@ pub struct Placement<'a> {
 }
 
 impl<'a> Placement<'a> {
-    /// `left`: what is left alone in any case. `copy_reads`: by node, reads of variables that may be copied like the variables.
+    /// `left`: what is left alone in any case. `copy_reads`: by node, reads of variables that may be copied like the
+    /// variables.
     #[allow(clippy::too_many_arguments)]
     pub fn of(
         graph: &Graph,
@@ -133,7 +136,8 @@ impl<'a> Placement<'a> {
         self.roots.of(edge)
     }
 
-    /// A copy of its producer is at hand wherever the consumer runs (or the producer itself stays in the graph for it): nobody waits.
+    /// A copy of its producer is at hand wherever the consumer runs (or the producer itself stays in the graph for it):
+    /// nobody waits.
     pub fn is_copied(&self, graph: &Graph, edge: &Edge) -> bool {
         if self.place(edge.src) != Place::Copied {
             return false;
@@ -149,7 +153,8 @@ impl<'a> Placement<'a> {
         }
     }
 
-    /// Needs the variable itself, on its server. Also a value that came through a Switch of the variable: there is only the variable.
+    /// Needs the variable itself, on its server. Also a value that came through a Switch of the variable: there is only
+    /// the variable.
     pub fn is_tied(&self, edge: &Edge) -> bool {
         is_reference(edge) || (self.place(edge.src) == Place::Pivot && !edge.is_control())
     }
@@ -163,8 +168,9 @@ impl<'a> Placement<'a> {
         }
     }
 
-    /// What could run anywhere is part of the call that alone needs it. It costs nothing there, and what lies between two parts of a call would
-    /// tear them apart: conditional nodes of the server, and the no-ops by which a worker brings together what several servers have done.
+    /// What could run anywhere is part of the call that alone needs it. It costs nothing there, and what lies between
+    /// two parts of a call would tear them apart: conditional nodes of the server, and the no-ops by which a worker
+    /// brings together what several servers have done.
     fn keep_with_consumers(&mut self, graph: &Graph, flow: &Flow, classes: &Classes) {
         for step in flow.order.iter().rev() {
             let Step::Node(node) = *step else { continue };

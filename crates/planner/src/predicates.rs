@@ -1,12 +1,14 @@
 //! Under which conditions a node runs: the set of (predicate, branch) that must hold, worked out forwards.
 //!
-//! Equal sets mean equal fate: two nodes with the same set run both or neither (in each iteration of their loop). That is exact, because
-//! whatever is not understood becomes a fact of its own ("this node's output is alive"):
+//! Equal sets mean equal fate: two nodes with the same set run both or neither (in each iteration of their loop). That
+//! is exact, because whatever is not understood becomes a fact of its own ("this node's output is alive"):
 //!
-//! * a node needs all its inputs alive, control inputs included: the union of their sets; a Switch's output adds (predicate, branch);
-//! * a Merge needs one: if its inputs are all the branches of one predicate, what they have in common; if one of them is alive whenever any
-//!   is, that one's set; else its own fact;
-//! * a loop's header and exits have the set of what enters the loop, if the loop is one that ends (`regular`); else their own fact.
+//! * a node needs all its inputs alive, control inputs included: the union of their sets; a Switch's output adds
+//!   (predicate, branch);
+//! * a Merge needs one: if its inputs are all the branches of one predicate, what they have in common; if one of them
+//!   is alive whenever any is, that one's set; else its own fact;
+//! * a loop's header and exits have the set of what enters the loop, if the loop is one that ends (`regular`); else
+//!   their own fact.
 
 use std::collections::HashMap;
 
@@ -179,7 +181,8 @@ impl Predicates {
         self.sets.intern(vec![Fact::Alive(node)])
     }
 
-    /// One condition; everything that enters has the same set; every variable of the loop goes round exactly while the condition holds.
+    /// One condition; everything that enters has the same set; every variable of the loop goes round exactly while the
+    /// condition holds.
     fn usual_form(&mut self, inside: &Loop) -> Option<(SetId, u32)> {
         let (first, [condition]) = (inside.enters.first()?, inside.conditions.as_slice()) else { return None };
         let entered = self.node(*first);

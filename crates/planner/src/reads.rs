@@ -1,8 +1,9 @@
 //! Which reads of variables may be made later than at once: those that nothing can overtake.
 //!
-//! A read that only a later call needs would best be made there. But what changes the variable, and is in no order with the read, would come
-//! after it nearly always if the read is made at once, and could come before it then. Nobody promised that; results should not change, all the
-//! same. So whatever else touches the variable must depend on the read, or the read on it.
+//! A read that only a later call needs would best be made there. But what changes the variable, and is in no order with
+//! the read, would come after it nearly always if the read is made at once, and could come before it then. Nobody
+//! promised that; results should not change, all the same. So whatever else touches the variable must depend on the
+//! read, or the read on it.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
@@ -96,8 +97,9 @@ const FAR_FOR_ALL: usize = 1 << 23;
 
 /// By node: reads that may be made again in a later call of the step, and again in another one.
 ///
-/// What other workers write in between is seen or not, as it happens. What the step itself writes must be seen exactly where the graph says so:
-/// whoever uses the value has to come before every update of the variable, so that each repetition does.
+/// What other workers write in between is seen or not, as it happens. What the step itself writes must be seen exactly
+/// where the graph says so: whoever uses the value has to come before every update of the variable, so that each
+/// repetition does.
 pub fn repeatable(graph: &Graph, roots: &Roots) -> Vec<bool> {
     let mut updates: HashMap<u32, Vec<u32>> = HashMap::new();
     let mut unclear: HashSet<u32> = HashSet::new();

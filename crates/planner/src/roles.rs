@@ -13,8 +13,8 @@ pub struct Task<'a> {
 /// Jobs of these names are parameter servers unless somebody says otherwise.
 const USUAL: [&str; 2] = ["ps", "parameter_server"];
 
-/// `tasks` are all of the cluster. If no jobs are named and no job has a usual name, the jobs that hold variables are meant, apart from the one
-/// that asks: `own` is the task that makes the calls, and never a server.
+/// `tasks` are all of the cluster. If no jobs are named and no job has a usual name, the jobs that hold variables are
+/// meant, apart from the one that asks: `own` is the task that makes the calls, and never a server.
 pub fn roles(tasks: &[Task], own: u32, named: Option<&[String]>) -> Roles {
     let own_job = tasks.get(index(own)).map_or("", |task| job(task.name));
     let usual = tasks.iter().any(|task| USUAL.contains(&job(task.name)));

@@ -75,7 +75,8 @@ fn passes(edge: &Edge) -> bool {
     matches!(edge.class, Class::Ref | Class::Resource)
 }
 
-/// What changes the variables behind references and handles: everything that takes one, unless it only reads or passes it on.
+/// What changes the variables behind references and handles: everything that takes one, unless it only reads or passes
+/// it on.
 pub fn may_change(graph: &Graph, edge: &Edge) -> bool {
     let it = graph.node(edge.dst);
     let passes_on = matches!(it.kind, Kind::Identity | Kind::Switch | Kind::Merge | Kind::Enter | Kind::Exit)

@@ -1,5 +1,6 @@
-//! Which round a node belongs to. Everything of one class in one round is one call, so rounds must never sink along a dependency, and must
-//! grow where a call is entered from outside of its class: then no way leads out of a call and back into it.
+//! Which round a node belongs to. Everything of one class in one round is one call, so rounds must never sink along a
+//! dependency, and must grow where a call is entered from outside of its class: then no way leads out of a call and
+//! back into it.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +15,8 @@ pub struct Rounds<'a> {
     graph: &'a Graph<'a>,
     flow: &'a Flow,
     placement: &'a Placement<'a>,
-    /// What several nodes of these classes share is made early, and kept for them: made in their call it would hold them together.
+    /// What several nodes of these classes share is made early, and kept for them: made in their call it would hold
+    /// them together.
     apart: &'a BTreeSet<ClassId>,
 }
 
@@ -147,7 +149,8 @@ impl<'a> Rounds<'a> {
         self.placement.class(node)
     }
 
-    /// A later round of its own class, if nobody else needs what the node makes, and moving it makes no more travel than it saves.
+    /// A later round of its own class, if nobody else needs what the node makes, and moving it makes no more travel
+    /// than it saves.
     fn where_needed(&self, rounds: &[u32], reads: &Reads, node: u32) -> Option<u32> {
         let it = self.graph.node(node);
         let own = rounds[index(node)];

@@ -1,4 +1,5 @@
-//! When things happen, as far as the graph tells: levels, estimated times, and what may be waited for outside of the graph.
+//! When things happen, as far as the graph tells: levels, estimated times, and what may be waited for outside of the
+//! graph.
 
 use super::flow::{Flow, FrameId, ROOT, Step, forward_ins};
 use super::graph::{Class, Edge, Graph, Kind, index};
@@ -18,13 +19,13 @@ pub struct Costs {
 /// One node's outputs; a node is behind everything that its inputs are behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment {
-    /// The most changes of task on a way to here. Grows along every dependency, by one or more where the task changes: two things of one
-    /// level never depend on each other.
+    /// The most changes of task on a way to here. Grows along every dependency, by one or more where the task changes:
+    /// two things of one level never depend on each other.
     pub level: u32,
     /// When it is there, estimated, counted from the start of the step (in a loop: as if it ran once).
     pub ready_us: u64,
-    /// Nodes that may wait for something that is no edge, and that everything which comes of this and could be what they wait for is behind
-    /// anyway. At least those that this is behind itself.
+    /// Nodes that may wait for something that is no edge, and that everything which comes of this and could be what
+    /// they wait for is behind anyway. At least those that this is behind itself.
     pub blockers: SetId,
 }
 
@@ -91,8 +92,8 @@ impl Schedule {
     }
 }
 
-/// What has no effect but through nodes that are behind a blocker may as well wait for it: the pull of a variable for the input pipeline, for
-/// example.
+/// What has no effect but through nodes that are behind a blocker may as well wait for it: the pull of a variable for
+/// the input pipeline, for example.
 fn keep_company(graph: &Graph, flow: &Flow, sets: &mut Sets<Blocker>, moments: &mut [Moment]) {
     for step in flow.order.iter().rev() {
         let Step::Node(node) = *step else { continue };

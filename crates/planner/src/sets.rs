@@ -10,8 +10,8 @@ impl SetId {
     pub const EMPTY: SetId = SetId(0);
 }
 
-/// A larger set is from then on one fact: "all of these". That keeps every set cheap; two sets may then count as different
-/// although they are not, which planners survive (they only group what is equal).
+/// A larger set is from then on one fact: "all of these". That keeps every set cheap; two sets may then count as
+/// different although they are not, which planners survive (they only group what is equal).
 const LARGEST: usize = 64;
 
 /// `F` is what is stored: small and ordered.

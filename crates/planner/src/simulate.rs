@@ -1,5 +1,6 @@
-//! Runs an abstract graph token by token, by the rules of TensorFlow's executor: dead tokens, frames, iterations, nodes that wait for
-//! something outside of the graph. An Enter that is marked as stateful holds for every iteration of its loop. Shares no code with the planners: what they promise is checked against this.
+//! Runs an abstract graph token by token, by the rules of TensorFlow's executor: dead tokens, frames, iterations, nodes
+//! that wait for something outside of the graph. An Enter that is marked as stateful holds for every iteration of its
+//! loop. Shares no code with the planners: what they promise is checked against this.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -1,21 +1,24 @@
 //! star_server: the parameter servers' part of a graph, turned into calls.
 //!
-//! A *call* is sent by the worker to one parameter server: it takes all that its nodes need along (feeds), and brings back all that others
-//! need (fetches). What was one tensor or control token each becomes one message each way.
+//! A *call* is sent by the worker to one parameter server: it takes all that its nodes need along (feeds), and brings
+//! back all that others need (fetches). What was one tensor or control token each becomes one message each way.
 //!
-//! 1. [`placement`](super::placement): what becomes of each node. Constants and variables are copied wherever they are needed (a variable is
-//!    found by its name). Conditional nodes that decide about life and death, or could run anywhere, move to the worker, because a call's
-//!    outputs are alive together or dead together; but not what a call under the same conditions needs alone, and neither does a no-op of the
-//!    worker stay there if it only stands between such nodes. Loops, and what cannot leave its neighbours, are left to send and receive.
-//! 2. Called nodes are of a [class](super::classes): the same server, the same [predicates](super::predicates), behind the same blockers.
-//! 3. [`rounds`](super::rounds): each node gets a round; rounds never sink along a dependency, and grow where a class is entered. One class in
-//!    one round is one call, so calls never wait for each other in a circle. What only a later call of the class needs is made there.
+//! 1. [`placement`](super::placement): what becomes of each node. Constants and variables are copied wherever they are
+//!    needed (a variable is found by its name). Conditional nodes that decide about life and death, or could run
+//!    anywhere, move to the worker, because a call's outputs are alive together or dead together; but not what a call
+//!    under the same conditions needs alone, and neither does a no-op of the worker stay there if it only stands
+//!    between such nodes. Loops, and what cannot leave its neighbours, are left to send and receive.
+//! 2. Called nodes are of a [class](super::classes): the same server, the same [predicates](super::predicates), behind
+//!    the same blockers.
+//! 3. [`rounds`](super::rounds): each node gets a round; rounds never sink along a dependency, and grow where a class
+//!    is entered. One class in one round is one call, so calls never wait for each other in a circle. What only a later
+//!    call of the class needs is made there.
 //! 4. A call that would carry much is made in [`parts`](super::parts) that have nothing to do with each other.
-//! 5. A reference that would have to leave its call is taken from a copy of its variable, if that is known. If not, both ends are left to
-//!    send and receive, and all is planned again without them.
+//! 5. A reference that would have to leave its call is taken from a copy of its variable, if that is known. If not,
+//!    both ends are left to send and receive, and all is planned again without them.
 //!
-//! [`Style::Robust`] is as early as possible, each node once. [`Style::Lite`] makes fewer calls: what has time goes where its class has a call
-//! anyway, and reads of variables are repeated where they are needed.
+//! [`Style::Robust`] is as early as possible, each node once. [`Style::Lite`] makes fewer calls: what has time goes
+//! where its class has a call anyway, and reads of variables are repeated where they are needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -106,7 +109,8 @@ const PATIENCE: usize = 8;
 /// Bytes that are worth a call of their own, unless somebody says otherwise.
 pub const SPLIT_BYTES: u64 = 1 << 20;
 
-/// `split_bytes`: a call that would carry at least twice as much is made in parts of about this size, if it can be. 0: never.
+/// `split_bytes`: a call that would carry at least twice as much is made in parts of about this size, if it can be. 0:
+/// never.
 pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Result<StarPlan, PlanError> {
     let flow = Flow::of(graph)?;
     let predicates = Predicates::of(graph, &flow);
@@ -220,7 +224,8 @@ impl Split<'_> {
         self.placement.place(node)
     }
 
-    /// Nodes whose references would have to leave their call. `all`: every node of a server that touches what cannot leave it.
+    /// Nodes whose references would have to leave their call. `all`: every node of a server that touches what cannot
+    /// leave it.
     fn torn(&self, all: bool) -> Vec<(u32, Reason)> {
         let mut torn = Vec::new();
         let called = |node: u32| matches!(self.place(node), Place::Called | Place::Pivot);

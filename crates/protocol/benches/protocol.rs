@@ -1,4 +1,5 @@
-//! What the protocol costs without a network: time per request for both sides together, in batches as a busy reactor sees them.
+//! What the protocol costs without a network: time per request for both sides together, in batches as a busy reactor
+//! sees them.
 
 use std::time::Instant;
 
@@ -78,7 +79,8 @@ impl Side {
         Side { connection, owner: Owner::default(), targets: Vec::new(), segments: Vec::new() }
     }
 
-    /// Moves everything that waits here to the other side; bulk bytes are accounted for but not copied (the kernel would do that).
+    /// Moves everything that waits here to the other side; bulk bytes are accounted for but not copied (the kernel
+    /// would do that).
     fn send_to(&mut self, other: &mut Side, now: Instant) {
         while self.connection.poll_transmit(now, &mut self.segments) != 0 {
             for segment in self.segments.drain(..) {

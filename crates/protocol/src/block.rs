@@ -16,7 +16,8 @@ pub struct BlockHeader {
 }
 
 impl BlockHeader {
-    /// Reads a header. `sequence` is the number that the block must have, `max_control` the cap that holds at this point of the connection.
+    /// Reads a header. `sequence` is the number that the block must have, `max_control` the cap that holds at this
+    /// point of the connection.
     pub fn parse(bytes: &[u8; HEADER], sequence: u64, max_control: usize) -> Result<BlockHeader, ProtocolError> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let double = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
@@ -59,7 +60,8 @@ impl BlockHeader {
     }
 }
 
-/// Fills in the header of a block: `block` is `HEADER` bytes of room and the control section (a multiple of 8 long). Pads it where a bulk section needs that.
+/// Fills in the header of a block: `block` is `HEADER` bytes of room and the control section (a multiple of 8 long).
+/// Pads it where a bulk section needs that.
 pub fn seal(block: &mut Vec<u8>, bulk: u64, sequence: u64) {
     debug_assert!(block.len() >= HEADER && block.len() % 8 == 0);
     if bulk != 0 && block.len() < FIRST_READ {

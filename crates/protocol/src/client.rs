@@ -167,7 +167,8 @@ fn refuse<H: Handler>(handler: &mut H, op: H::Op, code: i32, message: &str) {
 }
 
 impl<H: Handler> Connection<H> {
-    /// Starts a rendezvous request. Ids are the owner's and never used twice on a connection. The op may end before this returns.
+    /// Starts a rendezvous request. Ids are the owner's and never used twice on a connection. The op may end before
+    /// this returns.
     #[allow(clippy::too_many_arguments)]
     pub fn recv(
         &mut self,
@@ -256,8 +257,8 @@ impl<H: Handler> Connection<H> {
         }
     }
 
-    /// Ends a request with `Outcome::Local` and tells the peer. Unknown ids are ignored. The op ends at once, or, if the receive plan that the owner is
-    /// filling at the moment names its buffers, in the next `on_received` or `fail`.
+    /// Ends a request with `Outcome::Local` and tells the peer. Unknown ids are ignored. The op ends at once, or, if
+    /// the receive plan that the owner is filling at the moment names its buffers, in the next `on_received` or `fail`.
     pub fn cancel(&mut self, now: Instant, id: u64, code: i32, message: &str, handler: &mut H) {
         self.end(id, code, message, handler);
         if self.unblocked {

@@ -1,4 +1,5 @@
-//! The state machine itself: bytes and time in, frames and events out. Requests and answers are in `client.rs` and `server.rs`.
+//! The state machine itself: bytes and time in, frames and events out. Requests and answers are in `client.rs` and
+//! `server.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -67,7 +68,8 @@ pub(super) enum Phase {
 }
 
 impl<H: Handler> Connection<H> {
-    /// The side that connected. HELLO waits in `poll_transmit`; requests may be made at once and wait for the handshake.
+    /// The side that connected. HELLO waits in `poll_transmit`; requests may be made at once and wait for the
+    /// handshake.
     pub fn client(settings: Settings, now: Instant) -> Self {
         let hash = IdHash::new();
         let mut connection = Self::new(settings, now, Side::Client(Client::new(hash)), hash);
@@ -108,8 +110,9 @@ impl<H: Handler> Connection<H> {
 
     // Bytes in.
 
-    /// Replaces `out` by where the next bytes of the stream belong. Empty: do not read now, ask again after the next `poll_transmit` that returned a block.
-    /// The targets (and the scratch memory) stay valid until `on_received` or `fail`.
+    /// Replaces `out` by where the next bytes of the stream belong. Empty: do not read now, ask again after the next
+    /// `poll_transmit` that returned a block. The targets (and the scratch memory) stay valid until `on_received` or
+    /// `fail`.
     pub fn recv_plan(&mut self, out: &mut Vec<Target>) {
         if matches!(self.phase, Phase::Broken(_)) || self.is_paused() {
             out.clear();
@@ -138,7 +141,8 @@ impl<H: Handler> Connection<H> {
 
     // Bytes out.
 
-    /// Appends the segments of the next block to `out` and returns their total length; 0: nothing to send. Blocks must be written in order.
+    /// Appends the segments of the next block to `out` and returns their total length; 0: nothing to send. Blocks must
+    /// be written in order.
     pub fn poll_transmit(&mut self, now: Instant, out: &mut Vec<Segment<H::Payload>>) -> u64 {
         if self.is_paused() {
             // We do not listen at the moment; that the peer reads is its sign of life.
@@ -186,7 +190,8 @@ impl<H: Handler> Connection<H> {
 
     // The end.
 
-    /// Says GOODBYE: a server answers new requests with Unavailable from now on, a client sends no new ones (those not yet sent end at once).
+    /// Says GOODBYE: a server answers new requests with Unavailable from now on, a client sends no new ones (those not
+    /// yet sent end at once).
     pub fn goodbye(&mut self, reason: &str, handler: &mut H) {
         match &mut self.side {
             Side::Server(server) => server.leave(reason),
@@ -199,7 +204,8 @@ impl<H: Handler> Connection<H> {
         }
     }
 
-    /// Ends the connection in order: what is not on its way is dropped, and GOODBYE is the last word. `fail` follows when the peer has ended its side, or after a while.
+    /// Ends the connection in order: what is not on its way is dropped, and GOODBYE is the last word. `fail` follows
+    /// when the peer has ended its side, or after a while.
     pub fn leave(&mut self, reason: &str) {
         if matches!(self.phase, Phase::Broken(_)) {
             return;
@@ -215,8 +221,9 @@ impl<H: Handler> Connection<H> {
         let _ = self.guard(|_| Err(refused));
     }
 
-    /// The connection is gone (or will be): ends each op with `code` and tells the server's owner that its callers are gone. Call it when the driver no longer
-    /// touches any memory of this connection. Idempotent; requests made afterwards end at once with the same failure.
+    /// The connection is gone (or will be): ends each op with `code` and tells the server's owner that its callers are
+    /// gone. Call it when the driver no longer touches any memory of this connection. Idempotent; requests made
+    /// afterwards end at once with the same failure.
     pub fn fail(&mut self, code: i32, message: &str, handler: &mut H) {
         if self.failure.is_some() {
             return;
@@ -279,7 +286,8 @@ impl<H: Handler> Connection<H> {
 
     // The inside.
 
-    /// A server with too many unsent answers takes no further requests. A client always reads, so this cannot dead-lock.
+    /// A server with too many unsent answers takes no further requests. A client always reads, so this cannot
+    /// dead-lock.
     fn is_paused(&self) -> bool {
         matches!(self.side, Side::Server(_)) && self.out.is_high()
     }
@@ -563,7 +571,8 @@ impl<H: Handler> Connection<H> {
                 return Err(ConnectionError::HandshakeTimeout { waited_ms: waited_ms(self.born) });
             }
         } else if let Some(at) = self.keepalive_at().filter(|at| *at <= now) {
-            // A timer that comes much too late means that we were not looking: the peer's answer may lie in the socket. Ask again.
+            // A timer that comes much too late means that we were not looking: the peer's answer may lie in the socket.
+            // Ask again.
             let stalled = now.saturating_duration_since(at) > self.settings.keepalive_timeout / 2;
             if self.ping_sent.is_some() && !stalled {
                 return Err(ConnectionError::PeerSilent { waited_ms: waited_ms(self.last_received) });

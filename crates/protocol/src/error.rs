@@ -18,7 +18,8 @@ pub mod code {
 /// Ends the connection. After one of these only `poll_transmit` (for a last word to the peer) and `fail` make sense.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectionError {
-    /// The first bytes are not ours: HTTP for the control service, or garbage. Nothing was answered; `Connection::unread` has the bytes.
+    /// The first bytes are not ours: HTTP for the control service, or garbage. Nothing was answered;
+    /// `Connection::unread` has the bytes.
     #[error("the peer does not speak the starwire protocol ({0})")]
     NotStarwire(Sniff),
     /// The peer sent REFUSE.

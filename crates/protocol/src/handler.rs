@@ -10,18 +10,21 @@ pub trait Payload {
     fn part_len(&self, part: usize) -> u64;
     /// Appends the whole part: used for inline parts only.
     fn copy_part(&self, part: usize, out: &mut Vec<u8>);
-    /// Where a bulk part lies from `offset` on, in a process whose memory the peer may be able to read. None: it cannot be lent.
+    /// Where a bulk part lies from `offset` on, in a process whose memory the peer may be able to read. None: it cannot
+    /// be lent.
     fn address(&self, _part: usize, _offset: u64) -> Option<u64> {
         None
     }
 }
 
-/// What the owner of a connection is told. Client-side functions get the `Op` that was given to `Connection::call`/`recv`.
+/// What the owner of a connection is told. Client-side functions get the `Op` that was given to
+/// `Connection::call`/`recv`.
 pub trait Handler {
     type Op;
     type Payload: Payload;
-    /// Received payload of an incoming call: created by `call_alloc`, filled by `write_call` and through [`Target::Call`], handed over by
-    /// `call_ready`. Dropped without `call_ready` if the call was cancelled or the connection went before it was complete.
+    /// Received payload of an incoming call: created by `call_alloc`, filled by `write_call` and through
+    /// [`Target::Call`], handed over by `call_ready`. Dropped without `call_ready` if the call was cancelled or the
+    /// connection went before it was complete.
     type Body;
 
     /// Handshake done, from now on requests flow.
@@ -29,15 +32,19 @@ pub trait Handler {
     /// The peer will not answer (server) or send (client) new requests; it closes when it is idle.
     fn goodbye(&mut self, reason: &str);
 
-    /// Client: both sides can move this connection to a queue pair. To be answered by `Connection::propose_move` or `stay`, after this input.
+    /// Client: both sides can move this connection to a queue pair. To be answered by `Connection::propose_move` or
+    /// `stay`, after this input.
     fn may_move(&mut self) {}
-    /// Client: what the server says to the proposal. To be answered by `Connection::moved` or (only to an error) `stay`, after this input.
+    /// Client: what the server says to the proposal. To be answered by `Connection::moved` or (only to an error)
+    /// `stay`, after this input.
     fn move_answered(&mut self, _answer: Result<&[u8], Failure>) {}
-    /// Server: the client proposes to move. To be answered by `Connection::accept_move` or `refuse_move`, after this input.
+    /// Server: the client proposes to move. To be answered by `Connection::accept_move` or `refuse_move`, after this
+    /// input.
     fn move_proposed(&mut self, _endpoint: &[u8]) {}
 
     // Server side.
-    /// `key` counts up from 0 (so it can index a table). Must validate the prefix; false refuses the requests that use it (not the connection).
+    /// `key` counts up from 0 (so it can index a table). Must validate the prefix; false refuses the requests that use
+    /// it (not the connection).
     fn key_defined(&mut self, key: u64, prefix: &[u8]) -> bool;
     /// No request that uses a key defined so far will be delivered any more; numbers start from 0 again.
     fn keys_forgotten(&mut self);
@@ -47,7 +54,8 @@ pub trait Handler {
     /// Inline part: copy into the body.
     fn write_call(&mut self, body: &mut Self::Body, part: usize, bytes: &[u8]);
     fn call_ready(&mut self, id: u64, method: u16, deadline_ms: u32, body: Self::Body);
-    /// The client cancelled an unanswered request (method 0: rendezvous request, then `tag` is its step). An answer is ignored from now on.
+    /// The client cancelled an unanswered request (method 0: rendezvous request, then `tag` is its step). An answer is
+    /// ignored from now on.
     fn request_cancelled(&mut self, id: u64, method: u16, tag: i64, peer_gone: bool);
 
     // Client side.
@@ -64,7 +72,8 @@ pub trait Handler {
 pub enum Target {
     /// `Connection::scratch_mut(offset, len)` (control bytes)
     Scratch { offset: usize, len: usize },
-    /// Bytes `offset..offset+len` of part `part` of the reply to client request `id` (buffer from `reply_alloc`; `Connection::op_mut(id)`).
+    /// Bytes `offset..offset+len` of part `part` of the reply to client request `id` (buffer from `reply_alloc`;
+    /// `Connection::op_mut(id)`).
     Reply { id: u64, part: usize, offset: u64, len: u64 },
     /// Bytes of part `part` of incoming call `id` (buffer from `call_alloc`; `Connection::body_mut(id)`).
     Call { id: u64, part: usize, offset: u64, len: u64 },

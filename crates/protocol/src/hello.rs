@@ -60,7 +60,8 @@ impl Hello {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(512);
         let mut field = |tag: u16, bytes: &[u8]| {
-            // Strings are cut to what a peer accepts; `Settings` that need that are refused by it with a clear text, not by a broken frame.
+            // Strings are cut to what a peer accepts; `Settings` that need that are refused by it with a clear text,
+            // not by a broken frame.
             let bytes = &bytes[..bytes.len().min(MAX_HELLO_STRING)];
             out.extend_from_slice(&tag.to_le_bytes());
             out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
@@ -277,7 +278,8 @@ fn features(bits: u64) -> String {
     }
 }
 
-/// HMAC-SHA256 over the role and both sides' handshake frames, which hold both nonces, tasks, incarnations, protocols, features and limits.
+/// HMAC-SHA256 over the role and both sides' handshake frames, which hold both nonces, tasks, incarnations, protocols,
+/// features and limits.
 fn mac(secret: &Secret, prover: Role, hello: &[u8], welcome: &[u8]) -> Hmac<Sha256> {
     let label: &[u8] = match prover {
         Role::Client => b"starwire 1 client proof\0",

@@ -1,4 +1,5 @@
-//! Hash maps with request ids as keys. Ids come from the peer, so the hash is seeded; they are numbers, so it is one multiplication.
+//! Hash maps with request ids as keys. Ids come from the peer, so the hash is seeded; they are numbers, so it is one
+//! multiplication.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};

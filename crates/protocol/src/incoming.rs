@@ -1,4 +1,5 @@
-//! Bytes on their way in: the scratch buffer for headers and control sections, and the bulk sections' way to their parts.
+//! Bytes on their way in: the scratch buffer for headers and control sections, and the bulk sections' way to their
+//! parts.
 
 use std::collections::VecDeque;
 
@@ -202,7 +203,8 @@ impl Incoming {
         Ok(bulk)
     }
 
-    /// Moves up to `n` arrived bulk bytes forward within the front piece. Returns how many, and the transfer's id if it is complete now.
+    /// Moves up to `n` arrived bulk bytes forward within the front piece. Returns how many, and the transfer's id if it
+    /// is complete now.
     pub fn take_bulk(&mut self, n: u64) -> (u64, Option<u64>) {
         let Some(piece) = self.pieces.front_mut() else { return (n, None) };
         let taken = n.min(piece.len);
@@ -228,7 +230,8 @@ impl Incoming {
         (taken, done)
     }
 
-    /// Looks for the next complete control section. `at_start`: nothing but handshakes may come, and the first bytes may be another protocol's.
+    /// Looks for the next complete control section. `at_start`: nothing but handshakes may come, and the first bytes
+    /// may be another protocol's.
     pub fn step(&mut self, max_control: usize) -> Result<Step, ConnectionError> {
         if self.loan.is_some() {
             // What is in the buffer comes after it.

@@ -1,7 +1,7 @@
 //! Interning of rendezvous key prefixes: each is sent once, requests name its number.
 //!
-//! Both tables are bounded. A sender whose table is full forgets all of it and says so in the next KEY frame; numbers then start from 0 again. The frames are
-//! in order, so that both sides always agree on what a number means.
+//! Both tables are bounded. A sender whose table is full forgets all of it and says so in the next KEY frame; numbers
+//! then start from 0 again. The frames are in order, so that both sides always agree on what a number means.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -78,7 +78,8 @@ impl KeyReceiver {
     }
 }
 
-/// Prefixes are our own (nobody aims at collisions) and some hundred bytes long: CRC32C in hardware is the fastest hash at hand.
+/// Prefixes are our own (nobody aims at collisions) and some hundred bytes long: CRC32C in hardware is the fastest hash
+/// at hand.
 #[derive(Default)]
 pub struct PrefixHasher(u32);
 

@@ -1,7 +1,9 @@
-//! Between processes of one host, large payloads need not travel: the sender says where they lie (LEND), the receiver copies them from there to their place, and says so (TAKEN).
+//! Between processes of one host, large payloads need not travel: the sender says where they lie (LEND), the receiver
+//! copies them from there to their place, and says so (TAKEN).
 //!
-//! The protocol only carries addresses and keeps what is lent; who can read whose memory is its owners' matter. A receiver that was stopped for long may read when the sender
-//! has given the connection up and the memory to somebody else. So each loan names a *witness*: a word in the sender's memory that the sender changes before it lets go. A
+//! The protocol only carries addresses and keeps what is lent; who can read whose memory is its owners' matter. A
+//! receiver that was stopped for long may read when the sender has given the connection up and the memory to somebody
+//! else. So each loan names a *witness*: a word in the sender's memory that the sender changes before it lets go. A
 //! receiver that finds it unchanged after its copy has copied what was lent.
 
 use std::collections::VecDeque;
@@ -52,7 +54,8 @@ impl<P: Payload> Lender<P> {
         self.witness = Some(witness);
     }
 
-    /// Lends the payloads of a block, the segments from `first` on, instead of sending them. False: they are to be sent.
+    /// Lends the payloads of a block, the segments from `first` on, instead of sending them. False: they are to be
+    /// sent.
     pub fn lend(
         &mut self,
         control: &mut Vec<u8>,
@@ -99,7 +102,8 @@ impl<P: Payload> Lender<P> {
 }
 
 impl<H: Handler> Connection<H> {
-    /// Lets this side lend, if the peer can read. The word changes before this connection is dropped, which holds what is lent until then.
+    /// Lets this side lend, if the peer can read. The word changes before this connection is dropped, which holds what
+    /// is lent until then.
     pub fn lend(&mut self, witness: Witness) {
         self.out.lender.set_witness(witness);
     }
@@ -117,7 +121,8 @@ impl<H: Handler> Connection<H> {
         }
     }
 
-    /// What the next bytes are to be copied from, instead of being read from the stream: `on_received` says how many of the planned targets were filled.
+    /// What the next bytes are to be copied from, instead of being read from the stream: `on_received` says how many of
+    /// the planned targets were filled.
     pub fn loan(&self) -> Option<&Loan> {
         self.incoming.loan.as_ref()
     }

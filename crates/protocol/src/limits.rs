@@ -1,4 +1,5 @@
-//! Every bound of the protocol. A number from the wire is compared with one of these before anything is allocated or indexed.
+//! Every bound of the protocol. A number from the wire is compared with one of these before anything is allocated or
+//! indexed.
 
 /// Size of a block header.
 pub const HEADER: usize = 32;
@@ -45,7 +46,8 @@ pub const EXPRESS_SHARE: u64 = 3 << 20;
 pub const LEND_MIN: u64 = 128 << 10;
 /// Blocks that are lent at a time; beyond that, bytes are sent.
 pub const MOST_LOANS: usize = 64;
-/// Beyond this many encoded but unsent bytes, payloads wait where they lie instead of being copied, and a server stops reading requests.
+/// Beyond this many encoded but unsent bytes, payloads wait where they lie instead of being copied, and a server stops
+/// reading requests.
 pub const OUTGOING_HIGH_WATER: usize = 8 << 20;
 
 /// What one side lets the other do. Exchanged in HELLO and WELCOME; the sender obeys, the receiver enforces.

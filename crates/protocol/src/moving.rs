@@ -1,6 +1,8 @@
-//! A connection moves from its socket to a queue pair: after the handshake, before the first request, and only if both sides offered it.
+//! A connection moves from its socket to a queue pair: after the handshake, before the first request, and only if both
+//! sides offered it.
 //!
-//! The protocol only says when. `hold` keeps everything back that must not leave over the old way; what the two sides tell each other is opaque to it.
+//! The protocol only says when. `hold` keeps everything back that must not leave over the old way; what the two sides
+//! tell each other is opaque to it.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! For which steps a peer waits for tensors. Whoever serves it keeps something for each of them, so that their number is bounded.
+//! For which steps a peer waits for tensors. Whoever serves it keeps something for each of them, so that their number
+//! is bounded.
 
 use super::limits::MAX_OPEN_STEPS;
 

@@ -1,7 +1,8 @@
 //! What waits to be sent, and how it is packed into blocks.
 //!
-//! Small frames are encoded at once into the open control section. A payload with bulk parts becomes a [`Transfer`] in one of two lanes: *express* for
-//! the smaller ones, which overtake, and *bulk* for the rest, in order of arrival each. A block is one control section and some bytes of the lanes.
+//! Small frames are encoded at once into the open control section. A payload with bulk parts becomes a [`Transfer`] in
+//! one of two lanes: *express* for the smaller ones, which overtake, and *bulk* for the rest, in order of arrival each.
+//! A block is one control section and some bytes of the lanes.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -242,7 +243,8 @@ impl<P: Payload> Outgoing<P> {
         self.transfers.get(&id).map(|transfer| transfer.head.is_none())
     }
 
-    /// Drops a payload whose bytes nobody wants any more; with what it answers if it was not even announced. None: there is no such transfer (any more).
+    /// Drops a payload whose bytes nobody wants any more; with what it answers if it was not even announced. None:
+    /// there is no such transfer (any more).
     pub fn drop_transfer(&mut self, id: u64) -> Option<(Dropped, Answers)> {
         if self.transfers.is_empty() {
             return None;

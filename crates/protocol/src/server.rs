@@ -87,8 +87,9 @@ impl<H: Handler> Server<H> {
 }
 
 impl<H: Handler> Connection<H> {
-    /// Answers a request. An id that is unknown, answered, cancelled or not yet delivered by `recv_request`/`call_ready` is ignored and the payload dropped. With
-    /// `code` ≠ 0 `meta` is the message and the payload's first part (optional) the error details.
+    /// Answers a request. An id that is unknown, answered, cancelled or not yet delivered by
+    /// `recv_request`/`call_ready` is ignored and the payload dropped. With `code` ≠ 0 `meta` is the message and the
+    /// payload's first part (optional) the error details.
     pub fn reply(&mut self, id: u64, code: i32, meta: &[u8], payload: Option<H::Payload>) {
         let Side::Server(server) = &mut self.side else { return };
         let answers = match server.requests.get(&id) {

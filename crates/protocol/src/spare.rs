@@ -1,4 +1,5 @@
-//! Memory of blocks on their way in and out, shared by all connections of a thread: a server of thousands has few blocks at a time, and an idle connection keeps none.
+//! Memory of blocks on their way in and out, shared by all connections of a thread: a server of thousands has few
+//! blocks at a time, and an idle connection keeps none.
 
 use std::cell::RefCell;
 

@@ -1,7 +1,7 @@
 //! Counters of one connection.
 
-/// Plain numbers since the connection's birth. `payload` bytes are tensor bytes; `copied` are those of them that travelled inline and were
-/// therefore copied once in user space.
+/// Plain numbers since the connection's birth. `payload` bytes are tensor bytes; `copied` are those of them that
+/// travelled inline and were therefore copied once in user space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     pub blocks_in: u64,

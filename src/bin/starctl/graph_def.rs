@@ -1,5 +1,5 @@
-//! TensorFlow's GraphDef files, as far as planning needs them, and the planners' graph made of one. What an operation does is guessed from its
-//! name: there is no TensorFlow here to ask.
+//! TensorFlow's GraphDef files, as far as planning needs them, and the planners' graph made of one. What an operation
+//! does is guessed from its name: there is no TensorFlow here to ask.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -77,8 +77,8 @@ pub struct Planned {
     pub tasks: Vec<String>,
 }
 
-/// `fetches`: "name:output" is fetched, "name" only has to run; none: the whole graph. `worker`: where nodes without a device are, and what
-/// fetches.
+/// `fetches`: "name:output" is fetched, "name" only has to run; none: the whole graph. `worker`: where nodes without a
+/// device are, and what fetches.
 pub fn convert(graph: &GraphDef, fetches: &[String], worker: Option<&str>) -> Result<Planned, String> {
     let by_name: HashMap<&str, usize> =
         graph.node.iter().enumerate().map(|(at, node)| (node.name.as_str(), at)).collect();
@@ -174,8 +174,8 @@ fn wanted(
     Ok(wanted)
 }
 
-/// Which task each node is on: that of its variable, whatever its own device says (so does TensorFlow's placer), else its device's, else that
-/// of what it is colocated with, else the worker.
+/// Which task each node is on: that of its variable, whatever its own device says (so does TensorFlow's placer), else
+/// its device's, else that of what it is colocated with, else the worker.
 struct Tasks<'a> {
     graph: &'a GraphDef,
     by_name: &'a HashMap<&'a str, usize>,

@@ -1,5 +1,5 @@
-//! How many bytes travel along an edge, as far as a GraphDef tells: of variables, of what is read of them and of what is applied to them as a
-//! whole; and of everything, if the graph was written with its shapes.
+//! How many bytes travel along an edge, as far as a GraphDef tells: of variables, of what is read of them and of what
+//! is applied to them as a whole; and of everything, if the graph was written with its shapes.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! The executor without TensorFlow: random graphs against a reference interpreter, and what its sources may not contain.
+//! The executor without TensorFlow: random graphs against a reference interpreter, and what its sources may not
+//! contain.
 
 mod graph;
 mod locks;

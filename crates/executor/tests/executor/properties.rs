@@ -1,5 +1,5 @@
-//! Every run of every graph does what the reference does: on one thread or many, with reports in any order, with a kernel failing anywhere, in arenas that were
-//! used before.
+//! Every run of every graph does what the reference does: on one thread or many, with reports in any order, with a
+//! kernel failing anywhere, in arenas that were used before.
 
 use crate::graph::{Graph, Menu, graphs};
 use crate::rig::Bench;

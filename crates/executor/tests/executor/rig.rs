@@ -1,4 +1,5 @@
-//! Kernels for random graphs: they compute numbers, and complain about every value that is not there, or not any more, when it is read.
+//! Kernels for random graphs: they compute numbers, and complain about every value that is not there, or not any more,
+//! when it is read.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};

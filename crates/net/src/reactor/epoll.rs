@@ -1,11 +1,12 @@
 //! The driver on epoll: runs on every kernel, and is the faster one on small machines.
 //!
-//! Operations are tried at once where the descriptor is believed to be ready, so that a small request and its answer cost three system calls: `recv`,
-//! `send`, `epoll_wait`. The belief is a hint per direction: an operation that moved less than it was asked to ends it, an event renews it. What an
-//! immediate attempt came to is reported by the next `wait`, never from inside the call that started it, so a busy connection cannot keep the others waiting.
+//! Operations are tried at once where the descriptor is believed to be ready, so that a small request and its answer
+//! cost three system calls: `recv`, `send`, `epoll_wait`. The belief is a hint per direction: an operation that moved
+//! less than it was asked to ends it, an event renews it. What an immediate attempt came to is reported by the next
+//! `wait`, never from inside the call that started it, so a busy connection cannot keep the others waiting.
 //!
-//! Streams are edge-triggered. EPOLLOUT is asked for only once a send had to wait, because a unix socket raises it each time the peer reads.
-//! Listeners are level-triggered, so that a burst of connections can be accepted in pieces.
+//! Streams are edge-triggered. EPOLLOUT is asked for only once a send had to wait, because a unix socket raises it each
+//! time the peer reads. Listeners are level-triggered, so that a burst of connections can be accepted in pieces.
 
 use std::collections::VecDeque;
 use std::io;
@@ -103,7 +104,8 @@ impl EpollDriver {
     fn try_recv(&mut self, token: Token) {
         let Some(slot) = self.slots.get_mut(token) else { return };
         let asked = slot.recv_len;
-        // SAFETY: the iovecs point at the parts given to `recv`, whose caller keeps them valid until the completion that is queued below.
+        // SAFETY: the iovecs point at the parts given to `recv`, whose caller keeps them valid until the completion
+        // that is queued below.
         let result = unsafe { sys::recv(slot.fd.as_raw_fd(), &mut slot.recv) };
         match result {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => slot.readable = false,
@@ -119,7 +121,8 @@ impl EpollDriver {
     fn try_send(&mut self, token: Token) {
         let Some(slot) = self.slots.get_mut(token) else { return };
         let asked = slot.send_len;
-        // SAFETY: the iovecs point at the parts given to `send`, whose caller keeps them valid until the completion that is queued below.
+        // SAFETY: the iovecs point at the parts given to `send`, whose caller keeps them valid until the completion
+        // that is queued below.
         let result = unsafe { sys::send(slot.fd.as_raw_fd(), &mut slot.send) };
         match result {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => slot.writable = false,
@@ -259,7 +262,8 @@ impl EpollDriver {
         if !self.millisecond_waits {
             let limit = timeout.map(sys::timespec);
             let limit = limit.as_ref().map_or(std::ptr::null(), |limit| limit as *const _);
-            // SAFETY: `events` has room for EVENTS entries and `limit` outlives the call; a null signal mask changes nothing.
+            // SAFETY: `events` has room for EVENTS entries and `limit` outlives the call; a null signal mask changes
+            // nothing.
             let count = unsafe {
                 libc::syscall(
                     libc::SYS_epoll_pwait2,
@@ -415,7 +419,8 @@ impl Driver for EpollDriver {
         let (fd, watched) = (slot.fd.as_raw_fd(), slot.interest != 0);
         sys::shutdown(fd);
         if watched {
-            // Explicitly: a forked child may hold the description open, and then epoll would not forget it by itself. Cannot fail for a watched descriptor.
+            // Explicitly: a forked child may hold the description open, and then epoll would not forget it by itself.
+            // Cannot fail for a watched descriptor.
             let _ = control(&self.epoll, libc::EPOLL_CTL_DEL, fd, 0, 0);
         }
         self.ready.push_back(Completion::Closed { token });
@@ -442,7 +447,8 @@ impl Driver for EpollDriver {
     }
 
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
-        // What is ready already is worth returning without a system call, but not twice in a row: the others must not starve.
+        // What is ready already is worth returning without a system call, but not twice in a row: the others must not
+        // starve.
         if !self.ready.is_empty() && !self.skipped {
             self.skipped = true;
             self.deliver(out);

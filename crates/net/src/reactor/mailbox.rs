@@ -1,12 +1,15 @@
-//! The way into a reactor from any other thread: a lock-free queue and a wake-up that is paid for only if the reactor sleeps.
+//! The way into a reactor from any other thread: a lock-free queue and a wake-up that is paid for only if the reactor
+//! sleeps.
 //!
-//! The queue is crossbeam's `SegQueue`. A Vyukov list would be shorter, but it allocates for every message; the segments of this one hold 31. Both share a small
-//! window: a producer that is preempted between taking its place and filling it holds up what was sent after it. That many threads may take from a `SegQueue` is
-//! used as well: a sender that finds the mailbox closed takes a message back out (see [`Sender::send`]).
+//! The queue is crossbeam's `SegQueue`. A Vyukov list would be shorter, but it allocates for every message; the
+//! segments of this one hold 31. Both share a small window: a producer that is preempted between taking its place and
+//! filling it holds up what was sent after it. That many threads may take from a `SegQueue` is used as well: a sender
+//! that finds the mailbox closed takes a message back out (see [`Sender::send`]).
 //!
-//! Sleeping is a store-load handshake (Dekker's): the producer pushes, then looks at `sleeping`; the consumer sets `sleeping`, then looks at the queue. With a
-//! sequentially consistent fence between the two steps of each, at least one of them sees the other. `crates/net/tests/mailbox_model.rs` checks all interleavings; for
-//! that it compiles this file against its own `sync` module.
+//! Sleeping is a store-load handshake (Dekker's): the producer pushes, then looks at `sleeping`; the consumer sets
+//! `sleeping`, then looks at the queue. With a sequentially consistent fence between the two steps of each, at least
+//! one of them sees the other. `crates/net/tests/mailbox_model.rs` checks all interleavings; for that it compiles this
+//! file against its own `sync` module.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -43,7 +46,8 @@ impl Waker for EventWaker {
         let Ok(fd) = self.0.try_read() else { return };
         let Some(fd) = &*fd else { return };
         let one = 1u64.to_ne_bytes();
-        // SAFETY: eight readable bytes. It can fail only because the counter is full (EAGAIN), and then the reader is awake or about to be.
+        // SAFETY: eight readable bytes. It can fail only because the counter is full (EAGAIN), and then the reader is
+        // awake or about to be.
         unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
@@ -90,8 +94,9 @@ impl<T, W: Waker> Clone for Sender<T, W> {
 impl<T, W: Waker> Sender<T, W> {
     /// Delivers a message. Messages of one sender arrive in order.
     ///
-    /// After [`Receiver::close`], `Err` gives a message back. Of several senders that fail at the same moment each gets one, not necessarily its own: every
-    /// message comes out exactly once, at the receiver or here, and must carry with it whatever is needed to end it.
+    /// After [`Receiver::close`], `Err` gives a message back. Of several senders that fail at the same moment each gets
+    /// one, not necessarily its own: every message comes out exactly once, at the receiver or here, and must carry with
+    /// it whatever is needed to end it.
     pub fn send(&self, message: T) -> Result<(), T> {
         let shared = &*self.shared;
         if shared.closed.load(Ordering::Relaxed) {
@@ -101,7 +106,8 @@ impl<T, W: Waker> Sender<T, W> {
         // Between the push and the loads, as the receiver has one between its stores and its look at the queue.
         fence(Ordering::SeqCst);
         if shared.closed.load(Ordering::Relaxed) {
-            // If the receiver's last look at the queue was late enough to find the message, there may be nothing left to take.
+            // If the receiver's last look at the queue was late enough to find the message, there may be nothing left
+            // to take.
             return shared.queue.pop().map_or(Ok(()), Err);
         }
         self.wake_if_asleep();
@@ -116,7 +122,8 @@ impl<T, W: Waker> Sender<T, W> {
 
     fn wake_if_asleep(&self) {
         let sleeping = &self.shared.sleeping;
-        // Looks before it swaps, so that producers share the cache line while the receiver is awake. Only one of them pays for the wake-up.
+        // Looks before it swaps, so that producers share the cache line while the receiver is awake. Only one of them
+        // pays for the wake-up.
         if sleeping.load(Ordering::Relaxed) && sleeping.swap(false, Ordering::AcqRel) {
             self.shared.waker.wake();
         }
@@ -132,11 +139,13 @@ impl<T, W: Waker> Receiver<T, W> {
         self.shared.queue.is_empty()
     }
 
-    /// Announces that this thread is about to wait. `true`: whoever sends from now on wakes it. `false`: something has arrived, do not wait.
+    /// Announces that this thread is about to wait. `true`: whoever sends from now on wakes it. `false`: something has
+    /// arrived, do not wait.
     #[must_use]
     pub fn prepare_sleep(&mut self) -> bool {
-        // A swap, although what was there does not matter: the model checker orders a plain store loosely against the producers' swaps and would see a
-        // stale `false` that no machine can show. Next to the wait that follows it costs nothing.
+        // A swap, although what was there does not matter: the model checker orders a plain store loosely against the
+        // producers' swaps and would see a stale `false` that no machine can show. Next to the wait that follows it
+        // costs nothing.
         self.shared.sleeping.swap(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let empty = self.shared.queue.is_empty();

@@ -1,8 +1,10 @@
 //! When a reactor spins before it sleeps, and for how long.
 //!
-//! Spinning saves the wake-up (tens of microseconds) when the next message is near, and steals a core when it is not. So it is off by default; when on, the
-//! budget follows what happened: it grows while messages arrive soon after the reactor would have slept, and shrinks when they do not. A spinning thread that is
-//! preempted stands in somebody's way: then it sleeps at once for a while, each time longer. All numbers come in from outside; see [`involuntary_switches`].
+//! Spinning saves the wake-up (tens of microseconds) when the next message is near, and steals a core when it is not.
+//! So it is off by default; when on, the budget follows what happened: it grows while messages arrive soon after the
+//! reactor would have slept, and shrinks when they do not. A spinning thread that is preempted stands in somebody's
+//! way: then it sleeps at once for a while, each time longer. All numbers come in from outside; see
+//! [`involuntary_switches`].
 
 use std::time::{Duration, Instant};
 
@@ -84,7 +86,8 @@ impl Polling {
 pub fn involuntary_switches() -> u64 {
     // SAFETY: all-zero is a valid rusage.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is writable. With these arguments the call cannot fail; if it did, the count would stay at zero, which is no contention.
+    // SAFETY: `usage` is writable. With these arguments the call cannot fail; if it did, the count would stay at zero,
+    // which is no contention.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
     u64::try_from(usage.ru_nivcsw).unwrap_or(0)
 }

@@ -1,7 +1,8 @@
 //! What is due when.
 //!
-//! A binary heap: starting a timer is a few moves (most are later than those before them), looking at the next one is free. Cancelling only forgets the
-//! timer's key; its entry in the heap is dropped when it comes up, or when such entries become the majority.
+//! A binary heap: starting a timer is a few moves (most are later than those before them), looking at the next one is
+//! free. Cancelling only forgets the timer's key; its entry in the heap is dropped when it comes up, or when such
+//! entries become the majority.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,7 +1,8 @@
 //! Which CPUs this process may use, and how much of them.
 //!
-//! The affinity mask is the answer to "which": the kernel keeps it inside the cgroup's cpuset. "How much" can be less: a container's CPU quota is a
-//! bandwidth and shows in no mask, so it is read from the cgroup (version 2 or 1), where the tightest limit on the way to the root counts.
+//! The affinity mask is the answer to "which": the kernel keeps it inside the cgroup's cpuset. "How much" can be less:
+//! a container's CPU quota is a bandwidth and shows in no mask, so it is read from the cgroup (version 2 or 1), where
+//! the tightest limit on the way to the root counts.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -37,13 +38,15 @@ impl Topology {
         self.cpus.len().min(by_quota).max(1)
     }
 
-    /// The CPU for the `n`-th of the threads that are to be pinned: the `n`-th allowed one, starting over after the last.
+    /// The CPU for the `n`-th of the threads that are to be pinned: the `n`-th allowed one, starting over after the
+    /// last.
     pub fn cpu(&self, n: usize) -> usize {
         self.cpus[n % self.cpus.len()]
     }
 
-    /// The CPU for the `n`-th thread that no thread of another process has claimed: tasks of one host would all begin with the first. The claim holds until
-    /// it is dropped, or the process ends. If all are taken, or claims cannot be made, it is `cpu(n)` after all.
+    /// The CPU for the `n`-th thread that no thread of another process has claimed: tasks of one host would all begin
+    /// with the first. The claim holds until it is dropped, or the process ends. If all are taken, or claims cannot be
+    /// made, it is `cpu(n)` after all.
     pub fn claim(&self, n: usize) -> (usize, Option<Claim>) {
         self.claim_among(n, "starwire-cpu")
     }
@@ -73,7 +76,8 @@ impl Topology {
     }
 }
 
-/// An abstract unix socket named after a CPU: one process of a network namespace can have it, and the kernel takes it back when that process ends, however it ends.
+/// An abstract unix socket named after a CPU: one process of a network namespace can have it, and the kernel takes it
+/// back when that process ends, however it ends.
 pub struct Claim(#[allow(dead_code, reason = "held, not used")] UnixDatagram);
 
 impl Claim {
@@ -158,7 +162,8 @@ fn directory_of(mounts: &str, unified: bool, path: &str) -> Option<(PathBuf, Pat
             continue;
         }
         let point = PathBuf::from(point);
-        // A container often sees only its own group, mounted as if it were the root; then the path is the host's and leads nowhere here.
+        // A container often sees only its own group, mounted as if it were the root; then the path is the host's and
+        // leads nowhere here.
         let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
         let climbs = below.components().any(|part| !matches!(part, std::path::Component::Normal(_)));
         return Some((if climbs { point.clone() } else { point.join(below) }, point));

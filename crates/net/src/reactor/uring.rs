@@ -1,10 +1,12 @@
 //! The driver on io_uring: one system call starts what was queued and waits for what ended.
 //!
-//! Each operation lives in a boxed slot (message header, pieces, address) that is freed when its completion was seen, and only then. The slot's key is the
-//! operation's user data; it carries a generation, so a late completion never finds another operation. A descriptor is closed after its last operation
-//! has ended: `close` shuts it down and cancels them, the last completion reports `Closed`.
+//! Each operation lives in a boxed slot (message header, pieces, address) that is freed when its completion was seen,
+//! and only then. The slot's key is the operation's user data; it carries a generation, so a late completion never
+//! finds another operation. A descriptor is closed after its last operation has ended: `close` shuts it down and
+//! cancels them, the last completion reports `Closed`.
 //!
-//! Descriptors are made blocking while they are registered: with O_NONBLOCK the kernel would end an operation with EAGAIN instead of waiting for it.
+//! Descriptors are made blocking while they are registered: with O_NONBLOCK the kernel would end an operation with
+//! EAGAIN instead of waiting for it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -88,12 +90,14 @@ struct Operation {
 }
 
 impl UringDriver {
-    /// On the thread that will use it. Says what is missing if this kernel, or whoever confines this process, does not offer what it needs.
+    /// On the thread that will use it. Says what is missing if this kernel, or whoever confines this process, does not
+    /// offer what it needs.
     pub fn new() -> Result<Self, DriverError> {
         Self::with_queues(SUBMISSIONS, COMPLETIONS)
     }
 
-    /// With room for so many operations to be submitted, and completions to be taken, at once. Both may be exceeded; that only costs system calls.
+    /// With room for so many operations to be submitted, and completions to be taken, at once. Both may be exceeded;
+    /// that only costs system calls.
     pub fn with_queues(submissions: u32, completions: u32) -> Result<Self, DriverError> {
         let ring = setup(submissions, completions)?;
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
@@ -231,11 +235,13 @@ impl UringDriver {
     /// Queues an entry, at the latest for the next `wait`.
     fn push(&mut self, entry: squeue::Entry) {
         if self.unsubmitted.is_empty() {
-            // SAFETY: what the entry points at lives in an operation's box or, by the promise of `recv` and `send`, with their caller until the completion.
+            // SAFETY: what the entry points at lives in an operation's box or, by the promise of `recv` and `send`,
+            // with their caller until the completion.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                 return;
             }
-            // A full queue is not an error: submit it and go on. If the kernel takes nothing now, the rest is for `wait`.
+            // A full queue is not an error: submit it and go on. If the kernel takes nothing now, the rest is for
+            // `wait`.
             let _ = self.ring.submit();
             // SAFETY: as above.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
@@ -576,8 +582,8 @@ impl Socket {
 }
 
 impl Drop for UringDriver {
-    /// Closing a ring cancels what is in flight, but later, on another thread of the kernel. So it is cancelled and waited for here: when the driver is gone,
-    /// nothing touches the callers' memory any more.
+    /// Closing a ring cancels what is in flight, but later, on another thread of the kernel. So it is cancelled and
+    /// waited for here: when the driver is gone, nothing touches the callers' memory any more.
     fn drop(&mut self) {
         if !self.quiesce(DRAIN) {
             // The kernel may still use the operations: better leaked than freed.

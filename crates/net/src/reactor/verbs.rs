@@ -1,7 +1,8 @@
 //! A driver with queue pairs: another driver's sockets, some of which have moved their bytes to RDMA.
 //!
-//! Completions of all queue pairs come through one completion channel, whose descriptor the other driver watches; nothing is polled while nothing happens. While
-//! the reactor polls (`wait` without a time-out), queues are looked at directly.
+//! Completions of all queue pairs come through one completion channel, whose descriptor the other driver watches;
+//! nothing is polled while nothing happens. While the reactor polls (`wait` without a time-out), queues are looked at
+//! directly.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -173,7 +174,8 @@ impl VerbsDriver {
         }
     }
 
-    /// All links let go of registrations that they keep for later, if some connection of the process was short of memory. True: there were some.
+    /// All links let go of registrations that they keep for later, if some connection of the process was short of
+    /// memory. True: there were some.
     fn make_room(&mut self) -> bool {
         let shortages = self.device.shortages.count();
         if std::mem::replace(&mut self.shortages, shortages) == shortages {
@@ -330,7 +332,8 @@ impl Driver for VerbsDriver {
         let Some(link) = self.links.get_mut(&token.0).filter(|link| link.sends) else {
             return self.inner.finish(token);
         };
-        // A queue pair has no end of its own: that of its socket says that nothing more will come through either, so it must not be there first.
+        // A queue pair has no end of its own: that of its socket says that nothing more will come through either, so it
+        // must not be there first.
         if let Some(stream) = link.stream.as_mut() {
             stream.finish();
             link.finishing = true;

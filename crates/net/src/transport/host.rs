@@ -1,13 +1,15 @@
 //! Who can be reached without a network.
 //!
-//! Equal texts mean the same place. They are to be compared, not parsed. `None` (no /proc, as in some sandboxes) means: no other way than TCP.
+//! Equal texts mean the same place. They are to be compared, not parsed. `None` (no /proc, as in some sandboxes) means:
+//! no other way than TCP.
 
 use std::os::unix::fs::MetadataExt;
 
-/// Where our abstract unix sockets can be reached from: the same boot of the same kernel, and the same network namespace.
+/// Where our abstract unix sockets can be reached from: the same boot of the same kernel, and the same network
+/// namespace.
 ///
-/// A boot id is random and fresh for each boot; within it, device and inode name a namespace. (Clones of a running virtual machine share both. Between those a
-/// connection attempt is refused, because a socket's name is random too.)
+/// A boot id is random and fresh for each boot; within it, device and inode name a namespace. (Clones of a running
+/// virtual machine share both. Between those a connection attempt is refused, because a socket's name is random too.)
 pub fn identity() -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let boot = boot.trim();

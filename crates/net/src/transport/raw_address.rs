@@ -122,7 +122,8 @@ impl RawAddress {
 
     fn view<T: Copy>(&self) -> T {
         const { assert!(size_of::<T>() <= size_of::<libc::sockaddr_storage>()) };
-        // SAFETY: large enough (asserted), aligned, initialised; every sockaddr is plain data that is valid for any bytes.
+        // SAFETY: large enough (asserted), aligned, initialised; every sockaddr is plain data that is valid for any
+        // bytes.
         unsafe { (&raw const self.storage).cast::<T>().read() }
     }
 }

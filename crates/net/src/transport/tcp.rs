@@ -39,7 +39,8 @@ impl Default for TcpOptions {
     }
 }
 
-/// A listener on `address` (port 0: the system chooses one, see [`local_address`]). An IPv6 wildcard takes IPv4 connections as well.
+/// A listener on `address` (port 0: the system chooses one, see [`local_address`]). An IPv6 wildcard takes IPv4
+/// connections as well.
 pub fn listen(address: SocketAddr) -> Result<OwnedFd, TransportError> {
     let failed = |source| TransportError::Listen { address: address.into(), source };
     let raw = RawAddress::new(&address.into()).map_err(failed)?;
@@ -77,7 +78,8 @@ pub fn socket(address: SocketAddr, options: &TcpOptions) -> Result<OwnedFd, Tran
     Ok(fd)
 }
 
-/// Sets the options of a connection, also of an accepted one. TCP_NODELAY always: blocks are coalesced before they are written.
+/// Sets the options of a connection, also of an accepted one. TCP_NODELAY always: blocks are coalesced before they are
+/// written.
 pub fn configure(fd: &OwnedFd, options: &TcpOptions) -> Result<(), TransportError> {
     set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, "TCP_NODELAY", 1)?;
     if let Some(timeout) = options.user_timeout {
@@ -106,7 +108,8 @@ pub fn local_address(fd: BorrowedFd<'_>) -> Result<Option<SocketAddress>, Transp
     address.map_err(|source| TransportError::Query { what: "its own address", source })
 }
 
-/// The address that a socket is connected to; `None` for an unnamed one. An IPv4 peer of a dual-stack listener has its IPv4 address.
+/// The address that a socket is connected to; `None` for an unnamed one. An IPv4 peer of a dual-stack listener has its
+/// IPv4 address.
 pub fn peer_address(fd: BorrowedFd<'_>) -> Result<Option<SocketAddress>, TransportError> {
     // SAFETY: getpeername fills what it is given.
     let address = query(|to, len| unsafe { libc::getpeername(fd.as_raw_fd(), to, len) });

@@ -1,9 +1,11 @@
 //! Unix sockets: the shorter way between tasks of one host.
 //!
-//! They listen on abstract names, not on paths. A path needs a writable directory that both containers see, and it stays behind when a task is killed; an
-//! abstract name goes with its socket and can be reached exactly from the same network namespace, which is easy to compare (see `host`). What a directory with
-//! mode 0700 would give, that nobody else can come in, the peer's credentials give here: [`check_peer`] is asked on both ends, so neither a foreign client
-//! nor a foreign process that took over the name of a dead task gets any further. Names contain 128 random bits, so they do not collide either.
+//! They listen on abstract names, not on paths. A path needs a writable directory that both containers see, and it
+//! stays behind when a task is killed; an abstract name goes with its socket and can be reached exactly from the same
+//! network namespace, which is easy to compare (see `host`). What a directory with mode 0700 would give, that nobody
+//! else can come in, the peer's credentials give here: [`check_peer`] is asked on both ends, so neither a foreign
+//! client nor a foreign process that took over the name of a dead task gets any further. Names contain 128 random bits,
+//! so they do not collide either.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};

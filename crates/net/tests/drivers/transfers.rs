@@ -174,7 +174,8 @@ fn parts_of(bytes: &[u8], len: usize) -> Vec<IoPart> {
     bytes.chunks(len).map(|chunk| IoPart { ptr: chunk.as_ptr().cast_mut(), len: chunk.len() }).collect()
 }
 
-/// Moves `message` from one token to the other in parts of the given sizes, both directions of the driver at work at once.
+/// Moves `message` from one token to the other in parts of the given sizes, both directions of the driver at work at
+/// once.
 fn transfer(rig: &mut Rig, from: Token, to: Token, message: &[u8], send_part: usize, recv_part: usize) {
     let mut buffer = vec![0; message.len()];
     let base = buffer.as_mut_ptr();

@@ -9,7 +9,8 @@ use super::super::simulate::{Luck, Net, Op, carries_a_reference, run};
 use super::super::star::{self, SPLIT_BYTES, StarPlan, Style, Way};
 use super::{STYLES, roles};
 
-/// The split graph as something that runs: a call starts when all that it needs is there, and is done when all of it has run.
+/// The split graph as something that runs: a call starts when all that it needs is there, and is done when all of it
+/// has run.
 fn split(graph: &Graph, plan: &StarPlan) -> Net {
     let mut net = Net::nodes(graph);
     let gate: Vec<u32> = plan.calls.iter().map(|_| net.add(Op::Bundle, 0)).collect();
@@ -234,7 +235,8 @@ proptest! {
     }
 }
 
-/// In these graphs, a Merge in a loop took an Enter that is dead in the loop's last round: alive or dead, as it happened.
+/// In these graphs, a Merge in a loop took an Enter that is dead in the loop's last round: alive or dead, as it
+/// happened.
 #[test]
 fn a_merge_beside_a_dead_enter() {
     for (seed, size) in [(10426696931242409343, 40), (13442, 28)] {

@@ -234,7 +234,8 @@ fn a_read_that_could_be_overtaken_is_made_at_once() {
 
 #[test]
 fn a_conditional_step_is_a_pull_and_a_push() {
-    // if p: update(v), then no_op after it, then count(v, 1) — all of it on the server, but for the predicate and the gradient.
+    // if p: update(v), then no_op after it, then count(v, 1) — all of it on the server, but for the predicate and the
+    // gradient.
     for style in STYLES {
         let mut b = Build::default();
         let (variable, counter, predicate) = (b.variable(1), b.variable(1), b.op(0, &[]));
@@ -291,7 +292,8 @@ fn from_server_to_server_it_goes_directly_where_both_run_or_neither() {
 
 #[test]
 fn what_cannot_leave_its_neighbours_is_left_with_them() {
-    // A handle that is no variable's, made before and used after a detour to the worker; a loop; and a graph of servers only.
+    // A handle that is no variable's, made before and used after a detour to the worker; a loop; and a graph of servers
+    // only.
     let mut b = Build::default();
     let input = b.op(0, &[]);
     let stack = b.op(1, &[(input, Plain)]);

@@ -1,4 +1,5 @@
-//! Promises about payloads that are lent instead of being sent. Addresses are those of `owner::MEMORY`, which forgets a payload with its last holder.
+//! Promises about payloads that are lent instead of being sent. Addresses are those of `owner::MEMORY`, which forgets a
+//! payload with its last holder.
 
 use starwire_protocol::limits::{LEND_MIN, MOST_LOANS};
 use starwire_protocol::{ConnectionError, FEATURE_LENDING, ProtocolError};

@@ -1,4 +1,5 @@
-//! Promises about connections that move to a queue pair. The wires of the socket and of the queue pair are two pairs of wires here.
+//! Promises about connections that move to a queue pair. The wires of the socket and of the queue pair are two pairs of
+//! wires here.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -74,7 +74,8 @@ impl End {
         (a.peer_vouches, b.peer_vouches) = (Some(b.vouches.clone()), Some(a.vouches.clone()));
     }
 
-    /// The next bytes are to be copied from the peer's memory. False also if the peer has taken them back: this connection gets no further.
+    /// The next bytes are to be copied from the peer's memory. False also if the peer has taken them back: this
+    /// connection gets no further.
     pub fn borrows(&self) -> bool {
         self.connection.loan().is_some() && self.peer_vouches.as_ref().is_some_and(|vouches| vouches.get())
     }

@@ -1,4 +1,5 @@
-//! The promises of `docs/protocol.md` about requests, one by one. Those about the handshake are in `handshake.rs`, those about bad peers in `strangers.rs`.
+//! The promises of `docs/protocol.md` about requests, one by one. Those about the handshake are in `handshake.rs`,
+//! those about bad peers in `strangers.rs`.
 
 use std::time::Duration;
 

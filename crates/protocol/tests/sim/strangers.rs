@@ -234,7 +234,8 @@ fn p30_ids_and_lengths_must_match_what_is_in_flight() {
 
 #[test]
 fn p30_an_id_used_again_within_a_block_cannot_mix_payloads() {
-    // DATA of the first call, its CANCEL, and a second call with the same id: the first call's bytes must not land in the second.
+    // DATA of the first call, its CANCEL, and a second call with the same id: the first call's bytes must not land in
+    // the second.
     for cut in [1, 3, 12, usize::MAX] {
         let mut stranger = Stranger::welcomed(server_settings());
         stranger.listen();

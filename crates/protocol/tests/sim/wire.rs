@@ -1,4 +1,5 @@
-//! The wire format written down a second time, independently of the implementation: blocks and frames as `docs/protocol.md` has them, well-formed or not.
+//! The wire format written down a second time, independently of the implementation: blocks and frames as
+//! `docs/protocol.md` has them, well-formed or not.
 
 use std::collections::VecDeque;
 use std::time::Instant;

@@ -1,4 +1,5 @@
-//! Deterministic simulation: several connections in virtual time, a hostile network between them, and a check of what must always hold after each step.
+//! Deterministic simulation: several connections in virtual time, a hostile network between them, and a check of what
+//! must always hold after each step.
 //!
 //! `STARWIRE_SIM_SEED=n` repeats one run, `STARWIRE_SIM_SEEDS=n` makes more of them than the default.
 

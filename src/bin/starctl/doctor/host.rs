@@ -8,7 +8,8 @@ use starwire_net::reactor::uring::UringDriver;
 
 use super::Finding;
 
-/// Below this many descriptors a large cluster runs into the limit: each peer takes one or two, TensorFlow's own gRPC as many again.
+/// Below this many descriptors a large cluster runs into the limit: each peer takes one or two, TensorFlow's own gRPC
+/// as many again.
 const FEW_FILES: u64 = 4096;
 /// Socket buffers below this limit a connection to about 2 MB per round trip.
 const SMALL_BUFFER: u64 = 2 << 20;

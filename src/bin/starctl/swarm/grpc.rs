@@ -1,4 +1,5 @@
-//! A worker's two ends over stock gRPC: a client of TensorFlow's WorkerService, and a WorkerService that answers RecvTensor.
+//! A worker's two ends over stock gRPC: a client of TensorFlow's WorkerService, and a WorkerService that answers
+//! RecvTensor.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

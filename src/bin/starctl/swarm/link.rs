@@ -13,7 +13,8 @@ pub trait Link {
     fn call(&self, token: u64, name: &str, method: u16, request: Vec<u8>);
     /// Asks for a tensor; ends as `Event::Ended` with this token.
     fn pull(&self, token: u64, pull: Ask<'_>);
-    /// Makes a star call, or registers its plan (docs/protocol.md): ends as `Event::Ended` with this token, a call of an unknown plan as `Event::Unknown`.
+    /// Makes a star call, or registers its plan (docs/protocol.md): ends as `Event::Ended` with this token, a call of
+    /// an unknown plan as `Event::Unknown`.
     fn star(&self, token: u64, request: StarRequest);
     /// Answers an `Event::Asked`.
     fn answer(&self, asker: u64, tensor: &Arc<Tensor>);
@@ -60,7 +61,8 @@ pub enum Event {
 
 pub type Events = UnboundedSender<Event>;
 
-/// The name of the tensor in a rendezvous key: `source;incarnation;destination;name`, with or without `;frame:iteration`.
+/// The name of the tensor in a rendezvous key: `source;incarnation;destination;name`, with or without
+/// `;frame:iteration`.
 pub fn edge_of(key: &str) -> Option<&str> {
     key.split(';').nth(3)
 }

@@ -62,7 +62,8 @@ all of them are served here, by one listener.
     run,
 };
 
-/// Connections that are made, graphs that are registered, and first steps, in which the server connects to the workers, at the same time.
+/// Connections that are made, graphs that are registered, and first steps, in which the server connects to the workers,
+/// at the same time.
 const CONNECTING: usize = 32;
 const SETTING_UP: usize = 8;
 const WARMING_UP: usize = 16;

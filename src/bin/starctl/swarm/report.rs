@@ -19,7 +19,8 @@ pub struct Report {
     /// Per step: tensors that travel, by themselves or in star calls.
     tensors: u64,
     registrations: u64,
-    /// The server's process: alone, with all workers connected, with their sessions and graphs, after a step of each, and in the end.
+    /// The server's process: alone, with all workers connected, with their sessions and graphs, after a step of each,
+    /// and in the end.
     pub before: Option<Seen>,
     pub connected: Option<Seen>,
     pub ready: Option<Seen>,

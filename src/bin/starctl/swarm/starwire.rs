@@ -1,4 +1,5 @@
-//! A worker's two connections as docs/protocol.md has them: its own to the parameter server, and the one that the server opens to it.
+//! A worker's two connections as docs/protocol.md has them: its own to the parameter server, and the one that the
+//! server opens to it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

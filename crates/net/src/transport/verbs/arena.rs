@@ -1,7 +1,9 @@
-//! Memory that stays: one range of addresses for the life of the process, from which tensors that may travel are allocated.
+//! Memory that stays: one range of addresses for the life of the process, from which tensors that may travel are
+//! allocated.
 //!
-//! Whoever hands pieces of it out (in TensorFlow's process an allocator of ours, `cc/tensor/arena_allocator.cc`) may reuse them, but nothing ever unmaps or
-//! discards a page. That is what makes it safe to keep registrations: a registered page of it is the page that the process sees under that address, for ever.
+//! Whoever hands pieces of it out (in TensorFlow's process an allocator of ours, `cc/tensor/arena_allocator.cc`) may
+//! reuse them, but nothing ever unmaps or discards a page. That is what makes it safe to keep registrations: a
+//! registered page of it is the page that the process sees under that address, for ever.
 
 use std::io;
 use std::ptr;
@@ -21,7 +23,8 @@ pub struct Arena {
 static ARENA: OnceLock<Arena> = OnceLock::new();
 
 impl Arena {
-    /// The arena of this process, of `bytes` bytes (rounded up to whole pages) unless there is one. It takes memory only where it is written to.
+    /// The arena of this process, of `bytes` bytes (rounded up to whole pages) unless there is one. It takes memory
+    /// only where it is written to.
     pub fn reserve(bytes: u64) -> Result<Arena, VerbsError> {
         if let Some(arena) = ARENA.get() {
             return Ok(*arena);

@@ -30,7 +30,8 @@ pub struct VerbsConfig {
     /// Bytes; `None`: what the port has.
     pub mtu: Option<u32>,
     pub traffic_class: u8,
-    /// Pieces of a payload that are at least this long are read by the peer from where they lie; shorter ones are copied into messages.
+    /// Pieces of a payload that are at least this long are read by the peer from where they lie; shorter ones are
+    /// copied into messages.
     pub direct_min: u64,
     /// Bytes of message buffers for each direction of a connection.
     pub buffer_bytes: u64,

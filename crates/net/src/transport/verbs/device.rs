@@ -73,7 +73,8 @@ pub(super) struct ContextHandle {
 
 impl Drop for ContextHandle {
     fn drop(&mut self) {
-        // SAFETY: opened by `open_device`, closed only here, after everything that was made from it (its users hold the `Device`).
+        // SAFETY: opened by `open_device`, closed only here, after everything that was made from it (its users hold the
+        // `Device`).
         unsafe { (self.library.close_device)(self.raw) };
     }
 }
@@ -144,7 +145,8 @@ impl Device {
                 EVENT_CQ_ERR => return Some(AsyncEvent::Object(event.element, "a completion queue has overflowed")),
                 EVENT_QP_FATAL => return Some(AsyncEvent::Object(event.element, "a queue pair has failed")),
                 EVENT_DEVICE_FATAL => return Some(AsyncEvent::Device("the device has failed")),
-                // A port may come back in time, which the retries of each queue pair decide; the others say nothing about connections.
+                // A port may come back in time, which the retries of each queue pair decide; the others say nothing
+                // about connections.
                 _ => {}
             }
         }

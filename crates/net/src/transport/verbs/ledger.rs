@@ -1,4 +1,5 @@
-//! What the two ends of a stream owe each other, in numbers that travel with every message. They count from the beginning of the connection and wrap around.
+//! What the two ends of a stream owe each other, in numbers that travel with every message. They count from the
+//! beginning of the connection and wrap around.
 
 use super::error::VerbsError;
 use super::wire::Head;

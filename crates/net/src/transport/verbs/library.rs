@@ -25,7 +25,8 @@ macro_rules! library {
                     $($field: {
                         let found = symbol(handle, $symbol, $version)
                             .ok_or_else(|| VerbsError::Symbol { library: library.to_owned(), symbol: $symbol })?;
-                        // SAFETY: libibverbs documents the symbol with this signature, and promises it for this symbol version.
+                        // SAFETY: libibverbs documents the symbol with this signature, and promises it for this symbol
+                        // version.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(found) }
                     },)*
                     query_gid_ex: symbol(handle, "_ibv_query_gid_ex", "IBVERBS_1.11").map(|found| {
@@ -84,7 +85,8 @@ impl Library {
             return Err(failed(last_error()));
         }
         let library: &'static Library = Box::leak(Box::new(Library::bind(handle, name)?));
-        // Before any memory is registered: pinned pages must stay this process's when it forks. Kernels since 5.12 need nothing, and an error costs nothing else.
+        // Before any memory is registered: pinned pages must stay this process's when it forks. Kernels since 5.12 need
+        // nothing, and an error costs nothing else.
         // SAFETY: no arguments; may be called at any time.
         unsafe { (library.fork_init)() };
         loaded.insert(name.to_owned(), library);

@@ -1,4 +1,5 @@
-//! RDMA over libibverbs: reliable connected queue pairs that carry the same byte stream as a socket. `docs/verbs.md` explains how.
+//! RDMA over libibverbs: reliable connected queue pairs that carry the same byte stream as a socket. `docs/verbs.md`
+//! explains how.
 
 pub mod abi;
 mod arena;

@@ -11,7 +11,8 @@ use super::error::VerbsError;
 use super::wire::Endpoint;
 use crate::transport::verbs::VerbsConfig;
 
-/// Packets that find no buffer are sent again this often; buffers are counted, so it does not happen between peers that keep the rules.
+/// Packets that find no buffer are sent again this often; buffers are counted, so it does not happen between peers that
+/// keep the rules.
 const RNR_RETRIES: u8 = 6;
 /// 0.64 ms.
 const RNR_TIMER: u8 = 12;
@@ -139,7 +140,8 @@ pub struct Done {
     pub bytes: u32,
 }
 
-/// A reliable connected queue pair with a completion queue of its own, which has room for everything that can be in flight.
+/// A reliable connected queue pair with a completion queue of its own, which has room for everything that can be in
+/// flight.
 pub struct QueuePair {
     qp: NonNull<ibv_qp>,
     cq: NonNull<ibv_cq>,
@@ -280,7 +282,8 @@ impl QueuePair {
     }
 
     /// # Safety
-    /// `ptr..ptr+len` lies in the region with this key and is not touched until the message was completed, or the queue pair is gone.
+    /// `ptr..ptr+len` lies in the region with this key and is not touched until the message was completed, or the queue
+    /// pair is gone.
     pub unsafe fn send(&self, id: u64, ptr: *const u8, len: u32, key: u32, signaled: bool) -> Result<(), VerbsError> {
         // SAFETY: the caller's promise.
         unsafe { self.post(id, WR_SEND, ptr as u64, len, key, (0, 0), signaled) }
@@ -383,7 +386,8 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         let library = self.device().library;
-        // SAFETY: made in `new`, destroyed once, the user before what it uses. Afterwards the device touches none of its buffers.
+        // SAFETY: made in `new`, destroyed once, the user before what it uses. Afterwards the device touches none of
+        // its buffers.
         unsafe {
             (library.destroy_qp)(self.qp.as_ptr());
             (library.destroy_cq)(self.cq.as_ptr());

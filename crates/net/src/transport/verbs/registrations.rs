@@ -1,4 +1,5 @@
-//! Memory that the device may touch, for one connection: for one transfer, or, where it is certain that the memory stays, for as long as the connection lives.
+//! Memory that the device may touch, for one connection: for one transfer, or, where it is certain that the memory
+//! stays, for as long as the connection lives.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -53,7 +54,8 @@ impl Registrations {
     }
 
     /// # Safety
-    /// The memory is valid, and writable for `Fill`, until the lease is dropped. (Beyond that only the arena's memory stays registered, which is valid for ever.)
+    /// The memory is valid, and writable for `Fill`, until the lease is dropped. (Beyond that only the arena's memory
+    /// stays registered, which is valid for ever.)
     pub unsafe fn lease(
         &mut self,
         ptr: *mut u8,

@@ -1,4 +1,5 @@
-//! Too little memory that may be locked: news from one connection to all others of its device in this process, which keep registrations for later.
+//! Too little memory that may be locked: news from one connection to all others of its device in this process, which
+//! keep registrations for later.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -1,8 +1,10 @@
-//! A byte stream over a queue pair, with the semantics of a socket: one receive and one send at a time, short counts are normal.
+//! A byte stream over a queue pair, with the semantics of a socket: one receive and one send at a time, short counts
+//! are normal.
 //!
-//! Short pieces are copied into messages. Longer ones are *offered*: the message says where they lie, the receiver reads them straight into the memory of its
-//! receive, and the send ends when the receiver says that it is done with them. Messages with data need a credit; two more buffers on each side are kept for
-//! messages without data (credits, ends of reads), so that these get through whatever waits. `docs/verbs.md` has the rules.
+//! Short pieces are copied into messages. Longer ones are *offered*: the message says where they lie, the receiver
+//! reads them straight into the memory of its receive, and the send ends when the receiver says that it is done with
+//! them. Messages with data need a credit; two more buffers on each side are kept for messages without data (credits,
+//! ends of reads), so that these get through whatever waits. `docs/verbs.md` has the rules.
 
 use std::collections::VecDeque;
 use std::io;
@@ -172,13 +174,15 @@ impl Stream {
         self.sent.take()
     }
 
-    /// The peer's socket has ended, and its queue pair with it: what has arrived can still be received, nothing else will come, and nothing will be answered.
+    /// The peer's socket has ended, and its queue pair with it: what has arrived can still be received, nothing else
+    /// will come, and nothing will be answered.
     pub fn end(&mut self) {
         self.ended = true;
         self.go_on();
     }
 
-    /// Nothing more will be sent: `is_delivered` tells when the peer's device has all of it. Only when no send is under way.
+    /// Nothing more will be sent: `is_delivered` tells when the peer's device has all of it. Only when no send is under
+    /// way.
     pub fn finish(&mut self) {
         self.finishing = true;
     }
@@ -329,8 +333,8 @@ impl Stream {
                 Some(Item::Bytes { slot, range }) if !is_full => {
                     let part = op.parts[op.part];
                     let len = range.len().min(part.len - op.offset);
-                    // SAFETY: the slot holds a received message and is not posted; the part is writable by `start_receive`'s promise, and cannot overlap with
-                    // a slot that is ours alone.
+                    // SAFETY: the slot holds a received message and is not posted; the part is writable by
+                    // `start_receive`'s promise, and cannot overlap with a slot that is ours alone.
                     unsafe {
                         let from = self.incoming.pointer(*slot).add(range.start);
                         std::ptr::copy_nonoverlapping(from, part.ptr.add(op.offset), len);
@@ -360,7 +364,8 @@ impl Stream {
         }
     }
 
-    /// Ends a receive whose READ nobody answers any more. The device would find out by its retries, which take their time, and on some devices never end.
+    /// Ends a receive whose READ nobody answers any more. The device would find out by its retries, which take their
+    /// time, and on some devices never end.
     fn stop_reading(&mut self) {
         // Before the receive: afterwards the device does not touch its memory.
         self.pair = None;
@@ -453,7 +458,8 @@ impl Stream {
         self.ledger.read_offers(reading.finished_offers);
         if reading.bounced {
             let part = op.parts[op.part];
-            // SAFETY: the device has filled the bounce buffer and is done with it; the part has room for what was asked for it.
+            // SAFETY: the device has filled the bounce buffer and is done with it; the part has room for what was asked
+            // for it.
             unsafe {
                 std::ptr::copy_nonoverlapping(self.bounce.pointer(0), part.ptr.add(op.offset), reading.bytes);
             }

@@ -1,4 +1,5 @@
-//! What two queue pairs tell each other: their addresses (over the connection that both already trust), and the heads of their messages.
+//! What two queue pairs tell each other: their addresses (over the connection that both already trust), and the heads
+//! of their messages.
 
 use super::abi::Gid;
 
