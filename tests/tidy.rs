@@ -113,7 +113,7 @@ fn files_that_documents_name_exist() {
     assert!(missing.is_empty(), "no such file:\n{}", missing.join("\n"));
 }
 
-/// Longer lines without a place to break them are nobody's fault.
+/// A long line that cannot be broken is not too wide.
 fn is_too_wide(line: &str) -> bool {
     line.chars().count() > 120 && line.split_whitespace().count() > 2
 }

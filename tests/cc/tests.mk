@@ -62,7 +62,7 @@ SANITIZE := -U_FORTIFY_SOURCE -DNDEBUG_SANITIZER -fsanitize=address,undefined -f
 SANITIZED_SOURCES := $(shell find cc -name '*.cc') $(wildcard tests/cc/shim/*.cc)
 SANITIZED_OBJECTS := $(foreach source,$(SANITIZED_SOURCES),$(SANITIZED_OUT)/$(subst /,-,$(source:.cc=.o)))
 
-# TensorFlow's own initialisers free with free() what they allocated with new, and more of that kind.
+# TensorFlow's static initialisers call free() on memory from operator new.
 ASAN := detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0:alloc_dealloc_mismatch=0
 
 .PHONY: sanitized

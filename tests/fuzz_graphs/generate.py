@@ -409,13 +409,13 @@ class Generator:
             states.error(self)
         self.guard = ()
         records = self.scope.records
+        # Before the last look, which reads the counters.
+        together = self.together(records) if self.chance(0.15) else None
         for state in self.states:
             state.kind.finish(self, state)
         runs = self.runs(records)
-        if self.chance(0.15):
-            runs.insert(-1, self.together(records))
-            runs[0]["targets"] = [r["id"] for r in self.init if r.get("target")]
-            runs[-1]["fetch"] = list(self.final_out)
+        if together:
+            runs.insert(-1, together)
         # TensorFlow takes what it reads of a file whose name is a constant for a constant, and reads it before the step.
         reads_files = any(f'"{op}"' in json.dumps(records) for op in ("ReadFile", "MatchingFiles"))
         # Grappler drops control edges that others imply, also where the way between leads through a value that is fed: then nothing orders the two.
@@ -431,7 +431,7 @@ class Generator:
         return {"seed": self.seed, "options": options, "init": self.init, "body": records, "final": self.final, "runs": runs}
 
     def fetchable(self):
-        """What lives, and is no buffer that was written to since."""
+        """Live values, without buffers that were written to since."""
         return [v for v in self.scopes[0].values if not v.guard and all(s.epoch == e for s, e in v.alias.items())]
 
     def together(self, records):

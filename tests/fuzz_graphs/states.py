@@ -531,7 +531,7 @@ class Barrier(Outside):
 
 
 def counters(g):
-    """What steps at the same time may do in any order, and still nothing is lost: locked additions, and what goes into queues. (ids to run, values that each step gets)"""
+    """Updates that concurrent steps may make in any order without losing any: locked additions and enqueues. Returns (ids to run, values that each step fetches)."""
     targets, fetch = [], []
     for _ in range(g.rng.randint(1, 4)):
         dev = g.rng.choice([d for d in ("ps0", "ps1") if d in g.devices] or ["ps0"])
@@ -553,7 +553,7 @@ def counters(g):
         else:
             targets.append(g.record(g.rng.choice(("AssignAddVariableOp", "AssignSubVariableOp")), dev, {"resource": state.handle, "value": delta}, ctl=ctl))
         if g.chance(0.4):
-            # Somebody looks at it meanwhile. What they see is nobody's business.
+            # A concurrent read, whose value is not compared.
             seen = g.record("Identity", dev, {"input": state.handle}, out=[(dtype, shape)]) if kind == "reference" else g.record("ReadVariableOp", dev, {"resource": state.handle}, {"dtype": dtype}, out=[(dtype, shape)])
             targets.append(g.record("Neg", "me", {"x": f"{seen}:0"}, out=[(dtype, shape)]))
     return targets, fetch

@@ -53,6 +53,22 @@ def test_seeds(fuzzer):
     assert fuzzer.count["sound"] >= 0.9 * fuzzer.count["programs"] > 0, dict(fuzzer.count)
 
 
+def test_concurrent_counters_are_read_in_the_end():
+    checked = 0
+    for seed in range(300):
+        made = generate(seed)
+        records = {record["id"]: record for part in ("init", "body", "final") for record in made[part]}
+        read = programs.closure(list(records.values()), [programs.node_of(ref) for ref in made["runs"][-1]["fetch"]])
+        for run in made["runs"]:
+            if run.get("mode") != "together":
+                continue
+            updates = [records[i] for i in run["targets"] if records[i]["op"] != "Neg"]
+            for update in updates:
+                assert programs.node_of(next(iter(update["in"].values()))) in read, (seed, update)
+                checked += 1
+    assert checked > 20
+
+
 def test_same_seed_same_program():
     assert generate(5) == generate(5) != generate(6)
 
