@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use starwire::config::{Advertisement, EndpointMap, HostPort};
+use starwire_engine::config::{Advertisement, EndpointMap, HostPort};
 
 /// The first byte says what the rest is. What is understood must mean the same when it is written down again.
 pub fn text(data: &[u8]) {

@@ -23,14 +23,14 @@ fn check(file: &str, begin: &str, table: &str) {
 
 #[test]
 fn configuration() {
-    let begin = "<!-- generated from src/config/variables.rs: `UPDATE=1 cargo test --test docs` -->";
-    check("docs/configuration.md", begin, &starwire::config::variables_markdown());
+    let begin = "<!-- generated from crates/engine/src/config/variables.rs: `UPDATE=1 cargo test --test docs` -->";
+    check("docs/configuration.md", begin, &starwire_engine::config::variables_markdown());
 }
 
 #[test]
 fn metrics() {
-    let begin = "<!-- generated from src/metrics/list.rs: `UPDATE=1 cargo test --test docs` -->";
-    check("docs/metrics.md", begin, &starwire::metrics::markdown_table());
+    let begin = "<!-- generated from crates/engine/src/metrics/list.rs: `UPDATE=1 cargo test --test docs` -->";
+    check("docs/metrics.md", begin, &starwire_engine::metrics::markdown_table());
 }
 
 /// Links to files of the project, and names of files of the project between backquotes.

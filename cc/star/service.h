@@ -2,7 +2,7 @@
 //
 // Plans are compiled once for all sessions that share the server's devices, and once per session where their kernels
 // have a state of their own or the session has devices of its own. What is kept, and for how long, is decided by the
-// tables behind sw_star (src/star/). A plan that was seen to be cheap runs on the reactor that its call came in on, any
+// tables behind sw_star (crates/engine/src/star/). A plan that was seen to be cheap runs on the reactor that its call came in on, any
 // other on TensorFlow's pool.
 #ifndef STARWIRE_CC_STAR_SERVICE_H_
 #define STARWIRE_CC_STAR_SERVICE_H_

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::error::{self, sw_error};
 use super::guard;
 use super::types::{sw_bytes, sw_code};
-use crate::config::{ProcessEnv, TransportChoice, verbs_config};
+use starwire_engine::config::{ProcessEnv, TransportChoice, verbs_config};
 use starwire_net::transport::verbs::{Arena, Device, Library};
 
 /// A range of memory of this process that is never unmapped, so that an RDMA device may keep it registered. Memory is

@@ -5,15 +5,9 @@ use std::ffi::c_void;
 use super::channel::sw_channel;
 use super::engine::sw_engine;
 use super::guard;
+use super::host;
 use super::types::{SW_CALL_WAIT_FOR_READY, sw_bytes, sw_code, sw_op_vtable, sw_payload, sw_ticket};
-use crate::engine::{ClientOp, InBody, NewCall, NewRecv, OutPayload};
-
-/// # Safety
-/// `payload` is null or obeys sw_payload's contract.
-unsafe fn take(payload: *const sw_payload) -> Option<OutPayload> {
-    // SAFETY: the caller's promise.
-    unsafe { payload.as_ref().map(|p| OutPayload::take(p)) }
-}
+use starwire_engine::{InBody, NewCall, NewRecv};
 
 /// Starts a call. meta is copied. payload may be NULL. deadline_ms 0: none. Returns the id for sw_cancel. Never fails
 /// directly: a failure arrives in vt->done (possibly before this returns).
@@ -33,7 +27,8 @@ pub unsafe extern "C" fn sw_call(
     op: *mut c_void,
 ) -> u64 {
     // SAFETY: the caller's promise.
-    let (channel, payload, op, meta) = unsafe { (&*channel, take(payload), ClientOp::new(vt, op), meta.as_slice()) };
+    let (channel, payload, op, meta) =
+        unsafe { (&*channel, host::payload(payload), host::pending(vt, op), meta.as_slice()) };
     guard(0, move || {
         channel.channel.call(NewCall {
             method,
@@ -61,7 +56,7 @@ pub unsafe extern "C" fn sw_recv(
     op: *mut c_void,
 ) -> u64 {
     // SAFETY: the caller's promise.
-    let (channel, op, prefix) = unsafe { (&*channel, ClientOp::new(vt, op), prefix.as_slice()) };
+    let (channel, op, prefix) = unsafe { (&*channel, host::pending(vt, op), prefix.as_slice()) };
     guard(0, move || {
         channel.channel.recv(NewRecv { step: step_id, prefix: prefix.into(), frame: frame_id, iter: iter_id, op })
     })
@@ -93,8 +88,8 @@ pub unsafe extern "C" fn sw_reply(
     payload: *const sw_payload,
 ) {
     // SAFETY: the caller's promise.
-    let (engine, payload, meta) = unsafe { (&*engine, take(payload), meta.as_slice()) };
-    guard((), move || engine.engine.reply(ticket, code, meta, payload));
+    let (engine, payload, meta) = unsafe { (&*engine, host::payload(payload), meta.as_slice()) };
+    guard((), move || engine.engine.reply(ticket.into(), code, meta, payload));
 }
 
 /// Gives an incoming call's metadata and payload back.
@@ -104,7 +99,7 @@ pub unsafe extern "C" fn sw_reply(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_body_release(body: *mut c_void) {
     if !body.is_null() {
-        // SAFETY: made by Box::into_raw in Owner::on_call; the caller gives it back once.
+        // SAFETY: made by Box::into_raw in CHost::call; the caller gives it back once.
         drop(unsafe { Box::from_raw(body.cast::<InBody>()) });
     }
 }

@@ -3,14 +3,14 @@
 use super::engine::sw_engine;
 use super::error::{self, sw_error};
 use super::guard;
+use super::host::CChannel;
 use super::types::{sw_bytes, sw_code};
-use crate::engine::Channel;
 
 /// The way from one engine to one peer task. Owns reconnects; calls made while there is no connection wait or fail as
 /// asked.
 #[allow(non_camel_case_types)]
 pub struct sw_channel {
-    pub(super) channel: Channel,
+    pub(super) channel: CChannel,
 }
 
 /// Opens (lazily: nothing is connected yet) the way to a task. If .endpoint_map exists and has grpc_address, that is

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use super::error::{self, sw_error};
 use super::guard;
+use super::host::{CEngine, CHost};
 use super::types::{sw_bytes, sw_code, sw_engine_options, sw_handlers, sw_string};
-use crate::config::{Identity, ProcessEnv};
-use crate::engine::{Engine, Owner};
+use starwire_engine::config::{Identity, ProcessEnv};
 use starwire_net::reactor::topology::Topology;
 
 /// One TensorFlow server: its reactors, its data port, its channels.
 #[allow(non_camel_case_types)]
 pub struct sw_engine {
-    pub(super) engine: Arc<Engine>,
+    pub(super) engine: Arc<CEngine>,
 }
 
 /// Reads the environment and .endpoint_map (strictly: an error names file and line), binds the data port, starts the
@@ -39,8 +39,8 @@ pub unsafe extern "C" fn sw_engine_new(
         // SAFETY: the caller's promise.
         let identity = unsafe { identity(options) }.map_err(|e| (3, e))?;
         // SAFETY: the caller's promise.
-        let owner = unsafe { Owner::new(handlers, ctx) };
-        Engine::start(&ProcessEnv, identity, options.incarnation, owner).map_err(|e| (e.code(), e.to_string()))
+        let host = unsafe { CHost::new(handlers, ctx) };
+        CEngine::start(&ProcessEnv, identity, options.incarnation, host).map_err(|e| (e.code(), e.to_string()))
     });
     // SAFETY: the caller's promise.
     unsafe { error::hand_out(made.map(|engine| sw_engine { engine }), out, error) }

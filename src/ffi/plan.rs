@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::error::{self, sw_error};
 use super::guard;
 use super::types::{sw_bytes, sw_code};
-use crate::config::{Fusion, ProcessEnv};
+use starwire_engine::config::{Fusion, ProcessEnv};
 use starwire_planner::fuse::{self, FusePlan, Limits};
 use starwire_planner::graph::{Class, Edge, Graph, Kind, Memory, Node, PlanError};
 use starwire_protocol::code;

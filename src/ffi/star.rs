@@ -4,7 +4,7 @@ use super::error::{self, sw_error};
 use super::guard;
 use super::plan::{array, other_structs, sw_plan_graph, with_graph};
 use super::types::{sw_bytes, sw_code};
-use crate::config::{Config, ProcessEnv};
+use starwire_engine::config::{Config, ProcessEnv};
 use starwire_planner::placement::{Place, Reason, Roles};
 use starwire_planner::roles::{self, Task};
 use starwire_planner::star::{self, Call, StarPlan, Style, Way};

@@ -1,4 +1,4 @@
-//! What a parameter server keeps for star calls (`crate::star`), shared by its threads.
+//! What a parameter server keeps for star calls (`starwire_engine::star`), shared by its threads.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,9 +10,9 @@ use sha2::{Digest, Sha256};
 use super::engine::sw_engine;
 use super::error::{self, sw_error};
 use super::guard;
+use super::host::CEngine;
 use super::types::{sw_bytes, sw_code};
-use crate::engine::Engine;
-use crate::star::{Accounts, Claim, Hash, Made, Plans, Refused, Steps};
+use starwire_engine::star::{Accounts, Claim, Hash, Made, Plans, Steps};
 use starwire_protocol::code;
 
 /// How often old things are looked for, while there are calls.
@@ -79,7 +79,7 @@ unsafe impl Sync for Waiter {}
 /// The tables of one parameter server.
 #[allow(non_camel_case_types)]
 pub struct sw_star {
-    engine: Arc<Engine>,
+    engine: Arc<CEngine>,
     functions: sw_star_objects,
     started: Instant,
     next_tick: AtomicU64,
@@ -147,15 +147,6 @@ impl sw_star {
     fn count_slots(&self) {
         let all: u64 = self.steps.iter().map(|s| s.lock().unwrap_or_else(PoisonError::into_inner).len()).sum();
         self.engine.count(|cells| cells.star_slots.set(i64::try_from(all).unwrap_or(i64::MAX)));
-    }
-}
-
-impl Refused {
-    fn code(&self) -> sw_code {
-        match self {
-            Refused::Gone => code::CANCELLED,
-            _ => code::RESOURCE_EXHAUSTED,
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::sniff::Sniff;
 
-/// Numbers of `tensorflow::error::Code` that the protocol itself uses.
+/// Numbers of `tensorflow::error::Code`.
 pub mod code {
     pub const CANCELLED: i32 = 1;
     pub const INVALID_ARGUMENT: i32 = 3;
@@ -10,6 +10,7 @@ pub mod code {
     pub const RESOURCE_EXHAUSTED: i32 = 8;
     pub const FAILED_PRECONDITION: i32 = 9;
     pub const ABORTED: i32 = 10;
+    pub const UNIMPLEMENTED: i32 = 12;
     pub const INTERNAL: i32 = 13;
     pub const UNAVAILABLE: i32 = 14;
     pub const UNAUTHENTICATED: i32 = 16;

@@ -1,0 +1,109 @@
+//! What is asked of a shard, from any thread.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::channel::ChannelShared;
+use crate::host::Op;
+use crate::memory::OutPayload;
+use crate::op::PendingOp;
+use starwire_net::transport::SocketAddress;
+
+/// A method call to start.
+pub struct NewCall<O: Op> {
+    pub method: u32,
+    pub meta: Vec<u8>,
+    pub payload: Option<OutPayload>,
+    pub deadline_ms: u32,
+    pub wait_for_ready: bool,
+    pub op: PendingOp<O>,
+}
+
+/// A rendezvous request to start.
+pub struct NewRecv<O: Op> {
+    pub step: i64,
+    pub prefix: Box<[u8]>,
+    pub frame: u64,
+    pub iter: u64,
+    pub op: PendingOp<O>,
+}
+
+/// Where an accepted socket came in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Door {
+    Tcp,
+    Unix,
+}
+
+pub enum Command<O: Op> {
+    OpenChannel(Arc<ChannelShared>),
+    Call {
+        channel: u32,
+        id: u64,
+        call: NewCall<O>,
+    },
+    Recv {
+        channel: u32,
+        id: u64,
+        recv: NewRecv<O>,
+    },
+    Cancel {
+        channel: u32,
+        id: u64,
+        code: i32,
+        message: String,
+    },
+    Reply {
+        conn: u64,
+        id: u64,
+        code: i32,
+        meta: Meta,
+        payload: Option<OutPayload>,
+    },
+    /// The answer to `resolve` for the channel's attempt of that number.
+    Resolved {
+        channel: u32,
+        attempt: u32,
+        result: Result<String, (i32, String)>,
+    },
+    /// Name look-up finished.
+    Addresses {
+        channel: u32,
+        attempt: u32,
+        result: Result<VecDeque<SocketAddress>, String>,
+    },
+    Adopt {
+        fd: OwnedFd,
+        door: Door,
+    },
+    Stop,
+}
+
+/// Reply metadata is short as a rule: no allocation for it then.
+pub enum Meta {
+    Short { len: u8, bytes: [u8; Meta::SHORT] },
+    Long(Vec<u8>),
+}
+
+impl Meta {
+    pub const SHORT: usize = 55;
+
+    pub fn of(bytes: &[u8]) -> Self {
+        match u8::try_from(bytes.len()) {
+            Ok(len) if bytes.len() <= Self::SHORT => {
+                let mut short = [0; Self::SHORT];
+                short[..bytes.len()].copy_from_slice(bytes);
+                Self::Short { len, bytes: short }
+            }
+            _ => Self::Long(bytes.to_vec()),
+        }
+    }
+
+    pub fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Short { len, bytes } => &bytes[..usize::from(*len)],
+            Self::Long(v) => v,
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Who makes way when there is no room for everybody.
+//!
+//! Whoever can reach a port can open connections to it and leave them open. A limit that turns newcomers away would let
+//! one stranger shut all others out. So a newcomer is always let in, and the source that has most makes way, its oldest
+//! connection first: who comes from elsewhere loses nothing to it, and who comes from the same place needs but a moment
+//! to be through.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+/// Where a connection comes from. What one stranger has at will is one source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    V4([u8; 4]),
+    /// A network: whoever has one address of it has them all.
+    V6([u8; 8]),
+    /// A process of this host.
+    Process(i32),
+    Unknown,
+}
+
+impl Source {
+    pub fn of_ip(ip: IpAddr) -> Self {
+        match ip.to_canonical() {
+            IpAddr::V4(v4) => Source::V4(v4.octets()),
+            IpAddr::V6(v6) => {
+                let mut network = [0; 8];
+                network.copy_from_slice(&v6.octets()[..8]);
+                Source::V6(network)
+            }
+        }
+    }
+}
+
+/// Those for whom there is a bounded number of places. Keys are ordered by age: the oldest is the smallest.
+pub struct Crowd<K> {
+    limit: usize,
+    members: BTreeMap<K, Source>,
+    sources: HashMap<Source, usize>,
+}
+
+impl<K: Ord + Copy> Crowd<K> {
+    pub fn new(limit: usize) -> Self {
+        Self { limit: limit.max(1), members: BTreeMap::new(), sources: HashMap::new() }
+    }
+
+    /// Lets a newcomer in. Some: who has lost its place to it.
+    pub fn enter(&mut self, key: K, source: Source) -> Option<K> {
+        self.leave(key);
+        self.members.insert(key, source);
+        *self.sources.entry(source).or_default() += 1;
+        if self.members.len() <= self.limit {
+            return None;
+        }
+        let most = self.sources.values().copied().max()?;
+        let of_the_most = |source: &Source| self.sources.get(source) == Some(&most);
+        let oldest = self.members.iter().find(|(_, source)| of_the_most(source)).map(|(key, _)| *key)?;
+        self.leave(oldest);
+        Some(oldest)
+    }
+
+    /// It needs its place no longer. False: it had none.
+    pub fn leave(&mut self, key: K) -> bool {
+        let Some(source) = self.members.remove(&key) else { return false };
+        if let Some(count) = self.sources.get_mut(&source) {
+            *count -= 1;
+            if *count == 0 {
+                self.sources.remove(&source);
+            }
+        }
+        true
+    }
+
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Source = Source::V4([10, 0, 0, 1]);
+    const B: Source = Source::V4([10, 0, 0, 2]);
+
+    #[test]
+    fn whoever_has_most_makes_way() {
+        let mut crowd = Crowd::new(4);
+        assert_eq!(crowd.enter(1, B), None);
+        for key in 2..5 {
+            assert_eq!(crowd.enter(key, A), None);
+        }
+        // However many come, it is always one of theirs that goes.
+        for key in 5..100 {
+            assert_eq!(crowd.enter(key, A), Some(key - 3));
+        }
+        assert_eq!(crowd.enter(100, B), Some(97));
+        assert_eq!(crowd.members.len(), 4);
+    }
+
+    #[test]
+    fn among_equals_the_oldest_makes_way() {
+        let mut crowd = Crowd::new(3);
+        let source = |n: u64| Source::Process(n as i32);
+        for key in 0..3u64 {
+            assert_eq!(crowd.enter(key, source(key)), None);
+        }
+        assert_eq!(crowd.enter(3, source(3)), Some(0));
+        assert!(crowd.leave(1));
+        assert!(!crowd.leave(1));
+        assert_eq!(crowd.enter(4, source(4)), None);
+        assert_eq!(crowd.enter(5, source(5)), Some(2));
+        for key in 3..6 {
+            assert!(crowd.leave(key));
+        }
+        assert!(crowd.members.is_empty() && crowd.sources.is_empty());
+    }
+
+    #[test]
+    fn a_network_of_addresses_is_one_source() {
+        let of = |ip: &str| Source::of_ip(ip.parse().unwrap());
+        assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
+        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), A);
+        assert_ne!(A, B);
+    }
+}

@@ -1,0 +1,430 @@
+//! The client side of a shard: how a channel finds its peer, connects, and what happens to those who wait.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use crate::channel::{State, Waiting, What};
+use crate::command::Command;
+use crate::config::HostPort;
+use crate::conn::Role;
+use crate::host::{Host, Level, Op};
+use crate::metrics;
+use crate::shard::Shard;
+use crate::whereabouts::is_final;
+use starwire_net::reactor::topology::Topology;
+use starwire_net::transport::{SocketAddress, tcp, unix};
+use starwire_protocol::{Connection, Failure, code};
+
+/// One attempt to connect takes at most this, so that a peer that is down is noticed; who waits patiently gets more
+/// attempts.
+const ATTEMPT: Duration = Duration::from_secs(10);
+/// Channel numbers have 24 bits in a token.
+pub const MAX_CHANNELS: u32 = 1 << 24;
+
+/// A question to the owner or the name service: which channel's attempt it belongs to.
+pub fn token(shard: usize, channel: u32, attempt: u32) -> u64 {
+    ((shard as u64) << 56) | (u64::from(channel % MAX_CHANNELS) << 32) | u64::from(attempt)
+}
+
+pub fn untoken(token: u64) -> (usize, u32, u32) {
+    let shard = usize::try_from(token >> 56).unwrap_or(usize::MAX);
+    let channel = u32::try_from((token >> 32) & 0x00FF_FFFF).unwrap_or(u32::MAX);
+    let attempt = u32::try_from(token & 0xFFFF_FFFF).unwrap_or(u32::MAX);
+    (shard, channel, attempt)
+}
+
+impl<H: Host> Shard<H> {
+    pub(crate) fn submit(&mut self, number: u32, mut waiting: Waiting<H::Op>, now: Instant) {
+        waiting.what.stamp(now);
+        let stopping = self.is_stopping();
+        let Some(channel) = self.channels.get_mut(&number) else {
+            return refuse(waiting, "starwire: no such channel");
+        };
+        if stopping {
+            return refuse(waiting, "starwire: the server was stopped");
+        }
+        if let State::Ready { conn } = channel.state {
+            return self.start(conn, waiting, now);
+        }
+        let deadline = waiting.deadline;
+        channel.waiting.push_back(waiting);
+        if let Some(deadline) = deadline {
+            self.arm_channel(number, deadline);
+        }
+        self.dial(number, now);
+    }
+
+    /// Hands a request to a connection that is up.
+    fn start(&mut self, key: u64, waiting: Waiting<H::Op>, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key).filter(|c| c.closing.is_none()) else {
+            // Its end is being worked through; whoever comes now shares it.
+            return refuse(waiting, "starwire: the connection was just lost");
+        };
+        let Waiting { id, what, deadline, .. } = waiting;
+        let proto = &mut conn.proto;
+        match &what {
+            What::Recv(_) => self.delivery.metrics.tensors_requested.add(1),
+            What::Call(_) => self.delivery.metrics.calls_sent.add(1),
+        }
+        self.delivery.serve(key, &mut conn.keys, |d| match what {
+            What::Recv(r) => proto.recv(now, id, r.step, &r.prefix, r.frame, r.iter, deadline, r.op, d),
+            What::Call(c) => match u16::try_from(c.method) {
+                Ok(method) if method > 0 => proto.call(now, id, method, c.meta, c.payload, deadline, c.op, d),
+                _ => c.op.done(&starwire_protocol::Outcome::Local {
+                    code: code::INVALID_ARGUMENT,
+                    message: "starwire: method numbers are 1 to 65535",
+                }),
+            },
+        });
+        self.mark_dirty(key);
+        if deadline.is_some() {
+            self.arm(key);
+        }
+    }
+
+    pub(crate) fn cancel(&mut self, number: u32, id: u64, code: i32, message: &str, now: Instant) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        if channel.cancel_waiting(id, code, message) {
+            return self.delivery.note();
+        }
+        if let State::Ready { conn: key } = channel.state {
+            if let Some(conn) = self.conns.get_mut(&key) {
+                let proto = &mut conn.proto;
+                self.delivery.metrics.cancels_sent.add(1);
+                self.delivery.serve(key, &mut conn.keys, |d| proto.cancel(now, id, code, message, d));
+                self.mark_dirty(key);
+            }
+        }
+    }
+
+    /// Gets a channel going that somebody waits for.
+    pub(crate) fn dial(&mut self, number: u32, now: Instant) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        if !matches!(channel.state, State::Idle | State::BackingOff) {
+            return;
+        }
+        if let Some(at) = channel.not_before.filter(|at| *at > now) {
+            channel.state = State::BackingOff;
+            return self.arm_channel(number, at);
+        }
+        channel.attempt = channel.attempt.wrapping_add(1);
+        channel.wanted_since.get_or_insert(now);
+        channel.errors.clear();
+        channel.state = State::LookingUp;
+        let ends = now + self.shared.config.connect_timeout.min(ATTEMPT);
+        channel.attempt_ends = Some(ends);
+        let attempt = channel.attempt;
+        self.arm_channel(number, ends);
+        self.seek(number, attempt, now);
+    }
+
+    /// Finds the addresses behind the names; name services may block, so names are looked up on a thread of their own.
+    pub(crate) fn look_up(
+        &mut self,
+        number: u32,
+        attempt: u32,
+        mut first: VecDeque<SocketAddress>,
+        targets: Vec<HostPort>,
+        now: Instant,
+    ) {
+        let literals: Vec<_> = targets.iter().map_while(literal).collect();
+        if literals.len() == targets.len() {
+            first.extend(literals.into_iter().map(SocketAddress::from));
+            return self.connect_next(number, first, now);
+        }
+        let names = targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let (shared, shard) = (self.shared.clone(), self.index);
+        let thread = std::thread::Builder::new().name("starwire-names".into()).spawn(move || {
+            // Not on the CPU that a pinned reactor has for itself. If that fails it only takes longer.
+            let _ = shared.topology.as_ref().map(Topology::unpin_current_thread);
+            let mut errors = Vec::new();
+            for target in &targets {
+                match target.resolve() {
+                    Ok(found) => first.extend(found.into_iter().map(SocketAddress::from)),
+                    Err(error) => errors.push(format!("cannot look up {}: {error}", target.host)),
+                }
+            }
+            let result = if first.is_empty() { Err(errors.join("; ")) } else { Ok(first) };
+            shared.send(shard, Command::Addresses { channel: number, attempt, result });
+        });
+        if let Err(error) = thread {
+            let message = format!("cannot start a thread to look up {names}: {error}");
+            self.attempt_failed(number, code::RESOURCE_EXHAUSTED, &message, now);
+        }
+    }
+
+    pub(crate) fn addresses(
+        &mut self,
+        number: u32,
+        attempt: u32,
+        result: Result<VecDeque<SocketAddress>, String>,
+        now: Instant,
+    ) {
+        if !self.is_current(number, attempt) {
+            return;
+        }
+        match result {
+            Ok(found) => self.connect_next(number, found, now),
+            Err(message) => self.attempt_failed(number, code::UNAVAILABLE, &message, now),
+        }
+    }
+
+    fn is_current(&self, number: u32, attempt: u32) -> bool {
+        self.channels.get(&number).is_some_and(|c| c.attempt == attempt && matches!(c.state, State::LookingUp))
+    }
+
+    fn connect_next(&mut self, number: u32, mut rest: VecDeque<SocketAddress>, now: Instant) {
+        while let Some(address) = rest.pop_front() {
+            let name = address.to_string();
+            match self.connect(number, &address, now) {
+                Ok(conn) => {
+                    if let Some(channel) = self.channels.get_mut(&number) {
+                        channel.state = State::Connecting { conn, rest };
+                    }
+                    return;
+                }
+                Err(error) => {
+                    if let Some(channel) = self.channels.get_mut(&number) {
+                        channel.errors.push(format!("{name}: {error}"));
+                    }
+                }
+            }
+        }
+        let message = self.channels.get(&number).map_or_else(String::new, |c| c.errors.join("; "));
+        self.attempt_failed(number, code::UNAVAILABLE, &message, now);
+    }
+
+    fn connect(&mut self, number: u32, address: &SocketAddress, now: Instant) -> Result<u64, String> {
+        let channel = self.channels.get(&number).ok_or("there is no such channel")?;
+        let (task, expected) = (channel.shared.task.clone(), channel.expected.as_ref().map(|e| e.task.clone()));
+        let (fd, guard): (OwnedFd, Option<OwnedFd>) = match address {
+            SocketAddress::Inet(inet) => {
+                (tcp::socket(*inet, &self.shared.tcp_options()).map_err(|e| e.to_string())?, None)
+            }
+            SocketAddress::Unix(_) => {
+                let fd = unix::socket().map_err(|e| e.to_string())?;
+                let guard = fd.try_clone().map_err(|e| e.to_string())?;
+                (fd, Some(guard))
+            }
+        };
+        let mut settings = self.settings(expected);
+        let offered_pairs = matches!(address, SocketAddress::Inet(_)) && {
+            let shunned = self.channels.get(&number).and_then(|c| c.no_pairs_before);
+            self.offer_pairs(&mut settings, shunned.is_none_or(|until| until <= now))
+        };
+        if guard.is_some() {
+            self.offer_loans(&mut settings);
+        }
+        let proto = Connection::client(settings, now);
+        let token = self.driver.register(fd).map_err(|e| e.to_string())?;
+        let key = self.add_conn(token, Role::Client { channel: number }, proto, format!("{task} at {address}"));
+        if let Some(conn) = self.conns.get_mut(&key) {
+            conn.guard = guard;
+            conn.offered_pairs = offered_pairs;
+            conn.address = Some(address.clone());
+        }
+        if let Err(error) = self.driver.connect(token, address) {
+            self.conns.remove(&key);
+            self.driver.close(token);
+            return Err(error.to_string());
+        }
+        self.arm(key);
+        Ok(key)
+    }
+
+    pub(crate) fn connected(&mut self, key: u64, result: std::io::Result<()>) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.closing.is_some() {
+            return;
+        }
+        if let Err(error) = result {
+            // The name is "task at address"; which of a task's addresses it was, the operator must know.
+            let address = conn.name.rsplit_once(" at ").map_or(conn.name.as_str(), |(_, address)| address);
+            let message = format!("{address}: {error}");
+            return self.lose(key, code::UNAVAILABLE, message);
+        }
+        // A local peer must be ours (or root's) before it hears anything from us.
+        if let Some(guard) = conn.guard.take() {
+            match unix::check_peer(guard.as_fd()) {
+                Ok(peer) => self.met_local_peer(key, peer.pid),
+                Err(error) => return self.lose(key, code::UNAVAILABLE, error.to_string()),
+            }
+        }
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.connected = true;
+        conn.entry.set_state(metrics::State::Handshake);
+        self.mark_dirty(key);
+        self.arm(key);
+        self.receive_on(key);
+    }
+
+    pub(crate) fn client_ready(&mut self, number: u32, key: u64, now: Instant) {
+        let Some(peer) = self.conns.get(&key).and_then(|c| c.peer.as_ref()) else { return };
+        let (own_name, incarnation) = (peer.task.clone(), peer.incarnation);
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        channel.succeeded();
+        channel.state = State::Ready { conn: key };
+        if let Some(since) = channel.wanted_since.take() {
+            self.delivery.metrics.connect_time.record(now.saturating_duration_since(since));
+        }
+        let before = channel.incarnation.replace(incarnation);
+        let waiting = std::mem::take(&mut channel.waiting);
+        if before.is_some_and(|old| old != incarnation) {
+            let line = format!("starwire: {} was restarted; connected to its new life", channel.shared.task);
+            self.shared.host.log(Level::Info, &line);
+        }
+        if before != Some(incarnation) {
+            self.note_name(number, &own_name);
+        }
+        for w in waiting {
+            self.start(key, w, now);
+        }
+    }
+
+    /// The peer will answer what it has, but takes no new requests on this connection.
+    pub(crate) fn said_goodbye(&mut self, key: u64, reason: String) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.goodbye = Some(reason);
+        let Role::Client { channel } = &conn.role else { return };
+        if let Some(channel) = self.channels.get_mut(channel) {
+            if matches!(channel.state, State::Ready { conn } if conn == key) {
+                channel.state = State::Idle;
+            }
+        }
+    }
+
+    /// It is a server of ours, at least.
+    pub(crate) fn refused_by_peer(&mut self, key: u64) {
+        let Some(Role::Client { channel }) = self.conns.get(&key).map(|c| &c.role) else { return };
+        if let Some(channel) = self.channels.get_mut(channel) {
+            channel.was_refused = true;
+        }
+    }
+
+    /// A client connection is gone, or never came to be.
+    pub(crate) fn lost_client(
+        &mut self,
+        number: u32,
+        key: u64,
+        was_ready: bool,
+        moving: Option<SocketAddress>,
+        failure: Failure,
+        now: Instant,
+    ) {
+        let stopping = self.is_stopping();
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let state = std::mem::replace(&mut channel.state, State::Idle);
+        match state {
+            State::Ready { conn } if conn == key => {
+                if !stopping && !channel.waiting.is_empty() {
+                    self.dial(number, now);
+                }
+            }
+            State::Connecting { conn, mut rest } if conn == key => {
+                let again = if stopping { None } else { self.try_without_pair(number, moving, &failure, now) };
+                let Some(channel) = self.channels.get_mut(&number) else { return };
+                let text = failure.message;
+                if let Some(address) = again {
+                    rest.push_front(address);
+                    self.connect_next(number, rest, now);
+                } else if stopping {
+                    let ended = channel.fail_waiting(code::UNAVAILABLE, "starwire: the server was stopped", true);
+                    self.delivery.metrics.ended_locally.add(ended);
+                } else if failure.code == code::UNAVAILABLE && !was_ready {
+                    channel.errors.push(text);
+                    self.connect_next(number, rest, now);
+                } else {
+                    self.attempt_failed(number, failure.code, &text, now);
+                }
+            }
+            other => channel.state = other,
+        }
+    }
+
+    /// No way to the peer this time.
+    pub(crate) fn attempt_failed(&mut self, number: u32, code: i32, why: &str, now: Instant) {
+        let failure = Failure { code, message: why.to_owned() };
+        if !self.looks_again(number, &failure, now) {
+            self.give_up(number, &failure, now);
+        }
+    }
+
+    /// Ends those who do not want to wait for another attempt.
+    pub(crate) fn tell_impatient(&mut self, number: u32, failure: &Failure) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let ended = channel.fail_waiting(failure.code, &channel.unreachable(failure), false);
+        self.delivery.metrics.ended_locally.add(ended);
+        self.delivery.note();
+    }
+
+    /// The attempt is over. Those who do not want to wait hear of it; for the others there is a next one, unless that
+    /// is of no use.
+    pub(crate) fn give_up(&mut self, number: u32, failure: &Failure, now: Instant) {
+        let random = self.random();
+        self.delivery.note();
+        self.delivery.metrics.connect_failures.add(1);
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        channel.attempt = channel.attempt.wrapping_add(1);
+        channel.failed(now, random);
+        channel.state = State::Idle;
+        let message = channel.unreachable(failure);
+        let ended = channel.fail_waiting(failure.code, &message, is_final(failure.code));
+        self.delivery.metrics.ended_locally.add(ended);
+        channel.errors.push(failure.message.clone());
+        let somebody_waits = !channel.waiting.is_empty();
+        if channel.should_tell(now, somebody_waits) {
+            let line = format!("{message}; {} requests wait, trying on", channel.waiting.len());
+            self.shared.host.log(Level::Warning, &line);
+        }
+        if somebody_waits {
+            self.dial(number, now);
+        } else {
+            channel.wanted_since = None;
+        }
+    }
+
+    pub(crate) fn channel_timer(&mut self, number: u32, now: Instant) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let expired = channel.expire_waiting(now);
+        self.delivery.metrics.deadlines_exceeded.add(expired);
+        self.delivery.note();
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        if let Some(at) = channel.next_deadline() {
+            self.arm_channel(number, at);
+        }
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        match &channel.state {
+            State::BackingOff => {
+                if channel.waiting.is_empty() {
+                    channel.state = State::Idle;
+                    channel.wanted_since = None;
+                } else {
+                    self.dial(number, now);
+                }
+            }
+            State::Asking { failure } if channel.attempt_ends.is_some_and(|t| t <= now) => {
+                let failure = failure.clone();
+                self.give_up(number, &failure, now);
+            }
+            State::LookingUp if channel.attempt_ends.is_some_and(|t| t <= now) => {
+                self.attempt_failed(number, code::UNAVAILABLE, "looking up its data address took too long", now);
+            }
+            State::Connecting { conn, .. } if channel.attempt_ends.is_some_and(|t| t <= now) => {
+                let conn = *conn;
+                self.lose(conn, code::DEADLINE_EXCEEDED, "connecting took too long".into());
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The address, if it is one and not a name.
+fn literal(target: &HostPort) -> Option<SocketAddr> {
+    target.host.parse().ok().map(|ip: IpAddr| SocketAddr::new(ip, target.port))
+}
+
+fn refuse<O: Op>(waiting: Waiting<O>, message: &str) {
+    waiting.what.into_op().done(&starwire_protocol::Outcome::Local { code: code::UNAVAILABLE, message });
+}

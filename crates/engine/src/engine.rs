@@ -1,0 +1,390 @@
+//! One TensorFlow server's transport: starts the reactors, opens channels, answers requests, stops.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak, mpsc};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crate::channel::{Channel, ChannelShared};
+use crate::command::{Command, Door, Meta};
+use crate::config::{
+    Advertisement, Config, DriverChoice, Env, Identity, Running, Shortcut, StarConfig, TransportChoice,
+};
+use crate::control::ControlService;
+use crate::error::EngineError;
+use crate::host::{Host, Level, Op, Ticket};
+use crate::lending::Unreadable;
+use crate::memory::OutPayload;
+use crate::metrics::{Cells, Metrics, render_prometheus};
+use crate::offenders::Offenders;
+use crate::shard::{self, Shard};
+use crate::shared::{self, Shared};
+use crate::system::exit::Freeze;
+use crate::system::{exit, fork};
+use crate::{dial, observe};
+use starwire_net::reactor::driver::Driver;
+use starwire_net::reactor::epoll::EpollDriver;
+use starwire_net::reactor::error::DriverError;
+use starwire_net::reactor::mailbox::{EventWaker, Sender, mailbox};
+use starwire_net::reactor::topology::Topology;
+use starwire_net::reactor::uring::UringDriver;
+use starwire_net::reactor::verbs::VerbsDriver;
+use starwire_net::transport::{self, SocketAddress, tcp, unix};
+
+pub struct Engine<H: Host> {
+    shared: Arc<Shared<H>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    alive: Arc<()>,
+    channels: Mutex<HashMap<(String, String), Arc<ChannelShared>>>,
+    banner: String,
+    advertisement: String,
+}
+
+impl<H: Host> Engine<H> {
+    /// Reads the environment, binds the data port, starts the reactors.
+    pub fn start(env: &dyn Env, identity: Identity, incarnation: u64, host: H) -> Result<Arc<Self>, EngineError> {
+        fork::watch();
+        let config = Config::from_env(env, identity)?;
+        for warning in &config.warnings {
+            host.log(Level::Warning, warning);
+        }
+        let (listener, bound) = listen(&config)?;
+        let local = if config.unix == Shortcut::Auto { unix::listen().ok() } else { None };
+        let machine = local.as_ref().and_then(|_| transport::host::identity());
+        let advertisement = Advertisement {
+            protocol: config.identity.protocol.clone(),
+            task: config.identity.task.clone(),
+            incarnation,
+            data: vec![config.advertised(bound)],
+            unix: machine.as_ref().and(local.as_ref()).and_then(|(_, address)| unix_name(address)),
+            host: machine.clone(),
+            pid: Some(std::process::id()),
+        };
+        let shared = Arc::new(Shared {
+            number: shared::next_engine_number(),
+            host,
+            incarnation,
+            machine,
+            senders: OnceLock::new(),
+            frozen: AtomicBool::new(false),
+            forks: fork::count(),
+            metrics: Metrics::default(),
+            connections: Arc::default(),
+            started: Instant::now(),
+            control: OnceLock::new(),
+            offenders: Offenders::default(),
+            unreadable: Unreadable::default(),
+            topology: Topology::detect().ok(),
+            config,
+        });
+        let alive = Arc::new(());
+        let reactors = Reactors::start(&shared, &alive)?;
+        let mut doors = vec![(listener, Door::Tcp)];
+        doors.extend(local.map(|(fd, _)| (fd, Door::Unix)));
+        let driver = reactors.driver.clone();
+        let banner = shared.config.banner(Running { driver: &driver, bound });
+        let view = observe::View::new(&shared, banner.clone());
+        let _ = shared.control.set(ControlService::new(Arc::new(view), shared.config.control));
+        let threads = reactors.go(&shared, doors)?;
+        let engine = Arc::new(Self {
+            shared,
+            threads: Mutex::new(threads),
+            alive,
+            channels: Mutex::new(HashMap::new()),
+            banner,
+            advertisement: advertisement.to_string(),
+        });
+        let watched: Weak<Self> = Arc::downgrade(&engine);
+        exit::watch(watched);
+        Ok(engine)
+    }
+
+    pub fn banner(&self) -> &str {
+        &self.banner
+    }
+
+    pub fn advertisement(&self) -> &str {
+        &self.advertisement
+    }
+
+    /// Whether partitions of this server's graphs are for the lock-free executor.
+    pub fn runs_partitions(&self) -> bool {
+        self.shared.config.runs_partitions()
+    }
+
+    /// Opens the way to a task; asking again for the same one gives the same.
+    pub fn channel(&self, task: &str, grpc_address: &str) -> Result<Channel<H>, EngineError> {
+        if self.shared.forks != fork::count() {
+            return Err(EngineError::Forked);
+        }
+        let mapped = match (&self.shared.config.endpoint_map, self.shared.config.mapped(grpc_address)) {
+            (_, Some(found)) => Some(found),
+            (None, None) => None,
+            (Some(map), None) => {
+                return Err(EngineError::NotInMap {
+                    task: task.into(),
+                    address: grpc_address.into(),
+                    file: map.path().display().to_string(),
+                });
+            }
+        };
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = channels.len();
+        let entry = channels.entry((task.into(), grpc_address.into()));
+        let channel = match entry {
+            Entry::Occupied(found) => found.get().clone(),
+            Entry::Vacant(place) => {
+                let number =
+                    u32::try_from(next).ok().filter(|n| *n < dial::MAX_CHANNELS).ok_or(EngineError::TooMany)?;
+                let shard = next % self.shared.config.reactors;
+                let made = ChannelShared::new(number, shard, task.into(), grpc_address.into(), mapped);
+                let named = self.shared.config.identity.tasks.iter().any(|(t, a)| t == task && a == grpc_address);
+                let made = Arc::new(if named { made } else { made.unnamed() });
+                self.shared.send(shard, Command::OpenChannel(made.clone()));
+                place.insert(made).clone()
+            }
+        };
+        Ok(Channel::new(self.shared.clone(), channel))
+    }
+
+    /// Answers a question of `Host::resolve`.
+    pub fn resolved(&self, token: u64, result: Result<String, (i32, String)>) {
+        let (shard, channel, attempt) = dial::untoken(token);
+        self.shared.send(shard, Command::Resolved { channel, attempt, result });
+    }
+
+    /// Answers a peer's request.
+    pub fn reply(&self, ticket: Ticket, code: i32, meta: &[u8], payload: Option<OutPayload>) {
+        let shard = usize::try_from(ticket.conn >> shard::CONN_BITS).unwrap_or(usize::MAX);
+        self.shared
+            .send(shard, Command::Reply { conn: ticket.conn, id: ticket.id, code, meta: Meta::of(meta), payload });
+    }
+
+    /// Ends every call, closes every connection, joins every thread. A reactor's own callback cannot wait for itself:
+    /// then the threads end on their own.
+    pub fn stop(&self) {
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        if self.shared.forks != fork::count() {
+            // The threads are the parent's.
+            std::mem::forget(threads);
+            return;
+        }
+        for shard in 0..self.shared.config.reactors {
+            self.shared.send(shard, Command::Stop);
+        }
+        if !shared::is_reactor_of(self.shared.number) {
+            for thread in threads {
+                let _ = thread.join();
+            }
+        }
+        if let Some(control) = self.shared.control.get() {
+            control.stop();
+        }
+    }
+
+    /// What star calls may do here.
+    pub fn star(&self) -> &StarConfig {
+        &self.shared.config.star
+    }
+
+    /// Counts on a thread that has no recorder of its own.
+    pub fn count(&self, f: impl FnOnce(&Cells)) {
+        self.shared.metrics.count(f);
+    }
+
+    /// A reply was sent that carries so many tensors as one.
+    pub fn count_fused(&self, tensors: u64) {
+        self.shared.metrics.count(|cells| {
+            cells.fused_messages_sent.add(1);
+            cells.fused_tensors_sent.add(tensors);
+        });
+    }
+
+    pub fn metrics_text(&self) -> String {
+        let identity = &self.shared.config.identity;
+        render_prometheus(
+            &self.shared.metrics.snapshot(),
+            &[("protocol", &identity.protocol), ("task", &identity.task)],
+        )
+    }
+}
+
+impl<H: Host> Freeze for Engine<H> {
+    fn freeze(&self) {
+        self.shared.frozen.store(true, Ordering::Release);
+        for sender in self.shared.senders.get().into_iter().flatten() {
+            sender.wake();
+        }
+    }
+
+    fn is_running(&self) -> bool {
+        self.shared.forks == fork::count() && Arc::strong_count(&self.alive) > 1
+    }
+}
+
+impl<H: Host> Drop for Engine<H> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What peers connect to (the address's own text is for people).
+fn unix_name(address: &SocketAddress) -> Option<String> {
+    match address {
+        SocketAddress::Unix(path) => path.to_str().map(String::from),
+        SocketAddress::Inet(_) => None,
+    }
+}
+
+/// Binds the data port: the first address that can be had.
+fn listen(config: &Config) -> Result<(OwnedFd, SocketAddr), EngineError> {
+    let mut failure = None;
+    for address in &config.bind {
+        let made = if address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+            tcp::listen_everywhere(address.port())
+        } else {
+            tcp::listen(*address)
+        };
+        match made {
+            Ok(fd) => match tcp::local_address(fd.as_fd())? {
+                Some(SocketAddress::Inet(bound)) => return Ok((fd, bound)),
+                _ => failure = None,
+            },
+            Err(error) => failure = Some(error),
+        }
+    }
+    Err(failure.map_or(EngineError::NoAddress, EngineError::Transport))
+}
+
+/// Reactor threads that have their driver but do not run yet: they need to know each other first.
+struct Reactors<O: Op> {
+    driver: String,
+    senders: Vec<Sender<Command<O>>>,
+    starters: Vec<mpsc::Sender<Vec<(OwnedFd, Door)>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl<O: Op> Reactors<O> {
+    fn start<H: Host<Op = O>>(shared: &Arc<Shared<H>>, alive: &Arc<()>) -> Result<Self, EngineError> {
+        let mut made = Self { driver: String::new(), senders: Vec::new(), starters: Vec::new(), threads: Vec::new() };
+        for index in 0..shared.config.reactors {
+            let (told, tell) = mpsc::channel();
+            let (starter, start) = mpsc::channel::<Vec<(OwnedFd, Door)>>();
+            let (shared, alive) = (shared.clone(), alive.clone());
+            let thread = std::thread::Builder::new().name(format!("starwire-{index}")).spawn(move || {
+                let _alive = alive;
+                reactor(index, &shared, &told, &start);
+            });
+            made.threads.push(thread.map_err(|source| EngineError::Thread { index, source })?);
+            let (driver, sender) = tell.recv().unwrap_or(Err(EngineError::Died { index }))?;
+            made.driver = driver;
+            made.senders.push(sender);
+            made.starters.push(starter);
+        }
+        Ok(made)
+    }
+
+    fn go<H: Host<Op = O>>(
+        self,
+        shared: &Shared<H>,
+        doors: Vec<(OwnedFd, Door)>,
+    ) -> Result<Vec<JoinHandle<()>>, EngineError> {
+        let _ = shared.senders.set(self.senders);
+        let mut doors = Some(doors);
+        for (index, starter) in self.starters.iter().enumerate() {
+            starter.send(doors.take().unwrap_or_default()).map_err(|_| EngineError::Died { index })?;
+        }
+        Ok(self.threads)
+    }
+}
+
+type Told<O> = Result<(String, Sender<Command<O>>), EngineError>;
+
+/// A reactor thread, from the choice of its driver to its end.
+fn reactor<H: Host>(
+    index: usize,
+    shared: &Arc<Shared<H>>,
+    told: &mpsc::Sender<Told<H::Op>>,
+    start: &mpsc::Receiver<Vec<(OwnedFd, Door)>>,
+) {
+    let made = make_driver(shared).map_err(|source| EngineError::Driver { index, source });
+    let made = made.and_then(|driver| with_pairs(index, shared, driver)).and_then(|driver| {
+        let waker = EventWaker::of(&*driver);
+        let waker = waker.map_err(|error| EngineError::Driver { index, source: DriverError::Epoll(error) })?;
+        let (sender, mailbox) = mailbox(waker);
+        Ok((driver, sender, mailbox))
+    });
+    let (driver, sender, mailbox) = match made {
+        Ok(made) => made,
+        Err(error) => {
+            let _ = told.send(Err(error));
+            return;
+        }
+    };
+    if told.send(Ok((driver.name().into(), sender))).is_err() {
+        return;
+    }
+    // No word to start: another reactor could not be made.
+    let Ok(doors) = start.recv() else { return };
+    let mut _claim = None;
+    if shared.config.pinning {
+        let unknown = || Err(std::io::Error::other("the kernel does not say which CPUs there are"));
+        let pinned = shared.topology.as_ref().map_or_else(unknown, |t| t.pin_current_thread_apart(index));
+        match pinned {
+            Ok(claim) => _claim = claim,
+            Err(error) => {
+                let line = format!("starwire: reactor {index} cannot be pinned to a CPU: {error}");
+                shared.host.log(Level::Warning, &line);
+            }
+        }
+    }
+    let mut shard = Shard::new(index, shared.clone(), driver, mailbox);
+    for (fd, door) in doors {
+        if let Err(error) = shard.listen(fd, door) {
+            shared.host.log(Level::Error, &format!("starwire: cannot accept connections: {error}"));
+        }
+    }
+    if catch_unwind(AssertUnwindSafe(|| shard.run())).is_err() {
+        let line = format!("starwire: internal error: reactor {index} ended; its connections are closed");
+        shared.host.log(Level::Error, &line);
+        // What was in flight ends here: every op says so when it is dropped, the mailbox gives back what comes later.
+        let _ = catch_unwind(AssertUnwindSafe(|| shard.abandon()));
+    }
+}
+
+/// Adds RDMA, if it is asked for. Without a device that serves: as the configuration says, TCP or an error.
+fn with_pairs<H: Host>(
+    index: usize,
+    shared: &Shared<H>,
+    driver: Box<dyn Driver>,
+) -> Result<Box<dyn Driver>, EngineError> {
+    let verbs = &shared.config.verbs;
+    if verbs.transport == TransportChoice::Tcp {
+        return Ok(driver);
+    }
+    match VerbsDriver::new(driver, verbs, shared.config.polling) {
+        Ok(driver) => Ok(Box::new(driver)),
+        Err((source, driver)) if verbs.fallback => {
+            shared.metrics.recorder().verbs_fallbacks.add(1);
+            if index == 0 {
+                shared.host.log(Level::Warning, &format!("starwire: {source}; using TCP (STARWIRE_VERBS_FALLBACK)"));
+            }
+            Ok(driver)
+        }
+        Err((source, _)) => Err(EngineError::Verbs(source)),
+    }
+}
+
+/// The driver that the environment asks for, or what serves best here.
+fn make_driver<H: Host>(shared: &Shared<H>) -> Result<Box<dyn Driver>, DriverError> {
+    Ok(match shared.config.driver {
+        // epoll is allowed everywhere (many containers forbid io_uring), and for small messages the two measure alike.
+        DriverChoice::Auto | DriverChoice::Epoll => Box::new(EpollDriver::new().map_err(DriverError::Epoll)?),
+        DriverChoice::IoUring => Box::new(UringDriver::new()?),
+    })
+}

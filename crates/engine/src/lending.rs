@@ -1,0 +1,71 @@
+//! Tasks of one host that copy large payloads straight from each other's memory.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use crate::config::Shortcut;
+use crate::host::{Host, Level};
+use crate::shard::Shard;
+use crate::system::peer_memory::PeerMemory;
+use starwire_protocol::{FEATURE_LENDING, Settings, code};
+
+/// Processes of which more is not remembered.
+const MOST_UNREADABLE: usize = 4096;
+
+/// Processes that lent what could not be read: nothing is borrowed from them any more. Named as the kernel names them,
+/// so that nobody can speak for another.
+#[derive(Default)]
+pub struct Unreadable(Mutex<HashSet<i32>>);
+
+impl Unreadable {
+    fn contains(&self, pid: i32) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
+    }
+
+    /// False: it was known.
+    fn insert(&self, pid: i32) -> bool {
+        let mut pids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if pids.len() >= MOST_UNREADABLE {
+            pids.clear();
+        }
+        pids.insert(pid)
+    }
+}
+
+impl<H: Host> Shard<H> {
+    /// For a new connection over a unix socket.
+    pub(crate) fn offer_loans(&self, settings: &mut Settings) {
+        if self.shared.config.loans == Shortcut::Auto {
+            settings.features |= FEATURE_LENDING;
+        }
+    }
+
+    /// Who is at the other end of a unix socket.
+    pub(crate) fn met_local_peer(&mut self, key: u64, pid: i32) {
+        let random = self.random();
+        let Some(conn) = self.conns.get_mut(&key).filter(|_| self.shared.config.loans == Shortcut::Auto) else {
+            return;
+        };
+        if self.shared.host.lends() {
+            conn.lend(random);
+        }
+        conn.peer_memory = PeerMemory::of(pid).filter(|_| !self.shared.unreadable.contains(pid));
+    }
+
+    pub(crate) fn cannot_borrow(&mut self, key: u64, error: &io::Error) {
+        let Some(conn) = self.conns.get(&key) else { return };
+        // A peer that has ended, or has given the connection up, is no reason to do without; what cannot be read
+        // although the peer vouches for it, is.
+        let is_gone = error.raw_os_error().is_none();
+        let pid = conn.peer_memory.as_ref().map(PeerMemory::pid).filter(|_| !is_gone);
+        if pid.is_some_and(|pid| self.shared.unreadable.insert(pid)) {
+            let line = format!(
+                "starwire: cannot read what {} lent: {error}; from now on through the socket with that process",
+                conn.name
+            );
+            self.shared.host.log(Level::Warning, &line);
+        }
+        self.lose(key, code::UNAVAILABLE, format!("cannot read what it lent: {error}"));
+    }
+}

@@ -1,0 +1,48 @@
+//! The engine of one TensorFlow server: channels to peers, calls, and the dispatch of what peers ask.
+//!
+//! One [`Engine`] belongs to one server and is generic over its owner, a [`Host`]. It has one shard per reactor thread;
+//! a connection lives its whole life on one shard, and shards share nothing but a read-only part. Any thread may ask
+//! something of a shard through its mailbox; a shard's own callbacks use a thread-local list instead.
+//!
+//! Beside it: [`config`] (environment variables and `.endpoint_map`, parsed once into types), [`control`] (health,
+//! statistics and Prometheus' `/metrics` on the data port), [`metrics`] (counters, gauges and latencies), and [`star`]
+//! (what a parameter server keeps for star calls).
+
+#![deny(unsafe_code)]
+
+mod channel;
+mod command;
+pub mod config;
+#[allow(unsafe_code)]
+mod conn;
+pub mod control;
+mod crowd;
+mod delivery;
+mod dial;
+mod engine;
+mod error;
+mod host;
+mod lending;
+#[allow(unsafe_code)]
+mod memory;
+pub mod metrics;
+mod moving;
+mod observe;
+mod offenders;
+mod op;
+mod pace;
+mod shard;
+mod shared;
+pub mod star;
+mod strangers;
+#[allow(unsafe_code)]
+mod system;
+mod whereabouts;
+
+pub use channel::Channel;
+pub use command::{NewCall, NewRecv};
+pub use engine::Engine;
+pub use error::EngineError;
+pub use host::{Host, IncomingCall, Level, Op, RecvRequest, Ticket};
+pub use memory::{Buffers, ForeignMemory, InBody, OutPayload, Piece};
+pub use op::PendingOp;

@@ -1,0 +1,210 @@
+//! Connections that move from their socket to an RDMA queue pair, and what happens where that does not work.
+
+use std::time::{Duration, Instant};
+
+use crate::conn::Role;
+use crate::host::{Host, Level};
+use crate::shard::{Shard, mark};
+use crate::shared::host_of;
+use starwire_net::transport::SocketAddress;
+use starwire_net::transport::verbs::VerbsError;
+use starwire_protocol::{FEATURE_QUEUE_PAIRS, Failure, Settings, code};
+
+/// A way to a peer on which RDMA failed is not tried again before this.
+pub const SHUNNED: Duration = Duration::from_secs(60);
+
+/// What the protocol asked its owner.
+pub enum MoveEvent {
+    May,
+    Proposed(Vec<u8>),
+    Answered(Result<Vec<u8>, Failure>),
+}
+
+/// Where a connection stands between socket and queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    #[default]
+    Socket,
+    /// Client: from the proposal to the proof. Server: until its answer has left.
+    Moving,
+    QueuePair,
+}
+
+impl<H: Host> Shard<H> {
+    /// Offers a new TCP connection for RDMA, if this reactor has it. `wanted`: nothing speaks against it on this way.
+    pub(crate) fn offer_pairs(&mut self, settings: &mut Settings, wanted: bool) -> bool {
+        let required = self.requires_pairs();
+        if required {
+            settings.required_features |= FEATURE_QUEUE_PAIRS;
+        }
+        let offers = self.driver.offload().is_some() && (wanted || required);
+        if offers {
+            settings.features |= FEATURE_QUEUE_PAIRS;
+        }
+        offers
+    }
+
+    fn requires_pairs(&self) -> bool {
+        let verbs = &self.shared.config.verbs;
+        verbs.transport == crate::config::TransportChoice::Verbs && !verbs.fallback
+    }
+
+    pub(crate) fn move_on(&mut self, key: u64, event: MoveEvent, now: Instant) {
+        match event {
+            MoveEvent::May => self.propose(key, now),
+            MoveEvent::Proposed(endpoint) => self.answer(key, &endpoint),
+            MoveEvent::Answered(Ok(endpoint)) => self.agreed(key, &endpoint),
+            MoveEvent::Answered(Err(failure)) => self.stay(key, failure, now),
+        }
+    }
+
+    fn propose(&mut self, key: u64, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        let token = conn.token;
+        match self.driver.offload().map(|offload| offload.prepare(token)) {
+            Some(Ok(endpoint)) => {
+                conn.way = Way::Moving;
+                conn.proto.propose_move(&endpoint);
+                mark(&mut self.dirty, conn);
+            }
+            Some(Err(error)) => self.stay(key, failure(&error), now),
+            None => self.stay(key, Failure { code: code::INTERNAL, message: "there is no device".into() }, now),
+        }
+    }
+
+    fn answer(&mut self, key: u64, endpoint: &[u8]) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        let token = conn.token;
+        let Some(offload) = self.driver.offload() else { return };
+        match offload.prepare(token).and_then(|own| offload.connect_pair(token, endpoint).map(|()| own)) {
+            Ok(own) => {
+                conn.way = Way::Moving;
+                conn.proto.accept_move(&own);
+                mark(&mut self.dirty, conn);
+            }
+            Err(error) => {
+                offload.abandon(token);
+                conn.proto.refuse_move(code::FAILED_PRECONDITION, &error.to_string());
+                mark(&mut self.dirty, conn);
+                let line = format!("starwire: no RDMA for {}: {error}; it is asked to use TCP", conn.name);
+                self.delivery.metrics.verbs_fallbacks.add(1);
+                let offender = format!("RDMA {}", host_of(&conn.name));
+                if self.shared.offenders.is_news(&offender, self.delivery.now) {
+                    self.shared.host.log(Level::Warning, &line);
+                }
+            }
+        }
+    }
+
+    fn agreed(&mut self, key: u64, endpoint: &[u8]) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        let token = conn.token;
+        let Some(offload) = self.driver.offload() else { return };
+        match offload.connect_pair(token, endpoint) {
+            Ok(()) => {
+                offload.move_sends(token);
+                conn.proto.moved();
+                mark(&mut self.dirty, conn);
+            }
+            // The server has moved already: this connection is of no use any more.
+            Err(error) => self.lose(key, code::UNAVAILABLE, error.to_string()),
+        }
+    }
+
+    /// Client: no queue pair for this connection, though both sides have RDMA.
+    fn stay(&mut self, key: u64, why: Failure, now: Instant) {
+        let required = self.requires_pairs();
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.way = Way::Socket;
+        if let Some(offload) = self.driver.offload() {
+            offload.abandon(conn.token);
+        }
+        if required {
+            return self.lose(key, why.code, why.message);
+        }
+        if let Role::Client { channel } = conn.role {
+            self.shun_pairs(channel, &why.message, now);
+        }
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        let proto = &mut conn.proto;
+        let ((), after) = self.delivery.serve(key, &mut conn.keys, |d| proto.stay(now, d));
+        mark(&mut self.dirty, conn);
+        if let Some(peer) = after.ready {
+            self.greeted(key, peer, now);
+        }
+    }
+
+    /// Server: once its answer has left, everything else goes the new way.
+    pub(crate) fn resume_moved(&mut self, key: u64) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        let is_server = matches!(conn.role, Role::Server);
+        if is_server && conn.way == Way::Moving && !conn.has_unsent() && conn.proto.is_held() {
+            if let Some(offload) = self.driver.offload() {
+                offload.move_sends(conn.token);
+            }
+            conn.way = Way::QueuePair;
+            conn.proto.resume();
+            self.delivery.metrics.verbs_connections.add(1);
+        }
+    }
+
+    /// A client connection is up: over what?
+    pub(crate) fn settle_way(&mut self, key: u64, channel: u32, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.way == Way::Moving {
+            conn.way = Way::QueuePair;
+            self.delivery.metrics.verbs_connections.add(1);
+            if let Some(channel) = self.channels.get_mut(&channel) {
+                channel.no_pairs_before = None;
+            }
+        } else if conn.offered_pairs && conn.peer.as_ref().is_some_and(|p| p.features & FEATURE_QUEUE_PAIRS == 0) {
+            let task = conn.peer.as_ref().map_or_else(String::new, |p| p.task.clone());
+            self.shun_pairs(channel, &format!("{task} has none"), now);
+        }
+    }
+
+    /// RDMA does not work on this way: TCP for a while, and one line in the log.
+    fn shun_pairs(&mut self, number: u32, why: &str, now: Instant) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let is_news = channel.no_pairs_before.replace(now + SHUNNED).is_none();
+        self.delivery.metrics.verbs_fallbacks.add(1);
+        if is_news {
+            let line = format!("starwire: no RDMA to {}: {why}; using TCP", channel.shared.task);
+            self.shared.host.log(Level::Warning, &line);
+        }
+    }
+
+    /// A connection broke between handshake and proof of its queue pair. Some: where to try again without one.
+    pub(crate) fn try_without_pair(
+        &mut self,
+        number: u32,
+        moving: Option<SocketAddress>,
+        failure: &Failure,
+        now: Instant,
+    ) -> Option<SocketAddress> {
+        let address = moving.filter(|_| !self.requires_pairs())?;
+        self.shun_pairs(number, &failure.message, now);
+        Some(address)
+    }
+
+    /// Adds what the queue pairs did to the metrics.
+    pub(crate) fn count_pairs(&mut self) {
+        let Some(offload) = self.driver.offload() else { return };
+        let stats = offload.take_stats();
+        let metrics = &self.delivery.metrics;
+        metrics.verbs_messages_sent.add(stats.messages_sent);
+        metrics.verbs_messages_received.add(stats.messages_received);
+        metrics.verbs_completions.add(stats.completions);
+        metrics.verbs_copied_bytes.add(stats.copied + stats.bounced);
+        metrics.verbs_reads.add(stats.reads);
+        metrics.verbs_read_bytes.add(stats.read_bytes);
+        metrics.verbs_offered_bytes.add(stats.offered_bytes);
+        metrics.verbs_registrations.add(stats.registrations);
+        metrics.verbs_registrations_reused.add(stats.registrations_reused);
+        metrics.verbs_registration_failures.add(stats.registration_failures);
+    }
+}
+
+fn failure(error: &VerbsError) -> Failure {
+    Failure { code: code::FAILED_PRECONDITION, message: error.to_string() }
+}

@@ -1,0 +1,47 @@
+//! What the control service may look at.
+
+use std::sync::{Arc, Weak};
+
+use crate::config::Setting;
+use crate::control::{ControlState, ServerFacts};
+use crate::host::Host;
+use crate::metrics::{ConnectionFacts, Sample};
+use crate::shared::Shared;
+
+/// Looks at an engine without keeping it alive.
+pub struct View<H: Host> {
+    shared: Weak<Shared<H>>,
+    banner: String,
+}
+
+impl<H: Host> View<H> {
+    pub fn new(shared: &Arc<Shared<H>>, banner: String) -> Self {
+        Self { shared: Arc::downgrade(shared), banner }
+    }
+}
+
+impl<H: Host> ControlState for View<H> {
+    fn server(&self) -> ServerFacts {
+        let Some(shared) = self.shared.upgrade() else { return ServerFacts::default() };
+        let identity = &shared.config.identity;
+        ServerFacts {
+            protocol: identity.protocol.clone(),
+            task: identity.task.clone(),
+            incarnation: shared.incarnation,
+            banner: self.banner.clone(),
+            uptime: shared.started.elapsed(),
+        }
+    }
+
+    fn metrics(&self) -> Option<Vec<Sample>> {
+        self.shared.upgrade().filter(|s| s.config.metrics).map(|s| s.metrics.snapshot())
+    }
+
+    fn connections(&self) -> Vec<ConnectionFacts> {
+        self.shared.upgrade().map_or_else(Vec::new, |s| s.connections.list())
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        self.shared.upgrade().map_or_else(Vec::new, |s| s.config.settings.clone())
+    }
+}

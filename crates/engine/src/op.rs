@@ -1,0 +1,108 @@
+//! An outgoing request's owner, held to its contract: `done` comes exactly once, whatever path the request takes.
+
+use std::time::Instant;
+
+use crate::host::Op;
+use crate::memory::Buffers;
+use starwire_protocol::{Failure, Outcome, code};
+
+/// One outgoing request until its `done` was called.
+pub struct PendingOp<O: Op> {
+    op: Option<O>,
+    buffers: Buffers,
+    /// When its shard took it, and whether it asks for a tensor: for the metrics.
+    pub(crate) started: Option<Instant>,
+    pub(crate) is_tensor: bool,
+}
+
+impl<O: Op> PendingOp<O> {
+    pub fn new(op: O) -> Self {
+        Self { op: Some(op), buffers: Buffers::none(), started: None, is_tensor: false }
+    }
+
+    pub(crate) fn alloc(&mut self, meta: &[u8], lens: &[u64]) -> Result<(), Failure> {
+        let op = self.op.as_mut().ok_or_else(|| failure("the request has ended"))?;
+        let buffers = op.alloc(meta, lens)?;
+        if !buffers.fit(lens) {
+            return Err(failure("the buffers for a reply do not fit its parts"));
+        }
+        self.buffers = buffers;
+        Ok(())
+    }
+
+    /// Where `offset..offset+len` of a part goes, for the kernel to write. Null if that is not inside a buffer.
+    pub(crate) fn pointer(&self, part: usize, offset: u64, len: u64) -> *mut u8 {
+        self.buffers.pointer(part, offset, len)
+    }
+
+    pub(crate) fn write(&mut self, part: usize, bytes: &[u8]) {
+        self.buffers.write(part, bytes);
+    }
+
+    pub(crate) fn done(mut self, outcome: &Outcome<'_>) {
+        self.end(outcome);
+    }
+
+    fn end(&mut self, outcome: &Outcome<'_>) {
+        if let Some(op) = self.op.take() {
+            op.done(outcome, std::mem::take(&mut self.buffers));
+        }
+    }
+}
+
+impl<O: Op> Drop for PendingOp<O> {
+    /// A request that is dropped on an unforeseen path must still end.
+    fn drop(&mut self) {
+        self.end(&Outcome::Local { code: code::UNAVAILABLE, message: "starwire: the call was dropped" });
+    }
+}
+
+fn failure(message: &str) -> Failure {
+    Failure { code: code::INTERNAL, message: message.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    struct Told(mpsc::Sender<(i32, Vec<Vec<u8>>)>, Vec<usize>);
+
+    impl Op for Told {
+        fn alloc(&mut self, _meta: &[u8], _lens: &[u64]) -> Result<Buffers, Failure> {
+            Ok(Buffers::owned(self.1.iter().map(|len| vec![0; *len]).collect()))
+        }
+
+        fn done(self, outcome: &Outcome<'_>, buffers: Buffers) {
+            let code = match outcome {
+                Outcome::Ok { .. } => 0,
+                Outcome::PeerError { code, .. } | Outcome::Local { code, .. } => *code,
+            };
+            self.0.send((code, buffers.into_owned())).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_request_ends_once_with_its_buffers_or_when_it_is_dropped() {
+        let (tell, told) = mpsc::channel();
+        let mut op = PendingOp::new(Told(tell.clone(), vec![3, 0]));
+        op.alloc(b"", &[3, 0]).unwrap();
+        op.write(0, b"abc");
+        op.done(&Outcome::Ok { meta: b"" });
+        assert_eq!(told.recv().unwrap(), (0, vec![b"abc".to_vec(), Vec::new()]));
+        drop(PendingOp::new(Told(tell, Vec::new())));
+        assert_eq!(told.recv().unwrap().0, code::UNAVAILABLE);
+        assert!(told.recv().is_err(), "nothing else is said");
+    }
+
+    #[test]
+    fn buffers_that_do_not_fit_are_refused() {
+        let (tell, _told) = mpsc::channel();
+        for wrong in [&[3][..], &[3, 5], &[2, 4], &[]] {
+            let mut op = PendingOp::new(Told(tell.clone(), wrong.to_vec()));
+            assert!(op.alloc(b"", &[3, 4]).unwrap_err().message.contains("do not fit"), "{wrong:?}");
+            assert!(op.pointer(0, 0, 1).is_null(), "{wrong:?}");
+        }
+    }
+}

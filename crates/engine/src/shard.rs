@@ -1,0 +1,669 @@
+//! One reactor thread: its loop, its connections, its channels. What happens to channels is in `dial.rs`.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::channel::{ChannelState, Waiting, What};
+use crate::command::{Command, Door};
+use crate::conn::{Conn, DiscardBuffer, Farewell, Role};
+use crate::delivery::Delivery;
+use crate::host::{Host, Level};
+use crate::metrics::{Direction, State};
+use crate::moving::Way;
+use crate::pace::{Pace, TimerKey};
+use crate::shared::{self, LocalQueue, Shared};
+use crate::strangers::Strangers;
+use starwire_net::reactor::driver::{Completion, Driver, Token};
+use starwire_net::reactor::mailbox::Receiver;
+use starwire_net::reactor::timers::Timers;
+use starwire_protocol::{Connection, ConnectionError, Failure, PeerInfo, Settings, Sniff, code};
+
+/// A connection's key has its shard's index above this bit and a number that is never used again below.
+pub const CONN_BITS: u32 = 48;
+/// Commands taken between two looks at the sockets.
+const COMMANDS_PER_ROUND: usize = 4096;
+/// How long a stopping reactor waits for the kernel to let go of its memory.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a process that exits waits for its last words to reach the devices of its peers.
+const EXIT_PATIENCE: Duration = Duration::from_millis(100);
+/// How long a peer has to take our last word.
+pub(crate) const LAST_WORD: Duration = Duration::from_secs(1);
+
+/// Keys are counters or the driver's own numbers, so a multiplication is hash enough.
+#[derive(Default)]
+pub struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.write_u64(u64::from(*b));
+        }
+    }
+    fn write_u32(&mut self, n: u32) {
+        self.write_u64(u64::from(n));
+    }
+    fn write_u64(&mut self, n: u64) {
+        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}
+
+pub type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
+
+pub struct Shard<H: Host> {
+    pub(crate) index: usize,
+    pub(crate) shared: Arc<Shared<H>>,
+    pub(crate) driver: Box<dyn Driver>,
+    pub(crate) mailbox: Receiver<Command<H::Op>>,
+    pub(crate) conns: NumberMap<u64, Conn<H>>,
+    pub(crate) tokens: NumberMap<u64, u64>,
+    pub(crate) channels: NumberMap<u32, ChannelState<H::Op>>,
+    pub(crate) delivery: Delivery<H>,
+    pub(crate) timers: Timers<TimerKey>,
+    pub(crate) pace: Pace,
+    listeners: Vec<(Token, Door)>,
+    pub(crate) dirty: Vec<u64>,
+    discard: DiscardBuffer,
+    next_conn: u64,
+    next_adopter: usize,
+    pub(crate) strangers: Strangers,
+    pub(crate) stopping: Option<Instant>,
+    queue: LocalQueue<H::Op>,
+    local: Vec<Command<H::Op>>,
+    pub(crate) completions: Vec<Completion>,
+    random: u64,
+}
+
+impl<H: Host> Shard<H> {
+    pub(crate) fn new(
+        index: usize,
+        shared: Arc<Shared<H>>,
+        driver: Box<dyn Driver>,
+        mailbox: Receiver<Command<H::Op>>,
+    ) -> Self {
+        let pace = Pace::new(shared.config.polling);
+        let strangers = Strangers::new(shared.config.reactors);
+        let delivery = Delivery::new(shared.clone());
+        let queue = LocalQueue::enter(shared.number, index);
+        let random = shared.incarnation ^ (index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        Self {
+            index,
+            shared,
+            driver,
+            mailbox,
+            conns: NumberMap::default(),
+            tokens: NumberMap::default(),
+            channels: NumberMap::default(),
+            delivery,
+            timers: Timers::default(),
+            pace,
+            listeners: Vec::new(),
+            dirty: Vec::new(),
+            discard: DiscardBuffer::new(),
+            next_conn: 0,
+            next_adopter: 0,
+            strangers,
+            stopping: None,
+            queue,
+            local: Vec::new(),
+            completions: Vec::new(),
+            random,
+        }
+    }
+
+    /// Takes a listening socket; what it accepts is spread over all shards.
+    pub(crate) fn listen(&mut self, fd: OwnedFd, door: Door) -> std::io::Result<()> {
+        let token = self.driver.register(fd)?;
+        self.driver.accept(token)?;
+        self.listeners.push((token, door));
+        Ok(())
+    }
+
+    /// The reactor's life.
+    pub(crate) fn run(&mut self) {
+        // The owner learns that this thread is a reactor before it hears anything else on it.
+        self.shared.host.round_end();
+        while !self.finished() {
+            if self.shared.frozen.load(Ordering::Acquire) {
+                return self.freeze();
+            }
+            let now = Instant::now();
+            self.delivery.now = now;
+            self.take_commands(now);
+            self.fire_timers(now);
+            self.flush(now);
+            self.delivery.end_round();
+            // What the callbacks of this round asked for goes out with it.
+            if self.has_local() {
+                self.take_local(now);
+                self.flush(now);
+            }
+            self.wait(now);
+            let now = Instant::now();
+            self.delivery.now = now;
+            let mut completions = std::mem::take(&mut self.completions);
+            for completion in completions.drain(..) {
+                self.complete(completion, now);
+            }
+            self.completions = completions;
+            self.count_pairs();
+        }
+        self.let_go();
+        self.close_mailbox();
+    }
+
+    /// No operation may outlive its memory.
+    fn let_go(&mut self) {
+        if !self.conns.is_empty() && !self.driver.quiesce(STOP_PATIENCE) {
+            std::mem::forget(std::mem::take(&mut self.conns));
+        }
+    }
+
+    /// After a panic: closes the mailbox and drops what is left, which ends it.
+    pub(crate) fn abandon(&mut self) {
+        self.let_go();
+        self.conns.clear();
+        self.channels.clear();
+        self.close_mailbox();
+    }
+
+    pub(crate) fn finished(&self) -> bool {
+        self.stopping.is_some_and(|until| self.conns.is_empty() || Instant::now() >= until)
+    }
+
+    /// The process is exiting: nobody is called any more and nothing is freed, because memory that callbacks own may be
+    /// gone.
+    fn freeze(&mut self) {
+        self.say_goodbye();
+        std::mem::forget(std::mem::take(&mut self.conns));
+        std::mem::forget(std::mem::take(&mut self.channels));
+        self.mailbox.close();
+        while let Some(command) = self.mailbox.pop() {
+            std::mem::forget(command);
+        }
+    }
+
+    /// The last word of a process that exits, to peers to whom nothing else is under way: that would be memory of
+    /// others.
+    fn say_goodbye(&mut self) {
+        for conn in self.conns.values_mut() {
+            let is_quiet = !conn.sending && !conn.has_unsent() && !conn.proto.wants_transmit();
+            if is_quiet && conn.peer.is_some() && conn.closing.is_none() {
+                conn.proto.leave("the process exits");
+                // Who does not hear it counts a loss.
+                let _ = conn.start_send(&mut *self.driver, self.delivery.now);
+            }
+        }
+        let until = Instant::now() + EXIT_PATIENCE;
+        let mut timeout = Duration::ZERO;
+        while self.driver.wait(Some(timeout), &mut self.completions).is_ok() {
+            for completion in self.completions.drain(..) {
+                if let Completion::Send { token, result: Ok(_) } = completion {
+                    // A queue pair ends with the process, whatever is still on its way.
+                    self.driver.finish(token);
+                }
+            }
+            timeout = until.saturating_duration_since(Instant::now());
+            if !self.driver.is_finishing() || timeout.is_zero() {
+                return;
+            }
+        }
+    }
+
+    fn close_mailbox(&mut self) {
+        self.mailbox.close();
+        while let Some(command) = self.mailbox.pop() {
+            shared::end(command, code::UNAVAILABLE, "starwire: the server was stopped");
+        }
+        self.queue.take(&mut self.local);
+        for command in std::mem::take(&mut self.local) {
+            shared::end(command, code::UNAVAILABLE, "starwire: the server was stopped");
+        }
+        self.delivery.end_round();
+    }
+
+    fn take_commands(&mut self, now: Instant) {
+        self.take_local(now);
+        let mut taken = 0;
+        while taken < COMMANDS_PER_ROUND {
+            let Some(command) = self.mailbox.pop() else { break };
+            taken += 1;
+            self.execute(command, now);
+        }
+        self.delivery.metrics.mailbox_messages.add(taken as u64);
+    }
+
+    pub(crate) fn has_local(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    fn take_local(&mut self, now: Instant) {
+        let mut local = std::mem::take(&mut self.local);
+        self.queue.take(&mut local);
+        for command in local.drain(..) {
+            self.execute(command, now);
+        }
+        self.local = local;
+    }
+
+    fn execute(&mut self, command: Command<H::Op>, now: Instant) {
+        match command {
+            Command::Recv { channel, id, recv } => {
+                self.submit(channel, Waiting { id, what: What::Recv(recv), deadline: None, wait_for_ready: false }, now)
+            }
+            Command::Call { channel, id, call } => {
+                let deadline = (call.deadline_ms > 0).then(|| now + Duration::from_millis(u64::from(call.deadline_ms)));
+                let wait_for_ready = call.wait_for_ready;
+                self.submit(channel, Waiting { id, what: What::Call(call), deadline, wait_for_ready }, now)
+            }
+            Command::Reply { conn, id, code, meta, payload } => {
+                if let Some(conn) = self.conns.get_mut(&conn) {
+                    conn.proto.reply(id, code, meta.as_slice(), payload);
+                    mark(&mut self.dirty, conn);
+                }
+            }
+            Command::Cancel { channel, id, code, message } => self.cancel(channel, id, code, &message, now),
+            Command::OpenChannel(shared) => {
+                self.channels.insert(shared.number, ChannelState::new(shared));
+            }
+            Command::Resolved { channel, attempt, result } => self.resolved(channel, attempt, result, now),
+            Command::Addresses { channel, attempt, result } => self.addresses(channel, attempt, result, now),
+            Command::Adopt { fd, door } => self.adopt(fd, door, now),
+            Command::Stop => self.stop(now),
+        }
+    }
+
+    fn stop(&mut self, now: Instant) {
+        if self.stopping.is_some() {
+            return;
+        }
+        self.stopping = Some(now + STOP_PATIENCE);
+        for (token, _) in std::mem::take(&mut self.listeners) {
+            self.driver.close(token);
+        }
+        for channel in self.channels.values_mut() {
+            let ended = channel.fail_waiting(code::UNAVAILABLE, "starwire: the server was stopped", true);
+            self.delivery.metrics.ended_locally.add(ended);
+        }
+        self.delivery.note();
+        let keys: Vec<u64> = self.conns.keys().copied().collect();
+        for key in keys {
+            self.part(key, now);
+        }
+    }
+
+    /// Ends a connection in order: the peer hears that this is no loss.
+    fn part(&mut self, key: u64, now: Instant) {
+        const REASON: &str = "the server was stopped";
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.closing.is_some() || conn.peer.is_none() {
+            return self.lose(key, code::UNAVAILABLE, REASON.into());
+        }
+        conn.proto.leave(REASON);
+        conn.goodbye = Some(REASON.into());
+        conn.closing = Some(Failure { code: code::UNAVAILABLE, message: REASON.into() });
+        conn.farewell = Some(Farewell::default());
+        self.rearm(key, now + LAST_WORD);
+        self.take_leave(key);
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.is_some()
+    }
+
+    // Sockets.
+
+    fn complete(&mut self, completion: Completion, now: Instant) {
+        match completion {
+            Completion::Recv { token, result } => {
+                let Some(key) = self.tokens.get(&token.0).copied() else { return };
+                match result {
+                    Ok(0) => self.ended(key),
+                    Ok(n) => self.received(key, n, now),
+                    Err(error) => self.lose(key, code::UNAVAILABLE, error.to_string()),
+                }
+            }
+            Completion::Send { token, result } => {
+                let Some(key) = self.tokens.get(&token.0).copied() else { return };
+                match result {
+                    Ok(n) => self.sent(key, n),
+                    Err(error) => self.lose(key, code::UNAVAILABLE, error.to_string()),
+                }
+            }
+            Completion::Accepted { listener, result } => self.accepted(listener, result),
+            Completion::Connected { token, result } => {
+                if let Some(key) = self.tokens.get(&token.0).copied() {
+                    self.connected(key, result);
+                }
+            }
+            Completion::Readable { .. } => {}
+            Completion::Closed { token } => {
+                if let Some(key) = self.tokens.remove(&token.0) {
+                    self.closed(key, now);
+                }
+            }
+        }
+    }
+
+    fn accepted(&mut self, listener: Token, result: std::io::Result<OwnedFd>) {
+        let Some(door) = self.listeners.iter().find(|l| l.0 == listener).map(|l| l.1) else { return };
+        match result {
+            Ok(fd) => {
+                let shards = self.shared.senders.get().map_or(1, Vec::len);
+                let to = self.next_adopter % shards;
+                self.next_adopter = self.next_adopter.wrapping_add(1);
+                self.shared.send(to, Command::Adopt { fd, door });
+            }
+            // At a limit it fails again and again, for each listener of each reactor.
+            Err(error) if self.shared.offenders.is_news("accept", self.delivery.now) => {
+                self.shared.host.log(
+                    Level::Warning,
+                    &format!("starwire: accepting a connection failed: {error} (tried again ten times a second; more of these are not logged for a minute)"),
+                );
+            }
+            Err(_) => {}
+        }
+    }
+
+    pub(crate) fn add_conn(&mut self, token: Token, role: Role, proto: Connection<Delivery<H>>, name: String) -> u64 {
+        let key = ((self.index as u64) << CONN_BITS) | self.next_conn;
+        self.next_conn += 1;
+        self.tokens.insert(token.0, key);
+        let (direction, state) = match role {
+            Role::Client { .. } => (Direction::Outgoing, State::Connecting),
+            Role::Server => (Direction::Incoming, State::Handshake),
+        };
+        let entry = self.shared.connections.enter(direction, state, &name, self.index);
+        self.conns.insert(key, Conn::new(key, token, role, proto, name, entry));
+        key
+    }
+
+    pub(crate) fn settings(&mut self, expected_task: Option<String>) -> Settings {
+        self.shared.settings(expected_task)
+    }
+
+    fn received(&mut self, key: u64, n: usize, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.closing.is_some() {
+            conn.drained(n);
+            return self.take_leave(key);
+        }
+        conn.receiving = false;
+        let proto = &mut conn.proto;
+        let (result, after) = self.delivery.serve(key, &mut conn.keys, |d| proto.on_received(now, n, d));
+        conn.count(&self.delivery.metrics);
+        for (id, code, message) in after.refused {
+            conn.proto.reply(id, code, message.as_bytes(), None);
+        }
+        if conn.proto.wants_transmit() {
+            mark(&mut self.dirty, conn);
+        }
+        if let Some(peer) = after.ready {
+            self.greeted(key, peer, now);
+        }
+        if let Some(event) = after.moving {
+            self.move_on(key, event, now);
+        }
+        if let Some(reason) = after.goodbye {
+            self.said_goodbye(key, reason);
+        }
+        match result {
+            Ok(()) => {
+                self.arm(key);
+                self.receive_on(key);
+            }
+            Err(error) => self.broken(key, error, now),
+        }
+    }
+
+    /// The handshake with this peer is done.
+    pub(crate) fn greeted(&mut self, key: u64, peer: PeerInfo, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if let Role::Client { channel } = conn.role {
+            if let Err(why) = self.recognises(channel, &peer) {
+                self.delivery.metrics.refusals.add(1);
+                return self.lose(key, code::FAILED_PRECONDITION, why);
+            }
+        }
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.entry.set_peer(&peer.task);
+        conn.entry.set_state(State::Ready);
+        if matches!(conn.role, Role::Server) {
+            conn.name = format!("{} at {}", peer.task, conn.name);
+        }
+        conn.peer = Some(peer);
+        if conn.peer_memory.is_some() {
+            conn.proto.allow_lending();
+            mark(&mut self.dirty, conn);
+        }
+        self.became_ready(key, now);
+    }
+
+    pub(crate) fn receive_on(&mut self, key: u64) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        let is_loan = conn.proto.loan().is_some();
+        match conn.start_receive(&mut *self.driver, &mut self.discard) {
+            Ok(None) => {}
+            Ok(Some(n)) => self.received(key, n, self.delivery.now),
+            Err(error) if is_loan => self.cannot_borrow(key, &error),
+            Err(error) => self.lose(key, code::UNAVAILABLE, format!("cannot receive: {error}")),
+        }
+    }
+
+    fn sent(&mut self, key: u64, n: usize) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.sent(n);
+        if conn.closing.is_some() {
+            return self.take_leave(key);
+        }
+        self.resume_moved(key);
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.has_unsent() || conn.proto.wants_transmit() {
+            mark(&mut self.dirty, conn);
+        }
+        if !conn.receiving {
+            // The protocol may have stopped reading while too much waited to be sent.
+            self.receive_on(key);
+        }
+        self.arm(key);
+    }
+
+    fn flush(&mut self, now: Instant) {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for key in dirty.drain(..) {
+            let Some(conn) = self.conns.get_mut(&key) else { continue };
+            conn.dirty = false;
+            let started = conn.start_send(&mut *self.driver, now);
+            conn.count(&self.delivery.metrics);
+            if let Err(error) = started {
+                self.lose(key, code::UNAVAILABLE, format!("cannot send: {error}"));
+            }
+        }
+        // `lose` may have marked others meanwhile.
+        dirty.append(&mut self.dirty);
+        self.dirty = dirty;
+    }
+
+    pub(crate) fn mark_dirty(&mut self, key: u64) {
+        if let Some(conn) = self.conns.get_mut(&key) {
+            mark(&mut self.dirty, conn);
+        }
+    }
+
+    /// The protocol gave this connection up.
+    pub(crate) fn broken(&mut self, key: u64, error: ConnectionError, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if let (ConnectionError::NotStarwire(sniff), Role::Server) = (&error, &conn.role) {
+            if matches!(sniff, Sniff::Http1 | Sniff::Http2) {
+                return self.hand_over_http(key);
+            }
+        }
+        let is_server = matches!(conn.role, Role::Server);
+        let name = conn.name.clone();
+        match error {
+            ConnectionError::PeerSilent { .. } => self.delivery.metrics.keepalive_losses.add(1),
+            ConnectionError::HandshakeTimeout { .. } if is_server => self.delivery.metrics.strangers_dropped.add(1),
+            ConnectionError::Refused { .. } | ConnectionError::NotStarwire(_) => self.delivery.metrics.refusals.add(1),
+            _ => {}
+        }
+        let last_word = conn.connected && conn.proto.wants_transmit();
+        if matches!(error, ConnectionError::RefusedByPeer { .. }) {
+            self.refused_by_peer(key);
+        }
+        if is_server && !matches!(error, ConnectionError::PeerSilent { .. }) {
+            self.log_offender(&name, &error.to_string(), now);
+        }
+        if !last_word {
+            return self.lose(key, error.code(), error.to_string());
+        }
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.closing = Some(Failure { code: error.code(), message: error.to_string() });
+        conn.farewell = Some(Farewell::default());
+        // It gets a second to take it.
+        self.rearm(key, now + LAST_WORD);
+        self.take_leave(key);
+    }
+
+    /// Goes on with the end of a connection whose peer is told why.
+    pub(crate) fn take_leave(&mut self, key: u64) {
+        let now = self.delivery.now;
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.farewell.is_none() {
+            return;
+        }
+        let driver = &mut *self.driver;
+        let going = conn.sending || conn.say_farewell(driver, now).is_ok();
+        let going = going && conn.start_receive(driver, &mut self.discard).is_ok();
+        if !going || conn.farewell.as_ref().is_some_and(Farewell::is_over) {
+            conn.farewell = None;
+            self.driver.close(conn.token);
+        }
+    }
+
+    /// The peer sends no more.
+    fn ended(&mut self, key: u64) {
+        if let Some(farewell) = self.conns.get_mut(&key).and_then(|conn| conn.farewell.as_mut()) {
+            farewell.heard_out = true;
+            return self.take_leave(key);
+        }
+        let goodbye = self.conns.get(&key).and_then(|conn| conn.goodbye.as_ref());
+        let message = match goodbye {
+            Some(reason) => format!("the peer ended the connection: {reason}"),
+            None => "the peer closed the connection".into(),
+        };
+        self.lose(key, code::UNAVAILABLE, message);
+    }
+
+    fn hand_over_http(&mut self, key: u64) {
+        let Some(token) = self.conns.get(&key).map(|conn| conn.token) else { return };
+        let fd = match self.driver.release(token) {
+            Ok(fd) => fd,
+            // Its memory stays until the driver has closed it.
+            Err(error) => {
+                return self.lose(key, code::UNAVAILABLE, format!("cannot hand over an HTTP client: {error}"));
+            }
+        };
+        self.strangers.leave(key);
+        self.tokens.remove(&token.0);
+        if let Some(conn) = self.conns.remove(&key) {
+            self.delivery.metrics.control_connections.add(1);
+            self.shared.serve_http(fd, conn.proto.unread().to_vec(), &conn.name, self.delivery.now);
+        }
+    }
+
+    pub(crate) fn log_offender(&self, name: &str, what: &str, now: Instant) {
+        if !self.shared.offenders.is_news(shared::host_of(name), now) {
+            return;
+        }
+        self.shared.host.log(
+            Level::Warning,
+            &format!("starwire: dropped a connection from {name}: {what} (more of these from there are not logged for a minute)"),
+        );
+    }
+
+    /// Starts the end of a connection: operations end once the kernel is done with their memory.
+    pub(crate) fn lose(&mut self, key: u64, code: i32, message: String) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.closing.is_some() {
+            // Not even the last word gets through.
+            if conn.farewell.take().is_some() {
+                self.driver.close(conn.token);
+            }
+            return;
+        }
+        conn.closing = Some(Failure { code, message });
+        self.driver.close(conn.token);
+    }
+
+    fn closed(&mut self, key: u64, now: Instant) {
+        let Some(mut conn) = self.conns.remove(&key) else { return };
+        let failure = conn.closing.take().unwrap_or(Failure { code: code::UNAVAILABLE, message: "closed".into() });
+        let message = format!("starwire: lost the connection to {}: {}", conn.name, failure.message);
+        let proto = &mut conn.proto;
+        let was_ready = conn.peer.is_some();
+        self.delivery.serve(key, &mut conn.keys, |d| proto.fail(failure.code, &message, d));
+        conn.witness = None;
+        conn.proto.take_back();
+        self.delivery.forget_keys(&mut conn.keys);
+        self.delivery.note();
+        conn.count(&self.delivery.metrics);
+        let metrics = &self.delivery.metrics;
+        if was_ready {
+            self.shared.host.peer_gone(key);
+            metrics.losses.add(u64::from(conn.goodbye.is_none()));
+            match conn.role {
+                Role::Server => metrics.connections_in.add(-1),
+                Role::Client { .. } => metrics.connections_out.add(-1),
+            }
+        }
+        match conn.role {
+            Role::Server => {
+                if !was_ready {
+                    self.stranger_gone(key, conn.sent_away);
+                }
+            }
+            Role::Client { channel } => {
+                let moving = conn.address.take().filter(|_| conn.way == Way::Moving && !was_ready);
+                self.lost_client(channel, key, was_ready, moving, failure, now);
+            }
+        }
+    }
+
+    fn became_ready(&mut self, key: u64, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        let metrics = &self.delivery.metrics;
+        match conn.role {
+            Role::Server => {
+                metrics.accepts.add(1);
+                metrics.connections_in.add(1);
+                self.strangers.leave(key);
+            }
+            Role::Client { channel } => {
+                metrics.connects.add(1);
+                metrics.connections_out.add(1);
+                self.settle_way(key, channel, now);
+                self.client_ready(channel, key, now);
+            }
+        }
+    }
+
+    pub(crate) fn random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+}
+
+pub(crate) fn mark<H: Host>(dirty: &mut Vec<u64>, conn: &mut Conn<H>) {
+    if !conn.dirty {
+        conn.dirty = true;
+        dirty.push(conn.key);
+    }
+}

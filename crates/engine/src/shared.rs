@@ -1,0 +1,181 @@
+//! What every part of one engine can reach from any thread.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use crate::command::Command;
+use crate::config::Config;
+use crate::control::ControlService;
+use crate::host::{Host, Level, Op};
+use crate::lending::Unreadable;
+use crate::metrics::{Connections, Metrics};
+use crate::offenders::Offenders;
+use crate::system::{fork, random};
+use starwire_net::reactor::mailbox::Sender;
+use starwire_net::reactor::topology::Topology;
+use starwire_net::transport::tcp::TcpOptions;
+use starwire_protocol::{Outcome, Secret, Settings};
+
+pub struct Shared<H: Host> {
+    /// Tells engines of one process apart.
+    pub(crate) number: u64,
+    pub(crate) host: H,
+    pub(crate) config: Config,
+    pub(crate) incarnation: u64,
+    /// One per reactor, set once all are running.
+    pub(crate) senders: OnceLock<Vec<Sender<Command<H::Op>>>>,
+    /// The process is exiting: reactors end where they are and call nobody.
+    pub(crate) frozen: AtomicBool,
+    pub(crate) forks: u64,
+    pub(crate) metrics: Metrics,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) started: Instant,
+    pub(crate) control: OnceLock<ControlService>,
+    pub(crate) offenders: Offenders,
+    pub(crate) unreadable: Unreadable,
+    /// As the thread found it that made the engine, before any was pinned.
+    pub(crate) topology: Option<Topology>,
+    /// Equal on two servers only if they can reach each other's unix sockets.
+    pub(crate) machine: Option<String>,
+}
+
+thread_local! {
+    /// On a reactor thread: which one, and its queue for its own callbacks.
+    static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
+}
+
+struct Here {
+    engine: u64,
+    shard: usize,
+    /// The shard's [`LocalQueue`].
+    queue: Rc<dyn Any>,
+}
+
+/// What a reactor's own callbacks ask of it. Saves the mailbox's atomics and the wake-up.
+pub struct LocalQueue<O: Op>(Rc<RefCell<Vec<Command<O>>>>);
+
+impl<O: Op> LocalQueue<O> {
+    /// Makes this thread the reactor thread of a shard.
+    pub fn enter(engine: u64, shard: usize) -> Self {
+        let queue = Rc::new(RefCell::new(Vec::new()));
+        HERE.with_borrow_mut(|here| *here = Some(Here { engine, shard, queue: queue.clone() }));
+        Self(queue)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.borrow().is_empty()
+    }
+
+    /// Takes what is there; gives back the emptied vector of last time.
+    pub fn take(&self, into: &mut Vec<Command<O>>) {
+        std::mem::swap(&mut *self.0.borrow_mut(), into);
+    }
+}
+
+/// Whether the calling thread is one of this engine's reactors.
+pub(crate) fn is_reactor_of(engine: u64) -> bool {
+    HERE.with_borrow(|here| here.as_ref().is_some_and(|h| h.engine == engine))
+}
+
+pub(crate) fn next_engine_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl<H: Host> Shared<H> {
+    /// What a new connection is told about us.
+    pub(crate) fn settings(&self, expected_task: Option<String>) -> Settings {
+        let config = &self.config;
+        let mut settings =
+            Settings::new(&config.identity.task, &config.identity.protocol, self.incarnation, random::bytes());
+        settings.cluster_id.clone_from(&config.cluster_id);
+        settings.expected_task = expected_task;
+        settings.secret = config.secret.as_ref().map(|s| Secret::new(s.bytes()));
+        settings.keepalive_interval = config.keepalive.interval;
+        settings.keepalive_timeout = config.keepalive.timeout;
+        settings.limits.max_recvs = u32::try_from(config.max_inflight).unwrap_or(u32::MAX);
+        settings.limits.max_call_bytes = settings.limits.max_call_bytes.min(config.max_call_bytes);
+        if settings.expected_task.is_none() {
+            // We serve: what the peer sends are calls. (Replies to us were asked for, and are bounded by what their
+            // receivers allocate.)
+            settings.limits.max_payload = config.max_call_bytes;
+        }
+        settings
+    }
+
+    pub(crate) fn tcp_options(&self) -> TcpOptions {
+        let silence = self.config.keepalive.interval + self.config.keepalive.timeout;
+        TcpOptions { user_timeout: Some(silence), ..TcpOptions::default() }
+    }
+
+    /// A connection that speaks HTTP: for the control service.
+    pub(crate) fn serve_http(&self, fd: OwnedFd, first: Vec<u8>, name: &str, now: Instant) {
+        let Some(Err(error)) = self.control.get().map(|c| c.handle(fd, first)) else { return };
+        if self.offenders.is_news(&format!("HTTP {}", host_of(name)), now) {
+            let line = format!(
+                "starwire: refused an HTTP client on the data port, {name}: {error} (more of these from there are not logged for a minute)"
+            );
+            self.host.log(Level::Warning, &line);
+        }
+    }
+
+    pub fn send(&self, shard: usize, command: Command<H::Op>) {
+        let command = HERE.with_borrow(|here| {
+            let here = here.as_ref().filter(|here| here.engine == self.number && here.shard == shard);
+            match here.and_then(|here| here.queue.downcast_ref::<RefCell<Vec<Command<H::Op>>>>()) {
+                Some(queue) => {
+                    queue.borrow_mut().push(command);
+                    None
+                }
+                None => Some(command),
+            }
+        });
+        let Some(command) = command else { return };
+        if self.forks != fork::count() {
+            return end(
+                command,
+                9,
+                "starwire: this process was forked from one that runs a server; a server does not work in a forked child: create it after the fork",
+            );
+        }
+        match self.senders.get().and_then(|s| s.get(shard)) {
+            Some(sender) => {
+                if let Err(command) = sender.send(command) {
+                    end(command, 14, "starwire: the server was stopped");
+                }
+            }
+            None => end(command, 14, "starwire: the server is not running"),
+        }
+    }
+}
+
+/// Where the connection of this name comes from. The port of a client says nothing, and what it calls itself is up to
+/// it: one line per host.
+pub(crate) fn host_of(name: &str) -> &str {
+    let address = name.rsplit_once(" at ").map_or(name, |(_, address)| address);
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
+}
+
+/// Ends a command that no reactor will take: nothing that was asked may stay unanswered.
+pub(crate) fn end<O: Op>(command: Command<O>, code: i32, message: &str) {
+    let outcome = Outcome::Local { code, message };
+    match command {
+        Command::Call { call, .. } => {
+            drop(call.payload);
+            call.op.done(&outcome);
+        }
+        Command::Recv { recv, .. } => recv.op.done(&outcome),
+        Command::OpenChannel(_)
+        | Command::Cancel { .. }
+        | Command::Reply { .. }
+        | Command::Resolved { .. }
+        | Command::Addresses { .. }
+        | Command::Adopt { .. }
+        | Command::Stop => {}
+    }
+}

@@ -1,0 +1,44 @@
+//! What a parameter server keeps for star calls: plans, which all sessions share, and values that stay between the
+//! calls of a step. Algorithms only: what a plan or a value is, and what the time is, the caller knows.
+
+mod accounts;
+mod plans;
+mod steps;
+
+pub use accounts::{Account, Accounts};
+pub use plans::{Claim, Compiled, Hash, Made, PlanLimits, Plans, Removed};
+pub use steps::{StepLimits, Steps};
+
+use starwire_protocol::code;
+
+/// Why a peer does not get what it asks for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    #[error(
+        "starwire: {peer} has {plans} plans of {bytes} bytes on this server, at most {max_plans} of {max_bytes} bytes are allowed (STARWIRE_STAR_MAX_PLANS, STARWIRE_STAR_MAX_PLAN_BYTES)"
+    )]
+    Plans { peer: String, plans: u64, bytes: u64, max_plans: u64, max_bytes: u64 },
+    #[error(
+        "starwire: {peer} keeps {values} values of {bytes} bytes on this server, at most {max_values} of {max_bytes} bytes are allowed (STARWIRE_STAR_MAX_SLOTS, STARWIRE_STAR_MAX_SLOT_BYTES)"
+    )]
+    Values { peer: String, values: u64, bytes: u64, max_values: u64, max_bytes: u64 },
+    #[error(
+        "starwire: {peer} has {max} star calls under way on this server, more are not allowed (STARWIRE_STAR_MAX_CALLS)"
+    )]
+    Calls { peer: String, max: u64 },
+    #[error(
+        "starwire: {peer} would have {bytes} bytes on this server, where {left} of {max} are left for all workers: one of them gets no more than is left (STARWIRE_STAR_MAX_TOTAL_BYTES)"
+    )]
+    Left { peer: String, bytes: u64, left: u64, max: u64 },
+    #[error("starwire: the connection that this star call came over has gone")]
+    Gone,
+}
+
+impl Refused {
+    pub fn code(&self) -> i32 {
+        match self {
+            Self::Gone => code::CANCELLED,
+            _ => code::RESOURCE_EXHAUSTED,
+        }
+    }
+}

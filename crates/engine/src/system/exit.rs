@@ -1,0 +1,49 @@
+//! Process exit. TensorFlow's and Python's own statics go away while our threads may still be running, so at exit every
+//! reactor is stopped where it stands, without calling anybody.
+
+use std::sync::{Mutex, Once, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// An engine, whoever owns it.
+pub trait Freeze: Send + Sync {
+    /// Tells the reactors to end where they are.
+    fn freeze(&self);
+    /// A reactor of this process still runs.
+    fn is_running(&self) -> bool;
+}
+
+static ENGINES: Mutex<Vec<Weak<dyn Freeze>>> = Mutex::new(Vec::new());
+
+/// A reactor that does not end in this time sits in somebody's callback; exit does not wait for it.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+pub fn watch(engine: Weak<dyn Freeze>) {
+    static ONCE: Once = Once::new();
+    // Handlers run in reverse order of registration: ours was registered after TensorFlow was loaded, so it runs before
+    // TensorFlow's statics are destroyed.
+    // SAFETY: freeze_all is a function of this library, which is never unloaded.
+    ONCE.call_once(|| unsafe {
+        libc::atexit(freeze_all);
+    });
+    let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+    engines.retain(|e| e.strong_count() > 0);
+    engines.push(engine);
+}
+
+extern "C" fn freeze_all() {
+    let _ = std::panic::catch_unwind(|| {
+        let Ok(engines) = ENGINES.try_lock() else { return };
+        let live: Vec<_> = engines.iter().filter_map(Weak::upgrade).collect();
+        let until = Instant::now() + PATIENCE;
+        for engine in &live {
+            engine.freeze();
+        }
+        for engine in live {
+            while engine.is_running() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // Dropping the last reference here would call back into a half-destroyed process.
+            std::mem::forget(engine);
+        }
+    });
+}

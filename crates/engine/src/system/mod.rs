@@ -1,0 +1,7 @@
+//! What the engine asks of the process and the kernel, apart from sockets.
+
+pub mod exit;
+pub mod fork;
+pub mod peer_memory;
+pub mod random;
+pub mod slabs;

@@ -1,0 +1,265 @@
+//! Where a peer's data port is and who must answer there: from `.endpoint_map`, or from the peer's own gRPC port.
+//!
+//! Without a map, the gRPC port is asked at each attempt, and whoever answers there *is* the peer: by whatever name the
+//! ClusterSpec of a client calls it, its advertisement says by which name and in which life it is to be met at its data
+//! port. With a map, the address is known and the name is the one of the ClusterSpec; the gRPC port is asked when that
+//! leads nowhere, because a peer that is up is not one to wait for.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::channel::{ChannelState, State};
+use crate::config::{Advertisement, HostPort, MapLine, Shortcut};
+use crate::dial::token;
+use crate::host::{Host, Level, Op};
+use crate::shard::Shard;
+use starwire_net::transport::SocketAddress;
+use starwire_protocol::{Failure, PeerInfo, code};
+
+/// How long a gRPC port may take to say why its data port cannot be reached.
+const ANSWER: Duration = Duration::from_secs(5);
+/// A peer that has answered on its gRPC port for so long, and is not to be found where the map says, is somewhere else.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Who has to answer at a data address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// By its own name.
+    pub task: String,
+    /// In the life that it advertised; None: in any.
+    pub incarnation: Option<u64>,
+}
+
+impl Expected {
+    fn advertised(by: &Advertisement) -> Self {
+        Self { task: by.task.clone(), incarnation: Some(by.incarnation) }
+    }
+
+    /// What is wrong with the peer that was met, whose name the handshake has compared.
+    fn misses(&self, peer: &PeerInfo) -> Option<String> {
+        let expected = self.incarnation.filter(|expected| *expected != peer.incarnation)?;
+        Some(format!(
+            "expected {} in its life {expected:016x} at this address but found {} in its life {:016x}: check STARWIRE_ADVERTISE",
+            self.task, peer.task, peer.incarnation
+        ))
+    }
+}
+
+/// Whether waiting is of no use: a peer that is the wrong one stays the wrong one, a peer that is down may come up.
+pub fn is_final(code: i32) -> bool {
+    !matches!(code, code::UNAVAILABLE | code::DEADLINE_EXCEEDED | code::CANCELLED)
+}
+
+type Answer = Result<String, (i32, String)>;
+
+fn read(answer: Answer) -> Result<Advertisement, Failure> {
+    let text = answer.map_err(|(code, message)| Failure { code, message })?;
+    text.parse::<Advertisement>()
+        .map_err(|error| Failure { code: code::FAILED_PRECONDITION, message: error.to_string() })
+}
+
+impl<H: Host> Shard<H> {
+    /// Begins an attempt: finds out the addresses and who has to be there.
+    pub(crate) fn seek(&mut self, number: u32, attempt: u32, now: Instant) {
+        let asks = self.shared.host.resolves();
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        channel.expected = None;
+        channel.was_refused = false;
+        match channel.shared.mapped.clone() {
+            Some(line) if channel.goes_by_name || !asks => {
+                let task = channel.goes_by_name.then(|| channel.shared.task.clone());
+                channel.expected = task.map(|task| Expected { task, incarnation: None });
+                self.look_up(number, attempt, VecDeque::new(), vec![line.data], now);
+            }
+            _ if asks => self.ask(number, attempt),
+            _ => {
+                let message = format!("no address is known for {}: it is not in .endpoint_map", channel.shared.task);
+                self.attempt_failed(number, code::FAILED_PRECONDITION, &message, now);
+            }
+        }
+    }
+
+    fn ask(&self, number: u32, attempt: u32) {
+        let Some(channel) = self.channels.get(&number) else { return };
+        let (task, address) = (&channel.shared.task, &channel.shared.grpc_address);
+        self.shared.host.resolve(task, address, token(self.index, number, attempt));
+    }
+
+    /// What the peer's gRPC port says about its data port, or the reason why it says nothing.
+    pub(crate) fn resolved(&mut self, number: u32, attempt: u32, answer: Answer, now: Instant) {
+        let Some(channel) = self.channels.get_mut(&number).filter(|c| c.attempt == attempt) else { return };
+        let line = channel.shared.mapped.clone();
+        match std::mem::replace(&mut channel.state, State::LookingUp) {
+            State::LookingUp => {}
+            State::Asking { failure } => {
+                channel.state = State::Idle;
+                return match line {
+                    Some(line) => self.explained(number, &line, failure, read(answer), now),
+                    None => self.give_up(number, &failure, now),
+                };
+            }
+            other => {
+                channel.state = other;
+                return;
+            }
+        }
+        let advertisement = match read(answer) {
+            Ok(advertisement) => advertisement,
+            Err(failure) => {
+                let failure = line.map_or_else(|| failure.clone(), |line| blame(&line, &failure));
+                return self.attempt_failed(number, failure.code, &failure.message, now);
+            }
+        };
+        channel.expected = Some(Expected::advertised(&advertisement));
+        let mut first = VecDeque::new();
+        if line.is_none() {
+            first.extend(self.short_way(&advertisement));
+        }
+        let targets = line.map_or(advertisement.data, |line| vec![line.data]);
+        self.look_up(number, attempt, first, targets, now);
+    }
+
+    /// The unix socket of a task of this host.
+    fn short_way(&self, to: &Advertisement) -> Option<SocketAddress> {
+        let (path, host) = (to.unix.as_ref()?, to.host.as_ref()?);
+        let here = self.shared.config.unix == Shortcut::Auto && self.shared.machine.as_ref() == Some(host);
+        here.then(|| SocketAddress::Unix(path.into()))
+    }
+
+    /// Whether this is who had to be there; otherwise, why not.
+    pub(crate) fn recognises(&self, number: u32, peer: &PeerInfo) -> Result<(), String> {
+        let expected = self.channels.get(&number).and_then(|channel| channel.expected.as_ref());
+        expected.and_then(|expected| expected.misses(peer)).map_or(Ok(()), Err)
+    }
+
+    /// An attempt failed. True: before anybody is told that it is of no use (or waits any longer), the gRPC port is
+    /// asked, for the first time or again.
+    pub(crate) fn looks_again(&mut self, number: u32, failure: &Failure, now: Instant) -> bool {
+        if !self.shared.host.resolves() || self.is_stopping() {
+            return false;
+        }
+        let Some(channel) = self.channels.get_mut(&number) else { return false };
+        if channel.expected.is_none() {
+            // The gRPC port itself gave this answer, or none.
+            return false;
+        }
+        if channel.shared.mapped.is_some() {
+            if !is_final(failure.code) {
+                self.tell_impatient(number, failure);
+            }
+            return self.asks_why(number, failure, now);
+        }
+        // What was advertised may have been a last word, and somebody else have the address since.
+        let advertised = channel.expected.as_ref().and_then(|e| e.incarnation);
+        if !is_final(failure.code) || advertised == channel.doubted {
+            return false;
+        }
+        channel.doubted = advertised;
+        channel.state = State::Idle;
+        self.dial(number, now);
+        true
+    }
+
+    /// The map led nowhere, and somebody waits.
+    fn asks_why(&mut self, number: u32, failure: &Failure, now: Instant) -> bool {
+        let Some(channel) = self.channels.get_mut(&number) else { return false };
+        if channel.waiting.is_empty() {
+            return false;
+        }
+        channel.attempt = channel.attempt.wrapping_add(1);
+        channel.state = State::Asking { failure: failure.clone() };
+        let (attempt, ends) = (channel.attempt, now + ANSWER);
+        channel.attempt_ends = Some(ends);
+        self.arm_channel(number, ends);
+        self.ask(number, attempt);
+        true
+    }
+
+    /// The gRPC port was asked why an attempt at the map's address failed.
+    fn explained(
+        &mut self,
+        number: u32,
+        line: &MapLine,
+        failure: Failure,
+        said: Result<Advertisement, Failure>,
+        now: Instant,
+    ) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let verdict = match said {
+            Ok(advertisement) if is_final(failure.code) => {
+                if channel.learns_name(&advertisement) {
+                    return self.dial(number, now);
+                }
+                blame(line, &failure)
+            }
+            Ok(advertisement) if channel.is_elsewhere(&advertisement, now) => {
+                let data: Vec<String> = advertisement.data.iter().map(HostPort::to_string).collect();
+                let says = format!("it is up and says on its gRPC port that its data port is {}", data.join(", "));
+                misled(line, &failure, &says)
+            }
+            Ok(_) => failure,
+            Err(said) if is_final(said.code) => misled(line, &failure, &said.message),
+            // It is not up, which may change.
+            Err(_) => {
+                channel.answers_since = None;
+                if is_final(failure.code) { blame(line, &failure) } else { failure }
+            }
+        };
+        self.give_up(number, &verdict, now);
+    }
+
+    /// A name that is not the one that this side uses is worth a line, once for each life.
+    pub(crate) fn note_name(&self, number: u32, own: &str) {
+        let Some(channel) = self.channels.get(&number) else { return };
+        let (task, address) = (&channel.shared.task, &channel.shared.grpc_address);
+        if task == own {
+            return;
+        }
+        let tasks = &self.shared.config.identity.tasks;
+        let elsewhere = tasks.iter().find(|(name, at)| name == own && at != address);
+        match elsewhere {
+            Some((_, at)) => self.shared.host.log(
+                Level::Warning,
+                &format!("starwire: {task} ({address}) calls itself {own}, which is at {at} in this server's ClusterSpec: were the two started in each other's place?"),
+            ),
+            None => self.shared.host.log(Level::Info, &format!("starwire: {task} ({address}) calls itself {own}")),
+        }
+    }
+}
+
+impl<O: Op> ChannelState<O> {
+    /// The ClusterSpec may call a peer as it likes. True: the one behind the gRPC address goes by another name than was
+    /// expected at its data address.
+    fn learns_name(&mut self, advertisement: &Advertisement) -> bool {
+        let advertised = Expected::advertised(advertisement);
+        let is_news = self.expected.as_ref().is_some_and(|expected| {
+            expected.task != advertised.task
+                || expected.incarnation.is_some_and(|life| Some(life) != advertised.incarnation)
+        });
+        self.goes_by_name &= advertised.task == self.shared.task;
+        is_news
+    }
+
+    /// The peer answers on its gRPC port, and not where the map says. It may have come up just now; and one that was
+    /// met there before will be again.
+    fn is_elsewhere(&mut self, advertisement: &Advertisement, now: Instant) -> bool {
+        let since = *self.answers_since.get_or_insert(now);
+        let was_met = self.was_refused || self.incarnation == Some(advertisement.incarnation);
+        !was_met && now.saturating_duration_since(since) >= GRACE
+    }
+}
+
+/// An answer that is one to stay with, with the line that led to it.
+fn blame(line: &MapLine, failure: &Failure) -> Failure {
+    if !is_final(failure.code) {
+        return failure.clone();
+    }
+    let message = format!("{} ({line} says that its data port is {})", failure.message, line.data);
+    Failure { code: failure.code, message }
+}
+
+/// The line is wrong: the task is up, and has no data port there.
+fn misled(line: &MapLine, failure: &Failure, but: &str) -> Failure {
+    let message = format!("{line} says that its data port is {} ({}), but {but}", line.data, failure.message);
+    Failure { code: code::FAILED_PRECONDITION, message }
+}

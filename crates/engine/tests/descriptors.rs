@@ -1,0 +1,78 @@
+//! What happens at the limit of descriptors. Alone in its process, because the limit is the process's.
+
+#[allow(dead_code)]
+#[path = "engine/harness.rs"]
+mod harness;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use harness::{PATIENCE, Task};
+use starwire_engine::config::Advertisement;
+
+fn set_limit(soft: libc::rlim_t) -> libc::rlim_t {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a local struct of the right type, both ways.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+        let before = limit.rlim_cur;
+        limit.rlim_cur = soft;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+        before
+    }
+}
+
+/// A socket that is connected later, when there are no new descriptors to be had.
+fn socket() -> TcpStream {
+    // SAFETY: a new descriptor, checked, is owned by the stream.
+    unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+        assert!(fd >= 0);
+        TcpStream::from(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+fn connect(socket: &TcpStream, to: SocketAddr) {
+    use std::os::fd::AsRawFd;
+    let SocketAddr::V4(to) = to else { panic!("{to}") };
+    let address = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: to.port().to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from(*to.ip()).to_be() },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: the address has the given length.
+    let result = unsafe {
+        libc::connect(socket.as_raw_fd(), (&raw const address).cast(), size_of_val(&address) as libc::socklen_t)
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn the_limit_is_reported_once_and_left_behind() {
+    for driver in ["epoll", "io_uring"] {
+        let Ok(task) = Task::try_start("/job:ps/replica:0/task:0", "grpc++", 1, &[("STARWIRE_DRIVER", driver)]) else {
+            continue; // no io_uring here
+        };
+        let advertisement: Advertisement = task.engine().advertisement().parse().unwrap();
+        let port = advertisement.data[0].port;
+        let mut peers: Vec<TcpStream> = (0..3).map(|_| socket()).collect();
+        let before = set_limit(0);
+        for peer in &peers {
+            connect(peer, format!("127.0.0.1:{port}").parse().unwrap());
+        }
+        // Tried again ten times a second.
+        std::thread::sleep(Duration::from_millis(1500));
+        set_limit(before);
+        assert_eq!(task.logged("accepting a connection failed"), 1, "{driver}");
+        for peer in &mut peers {
+            peer.set_read_timeout(Some(PATIENCE)).unwrap();
+            peer.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            peer.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200"), "{driver}: {answer}");
+        }
+    }
+}

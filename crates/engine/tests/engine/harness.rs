@@ -1,0 +1,347 @@
+//! Engines in one process, with an owner written in Rust: echoes calls, produces tensors, counts what it is told.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use starwire_engine::config::{Identity, MapEnv};
+use starwire_engine::{
+    Buffers, EngineError, Host, IncomingCall, Level, NewCall, NewRecv, Op, OutPayload, PendingOp, RecvRequest, Ticket,
+};
+use starwire_protocol::{Failure, Outcome, code};
+
+#[path = "../verbs/library.rs"]
+pub mod fake_library;
+
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Methods of the echo owner.
+pub const ECHO: u16 = 1;
+pub const FAIL: u16 = 2;
+pub const NEVER: u16 = 3;
+pub const SEND_MUCH: u16 = 4;
+
+pub type Engine = starwire_engine::Engine<Echo>;
+pub type Channel = starwire_engine::Channel<Echo>;
+
+/// An advertisement, or code and message of an error.
+pub type Answer = Result<String, (i32, String)>;
+
+#[derive(Default)]
+pub struct Seen {
+    pub lines: Mutex<Vec<String>>,
+    pub cancels: Mutex<Vec<(u16, i64, bool)>>,
+    pub keys_alive: AtomicU64,
+    pub never: Mutex<Vec<Ticket>>,
+    pub addresses: Mutex<Vec<(String, Answer)>>,
+    /// What is answered before these, in order, whoever is asked for.
+    pub first: Mutex<Vec<Answer>>,
+    questions: AtomicU64,
+    pub released: Arc<AtomicU64>,
+    engine: Mutex<Weak<Engine>>,
+}
+
+impl Seen {
+    /// How often somebody's gRPC port would have been asked.
+    pub fn asked(&self) -> u64 {
+        self.questions.load(Ordering::Relaxed)
+    }
+}
+
+pub struct Task {
+    pub engine: Option<Arc<Engine>>,
+    pub seen: Arc<Seen>,
+}
+
+/// The owner of a task's engine.
+pub struct Echo(Arc<Seen>);
+
+impl Echo {
+    fn reply(&self, ticket: Ticket, code: i32, meta: &[u8], payload: Option<OutPayload>) {
+        let engine = self.0.engine.lock().unwrap().upgrade();
+        if let Some(engine) = engine {
+            engine.reply(ticket, code, meta, payload);
+        }
+    }
+
+    fn payload(&self, bytes: Vec<Vec<u8>>) -> Option<OutPayload> {
+        Some(payload(bytes, &self.0.released))
+    }
+}
+
+impl Host for Echo {
+    type Key = String;
+    type Op = Request;
+
+    fn resolves(&self) -> bool {
+        true
+    }
+
+    fn resolve(&self, task: &str, _grpc_address: &str, token: u64) {
+        let answer = self.0.addresses.lock().unwrap().iter().rev().find(|a| a.0 == task).map(|a| a.1.clone());
+        let answer = answer.unwrap_or(Err((code::UNAVAILABLE, format!("nobody answers for {task}"))));
+        let mut first = self.0.first.lock().unwrap();
+        let answer = if first.is_empty() { answer } else { first.remove(0) };
+        self.0.questions.fetch_add(1, Ordering::Relaxed);
+        let engine = self.0.engine.lock().unwrap().upgrade();
+        if let Some(engine) = engine {
+            engine.resolved(token, answer);
+        }
+    }
+
+    fn key(&self, prefix: &[u8]) -> Option<String> {
+        let text = String::from_utf8(prefix.to_vec()).unwrap();
+        if text.starts_with("bad") {
+            return None;
+        }
+        self.0.keys_alive.fetch_add(1, Ordering::Relaxed);
+        Some(text)
+    }
+
+    fn key_gone(&self, _key: String) {
+        self.0.keys_alive.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The value of a rendezvous key "…;N bytes of B": N bytes B.
+    fn recv(&self, requests: &[RecvRequest<String>]) {
+        for request in requests {
+            let key = &request.key;
+            if key.contains("never") {
+                self.0.never.lock().unwrap().push(request.ticket);
+                continue;
+            }
+            let size: usize = key.rsplit(';').next().unwrap().parse().unwrap_or(0);
+            let fill = (request.step as u8) ^ (request.frame as u8) ^ (request.iter as u8);
+            self.reply(request.ticket, 0, format!("meta of {key}").as_bytes(), self.payload(vec![vec![fill; size]]));
+        }
+    }
+
+    fn takes_calls(&self) -> bool {
+        true
+    }
+
+    fn call(&self, call: IncomingCall) {
+        let (ticket, meta) = (call.ticket, call.body.meta());
+        let is_aligned = |part: &[u8]| part.is_empty() || part.as_ptr().align_offset(64) == 0;
+        assert!(call.body.parts().all(is_aligned), "parts are aligned");
+        match call.method {
+            ECHO => {
+                let copies: Vec<Vec<u8>> = call.body.parts().map(<[u8]>::to_vec).collect();
+                let payload = if copies.is_empty() { None } else { self.payload(copies) };
+                self.reply(ticket, 0, meta, payload);
+            }
+            FAIL => self.reply(ticket, 5, b"no such thing", self.payload(vec![b"details".to_vec()])),
+            NEVER => self.0.never.lock().unwrap().push(ticket),
+            SEND_MUCH => {
+                let size: usize = std::str::from_utf8(meta).unwrap().parse().unwrap();
+                self.reply(ticket, 0, b"", self.payload(vec![vec![7; size]]));
+            }
+            other => self.reply(ticket, code::UNIMPLEMENTED, format!("method {other}").as_bytes(), None),
+        }
+    }
+
+    fn cancelled(&self, _ticket: Ticket, method: u16, tag: i64, peer_gone: bool) {
+        self.0.cancels.lock().unwrap().push((method, tag, peer_gone));
+    }
+
+    fn log(&self, _level: Level, line: &str) {
+        self.0.lines.lock().unwrap().push(line.to_owned());
+    }
+}
+
+struct Counted {
+    bytes: Vec<u8>,
+    /// Of the payload that it is part of: counted when the last part is gone.
+    _release: Arc<Release>,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+struct Release(Arc<AtomicU64>);
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A payload that counts its release.
+pub fn payload(bytes: Vec<Vec<u8>>, released: &Arc<AtomicU64>) -> OutPayload {
+    let release = Arc::new(Release(released.clone()));
+    OutPayload::of(bytes.into_iter().map(|bytes| Counted { bytes, _release: release.clone() }).collect())
+}
+
+impl Task {
+    pub fn start(name: &str, env: &[(&str, &str)]) -> Self {
+        Self::try_start(name, "grpc++", 1, env).unwrap()
+    }
+
+    pub fn try_start(name: &str, protocol: &str, incarnation: u64, env: &[(&str, &str)]) -> Result<Self, EngineError> {
+        let seen = Arc::new(Seen::default());
+        let mut vars = MapEnv::new("/nonexistent");
+        // STARWIRE_TEST_TRANSPORT=verbs: the same tests over queue pairs of the fake libibverbs.
+        if std::env::var("STARWIRE_TEST_TRANSPORT").is_ok_and(|transport| transport == "verbs") {
+            vars = vars.set("STARWIRE_TRANSPORT", "verbs").set("STARWIRE_VERBS_FALLBACK", "false");
+            vars = vars.set("STARWIRE_VERBS_LIBRARY", fake_library::path()).set("STARWIRE_UNIX", "off");
+        }
+        for (name, value) in env {
+            vars = vars.set(name, value);
+        }
+        let identity = Identity {
+            protocol: protocol.into(),
+            job: name.split(['/', ':']).nth(2).unwrap().into(),
+            task: name.into(),
+            grpc_address: "localhost:0".into(),
+            // Tasks of the cluster are held to their names.
+            tasks: vec![("/job:ps/replica:0/task:0".into(), "somewhere:1".into())],
+            cpus_allowed: 2,
+        };
+        let engine = Engine::start(&vars, identity, incarnation, Echo(seen.clone()))?;
+        *seen.engine.lock().unwrap() = Arc::downgrade(&engine);
+        Ok(Self { engine: Some(engine), seen })
+    }
+
+    pub fn engine(&self) -> &Arc<Engine> {
+        self.engine.as_ref().unwrap()
+    }
+
+    /// Lets this task find the other.
+    pub fn knows(&self, name: &str, other: &Task) {
+        let address = other.engine().advertisement().to_string();
+        self.seen.addresses.lock().unwrap().push((name.into(), Ok(address)));
+    }
+
+    pub fn channel(&self, task: &str) -> Channel {
+        self.engine().channel(task, "somewhere:1").unwrap()
+    }
+
+    pub fn stop(&mut self) {
+        *self.seen.engine.lock().unwrap() = Weak::new();
+        if let Some(engine) = self.engine.take() {
+            engine.stop();
+        }
+    }
+
+    pub fn logged(&self, part: &str) -> usize {
+        self.seen.lines.lock().unwrap().iter().filter(|l| l.contains(part)).count()
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What a call came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    pub code: i32,
+    pub message: String,
+    pub meta: Vec<u8>,
+    pub from_peer: bool,
+    pub parts: Vec<Vec<u8>>,
+}
+
+#[derive(Default)]
+pub struct Waiter {
+    end: Mutex<Option<End>>,
+    changed: Condvar,
+}
+
+/// An outgoing request that its test waits for.
+pub struct Request {
+    waiter: Arc<Waiter>,
+    refuse: bool,
+}
+
+impl Waiter {
+    pub fn wait(&self) -> End {
+        let until = Instant::now() + PATIENCE;
+        let mut end = self.end.lock().unwrap();
+        while end.is_none() {
+            let left = until.checked_duration_since(Instant::now()).expect("the call ends in time");
+            end = self.changed.wait_timeout(end, left).unwrap().0;
+        }
+        end.clone().unwrap()
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.end.lock().unwrap().is_some()
+    }
+}
+
+impl Op for Request {
+    fn alloc(&mut self, _meta: &[u8], lens: &[u64]) -> Result<Buffers, Failure> {
+        if self.refuse {
+            return Err(Failure { code: code::RESOURCE_EXHAUSTED, message: "refused by the test".into() });
+        }
+        Ok(Buffers::owned(lens.iter().map(|len| vec![0xEE; *len as usize]).collect()))
+    }
+
+    fn done(self, outcome: &Outcome<'_>, buffers: Buffers) {
+        let (code, message, meta, from_peer) = match outcome {
+            Outcome::Ok { meta } => (0, "", *meta, true),
+            Outcome::PeerError { code, message, details } => (*code, *message, *details, true),
+            Outcome::Local { code, message } => (*code, *message, &b""[..], false),
+        };
+        let end = End { code, message: message.into(), meta: meta.to_vec(), from_peer, parts: buffers.into_owned() };
+        let mut place = self.waiter.end.lock().unwrap();
+        assert!(place.is_none(), "a call ends once");
+        *place = Some(end);
+        self.waiter.changed.notify_all();
+    }
+}
+
+pub fn op(refuse: bool) -> (Arc<Waiter>, PendingOp<Request>) {
+    let waiter = Arc::new(Waiter::default());
+    (waiter.clone(), PendingOp::new(Request { waiter, refuse }))
+}
+
+#[derive(Default)]
+pub struct Options {
+    pub deadline_ms: u32,
+    pub wait_for_ready: bool,
+    pub refuse: bool,
+}
+
+pub fn call_with(
+    channel: &Channel,
+    method: u16,
+    meta: &[u8],
+    payload: Option<OutPayload>,
+    options: &Options,
+) -> (u64, Arc<Waiter>) {
+    let (waiter, op) = op(options.refuse);
+    let id = channel.call(NewCall {
+        method: method.into(),
+        meta: meta.to_vec(),
+        payload,
+        deadline_ms: options.deadline_ms,
+        wait_for_ready: options.wait_for_ready,
+        op,
+    });
+    (id, waiter)
+}
+
+pub fn call(channel: &Channel, method: u16, meta: &[u8], payload: Option<OutPayload>) -> End {
+    call_with(channel, method, meta, payload, &Options::default()).1.wait()
+}
+
+pub fn recv(channel: &Channel, step: i64, prefix: &str, frame: u64, iter: u64) -> (u64, Arc<Waiter>) {
+    let (waiter, op) = op(false);
+    let id = channel.recv(NewRecv { step, prefix: prefix.as_bytes().into(), frame, iter, op });
+    (id, waiter)
+}
+
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < until, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,323 @@
+//! What strangers do to a server that others work with: raw bytes over real sockets, as `docs/protocol.md` has them.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use starwire_engine::config::Advertisement;
+
+use crate::harness::*;
+use crate::{PS, count, data_port, http, pair, pattern, roads};
+
+const SECRET: (&str, &str) = ("STARWIRE_SECRET", "a-secret-of-enough-length");
+const TCP: (&str, &str) = ("STARWIRE_UNIX", "off");
+/// The strangers of this file speak TCP.
+const ANY_WAY: (&str, &str) = ("STARWIRE_VERBS_FALLBACK", "true");
+
+const HELLO: u8 = 1;
+const WELCOME: u8 = 2;
+const REFUSE: u8 = 4;
+const CALL: u8 = 12;
+const DATA: u8 = 14;
+const LEND: u8 = 16;
+
+fn frame(kind: u8, code: u16, id: u64, fixed: &[u64], meta: &[u8]) -> Vec<u8> {
+    let mut out = vec![kind, 0];
+    out.extend(code.to_le_bytes());
+    out.extend(u32::try_from(meta.len()).unwrap().to_le_bytes());
+    out.extend(id.to_le_bytes());
+    out.extend(fixed.iter().flat_map(|word| word.to_le_bytes()));
+    out.extend(meta);
+    out.resize(out.len().div_ceil(8) * 8, 0);
+    out
+}
+
+fn block(sequence: u64, control: &[u8]) -> Vec<u8> {
+    let mut out = b"SWB1\x01\0\0\0".to_vec();
+    out.extend(u32::try_from(control.len()).unwrap().to_le_bytes());
+    out.extend([0; 12]);
+    out.extend(sequence.to_le_bytes());
+    out.extend(control);
+    let sum = crc32c::crc32c(&out);
+    out[12..16].copy_from_slice(&sum.to_le_bytes());
+    out
+}
+
+fn hello(features: u64, more: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut limits = Vec::new();
+    limits.extend([1000u32, 1000].iter().flat_map(|n| n.to_le_bytes()));
+    limits.extend((1u64 << 30).to_le_bytes());
+    limits.extend([1000u32, 1 << 20].iter().flat_map(|n| n.to_le_bytes()));
+    limits.extend((1u64 << 32).to_le_bytes());
+    let incarnation = 77u64.to_le_bytes();
+    let mut all: Vec<(u16, &[u8])> =
+        vec![(1, b"grpc++"), (2, b"/job:worker/replica:0/task:9"), (3, &incarnation), (6, &[1; 32]), (9, &limits)];
+    all.extend_from_slice(more);
+    let mut fields = Vec::new();
+    for (tag, value) in all {
+        fields.extend(tag.to_le_bytes());
+        fields.extend(u16::try_from(value.len()).unwrap().to_le_bytes());
+        fields.extend(value);
+    }
+    block(0, &frame(HELLO, 1, features, &[], &fields))
+}
+
+/// The control section of the next block.
+fn heard(stream: &mut impl Read) -> std::io::Result<Vec<u8>> {
+    let mut header = [0; 32];
+    stream.read_exact(&mut header)?;
+    let mut control = vec![0; u32::from_le_bytes(header[8..12].try_into().unwrap()) as usize];
+    stream.read_exact(&mut control)?;
+    Ok(control)
+}
+
+fn meta(frame: &[u8]) -> &[u8] {
+    &frame[16..16 + u32::from_le_bytes(frame[4..8].try_into().unwrap()) as usize]
+}
+
+fn connect(task: &Task) -> TcpStream {
+    let stream = TcpStream::connect(data_port(task)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Half-open connections, until so many have lost their places. The server may be slower than we are.
+fn crowd(task: &Task, lost: u64, strangers: &mut Vec<TcpStream>, come: impl Fn(&Task) -> TcpStream) {
+    eventually("making way", || {
+        if strangers.len() < 6000 {
+            strangers.extend((0..100).map(|_| come(task)));
+        }
+        count(task, "starwire_strangers_dropped_total") >= lost
+    });
+}
+
+#[test]
+fn strangers_make_way_for_members() {
+    for (secret, word) in [(Some(SECRET), &b""[..]), (None, b""), (None, b"SWB1\x01"), (Some(SECRET), b"hello")] {
+        let env: Vec<_> =
+            [Some(TCP), Some(ANY_WAY), Some(("STARWIRE_REACTORS", "2")), secret].into_iter().flatten().collect();
+        let ps = Task::start(PS, &env);
+        // Half-open connections, more than there is room for.
+        let mut strangers = Vec::new();
+        let say = |ps: &Task| {
+            let mut stranger = connect(ps);
+            match word {
+                b"hello" => stranger.write_all(&hello(0, &[(11, b"")])).unwrap(),
+                word => stranger.write_all(word).unwrap(),
+            }
+            stranger
+        };
+        crowd(&ps, 100, &mut strangers, say);
+        for number in 0..20 {
+            strangers.extend((0..20).map(|_| say(&ps)));
+            let worker = Task::start(&format!("/job:worker/replica:0/task:{number}"), &env);
+            worker.knows(PS, &ps);
+            let end = call(&worker.channel(PS), ECHO, b"let me in", None);
+            assert_eq!(end.meta, b"let me in", "peer {number} was turned away: {}", end.message);
+        }
+        assert_eq!(ps.logged("dropped a connection"), 1, "{:?}", ps.seen.lines.lock().unwrap());
+        // The oldest was told why.
+        let mut words = Vec::new();
+        while let Ok(control) = heard(&mut strangers[0]) {
+            words.push(control);
+        }
+        let refusal = words.iter().find(|control| control[0] == REFUSE).expect("a reason");
+        let reason = String::from_utf8_lossy(meta(refusal)).into_owned();
+        assert_eq!(refusal[2], 14);
+        assert!(reason.contains(PS) && reason.contains("too many connections"), "{reason}");
+    }
+}
+
+#[test]
+fn a_connection_that_became_a_member_makes_way_for_nobody() {
+    let env = [TCP, ("STARWIRE_REACTORS", "1")];
+    let (ps, worker) = pair(&env);
+    let channel = worker.channel(PS);
+    assert_eq!(call(&channel, ECHO, b"", None).code, 0);
+    let mut strangers = Vec::new();
+    crowd(&ps, 10, &mut strangers, connect);
+    assert_eq!(call(&channel, ECHO, b"still here", None).meta, b"still here");
+    assert_eq!(count(&worker, "starwire_connects_total"), 1, "over the same connection");
+    drop(strangers);
+    eventually("their places are free again", || {
+        let mut late: Vec<_> = (0..50).map(|_| connect(&ps)).collect();
+        let before = count(&ps, "starwire_strangers_dropped_total");
+        late.extend((0..50).map(|_| connect(&ps)));
+        assert_eq!(call(&channel, ECHO, b"", None).code, 0);
+        count(&ps, "starwire_strangers_dropped_total") == before
+    });
+}
+
+#[test]
+fn a_stranger_learns_nothing_of_host_and_process() {
+    for secret in [Some(SECRET), None] {
+        let env: Vec<_> = [ANY_WAY].into_iter().chain(secret).collect();
+        let ps = Task::start(PS, &env);
+        let mut stranger = connect(&ps);
+        let more: &[(u16, &[u8])] = if secret.is_some() { &[(11, b"")] } else { &[] };
+        stranger.write_all(&hello(0, more)).unwrap();
+        let welcome = heard(&mut stranger).unwrap();
+        assert_eq!(welcome[0], WELCOME);
+        let mut fields = meta(&welcome);
+        let mut tags = Vec::new();
+        while let [a, b, c, d, rest @ ..] = fields {
+            tags.push(u16::from_le_bytes([*a, *b]));
+            fields = &rest[usize::from(u16::from_le_bytes([*c, *d]))..];
+        }
+        assert!(tags.contains(&6) && !tags.contains(&7) && !tags.contains(&8), "{tags:?}");
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        assert!(!String::from_utf8_lossy(&welcome).contains(boot.trim()));
+    }
+}
+
+fn number(engine: &Engine, name: &str) -> u64 {
+    let text = engine.metrics_text();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn an_orderly_stop_is_no_loss() {
+    for env in roads() {
+        for worker_first in [false, true] {
+            let (mut ps, mut worker) = pair(&env);
+            let channel = worker.channel(PS);
+            assert_eq!(call(&channel, ECHO, b"", None).code, 0);
+            let (_, waiter) = call_with(&channel, NEVER, b"", None, &Options::default());
+            eventually("arrival", || ps.seen.never.lock().unwrap().len() == 1);
+            let engines = [ps.engine().clone(), worker.engine().clone()];
+            let begin = Instant::now();
+            if worker_first {
+                worker.stop();
+                eventually("the peer is gone", || number(&engines[0], "starwire_connections_in") == 0);
+            } else {
+                ps.stop();
+                eventually("the peer is gone", || number(&engines[1], "starwire_connections_out") == 0);
+                let end = waiter.wait();
+                assert!(end.code == 14 && end.message.contains(PS), "{end:?}");
+                assert!(end.message.contains("the server was stopped"), "{end:?}");
+            }
+            // Nobody waited for anybody's patience to end.
+            assert!(begin.elapsed() < Duration::from_millis(900), "{:?} in {env:?}", begin.elapsed());
+            for engine in &engines {
+                assert_eq!(number(engine, "starwire_losses_total"), 0, "{env:?}");
+            }
+        }
+    }
+}
+
+/// Run by the next test in a process of its own: works with a server, and exits.
+#[test]
+#[ignore = "a part of another test"]
+fn visitor() {
+    let Ok(advertisement) = std::env::var("STARWIRE_TEST_VISIT") else { return };
+    let worker = Task::start("/job:worker/replica:0/task:0", &[]);
+    worker.seen.addresses.lock().unwrap().push((PS.into(), Ok(advertisement)));
+    assert_eq!(call(&worker.channel(PS), ECHO, b"hello", None).meta, b"hello");
+    std::process::exit(0);
+}
+
+#[test]
+fn a_process_that_exits_is_no_loss() {
+    let ps = Task::start(PS, &[]);
+    for visits in 1..4 {
+        let visit = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "strangers::visitor", "--ignored"])
+            .env("STARWIRE_TEST_VISIT", ps.engine().advertisement())
+            // Under sanitizers: who exits in the middle of its work leaves memory and threads behind.
+            .env("ASAN_OPTIONS", "detect_leaks=0")
+            .env("TSAN_OPTIONS", "report_thread_leaks=0")
+            .output()
+            .unwrap();
+        let (out, err) = (String::from_utf8_lossy(&visit.stdout), String::from_utf8_lossy(&visit.stderr));
+        assert!(visit.status.success(), "{}\n{out}\n{err}", visit.status);
+        assert_eq!(count(&ps, "starwire_accepts_total"), visits);
+        eventually("the visitor is gone", || count(&ps, "starwire_connections_in") == 0);
+        assert_eq!(count(&ps, "starwire_losses_total"), 0);
+    }
+}
+
+#[test]
+fn a_peer_that_ends_without_a_word_is_a_loss() {
+    let ps = Task::start(PS, &[ANY_WAY]);
+    let mut peer = connect(&ps);
+    peer.write_all(&hello(0, &[])).unwrap();
+    assert_eq!(heard(&mut peer).unwrap()[0], WELCOME);
+    drop(peer);
+    eventually("a loss", || count(&ps, "starwire_losses_total") == 1);
+}
+
+#[test]
+fn refused_http_clients_are_one_line_in_the_log() {
+    let ps = Task::start(PS, &[("STARWIRE_CONTROL", "off")]);
+    for _ in 0..50 {
+        assert!(http(&ps, "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").starts_with("HTTP/1.1 403"));
+    }
+    assert_eq!(ps.logged("HTTP client"), 1, "{:?}", ps.seen.lines.lock().unwrap());
+}
+
+#[test]
+fn requests_for_more_steps_than_anybody_runs_are_refused() {
+    let (ps, worker) = pair(&[]);
+    let channel = worker.channel(PS);
+    let waiters: Vec<_> = (0..5000).map(|step| recv(&channel, step, "never;0", 0, 0).1).collect();
+    let again: Vec<_> = (0..500).map(|_| recv(&channel, 7, "never;0", 0, 0).1).collect();
+    eventually("answers", || waiters.iter().filter(|waiter| waiter.is_done()).count() == 5000 - 4096);
+    let end = waiters[4999].wait();
+    assert!(end.code == 8 && end.message.contains("4096 steps"), "{end:?}");
+    eventually("arrival", || ps.seen.never.lock().unwrap().len() == 4096 + 500);
+    assert!(!again.iter().any(|waiter| waiter.is_done()), "a step that is known is served on");
+    // An answer makes room.
+    let ticket = ps.seen.never.lock().unwrap()[3];
+    ps.engine().reply(ticket, 0, b"", None);
+    assert_eq!(waiters[3].wait().code, 0);
+    assert_eq!(recv(&channel, 9000, "key;8", 0, 0).1.wait().code, 0);
+}
+
+/// Run by the next test in a process of its own: lends what it does not have.
+#[test]
+#[ignore = "a part of another test"]
+fn forger() {
+    let Ok(name) = std::env::var("STARWIRE_TEST_FORGE_AT") else { return };
+    let mut peer = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    peer.write_all(&hello(2, &[])).unwrap();
+    assert_eq!(heard(&mut peer).unwrap()[0], WELCOME);
+    let taken = heard(&mut peer).unwrap();
+    assert_eq!((taken[0], taken[8]), (17, 0), "it says that it can read");
+    // It vouches for what is not there.
+    let witness = Box::new(7u64);
+    let (len, at) = (200_000, &raw const *witness as u64);
+    let call = frame(CALL, ECHO, 1, &[1 << 32, len | 1 << 63], b"");
+    let control = [call, frame(DATA, 0, 1, &[len], b""), frame(LEND, 0, *witness, &[at, 1, 4096, len], b"")].concat();
+    peer.write_all(&block(1, &control)).unwrap();
+    let _ = peer.read_to_end(&mut Vec::new());
+}
+
+#[test]
+fn a_forged_loan_ends_lending_for_the_forger_only() {
+    let road = [("STARWIRE_UNIX", "auto"), ("STARWIRE_LOANS", "auto")];
+    let (ps, worker) = pair(&road);
+    let advertisement: Advertisement = ps.engine().advertisement().parse().unwrap();
+    let name = advertisement.unix.unwrap();
+    for _ in 0..2 {
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "strangers::forger", "--ignored"])
+            .env("STARWIRE_TEST_FORGE_AT", name.trim_start_matches('@'))
+            .output()
+            .unwrap();
+        assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stdout));
+    }
+    eventually("a line in the log", || ps.logged("cannot read what") == 2);
+    // Another process is another matter.
+    let (channel, released) = (worker.channel(PS), Arc::default());
+    for _ in 0..20 {
+        let parts = vec![pattern(1 << 20, 3)];
+        let end = call(&channel, ECHO, b"", Some(payload(parts.clone(), &released)));
+        assert!(end.code == 0 && end.parts == parts, "{}", end.message);
+    }
+    assert!(count(&ps, "starwire_borrowed_bytes_total") > 10 << 20);
+}

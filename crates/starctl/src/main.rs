@@ -1,0 +1,93 @@
+//! starctl: looks at a machine, at running servers and at graphs, and writes endpoint maps.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod cluster;
+mod doctor;
+mod endpoint_map;
+mod graph_def;
+mod health;
+mod plan;
+mod probe;
+mod remote;
+mod sizes;
+mod swarm;
+mod top;
+
+use std::process::ExitCode;
+
+use args::{Command, Failure, Parsed};
+
+const COMMANDS: [Command; 7] = [
+    doctor::COMMAND,
+    top::COMMAND,
+    health::COMMAND,
+    endpoint_map::COMMAND,
+    plan::COMMAND,
+    bench::COMMAND,
+    swarm::COMMAND,
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = match std::env::args_os().skip(1).map(std::ffi::OsString::into_string).collect() {
+        Ok(arguments) => arguments,
+        Err(raw) => return complain(&format!("the argument {raw:?} is not UTF-8 text")),
+    };
+    let Some((name, rest)) = arguments.split_first() else {
+        print!("{}", overview());
+        return ExitCode::from(2);
+    };
+    match name.as_str() {
+        "--help" | "-h" | "help" => {
+            print!("{}", overview());
+            return ExitCode::SUCCESS;
+        }
+        "--version" | "-V" => {
+            println!("starctl {}", env!("CARGO_PKG_VERSION"));
+            return ExitCode::SUCCESS;
+        }
+        _ => {}
+    }
+    // Names of two words come before those of one.
+    let two_words = rest.split_first().and_then(|(second, rest)| Some((find(&format!("{name} {second}"))?, rest)));
+    let Some((command, rest)) = two_words.or_else(|| Some((find(name)?, rest))) else {
+        let names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
+        return complain(&format!("there is no command {name:?}; there are {}", names.join(", ")));
+    };
+    let name = command.name;
+    match args::parse(command, rest) {
+        Ok(Parsed::Help) => {
+            print!("{}", command.help());
+            ExitCode::SUCCESS
+        }
+        Ok(Parsed::Run(args)) => match (command.run)(&args) {
+            Ok(code) => code,
+            Err(Failure::Usage(message)) => complain(&format!("{name}: {message}\ntry: starctl {name} --help")),
+            Err(Failure::Failed(message)) => {
+                eprintln!("starctl {name}: {message}");
+                ExitCode::FAILURE
+            }
+        },
+        Err(message) => complain(&format!("{name}: {message}\ntry: starctl {name} --help")),
+    }
+}
+
+fn find(name: &str) -> Option<&'static Command> {
+    const ALL: &[Command] = &COMMANDS;
+    ALL.iter().find(|command| command.name == name)
+}
+
+fn overview() -> String {
+    let mut text = String::from("usage: starctl COMMAND [OPTIONS]\n\n");
+    for command in &COMMANDS {
+        text += &format!("  {:<14}{}\n", command.name, command.about);
+    }
+    text + "\n`starctl COMMAND --help` tells more.\nExit status: 0 all is well, 1 it is not, 2 the command line is wrong.\n"
+}
+
+fn complain(message: &str) -> ExitCode {
+    eprintln!("starctl: {message}");
+    ExitCode::from(2)
+}

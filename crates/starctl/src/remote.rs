@@ -1,0 +1,51 @@
+//! Talking to servers' control service.
+
+use std::time::Duration;
+
+use starwire_engine::config::HostPort;
+use tonic::Code;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::args::Failure;
+
+pub fn parse_address(text: &str) -> Result<HostPort, Failure> {
+    let address: HostPort = text.parse().map_err(|e| Failure::Usage(format!("{text:?} is not an address: {e}")))?;
+    if address.port == 0 {
+        return Err(Failure::Usage(format!("{text:?} is not an address: the port is 0")));
+    }
+    Ok(address)
+}
+
+/// A channel that connects when it is first used, and again after a failure.
+pub fn channel(address: &HostPort, timeout: Duration) -> Result<Channel, Failure> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|e| Failure::Usage(format!("{address} cannot be used: {e}")))?;
+    Ok(endpoint.connect_timeout(timeout).timeout(timeout).connect_lazy())
+}
+
+/// Why a call to a server did not work, for people.
+pub fn explain(status: &tonic::Status) -> String {
+    let mut cause: &dyn std::error::Error = status;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+        if let Some(error) = cause.downcast_ref::<std::io::Error>() {
+            // Connection refused, host unreachable ...: says all there is to say.
+            return error.to_string();
+        }
+    }
+    match status.code() {
+        Code::DeadlineExceeded | Code::Cancelled => "no answer in time".to_owned(),
+        Code::Unimplemented => "this server has no control service: not the data port of starwire".to_owned(),
+        Code::Unavailable | Code::Unknown | Code::Internal => {
+            format!("not the data port of starwire, or its control service is off ({cause})")
+        }
+        _ => status.message().to_owned(),
+    }
+}
+
+pub fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::Failed(format!("no event loop: {e}")))
+}

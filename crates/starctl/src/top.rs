@@ -1,0 +1,342 @@
+//! `starctl top`: a live table of servers, from their statistics.
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use starwire_engine::config::HostPort;
+use starwire_engine::control::proto::starwire as pb;
+use starwire_engine::control::proto::starwire::control_client::ControlClient;
+use starwire_engine::metrics::{BUCKETS, Distribution};
+use tonic::transport::Channel;
+
+use crate::args::{Args, Command, Failure, Opt};
+use crate::remote;
+
+pub const COMMAND: Command = Command {
+    name: "top",
+    about: "Shows what servers are doing, again and again.",
+    positional: "ADDRESS...",
+    options: &[
+        Opt { name: "--interval-ms", value: "N", help: "time between two looks (2000)" },
+        Opt { name: "--once", value: "", help: "one table (of one interval), then end" },
+        Opt { name: "--connections", value: "", help: "list each server's connections, busiest first" },
+    ],
+    details: "\
+ADDRESS is the data port of a server, host:port: see the line that it logs at its start.
+Rates are per second of the last interval. p50/p99 are upper bounds (powers of two) of the time from the start of
+a method call or a tensor request to its end, as far as they ended within the interval.
+",
+    run,
+};
+
+/// A cluster may be large, but nobody looks at ten thousand lines.
+const MAX_CONNECTION_LINES: usize = 50;
+
+fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let interval = Duration::from_millis(args.number("--interval-ms", 2000, 50, 3_600_000)?);
+    let (once, connections) = (args.has("--once"), args.has("--connections"));
+    if args.positional.is_empty() {
+        return Err(Failure::Usage("which server? Give the address of its data port".to_owned()));
+    }
+    let runtime = remote::runtime()?;
+    runtime.block_on(async {
+        let mut servers = Vec::new();
+        for text in &args.positional {
+            servers.push(Server::new(remote::parse_address(text)?, connections)?);
+        }
+        let clear = std::io::stdout().is_terminal() && !once;
+        look_at(&mut servers).await;
+        loop {
+            tokio::time::sleep(interval).await;
+            look_at(&mut servers).await;
+            let table = render(&servers, connections);
+            let cleared = if clear { "\x1b[2J\x1b[H" } else { "" };
+            // A closed pipe (`| head`) is the end of the show.
+            if writeln!(std::io::stdout(), "{cleared}{table}").is_err() {
+                return Ok(ExitCode::SUCCESS);
+            }
+            if once {
+                let reached = servers.iter().all(|server| server.error.is_none());
+                return Ok(if reached { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            }
+        }
+    })
+}
+
+async fn look_at(servers: &mut [Server]) {
+    // A few at a time would do, but one server that hangs must not hold up the others.
+    let mut tasks = Vec::new();
+    for server in servers.iter() {
+        let (mut client, without_connections) = (server.client.clone(), !server.connections);
+        tasks.push(tokio::spawn(async move { client.stats(pb::StatsRequest { without_connections }).await }));
+    }
+    for (server, task) in servers.iter_mut().zip(tasks) {
+        match task.await {
+            Ok(Ok(reply)) => server.saw(reply.into_inner()),
+            Ok(Err(status)) => server.lost(remote::explain(&status)),
+            Err(error) => server.lost(error.to_string()),
+        }
+    }
+}
+
+struct Server {
+    address: HostPort,
+    client: ControlClient<Channel>,
+    connections: bool,
+    before: Option<Look>,
+    now: Option<Look>,
+    error: Option<String>,
+}
+
+struct Look {
+    at: Instant,
+    reply: pb::StatsReply,
+    metrics: BTreeMap<String, pb::metric::Value>,
+}
+
+impl Server {
+    fn new(address: HostPort, connections: bool) -> Result<Self, Failure> {
+        let channel = remote::channel(&address, Duration::from_secs(2))?;
+        // A thousand connections with long names take a few hundred kilobytes.
+        let client = ControlClient::new(channel).max_decoding_message_size(64 << 20);
+        Ok(Self { address, client, connections, before: None, now: None, error: None })
+    }
+
+    fn saw(&mut self, mut reply: pb::StatsReply) {
+        let metrics = std::mem::take(&mut reply.metrics).into_iter().filter_map(|m| Some((m.name, m.value?))).collect();
+        let look = Look { at: Instant::now(), reply, metrics };
+        let restarted = self.now.as_ref().is_some_and(|now| now.incarnation() != look.incarnation());
+        self.before = if restarted { None } else { self.now.take() };
+        self.now = Some(look);
+        self.error = None;
+    }
+
+    fn lost(&mut self, error: String) {
+        (self.before, self.now, self.error) = (None, None, Some(error));
+    }
+}
+
+impl Look {
+    fn incarnation(&self) -> u64 {
+        self.reply.server.as_ref().map_or(0, |server| server.incarnation)
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        match self.metrics.get(name) {
+            Some(pb::metric::Value::Counter(n)) => *n,
+            _ => 0,
+        }
+    }
+
+    fn gauge(&self, name: &str) -> i64 {
+        match self.metrics.get(name) {
+            Some(pb::metric::Value::Gauge(n)) => *n,
+            _ => 0,
+        }
+    }
+
+    fn buckets(&self, name: &str) -> [u64; BUCKETS] {
+        match self.metrics.get(name) {
+            Some(pb::metric::Value::Histogram(h)) => std::array::from_fn(|i| h.buckets.get(i).copied().unwrap_or(0)),
+            _ => [0; BUCKETS],
+        }
+    }
+}
+
+const HEADER: [&str; 12] = [
+    "TASK",
+    "UP",
+    "CONN",
+    "WAIT",
+    "OWED",
+    "CALLS/s",
+    "TENSORS/s",
+    "SERVED/s",
+    "OUT MB/s",
+    "IN MB/s",
+    "CALL p50/p99",
+    "TENSOR p50/p99",
+];
+
+fn render(servers: &[Server], connections: bool) -> String {
+    let mut rows: Vec<Vec<String>> = vec![HEADER.map(str::to_owned).to_vec()];
+    let mut notes = String::new();
+    for server in servers {
+        match (&server.error, &server.before, &server.now) {
+            (Some(error), _, _) => notes += &format!("{}: {error}\n", server.address),
+            (None, Some(before), Some(now)) => {
+                if now.metrics.is_empty() {
+                    notes += &format!("{}: sends no numbers (STARWIRE_METRICS=off)\n", server.address);
+                }
+                rows.push(row(before, now));
+            }
+            _ => notes += &format!("{}: just (re)started; rates follow with the next look\n", server.address),
+        }
+    }
+    let mut text = columns(&rows);
+    if connections {
+        for server in servers {
+            if let (Some(before), Some(now)) = (&server.before, &server.now) {
+                text += &format!("\n{}\n{}", server.address, connection_table(before, now));
+            }
+        }
+    }
+    text + &notes
+}
+
+fn row(before: &Look, now: &Look) -> Vec<String> {
+    let seconds = (now.at - before.at).as_secs_f64().max(1e-3);
+    let rate = |name: &str| now.counter(name).saturating_sub(before.counter(name)) as f64 / seconds;
+    let served = rate("starwire_calls_received_total") + rate("starwire_tensor_requests_received_total");
+    let server = now.reply.server.clone().unwrap_or_default();
+    let connections = now.gauge("starwire_connections_out") + now.gauge("starwire_connections_in");
+    vec![
+        format!("{} {}", server.task, server.protocol),
+        age(server.uptime_ms),
+        connections.to_string(),
+        now.gauge("starwire_requests_in_flight").to_string(),
+        now.gauge("starwire_requests_unanswered").to_string(),
+        format!("{:.0}", rate("starwire_calls_sent_total")),
+        format!("{:.0}", rate("starwire_tensors_requested_total")),
+        format!("{served:.0}"),
+        format!("{:.1}", (rate("starwire_bytes_sent_total") + rate("starwire_lent_bytes_total")) / 1e6),
+        format!("{:.1}", (rate("starwire_bytes_received_total") + rate("starwire_borrowed_bytes_total")) / 1e6),
+        quantiles(before, now, "starwire_call_seconds"),
+        quantiles(before, now, "starwire_tensor_seconds"),
+    ]
+}
+
+fn quantiles(before: &Look, now: &Look, name: &str) -> String {
+    let (then, now) = (before.buckets(name), now.buckets(name));
+    let during = Distribution { sum: 0, buckets: std::array::from_fn(|i| now[i].saturating_sub(then[i])) };
+    if during.count() == 0 {
+        return "–".to_owned();
+    }
+    let show = |q| during.quantile(q).map_or_else(|| "> 1 min".to_owned(), duration);
+    format!("{}/{}", show(0.5), show(0.99))
+}
+
+fn connection_table(before: &Look, now: &Look) -> String {
+    let seconds = (now.at - before.at).as_secs_f64().max(1e-3);
+    let then: BTreeMap<&str, &pb::Connection> =
+        before.reply.connections.iter().map(|c| (c.address.as_str(), c)).collect();
+    let rate = |c: &pb::Connection, bytes: fn(&pb::Connection) -> u64| {
+        let earlier = then.get(c.address.as_str()).map_or(0, |c| bytes(c));
+        bytes(c).saturating_sub(earlier) as f64 / seconds / 1e6
+    };
+    let mut lines: Vec<(f64, Vec<String>)> = now
+        .reply
+        .connections
+        .iter()
+        .map(|c| {
+            let (out, incoming) = (rate(c, |c| c.bytes_out), rate(c, |c| c.bytes_in));
+            let arrow = if c.direction() == pb::connection::Direction::Outgoing { "to" } else { "from" };
+            let peer = if c.peer.is_empty() { "?" } else { &c.peer };
+            let cells = vec![
+                format!("  {arrow} {peer}"),
+                c.address.clone(),
+                c.state.clone(),
+                c.reactor.to_string(),
+                age(c.age_ms),
+                c.calls_in_flight.to_string(),
+                format!("{out:.1}"),
+                format!("{incoming:.1}"),
+            ];
+            (out + incoming, cells)
+        })
+        .collect();
+    lines.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let more = lines.len().saturating_sub(MAX_CONNECTION_LINES);
+    let head = ["  PEER", "ADDRESS", "STATE", "REACTOR", "AGE", "WAIT", "OUT MB/s", "IN MB/s"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(lines.into_iter().take(MAX_CONNECTION_LINES).map(|(_, cells)| cells));
+    let table = columns(&rows);
+    if more > 0 { format!("{table}  … and {more} more\n") } else { table }
+}
+
+/// The first column to the left, the others to the right.
+fn columns(rows: &[Vec<String>]) -> String {
+    let width = |i: usize| rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..rows.iter().map(Vec::len).max().unwrap_or(0)).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        for (i, cell) in row.iter().enumerate() {
+            let padding = " ".repeat(widths[i] - cell.chars().count());
+            text += &if i == 0 { format!("{cell}{padding}") } else { format!("  {padding}{cell}") };
+        }
+        text = text.trim_end().to_owned() + "\n";
+    }
+    text
+}
+
+fn age(milliseconds: u64) -> String {
+    let seconds = milliseconds / 1000;
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+fn duration(nanos: u64) -> String {
+    match nanos {
+        0..10_000 => format!("{:.1}µs", nanos as f64 / 1e3),
+        10_000..1_000_000 => format!("{:.0}µs", nanos as f64 / 1e3),
+        1_000_000..10_000_000 => format!("{:.1}ms", nanos as f64 / 1e6),
+        10_000_000..1_000_000_000 => format!("{:.0}ms", nanos as f64 / 1e6),
+        _ => format!("{:.1}s", nanos as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(at: Instant, calls: u64, buckets: &[(usize, u64)]) -> Look {
+        let mut histogram = pb::Histogram { count: 0, sum: 0, buckets: vec![0; BUCKETS] };
+        for (i, n) in buckets {
+            histogram.buckets[*i] = *n;
+        }
+        let metrics = BTreeMap::from([
+            ("starwire_calls_sent_total".to_owned(), pb::metric::Value::Counter(calls)),
+            ("starwire_connections_in".to_owned(), pb::metric::Value::Gauge(2)),
+            ("starwire_call_seconds".to_owned(), pb::metric::Value::Histogram(histogram)),
+        ]);
+        let server = pb::Server {
+            task: "/job:ps/task:0".to_owned(),
+            protocol: "grpc++".to_owned(),
+            uptime_ms: 61_000,
+            ..Default::default()
+        };
+        Look { at, reply: pb::StatsReply { server: Some(server), ..Default::default() }, metrics }
+    }
+
+    #[test]
+    fn rates_and_quantiles_are_those_of_the_interval() {
+        let begun = Instant::now();
+        let before = look(begun, 100, &[(20, 1000)]);
+        let now = look(begun + Duration::from_secs(2), 300, &[(2, 90), (6, 10), (20, 1000)]);
+        let row = row(&before, &now);
+        assert_eq!(row[..6], ["/job:ps/task:0 grpc++", "1m01s", "2", "0", "0", "100"]);
+        assert_eq!(row[10], "4.1µs/66µs");
+        assert_eq!(row[11], "–");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [["a", "b"], ["longer", "1"], ["µ", "22"]].map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(columns(&rows), "a        b\nlonger   1\nµ       22\n");
+    }
+
+    #[test]
+    fn times_are_short() {
+        assert_eq!([age(999), age(60_000), age(3_661_000), age(90_000_000)], ["0s", "1m00s", "1h01m", "1d01h"]);
+        assert_eq!(
+            [duration(1024), duration(65_536), duration(1_048_576), duration(68_719_476_736)],
+            ["1.0µs", "66µs", "1.0ms", "68.7s"]
+        );
+    }
+}

@@ -1,0 +1,220 @@
+//! The starctl binary as people use it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Output, Stdio};
+
+use probe::Probe;
+use starwire_engine::config::{Advertisement, Identity, MapEnv};
+
+#[path = "../../engine/tests/verbs/library.rs"]
+mod fake_library;
+#[allow(dead_code, reason = "the tests only start servers")]
+#[path = "../src/probe.rs"]
+mod probe;
+
+fn starctl(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
+    // Nothing of the surroundings may decide how a test ends.
+    command.args(arguments).env_clear().current_dir(std::env::temp_dir()).output().unwrap()
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// A running server and the address of its data port.
+fn server() -> (Probe, String) {
+    let identity = Identity {
+        protocol: "grpc++".to_owned(),
+        job: "ps".to_owned(),
+        task: "/job:ps/replica:0/task:0".to_owned(),
+        grpc_address: "localhost:0".to_owned(),
+        tasks: Vec::new(),
+        cpus_allowed: 1,
+    };
+    let server = Probe::start(&MapEnv::new("/nonexistent"), identity, 1).unwrap();
+    let said: Advertisement = server.advertisement().parse().unwrap();
+    let address = said.data[0].to_string();
+    (server, address)
+}
+
+#[test]
+fn every_command_explains_itself() {
+    let overview = out(&starctl(&["--help"]));
+    for command in ["doctor", "top", "health", "endpoint-map", "plan", "bench", "bench swarm"] {
+        assert!(overview.contains(&format!("\n  {command} ")), "{overview}");
+        let mut words: Vec<&str> = command.split(' ').collect();
+        words.push("--help");
+        let help = starctl(&words);
+        assert!(help.status.success());
+        assert!(out(&help).contains(&format!("usage: starctl {command} ")), "{}", out(&help));
+    }
+}
+
+#[test]
+fn wrong_command_lines_end_with_2_and_a_reason() {
+    for (arguments, reason) in [
+        (&["nonsense"][..], "there is no command \"nonsense\""),
+        (&["health"], "which server?"),
+        (&["health", "x"], "\"x\" is not an address: the port is missing (host:port)"),
+        (&["top", "a:1", "--interval-ms", "x"], "--interval-ms \"x\" must be a number"),
+        (&["endpoint-map"], "which cluster?"),
+        (&["plan"], "which graph?"),
+        (&["doctor", "--frob"], "there is no option --frob; there are --cluster, --job, --protocol, --connect"),
+        (&["bench", "--serve", "--to", "a:1"], "give one of them"),
+        (&["bench", "swarms"], "\"swarms\" is one argument too many"),
+        (&["bench", "swarm"], "bench swarm: --protocol is missing"),
+        (
+            &["bench", "swarm", "--protocol", "http"],
+            "--protocol \"http\" is none of grpc, grpc++, star_server, star_server_lite",
+        ),
+        (
+            &["bench", "swarm", "--protocol", "grpc", "--server", "127.0.0.1:1", "--first-worker", "::1"],
+            "--first-worker \"::1\" is not an IPv4 address with a port",
+        ),
+    ] {
+        let output = starctl(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(err(&output).contains(reason), "{arguments:?}: {}", err(&output));
+    }
+    assert_eq!(starctl(&[]).status.code(), Some(2));
+}
+
+#[test]
+fn health_of_servers_that_are_there_and_that_are_not() {
+    let (_server, address) = server();
+    let output = starctl(&["health", &address]);
+    assert!(output.status.success());
+    assert_eq!(out(&output), format!("{address} SERVING\n"));
+
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let output = starctl(&["health", &address, &closed]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(out(&output).contains(&format!("{closed} UNREACHABLE (Connection refused")), "{}", out(&output));
+
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let output = starctl(&["health", "--timeout-ms", "200", &address]);
+    assert_eq!(out(&output), format!("{address} UNREACHABLE (no answer in time)\n"));
+}
+
+#[test]
+fn top_shows_a_line_per_server() {
+    let (_server, address) = server();
+    let output = starctl(&["top", "--once", "--interval-ms", "50", "--connections", &address]);
+    assert!(output.status.success(), "{}", err(&output));
+    assert!(out(&output).contains("\n/job:ps/replica:0/task:0 grpc++ "), "{}", out(&output));
+}
+
+#[test]
+fn doctor_finds_what_is_wrong() {
+    let output = starctl(&["doctor"]);
+    assert!(output.status.success(), "{}", out(&output));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
+    command.args(["doctor", "--cluster", "ps=localhost:1"]).env_clear().env("STARWIRE_UNIX", "perhaps");
+    let output = command.current_dir(std::env::temp_dir()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let reason = "STARWIRE_UNIX=\"perhaps\" is not understood: it must be one of auto, off\n";
+    assert!(out(&output).contains(reason), "{}", out(&output));
+}
+
+#[test]
+fn an_endpoint_map_is_written() {
+    let output = starctl(&["endpoint-map", "--cluster", "ps=a:1,a:2", "--port", "9"]);
+    let lines = "a:1=a:9  # /job:ps/replica:0/task:0\na:2=a:10  # /job:ps/replica:0/task:1\n";
+    assert!(out(&output).ends_with(lines), "{}", out(&output));
+}
+
+#[test]
+fn bench_measures() {
+    let output = starctl(&["bench", "--seconds", "1", "--size", "100", "--count", "10"]);
+    assert!(output.status.success(), "{}", err(&output));
+    assert_eq!(out(&output).matches("\n10 × 100 B ").count(), 2, "{}", out(&output));
+}
+
+/// A command with the fake libibverbs and these devices.
+fn with_rdma(args: &[&str], devices: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
+    command.args(args).env_clear().env("STARWIRE_VERBS_LIBRARY", fake_library::path()).env("FAKE_VERBS", devices);
+    command
+}
+
+#[test]
+fn bench_compares_rdma_with_tcp() {
+    let mut command = with_rdma(&["bench", "--seconds", "1", "--size", "100000", "--count", "3"], "fake0");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", err(&output));
+    let text = out(&output);
+    assert_eq!(text.matches("\n3 × 100000 B ").count(), 3, "{text}");
+    assert!(text.contains("\nRDMA, both ends on this host's device\n"), "{text}");
+}
+
+/// Two processes, as between hosts.
+#[test]
+fn bench_measures_between_peers_over_tcp_and_rdma() {
+    for (transport, way) in [("tcp", "(epoll,"), ("verbs", "with RDMA (fake0 port 1, GID 1 (::ffff:10.77.0.1)")] {
+        let env = [
+            ("STARWIRE_TRANSPORT", transport),
+            ("STARWIRE_VERBS_FALLBACK", "false"),
+            ("STARWIRE_UNIX", "off"),
+            ("STARWIRE_DRIVER", "epoll"),
+        ];
+        let bind = ("STARWIRE_BIND", "127.0.0.1");
+        let mut serve = with_rdma(&["bench", "--serve"], "fake0");
+        let mut server = Server(serve.envs(env).envs([bind]).stdout(Stdio::piped()).spawn().unwrap());
+        let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let banner = lines.next().unwrap();
+        let address = banner.split("data port ").nth(1).unwrap().split(',').next().unwrap();
+        let mut ask = with_rdma(&["bench", "--to", address, "--seconds", "1", "--size", "200000"], "fake0");
+        let output = ask.envs(env).envs([bind]).output().unwrap();
+        assert!(output.status.success(), "{transport}: {}", err(&output));
+        assert!(out(&output).contains(way) && out(&output).contains("\n1 × 200000 B "), "{}", out(&output));
+        let mut metrics = TcpStream::connect(address).unwrap();
+        metrics.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        metrics.read_to_string(&mut text).unwrap();
+        let offered = text.lines().find(|line| line.starts_with("starwire_verbs_offered_bytes_total")).unwrap();
+        let offered: u64 = offered.trim().rsplit(' ').next().unwrap().parse().unwrap();
+        assert_eq!(offered >= 200_000, transport == "verbs", "{transport}: {offered} bytes");
+    }
+}
+
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn doctor_examines_rdma() {
+    let doctor = ["doctor", "--protocol", "grpc+verbs"];
+    let output = with_rdma(&doctor, "good0:mtu=5;cut0:down;bare0:nogid;shut0:open_device@1+=13").output().unwrap();
+    let text = out(&output);
+    for part in [
+        "1 ::ffff:10.77.0.1",
+        "it cannot be used",
+        "give its network interface an IP address",
+        "shut0 cannot be opened",
+        "connections would use good0 port 1",
+    ] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    let output = with_rdma(&doctor, ";").output().unwrap();
+    assert!(out(&output).contains("no RDMA device"), "{}", out(&output));
+    let output = with_rdma(&doctor, "good0").env("STARWIRE_VERBS_LIBRARY", "/nonexistent.so").output().unwrap();
+    assert!(out(&output).contains("/nonexistent.so cannot be loaded"), "{}", out(&output));
+    // Set in the child alone: a limit cannot be raised again.
+    let script = "ulimit -l 64 && exec \"$0\" doctor --protocol grpc+verbs";
+    let mut command = Command::new("bash");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_starctl")]).env("STARWIRE_VERBS_LIBRARY", fake_library::path());
+    let output = command.output().unwrap();
+    assert!(out(&output).contains("64 KiB: RDMA pins buffers"), "{}", out(&output));
+}
