@@ -1,13 +1,13 @@
-//! Values that are a variable's own memory.
+//! Values that share a variable's memory.
 //!
-//! What TensorFlow reads of a reference variable is no copy: it lies where the variable lies, and changes with it.
-//! `v/read` shows an update that runs before its consumer does, on the variable's task. When a value goes to another
-//! task it becomes a copy there, and shows nothing any more. So a value that stayed on its task in the original graph
-//! may travel in the rewritten one only if nobody could tell: if no consumer can run behind an update that the copy
-//! missed, and none keeps the value for later.
+//! TensorFlow reads a reference variable without copying: the value lives in the variable's memory and changes with it.
+//! On the variable's task, `v/read` shows an update that runs before its consumer does; once sent to another task it is
+//! a copy and no longer changes. So a value that stayed on its task in the original graph may travel in the rewritten
+//! one only if the difference is unobservable: no consumer can run after an update that the copy missed, and none keeps
+//! the value for later.
 //!
-//! Any operation may hand its input's memory on as its output (Reshape, Identity, a Transpose that has nothing to do),
-//! so all of them count as if they did.
+//! Any operation may return its input's memory as its output (Reshape, Identity, a no-op Transpose), so all are assumed
+//! to.
 
 use std::collections::BTreeSet;
 
@@ -16,10 +16,10 @@ use super::graph::{Class, Edge, Graph, index};
 use super::placement::{Place, Placement, Reason};
 use super::roots::{Roots, may_change};
 
-/// Looked at to find what is behind updates, in edges. What takes longer than that counts as being behind them.
+/// Edge budget for finding the nodes downstream of updates. Beyond it, every user counts as downstream.
 const FAR: usize = 20_000_000;
 
-/// Whose memory it may be.
+/// The variable whose memory a value may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     Variable(u32),
@@ -30,17 +30,17 @@ enum Owner {
 pub struct Aliases<'a> {
     graph: &'a Graph<'a>,
     roots: &'a Roots,
-    /// By node: whose memory its outputs may be.
+    /// By node: the possible owners of its outputs' memory.
     of: Vec<BTreeSet<Owner>>,
 }
 
-/// More than that are counted as any variable.
+/// More owners than this collapse into [`Owner::Any`].
 const MOST: usize = 16;
 
 impl<'a> Aliases<'a> {
     pub fn new(graph: &'a Graph<'a>, flow: &Flow, roots: &'a Roots) -> Self {
         let mut all = Self { graph, roots, of: vec![BTreeSet::new(); graph.len()] };
-        // Around loops they come back to nodes that have had their turn.
+        // In loops, owners flow back to nodes already visited: iterate to a fixed point.
         loop {
             let mut changed = false;
             for step in &flow.order {
@@ -61,7 +61,7 @@ impl<'a> Aliases<'a> {
         }
     }
 
-    /// Whose memory an edge leads to. Nothing, if it leads to another task: what arrives there is a copy.
+    /// The owners of the memory behind an edge. None if it crosses to another task: a copy arrives there.
     fn carried(&self, edge: &Edge) -> Vec<Owner> {
         if self.graph.crosses(edge) {
             return Vec::new();
@@ -76,7 +76,7 @@ impl<'a> Aliases<'a> {
         }
     }
 
-    /// What has to be left alone, because a value would no longer show what it has to show.
+    /// Nodes that must be left alone because a value would no longer show an update that it has to show.
     pub fn broken(&self, placement: &Placement) -> Vec<(u32, Reason)> {
         let mut at_stake = BTreeSet::new();
         for edge in self.graph.edges().iter().filter(|edge| travels(placement, edge)) {
@@ -93,7 +93,7 @@ impl<'a> Aliases<'a> {
         torn
     }
 
-    /// Carries what may be this owner's memory as a value.
+    /// Carries, as a value, memory that may belong to this owner.
     fn shows(&self, edge: &Edge, owner: Owner) -> bool {
         edge.class != Class::Ref && self.carried(edge).iter().any(|other| self.may_be(*other, owner))
     }
@@ -106,7 +106,7 @@ impl<'a> Aliases<'a> {
         a == b || (task(a) == task(b) && (matches!(a, Owner::Any(_)) || matches!(b, Owner::Any(_))))
     }
 
-    /// Whether somebody who uses such a value may run behind a change of the variable, or keeps the value.
+    /// Whether a user of such a value may run after a change of the variable, or keeps the value.
     fn can_tell(&self, owner: Owner) -> bool {
         let users: BTreeSet<u32> =
             self.graph.edges().iter().filter(|edge| self.shows(edge, owner)).map(|edge| edge.dst).collect();
@@ -142,7 +142,7 @@ impl<'a> Aliases<'a> {
     }
 }
 
-/// Stayed on its task in the original graph, and does not in the rewritten one.
+/// Stayed on its task in the original graph, but does not in the rewritten one.
 fn travels(placement: &Placement, edge: &Edge) -> bool {
     #[derive(PartialEq)]
     enum Where {
@@ -156,7 +156,7 @@ fn travels(placement: &Placement, edge: &Edge) -> bool {
         Place::Moved | Place::Pivot | Place::Stays => Where::Worker,
     };
     match (placement.place(edge.src), place(edge.dst)) {
-        // There is one on the server wherever one is needed, and one in the graph.
+        // The server has a copy wherever one is needed, and so does the graph.
         (Place::Copied, Where::Server | Where::Graph) => false,
         _ => place(edge.src) != place(edge.dst),
     }

@@ -25,7 +25,7 @@ impl Classes {
             let key = (graph.node(node).task, predicates.node(node), schedule.node(node).blockers);
             *known.entry(key).or_insert_with(|| {
                 keys.push(key);
-                // There are not more classes than nodes.
+                // There are no more classes than nodes.
                 u32::try_from(keys.len() - 1).unwrap_or(u32::MAX)
             })
         };

@@ -1,11 +1,11 @@
 //! Loop frames, and an order in which the graph can run.
 //!
-//! The order leaves out the way back from each NextIteration, and it puts **all of a loop before its exits**: what
-//! leaves a loop can depend on everything inside, through iterations that the plain edges do not show.
+//! The order ignores the edges out of each NextIteration and puts **all of a loop before its exits**: a value that
+//! leaves a loop can depend on everything inside it, through iterations that the plain edges do not show.
 
 use super::graph::{Graph, Kind, PlanError, index};
 
-/// A loop frame; 0 is outside of all loops.
+/// A loop frame; 0 is outside all loops.
 pub type FrameId = u32;
 
 pub const ROOT: FrameId = 0;
@@ -13,14 +13,14 @@ pub const ROOT: FrameId = 0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
     pub parent: FrameId,
-    /// What its Enter nodes say.
+    /// The frame name that its Enter nodes give.
     pub name: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     Node(u32),
-    /// Every node of the frame, and of the frames inside, has run.
+    /// Every node of the frame, and of the frames nested in it, has run.
     End(FrameId),
 }
 
@@ -49,12 +49,10 @@ impl Flow {
         Ok(flow)
     }
 
-    /// The frame that a node runs in (Enter: the outer one).
     pub fn inside(&self, node: u32) -> FrameId {
         self.inside[index(node)]
     }
 
-    /// The frame that a node's outputs are in.
     pub fn outputs(&self, node: u32) -> FrameId {
         self.outputs[index(node)]
     }
@@ -90,18 +88,18 @@ impl Flow {
     }
 }
 
-/// The way back of a loop.
+/// Closes a loop: leaves a NextIteration.
 pub fn is_back_edge(graph: &Graph, edge: u32) -> bool {
     graph.node(graph.edge(edge).src).kind == Kind::NextIteration
 }
 
-/// A node's inputs but for the way back of a loop.
+/// A node's inputs without the back edges of loops.
 pub fn forward_ins<'a>(graph: &'a Graph, node: u32) -> impl Iterator<Item = u32> + Clone + 'a {
     graph.ins(node).iter().copied().filter(move |edge| !is_back_edge(graph, *edge))
 }
 
-/// Kahn's algorithm. With `frames`: every node before the end of the frame that its outputs are in, every frame's end
-/// before that of its parent and before its exits.
+/// Kahn's algorithm. With `frames`: every node comes before the end of the frame that its outputs are in, and every
+/// frame ends before its parent does and before its own exits.
 fn sort(graph: &Graph, frames: &[Frame], outputs: &[FrameId]) -> Result<Vec<Step>, PlanError> {
     let inner = |frame: FrameId| frame != ROOT && !frames.is_empty();
     let mut waits: Vec<u32> = graph.ids().map(|node| count(forward_ins(graph, node))).collect();
@@ -114,7 +112,7 @@ fn sort(graph: &Graph, frames: &[Frame], outputs: &[FrameId]) -> Result<Vec<Step
                 end_waits[index(frame)] += 1;
             }
             if graph.node(node).kind == Kind::Exit {
-                // Its inputs' frame: `find_frames` has seen to it that there is one.
+                // The frame of its inputs; `find_frames` has checked that there is one.
                 if let Some(edge) = forward_ins(graph, node).next() {
                     exits[index(outputs[index(graph.edge(edge).src)])].push(node);
                     waits[index(node)] += 1;
@@ -158,10 +156,10 @@ fn sort(graph: &Graph, frames: &[Frame], outputs: &[FrameId]) -> Result<Vec<Step
     Err(PlanError::Cycle { node: graph.describe(on_a_cycle(graph, &waits)) })
 }
 
-/// From any node that never became ready, back to what it waits for, until that repeats: the first node of that circle.
+/// Walks back from a node that never became ready until a node repeats; returns the lowest node of that cycle.
 fn on_a_cycle(graph: &Graph, waits: &[u32]) -> u32 {
     let stuck = |node: &u32| waits[index(*node)] > 0;
-    // None: it waits for the end of a loop that it is in front of.
+    // None if it waits for the end of a loop that it precedes.
     let back = |node: u32| forward_ins(graph, node).map(|edge| graph.edge(edge).src).find(stuck);
     let start = graph.ids().find(stuck).unwrap_or(0);
     let walk = std::iter::successors(Some(start), |node| back(*node));
@@ -171,7 +169,7 @@ fn on_a_cycle(graph: &Graph, waits: &[u32]) -> u32 {
 }
 
 fn count(edges: impl Iterator<Item = u32>) -> u32 {
-    // Edges fit into 31 bits.
+    // Edge counts fit into 31 bits.
     edges.fold(0, |sum, _| sum + 1)
 }
 
@@ -217,7 +215,7 @@ mod tests {
         assert_eq!(error(&[Plain, Exit], &[(0, 1)]), Some(PlanError::NotInALoop { node: name(1) }));
         let mixed = error(&[Plain, Enter, Plain], &[(0, 1), (1, 2), (0, 2)]);
         assert_eq!(mixed, Some(PlanError::MixedFrames { node: name(2) }));
-        // What enters a loop cannot come from its exit.
+        // The input of a loop cannot come from its own exit.
         let kinds = [Enter, Exit, Enter, Plain];
         assert!(matches!(error(&kinds, &[(0, 1), (1, 2), (2, 3)]), Some(PlanError::Cycle { .. })));
     }

@@ -1,41 +1,40 @@
 //! tensor_fuse: which tensors cross from task to task together.
 //!
-//! What crosses is an *item*: one output of one node, to one task, with all its consumers there (that is what
-//! TensorFlow sends once), or, for control edges, the node's "done" (for which TensorFlow sends an empty tensor). A
-//! *group* is a set of items that become one message: the first consumer gets its item when the last producer is done.
-//! So a group must be right, and it must be worth it.
+//! An *item* is one output of one node, sent to one task for all its consumers there (TensorFlow sends it once), or,
+//! for control edges, the node's completion (for which TensorFlow sends an empty tensor). A *group* is a set of items
+//! that become one message: the first consumer gets its item only when the last producer is done. So a group must be
+//! both correct and worthwhile.
 //!
-//! # Right
+//! # Correct
 //!
 //! All items of a group have the same
 //!
 //! * source task, destination task, and memory (an accelerator's outputs are staged, host memory is not);
-//! * loop frame, which must be a loop of the usual form without anything in it that may block: then they are there
-//!   equally often;
+//! * loop frame, which must be a regular loop in which nothing may block: then the items occur equally often;
 //! * [predicates](super::predicates): they are alive together or dead together, so the group's message can be dead as a
 //!   whole;
-//! * [level](super::schedule::Moment): the number of task changes on the longest way to the producer, where a loop's
-//!   exits are behind all of the loop. A consumer's level is above its producer's and levels never sink, so no way
-//!   leads from any item of a level to any producer of the same level, through whatever groups. Whatever is grouped
-//!   within one level, no cycle can come of it;
-//! * blockers: the nodes on the way that may wait for something that is no edge (a queue, a collective). An item that
-//!   has passed a blocker is never tied to one whose consumer could be what the blocker waits for.
+//! * [level](super::schedule::Moment): the number of task changes on the longest path to the producer, where a loop's
+//!   exits come after all of the loop. A consumer's level is above its producer's and levels never decrease, so no path
+//!   leads from an item of a level to a producer of the same level, through any groups. Grouping within a level
+//!   therefore cannot create a cycle;
+//! * blockers: the nodes on the path that may wait for something other than an edge (a queue, a collective). An item
+//!   that has passed a blocker is never tied to one whose consumer could be what the blocker waits for.
 //!
-//! References, resources, variants, what the client feeds or fetches, the machinery of loops, and what the caller
-//! forbids are left alone.
+//! References, resources, variants, feeds and fetches of the client, loop machinery, and anything the caller excludes
+//! are left alone.
 //!
-//! # Worth it
+//! # Worthwhile
 //!
-//! Within what would be right, items are sorted by when they are ready (an estimate: costs and sizes where the caller
-//! knows them, else a constant per node), and a group grows in this order while
+//! Among the items that could be grouped correctly, sorted by when they are ready (an estimate: costs and sizes where
+//! the caller knows them, else a constant per node), a group grows as long as
 //!
-//! * all the waiting that it causes is not more than the messages that it saves, counted as [`Limits::message_us`]
+//! * the total waiting that it causes does not exceed the messages that it saves, counted as [`Limits::message_us`]
 //!   each;
 //! * no item waits longer than [`Limits::wait_us`];
 //! * it stays within [`Limits::group_bytes`] and [`Limits::group_items`].
 //!
-//! A small item would wait for a large one's bytes as well, therefore sizes keep apart: up to [`Limits::small_bytes`]
-//! (with the control items); up to [`Limits::large_bytes`]; unknown. Larger ones travel alone: one message more is
+//! A small item would also wait for a large one's bytes, so items are separated by size: up to [`Limits::small_bytes`]
+//! (with the control items); up to [`Limits::large_bytes`]; unknown. Larger ones travel alone: one more message is
 //! nothing against their bytes.
 
 use std::collections::HashMap;
@@ -47,16 +46,16 @@ use super::predicates::Predicates;
 use super::schedule::{Costs, Moment, Schedule};
 use super::sets::SetId;
 
-/// What may be grouped, and what it may cost.
+/// Cost model and bounds for grouping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// What a message costs, both ends together.
+    /// Cost of a message, both ends together.
     pub message_us: u32,
-    /// How much crosses in a microsecond.
+    /// Transfer rate.
     pub bytes_per_us: u32,
-    /// A node whose cost nobody knows.
+    /// Cost of a node whose cost is unknown.
     pub node_us: u32,
-    /// No item waits longer for others.
+    /// The longest that an item may wait for others.
     pub wait_us: u32,
     pub small_bytes: u64,
     pub large_bytes: u64,
@@ -87,18 +86,18 @@ impl Default for Limits {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     pub src: u32,
-    /// Negative: the node's "done".
+    /// Negative: the node's completion (control).
     pub output: i32,
-    /// To this task.
+    /// The destination.
     pub task: u32,
-    /// The edges that it stands for, in the order of their ends.
+    /// The edges that it stands for, ordered by destination.
     pub edges: Vec<u32>,
     pub fate: Fate,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// With others; the number of the group.
+    /// In the group with this number.
     Grouped(u32),
     Alone(Reason),
 }
@@ -107,7 +106,7 @@ pub enum Fate {
 pub enum Reason {
     /// Nothing else crosses at this level, in this direction, under these conditions.
     NoCompany,
-    /// It would wait for the others, or they for it, for longer than it saves.
+    /// It would wait for the others, or they for it, longer than it saves.
     NotWorthWaiting,
     Large,
     Reference,
@@ -116,9 +115,9 @@ pub enum Reason {
     /// The client feeds or fetches it.
     Client,
     LoopMachinery,
-    /// Its loop is not of the usual form, or something in it may block, or loops are switched off.
+    /// Its loop is not regular, something in it may block, or fusing in loops is off.
     Loop,
-    /// Control edges are switched off.
+    /// Fusing control edges is off.
     Control,
     Untouchable,
 }
@@ -129,7 +128,7 @@ pub struct Group {
     pub dst_task: u32,
     pub memory: Memory,
     pub level: u32,
-    /// Indices into the plan's items: at least two.
+    /// Indices into the plan's items; at least two.
     pub items: Vec<u32>,
 }
 
@@ -140,7 +139,6 @@ pub struct FusePlan {
     pub groups: Vec<Group>,
 }
 
-/// Decides what crosses together.
 pub fn plan(graph: &Graph, limits: &Limits) -> Result<FusePlan, PlanError> {
     let mut items = items(graph);
     let mut groups = Vec::new();
@@ -157,7 +155,7 @@ pub fn plan(graph: &Graph, limits: &Limits) -> Result<FusePlan, PlanError> {
                     group.iter().for_each(|member| items[index(member.item)].fate = Fate::Alone(reason));
                     return;
                 };
-                // There are not more groups than items.
+                // There are no more groups than items.
                 let number = u32::try_from(groups.len()).unwrap_or(u32::MAX);
                 let mut numbers: Vec<u32> = group.iter().map(|member| member.item).collect();
                 numbers.sort_unstable();
@@ -175,13 +173,13 @@ pub fn plan(graph: &Graph, limits: &Limits) -> Result<FusePlan, PlanError> {
     Ok(FusePlan { items, groups })
 }
 
-/// What the items of a group have in common.
+/// Everything that the items of a group have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Kin {
     src_task: u32,
     dst_task: u32,
     memory: Memory,
-    /// Of an accelerator's memory: which one.
+    /// The accelerator, if `memory` is one's.
     device: u32,
     frame: FrameId,
     predicates: SetId,
@@ -203,13 +201,13 @@ struct Member {
     bytes: u64,
 }
 
-/// Everything that crosses, in a fixed order.
+/// Everything that crosses, in a deterministic order.
 fn items(graph: &Graph) -> Vec<Item> {
     let mut crossing: Vec<u32> =
         (0u32..).zip(graph.edges()).filter(|(_, e)| graph.crosses(e)).map(|(at, _)| at).collect();
     let place = |edge: u32| {
         let e = graph.edge(edge);
-        // All of a node's control outputs are one.
+        // All control outputs of a node are one.
         (e.src, e.src_output.max(-1), graph.node(e.dst).task, e.dst, e.dst_input, edge)
     };
     crossing.sort_unstable_by_key(|edge| place(*edge));
@@ -224,8 +222,7 @@ fn items(graph: &Graph) -> Vec<Item> {
     items
 }
 
-/// Items that could be grouped, by what a group has in common, in the order of their first items. The others get their
-/// reason.
+/// The items that could be grouped, by common properties, in order of their first items. The others get their reason.
 fn families(
     graph: &Graph,
     limits: &Limits,
@@ -284,7 +281,7 @@ fn families(
     families
 }
 
-/// Why an edge's item cannot be in a group.
+/// The reason why an edge's item cannot be in a group.
 fn barred(graph: &Graph, limits: &Limits, edge: &Edge, looping: bool) -> Option<Reason> {
     let (src, dst) = (graph.node(edge.src), graph.node(edge.dst));
     let client = |kind: Kind| matches!(kind, Kind::Feed | Kind::Fetch);
@@ -294,7 +291,7 @@ fn barred(graph: &Graph, limits: &Limits, edge: &Edge, looping: bool) -> Option<
         Class::Variant => Some(Reason::Variant),
         _ if src.untouchable || dst.untouchable => Some(Reason::Untouchable),
         _ if client(src.kind) || client(dst.kind) => Some(Reason::Client),
-        // An Exit's outputs are outside of the loop, and what goes into an Enter still is.
+        // An Exit's outputs are outside the loop, and so are an Enter's inputs.
         _ if looping && src.kind.is_loop_plumbing() && src.kind != Kind::Exit => Some(Reason::LoopMachinery),
         _ if looping && (dst.kind.is_loop_plumbing() && dst.kind != Kind::Enter || dst.kind == Kind::Merge) => {
             Some(Reason::LoopMachinery)
@@ -304,7 +301,7 @@ fn barred(graph: &Graph, limits: &Limits, edge: &Edge, looping: bool) -> Option<
     }
 }
 
-/// Cuts what is sorted by time into groups that are worth it.
+/// Cuts a time-ordered family into groups that are worthwhile.
 fn split(limits: &Limits, members: &[Member], mut group: impl FnMut(&[Member])) {
     let (mut begin, mut waited, mut bytes) = (0, 0u64, 0u64);
     for (at, member) in members.iter().enumerate() {
@@ -332,12 +329,12 @@ fn split(limits: &Limits, members: &[Member], mut group: impl FnMut(&[Member])) 
 }
 
 impl FusePlan {
-    /// How many messages fewer.
+    /// The number of messages saved.
     pub fn saved(&self) -> usize {
         self.groups.iter().map(|group| group.items.len() - 1).sum()
     }
 
-    /// The plan as text, with the nodes' names.
+    /// The plan as text, with node names.
     pub fn describe<'a>(&'a self, graph: &'a Graph<'a>) -> impl fmt::Display + 'a {
         Description { plan: self, graph }
     }

@@ -1,4 +1,4 @@
-//! What [`fuse`](super::fuse) promises, on random graphs and on those that caused trouble.
+//! The guarantees of [`fuse`](super::fuse), on random graphs and on graphs that once broke it.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::generate::{Case, Random, case};
 use super::graph::{Class, Edge, Graph, Kind, Memory, Node};
 use super::simulate::{Luck, run};
 
-/// Groups whatever it may, of a graph `without_hints`.
+/// Groups everything that it may, in a graph `without_hints`.
 const GREEDY: Limits = Limits {
     message_us: 0,
     bytes_per_us: 1_000,
@@ -23,14 +23,14 @@ const GREEDY: Limits = Limits {
     fuse_loops: true,
 };
 
-/// Nothing takes time, everything is small: all that may be grouped is worth it.
+/// Nothing takes time and everything is small, so every permitted group is worthwhile.
 fn without_hints(mut case: Case) -> Case {
     case.nodes.iter_mut().for_each(|node| node.cost_us = None);
     case.edges.iter_mut().for_each(|edge| edge.bytes = Some(0));
     case
 }
 
-/// The fused graph does what the unfused one does, whatever the predicates say.
+/// Checks that the fused graph does what the unfused one does.
 fn check(case: &Case, limits: &Limits) -> FusePlan {
     let graph = case.graph();
     let plan = plan(&graph, limits).unwrap();
@@ -77,7 +77,7 @@ proptest! {
                 }
             }
         }
-        // Whatever crosses is in exactly one item.
+        // Every crossing edge is in exactly one item.
         let mut edges: Vec<u32> = plan.items.iter().flat_map(|item| item.edges.iter().copied()).collect();
         edges.sort_unstable();
         let crossing = (0u32..).zip(graph.edges()).filter(|(_, edge)| graph.crosses(edge)).map(|(number, _)| number);
@@ -107,7 +107,7 @@ proptest! {
     }
 }
 
-/// Otherwise the properties above would hold of nothing.
+/// Guards the properties above against holding vacuously.
 #[test]
 fn random_graphs_have_what_is_hard() {
     let (mut groups, mut in_branches, mut in_loops, mut with_control, mut largest) = (0, 0, 0, 0, 0);
@@ -135,7 +135,7 @@ fn random_graphs_have_what_is_hard() {
     );
 }
 
-/// A body may never run.
+/// Possibly in a loop, whose body may never run.
 fn in_a_loop(graph: &Graph, node: u32) -> bool {
     graph.nodes()[..=node as usize].iter().any(|node| node.kind == Kind::Enter)
 }
@@ -148,7 +148,7 @@ fn nodes(kinds: &[(Kind, u32)]) -> Vec<Node> {
     kinds.iter().map(|(kind, task)| Node::of(*kind, *task)).collect()
 }
 
-/// What a planner would do that only looks at where things come from and go to.
+/// The plan of a naive planner that looks only at sources and destinations.
 fn everything(graph: &Graph) -> FusePlan {
     let mut all = plan(graph, &Limits { group_items: 1, ..GREEDY }).unwrap();
     let numbers: Vec<u32> = (0..all.items.len() as u32).collect();
@@ -158,7 +158,7 @@ fn everything(graph: &Graph) -> FusePlan {
     all
 }
 
-/// The graph runs; naively fused it does not (so the check notices); as planned it does, in so many groups.
+/// The graph runs; naively fused it deadlocks, so the check has teeth; as planned it runs, with this many groups.
 fn trouble(nodes: Vec<Node>, edges: Vec<Edge>, hidden: &[(u32, u32)], groups: usize) {
     let case = without_hints(Case { nodes, edges, hidden: hidden.to_vec() });
     let graph = case.graph();
@@ -173,7 +173,7 @@ fn trouble(nodes: Vec<Node>, edges: Vec<Edge>, hidden: &[(u32, u32)], groups: us
 #[test]
 fn what_depends_on_the_other_task_is_not_tied_to_what_it_depends_on() {
     use Kind::Plain;
-    // 0 → [1] → 2 → [3], and 4 → [5] beside.
+    // 0 → [1] → 2 → [3], and 4 → [5] independently.
     let nodes = nodes(&[(Plain, 0), (Plain, 1), (Plain, 0), (Plain, 1), (Plain, 0), (Plain, 1)]);
     trouble(nodes, vec![edge(0, 1, 0), edge(1, 2, 0), edge(2, 3, 0), edge(4, 5, 0)], &[], 1);
 }
@@ -181,7 +181,7 @@ fn what_depends_on_the_other_task_is_not_tied_to_what_it_depends_on() {
 #[test]
 fn what_leaves_a_loop_is_behind_all_of_it() {
     use Kind::{Enter, Exit, LoopCond, Merge, NextIteration, Plain, Switch};
-    // Task 1 answers 1 → 2, which the loop of task 0 needs in its body only: the way to the exit 10 → 11 leads through
+    // Task 1 answers 1 → 2, which the loop of task 0 needs only in its body: the path to the exit 10 → 11 leads through
     // an iteration.
     let kinds = [
         (Plain, 0),
@@ -235,14 +235,14 @@ fn what_has_passed_a_queue_is_not_tied_to_what_fills_it() {
 #[test]
 fn a_pull_waits_for_the_input_if_nothing_comes_of_it_without_the_input() {
     use Kind::Plain;
-    // 0: a variable's value, 1: the next input, of which 2 is made; both go to 3, where 4 has an effect.
+    // 0: a variable's value; 1: the next input, from which 2 is made; both go to 3, and 4 has an effect there.
     let mut nodes = nodes(&[(Plain, 0), (Plain, 0), (Plain, 0), (Plain, 1), (Plain, 1)]);
     nodes[1].blocking = true;
     nodes[4].stateful = true;
     let edges = vec![edge(1, 2, 0), edge(0, 3, 0), edge(2, 3, 1), edge(3, 4, 0)];
     let mut case = without_hints(Case { nodes, edges, hidden: Vec::new() });
     assert_eq!(check(&case, &GREEDY).groups.len(), 1);
-    // Something else that comes of the variable's value alone: it could be what the input waits for.
+    // Another effect that depends on the variable's value alone: the input could be waiting for it.
     case.nodes.extend([Node { stateful: true, ..Node::plain(1) }, Node::plain(1)]);
     case.edges.extend([edge(0, 5, 0), edge(5, 6, 0), edge(4, 6, 1)].map(|edge| Edge { bytes: Some(0), ..edge }));
     case.hidden.push((5, 1));
@@ -259,7 +259,7 @@ fn what_may_be_dead_is_not_tied_to_what_is_alive() {
 #[test]
 fn a_merge_of_two_conditions_is_a_condition_of_its_own() {
     use Kind::{Merge, Plain, Switch};
-    // Merge(switch by 1, switch by 2): dead if both go the other way. 7 depends on it, 8 on nothing.
+    // Merge(switch by 1, switch by 2): dead if both choose the other branch. 7 depends on it, 8 on nothing.
     let kinds =
         [(Plain, 0), (Plain, 0), (Plain, 0), (Switch, 0), (Switch, 0), (Merge, 0), (Plain, 0), (Plain, 1), (Plain, 1)];
     let edges = vec![
@@ -279,8 +279,8 @@ fn a_merge_of_two_conditions_is_a_condition_of_its_own() {
 #[test]
 fn both_branches_together_are_no_condition() {
     use Kind::{Identity, Merge, Plain, Switch};
-    // Merge(both branches of 1) is alive whenever 0 is: tied to 9's item. One Switch has its predicate through an
-    // Identity.
+    // Merge(both branches of 1) is alive whenever 0 is, so it is tied to 9's item. One Switch gets its predicate
+    // through an Identity.
     let kinds = [
         (Plain, 0),
         (Plain, 0),
@@ -314,7 +314,7 @@ fn both_branches_together_are_no_condition() {
 #[test]
 fn loops_are_fused_unless_something_in_them_may_block() {
     use Kind::{Enter, Exit, LoopCond, Merge, NextIteration, Plain, Switch};
-    // 0 → enter 1 → merge 2 → cond 3, switch 4 → (exit 5 | 6 → 7 → next 8), where 6 and 7 are also needed by task 1.
+    // 0 → enter 1 → merge 2 → cond 3, switch 4 → (exit 5 | 6 → 7 → next 8), where task 1 also needs 6 and 7.
     let kinds = [
         (Plain, 0),
         (Enter, 0),
@@ -349,7 +349,7 @@ fn loops_are_fused_unless_something_in_them_may_block() {
     not_fused(&case, &Limits::default());
 }
 
-/// `ready[i]` microseconds after the start, a tensor of `bytes[i]` is there.
+/// Tensors of `bytes[i]` bytes that are ready `ready[i]` microseconds after the start.
 fn timed(items: &[(u32, Option<u64>)], limits: &Limits) -> (Vec<Vec<u32>>, Vec<Fate>) {
     let (mut nodes, mut edges) = (Vec::new(), Vec::new());
     for (number, (ready, bytes)) in (0u32..).zip(items) {
@@ -390,7 +390,7 @@ fn small_tensors_do_not_wait_for_large_ones() {
 
 #[test]
 fn a_producer_is_sent_once_to_each_task() {
-    // 0 goes to two consumers of task 1 and one of task 2; 1 likewise to task 1.
+    // 0 goes to two consumers on task 1 and one on task 2; 1 to one of those on task 1.
     let nodes = nodes(&[(Kind::Plain, 0), (Kind::Plain, 0), (Kind::Plain, 1), (Kind::Plain, 1), (Kind::Plain, 2)]);
     let edges = vec![edge(0, 3, 0), edge(0, 2, 0), edge(0, 4, 0), edge(1, 2, 1)];
     let plan = plan(&Graph::new(nodes, edges, None).unwrap(), &Limits::default()).unwrap();

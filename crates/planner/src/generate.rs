@@ -1,4 +1,4 @@
-//! Random graphs of the kind that TensorFlow accepts: conditions, loops, several tasks, values that escape from their
+//! Random graphs of the kind that TensorFlow accepts: conditions, loops, several tasks, values that escape their
 //! branch, nodes that wait for others without an edge.
 
 use super::graph::{Class, Edge, Graph, Kind, Memory, Node};
@@ -16,12 +16,12 @@ impl Case {
     }
 }
 
-/// About `size` nodes.
+/// A graph of about `size` nodes.
 pub fn case(seed: u64, size: usize) -> Case {
     build(seed, size, false)
 }
 
-/// The same for a worker, task 0, and parameter servers with variables, constants and effects.
+/// The same for a worker (task 0) and parameter servers with variables, constants and effects.
 pub fn training_case(seed: u64, size: usize) -> Case {
     build(seed, size, true)
 }
@@ -100,7 +100,7 @@ struct Builder {
     case: Case,
     frames: u32,
     size: usize,
-    /// What runs exactly once, and can be waited for.
+    /// Nodes that run exactly once, so that others can wait for them.
     outside: Vec<u32>,
 }
 
@@ -136,7 +136,7 @@ impl Builder {
 
     fn data(&mut self, from: Value, dst: u32, dst_input: i32) {
         let class = match self.random.below(if self.training { 400 } else { 40 }) {
-            // What the simulation gives no value cannot be a predicate.
+            // The simulation gives these no value, so they cannot be predicates.
             0 | 1 if matches!(self.case.nodes[dst as usize].kind, Kind::Identity | Kind::Switch) => Class::Plain,
             0 => Class::Ref,
             1 => Class::Resource,
@@ -155,7 +155,7 @@ impl Builder {
         self.case.edges.push(Edge { src, src_output, dst, dst_input, class, memory, bytes });
     }
 
-    /// The consumer takes the reference; it runs where the variable is.
+    /// The consumer takes the reference, so it runs on the variable's task.
     fn reference(&mut self, from: Value, dst: u32) {
         self.data(from, dst, 0);
         if let Some(edge) = self.case.edges.last_mut() {
@@ -165,7 +165,6 @@ impl Builder {
         self.case.nodes[dst as usize].task = task;
     }
 
-    /// A variable or a constant.
     fn variable(&mut self, scope: &mut Scope) {
         let node = self.node(Kind::Plain);
         let refers = self.random.chance(75);
@@ -233,7 +232,7 @@ impl Builder {
             self.data(value, node, place);
         }
         if self.random.chance(15) && !earlier.is_empty() {
-            // Control edges come from a node, which is alive even if one of its outputs is not.
+            // Control edges come from a node, which is alive even if one of its outputs is dead.
             let value = earlier[self.random.below(earlier.len())];
             solid &= value.solid;
             self.control(value.node, node);
@@ -253,7 +252,7 @@ impl Builder {
         }
     }
 
-    /// Control edges that lead through a node of the worker, which may wait for others as well.
+    /// Reroutes control edges through a node of the worker, which may wait for others as well.
     fn no_ops(&mut self) {
         for edge in 0..self.case.edges.len() {
             let Edge { src, dst, class, .. } = self.case.edges[edge];
@@ -264,7 +263,7 @@ impl Builder {
             self.case.nodes[node as usize].task = 0;
             self.case.edges[edge].dst = node;
             self.control(node, dst);
-            // As in the graph's order, so that nothing waits in a circle.
+            // In the graph's order, so that nothing waits in a circle.
             let earlier: Vec<u32> =
                 self.outside.iter().copied().filter(|other| *other < dst && *other != src).collect();
             if self.outside.contains(&dst) && !earlier.is_empty() {
@@ -323,9 +322,9 @@ impl Builder {
         scope.values.push(Value::of(node, 0, values.iter().any(|value| value.solid)));
     }
 
-    /// Something that a Merge may take. A dead Enter makes a Merge dead at once, even if another of its inputs is
-    /// alive: in TensorFlow, too, it would depend on which comes first. Nothing but a loop's header is given an Enter
-    /// there, and that gets one input per iteration.
+    /// A value that a Merge may take. A dead Enter makes a Merge dead at once, even if another input is alive; in
+    /// TensorFlow, too, the result would depend on which comes first. There, only loop headers take an Enter, and they
+    /// get one input per iteration.
     fn entered(&mut self, value: Value) -> Value {
         if self.case.nodes[value.node as usize].kind != Kind::Enter {
             return value;
@@ -369,7 +368,7 @@ impl Builder {
                     self.something(&mut branch);
                 }
             }
-            // Some escape without a Merge.
+            // Some values escape without a Merge.
             if self.random.chance(25) {
                 let value = self.pick(&branch);
                 scope.values.push(Value { solid: false, ..value });
@@ -399,7 +398,7 @@ impl Builder {
         let mut inner = Scope { values: Vec::new(), depth: scope.depth + 1, looping: true };
         let mut headers = Vec::new();
         for _ in 0..variables {
-            // What enters one loop has the same fate, but for strange graphs.
+            // Values that enter one loop have the same fate, except in strange graphs.
             let value = if self.random.chance(90) { self.solid(scope) } else { self.pick(scope) };
             let enter = self.node(Kind::Enter);
             self.case.nodes[enter as usize].detail = frame;
@@ -444,7 +443,7 @@ impl Builder {
             }
         }
         for header in headers {
-            // Goes round only while the condition holds; in strange graphs, not even always then.
+            // Iterates only while the condition holds; in strange graphs, sometimes not even then.
             let value = if self.random.chance(90) { self.solid(&body) } else { self.pick(&body) };
             let both = self.node(Kind::Plain);
             self.data(value, both, 0);
@@ -456,7 +455,7 @@ impl Builder {
         for switch in exits {
             let mut last = Value::of(switch, 0, true);
             if self.random.chance(10) {
-                // Leaves only under a condition of its own.
+                // Leaves only under its own condition.
                 let node = self.node(Kind::Switch);
                 self.data(last, node, 0);
                 self.data(decision, node, 1);

@@ -1,17 +1,17 @@
-//! The abstract graph: who runs where, and what flows between them. Knows nothing of operations beyond what their kind
-//! says about control flow.
+//! The abstract graph: which node runs on which task, and what flows between them. Of an operation it knows only the
+//! properties listed in [`Node`].
 
 use std::fmt;
 
-/// What a node means for control flow.
+/// A node's role in control flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     Plain,
     /// Passes its only data input on unchanged.
     Identity,
-    /// Passes input 0 to the output that input 1 names; its other outputs are dead.
+    /// Passes input 0 to the output that input 1 selects; its other outputs are dead.
     Switch,
-    /// Passes its first live data input on.
+    /// Passes on its first live data input.
     Merge,
     Enter,
     Exit,
@@ -21,7 +21,7 @@ pub enum Kind {
     ControlTrigger,
     /// Brings in a value from the client.
     Feed,
-    /// Brings in a value that a send elsewhere delivers, dead or alive.
+    /// Brings in a value, dead or alive, that a send elsewhere delivers.
     Receive,
     /// Hands a value to the client.
     Fetch,
@@ -37,28 +37,28 @@ impl Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Node {
     pub kind: Kind,
-    /// Equal numbers: the same task.
+    /// Equal numbers mean the same task.
     pub task: u32,
     pub device: u32,
     /// Has effects beyond its outputs, or is not known to have none.
     pub stateful: bool,
-    /// Nothing is known about its operation: it stays where it is, may wait, and may change whatever it can reach.
+    /// Nothing is known about its operation: it stays where it is, may wait, and may change anything that it can reach.
     pub unknown: bool,
-    /// May wait for something that is no edge of this graph: a queue, a collective, a receive that somebody else wrote,
+    /// May wait for something that is not an edge of this graph: a queue, a collective, a receive that the user wrote,
     /// a client that feeds later (partial runs).
     pub blocking: bool,
-    /// Nothing may be put between it and its neighbours.
+    /// Nothing may be inserted between it and its neighbours.
     pub untouchable: bool,
-    /// A constant, or a variable that is found by its name: copies of it are it.
+    /// A constant, or a variable found by name: a copy of the node is equivalent to it.
     pub cloneable: bool,
-    /// Its output 0 is the same reference as its input 0.
+    /// Output 0 is the same reference as input 0.
     pub forwards_ref: bool,
     /// Reads a variable and does nothing else.
     pub pure_read: bool,
-    /// Enter: the number of its frame's name. Switch: how many outputs it has (0: two). A variable: the number of its
-    /// name (0: it has a name that no other node has).
+    /// Enter: the number of its frame's name. Switch: its number of outputs (0: two). Variable: the number of its name
+    /// (0: a name that no other node has).
     pub detail: u32,
-    /// How long it runs, if somebody knows.
+    /// Its run time, if known.
     pub cost_us: Option<u32>,
 }
 
@@ -88,20 +88,20 @@ impl Node {
 /// What an edge carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// A tensor that is its bytes.
+    /// A tensor with a plain byte representation.
     Plain,
     String,
     Variant,
     /// A reference into the producer: not a value.
     Ref,
-    /// The value behind a reference, which the consumer takes when it starts: what is there by then.
+    /// The value behind a reference, which the consumer reads when it starts: the value of that moment.
     Deref,
     Resource,
-    /// Nothing but "done".
+    /// Completion only.
     Control,
 }
 
-/// Where the producer leaves what the edge carries.
+/// The memory in which the producer leaves the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Memory {
     Host,
@@ -118,7 +118,7 @@ pub struct Edge {
     pub dst_input: i32,
     pub class: Class,
     pub memory: Memory,
-    /// How much it carries, if somebody knows.
+    /// The size of what it carries, if known.
     pub bytes: Option<u64>,
 }
 
@@ -128,10 +128,10 @@ impl Edge {
     }
 }
 
-/// Finds a node's name, for messages.
+/// Looks up a node's name, for messages.
 pub type Names<'a> = &'a dyn Fn(u32) -> Option<String>;
 
-/// Why a graph cannot be planned. It may still be run as it is.
+/// The reason why a graph cannot be planned. It may still be run as it is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     #[error("planner: edge {edge} names node {node}, but the graph has only {nodes} nodes")]
@@ -150,7 +150,7 @@ pub enum PlanError {
     NotInALoop { node: String },
 }
 
-/// A graph whose edges name nodes that exist.
+/// A graph whose edges refer only to existing nodes.
 pub struct Graph<'a> {
     nodes: Vec<Node>,
     edges: Vec<Edge>,
@@ -161,7 +161,7 @@ pub struct Graph<'a> {
 
 impl<'a> Graph<'a> {
     pub fn new(nodes: Vec<Node>, edges: Vec<Edge>, names: Option<Names<'a>>) -> Result<Self, PlanError> {
-        // One number is kept free for "none".
+        // One number is reserved for "none".
         let numbered = |what, count: usize| match u32::try_from(count) {
             Ok(number) if number < u32::MAX / 2 => Ok(()),
             _ => Err(PlanError::TooMany { what, count }),
@@ -213,16 +213,16 @@ impl<'a> Graph<'a> {
     }
 
     pub fn ids(&self) -> impl Iterator<Item = u32> + use<> {
-        // `new` has seen to it that they fit.
+        // `new` has checked that they fit.
         0..u32::try_from(self.nodes.len()).unwrap_or(u32::MAX)
     }
 
-    /// Ends at another task than it begins at.
+    /// Begins and ends on different tasks.
     pub fn crosses(&self, edge: &Edge) -> bool {
         self.node(edge.src).task != self.node(edge.dst).task
     }
 
-    /// For messages: its number, and its name if somebody knows.
+    /// For messages: its name if known, else its number.
     pub fn describe(&self, node: u32) -> String {
         Described { node, name: self.names.and_then(|names| names(node)) }.to_string()
     }
@@ -242,19 +242,19 @@ impl fmt::Display for Described {
     }
 }
 
-/// A number of a node or an edge as an index: u32 always fits.
+/// A node or edge number as an index: u32 always fits.
 pub(super) fn index(number: u32) -> usize {
     number as usize
 }
 
-/// Which edges belong to which node: two arrays.
+/// The edges of each node, in two arrays.
 struct Adjacency {
     begins: Vec<u32>,
     edges: Vec<u32>,
 }
 
 impl Adjacency {
-    /// `ends` has one node for each edge, in the edges' order.
+    /// `ends` has one node per edge, in edge order.
     fn new(nodes: usize, ends: impl Iterator<Item = u32> + Clone) -> Self {
         let mut begins = vec![0u32; nodes + 1];
         for node in ends.clone() {

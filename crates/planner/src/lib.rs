@@ -1,16 +1,16 @@
-//! Pure graph algorithms: what is moved between tasks, when, and in whose company. No TensorFlow, no clock, no
-//! randomness: the same graph gives the same plan.
+//! Pure graph algorithms: what moves between tasks, when, and together with what. No TensorFlow, no clock, no
+//! randomness: the same graph always gives the same plan.
 //!
-//! * [`ops`]: what is known about TensorFlow's operations.
+//! * [`ops`]: the op table, which describes TensorFlow's operations.
 //! * [`graph`]: the abstract graph that all planners work on.
 //! * [`flow`]: loop frames, and an order in which the graph can run.
-//! * [`predicates`]: under which conditions a node runs.
+//! * [`predicates`]: the conditions under which a node runs.
 //! * [`schedule`]: when things happen, as far as the graph tells.
 //! * [`fuse`]: which tensors cross from task to task together (tensor_fuse).
-//! * [`star`]: the parameter servers' part of a graph, turned into calls; with [`roles`] (who is a server), [`classes`]
-//!   (which nodes could share a call), [`roots`] (which variable is behind a reference), [`placement`] (what becomes of
-//!   each node), [`aliases`] (which values are a variable's memory), [`rounds`] (when), [`reads`] (which reads of
-//!   variables have time) and [`parts`] (which calls carry too much).
+//! * [`star`]: turns the parameter servers' part of a graph into calls; with [`roles`] (which tasks are servers),
+//!   [`classes`] (which nodes could share a call), [`roots`] (which variable is behind a reference), [`placement`]
+//!   (what becomes of each node), [`aliases`] (which values are a variable's memory), [`rounds`] (when), [`reads`]
+//!   (which reads of variables can be deferred) and [`parts`] (which calls carry too much).
 
 #![forbid(unsafe_code)]
 

@@ -1,14 +1,14 @@
-//! What is known about TensorFlow's operations: one table, [`ops.txt`](ops.txt), for everything that reasons about a
-//! graph.
+//! The op table, [`ops.txt`](ops.txt): what is known about TensorFlow's operations. Everything that reasons about a
+//! graph uses it.
 //!
-//! It is an allow-list. An operation that is not in it has no [`Knowledge`]: the planners leave it where it is, treat
-//! it as one that may wait and may change whatever it can reach, no reactor runs it, and TensorFlow's executor keeps
-//! the partition that it is in.
+//! It is an allow-list. An operation that is not in it has no [`Knowledge`]: the planners leave it where it is and
+//! assume that it may wait and may change anything that it can reach; no reactor runs it; and TensorFlow's executor
+//! keeps the partition that contains it.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-/// What is known about one operation.
+/// The table's entry for one operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Knowledge {
     /// A function of its inputs' values: may run anywhere, at any time, any number of times.
@@ -19,9 +19,8 @@ pub struct Knowledge {
     pub control: bool,
     /// Runs once and keeps nothing: it checks something, or prints it.
     pub checks: bool,
-    /// A variable.
     pub variable: bool,
-    /// A variable or object that is found by its name: a copy of the node is the same one.
+    /// A variable or object that is found by name: a copy of the node is the same one.
     pub named: bool,
     /// Reads the variable behind input 0 and does nothing else.
     pub reads: bool,
@@ -29,9 +28,9 @@ pub struct Knowledge {
     pub updates: bool,
     /// Output 0 is the reference that it takes as input 0.
     pub forwards: bool,
-    /// Its kernel, or an object of the session that it uses, keeps something between runs.
+    /// Its kernel, or an object of the session that it uses, keeps state between runs.
     pub session: bool,
-    /// May wait for something that is no edge of its graph. Its kernel is asynchronous.
+    /// May wait for something that is not an edge of its graph. Its kernel is asynchronous.
     pub waits: bool,
     /// Reads or writes files.
     pub files: bool,
@@ -63,17 +62,17 @@ impl Knowledge {
         Some(all)
     }
 
-    /// Has no effect beyond its outputs, whoever looks.
+    /// Has no observable effect beyond its outputs.
     pub fn is_pure(self) -> bool {
         self.pure || self.control
     }
 
-    /// Runs to its end in the time that its arithmetic takes: nothing that it waits for, no disk.
+    /// Takes only as long as its arithmetic: it neither waits nor touches the disk.
     pub fn is_prompt(self) -> bool {
         !self.waits && !self.files
     }
 
-    /// All that its kernel remembers is found by name: kernels of several sessions may be one.
+    /// Its kernel keeps no state except in objects found by name, so several sessions can share one kernel.
     pub fn is_shareable(self) -> bool {
         !self.session && !self.waits
     }
@@ -85,7 +84,6 @@ pub fn knowledge(op: &str) -> Option<Knowledge> {
     TABLE.get_or_init(|| entries().collect()).get(op).copied()
 }
 
-/// Every operation of the table.
 pub fn entries() -> impl Iterator<Item = (&'static str, Knowledge)> {
     let mut section = None;
     include_str!("ops.txt").lines().flat_map(move |line| {

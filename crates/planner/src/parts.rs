@@ -1,10 +1,10 @@
-//! Calls that would carry much, in parts. A call brings back nothing before it has all, and runs nothing before all has
-//! arrived: what is large is better off in several calls that are under way at the same time.
+//! Splits large calls into parts. A call returns nothing until it has everything, and runs nothing until everything has
+//! arrived: large values travel faster in several calls in flight at the same time.
 //!
-//! A *component* of a call is what values tie together. Control edges between components become an order of calls:
-//! within what was one round there are then levels. Components that carry next to nothing share a call on each level;
-//! the others are collected, in the order of their names, until they carry enough. A call with more values than its
-//! table has room for is split in the same way, by their number.
+//! A *component* of a call is a set of nodes connected by values. Control edges between components become an order of
+//! calls, so one round may get several levels. Components that carry next to nothing share one call per level; the
+//! others are collected, in name order, until they carry enough. A call with more values than fit into its table is
+//! split in the same way, by number of values.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -12,38 +12,36 @@ use super::classes::ClassId;
 use super::graph::{Edge, Graph, index};
 use super::placement::{Place, Placement, Reason};
 
-/// The most parts of one call's values. More would not be faster, and there are limits to how many calls a worker may
-/// make at once.
+/// The most parts that one call is split into. More would not be faster, and the number of calls that a worker may have
+/// in flight is limited.
 const MOST: u64 = 64;
-/// A component that carries less than this part of what is enough costs nobody time.
+/// A component that carries less than this fraction of `enough` is not worth a part.
 const LIGHT: u64 = 16;
-/// What several components take along is sent to each of their calls, if it is not more than this part of what is
-/// enough.
+/// A value that several components need is fed to each of their calls if it is at most this fraction of `enough`.
 const SHARED: u64 = 64;
 
-/// A call takes along, and brings back, at most so many values: its table, with up to 14 dimensions each, has to fit
-/// into a message's metadata.
+/// The most feeds, and the most fetches, of a call: its table, with up to 14 dimensions each, has to fit into a
+/// message's metadata.
 pub const MOST_VALUES: usize = 8192;
 
-/// Everything of one class in one round: one call, unless it carries too much.
+/// All nodes of one class in one round: one call, unless it carries too much.
 type Group = (u32, ClassId);
 
-/// Where a node is within its group: level and part.
+/// A node's position within its group: level and part.
 pub type Part = (u32, u32);
 
 pub struct Parts<'a> {
     graph: &'a Graph<'a>,
     placement: &'a Placement<'a>,
     rounds: &'a [u32],
-    /// Bytes that are worth a call of their own; 0: none are.
+    /// The number of bytes that is worth a separate call; 0: none is.
     enough: u64,
-    /// What the groups carry that are worth a look, and their nodes.
+    /// The groups to look at: their bytes and their nodes.
     large: BTreeMap<Group, (u64, Vec<u32>)>,
     /// Groups with too many values.
     crowded: BTreeSet<Group>,
 }
 
-/// What a component carries.
 #[derive(Clone, Copy, Default)]
 struct Load {
     bytes: u64,
@@ -82,11 +80,11 @@ impl<'a> Parts<'a> {
         all
     }
 
-    /// Of the calls that `call` assigns nodes to, those that could not be made.
+    /// Of the calls that `call` assigns nodes to, those with too many values.
     fn with_too_many_values(&self, call: impl Fn(u32) -> (Group, Part)) -> BTreeSet<(Group, Part)> {
         let mut counts: HashMap<((Group, Part), bool), usize> = HashMap::new();
         let mut seen = HashSet::new();
-        // None of them has more values than there are edges.
+        // No call has more values than the graph has edges.
         let edges = if self.graph.edges().len() > MOST_VALUES { self.graph.edges() } else { &[] };
         for edge in edges.iter().filter(|edge| self.is_value(edge)) {
             let (from, to) = (self.is_called(edge.src), self.is_called(edge.dst));
@@ -103,7 +101,7 @@ impl<'a> Parts<'a> {
         counts.into_iter().filter(|(_, count)| *count > MOST_VALUES).map(|((call, _), _)| call).collect()
     }
 
-    /// Of the calls that have too many values even in parts, the nodes that have most of them.
+    /// The nodes with the most values, of calls that have too many values even in parts.
     pub fn overfull(&self, parts: &[Part]) -> Vec<(u32, Reason)> {
         if self.crowded.is_empty() {
             return Vec::new();
@@ -131,12 +129,12 @@ impl<'a> Parts<'a> {
         left
     }
 
-    /// Something that a call may have to take along or bring back.
+    /// May have to be a feed or a fetch.
     fn is_value(&self, edge: &Edge) -> bool {
         !edge.is_control() && !self.placement.is_copied(self.graph, edge) && !self.placement.is_tied(edge)
     }
 
-    /// The classes that have a call which carries much.
+    /// The classes that have a call to be split.
     pub fn large_classes(&self) -> BTreeSet<ClassId> {
         self.large.keys().map(|(_, class)| *class).collect()
     }
@@ -158,7 +156,7 @@ impl<'a> Parts<'a> {
         self.placement.is_called(node)
     }
 
-    /// Both ends in one group, and not because of a copy.
+    /// Both ends are in one group, and not because of a copy.
     fn is_inside(&self, edge: &Edge) -> bool {
         !self.placement.is_copied(self.graph, edge)
             && self.is_called(edge.src)
@@ -166,11 +164,11 @@ impl<'a> Parts<'a> {
             && self.group(edge.src) == self.group(edge.dst)
     }
 
-    /// The ends whose call takes along (true) or brings back (false) what this edge carries.
+    /// The ends for whose call this edge is a feed (true) or a fetch (false).
     fn loads(&self, edge: &Edge) -> impl Iterator<Item = (u32, bool)> + use<> {
         let travels = self.is_value(edge) && !self.is_inside(edge);
         let (from, to) = (self.is_called(edge.src), self.is_called(edge.dst));
-        // From call to call of one server it stays there.
+        // Between calls to the same server, the value stays there.
         let travels = travels && !(from && to && !self.graph.crosses(edge));
         let ends = [(edge.src, false, from), (edge.dst, true, to)];
         ends.into_iter().filter(move |(.., called)| travels && *called).map(|(node, is_feed, _)| (node, is_feed))
@@ -211,7 +209,7 @@ impl<'a> Parts<'a> {
             part_of[component] = part;
             most = most.max(part);
         }
-        // One after the other is no gain.
+        // Parts that run one after the other gain nothing.
         if most < 2 && !crowded {
             return;
         }
@@ -224,7 +222,7 @@ impl<'a> Parts<'a> {
         bytes > self.enough / LIGHT
     }
 
-    /// By place in `nodes`: the place of one of its component.
+    /// By position in `nodes`: the position of its component's representative.
     fn components(&self, group: Group, nodes: &[u32], numbers: &HashMap<u32, usize>) -> Vec<usize> {
         let mut union = Union::new(nodes.len());
         let mut first: HashMap<(u32, i32), usize> = HashMap::new();
@@ -247,7 +245,7 @@ impl<'a> Parts<'a> {
         (0..nodes.len()).map(|place| union.find(place)).collect()
     }
 
-    /// By component: what it takes along and brings back.
+    /// By component: its feeds and fetches.
     fn load(&self, group: Group, nodes: &[u32], of: &[usize]) -> Vec<Load> {
         let mut loads = vec![Load::default(); nodes.len()];
         let (mut seen, mut counted) = (BTreeSet::new(), HashSet::new());
@@ -261,7 +259,7 @@ impl<'a> Parts<'a> {
                         load.bytes = load.bytes.saturating_add(edge.bytes.unwrap_or(0));
                     }
                 }
-                // What stays on the server has an entry in the table as well.
+                // A value that stays on the server has a table entry as well.
                 let is_feed = edge.dst == *node;
                 if self.is_value(edge)
                     && !self.is_inside(edge)
@@ -276,8 +274,8 @@ impl<'a> Parts<'a> {
         loads
     }
 
-    /// By component: behind how many calls of its group it is. None: components wait for each other in a circle, and
-    /// cannot be torn apart.
+    /// By component: the number of calls of its group that precede it. None: components depend on each other in a cycle
+    /// and cannot be separated.
     fn levels(
         &self,
         nodes: &[u32],
@@ -313,14 +311,14 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Whether several nodes of its own call need what this one makes.
+/// Whether several nodes of its call need this node's outputs.
 pub fn is_shared(graph: &Graph, placement: &Placement, node: u32) -> bool {
     let mut users = graph.outs(node).iter().map(|edge| graph.edge(*edge)).filter(|edge| !edge.is_control());
     let first = users.next().map(|edge| edge.dst);
     placement.place(node) == Place::Called && users.any(|edge| Some(edge.dst) != first)
 }
 
-/// Sets that grow together.
+/// Union-find.
 struct Union {
     parents: Vec<usize>,
 }
@@ -340,7 +338,7 @@ impl Union {
 
     fn join(&mut self, a: usize, b: usize) {
         let (a, b) = (self.find(a), self.find(b));
-        // The lower number leads, so that the outcome does not depend on the order.
+        // The lower number leads, so that the result does not depend on the order.
         let (low, high) = (a.min(b), a.max(b));
         self.parents[high] = low;
     }

@@ -1,5 +1,5 @@
-//! What becomes of each node when the parameter servers' part of a graph is turned into calls: the first step of the
-//! star planners.
+//! Decides what becomes of each node when the parameter servers' part of a graph is turned into calls: the first step
+//! of the star planners.
 
 use super::classes::{ClassId, Classes};
 use super::flow::{Flow, ROOT, Step};
@@ -8,7 +8,6 @@ use super::predicates::Predicates;
 use super::roots::Roots;
 use super::sets::SetId;
 
-/// Who is who.
 #[derive(Debug, Clone)]
 pub struct Roles {
     /// By task: whether it is a parameter server.
@@ -25,12 +24,12 @@ impl Roles {
 pub enum Place {
     /// Not on a parameter server.
     Stays,
-    /// To the worker: it decides about life and death, which a call cannot.
+    /// Moved to the worker: it decides which nodes are dead, which a call cannot.
     Moved,
-    /// A Switch of a variable's handle: the variable is cloned where it is needed, and only "which branch" is left, on
-    /// the worker.
+    /// A Switch of a variable's handle: the variable is cloned where it is needed, and the worker keeps only the choice
+    /// of the branch.
     Pivot,
-    /// Wherever it is needed there is a copy of it.
+    /// Copied to wherever it is needed.
     Copied,
     /// On the parameter server, reached by send and receive.
     Left(Reason),
@@ -38,7 +37,7 @@ pub enum Place {
     Called,
 }
 
-/// Why a node is left to send and receive.
+/// The reason why a node is left to send and receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// In a loop, or part of its machinery.
@@ -46,9 +45,9 @@ pub enum Reason {
     Untouchable,
     /// Nothing is known about its operation.
     Unknown,
-    /// A value that is a variable's own memory, and may have to be seen changing.
+    /// A value that is a variable's own memory, whose changes may have to be visible.
     Alias,
-    /// One node has more inputs or outputs than a call can carry.
+    /// A node with more inputs or outputs than a call can carry.
     Many,
     /// A reference would have to leave its call.
     Reference,
@@ -58,7 +57,7 @@ pub enum Reason {
     Transfer,
     /// A Switch or Merge of references or resources.
     Branching,
-    /// The graph has nothing but parameter servers: calls would save nothing.
+    /// No edge connects the calls to the rest of the graph: calls would save nothing.
     NothingCrosses,
 }
 
@@ -90,8 +89,8 @@ pub struct Placement<'a> {
 }
 
 impl<'a> Placement<'a> {
-    /// `left`: what is left alone in any case. `copy_reads`: by node, reads of variables that may be copied like the
-    /// variables.
+    /// `left`: nodes that are left alone in any case. `copy_reads`: by node, reads of variables that may be copied like
+    /// the variables.
     #[allow(clippy::too_many_arguments)]
     pub fn of(
         graph: &Graph,
@@ -126,7 +125,7 @@ impl<'a> Placement<'a> {
         self.places[index(node)]
     }
 
-    /// Only that of called nodes counts.
+    /// Meaningful for called nodes only.
     pub fn class(&self, node: u32) -> ClassId {
         self.classes[index(node)]
     }
@@ -136,13 +135,13 @@ impl<'a> Placement<'a> {
         self.roots.of(edge)
     }
 
-    /// A copy of its producer is at hand wherever the consumer runs (or the producer itself stays in the graph for it):
-    /// nobody waits.
+    /// The consumer has a copy of the producer wherever it runs (or the producer itself stays in the graph for it), so
+    /// it waits for nothing.
     pub fn is_copied(&self, graph: &Graph, edge: &Edge) -> bool {
         if self.place(edge.src) != Place::Copied {
             return false;
         }
-        // Running it has no effect, and what cannot travel is no value.
+        // Running it has no effect, and a reference cannot travel.
         if !is_variable(graph, edge.src) || edge.is_control() || is_reference(edge) {
             return true;
         }
@@ -153,13 +152,13 @@ impl<'a> Placement<'a> {
         }
     }
 
-    /// Needs the variable itself, on its server. Also a value that came through a Switch of the variable: there is only
-    /// the variable.
+    /// Needs the variable itself, on its server. This includes a value that came through a Switch of the variable: only
+    /// the variable exists.
     pub fn is_tied(&self, edge: &Edge) -> bool {
         is_reference(edge) || (self.place(edge.src) == Place::Pivot && !edge.is_control())
     }
 
-    /// Part of a call: also what is copied, if its value is needed outside of calls.
+    /// Part of a call; this includes a copied node whose value is needed outside of calls.
     pub fn is_called(&self, node: u32) -> bool {
         match self.place(node) {
             Place::Called => true,
@@ -168,9 +167,9 @@ impl<'a> Placement<'a> {
         }
     }
 
-    /// What could run anywhere is part of the call that alone needs it. It costs nothing there, and what lies between
-    /// two parts of a call would tear them apart: conditional nodes of the server, and the no-ops by which a worker
-    /// brings together what several servers have done.
+    /// Puts a node that could run anywhere into the only call that needs it. There it costs nothing, whereas a node
+    /// between two parts of a call would tear them apart: conditional nodes of the server, and the no-ops by which a
+    /// worker joins the work of several servers.
     fn keep_with_consumers(&mut self, graph: &Graph, flow: &Flow, classes: &Classes) {
         for step in flow.order.iter().rev() {
             let Step::Node(node) = *step else { continue };
@@ -235,7 +234,7 @@ impl<'a> Placement<'a> {
     }
 }
 
-/// Passes on that something is done, and nothing else: it is the same wherever it runs.
+/// Passes on completion and does nothing else: it is the same wherever it runs.
 fn is_no_op(graph: &Graph, flow: &Flow, node: u32) -> bool {
     let it = graph.node(node);
     let plain = it.kind == Kind::Plain && !(it.stateful || it.blocking || it.untouchable);
@@ -248,7 +247,7 @@ pub fn is_reference(edge: &Edge) -> bool {
     matches!(edge.class, Class::Ref | Class::Deref | Class::Resource)
 }
 
-/// Copied, but with a value that changes: a variable, or a read of one.
+/// A copied node whose value changes: a variable, or a read of one.
 pub fn is_variable(graph: &Graph, node: u32) -> bool {
     graph.node(node).stateful || graph.node(node).pure_read
 }

@@ -1,14 +1,14 @@
-//! Under which conditions a node runs: the set of (predicate, branch) that must hold, worked out forwards.
+//! The conditions under which a node runs: the set of (predicate, branch) that must hold, computed forwards.
 //!
-//! Equal sets mean equal fate: two nodes with the same set run both or neither (in each iteration of their loop). That
-//! is exact, because whatever is not understood becomes a fact of its own ("this node's output is alive"):
+//! Equal sets mean equal fate: two nodes with the same set both run or neither does (in each iteration of their loop).
+//! This is exact, because everything that is not understood becomes its own fact ("this node's output is alive"):
 //!
 //! * a node needs all its inputs alive, control inputs included: the union of their sets; a Switch's output adds
 //!   (predicate, branch);
-//! * a Merge needs one: if its inputs are all the branches of one predicate, what they have in common; if one of them
-//!   is alive whenever any is, that one's set; else its own fact;
-//! * a loop's header and exits have the set of what enters the loop, if the loop is one that ends (`regular`); else
-//!   their own fact.
+//! * a Merge needs one: if its inputs are all the branches of one predicate, their intersection; if one input is alive
+//!   whenever any is, that one's set; else its own fact;
+//! * a loop's header and exits have the set of the loop's inputs, if the loop is one that ends (`regular`); else their
+//!   own fact.
 
 use std::collections::HashMap;
 
@@ -18,11 +18,11 @@ use super::sets::{SetId, Sets};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Fact {
-    /// Of so many ways, the value that `output` of `node` has chooses this one.
+    /// The value of `output` of `node` selects `branch` out of `ways`.
     Branch { node: u32, output: i32, branch: u32, ways: u32 },
     /// The outputs of this node are alive.
     Alive(u32),
-    /// All of another set.
+    /// All facts of another set.
     All(SetId),
 }
 
@@ -31,11 +31,11 @@ pub struct Predicates {
     nodes: Vec<SetId>,
     /// The outputs of Switch nodes.
     branches: HashMap<(u32, i32), SetId>,
-    /// By frame: a loop of the usual form, whose nodes run equally often if they have the same set.
+    /// By frame: a regular loop, in which nodes with the same set run equally often.
     regular: Vec<bool>,
 }
 
-/// What is found out about a loop on the way.
+/// The nodes of a loop that matter for its form.
 #[derive(Default)]
 struct Loop {
     enters: Vec<u32>,
@@ -78,7 +78,7 @@ impl Predicates {
         // Outside of loops everything runs once.
         all.regular[index(ROOT)] = true;
         for frame in 1..all.regular.len() {
-            // Frames are numbered from the outside inwards.
+            // Frames are numbered from the outermost inwards.
             all.regular[frame] &= all.regular[index(flow.frames[frame].parent)];
         }
         all
@@ -89,7 +89,7 @@ impl Predicates {
         self.nodes[index(node)]
     }
 
-    /// When what an output carries is alive. Negative: control.
+    /// When an output is alive. Negative: control.
     pub fn output(&self, node: u32, output: i32) -> SetId {
         self.branches.get(&(node, output)).copied().unwrap_or(self.node(node))
     }
@@ -133,7 +133,7 @@ impl Predicates {
         self.sets.intern(vec![Fact::Alive(node)])
     }
 
-    /// Besides what they have in common, the inputs need one branch each of one predicate, and no branch is missing.
+    /// Besides the common facts, each input needs one branch of the same predicate, and no branch is missing.
     fn are_all_branches(&self, inputs: &[SetId], common: SetId) -> bool {
         let common = self.sets.of(common);
         let mut predicate = None;
@@ -158,7 +158,7 @@ impl Predicates {
             return;
         }
         let predicate = graph.ins(node).iter().map(|edge| graph.edge(*edge)).find(|edge| edge.dst_input == 1);
-        // Without a predicate nothing is known but that the outputs differ.
+        // Without a predicate, all that is known is that the outputs differ.
         let (of, output) = predicate.map_or((node, -1), |edge| sources.of(edge.src, edge.src_output));
         for edge in graph.outs(node) {
             let Ok(branch) = u32::try_from(graph.edge(*edge).src_output) else { continue };
@@ -168,7 +168,7 @@ impl Predicates {
         }
     }
 
-    /// What leaves a regular loop is alive if what entered it was.
+    /// A value that leaves a regular loop is alive if the loop's inputs were.
     fn exit_set(&mut self, graph: &Graph, inside: &Loop, node: u32) -> SetId {
         let input = forward_ins(graph, node).map(|edge| *graph.edge(edge)).find(|edge| !edge.is_control());
         if let (Some(input), Some((entered, condition))) = (input, self.usual_form(inside)) {
@@ -181,8 +181,7 @@ impl Predicates {
         self.sets.intern(vec![Fact::Alive(node)])
     }
 
-    /// One condition; everything that enters has the same set; every variable of the loop goes round exactly while the
-    /// condition holds.
+    /// One condition; all inputs have the same set; every loop variable iterates exactly while the condition holds.
     fn usual_form(&mut self, inside: &Loop) -> Option<(SetId, u32)> {
         let (first, [condition]) = (inside.enters.first()?, inside.conditions.as_slice()) else { return None };
         let entered = self.node(*first);
@@ -205,7 +204,7 @@ fn ways(graph: &Graph, switch: u32) -> u32 {
     }
 }
 
-/// Where a value really comes from: an Identity has its input's value.
+/// The origin of a value: an Identity has its input's value.
 struct Sources {
     of: Vec<(u32, i32)>,
 }

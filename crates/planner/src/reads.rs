@@ -1,8 +1,8 @@
-//! Which reads of variables may be made later than at once: those that nothing can overtake.
+//! Finds the reads of variables that can be deferred because nothing can overtake them.
 //!
-//! A read that only a later call needs would best be made there. But what changes the variable, and is in no order with
-//! the read, would come after it nearly always if the read is made at once, and could come before it then. Nobody
-//! promised that; results should not change, all the same. So whatever else touches the variable must depend on the
+//! A read that only a later call needs is cheapest there. But an update that is not ordered with respect to the read
+//! nearly always runs after it if the read is made at once, and could run before it if the read is deferred. Nothing
+//! guarantees the former, but results should not change. So every node that may change the variable must depend on the
 //! read, or the read on it.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -11,15 +11,15 @@ use super::graph::{Class, Edge, Graph, Kind, index};
 use super::placement::{Place, Placement, is_reference, is_variable};
 use super::roots::{Roots, may_change};
 
-/// How many edges are looked at, each way, to find out what depends on a read. What takes longer is not worth it.
+/// Edge budget, in each direction, for finding what is ordered with a read. Beyond it, the read is not deferred.
 const FAR: usize = 256;
 
 pub struct Reads<'a> {
     graph: &'a Graph<'a>,
     placement: &'a Placement<'a>,
-    /// By variable: who may change it.
+    /// By variable: the nodes that may change it.
     changers: HashMap<u32, BTreeSet<u32>>,
-    /// Tasks where something is changed of which nobody knows what it is.
+    /// Tasks on which a node changes something that could not be determined.
     unclear: HashSet<u32>,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Reads<'a> {
                 && is_variable(self.graph, edge.src))
     }
 
-    /// Takes out what is found by going from node to node, one way.
+    /// Removes the nodes that are reachable in one direction.
     fn strike(&self, open: &mut BTreeSet<u32>, from: u32, step: impl Fn(u32) -> (&'a [u32], fn(&Edge) -> u32)) {
         let (mut seen, mut next, mut looked) = (HashSet::from([from]), VecDeque::from([from]), 0);
         while let (false, Some(at)) = (open.is_empty(), next.pop_front()) {
@@ -80,7 +80,7 @@ impl<'a> Reads<'a> {
                     return;
                 }
                 let end = end(self.graph.edge(*edge));
-                // A Merge does not wait for all of its inputs, and the way back of a loop is no order.
+                // A Merge does not wait for all of its inputs, and a back edge of a loop orders nothing.
                 let orders = !matches!(self.graph.node(end).kind, Kind::Merge | Kind::NextIteration);
                 if orders && seen.insert(end) {
                     open.remove(&end);
@@ -91,15 +91,15 @@ impl<'a> Reads<'a> {
     }
 }
 
-/// How many edges are looked at, for one read and for all, to find out what its users lead to.
+/// Edge budgets, per read and in total, for finding what the users of a read lead to.
 const FAR_FOR_ONE: usize = 1 << 16;
 const FAR_FOR_ALL: usize = 1 << 23;
 
-/// By node: reads that may be made again in a later call of the step, and again in another one.
+/// By node: reads that may be repeated in later calls of the step.
 ///
-/// What other workers write in between is seen or not, as it happens. What the step itself writes must be seen exactly
-/// where the graph says so: whoever uses the value has to come before every update of the variable, so that each
-/// repetition does.
+/// Whether a repeated read sees what other workers wrote in between does not matter. The step's own writes must be
+/// visible exactly where the graph orders them: every user of the value must come before every update of the variable,
+/// so that each repetition does.
 pub fn repeatable(graph: &Graph, roots: &Roots) -> Vec<bool> {
     let mut updates: HashMap<u32, Vec<u32>> = HashMap::new();
     let mut unclear: HashSet<u32> = HashSet::new();
@@ -134,7 +134,7 @@ pub fn repeatable(graph: &Graph, roots: &Roots) -> Vec<bool> {
     graph.ids().map(&mut is_repeatable).collect()
 }
 
-/// Whether a node is before each of the others, or one of them. A Merge may run without it.
+/// Whether a node is one of the others or comes before each of them. A Merge may run without it.
 fn leads_to(graph: &Graph, from: u32, all: &BTreeSet<u32>, looked: &mut usize) -> bool {
     let end = (*looked + FAR_FOR_ONE).min(FAR_FOR_ALL);
     let mut missing = all.clone();

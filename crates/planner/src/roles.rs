@@ -4,17 +4,18 @@ use super::graph::index;
 use super::placement::Roles;
 
 pub struct Task<'a> {
-    /// "/job:ps/replica:0/task:0"
+    /// For example "/job:ps/replica:0/task:0".
     pub name: &'a str,
-    /// Some variable of the graph is there.
+    /// The graph has a variable there.
     pub holds_variables: bool,
 }
 
-/// Jobs of these names are parameter servers unless somebody says otherwise.
+/// Jobs with these names are parameter servers by default.
 const USUAL: [&str; 2] = ["ps", "parameter_server"];
 
-/// `tasks` are all of the cluster. If no jobs are named and no job has a usual name, the jobs that hold variables are
-/// meant, apart from the one that asks: `own` is the task that makes the calls, and never a server.
+/// `tasks` are all tasks of the cluster. `named` jobs are servers; by default the jobs with a usual name; if there is
+/// none, the jobs that hold variables except the caller's. `own` is the task that makes the calls, and is never a
+/// server.
 pub fn roles(tasks: &[Task], own: u32, named: Option<&[String]>) -> Roles {
     let own_job = tasks.get(index(own)).map_or("", |task| job(task.name));
     let usual = tasks.iter().any(|task| USUAL.contains(&job(task.name)));

@@ -1,4 +1,4 @@
-//! Which variable is behind a reference or handle.
+//! The variable behind a reference or handle.
 
 use std::collections::HashMap;
 
@@ -8,9 +8,9 @@ use super::graph::{Class, Edge, Graph, Kind, index};
 pub struct Roots {
     /// By node: the variable that its references lead to, if that is certain.
     of: Vec<Option<u32>>,
-    /// By node: a Switch, all of whose outputs are the same reference.
+    /// By node: whether it is a Switch; all its outputs are then the same reference.
     switches: Vec<bool>,
-    /// By node: of the variables with the same name, the first.
+    /// By node: the first of the variables with its name.
     same: Vec<u32>,
 }
 
@@ -41,7 +41,7 @@ impl Roots {
         }
     }
 
-    /// The same for two nodes that are the same variable.
+    /// Like [`Self::of`], but equal for two nodes that are the same variable.
     pub fn variable(&self, edge: &Edge) -> Option<u32> {
         self.of(edge).map(|node| self.same[index(node)])
     }
@@ -56,7 +56,7 @@ impl Roots {
         if it.cloneable && graph.ins(node).is_empty() {
             return Some(node);
         }
-        // Around a loop it may be another one each time.
+        // In a loop it may be a different one in each iteration.
         let is_header = graph.ins(node).len() != forward_ins(graph, node).count();
         let mut data = forward_ins(graph, node).map(|edge| *graph.edge(edge)).filter(|edge| !edge.is_control());
         if it.kind == Kind::Merge {
@@ -75,8 +75,8 @@ fn passes(edge: &Edge) -> bool {
     matches!(edge.class, Class::Ref | Class::Resource)
 }
 
-/// What changes the variables behind references and handles: everything that takes one, unless it only reads or passes
-/// it on.
+/// May change the variable behind a reference or handle: every consumer that takes one, unless it only reads it or
+/// passes it on.
 pub fn may_change(graph: &Graph, edge: &Edge) -> bool {
     let it = graph.node(edge.dst);
     let passes_on = matches!(it.kind, Kind::Identity | Kind::Switch | Kind::Merge | Kind::Enter | Kind::Exit)

@@ -1,6 +1,6 @@
-//! Which round a node belongs to. Everything of one class in one round is one call, so rounds must never sink along a
-//! dependency, and must grow where a call is entered from outside of its class: then no way leads out of a call and
-//! back into it.
+//! Assigns nodes to rounds. All nodes of one class in one round form one call, so rounds never decrease along a
+//! dependency and increase where a call is entered from outside its class: then no path leads out of a call and back
+//! into it.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +15,8 @@ pub struct Rounds<'a> {
     graph: &'a Graph<'a>,
     flow: &'a Flow,
     placement: &'a Placement<'a>,
-    /// What several nodes of these classes share is made early, and kept for them: made in their call it would hold
-    /// them together.
+    /// In these classes, a value that several nodes share is made early and kept for them: made in their call, it would
+    /// hold them together.
     apart: &'a BTreeSet<ClassId>,
 }
 
@@ -35,7 +35,7 @@ impl<'a> Rounds<'a> {
         self.sink(self.earliest())
     }
 
-    /// As few calls as possible: what has time goes where its class has a call anyway.
+    /// As few calls as possible: nodes with slack go where their class has a call anyway.
     pub fn lite(&self) -> Vec<u32> {
         let earliest = self.earliest();
         let latest = self.latest(earliest.iter().copied().max().unwrap_or(0));
@@ -60,7 +60,7 @@ impl<'a> Rounds<'a> {
         self.sink(rounds)
     }
 
-    /// What only later calls of its own class need goes there, so that it does not travel.
+    /// Moves nodes that only later calls of their class need into those calls, so that their values do not travel.
     fn sink(&self, mut rounds: Vec<u32>) -> Vec<u32> {
         let reads = Reads::new(self.graph, self.placement);
         for step in self.flow.order.iter().rev() {
@@ -76,7 +76,7 @@ impl<'a> Rounds<'a> {
         self.forwards(|_, earliest| earliest)
     }
 
-    /// Gives each node a round that is not before the one that its inputs allow.
+    /// Gives each node a round not earlier than its inputs allow.
     fn forwards(&self, mut choose: impl FnMut(u32, u32) -> u32) -> Vec<u32> {
         let mut rounds = vec![0; self.graph.len()];
         let mut ends = vec![0; self.flow.frames.len()];
@@ -102,7 +102,7 @@ impl<'a> Rounds<'a> {
         rounds
     }
 
-    /// How late each node may be if everything is done in so many rounds.
+    /// The latest round of each node if there are `last` rounds.
     fn latest(&self, last: u32) -> Vec<u32> {
         let mut rounds = vec![last; self.graph.len()];
         let mut ends = vec![last; self.flow.frames.len()];
@@ -131,7 +131,7 @@ impl<'a> Rounds<'a> {
         rounds
     }
 
-    /// How many rounds must lie between an edge's ends; none: they do not depend on each other.
+    /// How many rounds must lie between an edge's ends; None: they do not depend on each other.
     fn apart(&self, edge: u32) -> Option<u32> {
         let edge = self.graph.edge(edge);
         if self.placement.is_copied(self.graph, edge) {
@@ -149,7 +149,7 @@ impl<'a> Rounds<'a> {
         self.placement.class(node)
     }
 
-    /// A later round of its own class, if nobody else needs what the node makes, and moving it makes no more travel
+    /// A later round of its class, if only that class needs the node's outputs and moving it adds no more transfers
     /// than it saves.
     fn where_needed(&self, rounds: &[u32], reads: &Reads, node: u32) -> Option<u32> {
         let it = self.graph.node(node);

@@ -1,37 +1,37 @@
-//! When things happen, as far as the graph tells: levels, estimated times, and what may be waited for outside of the
-//! graph.
+//! When things happen, as far as the graph tells: levels, estimated times, and which nodes may wait for something
+//! outside the graph.
 
 use super::flow::{Flow, FrameId, ROOT, Step, forward_ins};
 use super::graph::{Class, Edge, Graph, Kind, index};
 use super::sets::{SetId, Sets};
 
-/// What estimates are made of.
+/// Parameters of the time estimates.
 #[derive(Debug, Clone, Copy)]
 pub struct Costs {
-    /// A node whose cost nobody knows.
+    /// Cost of a node whose cost is unknown.
     pub node_us: u32,
-    /// A message from task to task.
+    /// Cost of a message between tasks.
     pub message_us: u32,
-    /// How much crosses per microsecond.
+    /// Transfer rate.
     pub bytes_per_us: u32,
 }
 
-/// One node's outputs; a node is behind everything that its inputs are behind.
+/// A node's outputs; a node is behind everything that its inputs are behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment {
-    /// The most changes of task on a way to here. Grows along every dependency, by one or more where the task changes:
-    /// two things of one level never depend on each other.
+    /// The most task changes on any path to here. Never decreases along a dependency and grows where the task changes:
+    /// two things at one level never depend on each other across tasks.
     pub level: u32,
-    /// When it is there, estimated, counted from the start of the step (in a loop: as if it ran once).
+    /// Estimated time from the start of the step (in a loop: as if it ran once).
     pub ready_us: u64,
-    /// Nodes that may wait for something that is no edge, and that everything which comes of this and could be what
-    /// they wait for is behind anyway. At least those that this is behind itself.
+    /// Blockers (nodes that may wait for something that is not an edge) that every effect of these outputs is behind
+    /// anyway, so these outputs may wait for them. Includes at least the blockers that the node itself is behind.
     pub blockers: SetId,
 }
 
 pub struct Schedule {
     moments: Vec<Moment>,
-    /// By frame: whether a node in it, or in a loop inside it, may wait for something that is no edge.
+    /// By frame: whether a node in it, or in a nested loop, may wait for something that is not an edge.
     blocking: Vec<bool>,
 }
 
@@ -92,15 +92,15 @@ impl Schedule {
     }
 }
 
-/// What has no effect but through nodes that are behind a blocker may as well wait for it: the pull of a variable for
-/// the input pipeline, for example.
+/// A node with no effect except through nodes behind a blocker may as well wait for it: the pull of a variable for the
+/// input pipeline, for example.
 fn keep_company(graph: &Graph, flow: &Flow, sets: &mut Sets<Blocker>, moments: &mut [Moment]) {
     for step in flow.order.iter().rev() {
         let Step::Node(node) = *step else { continue };
         if has_effects(graph, node) {
             continue;
         }
-        // On the way back of a loop this is what the consumer itself is behind: less than it could be.
+        // On a back edge, this is only what the consumer itself is behind: fewer than it could be.
         let consumers = graph.outs(node).iter().map(|edge| moments[index(graph.edge(*edge).dst)].blockers);
         let Some(common) = consumers.reduce(|a, b| sets.both(a, b)) else { continue };
         let own = &mut moments[index(node)].blockers;
@@ -108,7 +108,7 @@ fn keep_company(graph: &Graph, flow: &Flow, sets: &mut Sets<Blocker>, moments: &
     }
 }
 
-/// Could be what something waits for that is no edge.
+/// May be what a blocker waits for.
 fn has_effects(graph: &Graph, node: u32) -> bool {
     let it = graph.node(node);
     let changes = graph.ins(node).iter().any(|edge| graph.edge(*edge).class == Class::Ref);

@@ -1,8 +1,7 @@
-//! Sets of facts, each distinct set kept once: comparing two is comparing two numbers.
+//! Sets of facts, each distinct set stored once: comparing two sets compares two numbers.
 
 use std::collections::HashMap;
 
-/// A set in a [`Sets`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SetId(u32);
 
@@ -10,16 +9,16 @@ impl SetId {
     pub const EMPTY: SetId = SetId(0);
 }
 
-/// A larger set is from then on one fact: "all of these". That keeps every set cheap; two sets may then count as
-/// different although they are not, which planners survive (they only group what is equal).
+/// A larger set becomes a single fact: "all of these". This keeps every set cheap; equal sets may then compare as
+/// different, which is safe because planners only group what is equal.
 const LARGEST: usize = 64;
 
-/// `F` is what is stored: small and ordered.
+/// `F` is a small, ordered fact.
 pub struct Sets<F> {
     known: Vec<Box<[F]>>,
     ids: HashMap<Box<[F]>, SetId>,
     unions: HashMap<(SetId, SetId), SetId>,
-    /// Makes a fact of a set that is too large.
+    /// Makes a single fact of a set that is too large.
     bundle: fn(SetId) -> F,
 }
 

@@ -1,6 +1,6 @@
 //! Runs an abstract graph token by token, by the rules of TensorFlow's executor: dead tokens, frames, iterations, nodes
-//! that wait for something outside of the graph. An Enter that is marked as stateful holds for every iteration of its
-//! loop. Shares no code with the planners: what they promise is checked against this.
+//! that wait for something outside the graph. An Enter marked stateful holds for every iteration of its loop. Shares no
+//! code with the planners, so that it can check their guarantees.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -8,25 +8,25 @@ use super::fuse::FusePlan;
 use super::generate::Random;
 use super::graph::{Class, Graph, Kind};
 
-/// A node that waits for another without an edge: (who is waited for, who waits).
+/// Pairs of nodes, of which the second waits for the first without an edge.
 pub type Hidden = [(u32, u32)];
 
-/// A node with the iterations of the loops around it, to what it came to: None is dead.
+/// A node, with the iterations of its enclosing loops, to its result; None is dead.
 pub type Trace = BTreeMap<(u32, Vec<u32>), Option<u64>>;
 
 /// Merges with this `detail` may have several live inputs: their value does not depend on which comes first.
 pub const AMBIGUOUS: u32 = 77;
 
-/// What is different from run to run.
+/// The variation between runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Luck {
-    /// What nodes compute, and so which way Switches go.
+    /// Seeds the values of nodes, and so the branches of Switches.
     pub values: u64,
-    /// Which of the nodes that are ready runs next.
+    /// Seeds the choice among ready nodes.
     pub order: u64,
 }
 
-/// Everything that runs. What deadlocks is missing.
+/// Everything that runs. Nodes that deadlock are missing.
 pub fn run(graph: &Graph, hidden: &Hidden, plan: Option<&FusePlan>, luck: Luck) -> Trace {
     let net = match plan {
         Some(plan) => Net::fused(graph, plan),
@@ -38,7 +38,7 @@ pub fn run(graph: &Graph, hidden: &Hidden, plan: Option<&FusePlan>, luck: Luck) 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     Node(Kind),
-    /// Passes input k to output k when all are there.
+    /// Passes input k to output k once all inputs have arrived.
     Bundle,
 }
 
@@ -51,21 +51,21 @@ pub struct Wire {
     pub reference: bool,
 }
 
-/// What is run: nodes by number, the graph's own first.
+/// The graph to run: nodes by number, the original graph's first.
 pub struct Net {
     pub ops: Vec<Op>,
     details: Vec<u32>,
     constants: Vec<bool>,
-    /// Which node it is, or is a copy of.
+    /// The node that it is, or is a copy of.
     origins: Vec<u32>,
     pub wires: Vec<Vec<Wire>>,
-    /// The graph's nodes that are not there any more.
+    /// Nodes of the original graph that no longer exist.
     pub gone: BTreeSet<u32>,
 }
 
 pub struct Outcome {
     pub trace: Trace,
-    /// What copies came to: all of them the same, for one node.
+    /// The results of copies: for one node, all are the same.
     pub copies: BTreeMap<u32, BTreeSet<Option<u64>>>,
     /// Outside of loops: when each node ran.
     pub times: HashMap<u32, usize>,
@@ -127,7 +127,7 @@ impl Net {
         self.wires[src as usize].push(Wire { output, dst, input, reference });
     }
 
-    /// One of the graph's edges, as it is.
+    /// Keeps one of the graph's edges as it is.
     pub fn keep(&mut self, graph: &Graph, edge: u32) {
         let reference = carries_a_reference(graph, edge);
         let edge = graph.edge(edge);
@@ -141,7 +141,7 @@ impl Net {
     }
 }
 
-/// References have no value, and neither has what comes out of a Switch of one.
+/// References have no value, nor does the output of a Switch of one.
 pub fn carries_a_reference(graph: &Graph, edge: u32) -> bool {
     let edge = graph.edge(edge);
     let reference = |class: Class| matches!(class, Class::Ref | Class::Deref | Class::Resource);
@@ -153,7 +153,7 @@ pub fn carries_a_reference(graph: &Graph, edge: u32) -> bool {
 type Tag = (usize, u32);
 
 struct Instance {
-    /// Where its exits lead.
+    /// The destination of its exits.
     parent: Option<Tag>,
     path: Vec<u32>,
     started: u32,
@@ -321,7 +321,7 @@ impl Machine {
                     path[..path.len() - 1].iter().fold(hash(seed, u64::from(origin)), |h, i| hash(h, u64::from(*i)));
                 alive(u64::from(u64::from(tag.1) < around % 4))
             }
-            // Delivers a dead token as often as not.
+            // Delivers a dead token half of the time.
             Kind::Receive => Some(own()).filter(|value| value % 2 == 0),
             Kind::Plain | Kind::Feed | Kind::Fetch => alive(own()),
         };
@@ -399,7 +399,7 @@ impl Machine {
         }
     }
 
-    /// `what`: by output, what it carries; for -1, whether the node was alive.
+    /// `what`: by output, the value; for -1, whether the node was alive.
     fn send(&mut self, node: u32, tag: Tag, what: impl Fn(i32) -> Option<u64>) {
         let from_enter = self.net.ops[node as usize] == Op::Node(Kind::Enter);
         for Wire { output, dst, input, reference } in self.net.wires[node as usize].clone() {
@@ -453,7 +453,7 @@ mod tests {
     use super::super::graph::{Edge, Memory, Node};
     use super::*;
 
-    /// Whether it comes to the same in so many orders.
+    /// Whether the result is the same in this many orders.
     fn means_one_thing(case: &Case, orders: u64) -> bool {
         let graph = case.graph();
         let trace = |values, order| run(&graph, &case.hidden, None, Luck { values, order });
@@ -463,7 +463,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
-        /// Otherwise nothing could be said about what a planned graph must do.
+        /// Otherwise there would be no defined result to compare a planned graph with.
         #[test]
         fn random_graphs_mean_one_thing(seed: u64, size in 10usize..150) {
             prop_assert!(means_one_thing(&case(seed, size), 4));
@@ -477,7 +477,7 @@ mod tests {
             assert!(means_one_thing(&training_case(seed, size), 4), "such graphs are not made any more");
         }
         use Kind::{Enter, Merge, Plain, Switch};
-        // 3 is one of 2's outputs, of which one is dead; 4 is what enters the same loop alive.
+        // 3 is one of 2's outputs, one of which is dead; 4 enters the same loop alive.
         let build = |between: Kind| {
             let kinds = [Plain, Plain, Switch, Enter, Enter, between, Merge];
             let nodes: Vec<Node> = kinds.iter().map(|kind| Node::of(*kind, 0)).collect();

@@ -1,24 +1,24 @@
-//! star_server: the parameter servers' part of a graph, turned into calls.
+//! star_server: turns the parameter servers' part of a graph into calls.
 //!
-//! A *call* is sent by the worker to one parameter server: it takes all that its nodes need along (feeds), and brings
-//! back all that others need (fetches). What was one tensor or control token each becomes one message each way.
+//! The worker sends a *call* to one parameter server: it takes along everything that its nodes need (feeds) and brings
+//! back everything that others need (fetches). A message each way replaces one message per tensor or control edge.
 //!
 //! 1. [`placement`](super::placement): what becomes of each node. Constants and variables are copied wherever they are
-//!    needed (a variable is found by its name). Conditional nodes that decide about life and death, or could run
-//!    anywhere, move to the worker, because a call's outputs are alive together or dead together; but not what a call
-//!    under the same conditions needs alone, and neither does a no-op of the worker stay there if it only stands
-//!    between such nodes. Loops, and what cannot leave its neighbours, are left to send and receive.
-//! 2. Called nodes are of a [class](super::classes): the same server, the same [predicates](super::predicates), behind
-//!    the same blockers.
-//! 3. [`rounds`](super::rounds): each node gets a round; rounds never sink along a dependency, and grow where a class
-//!    is entered. One class in one round is one call, so calls never wait for each other in a circle. What only a later
-//!    call of the class needs is made there.
-//! 4. A call that would carry much is made in [`parts`](super::parts) that have nothing to do with each other.
+//!    needed (a variable is found by name). Conditional nodes that decide which nodes are dead, or that could run
+//!    anywhere, move to the worker, because a call's outputs are all alive or all dead. Exceptions: a node needed by
+//!    only one call under the same conditions stays in it, and a no-op of the worker that only connects such nodes
+//!    joins them. Loops, and nodes that cannot be separated from their neighbours, are left to send and receive.
+//! 2. [`classes`](super::classes): called nodes of a class have the same server, the same
+//!    [predicates](super::predicates), and are behind the same blockers.
+//! 3. [`rounds`](super::rounds): each node gets a round; rounds never decrease along a dependency, and increase where a
+//!    class is entered. One class in one round is one call, so calls never wait for each other in a cycle. Values that
+//!    only a later call of the class needs are made there.
+//! 4. [`parts`](super::parts): a call that would carry much is split into independent parts.
 //! 5. A reference that would have to leave its call is taken from a copy of its variable, if that is known. If not,
-//!    both ends are left to send and receive, and all is planned again without them.
+//!    both ends are left to send and receive, and planning starts again without them.
 //!
-//! [`Style::Robust`] is as early as possible, each node once. [`Style::Lite`] makes fewer calls: what has time goes
-//! where its class has a call anyway, and reads of variables are repeated where they are needed.
+//! [`Style::Robust`] runs each node as early as possible, and once. [`Style::Lite`] makes fewer calls: nodes with slack
+//! go where their class has a call anyway, and reads of variables are repeated where they are needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +46,7 @@ pub enum Style {
 /// How an edge is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Way {
-    /// As it was: neither end is in a call.
+    /// As before: neither end is in a call.
     Untouched,
     /// Within one call.
     Inside,
@@ -54,19 +54,19 @@ pub enum Way {
     Copy,
     /// The consumer takes the reference from a copy of this variable, once the producer is done.
     CopyOf(u32),
-    /// From outside of all calls into one.
+    /// From outside all calls into one.
     Feed,
     /// Out of a call.
     Fetch,
-    /// From a call to a later one of the same server: the value stays there in between.
+    /// From a call to a later one to the same server, where the value stays in between.
     Slot,
-    /// From a call to a later one of another server, which it may be sent to directly: both run or neither.
+    /// From a call to a later one to another server, which may receive it directly: both run or neither.
     Direct,
-    /// From a call to a later one of another server, through the worker.
+    /// From a call to a later one to another server, through the worker.
     Relay,
-    /// Control, or "which branch": nothing but order and life.
+    /// A control edge or a choice of branch: only order and liveness.
     Order,
-    /// Nothing is needed any more.
+    /// No longer needed.
     Dropped,
 }
 
@@ -74,14 +74,14 @@ pub enum Way {
 pub struct Call {
     pub task: u32,
     pub round: u32,
-    /// Under which conditions it is made.
+    /// The conditions under which it is made.
     pub predicates: Vec<Fact>,
     pub nodes: Vec<u32>,
     /// Copies that its nodes need.
     pub copies: Vec<u32>,
-    /// What it takes along, or finds there: producer, output and way.
+    /// Values that it takes along or finds on the server: producer, output and way.
     pub feeds: Vec<(u32, i32, Way)>,
-    /// What it brings back to the worker.
+    /// Values that it brings back to the worker.
     pub fetches: Vec<(u32, i32)>,
     /// Earlier calls that must be done.
     pub after: Vec<u32>,
@@ -95,7 +95,7 @@ pub struct StarPlan {
     pub places: Vec<Place>,
     /// By node: its call. Copied nodes have one if their value is fetched.
     pub calls_of: Vec<Option<u32>>,
-    /// Copied nodes that the graph keeps as well, because something that was left needs them.
+    /// Copied nodes that the graph keeps as well, because a node that was left needs them.
     pub kept: Vec<u32>,
     /// By edge.
     pub ways: Vec<Way>,
@@ -103,14 +103,14 @@ pub struct StarPlan {
     pub calls: Vec<Call>,
 }
 
-/// How often nodes are left out one by one before everything that is tied together is.
+/// The number of attempts that leave out single nodes, before everything tied together is left out.
 const PATIENCE: usize = 8;
 
-/// Bytes that are worth a call of their own, unless somebody says otherwise.
+/// The default for `split_bytes`.
 pub const SPLIT_BYTES: u64 = 1 << 20;
 
-/// `split_bytes`: a call that would carry at least twice as much is made in parts of about this size, if it can be. 0:
-/// never.
+/// `split_bytes`: a call that would carry at least twice as much is split into parts of about this size, if possible.
+/// 0: never.
 pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Result<StarPlan, PlanError> {
     let flow = Flow::of(graph)?;
     let predicates = Predicates::of(graph, &flow);
@@ -152,7 +152,7 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Res
             }
             continue;
         }
-        // Each attempt leaves more nodes.
+        // Terminates: each attempt leaves out more nodes.
         torn.into_iter().for_each(|(node, reason)| left[index(node)] = Some(reason));
         attempts += 1;
     }
@@ -166,7 +166,7 @@ struct Numbers {
     rounds: Vec<u32>,
 }
 
-/// In the calls' order.
+/// Ordered like the calls.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     round: u32,
@@ -190,14 +190,14 @@ fn number_calls(graph: &Graph, placement: &Placement, classes: &Classes, rounds:
     for node in called() {
         calls_of[index(node)] = numbers.get(&key(node)).copied();
     }
-    // Levels are rounds, as far as others are concerned.
+    // To everything else, a level counts as a round.
     let moments: BTreeSet<_> = keys.iter().map(|key| (key.round, key.level)).collect();
     let moments: BTreeMap<_, u32> = moments.into_iter().zip(1..).collect();
     let rounds = keys.iter().map(|key| moments.get(&(key.round, key.level)).copied().unwrap_or(0)).collect();
     Numbers { calls_of, keys, rounds }
 }
 
-/// Whether there was anything to leave.
+/// Returns whether there was anything to leave out.
 fn leave_all(graph: &Graph, placement: &Placement, left: &mut [Option<Reason>]) -> bool {
     let mut any = false;
     for node in graph.ids() {
@@ -224,8 +224,8 @@ impl Split<'_> {
         self.placement.place(node)
     }
 
-    /// Nodes whose references would have to leave their call. `all`: every node of a server that touches what cannot
-    /// leave it.
+    /// Nodes whose references would have to leave their call. `all`: every node on a server that touches something that
+    /// cannot leave it.
     fn torn(&self, all: bool) -> Vec<(u32, Reason)> {
         let mut torn = Vec::new();
         let called = |node: u32| matches!(self.place(node), Place::Called | Place::Pivot);
@@ -244,7 +244,7 @@ impl Split<'_> {
         torn
     }
 
-    /// Whether something that cannot travel gets from one end to the other.
+    /// Whether a value that cannot travel gets from one end to the other.
     fn is_served(&self, edge: &Edge) -> bool {
         let (from, to) = (self.call(edge.src), self.call(edge.dst));
         let inside = from.is_some() && from == to;
@@ -255,7 +255,7 @@ impl Split<'_> {
             (Place::Called, Place::Called) => inside || known,
             (Place::Copied, Place::Called | Place::Copied | Place::Pivot) => server,
             (Place::Pivot, Place::Called | Place::Pivot) | (Place::Called, Place::Pivot) => known,
-            // The Switch says which branch, which a control edge from a node that was left does not.
+            // A Switch selects a branch; a control edge from a node that was left does not.
             (Place::Left(_), Place::Called | Place::Pivot) => {
                 known && self.graph.node(edge.src).kind != Kind::Switch && edge.class != Class::Variant
             }
@@ -264,7 +264,7 @@ impl Split<'_> {
         }
     }
 
-    /// Calls that nobody outside needs save nothing.
+    /// Calls that nothing outside depends on save nothing.
     fn anything_crosses(&self) -> bool {
         let stays = |node: u32| self.place(node) == Place::Stays;
         let replaced = |node: u32| !matches!(self.place(node), Place::Stays | Place::Left(_));
@@ -289,7 +289,7 @@ impl Split<'_> {
         }
         let travels = !(edge.is_control() || src == Place::Pivot);
         match (from, to) {
-            // What a Pivot's data input was good for is gone; that it was alive is not.
+            // A Pivot's data input is no longer needed; its liveness is.
             _ if dst == Place::Pivot && edge.dst_input == 0 => Way::Order,
             (None, None) => Way::Untouched,
             (_, Some(_)) if self.placement.is_tied(edge) => match self.placement.root(edge) {
@@ -355,7 +355,7 @@ impl Split<'_> {
         StarPlan { places: self.placement.places.clone(), calls_of: self.calls_of.to_vec(), kept, ways, calls }
     }
 
-    /// Adds to the calls at an edge's ends what they must know about it.
+    /// Adds an edge to the calls at its ends.
     fn serve(&self, edge: &Edge, way: Way, calls: &mut [Call]) {
         let (from, to) = (self.call(edge.src), self.call(edge.dst));
         let what = (edge.src, edge.src_output);
@@ -389,7 +389,7 @@ impl Split<'_> {
         }
     }
 
-    /// A copied read needs a copy of its variable, unless that is there anyway.
+    /// A copied read needs a copy of its variable, unless the variable is already there.
     fn with_what_they_read(&self, mut copies: Vec<u32>, there: &[u32]) -> Vec<u32> {
         let mut all = BTreeSet::new();
         while let Some(copy) = copies.pop() {

@@ -1,4 +1,4 @@
-//! A star plan for people: rounds, calls, what stayed with send and receive, and why.
+//! A star plan in readable form: rounds, calls, what was left to send and receive, and why.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,14 +9,13 @@ use super::predicates::Fact;
 use super::star::{Call, StarPlan, Way};
 
 impl StarPlan {
-    /// The plan as text, with the nodes' names and the tasks'.
+    /// The plan as text, with the names of nodes and tasks.
     pub fn describe<'a>(&'a self, graph: &'a Graph<'a>, tasks: &'a [String]) -> impl fmt::Display + 'a {
         Description { plan: self, graph, tasks }
     }
 }
 
 impl StarPlan {
-    /// In one line.
     pub fn summary(&self) -> String {
         let rounds = self.calls.iter().map(|call| call.round).max().unwrap_or(0);
         let called: usize = self.calls.iter().map(|call| call.nodes.len()).sum();

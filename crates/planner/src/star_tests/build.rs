@@ -8,7 +8,7 @@ use super::random::check;
 pub(super) struct Build {
     pub(super) nodes: Vec<Node>,
     pub(super) edges: Vec<Edge>,
-    /// Variables of the old kind: a read of one takes no reference, and an update hands its reference on.
+    /// Reference variables: a read takes no reference, and an update passes its reference on.
     pub(super) references: bool,
 }
 
@@ -46,7 +46,7 @@ impl Build {
         let class = if self.references { Class::Deref } else { Class::Resource };
         let node = self.op(self.nodes[variable as usize].task, &[(variable, class)]);
         let it = &mut self.nodes[node as usize];
-        // As TensorFlow has it: ReadVariableOp counts as stateful.
+        // As in TensorFlow, where ReadVariableOp is stateful.
         (it.pure_read, it.stateful) = (true, !self.references);
         it.kind = if self.references { Kind::Identity } else { Kind::Plain };
         node

@@ -1,13 +1,13 @@
-//! What [`star`](super::star) promises.
+//! The guarantees of [`star`](super::star).
 
-/// Graphs that are built by hand.
+/// Builds graphs by hand.
 mod build;
-/// Calls that are made in parts because much goes through them.
+/// Calls split into parts because they carry much.
 mod parts;
-/// Any graph: the split one does what the whole one does.
+/// On any graph, the split one does what the whole one does.
 mod random;
 mod references;
-/// What a training step should become.
+/// The calls that a training step becomes.
 mod steps;
 
 use super::graph::Graph;

@@ -9,7 +9,7 @@ use super::super::star::{self, Style, Way};
 use super::build::Build;
 use super::{STYLES, roles};
 
-/// Otherwise the property of calls in parts would hold of nothing.
+/// Guards the property of calls in parts against holding vacuously.
 #[test]
 fn random_graphs_have_calls_in_parts() {
     let mut parts = [0, 0];
@@ -30,7 +30,7 @@ fn random_graphs_have_calls_in_parts() {
 
 const MB: u64 = 1 << 20;
 
-/// Pulls and pushes of variables of this size, after which a counter counts, all on one server.
+/// Pulls and pushes of variables of these sizes, after which a counter is updated, all on one server.
 fn large_step(sizes: &[u64], references: bool) -> (Build, Vec<[u32; 2]>, u32) {
     let mut b = Build { references, ..Build::default() };
     let mut pairs = Vec::new();
@@ -64,7 +64,7 @@ fn what_is_large_has_calls_of_its_own_and_what_is_small_shares_one() {
             assert_eq!(large.len(), 3);
             assert!(which[1] == which[3] && which[3] == which[4] && !large.contains(&which[1]));
         }
-        // The counter waits for all of them, which is a round of its own.
+        // The counter waits for all of them and so has its own round.
         let counted = &plan.calls[plan.calls_of[count as usize].unwrap() as usize];
         assert_eq!((plan.calls.len(), counted.round, counted.after.len()), (9, 3, 4));
     }
@@ -73,18 +73,18 @@ fn what_is_large_has_calls_of_its_own_and_what_is_small_shares_one() {
 #[test]
 fn parts_are_as_large_as_it_pays() {
     let calls = |sizes: &[u64]| large_step(sizes, false).0.check(Style::Robust).calls.len();
-    // A pull and a push, and what is too little for two parts.
+    // A pull and a push: too little for two parts.
     assert_eq!(calls(&[MB - 1, MB]), 2);
     assert_eq!(calls(&[100 * MB]), 2);
     // Four parts each way, and the counter.
     assert_eq!(calls(&[MB / 2; 8]), 9);
-    // Not more than 64 (and the one that is not full) of the largest model.
+    // At most 64 parts each way (and a partly filled one), even for the largest model.
     assert!(calls(&[MB; 1000]) <= 131);
 }
 
 #[test]
 fn what_parts_share_does_not_hold_them_together_unless_it_is_large() {
-    // The push of each variable needs a rate that is read on the server, and something of the worker's.
+    // The push of each variable needs a rate that is read on the server, and a value of the worker's.
     let build = |size: Option<u64>| {
         let mut b = Build::default();
         let (rate, shared) = (b.variable(1), b.op(0, &[]));
@@ -111,7 +111,7 @@ fn what_parts_share_does_not_hold_them_together_unless_it_is_large() {
 
 #[test]
 fn what_waits_in_a_circle_stays_together() {
-    // Each of two values has an update that comes before the other's: two calls cannot both be first.
+    // Each of two values has an update that precedes the other's: two calls cannot both be first.
     let mut b = Build::default();
     let mut updates = Vec::new();
     for _ in 0..2 {

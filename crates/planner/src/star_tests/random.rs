@@ -9,8 +9,8 @@ use super::super::simulate::{Luck, Net, Op, carries_a_reference, run};
 use super::super::star::{self, SPLIT_BYTES, StarPlan, Style, Way};
 use super::{STYLES, roles};
 
-/// The split graph as something that runs: a call starts when all that it needs is there, and is done when all of it
-/// has run.
+/// The split graph in runnable form: a call starts when everything that it needs is available, and is done when all of
+/// it has run.
 fn split(graph: &Graph, plan: &StarPlan) -> Net {
     let mut net = Net::nodes(graph);
     let gate: Vec<u32> = plan.calls.iter().map(|_| net.add(Op::Bundle, 0)).collect();
@@ -42,7 +42,7 @@ fn split(graph: &Graph, plan: &StarPlan) -> Net {
             net.wire(from, (gate[number], place), false);
         }
     }
-    // What leaves a call, by way of its end.
+    // Values leave a call through its end.
     let mut leaving = BTreeSet::new();
     for (edge, way) in graph.edges().iter().zip(&plan.ways) {
         if matches!(way, Way::Fetch | Way::Slot | Way::Direct | Way::Relay) {
@@ -58,7 +58,7 @@ fn split(graph: &Graph, plan: &StarPlan) -> Net {
             net.gone.insert(node);
         }
     }
-    // What is in a call and in the graph as well is there twice.
+    // A node in a call that the graph keeps as well exists twice.
     let mut stayed: HashMap<u32, u32> = HashMap::new();
     for (number, (edge, way)) in (0u32..).zip(graph.edges().iter().zip(&plan.ways)) {
         let (from, to) = (call(edge.src), call(edge.dst));
@@ -66,7 +66,7 @@ fn split(graph: &Graph, plan: &StarPlan) -> Net {
         let dst = (edge.dst, edge.dst_input);
         let mut copy_of = |net: &mut Net, node: u32| match to {
             Some(to) if call(node) == Some(to) => node,
-            // The worker's own copies of constants.
+            // The worker's copies of constants.
             None => *copies.entry((None, node)).or_insert_with(|| net.add(Op::Node(Kind::Plain), node)),
             Some(_) => copies[&(to, node)],
         };
@@ -81,7 +81,7 @@ fn split(graph: &Graph, plan: &StarPlan) -> Net {
                 assert!(from.is_some() && from == to);
                 net.keep(graph, number);
             }
-            // Copies of reads read what copies of variables are.
+            // Copies of reads read copies of variables.
             Way::Copy if plan.places[edge.dst as usize] == Place::Copied && to.is_none() => {
                 if kept.contains(&edge.dst) {
                     assert!(kept.contains(&edge.src));
@@ -156,7 +156,7 @@ fn plan(graph: &Graph, roles: &Roles, style: Style) -> Result<StarPlan, PlanErro
     star::plan(graph, roles, style, SPLIT_BYTES)
 }
 
-/// The split graph does what the whole one does, each node once, in an order that its edges allow.
+/// Checks that the split graph does what the whole one does, each node once, in an order that its edges allow.
 pub(super) fn check(case: &Case, style: Style) -> StarPlan {
     check_parts(case, style, SPLIT_BYTES)
 }
@@ -235,8 +235,8 @@ proptest! {
     }
 }
 
-/// In these graphs, a Merge in a loop took an Enter that is dead in the loop's last round: alive or dead, as it
-/// happened.
+/// Regression: in these graphs, a Merge in a loop took an Enter that is dead in the loop's last iteration, and came out
+/// alive or dead by chance.
 #[test]
 fn a_merge_beside_a_dead_enter() {
     for (seed, size) in [(10426696931242409343, 40), (13442, 28)] {
@@ -246,7 +246,7 @@ fn a_merge_beside_a_dead_enter() {
     }
 }
 
-/// Otherwise the property above would hold of nothing.
+/// Guards the property above against holding vacuously.
 #[test]
 fn random_graphs_have_what_is_hard() {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();

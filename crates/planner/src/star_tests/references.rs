@@ -1,4 +1,4 @@
-//! Reference variables: what is read of one is its memory.
+//! Reference variables: a value read from one is its memory.
 
 use super::super::graph::Class::{Deref, Plain, Ref, Resource};
 use super::super::graph::Kind;
@@ -7,7 +7,7 @@ use super::super::star::{Style, Way};
 use super::STYLES;
 use super::build::Build;
 
-/// Task 1 has reference variables; task 0 gives a value and a predicate.
+/// Task 1 has reference variables; task 0 provides a value and a predicate.
 fn build() -> (Build, u32, u32) {
     let mut b = Build { references: true, ..Build::default() };
     let (value, predicate) = (b.op(0, &[]), b.op(0, &[]));
@@ -47,7 +47,7 @@ fn an_update_behind_a_merge_of_two_variables_is_left() {
 
 #[test]
 fn a_snapshot_that_must_show_an_update_stays_beside_its_variable() {
-    // if p: v += value; w = v/read * 3. v/read was made before the condition, and is v.
+    // if p: v += value; w = v/read * 3. v/read was read before the condition and shares v's memory.
     for (updated, style) in [false, true].into_iter().flat_map(|updated| STYLES.map(|style| (updated, style))) {
         let (mut b, value, predicate) = build();
         let variable = b.variable(1);
@@ -80,7 +80,7 @@ fn a_snapshot_that_something_keeps_stays_beside_its_variable() {
         let (mut b, value, _) = build();
         let variable = b.variable(1);
         let read = b.read(variable);
-        // Say, a queue of an unknown kind.
+        // For example, a queue of an unknown kind.
         let keeper = b.op(1, &[(read, Plain)]);
         let it = &mut b.nodes[keeper as usize];
         (it.unknown, it.stateful, it.blocking) = (true, true, true);
@@ -95,7 +95,7 @@ fn a_snapshot_that_something_keeps_stays_beside_its_variable() {
 
 #[test]
 fn a_value_behind_a_reference_is_taken_when_its_consumer_runs() {
-    // v = value; another server's answer; then v * 2, read from the reference that the assignment hands on.
+    // v = value; then another server's answer; then v * 2, read from the reference that the assignment returns.
     for style in STYLES {
         let (mut b, value, _) = build();
         let (variable, far) = (b.variable(1), b.variable(2));
@@ -150,7 +150,7 @@ fn lite_keeps_the_order_of_a_read_and_an_update() {
     assert!(matches!(control, Way::Inside | Way::Order), "{control:?}");
 }
 
-/// What was read before the step's own update is used after it.
+/// A value read before the step's own update is used after it.
 #[test]
 fn lite_repeats_no_read_that_would_see_the_steps_own_update() {
     let mut b = Build::default();

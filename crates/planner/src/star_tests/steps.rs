@@ -29,7 +29,7 @@ fn a_training_step_is_a_pull_a_push_and_the_counter() {
         let pulls = [(1, 1, 10), (1, 2, 10)];
         match style {
             Style::Robust => assert_eq!(calls, [&pulls[..], &[(2, 1, 10), (2, 2, 10), (3, 1, 1)]].concat()),
-            // The counter has to wait for the other server: the pushes of its own server go with it.
+            // The counter waits for the other server, and the pushes to its own server go with it.
             Style::Lite => assert_eq!(calls, [&pulls[..], &[(2, 2, 10), (3, 1, 11)]].concat()),
         }
         let last = plan.calls.last().unwrap();
@@ -117,7 +117,7 @@ fn a_branch_on_a_server_is_decided_by_the_worker() {
     }
 }
 
-/// Robust on one server: a pull and a push, which needs nothing that stayed there in between.
+/// Both styles make a pull and a push, and the push needs nothing kept on the server in between.
 fn is_a_pull_and_a_push(b: Build) {
     let graph = Graph::new(b.nodes.clone(), b.edges.clone(), None).unwrap();
     for style in STYLES {
@@ -234,8 +234,7 @@ fn a_read_that_could_be_overtaken_is_made_at_once() {
 
 #[test]
 fn a_conditional_step_is_a_pull_and_a_push() {
-    // if p: update(v), then no_op after it, then count(v, 1) — all of it on the server, but for the predicate and the
-    // gradient.
+    // if p: update(v), then no_op after it, then count(v, 1): all on the server except the predicate and the gradient.
     for style in STYLES {
         let mut b = Build::default();
         let (variable, counter, predicate) = (b.variable(1), b.variable(1), b.op(0, &[]));
@@ -266,7 +265,7 @@ fn a_conditional_step_is_a_pull_and_a_push() {
         b.after(group, count);
         b.after(taken, one);
         b.input((one, 0), count, 1, Plain);
-        // What the worker needs as well is moved there.
+        // A node that the worker needs as well moves there.
         let shared = b.op(1, &[]);
         b.after(taken, shared);
         b.input((shared, 0), update, 2, Plain);
@@ -292,8 +291,8 @@ fn from_server_to_server_it_goes_directly_where_both_run_or_neither() {
 
 #[test]
 fn what_cannot_leave_its_neighbours_is_left_with_them() {
-    // A handle that is no variable's, made before and used after a detour to the worker; a loop; and a graph of servers
-    // only.
+    // A handle that belongs to no variable, made before and used after a detour to the worker; a loop; and a graph of
+    // servers only.
     let mut b = Build::default();
     let input = b.op(0, &[]);
     let stack = b.op(1, &[(input, Plain)]);
