@@ -1,7 +1,8 @@
-//! What one run writes to. An arena is made once, goes from run to run through the pool, and resets itself on the way.
+//! The mutable state of one run. An arena is created once, passes from run to run through the pool, and is reset on the
+//! way.
 //!
-//! Each counter is set back by whoever brings it to its end: after that nobody else touches it in the same run. Only
-//! what has no such moment (merges, the queue) is set back when the arena goes home.
+//! The thread that brings a counter to its end also resets it: no other thread touches it again in that run. Only state
+//! without such a moment (merges, the queue) is reset when the arena returns to the pool.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -13,39 +14,39 @@ use super::report::Report;
 use super::run::{Kernels, Shared};
 use super::sync::{Arc, AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-/// In a node's pending word: an input is dead.
+/// Bit in a node's pending word: an input is dead.
 pub(super) const DEAD: u32 = 1 << 31;
-/// The end of a lane's stack.
+/// Ends a lane's stack.
 pub(super) const NONE: u32 = u32::MAX;
 
 pub struct Arena<K: Kernels> {
     pub(super) shared: Arc<Shared<K>>,
     pub(super) scratch: K::Scratch,
-    /// How many may still touch this arena: the starter, helpers that were asked, reports that are due.
+    /// The number of holders: the starter, invited helpers, outstanding reports.
     references: AtomicU32,
-    /// Per node: how many arrivals it waits for, and `DEAD`.
+    /// By node: the arrivals it still waits for, and `DEAD`.
     pub(super) pending: Box<[AtomicU32]>,
-    /// Per node: what lies below it on the stack of the lane that it is ready in.
+    /// By node: the node below it on the stack of the lane in which it is ready.
     pub(super) below: Box<[AtomicU32]>,
-    /// Per slot: how many readers are left. Used where there are several.
+    /// By slot: the readers left. Used if there are several.
     pub(super) readers: Box<[AtomicU32]>,
-    /// Per slot: not 0 if its node said that it is dead.
+    /// By slot: non-zero if its node marked it dead.
     pub(super) marks: Box<[AtomicU8]>,
-    /// Per merge: the input that came first + 1, and how many inputs have not turned out to be dead.
+    /// By merge: the first live input + 1, and the number of inputs not known to be dead.
     pub(super) chosen: Box<[AtomicU32]>,
     pub(super) hopes: Box<[AtomicU32]>,
-    /// Per asynchronous kernel: how far its start and its report have come.
+    /// By asynchronous kernel: the progress of its start and its report.
     pub(super) reports: Box<[Report]>,
     pub(super) queue: Queue,
     pub(super) lanes: Lanes,
-    /// For a run that one thread at a time works on.
+    /// For runs that only one thread at a time works on.
     pub(super) solo: Lanes,
     pub(super) crew: AtomicBool,
     pub(super) measured: AtomicBool,
     pub(super) failed: AtomicBool,
     /// Nodes that have not had their turn.
     pub(super) remaining: AtomicU32,
-    /// Helpers that were asked and have not come.
+    /// Helpers invited but not yet arrived.
     pub(super) invited: AtomicU32,
     pub(super) runs: AtomicU32,
 }
@@ -81,12 +82,12 @@ impl<K: Kernels> Arena<K> {
         }))
     }
 
-    /// Makes an arena that nobody else has into the first reference to it.
+    /// Turns an unshared arena into the first reference to it.
     pub(super) fn reference(arena: Box<Self>) -> RunRef<K> {
         RunRef(NonNull::from(Box::leak(arena)))
     }
 
-    /// Between two runs, when nobody else has the arena.
+    /// Between two runs. The caller must have the arena to itself.
     fn reset(&self) {
         let plan = &self.shared.plan;
         if plan.straight && !self.crew.load(Ordering::Relaxed) {
@@ -102,15 +103,15 @@ impl<K: Kernels> Arena<K> {
 }
 
 fn inputs(plan: &Plan, node: u32) -> u32 {
-    // A plan has fewer inputs than u32 has numbers.
+    // A plan has fewer than `u32::MAX` inputs.
     u32::try_from(plan.sources_of(node).len()).unwrap_or(u32::MAX)
 }
 
-/// One reference to the arena of a run. With the last one the arena goes home.
+/// A counted reference to the arena of a run. Dropping the last one returns the arena to the pool.
 pub struct RunRef<K: Kernels>(NonNull<Arena<K>>);
 
-// SAFETY: an arena consists of atomics and of what Kernels promises to be shareable; the references are counted
-// atomically.
+// SAFETY: an arena holds atomics, an `Arc<Shared<K>>` and a `K::Scratch`; `Kernels` requires `K` and `K::Scratch` to be
+// `Send + Sync`. The reference count is atomic.
 unsafe impl<K: Kernels> Send for RunRef<K> {}
 // SAFETY: as above.
 unsafe impl<K: Kernels> Sync for RunRef<K> {}
@@ -121,7 +122,7 @@ impl<K: Kernels> RunRef<K> {
         self.0.as_ptr()
     }
 
-    /// The arena's address, which stands for this reference until `from_raw`.
+    /// The arena's address, which owns this reference until `from_raw`.
     pub fn into_raw(self) -> *const Arena<K> {
         let arena = self.0.as_ptr();
         std::mem::forget(self);
@@ -129,7 +130,7 @@ impl<K: Kernels> RunRef<K> {
     }
 
     /// # Safety
-    /// `arena` came from `into_raw`, which no other call of this has undone.
+    /// `arena` came from `into_raw`, and each `into_raw` is undone at most once.
     pub unsafe fn from_raw(arena: *const Arena<K>) -> Option<Self> {
         NonNull::new(arena.cast_mut()).map(RunRef)
     }
@@ -146,30 +147,30 @@ impl<K: Kernels> Deref for RunRef<K> {
     type Target = Arena<K>;
 
     fn deref(&self) -> &Arena<K> {
-        // SAFETY: leaked in `reference`; freed below, by the last reference.
+        // SAFETY: `reference` leaked the arena, and only dropping the last reference frees it; `self` is a reference.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl<K: Kernels> Drop for RunRef<K> {
     fn drop(&mut self) {
-        // The only reference: nobody can make another one meanwhile.
+        // A count of 1 is this reference, so no other thread can clone one concurrently.
         if self.references.load(Ordering::Acquire) != 1 && self.references.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
         self.references.store(1, Ordering::Relaxed);
         self.reset();
-        // SAFETY: leaked in `reference`, and nobody else has it any more.
+        // SAFETY: `reference` leaked the arena from a Box, and this was the last reference.
         let arena = unsafe { Box::from_raw(self.0.as_ptr()) };
         let pool: *const Pool<Arena<K>> = &arena.shared.pool;
-        // SAFETY: the arena owns a part of what the pool lies in until the pool has it; then `Pool::close` waits for
-        // this call. An arena that comes back, and with it maybe the pool, goes after the call.
+        // SAFETY: `arena.shared` keeps the pool alive until `give` has stored the arena; from then on `Pool::close`
+        // waits for this call. A rejected arena, and with it possibly the pool, is dropped after the call.
         drop(unsafe { (*pool).give(core(), arena) });
     }
 }
 
-/// The core that this thread is on, as well as it is known.
+/// The current core, as far as known.
 pub(super) fn core() -> usize {
-    // SAFETY: asks for a number.
+    // SAFETY: takes no pointers and has no preconditions.
     usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }

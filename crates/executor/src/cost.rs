@@ -1,18 +1,19 @@
-//! What kernels were measured to take: the ground for sharing them.
+//! Measured costs of kernels, on which sharing them among threads is based.
 //!
-//! Reading the clock twice costs as much as a small kernel, so few runs are measured. An estimate moves by bounded
-//! steps, up slower than down: a kernel that was preempted once does not become expensive for it.
+//! Reading the clock twice costs as much as a small kernel, so few runs are measured. An estimate moves in bounded
+//! steps, up more slowly than down: one preemption does not make a kernel look expensive.
 
 use super::sync::{AtomicU32, Ordering};
 
-/// From this on, waking another core pays.
+/// From this cost on, waking another core pays.
 pub const EXPENSIVE_NS: u32 = 25_000;
-/// The first runs of an arena after its very first, which pays for cold caches, are measured; later one of this many.
+/// An arena's first runs are measured, except the very first, which pays for cold caches; later, one in
+/// `MEASURED_LATER`.
 const MEASURED_AT_FIRST: u32 = 4;
 const MEASURED_LATER: u32 = 64;
 
 pub struct Costs {
-    /// Per node; 0: not known.
+    /// By node; 0: not known.
     ns: Box<[AtomicU32]>,
     expensive: AtomicU32,
 }
@@ -37,7 +38,7 @@ impl Costs {
             0 => took,
             old => took.clamp(old / 4, old.saturating_add(old / 2).saturating_add(1_000)),
         };
-        // Two that note at the same time each count the step that they made.
+        // Of two concurrent updates, each counts the step that it made.
         let old = cell.swap(new, Ordering::Relaxed);
         match (old >= EXPENSIVE_NS, new >= EXPENSIVE_NS) {
             (false, true) => _ = self.expensive.fetch_add(1, Ordering::Relaxed),
@@ -50,12 +51,12 @@ impl Costs {
         self.ns.get(node as usize).is_some_and(|ns| ns.load(Ordering::Relaxed) >= EXPENSIVE_NS)
     }
 
-    /// How many kernels are expensive.
+    /// The number of expensive kernels.
     pub fn expensive(&self) -> u32 {
         self.expensive.load(Ordering::Relaxed)
     }
 
-    /// What all kernels together take, one after another, as far as it is known.
+    /// The known cost of all kernels, run one after another.
     pub fn total_ns(&self) -> u64 {
         self.ns.iter().map(|ns| u64::from(ns.load(Ordering::Relaxed))).sum()
     }

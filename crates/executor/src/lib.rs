@@ -1,17 +1,16 @@
-//! The lock-free executor: runs a sub-graph's kernels, which it knows only as numbers.
+//! The lock-free executor: runs a sub-graph's kernels, which it knows only by number.
 //!
-//! * [`plan`]: the sub-graph, compiled once into arrays, checked, immutable, shared by all runs; [`lives`] says when
-//!   which value goes.
-//! * [`run`]: one run. Three ways through a plan, chosen per run: *straight* (a fixed order, no counters), *solo*
-//!   (pending counts, one thread at a time: asynchronous kernels, dead values), *crew* (atomic pending counts, several
-//!   threads: kernels that are worth another core).
-//! * [`arena`]: what one run writes to; [`pool`]: where arenas rest between runs, per core.
-//! * [`queue`]: ready work that any thread may take, and the lanes that threads take it in.
-//! * [`report`]: who goes on after an asynchronous kernel.
-//! * [`cost`]: what kernels were measured to take.
+//! * [`plan`]: the sub-graph, compiled once into arrays, checked, immutable, shared by all runs; [`lives`] computes
+//!   when each value is released.
+//! * [`run`]: one run. Three modes, chosen per run: *straight* (a fixed order, no counters), *solo* (pending counts,
+//!   one thread at a time: asynchronous kernels, dead values), *crew* (atomic pending counts, several threads: kernels
+//!   that are worth another core).
+//! * [`arena`]: the mutable state of one run; [`pool`]: keeps arenas between runs, per core.
+//! * [`queue`]: ready work that any thread may take, and the lanes in which threads work.
+//! * [`report`]: decides which thread continues after an asynchronous kernel.
+//! * [`cost`]: measured costs of kernels.
 //!
-//! A run takes no lock and allocates nothing (`crates/executor/tests/executor/` counts and looks). `docs/executor.md`
-//! has the picture.
+//! A run takes no lock and allocates nothing (tested in `crates/executor/tests/`). See `docs/executor.md`.
 
 #![deny(unsafe_code)]
 

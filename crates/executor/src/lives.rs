@@ -1,7 +1,7 @@
-//! When a value goes: worked out once, with the plan.
+//! When each value is released: computed once, with the plan.
 //!
-//! In a straight run the last reader of each value is known. In the others it is known only for values with one reader;
-//! for the rest the run counts.
+//! In a straight run the last reader of each value is known. In other runs it is known only for values with one reader;
+//! for the rest the run counts readers.
 
 use super::plan::{Compiled, Task, kind};
 
@@ -20,7 +20,7 @@ impl Lives {
                 continue;
             }
             let read = distinct(inputs(nodes, sources, node));
-            // What this node reads once, as the last of several.
+            // Slots that this node reads once, as the last of several readers.
             let sole = read.iter().filter(|(slot, times)| {
                 let slot = *slot as usize;
                 *times == 1 && left[slot] == 1 && readers[slot] > 1
@@ -71,7 +71,7 @@ fn inputs<'a>(nodes: &[Compiled], sources: &'a [u32], node: u32) -> &'a [u32] {
     &sources[nodes[node].sources as usize..nodes[node + 1].sources as usize]
 }
 
-/// Each slot once, with how often it is there.
+/// Each distinct slot with the number of its occurrences.
 fn distinct(slots: &[u32]) -> Vec<(u32, u32)> {
     let mut sorted = slots.to_vec();
     sorted.sort_unstable();

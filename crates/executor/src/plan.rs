@@ -1,36 +1,35 @@
-//! A sub-graph, compiled once into arrays and checked. Immutable: shared by all runs on all cores.
+//! A sub-graph, checked and compiled into arrays. Immutable: shared by all runs on all cores.
 //!
-//! Nodes are numbers. Each output of each node has a *slot*, numbered through in the order of the nodes; the kernels'
-//! side keeps the values in them.
+//! Nodes are numbers. Each output of each node has a *slot*, numbered consecutively in node order; the implementor of
+//! [`Kernels`](super::run::Kernels) keeps the values in them.
 
 use super::cost::Costs;
 use super::lives;
 
-/// What a node is: bits.
+/// Properties of a node, as bits.
 pub mod kind {
-    /// Ends through a later report, on any thread.
+    /// Completes through a later report, on any thread.
     pub const ASYNC: u32 = 1;
-    /// Runs as soon as one input is there; dead only if all are.
+    /// Runs as soon as one input is available; dead only if all are dead.
     pub const MERGE: u32 = 2;
-    /// May leave outputs dead (and says which).
+    /// May leave outputs dead (and reports which).
     pub const MAY_DIE: u32 = 4;
-    /// Runs although inputs are dead.
+    /// Runs even if inputs are dead.
     pub const TRANSFER: u32 = 8;
     /// Dead inputs do not make it dead.
     pub const NEVER_DEAD: u32 = 16;
-    /// Has no kernel: only passes on that it was its turn.
+    /// Has no kernel: only passes on its completion.
     pub const NOTHING: u32 = 32;
-    /// The values of its outputs are not of the run, and never released.
+    /// Its output values do not belong to the run and are never released.
     pub const STATIC: u32 = 64;
     /// Never worth another core: not measured.
     pub const CHEAP: u32 = 128;
     pub const ALL: u32 = 255;
 }
 
-/// In place of an output's or input's number: a control edge.
+/// In place of the number of an output or input: a control edge.
 pub const CONTROL: u32 = u32::MAX;
-/// More nodes, values or edges than this in one sub-graph are refused: counters have 31 bits, queue entries one bit
-/// less.
+/// The most nodes, values or edges of a sub-graph: counters have 31 bits, queue entries one bit less.
 const MOST: usize = 1 << 29;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,14 +38,14 @@ pub struct Node {
     pub kind: u32,
     pub inputs: u32,
     pub outputs: u32,
-    /// What it is thought to take; 0: not known.
+    /// Its estimated cost; 0: not known.
     pub cost_ns: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Edge {
     pub src: u32,
-    /// Or [`CONTROL`], as `input` then.
+    /// Or [`CONTROL`]; `input` is then, too.
     pub output: u32,
     pub dst: u32,
     pub input: u32,
@@ -70,19 +69,19 @@ pub enum PlanError {
     Cycle(u32),
 }
 
-/// What the kernels' side needs to run one node.
+/// A node to run, as passed to [`Kernels`](super::run::Kernels).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Task {
     pub node: u32,
-    /// In the lists, from here on: slots that nobody but this node will read any more, although several did; then slots
+    /// Index into the lists. From there: slots that only this node still reads, although several nodes did; then slots
     /// to release after it.
     pub first: u32,
     pub unshared: u32,
     pub released: u32,
 }
 
-/// Where an output's value goes.
+/// The destination of an output.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub dst: u32,
@@ -94,31 +93,31 @@ pub(super) struct Target {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Compiled {
     pub kind: u32,
-    /// Into `targets`; up to the next node's.
+    /// Into `targets`; they end at the next node's.
     pub targets: u32,
     /// Into `sources`: the slot of each input.
     pub sources: u32,
     /// Its first output's slot.
     pub slots: u32,
-    /// Arrivals until it runs: all edges; for a merge, control edges and one.
+    /// Arrivals until it runs: all edges; for a merge, its control edges and one more.
     pub pending: u32,
     /// Into the arrays of its kind: merges, asynchronous kernels.
     pub special: u32,
 }
 
 pub struct Plan {
-    /// One more than there are nodes: the ends of the last ones.
+    /// One more than there are nodes: the last entry ends the last node's ranges.
     pub(super) nodes: Box<[Compiled]>,
     pub(super) targets: Box<[Target]>,
     pub(super) sources: Box<[u32]>,
-    /// Per slot: how many inputs read it; 0 for those of [`kind::STATIC`] nodes.
+    /// By slot: the number of inputs that read it; 0 for slots of [`kind::STATIC`] nodes.
     pub(super) readers: Box<[u32]>,
     pub(super) roots: Box<[u32]>,
     pub(super) merges: Box<[u32]>,
     pub(super) asyncs: u32,
-    /// Whether a fixed order will do.
+    /// Whether a fixed order suffices.
     pub(super) straight: bool,
-    /// Nodes with a kernel in an order that satisfies all edges, for straight runs.
+    /// Nodes with a kernel, in an order that satisfies all edges, for straight runs.
     pub(super) ordered: Box<[Task]>,
     /// By node, for the other runs.
     pub(super) tasks: Box<[Task]>,
@@ -165,7 +164,7 @@ impl Plan {
         self.readers.len()
     }
 
-    /// Whether runs can take the fixed order: no asynchronous kernels, no dead values.
+    /// Whether runs can use the fixed order: no asynchronous kernels, no dead values.
     pub fn is_straight(&self) -> bool {
         self.straight
     }
@@ -174,18 +173,18 @@ impl Plan {
         &self.costs
     }
 
-    /// The slots that nobody but this task's node will read any more, although several did: their values may be changed
-    /// in place.
+    /// The slots that only this task's node still reads, although several nodes did: their values may be modified in
+    /// place.
     pub fn unshared(&self, task: &Task) -> &[u32] {
         &self.lists[task.first as usize..][..task.unshared as usize]
     }
 
-    /// The slots that nobody reads after this task's node.
+    /// The slots that no node reads after this task's node.
     pub fn released(&self, task: &Task) -> &[u32] {
         &self.lists[(task.first + task.unshared) as usize..][..task.released as usize]
     }
 
-    /// What [`Task::first`] counts from.
+    /// The array that [`Task::first`] indexes.
     pub fn lists(&self) -> &[u32] {
         &self.lists
     }
@@ -225,7 +224,7 @@ fn check_nodes(nodes: &[Node]) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Gives inputs, slots and the members of each special kind their numbers. The sums fit: `MOST`.
+/// Numbers the inputs, slots and members of each special kind. `MOST` keeps the sums in range.
 fn number(nodes: &[Node]) -> Vec<Compiled> {
     let mut next = Compiled { kind: 0, targets: 0, sources: 0, slots: 0, pending: 0, special: 0 };
     let (mut merges, mut asyncs) = (0, 0);
@@ -283,14 +282,14 @@ fn connect(nodes: &[Node], edges: &[Edge], compiled: &mut [Compiled]) -> Result<
     Ok((sources, readers))
 }
 
-/// The edges, grouped by their sources.
+/// The edges, grouped by source.
 fn targets(edges: &[Edge], compiled: &mut [Compiled]) -> Vec<Target> {
     let mut sorted: Vec<&Edge> = edges.iter().collect();
     sorted.sort_by_key(|edge| edge.src);
     let mut sorted = sorted.into_iter().peekable();
     let mut targets = Vec::with_capacity(edges.len());
     for (node, at) in (0u32..).zip(compiled) {
-        // No more edges than `MOST`.
+        // There are at most `MOST` edges.
         at.targets = u32::try_from(targets.len()).unwrap_or(u32::MAX);
         while let Some(edge) = sorted.next_if(|edge| edge.src == node) {
             targets.push(Target { dst: edge.dst, output: edge.output, input: edge.input });
@@ -299,7 +298,7 @@ fn targets(edges: &[Edge], compiled: &mut [Compiled]) -> Vec<Target> {
     targets
 }
 
-/// An order that satisfies all edges; what a node makes possible comes soon after it, while its values are in the
+/// An order that satisfies all edges and runs a node soon after the one that made it ready, while its values are in the
 /// cache.
 fn order(compiled: &[Compiled], targets: &[Target]) -> Result<Vec<u32>, PlanError> {
     let nodes = &compiled[..compiled.len() - 1];

@@ -1,11 +1,11 @@
-//! Where arenas rest between runs: a row of places per core, taken and given back with one swap each.
+//! Keeps arenas between runs: a row of places per core, each taken or filled with a single atomic operation.
 //!
-//! A place holds one arena or none, so there is no list whose links could be mistaken (ABA), and nothing to reclaim. A
-//! core looks at its own row first: what it finds there is warm in its cache.
+//! A place holds one arena or none, so there is no linked list (hence no ABA) and nothing to reclaim. A core tries its
+//! own row first: an arena found there is warm in its cache.
 //!
-//! An item may own what the pool lies in. So closing, which drops the items, waits for those who are just giving one
-//! back: they hold no lock, they are counted, in their own row. Closing and giving back meet in a store-load handshake
-//! (Dekker's), as in the reactor's mailbox. `crates/executor/tests/model.rs` checks all interleavings.
+//! An item may own the memory that contains the pool. So closing, which drops the items, waits for threads that are
+//! inside `give`: they hold no lock but are counted, per row. Closing and giving use a store-load handshake (Dekker's),
+//! as in the reactor's mailbox. `crates/executor/tests/model.rs` checks all interleavings.
 
 use std::ptr;
 
@@ -22,7 +22,7 @@ pub struct Pool<T> {
 
 struct Row<T> {
     places: [AtomicPtr<T>; PLACES],
-    /// Who is inside of `give`.
+    /// Threads inside `give`.
     givers: AtomicU32,
 }
 
@@ -33,19 +33,19 @@ impl<T> Pool<T> {
         Pool { rows: (0..cores.max(1)).map(row).map(CachePadded::new).collect(), closed: AtomicBool::new(false) }
     }
 
-    /// From the core's own row, or from any other. Any number will do as a core's.
+    /// Takes from the core's own row, or from any other. Any core number is valid.
     pub fn take(&self, core: usize) -> Option<Box<T>> {
         self.places(core).find_map(Self::empty)
     }
 
-    /// Gives back. What finds no place, or comes after [`Pool::close`], is returned. The pool may be gone before this
+    /// Gives an item back. Returns it if no place is free or the pool is closed. The pool may be gone before this
     /// returns.
     #[must_use]
     pub fn give(&self, core: usize, item: Box<T>) -> Option<Box<T>> {
         let givers = &self.rows[core % self.rows.len()].givers;
         givers.fetch_add(1, Ordering::Relaxed);
         let rejected = self.place(core, item);
-        // The last that this thread does with the pool.
+        // This thread's last access to the pool.
         givers.fetch_sub(1, Ordering::Release);
         rejected
     }
@@ -56,15 +56,15 @@ impl<T> Pool<T> {
             .places(core)
             .find(|place| place.compare_exchange(ptr::null_mut(), item, Ordering::Release, Ordering::Relaxed).is_ok());
         let Some(place) = place else {
-            // SAFETY: from Box::into_raw above, and no place took it.
+            // SAFETY: from `Box::into_raw` above, and no place took it.
             return Some(unsafe { Box::from_raw(item) });
         };
         fence(Ordering::SeqCst);
         if self.closed.load(Ordering::Relaxed) { Self::empty(place) } else { None }
     }
 
-    /// Drops what is there; what comes later is refused. Afterwards nobody touches the pool on behalf of an item that
-    /// was dropped here.
+    /// Drops all items; later ones are refused. Once it returns, no thread touches the pool on behalf of an item
+    /// dropped here.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -82,12 +82,13 @@ impl<T> Pool<T> {
     }
 
     fn empty(place: &AtomicPtr<T>) -> Option<Box<T>> {
-        // Looks before it swaps, so that an empty place's cache line stays shared.
+        // Loads before it swaps, so that an empty place's cache line stays shared.
         if place.load(Ordering::Relaxed).is_null() {
             return None;
         }
         let item = place.swap(ptr::null_mut(), Ordering::Acquire);
-        // SAFETY: a pointer in a place came from Box::into_raw in `place`; who swaps it out owns it.
+        // SAFETY: every non-null pointer in a place came from `Box::into_raw` in `place`, and the swap made this thread
+        // its only owner.
         (!item.is_null()).then(|| unsafe { Box::from_raw(item) })
     }
 }

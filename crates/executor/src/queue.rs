@@ -1,13 +1,12 @@
-//! Ready work that any thread of a run may take, and the lanes that threads take it in.
+//! Ready work that any thread of a run may take, and the lanes in which threads work.
 //!
-//! An entry passes at most once per run. So the queue is an array that is as long as there are entries and whose places
-//! are used once: it never grows, nothing has to be reclaimed, and no place can be mistaken for its earlier self. What
-//! is shared are kernels that take tens of microseconds, so one queue for all threads of a run costs nothing that could
-//! be measured; each thread keeps cheap work to itself.
+//! An entry is pushed at most once per run, so the queue is an array with one place per entry, each used once: it never
+//! grows, nothing has to be reclaimed, and there is no ABA. Only kernels that take tens of microseconds are shared, so
+//! one queue for all threads of a run has no measurable cost; each thread keeps cheap work to itself.
 //!
-//! Leaving is a store-load handshake (Dekker's): who adds work looks for a free lane *after* adding; who leaves looks
-//! for work *after* freeing its lane; each has a sequentially consistent fence between the two. So work is never left
-//! behind with nobody to see it. `crates/executor/tests/model.rs` checks all interleavings.
+//! Leaving is a store-load handshake (Dekker's): a thread that adds work looks for a free lane *after* adding; a thread
+//! that leaves looks for work *after* freeing its lane; each has a sequentially consistent fence in between. So no work
+//! is left unseen. `crates/executor/tests/model.rs` checks all interleavings.
 
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -15,7 +14,7 @@ use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 pub const MOST_LANES: u32 = 64;
 
 pub struct Queue {
-    /// 0: nothing yet, else the entry + 1.
+    /// 0: empty, else the entry + 1.
     places: Box<[AtomicU32]>,
     head: AtomicU32,
     tail: AtomicU32,
@@ -39,7 +38,8 @@ impl Queue {
         }
     }
 
-    /// `None` also while the next place is taken but not filled: who fills it looks for a lane afterwards.
+    /// Also `None` while the next place is claimed but not filled: the thread that fills it looks for a lane
+    /// afterwards.
     pub fn pop(&self) -> Option<u32> {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
@@ -59,7 +59,7 @@ impl Queue {
         self.places.get(head as usize).is_none_or(|place| place.load(Ordering::Acquire) == 0)
     }
 
-    /// Empties the queue for the next run. Nobody else may use it meanwhile.
+    /// Empties the queue for the next run. The caller must have the queue to itself.
     pub fn reset(&self) {
         let used = self.tail.swap(0, Ordering::Relaxed) as usize;
         self.head.store(0, Ordering::Relaxed);
@@ -69,9 +69,9 @@ impl Queue {
     }
 }
 
-/// Which lanes of a run are free: a thread works in one, alone.
+/// The free lanes of a run. One thread at a time works in a lane.
 pub struct Lanes {
-    /// One bit for each free lane.
+    /// One bit per free lane.
     free: AtomicU64,
 }
 
@@ -81,7 +81,7 @@ impl Lanes {
         Lanes { free: AtomicU64::new(u64::MAX >> (MOST_LANES - lanes)) }
     }
 
-    /// A free lane. What its last holder did in it happened before.
+    /// Claims a free lane. Everything that its last holder did in it happened before.
     pub fn claim(&self) -> Option<u32> {
         let mut free = self.free.load(Ordering::Relaxed);
         while free != 0 {
@@ -94,13 +94,13 @@ impl Lanes {
         None
     }
 
-    /// A lane for work that was just added to the queue. Without one, whoever holds a lane sees that work.
+    /// Claims a lane for work just added to the queue. If none is free, a thread that holds one will see the work.
     pub fn claim_for_new_work(&self) -> Option<u32> {
         fence(Ordering::SeqCst);
         self.claim()
     }
 
-    /// Frees a lane. `true`: there is work that may have come too late for everybody else, look at it again.
+    /// Frees a lane. `true`: the queue holds work that the other threads may have missed; look again.
     #[must_use]
     pub fn leave(&self, lane: u32, queue: &Queue) -> bool {
         self.free.fetch_or(1 << lane, Ordering::Release);

@@ -1,7 +1,7 @@
-//! How far the start and the end of an asynchronous kernel have come, which are two threads' news.
+//! The start and the end of an asynchronous kernel, which different threads observe.
 //!
-//! Whoever is second goes on with the run: the thread that started the kernel if the end came before the start had
-//! returned, and else the thread that reports the end.
+//! The second of the two continues the run: the starting thread if the kernel ended before the start returned, else the
+//! thread that reports the end.
 
 use super::sync::{AtomicU8, Ordering};
 
@@ -13,17 +13,17 @@ const ENDED: u8 = 3;
 pub struct Report(AtomicU8);
 
 impl Report {
-    /// Before the kernel is started. Nobody else may use it meanwhile.
+    /// Before the kernel is started. No other thread may use the report yet.
     pub fn start(&self) {
         self.0.store(STARTED, Ordering::Relaxed);
     }
 
-    /// The start has returned. True: the end came already.
+    /// The start has returned. True: the end has already been reported.
     pub fn started(&self) -> bool {
         self.0.swap(UNDER_WAY, Ordering::AcqRel) == ENDED
     }
 
-    /// True: the start has returned. To say the end twice is a bug, and changes nothing.
+    /// The kernel has ended. True: the start has returned. Reporting the end twice is a bug, but harmless.
     pub fn ended(&self) -> bool {
         self.0.swap(ENDED, Ordering::AcqRel) == UNDER_WAY
     }

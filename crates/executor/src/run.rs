@@ -1,9 +1,9 @@
 //! One run of a plan.
 //!
 //! A thread works in a *lane*: it takes ready nodes from its own stack, then from the queue that all lanes share, and
-//! leaves when there is nothing. Nobody waits for anybody: a run whose asynchronous kernels are under way has no thread
-//! at all, and the report of one of them brings its own. A run that failed still gives every node its turn, without
-//! running kernels, so that counters and values end where they must.
+//! leaves when both are empty. No thread ever waits: while only asynchronous kernels are in flight, a run has no thread
+//! at all, and each report brings its own. A failed run still gives every node its turn, without running kernels, so
+//! that counters and values end where they must.
 
 use std::time::Instant;
 
@@ -15,18 +15,18 @@ use super::queue::{Lanes, MOST_LANES};
 use super::report::Report;
 use super::sync::{Arc, AtomicU32, Ordering};
 
-/// What the executor asks of whoever has the kernels and the values.
+/// The owner of the kernels and the values, as the executor uses it.
 pub trait Kernels: Send + Sync + Sized {
-    /// One arena's values. Lives as long as the arena, which goes from run to run.
+    /// The values of one arena. Lives as long as the arena, across runs.
     type Scratch: Send + Sync;
 
     fn open(&self) -> Self::Scratch;
 
-    /// Runs one kernel and releases `call.released()` afterwards, also if it failed. For an asynchronous kernel that is
-    /// under way, the report ([`RunRef::report`]) stands for the end of this call, and comes exactly once.
+    /// Runs one kernel and then releases `call.released()`, even if the kernel failed. For an asynchronous kernel in
+    /// flight, the report ([`RunRef::report`]) marks the end of the call instead, and comes exactly once.
     fn run(&self, call: Call<'_, Self>) -> Outcome;
 
-    /// Nobody reads the slot any more in this run. It may be empty.
+    /// No node reads the slot any more in this run. It may be empty.
     fn release(&self, scratch: &Self::Scratch, slot: u32);
 
     /// The slot has one reader left, which runs next and reads it once.
@@ -42,21 +42,20 @@ pub trait Kernels: Send + Sync + Sized {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    /// The report will follow. Only asynchronous kernels.
+    /// The report will follow. Asynchronous kernels only.
     Pending,
     Failed,
 }
 
-/// One kernel's turn.
 pub struct Call<'a, K: Kernels> {
     pub scratch: &'a K::Scratch,
     pub plan: &'a Plan,
     pub task: &'a Task,
-    /// No other thread uses this lane of this run meanwhile.
+    /// No other thread uses this lane of this run during the call.
     pub lane: u32,
-    /// For a merge, the input that came first; for others, 1 if an input is dead.
+    /// For a merge, the first live input; for others, 1 if an input is dead.
     pub detail: u32,
-    /// The kernel may end later than the call.
+    /// The kernel may end after the call returns.
     pub asynchronous: bool,
     run: &'a RunRef<K>,
 }
@@ -70,12 +69,12 @@ impl<K: Kernels> Call<'_, K> {
         self.plan.released(self.task)
     }
 
-    /// Of a node of [`kind::MAY_DIE`]: this output is dead.
+    /// For nodes of [`kind::MAY_DIE`]: marks an output as dead.
     pub fn mark_dead(&self, output: u32) {
         self.run.mark_dead(self.task.node, output);
     }
 
-    /// The run, for as long as the call. An asynchronous kernel that is under way keeps a clone, for its report.
+    /// The run, valid during the call. An asynchronous kernel in flight keeps a clone, for its report.
     pub fn run(&self) -> &RunRef<K> {
         self.run
     }
@@ -94,7 +93,7 @@ pub(super) struct Shared<K: Kernels> {
 }
 
 impl<K: Kernels> Executor<K> {
-    /// At most `lanes` threads work on one run. Arenas rest with the core, of `cores`, that their run ended on.
+    /// At most `lanes` threads work on one run. Arenas stay with the core, out of `cores`, on which their run ended.
     pub fn new(plan: Plan, kernels: K, lanes: u32, cores: usize) -> Self {
         let lanes = lanes.clamp(1, MOST_LANES);
         Executor { shared: Arc::new(Shared { plan, kernels, lanes, pool: Pool::new(cores) }) }
@@ -108,7 +107,7 @@ impl<K: Kernels> Executor<K> {
         &self.shared.kernels
     }
 
-    /// Takes an arena. Allocates only if more runs are under way than ever before.
+    /// Takes an arena. Allocates only if more runs are in flight than ever before.
     pub fn begin(&self) -> Run<K> {
         Run(match self.shared.pool.take(core()) {
             Some(arena) => Arena::reference(arena),
@@ -118,13 +117,13 @@ impl<K: Kernels> Executor<K> {
 }
 
 impl<K: Kernels> Drop for Executor<K> {
-    /// Runs that are under way end as if nothing had happened.
+    /// Runs in flight end normally.
     fn drop(&mut self) {
         self.shared.pool.close();
     }
 }
 
-/// An arena that nobody runs in yet.
+/// An arena for a run that has not started.
 pub struct Run<K: Kernels>(RunRef<K>);
 
 impl<K: Kernels> Run<K> {
@@ -132,7 +131,7 @@ impl<K: Kernels> Run<K> {
         &self.0.scratch
     }
 
-    /// The reference that stands for this run.
+    /// The reference that this run owns.
     pub fn into_ref(self) -> RunRef<K> {
         self.0
     }
@@ -142,8 +141,8 @@ impl<K: Kernels> Run<K> {
         Run(run)
     }
 
-    /// Runs as far as it goes on this thread. [`Kernels::finished`] is called exactly once, here or where the last
-    /// report arrives. `alone`: shares nothing out.
+    /// Runs as far as possible on this thread. [`Kernels::finished`] is called exactly once, here or where the last
+    /// report arrives. `alone`: invites no helpers.
     pub fn go(self, alone: bool) {
         let arena = &*self.0;
         let Shared { plan, lanes, .. } = &*arena.shared;
@@ -156,7 +155,7 @@ impl<K: Kernels> Run<K> {
             return self.straight(measured);
         }
         arena.measured.store(measured, Ordering::Relaxed);
-        // No more nodes than `MOST`.
+        // There are at most `MOST` nodes.
         arena.remaining.store(u32::try_from(plan.nodes()).unwrap_or(u32::MAX), Ordering::Relaxed);
         if plan.nodes() == 0 {
             arena.shared.kernels.finished(&arena.scratch, false);
@@ -191,7 +190,7 @@ fn timed(plan: &Plan, node: u32, turn: impl FnOnce() -> Outcome) -> Outcome {
     outcome
 }
 
-/// Somebody who was asked to help with a run that may be over by now.
+/// A request for help with a run, which may be over by the time the helper arrives.
 pub struct Helper<K: Kernels>(RunRef<K>);
 
 impl<K: Kernels> Helper<K> {
@@ -202,7 +201,7 @@ impl<K: Kernels> Helper<K> {
         }
     }
 
-    /// The reference that stands for this helper.
+    /// The reference that this helper owns.
     pub fn into_ref(self) -> RunRef<K> {
         self.0
     }
@@ -214,7 +213,7 @@ impl<K: Kernels> Helper<K> {
 }
 
 impl<K: Kernels> RunRef<K> {
-    /// Of a node of [`kind::MAY_DIE`] that runs: this output is dead.
+    /// For a node of [`kind::MAY_DIE`] that runs: marks an output as dead.
     pub fn mark_dead(&self, node: u32, output: u32) {
         let plan = &self.shared.plan;
         let slots = plan.tasks.get(node as usize).map(|_| plan.slots_of(node));
@@ -223,7 +222,7 @@ impl<K: Kernels> RunRef<K> {
         }
     }
 
-    /// The asynchronous kernel of this node has ended. Goes on with the run here, if nobody else does.
+    /// Reports the end of this node's asynchronous kernel. Continues the run on this thread if no other thread does.
     pub fn report(self, node: u32, failed: bool) {
         if !self.note(node, failed) {
             return;
@@ -235,12 +234,12 @@ impl<K: Kernels> RunRef<K> {
         }
     }
 
-    /// The same, by a thread that is about to report another one of this run: that report goes on with the run.
+    /// The same, if this thread is about to report another kernel of this run: that report continues the run.
     pub fn report_more(self, node: u32, failed: bool) {
         self.note(node, failed);
     }
 
-    /// True if there is an entry more in the queue.
+    /// Returns true if this added an entry to the queue.
     fn note(&self, node: u32, failed: bool) -> bool {
         if failed {
             self.failed.store(true, Ordering::Relaxed);
@@ -267,7 +266,7 @@ struct Lane<'a, K: Kernels, const CREW: bool> {
     measured: bool,
     /// The top of this lane's stack.
     top: u32,
-    /// Nodes that had their turn since this was last said.
+    /// Nodes that had their turn and are not yet subtracted from `remaining`.
     done: u32,
     /// Entries that the last node added to the queue.
     added: u32,
@@ -293,7 +292,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
         lane.work();
     }
 
-    /// There is new work in the queue: works on it, unless all lanes are taken.
+    /// Works on a new queue entry, unless all lanes are taken.
     fn join(run: &'a RunRef<K>) {
         if let Some(number) = Self::lanes(run).claim_for_new_work() {
             Self::new(run, number).work();
@@ -329,7 +328,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
         }
     }
 
-    /// A node's turn: all that it waits for is there.
+    /// Runs a node whose inputs have all arrived.
     fn turn(&mut self, node: u32) {
         let at = self.plan.nodes[node as usize];
         let pending = &self.arena.pending[node as usize];
@@ -350,7 +349,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
             return self.passed(node, dead, false);
         }
         match self.run_kernel(&at, node, detail) {
-            // What a transfer node that ran with dead inputs leaves, is its own business.
+            // The outputs of a transfer node that ran with dead inputs are its kernel's business.
             Outcome::Done => self.passed(node, false, true),
             Outcome::Pending => {}
             Outcome::Failed => {
@@ -360,7 +359,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
         }
     }
 
-    /// `Pending` if the report will bring whoever goes on.
+    /// `Pending` if the report will continue the run.
     fn run_kernel(&self, at: &Compiled, node: u32, detail: u32) -> Outcome {
         let Lane { arena, plan, kernels, .. } = *self;
         if at.kind & kind::MERGE == 0 {
@@ -385,7 +384,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
                 true => Outcome::Done,
                 false => Outcome::Pending,
             },
-            // Nobody may report.
+            // A synchronous kernel may not report.
             (Outcome::Pending, None) => Outcome::Failed,
             (outcome, _) => outcome,
         }
@@ -395,7 +394,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
         (at.kind & kind::ASYNC != 0).then(|| &self.arena.reports[at.special as usize])
     }
 
-    /// A node had its turn: its inputs are used up, and its targets hear of it.
+    /// A node has had its turn: releases its inputs and notifies its targets.
     fn passed(&mut self, node: u32, dead: bool, ran: bool) {
         let Lane { arena, plan, .. } = *self;
         let at = plan.nodes[node as usize];
@@ -407,7 +406,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
             }
         } else {
             for &slot in sources {
-                // Of what ran, the kernels' side has released the slots with one reader.
+                // If the kernel ran, [`Kernels::run`] has released the slots with one reader.
                 if !ran || plan.readers[slot as usize] > 1 {
                     self.used(slot);
                 }
@@ -427,7 +426,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
         self.share();
     }
 
-    /// One edge's news reach their target.
+    /// Delivers one edge to its target.
     fn arrive(&mut self, target: &Target, slot: u32, dead: bool) {
         let Lane { arena, plan, .. } = *self;
         let dst = target.dst as usize;
@@ -444,7 +443,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
             } else {
                 let first =
                     arena.chosen[merge].compare_exchange(0, target.input + 1, Ordering::AcqRel, Ordering::Relaxed);
-                // Too late: nobody will read it.
+                // Too late: no node will read it.
                 first.inspect_err(|_| self.used(slot)).is_ok()
             };
             if !decides {
@@ -485,7 +484,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
         self.top = node;
     }
 
-    /// Asks for help with what the last node added to the queue, less what this lane is free to do itself.
+    /// Invites helpers for what the last node added to the queue, less one entry if this lane is free for it.
     fn share(&mut self) {
         if !CREW || self.added == 0 {
             return;
@@ -505,7 +504,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
         self.arena.failed.load(Ordering::Relaxed)
     }
 
-    /// Takes `n` off a counter, and returns what is left.
+    /// Subtracts `n` from a counter and returns the rest.
     fn take(&self, counter: &AtomicU32, n: u32) -> u32 {
         if CREW {
             counter.fetch_sub(n, Ordering::AcqRel) - n

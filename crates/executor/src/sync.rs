@@ -1,4 +1,4 @@
-//! What the executor is built from. A model checker puts its own kinds in their place.
+//! The executor's synchronization primitives. The model checker (loom) substitutes its own.
 
 pub use std::sync::Arc;
 pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};

@@ -1,5 +1,5 @@
-//! A run allocates nothing, on whichever way it takes: counted for all threads of this process, so this is its only
-//! test.
+//! A run allocates nothing, in any mode. Counts the allocations of all threads of the process, so this must stay the
+//! only test in this file.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -14,16 +14,16 @@ struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: passes everything on to the system's allocator.
+// SAFETY: forwards every call to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, SeqCst);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -33,7 +33,7 @@ static GLOBAL: Counting = Counting;
 
 const EXPENSIVE: u32 = 1 << 24;
 
-/// Work for other threads, in memory that is there.
+/// Work for other threads, in preallocated memory.
 enum Work {
     Report(RunRef<Rig>, u32),
     Help(Helper<Rig>),
@@ -41,7 +41,7 @@ enum Work {
 
 struct Rig {
     threads: Arc<ArrayQueue<Work>>,
-    /// Expensive kernels that run at this moment, and whether there were ever two.
+    /// Expensive kernels running right now, and whether there were ever two.
     busy: AtomicU32,
     met: AtomicBool,
     ended: AtomicU64,
@@ -102,9 +102,9 @@ fn executor(nodes: &[Node], edges: &[Edge]) -> Executor<Rig> {
     Executor::new(Plan::new(nodes, edges).unwrap(), rig, 4, 2)
 }
 
-/// Runs one after the other; what the last ones allocated.
+/// Runs one after the other; returns the allocations of the last ones.
 fn allocations(executor: &Executor<Rig>) -> u64 {
-    // The next run begins while each of the other threads may still hold an arena of a run that is over.
+    // Other threads may still hold the arena of a finished run when the next one begins.
     drop((0..4).map(|_| executor.begin()).collect::<Vec<_>>());
     let mut before = 0;
     for run in 0..150 {

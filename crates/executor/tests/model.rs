@@ -1,6 +1,5 @@
-//! The executor's shared parts under every interleaving and every outcome that the memory model allows (loom).
-//!
-//! The model compiles the executor's own sources; only their building blocks are loom's.
+//! The executor's shared state under every interleaving and every outcome that the memory model allows (loom). Compiles
+//! the executor's own sources with loom's primitives.
 //!
 //!     RUSTFLAGS="--cfg starwire_model" cargo test --target-dir target/model --test model
 
@@ -35,11 +34,11 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// What threads do with the queue in a run, without the nodes.
+/// The use of the queue by the threads of a run, without the nodes.
 struct Work {
     queue: Queue,
     lanes: Lanes,
-    /// What a lane writes to without further ado.
+    /// Data that only the holder of the lane may write to.
     lane: UnsafeCell<u32>,
     done: AtomicU32,
 }
@@ -57,7 +56,7 @@ impl Work {
     fn in_lane(&self, mut lane: u32) {
         loop {
             while let Some(entry) = self.queue.pop() {
-                // SAFETY: loom looks whether two threads are in the lane.
+                // SAFETY: loom checks that no two threads are in the lane at once.
                 self.lane.with_mut(|seen| unsafe { *seen |= 1 << entry });
                 self.done.fetch_add(1, Ordering::Relaxed);
             }
@@ -99,8 +98,8 @@ fn no_entry_is_left_behind_and_a_lane_has_one_thread() {
     });
 }
 
-/// A lane starts two asynchronous kernels, and a thread learns of both ends at once: it looks for a lane only after the
-/// second (`RunRef::report_more`).
+/// A lane starts two asynchronous kernels, and one thread reports both ends: it looks for a lane only after the second
+/// (`RunRef::report_more`).
 #[test]
 fn reports_that_come_together_leave_nothing_behind() {
     check(|| {
@@ -147,7 +146,7 @@ fn an_entry_is_taken_once() {
     });
 }
 
-/// Says when it goes.
+/// Counts its drops.
 struct Item(Arc<AtomicU32>);
 
 impl Drop for Item {
@@ -187,7 +186,7 @@ fn nothing_stays_in_a_closed_pool() {
     });
 }
 
-/// An item that owns what the pool lies in, as an arena does.
+/// Owns the memory that contains the pool, as an arena does.
 struct Owner(#[allow(dead_code)] Arc<Pool<Owner>>);
 
 #[test]
@@ -197,7 +196,7 @@ fn closing_waits_for_who_gives_back() {
         let item = Box::new(Owner(pool.clone()));
         let giver = thread::spawn(move || {
             let pool: *const Pool<Owner> = &*item.0;
-            // SAFETY: what this test is about: loom sees if the pool goes too early.
+            // SAFETY: under test: loom detects if the pool is freed too early.
             drop(unsafe { (*pool).give(0, item) });
         });
         pool.close();

@@ -1,12 +1,12 @@
-//! Random graphs, from small random choices, so that a failing one shrinks.
+//! Random graphs, built from small random choices so that a failing one shrinks.
 
 use proptest::prelude::*;
 use starwire_executor::{CONTROL, Edge, Node, kind};
 
-/// As expensive as it gets: such kernels are shared out.
+/// Expensive enough to be shared among threads.
 const EXPENSIVE: u32 = 1 << 24;
 
-/// How a node behaves, besides what the executor knows about it.
+/// A node's behaviour, besides what the executor knows about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behaviour {
     Plain,
@@ -54,7 +54,7 @@ struct Choice {
     controls: Vec<u16>,
 }
 
-/// Which kinds of nodes a graph may have.
+/// The kinds of nodes that a graph may have.
 #[derive(Clone, Copy, Debug)]
 pub struct Menu {
     pub asynchronous: bool,
@@ -80,7 +80,7 @@ pub fn graphs(menu: Menu) -> impl Strategy<Value = Graph> {
 
 fn build(choices: &[Choice], menu: Menu) -> Graph {
     let mut graph = Graph { nodes: Vec::new(), behaviours: Vec::new(), edges: Vec::new() };
-    // What later nodes can read: every output so far.
+    // Every output so far; later nodes can read them.
     let mut values: Vec<(u32, u32)> = Vec::new();
     for (at, choice) in (0u32..).zip(choices) {
         let pick = |from: u16| values.get(usize::from(from) % values.len().max(1)).copied();
@@ -124,7 +124,7 @@ fn build(choices: &[Choice], menu: Menu) -> Graph {
         graph.behaviours.push(behaviour);
         values.extend((0..outputs).map(|output| (at, output)));
     }
-    // The order in which edges are told must not matter.
+    // The order of the edges must not matter.
     graph.edges.sort_by_key(|edge| edge.dst.wrapping_mul(0x9e37_79b9) ^ edge.src.wrapping_mul(0x85eb_ca6b));
     graph
 }

@@ -1,9 +1,9 @@
-//! No lock, and nothing that allocates by nature, in the executor's sources.
+//! The executor's sources contain no lock and no type that allocates.
 
 use std::fs;
 use std::path::Path;
 
-/// Of code, without comments and tests.
+/// Strips comments and tests.
 fn code(text: &str) -> String {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
@@ -40,7 +40,7 @@ fn no_lock_in_the_executor() {
         let path = entry.unwrap().path();
         let code = code(&fs::read_to_string(&path).unwrap());
         assert_eq!(found(&code, LOCKS), Vec::<String>::new(), "{}", path.display());
-        // Compiling a plan allocates; what a run consists of does not even name what could.
+        // Compiling a plan allocates; the sources of a run do not even name a type that could.
         let of_a_run = ["run.rs", "queue.rs", "pool.rs", "arena.rs", "cost.rs"];
         if of_a_run.iter().any(|name| path.ends_with(name)) {
             assert_eq!(found(&code, ALLOCATES), Vec::<String>::new(), "{}", path.display());

@@ -1,5 +1,4 @@
-//! The executor without TensorFlow: random graphs against a reference interpreter, and what its sources may not
-//! contain.
+//! The executor without TensorFlow: random graphs against a reference interpreter, and a check of its sources.
 
 mod graph;
 mod locks;

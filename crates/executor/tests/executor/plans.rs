@@ -1,4 +1,4 @@
-//! What a plan refuses, and what it works out.
+//! The graphs that a plan refuses, and the lifetimes that it computes.
 
 use starwire_executor::{CONTROL, Edge, Node, Plan, PlanError, kind};
 

@@ -1,5 +1,5 @@
-//! Every run of every graph does what the reference does: on one thread or many, with reports in any order, with a
-//! kernel failing anywhere, in arenas that were used before.
+//! Every run of every graph matches the reference: on one thread or many, with reports in any order, with a kernel
+//! failing anywhere, in reused arenas.
 
 use crate::graph::{Graph, Menu, graphs};
 use crate::rig::Bench;
@@ -13,11 +13,11 @@ fn check(graph: &Graph, lanes: u32, alone: bool, fails_at: u16) {
     };
     bench.start(1, None, alone)();
     bench.start(2, fails_at, alone)();
-    // Arenas that saw a failure are as good as new; several runs at once do not meet.
+    // Arenas that saw a failure are as good as new; concurrent runs do not interfere.
     let running: Vec<_> = (3..7).map(|seed| bench.start(seed, None, alone)).collect();
     running.into_iter().for_each(|check| check());
     let running: Vec<_> = (7..10).map(|seed| bench.start(seed, fails_at, alone)).collect();
-    // Who drops the executor does not wait for runs that are under way.
+    // Dropping the executor does not wait for runs in flight.
     drop(bench);
     running.into_iter().for_each(|check| check());
 }

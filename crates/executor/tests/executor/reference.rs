@@ -1,9 +1,9 @@
-//! What a graph means: evaluated node by node, in the order in which they were made.
+//! The reference interpreter: evaluates a graph node by node, in creation order.
 
 use crate::graph::{Behaviour, Graph};
 use starwire_executor::kind;
 
-/// What the kernels compute: something that shows if anything was mixed up.
+/// The value that kernels compute: any mix-up changes it.
 pub fn value(seed: u64, node: u32, output: u32, inputs: &[u64]) -> u64 {
     let mut hash = seed ^ u64::from(node).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(output).rotate_left(40);
     for input in inputs {
@@ -13,7 +13,7 @@ pub fn value(seed: u64, node: u32, output: u32, inputs: &[u64]) -> u64 {
     hash
 }
 
-/// Of a live node of this behaviour: whether this output is dead.
+/// Whether this output of a live node of this behaviour is dead.
 pub fn dies(behaviour: Behaviour, hash: u64, output: u32) -> bool {
     match behaviour {
         Behaviour::Switch => hash >> 20 & 1 == u64::from(output),
@@ -22,14 +22,14 @@ pub fn dies(behaviour: Behaviour, hash: u64, output: u32) -> bool {
     }
 }
 
-/// What stands for a dead input in what a transfer node computes.
+/// Stands for a dead input in the value that a transfer node computes.
 pub const DEAD_INPUT: u64 = 0xdead;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Expected {
     /// Whether each node's kernel runs.
     pub ran: Vec<bool>,
-    /// Per slot; `None` if dead.
+    /// By slot; `None` if dead.
     pub values: Vec<Option<u64>>,
 }
 
@@ -48,7 +48,7 @@ pub fn evaluate(graph: &Graph, seed: u64) -> Expected {
         };
         let runs = behaviour != Behaviour::Nothing && (!is_dead || behaviour == Behaviour::Transfer);
         let read: Vec<u64> = match behaviour {
-            // Which of several live inputs comes first is not told, so it must not matter here.
+            // The order of several live inputs is not defined, so it must not matter here.
             Behaviour::Merge => Vec::new(),
             _ => inputs.iter().map(|input| input.unwrap_or(DEAD_INPUT)).collect(),
         };
@@ -58,7 +58,7 @@ pub fn evaluate(graph: &Graph, seed: u64) -> Expected {
             expected.values.push(live.then(|| value(seed, at, output, &read)));
         }
         expected.ran.push(runs);
-        // A control edge tells whether the node was dead, not whether its outputs are.
+        // A control edge carries whether the node was dead, not whether its outputs are.
         dead.push(is_dead && !runs);
     }
     expected

@@ -1,5 +1,4 @@
-//! Kernels for random graphs: they compute numbers, and complain about every value that is not there, or not any more,
-//! when it is read.
+//! Kernels for random graphs: they compute numbers, and panic on reading a value that is missing or already released.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,7 +20,7 @@ pub struct Rig {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// What one run is told, and leaves.
+/// Input and result of one run.
 struct Step {
     seed: u64,
     fails_at: Option<u32>,
@@ -33,7 +32,7 @@ struct Step {
 pub struct Scratch {
     step: Mutex<Option<Arc<Step>>>,
     slots: Vec<Slot>,
-    /// Which lanes somebody is in.
+    /// By lane: whether a thread is in it.
     lanes: Vec<AtomicBool>,
 }
 
@@ -41,7 +40,7 @@ pub struct Scratch {
 struct Slot {
     full: AtomicBool,
     readers: AtomicU32,
-    /// Who, if anybody, was promised to be the only reader from now on: node + 1.
+    /// The node that was promised to be the only remaining reader, + 1; 0: none; `NOBODY`: not known yet.
     promised: AtomicU32,
     value: AtomicU64,
 }
@@ -84,7 +83,7 @@ impl Rig {
         sources.iter().map(read).collect()
     }
 
-    /// Leaves the outputs in their slots.
+    /// Stores the outputs in their slots.
     fn produce(&self, call: &Call<'_, Self>, step: &Step, inputs: &[u64]) {
         let node = call.task.node;
         let behaviour = self.graph.behaviours[node as usize];
@@ -97,7 +96,7 @@ impl Rig {
             let at = self.graph.slot(node, output);
             let value = value(step.seed, node, output, inputs);
             step.values[at].store(value, SeqCst);
-            // Nobody reads it: nobody will release it.
+            // Without a reader it is never released.
             if self.graph.edges.iter().any(|e| e.src == node && e.output == output) {
                 assert!(!call.scratch.slots[at].full.swap(true, SeqCst), "{node}:{output} is written twice");
                 call.scratch.slots[at].value.store(value, SeqCst);
@@ -126,11 +125,11 @@ impl Kernels for Rig {
         for &slot in call.unshared() {
             call.scratch.slots[slot as usize].promised.store(node + 1, SeqCst);
         }
-        // A merge is promised nothing, and may have given up an input that another node is promised just now.
+        // A merge is promised nothing, and may have released an input that another node is being promised.
         let merge = self.graph.behaviours[node as usize] == Behaviour::Merge;
         for (src, output) in self.graph.inputs(node).into_iter().filter(|_| !merge) {
             let promised = &call.scratch.slots[self.graph.slot(src, output)].promised;
-            // Told without a name: it is ours.
+            // The promise names no node: this one claims it.
             let _ = promised.compare_exchange(NOBODY, node + 1, SeqCst, SeqCst);
         }
         let inputs = self.inputs(&call);
@@ -185,7 +184,7 @@ impl Kernels for Rig {
     }
 }
 
-/// Threads for reports and helpers, in no particular order.
+/// Threads that run reports and helpers in arbitrary order.
 fn threads(n: usize) -> Sender<Work> {
     let (sender, receiver) = channel::<Work>();
     let receiver: Arc<Mutex<Receiver<Work>>> = Arc::new(Mutex::new(receiver));
@@ -213,7 +212,7 @@ impl Bench {
         Bench { graph: graph.clone(), executor: Executor::new(plan, rig, lanes, 2) }
     }
 
-    /// Starts a run; the result checks how it ended.
+    /// Starts a run; the returned closure checks its outcome.
     pub fn start(&self, seed: u64, fails_at: Option<u32>, alone: bool) -> impl FnOnce() + use<> {
         let (ended, wait) = channel();
         let slots = self.executor.plan().slots();
