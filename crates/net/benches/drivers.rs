@@ -1,4 +1,4 @@
-//! Drivers against each other and against blocking sockets: latency of a small round trip, throughput of large
+//! Compares the drivers with each other and with blocking sockets: latency of a small round trip, throughput of large
 //! messages. Two threads, loopback.
 //!
 //!     cargo bench --bench drivers [-- FILTER]
@@ -65,7 +65,7 @@ fn round_trips(case: &str, end: fn(OwnedFd) -> Box<dyn End>, near: OwnedFd, far:
     report(&format!("{case}: 64 B"), &mut times, cpu, &rate);
 }
 
-/// The receiver answers each message with one byte; two messages are on their way at any time.
+/// The receiver answers each message with one byte; two messages are in flight at any time.
 fn throughput(case: &str, end: fn(OwnedFd) -> Box<dyn End>, near: OwnedFd, far: OwnedFd) {
     let sink = std::thread::spawn(move || {
         let mut end = end(far);
@@ -101,11 +101,11 @@ fn report(case: &str, times: &mut [Duration], cpu: Duration, rate: &str) {
     println!("{case:<28}{:>12}{:>12}{:>12}{rate:>12}", part(50), part(99), micros(each));
 }
 
-/// Of both threads, in user and kernel: what a busy machine disturbs least.
+/// CPU time of both threads, user and kernel: other load disturbs it least.
 fn cpu_time() -> Duration {
     // SAFETY: all-zero is a valid rusage.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is writable.
+    // SAFETY: `usage` is a valid, writable rusage.
     unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
     let time =
         |t: libc::timeval| Duration::new(t.tv_sec.unsigned_abs(), 0) + Duration::from_micros(t.tv_usec.unsigned_abs());
@@ -122,7 +122,7 @@ struct Blocking(std::fs::File);
 
 impl Blocking {
     fn open(fd: OwnedFd) -> Box<dyn End> {
-        // SAFETY: no memory is involved.
+        // SAFETY: takes no pointers.
         unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_RDWR) };
         Box::new(Blocking(fd.into()))
     }
@@ -142,7 +142,7 @@ impl End for Blocking {
     }
 }
 
-/// One operation at a time; a send is reported by a later wait.
+/// One operation at a time; a send's completion arrives in a later wait.
 struct Driven {
     driver: Box<dyn Driver>,
     token: Token,
@@ -180,7 +180,7 @@ impl End for Driven {
     fn recv_exact(&mut self, mut buffer: &mut [u8]) -> bool {
         while !buffer.is_empty() {
             let part = IoPart { ptr: buffer.as_mut_ptr(), len: buffer.len() };
-            // SAFETY: `buffer` is borrowed until the completion below.
+            // SAFETY: `buffer` is borrowed mutably until the completion below.
             unsafe { self.driver.recv(self.token, &[part]) }.expect("nothing else is being received");
             let Completion::Recv { result, .. } = self.next() else { panic!("not a receive") };
             match result.expect("the other end lives") {
@@ -206,7 +206,7 @@ fn unix_pair() -> (OwnedFd, OwnedFd) {
 
 fn nonblocking(near: OwnedFd, far: OwnedFd, tcp: bool) -> (OwnedFd, OwnedFd) {
     for fd in [&near, &far] {
-        // SAFETY: no memory is involved.
+        // SAFETY: takes no pointers.
         unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_RDWR | libc::O_NONBLOCK) };
         if tcp {
             configure(fd, &TcpOptions::default()).expect("ordinary options");

@@ -1,4 +1,4 @@
-//! What bytes travel on.
+//! Networking below the protocol.
 //!
 //! * [`transport`]: sockets and addresses: TCP, unix sockets, peer credentials, RDMA.
 //! * [`reactor`]: drivers (epoll, io_uring, RDMA beside either) behind one trait, mailbox, timers, pinning, polling

@@ -1,5 +1,5 @@
-//! The one trait behind which epoll and io_uring stand. Completion style: an operation is started, owns what it needs,
-//! and its end is reported by `wait`.
+//! The trait that epoll, io_uring and RDMA implement. Completion-based: a call starts an operation, and `wait` reports
+//! its end.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use crate::transport::verbs::{VerbsError, VerbsStats};
 
-/// Names one descriptor inside a driver; never reused while a completion of its old owner can still arrive (generation
-/// inside).
+/// Identifies one descriptor in a driver. Contains a generation, so it is never reused while a completion for its
+/// previous owner can still arrive.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(pub u64);
 
-/// Memory of an operation in flight. The caller guarantees that the memory stays valid until the operation's completion
-/// or `Completion::Closed` was seen.
+/// Memory of an operation in flight. The caller keeps it valid until it has seen the operation's completion or
+/// `Completion::Closed`.
 #[derive(Clone, Copy)]
 pub struct IoPart {
     pub ptr: *mut u8,
@@ -21,7 +21,7 @@ pub struct IoPart {
 }
 
 pub enum Completion {
-    /// Bytes moved; Ok(0) of a Recv is end of stream. Short counts are normal.
+    /// Bytes moved; `Ok(0)` of a Recv is the end of the stream. Short counts are normal.
     Recv {
         token: Token,
         result: io::Result<usize>,
@@ -38,7 +38,7 @@ pub enum Completion {
         token: Token,
         result: io::Result<()>,
     },
-    /// A watched descriptor has something to read.
+    /// A watched descriptor is readable.
     Readable {
         token: Token,
     },
@@ -48,19 +48,19 @@ pub enum Completion {
     },
 }
 
-/// A connection that was made over a socket moves its bytes to a queue pair, under the same token. The socket stays:
-/// its end is the end of the connection.
+/// Moves the bytes of a connection from its socket to a queue pair, under the same token. The socket stays open: its
+/// end is the end of the connection.
 pub trait Offload {
-    /// Makes a queue pair for a connected socket, and returns what the peer has to know to reach it.
+    /// Makes a queue pair for a connected socket. Returns the endpoint that the peer needs to reach it.
     fn prepare(&mut self, token: Token) -> Result<Vec<u8>, VerbsError>;
-    /// Connects the queue pair with the peer's. From now on the token's receives come from there; no receive may be in
+    /// Connects the queue pair with the peer's. From now on it serves the token's receives; no receive may be in
     /// flight.
     fn connect_pair(&mut self, token: Token, peer: &[u8]) -> Result<(), VerbsError>;
-    /// From now on the token's sends go there, too; no send may be in flight.
+    /// From now on it serves the token's sends as well; no send may be in flight.
     fn move_sends(&mut self, token: Token);
-    /// Forgets a queue pair that was prepared: the connection stays on its socket.
+    /// Drops a prepared queue pair: the connection stays on its socket.
     fn abandon(&mut self, token: Token);
-    /// Since the last time.
+    /// The statistics since the last call.
     fn take_stats(&mut self) -> VerbsStats;
 }
 
@@ -68,47 +68,46 @@ pub trait Driver {
     fn name(&self) -> &str;
     /// Takes a non-blocking stream socket or listener.
     fn register(&mut self, fd: OwnedFd) -> io::Result<Token>;
-    /// Starts accepting; completions until closed.
+    /// Starts accepting; reports connections until closed.
     fn accept(&mut self, listener: Token) -> io::Result<()>;
-    /// Starts connecting a registered socket.
     fn connect(&mut self, token: Token, address: &crate::transport::SocketAddress) -> io::Result<()>;
     /// At most one receive in flight per token.
     ///
     /// # Safety
-    /// The memory of every part must be writable and stay valid until the completion (or `Closed`) was returned by
-    /// `wait`.
+    /// The memory of every part must be writable and stay valid until `wait` has returned the completion (or `Closed`).
     unsafe fn recv(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()>;
     /// At most one send in flight per token.
     ///
     /// # Safety
-    /// The memory of every part must be readable and stay valid and unchanged until the completion (or `Closed`) was
-    /// returned by `wait`.
+    /// The memory of every part must be readable and stay valid and unchanged until `wait` has returned the completion
+    /// (or `Closed`).
     unsafe fn send(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()>;
-    /// Reports `Readable` when something arrives at a descriptor that is no socket. Each time, all of it has to be
-    /// read: what is left is not reported again.
+    /// Reports `Readable` when data arrives at a descriptor that is not a socket. The caller must read all of it each
+    /// time: the rest is not reported again.
     fn watch(&mut self, fd: OwnedFd) -> io::Result<Token>;
-    /// Queue pairs beside sockets, where this driver has them.
+    /// Queue pairs beside sockets, if this driver has them.
     fn offload(&mut self) -> Option<&mut dyn Offload> {
         None
     }
-    /// Ends the outgoing half of a stream after what was sent; receives go on. Only when no send is in flight.
+    /// Shuts down the sending half of a stream after everything sent; receives continue. Only while no send is in
+    /// flight.
     fn finish(&mut self, token: Token);
-    /// Some `finish` has not happened yet, because what was sent before it is still on its way.
+    /// Whether a `finish` is still pending because earlier data is in flight.
     fn is_finishing(&self) -> bool {
         false
     }
-    /// Shuts the descriptor down, cancels what is in flight and reports `Closed` when the kernel is done with its
+    /// Shuts the descriptor down, cancels its operations and reports `Closed` when the kernel no longer uses their
     /// memory.
     fn close(&mut self, token: Token);
-    /// Takes the descriptor out again without closing it (hand-over to another reactor or to the control service). Only
-    /// when nothing is in flight.
+    /// Removes the descriptor without closing it (hand-over to another reactor or to the control service). Only while
+    /// nothing is in flight.
     fn release(&mut self, token: Token) -> io::Result<OwnedFd>;
-    /// The end of all operations: closes everything, reports nothing, and waits for at most `patience` until the kernel
-    /// touches no memory any more. False: it still may, and then that memory has to be leaked.
+    /// Ends all operations: closes everything, reports nothing, and waits up to `patience` until the kernel no longer
+    /// touches any memory. False: it still may, and that memory must be leaked.
     #[must_use]
     fn quiesce(&mut self, patience: Duration) -> bool;
-    /// Starts what was queued and waits for completions: `Some(ZERO)` polls, `None` waits for ever. Returns early when
-    /// woken.
+    /// Starts queued operations and waits for completions: `Some(ZERO)` polls, `None` waits indefinitely. Returns early
+    /// when woken.
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()>;
     /// The descriptor that wakes `wait` when 8 bytes are written to it (an eventfd owned by the driver).
     fn wake_fd(&self) -> std::os::fd::RawFd;

@@ -1,11 +1,11 @@
-//! The driver on epoll: runs on every kernel, and is the faster one on small machines.
+//! The epoll driver: runs on every kernel, and is the faster one on small machines.
 //!
-//! Operations are tried at once where the descriptor is believed to be ready, so that a small request and its answer
-//! cost three system calls: `recv`, `send`, `epoll_wait`. The belief is a hint per direction: an operation that moved
-//! less than it was asked to ends it, an event renews it. What an immediate attempt came to is reported by the next
-//! `wait`, never from inside the call that started it, so a busy connection cannot keep the others waiting.
+//! An operation is tried at once if the descriptor is believed to be ready, so that a small request and its answer cost
+//! three system calls: `recv`, `send`, `epoll_wait`. The belief is a hint per direction: an operation that moves less
+//! than requested clears it, an event sets it. The result of an immediate attempt is reported by the next `wait`, never
+//! by the call that started it, so a busy connection cannot starve the others.
 //!
-//! Streams are edge-triggered. EPOLLOUT is asked for only once a send had to wait, because a unix socket raises it each
+//! Streams are edge-triggered. EPOLLOUT is requested only once a send had to wait, because a unix socket raises it each
 //! time the peer reads. Listeners are level-triggered, so that a burst of connections can be accepted in pieces.
 
 use std::collections::VecDeque;
@@ -20,26 +20,26 @@ use crate::transport::{RawAddress, SocketAddress};
 
 const WAKE: u64 = u64::MAX;
 const EVENTS: usize = 256;
-/// Connections accepted from one listener before the other descriptors get their turn.
+/// Connections accepted from one listener before other descriptors get their turn.
 const ACCEPT_BURST: usize = 64;
 
 pub struct EpollDriver {
     epoll: OwnedFd,
     wake: Wake,
     slots: Slots<Slot>,
-    /// What immediate attempts came to, in order, for the next `wait`.
+    /// Results of immediate attempts, in order, for the next `wait`.
     ready: VecDeque<Completion>,
     events: Vec<libc::epoll_event>,
-    /// The last `wait` returned without looking at the descriptors.
+    /// The last `wait` returned without checking the descriptors.
     skipped: bool,
-    /// Listeners that ran into the limit of descriptors, and when to try them again.
+    /// Listeners that hit the descriptor limit, and when to try them again.
     paused: Vec<(Instant, Token)>,
     millisecond_waits: bool,
 }
 
 struct Slot {
     fd: OwnedFd,
-    /// What epoll watches: 0 means that it does not know the descriptor.
+    /// The registered events; 0: the descriptor is not registered.
     interest: u32,
     readable: bool,
     writable: bool,
@@ -47,7 +47,7 @@ struct Slot {
     read_ended: bool,
     recv: Vec<libc::iovec>,
     send: Vec<libc::iovec>,
-    /// Bytes of `recv`/`send` in all; 0 means that nothing is in flight.
+    /// Total bytes of `recv`/`send`; 0: nothing is in flight.
     recv_len: usize,
     send_len: usize,
     connecting: bool,
@@ -60,10 +60,10 @@ struct Slot {
 
 impl EpollDriver {
     pub fn new() -> io::Result<Self> {
-        // SAFETY: no memory is involved; the descriptor is checked before it is owned.
+        // SAFETY: takes no pointers; `owned` checks the new descriptor, which has no other owner.
         let epoll = unsafe { sys::owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))? };
         let wake = Wake::new()?;
-        // Edge-triggered: each write to the eventfd is one edge, so it never has to be read.
+        // Edge-triggered: each write to the eventfd is an edge, so it never has to be read.
         control(&epoll, libc::EPOLL_CTL_ADD, wake.fd(), (libc::EPOLLIN | libc::EPOLLET) as u32, WAKE)?;
         Ok(EpollDriver {
             epoll,
@@ -88,7 +88,7 @@ impl EpollDriver {
         }
     }
 
-    /// Makes epoll watch `interest` as well as what it watches already.
+    /// Adds `interest` to the registered events.
     fn ask_for(&mut self, token: Token, interest: u32) -> io::Result<()> {
         let slot = self.slots.get_mut(token).ok_or_else(sys::stale_token)?;
         let wanted = slot.interest | interest;
@@ -105,7 +105,7 @@ impl EpollDriver {
         let Some(slot) = self.slots.get_mut(token) else { return };
         let asked = slot.recv_len;
         // SAFETY: the iovecs point at the parts given to `recv`, whose caller keeps them valid until the completion
-        // that is queued below.
+        // queued below.
         let result = unsafe { sys::recv(slot.fd.as_raw_fd(), &mut slot.recv) };
         match result {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => slot.readable = false,
@@ -122,7 +122,7 @@ impl EpollDriver {
         let Some(slot) = self.slots.get_mut(token) else { return };
         let asked = slot.send_len;
         // SAFETY: the iovecs point at the parts given to `send`, whose caller keeps them valid until the completion
-        // that is queued below.
+        // queued below.
         let result = unsafe { sys::send(slot.fd.as_raw_fd(), &mut slot.send) };
         match result {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => slot.writable = false,
@@ -138,7 +138,7 @@ impl EpollDriver {
     fn try_accept(&mut self, listener: Token) {
         for _ in 0..ACCEPT_BURST {
             let Some(slot) = self.slots.get_mut(listener) else { return };
-            // SAFETY: null addresses are allowed; the descriptor is checked before it is owned.
+            // SAFETY: `accept4` allows null addresses; `owned` checks the new descriptor, which has no other owner.
             let result = unsafe {
                 sys::owned(libc::accept4(
                     slot.fd.as_raw_fd(),
@@ -151,7 +151,7 @@ impl EpollDriver {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if sys::is_lost_before_accept(&error) => {}
                 Err(error) => {
-                    // Watching on would report the same connection again at once, for ever.
+                    // Staying registered would report the same connection again and again.
                     self.pause(listener);
                     self.report(listener, Completion::Accepted { listener, result: Err(error) });
                     return;
@@ -163,7 +163,7 @@ impl EpollDriver {
 
     fn pause(&mut self, listener: Token) {
         let Some(slot) = self.slots.get_mut(listener) else { return };
-        // A descriptor that cannot be taken out is watched on: reports repeat, nothing is lost.
+        // If it cannot be removed, events repeat; nothing is lost.
         if control(&self.epoll, libc::EPOLL_CTL_DEL, slot.fd.as_raw_fd(), 0, 0).is_ok() {
             slot.interest = 0;
             self.paused.push((Instant::now() + sys::ACCEPT_PAUSE, listener));
@@ -220,7 +220,7 @@ impl EpollDriver {
         if seen(libc::EPOLLOUT) && slot.send_len == 0 {
             let interest = slot.interest & !(libc::EPOLLOUT as u32);
             let fd = slot.fd.as_raw_fd();
-            // If it fails, a few events too many arrive.
+            // If this fails, the only cost is spurious events.
             if control(&self.epoll, libc::EPOLL_CTL_MOD, fd, interest, token.0).is_ok() {
                 if let Some(slot) = self.slots.get_mut(token) {
                     slot.interest = interest;
@@ -262,8 +262,8 @@ impl EpollDriver {
         if !self.millisecond_waits {
             let limit = timeout.map(sys::timespec);
             let limit = limit.as_ref().map_or(std::ptr::null(), |limit| limit as *const _);
-            // SAFETY: `events` has room for EVENTS entries and `limit` outlives the call; a null signal mask changes
-            // nothing.
+            // SAFETY: `events` has room for EVENTS entries; `limit` is null or outlives the call; the signal mask may
+            // be null.
             let count = unsafe {
                 libc::syscall(
                     libc::SYS_epoll_pwait2,
@@ -419,8 +419,8 @@ impl Driver for EpollDriver {
         let (fd, watched) = (slot.fd.as_raw_fd(), slot.interest != 0);
         sys::shutdown(fd);
         if watched {
-            // Explicitly: a forked child may hold the description open, and then epoll would not forget it by itself.
-            // Cannot fail for a watched descriptor.
+            // Explicitly, because a forked child may hold the description open, and epoll would keep watching it.
+            // Cannot fail for a registered descriptor.
             let _ = control(&self.epoll, libc::EPOLL_CTL_DEL, fd, 0, 0);
         }
         self.ready.push_back(Completion::Closed { token });
@@ -447,8 +447,7 @@ impl Driver for EpollDriver {
     }
 
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
-        // What is ready already is worth returning without a system call, but not twice in a row: the others must not
-        // starve.
+        // Deliver what is ready without a system call, but not twice in a row, or other descriptors would starve.
         if !self.ready.is_empty() && !self.skipped {
             self.skipped = true;
             self.deliver(out);
@@ -482,6 +481,6 @@ const STREAM: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
 
 fn control(epoll: &OwnedFd, how: libc::c_int, fd: RawFd, events: u32, data: u64) -> io::Result<()> {
     let mut event = libc::epoll_event { events, u64: data };
-    // SAFETY: `event` outlives the call, which copies it.
+    // SAFETY: `event` is valid for the call, which copies it.
     sys::check(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), how, fd, &mut event) })
 }

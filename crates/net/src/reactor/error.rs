@@ -1,4 +1,4 @@
-//! Why a driver cannot be had.
+//! The reasons why a driver is not available.
 
 use std::io;
 

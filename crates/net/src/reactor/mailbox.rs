@@ -1,15 +1,14 @@
-//! The way into a reactor from any other thread: a lock-free queue and a wake-up that is paid for only if the reactor
-//! sleeps.
+//! Messages to a reactor from any other thread: a lock-free queue, and a wake-up only if the reactor sleeps.
 //!
-//! The queue is crossbeam's `SegQueue`. A Vyukov list would be shorter, but it allocates for every message; the
-//! segments of this one hold 31. Both share a small window: a producer that is preempted between taking its place and
-//! filling it holds up what was sent after it. That many threads may take from a `SegQueue` is used as well: a sender
-//! that finds the mailbox closed takes a message back out (see [`Sender::send`]).
+//! The queue is crossbeam's `SegQueue`. A Vyukov list would be shorter, but allocates per message; `SegQueue` allocates
+//! a segment per 31. In both, a producer that is preempted between claiming its slot and filling it delays everything
+//! sent after it. The multi-consumer side of `SegQueue` is used as well: a sender that finds the mailbox closed takes a
+//! message back out (see [`Sender::send`]).
 //!
-//! Sleeping is a store-load handshake (Dekker's): the producer pushes, then looks at `sleeping`; the consumer sets
-//! `sleeping`, then looks at the queue. With a sequentially consistent fence between the two steps of each, at least
-//! one of them sees the other. `crates/net/tests/mailbox_model.rs` checks all interleavings; for that it compiles this
-//! file against its own `sync` module.
+//! Sleeping is a store-load handshake (Dekker's): the producer pushes, then checks `sleeping`; the consumer sets
+//! `sleeping`, then checks the queue. With a sequentially consistent fence between the two steps on each side, at least
+//! one of them sees the other. `crates/net/tests/mailbox_model.rs` checks all interleavings; it compiles this file
+//! against its own `sync` module.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,10 +16,10 @@ use std::sync::RwLock;
 
 use super::sync::{Arc, AtomicBool, Ordering, Queue, fence};
 
-/// What a wake-up is: an eventfd, or, in a model of the handshake, whatever can be waited for there.
+/// Wakes the receiver: an eventfd, or, in a model of the handshake, the model's equivalent.
 pub trait Waker {
     fn wake(&self);
-    /// Nobody will sleep again: gives back what wake-ups needed. Others may be waking meanwhile.
+    /// The receiver will not sleep again: releases the resources for wake-ups. May race with `wake`.
     fn retire(&self) {}
 }
 
@@ -35,23 +34,23 @@ impl EventWaker {
 
     /// A waker for this driver.
     pub fn of(driver: &dyn super::driver::Driver) -> io::Result<Self> {
-        // SAFETY: the driver owns the descriptor and is borrowed for the duration.
+        // SAFETY: the driver owns the descriptor and stays borrowed until `new` has duplicated it.
         Self::new(unsafe { std::os::fd::BorrowedFd::borrow_raw(driver.wake_fd()) })
     }
 }
 
 impl Waker for EventWaker {
     fn wake(&self) {
-        // Next to a system call the lock is cheap. Only `retire` takes it for itself, and then nobody is to be woken.
+        // Cheap next to a system call. Only `retire` locks exclusively, and then no wake-up is needed.
         let Ok(fd) = self.0.try_read() else { return };
         let Some(fd) = &*fd else { return };
         let one = 1u64.to_ne_bytes();
-        // SAFETY: eight readable bytes. It can fail only because the counter is full (EAGAIN), and then the reader is
-        // awake or about to be.
+        // SAFETY: `one` is eight readable bytes. The write fails only if the counter is full (EAGAIN); then the reader
+        // is awake or about to be.
         unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Senders live as long as anybody who ever had a channel, a descriptor need not.
+    /// Senders live as long as any handle to a channel; the descriptor need not.
     fn retire(&self) {
         if let Ok(mut fd) = self.0.write() {
             *fd = None;
@@ -59,7 +58,7 @@ impl Waker for EventWaker {
     }
 }
 
-/// Makes a mailbox. The receiving half belongs to the one thread that `waker` wakes.
+/// Makes a mailbox. The receiver belongs to the one thread that `waker` wakes.
 pub fn mailbox<T, W: Waker>(waker: W) -> (Sender<T, W>, Receiver<T, W>) {
     let shared = Arc::new(Shared {
         queue: Queue::new(),
@@ -94,27 +93,26 @@ impl<T, W: Waker> Clone for Sender<T, W> {
 impl<T, W: Waker> Sender<T, W> {
     /// Delivers a message. Messages of one sender arrive in order.
     ///
-    /// After [`Receiver::close`], `Err` gives a message back. Of several senders that fail at the same moment each gets
-    /// one, not necessarily its own: every message comes out exactly once, at the receiver or here, and must carry with
-    /// it whatever is needed to end it.
+    /// After [`Receiver::close`], `Err` returns a message. If several senders fail at once, each gets one message, not
+    /// necessarily its own: every message comes out exactly once, at the receiver or here, and must carry everything
+    /// needed to end it.
     pub fn send(&self, message: T) -> Result<(), T> {
         let shared = &*self.shared;
         if shared.closed.load(Ordering::Relaxed) {
             return Err(message);
         }
         shared.queue.push(message);
-        // Between the push and the loads, as the receiver has one between its stores and its look at the queue.
+        // Pairs with the receiver's fence between its stores and its check of the queue.
         fence(Ordering::SeqCst);
         if shared.closed.load(Ordering::Relaxed) {
-            // If the receiver's last look at the queue was late enough to find the message, there may be nothing left
-            // to take.
+            // If the receiver's last check of the queue found the message, there may be nothing left to take.
             return shared.queue.pop().map_or(Ok(()), Err);
         }
         self.wake_if_asleep();
         Ok(())
     }
 
-    /// Ends the receiver's sleep, if it sleeps, without a message.
+    /// Wakes the receiver, if it sleeps, without a message.
     pub fn wake(&self) {
         fence(Ordering::SeqCst);
         self.wake_if_asleep();
@@ -122,7 +120,7 @@ impl<T, W: Waker> Sender<T, W> {
 
     fn wake_if_asleep(&self) {
         let sleeping = &self.shared.sleeping;
-        // Looks before it swaps, so that producers share the cache line while the receiver is awake. Only one of them
+        // Loads before it swaps, so that producers share the cache line while the receiver is awake. Only one of them
         // pays for the wake-up.
         if sleeping.load(Ordering::Relaxed) && sleeping.swap(false, Ordering::AcqRel) {
             self.shared.waker.wake();
@@ -139,13 +137,13 @@ impl<T, W: Waker> Receiver<T, W> {
         self.shared.queue.is_empty()
     }
 
-    /// Announces that this thread is about to wait. `true`: whoever sends from now on wakes it. `false`: something has
-    /// arrived, do not wait.
+    /// Announces that this thread is about to wait. `true`: any later send wakes it. `false`: a message has arrived, do
+    /// not wait.
     #[must_use]
     pub fn prepare_sleep(&mut self) -> bool {
-        // A swap, although what was there does not matter: the model checker orders a plain store loosely against the
-        // producers' swaps and would see a stale `false` that no machine can show. Next to the wait that follows it
-        // costs nothing.
+        // A swap, although the old value does not matter: the model checker orders a plain store loosely against the
+        // producers' swaps and would report a stale `false` that no hardware produces. Its cost is negligible next to
+        // the wait.
         self.shared.sleeping.swap(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let empty = self.shared.queue.is_empty();
@@ -155,12 +153,12 @@ impl<T, W: Waker> Receiver<T, W> {
         empty
     }
 
-    /// Takes the announcement back: to be called after each wait. `true`: a sender has ended it.
+    /// Withdraws the announcement; to be called after each wait. `true`: a sender ended the wait.
     pub fn awake(&mut self) -> bool {
         !self.shared.sleeping.swap(false, Ordering::Relaxed)
     }
 
-    /// Refuses messages from now on. Those sent before are still to be popped, after this call, until there are none.
+    /// Refuses messages from now on. Afterwards, the caller must pop those sent before until none is left.
     pub fn close(&mut self) {
         self.shared.closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);

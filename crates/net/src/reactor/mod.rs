@@ -1,4 +1,4 @@
-//! The thread-per-core loop's parts: drivers, mailbox, timers, pinning, polling policy.
+//! Building blocks of the thread-per-core loop: drivers, mailbox, timers, pinning, polling policy.
 
 pub mod driver;
 pub mod epoll;
@@ -17,14 +17,13 @@ pub use error::DriverError;
 
 use driver::Driver;
 
-/// Which driver a reactor runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverKind {
     Epoll,
     IoUring,
 }
 
-/// Makes a driver, on the thread that will use it.
+/// Opens a driver, on the thread that will use it.
 pub fn open_driver(kind: DriverKind) -> Result<Box<dyn Driver>, DriverError> {
     Ok(match kind {
         DriverKind::Epoll => Box::new(epoll::EpollDriver::new().map_err(DriverError::Epoll)?),

@@ -1,23 +1,22 @@
-//! When a reactor spins before it sleeps, and for how long.
+//! When, and for how long, a reactor spins before it sleeps.
 //!
-//! Spinning saves the wake-up (tens of microseconds) when the next message is near, and steals a core when it is not.
-//! So it is off by default; when on, the budget follows what happened: it grows while messages arrive soon after the
-//! reactor would have slept, and shrinks when they do not. A spinning thread that is preempted stands in somebody's
-//! way: then it sleeps at once for a while, each time longer. All numbers come in from outside; see
-//! [`involuntary_switches`].
+//! Spinning saves the wake-up (tens of microseconds) if the next message is near, and wastes a core if it is not. So it
+//! is off by default; if on, the budget adapts: it grows while messages arrive soon after the reactor would have slept,
+//! and shrinks when they do not. A spinning thread that is preempted is in the way of another: it then stops spinning
+//! for a while, longer each time. All inputs come from the caller; see [`involuntary_switches`].
 
 use std::time::{Duration, Instant};
 
-/// The first budget after none.
+/// The first budget after zero.
 const SMALLEST: Duration = Duration::from_micros(10);
 const FIRST_PENALTY: Duration = Duration::from_millis(10);
 const LONGEST_PENALTY: Duration = Duration::from_secs(1);
-/// Without contention for this long, the next penalty is a short one again.
+/// Without contention for this long, the next penalty starts short again.
 const FORGIVEN: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub struct Polling {
-    /// The longest spin; zero is "off".
+    /// The longest spin; zero: off.
     limit: Duration,
     budget: Duration,
     switches: Option<u64>,
@@ -48,15 +47,15 @@ impl Polling {
         !self.limit.is_zero()
     }
 
-    /// How long to look for work, without sleeping, from now on.
+    /// How long to look for work, from now on, without sleeping.
     pub fn budget(&self, now: Instant) -> Duration {
         if self.suspended_until.is_some_and(|until| now < until) { Duration::ZERO } else { self.budget }
     }
 
-    /// Work arrived `idle` after the reactor had run out of it, be it in the spin or in the sleep after it.
+    /// Work arrived `idle` after the reactor had run out of it, during the spin or the sleep after it.
     pub fn arrived_after(&mut self, idle: Duration) {
         if idle > self.limit {
-            // No spin would have met it.
+            // No spin would have caught it.
             self.budget /= 2;
             if self.budget < SMALLEST {
                 self.budget = Duration::ZERO;
@@ -67,7 +66,8 @@ impl Polling {
         }
     }
 
-    /// How often this thread has been preempted since it started; to be told now and then while spinning.
+    /// The number of times that this thread has been preempted since it started; to be called now and then while
+    /// spinning.
     pub fn preempted(&mut self, now: Instant, switches: u64) {
         let before = self.switches.replace(switches);
         if before.is_none_or(|before| switches <= before) {
@@ -82,12 +82,12 @@ impl Polling {
     }
 }
 
-/// How often the calling thread was preempted so far: more threads are runnable than there are cores.
+/// The number of times that the calling thread has been preempted: more threads are runnable than there are cores.
 pub fn involuntary_switches() -> u64 {
     // SAFETY: all-zero is a valid rusage.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is writable. With these arguments the call cannot fail; if it did, the count would stay at zero,
-    // which is no contention.
+    // SAFETY: `usage` is a valid, writable rusage. The call cannot fail with these arguments; if it did, the count
+    // would stay zero: no contention.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
     u64::try_from(usage.ru_nivcsw).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! A slab whose keys carry a generation: a key of a freed slot never finds the slot's next tenant.
+//! A slab whose keys carry a generation: the key of a freed slot never finds the slot's next tenant.
 
 use super::driver::Token;
 
@@ -23,7 +23,7 @@ impl<T> Slots<T> {
             entry.value = Some(value);
             return token(index, entry.generation);
         }
-        // Two slots per descriptor at most, and descriptors are limited to far fewer than 2^32.
+        // At most two slots per descriptor, and the descriptor limit is far below 2^32.
         let index = u32::try_from(self.entries.len()).unwrap_or_else(|_| unreachable!("2^32 slots"));
         self.entries.push(Entry { generation: 1, value: Some(value) });
         token(index, 1)

@@ -1,4 +1,4 @@
-//! What the mailbox is built from. A model checker puts its own kinds in their place.
+//! The mailbox's synchronization primitives. The model checker (loom) substitutes its own.
 
 pub use crossbeam_queue::SegQueue as Queue;
 pub use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! System calls that both drivers make.
+//! System calls common to both drivers.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::driver::IoPart;
 use crate::transport::RawAddress;
 
-/// Most pieces that the kernel takes in one operation (UIO_MAXIOV).
+/// The most pieces that the kernel takes in one operation (UIO_MAXIOV).
 pub const MAX_PARTS: usize = 1024;
 
-/// How long a listener rests after it ran into the limit of descriptors or memory.
+/// How long a listener pauses after it hit the limit of descriptors or memory.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The eventfd that ends a `wait`.
@@ -18,7 +18,7 @@ pub struct Wake(OwnedFd);
 
 impl Wake {
     pub fn new() -> io::Result<Self> {
-        // SAFETY: no memory is involved; the descriptor is checked before it is owned.
+        // SAFETY: takes no pointers; `owned` checks the new descriptor, which has no other owner.
         unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }.map(Wake)
     }
 
@@ -28,10 +28,10 @@ impl Wake {
 }
 
 /// # Safety
-/// `result` is -1 or a descriptor that nobody else owns.
+/// `result` is -1 or an open descriptor without another owner.
 pub unsafe fn owned(result: libc::c_int) -> io::Result<OwnedFd> {
     check(result)?;
-    // SAFETY: it is not negative, and the caller promises that nobody else owns it.
+    // SAFETY: `check` excluded -1, and the caller guarantees that the descriptor has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(result) })
 }
 
@@ -39,21 +39,21 @@ pub fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Writes `parts` (at most MAX_PARTS of them, without empty ones) into `iovecs` and returns how many bytes they are.
+/// Fills `iovecs` with the non-empty parts (at most MAX_PARTS) and returns their total size in bytes.
 pub fn fill_iovecs(iovecs: &mut Vec<libc::iovec>, parts: &[IoPart]) -> io::Result<usize> {
     iovecs.clear();
     let wanted = parts.iter().filter(|part| part.len > 0).take(MAX_PARTS);
     iovecs.extend(wanted.map(|part| libc::iovec { iov_base: part.ptr.cast(), iov_len: part.len }));
     let total = iovecs.iter().try_fold(0usize, |sum, iovec| sum.checked_add(iovec.iov_len));
     match total {
-        // A receive of nothing could not be told from the end of the stream.
+        // A receive of no bytes would look like the end of the stream.
         Some(0) => Err(io::Error::new(io::ErrorKind::InvalidInput, "an operation on no bytes")),
         Some(total) if isize::try_from(total).is_ok() => Ok(total),
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "the parts of an operation exceed the address space")),
     }
 }
 
-/// What every operation's parts must be.
+/// Checks the parts of an operation.
 pub fn check_parts(parts: &[IoPart]) -> io::Result<()> {
     fill_iovecs(&mut Vec::new(), parts).map(drop)
 }
@@ -63,11 +63,11 @@ pub fn check_parts(parts: &[IoPart]) -> io::Result<()> {
 pub unsafe fn recv(fd: RawFd, iovecs: &mut [libc::iovec]) -> io::Result<usize> {
     retry(|| {
         if let [single] = iovecs {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that the memory is writable.
             unsafe { libc::recv(fd, single.iov_base, single.iov_len, libc::MSG_DONTWAIT) }
         } else {
             let mut header = message(iovecs);
-            // SAFETY: the caller's promise; the header outlives the call.
+            // SAFETY: the caller guarantees that the memory is writable; the header outlives the call.
             unsafe { libc::recvmsg(fd, &mut header, libc::MSG_DONTWAIT) }
         }
     })
@@ -79,17 +79,17 @@ pub unsafe fn send(fd: RawFd, iovecs: &mut [libc::iovec]) -> io::Result<usize> {
     const FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     retry(|| {
         if let [single] = iovecs {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that the memory is readable.
             unsafe { libc::send(fd, single.iov_base, single.iov_len, FLAGS) }
         } else {
             let header = message(iovecs);
-            // SAFETY: the caller's promise; the header outlives the call.
+            // SAFETY: the caller guarantees that the memory is readable; the header outlives the call.
             unsafe { libc::sendmsg(fd, &header, FLAGS) }
         }
     })
 }
 
-/// A message header for `iovecs`; it points at them and must not outlive them.
+/// A message header that points at `iovecs` and must not outlive them.
 pub fn message(iovecs: &mut [libc::iovec]) -> libc::msghdr {
     // SAFETY: all-zero is a valid msghdr: no name, no parts, no control data.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -103,7 +103,7 @@ pub fn connect(fd: RawFd, address: &RawAddress) -> io::Result<()> {
     check(unsafe { libc::connect(fd, address.as_ptr(), address.size()) })
 }
 
-/// The error that a descriptor's last asynchronous operation left behind.
+/// The error that the descriptor's last asynchronous operation left.
 pub fn take_error(fd: RawFd) -> io::Result<()> {
     let mut code: libc::c_int = 0;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
@@ -113,7 +113,7 @@ pub fn take_error(fd: RawFd) -> io::Result<()> {
 }
 
 pub fn shutdown(fd: RawFd) {
-    // SAFETY: no memory is involved. It fails where there was no connection yet, which is as good.
+    // SAFETY: takes no pointers. Fails harmlessly if there is no connection.
     unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
 }
 
@@ -122,7 +122,7 @@ pub fn shutdown_write(fd: RawFd) {
     unsafe { libc::shutdown(fd, libc::SHUT_WR) };
 }
 
-/// The connection went, or its handshake failed, between its arrival and `accept`: the next one may be fine.
+/// The connection ended, or its handshake failed, before `accept`: the next one may be fine.
 pub fn is_lost_before_accept(error: &io::Error) -> bool {
     const LOST: [libc::c_int; 10] = [
         libc::ECONNABORTED,
@@ -144,7 +144,7 @@ pub fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec { tv_sec: seconds, tv_nsec: duration.subsec_nanos().into() }
 }
 
-/// Rounded up, or a wait for a timer would spin through its last millisecond.
+/// Rounds up; otherwise a wait for a timer would spin through its last millisecond.
 pub fn milliseconds_up(duration: Duration) -> libc::c_int {
     duration.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(libc::c_int::MAX)
 }

@@ -1,8 +1,8 @@
-//! What is due when.
+//! Timers.
 //!
-//! A binary heap: starting a timer is a few moves (most are later than those before them), looking at the next one is
-//! free. Cancelling only forgets the timer's key; its entry in the heap is dropped when it comes up, or when such
-//! entries become the majority.
+//! A binary heap: starting a timer takes a few moves (most are later than the earlier ones), and checking the next one
+//! is free. Cancelling only removes the timer's key; its heap entry is dropped when it comes up, or when such entries
+//! become the majority.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,12 +13,12 @@ use super::slots::Slots;
 
 pub struct Timers<K> {
     keys: Slots<K>,
-    /// When, then in order of their start.
+    /// Due time, then order of start.
     heap: BinaryHeap<Reverse<(Instant, u64, Token)>>,
     started: u64,
 }
 
-/// Names a running timer; of one that went off or was cancelled it names nothing, for ever.
+/// Identifies a running timer; invalid forever once the timer has fired or was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timer(Token);
 
@@ -36,7 +36,7 @@ impl<K> Timers<K> {
         Timer(token)
     }
 
-    /// Gives the key back if the timer was still running.
+    /// Returns the key if the timer was still running.
     pub fn cancel(&mut self, timer: Timer) -> Option<K> {
         let key = self.keys.remove(timer.0)?;
         if self.heap.len() > 64 && self.heap.len() > 2 * self.keys.len() {
@@ -46,7 +46,6 @@ impl<K> Timers<K> {
         Some(key)
     }
 
-    /// When the next timer goes off.
     pub fn next_due(&mut self) -> Option<Instant> {
         self.drop_cancelled();
         self.heap.peek().map(|Reverse((at, _, _))| *at)

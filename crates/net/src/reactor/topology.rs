@@ -1,15 +1,15 @@
-//! Which CPUs this process may use, and how much of them.
+//! The CPUs that this process may use, and how much CPU time.
 //!
-//! The affinity mask is the answer to "which": the kernel keeps it inside the cgroup's cpuset. "How much" can be less:
-//! a container's CPU quota is a bandwidth and shows in no mask, so it is read from the cgroup (version 2 or 1), where
-//! the tightest limit on the way to the root counts.
+//! The affinity mask lists the CPUs; the kernel keeps it inside the cgroup's cpuset. CPU time can be limited further: a
+//! container's quota is a bandwidth that no mask shows, so it is read from the cgroup (version 2 or 1), where the
+//! tightest limit on the path to the root applies.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 
-/// Taken once, before any thread is pinned: a pinned thread sees only its own CPU.
+/// Detected once, before any thread is pinned: a pinned thread sees only its own CPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Topology {
     cpus: Vec<usize>,
@@ -27,26 +27,25 @@ impl Topology {
         &self.cpus
     }
 
-    /// How many CPUs' worth of time the container may use, if that is limited.
+    /// The container's CPU time limit in CPUs, if there is one.
     pub fn quota(&self) -> Option<f64> {
         self.quota
     }
 
-    /// How many threads can really run at once: the allowed CPUs, or the quota (rounded up) if that is less.
+    /// The number of threads that can really run at once: the allowed CPUs, or the quota (rounded up) if that is lower.
     pub fn cores(&self) -> usize {
         let by_quota = self.quota.map_or(usize::MAX, |quota| quota.ceil() as usize);
         self.cpus.len().min(by_quota).max(1)
     }
 
-    /// The CPU for the `n`-th of the threads that are to be pinned: the `n`-th allowed one, starting over after the
-    /// last.
+    /// The CPU for the `n`-th pinned thread: the `n`-th allowed one, wrapping around.
     pub fn cpu(&self, n: usize) -> usize {
         self.cpus[n % self.cpus.len()]
     }
 
-    /// The CPU for the `n`-th thread that no thread of another process has claimed: tasks of one host would all begin
-    /// with the first. The claim holds until it is dropped, or the process ends. If all are taken, or claims cannot be
-    /// made, it is `cpu(n)` after all.
+    /// Like `cpu(n)`, but skips CPUs claimed by other processes: otherwise all tasks of one host would begin with the
+    /// first. The claim holds until it is dropped or the process ends. If all CPUs are taken, or claims cannot be made,
+    /// returns `cpu(n)`.
     pub fn claim(&self, n: usize) -> (usize, Option<Claim>) {
         self.claim_among(n, "starwire-cpu")
     }
@@ -56,28 +55,29 @@ impl Topology {
         free.map_or((self.cpu(n), None), |(cpu, claim)| (cpu, Some(claim)))
     }
 
-    /// Pins the calling thread to `cpu(n)` and says which one that is.
+    /// Pins the calling thread to `cpu(n)` and returns that CPU.
     pub fn pin_current_thread(&self, n: usize) -> io::Result<usize> {
         let cpu = self.cpu(n);
         confine_current_thread(&[cpu])?;
         Ok(cpu)
     }
 
-    /// The same with the CPU that `claim` finds; the thread keeps the claim.
+    /// The same with the CPU that `claim` finds; the caller holds the claim.
     pub fn pin_current_thread_apart(&self, n: usize) -> io::Result<Option<Claim>> {
         let (cpu, claim) = self.claim(n);
         confine_current_thread(&[cpu])?;
         Ok(claim)
     }
 
-    /// Lets the calling thread run on every allowed CPU again: a thread that a pinned one started is pinned like it.
+    /// Lets the calling thread run on every allowed CPU again: threads inherit the pinning of the thread that starts
+    /// them.
     pub fn unpin_current_thread(&self) -> io::Result<()> {
         confine_current_thread(&self.cpus)
     }
 }
 
-/// An abstract unix socket named after a CPU: one process of a network namespace can have it, and the kernel takes it
-/// back when that process ends, however it ends.
+/// An abstract unix socket named after a CPU: only one process of a network namespace can bind it, and the kernel
+/// releases it when that process ends, however it ends.
 pub struct Claim(#[allow(dead_code, reason = "held, not used")] UnixDatagram);
 
 impl Claim {
@@ -93,17 +93,17 @@ fn confine_current_thread(cpus: &[usize]) -> io::Result<()> {
     for cpu in cpus {
         mask[cpu / BITS] |= 1 << (cpu % BITS);
     }
-    // SAFETY: the mask has the given number of bytes; the kernel takes any length (a shorter mask means zeros).
+    // SAFETY: the mask has the given number of bytes; the kernel accepts any length (missing bits are zero).
     let result = unsafe { libc::sched_setaffinity(0, size_of_val(&mask[..]), mask.as_ptr().cast()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// As the kernel says; the mask grows until it holds every CPU of the machine.
+/// The kernel's affinity mask; grows the buffer until it holds every CPU of the machine.
 fn allowed_cpus() -> io::Result<Vec<usize>> {
     const BITS: usize = usize::BITS as usize;
     let mut mask = vec![0usize; 1024 / BITS];
     loop {
-        // SAFETY: the mask has the given number of bytes, a multiple of the word size as the kernel wants it.
+        // SAFETY: the mask has the given number of bytes, a multiple of the word size as the kernel requires.
         let result = unsafe { libc::sched_getaffinity(0, size_of_val(&mask[..]), mask.as_mut_ptr().cast()) };
         if result >= 0 {
             break;
@@ -134,7 +134,7 @@ fn quota(read: &dyn Fn(&Path) -> Option<String>) -> Option<f64> {
             continue;
         }
         let Some((directory, floor)) = directory_of(&mounts, unified, path) else { continue };
-        // A limit anywhere above counts as well, as far up as this namespace can see.
+        // A limit on any ancestor applies too, as far up as this namespace can see.
         for level in directory.ancestors().take_while(|level| level.starts_with(&floor)) {
             let limit = if unified { limit_v2(read, level) } else { limit_v1(read, level) };
             if let Some(limit) = limit {
@@ -145,7 +145,7 @@ fn quota(read: &dyn Fn(&Path) -> Option<String>) -> Option<f64> {
     tightest
 }
 
-/// Where the group is mounted, and the mount point above which there is nothing to see.
+/// The group's directory, and the mount point above which nothing is visible.
 fn directory_of(mounts: &str, unified: bool, path: &str) -> Option<(PathBuf, PathBuf)> {
     for mount in mounts.lines() {
         // id parent major:minor root point options [optional …] - type source superoptions
@@ -162,8 +162,8 @@ fn directory_of(mounts: &str, unified: bool, path: &str) -> Option<(PathBuf, Pat
             continue;
         }
         let point = PathBuf::from(point);
-        // A container often sees only its own group, mounted as if it were the root; then the path is the host's and
-        // leads nowhere here.
+        // A container often sees only its own group, mounted as the root; then the path is the host's and does not
+        // exist here.
         let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
         let climbs = below.components().any(|part| !matches!(part, std::path::Component::Normal(_)));
         return Some((if climbs { point.clone() } else { point.join(below) }, point));
@@ -183,7 +183,7 @@ fn limit_v1(read: &dyn Fn(&Path) -> Option<String>, group: &Path) -> Option<f64>
     ratio(quota.trim(), period.trim())
 }
 
-/// "max" and "-1" are no limit.
+/// "max" and "-1" mean no limit.
 fn ratio(quota: &str, period: &str) -> Option<f64> {
     let (quota, period) = (quota.parse::<u64>().ok()?, period.parse::<u64>().ok()?);
     (quota > 0 && period > 0).then(|| quota as f64 / period as f64)
@@ -291,7 +291,7 @@ mod tests {
             std::thread::spawn(move || {
                 let cpu = topology.pin_current_thread(n).unwrap();
                 assert_eq!(allowed_cpus().unwrap(), [cpu]);
-                // Its children are pinned like it, until they say otherwise.
+                // Its children inherit the pinning until they unpin themselves.
                 let child = std::thread::spawn(move || {
                     assert_eq!(allowed_cpus().unwrap(), [cpu]);
                     topology.unpin_current_thread().unwrap();

@@ -1,12 +1,12 @@
-//! The driver on io_uring: one system call starts what was queued and waits for what ended.
+//! The io_uring driver: one system call submits the queued operations and waits for completions.
 //!
-//! Each operation lives in a boxed slot (message header, pieces, address) that is freed when its completion was seen,
-//! and only then. The slot's key is the operation's user data; it carries a generation, so a late completion never
-//! finds another operation. A descriptor is closed after its last operation has ended: `close` shuts it down and
-//! cancels them, the last completion reports `Closed`.
+//! Each operation lives in a boxed slot (message header, pieces, address) that is freed only after its completion was
+//! seen. The slot's key is the operation's user data; it carries a generation, so a late completion never finds another
+//! operation. A descriptor is closed after its last operation has ended: `close` shuts it down and cancels them, the
+//! last completion reports `Closed`.
 //!
-//! Descriptors are made blocking while they are registered: with O_NONBLOCK the kernel would end an operation with
-//! EAGAIN instead of waiting for it.
+//! Descriptors are blocking while registered: with O_NONBLOCK the kernel would end an operation with EAGAIN instead of
+//! waiting for it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,11 +27,11 @@ const SUBMISSIONS: u32 = 512;
 const COMPLETIONS: u32 = 8192;
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
-/// IORING_RECVSEND_POLL_FIRST: do not try, wait for readiness first.
+/// IORING_RECVSEND_POLL_FIRST: wait for readiness before the first attempt.
 const POLL_FIRST: u16 = 1;
-/// A single RECV or SEND has a 32-bit length; nothing moves more than this at once anyway.
+/// A single RECV or SEND has a 32-bit length; no operation moves more than this at once anyway.
 const MAX_SINGLE: usize = 1 << 30;
-/// How long dropping the driver waits for the kernel to let go of the memory of cancelled operations.
+/// How long dropping the driver waits for the kernel to release the memory of cancelled operations.
 const DRAIN: Duration = Duration::from_secs(5);
 
 pub struct UringDriver {
@@ -39,7 +39,7 @@ pub struct UringDriver {
     wake: Wake,
     sockets: Slots<Socket>,
     operations: Slots<Box<Operation>>,
-    /// Operations that ended, for the next ones.
+    /// Finished operations, for reuse.
     #[expect(clippy::vec_box, reason = "they go back into `operations`, where their address must not change")]
     spare: Vec<Box<Operation>>,
     /// Entries for which the submission queue had no room.
@@ -48,7 +48,7 @@ pub struct UringDriver {
     /// Completions taken out of the ring in one go; kept for its capacity.
     reaped: Vec<(u64, i32, u32)>,
     woken: bool,
-    /// Listeners that ran into the limit of descriptors, and when to try them again.
+    /// Listeners that hit the descriptor limit, and when to try them again.
     paused: Vec<(Instant, Token)>,
     /// Linux 5.19: multishot accept, poll-first.
     modern: bool,
@@ -79,7 +79,7 @@ enum Kind {
     Watch,
 }
 
-/// The memory that the kernel may look at until the operation's completion.
+/// The memory that the kernel may access until the operation's completion.
 struct Operation {
     owner: Token,
     kind: Kind,
@@ -90,14 +90,14 @@ struct Operation {
 }
 
 impl UringDriver {
-    /// On the thread that will use it. Says what is missing if this kernel, or whoever confines this process, does not
-    /// offer what it needs.
+    /// To be called on the thread that will use the driver. The error names what is missing if the kernel, or a sandbox
+    /// around this process, lacks a required feature.
     pub fn new() -> Result<Self, DriverError> {
         Self::with_queues(SUBMISSIONS, COMPLETIONS)
     }
 
-    /// With room for so many operations to be submitted, and completions to be taken, at once. Both may be exceeded;
-    /// that only costs system calls.
+    /// With room for this many operations to be submitted, and completions to be taken, at once. Exceeding them only
+    /// costs system calls.
     pub fn with_queues(submissions: u32, completions: u32) -> Result<Self, DriverError> {
         let ring = setup(submissions, completions)?;
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
@@ -130,7 +130,7 @@ impl UringDriver {
             reaped: Vec::new(),
             woken: false,
             paused: Vec::new(),
-            // Came with the same release as multishot accept and poll-first, which cannot be asked for.
+            // Came in the same release as multishot accept and poll-first, which cannot be probed.
             modern: probe.is_supported(opcode::Socket::CODE),
             _not_send: PhantomData,
         };
@@ -138,7 +138,7 @@ impl UringDriver {
         Ok(driver)
     }
 
-    /// Each write to the eventfd is one edge, so it never has to be read.
+    /// Each write to the eventfd is an edge, so it never has to be read.
     fn watch_wake(&mut self) {
         let poll = opcode::PollAdd::new(Fd(self.wake.fd()), libc::POLLIN as u32).multi(true);
         self.push(poll.build().user_data(WAKE));
@@ -232,16 +232,16 @@ impl UringDriver {
         self.push(entry.user_data(key.0));
     }
 
-    /// Queues an entry, at the latest for the next `wait`.
+    /// Queues an entry, for the next `wait` at the latest.
     fn push(&mut self, entry: squeue::Entry) {
         if self.unsubmitted.is_empty() {
-            // SAFETY: what the entry points at lives in an operation's box or, by the promise of `recv` and `send`,
-            // with their caller until the completion.
+            // SAFETY: the memory that the entry points at is in an operation's box, which lives until the completion,
+            // or was given to `recv` or `send`, whose caller keeps it valid until then.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                 return;
             }
-            // A full queue is not an error: submit it and go on. If the kernel takes nothing now, the rest is for
-            // `wait`.
+            // A full queue is not an error: submit it and continue. If the kernel takes nothing now, `wait` submits the
+            // rest.
             let _ = self.ring.submit();
             // SAFETY: as above.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
@@ -255,7 +255,7 @@ impl UringDriver {
     fn refill(&mut self) {
         let mut queue = self.ring.submission();
         while let Some(entry) = self.unsubmitted.front() {
-            // SAFETY: see `push`.
+            // SAFETY: as in `push`.
             if unsafe { queue.push(entry) }.is_err() {
                 break;
             }
@@ -342,7 +342,7 @@ impl UringDriver {
         let result = if result < 0 {
             Err(io::Error::from_raw_os_error(-result))
         } else {
-            // SAFETY: the kernel has just made this descriptor for us.
+            // SAFETY: not negative, so a descriptor that the kernel has just created for us.
             unsafe { sys::owned(result) }
         };
         // A connection to a listener that is being closed is closed here, by dropping it.
@@ -396,7 +396,7 @@ impl UringDriver {
         }
     }
 
-    /// Submits what is queued and waits until something ends, at most for `timeout`.
+    /// Submits what is queued and waits for a completion, at most for `timeout`.
     fn enter(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let poll = timeout.is_some_and(|timeout| timeout.is_zero());
         if poll {
@@ -412,7 +412,7 @@ impl UringDriver {
         }
         match self.ring.submitter().submit_with_args(usize::from(!poll), &arguments) {
             Ok(_) => Ok(()),
-            // Timeout; signal; completions have to be taken first; no memory just now: the next call goes on.
+            // Timeout; signal; completions must be taken first; out of memory for now: the next call continues.
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)) =>
             {
@@ -424,7 +424,7 @@ impl UringDriver {
 
     fn set_nonblocking(fd: &OwnedFd, nonblocking: bool) -> io::Result<()> {
         let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
-        // SAFETY: no memory is involved. A socket has no other flags that F_SETFL would lose.
+        // SAFETY: takes no pointers. A socket has no other flags that F_SETFL would lose.
         sys::check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_RDWR | flags) })
     }
 }
@@ -568,7 +568,7 @@ impl UringDriver {
 impl Socket {
     fn in_flight(&mut self, kind: Kind) -> &mut Option<Token> {
         match kind {
-            // Nobody receives from a descriptor that is watched.
+            // A watched descriptor is never received from.
             Kind::Recv | Kind::Watch => &mut self.recv,
             Kind::Send => &mut self.send,
             Kind::Connect => &mut self.connect,
@@ -582,17 +582,17 @@ impl Socket {
 }
 
 impl Drop for UringDriver {
-    /// Closing a ring cancels what is in flight, but later, on another thread of the kernel. So it is cancelled and
-    /// waited for here: when the driver is gone, nothing touches the callers' memory any more.
+    /// Closing a ring cancels operations, but later, on a kernel thread. So this cancels them and waits: once the
+    /// driver is gone, nothing touches the callers' memory.
     fn drop(&mut self) {
         if !self.quiesce(DRAIN) {
-            // The kernel may still use the operations: better leaked than freed.
+            // The kernel may still use the operations: leak them.
             std::mem::forget(std::mem::replace(&mut self.operations, Slots::new()));
         }
     }
 }
 
-/// With the cheapest way of running completions that this kernel knows: on this thread, when it asks for them.
+/// Chooses the cheapest way of running completions that this kernel supports: on this thread, on request.
 fn setup(submissions: u32, completions: u32) -> Result<IoUring, DriverError> {
     let build = |level: u32| {
         let mut builder = IoUring::builder();

@@ -1,7 +1,7 @@
-//! A driver with queue pairs: another driver's sockets, some of which have moved their bytes to RDMA.
+//! A driver with queue pairs: wraps another driver, some of whose sockets have moved their bytes to RDMA.
 //!
-//! Completions of all queue pairs come through one completion channel, whose descriptor the other driver watches;
-//! nothing is polled while nothing happens. While the reactor polls (`wait` without a time-out), queues are looked at
+//! Completions of all queue pairs arrive through one completion channel, whose descriptor the inner driver watches; an
+//! idle connection costs no polling. While the reactor polls (`wait` with a zero timeout), the queues are checked
 //! directly.
 
 use std::collections::{HashMap, VecDeque};
@@ -19,7 +19,7 @@ use crate::transport::verbs::{
 };
 
 pub struct VerbsDriver {
-    /// Before the channel and the device: queue pairs go first.
+    /// Before the channel and the device, so that queue pairs are dropped first.
     links: HashMap<u64, Link>,
     inner: Box<dyn Driver>,
     channel: Rc<CompletionChannel>,
@@ -27,15 +27,15 @@ pub struct VerbsDriver {
     device: Rc<Device>,
     event_token: Token,
     config: Rc<VerbsConfig>,
-    /// Looks at the queues in each `wait` that does not sleep.
+    /// Checks the queues in each `wait` that does not sleep.
     polls: bool,
     name: String,
     ready: VecDeque<Completion>,
-    /// Links that something happened to since they were flushed.
+    /// Links with activity since their last flush.
     touched: Vec<u64>,
     found: Vec<Completion>,
     stats: VerbsStats,
-    /// The device's shortages that all links have heard of.
+    /// The device's shortages that all links have reacted to.
     shortages: u64,
 }
 
@@ -45,15 +45,15 @@ struct Link {
     sends: bool,
     touched: bool,
     closing: bool,
-    /// Its socket ends when the peer's device has all that was sent.
+    /// Its socket is shut down once the peer's device has everything that was sent.
     finishing: bool,
     counted: VerbsStats,
-    /// Where a byte of the socket would land, once nothing but its end is expected from it.
+    /// Buffer of the receive that watches the socket, once only its end is expected.
     last_byte: Box<[u8; 1]>,
 }
 
 impl VerbsDriver {
-    /// Opens the device that the configuration asks for; on the thread that uses the driver.
+    /// Opens the device that the configuration names; to be called on the thread that uses the driver.
     pub fn new(
         mut inner: Box<dyn Driver>,
         config: &VerbsConfig,
@@ -100,7 +100,7 @@ impl VerbsDriver {
         }
     }
 
-    /// Reports what a link's operations came to.
+    /// Reports the results of a link's operations.
     fn collect(&mut self, token: u64) {
         let Some(link) = self.links.get_mut(&token) else { return };
         Self::touch(&mut self.touched, token, link);
@@ -148,7 +148,7 @@ impl VerbsDriver {
         }
     }
 
-    /// The socket of a link that has moved: nothing but its end is expected.
+    /// An event on the socket of a link that has moved: only its end is expected.
     fn on_socket(&mut self, token: Token, result: io::Result<usize>) {
         self.with_stream(token.0, |stream| {
             stream.poll(false);
@@ -174,8 +174,8 @@ impl VerbsDriver {
         }
     }
 
-    /// All links let go of registrations that they keep for later, if some connection of the process was short of
-    /// memory. True: there were some.
+    /// If any connection of the process ran short of memory, all links release the registrations that they keep for
+    /// later. True: there were some.
     fn make_room(&mut self) -> bool {
         let shortages = self.device.shortages.count();
         if std::mem::replace(&mut self.shortages, shortages) == shortages {
@@ -200,7 +200,7 @@ impl VerbsDriver {
                 self.collect(token);
             }
         }
-        // `collect` may have touched some again; their turn is the next time.
+        // `collect` may have touched some again; they are flushed next time.
         touched.append(&mut self.touched);
         self.touched = touched;
     }
@@ -241,7 +241,7 @@ impl Offload for VerbsDriver {
         let Some(stream) = link.stream.as_mut() else { return Err(none) };
         stream.connect(Endpoint::decode(peer).map_err(VerbsError::PeerEndpoint)?)?;
         let part = IoPart { ptr: link.last_byte.as_mut_ptr(), len: 1 };
-        // SAFETY: the byte is boxed and lives as long as the link, which goes when the socket's `Closed` was seen.
+        // SAFETY: the byte is boxed and lives as long as the link, which is removed only after the socket's `Closed`.
         let watched = unsafe { self.inner.recv(token, &[part]) };
         watched.map_err(|source| VerbsError::Post { what: "a receive on its socket", source })?;
         link.receives = true;
@@ -284,7 +284,7 @@ impl Driver for VerbsDriver {
 
     unsafe fn recv(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
         let Some(link) = self.links.get_mut(&token.0).filter(|link| link.receives) else {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds the contract of `recv`.
             return unsafe { self.inner.recv(token, parts) };
         };
         if link.closing {
@@ -295,7 +295,8 @@ impl Driver for VerbsDriver {
             return Err(sys::already("recv"));
         }
         sys::check_parts(parts)?;
-        // SAFETY: the caller's promise; `close` drops the stream before it reports `Closed`.
+        // SAFETY: the caller upholds the contract of `recv`; `close` drops the stream, and with it the device's access,
+        // before `Closed` is reported.
         unsafe { stream.start_receive(parts) };
         self.collect(token.0);
         Ok(())
@@ -303,7 +304,7 @@ impl Driver for VerbsDriver {
 
     unsafe fn send(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
         let Some(link) = self.links.get_mut(&token.0).filter(|link| link.sends) else {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds the contract of `send`.
             return unsafe { self.inner.send(token, parts) };
         };
         if link.closing {
@@ -314,7 +315,8 @@ impl Driver for VerbsDriver {
             return Err(sys::already("send"));
         }
         sys::check_parts(parts)?;
-        // SAFETY: the caller's promise; `close` drops the stream before it reports `Closed`.
+        // SAFETY: the caller upholds the contract of `send`; `close` drops the stream, and with it the device's access,
+        // before `Closed` is reported.
         unsafe { stream.start_send(parts) };
         self.collect(token.0);
         Ok(())
@@ -332,8 +334,8 @@ impl Driver for VerbsDriver {
         let Some(link) = self.links.get_mut(&token.0).filter(|link| link.sends) else {
             return self.inner.finish(token);
         };
-        // A queue pair has no end of its own: that of its socket says that nothing more will come through either, so it
-        // must not be there first.
+        // A queue pair cannot signal its end: the socket's end tells the peer that nothing more comes through the queue
+        // pair either, so it must not arrive first.
         if let Some(stream) = link.stream.as_mut() {
             stream.finish();
             link.finishing = true;
@@ -348,9 +350,9 @@ impl Driver for VerbsDriver {
     fn close(&mut self, token: Token) {
         if let Some(link) = self.links.get_mut(&token.0) {
             link.closing = true;
-            // The device is done with the operations' memory when this returns.
+            // Once this returns, the device no longer uses the operations' memory.
             self.drop_stream(token.0);
-            // What was not yet delivered is not reported after `close`.
+            // Undelivered completions are not reported after `close`.
             self.ready.retain(|completion| match completion {
                 Completion::Recv { token: of, .. } | Completion::Send { token: of, .. } => *of != token,
                 _ => true,
@@ -373,7 +375,7 @@ impl Driver for VerbsDriver {
         let done = self.inner.quiesce(patience);
         let links = std::mem::take(&mut self.links);
         if !done {
-            // The kernel may still write to their last bytes.
+            // The kernel may still write to the links' last bytes.
             std::mem::forget(links);
         }
         done

@@ -1,4 +1,4 @@
-//! Where a socket listens or connects to.
+//! Socket addresses.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 /// An address that a socket can be bound to or connected to.
 ///
-/// A unix path that starts with `@` is a name in Linux' abstract namespace.
+/// A unix path that starts with `@` is a name in Linux's abstract namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SocketAddress {
     Inet(SocketAddr),

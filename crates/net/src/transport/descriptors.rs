@@ -1,10 +1,10 @@
-//! How many descriptors this process may have.
+//! The process's limit of open descriptors.
 
 use std::io;
 
 use super::TransportError;
 
-/// Makes sure that `needed` descriptors may be open: raises the soft limit if it has to.
+/// Ensures that `needed` descriptors may be open: raises the soft limit if necessary.
 pub fn allow(needed: u64) -> Result<(), TransportError> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let query = |source| TransportError::Query { what: "the limit of descriptors", source };
@@ -26,7 +26,7 @@ pub fn allow(needed: u64) -> Result<(), TransportError> {
     Ok(())
 }
 
-/// How many descriptors may be open as things are.
+/// The current soft limit.
 pub fn allowed() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is to a local value, which the call fills.

@@ -1,15 +1,15 @@
-//! Who can be reached without a network.
+//! Which peers can be reached without a network.
 //!
-//! Equal texts mean the same place. They are to be compared, not parsed. `None` (no /proc, as in some sandboxes) means:
-//! no other way than TCP.
+//! Equal strings mean the same place; compare them, do not parse them. `None` (no /proc, as in some sandboxes): TCP is
+//! the only option.
 
 use std::os::unix::fs::MetadataExt;
 
-/// Where our abstract unix sockets can be reached from: the same boot of the same kernel, and the same network
+/// Identifies where our abstract unix sockets can be reached: the same boot of the same kernel, and the same network
 /// namespace.
 ///
-/// A boot id is random and fresh for each boot; within it, device and inode name a namespace. (Clones of a running
-/// virtual machine share both. Between those a connection attempt is refused, because a socket's name is random too.)
+/// A boot id is random and new for each boot; within it, device and inode identify a namespace. (Clones of a running
+/// virtual machine share both. Connection attempts between them are refused, because socket names are random too.)
 pub fn identity() -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let boot = boot.trim();
@@ -32,7 +32,8 @@ mod tests {
     #[test]
     fn another_network_namespace_is_another_scope() {
         let own = std::fs::metadata("/proc/self/ns/net").unwrap();
-        // Where we may make namespaces (root, or unprivileged user namespaces); elsewhere only the first test speaks.
+        // Works only if we may create namespaces (root, or unprivileged user namespaces); elsewhere only the first
+        // check applies.
         let output = std::process::Command::new("unshare")
             .args(["--user", "--net", "stat", "-L", "-c", "%i", "/proc/self/ns/net"])
             .output();

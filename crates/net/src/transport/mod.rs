@@ -13,7 +13,7 @@ pub use raw_address::RawAddress;
 
 use std::io;
 
-/// What went wrong with a socket, and whose it was.
+/// A socket error, with the socket or address it belongs to.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
     #[error("cannot listen on {address}: {source}{}", hint(.source))]

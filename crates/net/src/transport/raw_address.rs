@@ -39,7 +39,7 @@ impl RawAddress {
                     let reason = format!("no usable unix socket path: \"{}\"", path.display());
                     return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
                 }
-                // An abstract name starts with a zero byte and is as long as the address says; a path ends with one.
+                // An abstract name starts with a zero byte and has an explicit length; a path ends with a zero byte.
                 let is_abstract = name[0] == b'@';
                 if is_abstract {
                     name[0] = 0;
@@ -63,7 +63,7 @@ impl RawAddress {
         RawAddress { storage, len: size_of::<libc::sockaddr_storage>() as libc::socklen_t }
     }
 
-    /// What it says; `None` for families that we do not use and for sockets without a name.
+    /// Decodes the address; `None` for families that we do not use and for sockets without a name.
     pub fn decode(&self) -> Option<SocketAddress> {
         let len = self.len as usize;
         match libc::c_int::from(self.storage.ss_family) {
@@ -115,15 +115,14 @@ impl RawAddress {
 
     fn put<T: Copy>(&mut self, address: T) {
         const { assert!(size_of::<T>() <= size_of::<libc::sockaddr_storage>()) };
-        // SAFETY: sockaddr_storage is made to hold any sockaddr: large enough (asserted) and aligned for it.
+        // SAFETY: sockaddr_storage is large enough (asserted) and aligned for any sockaddr.
         unsafe { (&raw mut self.storage).cast::<T>().write(address) };
         self.len = size_of::<T>() as libc::socklen_t;
     }
 
     fn view<T: Copy>(&self) -> T {
         const { assert!(size_of::<T>() <= size_of::<libc::sockaddr_storage>()) };
-        // SAFETY: large enough (asserted), aligned, initialised; every sockaddr is plain data that is valid for any
-        // bytes.
+        // SAFETY: large enough (asserted), aligned and initialised; every sockaddr is plain data, valid for any bytes.
         unsafe { (&raw const self.storage).cast::<T>().read() }
     }
 }

@@ -1,4 +1,4 @@
-//! TCP sockets: listening, and sockets to connect with.
+//! TCP sockets: listeners, and sockets to connect with.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -9,18 +9,18 @@ use super::{RawAddress, SocketAddress, TransportError};
 
 const BACKLOG: libc::c_int = 4096;
 
-/// How a data connection behaves. The same on both ends.
+/// Options of a data connection, the same on both ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpOptions {
     /// Unacknowledged data older than this ends the connection.
     pub user_timeout: Option<Duration>,
     pub keepalive: Option<Keepalive>,
-    /// `None` leaves the size to the kernel, which adapts it.
+    /// `None`: the kernel sizes the buffer dynamically.
     pub send_buffer: Option<usize>,
     pub receive_buffer: Option<usize>,
 }
 
-/// An idle connection is probed after `idle`, then each `interval`; after `count` unanswered probes it ends.
+/// An idle connection is probed after `idle`, then every `interval`; `count` unanswered probes end it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keepalive {
     pub idle: Duration,
@@ -39,13 +39,13 @@ impl Default for TcpOptions {
     }
 }
 
-/// A listener on `address` (port 0: the system chooses one, see [`local_address`]). An IPv6 wildcard takes IPv4
+/// A listener on `address` (port 0: the system chooses one, see [`local_address`]). An IPv6 wildcard accepts IPv4
 /// connections as well.
 pub fn listen(address: SocketAddr) -> Result<OwnedFd, TransportError> {
     let failed = |source| TransportError::Listen { address: address.into(), source };
     let raw = RawAddress::new(&address.into()).map_err(failed)?;
     let fd = stream_socket(raw.family()).map_err(failed)?;
-    // A restarted server gets its port back although old connections linger in TIME_WAIT.
+    // A restarted server gets its port back even if old connections linger in TIME_WAIT.
     set(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, "SO_REUSEADDR", 1)?;
     if let SocketAddr::V6(v6) = address {
         let only = u64::from(!v6.ip().is_unspecified());
@@ -55,7 +55,7 @@ pub fn listen(address: SocketAddr) -> Result<OwnedFd, TransportError> {
     Ok(fd)
 }
 
-/// A listener on every address of this host: both families, or only IPv4 where the host has no IPv6.
+/// A listener on every address of this host: both families, or only IPv4 if the host has no IPv6.
 pub fn listen_everywhere(port: u16) -> Result<OwnedFd, TransportError> {
     match listen(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))) {
         Err(TransportError::Listen { source, .. })
@@ -70,7 +70,7 @@ pub fn listen_everywhere(port: u16) -> Result<OwnedFd, TransportError> {
     }
 }
 
-/// A non-blocking socket that can be connected to `address`.
+/// A non-blocking socket for connecting to `address`.
 pub fn socket(address: SocketAddr, options: &TcpOptions) -> Result<OwnedFd, TransportError> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let fd = stream_socket(family).map_err(|source| TransportError::Socket { address: address.into(), source })?;
@@ -78,7 +78,7 @@ pub fn socket(address: SocketAddr, options: &TcpOptions) -> Result<OwnedFd, Tran
     Ok(fd)
 }
 
-/// Sets the options of a connection, also of an accepted one. TCP_NODELAY always: blocks are coalesced before they are
+/// Sets the options of a connected or accepted socket. Always TCP_NODELAY: blocks are coalesced before they are
 /// written.
 pub fn configure(fd: &OwnedFd, options: &TcpOptions) -> Result<(), TransportError> {
     set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, "TCP_NODELAY", 1)?;
@@ -103,15 +103,15 @@ pub fn configure(fd: &OwnedFd, options: &TcpOptions) -> Result<(), TransportErro
 
 /// The address that a socket is bound to; `None` for an unbound or unnamed one.
 pub fn local_address(fd: BorrowedFd<'_>) -> Result<Option<SocketAddress>, TransportError> {
-    // SAFETY: getsockname fills what it is given.
+    // SAFETY: `query` passes a valid buffer and its length.
     let address = query(|to, len| unsafe { libc::getsockname(fd.as_raw_fd(), to, len) });
     address.map_err(|source| TransportError::Query { what: "its own address", source })
 }
 
-/// The address that a socket is connected to; `None` for an unnamed one. An IPv4 peer of a dual-stack listener has its
-/// IPv4 address.
+/// The address that a socket is connected to; `None` for an unnamed one. An IPv4 peer of a dual-stack listener is
+/// returned with its IPv4 address.
 pub fn peer_address(fd: BorrowedFd<'_>) -> Result<Option<SocketAddress>, TransportError> {
-    // SAFETY: getpeername fills what it is given.
+    // SAFETY: `query` passes a valid buffer and its length.
     let address = query(|to, len| unsafe { libc::getpeername(fd.as_raw_fd(), to, len) });
     let address = address.map_err(|source| TransportError::Query { what: "its peer's address", source })?;
     Ok(address.map(|address| match address {
@@ -124,17 +124,17 @@ pub fn peer_address(fd: BorrowedFd<'_>) -> Result<Option<SocketAddress>, Transpo
 }
 
 pub(super) fn stream_socket(family: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: no memory is involved.
+    // SAFETY: takes no pointers.
     let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0) };
     check(fd)?;
-    // SAFETY: the descriptor is new and ours.
+    // SAFETY: the descriptor is new, valid (checked) and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 pub(super) fn bind_and_listen(fd: &OwnedFd, address: &RawAddress) -> io::Result<()> {
     // SAFETY: pointer and length describe the address, which outlives the call.
     check(unsafe { libc::bind(fd.as_raw_fd(), address.as_ptr(), address.size()) })?;
-    // SAFETY: no memory is involved.
+    // SAFETY: takes no pointers.
     check(unsafe { libc::listen(fd.as_raw_fd(), BACKLOG) })
 }
 
@@ -187,7 +187,7 @@ mod tests {
         let listener = TcpListener::from(fd);
         let arrives_as = |host: &str| {
             let client = TcpStream::connect((host, port)).unwrap();
-            // The listener does not wait; connecting has put the connection into its queue.
+            // `accept` does not block: connecting has put the connection into the listener's queue.
             let (server, _) = listener.accept().unwrap();
             let seen = peer_address(server.as_fd()).unwrap();
             assert_eq!(seen, Some(SocketAddress::Inet(client.local_addr().unwrap())));

@@ -1,11 +1,10 @@
-//! Unix sockets: the shorter way between tasks of one host.
+//! Unix sockets: the shorter path between tasks of one host.
 //!
-//! They listen on abstract names, not on paths. A path needs a writable directory that both containers see, and it
-//! stays behind when a task is killed; an abstract name goes with its socket and can be reached exactly from the same
-//! network namespace, which is easy to compare (see `host`). What a directory with mode 0700 would give, that nobody
-//! else can come in, the peer's credentials give here: [`check_peer`] is asked on both ends, so neither a foreign
-//! client nor a foreign process that took over the name of a dead task gets any further. Names contain 128 random bits,
-//! so they do not collide either.
+//! They listen on abstract names, not on paths. A path needs a writable directory that both containers see, and stays
+//! behind when a task is killed; an abstract name disappears with its socket and can be reached exactly from the same
+//! network namespace, which is easy to compare (see `host`). In place of a directory with mode 0700, the peer's
+//! credentials keep others out: both ends call [`check_peer`], which rejects foreign clients as well as a foreign
+//! process that took over the name of a dead task. Names contain 128 random bits, so they do not collide.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -14,7 +13,7 @@ use std::path::PathBuf;
 use super::tcp::{bind_and_listen, stream_socket};
 use super::{RawAddress, SocketAddress, TransportError};
 
-/// A listener on a fresh name, and the name.
+/// A listener on a fresh name, and that name.
 pub fn listen() -> Result<(OwnedFd, SocketAddress), TransportError> {
     let mut address = SocketAddress::Unix(PathBuf::from("@starwire"));
     let result = (|| {
@@ -32,15 +31,15 @@ pub fn listen() -> Result<(OwnedFd, SocketAddress), TransportError> {
     }
 }
 
-/// A non-blocking socket that can be connected to a unix address.
+/// A non-blocking socket for connecting to a unix address.
 pub fn socket() -> io::Result<OwnedFd> {
     stream_socket(libc::AF_UNIX)
 }
 
-/// Who is on the other end: the process that connected, or that listened.
+/// The process at the other end: the one that connected, or that listened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// 0 if the peer lives in another pid namespace.
+    /// 0 if the peer is in another pid namespace.
     pub pid: i32,
     pub uid: u32,
 }
@@ -57,10 +56,10 @@ pub fn peer(fd: BorrowedFd<'_>) -> Result<Peer, TransportError> {
     Ok(Peer { pid: credentials.pid, uid: credentials.uid })
 }
 
-/// Lets only processes of the same user, or root, be the other end.
+/// Accepts as peers only processes of the same user or root.
 pub fn check_peer(fd: BorrowedFd<'_>) -> Result<Peer, TransportError> {
     let peer = peer(fd)?;
-    // SAFETY: geteuid always succeeds.
+    // SAFETY: geteuid has no preconditions and always succeeds.
     judge(peer, unsafe { libc::geteuid() })
 }
 
