@@ -1,4 +1,4 @@
-//! The mailbox with real threads, queue and eventfd. `mailbox_model.rs` has the interleavings.
+//! The mailbox with real threads, queue and eventfd. `mailbox_model.rs` tests the interleavings.
 
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -58,7 +58,7 @@ fn a_closed_one_needs_no_descriptor() {
     assert_eq!(sender.send(1), Err(1));
     sender.wake();
     let mut written = Vec::new();
-    // Only the end of the last writer ends this.
+    // Ends only when the last writer is closed.
     reader.read_to_end(&mut written).unwrap();
     assert_eq!(written.len(), 8, "one wake-up");
 }
@@ -68,7 +68,7 @@ fn many_producers_and_a_consumer_that_sleeps() {
     const PRODUCERS: usize = 4;
     const EACH: usize = 20_000;
     let mut driver = EpollDriver::new().unwrap();
-    // SAFETY: the driver, whose descriptor this is, outlives the borrow.
+    // SAFETY: the driver owns the descriptor and outlives the borrow.
     let wake_fd = unsafe { BorrowedFd::borrow_raw(driver.wake_fd()) };
     let (sender, mut receiver) = mailbox(EventWaker::new(wake_fd).unwrap());
     let producers: Vec<_> = (0..PRODUCERS)

@@ -1,7 +1,5 @@
-//! The mailbox's handshake under every interleaving and every outcome that the memory model allows (loom).
-//!
-//! The model compiles the mailbox's own source. Only its building blocks differ: loom's atomics, and a queue behind
-//! loom's lock instead of `SegQueue`.
+//! The mailbox's handshake under every interleaving and every outcome that the memory model allows (loom). Compiles the
+//! mailbox's own source with loom's atomics, and with a queue behind loom's lock in place of `SegQueue`.
 //!
 //!     RUSTFLAGS="--cfg starwire_model" cargo test --target-dir target/model --test mailbox_model
 
@@ -19,8 +17,8 @@ mod sync {
     use loom::sync::atomic::AtomicUsize;
     use std::collections::VecDeque;
 
-    /// Looking whether it is empty takes no lock and orders nothing, so that it lends the handshake no order that a
-    /// lock-free queue would not.
+    /// `is_empty` takes no lock and orders nothing, so that it adds no ordering to the handshake that a lock-free queue
+    /// would not provide.
     pub struct Queue<T> {
         items: Mutex<VecDeque<T>>,
         len: AtomicUsize,
@@ -56,10 +54,10 @@ mod sync {
 use loom::sync::{Arc, Notify};
 use loom::thread;
 use mailbox::{Waker, mailbox};
-// The mailbox's source expects it next to itself.
+// The mailbox's source expects this module beside itself.
 use starwire_net::reactor::driver;
 
-/// An eventfd: a wake-up stays until somebody waits for it. A lost one shows as a deadlock, which loom reports.
+/// An eventfd: a wake-up persists until a thread waits for it. A lost one becomes a deadlock, which loom reports.
 #[derive(Clone)]
 struct Event(Arc<Notify>);
 

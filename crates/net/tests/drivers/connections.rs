@@ -38,7 +38,7 @@ pub fn many_connections_are_accepted(mut rig: Rig) {
     let mut ports = std::collections::HashSet::new();
     for _ in 0..clients.len() {
         let fd = rig.accepted(listener).unwrap();
-        // SAFETY: plain queries on a descriptor that is open.
+        // SAFETY: F_GETFD and F_GETFL take no pointers.
         let flags = unsafe { (libc::fcntl(fd.as_raw_fd(), libc::F_GETFD), libc::fcntl(fd.as_raw_fd(), libc::F_GETFL)) };
         assert_ne!(flags.0 & libc::FD_CLOEXEC, 0);
         assert_ne!(flags.1 & libc::O_NONBLOCK, 0);
@@ -50,7 +50,7 @@ pub fn many_connections_are_accepted(mut rig: Rig) {
     rig.accepted(listener).unwrap();
 }
 
-/// Runs in a child process, because the limit counts for all threads.
+/// Runs in a child process, because the limit applies to all threads.
 pub fn accepting_goes_on_after_the_descriptor_limit(mut rig: Rig) {
     const CHILD: &str = "STARWIRE_TEST_DESCRIPTOR_LIMIT";
     let name = format!("{}::accepting_goes_on_after_the_descriptor_limit", rig.module);
@@ -94,7 +94,7 @@ pub fn accepting_goes_on_after_the_descriptor_limit(mut rig: Rig) {
     }
     let error = rig.accepted(listener).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
-    // It is reported now and then, not in a busy loop.
+    // The error is reported now and then, not in a busy loop.
     let start = Instant::now();
     let mut waits = 0;
     while start.elapsed() < Duration::from_millis(250) {

@@ -25,7 +25,7 @@ pub fn close_ends_a_receive_in_flight(mut rig: Rig) {
 pub fn close_ends_a_send_in_flight(mut rig: Rig) {
     let (client, mut peer) = rig.with_plain_peer();
     let message = pattern(64 << 20);
-    // More than the kernel buffers, so that sooner or later one has to wait.
+    // More than the kernel buffers, so that sooner or later a send has to wait.
     rig.start_send(client, &message);
     let mut out = Vec::new();
     let mut sent = 0;
@@ -41,7 +41,7 @@ pub fn close_ends_a_send_in_flight(mut rig: Rig) {
     rig.driver.close(client);
     rig.closed(client);
     drop(message);
-    // What was taken before the close arrives, then the stream ends.
+    // Data taken before the close arrives, then the stream ends.
     let mut arrived = Vec::new();
     peer.read_to_end(&mut arrived).unwrap();
     assert!(arrived.len() >= sent && arrived == pattern(arrived.len()));
@@ -87,7 +87,7 @@ pub fn a_wake_up_before_the_wait_counts(mut rig: Rig) {
         rig.driver.wait(Some(PATIENCE), &mut rig.pending).unwrap();
         assert!(start.elapsed() < PATIENCE / 2);
     }
-    // And not for ever.
+    // But the wake-up does not persist.
     rig.driver.wait(Some(Duration::ZERO), &mut rig.pending).unwrap();
     let start = Instant::now();
     rig.driver.wait(Some(Duration::from_millis(30)), &mut rig.pending).unwrap();
@@ -95,7 +95,7 @@ pub fn a_wake_up_before_the_wait_counts(mut rig: Rig) {
 }
 
 pub fn timeouts_are_kept(mut rig: Rig) {
-    // Never early. Nor milliseconds late, at least once in a while: the machine may be busy.
+    // Never early; and at least once not milliseconds late, as the machine may be busy.
     for micros in [0, 200, 1500, 20_000] {
         let timeout = Duration::from_micros(micros);
         let end = Instant::now() + PATIENCE;
@@ -120,7 +120,7 @@ pub fn stale_tokens_are_refused(mut rig: Rig) {
     let part = [IoPart { ptr: byte.as_mut_ptr(), len: 1 }];
     let refused = |rig: &mut Rig, token: Token| {
         let address = SocketAddress::Inet("127.0.0.1:1".parse().unwrap());
-        // SAFETY: refused operations touch nothing.
+        // SAFETY: refused operations access no memory.
         let results = unsafe { [rig.driver.recv(token, &part), rig.driver.send(token, &part)] };
         results.into_iter().for_each(|result| assert_eq!(result.unwrap_err().kind(), io::ErrorKind::NotFound));
         assert_eq!(rig.driver.accept(token).unwrap_err().kind(), io::ErrorKind::NotFound);
@@ -131,7 +131,7 @@ pub fn stale_tokens_are_refused(mut rig: Rig) {
     refused(&mut rig, client);
     rig.closed(client);
     refused(&mut rig, client);
-    // The next tenant of its slot is somebody else.
+    // The slot's next tenant gets a different token.
     let (listener, address) = rig.listen_tcp();
     let (next, _) = rig.pair(listener, &address);
     assert_ne!(next, client);
@@ -151,7 +151,7 @@ pub fn released_descriptors_work_on(mut rig: Rig) {
     peer.write_all(b"abcdefgh").unwrap();
     assert_eq!(rig.received(client).unwrap(), 4);
     let fd = rig.driver.release(client).unwrap();
-    // SAFETY: a plain query on a descriptor that is open.
+    // SAFETY: F_GETFL takes no pointers.
     let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
     assert_ne!(flags & libc::O_NONBLOCK, 0, "it comes back non-blocking, as it was taken");
     let mut stream = TcpStream::from(fd);
@@ -159,7 +159,7 @@ pub fn released_descriptors_work_on(mut rig: Rig) {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.read_exact(&mut buffer).unwrap();
     assert_eq!(&buffer, b"efgh");
-    // Also into another driver, or this one again.
+    // It can be registered with another driver, or this one again.
     stream.set_nonblocking(true).unwrap();
     let again = rig.driver.register(stream.into()).unwrap();
     assert_ne!(again, client);
@@ -184,7 +184,7 @@ pub fn one_operation_per_direction(mut rig: Rig) {
 pub fn operations_on_no_bytes_are_refused(mut rig: Rig) {
     let (client, _peer) = rig.with_plain_peer();
     let empty = [IoPart { ptr: std::ptr::null_mut(), len: 0 }];
-    // SAFETY: no memory is involved.
+    // SAFETY: the parts are empty, so no memory is accessed.
     let results = unsafe {
         [
             rig.driver.recv(client, &[]),
@@ -194,7 +194,7 @@ pub fn operations_on_no_bytes_are_refused(mut rig: Rig) {
         ]
     };
     results.into_iter().for_each(|result| assert_eq!(result.unwrap_err().kind(), io::ErrorKind::InvalidInput));
-    // And leave the descriptor usable.
+    // The refusals leave the descriptor usable.
     rig.send(client, b"x").unwrap();
 }
 
@@ -217,7 +217,7 @@ pub fn everything_can_be_ended_at_once(mut rig: Rig) {
     for token in [client, listener, other, server] {
         assert_eq!(rig.driver.release(token).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
-    // The driver itself lives on.
+    // The driver itself remains usable.
     let (client, server) = rig.tcp_pair();
     rig.send(client, b"again").unwrap();
     assert_eq!(rig.recv(server, &mut buffer).unwrap(), 5);
@@ -230,7 +230,7 @@ pub fn dropping_the_driver_with_operations_in_flight_is_safe(mut rig: Rig) {
     rig.start_recv(client, &mut buffer);
     rig.driver.wait(Some(Duration::ZERO), &mut rig.pending).unwrap();
     drop(rig);
-    // The peer sees the end (or a refusal to take more), and nobody writes into the buffer any more.
+    // The peer sees the end (or its writes fail), and the buffer is no longer written to.
     let _ = peer.write_all(&[9; 4096]);
     let mut rest = Vec::new();
     let _ = peer.read_to_end(&mut rest);

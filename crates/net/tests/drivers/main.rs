@@ -1,4 +1,4 @@
-//! What every driver promises, checked against each of them.
+//! The driver contract, tested on every driver.
 
 mod connections;
 mod lifecycle;
@@ -20,12 +20,12 @@ fn epoll() -> Option<Box<dyn Driver>> {
     Some(Box::new(EpollDriver::new().expect("epoll is part of every kernel")))
 }
 
-/// `None`, loudly, where the kernel refuses. STARWIRE_REQUIRE_IO_URING=1 makes that a failure.
+/// `None`, with a warning, where the kernel refuses. STARWIRE_REQUIRE_IO_URING=1 makes that a failure.
 fn uring() -> Option<Box<dyn Driver>> {
     unless_refused(UringDriver::new())
 }
 
-/// Queues that are nearly always full.
+/// Queues so small that they are nearly always full.
 fn small_uring() -> Option<Box<dyn Driver>> {
     unless_refused(UringDriver::with_queues(2, 4))
 }
@@ -35,7 +35,7 @@ fn unless_refused(result: Result<UringDriver, DriverError>) -> Option<Box<dyn Dr
         Ok(driver) => Some(Box::new(driver)),
         Err(error) => {
             assert!(std::env::var_os("STARWIRE_REQUIRE_IO_URING").is_none(), "{error}");
-            // Not through print!, which the test harness keeps to itself for tests that pass.
+            // Not print!: the test harness hides its output for tests that pass.
             let _ = writeln!(io::stderr(), "SKIPPED, NOT TESTED: {error}");
             None
         }

@@ -1,4 +1,4 @@
-//! A driver under test, and how to wait for what it reports.
+//! A driver under test, with helpers that wait for its completions.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use starwire_net::reactor::driver::{Completion, Driver, IoPart, Token};
 use starwire_net::transport::{SocketAddress, tcp, unix};
 
-/// Far more than any step needs, far less than a hanging test costs.
+/// Far more than any step needs, but bearable for a hanging test.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct Rig {
-    /// Of the tests on this driver.
+    /// The module of the tests on this driver.
     pub module: &'static str,
     pub driver: Box<dyn Driver>,
     pub pending: Vec<Completion>,
@@ -82,7 +82,7 @@ impl Rig {
         })
     }
 
-    /// Whatever else arrives within `time`.
+    /// Collects whatever else arrives within `time`.
     pub fn quiet(&mut self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -165,7 +165,7 @@ impl Rig {
         self.pair(listener, &address)
     }
 
-    /// One end in the driver, the other one plain.
+    /// A connection with one end in the driver and the other a plain `TcpStream`.
     pub fn with_plain_peer(&mut self) -> (Token, TcpStream) {
         let plain = TcpListener::bind("127.0.0.1:0").unwrap();
         let token = self.start_connect(&plain.local_addr().unwrap().into());
@@ -176,7 +176,7 @@ impl Rig {
     }
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that vary with their position.
 pub fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }

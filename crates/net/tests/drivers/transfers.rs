@@ -1,4 +1,4 @@
-//! Bytes: all of them, in order, and their end.
+//! Bytes arrive completely and in order, and so does their end.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
@@ -82,7 +82,7 @@ pub fn partial_writes_lose_nothing(mut rig: Rig) {
         }
     }
     assert!(buffer == message);
-    // io_uring may finish the whole of a send on its own; a driver that sees short counts has to carry on.
+    // io_uring may complete a whole send internally; a driver that sees short counts has to continue.
     assert!(pieces > 1 || rig.driver.name() != "epoll");
 }
 
@@ -99,7 +99,7 @@ pub fn a_peers_reset_is_an_error(mut rig: Rig) {
     assert_eq!(set, 0);
     drop(peer);
     assert_eq!(rig.received(client).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
-    // No SIGPIPE, an error.
+    // An error, not SIGPIPE.
     let kind = rig.send(client, b"too late").unwrap_err().kind();
     assert!(matches!(kind, io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset), "{kind:?}");
 }
@@ -174,8 +174,7 @@ fn parts_of(bytes: &[u8], len: usize) -> Vec<IoPart> {
     bytes.chunks(len).map(|chunk| IoPart { ptr: chunk.as_ptr().cast_mut(), len: chunk.len() }).collect()
 }
 
-/// Moves `message` from one token to the other in parts of the given sizes, both directions of the driver at work at
-/// once.
+/// Moves `message` from one token to the other in parts of the given sizes, sending and receiving at the same time.
 fn transfer(rig: &mut Rig, from: Token, to: Token, message: &[u8], send_part: usize, recv_part: usize) {
     let mut buffer = vec![0; message.len()];
     let base = buffer.as_mut_ptr();
@@ -190,7 +189,7 @@ fn transfer(rig: &mut Rig, from: Token, to: Token, message: &[u8], send_part: us
             // SAFETY: the offset is inside the buffer.
             .map(|at| IoPart { ptr: unsafe { base.add(at) }, len: recv_part.min(message.len() - at) })
             .collect();
-        // SAFETY: `buffer` outlives the loop below and is not touched meanwhile.
+        // SAFETY: `buffer` outlives the loop below and is not accessed meanwhile.
         unsafe { rig.driver.recv(to, &parts) }.unwrap();
     };
     start_send(rig, 0);
@@ -220,7 +219,7 @@ fn transfer(rig: &mut Rig, from: Token, to: Token, message: &[u8], send_part: us
 
 pub fn many_parts(mut rig: Rig) {
     let (client, server) = rig.tcp_pair();
-    // 10,000 and 3,334 parts: far above what the kernel takes at once.
+    // 10,000 and 3,334 parts: far more than the kernel takes at once.
     transfer(&mut rig, client, server, &pattern(100_000), 10, 30);
     let (listener, address) = rig.listen_unix();
     let (client, server) = rig.pair(listener, &address);

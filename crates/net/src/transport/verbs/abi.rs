@@ -1,13 +1,13 @@
-//! libibverbs as it lies in memory: the part of its C interface that we use.
+//! libibverbs in memory: the part of its C interface that we use.
 //!
-//! Structures keep the library's names and field order. `crates/engine/tests/verbs/layout.rs` compares them with the C header where
-//! that is installed. The test suite's own `libibverbs.so.1` shares this file.
+//! Structures keep the library's names and field order. `tests/verbs/layout.rs` compares them with the C header where
+//! it is installed. The test suite's own `libibverbs.so.1` shares this file.
 
 #![allow(non_camel_case_types, reason = "the C names")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Bytes that only the library looks into.
+/// Opaque to us: only the library accesses them.
 type Mutex = libc::pthread_mutex_t;
 type Cond = libc::pthread_cond_t;
 
@@ -86,7 +86,7 @@ pub type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
 pub type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
 pub type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
-/// The provider's entry points: four of them are called straight, as the C header's inline functions do.
+/// The provider's entry points. Four of them are called directly, as the C header's inline functions do.
 #[repr(C)]
 pub struct ibv_context_ops {
     pub compat_query_device: *mut c_void,
@@ -301,7 +301,7 @@ pub struct ibv_global_route {
     pub traffic_class: u8,
 }
 
-/// `union ibv_gid`: aligned as its 64-bit halves.
+/// `union ibv_gid`: aligned like its 64-bit halves.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub struct GidField(pub Gid);
@@ -357,7 +357,7 @@ pub struct ibv_sge {
     pub lkey: u32,
 }
 
-/// Where a READ reads; as large as the largest member of the C union.
+/// The source of a READ; as large as the largest member of the C union.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rdma_target {

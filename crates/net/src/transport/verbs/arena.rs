@@ -1,9 +1,9 @@
-//! Memory that stays: one range of addresses for the life of the process, from which tensors that may travel are
+//! Permanent memory: one range of addresses for the life of the process, from which tensors that may travel are
 //! allocated.
 //!
-//! Whoever hands pieces of it out (in TensorFlow's process an allocator of ours, `cc/tensor/arena_allocator.cc`) may
-//! reuse them, but nothing ever unmaps or discards a page. That is what makes it safe to keep registrations: a
-//! registered page of it is the page that the process sees under that address, for ever.
+//! Its allocator (in TensorFlow's process `cc/tensor/arena_allocator.cc`) may reuse pieces, but nothing ever unmaps or
+//! discards a page. That makes it safe to keep registrations: a registered page always remains the page that the
+//! process sees at that address.
 
 use std::io;
 use std::ptr;
@@ -23,8 +23,8 @@ pub struct Arena {
 static ARENA: OnceLock<Arena> = OnceLock::new();
 
 impl Arena {
-    /// The arena of this process, of `bytes` bytes (rounded up to whole pages) unless there is one. It takes memory
-    /// only where it is written to.
+    /// The arena of this process; reserves `bytes` bytes (rounded up to whole pages) if there is none. Memory is used
+    /// only for pages that are written to.
     pub fn reserve(bytes: u64) -> Result<Arena, VerbsError> {
         if let Some(arena) = ARENA.get() {
             return Ok(*arena);
@@ -33,17 +33,17 @@ impl Arena {
         let arena = *ARENA.get_or_init(|| made);
         if arena != made {
             // Another thread was faster.
-            // SAFETY: mapped by us, a moment ago, and known to nobody.
+            // SAFETY: this thread has just mapped the range, and no reference to it exists.
             unsafe { libc::munmap(made.start as *mut _, made.len) };
         }
         Ok(arena)
     }
 
-    /// As much as the machine's memory.
+    /// The size of the machine's memory.
     pub fn default_bytes() -> u64 {
-        // SAFETY: no memory is involved. The same below.
+        // SAFETY: sysconf takes no pointers.
         let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-        // SAFETY: see above.
+        // SAFETY: as above.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         u64::try_from(pages).unwrap_or(0).saturating_mul(u64::try_from(page).unwrap_or(0))
     }
@@ -54,7 +54,7 @@ impl Arena {
         let len = len.ok_or_else(|| lacks(io::ErrorKind::OutOfMemory.into()))?;
         let (access, kind) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
-        // SAFETY: a new mapping, wherever the kernel has room.
+        // SAFETY: an anonymous mapping at an address that the kernel chooses affects no existing memory.
         let start = unsafe { libc::mmap(ptr::null_mut(), len, access, kind, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(lacks(io::Error::last_os_error()));
@@ -62,7 +62,7 @@ impl Arena {
         Ok(Arena { start: start as usize, len })
     }
 
-    /// The whole pages that hold these bytes, if they lie in the arena.
+    /// The whole pages that hold these bytes, if they are in the arena.
     pub fn pages(ptr: *const u8, len: usize) -> Option<(usize, usize)> {
         let arena = ARENA.get()?;
         let from = ptr as usize;

@@ -13,7 +13,7 @@ const PAGE: usize = 4096;
 
 /// Slots of equal size, by number.
 pub struct Slots {
-    /// Before the memory: dropped first.
+    /// Declared before the memory, so that it is dropped first.
     region: Region,
     memory: Pages,
     slot_bytes: usize,
@@ -25,7 +25,7 @@ impl Slots {
         let no_memory = || VerbsError::Peer("its buffers do not fit into memory");
         let memory = Pages::new(count.checked_mul(slot_bytes).ok_or_else(no_memory)?)
             .ok_or_else(|| VerbsError::Post { what: "buffers", source: io::ErrorKind::OutOfMemory.into() })?;
-        // SAFETY: the memory is freed after the region is dropped (field order).
+        // SAFETY: the memory is valid until it is freed, which is after the region is dropped (field order).
         let region = unsafe { Region::new(domain, memory.start.as_ptr(), memory.layout.size(), ACCESS_LOCAL_WRITE)? };
         Ok(Slots { region, memory, slot_bytes, count })
     }
@@ -38,7 +38,7 @@ impl Slots {
         self.region.local_key()
     }
 
-    /// Where a slot lies. Panics for a slot that does not exist: numbers come from this process only.
+    /// The address of a slot. Panics if the slot does not exist: slot numbers come from this process only.
     pub fn pointer(&self, slot: usize) -> *mut u8 {
         assert!(slot < self.count, "slot {slot} of {}", self.count);
         // SAFETY: inside the allocation (checked above).
@@ -48,22 +48,22 @@ impl Slots {
     /// The first bytes of a slot.
     ///
     /// # Safety
-    /// The device does not write to the slot meanwhile, and nobody has a mutable view of it.
+    /// While the slice lives, the device does not write to the slot and no mutable view of it exists.
     pub unsafe fn bytes(&self, slot: usize, len: usize) -> &[u8] {
-        // SAFETY: initialised (zeroed at first); for the rest, the caller's promise.
+        // SAFETY: initialised (`alloc_zeroed`) and in bounds; the caller guarantees that there is no concurrent write.
         unsafe { std::slice::from_raw_parts(self.pointer(slot), len.min(self.slot_bytes)) }
     }
 
     /// # Safety
-    /// The device does not touch the slot meanwhile, and nobody else has a view of it.
+    /// While the slice lives, the device does not access the slot and no other view of it exists.
     #[expect(clippy::mut_from_ref, reason = "slots are handed out one by one; the caller's promise")]
     pub unsafe fn bytes_mut(&self, slot: usize) -> &mut [u8] {
-        // SAFETY: as above.
+        // SAFETY: initialised and in bounds; the caller guarantees exclusive access.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(slot), self.slot_bytes) }
     }
 }
 
-/// Whole pages of its own, so that a forked child's copy of them is nobody else's matter.
+/// Whole pages, shared with no other data, so that fork affects nothing else.
 struct Pages {
     start: NonNull<u8>,
     layout: Layout,
@@ -72,7 +72,7 @@ struct Pages {
 impl Pages {
     fn new(len: usize) -> Option<Self> {
         let layout = Layout::from_size_align(len.max(1).checked_next_multiple_of(PAGE)?, PAGE).ok()?;
-        // SAFETY: the layout has a size above 0.
+        // SAFETY: the layout's size is at least one page.
         NonNull::new(unsafe { alloc_zeroed(layout) }).map(|start| Pages { start, layout })
     }
 }

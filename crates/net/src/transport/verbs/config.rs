@@ -1,8 +1,8 @@
-//! How RDMA is used.
+//! The configuration of RDMA.
 
 use super::{Arena, DEFAULT_LIBRARY};
 
-/// What carries the data of TCP connections.
+/// The transport for the data of TCP connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportChoice {
     Tcp,
@@ -12,7 +12,7 @@ pub enum TransportChoice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsConfig {
     pub transport: TransportChoice,
-    /// TCP where RDMA does not work, with a line in the log; else an error.
+    /// Falls back to TCP, with a line in the log, if RDMA does not work; else that is an error.
     pub fallback: bool,
     /// Name or path of libibverbs.
     pub library: String,
@@ -21,21 +21,21 @@ pub struct VerbsConfig {
     pub port: Option<u8>,
     pub gid_index: Option<u32>,
     pub pkey_index: u16,
-    /// Work requests that a queue pair takes.
+    /// The number of work requests that a queue pair takes.
     pub queue_depth: u32,
     /// 4.096 µs · 2^n until a packet is sent again.
     pub timeout: u8,
     pub retry_count: u8,
     pub service_level: u8,
-    /// Bytes; `None`: what the port has.
+    /// In bytes; `None`: the port's.
     pub mtu: Option<u32>,
     pub traffic_class: u8,
-    /// Pieces of a payload that are at least this long are read by the peer from where they lie; shorter ones are
+    /// The peer reads pieces of a payload that are at least this long straight from their memory; shorter ones are
     /// copied into messages.
     pub direct_min: u64,
     /// Bytes of message buffers for each direction of a connection.
     pub buffer_bytes: u64,
-    /// Addresses for tensors whose registrations are kept; 0: none.
+    /// Size of the arena for tensors whose registrations are kept; 0: none.
     pub arena_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Which device, port and GID; and what the host has, for `starctl doctor`.
+//! Chooses device, port and GID; lists the host's devices for `starctl doctor`.
 
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -13,7 +13,7 @@ use super::queue::set_nonblocking;
 use super::shortages::Shortages;
 use crate::transport::verbs::VerbsConfig;
 
-/// Rows of a GID table that are looked at.
+/// The most rows of a GID table to examine.
 const MAX_GIDS: u32 = 1024;
 
 /// An open device, with the port and the address that connections use.
@@ -35,16 +35,16 @@ pub struct Device {
     pub shortages: Shortages,
 }
 
-/// What a device says without being asked.
+/// Asynchronous events of a device.
 #[derive(Clone, Copy, Debug)]
 pub enum AsyncEvent {
-    /// Everything on it has failed.
+    /// The whole device has failed.
     Device(&'static str),
-    /// A queue pair or completion queue (its address) has failed.
+    /// A queue pair or completion queue (identified by its address) has failed.
     Object(u64, &'static str),
 }
 
-/// A port as the host has it.
+/// A port of the host.
 #[derive(Clone, Debug)]
 pub struct PortFacts {
     pub device: String,
@@ -65,7 +65,7 @@ pub struct GidFacts {
     pub is_roce_v2: bool,
 }
 
-/// Closes the context.
+/// Closes the context on drop.
 pub(super) struct ContextHandle {
     library: &'static Library,
     pub raw: *mut ibv_context,
@@ -73,14 +73,14 @@ pub(super) struct ContextHandle {
 
 impl Drop for ContextHandle {
     fn drop(&mut self) {
-        // SAFETY: opened by `open_device`, closed only here, after everything that was made from it (its users hold the
-        // `Device`).
+        // SAFETY: opened by `open_device` and closed only here, after every object made from it: their owners hold the
+        // `Device`.
         unsafe { (self.library.close_device)(self.raw) };
     }
 }
 
 impl Device {
-    /// Opens what the configuration asks for, or what serves best.
+    /// Opens the configured device, or the most suitable one.
     pub fn open(library: &'static Library, config: &VerbsConfig) -> Result<Device, VerbsError> {
         let list = DeviceList::get(library)?;
         let names: Vec<String> = list.iter().map(|device| list.name(device)).collect();
@@ -112,7 +112,6 @@ impl Device {
         Err(failure.unwrap_or_else(|| VerbsError::NoActivePort { seen: seen.join(", ") }))
     }
 
-    /// One line for the log.
     pub fn describe(&self) -> String {
         let address = if self.is_global {
             format!("GID {} ({})", self.gid_index, Ipv6Addr::from(self.gid))
@@ -127,11 +126,11 @@ impl Device {
         // SAFETY: the context is open.
         let fd = unsafe { (*self.context.raw).async_fd };
         set_nonblocking(fd)?;
-        // SAFETY: open as long as the context; the duplicate is owned by the caller.
+        // SAFETY: the descriptor is open as long as the context; the duplicate gets its own owner.
         unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()
     }
 
-    /// The next event that means a failure. `descriptor` must have been called: it makes this not block.
+    /// The next event that means a failure. Call `descriptor` first: it makes this non-blocking.
     pub fn next_event(&self) -> Option<AsyncEvent> {
         loop {
             let mut event = ibv_async_event { element: 0, event_type: 0 };
@@ -139,14 +138,14 @@ impl Device {
             if unsafe { (self.library.get_async_event)(self.context.raw, &mut event) } != 0 {
                 return None;
             }
-            // SAFETY: the event just taken; acknowledged once.
+            // SAFETY: the event that was just taken; acknowledged once.
             unsafe { (self.library.ack_async_event)(&mut event) };
             match event.event_type {
                 EVENT_CQ_ERR => return Some(AsyncEvent::Object(event.element, "a completion queue has overflowed")),
                 EVENT_QP_FATAL => return Some(AsyncEvent::Object(event.element, "a queue pair has failed")),
                 EVENT_DEVICE_FATAL => return Some(AsyncEvent::Device("the device has failed")),
-                // A port may come back in time, which the retries of each queue pair decide; the others say nothing
-                // about connections.
+                // A port may come back in time, which the retries of each queue pair decide; the other events do not
+                // concern connections.
                 _ => {}
             }
         }
@@ -157,7 +156,7 @@ impl Device {
     }
 }
 
-/// All ports of all devices of this host, or why they cannot be listed.
+/// All ports of all devices of this host, or the reason why they cannot be listed.
 pub fn survey(library: &'static Library) -> Result<Vec<Result<PortFacts, VerbsError>>, VerbsError> {
     let list = DeviceList::get(library)?;
     let mut found = Vec::new();
@@ -183,7 +182,7 @@ impl DeviceList {
         let list = unsafe { (library.get_device_list)(&mut len) };
         if list.is_null() {
             let error = io::Error::last_os_error();
-            // No uverbs at all: the kernel has no RDMA, or this container does not see it.
+            // No uverbs at all: the kernel has no RDMA, or it is hidden from this container.
             return Err(match error.raw_os_error() {
                 Some(libc::ENOSYS) => VerbsError::NoDevice,
                 _ => VerbsError::List(error),
@@ -193,24 +192,24 @@ impl DeviceList {
     }
 
     fn iter(&self) -> impl Iterator<Item = *mut ibv_device> {
-        // SAFETY: the library returned `len` entries, valid until the list is freed.
+        // SAFETY: the library returned `len` entries, valid until the list is freed, which is when `self` is dropped.
         (0..self.len).map(|index| unsafe { *self.list.add(index) })
     }
 
     fn name(&self, device: *mut ibv_device) -> String {
-        // SAFETY: an entry of the list; the name is zero-terminated and lives as long.
+        // SAFETY: `device` is an entry of the list; its name is zero-terminated and lives as long as the list.
         unsafe { CStr::from_ptr((self.library.get_device_name)(device)) }.to_string_lossy().into_owned()
     }
 }
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: from `get_device_list`, freed once. Open devices stay.
+        // SAFETY: from `get_device_list`, freed once. Freeing the list does not affect open devices.
         unsafe { (self.library.free_device_list)(self.list) };
     }
 }
 
-/// An open device whose port is not chosen yet.
+/// An open device whose port is not yet chosen.
 struct Opened {
     library: &'static Library,
     context: ContextHandle,
@@ -353,7 +352,7 @@ impl Opened {
     }
 }
 
-/// RoCE v2 only. IPv4 is what networks route; link-local addresses reach only the own segment.
+/// RoCE v2 only. Networks route IPv4; link-local addresses reach only their own segment.
 fn best_gid(gids: impl Iterator<Item = GidFacts>) -> Option<GidFacts> {
     let rank = |gid: &Ipv6Addr| match (gid.to_ipv4_mapped(), gid.is_unicast_link_local()) {
         (Some(_), _) => 0,
@@ -395,7 +394,7 @@ fn state_name(state: c_int) -> &'static str {
     }
 }
 
-/// Most calls return an errno value.
+/// Most calls return an errno value; some return -1 and set errno.
 pub(super) fn check(result: c_int) -> io::Result<()> {
     match result {
         0 => Ok(()),
@@ -404,7 +403,7 @@ pub(super) fn check(result: c_int) -> io::Result<()> {
     }
 }
 
-/// What failed calls that return pointers leave in errno.
+/// Calls that return pointers set errno when they return null.
 pub(super) fn not_null<T>(pointer: *mut T) -> io::Result<ptr::NonNull<T>> {
     ptr::NonNull::new(pointer).ok_or_else(io::Error::last_os_error)
 }

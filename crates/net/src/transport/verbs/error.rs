@@ -1,4 +1,4 @@
-//! What can be wrong with RDMA on this host or on the way to a peer. Each message says where to look.
+//! RDMA errors on this host or on the path to a peer. Each message says where to look.
 
 use std::io;
 
@@ -63,7 +63,7 @@ pub enum VerbsError {
 }
 
 impl VerbsError {
-    /// Lack of memory has one frequent reason, which its message names.
+    /// Lack of memory has one common reason, which the message names.
     pub(super) fn lacks(device: &str, what: &'static str, source: io::Error) -> Self {
         let device = device.to_owned();
         match source.raw_os_error() {
@@ -81,7 +81,7 @@ impl From<VerbsError> for io::Error {
     }
 }
 
-/// The soft limit of locked memory in bytes; `None`: unlimited, or not known.
+/// The soft limit of locked memory in bytes; `None`: unlimited, or unknown.
 pub fn memlock() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is writable.
@@ -93,7 +93,7 @@ fn memlock_text() -> String {
     memlock().map_or_else(|| "unlimited".to_owned(), |bytes| format!("{} KiB", bytes >> 10))
 }
 
-/// What a completion's status means to somebody who has to do something about it.
+/// Explains a completion's status to an operator.
 fn explain(status: i32) -> &'static str {
     match status {
         abi::WC_LOC_LEN_ERR => "a message was longer than the buffer for it (LOC_LEN_ERR)",

@@ -1,15 +1,15 @@
-//! What the two ends of a stream owe each other, in numbers that travel with every message. They count from the
-//! beginning of the connection and wrap around.
+//! Flow control between the two ends of a stream: counters that travel with every message. They count from the start of
+//! the connection and wrap around.
 
 use super::error::VerbsError;
 use super::wire::Head;
 
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    /// Messages with data that we sent, and of these, those that the peer has worked off.
+    /// Messages with data that we sent; of these, those that the peer has processed.
     sent: u32,
     credited: u32,
-    /// The other way round, and what of it the peer has been told.
+    /// Messages with data that we have processed; of these, those that the peer has been told of.
     worked_off: u32,
     told_worked_off: u32,
     offers_made: u32,
@@ -22,7 +22,7 @@ pub struct Ledger {
     told_news_seen: u32,
 }
 
-/// What has to be said although there is no data to say it with.
+/// A message that must be sent even without data to carry it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     News,
@@ -30,7 +30,7 @@ pub enum Due {
 }
 
 impl Ledger {
-    /// The peer, which has so many buffers, can take another message with data.
+    /// Whether the peer, which has `slots` buffers, can take another message with data.
     pub fn has_credit(&self, slots: u16) -> bool {
         self.sent.wrapping_sub(self.credited) < u32::from(slots)
     }
@@ -40,7 +40,7 @@ impl Ledger {
         self.offers_made = self.offers_made.wrapping_add(u32::from(offers));
     }
 
-    /// A message with data was taken apart: its buffer is free again.
+    /// A message with data has been processed: its buffer is free again.
     pub fn worked_off(&mut self) {
         self.worked_off = self.worked_off.wrapping_add(1);
     }
@@ -49,7 +49,7 @@ impl Ledger {
         self.offers_read = self.offers_read.wrapping_add(count);
     }
 
-    /// Takes a message's numbers in. Returns how many more of our offers the peer is done with.
+    /// Takes in a message's counters. Returns how many more of our offers the peer has finished.
     pub fn hear(&mut self, head: &Head) -> Result<u32, VerbsError> {
         let step = |now: u32, before: u32, last: u32| {
             let step = now.wrapping_sub(before);
@@ -69,7 +69,7 @@ impl Ledger {
         Ok(done)
     }
 
-    /// Completes the head of a message that leaves now.
+    /// Fills in the counters of a message that is sent now.
     pub fn tell(&mut self, head: Head) -> Head {
         if head.is_news {
             self.news_sent = self.news_sent.wrapping_add(1);
@@ -84,7 +84,7 @@ impl Ledger {
         self.news_sent == self.news_confirmed
     }
 
-    /// What cannot wait for data to travel with. `slots`: how many buffers the peer fills.
+    /// Returns the message that cannot wait for data. `slots`: the number of buffers that the peer fills.
     pub fn due(&self, slots: u16) -> Option<Due> {
         let owed = self.worked_off.wrapping_sub(self.told_worked_off);
         let has_news = self.offers_read != self.told_offers_read || owed >= u32::from(slots).div_ceil(2);
@@ -102,7 +102,7 @@ mod tests {
 
     const SLOTS: u16 = 4;
 
-    /// Both near the point where numbers wrap around.
+    /// Two ledgers whose counters are about to wrap around.
     fn pair() -> [Ledger; 2] {
         let at = u32::MAX - 2;
         let one = Ledger {

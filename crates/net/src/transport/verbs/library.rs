@@ -1,4 +1,5 @@
-//! libibverbs, loaded at run time: the process starts without it, and says what is missing only if RDMA is asked for.
+//! libibverbs, loaded at run time: the process starts without it, and its absence is an error only if RDMA is
+//! requested.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -7,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use super::abi::*;
 use super::error::VerbsError;
 
-/// What is loaded unless the environment says otherwise.
+/// The library that is loaded by default.
 pub const DEFAULT_LIBRARY: &str = "libibverbs.so.1";
 
 macro_rules! library {
@@ -25,7 +26,7 @@ macro_rules! library {
                     $($field: {
                         let found = symbol(handle, $symbol, $version)
                             .ok_or_else(|| VerbsError::Symbol { library: library.to_owned(), symbol: $symbol })?;
-                        // SAFETY: libibverbs documents the symbol with this signature, and promises it for this symbol
+                        // SAFETY: libibverbs documents this signature for the symbol and keeps it for this symbol
                         // version.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(found) }
                     },)*
@@ -69,7 +70,7 @@ library! {
 }
 
 impl Library {
-    /// Loads a library by name or path. Asking again for the same one gives the same.
+    /// Loads a library by name or path. Repeated calls for one name return the same library.
     pub fn load(name: &str) -> Result<&'static Library, VerbsError> {
         static LOADED: Mutex<Option<HashMap<String, &'static Library>>> = Mutex::new(None);
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,14 +80,14 @@ impl Library {
         }
         let failed = |reason: String| VerbsError::Library { library: name.to_owned(), reason };
         let path = CString::new(name).map_err(|_| failed("the name contains a zero byte".to_owned()))?;
-        // SAFETY: a zero-terminated name. The library's constructors are libibverbs's own.
+        // SAFETY: `path` is zero-terminated; the library's constructors are libibverbs's own and safe to run.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(failed(last_error()));
         }
         let library: &'static Library = Box::leak(Box::new(Library::bind(handle, name)?));
-        // Before any memory is registered: pinned pages must stay this process's when it forks. Kernels since 5.12 need
-        // nothing, and an error costs nothing else.
+        // Before any memory is registered: pinned pages must stay with this process when it forks. Kernels since 5.12
+        // need no such call, and its failure has no other consequence.
         // SAFETY: no arguments; may be called at any time.
         unsafe { (library.fork_init)() };
         loaded.insert(name.to_owned(), library);
@@ -98,14 +99,14 @@ fn symbol(handle: *mut c_void, name: &str, version: &str) -> Option<*mut c_void>
     let (name, version) = (CString::new(name).ok()?, CString::new(version).ok()?);
     // SAFETY: an open handle and zero-terminated names.
     let versioned = unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) };
-    // A library that was built without symbol versions is good enough.
+    // A library built without symbol versions will do.
     // SAFETY: as above.
     let found = if versioned.is_null() { unsafe { libc::dlsym(handle, name.as_ptr()) } } else { versioned };
     (!found.is_null()).then_some(found)
 }
 
 fn last_error() -> String {
-    // SAFETY: dlerror returns null or a zero-terminated text that lives until the next dl… call of this thread.
+    // SAFETY: dlerror returns null or a zero-terminated text that lives until this thread's next dl… call.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "no reason given".to_owned();

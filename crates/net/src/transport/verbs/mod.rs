@@ -1,5 +1,5 @@
-//! RDMA over libibverbs: reliable connected queue pairs that carry the same byte stream as a socket. `docs/verbs.md`
-//! explains how.
+//! RDMA over libibverbs: reliable connected queue pairs that carry the same byte stream as a socket. See
+//! `docs/verbs.md`.
 
 pub mod abi;
 mod arena;

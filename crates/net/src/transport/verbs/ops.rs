@@ -1,4 +1,4 @@
-//! What a stream is in the middle of.
+//! The operations in progress on a stream.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use super::registrations::Lease;
 use super::wire::Offer;
 use crate::reactor::driver::IoPart;
 
-/// What comes next in the stream.
+/// The next piece of the stream.
 pub enum Item {
     Bytes { slot: usize, range: Range<usize> },
     Offer(Offer),
@@ -18,7 +18,7 @@ pub struct ReceiveOp {
     pub part: usize,
     pub offset: usize,
     pub filled: usize,
-    /// The last of its READs, by number, and what they bring.
+    /// Its READs in flight.
     pub read: Option<Reading>,
 }
 
@@ -26,7 +26,7 @@ pub struct Reading {
     pub last: u64,
     pub bytes: usize,
     pub finished_offers: u32,
-    /// The bytes lie in the bounce buffer.
+    /// The bytes are in the bounce buffer.
     pub bounced: bool,
     pub leases: Vec<Lease>,
 }
@@ -43,7 +43,7 @@ pub struct SendOp {
 }
 
 impl ReceiveOp {
-    /// So many bytes of its memory are filled.
+    /// Marks `len` more bytes of its memory as filled.
     pub fn advance(&mut self, len: usize) {
         self.offset += len;
         if self.parts.get(self.part).is_some_and(|part| part.len == self.offset) {

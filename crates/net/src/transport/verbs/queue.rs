@@ -1,4 +1,4 @@
-//! Queue pairs, their completion queue and registered memory, as values that clean up after themselves.
+//! Owned handles to queue pairs, their completion queue and registered memory.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,16 +11,15 @@ use super::error::VerbsError;
 use super::wire::Endpoint;
 use crate::transport::verbs::VerbsConfig;
 
-/// Packets that find no buffer are sent again this often; buffers are counted, so it does not happen between peers that
-/// keep the rules.
+/// Retries of a packet that finds no buffer. Buffers are counted, so this does not happen between well-behaved peers.
 const RNR_RETRIES: u8 = 6;
 /// 0.64 ms.
 const RNR_TIMER: u8 = 12;
-/// READs in flight of one connection, if the devices can.
+/// READs in flight per connection, if the devices support it.
 const MAX_READS: i32 = 16;
 const POLLED: usize = 32;
 
-/// Where a reactor hears of completions.
+/// Delivers a reactor's completion events.
 pub struct CompletionChannel {
     device: Rc<Device>,
     raw: NonNull<ibv_comp_channel>,
@@ -32,7 +31,7 @@ impl CompletionChannel {
         let raw = unsafe { (device.library.create_comp_channel)(device.raw()) };
         let lacks = |source| VerbsError::lacks(&device.name, "completion channel", source);
         let channel = CompletionChannel { device: device.clone(), raw: not_null(raw).map_err(lacks)? };
-        // SAFETY: alive.
+        // SAFETY: the channel is alive: `channel` owns it.
         let fd = unsafe { channel.raw.as_ref() }.fd;
         set_nonblocking(fd).map_err(lacks)?;
         Ok(Rc::new(channel))
@@ -40,11 +39,11 @@ impl CompletionChannel {
 
     /// A descriptor that is readable while there are events.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
-        // SAFETY: the channel is alive and its descriptor open; the duplicate is owned by the caller.
+        // SAFETY: the channel is alive and its descriptor open; the duplicate gets its own owner.
         unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().fd) }.try_clone_to_owned()
     }
 
-    /// The next queue pair whose queue has something, by the key it was made with.
+    /// The key of the next queue pair whose queue has completions.
     pub fn next_event(&self) -> Option<u64> {
         let (mut cq, mut key) = (ptr::null_mut(), ptr::null_mut());
         let library = self.device.library;
@@ -52,7 +51,7 @@ impl CompletionChannel {
         if unsafe { (library.get_cq_event)(self.raw.as_ptr(), &mut cq, &mut key) } != 0 {
             return None;
         }
-        // SAFETY: the queue that the event is of; each event is acknowledged once.
+        // SAFETY: the completion queue of the event just taken; each event is acknowledged once.
         unsafe { (library.ack_cq_events)(cq, 1) };
         Some(key as u64)
     }
@@ -60,13 +59,13 @@ impl CompletionChannel {
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        // SAFETY: made in `new`; every completion queue holds the channel and is gone by now.
+        // SAFETY: created in `new`; every completion queue holds the channel, so all are destroyed by now.
         unsafe { (self.device.library.destroy_comp_channel)(self.raw.as_ptr()) };
     }
 }
 
 pub fn set_nonblocking(fd: i32) -> io::Result<()> {
-    // SAFETY: no memory is involved.
+    // SAFETY: takes no pointers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     // SAFETY: as above.
     if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
@@ -75,7 +74,7 @@ pub fn set_nonblocking(fd: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// One for each peer: no key of it opens anything to another.
+/// One protection domain per peer: its keys are useless to any other peer.
 pub struct Domain {
     pub(super) device: Rc<Device>,
     raw: NonNull<ibv_pd>,
@@ -92,12 +91,12 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: regions and queue pairs hold their domain, so they are gone.
+        // SAFETY: regions and queue pairs hold their domain, so all are destroyed by now.
         unsafe { (self.device.library.dealloc_pd)(self.raw.as_ptr()) };
     }
 }
 
-/// Memory that the device may touch.
+/// Registered memory: the device may access it.
 pub struct Region {
     domain: Rc<Domain>,
     raw: NonNull<ibv_mr>,
@@ -108,31 +107,31 @@ impl Region {
     /// The memory is valid, and stays so until the region is dropped.
     pub unsafe fn new(domain: &Rc<Domain>, ptr: *mut u8, len: usize, access: i32) -> Result<Self, VerbsError> {
         let device = &domain.device;
-        // SAFETY: a live domain; for the memory, the caller's promise.
+        // SAFETY: a live domain; the caller guarantees that the memory stays valid.
         let raw = unsafe { (device.library.reg_mr)(domain.raw.as_ptr(), ptr.cast(), len, access) };
         let raw = not_null(raw).map_err(|source| VerbsError::lacks(&device.name, "registered memory", source))?;
         Ok(Region { domain: domain.clone(), raw })
     }
 
     pub fn local_key(&self) -> u32 {
-        // SAFETY: alive.
+        // SAFETY: the registration lives as long as `self`.
         unsafe { self.raw.as_ref() }.lkey
     }
 
     pub fn remote_key(&self) -> u32 {
-        // SAFETY: alive.
+        // SAFETY: the registration lives as long as `self`.
         unsafe { self.raw.as_ref() }.rkey
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: registered in `new`, given back once.
+        // SAFETY: registered in `new`, deregistered once.
         unsafe { (self.domain.device.library.dereg_mr)(self.raw.as_ptr()) };
     }
 }
 
-/// What a completion says.
+/// A completion.
 #[derive(Clone, Copy)]
 pub struct Done {
     pub id: u64,
@@ -140,8 +139,7 @@ pub struct Done {
     pub bytes: u32,
 }
 
-/// A reliable connected queue pair with a completion queue of its own, which has room for everything that can be in
-/// flight.
+/// A reliable connected queue pair with its own completion queue, which has room for everything that can be in flight.
 pub struct QueuePair {
     qp: NonNull<ibv_qp>,
     cq: NonNull<ibv_cq>,
@@ -153,7 +151,7 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// In state INIT: receives may be posted. `key` is what the channel's events name it by.
+    /// In state INIT: receives may be posted. `key` identifies it in the channel's events.
     pub fn new(
         channel: &Rc<CompletionChannel>,
         config: &VerbsConfig,
@@ -167,7 +165,7 @@ impl QueuePair {
         let max_sends = config.queue_depth.min(most);
         let max_receives = receives.min(most);
         let entries = i32::try_from(max_sends + max_receives + 1).unwrap_or(i32::MAX).min(device.limits.max_cqe.max(1));
-        // SAFETY: context and channel are alive; the key is never looked into.
+        // SAFETY: context and channel are alive; the key is never dereferenced.
         let cq = unsafe { (library.create_cq)(device.raw(), entries, key as *mut _, channel.raw.as_ptr(), 0) };
         let cq = not_null(cq).map_err(|source| VerbsError::lacks(&device.name, "completion queue", source))?;
         let mut init = ibv_qp_init_attr {
@@ -185,12 +183,12 @@ impl QueuePair {
             qp_type: QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: a live domain and queue.
+        // SAFETY: a live domain and completion queue.
         let qp = not_null(unsafe { (library.create_qp)(domain.raw.as_ptr(), &mut init) });
         let qp = match qp {
             Ok(qp) => qp,
             Err(source) => {
-                // SAFETY: just made, used by nobody.
+                // SAFETY: just created, and nothing uses it.
                 unsafe { (library.destroy_cq)(cq.as_ptr()) };
                 return Err(VerbsError::lacks(&device.name, "queue pair", source));
             }
@@ -201,7 +199,7 @@ impl QueuePair {
         attr.qp_state = QPS_INIT;
         attr.pkey_index = config.pkey_index;
         attr.port_num = device.port;
-        // The peer may read what it is offered; nobody writes here, and there are no atomics.
+        // The peer may read what it is offered; it may not write, and there are no atomics.
         attr.qp_access_flags = ACCESS_REMOTE_READ as u32;
         pair.modify(&mut attr, QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS, "be initialised")?;
         pair.arm()?;
@@ -216,7 +214,7 @@ impl QueuePair {
         self.device().max_message
     }
 
-    /// What the peer has to know.
+    /// The endpoint that the peer needs to reach this queue pair.
     pub fn endpoint(&self, slots: u16, slot_bytes: u32) -> Endpoint {
         let device = self.device();
         let reads = device.limits.max_qp_rd_atom.clamp(1, MAX_READS);
@@ -224,7 +222,7 @@ impl QueuePair {
             gid: device.gid,
             lid: device.lid,
             is_global: device.is_global,
-            // SAFETY: alive.
+            // SAFETY: the queue pair lives as long as `self`.
             number: unsafe { self.qp.as_ref() }.qp_num,
             psn: self.psn,
             mtu: device.mtu,
@@ -234,7 +232,7 @@ impl QueuePair {
         }
     }
 
-    /// From here on messages come in, and may be sent.
+    /// From now on messages can arrive and be sent.
     pub fn connect(&self, peer: &Endpoint, config: &VerbsConfig) -> Result<(), VerbsError> {
         let device = self.device();
         let is_global = device.is_global || peer.is_global;
@@ -277,22 +275,22 @@ impl QueuePair {
     }
 
     fn ops(&self) -> &ibv_context_ops {
-        // SAFETY: the context is open as long as the device; nobody writes to its table after it was opened.
+        // SAFETY: the context is open as long as the device; its table is not modified after opening.
         unsafe { &(*self.device().raw()).ops }
     }
 
     /// # Safety
-    /// `ptr..ptr+len` lies in the region with this key and is not touched until the message was completed, or the queue
-    /// pair is gone.
+    /// `ptr..ptr+len` lies in the region with this key and is not modified until the message has completed or the queue
+    /// pair is destroyed.
     pub unsafe fn send(&self, id: u64, ptr: *const u8, len: u32, key: u32, signaled: bool) -> Result<(), VerbsError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `post`.
         unsafe { self.post(id, WR_SEND, ptr as u64, len, key, (0, 0), signaled) }
     }
 
     /// Reads the peer's memory at `from` (address and key).
     ///
     /// # Safety
-    /// As for `send`, and the memory is writable.
+    /// As for `send`; in addition, the memory is writable and not accessed meanwhile.
     pub unsafe fn read(
         &self,
         id: u64,
@@ -302,12 +300,12 @@ impl QueuePair {
         from: (u64, u32),
         signaled: bool,
     ) -> Result<(), VerbsError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `post`.
         unsafe { self.post(id, WR_RDMA_READ, to as u64, len, key, from, signaled) }
     }
 
     /// # Safety
-    /// As for `send` and `read`.
+    /// As for `send` or `read`, by opcode.
     #[expect(clippy::too_many_arguments, reason = "the fields of a work request")]
     unsafe fn post(
         &self,
@@ -334,7 +332,7 @@ impl QueuePair {
         };
         let mut bad = ptr::null_mut();
         let Some(post) = self.ops().post_send else { return Err(self.incomplete()) };
-        // SAFETY: a live queue pair; the request is copied by the call.
+        // SAFETY: a live queue pair; the call copies the request.
         check(unsafe { post(self.qp.as_ptr(), &mut request, &mut bad) })
             .map_err(|source| VerbsError::Post { what: "a work request", source })
     }
@@ -346,15 +344,15 @@ impl QueuePair {
         let mut request = ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
         let mut bad = ptr::null_mut();
         let Some(post) = self.ops().post_recv else { return Err(self.incomplete()) };
-        // SAFETY: a live queue pair; the request is copied by the call.
+        // SAFETY: a live queue pair; the call copies the request.
         check(unsafe { post(self.qp.as_ptr(), &mut request, &mut bad) })
             .map_err(|source| VerbsError::Post { what: "a buffer", source })
     }
 
-    /// The next event comes with the next completion.
+    /// Requests an event for the next completion.
     pub fn arm(&self) -> Result<(), VerbsError> {
         let Some(arm) = self.ops().req_notify_cq else { return Err(self.incomplete()) };
-        // SAFETY: a live queue.
+        // SAFETY: a live completion queue.
         check(unsafe { arm(self.cq.as_ptr(), 0) })
             .map_err(|source| VerbsError::Post { what: "a request for events", source })
     }
@@ -364,7 +362,7 @@ impl QueuePair {
         let Some(poll) = self.ops().poll_cq else { return Err(self.incomplete()) };
         // SAFETY: all-zero is a valid value of this plain structure.
         let mut found: [ibv_wc; POLLED] = unsafe { std::mem::zeroed() };
-        // SAFETY: a live queue and room for as many completions.
+        // SAFETY: a live completion queue, and room for `POLLED` completions.
         let count = unsafe { poll(self.cq.as_ptr(), POLLED as i32, found.as_mut_ptr()) };
         let broken =
             |_| VerbsError::Event { device: self.device().name.clone(), what: "the completion queue cannot be read" };
@@ -373,7 +371,7 @@ impl QueuePair {
         Ok(count > 0)
     }
 
-    /// Whether an asynchronous event is about this queue pair or its queue.
+    /// Whether an asynchronous event concerns this queue pair or its completion queue.
     pub fn is_meant_by(&self, element: u64) -> bool {
         element == self.qp.as_ptr() as u64 || element == self.cq.as_ptr() as u64
     }
@@ -386,8 +384,8 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         let library = self.device().library;
-        // SAFETY: made in `new`, destroyed once, the user before what it uses. Afterwards the device touches none of
-        // its buffers.
+        // SAFETY: created in `new`, destroyed once, the queue pair before the completion queue that it uses. Afterwards
+        // the device accesses none of its buffers.
         unsafe {
             (library.destroy_qp)(self.qp.as_ptr());
             (library.destroy_cq)(self.cq.as_ptr());
@@ -403,7 +401,7 @@ fn no_attributes() -> ibv_qp_attr {
 /// 24 bits that an outsider cannot guess.
 fn random_psn() -> u32 {
     let mut bytes = [0u8; 4];
-    // SAFETY: `bytes` is writable. Four bytes are never returned in part.
+    // SAFETY: `bytes` is writable. Requests of up to 256 bytes are never filled partially.
     unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     u32::from_le_bytes(bytes) & 0xff_ffff
 }

@@ -1,5 +1,5 @@
-//! Memory that the device may touch, for one connection: for one transfer, or, where it is certain that the memory
-//! stays, for as long as the connection lives.
+//! Registered memory of one connection: for one transfer, or, if the memory is permanent, for the life of the
+//! connection.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -10,10 +10,9 @@ use super::error::VerbsError;
 use super::queue::{Domain, Region};
 use super::stats::VerbsStats;
 
-/// Registrations that one connection keeps; beyond that, those go that were not used for longest.
+/// The most registrations that a connection keeps; beyond that, the least recently used are evicted.
 const MOST_KEPT: usize = 4096;
 
-/// What memory is registered for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
     /// Our device writes to it.
@@ -22,7 +21,7 @@ pub enum Purpose {
     Offer,
 }
 
-/// A piece of memory that stays registered while this exists.
+/// Keeps a piece of memory registered while it exists.
 pub struct Lease(Rc<Region>);
 
 impl Lease {
@@ -54,8 +53,8 @@ impl Registrations {
     }
 
     /// # Safety
-    /// The memory is valid, and writable for `Fill`, until the lease is dropped. (Beyond that only the arena's memory
-    /// stays registered, which is valid for ever.)
+    /// The memory is valid, and writable for `Fill`, until the lease is dropped. (Only the arena's memory, which is
+    /// always valid, stays registered beyond that.)
     pub unsafe fn lease(
         &mut self,
         ptr: *mut u8,
@@ -70,7 +69,7 @@ impl Registrations {
                 Purpose::Offer => ACCESS_REMOTE_READ,
             };
             stats.registrations += 1;
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees validity until the lease, which owns the region, is dropped.
             return unsafe { self.register(ptr, len, access) }.map(|region| Lease(Rc::new(region)));
         };
         let uses = self.uses;
@@ -100,22 +99,22 @@ impl Registrations {
     /// # Safety
     /// As for `Region::new`.
     unsafe fn register(&mut self, ptr: *mut u8, len: usize, access: i32) -> Result<Region, VerbsError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `Region::new`.
         let mut region = unsafe { Region::new(&self.domain, ptr, len, access) };
         if region.is_err() && self.forget(u64::MAX) {
-            // What was kept for later may be what is lacking now.
-            // SAFETY: the caller's promise.
+            // The registrations kept for later may be using up the limit.
+            // SAFETY: as above.
             region = unsafe { Region::new(&self.domain, ptr, len, access) };
         }
         region.inspect_err(|_| self.domain.device.shortages.report())
     }
 
-    /// Lets go of what is kept for later: another connection is short of memory. True: there was something.
+    /// Releases the registrations kept for later, because another connection is short of memory. True: there were some.
     pub fn make_room(&mut self) -> bool {
         self.forget(u64::MAX)
     }
 
-    /// Lets go of what nobody uses now, and nobody has used since. True: there was something.
+    /// Drops registrations that are not in use and were last used before `since`. True: there were some.
     fn forget(&mut self, since: u64) -> bool {
         let before = self.kept.len();
         self.kept.retain(|_, kept| kept.last_used >= since || Rc::strong_count(&kept.region) > 1);

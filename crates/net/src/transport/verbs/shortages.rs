@@ -1,11 +1,11 @@
-//! Too little memory that may be locked: news from one connection to all others of its device in this process, which
-//! keep registrations for later.
+//! Shortages of lockable memory: a connection signals them to all others of its device in this process, which keep
+//! registrations for later.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-/// Reactors open a device each; these are the same for all of one name.
+/// Each reactor opens the device separately; these are shared by all with one name.
 #[derive(Clone)]
 pub struct Shortages(Arc<AtomicU64>);
 

@@ -1,27 +1,27 @@
-//! What a stream has done, for the metrics.
+//! A stream's statistics, for the metrics.
 
-/// What happened since the stream was made.
+/// Totals since the stream was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VerbsStats {
     pub messages_sent: u64,
     pub messages_received: u64,
     pub completions: u64,
-    /// Bytes that were copied into and out of messages.
+    /// Bytes copied into and out of messages.
     pub copied: u64,
     pub reads: u64,
-    /// Bytes that the device read straight into their place …
+    /// Bytes that the device read straight to their destination …
     pub read_bytes: u64,
-    /// … or into a buffer first, because their place could not be registered or was short.
+    /// … or into a buffer first, because the destination could not be registered or was short.
     pub bounced: u64,
     pub offered_bytes: u64,
     pub registrations: u64,
-    /// Transfers whose memory was registered from before.
+    /// Transfers whose memory was already registered.
     pub registrations_reused: u64,
     pub registration_failures: u64,
 }
 
 impl VerbsStats {
-    /// Adds what happened between two looks.
+    /// Adds the difference between two snapshots.
     pub fn add(&mut self, now: &VerbsStats, then: &VerbsStats) {
         self.messages_sent += now.messages_sent - then.messages_sent;
         self.messages_received += now.messages_received - then.messages_received;

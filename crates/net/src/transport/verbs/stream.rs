@@ -1,10 +1,10 @@
 //! A byte stream over a queue pair, with the semantics of a socket: one receive and one send at a time, short counts
 //! are normal.
 //!
-//! Short pieces are copied into messages. Longer ones are *offered*: the message says where they lie, the receiver
-//! reads them straight into the memory of its receive, and the send ends when the receiver says that it is done with
-//! them. Messages with data need a credit; two more buffers on each side are kept for messages without data (credits,
-//! ends of reads), so that these get through whatever waits. `docs/verbs.md` has the rules.
+//! Short pieces are copied into messages. Longer ones are *offered*: the message carries their address, the receiver
+//! reads them straight into the memory of its receive, and the send ends when the receiver reports that it has
+//! finished. Messages with data need a credit; each side reserves two more buffers for messages without data (credits,
+//! ends of reads), so that these always get through. `docs/verbs.md` has the rules.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,18 +25,18 @@ use crate::transport::verbs::VerbsConfig;
 const SLOT: usize = 16 << 10;
 /// Buffers for messages without data: news, and the confirmation of news.
 const RESERVE: usize = 2;
-/// Every so many messages one is completed visibly; its completion speaks for those before it.
+/// One in this many messages requests a completion, which covers those before it.
 const SIGNAL_EACH: u32 = 4;
 /// Pieces shorter than this are read into a buffer and copied: registering memory would cost more.
 const BOUNCE_BELOW: usize = 4 << 10;
 const BOUNCE: usize = 64 << 10;
 /// Longest single READ, whatever the device allows.
 const MAX_READ: u64 = 1 << 30;
-/// In a work request's id: it is a receive; the rest is its slot.
+/// Bit in a work request's id: it is a receive; the rest is its slot.
 const RECEIVE: u64 = 1 << 63;
 
 pub struct Stream {
-    /// `None` after a failure: the device touches nothing any more.
+    /// `None` after a failure: the device no longer accesses any memory.
     pair: Option<QueuePair>,
     config: Rc<VerbsConfig>,
     incoming: Slots,
@@ -47,7 +47,7 @@ pub struct Stream {
     peer: Option<Endpoint>,
 
     free: Vec<usize>,
-    /// Send and read requests that the device has, by number; the slot that each uses.
+    /// Send and READ requests that the device holds, by number, and the slot that each uses.
     posted: VecDeque<(u64, Option<usize>)>,
     next_request: u64,
     unsignaled: u32,
@@ -67,7 +67,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Buffers posted, but not connected. `key` is what the channel's events name it by.
+    /// With buffers posted, but not connected. `key` identifies it in the channel's events.
     pub fn new(channel: &Rc<CompletionChannel>, config: &Rc<VerbsConfig>, key: u64) -> Result<Self, VerbsError> {
         let wanted = usize::try_from(config.buffer_bytes).unwrap_or(usize::MAX) / SLOT;
         let wanted = wanted.clamp(4, 4000);
@@ -80,7 +80,7 @@ impl Stream {
         let outgoing = Slots::new(&pair.domain, messages + RESERVE + SIGNAL_EACH as usize, SLOT)?;
         let bounce = Slots::new(&pair.domain, 1, BOUNCE)?;
         for slot in 0..incoming.count() {
-            // SAFETY: the slot is in the region of the key; nobody looks at it until its completion.
+            // SAFETY: the slot is in the region of the key and is not accessed until its completion.
             unsafe { pair.receive(RECEIVE | slot as u64, incoming.pointer(slot), SLOT as u32, incoming.key())? };
         }
         let endpoint = pair.endpoint(u16::try_from(slots).unwrap_or(u16::MAX), SLOT as u32);
@@ -131,12 +131,11 @@ impl Stream {
         self.pair.as_ref().is_some_and(|pair| pair.is_meant_by(element))
     }
 
-    /// Lets go of registrations that it keeps for later. True: there were some.
+    /// Releases registrations that it keeps for later. True: there were some.
     pub fn make_room(&mut self) -> bool {
         self.registrations.make_room()
     }
 
-    /// It has failed.
     pub fn is_over(&self) -> bool {
         self.failure.is_some()
     }
@@ -150,7 +149,7 @@ impl Stream {
     }
 
     /// # Safety
-    /// As for `Driver::recv`: until the result is taken or the stream dropped.
+    /// As for `Driver::recv`, until the result is taken or the stream is dropped.
     pub unsafe fn start_receive(&mut self, parts: &[IoPart]) {
         let parts = parts.iter().filter(|part| part.len > 0).copied().collect();
         self.receive = Some(ReceiveOp { parts, part: 0, offset: 0, filled: 0, read: None });
@@ -158,7 +157,7 @@ impl Stream {
     }
 
     /// # Safety
-    /// As for `Driver::send`: until the result is taken or the stream dropped.
+    /// As for `Driver::send`, until the result is taken or the stream is dropped.
     pub unsafe fn start_send(&mut self, parts: &[IoPart]) {
         let parts = parts.iter().filter(|part| part.len > 0).copied().collect();
         let offers = VecDeque::new();
@@ -174,25 +173,25 @@ impl Stream {
         self.sent.take()
     }
 
-    /// The peer's socket has ended, and its queue pair with it: what has arrived can still be received, nothing else
-    /// will come, and nothing will be answered.
+    /// The peer's socket has ended, and its queue pair with it: received data can still be read; nothing more will
+    /// arrive or be answered.
     pub fn end(&mut self) {
         self.ended = true;
         self.go_on();
     }
 
-    /// Nothing more will be sent: `is_delivered` tells when the peer's device has all of it. Only when no send is under
-    /// way.
+    /// Nothing more will be sent: `is_delivered` reports when the peer's device has all of it. Only while no send is in
+    /// flight.
     pub fn finish(&mut self) {
         self.finishing = true;
     }
 
-    /// What was sent before `finish` has arrived, or never will.
+    /// Everything sent before `finish` has arrived, or never will.
     pub fn is_delivered(&self) -> bool {
         self.finishing && (self.pair.is_none() || self.posted.is_empty())
     }
 
-    /// Gives everything up. Afterwards the device touches no memory of this stream or of its operations.
+    /// Aborts everything. Afterwards the device accesses no memory of this stream or of its operations.
     pub fn fail(&mut self, error: &VerbsError) {
         self.failure.get_or_insert_with(|| error.to_string());
         self.give_up();
@@ -210,7 +209,7 @@ impl Stream {
         }
     }
 
-    /// Works off what the device has completed. `rearm`: an event was taken, so the next one has to be asked for.
+    /// Processes the device's completions. `rearm`: an event was taken, so the next one must be requested.
     pub fn poll(&mut self, rearm: bool) {
         if let Err(error) = self.try_poll(rearm) {
             self.fail(&error);
@@ -220,7 +219,7 @@ impl Stream {
 
     fn try_poll(&mut self, rearm: bool) -> Result<(), VerbsError> {
         if let Some(pair) = self.pair.as_ref().filter(|_| rearm) {
-            // Before the queue is looked at: what comes after the look raises an event.
+            // Before the queue is checked: later completions raise an event.
             pair.arm()?;
         }
         loop {
@@ -252,7 +251,7 @@ impl Stream {
             let slot = usize::try_from(done.id & !RECEIVE).unwrap_or(usize::MAX);
             return self.arrived(slot, done.bytes as usize);
         }
-        // It speaks for all before it.
+        // It covers all requests before it.
         while let Some(&(id, slot)) = self.posted.front().filter(|(id, _)| *id <= done.id) {
             self.posted.pop_front();
             self.free.extend(slot);
@@ -265,13 +264,13 @@ impl Stream {
         self.posted.iter().any(|(posted, slot)| *posted == id && slot.is_none())
     }
 
-    /// A message lies in a slot.
+    /// A message has arrived in a slot.
     fn arrived(&mut self, slot: usize, len: usize) -> Result<(), VerbsError> {
         if slot >= self.incoming.count() || len > SLOT {
             return Err(VerbsError::Peer("a message that was not asked for"));
         }
         self.stats.messages_received += 1;
-        // SAFETY: the device has completed the receive into this slot; nothing is posted for it now.
+        // SAFETY: the device has completed the receive into this slot, and it is not posted now.
         let message = unsafe { self.incoming.bytes(slot, len) };
         let head = Head::decode(message).map_err(VerbsError::Peer)?;
         let start = Head::LEN + head.bytes as usize;
@@ -299,11 +298,11 @@ impl Stream {
 
     fn repost(&mut self, slot: usize) -> Result<(), VerbsError> {
         let Some(pair) = &self.pair else { return Ok(()) };
-        // SAFETY: the slot is in the region of the key; its content was worked off.
+        // SAFETY: the slot is in the region of the key; its content was processed.
         unsafe { pair.receive(RECEIVE | slot as u64, self.incoming.pointer(slot), SLOT as u32, self.incoming.key()) }
     }
 
-    /// Does what can be done now.
+    /// Makes as much progress as possible.
     fn go_on(&mut self) {
         let result = self.go_on_receiving().and_then(|()| self.go_on_sending());
         if let Err(error) = result {
@@ -333,8 +332,8 @@ impl Stream {
                 Some(Item::Bytes { slot, range }) if !is_full => {
                     let part = op.parts[op.part];
                     let len = range.len().min(part.len - op.offset);
-                    // SAFETY: the slot holds a received message and is not posted; the part is writable by
-                    // `start_receive`'s promise, and cannot overlap with a slot that is ours alone.
+                    // SAFETY: the slot holds a received message and is not posted; the caller of `start_receive` keeps
+                    // the part writable, and it cannot overlap with a slot, which this stream owns.
                     unsafe {
                         let from = self.incoming.pointer(*slot).add(range.start);
                         std::ptr::copy_nonoverlapping(from, part.ptr.add(op.offset), len);
@@ -347,7 +346,7 @@ impl Stream {
                 Some(Item::Offer(_)) if op.filled == 0 && !self.ended && self.pair.is_some() => {
                     return self.start_reading();
                 }
-                // Where there is an offer, nobody is left to read from, or to read with.
+                // There is an offer, but the peer or the queue pair to read it is gone.
                 Some(Item::Offer(_)) | None if op.filled == 0 => {
                     if self.ended {
                         self.receive = None;
@@ -364,16 +363,16 @@ impl Stream {
         }
     }
 
-    /// Ends a receive whose READ nobody answers any more. The device would find out by its retries, which take their
-    /// time, and on some devices never end.
+    /// Ends a receive whose READ will not be answered. The device's retries would notice only after a while, and on
+    /// some devices never.
     fn stop_reading(&mut self) {
-        // Before the receive: afterwards the device does not touch its memory.
+        // Before the receive: afterwards the device does not access its memory.
         self.pair = None;
         self.receive = None;
         self.received = Some(Ok(0));
     }
 
-    /// Requests in the send queue beside those that messages may need.
+    /// Requests that fit into the send queue beside those that messages may need.
     fn room_for_reads(&self) -> usize {
         let Some(pair) = &self.pair else { return 0 };
         (pair.max_sends as usize).saturating_sub(self.outgoing.count() + 1)
@@ -401,12 +400,12 @@ impl Stream {
                 None
             } else {
                 let size = usize::try_from(len).unwrap_or(rest);
-                // SAFETY: the part is valid until the receive is over, which is not before its leases were dropped.
+                // SAFETY: the part is valid until the receive is over, and its leases are dropped before that.
                 unsafe { registrations.lease(to, size, Purpose::Fill, stats) }.ok()
             };
             let (to, key, len) = match &lease {
                 Some(lease) => (to, lease.local_key(), len),
-                // The bounce buffer is for one piece at a time.
+                // The bounce buffer holds one piece at a time.
                 None if plan.is_empty() => {
                     stats.registration_failures += u64::from(!is_short);
                     reading.bounced = true;
@@ -439,7 +438,7 @@ impl Stream {
         for (index, (from, to, len, key, rkey)) in plan.into_iter().enumerate() {
             let id = self.next_request;
             let is_last = index + 1 == count;
-            // SAFETY: registered above, valid until the receive is over; a failure drops the queue pair first.
+            // SAFETY: registered above and valid until the receive is over; a failure drops the queue pair first.
             unsafe { pair.read(id, to, len, key, (from, rkey), is_last)? };
             self.next_request += 1;
             self.posted.push_back((id, None));
@@ -451,15 +450,15 @@ impl Stream {
         Ok(())
     }
 
-    /// The request with this number is done; if it was the last READ of the receive, its bytes are there.
+    /// The request with this number is done; if it was the last READ of the receive, its bytes have arrived.
     fn read_completed(&mut self, id: u64) {
         let Some(op) = &mut self.receive else { return };
         let Some(reading) = op.read.take_if(|reading| reading.last == id) else { return };
         self.ledger.read_offers(reading.finished_offers);
         if reading.bounced {
             let part = op.parts[op.part];
-            // SAFETY: the device has filled the bounce buffer and is done with it; the part has room for what was asked
-            // for it.
+            // SAFETY: the device has filled the bounce buffer and is done with it; the READ was limited to the room in
+            // the part.
             unsafe {
                 std::ptr::copy_nonoverlapping(self.bounce.pointer(0), part.ptr.add(op.offset), reading.bytes);
             }
@@ -496,12 +495,12 @@ impl Stream {
         self.pair.as_ref().is_some_and(|pair| self.posted.len() < pair.max_sends as usize)
     }
 
-    /// One message: bytes, then offers.
+    /// Sends one message: bytes, then offers.
     fn send_data(&mut self) -> Result<(), VerbsError> {
         let Some(slot) = self.free.pop() else { return Ok(()) };
         let room = SLOT.min(self.peer.as_ref().map_or(0, |peer| peer.slot_bytes as usize));
         let Self { pair: Some(_), send: Some(op), outgoing, registrations, stats, .. } = self else { return Ok(()) };
-        // SAFETY: the slot was free: the device does not have it.
+        // SAFETY: the slot was free, so the device does not hold it and no other view of it exists.
         let buffer = unsafe { outgoing.bytes_mut(slot) };
         let mut at = Head::LEN;
         let mut offers = 0u16;
@@ -512,7 +511,7 @@ impl Stream {
                 if at + Offer::LEN > room {
                     break;
                 }
-                // SAFETY: the part is valid until the send is over, which is not before its offers were dropped.
+                // SAFETY: the part is valid until the send is over, and its offers are dropped before that.
                 match unsafe { registrations.lease(part.ptr, part.len, Purpose::Offer, stats) } {
                     Ok(lease) => {
                         let offer = Offer { addr: part.ptr as u64, len: part.len as u64, rkey: lease.remote_key() };
@@ -537,7 +536,7 @@ impl Stream {
                 break;
             }
             let len = left.min(room - at);
-            // SAFETY: the part is readable by `start_send`'s promise; the slot is ours and has room.
+            // SAFETY: the caller of `start_send` keeps the part readable; the slot is ours and has room.
             unsafe { std::ptr::copy_nonoverlapping(part.ptr.add(op.offset), buffer[at..].as_mut_ptr(), len) };
             at += len;
             op.offset += len;
@@ -553,11 +552,11 @@ impl Stream {
         self.post(slot, at, Head { is_data: true, bytes, offers, ..Head::default() })
     }
 
-    /// Completes the head and hands the message to the device.
+    /// Completes the head and posts the message.
     fn post(&mut self, slot: usize, len: usize, head: Head) -> Result<(), VerbsError> {
         let Some(pair) = &self.pair else { return Ok(()) };
         let head = self.ledger.tell(head);
-        // SAFETY: the slot is ours until it is posted, below.
+        // SAFETY: the slot is ours until it is posted below.
         if let Some(place) = unsafe { self.outgoing.bytes_mut(slot) }.first_chunk_mut() {
             head.encode(place);
         }
@@ -565,7 +564,7 @@ impl Stream {
         let signaled = self.unsignaled >= SIGNAL_EACH || !head.is_data;
         let id = self.next_request;
         let len = u32::try_from(len).unwrap_or(u32::MAX);
-        // SAFETY: the slot lies in the region of the key, and goes back to `free` only when the request is done.
+        // SAFETY: the slot lies in the region of the key, and returns to `free` only when the request is done.
         unsafe { pair.send(id, self.outgoing.pointer(slot), len, self.outgoing.key(), signaled)? };
         if signaled {
             self.unsignaled = 0;
@@ -576,16 +575,17 @@ impl Stream {
         Ok(())
     }
 
-    /// Tells the peer what it waits for, if no message with data has told it by now. To be called when a round is over.
+    /// Sends the peer the counters that it waits for, unless a message with data has carried them. To be called at the
+    /// end of each round.
     pub fn flush(&mut self) {
         if self.ended && self.send.is_some() && !self.is_receiving() {
-            // Nobody will take it, and nobody asks for the end of the stream, which would say so.
+            // The peer will not take it, and no receive is waiting that would report the end of the stream.
             return self.fail(&VerbsError::Gone);
         }
         if self.pair.is_none() || self.peer.is_none() || !self.has_room_for_message() {
             return;
         }
-        // The completion of news, too, speaks for the messages before it.
+        // The completion of news covers the messages before it, too.
         let last_news = self.finishing && self.unsignaled > 0 && self.ledger.may_tell_news();
         let due = self.ledger.due(self.endpoint.slots).or(last_news.then_some(Due::News));
         let Some(due) = due else { return };

@@ -1,20 +1,20 @@
-//! What two queue pairs tell each other: their addresses (over the connection that both already trust), and the heads
+//! The messages between two queue pairs: their addresses (over the connection that both already trust), and the heads
 //! of their messages.
 
 use super::abi::Gid;
 
-/// How a queue pair is reached and what it has room for.
+/// Address and capacity of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     pub gid: Gid,
     pub lid: u16,
     pub is_global: bool,
     pub number: u32,
-    /// Of the first packet that it sends. Random, so that packets of an earlier life do not fit.
+    /// Of the first packet that it sends. Random, so that packets of an earlier queue pair are rejected.
     pub psn: u32,
     /// As `enum ibv_mtu`.
     pub mtu: u8,
-    /// READs that it serves at once.
+    /// The number of READs that it serves at once.
     pub reads: u8,
     /// Buffers for messages with data, and their size.
     pub slots: u16,
@@ -71,18 +71,18 @@ impl Endpoint {
     }
 }
 
-/// In front of every message. All counters count from the beginning of the connection and wrap around.
+/// Precedes every message. All counters count from the start of the connection and wrap around.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
-    /// It took one of the receiver's buffers for data; else it is one of the few that always have a place.
+    /// It occupies one of the receiver's data buffers; else a reserved one.
     pub is_data: bool,
-    /// Not data, and to be confirmed.
+    /// Carries no data, and is to be confirmed.
     pub is_news: bool,
     /// Bytes of the stream that follow the head …
     pub bytes: u32,
     /// … and offers that follow those: they come next in the stream.
     pub offers: u16,
-    /// Data messages that the sender of this one has worked off.
+    /// Data messages that the sender of this one has processed.
     pub credits: u32,
     /// Offers that it has read.
     pub done: u32,
@@ -131,7 +131,7 @@ impl Head {
     }
 }
 
-/// Bytes of the stream that the receiver reads from where they lie.
+/// Bytes of the stream that the receiver reads from the sender's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     pub addr: u64,
