@@ -1,10 +1,11 @@
-# The executors' race: a program with TensorFlow, the executor's part of cc/ and the library (FOLDER=target/tf-VERSION).
+# Builds and runs the executor benchmark from TensorFlow, the executor's part of cc/ and the library
+# (FOLDER=target/tf-VERSION).
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 include $(FOLDER)/flags.mk
 OUT := $(FOLDER)/bench
 OBJECTS := $(filter %cc-executor-subgraph.o %cc-executor-subgraph_table.o %cc-executor-scratch.o,$(SHIM_OBJECTS))
-# Rounds per graph, and milliseconds per round and executor.
+# Rounds per graph; milliseconds per round and executor.
 ROUNDS := $(or $(ROUNDS),11)
 MS := $(or $(MS),10)
 

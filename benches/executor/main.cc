@@ -1,7 +1,7 @@
-// Dispatch: what the executors take per kernel, on graphs whose kernels do next to nothing (`make bench-executor`).
+// Dispatch cost per kernel of the executors, on graphs whose kernels do next to nothing (`make bench-executor`).
 //
-// In each round every executor runs the same graph for a few milliseconds, in turns. Times are CPU times of the whole
-// process (other programs disturb them least) and, beside them, wall times.
+// The executors' runs are interleaved: in each round, each runs the same graph for a few milliseconds. Measures the CPU time of the whole process (least
+// disturbed by other programs) and wall time.
 #include <time.h>
 
 #include <algorithm>
@@ -103,14 +103,14 @@ class Model {
   tensorflow::GraphDef def_;
 };
 
-// n kernels, one after the other.
+// n kernels in sequence.
 void Chain(Model* model, int n) {
   model->Arg("a0");
   for (int i = 0; i < n; ++i) model->Add("a" + std::to_string(i + 1), "Neg", {"a" + std::to_string(i)});
   model->Retval("a" + std::to_string(n));
 }
 
-// n kernels beside each other.
+// n independent kernels.
 void Wide(Model* model, int n) {
   model->Arg("a");
   for (int i = 0; i < n; ++i) {
@@ -119,7 +119,7 @@ void Wide(Model* model, int n) {
   }
 }
 
-// A parameter server's part of a pull: n variables are read.
+// A parameter server's part of a pull: reads n variables.
 void Pull(Model* model, int n) {
   for (int i = 0; i < n; ++i) {
     const std::string number = std::to_string(i);
@@ -129,7 +129,7 @@ void Pull(Model* model, int n) {
   }
 }
 
-// And of a push: n gradients are applied.
+// A parameter server's part of a push: applies n gradients.
 void Push(Model* model, int n) {
   model->Arg("rate");
   for (int i = 0; i < n; ++i) {
@@ -226,7 +226,7 @@ class Ours : public Contestant {
     step_.args.runner = [pool](std::function<void()> work) { pool->Schedule(std::move(work)); };
     step_.fetches.resize(model.num_retvals);
   }
-  // Results go away after each run and arguments are shared with the caller, as with the others.
+  // As with the others, results are released after each run and arguments are shared with the caller.
   void Run() override {
     step_.feeds = feeds_;
     subgraph_->Run(&step_);
@@ -266,7 +266,7 @@ class Ours : public Contestant {
   OneStep step_;
 };
 
-// The kernels alone, with inputs that are there: what no executor can do without.
+// The kernels alone, with their inputs ready: the lower bound of every executor.
 class Alone : public Contestant {
  public:
   Alone(const Model& model, const tensorflow::Graph& graph, const std::vector<Tensor>* feeds)
@@ -310,7 +310,7 @@ class Alone : public Contestant {
     std::vector<tensorflow::TensorValue> values;
     std::vector<tensorflow::AllocatorAttributes> attributes;
   };
-  // A value with one reader may be changed in place, as in a run; arguments may not.
+  // A value with one reader may be modified in place, as in a run; arguments may not.
   Tensor Input(const Model& model, const tensorflow::Node& source, const std::vector<Tensor>& feeds) {
     if (source.type_string() == "VarHandleOp") {
       tensorflow::OpKernel* handle = nullptr;
@@ -343,7 +343,7 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Nanoseconds per run, round by round.
+// Nanoseconds per run, by round.
 std::vector<Times> Race(const std::vector<std::unique_ptr<Contestant>>& contestants, int rounds, double seconds) {
   std::vector<Times> times(contestants.size());
   std::vector<int> runs;
@@ -374,7 +374,7 @@ double Ratio(const std::vector<double>& a, const std::vector<double>& b) {
   return Median(ratios);
 }
 
-// Less than a nanosecond per run cannot be told from nothing.
+// Less than a nanosecond per run is indistinguishable from zero.
 std::vector<double> Without(const std::vector<double>& all, const std::vector<double>& kernels) {
   std::vector<double> rest;
   for (size_t i = 0; i < all.size(); ++i) rest.push_back(std::max(1.0, all[i] - kernels[i]));
@@ -406,7 +406,7 @@ int Main(int argc, char** argv) {
       const std::unique_ptr<tensorflow::Graph> graph = model.Graph();
       std::vector<Tensor> feeds;
       for (int i = 0; i < model.num_args; ++i) {
-        // The learning rate of a push is a scalar; values do not matter, but denormals would.
+        // The learning rate of a push is a scalar. Values do not matter, as long as they are not denormal.
         feeds.emplace_back(DT_FLOAT, shape.second == Push && i == 0 ? TensorShape({}) : TensorShape({64}));
         feeds.back().flat<float>().setConstant(0.0f);
       }

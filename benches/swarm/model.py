@@ -1,4 +1,4 @@
-"""The model whose calls are recorded, and what its variables must hold after a number of steps."""
+"""The model whose calls are recorded, and the expected state of its variables after a number of steps."""
 
 import pathlib
 import sys
@@ -12,10 +12,10 @@ tf1 = tf.compat.v1
 
 
 class SwarmCtr(cases.Ctr):
-    """The benchmark's click-through-rate model with everything on one ps, made so that the accumulators of Adagrad count what was pushed.
+    """The benchmark's click-through-rate model with everything on one ps, built so that Adagrad's accumulators count the pushes.
 
-    Every push adds the squares of its gradient to an accumulator: with locks, what lies there after N equal steps is N times what one step adds, in whatever order they came.
-    Accumulators start low and the loss is a sum, so that the squares are not lost in float32 beside what lies there already.
+    Every push adds the squares of its gradient to an accumulator: with locks, N equal steps add N times as much as one step, in any order.
+    Accumulators start low and the loss is a sum, so that the squares are not lost in float32 rounding.
     """
 
     ps, workers = 1, 1
@@ -33,7 +33,7 @@ class SwarmCtr(cases.Ctr):
             self.sums = [tf.reduce_sum(tf.cast(a.read_value(), tf.float64)) for a in self.accumulators]
 
     def pushed(self, session):
-        """What the ps has seen so far: the number of steps, and the sum over the accumulator of each variable."""
+        """The pushes that the ps has applied: the number of steps, and the sum over each variable's accumulator."""
         steps, sums = session.run([self.read_ops[0], self.sums])
         return {"steps": int(steps), "sums": [float(s) for s in sums]}
 
@@ -43,12 +43,12 @@ class NotPushed(AssertionError):
 
 
 def check(before, after, counts, expected):
-    """Raises NotPushed unless the ps has applied `counts[i]` times the step that adds `expected[i]` to the accumulators."""
+    """Raises NotPushed unless the ps has applied, `counts[i]` times, the step that adds `expected[i]` to the accumulators."""
     steps = after["steps"] - before["steps"]
     if steps != sum(counts):
         raise NotPushed(f"the workers made {sum(counts)} steps, the global step of the ps grew by {steps}")
     for index, (old, new) in enumerate(zip(before["sums"], after["sums"])):
         want = sum(count * one[index] for count, one in zip(counts, expected))
-        # Float32 sums in another order; a single step of a short run that was lost is more.
+        # Covers float32 sums in another order, but not a single lost step of a short run.
         if abs(new - old - want) > 0.005 * abs(want) + 1e-6:
             raise NotPushed(f"variable {index}: the gradients that were pushed add {want:.6g} to its accumulator, the ps added {new - old:.6g}")

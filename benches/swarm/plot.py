@@ -9,7 +9,7 @@ import sys
 import matplotlib
 
 matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "starwire"  # same numbers, same file
+matplotlib.rcParams["svg.hashsalt"] = "starwire"  # equal numbers make equal files
 matplotlib.rcParams["svg.fonttype"] = "none"
 import matplotlib.pyplot as plt  # noqa: E402
 

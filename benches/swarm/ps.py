@@ -1,4 +1,4 @@
-"""The real parameter server: a TensorFlow process that serves and, on command, initialises its variables and says what was pushed into them."""
+"""The real parameter server: a TensorFlow process that, on command, initialises its variables and reports the pushes that it has applied."""
 
 import ipaddress
 import json
@@ -10,13 +10,13 @@ from cluster import Process, free_port
 
 
 def worker_addresses(first, count):
-    """Simulated workers share a port and have an address of 127.0.0.0/8 each, counted up from the first one's."""
+    """Simulated workers share a port and have consecutive addresses in 127.0.0.0/8, starting with the first one's."""
     host, port = first.rsplit(":", 1)
     return [f"{ipaddress.ip_address(host) + i}:{port}" for i in range(count)]
 
 
 def raise_descriptor_limit(needed):
-    """Every worker costs the ps two descriptors: the worker's connection and the one back."""
+    """Every worker costs the ps two descriptors: its connection to the ps, and the ps's connection back."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise RuntimeError(f"the parameter server needs {needed} file descriptors, the hard limit is {hard}: raise it (ulimit -Hn, LimitNOFILE=)")
@@ -37,23 +37,23 @@ def serve(channel, spec):
         cluster = {"ps": [spec["address"]], "worker": dict(enumerate(spec["workers"]))}
         server = tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name="ps", task_index=0, protocol=spec["protocol"])
         case = spec["case"]
-        # Its own view of the model: everything here. The variables are the workers' by their names.
+        # In this process's copy of the model, everything is local. The variables are the workers', by name.
         cases.local = True
         with tf.Graph().as_default() as graph:
             case.build(0)
-        # It must not wait for workers: they are simulated, and not there yet.
+        # It must not wait for workers: they are simulated and not yet running.
         session = tf1.Session(server.target, graph=graph, config=tf1.ConfigProto(device_filters=["/job:ps"]))
         session.run(case.init_op)
         channel.answer({"ok": True})
         for line in channel.lines():
             json.loads(line)
             channel.answer({"ok": True, **case.pushed(session)})
-    except BaseException as error:  # whoever started it must hear of everything
+    except BaseException as error:  # the starting process must see every error
         channel.answer({"ok": False, "error": f"{type(error).__name__}: {error}"[:2000], "traceback": traceback.format_exc()[-4000:]})
 
 
 class Server:
-    """One such process, ready to be used by `count` simulated workers."""
+    """One such process, ready for `count` simulated workers."""
 
     def __init__(self, protocol, library, case, count, logs):
         self.address, data = (f"127.0.0.1:{free_port()}" for _ in range(2))
@@ -62,7 +62,7 @@ class Server:
         ours = protocol != "grpc"
         endpoint_map = logs / f"{protocol}.{count}.endpoint_map"
         endpoint_map.write_text("".join(f"{line}\n" for line in [f"{self.address}={data}"] + [f"{worker}={worker}" for worker in workers]))
-        # Where workers have to knock.
+        # The address that workers connect to.
         self.door = data if ours else self.address
         spec = {
             "job": "ps", "task": 0, "protocol": protocol, "library": library if ours else None, "address": self.address, "workers": workers, "endpoint_map": str(endpoint_map), "case": case,

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Records what a real worker and a real parameter server say to each other, for `starctl bench swarm` to replay.
+"""Records the traffic between a real worker and a real parameter server, for `starctl bench swarm` to replay.
 
     record.py OUT [--batch 64] [--steps 4]
 
-Both are stock TensorFlow over `grpc`, with a proxy between them that keeps every request and every answer, in both directions. From them one step is written down as
-operations: calls to the ps, tensors that the worker asks for, tensors that the ps asks for. What waits for what is taken from the worker's part of the graph. The file
-is one line of JSON and the bytes that it points into; docs/starctl.md describes it.
+Both are stock TensorFlow over `grpc`, with a proxy between them that keeps every request and every answer, in both directions. From these, a step is recorded as
+operations: calls to the ps, tensors that the worker requests, tensors that the ps requests. Their order is derived from the worker's part of the graph. The file is
+one line of JSON and the bytes that it refers to; docs/starctl.md describes it.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from cluster import BenchError, Process, free_port  # noqa: E402
 
 FORMAT = 1
 PS, WORKER = "/job:ps/replica:0/task:0", "/job:worker/replica:0/task:0"
-# As cc/worker/methods.h numbers them.
+# Numbered as in cc/worker/methods.h.
 METHODS = {"GetStatus": 1, "CreateWorkerSession": 2, "RegisterGraph": 4, "RunGraph": 6, "CleanupGraph": 7}
-# Field numbers of tensorflow/core/protobuf/worker.proto, which the wheels have no Python for.
+# Field numbers of tensorflow/core/protobuf/worker.proto, for which the wheels contain no Python module.
 FIELDS = {
     "GetStatus reply": {"device_attributes": 1},
     "CreateWorkerSession": {"session_handle": 1, "master_task": 5},
@@ -45,7 +45,7 @@ PATIENCE = 60.0
 
 
 class Tape:
-    """Everything that went through the proxies, in order of the answers."""
+    """Everything that passed through the proxies, in the order of the answers."""
 
     def __init__(self):
         self.lock = threading.Condition()
@@ -57,7 +57,7 @@ class Tape:
             self.lock.notify_all()
 
     def since(self, mark, until):
-        """The calls behind `mark` once `until` holds for them."""
+        """The calls after `mark`, once `until` holds for them."""
         with self.lock:
             if not self.lock.wait_for(lambda: until(self.calls[mark:]), PATIENCE):
                 raise BenchError("the recorded step did not end with the calls that were expected")
@@ -69,7 +69,7 @@ class Tape:
 
 
 def start_proxy(tape, to_ps, address, target):
-    """A gRPC server at `address` that passes on to `target` whatever it is asked."""
+    """A gRPC server at `address` that forwards every request to `target`."""
     import grpc
 
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -89,7 +89,7 @@ def start_proxy(tape, to_ps, address, target):
 
             return grpc.unary_unary_rpc_method_handler(forward)
 
-    # A thread is taken for as long as a tensor is waited for.
+    # Each pending tensor request occupies a thread.
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(512), handlers=[Handler()], options=unlimited)
     server.add_insecure_port(address)
     server.start()
@@ -101,7 +101,7 @@ class Blob:
         self.parts, self.places, self.size = [], {}, 0
 
     def put(self, data):
-        """Where it lies: [offset, length]. Equal bytes are kept once."""
+        """Stores bytes and returns [offset, length]. Equal bytes are stored once."""
         if data not in self.places:
             self.places[data] = [self.size, len(data)]
             self.parts.append(data)
@@ -110,7 +110,7 @@ class Blob:
 
 
 def dependencies(partitions):
-    """Edge name → names of the tensors from the ps that the worker needs before it asks for, or has, that one."""
+    """Edge name → names of the tensors from the ps that the worker needs before it requests, or has, that one."""
     graph = next(p for p in partitions if any(node.device.startswith(WORKER) for node in p.node))
     nodes = {node.name: node for node in graph.node}
     edge = lambda node: node.attr["tensor_name"].s.decode()  # noqa: E731
@@ -119,7 +119,7 @@ def dependencies(partitions):
     known = {}
 
     def needs(start):
-        """The nearest tensors from the ps above a node."""
+        """The nearest tensors from the ps upstream of a node."""
         stack = [start]
         while stack:
             name = stack[-1]
@@ -139,7 +139,7 @@ def dependencies(partitions):
 
 
 def fields_of(message):
-    """The fields of a serialised protocol buffer by number; of repeated ones the last."""
+    """The fields of a serialised protocol buffer by number; only the last of repeated ones."""
     found, at = {}, 0
 
     def varint():
@@ -166,7 +166,7 @@ def fields_of(message):
 
 
 def settings(name, values):
-    """Field number → what a simulated worker puts there."""
+    """Field number → the value that a simulated worker sets."""
     return {str(FIELDS[name][field]): value for field, value in values.items()}
 
 
@@ -176,7 +176,7 @@ def edge_of(key):
 
 
 class Script:
-    """The recording as it is written down."""
+    """The recording, as it is written to the file."""
 
     def __init__(self, after):
         self.after, self.blob = after, Blob()
@@ -209,7 +209,7 @@ class Script:
                 (pulls if to_ps else pushes).append((key, request, *self.tensor(reply)))
             elif to_ps:
                 requests[method] = request
-        # The run of the graph is the first operation, then come the pulls.
+        # RunGraph is the first operation; the pulls follow.
         index = {edge_of(key): 1 + place for place, (key, *_) in enumerate(pulls)}
         after = lambda key: [index[edge] for edge in self.after[edge_of(key)]]  # noqa: E731
         run = {"session_handle": "session", "graph_handle": "graph", "step_id": "step", "request_id": "unique"}
@@ -219,12 +219,12 @@ class Script:
             operations.append({"pull": key, "request": self.blob.put(request), "set": numbers, "bytes": len(content), "after": after(key)})
         for key, _, described, content in pushes:
             operations.append({"push": key, **described, "content": self.blob.put(content), "after": after(key)})
-        # Nobody waits for the end of a step to be tidied up.
+        # Nothing waits for the clean-up of a step.
         operations.append(self.call("CleanupGraph", requests["CleanupGraph"], {"step_id": "step"}, after=list(range(len(operations))), wait=False))
         return operations
 
     def tensor(self, reply):
-        """Type and shape, and the elements as they lie in memory."""
+        """Type, shape, and the elements in their memory layout."""
         import tensorflow as tf
         from tensorflow.core.framework import tensor_pb2
 
@@ -318,7 +318,7 @@ def main():
     count = lambda kind: sum(1 for operation in operations if kind in operation)  # noqa: E731
     print(f"{out}: {len(recording['steps'])} steps of {count('call')} calls, {count('pull')} tensors pulled, {count('push')} pushed; {recording['bytes']} bytes")
     sys.stdout.flush()
-    # TensorFlow's server has no end of its own.
+    # TensorFlow's server cannot be shut down.
     os._exit(0)
 
 

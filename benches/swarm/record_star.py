@@ -3,8 +3,8 @@
 
     record_star.py OUT --library PATH [--protocol star_server] [--batch 64] [--steps 4]
 
-As record.py, but both speak starwire, and what is between them is a relay that reads along (tap.py). A step is one or two calls, whose feeds and fetches are recorded as they travelled;
-the plans that the worker registered are kept beside them.
+Like record.py, but both speak starwire, and the proxy between them is a relay that parses the traffic (tap.py). A step is one or two calls, whose feeds and fetches
+are recorded as they travelled, together with the plans that the worker registered.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import pathlib
 import struct
 import sys
 
-import record  # first: it settles the environment
+import record  # first: it sets up the environment
 import model
 import ps
 from cluster import BenchError, Process, free_port
@@ -21,7 +21,7 @@ from tap import Tap
 
 CREATE_WORKER_SESSION = record.METHODS["CreateWorkerSession"]
 STAR_CALL, STAR_REGISTER = 16, 17
-# docs/protocol.md, "Star calls": where the names of plans are, and how long heads and the entries of kept values are.
+# docs/protocol.md, "Star calls": positions of plan hashes, lengths of heads and of the entries of kept values.
 CALL_HEAD, CALL_PLAN, KEEP, REGISTER_PLAN, REPLY_HEAD = 72, slice(32, 64), 12, slice(16, 48), 32
 UNKNOWN_PLAN = 1
 
@@ -47,7 +47,7 @@ class Script:
         ]
 
     def step(self, calls, first):
-        """`first`: the place of the step's first call on the tape."""
+        """`first`: the index of the step's first call on the tape."""
         operations = []
         for call in calls:
             if call.method != STAR_CALL or call.reply.code != 0 or call.reply.meta[1] & UNKNOWN_PLAN:
@@ -140,7 +140,7 @@ def main():
     tensors = [sum(operation[kind] for operation in operations) for kind in ("fetches", "feeds")]
     print(f"{out}: {len(recording['steps'])} steps of {len(operations)} calls with {tensors[0]} tensors pulled and {tensors[1]} pushed, {len(recording['plans'])} plans; {recording['bytes']} bytes")
     sys.stdout.flush()
-    # TensorFlow's server has no end of its own.
+    # TensorFlow's server cannot be shut down.
     os._exit(0)
 
 

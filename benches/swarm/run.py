@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Many simulated workers on one real parameter server: does its throughput hold, and what does a worker cost?
+"""Many simulated workers on one real parameter server: measures how its throughput scales and the cost of a worker.
 
     run.py --library PATH --starctl PATH [--workers 1,10,100,1000] [--protocols grpc,grpc++,star_server] [--rounds 3] [--quick] [--out target/bench/swarm]
 
-Records a step of the benchmark's CTR model (record.py, and record_star.py for star_server and star_server_lite), then starts a fresh server for each turn, lets `starctl bench swarm` play the workers, and checks what the server
-holds afterwards. Writes results.json and table.md (plot.py draws them); ends with 1 if anything failed.
+Records a step of the benchmark's CTR model (record.py, and record_star.py for star_server and star_server_lite), then starts a fresh server for each turn, simulates
+the workers with `starctl bench swarm`, and checks the server's state afterwards. Writes results.json and table.md (plot.py draws them); exits with 1 if anything failed.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-import record  # first: it settles the environment before numpy is imported
+import record  # first: it sets up the environment before numpy is imported
 import record_star
 import machine
 import model
@@ -43,7 +43,7 @@ def parse_arguments():
 
 
 def play(starctl, recording, server, protocol, workers, seconds, steps, patience=PATIENCE):
-    """One run of `starctl bench swarm`."""
+    """Runs `starctl bench swarm` once."""
     command = [
         str(starctl), "bench", "swarm", "--recording", str(recording), "--protocol", protocol, "--server", server.door, "--first-worker", server.first_worker,
         "--workers", str(workers), "--seconds", str(seconds), "--steps", str(steps), "--pid", str(server.process.pid),
@@ -58,19 +58,19 @@ def play(starctl, recording, server, protocol, workers, seconds, steps, patience
 
 
 def make_recording(arguments, protocol):
-    """The file that is played over this protocol: over grpc and grpc++ the same."""
+    """The recording for this protocol; grpc and grpc++ use the same one."""
     star = protocol.startswith("star_")
     out = arguments.out / f"ctr.{protocol if star else 'tensors'}.recording"
     command = [sys.executable, (record_star if star else record).__file__, str(out), "--batch", str(arguments.batch)]
     if star:
         command += ["--library", str(arguments.library), "--protocol", protocol]
-    # In a process of its own: this one must have no threads when it forks servers.
+    # In a separate process: this one must have no threads when it forks servers.
     subprocess.run(command, check=True, timeout=PATIENCE)
     return out
 
 
 def turn(arguments, case, recording, protocol, workers):
-    """A fresh server, a run, and the check that all of it was applied."""
+    """Starts a fresh server, runs the workers, and checks that every push was applied."""
     expected = [step["adds"] for step in record.load(recording)["steps"]]
     logs = recording.parent
     server = ps.Server(protocol, str(arguments.library) if arguments.library else None, case, workers, logs)
@@ -88,7 +88,7 @@ def spread(values):
 
 
 def gather(turns):
-    """The turns of one protocol and number of workers as medians and ranges."""
+    """Medians and ranges over the turns of one protocol and number of workers."""
     plain = ("steps_per_s", "calls_per_s", "p50_s", "p99_s", "swarm_cpu_s_per_step", "connect_s", "set_up_s")
     served = ("cpu_s_per_step", "cpu_s_per_call", "rss_before", "rss_per_worker_connected", "rss_per_worker_ready", "rss_per_worker_warm", "rss_per_worker_after", "rss_peak", "threads", "descriptors")
     result = {key: spread([one[key] for one in turns]) for key in plain}
@@ -111,7 +111,7 @@ def main():
     if protocols != ["grpc"] and not (arguments.library and arguments.library.exists()):
         sys.exit(f"swarm: --library is needed for all but grpc; given: {arguments.library}")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    os.chdir(arguments.out)  # nothing of the caller's directory has a say
+    os.chdir(arguments.out)  # files in the caller's directory must not affect the result
     recordings = {}
     for protocol in protocols:
         plain = [] if protocol.startswith("star_") else [other for other in recordings if not other.startswith("star_")]

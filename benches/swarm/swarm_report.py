@@ -1,4 +1,4 @@
-"""results.json → a Markdown table."""
+"""Renders results.json as a Markdown table."""
 
 from report import machine_line  # benches/tf
 
@@ -28,7 +28,7 @@ ROWS = [
 
 
 def kept(results, protocol):
-    """Steps/s with the most workers, as shares of those with one and of the best; and the same of steps per CPU second of the server."""
+    """Steps/s with the most workers, relative to one worker and to the best; the same for steps per CPU second of the server."""
     measured = {int(n): r for n, r in results["results"][protocol].items()}
     if len(measured) < 2:
         return None

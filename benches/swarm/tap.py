@@ -1,4 +1,4 @@
-"""A relay between a worker and a parameter server's data port that understands what passes (docs/protocol.md): every call with its answer."""
+"""A relay between a worker and a parameter server's data port that parses the protocol (docs/protocol.md) and records every call with its reply."""
 
 import socket
 import struct
@@ -13,7 +13,7 @@ BULK = 1 << 63
 
 
 class Message:
-    """A CALL or a REPLY: code (method, status), metadata, and the payload's parts."""
+    """A CALL or a REPLY: code (method or status), metadata, and the payload's parts."""
 
     def __init__(self, code, meta, lengths, inline):
         self.code, self.meta, self.parts, self.missing = code, meta, [], []
@@ -26,7 +26,7 @@ class Message:
                 inline = inline[length + -length % 8 :]
 
     def add(self, data):
-        """The next bulk bytes."""
+        """Adds the next bulk bytes."""
         while data:
             if not self.missing:
                 raise BenchError("a payload has more bytes than were announced")
@@ -94,14 +94,14 @@ class Direction:
 
 
 class Recorded:
-    """A call, its answer (None as long as there is none), and which calls (by their place on the tape) were answered when it began."""
+    """A call, its reply (None until it arrives), and the calls (by index on the tape) that had been answered when it began."""
 
     def __init__(self, call, after):
         self.method, self.meta, self.parts, self.after, self.reply = call.code, call.meta, call.parts, after, None
 
 
 class Tap:
-    """Relays connections to `target`. `calls`: everything that passed, in order of the beginnings."""
+    """Relays connections to `target`. `calls`: all calls, in the order in which they began."""
 
     def __init__(self, address, target):
         self.lock, self.calls, self.failure = threading.Condition(), [], None
@@ -131,13 +131,13 @@ class Tap:
     def _relay(self, source, sink, direction):
         try:
             while data := source.recv(1 << 18):
-                # Before it is passed on: an answer must not be there before its call.
+                # Before it is forwarded: a reply must not be recorded before its call.
                 with self.lock:
                     direction.take(data)
                 sink.sendall(data)
         except OSError:
             pass
-        except Exception as error:  # whoever waits for the tape must hear of it
+        except Exception as error:  # reported to the thread that waits for the tape
             with self.lock:
                 self.failure = error
                 self.lock.notify_all()
@@ -160,7 +160,7 @@ class Tap:
             return len(self.calls)
 
     def since(self, mark, patience):
-        """The calls behind `mark`, all of them answered."""
+        """The calls after `mark`, once all of them are answered."""
         with self.lock:
             if not self.lock.wait_for(lambda: self.failure or all(call.reply for call in self.calls[mark:]), patience):
                 raise BenchError("a call was not answered while it was recorded")

@@ -1,6 +1,6 @@
-/* The bare limits: what a C program gets for the bytes of one step, without TensorFlow and without starwire.
+/* The bare limits: the speed of a C program that moves the bytes of one step, without TensorFlow and starwire.
  *   bare tcp|unix COUNT SIZE SECONDS   per step: COUNT messages of SIZE bytes "pulled", then the same "pushed" back; every message has its own buffer
- *   bare tcp+math|unix+math …      the same, and the arithmetic of the training step is done: gradient = pulled * rate, variable -= gradient
+ *   bare tcp+math|unix+math …      the same, with the arithmetic of the training step: gradient = pulled * rate, variable -= gradient
  *   bare memcpy   COUNT SIZE SECONDS   copies COUNT buffers of SIZE bytes to COUNT others
  * Prints one line of JSON. */
 #define _GNU_SOURCE
@@ -39,13 +39,13 @@ static char **buffers(size_t count, size_t size) {
   if (!all) die("malloc");
   for (size_t i = 0; i < count; ++i) {
     if (posix_memalign((void **)&all[i], 64, size)) die("posix_memalign");
-    /* Ordinary numbers: arithmetic on subnormal ones would be slow. */
+    /* Normal numbers: arithmetic on subnormals would be slow. */
     for (size_t j = 0; j < size / sizeof(float); ++j) ((float *)all[i])[j] = (float)(1 + (i + j) % 64);
   }
   return all;
 }
 
-/* Up to 64 messages go to one sendmsg/recvmsg: the program that we compare with may coalesce, so may this one. */
+/* Up to 64 messages per sendmsg/recvmsg: starwire may coalesce, so may this program. */
 static void move(int fd, char **bufs, size_t count, size_t size, int out) {
   for (size_t first = 0; first < count; first += 64) {
     size_t n = count - first < 64 ? count - first : 64, skip = 0;
@@ -86,7 +86,7 @@ int main(int argc, char **argv) {
     for (start = now(); now() - start < seconds; ++steps)
       for (size_t i = 0; i < count; ++i) {
         memcpy(b[i], a[i], size);
-        __asm__ volatile("" ::"r"(b[i]) : "memory"); /* the copy is wanted */
+        __asm__ volatile("" ::"r"(b[i]) : "memory"); /* keeps the copy from being optimised away */
       }
     printf("{\"bytes_per_s\": %.0f}\n", (double)steps * (double)count * (double)size / (now() - start));
     return 0;
@@ -95,7 +95,7 @@ int main(int argc, char **argv) {
   int math = strstr(argv[1], "+math") != NULL;
   sockets(!strncmp(argv[1], "tcp", 3), pair);
   char **other = math ? buffers(count, size) : a;
-  /* With arithmetic, what has arrived is worked on while the next is under way. */
+  /* With arithmetic, a message is processed while the next is in flight. */
   size_t batch = math ? 1 : count;
   pid_t child = fork();
   if (child < 0) die("fork");

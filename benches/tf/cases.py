@@ -1,7 +1,7 @@
 """The training steps that are measured.
 
-Each case builds one graph for a worker, can initialise the variables, run a step, and check afterwards that the variables hold exactly what numpy gets for the
-same number of steps. Nothing can be optimised away: what a worker pushes depends on what it pulled and differs per variable.
+Each case builds one graph for a worker, can initialise the variables, run a step, and check afterwards that the variables hold exactly the values that numpy computes
+for the same number of steps. Nothing can be optimised away: each push depends on the pulled value and differs per variable.
 """
 
 import hashlib
@@ -12,11 +12,11 @@ import tensorflow as tf
 tf1 = tf.compat.v1
 raw = tf.raw_ops
 
-# Variables repeat a pattern of this many values, so that numpy can follow thousands of steps over 40 MB at no cost and still compare every byte.
+# Variables repeat a pattern of this many values, so that numpy can cheaply follow thousands of steps over 40 MB and still compare every byte.
 PATTERN = 64
 
 
-# Everything in one process, without servers (set in a process of its own, see node.py).
+# Everything in one process, without servers (set only in a dedicated process, see node.py).
 local = False
 
 
@@ -31,21 +31,21 @@ def _worker(task):
 def _digest(values):
     digest = hashlib.sha256()
     for value in map(np.asarray, values):
-        # An array of strings holds pointers: what they point at counts.
+        # An array of strings holds pointers: hash the strings.
         digest.update(b"\0".join(value.ravel()) if value.dtype == object else value.tobytes())
     return digest.hexdigest()
 
 
 class Case:
-    """`name`, `title` (for tables), cluster size, what a step carries. Subclasses fill the graph."""
+    """`name`, `title` (for tables), cluster size, traffic per step. Subclasses build the graph."""
 
     ps, workers = 1, 1
     env = {}
-    # (message count, message size, socket kinds) of the bare limit that belongs beside this case.
+    # (message count, message size, socket kinds) of the bare limit for this case.
     bare = None
-    # Examples per step, where examples are what counts.
+    # Examples per step, if throughput is measured in examples.
     examples = 0
-    # Shorter turns where steps are so short that stock TensorFlow may run into equal request ids (see run.py).
+    # Shorter turns if steps are so short that stock TensorFlow may draw equal request ids (see run.py).
     turn_share = 1.0
 
     def __init__(self, name, title):
@@ -53,7 +53,7 @@ class Case:
         self.steps = 0
 
     def build(self, worker):
-        """Adds the ops to the default graph; sets `init_op` and `train_op` or whatever `run` needs."""
+        """Adds the ops to the default graph; sets `init_op`, and `train_op` or whatever else `run` needs."""
         raise NotImplementedError
 
     def open(self, session):
@@ -72,7 +72,7 @@ class Case:
         self.steps += 1
 
     def trace(self, steps):
-        """Runs `steps` steps from the initial state and describes the result: must be the same for every protocol."""
+        """Runs `steps` steps from the initial state and describes the result, which must be the same for every protocol."""
         self.init()
         self.steps = 0
         for _ in range(steps):
@@ -83,12 +83,12 @@ class Case:
         return self.session.run(self.read_ops)
 
     def check(self, total_steps):
-        """Raises AssertionError unless the variables are what `total_steps` steps must lead to."""
+        """Raises AssertionError unless the variables hold the result of `total_steps` steps."""
         raise NotImplementedError
 
 
 class Variables(Case):
-    """`count` float variables of `size` bytes on one ps: each is pulled, turned into a gradient of its own, and the gradient is pushed and applied."""
+    """`count` float variables of `size` bytes on one ps: each is pulled and turned into a gradient, which is pushed and applied."""
 
     def __init__(self, name, title, count, size, bare=("tcp", "unix"), env=None):
         super().__init__(name, title)
@@ -104,7 +104,7 @@ class Variables(Case):
         return base[None, :] + np.arange(self.count, dtype=np.float32)[:, None] % 13
 
     def _rates(self):
-        # Small, so that values stay normal numbers for 100,000 steps; different for neighbours, so that no two gradients are alike.
+        # Small, so that values stay normal numbers for 100,000 steps; different for neighbours, so that gradients differ.
         return (1 + np.arange(self.count) % 7).astype(np.float32) / np.float32(16384)
 
     def build(self, worker):
@@ -171,7 +171,7 @@ class Strings(Case):
 
 
 class OneOp(Case):
-    """A step that is one op on the ps: nothing crosses but the order to run and its end."""
+    """A step of one op on the ps: only the request to run it and its completion cross."""
 
     turn_share = 0.4
 
@@ -245,7 +245,7 @@ class Ctr(Case):
         self.init_op = tf1.global_variables_initializer()
 
     def more(self, total, batch_ids):
-        """What a step does besides training."""
+        """The work of a step besides training."""
         self.read_ops = [total]
 
     def open(self, session):
@@ -263,7 +263,7 @@ class Ctr(Case):
         self.steps += 1
 
     def trace(self, steps):
-        # One worker alone: the losses of its first steps are the same whatever carries the tensors.
+        # One worker alone: the losses of its first steps are the same with every transport.
         self.init()
         self.steps = 0
         for _ in range(steps):
@@ -279,7 +279,7 @@ class Ctr(Case):
 
 
 class CountedCtr(Ctr):
-    """The same with reference variables and tables in parts, as older models have them. Each step also counts itself and its ids, on every server."""
+    """The same with reference variables and partitioned tables, as in older models. Each step also counts itself and its ids, on every server."""
 
     use_resource, parts = False, 2
 

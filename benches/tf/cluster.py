@@ -1,4 +1,4 @@
-"""Real processes: forked from this one after TensorFlow was imported (so that a start costs milliseconds), each with a server of its own."""
+"""Real processes, each with its own server, forked from this one after it imported TensorFlow (so that a start takes milliseconds)."""
 
 import ctypes
 import json
@@ -47,7 +47,7 @@ def free_port():
 
 
 def _die_with_parent():
-    # Also if the orchestrator is killed: servers never outlive it.
+    # Servers must not outlive the orchestrator, even if it is killed.
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -98,7 +98,7 @@ class Process:
 
 
 class Cluster:
-    """All processes that one column needs for one case."""
+    """The processes of one column for one case."""
 
     def __init__(self, case, column, library, logs):
         tasks = [("ps", i) for i in range(case.ps)] + [("worker", i) for i in range(case.workers)]
@@ -107,7 +107,7 @@ class Cluster:
         addresses = {"ps": [], "worker": []}
         for job, _ in tasks:
             addresses[job].append(f"127.0.0.1:{free_port()}")
-        env = {**case.env, **column.env}  # the column wins
+        env = {**case.env, **column.env}  # the column takes precedence
         self.processes, self.workers = [], []
         try:
             for job, index in tasks:
@@ -136,7 +136,7 @@ class Cluster:
         return [worker.hear(timeout) for worker in self.workers]
 
     def settle(self):
-        """Waits until the processes use no CPU (start-up work of TensorFlow's threads)."""
+        """Waits until the processes use no CPU (TensorFlow's threads have start-up work)."""
         import procstat
 
         before = procstat.usage(self.pids).cpu_s
@@ -148,6 +148,6 @@ class Cluster:
             before = after
 
     def close(self):
-        # Killed, not stopped: how servers end is what the tests look at.
+        # Killed, not shut down: the tests cover shutdown.
         for process in self.processes:
             process.kill()

@@ -1,11 +1,11 @@
-"""What is compared: a column is a protocol plus the switches that go with it."""
+"""The columns to compare: a column is a protocol with its switches."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One way to run every case. `name` is what tables show."""
+    """One way to run every case. `name` is shown in tables."""
 
     name: str
     protocol: str
@@ -15,7 +15,7 @@ class Column:
     needs_library: bool = True
 
 
-# Names that `--protocols` knows. Any other name is taken as a protocol without switches.
+# Names known to `--protocols`. Any other name is a protocol without switches.
 KNOWN = {
     "grpc": Column("grpc", "grpc", needs_library=False),
     "grpc++": Column("grpc++", "grpc++"),
@@ -28,12 +28,12 @@ KNOWN = {
 }
 
 
-# No cluster at all: the same steps in one process. The limit that no transport can pass.
+# No cluster: the same steps in one process. The upper bound for every transport.
 LOCAL = Column("local", "", needs_library=False)
 
 
 def parse(names):
-    """`grpc,grpc++` → columns. A name given twice (to study noise) becomes `grpc` and `grpc#2`."""
+    """`grpc,grpc++` → columns. A repeated name (to study noise) becomes `grpc` and `grpc#2`."""
     columns = []
     for name in [part.strip() for part in names.split(",") if part.strip()]:
         column = KNOWN.get(name) or Column(name, name)

@@ -1,4 +1,4 @@
-"""Runs one case for all columns in turns and gathers what each turn showed."""
+"""Runs one case for all columns in interleaved turns and gathers the measurements."""
 
 import statistics
 import time
@@ -7,7 +7,7 @@ import columns as columns_module
 import procstat
 from cluster import BenchError, Cluster
 
-# How often the state of a case is followed from its start, to compare the columns bit by bit.
+# Steps from the initial state after which the columns are compared bit by bit.
 TRACE_STEPS = 6
 
 
@@ -21,7 +21,7 @@ def spread(values):
 
 
 def _window(case, cluster, seconds, tensors):
-    """One turn of one column."""
+    """Measures one turn of one column."""
     busy, stolen = procstat.machine_busy_s()
     before = procstat.usage(cluster.pids)
     answers = cluster.each_worker(timeout=seconds + 60, do="window", seconds=seconds)
@@ -35,7 +35,7 @@ def _window(case, cluster, seconds, tensors):
         "p50_s": percentile(took, 0.50),
         "cpu_s_per_step": used.cpu_s / steps,
         "switches_per_step": used.switches / steps,
-        # Share of the machine's time that somebody else used: a turn with much of it says little.
+        # Share of the machine's time that other processes used: if it is high, the turn says little.
         "foreign_load": max(0.0, busy_after - busy - used.cpu_s) / elapsed,
         "stolen": (stolen_after - stolen) / elapsed,
     }
@@ -53,7 +53,7 @@ def _window(case, cluster, seconds, tensors):
 
 def _column_result(turns, took, facts):
     result = {key: spread([turn[key] for turn in turns]) for key in turns[0]}
-    # p99 needs many steps: over all turns together.
+    # p99 needs many steps, so it is computed over all turns.
     result["p99_s"] = percentile(took, 0.99)
     result["steps_measured"] = len(took)
     return {**result, **facts}
@@ -87,7 +87,7 @@ def run_case(case, columns, library, logs, rounds, seconds, bare, with_local):
 
         turns, took, bares = {column.name: [] for column in columns}, {column.name: [] for column in columns}, {}
         for index in range(rounds):
-            # Every other round backwards, so that no column always comes first.
+            # Every other round is reversed, so that no column always comes first.
             for column in columns if index % 2 == 0 else reversed(columns):
                 turn, steps = _window(case, clusters[column.name], seconds, facts[column.name]["tensors_per_step"])
                 turns[column.name].append(turn)

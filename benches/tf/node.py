@@ -1,4 +1,4 @@
-"""What one process of the cluster does: a ps serves, a worker serves and steps on command.
+"""One process of the cluster: a ps serves; a worker serves and runs steps on command.
 
 Commands and answers are JSON lines over a socket to the orchestrator.
 """
@@ -28,7 +28,7 @@ def serve(channel, spec):
                 channel.answer({"ok": True})
             else:
                 channel.answer({"ok": True, **getattr(worker, command.pop("do"))(**command)})
-    except BaseException as error:  # the orchestrator must hear of everything, also of SystemExit
+    except BaseException as error:  # the orchestrator must see every error, even SystemExit
         channel.answer({"ok": False, "error": f"{type(error).__name__}: {error}"[:2000], "traceback": traceback.format_exc()[-4000:]})
 
 
@@ -48,7 +48,7 @@ class Worker:
         return {"digest": self.case.trace(steps), "steps": self.case.steps}
 
     def edges(self):
-        """One step that also brings back the partitions: counts what crosses from task to task: messages, and the tensors in them."""
+        """Runs one step that also returns the partitions, and counts the messages between tasks and the tensors in them."""
         tf1 = self.tf.compat.v1
         metadata = tf1.RunMetadata()
         self.case.run_with(tf1.RunOptions(output_partition_graphs=True), metadata)
@@ -60,13 +60,13 @@ class Worker:
                     messages += sender.rsplit(b"/device", 1)[0] != receiver.rsplit(b"/device", 1)[0]
                 if node.op == "StarwireUnfuse":
                     inside += len(node.attr["T"].list.type) - 1
-                if node.op == "StarwireCall":  # one message each way, whatever is in it
+                if node.op == "StarwireCall":  # one message each way, whatever its contents
                     messages += 1
                     inside += len(node.attr["Tin"].list.type) + len(node.attr["Tout"].list.type) - 1
         return {"tensors": messages + inside, "messages": messages, "partitions": len(metadata.partition_graphs)}
 
     def window(self, seconds):
-        """Steps for `seconds`; the time of each step."""
+        """Runs steps for `seconds`; returns the time of each step."""
         step, clock, took = self.case.run, time.perf_counter, []
         begin = last = clock()
         end = begin + seconds

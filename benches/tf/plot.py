@@ -1,4 +1,4 @@
-"""Draws results.json as an SVG: how many times faster each column is than the first one. Needs matplotlib.
+"""Draws results.json as an SVG: the speed of each column relative to the first one. Needs matplotlib.
 
     plot.py RESULTS.json OUT.svg
 """
@@ -9,7 +9,7 @@ import sys
 import matplotlib
 
 matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "starwire"  # same numbers, same file
+matplotlib.rcParams["svg.hashsalt"] = "starwire"  # equal numbers make equal files
 matplotlib.rcParams["svg.fonttype"] = "none"
 import matplotlib.pyplot as plt
 

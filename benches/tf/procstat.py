@@ -1,4 +1,4 @@
-"""What the kernel knows about a set of processes: CPU time, context switches, memory."""
+"""Kernel statistics of a set of processes: CPU time, context switches, memory."""
 
 import dataclasses
 import os
@@ -16,11 +16,11 @@ class Usage:
 
 
 def usage(pids):
-    """CPU seconds (user + system, all threads, dead ones included) and context switches of the threads alive."""
+    """CPU seconds (user + system, all threads, including finished ones) and context switches of the live threads."""
     cpu_s, switches = 0.0, 0
     for pid in pids:
         with open(f"/proc/{pid}/stat") as file:
-            # The command name may hold spaces: count fields from behind its closing bracket.
+            # The command name may contain spaces: count fields from its closing parenthesis.
             fields = file.read().rsplit(")", 1)[1].split()
         cpu_s += (int(fields[11]) + int(fields[12])) / _TICK
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -30,7 +30,7 @@ def usage(pids):
                         if "ctxt_switches:" in line:
                             switches += int(line.split()[1])
             except (FileNotFoundError, ProcessLookupError):
-                continue  # the thread ended meanwhile
+                continue  # the thread has ended
     return Usage(cpu_s, switches)
 
 
@@ -41,7 +41,7 @@ def reset_peak_rss(pids):
 
 
 def peak_rss(pids):
-    """Largest resident set since `reset_peak_rss`, in bytes, of each process."""
+    """Peak resident set size of each process since `reset_peak_rss`, in bytes."""
     peaks = []
     for pid in pids:
         with open(f"/proc/{pid}/status") as file:
@@ -50,7 +50,7 @@ def peak_rss(pids):
 
 
 def machine_busy_s():
-    """CPU seconds that everything on this machine has used (idle, iowait and steal left out), and the seconds stolen by the hypervisor."""
+    """CPU seconds used on the whole machine (without idle, iowait and steal), and the seconds stolen by the hypervisor."""
     with open("/proc/stat") as file:
         user, nice, system, _idle, _iowait, irq, softirq, steal = (int(x) for x in file.readline().split()[1:9])
     return (user + nice + system + irq + softirq) / _TICK, steal / _TICK

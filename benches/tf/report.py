@@ -1,4 +1,4 @@
-"""results.json → a Markdown table."""
+"""Renders results.json as a Markdown table."""
 
 import math
 
@@ -20,7 +20,7 @@ def _cell(spread, unit):
     return f"{_engineering(spread['median'], unit)} ({low} … {high})"
 
 
-# Metric, heading, unit, and the ratio that belongs to it.
+# Metric, heading, unit, and the corresponding ratio.
 METRICS = [
     ("examples_per_s", "examples/s", "", "steps_per_s"),
     ("steps_per_s", "steps/s", "", "steps_per_s"),

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Measures protocols against each other: the first column (normally stock `grpc`) and the others take turns in one run, on real processes.
+"""Compares protocols: runs the columns (the first is normally stock `grpc`) interleaved in one run, on real processes.
 
     run.py --library PATH [--protocols grpc,grpc++,grpc++:fuse,star_server] [--cases NAME,…] [--quick] [--out target/bench]
 
-Writes results.json and table.md to the output folder (plot.py draws them) and ends with 1 if a check failed.
+Writes results.json and table.md to the output folder (plot.py draws them) and exits with 1 if a check failed.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-# One way for all columns: proxies have no business between local processes.
+# Same path for all columns: no proxies between local processes.
 for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
     os.environ.pop(name, None)
 
@@ -64,7 +64,7 @@ def main():
     unknown = set(wanted) - {case.name for case in cases}
     if unknown:
         sys.exit(f"bench: no case {', '.join(sorted(unknown))}; there are {', '.join(case.name for case in cases_module.all_cases())}")
-    # Nothing of the caller's directory (an .endpoint_map, say) may have a say in what is measured.
+    # Files in the caller's directory (such as an .endpoint_map) must not affect the measurement.
     scratch = out / "cwd"
     scratch.mkdir(exist_ok=True)
     os.chdir(scratch)
@@ -78,7 +78,7 @@ def main():
             try:
                 result = run()
             except BenchError as error:
-                # TensorFlow 2.21 draws request ids from generators with 32-bit seeds: once in some 10^5 steps two are equal, and stock grpc fails the step.
+                # TensorFlow 2.21 draws request ids from generators with 32-bit seeds: about once in 10^5 steps two are equal, and stock grpc fails the step.
                 if EQUAL_IDS not in str(error):
                     raise
                 print(f"{case.name}: again, because TensorFlow took two requests for one: {error}", flush=True)

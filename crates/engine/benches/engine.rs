@@ -1,4 +1,4 @@
-//! Two engines in one process over real sockets: what the transport costs without TensorFlow.
+//! Two engines in one process over real sockets: the cost of the transport without TensorFlow.
 
 #[allow(dead_code)]
 #[path = "../tests/engine/harness.rs"]
