@@ -190,7 +190,7 @@ fn nothing_stays_in_a_closed_pool() {
 struct Owner(#[allow(dead_code)] Arc<Pool<Owner>>);
 
 #[test]
-fn closing_waits_for_who_gives_back() {
+fn closing_waits_for_givers() {
     check(|| {
         let pool = Arc::new(Pool::new(1));
         let item = Box::new(Owner(pool.clone()));

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_graph_of_tensorflow_is_refused() {
+    fn malformed_graphs_are_refused() {
         use Kind::{Enter, Exit, Plain};
         let error = |kinds: &[Kind], edges: &[(u32, u32)]| Flow::of(&graph(kinds, edges)).err();
         let name = |node: u32| format!("node {node}");

@@ -56,7 +56,7 @@ proptest! {
     }
 
     #[test]
-    fn groups_are_what_they_say(seed: u64, size in 10usize..150) {
+    fn groups_keep_their_invariants(seed: u64, size in 10usize..150) {
         let graph = without_hints(case(seed, size)).graph();
         let plan = plan(&graph, &GREEDY).unwrap();
         let mut seen = BTreeSet::new();
@@ -109,7 +109,7 @@ proptest! {
 
 /// Guards the properties above against holding vacuously.
 #[test]
-fn random_graphs_have_what_is_hard() {
+fn random_graphs_cover_the_hard_cases() {
     let (mut groups, mut in_branches, mut in_loops, mut with_control, mut largest) = (0, 0, 0, 0, 0);
     for seed in 0..300 {
         let case = without_hints(case(seed, 100));
@@ -171,7 +171,7 @@ fn trouble(nodes: Vec<Node>, edges: Vec<Edge>, hidden: &[(u32, u32)], groups: us
 }
 
 #[test]
-fn what_depends_on_the_other_task_is_not_tied_to_what_it_depends_on() {
+fn an_item_is_not_tied_to_one_that_it_depends_on() {
     use Kind::Plain;
     // 0 → [1] → 2 → [3], and 4 → [5] independently.
     let nodes = nodes(&[(Plain, 0), (Plain, 1), (Plain, 0), (Plain, 1), (Plain, 0), (Plain, 1)]);
@@ -179,7 +179,7 @@ fn what_depends_on_the_other_task_is_not_tied_to_what_it_depends_on() {
 }
 
 #[test]
-fn what_leaves_a_loop_is_behind_all_of_it() {
+fn a_value_that_leaves_a_loop_comes_after_all_of_it() {
     use Kind::{Enter, Exit, LoopCond, Merge, NextIteration, Plain, Switch};
     // Task 1 answers 1 → 2, which the loop of task 0 needs only in its body: the path to the exit 10 → 11 leads through
     // an iteration.
@@ -223,7 +223,7 @@ fn what_leaves_a_loop_is_behind_all_of_it() {
 }
 
 #[test]
-fn what_has_passed_a_queue_is_not_tied_to_what_fills_it() {
+fn an_item_behind_a_queue_is_not_tied_to_one_that_fills_it() {
     use Kind::Plain;
     // 0 → [1], which fills the queue that 2 waits for; 2 → [3].
     let mut nodes = nodes(&[(Plain, 0), (Plain, 1), (Plain, 0), (Plain, 1)]);
@@ -233,7 +233,7 @@ fn what_has_passed_a_queue_is_not_tied_to_what_fills_it() {
 }
 
 #[test]
-fn a_pull_waits_for_the_input_if_nothing_comes_of_it_without_the_input() {
+fn a_pull_waits_for_the_input_unless_it_has_other_effects() {
     use Kind::Plain;
     // 0: a variable's value; 1: the next input, from which 2 is made; both go to 3, and 4 has an effect there.
     let mut nodes = nodes(&[(Plain, 0), (Plain, 0), (Plain, 0), (Plain, 1), (Plain, 1)]);
@@ -250,14 +250,14 @@ fn a_pull_waits_for_the_input_if_nothing_comes_of_it_without_the_input() {
 }
 
 #[test]
-fn what_may_be_dead_is_not_tied_to_what_is_alive() {
+fn an_item_that_may_be_dead_is_not_tied_to_a_live_one() {
     use Kind::{Plain, Switch};
     let nodes = nodes(&[(Plain, 0), (Plain, 0), (Switch, 0), (Plain, 0), (Plain, 1), (Plain, 1)]);
     trouble(nodes, vec![edge(0, 2, 0), edge(1, 2, 1), edge(2, 3, 0), edge(3, 4, 0), edge(0, 5, 0)], &[], 0);
 }
 
 #[test]
-fn a_merge_of_two_conditions_is_a_condition_of_its_own() {
+fn a_merge_of_two_conditions_is_a_new_condition() {
     use Kind::{Merge, Plain, Switch};
     // Merge(switch by 1, switch by 2): dead if both choose the other branch. 7 depends on it, 8 on nothing.
     let kinds =

@@ -85,7 +85,7 @@ impl Node {
     }
 }
 
-/// What an edge carries.
+/// The kind of payload on an edge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
     /// A tensor with a plain byte representation.

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_not_in_the_table() {
+    fn entries_do_not_contradict_themselves() {
         for (name, it) in entries() {
             let effects = it.updates || it.session || it.waits || it.files || it.checks;
             assert!(!(it.is_pure() && (effects || it.reads || it.variable)), "{name} is pure and is not");
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_not_guessed() {
+    fn unknown_operations_are_not_guessed() {
         for name in ["Unstage", "MapUnstage", "PyFunc", "InplaceUpdate", "MyCustomOp", "pure", "[pure]", ""] {
             assert_eq!(knowledge(name), None, "{name}");
         }

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn else_jobs_that_hold_variables_are() {
+    fn otherwise_jobs_with_variables_are_servers() {
         let empty = ("/job:other/replica:0/task:1", false);
         let idle = ("/job:idle/replica:0/task:0", false);
         let colleague = ("/job:worker/replica:0/task:1", true);
@@ -66,12 +66,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_counts_most() {
+    fn named_jobs_take_precedence() {
         assert_eq!(servers(&[WORKER, PS, OTHER], 0, Some("other,none")), [false, false, true]);
     }
 
     #[test]
-    fn nobody_calls_itself() {
+    fn no_task_calls_itself() {
         let second = ("/job:ps/replica:0/task:1", false);
         assert_eq!(servers(&[PS, second, WORKER], 0, None), [false, true, false]);
         assert_eq!(servers(&[], 0, None), []);

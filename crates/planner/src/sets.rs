@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_do_not_grow_for_ever() {
+    fn sets_do_not_grow_without_bound() {
         let mut sets = sets();
         let mut grown = SetId::EMPTY;
         let mut different = std::collections::HashSet::new();

@@ -454,7 +454,7 @@ mod tests {
     use super::*;
 
     /// Whether the result is the same in this many orders.
-    fn means_one_thing(case: &Case, orders: u64) -> bool {
+    fn is_deterministic(case: &Case, orders: u64) -> bool {
         let graph = case.graph();
         let trace = |values, order| run(&graph, &case.hidden, None, Luck { values, order });
         (0..3).all(|values| (1..orders).all(|order| trace(values, 0) == trace(values, order)))
@@ -465,16 +465,16 @@ mod tests {
 
         /// Otherwise there would be no defined result to compare a planned graph with.
         #[test]
-        fn random_graphs_mean_one_thing(seed: u64, size in 10usize..150) {
-            prop_assert!(means_one_thing(&case(seed, size), 4));
-            prop_assert!(means_one_thing(&training_case(seed, size), 4));
+        fn random_graphs_are_deterministic(seed: u64, size in 10usize..150) {
+            prop_assert!(is_deterministic(&case(seed, size), 4));
+            prop_assert!(is_deterministic(&training_case(seed, size), 4));
         }
     }
 
     #[test]
-    fn a_merge_of_a_dead_enter_and_a_live_value_means_two_things() {
+    fn a_merge_of_a_dead_enter_and_a_live_value_is_ambiguous() {
         for (seed, size) in [(10426696931242409343, 40), (13442, 28)] {
-            assert!(means_one_thing(&training_case(seed, size), 4), "such graphs are not made any more");
+            assert!(is_deterministic(&training_case(seed, size), 4), "such graphs are not made any more");
         }
         use Kind::{Enter, Merge, Plain, Switch};
         // 3 is one of 2's outputs, one of which is dead; 4 enters the same loop alive.
@@ -498,7 +498,7 @@ mod tests {
             }
             Case { nodes, edges, hidden: Vec::new() }
         };
-        assert!(!means_one_thing(&build(Enter), 50));
-        assert!(means_one_thing(&build(Kind::Identity), 50));
+        assert!(!is_deterministic(&build(Enter), 50));
+        assert!(is_deterministic(&build(Kind::Identity), 50));
     }
 }

@@ -344,9 +344,9 @@ impl Split<'_> {
                 kept.push(edge.src);
             }
         }
-        let kept = self.with_what_they_read(kept, &[]);
+        let kept = self.with_their_variables(kept, &[]);
         for call in &mut calls {
-            call.copies = self.with_what_they_read(std::mem::take(&mut call.copies), &call.nodes);
+            call.copies = self.with_their_variables(std::mem::take(&mut call.copies), &call.nodes);
             sort(&mut call.feeds);
             sort(&mut call.fetches);
             sort(&mut call.after);
@@ -390,7 +390,7 @@ impl Split<'_> {
     }
 
     /// A copied read needs a copy of its variable, unless the variable is already there.
-    fn with_what_they_read(&self, mut copies: Vec<u32>, there: &[u32]) -> Vec<u32> {
+    fn with_their_variables(&self, mut copies: Vec<u32>, there: &[u32]) -> Vec<u32> {
         let mut all = BTreeSet::new();
         while let Some(copy) = copies.pop() {
             if there.binary_search(&copy).is_err() && all.insert(copy) {

@@ -43,7 +43,7 @@ fn only_plain_nodes_run_straight() {
 }
 
 #[test]
-fn values_go_with_their_last_reader() {
+fn values_are_released_by_their_last_reader() {
     // 0 is read by 1 and, twice, by 2; 3 is static.
     let nodes = [node(0, 0, 1), node(0, 1, 0), node(0, 2, 0), node(kind::STATIC | kind::NOTHING, 0, 1), node(0, 2, 0)];
     let edges = [

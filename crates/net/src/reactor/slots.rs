@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_were_never_given_out_find_nothing() {
+    fn keys_never_issued_find_nothing() {
         let mut slots = Slots::new();
         slots.insert(1);
         for key in [0, 1, u64::MAX, 7 << 32] {

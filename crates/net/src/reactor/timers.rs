@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_timer_never_goes_off_and_its_name_stays_dead() {
+    fn a_cancelled_timer_never_fires_and_its_handle_stays_invalid() {
         let now = Instant::now();
         let mut timers = Timers::default();
         let first = timers.start(now, 1);

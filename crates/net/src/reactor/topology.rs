@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_of_the_hosts_leads_to_the_containers_root() {
+    fn a_host_path_resolves_to_the_containers_root() {
         for path in ["0::/../../other\n", "0::/host/path\n"] {
             let files = [
                 ("/proc/self/cgroup", path),

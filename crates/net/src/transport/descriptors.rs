@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_there_is_already_is_allowed_and_what_cannot_be_is_not() {
+    fn allow_fails_only_above_the_hard_limit() {
         allow(1).unwrap();
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: as in `allow`.

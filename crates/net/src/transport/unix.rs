@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_refused_with_a_sentence() {
+    fn foreign_users_are_refused_with_a_reason() {
         assert!(judge(Peer { pid: 7, uid: 1000 }, 1000).is_ok());
         assert!(judge(Peer { pid: 7, uid: 0 }, 1000).is_ok());
         for own in [0, 1001] {

@@ -52,7 +52,7 @@ fn large_step(sizes: &[u64], references: bool) -> (Build, Vec<[u32; 2]>, u32) {
 }
 
 #[test]
-fn what_is_large_has_calls_of_its_own_and_what_is_small_shares_one() {
+fn large_values_get_separate_calls_and_small_ones_share_one() {
     for (references, style) in
         [(false, Style::Robust), (true, Style::Robust), (false, Style::Lite), (true, Style::Lite)]
     {
@@ -71,7 +71,7 @@ fn what_is_large_has_calls_of_its_own_and_what_is_small_shares_one() {
 }
 
 #[test]
-fn parts_are_as_large_as_it_pays() {
+fn parts_have_a_worthwhile_size() {
     let calls = |sizes: &[u64]| large_step(sizes, false).0.check(Style::Robust).calls.len();
     // A pull and a push: too little for two parts.
     assert_eq!(calls(&[MB - 1, MB]), 2);
@@ -83,7 +83,7 @@ fn parts_are_as_large_as_it_pays() {
 }
 
 #[test]
-fn what_parts_share_does_not_hold_them_together_unless_it_is_large() {
+fn small_shared_values_do_not_prevent_a_split() {
     // The push of each variable needs a rate that is read on the server, and a value of the worker's.
     let build = |size: Option<u64>| {
         let mut b = Build::default();
@@ -110,7 +110,7 @@ fn what_parts_share_does_not_hold_them_together_unless_it_is_large() {
 }
 
 #[test]
-fn what_waits_in_a_circle_stays_together() {
+fn components_in_a_cycle_stay_together() {
     // Each of two values has an update that precedes the other's: two calls cannot both be first.
     let mut b = Build::default();
     let mut updates = Vec::new();

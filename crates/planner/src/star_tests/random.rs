@@ -248,7 +248,7 @@ fn a_merge_beside_a_dead_enter() {
 
 /// Guards the property above against holding vacuously.
 #[test]
-fn random_graphs_have_what_is_hard() {
+fn random_graphs_cover_the_hard_cases() {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     let mut calls = [0, 0];
     let mut taken_along = 0;

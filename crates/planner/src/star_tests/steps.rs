@@ -40,7 +40,7 @@ fn a_training_step_is_a_pull_a_push_and_the_counter() {
 }
 
 #[test]
-fn a_no_op_between_the_pushes_and_the_counter_is_no_detour() {
+fn a_no_op_between_the_pushes_and_the_counter_adds_no_detour() {
     // tf.group of the updates on two servers is a no-op on each and one on the worker.
     for style in STYLES {
         let mut b = Build::default();
@@ -64,7 +64,7 @@ fn a_no_op_between_the_pushes_and_the_counter_is_no_detour() {
 }
 
 #[test]
-fn what_only_the_push_needs_is_pushed() {
+fn values_that_only_the_push_needs_are_pushed() {
     // Unique(ids) could run with the pull, but only the update needs it.
     let mut b = Build::default();
     let (variable, ids) = (b.variable(1), b.op(0, &[]));
@@ -278,7 +278,7 @@ fn a_conditional_step_is_a_pull_and_a_push() {
 }
 
 #[test]
-fn from_server_to_server_it_goes_directly_where_both_run_or_neither() {
+fn servers_send_directly_if_both_calls_run_or_neither() {
     let mut b = Build::default();
     let input = b.op(0, &[]);
     let one = b.op(1, &[(input, Plain)]);
@@ -290,7 +290,7 @@ fn from_server_to_server_it_goes_directly_where_both_run_or_neither() {
 }
 
 #[test]
-fn what_cannot_leave_its_neighbours_is_left_with_them() {
+fn nodes_tied_to_their_neighbours_are_left_with_them() {
     // A handle that belongs to no variable, made before and used after a detour to the worker; a loop; and a graph of
     // servers only.
     let mut b = Build::default();

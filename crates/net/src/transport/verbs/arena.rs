@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_of_it_are_known_by_their_pages_and_nothing_else_is() {
+    fn only_memory_of_the_arena_has_pages() {
         let arena = Arena::reserve(1 << 20).unwrap();
         assert_eq!(Arena::reserve(1).unwrap(), arena, "there is one");
         let at = arena.start();

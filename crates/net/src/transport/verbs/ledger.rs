@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn credits_run_out_and_come_back_with_whatever_travels() {
+    fn credits_run_out_and_return_with_any_message() {
         let [mut a, mut b] = pair();
         for _ in 0..3 {
             for left in (0..SLOTS).rev() {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn news_wait_until_the_last_were_confirmed() {
+    fn news_wait_for_the_last_confirmation() {
         let [mut a, mut b] = pair();
         for _ in 0..5 {
             b.hear(&send(&mut a, 2)).unwrap();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn who_counts_what_was_never_sent_is_not_believed() {
+    fn impossible_counts_are_refused() {
         let [mut a, mut b] = pair();
         let head = send(&mut a, 1);
         b.hear(&head).unwrap();

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_or_is_another_one_is_named() {
+    fn a_missing_or_wrong_library_is_named() {
         let error = Library::load("/nonexistent/libibverbs.so.1").err().unwrap().to_string();
         assert!(error.contains("/nonexistent/libibverbs.so.1") && error.contains("install libibverbs"), "{error}");
         let error = Library::load("libc.so.6").err().unwrap().to_string();

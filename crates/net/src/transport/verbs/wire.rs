@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_are_told_and_understood() {
+    fn endpoints_survive_a_round_trip() {
         assert_eq!(Endpoint::decode(&endpoint().encode()), Ok(endpoint()));
         for (at, value) in [(0, 2), (23, 1), (27, 1), (28, 6), (28, 0), (29, 0), (30, 1)] {
             let mut bytes = endpoint().encode();
