@@ -1,7 +1,7 @@
-# starwire: `make demo` and `make test` do everything from a fresh clone; `make help` lists the rest.
+# starwire: `make demo` and `make test` work from a fresh clone; `make help` lists the other targets.
 #
-# TF_VERSION=2.15.1  another TensorFlow than the newest supported (kept in .venvs/)
-# VENV=/path         a virtual environment that exists, with its TensorFlow
+# TF_VERSION=2.15.1  build for another TensorFlow than the newest supported (environment in .venvs/)
+# VENV=/path         use an existing virtual environment and its TensorFlow
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -13,7 +13,7 @@ TF_VERSION ?= $(DEFAULT_TF_VERSION)
 VENV ?= $(if $(filter $(DEFAULT_TF_VERSION),$(TF_VERSION)),.venv,.venvs/$(TF_VERSION))
 PYTHON := $(abspath $(VENV))/bin/python
 CARGO ?= cargo
-# The version that is really installed there, once there is one.
+# The version that the environment contains, if it exists.
 INSTALLED = $(or $(shell scripts/venv-tf-version $(VENV)),$(TF_VERSION))
 FOLDER = $(abspath target)/tf-$(INSTALLED)
 PLUGIN = $(FOLDER)/libstarwire.so
@@ -25,7 +25,7 @@ help: ## List the targets
 # ---- build
 
 .PHONY: build
-build: tools venv ## Make .venv/ with TensorFlow, and the library
+build: tools venv ## Create .venv/ with TensorFlow and build the library
 	@scripts/build-plugin $(PYTHON)
 
 .PHONY: tools
@@ -37,7 +37,7 @@ venv:
 	@scripts/make-venv $(VENV) $(TF_VERSION)
 
 .PHONY: starctl
-starctl: tools ## Build target/release/starctl: looks at machines and servers
+starctl: tools ## Build target/release/starctl, which inspects machines and servers
 	@$(CARGO) build --release --bin starctl
 
 .PHONY: print-plugin
@@ -55,10 +55,10 @@ print-folder:
 # ---- see it work
 
 .PHONY: demo
-demo: build ## Train a recommender with grpc, grpc++ and star_server, and compare
+demo: build ## Train a recommender over grpc, grpc++ and star_server, and compare
 	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) examples/recommender/demo.py $(ARGS)
 
-# What matplotlib needs stays out of the environment that TensorFlow runs in.
+# matplotlib's dependencies stay out of TensorFlow's environment.
 BENCH := target/bench
 BENCH_ARGS ?=
 $(BENCH)/venv/.done: benches/tf/requirements.txt
@@ -68,46 +68,46 @@ $(BENCH)/venv/.done: benches/tf/requirements.txt
 	@touch $@
 
 .PHONY: bench
-bench: build ## Measure grpc++ against stock grpc (12 min; BENCH_ARGS="--quick": 90 s); JSON, table and plot go to target/bench/
+bench: build ## Measure grpc++ against stock grpc (12 min; BENCH_ARGS="--quick": 90 s); writes JSON, table and plot to target/bench/
 	@$(MAKE) $(BENCH)/venv/.done
 	@$(PYTHON) benches/tf/run.py --library $(PLUGIN) --out $(BENCH) $(BENCH_ARGS)
 	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/results.json $(BENCH)/plot.svg
 
 .PHONY: bench-swarm
-bench-swarm: build starctl ## Many simulated workers on one parameter server (20 min; SWARM_ARGS="--quick": 1 min); results go to target/bench/swarm/
+bench-swarm: build starctl ## Run many simulated workers against one parameter server (20 min; SWARM_ARGS="--quick": 1 min); writes to target/bench/swarm/
 	@$(MAKE) $(BENCH)/venv/.done
 	@$(PYTHON) benches/swarm/run.py --library $(PLUGIN) --starctl target/release/starctl --out $(BENCH)/swarm $(SWARM_ARGS)
 	@$(BENCH)/venv/bin/python benches/swarm/plot.py $(BENCH)/swarm/results.json $(BENCH)/swarm/plot.svg
 
 .PHONY: bench-executor
-bench-executor: build ## Measure what executors take per kernel (1 min)
+bench-executor: build ## Measure the executors' cost per kernel (1 min)
 	@$(MAKE) -f benches/executor/bench.mk FOLDER=$(FOLDER) ROUNDS="$(ROUNDS)" MS="$(MS)"
 
 # ---- check it
 
 .PHONY: test
-test: ## Run every test (ONLY="rust abi …" runs some stages)
+test: ## Run every test (ONLY="rust abi …": only these stages)
 	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/test $(ONLY)
 
 .PHONY: test-slow
-test-slow: ## Run the end-to-end tests that take long or 12 GB of memory, which `test` leaves out (15 min)
+test-slow: ## Run the end-to-end tests that need much time or 12 GB of memory, which `test` skips (15 min)
 	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/test slow
 
 .PHONY: test-rdma
-test-rdma: ## Run RDMA tests over soft-RoCE in an emulated machine (ARGS="driver engine kill doctor train")
+test-rdma: ## Run the RDMA tests over soft-RoCE in a virtual machine (ARGS="driver engine kill doctor train")
 	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" tests/rdma/run $(ARGS)
 
 .PHONY: soak
-soak: build ## Train for an hour while tasks are killed and stopped, and look for leaks (SOAK_ARGS="--minutes 10 --protocol grpc++")
+soak: build ## Train for an hour while tasks are killed and stopped, and check for leaks (SOAK_ARGS="--minutes 10 --protocol grpc++")
 	@scripts/venv-install $(VENV) pytest
 	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) tests/soak/soak.py --out target/soak $(SOAK_ARGS)
 
 .PHONY: lint
-lint: ## Formatting, clippy, stale header, licences and advisories of crates
+lint: ## Check formatting, clippy, generated header, crate licences and advisories
 	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/lint
 
 .PHONY: header
-header: ## Write include/starwire.h again from src/ffi
+header: ## Regenerate include/starwire.h from src/ffi
 	@UPDATE=1 $(CARGO) test --quiet --test header
 
 .PHONY: format
@@ -116,27 +116,27 @@ format: ## Format Rust and C++
 	@git ls-files '*.cc' '*.h' | grep -v '^include/' | xargs --no-run-if-empty clang-format -i
 
 .PHONY: matrix
-matrix: tools ## Build and smoke-test for every TensorFlow minor (VERSIONS="2.12.1 2.15.1" for some; FULL=1: all tests that use TensorFlow)
+matrix: tools ## Build and smoke-test for every TensorFlow minor (VERSIONS="2.12.1 2.15.1": only these; FULL=1: all tests that use TensorFlow)
 	@FULL=$(FULL) scripts/matrix $(VERSIONS)
 
 .PHONY: bazel
-bazel: tools venv ## Build the plug-in with bazel (BAZEL=/path) and smoke-test it: bazel/README.md
+bazel: tools venv ## Build the plug-in with Bazel (BAZEL=/path) and smoke-test it: bazel/README.md
 	@CARGO="$(CARGO)" scripts/bazel-test $(PYTHON)
 
 .PHONY: sanitize
-sanitize: ## The tests under sanitizers (ONLY="address thread shim" for some)
+sanitize: ## Run the tests under sanitizers (ONLY="address thread shim": only these)
 	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/sanitize $(ONLY)
 
 FUZZ_SECONDS ?= 60
 .PHONY: fuzz
-fuzz: build ## Fuzz the protocol, the parsers and the decoders of tensors, FUZZ_SECONDS=60 each
+fuzz: build ## Fuzz the protocol, the parsers and the tensor decoders, FUZZ_SECONDS=60 each
 	@CARGO="$(CARGO)" scripts/fuzz $(FUZZ_SECONDS)
 	@$(CARGO) build --quiet --lib && $(MAKE) -f tests/cc/tests.mk fuzz FOLDER=$(FOLDER) FUZZ_SECONDS=$(FUZZ_SECONDS)
 
 .PHONY: fuzz-graphs
-fuzz-graphs: build ## Random graphs over grpc and every protocol, bit for bit, FUZZ_SECONDS (ARGS="--seed 1 --seconds 3600 --protocols star_server")
+fuzz-graphs: build ## Compare random graphs over grpc and every protocol, bit for bit, for FUZZ_SECONDS (default 300; ARGS="--seed 1 --seconds 3600 --protocols star_server")
 	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) tests/fuzz_graphs/run.py $(if $(filter file,$(origin FUZZ_SECONDS)),--seconds 300,--seconds $(FUZZ_SECONDS)) $(ARGS)
 
 .PHONY: clean
-clean: ## Remove what was built; keep the virtual environments
+clean: ## Remove build outputs; keep the virtual environments
 	rm -rf target

@@ -1,4 +1,4 @@
-//! With the feature `tensorflow`, `cc/` is compiled against an installed TensorFlow and handed to the linker of
+//! With the feature `tensorflow`, compiles `cc/` against an installed TensorFlow and passes it to the linker of
 //! `libstarwire.so`.
 
 #[path = "build/elf.rs"]
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     match shim::build() {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
-            // The whole reason, with the compiler's output, is shown when the script fails.
+            // cargo shows stderr, with the full compiler output, when the script fails.
             eprintln!("{reason}");
             for line in reason.lines().take(1) {
                 println!("cargo::error={line}");

@@ -1,9 +1,9 @@
-//! The little of ELF that is needed to make TensorFlow's symbols weak in the shim's objects.
+//! Makes TensorFlow's symbols weak in the shim's objects.
 //!
-//! Why: a libstarwire.so built for one TensorFlow may be loaded into another that lacks some of its symbols. With
-//! strong references the dynamic loader gives up with the mangled name of a symbol before any of our code runs; with
-//! weak ones it comes as far as our constructor, which compares the versions and says so in a sentence. Only symbols
-//! that TensorFlow's libraries do define are weakened, so that the linker still finds typos.
+//! A libstarwire.so built for one TensorFlow may be loaded into another that lacks some of its symbols. With strong
+//! references, the dynamic loader fails with a mangled symbol name before any of our code runs; with weak ones, our
+//! constructor runs, compares the versions and reports a readable error. Only symbols that TensorFlow's libraries
+//! define are weakened, so the linker still catches typos.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -43,7 +43,7 @@ impl Symbols {
         })
     }
 
-    /// (position in the table, name, binding, defined here)
+    /// Yields (offset in the table, name, binding, defined here).
     fn iter(&self) -> impl Iterator<Item = (usize, &[u8], u8, bool)> {
         self.table.chunks_exact(SYMBOL_SIZE).enumerate().filter_map(|(index, symbol)| {
             let start = usize::try_from(u32_at(symbol, 0)?).ok()?;
@@ -63,7 +63,7 @@ pub fn undefined(object: &Path) -> Result<Vec<Vec<u8>>, String> {
         .collect())
 }
 
-/// Those of `wanted` that the shared library defines.
+/// Returns the symbols in `wanted` that the shared library defines.
 pub fn defined_in(library: &Path, wanted: &HashSet<Vec<u8>>) -> Result<HashSet<Vec<u8>>, String> {
     let symbols = open(library, SHT_DYNSYM)?;
     Ok(symbols
@@ -73,7 +73,7 @@ pub fn defined_in(library: &Path, wanted: &HashSet<Vec<u8>>) -> Result<HashSet<V
         .collect())
 }
 
-/// Makes the undefined symbols in `names` weak, in the bytes of the object file at `object`.
+/// Returns the bytes of `object` with the undefined symbols in `names` made weak.
 pub fn weaken(object: &Path, names: &HashSet<Vec<u8>>) -> Result<Vec<u8>, String> {
     let symbols = open(object, SHT_SYMTAB)?;
     let mut bytes = std::fs::read(object).map_err(|error| format!("{}: {error}", object.display()))?;

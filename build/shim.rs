@@ -1,9 +1,8 @@
-//! Compiles `cc/**/*.cc` against the installed TensorFlow, one object per file, and only the files that changed.
+//! Compiles `cc/**/*.cc` against the installed TensorFlow, one object per file, recompiling only stale files.
 //!
-//! Everything is kept in `target/tf-<version>/`, outside of cargo's own folders, so that switching between TensorFlow
-//! versions or cargo profiles recompiles nothing. TensorFlow's headers take ten seconds and a gigabyte per file; when
-//! many files are stale they are compiled once into a precompiled header (`cc/pch.h`). Set STARWIRE_PCH=0 to do
-//! without.
+//! Outputs live in `target/tf-<version>/`, outside cargo's own folders, so that switching TensorFlow versions or cargo
+//! profiles recompiles nothing. TensorFlow's headers cost ten seconds and a gigabyte per file; if many files are stale,
+//! they are precompiled once (`cc/pch.h`). STARWIRE_PCH=0 turns that off.
 
 use crate::elf;
 use crate::tensorflow::TensorFlow;
@@ -15,9 +14,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
-/// From this many stale files on, making the precompiled header pays.
+/// Number of stale files from which a precompiled header pays off.
 const PCH_PAYS_FROM: usize = 4;
-/// What one compiler process may need, in kB.
+/// Memory that one compiler process may need, in kB.
 const MEMORY_PER_JOB: u64 = 1_600_000;
 
 pub fn build() -> Result<(), String> {
@@ -41,7 +40,7 @@ pub fn build() -> Result<(), String> {
 
     let folder = tensorflow.folder.display();
     for argument in [
-        // lld, rustc's default since 1.90, calls the libraries of TensorFlow 2.12 corrupt.
+        // lld, rustc's default since 1.90, rejects TensorFlow 2.12's libraries as corrupt.
         "-fuse-ld=bfd".to_string(),
         "-Wl,--whole-archive".to_string(),
         archive.display().to_string(),
@@ -53,11 +52,10 @@ pub fn build() -> Result<(), String> {
         "-lstdc++".to_string(),
         "-lm".to_string(),
         "-Wl,-z,defs".to_string(),
-        // The table of imported functions is filled at once and read-only from then on. rustc does so too, on the
-        // systems that it knows.
+        // Full RELRO, which rustc also sets on the targets it knows.
         "-Wl,-z,relro,-z,now".to_string(),
         "-Wl,-z,noexecstack".to_string(),
-        // TensorFlow's libraries have dependencies of their own, which are there when they are loaded.
+        // TensorFlow's libraries have dependencies that are only resolved at load time.
         "-Wl,--allow-shlib-undefined".to_string(),
     ] {
         println!("cargo::rustc-link-arg-cdylib={argument}");
@@ -88,12 +86,11 @@ impl Shim {
             "-Wall",
             "-Wno-sign-compare",
             "-pthread",
-            // Against what overruns a buffer: peers' bytes are read here. Some distributions' compilers define the
-            // second by themselves.
+            // Hardening, as these files parse peers' bytes. Some distributions' compilers predefine _FORTIFY_SOURCE.
             "-fstack-protector-strong",
             "-U_FORTIFY_SOURCE",
             "-D_FORTIFY_SOURCE=2",
-            // The layout of TensorFlow's own classes depends on these three.
+            // These three determine the layout of TensorFlow's classes.
             "-DNDEBUG",
             "-D_GLIBCXX_USE_CXX11_ABI=1",
             "-DEIGEN_MAX_ALIGN_BYTES=64",
@@ -122,7 +119,7 @@ impl Shim {
         Ok(units.into_iter().map(|unit| unit.object).collect())
     }
 
-    /// Objects whose source is gone would otherwise stay in the folder for ever.
+    /// Removes objects whose source no longer exists.
     fn remove_leftovers(&self, units: &[Unit]) -> Result<(), String> {
         let wanted: HashSet<&Path> = units.iter().map(|unit| unit.object.as_path()).collect();
         for entry in fs::read_dir(self.folder.join("obj")).map_err(|error| error.to_string())?.flatten() {
@@ -143,7 +140,7 @@ impl Shim {
         arguments
     }
 
-    /// The header to include first, if there is a precompiled one or it is worth making.
+    /// Returns the header to include first, if a precompiled one exists or is worth making.
     fn precompile(&self, stale: usize) -> Result<Option<PathBuf>, String> {
         let source = Path::new("cc/pch.h");
         if std::env::var("STARWIRE_PCH").is_ok_and(|value| value == "0") || !source.exists() {
@@ -151,7 +148,7 @@ impl Shim {
         }
         let folder = self.folder.join("pch");
         create(&folder)?;
-        // gcc finds pch.h.gch beside the pch.h that is named in -include.
+        // gcc looks for pch.h.gch next to the pch.h named in -include.
         let (header, output) = (folder.join("pch.h"), folder.join("pch.h.gch"));
         let unit = Unit { source: header.clone(), object: output.clone(), language: "c++-header" };
         let command = self.command(&unit, None);
@@ -177,8 +174,7 @@ impl Shim {
             for _ in 0..jobs().min(stale.len()) {
                 scope.spawn(|| {
                     while let Some(unit) = stale.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        // The stamp is that of the command without the header: the object does not depend on how it was
-                        // made.
+                        // The stamp is the command without the header: the header does not affect the object.
                         let result = unit.run(&self.compiler, &self.command(unit, pch), &self.command(unit, None));
                         if let (Err(error), Ok(mut errors)) = (result, errors.lock()) {
                             errors.push(error);
@@ -191,7 +187,7 @@ impl Shim {
         if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
     }
 
-    /// Copies of the objects in which what TensorFlow provides is referred to weakly: see `elf`.
+    /// Copies the objects, making references to TensorFlow's symbols weak: see `elf`.
     fn weaken(&self, objects: &[PathBuf], tensorflow: &TensorFlow) -> Result<Vec<PathBuf>, String> {
         let mut undefined = HashSet::new();
         for object in objects {
@@ -213,7 +209,7 @@ impl Shim {
     }
 
     fn archive(&self, objects: &[PathBuf]) -> Result<PathBuf, String> {
-        // The name tells versions apart, or cargo would not notice that the linker's input changed.
+        // The folder contains the version, so that cargo notices a changed linker input.
         let archive = self.folder.join("libstarwire_shim.a");
         let _ = fs::remove_file(&archive);
         let status = Command::new("ar").arg("crsD").arg(&archive).args(objects).status();
@@ -224,7 +220,7 @@ impl Shim {
         }
     }
 
-    /// What the tests of the shim are compiled with: read by the Makefile.
+    /// Writes the compiler flags for the shim's tests, which the Makefiles include.
     fn write_flags(&self, tensorflow: &TensorFlow, objects: &[PathBuf]) -> Result<(), String> {
         let quoted: Vec<String> = self.flags.iter().map(|flag| format!("'{flag}'")).collect();
         let objects: Vec<String> = objects.iter().map(|object| object.display().to_string()).collect();
@@ -239,7 +235,7 @@ impl Shim {
     }
 }
 
-/// One source and what becomes of it.
+/// A source and its object.
 struct Unit {
     source: PathBuf,
     object: PathBuf,
@@ -262,7 +258,7 @@ impl Unit {
         ["-x", self.language, "-MMD", "-MF", &depfile, "-c", &source].map(String::from).to_vec()
     }
 
-    /// Made by another command, or older than something it was made from.
+    /// True if made by another command, or older than one of its inputs.
     fn is_stale(&self, command: &[String]) -> bool {
         if fs::read_to_string(self.beside("cmd")).ok() != Some(command.join("\n")) {
             return true;
@@ -292,7 +288,7 @@ impl Unit {
         for line in text.lines() {
             println!("cargo::warning={line}");
         }
-        // An edit during compilation must count as newer.
+        // The object dates from the start of the compilation, so that an edit during it counts as newer.
         fs::File::options()
             .write(true)
             .open(&temporary)
@@ -322,7 +318,7 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// cargo's target folder: the ancestor of OUT_DIR that cargo marked.
+/// Returns cargo's target folder: the ancestor of OUT_DIR with cargo's marker files.
 fn target_folder() -> Result<PathBuf, String> {
     let out = PathBuf::from(std::env::var("OUT_DIR").map_err(|_| "OUT_DIR is not set: run through cargo".to_string())?);
     let marked =
@@ -330,7 +326,7 @@ fn target_folder() -> Result<PathBuf, String> {
     marked.or(out.ancestors().nth(4)).map(Path::to_path_buf).ok_or(format!("no target folder above {}", out.display()))
 }
 
-/// At most two compilers, fewer if cargo was told so or memory is short.
+/// At most two compilers; fewer if cargo has fewer jobs or memory is short.
 fn jobs() -> usize {
     let asked = std::env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();

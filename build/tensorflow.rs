@@ -1,4 +1,4 @@
-//! Finds the TensorFlow that the shim is compiled against, without importing it (an import takes seconds).
+//! Finds the TensorFlow to compile the shim against without importing it, which takes seconds.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -6,13 +6,13 @@ use std::process::Command;
 pub struct TensorFlow {
     /// "2.21.0"
     pub version: String,
-    /// 221: what the sources compare with.
+    /// 221 for 2.21; the sources compare against it.
     pub minor: u32,
-    /// …/site-packages/tensorflow: holds include/ and both libraries.
+    /// …/site-packages/tensorflow: contains include/ and both libraries.
     pub folder: PathBuf,
 }
 
-/// Every distribution that installs the package `tensorflow`.
+/// Looks in every distribution that installs the package `tensorflow`.
 const ASK: &str = r#"
 import importlib.metadata as metadata, importlib.util, sys
 spec = importlib.util.find_spec("tensorflow")
@@ -32,7 +32,7 @@ print(list(spec.submodule_search_locations)[0])
 "#;
 
 impl TensorFlow {
-    /// Asks `$STARWIRE_PYTHON`, or the `python3` on the PATH.
+    /// Queries `$STARWIRE_PYTHON`, or the `python3` on the PATH.
     pub fn find() -> Result<TensorFlow, String> {
         println!("cargo::rerun-if-env-changed=STARWIRE_PYTHON");
         let python = std::env::var("STARWIRE_PYTHON").unwrap_or_else(|_| "python3".to_string());
@@ -64,7 +64,7 @@ impl TensorFlow {
         ]
     }
 
-    /// In the order in which they must be linked: up to 2.18 both define the registry of server factories.
+    /// In link order: up to 2.18, both define the registry of server factories.
     pub fn libraries(&self) -> [PathBuf; 2] {
         ["libtensorflow_framework.so.2", "libtensorflow_cc.so.2"].map(|name| self.folder.join(name))
     }

@@ -1,9 +1,9 @@
-"""Runs an example as a cluster on this machine: one process per task, each with its TF_CONFIG, as a cluster manager would do it.
+"""Runs an example as a local cluster: one process per task, each with its own TF_CONFIG, as a cluster manager would do.
 
     python examples/local.py examples/tf_config.py --ps 2 --worker 2
     python examples/local.py examples/parameter_server_strategy.py --ps 1 --worker 2 --chief
 
-Ends when the workers (or the chief) have ended; exits with the first failure.
+Exits when the workers (or the chief) have finished, or with the first failure.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""MonitoredTrainingSession: checkpoints, and recovery when a parameter server comes back. Nothing but the protocol is special.
+"""MonitoredTrainingSession with checkpoints and recovery after a parameter server restarts. Only the protocol is specific to starwire.
 
     python examples/local.py examples/monitored_session.py --ps 1 --worker 2
 """
@@ -32,7 +32,7 @@ def main():
 
     directory = os.environ.get("CHECKPOINTS") or tempfile.mkdtemp(prefix="starwire-example-")
     hooks = [v1.train.StopAtStepHook(last_step=STEPS)]
-    # A worker talks to the parameter servers and itself; it need not wait for workers that are down.
+    # A worker uses only the parameter servers and itself, so it need not wait for other workers.
     config = v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{task}"])
     with v1.train.MonitoredTrainingSession(
         server.target, is_chief=task == 0, checkpoint_dir=directory if task == 0 else None, hooks=hooks, config=config, save_checkpoint_steps=100

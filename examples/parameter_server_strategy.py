@@ -3,7 +3,7 @@
     python examples/local.py examples/parameter_server_strategy.py --chief --ps 2 --worker 2
 """
 
-import starwire  # noqa: F401  in every task, the chief too
+import starwire  # noqa: F401  in every task, including the chief
 import tensorflow as tf
 
 STEPS = 100
@@ -11,7 +11,7 @@ STEPS = 100
 
 def main():
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    resolver.rpc_layer = resolver.rpc_layer or "grpc++"  # what TF_CONFIG says, if it does
+    resolver.rpc_layer = resolver.rpc_layer or "grpc++"  # keep a protocol set by TF_CONFIG
     if resolver.task_type in ("ps", "worker"):
         server = tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol=resolver.rpc_layer)
         server.join()

@@ -1,4 +1,4 @@
-"""Between-graph training where every task learns its role from TF_CONFIG. Only the two marked lines differ from a script for gRPC.
+"""Between-graph training where every task reads its role from TF_CONFIG. Only the two marked lines differ from a gRPC script.
 
     python examples/local.py examples/tf_config.py --ps 2 --worker 2
 """
@@ -32,7 +32,7 @@ def main():
         uninitialized = v1.report_uninitialized_variables()
         init = v1.global_variables_initializer()
 
-    # A session waits for every task that it may use: without this line, for workers too that have not started yet, or have finished already.
+    # A session waits for every task it may use; without the filters, that includes workers that have not started or have already finished.
     config = v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{task}"])
     with v1.Session(server.target, config=config) as session:
         if task == 0:

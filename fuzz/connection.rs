@@ -1,4 +1,4 @@
-//! Bytes and blocks for connections of the protocol.
+//! Feeds bytes and blocks to connections of the protocol.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use starwire_protocol::{
     Target, Witness,
 };
 
-/// Bytes at the beginning of a stream, for a server and for a client.
+/// The first bytes of a stream, fed to a server and to a client.
 pub fn raw(data: &[u8]) {
     let now = Instant::now();
     let (cut, data) = data.split_first().unwrap_or((&0, &[]));
@@ -20,7 +20,7 @@ pub fn raw(data: &[u8]) {
     }
 }
 
-/// A script: each command is one byte and its operands; `Script` gives zeros when the input is used up.
+/// A script of one-byte commands with operands; `Script` yields zeros once the input is used up.
 pub fn framed(data: &[u8]) {
     let now = Instant::now();
     let mut script = Script(data);
@@ -33,7 +33,7 @@ pub fn framed(data: &[u8]) {
     };
     end.connection.lend(Witness { address: 8, value: 1 });
     end.talk();
-    // The handshake, said by a real peer.
+    // A real peer performs the handshake.
     let mut peer = match server {
         true => End::new(Connection::client(settings(3), now), now),
         false => End::new(Connection::server(settings(4), now), now),
@@ -105,7 +105,7 @@ impl<'a> Script<'a> {
         *first
     }
 
-    /// Length (two bytes) and that many bytes.
+    /// A two-byte length and as many bytes.
     fn bytes(&mut self) -> &'a [u8] {
         let len = usize::from(u16::from_le_bytes([self.byte(), self.byte()]));
         let (bytes, rest) = self.0.split_at(len.min(self.0.len()));
@@ -114,7 +114,7 @@ impl<'a> Script<'a> {
     }
 }
 
-/// A block around any content.
+/// Wraps arbitrary content in a valid block.
 fn block(sequence: u64, control: &[u8], bulk: &[u8]) -> Vec<u8> {
     let mut control = control.to_vec();
     control.resize(control.len().next_multiple_of(8), 0);
@@ -242,7 +242,7 @@ impl End {
         }
     }
 
-    /// Bytes arrive, at most `cut` at a time.
+    /// Feeds bytes, at most `cut` at a time.
     fn feed(&mut self, mut bytes: &[u8], cut: usize) {
         let mut targets = Vec::new();
         while !bytes.is_empty() && self.error.is_none() {
@@ -253,7 +253,7 @@ impl End {
             }
             let mut received = 0;
             if self.connection.loan().is_some() {
-                // Copied from somewhere else, as far as it goes.
+                // A loan is copied out of band, as far as `cut` allows.
                 received = targets.iter().map(target_len).sum::<usize>().min(cut * 4096);
                 targets.clear();
             }
@@ -284,7 +284,7 @@ impl End {
         }
     }
 
-    /// Everything that the connection has to say.
+    /// Collects everything that the connection sends.
     fn talk(&mut self) {
         let mut segments = Vec::new();
         while self.connection.poll_transmit(self.now, &mut segments) != 0 {

@@ -1,4 +1,4 @@
-//! What the fuzz targets do with their input; shared with `tests/fuzz_corpus.rs`.
+//! The bodies of the fuzz targets, shared with `tests/fuzz_corpus.rs`.
 
 mod connection;
 mod text;

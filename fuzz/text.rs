@@ -1,10 +1,10 @@
-//! What people and peers write as text: `.endpoint_map`, advertisements, addresses.
+//! Text formats written by people and peers: `.endpoint_map`, advertisements, addresses.
 
 use std::path::Path;
 
 use starwire_engine::config::{Advertisement, EndpointMap, HostPort};
 
-/// The first byte says what the rest is. What is understood must mean the same when it is written down again.
+/// The first byte selects the format. Accepted input must survive a round trip through its text form.
 pub fn text(data: &[u8]) {
     let (kind, data) = data.split_first().unwrap_or((&0, &[]));
     match kind % 3 {
@@ -29,7 +29,7 @@ fn map(data: &[u8]) {
 fn advertisement(text: &str) {
     let Ok(advertisement) = text.parse::<Advertisement>() else { return };
     let again = advertisement.to_string();
-    // Written down, some bytes need three.
+    // Escaping turns some bytes into three.
     if again.len() <= 8192 {
         assert_eq!(again.parse(), Ok(advertisement));
     }

@@ -1,6 +1,6 @@
-"""Trains the same recommender over stock grpc, over grpc++ and over star_server, in real processes, and compares speed and results.
+"""Trains the same recommender over stock grpc, grpc++ and star_server in real processes, and compares speed and results.
 
-Both clusters live at the same time and take turns, so that what the machine does meanwhile hits both alike.
+The clusters run side by side and train in alternating turns, so that other load on the machine affects all of them alike.
 """
 
 import argparse
@@ -20,7 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [HERE, os.path.join(ROOT, "python")]
 
-# The processes are forked from this one after TensorFlow was imported: an import takes several seconds of a core.
+# Importing TensorFlow takes several CPU seconds, so the tasks are forked after this process has imported it.
 fork = multiprocessing.get_context("fork")
 EXACT_STEPS = 20
 
@@ -30,7 +30,7 @@ class Failure(Exception):
 
 
 class Log:
-    """Where TensorFlow's own chatter goes, of this process and of the tasks: shown only when something failed."""
+    """Captures stderr of this process and its tasks; shown only after a failure."""
 
     def __init__(self):
         self._file = tempfile.TemporaryFile()
@@ -47,7 +47,7 @@ class Log:
 
 
 class Task:
-    """A process that runs one server and does what it is told over a pipe."""
+    """A process that runs one server and takes commands over a pipe."""
 
     def __init__(self, cluster, job, task, protocol, batch):
         self.name = f"{protocol} /job:{job}/task:{task}"
@@ -117,13 +117,13 @@ class Cluster:
         self.rates, self.losses, self.steps, self.exact = [], [], 0, []
 
     def train_exactly(self):
-        """Worker 0 alone: nothing depends on timing."""
+        """Trains on worker 0 only, so that the result does not depend on timing."""
         self.workers[0].send(EXACT_STEPS)
         _, self.exact, at = self.workers[0].receive()
         self._count(at, EXACT_STEPS)
 
     def train(self, steps, measured=True):
-        """All workers together, each `steps` steps."""
+        """Trains `steps` steps on every worker at once."""
         for worker in self.workers:
             worker.send(steps)
         answers = [worker.receive(120) for worker in self.workers]
@@ -163,7 +163,7 @@ def compare(options):
             clusters.append(Cluster(protocol, options))
         for cluster in clusters:
             cluster.train_exactly()
-        # Everything is warm then, and the length of a turn is known.
+        # Warm up, and measure the pace to size the turns.
         for cluster in clusters:
             cluster.train(20)
         steps = max(20, int(min(cluster.rates[0] for cluster in clusters) / options.workers * options.seconds))
@@ -179,7 +179,7 @@ def compare(options):
 
 
 def report(clusters, options):
-    """Prints what was measured and what was checked; True if all checks held."""
+    """Prints the measurements and checks; returns True if all checks passed."""
     stock, *ours = clusters
     print()
     for cluster in clusters:

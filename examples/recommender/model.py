@@ -1,7 +1,6 @@
-"""A small click-through model as recommenders have it: 26 categorical features, an embedding table each, and a perceptron on top.
+"""A small click-through model: 26 categorical features with an embedding table each, and a multi-layer perceptron on top.
 
-Everything random comes from seeds, so that two runs see the same data, start from the same variables and, with one worker, compute the same
-numbers, bit for bit.
+All randomness is seeded, so two runs see the same data, start from the same variables and, with one worker, produce bit-identical results.
 """
 
 import collections
@@ -21,7 +20,7 @@ Model = collections.namedtuple("Model", "step loss train global_step init uninit
 
 
 def build(cluster, task, batch):
-    """The graph of one worker: variables on the parameter servers in turn, the rest on the worker."""
+    """Builds one worker's graph: variables spread over the parameter servers, everything else on the worker."""
     worker = f"/job:worker/task:{task}"
     with v1.device(v1.train.replica_device_setter(worker_device=worker, cluster=cluster)):
         global_step = v1.train.get_or_create_global_step()
@@ -46,7 +45,7 @@ def build(cluster, task, batch):
 
 
 def _examples(step, task, batch):
-    """Random features, and labels by a rule that the model can learn."""
+    """Returns random features, and labels that follow a learnable rule."""
     ids = tf.random.stateless_uniform([batch, FEATURES], seed=tf.stack([step, SEED + task]), maxval=VOCABULARY, dtype=tf.int32)
     rule = np.random.RandomState(SEED).normal(size=[FEATURES * VOCABULARY]).astype(np.float32)
     score = tf.reduce_sum(tf.gather(tf.constant(rule), ids + tf.range(FEATURES) * VOCABULARY), axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""One process of the cluster. As a program: `python task.py --protocol grpc++ --job ps --task 0 --ps host:port,… --worker host:port,…`."""
+"""One task of the cluster. Usage: `python task.py --protocol grpc++ --job ps --task 0 --ps host:port,… --worker host:port,…`."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ def serve(cluster, job, task, protocol):
 
 
 class Worker:
-    """Trains on a server of its own. Worker 0 initialises the variables, the others wait for that."""
+    """Trains on its own server. Worker 0 initialises the variables; the others wait for it."""
 
     def __init__(self, cluster, task, protocol, batch):
         import model
@@ -36,7 +36,7 @@ class Worker:
             time.sleep(0.2)
 
     def train(self, steps):
-        """(seconds, losses, global step afterwards)"""
+        """Returns (seconds, losses, global step afterwards)."""
         model, losses = self._model, []
         started = time.perf_counter()
         for _ in range(steps):

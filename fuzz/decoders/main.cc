@@ -1,10 +1,10 @@
-// Runs the target on the files of a corpus and on mutations of them. Needs no libFuzzer: where the compiler counts what
-// is covered (-fsanitize-coverage=trace-pc), inputs that reach something new are mutated in turn.
+// Runs the target on the files of a corpus and on mutations of them. Needs no libFuzzer: with
+// -fsanitize-coverage=trace-pc, inputs that reach new code are mutated in turn.
 //
 // usage: decoders [rounds=N] [seconds=N] [seed=N] [findings=FOLDER] CORPUS…
 //
-// An input may neither crash nor hang, and must not make the process ask for much more memory than it has bytes. Where
-// memory is counted by somebody else (AddressSanitizer), it is not counted here.
+// An input must not crash, hang, or allocate much more memory than it has bytes. Allocations are not counted under
+// AddressSanitizer, which replaces malloc.
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -30,7 +30,7 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-// What one input may ask for: see ObjectBudget. Parsing makes objects out of bytes, and then tensors out of objects.
+// Limit on allocations per input byte: see ObjectBudget. Parsing turns bytes into objects, then objects into tensors.
 constexpr uint64_t kPerByte = 512;
 constexpr uint64_t kFree = 2 << 20;
 constexpr unsigned kPatienceSeconds = 20;
@@ -92,7 +92,7 @@ constexpr size_t kMaxInput = 1 << 16;
 Bytes Mutated(Bytes bytes, const Bytes& other, std::mt19937_64* random) {
   const auto below = [random](uint64_t n) { return n == 0 ? 0 : (*random)() % n; };
   static constexpr uint8_t kUsual[] = {0, 1, 2, 4, 8, 0x10, 0x12, 0x15, 0x1a, 0x22, 0x7a, 0x7f, 0x80, 0xff};
-  // The first byte stays: another decoder's inputs are another corpus.
+  // Keep the first byte: it selects the decoder.
   for (uint64_t i = 0, n = 1 + below(4); i < n; ++i) {
     const size_t at = 1 + below(bytes.size());
     const bool inside = at < bytes.size();
@@ -112,7 +112,7 @@ Bytes Mutated(Bytes bytes, const Bytes& other, std::mt19937_64* random) {
       case 4:
         if (inside) bytes.resize(at);
         break;
-      case 5: {  // a piece of another one
+      case 5: {  // a piece of another input
         if (other.size() < 2) break;
         const size_t from = 1 + below(other.size() - 1), length = 1 + below(other.size() - from);
         bytes.insert(bytes.begin() + static_cast<ptrdiff_t>(std::min(at, bytes.size())),
@@ -120,7 +120,7 @@ Bytes Mutated(Bytes bytes, const Bytes& other, std::mt19937_64* random) {
                      other.begin() + static_cast<ptrdiff_t>(from + length));
         break;
       }
-      case 6: {  // a piece of itself, many times
+      case 6: {  // a piece of this input, repeated
         if (!inside) break;
         const size_t length = 1 + below(std::min<size_t>(64, bytes.size() - at));
         const Bytes piece(bytes.begin() + static_cast<ptrdiff_t>(at),
@@ -158,7 +158,7 @@ void Collect(const std::string& path, std::vector<std::string>* files) {
 }  // namespace
 
 #if !defined(__SANITIZE_ADDRESS__) && defined(__GLIBC__)
-// Everything that anybody in this process asks for. TensorFlow's allocator is behind it as well.
+// Counts every allocation in the process; TensorFlow's allocator uses these functions as well.
 extern "C" {
 void* __libc_malloc(size_t);
 void* __libc_calloc(size_t, size_t);
@@ -192,7 +192,7 @@ int posix_memalign(void** out, size_t alignment, size_t size) {
 }
 #endif
 
-// Called at every branch of what is compiled for it.
+// The compiler inserts a call at every branch of the instrumented code.
 extern "C" __attribute__((no_sanitize_coverage)) void __sanitizer_cov_trace_pc() {
   const auto at = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   uint8_t& place = reached[(at >> 1) % kPlaces];
@@ -238,7 +238,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   for (int signal : {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGALRM}) ::signal(signal, &OnSignal);
-  // What is made once and stays (registries, pools) is nobody's fault.
+  // Allocate what lives as long as the process (registries, pools) before counting.
   for (const Bytes& input : inputs) {
     if (input.size() > 2) LLVMFuzzerTestOneInput(input.data(), 2);
   }

@@ -1,5 +1,5 @@
-// What is fuzzed: everything in cc/ that reads bytes of a peer. The first byte of an input says which decoder it is
-// for; the rest is what a peer sent. Works as a target of libFuzzer as well.
+// The fuzz target for everything in cc/ that reads a peer's bytes. The first byte of an input selects the decoder; the
+// rest is the peer's message. Also works with libFuzzer.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -31,7 +31,7 @@ sw_bytes Rest(sw_bytes input, size_t from) {
   return {input.data + from, input.len - from};
 }
 
-// u16 length of the metadata, the metadata, and the payload.
+// Input: u16 length of the metadata, the metadata, the payload.
 bool Cut(sw_bytes input, sw_bytes* meta, sw_bytes* payload) {
   if (input.len < 2) return false;
   const size_t length = Get<uint16_t>(input.data);
@@ -42,7 +42,7 @@ bool Cut(sw_bytes input, sw_bytes* meta, sw_bytes* payload) {
   return true;
 }
 
-// What is accepted can be looked at.
+// An accepted tensor must be usable.
 void Use(const Tensor& tensor) {
   if (!tensor.IsInitialized() && tensor.NumElements() != 0) std::abort();
   TensorProto again;
@@ -76,7 +76,7 @@ void Reply(sw_bytes input) {
   for (const StarValue& value : values) Use(value.tensor);
 }
 
-// As the transport hands a call over: the body is 64-byte aligned.
+// The transport passes the body of a call 64-byte aligned.
 void Call(sw_bytes input) {
   sw_bytes meta, payload;
   StarCall call;
@@ -129,7 +129,7 @@ void Constants(sw_bytes input) {
 }  // namespace starwire
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace starwire;  // NOLINT: this is its interface
+  using namespace starwire;  // NOLINT: the entry point, in the global namespace
   static const bool registered = RegisterFuseOps();
   (void)registered;
   if (size == 0) return 0;

@@ -1,4 +1,4 @@
-//! Blocks with right checksums and any content, between other inputs, on connections that are ready.
+//! Blocks with valid checksums and arbitrary content, interleaved with other events, on established connections.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| starwire_fuzz::framed(data));

@@ -1,4 +1,4 @@
-//! Bytes as a stranger sends them.
+//! Raw bytes from a stranger.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| starwire_fuzz::raw(data));

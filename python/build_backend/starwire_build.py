@@ -1,7 +1,6 @@
-"""`pip install .`: builds libstarwire.so against the TensorFlow of the environment that pip installs into, and packs it into a wheel.
+"""PEP 517 backend for `pip install .`: builds libstarwire.so against the TensorFlow of the environment that pip installs into, and packs a wheel.
 
-A small PEP 517 backend, because the library depends on an installed package (TensorFlow) in a way that build requirements cannot say:
-a wheel fits exactly one TensorFlow version.
+Build requirements cannot express that dependency: a wheel fits exactly one installed TensorFlow version.
 """
 
 import base64
@@ -61,8 +60,8 @@ def build_sdist(sdist_directory, config_settings=None):
 
 
 def _build_library():
-    """(TensorFlow's version, the library)"""
-    # pip may have isolated this process from the environment; a fresh interpreter sees it as it is.
+    """Returns (TensorFlow's version, path of the library)."""
+    # pip may isolate this process from the environment; a fresh interpreter sees it.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     environment["STARWIRE_PYTHON"] = sys.executable
     result = subprocess.run([str(ROOT / "scripts/build-plugin"), sys.executable], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)

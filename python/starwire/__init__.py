@@ -1,4 +1,4 @@
-"""starwire: another transport for TensorFlow's parameter servers.
+"""starwire: a faster transport for TensorFlow's parameter servers.
 
 Importing this package loads ``libstarwire.so`` into TensorFlow and registers its protocols::
 
@@ -7,7 +7,7 @@ Importing this package loads ``libstarwire.so`` into TensorFlow and registers it
 
     server = tf.distribute.Server(cluster, job_name="ps", task_index=0, protocol="grpc++")
 
-The import fails with an ``ImportError`` that says what to do when there is no library for the TensorFlow that is running.
+If there is no library for the running TensorFlow, the import raises an ``ImportError`` that explains what to do.
 """
 
 from starwire._config import config
@@ -21,7 +21,7 @@ __all__ = ["__version__", "config", "endpoint_map", "library_path", "protocols",
 
 
 def protocols():
-    """The names that ``protocol=`` (or ``rpc_layer=``) may have, besides TensorFlow's own."""
+    """Returns the values that starwire adds for ``protocol=`` and ``rpc_layer=``."""
     return ("grpc++", "star_server", "star_server_lite", "grpc+verbs")
 
 

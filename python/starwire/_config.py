@@ -1,21 +1,21 @@
-"""Session configuration that TensorFlow's own ConfigProto has no fields for."""
+"""Session options that TensorFlow's ConfigProto has no fields for."""
 
-# DeepRec's ConfigProto.tensor_fuse: a varint field that TensorFlow's ConfigProto does not know, and therefore passes on as it is.
+# DeepRec's ConfigProto.tensor_fuse: a varint field. TensorFlow's ConfigProto does not know it and passes it on unchanged.
 _FIELD = 201
 _TENSOR_FUSE = {True: b"\xc8\x0c\x01", False: b"\xc8\x0c\x00"}
-# A kind of device that does not exist, which the server looks for (cc/graph/star_switch.cc).
+# A device type that does not exist; the server looks for it (cc/graph/star_switch.cc).
 _STAR = "STARWIRE_STAR"
 
 
 def config(proto=None, *, tensor_fuse=None, star=None):
-    """A ConfigProto for a session, a server, a RunConfig or a MonitoredTrainingSession.
+    """Returns a ConfigProto for a session, a server, a RunConfig or a MonitoredTrainingSession.
 
     Args:
       proto: a ``tf.compat.v1.ConfigProto`` to start from; it is not changed.
-      tensor_fuse: True: tensors that cross between tasks together travel as one. False: they do not, whatever the server's configuration and
-        ``STARWIRE_TENSOR_FUSE`` say. None: as these, or ``proto``, say.
-      star: False: the session makes no star calls although its server's protocol is ``star_server`` or ``star_server_lite``; it runs as over
-        ``grpc++``, for example under a debugger. None: as the protocol says.
+      tensor_fuse: True: send tensors that cross between two tasks together as one. False: do not, overriding the server's configuration
+        and ``STARWIRE_TENSOR_FUSE``. None: keep those settings, or the one in ``proto``.
+      star: False: make no star calls even if the server's protocol is ``star_server`` or ``star_server_lite``; the session runs as over
+        ``grpc++``, for example under a debugger. None: follow the protocol.
     """
     import tensorflow as tf
 
@@ -31,7 +31,7 @@ def config(proto=None, *, tensor_fuse=None, star=None):
 
 
 def _without(data, field):
-    """A serialised message without one of its fields."""
+    """Returns a serialised message without one of its fields."""
     kept, at = b"", 0
     while at < len(data):
         begin = at

@@ -1,4 +1,4 @@
-"""Writes the file that tells each task where the others' data ports are."""
+"""Writes the file that tells each task the others' data ports."""
 
 import os
 import pathlib
@@ -10,13 +10,13 @@ _ADDRESS = re.compile(r"^(?P<host>\[[0-9A-Fa-f:.%a-z]+\]|[^\s:=#\[\]]+):(?P<port
 def endpoint_map(cluster, directory=".", offset=1000, data=None):
     """Writes ``.endpoint_map`` for a cluster and returns its path.
 
-    The file is needed only where the data ports have to be known beforehand (firewalls, DeepRec peers); without it, starwire's servers
-    find each other by themselves.
+    The file is needed only if the data ports must be known in advance (firewalls, DeepRec peers); otherwise starwire's servers discover
+    each other.
 
     Args:
-      cluster: what ``tf.train.ClusterSpec`` takes: ``{"ps": ["host:2222"], "worker": [...]}`` (lists, or dicts of task index to address).
-      directory: where to write; the tasks are pointed to it by ``TF_SEASTAR_ENDPOINT_MAP_PATH``, or run in it.
-      offset: each data port is the task's port plus this. Not used for the tasks that ``data`` names.
+      cluster: anything ``tf.train.ClusterSpec`` takes: ``{"ps": ["host:2222"], "worker": [...]}`` (lists, or dicts of task index to address).
+      directory: the folder to write to; point the tasks to it with ``TF_SEASTAR_ENDPOINT_MAP_PATH``, or run them in it.
+      offset: each data port is the task's port plus this offset. Ignored for the tasks in ``data``.
       data: data addresses of some or all tasks, in the same form as ``cluster``.
     """
     tasks = _tasks(cluster)
@@ -40,7 +40,7 @@ def endpoint_map(cluster, directory=".", offset=1000, data=None):
 
 
 def _tasks(cluster):
-    """(job, index) -> address"""
+    """Returns {(job, index): address}."""
     if hasattr(cluster, "as_dict"):
         cluster = cluster.as_dict()
     tasks = {}

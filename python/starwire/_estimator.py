@@ -1,15 +1,15 @@
-"""Estimator (TensorFlow up to 2.15) with a protocol that its RunConfig does not know."""
+"""Lets Estimator (TensorFlow up to 2.15) use starwire's protocols, which its RunConfig rejects."""
 
 
 def run_config(protocol="grpc++", **arguments):
-    """A ``tf.estimator.RunConfig`` for ``protocol``; takes RunConfig's other arguments.
+    """Returns a ``tf.estimator.RunConfig`` for ``protocol``; takes RunConfig's other arguments.
 
-    RunConfig itself accepts no other protocols than ``grpc`` and ``grpc+verbs``, and checks that again whenever something of it is replaced. Everything has to be
-    given here therefore, ``model_dir`` too, and not to the Estimator.
+    RunConfig accepts only ``grpc`` and ``grpc+verbs``, and checks again whenever one of its fields is replaced. So pass everything here,
+    including ``model_dir``, and not to the Estimator.
 
     Raises:
-      AttributeError: if this TensorFlow has no Estimator.
-      ValueError: if ``model_dir`` is missing, here and in TF_CONFIG, or RunConfig refuses an argument.
+      AttributeError: this TensorFlow has no Estimator.
+      ValueError: ``model_dir`` is missing both here and in TF_CONFIG, or RunConfig rejects an argument.
     """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Finds the library that was built for the running TensorFlow, and loads it once."""
+"""Finds the library built for the running TensorFlow, and loads it once."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ _loaded = None
 
 
 def library_path():
-    """The library that is loaded (or, before that, would be): ``$STARWIRE_LIBRARY``, the installed one, or the checkout's.
+    """Returns the library that is loaded or would be loaded: ``$STARWIRE_LIBRARY``, the installed one, or the checkout's.
 
     Raises ImportError if there is none for the running TensorFlow.
     """
@@ -30,7 +30,7 @@ def library_path():
 
 
 def load():
-    """Loads the library into TensorFlow. Further calls do nothing."""
+    """Loads the library into TensorFlow. Further calls have no effect."""
     global _loaded
     with _lock:
         if _loaded is not None:
@@ -46,7 +46,7 @@ def load():
 
 
 def _built_versions():
-    """TensorFlow version -> library, of the installed package and of the checkout around this file, if any."""
+    """Maps TensorFlow versions to libraries, of the installed package and of the checkout around this file, if any."""
     found = {}
     folders = [_PACKAGE / "lib"]
     if (_CHECKOUT / "Cargo.toml").is_file():

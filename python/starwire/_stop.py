@@ -1,13 +1,13 @@
-"""Ends servers, which TensorFlow cannot."""
+"""Stops servers, which TensorFlow cannot do."""
 
 
 def stop(server):
-    """Ends a ``tf.distribute.Server`` with one of starwire's protocols.
+    """Stops a ``tf.distribute.Server`` that uses one of starwire's protocols.
 
-    Closes its ports and ends its threads; sessions and peers that still use it get ``UnavailableError``. Calling it again does nothing. TensorFlow
-    has nothing like it: a server whose last reference goes serves on until the process ends, or until another server wants its port.
+    Closes its ports and ends its threads; sessions and peers that still use it get ``UnavailableError``. Further calls have no effect. TensorFlow
+    has no equivalent: a server without references keeps serving until the process ends or another server needs its port.
 
-    Raises ValueError for a server with a protocol of TensorFlow's own.
+    Raises ValueError for a server that uses one of TensorFlow's own protocols.
     """
     import tensorflow as tf
     from tensorflow.python.client import pywrap_tf_session
@@ -20,5 +20,5 @@ def stop(server):
     try:
         pywrap_tf_session.TF_ServerStop(server._server)
     except tf.errors.UnimplementedError:
-        # TensorFlow's answer while a server runs. Who asks twice means it.
+        # The first stop of a running server fails with Unimplemented, as TensorFlow's does; the second one stops it.
         pywrap_tf_session.TF_ServerStop(server._server)

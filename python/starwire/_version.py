@@ -1,3 +1,3 @@
-"""The version of this package and of the library: the same as in Cargo.toml."""
+"""Version of this package and of the library; must match Cargo.toml."""
 
 __version__ = "0.1.0"

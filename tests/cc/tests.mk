@@ -1,4 +1,4 @@
-# The gtests. `abi`: the C ABI, linked with the core only. `shim`: TensorFlow's side, linked with the objects of cc/ (FOLDER=target/tf-VERSION).
+# The gtests. `abi`: the C ABI, linked with the core only. `shim`: the TensorFlow side, linked with the objects of cc/ (FOLDER=target/tf-VERSION).
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -26,7 +26,7 @@ SHIM_TESTS := $(patsubst tests/cc/shim/%.cc,$(SHIM_OUT)/%.o,$(wildcard tests/cc/
 
 .PHONY: shim
 shim: $(SHIM_OUT)/shim_test
-	@# TensorFlow complains about the nonsense that the tests feed it: shown only when a test failed.
+	@# TensorFlow logs complaints about hostile test input, so its log is shown only after a failure.
 	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) $< --gtest_brief=1 2>$(SHIM_OUT)/stderr.log || { tail -n 50 $(SHIM_OUT)/stderr.log >&2; exit 1; }
 
 $(SHIM_OUT)/shim_test: $(SHIM_TESTS) $(SHIM_OBJECTS) $(CORE)
@@ -37,7 +37,7 @@ $(SHIM_OUT)/%.o: tests/cc/shim/%.cc $(FOLDER)/flags.mk
 	@mkdir -p $(@D)
 	$(SHIM_CXX) $(SHIM_CXXFLAGS) -MMD -MP -c -o $@ $<
 
-# The decoders of what peers send, on the corpus of their fuzz target and some mutations of it (fuzz/README.md). Here all memory that they ask for is counted.
+# The decoders of peers' messages, on their fuzz corpus and mutations of it (fuzz/README.md). Counts all memory that they allocate.
 LINK_TF = -Wl,--no-as-needed -L$(SHIM_TF) -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 -Wl,--allow-shlib-undefined -lpthread
 DECODERS := $(patsubst fuzz/decoders/%.cc,$(SHIM_OUT)/decoders-%.o,$(wildcard fuzz/decoders/*.cc))
 DECODER_ROUNDS ?= 20000
@@ -54,10 +54,10 @@ $(SHIM_OUT)/decoders-%.o: fuzz/decoders/%.cc $(FOLDER)/flags.mk
 	@mkdir -p $(@D)
 	$(SHIM_CXX) $(SHIM_CXXFLAGS) -MMD -MP -c -o $@ $<
 
-# The same with cc/ compiled for gcc's sanitizers. Left out: vptr (needs type information that TensorFlow hides), null and nonnull (gcc cannot compile absl's
-# constant expressions with them; a null pointer ends the program anyway), containers (those that TensorFlow fills are not annotated).
+# The same with cc/ compiled for gcc's sanitizers, except: vptr (needs type information that TensorFlow hides), null and nonnull (gcc cannot compile absl's
+# constant expressions with them; a null pointer crashes anyway), container overflow (TensorFlow fills containers without annotations).
 SANITIZED_OUT := $(FOLDER)/sanitized
-# Without NDEBUG_SANITIZER, absl's tables would have another layout here than in TensorFlow.
+# NDEBUG_SANITIZER keeps the layout of absl's tables as in TensorFlow.
 SANITIZE := -U_FORTIFY_SOURCE -DNDEBUG_SANITIZER -fsanitize=address,undefined -fno-sanitize=vptr,null,nonnull-attribute,returns-nonnull-attribute -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1
 SANITIZED_SOURCES := $(shell find cc -name '*.cc') $(wildcard tests/cc/shim/*.cc)
 SANITIZED_OBJECTS := $(foreach source,$(SANITIZED_SOURCES),$(SANITIZED_OUT)/$(subst /,-,$(source:.cc=.o)))
@@ -81,7 +81,7 @@ $(SANITIZED_OUT)/$(subst /,-,$(1:.cc=.o)): $(1) $(FOLDER)/flags.mk
 endef
 $(foreach source,$(SANITIZED_SOURCES),$(eval $(call SANITIZED_RULE,$(source))))
 
-# The fuzz target itself: what reads bytes of peers counts what it covers, under the sanitizers (FUZZ_SECONDS, FINDINGS: a folder).
+# The fuzz target: the code that reads peers' bytes is compiled for coverage and sanitizers (FUZZ_SECONDS; FINDINGS: a folder).
 FUZZED_OUT := $(FOLDER)/fuzzed
 FUZZED_SOURCES := $(wildcard cc/tensor/*.cc) cc/star/cargo.cc cc/star/wire.cc cc/worker/status_codec.cc fuzz/decoders/target.cc
 FUZZED_OBJECTS := $(foreach source,$(FUZZED_SOURCES),$(FUZZED_OUT)/$(subst /,-,$(source:.cc=.o)))
