@@ -1,9 +1,9 @@
-"""Real servers that train while they are attacked, and what must hold meanwhile and afterwards.
+"""Trains on real servers while they are attacked, and checks the invariants that hold during and after every attack.
 
-`Arena.under(attack)` runs an attack in a process of its own for a few seconds beside a worker that makes steps without pause, then the same time with a process that
-only uses as much CPU as the attack did, and compares. Whatever the attack, the following is asserted here: the training's results stay right, its pace is at least 80 %
-of that beside the harmless process, and no step hangs; the server lives and says nothing that scares; a peer that comes meanwhile is let in and served, and so is a new
-session of TensorFlow; /healthz answers; the log grows by few lines; and afterwards the pace, the memory, the threads and the descriptors are what they were.
+`Arena.under(attack)` runs an attack in its own process for a few seconds beside a worker that trains without pause, then repeats the run with a
+harmless process that uses the same CPU time, and compares. It asserts, for every attack: the results stay correct, the pace is at least 80 % of
+the control's, no step hangs; the server survives and logs no alarming message; a member connecting meanwhile and a new TensorFlow session are
+served; /healthz answers; the log grows by few lines; and pace, memory, threads and descriptors return to their levels from before the attack.
 """
 
 import ctypes
@@ -23,18 +23,18 @@ import cluster as harness
 import training
 import wire
 
-WORST = 0.8  # of the pace beside the control
+WORST = 0.8  # of the pace beside the control process
 LONGEST_STEP = 2.0
 MOST_LOG_LINES = 30
-RETURNS = 1.1  # memory afterwards, to what it was …
-SLACK = 8 << 20  # … and the allocator's leftovers of any first use
+RETURNS = 1.1  # memory afterwards, relative to before …
+SLACK = 8 << 20  # … plus what the allocator keeps after first use
 PATIENCE = 10.0
-ROUNDS = 3  # of attack and control, until one shows that the pace holds: other processes of the machine are no attack
+ROUNDS = 3  # of attack and control, until one keeps the pace: a slow round may be due to other load on the machine
 SECRET = "an attacker may know this one, or not"
 ENVIRONMENT = {
     "STARWIRE_STAR_MAX_SLOT_BYTES": "64M", "STARWIRE_STAR_MAX_TOTAL_BYTES": "256M", "STARWIRE_STAR_MAX_PLANS": "64", "STARWIRE_STAR_MAX_SLOTS": "4096",
 }  # fmt: skip
-# What TensorFlow's kernels say of the graph that an attack had them run.
+# Expected messages of TensorFlow's kernels about the attackers' graphs.
 OF_KERNELS = ("Skipping cancelled dequeue attempt",)
 PR_SET_PDEATHSIG = 1
 
@@ -42,7 +42,7 @@ fork = multiprocessing.get_context("fork")
 
 
 class Process:
-    """What /proc says of a process."""
+    """Reads a process's state from /proc."""
 
     def __init__(self, pid):
         self.directory = Path("/proc") / str(pid)
@@ -58,7 +58,7 @@ class Process:
         (self.directory / "clear_refs").write_text("5")
 
     def peak(self):
-        """The most memory since `forget_peak`."""
+        """Returns the peak memory since `forget_peak`."""
         return self._status("VmHWM") << 10
 
     def threads(self):
@@ -68,7 +68,7 @@ class Process:
         return len(os.listdir(self.directory / "fd"))
 
     def unix_name(self):
-        """The abstract socket that it listens on for tasks of its host."""
+        """Returns the name of the abstract socket on which it listens for tasks of its host."""
         inodes = set()
         for name in os.listdir(self.directory / "fd"):
             try:
@@ -84,9 +84,9 @@ class Process:
 
 @dataclass
 class Outcome:
-    """What an attack did, and what it did to others."""
+    """The result of an attack and its effect on the cluster."""
 
-    result: object = None  # what the attack returned, the first time
+    result: object = None  # return value of the attack's first round
     before: float = 0.0  # steps/s
     during: float = 0.0
     control: float = 0.0
@@ -109,7 +109,7 @@ class Outcome:
 
     @property
     def kept(self):
-        """The share of its pace that the training kept. An attack that slows it down leaves less than what came before it as well as than the control that came after it."""
+        """The share of its pace that the training kept. Only an attack is slower than both the time before it and the control after it."""
         return self.during / min(self.before, self.control)
 
     def keeps_pace(self):
@@ -124,7 +124,7 @@ class Outcome:
 
 
 def stranger_process(function, target, share, pipe, stop):
-    """The attacker's side."""
+    """Main function of the attacker's process."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     wire.source = target.source
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -135,11 +135,11 @@ def stranger_process(function, target, share, pipe, stop):
     begun, cpu = time.monotonic(), time.process_time()
     try:
         value = "value", function(target, pace)
-    except BaseException as error:  # noqa: BLE001  (all of it is for the test to judge)
+    except BaseException as error:  # noqa: BLE001  (the test judges every error)
         value = "error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
     used = (time.process_time() - cpu) / max(0.1, time.monotonic() - begun)
     pipe.send((*value, used))
-    # What it has opened stays open until the test has seen enough.
+    # Keep connections open until the test has finished watching.
     while not stop.is_set():
         stop.wait(0.1)
     os._exit(0)
@@ -158,7 +158,7 @@ class Attacker:
         self.pipe.send("go")
 
     def end(self, timeout=15):
-        """Tells it to stop; returns what it did and how much of a core it took."""
+        """Stops the attack; returns its outcome and its CPU use in cores."""
         self.stop.set()
         try:
             if not self.pipe.poll(timeout):
@@ -176,13 +176,13 @@ class Attacker:
 
 
 class Arena:
-    """A parameter server, a worker that trains on it, another whose sessions come and go, and the names of two more that may come."""
+    """A parameter server, a worker training on it, a worker whose sessions come and go, and two names for later workers."""
 
     def __init__(self, runner, protocol, directory, secret=SECRET):
         stock = harness.is_stock(protocol)
         self.protocol, self.secret = protocol, secret
         self.directory = Path(directory)
-        self.outcomes = []  # of the test that runs
+        self.outcomes = []  # of the current test
         environment = {} if stock else {**ENVIRONMENT, "STARWIRE_SECRET": secret}
         self.cluster = harness.Cluster(runner, protocol, {"ps": 1, "worker": 4}, environment=environment, start=False)
         self.ps, self.trainer, self.visitor = (self.cluster.start(job, index) for job, index in (("ps", 0), ("worker", 0), ("worker", 1)))
@@ -192,7 +192,7 @@ class Arena:
         self.trainer.begin(training.train, self.cluster.target("worker", 0), str(self.stop_file), str(self.trail))
         self.visitor.call(training.prepare_visits, self.cluster.target("worker", 1), 1)
         self.wait_for_steps()
-        for _ in range(3):  # whatever is made once for all later peers
+        for _ in range(3):  # allocate what the first peers allocate for all later ones
             self.visitor.call(training.visit)
             self.greet()
             self.healthy()
@@ -207,10 +207,10 @@ class Arena:
         name = self.server.unix_name() if self.address else ""
         return client.Target(self.address, grpc, "/job:ps/replica:0/task:0", self.protocol, self.secret, name, client.random_source())
 
-    # The training.
+    # Training.
 
     def stamps(self, most=200_000):
-        """When the latest steps ended."""
+        """Returns the end times of the latest steps."""
         size = self.trail.stat().st_size // 8
         with open(self.trail, "rb") as trail:
             trail.seek(8 * max(0, size - most))
@@ -218,7 +218,7 @@ class Arena:
         return struct.unpack(f"<{len(data) // 8}d", data[: len(data) // 8 * 8])
 
     def pace(self, begin, end):
-        """Steps/s, and the longest time without one."""
+        """Returns steps/s and the longest gap between steps."""
         within = [at for at in self.stamps() if begin <= at <= end]
         gaps = [later - earlier for earlier, later in zip([begin, *within], [*within, end])]
         return len(within) / (end - begin), max(gaps)
@@ -231,14 +231,14 @@ class Arena:
             time.sleep(0.05)
 
     def end_training(self):
-        """Every step had the right result; returns how many there were."""
+        """Stops the training, which checked every step; returns the number of steps."""
         self.stop_file.touch()
         return self.trainer.result(30)
 
     # Legitimate peers.
 
     def greet(self):
-        """A new connection of a member from another host, and a call."""
+        """Connects as a member from another host and makes a call."""
         if not self.address:
             return
         with client.Member(self.target()._replace(source="127.0.0.1"), task="/job:worker/replica:0/task:3", timeout=5) as member:
@@ -259,14 +259,14 @@ class Arena:
             except (OSError, AssertionError) as error:
                 outcome.refused.append(f"{name}: {type(error).__name__} {error}")
 
-    # What is asserted of every attack.
+    # Checks after every attack.
 
     def alive(self):
         died = [str(task) for task in self.cluster.tasks.values() if task.poll() is not None]
         assert not died, f"{died} ended with {[task.poll() for task in self.cluster.tasks.values() if task.poll() is not None]}; log:\n{self.ps.log()}"
 
     def watch(self, outcome, seconds):
-        """Looks at the server for so long, and asks it what a legitimate peer asks."""
+        """Watches the server for `seconds`, probing it as legitimate peers would."""
         end = time.monotonic() + seconds
         next_probe = time.monotonic() + 0.1
         while (now := time.monotonic()) < end:
@@ -279,7 +279,7 @@ class Arena:
             time.sleep(0.04)
 
     def under(self, attack, seconds=1.5, share=0.25, visit=True, meanwhile=None, judged=True, log_lines=MOST_LOG_LINES):
-        """`attack(target, pace)` in another process; see the module. `meanwhile()` is called while it goes on. `judged`: not so for others, to compare with."""
+        """Runs `attack(target, pace)` in another process (see the module) and `meanwhile()` during it. `judged=False` only measures, for comparison."""
         outcome = Outcome()
         self.outcomes.append(outcome)
         base_memory, base_threads, base_descriptors = self.server.memory(), self.server.threads(), self.server.descriptors()
@@ -330,7 +330,7 @@ class Arena:
             control.kill()
 
     def settle(self, outcome, memory, threads, descriptors):
-        """Waits until everything is as it was."""
+        """Waits until pace, memory, threads and descriptors have recovered."""
         deadline = time.monotonic() + PATIENCE
         while True:
             begin = time.monotonic()

@@ -1,7 +1,7 @@
-"""A client of the data port that is written from docs/protocol.md, shares no code with the library, and says whatever an attack wants.
+"""A client of the data port, written from docs/protocol.md without the library's code, that can send arbitrary bytes.
 
-Pure Python, sockets only. Frames and blocks are those of tests/python/wire.py; here is what a member of a cluster knows besides: the proof of the secret, calls
-and their answers, tensors, star calls, lending; and the HTTP/2 that strangers speak to the same port.
+Pure Python, sockets only. tests/python/wire.py provides frames and blocks; this adds a member's part: the proof of the secret, calls and replies,
+tensors, star calls and loans; and the HTTP/2 that strangers speak to the same port.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ BULK = 1 << 63
 LEND, TAKEN = 16, 17
 LENDING = 2  # feature bit
 PLAIN_ENCODING, PROTO_ENCODING, SLOT_ENCODING = 1, 4, 17
-# Methods: the WorkerService in the order of cc/worker/methods.h, whose requests are TensorFlow's own messages; then the star calls.
+# Methods: the WorkerService in the order of cc/worker/methods.h, with TensorFlow's own request messages; then the star calls.
 GET_STATUS, RECV_TENSOR, LOGGING = 1, 9, 10
 STAR_CALL, STAR_REGISTER, STAR_END = 16, 17, 18
 UNKNOWN_PLAN = 1
 
 
 class Target(NamedTuple):
-    """Whom an attack is for. What a stranger could not know (the secret, the socket's name) is for attacks by members."""
+    """The target of an attack. Only attacks by members use what a stranger cannot know (secret, socket name)."""
 
     address: str  # of the data port
     grpc: str
@@ -38,10 +38,10 @@ class Target(NamedTuple):
     protocol: str
     secret: str
     unix: str  # name of the abstract socket
-    source: str  # loopback address that the attack comes from
+    source: str  # loopback address of the attacker
 
     def connect(self, timeout=5):
-        """To the data port; where there is none, to TensorFlow's gRPC port."""
+        """Connects to the data port or, if there is none, to TensorFlow's gRPC port."""
         host, port = (self.address or self.grpc).rsplit(":", 1)
         return socket.create_connection((host, int(port)), timeout, source_address=(self.source, 0))
 
@@ -56,7 +56,7 @@ class Reply(NamedTuple):
         return self.meta.decode(errors="replace") if self.code else ""
 
 
-# Handshake. ----------------------------------------------------------------------------------------------------------
+# Handshake. -----------------------------------------------------------------------------------------------------------
 
 
 def without_padding(frame):
@@ -71,7 +71,7 @@ def proof(secret, hello, welcome, label=b"starwire 1 client proof\0"):
 
 
 class Stranger(wire.Peer):
-    """A connection that may be nothing more than one."""
+    """A connection that need not complete the handshake."""
 
     def __init__(self, target, timeout=10, unix=False):
         wire.source = target.source
@@ -88,14 +88,14 @@ class Stranger(wire.Peer):
         return wire.hello(has_secret=bool(self.target.secret), **options)
 
     def half_open(self):
-        """As far as somebody gets who does not know the secret: WELCOME was received, the proof is owed."""
+        """Stops where a peer without the secret must stop: after WELCOME, owing the proof."""
         self.send_block(self.hello())
         kind, code, _, meta = self.first_frame()
         assert kind == wire.WELCOME, (kind, code, meta)
 
 
 class Member(Stranger):
-    """A peer in good standing, whose calls are answered."""
+    """A connection that completes the handshake and makes calls."""
 
     def __init__(self, target, task="/job:worker/replica:0/task:9", timeout=10, unix=False, features=0):
         super().__init__(target, timeout, unix)
@@ -120,7 +120,7 @@ class Member(Stranger):
         return self.next_id - 1
 
     def start(self, method, meta=b"", parts=(), deadline_ms=0):
-        """Sends a call with its payload in this block; returns its id."""
+        """Sends a call and its payload in one block; returns its id."""
         ident = self.new_id()
         self.send_block(*call(ident, method, meta, parts, deadline_ms))
         return ident
@@ -131,7 +131,7 @@ class Member(Stranger):
     def cancel(self, *idents):
         self.send_block(b"".join(wire.frame(wire.CANCEL, code=1, ident=ident) for ident in idents))
 
-    # Answers.
+    # Replies.
 
     def answer(self, ident, timeout=10):
         deadline = time.monotonic() + timeout
@@ -142,7 +142,7 @@ class Member(Stranger):
         return self.answers.pop(ident)
 
     def listen(self, timeout=10):
-        """Takes in one block; answers what has to be answered."""
+        """Reads one block and answers pings."""
         self.socket.settimeout(max(0.01, timeout))
         head = self._take(32)
         assert head[:4] == wire.MAGIC, head
@@ -183,10 +183,10 @@ class Member(Stranger):
         if pongs:
             self.send_block(pongs)
 
-    # What every worker does.
+    # Calls that every worker makes.
 
     def devices(self):
-        """Name and incarnation of the target's devices, by their names."""
+        """Returns {name: incarnation} of the target's devices."""
         reply = self.call(GET_STATUS)
         assert reply.code == 0, reply
         found = {}
@@ -201,15 +201,15 @@ class Member(Stranger):
         return self.call(STAR_REGISTER, struct.pack("<BBHIQ", 1, 0, len(session), 0, 0) + name + session, [plan])
 
     def star(self, plan, feeds=(), timeout=10, **options):
-        """`plan`: its hash; `feeds`: entries of the table with their bytes."""
+        """`plan`: its hash; `feeds`: table entries with their bytes."""
         return self.call(STAR_CALL, star_head(plan, **options) + table(feeds), parts_of(feeds), timeout)
 
 
-# Frames of requests. -------------------------------------------------------------------------------------------------
+# Frames of requests. --------------------------------------------------------------------------------------------------
 
 
 def call(ident, method, meta=b"", parts=(), deadline_ms=0):
-    """Control section and bulk bytes of a call."""
+    """Returns the control section and bulk bytes of a call."""
     lengths, inline, bulk = [], b"", b""
     for part in parts:
         if len(part) < 8192 and len(inline) + len(part) < 1 << 20:
@@ -230,15 +230,15 @@ def recv(ident, step, key=0):
 
 
 def key_prefix(device, incarnation, edge="edge_1_never"):
-    """Of a rendezvous key: everything before `;frame:iteration`."""
+    """Returns a rendezvous key up to `;frame:iteration`."""
     return f"{device};{incarnation:016x};/job:worker/replica:0/task:9/device:CPU:0;{edge}".encode()
 
 
-# Star calls. ---------------------------------------------------------------------------------------------------------
+# Star calls. ----------------------------------------------------------------------------------------------------------
 
 
 def star_head(plan, step=1, flags=0, number=1, session=b"", incarnation=0, keeps=(), keep_count=None):
-    """`keeps`: (fetch, slot, flags) of what stays on the server."""
+    """`keeps`: (fetch, slot, flags) of the values that stay on the server."""
     head = struct.pack("<BBHHHIIqQ", 1, flags, number, len(session), 0, len(keeps) if keep_count is None else keep_count, 0, step, incarnation)
     return head + plan + bytes(8) + session + b"".join(struct.pack("<III", *keep) for keep in keeps)
 
@@ -253,7 +253,7 @@ def floats(count, content=None):
 
 
 def objects(proto):
-    """A scalar variant as the TensorProto that it travels in."""
+    """A scalar variant, encoded as a TensorProto."""
     return entry(protobuf.VARIANT, PROTO_ENCODING, (), proto)
 
 
@@ -262,7 +262,7 @@ def table(feeds, count=None):
 
 
 def parts_of(feeds):
-    """A part for each tensor: it may be cut where a tensor begins."""
+    """One part per tensor: the payload may be cut between tensors."""
     return [content for _, content in feeds if content]
 
 
@@ -276,15 +276,15 @@ def star_reply(fetches=(), flags=0):
 
 
 def registers(reply):
-    """Whether the reply to a star call asks for its plan."""
+    """True if the reply to a star call requests its plan."""
     return reply.code == 0 and reply.meta[1] == UNKNOWN_PLAN
 
 
-# HTTP/2, as far as nuisances need it. ---------------------------------------------------------------------------------
+# HTTP/2, as far as the attacks need it. -------------------------------------------------------------------------------
 
 
 class Http2:
-    """A connection with prior knowledge of HTTP/2 to the control service."""
+    """An HTTP/2 connection with prior knowledge to the control service."""
 
     PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
@@ -300,11 +300,11 @@ class Http2:
 
     @staticmethod
     def header(name, value):
-        """A literal without indexing."""
+        """Encodes a literal header without indexing."""
         return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
     def request(self, path=b"/healthz"):
-        """The frame that asks for `path`, on the next stream."""
+        """Returns (next stream id, frame that requests `path` on it)."""
         names = ((b":method", b"GET"), (b":scheme", b"http"), (b":path", path), (b":authority", b"x"))
         content = b"".join(self.header(*pair) for pair in names)
         stream, self.next_stream = self.next_stream, self.next_stream + 2
@@ -314,7 +314,7 @@ class Http2:
         return self.frame(self.RST_STREAM, 0, stream, struct.pack(">I", 8))
 
     def answer_pings(self):
-        """Reads what is there. Returns the kinds of the frames; raises ConnectionError when the server has closed."""
+        """Reads available frames and answers them. Returns their kinds; raises ConnectionError if the server has closed."""
         self.socket.setblocking(False)
         try:
             while data := self.socket.recv(65536):
@@ -342,13 +342,13 @@ class Http2:
         self.socket.close()
 
 
-# Pace. ---------------------------------------------------------------------------------------------------------------
+# Pace. ----------------------------------------------------------------------------------------------------------------
 
 
 class Pace:
-    """Beats of an attack: at most `share` of a core and `per_second` rounds, until it is told to stop.
+    """Paces an attack: at most `share` of a core and `per_second` rounds, until it is stopped.
 
-    An attack that takes a whole core of two slows a training down by that alone; what is to be seen is what it does to the server.
+    On two cores, an attack that used a whole one would slow the training by itself and hide its effect on the server.
     """
 
     def __init__(self, stop, share=0.25):
@@ -356,7 +356,7 @@ class Pace:
         self.begun, self.cpu = time.monotonic(), time.process_time()
 
     def __call__(self, per_second=1000.0, least=0):
-        """`least`: so many rounds are made in any case, on a machine that is busy later than it was asked for."""
+        """`least`: the minimum number of rounds, even if `stop` is set earlier on a busy machine."""
         due = time.monotonic()
         while not self.stop.is_set() or self.rounds < least:
             yield self.rounds
@@ -370,7 +370,7 @@ class Pace:
             self.stop.wait(seconds)
 
     def burn(self):
-        """The control of every attack: the same share of a core, and nothing is sent."""
+        """The control of every attack: uses the same share of a core and sends nothing."""
         slice_seconds = 0.002
         for _ in self(1e6):
             until = time.process_time() + slice_seconds
@@ -379,5 +379,5 @@ class Pace:
 
 
 def random_source():
-    """A host of its own for each attack (the loopback has many): an offending host is logged once a minute, and quotas are for each."""
+    """Returns a loopback address per attack: the server logs an offending host once a minute and has quotas per host."""
     return f"127.{os.urandom(1)[0] % 200 + 20}.{os.urandom(1)[0]}.{os.urandom(1)[0] % 250 + 1}"

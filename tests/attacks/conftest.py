@@ -1,4 +1,4 @@
-"""Fixtures of the attacks. `pytest tests/attacks` needs the library (STARWIRE_LIBRARY or `make -s print-plugin`) and about three minutes."""
+"""Fixtures of the attacks. `pytest tests/attacks` needs the library (STARWIRE_LIBRARY or `make -s print-plugin`) and takes about three minutes."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
-# The processes that run TensorFlow import what they are told to run.
+# The TensorFlow processes import the functions they are told to run.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 import arena as arenas  # noqa: E402
@@ -26,7 +26,7 @@ def runner():
 
 @pytest.fixture(scope="session")
 def arena_of(runner, tmp_path_factory):
-    """A cluster for each protocol, which lives until a test fails on it."""
+    """Creates one cluster per protocol, and replaces it after a failed test."""
     made = {}
 
     def make(protocol, **options):
@@ -44,7 +44,7 @@ def arena_of(runner, tmp_path_factory):
 
 
 def lend(request, arena):
-    """The arena, for one test: what it did is noted, and a failure spoils it for others."""
+    """Lends the arena to one test: records its outcomes, and retires the arena if the test fails."""
     arena.outcomes = []
     yield arena
     figures.extend((request.node.name, outcome) for outcome in arena.outcomes)
@@ -64,7 +64,7 @@ def each_trainer(request, arena_of):
 
 @pytest.fixture
 def stock(request, arena_of):
-    """TensorFlow's own protocol, to compare with."""
+    """A cluster over TensorFlow's own gRPC, for comparison."""
     yield from lend(request, arena_of("grpc"))
 
 

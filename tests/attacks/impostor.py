@@ -1,4 +1,4 @@
-"""A parameter server that is none: speaks the protocol well enough for a worker to make a session on it, and answers with whatever a test wants it to."""
+"""A fake parameter server: speaks enough of the protocol for a worker to create a session on it, and returns whatever a test wants."""
 
 import socket
 import struct
@@ -18,8 +18,8 @@ class Impostor:
     def __init__(self, address, task, protocol):
         host, port = address.rsplit(":", 1)
         self.task, self.protocol = task, protocol
-        self.hostile = b""  # a TensorProto: the value of everything that it is asked for
-        self.served = []  # the methods that were called, and "RECV"
+        self.hostile = b""  # a TensorProto: returned as the value of every tensor
+        self.served = []  # the methods called, and "RECV"
         self.listener = socket.create_server((host, int(port)))
         self.thread = threading.Thread(target=self._accept, daemon=True)
         self.thread.start()
@@ -101,7 +101,7 @@ class Conversation(wire.Peer):
 
 
 def reply(ident, meta=b"", parts=(), code=0):
-    """Control section and bulk bytes of a REPLY."""
+    """Returns the control section and bulk bytes of a REPLY."""
     lengths, inline, bulk = [], b"", b""
     for part in parts:
         if len(part) < 8192:

@@ -1,4 +1,4 @@
-"""Just enough of protocol buffers to write what a TensorFlow peer could send, and what none would: no TensorFlow, no checks."""
+"""A minimal protocol-buffer encoder for messages that a TensorFlow peer could send and for malformed ones: no TensorFlow, no checks."""
 
 import struct
 
@@ -25,7 +25,7 @@ def message(field, content):
 
 
 def fields(data):
-    """All fields as (number, value): integers, and bytes of strings and messages."""
+    """Returns all fields as (number, value): integers, and the bytes of strings and messages."""
     at, found = 0, []
 
     def take():
@@ -58,7 +58,7 @@ def fields(data):
     return found
 
 
-# Tensors. ------------------------------------------------------------------------------------------------------------
+# Tensors. -------------------------------------------------------------------------------------------------------------
 
 
 def shape(*sizes):
@@ -66,7 +66,7 @@ def shape(*sizes):
 
 
 def tensor(dtype, sizes=(), content=b""):
-    """A TensorProto; `content`: the fields of its values."""
+    """A TensorProto; `content`: the encoded value fields."""
     return number(1, dtype) + message(2, shape(*sizes)) + content
 
 
@@ -77,11 +77,11 @@ def variant(type_name, metadata=b"", tensors=()):
 
 
 def one_float(value=1.0):
-    """`float_val` with a single element, which TensorFlow repeats until the shape is full."""
+    """`float_val` with one element, which TensorFlow repeats to fill the shape."""
     return message(5, struct.pack("<f", value))
 
 
-# Graphs. -------------------------------------------------------------------------------------------------------------
+# Graphs. --------------------------------------------------------------------------------------------------------------
 
 
 def attribute(name, value):
@@ -102,12 +102,12 @@ def of_int(value):
 
 
 def graph(*nodes):
-    # Versions: a producer that every TensorFlow understands.
+    # Versions: a producer that every TensorFlow accepts.
     return b"".join(nodes) + message(4, number(1, 1087))
 
 
 def identity_plan(device, name="x", dtype=FLOAT):
-    """A plan that gives back its only feed. Each name makes another plan."""
+    """A plan that returns its only feed. Each name makes a different plan."""
     return graph(
         node(f"{name}_in", "_Arg", device, T=of_type(dtype), index=of_int(0)),
         node(name, "Identity", device, [f"{name}_in"], T=of_type(dtype)),
@@ -116,7 +116,7 @@ def identity_plan(device, name="x", dtype=FLOAT):
 
 
 def waiting_plan(device, name):
-    """A plan that waits for an element of a queue that nobody fills."""
+    """A plan that waits for an element of an empty queue."""
     types = message(1, message(6, varint(FLOAT)))
     return graph(
         node("queue", "FIFOQueueV2", device, component_types=types, capacity=of_int(1), shared_name=message(2, name)),

@@ -1,9 +1,9 @@
-"""Requests for tensors that nobody will make, each of a step of its own, and then the connection is closed: each step has to be aborted, by whom?"""
+"""Requests for tensors that are never produced, each in its own step, on a connection that then closes: the server must abort every step cheaply."""
 
 import client
 import wire
 
-EACH = 1500  # requests of one connection
+EACH = 1500  # requests per connection
 ROUNDS = 2
 
 
@@ -22,7 +22,7 @@ def attack(target, pace):
                 step = 1 << 40 | round_ << 20
                 member.send_block(b"".join(client.recv(member.new_id(), step | begin + i) for i in range(500)))
                 sent += 500
-            member.devices()  # the server has read all of it
+            member.devices()  # a round trip: the server has read all of it
     return sent
 
 

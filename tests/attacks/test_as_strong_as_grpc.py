@@ -1,4 +1,4 @@
-"""The same nuisance at our data port and, over stock `grpc`, at TensorFlow's own: we are at least as strong."""
+"""The same attack on starwire's data port and on stock gRPC's port: starwire must hold up at least as well."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from test_control_service import rapid_reset
 
 
 def garbage(target, pace):
-    """Connections that begin with nonsense."""
+    """Connections that begin with random bytes."""
     made = 0
     for _ in pace(300, least=150):
         with contextlib.suppress(OSError), target.connect() as one:
@@ -19,7 +19,7 @@ def garbage(target, pace):
 
 
 def comes_and_goes(target, pace):
-    """Connections that are closed, or reset, at once."""
+    """Connections that close, or are reset, at once."""
     made = 0
     for _ in pace(500, least=150):
         with contextlib.suppress(OSError), target.connect():
@@ -28,7 +28,7 @@ def comes_and_goes(target, pace):
 
 
 def idle(target, pace):
-    """A thousand connections that say nothing."""
+    """A thousand connections that send nothing."""
     held = []
     for _ in pace(1000, least=1000):
         if len(held) < 1000:
@@ -49,7 +49,7 @@ def test_as_strong_as_grpc(trainer, stock, attack):
         assert ours.extra_memory <= theirs.extra_memory + (8 << 20), figures
         assert ours.peak_threads - ours.base_threads <= theirs.peak_threads - theirs.base_threads + 2, figures
         assert ours.visit <= theirs.visit + 0.5, figures
-        # Two paces of 1.5 s each are compared: what is true of the server shows every time, what is the machine's does not.
+        # Each pace is measured for only 1.5 s; a defect of the server shows every time, noise does not.
         if ours.kept >= min(0.9, theirs.kept - 0.1):
             return
     raise AssertionError(f"the training keeps less of its pace than over grpc, {arena.ROUNDS} times:\n{figures}")

@@ -1,4 +1,4 @@
-"""Calls that wait for ever, cancelled at once, thousands of them; cancellations of what does not exist and of what has ended."""
+"""Thousands of calls that would wait indefinitely, cancelled at once; cancellations of unknown and of finished requests."""
 
 import hashlib
 
@@ -15,7 +15,7 @@ def attack(target, pace):
         for round_ in pace(25, least=15):
             idents, control = [], b""
             for i in range(20):
-                # RecvTensorRequest: the step, the key.
+                # RecvTensorRequest: step and key.
                 request = protobuf.number(1, 1 << 41 | round_ << 8 | i) + protobuf.message(2, prefix + b";0:0")
                 ident = member.new_id()
                 control += client.call(ident, client.RECV_TENSOR, parts=[request])[0]
@@ -30,7 +30,7 @@ def attack(target, pace):
 
 
 def recv_attack(target, pace):
-    """The same with requests for tensors, each of a step of its own."""
+    """The same with recvs, each in its own step."""
     cancelled = 0
     with client.Member(target) as member:
         device, incarnation = next(iter(member.devices().items()))
@@ -59,7 +59,7 @@ def test_cancelled_requests(each_trainer):
 
 
 def star_attack(target, pace):
-    """Star calls that wait at a queue which stays empty: cancelled, or left behind by a connection that closes."""
+    """Star calls that wait on an empty queue: cancelled, or abandoned by a connection that closes."""
     ended, plan = 0, None
     for round_ in pace(25, least=15):
         with client.Member(target, task="/job:worker/replica:0/task:2") as member:

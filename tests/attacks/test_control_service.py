@@ -1,4 +1,4 @@
-"""HTTP on the data port: what one nuisance does there, a probe of the cluster's manager must not notice."""
+"""Abusive HTTP on the data port must not disturb the cluster manager's probes."""
 
 import contextlib
 
@@ -6,7 +6,7 @@ import client
 
 
 def idle(target, pace):
-    """Connections that ask nothing and answer pings, more than the service has room for."""
+    """Connections that send no requests but answer pings, more than the service has room for."""
     connections, answered = [], 0
     for round_ in pace(100, least=200):
         if len(connections) < 80:
@@ -28,7 +28,7 @@ def test_idle_connections(trainer):
 
 
 def refused_requests(target, pace):
-    """Fills the service, and goes on asking: if it refuses, that is no line of log each time."""
+    """Fills the service and keeps sending requests: refusals must not log a line each."""
     held, asked, refused = [], 0, 0
     for _ in pace(300, least=150):
         with contextlib.suppress(OSError):

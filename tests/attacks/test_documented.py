@@ -1,4 +1,4 @@
-"""SECURITY.md claims what these tests show, and all of it."""
+"""SECURITY.md lists exactly the attacks tested here."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a member may leave on a server is bounded: plans, and values between the calls of steps."""
+"""The state that a member can leave on a server is bounded: plans, kept values, keys."""
 
 import hashlib
 
@@ -10,7 +10,7 @@ RESOURCE_EXHAUSTED = 8
 
 
 def plans(target, pace):
-    """A new plan each time, in the names of several workers."""
+    """Registers a new plan each round, under the names of several workers."""
     taken, refused = 0, 0
     members = [client.Member(target, task=f"/job:worker/replica:0/task:{n}") for n in (2, 3)]
     device = next(iter(members[0].devices()))
@@ -23,13 +23,13 @@ def plans(target, pace):
 
 
 def test_plan_flood(trainer):
-    """More plans than a worker may have (64 here): its own oldest ones go, or new ones are refused; those of others stay."""
+    """More plans than a worker may have (64 here): its oldest are evicted or new ones refused; other workers' plans stay."""
     outcome = trainer.under(plans, seconds=3.0)
     assert sum(outcome.result) > 150, outcome.result
 
 
 def steps(target, pace):
-    """Thousands of steps that each leave a value behind and never end."""
+    """Thousands of steps that each keep a value and never end."""
     kept, refused = 0, 0
     with client.Member(target, task="/job:worker/replica:0/task:2") as member:
         device = next(iter(member.devices()))
@@ -54,14 +54,14 @@ def steps(target, pace):
 
 
 def test_step_flood(trainer):
-    """4096 values are the most that a worker may keep here."""
+    """A worker may keep at most 4096 values here."""
     outcome = trainer.under(steps, seconds=4.0, share=0.4)
     kept, refused = outcome.result
     assert 1000 < kept <= 4096 * 1.05, outcome.result
 
 
 def keys(target, pace):
-    """Prefixes of rendezvous keys: good ones, malformed ones, of devices that do not exist, and all of them forgotten now and then."""
+    """Prefixes of rendezvous keys: valid, malformed and for unknown devices; now and then all are forgotten."""
     sent = 0
     with client.Member(target) as member:
         device, incarnation = next(iter(member.devices().items()))
@@ -76,7 +76,7 @@ def keys(target, pace):
                 known += 1
                 sent += 1
             member.send_block(control)
-            # A request with the last one, which is malformed or of nobody.
+            # A recv with one of the last keys, which is malformed or for an unknown device.
             ident = member.new_id()
             member.send_block(client.recv(ident, 1, known - 2))
             reply = member.answer(ident)

@@ -1,4 +1,4 @@
-"""Over the unix socket: memory that is lent at addresses where there is none. Who lies is dropped, and others' loans go on."""
+"""Loans over the unix socket at invalid addresses: the liar is dropped, and other peers' loans continue."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ LENT = 1 << 18
 
 
 def lent_call(member, address, witness_address, witness):
-    """A call whose payload lies at `address` of this process, as it says."""
+    """A call whose payload is announced as a loan at `address` of this process."""
     ident = member.new_id()
     fixed = struct.pack("<IIQ", 0, 1, LENT | client.BULK)
     control = wire.frame(wire.CALL, code=client.LOGGING, ident=ident, fixed=fixed)
@@ -20,7 +20,7 @@ def lent_call(member, address, witness_address, witness):
 
 
 def borrows(member, timeout=5):
-    """Whether the server says that it can read this process's memory."""
+    """True if the server reports that it can read this process's memory."""
     member.devices()
     return any(kind == client.TAKEN and ident == 0 for kind, ident, _ in member.said)
 
@@ -35,13 +35,13 @@ def forge(target, number):
     with client.Member(target, unix=True, features=client.LENDING, task="/job:worker/replica:0/task:2") as member:
         if not borrows(member):
             return NOT_BORROWED
-        # The last one can be read, but its witness says that it is no longer lent.
+        # The last address is readable, but its witness revokes the loan.
         member.send_block(lent_call(member, address, ctypes.addressof(witness), 4711 + (address == addresses[-1])))
         return DROPPED if member.wait_closed(5) else BELIEVED
 
 
 def attack(target, pace):
-    """Each lie in a process of its own: who was caught may not be believed again. Counts how they ended."""
+    """Sends each lie from its own process, because a caught peer is not trusted again. Counts the results."""
     ends = [0, 0, 0]
     for round_ in pace(15, least=5):
         child = os.fork()

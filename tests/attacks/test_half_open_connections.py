@@ -1,4 +1,4 @@
-"""Strangers who say hello and never prove that they know the secret, more than the server keeps: members must come in all the same."""
+"""Strangers that send HELLO but never the proof of the secret, more than the server keeps: members must still get in."""
 
 import contextlib
 import time
@@ -13,7 +13,7 @@ MOST = 5000
 
 def crowd(hosts):
     def attack(target, pace):
-        """`hosts`: how many addresses the strangers have."""
+        """`hosts`: number of addresses that the strangers connect from."""
         strangers, refused = [], 0
         peer = client.Stranger(target)
         block = wire.block(peer.hello())
@@ -34,7 +34,7 @@ def crowd(hosts):
 
 
 def newcomer(trainer, number):
-    """A worker that starts now, connects and makes steps. Returns seconds."""
+    """Starts a worker that connects and runs steps. Returns the seconds that this took."""
     begun = time.monotonic()
     task = trainer.cluster.start("worker", number)
     try:
@@ -54,7 +54,7 @@ def test_a_crowd_at_the_door(trainer, hosts):
 
 
 def test_forged_proofs(trainer):
-    """Random ones, the server's own sent back, one of another connection, none at all: nobody gets further."""
+    """Proofs that are all zeros, the server's own, from another connection, or for a wrong secret or hello: all are refused."""
 
     def attack(target, pace):
         tried = 0

@@ -1,4 +1,4 @@
-"""Lengths and counts that are not true: too large, too small, overflowing, in every place that has one."""
+"""Wrong lengths and counts in every field that has one: too large, too small, overflowing."""
 
 import contextlib
 import struct
@@ -11,7 +11,7 @@ WIDE = (1 << 64) - 1
 
 
 def sections(member):
-    """Control sections, each with one lie. Every one of them is the end of its connection."""
+    """Control sections with one lie each; every one of them ends its connection."""
     ident = member.new_id
     call = lambda fixed, meta=b"", **options: wire.frame(wire.CALL, code=client.STAR_CALL, ident=ident(), fixed=fixed, meta=meta, **options)  # noqa: E731
     return [
@@ -32,7 +32,7 @@ def sections(member):
 
 
 def headers():
-    """Blocks whose header lies."""
+    """Blocks with a wrong header."""
     ping = wire.frame(wire.PING, ident=1)
     return [
         dict(control=ping, control_length=0xFFFFFFF8), dict(control=ping, control_length=12), dict(control=ping, control_length=8), dict(control=ping, bulk_length=WIDE),
@@ -41,7 +41,7 @@ def headers():
 
 
 def tables():
-    """Tables of feeds. These are refused, and the connection goes on."""
+    """Tables of feeds; these are refused, and the connection survives."""
     return [
         client.table([], count=0xFFFFFFFF),
         client.table([], count=1),
@@ -57,7 +57,7 @@ def tables():
     ]
 
 
-# Strings whose lengths are not those of the payload.
+# String feeds whose lengths disagree with the payload.
 STRINGS = [struct.pack("<I", 0xFFFFFFFF), struct.pack("<II", 4, 0xFFFFFFF0) + b"abcd", struct.pack("<I", 0) + b"left over"]
 
 
@@ -82,7 +82,7 @@ def attack(target, pace):
                 else:
                     lie = headers()[at - 13]
                     member.send(wire.block(lie.pop("control"), lie.pop("sequence", member.sequence), **lie))
-                    # Half of these wait for bytes that never come.
+                    # Half of these headers announce bytes that never come.
                     member.socket.shutdown(1)
             assert member.wait_closed(5), f"lie {at} is believed"
             ended += 1

@@ -1,4 +1,4 @@
-"""What one worker may keep on a server is one worker's limit, however many connections it opens; and there is a limit for all."""
+"""The limit on a worker's kept values holds across all its connections, and another one across all workers."""
 
 import hashlib
 import struct
@@ -15,7 +15,7 @@ assert (arena.ENVIRONMENT["STARWIRE_STAR_MAX_SLOT_BYTES"], arena.ENVIRONMENT["ST
 
 def keeper(names):
     def attack(target, pace):
-        """Keeps values until nothing more is taken. Returns how many bytes each connection has kept."""
+        """Keeps values until the server refuses. Returns the bytes kept per connection."""
         kept = {}
         members = [client.Member(target, task=name) for name in names]
         device = next(iter(members[0].devices()))
@@ -51,7 +51,7 @@ def test_one_worker_with_many_connections(trainer):
 
 
 def test_many_names(trainer):
-    """Whoever makes up names gets what is there for all together, and not all of that."""
+    """A client with many made-up names stays below the limit for all workers together."""
     outcome = trainer.under(keeper([f"/job:worker/replica:0/task:{n}" for n in range(20, 32)]), seconds=3.0, share=0.5)
     total = sum(outcome.result.values())
     assert total >= LIMIT, outcome.result
@@ -60,7 +60,7 @@ def test_many_names(trainer):
 
 
 def test_unfinished_payloads(trainer):
-    """Calls that announce a quarter of a gigabyte each and bring a megabyte: memory is for what came."""
+    """Calls that announce 250 MiB each and send 1 MiB: the server allocates only for what arrived."""
     announced, sent = 250 << 20, 1 << 20
 
     def attack(target, pace):

@@ -1,4 +1,4 @@
-"""Connections that begin wrong: damaged hellos, bytes one by one, silence, resets."""
+"""Connections with a bad start: damaged hellos, single bytes, silence, resets."""
 
 import contextlib
 import random
@@ -10,7 +10,7 @@ import wire
 
 
 def damaged(target, pace):
-    """A good hello with a few bytes changed, cut, repeated or shuffled."""
+    """A valid hello with a few bytes changed, cut, repeated or shuffled."""
     tried, dice = 0, random.Random(4711)
     for _ in pace(400, least=200):
         with contextlib.suppress(OSError), client.Stranger(target, timeout=2) as peer:
@@ -26,7 +26,7 @@ def damaged(target, pace):
             elif kind == 3:
                 good = bytearray(dice.sample(list(good), len(good)))
             else:
-                # Only what the checksum covers, and the checksum is right: fields of the hello itself.
+                # Damage the fields of the hello, with a valid checksum.
                 section = good[32:]
                 for _ in range(dice.randrange(1, 6)):
                     section[dice.randrange(len(section))] = dice.randrange(256)
@@ -44,7 +44,7 @@ def test_damaged_hellos(trainer):
 
 
 def byte_by_byte(target, pace):
-    """A hundred connections that each send a byte now and then, or nothing."""
+    """A hundred connections that each send an occasional byte, or nothing."""
     peers = [client.Stranger(target) for _ in range(100)]
     whole = wire.block(peers[0].hello())
     sent = [0] * len(peers)

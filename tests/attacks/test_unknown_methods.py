@@ -1,4 +1,4 @@
-"""Methods that do not exist, and requests that are not what a known method takes."""
+"""Methods that do not exist, and malformed requests to known methods."""
 
 import os
 
@@ -15,7 +15,7 @@ def attack(target, pace):
             reply = member.call(UNKNOWN[round_ % len(UNKNOWN)], meta=os.urandom(round_ % 100), parts=[os.urandom(50 * (round_ % 7))])
             assert reply.code == 12, reply
             unknown += 1
-            # A field of length 2^60: no message has that.
+            # A field of length 2^60, which no message can have.
             parts = [b"\x0a" + b"\xff" * 8 + b"\x0f" + os.urandom(20)] * (1 + round_ % 2)
             reply = member.call(KNOWN[round_ % len(KNOWN)], parts=parts)
             assert reply.code == 3, (KNOWN[round_ % len(KNOWN)], reply)

@@ -1,4 +1,4 @@
-"""Star calls and registrations of plans that nobody has: forged, damaged, replayed."""
+"""Star calls with unknown plans and registrations of forged or damaged ones."""
 
 import hashlib
 import os
@@ -16,12 +16,12 @@ def attack(target, pace):
             reply = member.star(os.urandom(32), [client.floats(16)], step=round_)
             assert client.registers(reply), reply
             asked += 1
-            # Another's name; no graph at all; a graph of another task.
+            # A plan under another hash, random bytes, a graph for another task.
             forged = [(plan, os.urandom(32)), (os.urandom(200), None), (protobuf.identity_plan("/job:ps/replica:0/task:7/device:CPU:0"), None)][round_ % 3]
             reply = member.register(*forged[:1], name=forged[1])
             assert reply.code != 0, (round_, reply)
             refused += 1
-            # A session that does not exist, another life of the server, more kept values than there are bytes.
+            # An unknown session, another incarnation of the server, more kept values than the message has bytes.
             head = [{"session": b"forged"}, {"incarnation": 12345}, {"keep_count": 0xFFFFFFFF}][round_ % 3]
             reply = member.star(hashlib.sha256(plan).digest(), [client.floats(16)], step=round_, **head)
             assert reply.code != 0, (round_, reply)

@@ -1,4 +1,4 @@
-"""Members that ask and never read what they are answered."""
+"""Members that send requests and never read the replies."""
 
 import contextlib
 import hashlib
@@ -9,7 +9,7 @@ import wire
 
 
 def attack(target, pace):
-    """Answers of 128 KiB for requests of a hundred bytes, on four connections."""
+    """Requests of a hundred bytes with replies of 128 KiB, on four connections."""
     asked = 0
     members = [client.Member(target, task=f"/job:worker/replica:0/task:{n}") for n in range(4)]
     device = next(iter(members[0].devices()))

@@ -1,4 +1,4 @@
-"""Objects in feeds of star calls: what TensorFlow's own decoder takes on faith, and what grows from a few bytes to gigabytes."""
+"""Variants in feeds of star calls that TensorFlow's own decoder trusts blindly, or that grow from a few bytes to gigabytes."""
 
 import os
 
@@ -6,7 +6,7 @@ import client
 import protobuf
 import pytest
 
-HUGE = 1 << 27  # elements: half a gigabyte of floats, which a careless decoder takes from about 50 bytes
+HUGE = 1 << 27  # elements: half a gigabyte of floats, which a careless decoder allocates for about 50 bytes
 
 
 def nested(sizes, content=None):
@@ -25,7 +25,7 @@ def deep(levels):
     return proto
 
 
-# Metadata of a list: how many of its tensors are missing, which, the type of its elements, the most there may be, their shape.
+# Metadata of a list: number of missing tensors, their indices, element type, maximum length, element shape.
 FEEDS = {
     "a tensor without tensors": protobuf.variant("tensorflow::Tensor"),
     "a list of missing tensors": tensor_list(protobuf.varint(1 << 24) + protobuf.varint(0) * 8),
@@ -54,14 +54,14 @@ def send(feed):
 
 
 def refused(answers):
-    """By InvalidArgument or DataLoss, and in words; nothing is asked for instead."""
+    """Every answer is InvalidArgument or DataLoss with a message, and requests no plan."""
     for answer in answers:
         assert answer.code in (3, 15), answer
         assert len(answer.text) > 20, answer
 
 
 def test_a_tensor_without_tensors(trainer):
-    """26 bytes."""
+    """Only 26 bytes long."""
     assert len(FEEDS["a tensor without tensors"]) == 26
     outcome = trainer.under(send(FEEDS["a tensor without tensors"]), seconds=1.0)
     assert len(outcome.result) >= 6
@@ -78,7 +78,7 @@ def test_few_bytes_that_grow(trainer, name):
 
 
 def test_other_objects(trainer):
-    """One after the other on a connection, which survives all of them."""
+    """One after another on a connection that survives all of them."""
 
     def attack(target, pace):
         answers = []

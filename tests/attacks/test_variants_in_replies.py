@@ -1,4 +1,4 @@
-"""A parameter server that lies to its workers: objects in its answers that decoders take on faith."""
+"""A parameter server that sends its workers variants which TensorFlow's decoder trusts blindly."""
 
 import arena
 import cluster as harness
@@ -13,7 +13,7 @@ NAMES = ["a tensor without tensors", "a list of missing tensors", "one float for
 
 @pytest.fixture(scope="module")
 def pair(runner):
-    """A worker for each protocol, and the impostor that is its only parameter server."""
+    """Creates one worker per protocol, and the impostor that is its only parameter server."""
     made = {}
 
     def drop(protocol):
@@ -29,7 +29,7 @@ def pair(runner):
             lines = dict(line.split("=") for line in (cluster.endpoint_map / ".endpoint_map").read_text().splitlines())
             made[protocol] = cluster, Impostor(lines[cluster.spec["ps"][0]], TASK, protocol)
             cluster.start("worker", 0)
-            # What the first session of a process makes once is no attack.
+            # A first session, so that one-time allocations are not blamed on the attack.
             ask(*made[protocol], FEEDS["an unknown object"])
         return made[protocol]
 
@@ -39,7 +39,7 @@ def pair(runner):
 
 
 def ask(cluster, impostor, hostile):
-    """How a step ends that is answered with `hostile`, and whether the worker works on."""
+    """Answers one step with `hostile`; returns the step's error and whether the worker still works."""
     impostor.hostile, impostor.served = hostile, []
     return cluster["worker", 0].call(training.read_objects, cluster.target("worker", 0), timeout=40)
 

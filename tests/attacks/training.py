@@ -1,4 +1,4 @@
-"""What runs in the TensorFlow processes while they are attacked: steps whose every result is checked, and sessions that come and go."""
+"""Code that the TensorFlow processes run while they are attacked: steps whose results are all checked, and sessions that come and go."""
 
 import os
 import struct
@@ -12,12 +12,12 @@ PS = "/job:ps/task:0"
 
 
 def config(task):
-    """A session sees the server and its own worker: others may be down."""
+    """Limits a session to the server and its own worker, as other workers may be down."""
     return one().ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{task}"])
 
 
 def train(target, stop_file, trail, task=0):
-    """Steps until the file appears; writes the time of each to `trail`. Returns how many."""
+    """Runs steps until `stop_file` appears; appends the time of each to `trail`. Returns the number of steps."""
     with tf.Graph().as_default():
         model = Model(worker=f"/job:worker/task:{task}", name="trained")
         with one().Session(target, config=config(task)) as sess, open(trail, "ab", buffering=0) as out:
@@ -43,7 +43,7 @@ def prepare_visits(target, task):
 
 
 def visit():
-    """A new session that makes a step, and how long that took."""
+    """Runs one step in a new session; returns the seconds it took."""
     target, task, graph, total = state["visit"]
     start = time.monotonic()
     with one().Session(target, graph=graph, config=config(task)) as sess:
@@ -53,7 +53,7 @@ def visit():
 
 
 def read_objects(target):
-    """A step that fetches an object of the parameter server. Returns the error that it ends with, and whether this worker still works."""
+    """Runs a step that fetches a variant from the parameter server. Returns its error, and whether this worker still works."""
     with tf.Graph().as_default():
         with tf.device(PS):
             handle = tf.raw_ops.VarHandleOp(dtype=tf.variant, shape=[], shared_name="objects")

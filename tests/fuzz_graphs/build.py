@@ -1,10 +1,10 @@
-"""From a program to a TensorFlow graph: for each device list a GraphDef, and what to fetch and feed by name."""
+"""Builds TensorFlow graphs from a program: a GraphDef, with the names of tensors, operations and feeds."""
 
 import contextlib
 
 from program import BODIES, CONTROLS, array, is_lit, node_of, walk
 
-CONTAINER = "C0000000"  # replaced, in the serialised graph, by one of the same length for each run of a program
+CONTAINER = "C0000000"  # replaced in the serialised graph by a name of the same length, different for each run of a program
 
 
 def device_names(worker):
@@ -23,7 +23,7 @@ class Builder:
         self.feeds = {}  # id -> (dtype, shape)
 
     def build(self):
-        """(serialised GraphDef, {"id:k": tensor name}, {id: operation name}, feeds)"""
+        """Returns (serialised GraphDef, {"id:k": tensor name}, {id: operation name}, feeds)."""
         tf = self.tf
         graph = tf.Graph()
         with graph.as_default(), graph.container(CONTAINER):
@@ -63,7 +63,7 @@ class Builder:
         return self.tf.control_dependencies([self.operations[i] for i in ids]) if ids else contextlib.nullcontext()
 
     def value(self, ref):
-        """A tensor. Literals become constants in the record's place, without its control inputs."""
+        """Returns a tensor. A literal becomes a constant beside the record, without its control inputs."""
         if isinstance(ref, list):
             return [self.value(one) for one in ref]
         if not is_lit(ref):
@@ -109,14 +109,14 @@ class Builder:
             (tf.compat.v1.enable_control_flow_v2 if was else tf.compat.v1.disable_control_flow_v2)()
 
     def gated(self, ref):
-        """Under the record's control inputs, which are in force where this is called."""
+        """Adds the control inputs in effect at the call, which are the record's."""
         return self.tf.identity(self.value(ref))
 
     def finish(self, record, body):
         with self.after(record[f"{body}_ctl"]):
             made = [self.tf.identity(self.value(ref)) for ref in record[f"{body}_out"]]
         for tensor, (_, shape) in zip(made, record["out"]):
-            tensor.set_shape(shape)  # what is read of a resource in a loop has no shape that Python knows
+            tensor.set_shape(shape)  # a resource read in a loop has no static shape
         return made
 
     def cond(self, record):

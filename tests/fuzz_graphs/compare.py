@@ -1,12 +1,12 @@
-"""What counts as a difference."""
+"""Defines which differences between runs count."""
 
 DEADLINE = 4
-# A step that fails because another task's failure arrived first says so with one of these; which one it is, is a race in stock TensorFlow too.
+# A step that fails because another task failed first has one of these codes; which one is a race in stock TensorFlow too.
 ABORTED = {1, 10}  # Cancelled, Aborted
 
 
 def summary(run):
-    """What of a run has to be the same: every value's bits, or the kind of error."""
+    """The part of a run that must be equal: the bits of every value, or the kind of error."""
     if run[0] == "ok":
         return run
     return ("error", run[1], run[2])
@@ -17,7 +17,7 @@ def hangs(runs):
 
 
 def mask(first, second):
-    """What two runs over stock gRPC agree on: for each run, True (compare all), a list of which fetches, or False."""
+    """Compares two runs over stock gRPC; returns for each run True (compare everything), a list of flags per fetch, or False."""
     if len(first) != len(second):
         return None
     out = []
@@ -32,7 +32,7 @@ def mask(first, second):
 
 
 def difference(stock, other, agreed):
-    """None, or in which run and how `other` differs from `stock`."""
+    """Describes the first run in which `other` differs from `stock`, or returns None."""
     settled = True
     for number, (a, same) in enumerate(zip(stock, agreed)):
         if number >= len(other):
@@ -41,13 +41,13 @@ def difference(stock, other, agreed):
         if b[0] == "error" and b[2] == DEADLINE and not (a[0] == "error" and a[2] == DEADLINE):
             return f"run {number}: hangs"
         if same is False:
-            return None  # from here on state may differ too
+            return None  # state may differ from here on
         if a[0] != b[0] or a[0] == "error":
             if not settled:
                 continue
             if summary(a) != summary(b):
                 return f"run {number}: {show(a)} over grpc, {show(b)} here"
-            # How much of the step other servers did before they heard of the error, stock TensorFlow does not settle.
+            # Stock TensorFlow does not determine how much of the failed step the other servers ran.
             settled = False
             continue
         if not settled:

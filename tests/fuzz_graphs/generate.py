@@ -1,9 +1,10 @@
-"""Makes programs from seeds.
+"""Generates programs from seeds.
 
-The meaning of a program is determined: of two operations that touch the same state, at least one of them writing, one has to run before the other, along edges of the graph. `Generator.emit` sees to
-that for every record: it knows which state an operation reads and writes (a value that may be the buffer of a reference variable counts as that variable), and adds control
-edges from its last users. Control edges out of something that may be dead are led through a Merge first. What no edge can order is not made: a snapshot of a reference
-variable is not sent to another task once the variable was written, for nothing says when the buffer is read.
+A program's result is determined: of two operations that touch the same state, one of them writing, one runs before the other along edges of the
+graph. `Generator.emit` ensures that for every record: it knows which state an operation reads and writes (a value that may be the buffer of a
+reference variable counts as that variable), and adds control edges from the last users. Control edges from operations that may be dead go through
+a Merge. Cases that no edge can order are not generated: a snapshot of a reference variable is not sent to another task after a write, because it is
+undefined when the buffer is read.
 """
 
 import json
@@ -17,7 +18,7 @@ from program import DEVICES, closure, dependencies, lit, walk
 
 @dataclass(eq=False)
 class Val:
-    """A tensor. `alias`: variables whose buffer it may be, and how often they had been written when it was taken."""
+    """A tensor. `alias`: the variables whose buffer it may be, and their number of writes at that time."""
 
     ref: str
     dtype: str
@@ -30,7 +31,7 @@ class Val:
 
 @dataclass(eq=False)
 class Ref:
-    """A reference to one of some variables."""
+    """A reference to one of several variables."""
 
     ref: str
     dtype: str
@@ -42,7 +43,7 @@ class Ref:
 
 @dataclass(eq=False)
 class State:
-    """Something that operations read and write."""
+    """State that operations read and write."""
 
     kind: object
     id: int
@@ -52,18 +53,18 @@ class State:
     shape: tuple = None
     extra: dict = field(default_factory=dict)
     epoch: int = 0
-    writes: list = field(default_factory=list)  # (id, guard): the last writers, and the readers since
+    writes: list = field(default_factory=list)  # (id, guard): the last writers, and in `reads` the readers since
     reads: list = field(default_factory=list)
 
 
 class Scope:
-    """The records of one body, and what is visible in it."""
+    """The records of one body, and the values visible in it."""
 
     def __init__(self, functional, depth, loop, only=None):
         self.records, self.values, self.preds, self.pivots = [], [], [], {}
         self.functional, self.depth, self.loop = functional, depth, loop
         self.touched = {}
-        # TensorFlow itself hangs now and then where a loop within a branch or another loop spans tasks: such a loop stays on one device.
+        # TensorFlow itself sometimes hangs if a loop within a branch or another loop spans tasks, so such a loop stays on one device.
         self.only = only
 
 
@@ -76,10 +77,10 @@ class Generator:
         self.guard = ()
         self.size = self.rng.choice((4, 6, 9, 13, 20))
         self.sessions = 2 if self.chance(0.15) else 1
-        # Features at random: what is rare in a mix of everything is common where everything else is off.
+        # Random feature weights: a feature that is rare in a full mix is common where the others are off.
         self.weights = {name: self.rng.choice((0, 0, 1, 3)) for name in ("cond", "while", "guard", "merge", "refs", "pure", "state", "relay", "strings")}
         self.weights["state"] = max(1, self.weights["state"]) * 2
-        self.weights["while"] = min(self.weights["while"], 1)  # loops cost the most time
+        self.weights["while"] = min(self.weights["while"], 1)  # loops take the most time
         self.kinds = self.rng.sample(states.KINDS, self.rng.randint(1, 4))
         if self.rng.random() < 0.6:
             self.kinds.append(states.RefVariable)
@@ -112,22 +113,22 @@ class Generator:
                     if value.guard == self.guard[: len(value.guard)]:
                         yield value
                 elif not value.guard and not (value.alias and (self.scope.loop or self.scope.functional)):
-                    # What a loop or a function takes from outside may go through any task: never a buffer that may change.
+                    # Values captured by a loop or a function may pass through any task, so they must not be mutable buffers.
                     yield value
 
     def usable(self, value, dev):
-        """May an operation on `dev` take it? A buffer of a variable that has been written since goes to no other task."""
+        """True if an operation on `dev` may take it: the buffer of a variable written since may not leave its task."""
         return value.dev == dev or all(state.epoch == epoch for state, epoch in value.alias.items())
 
     def pick(self, dev, accept):
         found = [v for v in self.visible() if accept(v) and self.usable(v, dev)]
         if not found:
             return None
-        # Late values more often: chains, not fans.
+        # Prefer late values: that makes chains rather than fans.
         return found[-1 - min(int(self.rng.expovariate(0.3)), len(found) - 1)] if self.chance(0.6) else self.rng.choice(found)
 
     def want(self, dtype, shape, dev, fresh=False):
-        """A value of that type: one that is there, a feed, a constant, or one made of something else."""
+        """Returns a value of that type: an existing one, a feed, a constant, or one computed from another value."""
         shape = tuple(shape)
         if not fresh and self.chance(0.75):
             value = self.pick(dev, lambda v: v.dtype == dtype and v.shape == shape)
@@ -138,7 +139,7 @@ class Generator:
     # ---- records
 
     def record(self, op, dev, ins=None, attr=None, out=(), ctl=(), **more):
-        """A record as it is, without any care for state. Returns its id."""
+        """Adds a record without edges for state. Returns its id."""
         number = self.new_id()
         made = {"id": number, "op": op, "dev": dev, "in": {n: self.show(v) for n, v in (ins or {}).items()}}
         if attr:
@@ -156,7 +157,7 @@ class Generator:
         return value.ref if isinstance(value, (Val, Ref)) else value
 
     def emit(self, op, dev, ins=None, attr=None, out=(), reads=(), writes=(), alias=False, feedable=True, ctl=(), pin=None, pool=True, **more):
-        """An operation with the edges that its state needs. Returns its values."""
+        """Adds an operation with the edges that its state requires. Returns its values."""
         reads, writes, ctl = list(reads), list(writes), list(ctl)
         flat = [one for value in (ins or {}).values() for one in (value if isinstance(value, (list, tuple)) else [value])]
         guards = [one.guard for one in flat if isinstance(one, (Val, Ref))]
@@ -186,7 +187,7 @@ class Generator:
     # ---- order
 
     def before(self, state, write, guard):
-        """Control inputs for a user of `state` with that guard."""
+        """Returns the control inputs for a user of `state` under `guard`."""
         found = []
         for users in ([state.writes, state.reads] if write else [state.writes]):
             for at, (number, theirs) in enumerate(users):
@@ -196,7 +197,7 @@ class Generator:
         return found
 
     def settle(self, number, theirs, guard):
-        """A control edge's source, led through Merges until it is dead only where its user is, or never lives together with it."""
+        """Leads the source of a control edge through Merges until it is dead only if its user is, or is in the opposite branch."""
         while theirs != guard[: len(theirs)]:
             at = next((k for k, (one, other) in enumerate(zip(theirs, guard)) if one != other), None)
             if at is not None and theirs[at][0] == guard[at][0]:
@@ -205,7 +206,7 @@ class Generator:
         return number, theirs
 
     def join(self, number, guard):
-        """Runs after `number` if it runs at all."""
+        """Returns an operation that runs after `number`, or alone if `number` is dead."""
         branch = guard[-1][1]
         dev = self.device()
         pair = [None, None]
@@ -214,7 +215,7 @@ class Generator:
         return self.record("Merge", dev, {"inputs": [f"{one}:0" for one in pair]}, out=[("bool", ()), ("int32", ())])
 
     def side(self, guard):
-        """The tensor that lives exactly where `guard` says: one side of a Switch."""
+        """Returns the tensor that is alive exactly under `guard`: one side of a Switch."""
         pred, branch = guard[-1]
         key = guard[:-1] + (pred,)
         if key not in self.scope.pivots:
@@ -230,7 +231,7 @@ class Generator:
         return cache[guard[-1][1]]
 
     def detour(self, number, guard):
-        """Now and then an edge takes a way through another task."""
+        """Sometimes routes an edge through another task."""
         if self.chance(0.12) and not self.scope.functional:
             return self.record("NoOp", self.device(), ctl=[number])
         return number
@@ -247,7 +248,7 @@ class Generator:
     # ---- bodies
 
     def body(self, functional, loop, first, fill, only=None):
-        """Records of a body that `fill` makes. `first`: id that every user of state comes after. Returns (scope, what fill returned, control ids)."""
+        """Generates a body with `fill`. Every user of state runs after the id `first`. Returns (scope, the result of `fill`, control ids)."""
         saved = {state: (state.writes, state.reads) for state in self.states}
         guard, self.guard = self.guard, ()
         for state in self.states:
@@ -264,7 +265,7 @@ class Generator:
         return scope, result, sorted(set(ends))
 
     def after_bodies(self, scopes):
-        """(reads, writes) of the record that holds them."""
+        """Returns (reads, writes) of the record that holds the bodies."""
         touched = {}
         for scope in scopes:
             for state, write in scope.touched.items():
@@ -272,7 +273,7 @@ class Generator:
         return [s for s, w in touched.items() if not w], [s for s, w in touched.items() if w]
 
     def plain_value(self, dtype, shape, dev):
-        """Not a buffer of a variable, and alive."""
+        """Returns a value that is alive and not a variable's buffer."""
         value = self.pick(dev, lambda v: v.dtype == dtype and v.shape == tuple(shape) and not v.alias and not v.guard)
         return value or values.constant(self, dtype, shape, dev)
 
@@ -358,7 +359,7 @@ class Generator:
         self.loop()
 
     def act_guard(self):
-        """From here on in one branch of a Switch."""
+        """Continues in one branch of a Switch."""
         if len(self.guard) >= 2 or self.chance(0.3):
             self.guard = self.guard[:-1]
             return
@@ -366,7 +367,7 @@ class Generator:
         if pred.alias:
             return
         self.scope.preds.append(pred)
-        # The predicate may be less deep than where we are.
+        # The predicate may be less deeply nested than the current guard.
         self.guard = pred.guard + ((len(self.scope.preds) - 1, self.rng.randint(0, 1)),)
         self.side(self.guard)
 
@@ -409,16 +410,16 @@ class Generator:
             states.error(self)
         self.guard = ()
         records = self.scope.records
-        # Before the last look, which reads the counters.
+        # Before the final reads, which include its counters.
         together = self.together(records) if self.chance(0.15) else None
         for state in self.states:
             state.kind.finish(self, state)
         runs = self.runs(records)
         if together:
             runs.insert(-1, together)
-        # TensorFlow takes what it reads of a file whose name is a constant for a constant, and reads it before the step.
+        # TensorFlow constant-folds reads of a file with a constant name, so it reads the file before the step.
         reads_files = any(f'"{op}"' in json.dumps(records) for op in ("ReadFile", "MatchingFiles"))
-        # Grappler drops control edges that others imply, also where the way between leads through a value that is fed: then nothing orders the two.
+        # Grappler drops control edges that others imply, even if the implying path leads through a fed value; then nothing orders the two.
         feeds_inside = any("feed_inner" in run for run in runs)
         options = {
             "grappler": self.chance(0.7) and not reads_files and not feeds_inside,
@@ -431,11 +432,11 @@ class Generator:
         return {"seed": self.seed, "options": options, "init": self.init, "body": records, "final": self.final, "runs": runs}
 
     def fetchable(self):
-        """Live values, without buffers that were written to since."""
+        """Returns live values that are not buffers written since."""
         return [v for v in self.scopes[0].values if not v.guard and all(s.epoch == e for s, e in v.alias.items())]
 
     def together(self, records):
-        """A run that several threads make at the same time, each on the session of its lane, some times."""
+        """Returns a run that several threads execute concurrently and repeatedly, each on the session of its lane."""
         targets, fetch = states.counters(self)
         fed = sorted(closure(records, targets) & {r["id"] for r in records if r["op"] == "@feed"})
         lanes = [number % self.sessions for number in range(self.rng.randint(2, 4))]
@@ -478,7 +479,7 @@ class Generator:
         return any(number in r.get("needs", ()) for r in walk(records) if r["id"] in needed or True) and number in needed
 
     def partial(self, records, main, feeds):
-        """The run of `main` in two parts: what needs a part of the feeds only, then the rest."""
+        """Splits the run `main` in two: first what depends on some of the feeds only, then the rest."""
         if not main["feed"] or not main["fetch"] or any(r.get("needs") for r in records):
             return [dict(main)]
         first = [f for f in main["feed"] if self.chance(0.5)]
@@ -487,7 +488,7 @@ class Generator:
         return [dict(main, mode="partial", targets=[], fetch=fetch, first={"feed": first, "fetch": early})]
 
     def fetches_of(self, records, main):
-        """Partial runs have no targets: what they would be is fetched, as far as it has a value that lives."""
+        """Partial runs cannot have targets, so targets with a live value are fetched instead."""
         plain = {v.ref for v in self.fetchable()}
         more = [f"{t}:0" for t in main["targets"] if f"{t}:0" in plain and f"{t}:0" not in main["fetch"]]
         return main["fetch"] + more

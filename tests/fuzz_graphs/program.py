@@ -1,4 +1,4 @@
-"""Programs: what the generator makes, the builder builds, the shrinker cuts down and the regressions store. Plain JSON.
+"""The format of programs, shared by generator, builder, shrinker and regressions. Plain JSON:
 
     {"seed": 7, "options": {…}, "init": [record…], "body": [record…], "final": [record…], "runs": [run…]}
 
@@ -6,9 +6,10 @@ A record is one operation:
 
     {"id": 12, "op": "AddV2", "dev": "ps0", "in": {"x": "3:0", "y": {"lit": ["int32", 5]}}, "attr": {}, "ctl": [4], "out": [["int32", [2]]]}
 
-`in` names outputs of other records ("id:output", or a list of them) or literals; `ctl` names records that run before; `needs` records that any run of this one has to
-include though no edge says so (the Stage of an Unstage). Names that begin with @ are built by Python: @feed, @cond and @while, which hold the records of their bodies.
-Devices are ps0, ps1, me (the worker whose session runs the program) and other (the other worker).
+`in` names outputs of other records ("id:output", or a list of them) or literals; `ctl` names records that run before; `needs` names records that
+every run of this one must include although no edge requires it (the Stage of an Unstage). Operations whose name begins with @ are built in Python:
+@feed, and @cond and @while, which hold the records of their bodies. Devices are ps0, ps1, me (the worker whose session runs the program) and other
+(the other worker).
 """
 
 import json
@@ -27,7 +28,7 @@ REAL = FLOATS + INTS
 
 
 def lit(dtype, value, shape=None):
-    """A literal input. With `shape`, a scalar that fills it."""
+    """A literal input. With `shape`, a tensor filled with the scalar."""
     return {"lit": [dtype, value] if shape is None else [dtype, value, list(shape)]}
 
 
@@ -45,7 +46,7 @@ def each_input(record):
 
 
 def walk(records):
-    """Every record, those of bodies too, outer ones first."""
+    """Yields every record including those in bodies, outer ones first."""
     for record in records:
         yield record
         for body in BODIES:
@@ -53,14 +54,14 @@ def walk(records):
 
 
 def produced(record):
-    """The ids that a record and its bodies make."""
+    """Yields the ids that a record and its bodies define."""
     for inner in walk([record]):
         yield inner["id"]
         yield from inner.get("vars", ())
 
 
 def dependencies(record, needs=True):
-    """Ids outside of a record that it or its bodies name."""
+    """Returns the outside ids that a record or its bodies refer to."""
     found = set()
     for inner in walk([record]):
         found.update(node_of(ref) for ref in each_input(inner) if not is_lit(ref))
@@ -75,7 +76,7 @@ def dependencies(record, needs=True):
 
 
 def closure(records, ids):
-    """The ids and everything that they need to run."""
+    """Returns the ids and everything that they depend on."""
     by_id = {record["id"]: record for record in records}
     seen, todo = set(), list(ids)
     while todo:
@@ -98,7 +99,7 @@ def numpy_type(dtype):
 
 
 def array(dtype, value, shape=None):
-    """What a literal or a constant says. Strings are written as Latin-1."""
+    """Returns the array of a literal or a constant. Strings are stored as Latin-1."""
     if dtype == "string":
         made = np.array(value, dtype=object)
         made = np.array([v.encode("latin-1") for v in made.reshape(-1)], dtype=object).reshape(made.shape)
@@ -108,7 +109,7 @@ def array(dtype, value, shape=None):
 
 
 def feed_value(dtype, shape, key, spread=7):
-    """What a placeholder is fed in a run: small numbers that depend on nothing but the key."""
+    """Returns the value to feed to a placeholder in a run: small numbers that depend only on the key."""
     rng = np.random.default_rng(key)
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
@@ -119,7 +120,7 @@ def feed_value(dtype, shape, key, spread=7):
 
 
 def dumps(program):
-    """One record a line."""
+    """Serialises with one record per line."""
     out = []
     for key, value in program.items():
         if isinstance(value, list) and value:
@@ -131,7 +132,7 @@ def dumps(program):
 
 
 def listing(program):
-    """For readers."""
+    """Formats a program for reading."""
 
     def show(ref):
         if isinstance(ref, list):

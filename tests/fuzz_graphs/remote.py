@@ -1,4 +1,4 @@
-"""What runs in the worker processes: one program over one cluster."""
+"""Runs one program over one cluster, in the worker processes."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ burning = {}
 
 
 def digest(value):
-    """Everything of a fetched value, bit for bit."""
+    """Represents a fetched value, bit for bit."""
     if value is None:
         return None
     value = np.array(value, dtype=object) if isinstance(value, bytes) else np.asarray(value)
@@ -38,7 +38,7 @@ def session_config(options, fuse, timeout):
 
 
 def execute(built, program, targets, container, fuse, timeout):
-    """For each run ("ok", [digests]) or ("error", type, code, message). `built`: for each session (graph, tensors, operations, feeds)."""
+    """Returns, for each run, ("ok", [digests]) or ("error", type, code, message). `built`: (graph, tensors, operations, feeds) of each session."""
     sessions, out = [], []
     try:
         for (graph_def, *names), target in zip(built, targets):
@@ -56,9 +56,9 @@ def execute(built, program, targets, container, fuse, timeout):
             except tf.errors.OpError as error:
                 out.append(("error", type(error).__name__, error.error_code, error.message[:2000]))
                 if error.error_code == 4:
-                    break  # the rest would wait as well
+                    break  # the remaining runs would hang as well
     finally:
-        # Not closed where something hangs: that would wait too.
+        # After a hang, closing a session would hang too.
         if out and out[-1][:3] != ("error", "DeadlineExceededError", 4):
             for session, _ in sessions:
                 session.close()
@@ -66,7 +66,7 @@ def execute(built, program, targets, container, fuse, timeout):
 
 
 def together(sessions, program, run, number, timeout):
-    """The values of all steps of all lanes; the first error of the first lane that has one."""
+    """Returns the values of all steps of all lanes, or the first error of the first lane that failed."""
     plain = {key: value for key, value in run.items() if key != "mode"}
 
     def lane(which):
@@ -107,7 +107,7 @@ def one_run(session, names, program, run, number, timeout):
 
 
 def burn(on):
-    """Load of its own that comes and goes, so that threads are scheduled otherwise."""
+    """Turns intermittent CPU load on or off, to vary thread scheduling."""
     if on and "stop" not in burning:
         burning["stop"] = threading.Event()
 

@@ -1,6 +1,6 @@
-"""The differential fuzzer: `make fuzz-graphs`. Random programs over stock gRPC, twice, and over every protocol; see README.md.
+"""The differential fuzzer (`make fuzz-graphs`): runs random programs over stock gRPC, twice, and over every protocol; see README.md.
 
-    run.py [--seconds N] [--programs N] [--seed N] [--protocols grpc++,star_server+fuse] [--replay FILE…] [--keep-going] [--no-shrink]
+    run.py [--seconds N] [--programs N] [--seed N] [--protocols grpc++,star_server+fuse] [--replay FILE…] [--stop] [--no-shrink]
 """
 
 import argparse
@@ -15,7 +15,7 @@ ROOT = HERE.parent.parent
 for folder in (HERE, ROOT / "tests" / "python"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-# Task processes import what they run by the module's name.
+# Task processes import the functions they run by module name.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT / "tests" / "python"), os.environ.get("PYTHONPATH", "")])
 
 import cluster as harness  # noqa: E402
@@ -27,13 +27,13 @@ from generate import generate  # noqa: E402
 
 STOCK, AGAIN = "grpc", "grpc again"
 PROTOCOLS = ("grpc+fuse", "grpc++", "grpc+++fuse", "star_server", "star_server+fuse", "star_server_lite")
-# Whatever may be grouped is.
+# Group every tensor that can be grouped.
 EAGER = {"STARWIRE_TENSOR_FUSE_WAIT_US": "60000000", "STARWIRE_TENSOR_FUSE_MESSAGE_US": "1000000"}
 SHAPE = {"ps": 2, "worker": 2}
 
 
 def parts(name):
-    """(cluster's name, protocol, fuse) of a protocol as it is called here."""
+    """Splits a protocol's name in this tool into (cluster's name, protocol, fuse)."""
     if name in (STOCK, AGAIN):
         return name, "grpc", None
     base = name.removesuffix("+fuse")
@@ -45,7 +45,7 @@ def label(program):
 
 
 class Clusters:
-    """Servers that live as long as they are sound. Each has two lanes: worker 0 and worker 1, which run programs beside each other."""
+    """Clusters that are reused until they fail. Each has two lanes, worker 0 and worker 1, that run programs concurrently."""
 
     def __init__(self, runner):
         self.runner, self.made, self.serial, self.dropped = runner, {}, 0, 0
@@ -61,7 +61,7 @@ class Clusters:
     def start(self, key, protocol):
         from tensorflow.compat.v1 import ConfigProto
 
-        # Enough threads that what waits in a kernel, as TensorFlow's staging areas do, starves nobody.
+        # Enough threads that kernels that block, such as those of staging areas, do not starve others.
         config = ConfigProto(inter_op_parallelism_threads=5 if key == AGAIN else 12, intra_op_parallelism_threads=1 if key == AGAIN else 2).SerializeToString()
         made = harness.Cluster(self.runner, protocol, SHAPE, environment=EAGER | {"TF_CPP_MIN_LOG_LEVEL": "1"}, start=False, config=config)
         for job, count in SHAPE.items():
@@ -95,13 +95,13 @@ class Clusters:
 
 
 class Job:
-    """A program that runs on a lane of all clusters: first on all but those that another job needs, one at a time on each."""
+    """Runs a program on one lane of all clusters: one protocol at a time per cluster, concurrently across clusters."""
 
     def __init__(self, fuzzer, program, lane, names):
         self.fuzzer, self.program, self.lane = fuzzer, program, lane
         self.built = fuzzer.build(program, lane)
         self.todo, self.results = list(names), {}
-        self.running = {}  # name -> (task, deadline)
+        self.running = {}  # name -> (task, deadline, cluster)
 
     def start(self):
         busy = {parts(name)[0] for name in self.running}
@@ -124,10 +124,10 @@ class Job:
             self.running[name] = task, time.monotonic() + self.fuzzer.timeout * 2 + 10, cluster
 
     def poll(self):
-        """Takes in what is done. True when all is."""
+        """Collects finished runs and starts others. Returns True when all are done."""
         for name, (task, deadline, cluster) in list(self.running.items()):
             if self.fuzzer.clusters.made.get(parts(name)[0]) is not cluster:
-                # The other lane's program brought the cluster down. This one is run again.
+                # The other lane's program brought the cluster down; repeat this run.
                 del self.running[name]
                 self.todo.append(name)
                 continue
@@ -162,7 +162,7 @@ class Fuzzer:
         self.report_stock = False
 
     def look(self):
-        """Now and then: is the process still there? Its connection says so too."""
+        """True every 0.5 s: limits how often processes are polled, as a lost connection shows their end anyway."""
         if time.monotonic() - self.looked > 0.5:
             self.looked = time.monotonic()
             return True
@@ -175,7 +175,7 @@ class Fuzzer:
         return [Builder(tf, program, lane ^ session).build() for session in range(program["options"].get("sessions", 1))]
 
     def results(self, program, names, lane=0):
-        """Runs one program alone; {name: runs}."""
+        """Runs one program alone; returns {name: runs}."""
         job = Job(self, program, lane, names)
         job.start()
         while not job.poll():
@@ -183,7 +183,7 @@ class Fuzzer:
         return job.results
 
     def judge(self, results):
-        """(verdict, {protocol: difference}): sound, undetermined or refused, where the program itself is at fault."""
+        """Returns (verdict, {protocol: difference}): "sound", or a verdict on a program that stock gRPC itself does not run consistently."""
         first, second = results[STOCK], results[AGAIN]
         if any(run[0] == "error" and run[2] < 0 for run in first + second):
             return "refused", {}
@@ -197,7 +197,7 @@ class Fuzzer:
         return verdict, {name: text for name, text in found.items() if text}
 
     def settled(self, program, stock, rounds=4):
-        """Does stock gRPC make the same of it each time? It is asked some more times before a difference counts."""
+        """Repeats the program over stock gRPC; returns True if the result is always the same. Only then does a difference count."""
         for number in range(rounds):
             for again in self.results(program, [STOCK, AGAIN], lane=number % 2).values():
                 if [compare.summary(run) for run in again] != [compare.summary(run) for run in stock]:
@@ -205,7 +205,7 @@ class Fuzzer:
         return True
 
     def run_all(self, source, until, report, batch=2):
-        """Programs from `source` on both lanes until `until()`; `report(program, results, differences)` for those that differ."""
+        """Runs programs from `source` on both lanes until `until()`; calls `report(program, results, differences)` for those that differ."""
         lanes = [None] * batch
         names = (STOCK, AGAIN, *self.protocols)
         while True:
@@ -219,7 +219,7 @@ class Fuzzer:
                     if program is not None:
                         try:
                             lanes[lane] = Job(self, program, lane, names)
-                        except Exception as error:  # a program that TensorFlow refuses to build
+                        except Exception as error:  # TensorFlow refuses to build the program
                             self.count["not built"] += 1
                             self.count["programs"] += 1
                             print(f"seed {label(program)}: not built: {type(error).__name__}: {str(error)[:300]}", flush=True)
@@ -332,9 +332,9 @@ def main():
 
 
 def shrink_one(fuzzer, made, results, found, out, seconds):
-    """The smallest program that shows the first of its differences, written beside the whole one."""
+    """Writes the smallest program that shows the first of its differences, beside the original."""
     protocol, text = next(iter(found.items()))
-    # A hang stays a hang, a wrong value a wrong value.
+    # A hang must stay a hang, and a wrong value a wrong value.
     hang = "hangs" in text
     timeout, fuzzer.timeout = fuzzer.timeout, min(fuzzer.timeout, 6.0) if hang else fuzzer.timeout
 
@@ -346,7 +346,7 @@ def shrink_one(fuzzer, made, results, found, out, seconds):
                 verdict, differ = fuzzer.judge(fuzzer.results(candidate, [STOCK, AGAIN, protocol]))
                 if verdict == "sound" and protocol in differ and ("hangs" in differ[protocol]) == hang:
                     return True
-        except Exception as error:  # not every cut leaves a graph that can be built
+        except Exception as error:  # not every cut leaves a valid graph
             if not isinstance(error, (ValueError, TypeError, KeyError)):
                 raise
         return False

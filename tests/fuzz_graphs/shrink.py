@@ -1,7 +1,7 @@
-"""Makes a program that shows a difference smaller, for as long as it shows it.
+"""Shrinks a program that shows a difference, as long as it still shows it.
 
-Whatever is taken out, everything that came before it still comes before what came after it: who waited for a record that is gone waits for what that record waited for. So a
-program whose meaning was determined stays so."""
+Removing a record keeps the order of the others: a record that waited for a removed one waits for that one's predecessors instead. So a determined
+program stays determined."""
 
 import copy
 import time
@@ -10,7 +10,7 @@ import program as programs
 from program import CONTROLS, OUTS, is_lit, lit, node_of, walk
 
 PARTS = ("init", "body", "final")
-# Operations that return the reference that they are given.
+# Operations that return their reference input.
 PASS_ON = {"RefIdentity": "input", "ApplyGradientDescent": "var"} | {
     op: "ref" for op in ("Assign", "AssignAdd", "AssignSub", "ScatterAdd", "ScatterSub", "ScatterMul", "ScatterUpdate", "StridedSliceAssign")
 }
@@ -29,7 +29,7 @@ def default(dtype, shape):
 
 
 def without(program, ids):
-    """The program without these records and those that cannot do without them. None if nothing is left of it."""
+    """Returns the program without these records and those that depend on them, or None if nothing is left."""
     gone = set(ids)
     by_id = {record["id"]: record for record in all_records(program)}
     inside = {}  # record -> the records of its bodies
@@ -55,7 +55,7 @@ def without(program, ids):
             break
 
     def follow(ref):
-        """What stands for an output: itself, what it passed on, or a literal."""
+        """Returns the replacement of an output: itself, the reference it forwarded, or a literal."""
         while not is_lit(ref) and node_of(ref) in gone:
             source = by_id[node_of(ref)]
             if source["op"] in PASS_ON:
@@ -135,7 +135,7 @@ def without(program, ids):
 
 
 def reduce_control(program):
-    """Without control edges that others imply."""
+    """Removes control edges that others imply."""
     made = copy.deepcopy(program)
     for part in PARTS:
         ancestors = {}
@@ -158,7 +158,7 @@ def reduce_control(program):
 
 
 def shrink(program, shows, seconds=120.0):
-    """The smallest program found for which `shows(program)`."""
+    """Returns the smallest program found for which `shows(program)` holds."""
     deadline = time.monotonic() + seconds
     best = program
 

@@ -1,11 +1,11 @@
-"""What keeps state: how each kind is made and initialised, used, and read in the end."""
+"""Stateful operations: how each kind of state is created, initialised, used and finally read."""
 
 import values
 from program import COMPLEX, FLOATS, NUMBERS, REAL, lit
 
 
 def record_in(g, where, op, dev, ins=None, attr=None, out=(), ctl=(), **more):
-    """A record outside of the body: of the initialisation or of the last look."""
+    """Adds a record outside of the body: to the initialisation or the final reads."""
     records, g.scope.records = g.scope.records, where
     number = g.record(op, dev, ins, attr, out, ctl, **more)
     g.scope.records = records
@@ -21,13 +21,13 @@ def small(g, dtype):
 
 
 class Kind:
-    """`make` a state of this kind, `act` on it, `inside`: may it be used in the present body, `finish`: read it when all is done."""
+    """`make` creates a state of this kind, `act` uses it, `inside` tells whether the current body may use it, `finish` reads it at the end."""
 
     devices = ("ps0", "ps1", "ps0", "ps1", "me")
 
     @classmethod
     def place(cls, g):
-        # Of two sessions, each would have its own on `me`.
+        # Two sessions would each have their own state on `me`.
         return g.rng.choice([d for d in cls.devices if d in g.devices and (d != "me" or g.sessions == 1)] or ["ps0"])
 
     @staticmethod
@@ -79,7 +79,7 @@ class RefVariable(Kind):
 
 
 def use_reference(g, ref):
-    """Reads or writes what a reference stands for."""
+    """Reads or writes the variable behind a reference."""
     how = g.rng.random()
     if how < 0.3:
         return snapshot(g, ref)
@@ -89,7 +89,7 @@ def use_reference(g, ref):
 
 
 def snapshot(g, ref):
-    """Identity of the reference: the buffer itself, as long as it stays in its task."""
+    """Identity of the reference: within the task, its output is the buffer itself."""
     for state in ref.states:
         pass
     made = g.emit("Identity", ref.dev, {"input": ref}, out=[(ref.dtype, ref.shape)], alias=False, feedable=True)[0]
@@ -98,7 +98,7 @@ def snapshot(g, ref):
 
 
 def read_directly(g, ref):
-    """An operation that takes the reference where others take a value."""
+    """Passes the reference to an operation that takes a value."""
     dev = ref.dev
     if g.chance(0.2) and not g.scope.loop and all(state.epoch == 0 for state in ref.states) and ":0" in ref.ref and len(ref.states) == 1 and ref.ref == ref.states[0].handle:
         dev = g.device()
@@ -159,7 +159,7 @@ def update(g, ref):
 
 
 def references(g):
-    """RefSwitch, RefMerge, RefSelect, RefIdentity: references that stand for one of two variables."""
+    """RefSwitch, RefMerge, RefSelect, RefIdentity: references to one of two variables."""
     from generate import Ref
 
     found = [s for s in g.states if s.kind is RefVariable and g.scope.only in (None, s.dev)]
@@ -184,7 +184,7 @@ def references(g):
     if how == "select":
         at = values.index(g, 2, (), dev)
         guard = at.guard if hasattr(at, "guard") else ()
-        # The index may come from a buffer: only a fresh value is taken.
+        # `index` returns a fresh value, never a variable's buffer.
         number = g.record("RefSelect", dev, {"index": at, "inputs": pair}, out=[(dtype, shape)])
         return use_reference(g, Ref(f"{number}:0", dtype, shape, dev, guard, both))
     outer, g.guard = g.guard, ()
@@ -199,7 +199,7 @@ def references(g):
         number = g.record("RefSwitch", dev, {"data": one, "pred": pred}, out=[(dtype, shape)] * 2)
         sides.append([Ref(f"{number}:{b}", dtype, shape, dev, ((at, b),), one.states) for b in (0, 1)])
     if g.chance(0.4):
-        # Something happens in a branch before the references meet again.
+        # Update in one branch before the references merge.
         g.guard = ((at, 1),)
         sides[1][1] = update(g, sides[1][1]) if g.chance(0.5) else sides[1][1]
         if not isinstance(sides[1][1], Ref):
@@ -265,7 +265,7 @@ class ResourceVariable(Kind):
 
 
 class Outside(Kind):
-    """Kinds whose operations may wait: only where it is known how often they run."""
+    """Kinds whose operations may block: used only where their number of runs is known."""
 
     @staticmethod
     def inside(g, state):
@@ -273,7 +273,7 @@ class Outside(Kind):
 
 
 class Queue(Outside):
-    """Filled well before the first step, so that nobody waits in vain."""
+    """Filled well before the first step, so that no dequeue blocks."""
 
     @classmethod
     def make(cls, g):
@@ -306,7 +306,7 @@ class Queue(Outside):
         elif op == "QueueDequeue":
             if state.extra["left"] <= 20:
                 return
-            state.extra["left"] -= 8  # as often as there are runs
+            state.extra["left"] -= 8  # one for each run
             g.emit(op + suffix, dev, {"handle": state.handle}, {"component_types": kinds}, out=types, writes=[state])
         else:
             g.emit(op + suffix, dev, {"handle": state.handle}, out=[("int32", ())], reads=[state])
@@ -317,7 +317,7 @@ class Queue(Outside):
 
 
 class Staging(Outside):
-    """A staging area: what takes out waits, as no edge says, for what puts in."""
+    """A staging area: Unstage waits for Stage although no edge orders them."""
 
     @classmethod
     def make(cls, g):
@@ -348,7 +348,7 @@ class Staging(Outside):
             g.guard = ()
         ctl = [put] if g.chance(0.2) else []
         if g.chance(0.5):
-            # The taking begins when something else is done, that the putting knows nothing of.
+            # Unstage starts after an operation that is unrelated to Stage.
             other = g.pick(dev, lambda v: not v.guard and not v.alias)
             if other is not None:
                 ctl.append(int(other.ref.split(":")[0]))
@@ -393,7 +393,7 @@ class Table(Kind):
 
 
 class Random(Kind):
-    """A generator: each run of the operation goes on where the last one stopped."""
+    """A random generator: each run of the operation continues where the last one stopped."""
 
     @classmethod
     def make(cls, g):
@@ -424,7 +424,7 @@ class Random(Kind):
 
 
 class File(Kind):
-    """A file in its task's working directory: who reads and writes it shows."""
+    """A file in its task's working directory, so that access from the wrong process shows."""
 
     devices = ("ps0", "ps1", "ps0", "ps1", "me")
 
@@ -455,7 +455,7 @@ class File(Kind):
 
 
 class InStep(Outside):
-    """A stack or a TensorArray: made, used and gone within a step."""
+    """A stack or a TensorArray: created, used and destroyed within a step."""
 
     @classmethod
     def make(cls, g):
@@ -494,7 +494,7 @@ class Accumulator(Outside):
 
     @classmethod
     def act(cls, g, state):
-        """Gradients in, then their mean out."""
+        """Adds gradients, then takes their mean."""
         guard, g.guard = g.guard, ()
         count = g.rng.choice((1, 2))
         for _ in range(count):
@@ -531,7 +531,7 @@ class Barrier(Outside):
 
 
 def counters(g):
-    """Updates that concurrent steps may make in any order without losing any: locked additions and enqueues. Returns (ids to run, values that each step fetches)."""
+    """Updates that concurrent steps may make in any order: locked additions and enqueues, none of which may be lost. Returns (ids to run, refs to fetch)."""
     targets, fetch = [], []
     for _ in range(g.rng.randint(1, 4)):
         dev = g.rng.choice([d for d in ("ps0", "ps1") if d in g.devices] or ["ps0"])
@@ -553,14 +553,14 @@ def counters(g):
         else:
             targets.append(g.record(g.rng.choice(("AssignAddVariableOp", "AssignSubVariableOp")), dev, {"resource": state.handle, "value": delta}, ctl=ctl))
         if g.chance(0.4):
-            # A concurrent read, whose value is not compared.
+            # A concurrent read; its value is not compared.
             seen = g.record("Identity", dev, {"input": state.handle}, out=[(dtype, shape)]) if kind == "reference" else g.record("ReadVariableOp", dev, {"resource": state.handle}, {"dtype": dtype}, out=[(dtype, shape)])
             targets.append(g.record("Neg", "me", {"x": f"{seen}:0"}, out=[(dtype, shape)]))
     return targets, fetch
 
 
 def error(g):
-    """A kernel that fails in some runs: after everything that came before it, and before nothing else."""
+    """A kernel that fails in some runs, after everything before it and ordered before nothing else."""
     dev = g.device()
     limit = g.rng.choice((2, 5))
     number = g.record("@feed", dev, out=[("int32", (1,))])

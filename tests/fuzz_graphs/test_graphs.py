@@ -1,4 +1,4 @@
-"""The share of the graph fuzzer that every test run has: the named regressions, some seeds, and the tool's own promises."""
+"""The graph fuzzer's part of every test run: named regressions, some seeds, and tests of the fuzzer itself."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_regression(fuzzer, path):
 
 
 def test_seeds(fuzzer):
-    """Fixed seeds, as many as the time allows."""
+    """Fixed seeds, as many as time allows."""
     end, failures = time.monotonic() + SECONDS, []
 
     def report(*found):
@@ -80,7 +80,7 @@ def test_programs_are_plain_json():
 
 
 def test_users_of_state_are_ordered():
-    """Of two updates of a variable in the main body, one comes after the other along edges, unless a Switch may part them."""
+    """Two updates of a variable in the main body are ordered by edges, unless a Switch may separate them."""
     checked = 0
     for seed in range(300):
         body = generate(seed)["body"]
@@ -104,13 +104,13 @@ def test_shrinking_keeps_the_order_and_what_matters():
     small = shrink.shrink(made, lambda candidate: any(r["id"] == keep for r in candidate["body"]), seconds=20)
     assert any(r["id"] == keep for r in small["body"])
     assert len(small["body"]) < 10 < len(made["body"])
-    # b waits for a by way of x: without x, it waits for a.
+    # c waits for b, and b for a: without b, c waits for a.
     chain = [{"id": i, "op": "NoOp", "dev": "ps0", "in": {}, "ctl": [i - 1] if i else [], "out": []} for i in range(3)]
     cut = shrink.without({"init": [], "body": chain, "final": [], "runs": []}, [1])
     assert [record.get("ctl") for record in cut["body"]] == [None, [0]]
 
 
-def test_what_a_difference_is():
+def test_differences():
     one, two = ("float32", (), b"abcd"), ("float32", (), b"abce")
     right, wrong, error, hang = ("ok", [one]), ("ok", [two]), ("error", "InvalidArgumentError", 3, "x"), ("error", "DeadlineExceededError", 4, "x")
     assert compare.difference([right], [right], [True]) is None
@@ -120,7 +120,7 @@ def test_what_a_difference_is():
     assert compare.difference([error], [("error", "NotFoundError", 5, "x")], [True])
     assert "hangs" in compare.difference([right], [hang], [True])
     assert compare.difference([right, right], [right], [True, True])
-    # What stock gRPC does not settle is not compared, nor what comes after it; a hang is one all the same.
+    # Results that stock gRPC does not determine are not compared, nor any later ones; but a hang always counts.
     assert compare.mask([right, right], [right, wrong]) == [True, [False]]
     assert compare.difference([right, right], [right, wrong], [True, [False]]) is None
     assert "hangs" in compare.difference([right, right], [right, hang], [True, [False]])

@@ -1,15 +1,14 @@
-"""What computes values and keeps no state."""
+"""Stateless operations."""
 
 from program import COMPLEX, FLOATS, INTS, NUMBERS, REAL, lit
 
 DTYPES = ("float32", "float64", "int32", "int64", "int8", "uint8", "int16", "bool", "complex64", "float16", "bfloat16", "string")
 SIGNED = FLOATS + ("int8", "int16", "int32", "int64")
-# Outputs that may be the buffer of an input.
+# Operations whose output may be the buffer of an input.
 MAY_ALIAS = {"Identity", "StopGradient", "Reshape", "ExpandDims", "Squeeze", "Switch", "Merge", "Slice", "Sum", "Max", "Pack", "Tile", "Transpose", "ReverseV2", "Cast", "Concat", "IdentityN", "Split", "BroadcastTo"}
 
 
 def constant(g, dtype, shape, dev):
-    """A constant node."""
     count = 1
     for n in shape:
         count *= n
@@ -23,7 +22,7 @@ def nest(flat, shape):
     if not shape:
         return flat[0]
     if 0 in shape:
-        # numpy keeps the trailing dimensions of nested empty lists only where they are written out
+        # numpy keeps the trailing dimensions of nested empty lists only if they are spelled out
         return [nest([], shape[1:]) for _ in range(shape[0])] if shape[0] else []
     size = len(flat) // shape[0]
     return [nest(flat[i * size : (i + 1) * size], shape[1:]) for i in range(shape[0])]
@@ -38,7 +37,7 @@ def literal(g, dtype):
 
 
 def make(g, dtype, shape, dev):
-    """A new value of that type."""
+    """Creates a value of that type."""
     how = g.rng.random()
     if how < 0.3 and len(g.scopes) == 1:
         g.scope.values.append(value := fed(g, dtype, shape, dev))
@@ -77,7 +76,7 @@ def convert(g, source, dtype, shape, dev):
 
 
 def predicate(g, dev):
-    """A boolean scalar that differs from step to step, mostly."""
+    """Returns a boolean scalar that usually differs from step to step."""
     how = g.rng.random()
     if how < 0.3:
         found = g.pick(dev, lambda v: v.dtype == "bool" and v.shape == () and not v.alias)
@@ -95,7 +94,7 @@ def predicate(g, dev):
 
 
 def index(g, limit, shape, dev, dtype="int32"):
-    """Integers from 0 to limit - 1."""
+    """Returns integers from 0 to limit - 1."""
     if g.chance(0.4):
         count = shape[0] if shape else 1
         flat = [g.rng.randrange(limit) for _ in range(count)]
@@ -181,7 +180,7 @@ def reduce(g, dev, v):
 
 
 def several(g, dev, v):
-    """Operations of several outputs."""
+    """Operations with several outputs."""
     if v.shape and v.shape[0] in (2, 3, 4):
         return g.emit("Split", dev, {"axis": lit("int32", 0), "value": v}, {"num_split": v.shape[0]}, out=[(v.dtype, (1,) + v.shape[1:])] * v.shape[0], alias=True)
     other = any_value(g, dev)
@@ -189,7 +188,7 @@ def several(g, dev, v):
 
 
 def switch(g, dev, v):
-    """A value that lives in the branch where we are, or dies in the other."""
+    """Moves a value into the current branch."""
     if not g.guard or v.guard == g.guard or g.scope.functional:
         return unary(g, dev, v)
     pred, branch = g.guard[-1]
@@ -203,7 +202,7 @@ def switch(g, dev, v):
 
 
 def lists(g, dev, v):
-    """Variants on their way between tasks."""
+    """Sends a variant to another task."""
     if not v.shape or v.dtype == "bool":
         return unary(g, dev, v)
     there = g.device()
@@ -212,7 +211,7 @@ def lists(g, dev, v):
 
 
 def wide(g):
-    """A task gives and takes hundreds or thousands of tensors in one step."""
+    """Passes hundreds or thousands of tensors between tasks in one step."""
     count = g.rng.choice((40, 200, 200, 1000, 3000) if g.chance(0.9) else (9000,))
     here, there, last = g.device(), g.device(), g.device()
     numbers = g.emit("Range", here, {"start": lit("int32", 0), "limit": lit("int32", count), "delta": lit("int32", 1)}, out=[("int32", (count,))], pool=False)[0]
@@ -228,7 +227,7 @@ def _shape(shape):
 
 
 def dynamic(g, dev, v):
-    """A tensor whose shape is known at run time only, on its way, and its size."""
+    """Sends a tensor whose shape is known only at run time, and returns its size."""
     if v.dtype not in REAL or len(v.shape) != 1:
         return unary(g, dev, v)
     mask = compare(g, dev, v)[0]
@@ -262,7 +261,7 @@ def strings(g):
 
 
 def relay(g):
-    """A value on its way through tasks."""
+    """Passes a value through several tasks."""
     dev = g.device()
     v = any_value(g, dev)
     for _ in range(g.rng.randint(1, 3)):
@@ -273,7 +272,7 @@ def relay(g):
 
 
 def merge(g):
-    """The end of a branch: one value of two."""
+    """Ends a branch: merges two values."""
     if not g.guard:
         return
     guard = g.guard
@@ -298,13 +297,13 @@ def merge(g):
             value.guard = outer + ((pred, side),)
             value.feedable = False
         other = made[1 - branch]
-        # Switch of an outer value: its guard is the predicate's, which may be deeper than the data's.
+        # The guard of the Switch is the predicate's, which may be deeper than the data's.
     g.guard = guard[:-1]
     if not g.usable(other, dev) or not g.usable(v, dev):
         return
     pair = [None, None]
     pair[branch], pair[1 - branch] = v, other
-    # The Merge comes after the users of a variable whose buffer it passes on; control edges of a Merge come from living nodes only.
+    # Variables' buffers are not merged: a Merge takes control edges only from live nodes, so it could not wait for the users.
     states = [s for one in pair for s in one.alias]
     if states:
         return

@@ -1,9 +1,9 @@
-"""Does starwire work in this TensorFlow at all? A parameter server and a worker, in processes of their own, train a few steps over grpc++;
-the result must be what it has to be, and the tensors must have come over starwire.
+"""Smoke test of one TensorFlow version: a parameter server and a worker train a few steps over grpc++ in separate processes; the result must be
+correct, and the tensors must have travelled over starwire.
 
     STARWIRE_LIBRARY=… python tests/matrix/smoke.py
 
-The last line is "smoke: ok …", or the process ends with an exception.
+The last line is "smoke: ok …"; otherwise the process ends with an exception.
 """
 
 import json
@@ -91,7 +91,7 @@ def main():
         for process in (client, server):
             process.kill()
             process.wait()
-    # A script may end with 0 although something failed in a thread: what counts is what was printed.
+    # A script may exit with 0 although a thread failed, so check its output.
     if client.returncode != 0 or "smoke: ok" not in output:
         sys.exit(f"smoke: the worker failed ({client.returncode})")
 

@@ -1,4 +1,4 @@
-"""The Python package: what it finds, what it refuses, and that pip can install it. Run by `make test` (stage package) with the plug-in built."""
+"""The Python package: finding the library, refusing wrong ones, installation with pip. Run by `make test` (stage package) with the plug-in built."""
 
 import os
 import re
@@ -18,7 +18,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def python(code, *paths, cwd="/", **variables):
-    """Runs code in a fresh interpreter that sees only these paths; (exit code, stdout, stderr)"""
+    """Runs code in a fresh interpreter that sees only these paths; returns (exit code, stdout, stderr)."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("STARWIRE_", "PYTHON", "CARGO_TARGET_DIR"))}
     environment.update(QUIET, PYTHONPATH=os.pathsep.join(map(str, paths)), **variables)
     result = subprocess.run([sys.executable, "-c", code], env=environment, cwd=cwd, capture_output=True, text=True, timeout=120)
@@ -50,7 +50,7 @@ def test_every_name_of_protocols_is_registered():
     assert re.fullmatch(r"[1-9]\d* \d+\.\d+\.\d+", out)
 
 
-def test_stop_names_what_it_cannot_stop():
+def test_stop_refuses_stock_servers():
     code, out, err = python(
         "import starwire, tensorflow as tf\n"
         "for protocol in ('grpc++', 'grpc'):\n"
@@ -84,7 +84,7 @@ def test_a_missing_override_is_named():
     assert err.splitlines()[-1] == "ImportError: starwire: STARWIRE_LIBRARY names '/nowhere/lib.so', which is not a file"
 
 
-def test_a_library_that_is_none_is_refused_with_its_path(tmp_path):
+def test_an_invalid_library_is_refused_with_its_path(tmp_path):
     bad = tmp_path / "bad.so"
     bad.write_text("not a library")
     code, _, err = python("import starwire", ROOT / "python", STARWIRE_LIBRARY=str(bad))
@@ -112,7 +112,7 @@ def test_nothing_built_says_how_to_build(tmp_path):
 
 
 def test_pip_installs_it(tmp_path):
-    """With pip's build isolation: the backend has to find the environment's TensorFlow by itself."""
+    """Under pip's build isolation, the backend must find the environment's TensorFlow itself."""
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target", str(tmp_path), str(ROOT)]
     result = subprocess.run(install, capture_output=True, text=True, timeout=590)
     assert result.returncode == 0, result.stdout + result.stderr

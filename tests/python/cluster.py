@@ -1,7 +1,7 @@
-"""Real TensorFlow processes for the tests: started, ordered about, killed, and never left behind.
+"""Runs real TensorFlow processes for the tests: starts, controls and kills them, and never leaves one behind.
 
-A `Task` is one process. A test sends it module-level functions (`task.call(f, …)`), which run on its main thread with TensorFlow at hand; results and exceptions come
-back. A `Cluster` is a set of tasks that run one server each. Every wait has a time-out that ends in an exception with the tail of the process's log.
+A `Task` is one process. A test sends it module-level functions (`task.call(f, …)`), which run on its main thread with TensorFlow loaded; results and
+exceptions come back. A `Cluster` is a set of tasks with one server each. Every wait has a timeout that raises with the tail of the process's log.
 """
 
 import os
@@ -21,10 +21,10 @@ ROOT = HERE.parent.parent
 START_TIMEOUT = 120.0
 CALL_TIMEOUT = 60.0
 LOG_TAIL = 6000
-# Read before anything imports JAX (TensorFlow 2.12 does), which turns the log down for all that come after it.
+# Read before anything imports JAX (TensorFlow 2.12 does), which raises the minimum log level for everything after it.
 LOG_LEVEL = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0")
 
-# What must never be in a log of a process of ours, whatever else the test expects.
+# Must never appear in the log of our processes, whatever else a test expects.
 SCARY = (
     "terminate called", "Check failed", "CHECK failed", "panicked at", "SIGSEGV", "SIGABRT", "Segmentation fault", "Fatal Python error", "pure virtual method",
     "double free", "corrupted", "stack smashing", "AddressSanitizer", "free(): invalid", "malloc():",
@@ -32,7 +32,7 @@ SCARY = (
 
 
 class _Lazy:
-    """TensorFlow, imported at first use: test modules are read by the test runner too, which never needs it."""
+    """Imports TensorFlow at first use: the test runner also imports test modules, but never needs TensorFlow."""
 
     def __getattr__(self, name):
         import tensorflow
@@ -64,7 +64,7 @@ class RemoteError(Exception):
 
 
 def free_port():
-    """A port nobody listens on, outside the ephemeral range, so that no outgoing connection of anybody takes it before its owner does."""
+    """Returns an unused port outside the ephemeral range, so that no outgoing connection takes it before its owner does."""
     for _ in range(1000):
         port = random.randrange(15000, 32000)
         try:
@@ -88,7 +88,7 @@ def _tail(path, start=0):
 
 
 class Runner:
-    """Owns the zygote, the directory with the logs and every task process."""
+    """Owns the zygote, the log directory and every task process."""
 
     def __init__(self, keep=None):
         self.directory = Path(tempfile.mkdtemp(prefix="starwire-e2e-"))
@@ -139,7 +139,7 @@ class Runner:
 
 
 def _accept(listener, timeout, exit_code, log):
-    """Listener.accept with a time-out, ending early when the process is gone."""
+    """Listener.accept with a timeout, ending early if the process ends."""
     sock = listener._listener._socket
     sock.settimeout(0.05)
     deadline = time.monotonic() + timeout
@@ -155,14 +155,14 @@ def _accept(listener, timeout, exit_code, log):
 
 
 class Task:
-    """One process."""
+    """A task process."""
 
     def __init__(self, runner, name, environment, directory, spawn):
         self.name, self.runner = name, runner
         self.log_path = runner.directory / f"{name}.log"
         self.directory = Path(directory) if directory else runner.directory / f"{name}.dir"
         self.directory.mkdir(exist_ok=True)
-        self.expected_exit = None  # set by those who end it on purpose
+        self.expected_exit = None  # set by callers that end it on purpose
         self.log_checked = 0
         self.allow_scary = ()
         self._exit = None
@@ -196,7 +196,7 @@ class Task:
         return self.log_path.read_text(errors="replace")
 
     def poll(self):
-        """None while the process lives, else its exit code (negative: the signal)."""
+        """Returns None while the process lives, else its exit code (negative: the signal)."""
         if self._exit is None:
             self._exit = self._process.poll() if self._process else self.runner.ask("poll", self.pid)
         return self._exit
@@ -234,7 +234,7 @@ class Task:
         return self.result(timeout)
 
     def dump_stacks(self):
-        """Python stacks of every thread into the log (best effort: a stopped process cannot)."""
+        """Writes the Python stacks of all threads to the log (best effort: a stopped process cannot)."""
         try:
             os.kill(self.pid, signal.SIGUSR1)
             time.sleep(0.5)
@@ -245,7 +245,7 @@ class Task:
         os.kill(self.pid, number)
 
     def kill(self):
-        """SIGKILL, and waits until the process is gone."""
+        """Sends SIGKILL and waits for the process to end."""
         if self.poll() is None:
             self.expected_exit = -signal.SIGKILL
             os.kill(self.pid, signal.SIGKILL)
@@ -259,7 +259,7 @@ class Task:
         self.signal(signal.SIGCONT)
 
     def exit(self, code=0, timeout=30):
-        """Lets the interpreter end as a script does. Returns the exit code."""
+        """Ends the interpreter as at the end of a script. Returns the exit code."""
         self.expected_exit = code
         self._connection.send(("exit", code))
         return self.wait(timeout)
@@ -290,7 +290,7 @@ class Task:
         return self.log_path.stat().st_size
 
     def complaints(self):
-        """Why this process looks broken, whatever the test said: scary log lines and unexpected ends."""
+        """Returns signs of failure, whatever the test asserts: scary log lines and unexpected exits."""
         found = []
         text = self.full_log()
         for line in text[self.log_checked:].splitlines():
@@ -305,7 +305,7 @@ class Task:
 
 
 class Cluster:
-    """Servers in task processes: `shape` says how many tasks each job has."""
+    """Servers in task processes; `shape` is the number of tasks per job."""
 
     def __init__(self, runner, protocol, shape, environment=None, host="127.0.0.1", endpoint_map=None, per_task=None, start=True, config=None, spawn=False):
         self.runner, self.protocol, self.config = runner, protocol, config
@@ -326,7 +326,7 @@ class Cluster:
                     self.start(job, index)
 
     def start(self, job, index, protocol=None, spec=None, **environment):
-        """Starts (or starts again) one task with its server."""
+        """Starts or restarts one task and its server."""
         task = self.process(job, index, **environment)
         task.call(start_server, spec or self.spec, job, index, protocol or self.protocol, self.config, timeout=START_TIMEOUT)
         return task
@@ -359,13 +359,13 @@ class Cluster:
         self.close()
 
 
-# What runs in the task processes. ------------------------------------------------------------------------------------------------------------------------------
+# In the task processes. ------------------------------------------------------------------------------------------------
 
-state = {}  # of this process: servers, sessions, strategies that outlive one call
+state = {}  # per process: servers, sessions and strategies that outlive one call
 
 
 def library_path():
-    """The plug-in: from the environment, or built by the Makefile."""
+    """Returns the plug-in: from the environment, or as built by the Makefile."""
     path = os.environ.get("STARWIRE_LIBRARY")
     if not path:
         made = subprocess.run(["make", "-s", "print-plugin"], cwd=ROOT, capture_output=True, text=True)
@@ -382,7 +382,7 @@ def is_stock(protocol):
 
 
 def load(protocol):
-    """Makes `protocol` known to this process's TensorFlow. Stock gRPC runs without the plug-in, so that comparisons are with the untouched thing."""
+    """Registers `protocol` with this process's TensorFlow. Stock gRPC runs without the plug-in, so that comparisons use unmodified TensorFlow."""
     if not is_stock(protocol):
         tf.load_library(library_path())
 

@@ -1,12 +1,12 @@
-"""The same thing done over stock gRPC and over every way that starwire offers: what a test expects of ours is what stock TensorFlow does.
+"""Compares stock gRPC with every configuration of starwire ("way"): tests expect what stock TensorFlow does.
 
-A scenario is a function that takes a cluster and gives plain data. `Compared.check` runs it over stock gRPC, once for all ways, and over one of ours, and compares. Nothing here
-knows what the right outcome is; a scenario asserts that by itself where it is not obvious.
+A scenario is a function that takes a cluster and returns plain data. `Compared.check` runs it over stock gRPC, once for all ways, and over one way, and
+compares the outcomes. Nothing here knows the right outcome; a scenario asserts it where it is not obvious.
 """
 
 import cluster as harness
 
-# Whatever may travel together does, however long one of them has to wait for the other: grouping that ties what must not be tied ends in a hang.
+# Fuse everything that may be fused, however long one tensor waits for another: fusing independent tensors wrongly then hangs.
 EAGER_FUSE = {"STARWIRE_TENSOR_FUSE": "1", "STARWIRE_TENSOR_FUSE_WAIT_US": "60000000", "STARWIRE_TENSOR_FUSE_MESSAGE_US": "1000000"}
 WAYS = {
     "grpc": ("grpc", {}),
@@ -20,7 +20,7 @@ SHAPE = (("ps", 2), ("worker", 2))
 
 
 class Compared:
-    """Clusters by way and shape, and what stock gRPC gave for each scenario."""
+    """Clusters by way and shape, and the outcome of each scenario over stock gRPC."""
 
     def __init__(self, runner):
         self.runner = runner
@@ -28,7 +28,7 @@ class Compared:
         self._stock = {}
 
     def cluster(self, way, shape=SHAPE, replace=True):
-        """One that is kept while tests of this way run; replaced if a test left it dead or busy."""
+        """Returns a cluster that is kept while tests of this way run, and replaced if a test left it dead or busy."""
         for other in [other for other in self._clusters if other[0] not in (way, "grpc") and way != "grpc"]:
             self._clusters.pop(other).close()
         key = (way, shape)
@@ -55,7 +55,7 @@ class Compared:
             return scenario(cluster, *args)
 
     def check(self, way, scenario, *args, fresh=False, shape=SHAPE):
-        """Both outcomes are equal; gives it back."""
+        """Asserts that both outcomes are equal; returns the outcome."""
         stock = self.stock(scenario, *args, fresh=fresh, shape=shape)
         ours = self.run(way, scenario, *args, fresh=fresh, shape=shape)
         assert ours == stock, f"{way} (left) and stock gRPC (right) differ"
@@ -67,7 +67,7 @@ class Compared:
 
 
 def outcome(function, *args, **kwargs):
-    """What a call gives or raises, as plain data; of an error the type and TensorFlow's code."""
+    """Returns the result of a call, or the type and TensorFlow code of its error, as plain data."""
     from cluster import tf
 
     try:

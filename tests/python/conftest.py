@@ -1,9 +1,9 @@
 """Fixtures of the end-to-end suite.
 
     pytest tests/python                              # grpc++, with the library of STARWIRE_LIBRARY or `make -s print-plugin`
-    pytest tests/python --protocol grpc              # the suite against stock TensorFlow: what it expects of ours, it must find there too
+    pytest tests/python --protocol grpc              # against stock TensorFlow, which must meet the same expectations
     pytest tests/python --keep-logs
-    STARWIRE_SLOW_TESTS=1 pytest tests/python -m slow  # what takes long or much memory
+    STARWIRE_SLOW_TESTS=1 pytest tests/python -m slow  # tests that need much time or memory
 """
 
 import os
@@ -28,7 +28,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "ours: tests something that stock gRPC does not have; skipped with --protocol grpc")
     config.addinivalue_line("markers", "slow: takes long or much memory; runs with STARWIRE_SLOW_TESTS=1 (`make test-slow`)")
     if not harness.is_stock(config.getoption("--protocol")):
-        os.environ["STARWIRE_LIBRARY"] = harness.library_path()  # found once, and every task process uses the same
+        os.environ["STARWIRE_LIBRARY"] = harness.library_path()  # look it up once, for all task processes
 
 
 def pytest_collection_modifyitems(config, items):
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config, items):
             if item.get_closest_marker("ours"):
                 item.add_marker(pytest.mark.skip(reason="not a feature of stock gRPC"))
     if not os.environ.get("STARWIRE_SLOW_TESTS"):
-        # Not even counted as skipped: who runs the suite does not miss them.
+        # Deselected rather than skipped, so that the summary does not mention them.
         slow = [item for item in items if item.get_closest_marker("slow")]
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
@@ -60,7 +60,7 @@ def runner(request):
 
 @pytest.fixture(autouse=True)
 def _processes_stay_sound(request):
-    """Whatever a test checks itself: no process may end unasked, and no log may speak of an abort."""
+    """After every test: no process may have ended unexpectedly or logged an abort."""
     yield
     runner = getattr(request.config, "_starwire_runner", None)
     if runner is not None:
@@ -87,7 +87,7 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture(scope="module")
 def make_cluster(runner, protocol):
-    """Clusters that live as long as the module's tests, keyed by their arguments. One that a failed test left dead or busy is replaced."""
+    """Creates clusters that live as long as the module, keyed by their arguments, and replaces those that a failed test left dead or busy."""
     made = {}
 
     def make(shape=(("ps", 2), ("worker", 2)), protocol=protocol, **options):
@@ -104,7 +104,7 @@ def make_cluster(runner, protocol):
 
 
 def pytest_generate_tests(metafunc):
-    """`way`: each of compared.WAYS that is not stock gRPC, unless the test says which."""
+    """Parametrizes `way` with every way except stock gRPC, unless the test does."""
     if "way" in metafunc.fixturenames and not any("way" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
         metafunc.parametrize("way", OURS, scope="module")
 
@@ -118,7 +118,7 @@ def compared(runner):
 
 @pytest.fixture
 def fresh_cluster(runner, protocol):
-    """Clusters for one test."""
+    """Creates clusters for one test."""
     made = []
 
     def make(shape=(("ps", 1), ("worker", 1)), protocol=protocol, **options):
@@ -132,7 +132,7 @@ def fresh_cluster(runner, protocol):
 
 @pytest.fixture
 def within():
-    """`with within(5): …` fails if the block took longer."""
+    """`with within(5): …` fails if the block takes longer."""
 
     class Within:
         def __init__(self, seconds):

@@ -1,4 +1,4 @@
-"""The graphs of the differential tests. CASES: functions that build a graph in the default graph and return (fetches, feed_dict of step); ERRORS: graphs that fail."""
+"""Graphs for the differential tests. CASES: functions that build a graph and return (fetches, feed_dict of step); ERRORS: graphs that fail."""
 
 from cluster import tf
 
@@ -24,7 +24,7 @@ def many_small():
 
 
 def fetch_everywhere():
-    """Feeds and fetches of nodes of every task, a fetched variable among them, an unfetched target too."""
+    """Feeds and fetches nodes of every task, including a variable, and runs an unfetched target."""
     import numpy as np
 
     out, feeds = [], []
@@ -70,7 +70,7 @@ def conditional(use_tensor_size):
 
 
 def dead_branches():
-    """Switch outputs of which one is dead cross every edge; Merge takes what lives."""
+    """Switch outputs, one of them dead, cross every edge; Merge takes the live one."""
     import numpy as np
 
     with tf.device(PS0):
@@ -90,7 +90,7 @@ def dead_branches():
 
 
 def loop_across_tasks():
-    """A loop whose body hops between tasks in every iteration: frame and iteration ids in the rendezvous keys."""
+    """A loop whose body visits several tasks per iteration, so that rendezvous keys have frame and iteration ids."""
     import numpy as np
 
     with tf.device(PS0):
@@ -156,7 +156,7 @@ def gradient_of_loop():
 
 
 def variants():
-    """TensorLists (DT_VARIANT), empty, of numbers, of strings and nested, across tasks."""
+    """TensorLists (DT_VARIANT) across tasks: empty, of numbers, of strings, nested."""
     import numpy as np
 
     out = []
@@ -184,7 +184,7 @@ def variants():
 
 
 def resource_handles():
-    """A resource handle travels worker <-> ps and still names the same variable."""
+    """A resource handle that travels worker <-> ps still names the same variable."""
     import numpy as np
 
     with tf.device(PS0):
@@ -248,7 +248,7 @@ def sparse_and_ragged():
 
 
 def functions():
-    """Functions that run on a task (a TF1 session cannot run one function on several), their arguments and results come and go."""
+    """Functions that each run on one task (a TF1 session cannot run one on several), with arguments and results from others."""
     import numpy as np
 
     @tf.function
@@ -352,7 +352,7 @@ def error_divide():
 
 
 def error_no_kernel():
-    """Refused when the graph is registered or placed, not when it runs."""
+    """Fails when the graph is registered or placed, not when it runs."""
     with tf.device(PS0):
         value = tf.raw_ops.Qr(input=tf.cast(tf.compat.v1.placeholder_with_default(tf.eye(2), (2, 2)), tf.half))
     with tf.device(WORKER0):
@@ -368,7 +368,7 @@ def error_long_message():
         return tf.strings.length(value)
 
 
-ERRORS = {  # the graph, the error it must raise, and what the operator must be able to read
+ERRORS = {  # the graph, the error's type, and a text that its message must contain
     "gather": (error_bad_gather, "InvalidArgumentError", "indices[1] = 99 is not in [0, 4)"),
     "uninitialised_ref": (error_uninitialised(False), "FailedPreconditionError", "Attempting to use uninitialized value never"),
     "uninitialised_resource": (error_uninitialised(True), "FailedPreconditionError", "never"),

@@ -1,4 +1,4 @@
-"""Steps that the failure tests run in worker processes while something bad happens."""
+"""Steps that the failure tests run in worker processes while failures happen."""
 
 import os
 import threading
@@ -10,7 +10,7 @@ one = lambda: tf.compat.v1  # noqa: E731
 
 
 class Model:
-    """A pull and a push per step, of a small and a large variable; every result is predictable."""
+    """Pulls and pushes a small and a large variable per step; every result is predictable."""
 
     def __init__(self, ps="/job:ps/task:0", worker="/job:worker/task:0", large=100_000, name="model"):
         self.steps = 0
@@ -32,7 +32,7 @@ class Model:
 
 
 def run_steps(target, count, task=0, name="model", filters=False):
-    """`filters`: the session sees parameter servers and its own worker only."""
+    """`filters`: restrict the session to the parameter servers and its own worker."""
     config = one().ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{task}"]) if filters else None
     with tf.Graph().as_default():
         model = Model(worker=f"/job:worker/task:{task}", name=name)
@@ -44,13 +44,13 @@ def run_steps(target, count, task=0, name="model", filters=False):
 
 
 def run_until_stopped(target, stop_file, task=0, name="model"):
-    """Steps until the file appears; every result is checked. Returns the number of steps and the longest one in seconds."""
+    """Runs steps, checking every result, until the file appears. Returns the number of steps and the longest one in seconds."""
     longest = 0.0
     with tf.Graph().as_default():
         model = Model(worker=f"/job:worker/task:{task}", name=name)
         with one().Session(target) as sess:
             sess.run(model.initializer)
-            model.check(sess.run(model.sums))  # the first step optimises graphs, which takes as long as it takes
+            model.check(sess.run(model.sums))  # not timed: the first step optimises the graph
             open(stop_file + ".started", "w").close()
             while not os.path.exists(stop_file):
                 start = time.monotonic()
@@ -60,7 +60,7 @@ def run_until_stopped(target, stop_file, task=0, name="model"):
 
 
 def run_until_error(target, started_file, blocked=False, timeout_ms=0, task=0):
-    """Steps until one fails; `blocked` ends in a step that waits on the ps for ever. Returns (type of the error, its message, time.time() when it was raised)."""
+    """Runs steps until one fails; with `blocked`, the last one waits on the ps indefinitely. Returns (error type, message, time.time() of the error)."""
     config = one().ConfigProto(operation_timeout_in_ms=timeout_ms)
     with tf.Graph().as_default():
         model = Model(worker=f"/job:worker/task:{task}")
@@ -69,7 +69,7 @@ def run_until_error(target, started_file, blocked=False, timeout_ms=0, task=0):
             item = queue.dequeue()
         with tf.device(f"/job:worker/task:{task}"):
             waiting = item + 1.0
-        sess = state["failed session"] = one().Session(target, config=config)  # not closed here: with stock gRPC that waits for a dead peer
+        sess = state["failed session"] = one().Session(target, config=config)  # not closed here: over stock gRPC, that would wait for a dead peer
         sess.run(model.initializer)
         for _ in range(5):
             model.check(sess.run(model.sums))
@@ -88,7 +88,7 @@ def close_failed_session():
 
 
 def end_from_another_thread(target, how):
-    """A blocked step is ended by closing the session (or by the step's own time-out); the server is as good as before. Returns (error, seconds until it was raised)."""
+    """Ends a blocked step by closing the session or by the step's timeout; later steps must work. Returns (error, seconds until it was raised, steps)."""
     with tf.Graph().as_default():
         model = Model()
         with tf.device("/job:ps/task:0"):
@@ -124,7 +124,7 @@ def end_from_another_thread(target, how):
 
 
 def recover_monitored(target, directory, last_step, log):
-    """MonitoredTrainingSession over a ps that dies: every global step that it saw, in order, and how often a session was created."""
+    """Runs MonitoredTrainingSession while its ps dies; returns every global step seen, in order, and the step at each session's creation."""
     seen = []
     sessions = []
 
@@ -159,7 +159,7 @@ def recover_monitored(target, directory, last_step, log):
 
 
 def serve_again(spec, job, index, protocol, times):
-    """Creates and stops a server of one task several times in one process; each serves steps."""
+    """Creates and stops a server several times in one process; runs steps on each."""
     import gc
 
     from cluster import drop_server, start_server
@@ -194,7 +194,7 @@ def open_sockets():
 
 
 def tensorflow_minor():
-    """(2, 21)"""
+    """Returns for example (2, 21)."""
     return tuple(map(int, tf.__version__.split(".")[:2]))
 
 
@@ -203,20 +203,20 @@ def open_files():
 
 
 def threads():
-    """How many threads there are, by name."""
+    """Returns the number of threads by name."""
     names = {}
     for task in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{task}/comm") as comm:
                 name = comm.read().strip()
         except OSError:
-            continue  # it just ended
+            continue  # the thread just ended
         names[name] = names.get(name, 0) + 1
     return names
 
 
 def keep_session(target):
-    """A session that outlives the call, so that the process ends with it open."""
+    """Opens a session that outlives the call, so that the process ends with it open."""
     graph = tf.Graph()
     with graph.as_default():
         model = Model()

@@ -1,4 +1,4 @@
-"""Where data ports are: .endpoint_map in its three places, advertisement without a file, IPv6, names, binding, and peers that run something else."""
+"""How data ports are found: .endpoint_map in its three places, discovery without a file, IPv6, host names, binding, and incompatible peers."""
 
 import os
 import re
@@ -32,11 +32,11 @@ def run(cluster, count=5, **options):
 
 
 def used_the_data_port(cluster):
-    """That tensors really went over starwire, not over something that happens to work."""
+    """True if tensors travelled over starwire, not over another working path."""
     return metric(data_port(cluster["ps", 0]), "starwire_tensor_requests_received_total") > 0
 
 
-# The file. --------------------------------------------------------------------------------------------------------------------------------------------------------
+# With an .endpoint_map. -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["TF_SEASTAR_ENDPOINT_MAP_PATH", "STARWIRE_ENDPOINT_MAP", "working directory"])
@@ -60,7 +60,7 @@ def test_endpoint_map_places(fresh_cluster, tmp_path, place):
 
 
 def test_first_place_wins(fresh_cluster, tmp_path):
-    """A file that the environment names is used alone: the one in the working directory is not even read."""
+    """If the environment names a file, the one in the working directory is not even read."""
     cluster = fresh_cluster(start=False)
     (tmp_path / "here").mkdir()
     write_map(tmp_path / "here", ["this is garbage"])
@@ -72,7 +72,7 @@ def test_first_place_wins(fresh_cluster, tmp_path):
     assert run(cluster) == 5
 
 
-BAD_MAPS = {  # lines with {ps} and {worker} for the ClusterSpec's addresses, the number of the line at fault, what the message must say
+BAD_MAPS = {  # lines ({ps} and {worker}: addresses of the ClusterSpec), number of the faulty line, text of the message
     "no equals sign": (["{ps}=127.0.0.1:7001", "{worker} 127.0.0.1:7002"], 2, "="),
     "two equals signs": (["{ps}=127.0.0.1:7001", "", "{worker}=127.0.0.1:7002=x"], 3, "more than one"),
     "no port": (["# a comment", "{ps}=127.0.0.1", "{worker}=127.0.0.1:7002"], 2, "port"),
@@ -117,13 +117,13 @@ def test_endpoint_map_without_a_task(fresh_cluster, tmp_path):
     assert str(path) in error.message and "/job:ps/replica:0/task:0" in error.message and cluster.spec["ps"][0] in error.message, error.message
 
 
-def test_endpoint_map_that_is_not_there(fresh_cluster, tmp_path):
+def test_missing_endpoint_map(fresh_cluster, tmp_path):
     cluster = fresh_cluster(start=False)
     error = start_error(cluster, TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path / "nowhere")
     assert "TF_SEASTAR_ENDPOINT_MAP_PATH" in error.message and str(tmp_path / "nowhere") in error.message, error.message
 
 
-def test_data_port_that_is_taken(fresh_cluster, tmp_path):
+def test_occupied_data_port(fresh_cluster, tmp_path):
     cluster = fresh_cluster(start=False)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -135,11 +135,11 @@ def test_data_port_that_is_taken(fresh_cluster, tmp_path):
 
 
 def test_swapped_entries(fresh_cluster, tmp_path):
-    """The map sends everybody to somebody else: named within seconds, on the caller's side."""
+    """If the map swaps two tasks, the caller reports it within seconds."""
     cluster = fresh_cluster(shape=(("ps", 2), ("worker", 1)), start=False)
     good = lines_for(cluster.spec)
     write_map(tmp_path / "good", good)
-    # The worker is told that ps 0 is where ps 1 is.
+    # In the worker's map, ps 0 and ps 1 are swapped.
     zero, one = (line.split("=") for line in good[:2])
     write_map(tmp_path / "bad", [f"{zero[0]}={one[1]}", f"{one[0]}={zero[1]}", *good[2:]])
     for index in range(2):
@@ -155,7 +155,7 @@ def test_swapped_entries(fresh_cluster, tmp_path):
 
 
 def lead_astray(cluster, tmp_path, address):
-    """The worker's map says that the ps has this data address; the ps has another. Returns where that stands."""
+    """Gives the worker a map with a wrong data address for the ps. Returns the faulty place as file:line."""
     good = lines_for(cluster.spec)
     write_map(tmp_path / "good", good)
     path = write_map(tmp_path / "bad", ["# data ports", f"{cluster.spec['ps'][0]}={address}", *good[1:]])
@@ -165,7 +165,7 @@ def lead_astray(cluster, tmp_path, address):
 
 @pytest.mark.parametrize("wrong", ["port", "name", "gRPC port"])
 def test_line_that_leads_nowhere(fresh_cluster, tmp_path, wrong):
-    """The ps is up and not where the map says: FailedPrecondition within seconds, with the file and the line."""
+    """If the ps is up but not at the mapped address: FailedPrecondition within seconds, with file and line."""
     cluster = fresh_cluster(start=False)
     address = {"port": f"127.0.0.1:{free_port()}", "name": "no-such-host.invalid:3333", "gRPC port": cluster.spec["ps"][0]}[wrong]
     place = lead_astray(cluster, tmp_path, address)
@@ -195,8 +195,8 @@ def test_line_for_a_server_of_another_kind(fresh_cluster, protocol, tmp_path, ki
         assert words in caught.value.message, caught.value.message
 
 
-def test_mapped_task_that_is_not_there_yet(fresh_cluster):
-    """It is waited for, for longer than one that is up and elsewhere."""
+def test_mapped_task_that_starts_late(fresh_cluster):
+    """A session waits for it longer than for one that is up at another address."""
     cluster = fresh_cluster(start=False, endpoint_map=True)
     cluster.start("worker", 0)
     cluster["worker", 0].begin(steps.run_steps, cluster.target("worker", 0), 5)
@@ -227,8 +227,8 @@ def test_bad_variable(fresh_cluster, name, value, words):
     assert name in error.message and words in error.message, error.message
 
 
-def test_cluster_address_that_is_none(fresh_cluster):
-    """TensorFlow finds out when its port is already open."""
+def test_invalid_cluster_address(fresh_cluster):
+    """TensorFlow notices only after opening its port."""
     cluster = fresh_cluster(start=False)
     cluster.spec["ps"] = ["nowhere"]
     error = start_error(cluster)
@@ -241,11 +241,11 @@ def test_misspelt_variable_is_a_warning(fresh_cluster):
     assert run(cluster) == 5
 
 
-# Without a file. -----------------------------------------------------------------------------------------------------------------------------------------------------
+# Without a file. ------------------------------------------------------------------------------------------------------
 
 
 def test_several_tasks_on_one_host(fresh_cluster):
-    """Six tasks without any file: each has a data port of its own, all work together."""
+    """Six tasks without a file: each has its own data port, and all work together."""
     cluster = fresh_cluster(shape=(("ps", 3), ("worker", 3)))
     assert len({data_port(task) for task in cluster.tasks.values()}) == 6
     for index in range(3):
@@ -258,7 +258,7 @@ def start_line(cluster, job="ps"):
 
 
 def test_start_up_line(fresh_cluster):
-    """One line says what is in force."""
+    """One log line shows the effective configuration."""
     cluster = fresh_cluster(environment={"STARWIRE_REACTORS": 2, "STARWIRE_DRIVER": "epoll"})
     line = start_line(cluster)
     assert re.search(r"starwire: grpc\+\+ on 2 reactors \(epoll, poll=off, pin=off\), data port ", line), line
@@ -285,7 +285,7 @@ def test_polling_and_pinning(fresh_cluster, settings):
 
 @pytest.mark.parametrize("host", ["[::1]", "localhost", socket.gethostname()], ids=["IPv6", "localhost", "host name"])
 def test_hosts(fresh_cluster, host):
-    """ClusterSpecs with an IPv6 address, with a name of the loopback, with the name of the machine."""
+    """ClusterSpecs with an IPv6 address, the loopback's name and the machine's host name."""
     if host == "[::1]":
         try:
             with socket.socket(socket.AF_INET6) as probe:
@@ -304,7 +304,7 @@ def test_hosts(fresh_cluster, host):
 
 
 def test_bind_and_advertise(fresh_cluster):
-    """The ps listens on one address and port and tells peers another name for it."""
+    """The ps listens on one address and port and advertises it explicitly."""
     port = free_port()
     cluster = fresh_cluster(start=False)
     cluster.start("ps", 0, STARWIRE_BIND=f"127.0.0.2:{port}", STARWIRE_ADVERTISE=f"127.0.0.2:{port}")
@@ -317,7 +317,7 @@ def test_bind_and_advertise(fresh_cluster):
 
 
 def test_advertised_address_that_leads_nowhere(fresh_cluster):
-    """With a wrong STARWIRE_ADVERTISE a session waits, as it does for any task that is down; but the log says soon for whom, where, and why."""
+    """With a wrong STARWIRE_ADVERTISE, a session waits as for any task that is down, but the log soon names the peer, the address and the reason."""
     cluster = fresh_cluster(start=False, environment={"STARWIRE_UNIX": "off"})
     nowhere = f"127.0.0.1:{free_port()}"
     cluster.start("ps", 0, STARWIRE_ADVERTISE=nowhere)
@@ -329,11 +329,11 @@ def test_advertised_address_that_leads_nowhere(fresh_cluster):
         assert words in line, line
 
 
-# Peers of another kind. ------------------------------------------------------------------------------------------------------------------------------------------------
+# Incompatible peers. --------------------------------------------------------------------------------------------------
 
 
 def test_peer_that_runs_stock_grpc(fresh_cluster, protocol):
-    """ps on stock gRPC, worker on ours: FailedPrecondition within seconds that names the task and the protocol to start it with."""
+    """ps on stock gRPC, worker on ours: FailedPrecondition within seconds, naming the task and the protocol it must be started with."""
     cluster = fresh_cluster(start=False)
     cluster.start("ps", 0, protocol="grpc")
     cluster.start("worker", 0)
@@ -346,7 +346,7 @@ def test_peer_that_runs_stock_grpc(fresh_cluster, protocol):
 
 
 def test_caller_that_runs_stock_grpc(fresh_cluster):
-    """A worker on stock gRPC with a ps on ours: works over TensorFlow's own gRPC port, with right results, or is refused in seconds. It must not hang."""
+    """Worker on stock gRPC, ps on ours: works correctly over TensorFlow's own gRPC port, or is refused within seconds. It must not hang."""
     cluster = fresh_cluster(start=False)
     cluster.start("ps", 0)
     cluster.start("worker", 0, protocol="grpc")
@@ -359,7 +359,7 @@ def test_caller_that_runs_stock_grpc(fresh_cluster):
 
 
 def test_three_servers_of_one_process(runner, protocol):
-    """Several servers share one process: a whole cluster in it."""
+    """A whole cluster in one process."""
     task = runner.task("all-in-one")
     assert task.call(all_in_one, protocol, [free_port() for _ in range(3)]) == 5
     assert task.exit(timeout=20) == 0
@@ -373,6 +373,6 @@ def all_in_one(protocol, ports):
 
 
 def test_environment_is_that_of_each_process():
-    """What the harness relies on: the suite's own environment sets none of the variables under test."""
+    """The suite's own environment sets none of the variables under test."""
     ours = [name for name in os.environ if name.startswith("STARWIRE_") and not name.startswith("STARWIRE_TEST_") and name != "STARWIRE_LIBRARY"]
     assert not ours, f"unset {ours} for this suite"

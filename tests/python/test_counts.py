@@ -1,7 +1,8 @@
-"""No update is lost or made twice: several workers change the same variables in thousands of short steps, and every element must have the exact sum in the end.
+"""No update is lost or applied twice: workers change the same variables in thousands of short steps, and every element must have the exact sum.
 
-Everything is a whole number, also the floats. What TensorFlow promises must hold over every protocol: updates that hold a lock, those of resource variables, and those without a
-lock where no two workers touch the same element. `AssignAdd` and `AssignSub` without a lock are promised by our executor alone. STARWIRE_TEST_COUNT_SECONDS=60 counts for longer.
+All values are whole numbers, also the floats. TensorFlow's guarantees must hold over every protocol: updates under a lock, updates of resource variables, and
+unlocked updates where no two workers touch the same element. Only our executor guarantees unlocked `AssignAdd` and `AssignSub`.
+STARWIRE_TEST_COUNT_SECONDS=60 counts for longer.
 """
 
 import os
@@ -14,8 +15,8 @@ from cluster import Cluster, is_stock, tf
 
 SECONDS = float(os.environ.get("STARWIRE_TEST_COUNT_SECONDS", "2"))
 PS, WORKERS = 2, 3
-ROWS, WIDTH = 12, 3  # of tables; a worker has rows of its own, and all of them share the first
-LONG = 4_000  # elements: without a lock, an update takes long enough to be met by another
+ROWS, WIDTH = 12, 3  # of tables; each worker has its own rows and shares the first
+LONG = 4_000  # elements: an unlocked update takes long enough to overlap another
 TIMEOUT = SECONDS + 90
 
 
@@ -23,7 +24,7 @@ def one():
     return tf.compat.v1
 
 
-# Ways to update a variable by one: (what is promised without our executor, what makes the variable and its update). ------------------------------------------------
+# Ways to increment a variable; each makes the variable and its update. ------------------------------------------------
 
 
 def assign_add(shape, use_locking):
@@ -58,7 +59,7 @@ def descent(use_resource):
 
 
 def sparse(kind, use_locking, own_rows):
-    """`kind`: scatter, or apply, of a reference or a resource. Without a lock each worker keeps to rows of its own."""
+    """`kind`: scatter or apply, on a reference or a resource. With `own_rows`, each worker updates only its own rows."""
     use_resource = kind.startswith("resource")
 
     def make(name, unit, worker):
@@ -70,7 +71,7 @@ def sparse(kind, use_locking, own_rows):
             return v, tf.raw_ops.ScatterAdd(ref=ref, indices=rows, updates=values, use_locking=use_locking).op
         if kind == "resource scatter":
             return v, tf.raw_ops.ResourceScatterAdd(resource=ref, indices=rows, updates=values)
-        # Applies to a row once, however often it is there: rows are given once.
+        # Apply updates a row once even if its index repeats, so indices are unique.
         rows, values = (rows, values) if own_rows else (rows[1:], values[1:])
         apply = tf.raw_ops.ResourceSparseApplyProximalGradientDescent if use_resource else tf.raw_ops.SparseApplyProximalGradientDescent
         update = apply(var=ref, alpha=1.0, l1=0.0, l2=0.0, grad=-values, indices=rows, use_locking=use_locking)
@@ -94,12 +95,12 @@ PROMISED = {
     "resource_apply": sparse("resource apply", True, False),
     "resource_apply_own_rows": sparse("resource apply", False, True),
 }
-# What only our executor promises. Many, so that calls that run at the same time meet at some of them.
+# Guaranteed only by our executor. Many of them, so that some concurrent updates overlap.
 OURS = {"unlocked": assign_add((), False), "unlocked_sub": assign_sub, **{f"unlocked_long{i}": assign_add((LONG,), False) for i in range(20)}}
 
 
 def expected(name, v, steps):
-    """`steps`: of each worker."""
+    """`steps`: number of steps of each worker."""
     import numpy as np
 
     total = sum(steps)
@@ -116,7 +117,7 @@ def expected(name, v, steps):
 
 
 def build(worker, kinds):
-    """Pulls a one from each server, pushes it to all variables, and counts the step when everything is pushed, as optimizers do."""
+    """Pulls a one from each server, pushes it to all variables, and then counts the step, as optimizers do."""
     variables, pushes = {}, []
     for ps in range(PS):
         with tf.device(f"/job:ps/task:{ps}"):
@@ -138,7 +139,7 @@ def build(worker, kinds):
 
 
 def count(target, worker, folder, names, seconds):
-    """Steps made, and worker 0: what the variables hold when all workers are done."""
+    """Returns the number of steps and, in worker 0, the variables after all workers have finished."""
     kinds = {name: {**PROMISED, **OURS}[name] for name in names}
     meet = lambda place: wait_for_all(folder, place, worker)  # noqa: E731
     with tf.Graph().as_default():
@@ -155,7 +156,7 @@ def count(target, worker, folder, names, seconds):
                 steps += 1
             meet("counted")
             values = session.run(variables) if worker == 0 else None
-            # Whoever leaves first must not take a server's session with it while worker 0 reads.
+            # If a worker left earlier, its session's end could disturb worker 0's read.
             meet("read")
     return steps, values
 

@@ -1,7 +1,7 @@
-"""The same graph over stock gRPC and over the protocol under test: bit-identical results, the same errors.
+"""The same graph over stock gRPC and over the protocol under test: bit-identical results and equal errors.
 
-A value is fed on ps 0, copied to worker 0 (a pull), to ps 1 (a push) and to worker 1 (between workers), and fetched at every stop. Grappler is off, so that every copy stays a
-real transfer (`test_every_hop_is_a_transfer` checks that it is).
+A value is fed on ps 0, copied to worker 0 (a pull), to ps 1 (a push) and to worker 1 (between workers), and fetched at every stop. Grappler is off, so that
+every copy remains a transfer (`test_every_hop_is_a_transfer` checks that).
 """
 
 import hashlib
@@ -18,7 +18,7 @@ DTYPES = (
 )  # fmt: skip
 
 
-# In the worker process. ---------------------------------------------------------------------------------------------------------------------------------------
+# In the worker process. -----------------------------------------------------------------------------------------------
 
 
 def session_config():
@@ -83,7 +83,7 @@ def inputs_for(dtype, seed):
 
 
 def digest(value):
-    """A value as something small that two processes can compare bit by bit."""
+    """Represents a value in a small form that two processes can compare bit by bit."""
     import numpy as np
 
     value = np.asarray(value, dtype=object if isinstance(value, bytes) else None)
@@ -94,7 +94,7 @@ def digest(value):
 
 
 def relay(target, dtype_name, steps=2):
-    """Digests of what was fed and of what arrived at each hop, per step."""
+    """Digests of the value fed and of the values after each hop, per step."""
     try:
         dtype = tf.as_dtype(dtype_name)
     except TypeError:
@@ -120,7 +120,7 @@ def relay(target, dtype_name, steps=2):
 
 
 def count_transfers(target):
-    """How many _Recv ops each task's partition has for one value that goes through all hops."""
+    """The number of _Recv ops in each task's partition for one value that makes all hops."""
     with tf.Graph().as_default(), session(target) as sess:
         with tf.device(PS0):
             feed = value = tf.compat.v1.placeholder(tf.float32, ())
@@ -133,7 +133,7 @@ def count_transfers(target):
 
 
 def run_case(target, name, steps=1):
-    """What one of CASES fetches in each step."""
+    """The fetches of one of CASES in each step."""
     control_flow_v2 = tf.compat.v1.control_flow_v2_enabled()
     builder = CASES[name]
     try:
@@ -151,7 +151,7 @@ def run_case(target, name, steps=1):
 
 
 def run_error(target, name):
-    """The error, and that the session is as good as before afterwards."""
+    """Returns the error; the session must still work afterwards."""
     with tf.Graph().as_default(), session(target) as sess:
         with tf.device(PS0):
             fine = tf.compat.v1.placeholder_with_default(1.0, ())
@@ -170,12 +170,12 @@ def run_error(target, name):
         return raised
 
 
-# In the test process. -----------------------------------------------------------------------------------------------------------------------------------------
+# In the test process. -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def pair(make_cluster, protocol):
-    """(run on stock gRPC, run on ours): functions that run their argument in worker 0 of either cluster."""
+    """Returns (run on stock gRPC, run on ours): functions that run their argument in worker 0 of either cluster."""
 
     def on(cluster):
         return lambda function, *args, **kwargs: cluster["worker", 0].call(function, cluster.target("worker", 0), *args, timeout=120, **kwargs)
@@ -211,7 +211,7 @@ def test_graph(pair, name):
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_error(pair, name):
-    """Type, code and the sentence of the kernel arrive. (Around it TensorFlow varies from run to run: which tasks' reports it joins, which node it names first.)"""
+    """The error's type, code and the kernel's message arrive. (The rest varies in TensorFlow itself: which tasks' reports it joins, which node comes first.)"""
     _, kind, sentence = ERRORS[name]
     for run in pair:
         for raised, code, message in run(run_error, name):
@@ -224,8 +224,8 @@ class codes:
     InvalidArgumentError, FailedPreconditionError, OutOfRangeError, NotFoundError = 3, 9, 11, 5
 
 
-def test_error_that_is_no_tensorflow_error_stays_one(pair):
-    """A mistake of the caller (an unknown device) is refused in the same words."""
+def test_other_errors_keep_their_type(pair):
+    """A user error (an unknown device) has the same message."""
     messages = []
     for run in pair:
         with pytest.raises(RemoteError) as caught:

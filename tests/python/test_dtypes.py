@@ -1,7 +1,7 @@
-"""Every type of value that the installed TensorFlow knows, in every way that it can go between a worker and a parameter server: as a variable of either kind, fed, fetched,
-constant, dead, empty, scalar, by itself and together with all others; variants and handles of every make.
+"""Every dtype of the installed TensorFlow, over every path between a worker and a parameter server: as a variable of either kind, fed, fetched, constant,
+dead, empty, scalar, alone and together with all others; and variants and handles of every kind.
 
-TensorFlow has no kernels for some of these. Whatever stock gRPC does, a value bit for bit or an error of some code, ours has to do.
+TensorFlow lacks kernels for some. Whatever stock gRPC does, ours must do: the same bits, or an error with the same code.
 """
 
 import pytest
@@ -19,11 +19,11 @@ def one():
     return tf.compat.v1
 
 
-# Plain types. ---------------------------------------------------------------------------------------------------------------------------------------------------
+# Plain types. ---------------------------------------------------------------------------------------------------------
 
 
 def dtypes():
-    """What this TensorFlow has a number for, whether it has kernels for it or not; without references, variants and handles."""
+    """All dtypes that this TensorFlow has a number for, with or without kernels; without references, variants and handles."""
     from tensorflow.core.framework import types_pb2
 
     found = []
@@ -33,7 +33,7 @@ def dtypes():
         try:
             found.append(tf.as_dtype(number).name)
         except (TypeError, KeyError):
-            pass  # a number without a type in Python
+            pass  # no Python type for this number
     return found
 
 
@@ -46,13 +46,13 @@ def values_of(name, seed):
     dtype, rng = tf.as_dtype(name), np.random.default_rng(seed)
     if dtype == tf.string:
         return [random_strings(shape, rng, 40) for shape in SHAPES]
-    if name.startswith("float4"):  # a number takes a byte, of which four bits count
+    if name.startswith("float4"):  # stored in a byte, of which four bits are used
         return [rng.integers(0, 16, shape, dtype=np.uint8).view(dtype.as_numpy_dtype) for shape in SHAPES]
     return [random_array(dtype, shape, rng) for shape in SHAPES]
 
 
 def relayed(values, name):
-    """From feeds on a ps to the worker, the other ps and back."""
+    """From feeds on one ps to the worker, to the other ps and back."""
     feeds, out = [], []
     for value in values:
         with tf.device(PS0):
@@ -68,7 +68,7 @@ def relayed(values, name):
 
 
 def variable(resource):
-    """Assigned from what the worker gives and given back in one step, read in the next."""
+    """Assigned from the worker and returned in one step, read in the next."""
 
     def build(values, name):
         feeds, out, init = [], [], []
@@ -97,7 +97,7 @@ def variable(resource):
 
 
 def dead(values, name):
-    """One of the two sides of a Switch does not live: as a pull, as a push, and merged on either side."""
+    """One side of a Switch is dead: pulled, pushed, and merged on either side."""
     import numpy as np
 
     feeds, out = [], []
@@ -116,7 +116,7 @@ def dead(values, name):
 
 
 def constant(values, name):
-    """Constants of a server, and a value that the worker gives and has back at once."""
+    """A server's constants, and a value that makes a round trip from the worker."""
     out = []
     for value in values:
         if value.dtype.fields:
@@ -146,7 +146,7 @@ def session(target, optimise):
 
 
 def send(target, name, paths):
-    """All of these paths in one graph, twice: the digests of what was fed, of what the assignments gave back and of what came; or the error."""
+    """Runs all paths in one graph, twice; returns the digests of feeds, assignments and results, or the error."""
     with tf.Graph().as_default():
         first = values_of(name, 0)
         try:
@@ -159,7 +159,7 @@ def send(target, name, paths):
                 values = values_of(name, number)
                 feed = {placeholder: value for feeds, _, _ in built for placeholder, value in zip(feeds, values)}
                 assigned = outcome(digested, sess, [init for _, _, init in built], feed)
-                # What reads variables must not run beside what assigns them.
+                # Separate steps, because reads must not race with assignments.
                 came = outcome(digested, sess, [out for _, out, _ in built], feed)
                 results.append((digests(values), assigned, came))
             return results
@@ -170,7 +170,7 @@ def digests(values):
 
 
 def send_each_way(target, name):
-    """By path: what `send` gives. All paths at once, and by themselves only if some kernel is missing."""
+    """Results of `send` by path: all paths together, or one by one if a kernel is missing."""
     together = send(target, name, [path for path in WAYS_TO_GO if path != "constant"])
     if isinstance(together, list) and all(came[0] == "value" for _, _, came in together):
         return {"together": together, "constant": send(target, name, ["constant"])}
@@ -178,7 +178,7 @@ def send_each_way(target, name):
 
 
 def all_together(target, names):
-    """One step that pulls and pushes a variable of every type: all of them in one message and one call, if there is one."""
+    """Pulls and pushes a variable of every dtype in one step, and thus in one message and one call where these exist."""
     with tf.Graph().as_default():
         feed, fetches, inits = {}, [], []
         for name in names:
@@ -204,7 +204,7 @@ def each_type(cluster):
 
 
 def test_each_type(compared, way):
-    """Compared type by type, so that a failure names the type and the way."""
+    """Compared dtype by dtype, so that a failure names dtype and path."""
     stock, ours = compared.stock(each_type), compared.run(way, each_type)
     different = [f"{name}, {path}: {ours[name][path]} instead of {stock[name][path]}"[:1000] for name in stock for path in stock[name] if ours[name][path] != stock[name][path]]
     assert not different, "\n".join(different)
@@ -230,7 +230,7 @@ def test_all_types_together(compared, way):
     assert assigned[0] == "value" and assigned == first == second
 
 
-# Variants and handles. ------------------------------------------------------------------------------------------------------------------------------------------
+# Variants and handles. ------------------------------------------------------------------------------------------------
 
 
 def optional(number):
@@ -248,7 +248,7 @@ def optional(number):
 
 
 def tensor_list(dtype):
-    """A list of values of a type, one of them unset, its length and element shape, there and back."""
+    """A round trip of a list with an unset element, its length and its element shape."""
     with tf.device(PS0):
         values = tf.cast(one().placeholder_with_default([[1, 0, 3], [4, 5, 6]], (2, 3)), dtype) if dtype != tf.string else one().placeholder_with_default([["a", "", "b" * 9000]] * 2, (2, 3))
         made = tf.raw_ops.TensorListReserve(element_shape=[3], num_elements=3, element_dtype=dtype)
@@ -283,7 +283,7 @@ def ragged():
 
 
 def dataset():
-    """The makers of datasets are objects of their task."""
+    """A dataset's variant refers to an object of its task."""
     with tf.device(PS0):
         made = tf.data.Dataset.range(one().placeholder_with_default(tf.constant(5, tf.int64), ()))._variant_tensor
     with tf.device(WORKER0):
@@ -291,7 +291,7 @@ def dataset():
 
 
 def nested(make):
-    """A variant within a list of variants."""
+    """A variant in a list of variants."""
 
     def build():
         with tf.device(PS0):
@@ -309,7 +309,7 @@ def nested(make):
 
 
 def stacked_variants(count):
-    """A vector of variants, also an empty one."""
+    """A vector of variants, possibly empty."""
     with tf.device(PS0):
         made = tf.stack([tf.raw_ops.TensorListFromTensor(tensor=tf.fill((i, 2), 1.0 * i), element_shape=[2]) for i in range(2)])[:count]
     with tf.device(WORKER0):
@@ -335,7 +335,7 @@ def fetched_variant():
 
 
 def variable_of_variants():
-    """A resource variable that holds a list; the worker gives it and has it back."""
+    """A resource variable that holds a list, assigned and read by the worker."""
     with tf.device(WORKER0):
         made = tf.raw_ops.TensorListFromTensor(tensor=one().placeholder_with_default([1.0, 2.0], (2,)), element_shape=tf.constant([], tf.int32))
     with tf.device(PS0):
@@ -347,7 +347,7 @@ def variable_of_variants():
 
 
 def queue_handle():
-    """The handle of a queue goes to the worker and back; used there it is of no use."""
+    """A queue's handle that travels to the worker and back works on its own task."""
     with tf.device(PS0):
         queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.float32], shared_name="handed")
     with tf.device(WORKER0):
@@ -361,7 +361,7 @@ def queue_handle():
 
 
 def handle_away_from_home(op):
-    """A handle that is used on a task that does not have what it names."""
+    """A handle used on a task that lacks the resource."""
 
     def build():
         with tf.device(PS0):
@@ -388,7 +388,7 @@ def table_handle():
 
 
 def handles_in_vector():
-    """Two handles as one tensor, split again by the worker."""
+    """Two handles in one tensor, which the worker splits."""
     with tf.device(PS0):
         made = tf.stack([tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=f"member{i}") for i in range(2)])
     with tf.device(WORKER0):
@@ -419,7 +419,7 @@ OBJECTS = {
 }  # fmt: skip
 
 
-# Nobody can send these. Stock gRPC says that it could not parse a response, or hands on a list whose elements it could not decode; ours says what it was, and whose.
+# Cannot be sent. Stock gRPC fails to parse a response, or passes on a list with undecodable elements; ours names the object and its task.
 NOT_SENT = ("dataset", "list_of_datasets")
 
 
@@ -444,7 +444,7 @@ def each_object(cluster):
 
 
 def comparable(name, result):
-    """An error's type and code, without what it says; of a fetched handle, which holds numbers of its server, its shape."""
+    """Reduces an error to type and code, and a fetched handle, which contains the server's own ids, to its shape."""
     if not isinstance(result, list):
         return result
     return [entry[:2] if isinstance(entry, tuple) else [value[:2] for value in entry] if name == "fetched_handle" else entry for entry in result]
@@ -462,7 +462,7 @@ def test_each_object(compared, way):
     assert sum(isinstance(result, list) and isinstance(result[0], list) for result in stock.values()) >= 15, stock
 
 
-def test_servers_are_as_good_as_before(compared, way):
-    """After all the errors above."""
+def test_servers_still_work(compared, way):
+    """The servers still work after all these errors."""
     cluster = compared.cluster(way)
     assert on_worker(cluster, steps.run_steps, 5) == 5

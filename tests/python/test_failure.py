@@ -1,4 +1,4 @@
-"""What happens when processes die, stop, hang, leave and come back. Bounds are in seconds and hold for the protocol under test; stock gRPC's time is printed beside ours."""
+"""Processes that die, stop, hang, leave and return. Time limits apply to the protocol under test; stock gRPC's times are printed for comparison."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def worker_call(cluster, function, *args, **kwargs):
 
 @pytest.mark.parametrize("blocked", [False, True], ids=["busy", "blocked"])
 def test_ps_killed_mid_step(fresh_cluster, protocol, tmp_path, blocked):
-    """SIGKILL of the ps: the step ends with Unavailable or Aborted within 5 s. Printed: how long stock gRPC takes."""
+    """SIGKILL of the ps: the step ends with Unavailable or Aborted within 5 s. Prints stock gRPC's time."""
     took = {}
     for kind in dict.fromkeys((protocol, "grpc")):
         cluster = fresh_cluster(protocol=kind)
@@ -51,7 +51,7 @@ def test_ps_killed_mid_step(fresh_cluster, protocol, tmp_path, blocked):
 
 
 def test_training_recovers_from_its_checkpoint(fresh_cluster, tmp_path):
-    """The ps is killed twice while MonitoredTrainingSession trains, and comes back after a while: training goes on from the last checkpoint to the end."""
+    """The ps is killed and restarted twice under MonitoredTrainingSession: training resumes from the last checkpoint and finishes."""
     cluster = fresh_cluster()
     log = str(tmp_path / "steps")
     cluster["worker", 0].begin(steps.recover_monitored, cluster.target("worker", 0), str(tmp_path / "checkpoints"), 400, log)
@@ -74,7 +74,7 @@ KEEPALIVE = {"STARWIRE_KEEPALIVE_MS": 400, "STARWIRE_KEEPALIVE_TIMEOUT_MS": 800}
 @pytest.mark.ours
 @pytest.mark.parametrize("unix", ["auto", "off"])
 def test_stopped_ps_is_detected(fresh_cluster, tmp_path, unix):
-    """SIGSTOP (a half-open connection, for all the worker can tell): Unavailable within the keep-alive bound; the same session of a process that goes on works again."""
+    """SIGSTOP, which looks like a half-open connection: Unavailable within the keepalive limit; after SIGCONT, the same session works again."""
     cluster = fresh_cluster(environment={**KEEPALIVE, "STARWIRE_UNIX": unix})
     started = str(tmp_path / "started")
     cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started)
@@ -93,7 +93,7 @@ def test_stopped_ps_is_detected(fresh_cluster, tmp_path, unix):
 
 @pytest.mark.ours
 def test_long_step_is_not_mistaken_for_a_dead_peer(fresh_cluster, tmp_path):
-    """A step that takes many times the keep-alive bound, without a byte of payload, goes on."""
+    """A step that takes many times the keepalive limit without transferring a byte does not fail."""
     cluster = fresh_cluster(environment=KEEPALIVE)
     started = str(tmp_path / "started")
     cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started, True)
@@ -116,7 +116,7 @@ def test_operation_timeout(fresh_cluster, tmp_path):
 
 @pytest.mark.parametrize("how, expected", [("close", "CancelledError"), ("timeout", "DeadlineExceededError")])
 def test_blocked_step_is_ended(fresh_cluster, how, expected):
-    """By closing the session from another thread, and by RunOptions.timeout_in_ms. The ps's queue runner is cancelled: the next session works."""
+    """By closing the session from another thread, or by RunOptions.timeout_in_ms. The waiting dequeue on the ps is cancelled: the next session works."""
     cluster = fresh_cluster()
     error, took, done = worker_call(cluster, steps.end_from_another_thread, how, timeout=60)
     assert error[0] == expected, error
@@ -125,7 +125,7 @@ def test_blocked_step_is_ended(fresh_cluster, how, expected):
 
 
 def test_worker_killed_others_go_on(fresh_cluster, protocol, tmp_path):
-    """One of two workers dies in the middle of steps, the other never notices; the ps drops what belonged to the dead one."""
+    """One of two workers dies mid-step and the other is unaffected; the ps drops the dead worker's state."""
     cluster = fresh_cluster(shape=(("ps", 1), ("worker", 2)))
     ps, survivor, victim = cluster["ps", 0], cluster["worker", 0], cluster["worker", 1]
     stop = str(tmp_path / "stop")
@@ -154,7 +154,7 @@ def test_worker_killed_others_go_on(fresh_cluster, protocol, tmp_path):
 
 
 def test_restarted_peer_is_a_new_one(fresh_cluster, protocol):
-    """The ps is replaced between two steps of a session: that session ends with Aborted or Unavailable (its variables are gone), a new one works, in the same worker."""
+    """The ps is replaced between two steps: the old session ends with Aborted or Unavailable (its variables are gone), a new one in the same worker works."""
     cluster = fresh_cluster()
     worker = cluster["worker", 0]
     assert worker.call(steps.keep_session, cluster.target("worker", 0))
@@ -169,8 +169,8 @@ def test_restarted_peer_is_a_new_one(fresh_cluster, protocol):
         assert worker.call(steps.use_kept_session) == 2
 
 
-def test_ps_that_is_not_there_yet(fresh_cluster):
-    """A session waits for tasks that come later, as stock TensorFlow does."""
+def test_ps_that_starts_late(fresh_cluster):
+    """A session waits for tasks that start later, as in stock TensorFlow."""
     cluster = fresh_cluster(start=False)
     cluster.start("worker", 0)
     cluster["worker", 0].begin(steps.run_steps, cluster.target("worker", 0), 5)
@@ -182,22 +182,22 @@ def test_ps_that_is_not_there_yet(fresh_cluster):
 
 @pytest.mark.ours
 def test_server_again_in_one_process(fresh_cluster, protocol, runner):
-    """Created, stopped and created again on the same address; threads and sockets do not pile up."""
+    """A server is created and stopped repeatedly on the same address without leaking threads or sockets."""
     cluster = fresh_cluster(start=False)
     task = cluster.process("worker", 0)
     spec = {"worker": cluster.spec["worker"]}
     assert task.call(steps.serve_again, spec, "worker", 0, protocol, 2) == [1.0, 2.0]
     threads, files, rss = task.call(steps.threads), task.call(steps.open_files), task.call(steps.rss_mib)
     assert task.call(steps.serve_again, spec, "worker", 0, protocol, 5, timeout=120) == [1.0, 2.0, 3.0, 4.0, 5.0]
-    # The gRPC of TensorFlow up to 2.18 (its poller is "epollex") forgets an epoll and an event descriptor for each server.
+    # The gRPC of TensorFlow up to 2.18 (poller "epollex") leaks an epoll and an event descriptor per server.
     forgotten = 2 * 5 if task.call(steps.tensorflow_minor) <= (2, 18) else 0
     assert task.call(steps.open_files) <= files + forgotten + 3
     now = task.call(steps.threads)
-    # Not one per server: a pool of TensorFlow's that all servers share may still grow.
+    # Not per server: a TensorFlow pool shared by all servers may still grow.
     assert sum(now.values()) <= sum(threads.values()) + 3, (threads, now)
     for ours in ("starwire", "grpcpp"):
         assert count(now, ours) <= count(threads, ours), (threads, now)
-    # What TensorFlow never frees of a server is 2 MiB.
+    # TensorFlow leaks 2 MiB per server.
     assert task.call(steps.rss_mib) <= rss + 5 * 8
     assert task.exit() == 0
 
@@ -208,7 +208,7 @@ def count(threads, prefix):
 
 @pytest.mark.ours
 def test_stopped_server(fresh_cluster, protocol):
-    """starwire.stop() ends a server that is still referenced: its threads end, its port is free, its sessions say so, and nothing can be added to it."""
+    """starwire.stop() ends a referenced server: its threads end, its port is free, its sessions fail, and it accepts nothing new."""
     cluster = fresh_cluster()
     assert worker_call(cluster, steps.keep_session)
     assert tuple(cluster["ps", 0].call(stop_kept_server)) == (0, True)
@@ -228,7 +228,7 @@ def stop_kept_server():
 
     server = state["server"]
     starwire.stop(server)
-    starwire.stop(server)  # harmless
+    starwire.stop(server)  # has no effect
     with pytest.raises(tf.errors.UnavailableError), tf.compat.v1.Session(server.target) as sess:
         sess.list_devices()
     with socket.socket() as sock:
@@ -238,7 +238,7 @@ def stop_kept_server():
 
 @pytest.mark.ours
 def test_server_again_while_peers_are_connected(fresh_cluster, protocol):
-    """A ps stops its server and creates a new one in the same process while a worker runs steps."""
+    """The ps replaces its server in the same process while a worker runs steps."""
     cluster = fresh_cluster()
     assert worker_call(cluster, steps.run_steps, 5) == 5
     for _ in range(3):
@@ -250,8 +250,8 @@ MIB = 1 << 20
 
 
 @pytest.mark.ours
-def test_a_tensor_without_room_stalls_nobody(fresh_cluster, protocol):
-    """TensorFlow's allocator waits 10 s for memory. A worker whose one reactor met that would get nothing from anybody meanwhile."""
+def test_a_tensor_without_room_does_not_stall_others(fresh_cluster, protocol):
+    """TensorFlow's allocator waits 10 s for memory. If the worker's only reactor did, it would block all its transfers."""
     limits = {"TF_MKL_ALLOC_MAX_BYTES": 100 * MIB, "TF_ENABLE_ONEDNN_OPTS": "1", "STARWIRE_REACTORS": "1"}
     cluster = fresh_cluster(shape=(("ps", 2), ("worker", 1)), per_task={("worker", 0): limits}, spawn=True)
     fitted, error, took, longest, count = worker_call(cluster, fetch_with_and_without_room, timeout=120)
@@ -262,7 +262,7 @@ def test_a_tensor_without_room_stalls_nobody(fresh_cluster, protocol):
 
 
 def fetch_with_and_without_room(target):
-    """A tensor of 56 MiB from ps 0, alone and beside 48 MiB that are in use, while another session steps with ps 1."""
+    """Fetches 56 MiB from ps 0, alone and with 48 MiB in use, while another session steps with ps 1."""
     import threading
 
     one = tf.compat.v1
@@ -317,7 +317,7 @@ def restart_server(spec, job, index, protocol):
 
 @pytest.mark.parametrize("who", ["ps", "worker", "worker with a session"])
 def test_clean_exit(fresh_cluster, protocol, who):
-    """Interpreters end with code 0, nothing is aborted, and a peer that lost them hears of it in time."""
+    """Interpreters exit with code 0 without an abort, and a peer notices in time."""
     cluster = fresh_cluster()
     assert worker_call(cluster, steps.keep_session)
     assert cluster["worker", 0].call(steps.use_kept_session) == 2
@@ -329,7 +329,7 @@ def test_clean_exit(fresh_cluster, protocol, who):
         assert caught.value.type in ("UnavailableError", "AbortedError"), caught.value
         assert time.monotonic() - start < 5
         if is_stock(protocol):
-            return  # a process with a session of a dead peer does not end
+            return  # over stock gRPC, a process with a session to a dead peer does not exit
     elif who == "worker":
         cluster["worker", 0].call(close_kept_session)
     assert cluster["worker", 0].exit(timeout=15) == 0
@@ -341,7 +341,7 @@ def close_kept_session():
 
 
 def test_exit_in_the_middle_of_a_step(fresh_cluster, tmp_path):
-    """A process whose thread is in a step leaves all the same."""
+    """A process exits although one of its threads is in a step."""
     cluster = fresh_cluster()
     assert worker_call(cluster, run_in_thread)
     assert cluster["worker", 0].exit(timeout=15) == 0
@@ -361,7 +361,7 @@ def run_in_thread(target):
         try:
             session.run(waiting)
         except Exception:
-            pass  # however the end of the process ends the step
+            pass  # the step may end in any way when the process exits
 
     threading.Thread(target=wait, daemon=True).start()
     time.sleep(0.5)
@@ -370,7 +370,7 @@ def run_in_thread(target):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_a_server(fresh_cluster, number):
-    """SIGTERM ends it as the default action does, SIGINT as KeyboardInterrupt does: nothing of ours holds the process."""
+    """SIGTERM has its default action, SIGINT raises KeyboardInterrupt: the library does not keep the process alive."""
     cluster = fresh_cluster()
     assert worker_call(cluster, steps.run_steps, 3) == 3
     ps = cluster["ps", 0]
@@ -380,7 +380,7 @@ def test_signals_end_a_server(fresh_cluster, number):
 
 
 def fork_and_run(protocol, spec, job, index):
-    """Loads the library, forks, and the child starts a server and runs steps; the parent stays usable."""
+    """Loads the library and forks; the child starts a server and runs steps; the parent stays usable."""
     load(protocol)
     read, write = os.pipe()
     child = os.fork()
@@ -407,7 +407,7 @@ def test_fork_after_load(fresh_cluster, protocol):
 
 
 def fork_with_server(protocol, spec):
-    """Forks while a server runs: the child leaves quickly and harmlessly, however it leaves, and cannot start a server of its own."""
+    """Forks while a server runs: the child exits quickly without harm, however it exits, and cannot start a server."""
     results = []
     for leave in ("_exit", "exit", "server"):
         child = os.fork()

@@ -1,8 +1,8 @@
-"""tensor_fuse: the same graph with and without it, over stock gRPC and over starwire: the same bits, in fewer messages.
+"""tensor_fuse: the same graph with and without it, over stock gRPC and over starwire, yields the same bits in fewer messages.
 
-Every case is run unfused over stock gRPC, which is what it must give, and fused over both; that it was fused is seen in the partitions that ran: a test that passed
-because nothing was fused would be worth nothing. Values come from variables and constants: feeds that belong to different fetches are never tied to each other (the
-client of a partial run may hold one back), so that the graphs of graphs.py, which feed everything, would show little.
+Every case runs unfused over stock gRPC, which defines the expected result, and fused over both. The executed partitions must show the fusion; otherwise a
+test could pass because nothing was fused. Values come from variables and constants: feeds of different fetches are never fused (the client of a partial
+run may hold one back), so the graphs of graphs.py, which feed everything, would show little.
 """
 
 import json
@@ -17,7 +17,7 @@ from graphs import HOPS, PS0, PS1, WORKER0, WORKER1
 from test_differential import digest
 
 ON, OFF = b"\xc8\x0c\x01", b"\xc8\x0c\x00"  # ConfigProto's field 201, as starwire.config() sets it
-EAGER = {"STARWIRE_TENSOR_FUSE_WAIT_US": "60000000", "STARWIRE_TENSOR_FUSE_MESSAGE_US": "1000000"}  # whatever may be grouped is
+EAGER = {"STARWIRE_TENSOR_FUSE_WAIT_US": "60000000", "STARWIRE_TENSOR_FUSE_MESSAGE_US": "1000000"}  # group everything that may be grouped
 PROTOCOLS = ("grpc++", "grpc")
 
 
@@ -27,7 +27,7 @@ def one():
 
 @pytest.fixture(scope="module")
 def clusters(runner):
-    """Clusters by protocol and environment; over `grpc`, too, every process has the library."""
+    """Creates clusters by protocol and environment; processes over `grpc` load the library, too."""
     made = {}
 
     def get(protocol, library=True, shape=(("ps", 2), ("worker", 2)), **environment):
@@ -60,7 +60,7 @@ def chief(cluster, function, *args, timeout=60, **kwargs):
     return cluster["worker", 0].call(function, cluster.target("worker", 0), *args, timeout=timeout, **kwargs)
 
 
-# In the worker process. ---------------------------------------------------------------------------------------------------------------------------------------
+# In the worker process. -----------------------------------------------------------------------------------------------
 
 
 def session_config(fuse, optimise=False):
@@ -73,7 +73,7 @@ def session_config(fuse, optimise=False):
 
 
 class Session:
-    """A session that remembers what ran: messages between tasks, and how many tensors were in those that were fused."""
+    """A session that records its traffic: messages between tasks, and the tensors in each fused one."""
 
     def __init__(self, target, fuse, optimise=False):
         self.session = one().Session(target, config=session_config(fuse, optimise))
@@ -93,20 +93,20 @@ class Session:
 
 
 def traffic(partitions):
-    """(messages between tasks, tensors in each fused one)"""
+    """Returns (messages between tasks, number of tensors in each fused one)."""
     task = lambda device: device.rsplit("/device:", 1)[0]  # noqa: E731
     nodes = [node for graph in partitions for node in graph.node]
     between = lambda node: task(node.attr["send_device"].s.decode()) != task(node.attr["recv_device"].s.decode())  # noqa: E731
     messages = sum(node.op in ("_Recv", "_HostRecv") and not node.attr["client_terminated"].b and between(node) for node in nodes)
     fused = sorted(len(node.attr["T"].list.type) for node in nodes if node.op == "StarwireUnfuse")
     assert fused == sorted(len(node.attr["members"].list.s) for node in nodes if node.op == "StarwireUnfuse")
-    # One that takes constants only may have become a constant itself.
+    # A group of constants may itself have become a constant.
     assert set(fused) >= {len(node.attr["T"].list.type) for node in nodes if node.op == "StarwireFuse"}
     return messages, fused
 
 
 def run_case(target, name, fuse, steps=3):
-    """Digests of what the case gives in each step, and what the last step's traffic was."""
+    """Returns digests of the case's results per step, and the last step's traffic."""
     control_flow_v2 = one().control_flow_v2_enabled()
     try:
         (one().enable_control_flow_v2 if name.endswith("_v2") else one().disable_control_flow_v2)()
@@ -121,11 +121,11 @@ def run_case(target, name, fuse, steps=3):
         (one().enable_control_flow_v2 if control_flow_v2 else one().disable_control_flow_v2)()
 
 
-# Cases. --------------------------------------------------------------------------------------------------------------------------------------------------------
+# Cases. ---------------------------------------------------------------------------------------------------------------
 
 
 def relay(dtypes):
-    """Values of every type, shape and size go round through all tasks."""
+    """Values of every dtype, shape and size travel through all tasks."""
 
     def build():
         feeds = {}
@@ -136,7 +136,7 @@ def relay(dtypes):
                 except TypeError:
                     continue
                 feeds.update({one().placeholder(dtype, array.shape): array for array in differential.inputs_for(dtype, 5) if array.nbytes < 300_000})
-            # What every fetch depends on cannot be held back.
+            # Needed by every fetch, so a client cannot hold a feed back.
             all_there = tf.group(list(feeds))
             values = list(feeds)
         for device in HOPS[1:]:
@@ -171,7 +171,7 @@ def dense_model():
 
 
 def ctr_model():
-    """Partitioned embeddings with IndexedSlices gradients, strings as input, bfloat16 and bool among what crosses."""
+    """Partitioned embeddings with IndexedSlices gradients and string input; bfloat16 and bool cross as well."""
     import numpy as np
 
     with one().device(training.setter()):
@@ -201,7 +201,7 @@ def ctr_model():
 
 
 def conditional():
-    """tf.cond whose branches pull several variables each: only those of the branch that is taken are alive."""
+    """tf.cond whose branches each pull several variables: only those of the taken branch are alive."""
     import numpy as np
 
     with tf.device(PS0):
@@ -244,7 +244,7 @@ def loop():
 
 
 def dead_tensors():
-    """Of each pair one is dead, and pairs of two predicates must not be mixed: what lives would be lost."""
+    """One tensor of each pair is dead; pairs of different predicates must not be fused, or live values would be lost."""
     import numpy as np
 
     with tf.device(PS0):
@@ -259,7 +259,7 @@ def dead_tensors():
 
 
 def ping_pong():
-    """What a naive fusion of everything between two tasks hangs on: the second tensor of each direction needs the first."""
+    """A naive fusion of everything between two tasks hangs: the second tensor in each direction needs the first."""
     import numpy as np
 
     with tf.device(PS0):
@@ -276,7 +276,7 @@ def ping_pong():
 
 
 def late_company():
-    """The other way to hang: one of two tensors that could go together depends on the other through a third task."""
+    """The other hang: of two tensors that could be fused, one depends on the other through a third task."""
     import numpy as np
 
     with tf.device(PS0):
@@ -296,7 +296,7 @@ def late_company():
 
 
 def control_edges():
-    """Nothing but "done" crosses, and tensors with it."""
+    """Control edges cross, beside tensors."""
     import numpy as np
 
     with tf.device(PS0):
@@ -313,7 +313,7 @@ def control_edges():
 
 
 def read_after_update():
-    """What the worker takes of a variable after its update is what the variable holds then, although the parameter server could send it at once."""
+    """A variable read after its update has the new value, although the parameter server could send the old one at once."""
     import numpy as np
 
     with tf.device(PS0):
@@ -329,7 +329,7 @@ def read_after_update():
 
 
 def optimised_constants():
-    """Each task folds its constants: a group of constants only becomes a constant, and stays right."""
+    """Each task folds its constants: a group of constants becomes a constant, and stays correct."""
     with tf.device(PS0):
         values = [tf.constant([float(i)] * (3 + i)) for i in range(6)] + [tf.constant(["a", "bc"])]
     with tf.device(WORKER0):
@@ -358,7 +358,7 @@ CASES = {
     "optimised_constants": optimised_constants,
 }
 
-# What must be left of the messages, at most: (with fusion) / (without).
+# Upper limits for (messages with fusion) / (messages without).
 SHARE = {"types": 0.3, "exotic_types": 0.3, "dense_model": 0.2, "ctr_model": 0.45, "conditional_v1": 0.7, "conditional_v2": 0.7, "ping_pong": 0.3, "late_company": 0.85, "control_edges": 0.4}
 
 
@@ -371,7 +371,7 @@ def test_same_bits_in_fewer_messages(clusters, name):
         cluster = clusters(protocol, **EAGER)
         values, (messages, fused) = chief(cluster, run_case, name, ON)
         assert values == want, protocol
-        if name == "optimised_constants":  # where nothing is left to see
+        if name == "optimised_constants":  # nothing is left to fuse
             assert messages < plain
             continue
         assert fused, "nothing was fused"
@@ -381,11 +381,11 @@ def test_same_bits_in_fewer_messages(clusters, name):
         assert (values, unfused) == (want, (plain, [])), protocol
 
 
-# Sessions of other kinds. --------------------------------------------------------------------------------------------------------------------------------------
+# Other kinds of sessions. ---------------------------------------------------------------------------------------------
 
 
 def partial_run(target, fuse):
-    """The client holds one feed back until it has got what the other one makes; all else crosses fused."""
+    """The client holds one feed back until it has the result of the other; everything else crosses fused."""
     import numpy as np
 
     with tf.Graph().as_default():
@@ -418,7 +418,7 @@ def test_a_partial_run_may_hold_a_feed_back(clusters, protocol):
 @pytest.mark.ours
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_sync_replicas(clusters, tmp_path, protocol):
-    """Accumulators and token queues: both workers wait for each other in every step, switched on by the environment."""
+    """Accumulators and token queues: both workers wait for each other in every step. Fusion is on through the environment."""
     cluster = clusters(protocol, STARWIRE_TENSOR_FUSE="1", **EAGER)
     directory = str(tmp_path / "sync")
     starts = [cluster["worker", i].log_size() for i in range(2)]
@@ -433,7 +433,7 @@ def test_sync_replicas(clusters, tmp_path, protocol):
 
 
 def monitored(target, directory, fuse):
-    """MonitoredTrainingSession with a configuration that asks for fusion; what it reached, and what a restored one finds."""
+    """MonitoredTrainingSession with fusion in its configuration; returns its results before and after a restore."""
     out = []
     for last in (6, 9):
         with tf.Graph().as_default():
@@ -462,18 +462,18 @@ def test_monitored_session_with_a_configuration(clusters, tmp_path):
         assert re.search(r"tensor_fuse: \d+ edges between tasks, [1-9]", cluster["worker", 0].full_log()[start:])
 
 
-# Switches. -----------------------------------------------------------------------------------------------------------------------------------------------------
+# Switches. ------------------------------------------------------------------------------------------------------------
 
 
 def groups_of(target, fuse=b""):
-    """How many fused messages a step has that could have two."""
+    """The number of fused messages in a step that could have two."""
     return len(run_case(target, "ping_pong", fuse, steps=1)[1][1])
 
 
 @pytest.mark.ours
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_switches(runner, clusters, protocol):
-    """Off unless somebody asks; the session's word counts most, then the server's, then the environment's."""
+    """Off by default; in order of precedence: the session's setting, the server's, the environment's."""
     assert chief(clusters(protocol, **EAGER), groups_of) == 0
     assert chief(clusters(protocol, **EAGER), groups_of, ON) > 0
     by_environment = clusters(protocol, STARWIRE_TENSOR_FUSE="1", **EAGER)
@@ -481,7 +481,7 @@ def test_switches(runner, clusters, protocol):
     assert chief(by_environment, groups_of, OFF) == 0
     shape = {"ps": 2, "worker": 2}
     with start_cluster(runner, protocol, shape, environment=EAGER, config=ON) as by_server:
-        # In the server's process, and in another one: TensorFlow merges the two configurations in different ways.
+        # In the server's process and in another one, as TensorFlow merges the configurations differently.
         for client in (0, 1):
             assert by_server["worker", client].call(groups_of, by_server.target("worker", 0)) > 0
             assert by_server["worker", client].call(groups_of, by_server.target("worker", 0), OFF) == 0
@@ -534,11 +534,11 @@ def test_a_process_without_the_library_is_an_error(runner):
         assert "not registered" in caught.value.message
 
 
-# What can be seen. ---------------------------------------------------------------------------------------------------------------------------------------------
+# Visibility. ----------------------------------------------------------------------------------------------------------
 
 
 def trace(target):
-    """A timeline of one step of the dense model: names of transfers, and labels of the operations that fuse."""
+    """A timeline of one step of the dense model: the names of transfers, and the labels of the fuse operations."""
     from tensorflow.python.client import timeline
 
     with tf.Graph().as_default():

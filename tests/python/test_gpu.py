@@ -1,4 +1,4 @@
-"""Tensors on GPUs: staged through the device's context on their way out of a GPU and into one. Needs a GPU and a TensorFlow that uses it; skipped elsewhere."""
+"""Tensors on GPUs, staged through the device's context in both directions. Needs a GPU and a TensorFlow that uses it; skipped otherwise."""
 
 import os
 
@@ -9,7 +9,7 @@ from cluster import tf
 from graphs import PS0, WORKER0
 from test_differential import digest, random_array, session
 
-# Copied where they are made, to the GPU of the other task, from there to its own task's CPU, and back to the first task.
+# To the other task's GPU, from there to its CPU, and back to the first task.
 HOPS = ("/job:ps/task:0/device:GPU:0", "/job:worker/task:0/device:GPU:0", PS0, WORKER0, "/job:ps/task:0/device:GPU:0")
 DTYPES = ("float32", "float64", "half", "bfloat16", "int64", "complex64", "bool", "uint8")
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0"), "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -33,7 +33,7 @@ def gpu(runner):
 
 @pytest.fixture(scope="module", params=["grpc++", "star_server"])
 def pair(gpu, make_cluster, request):
-    """(run on stock gRPC, run on ours): functions that run their argument in worker 0 of either cluster."""
+    """Returns (run on stock gRPC, run on ours): functions that run their argument in worker 0 of either cluster."""
 
     def on(protocol):
         cluster = make_cluster(shape=(("ps", 2), ("worker", 1)), protocol=protocol, environment=ENVIRONMENT, spawn=True)
@@ -43,7 +43,7 @@ def pair(gpu, make_cluster, request):
 
 
 def relay(target, dtype_name):
-    """Digests of what was fed and of what arrived at each hop; hops in other sizes than whole blocks, and one that is empty."""
+    """Digests of the values fed and of those after each hop; sizes that are not whole blocks, and an empty tensor."""
     import numpy as np
 
     dtype, rng = tf.as_dtype(dtype_name), np.random.default_rng(3)
@@ -74,7 +74,7 @@ def test_every_hop_brings_the_same_bits(pair, dtype):
 
 
 def branches(target):
-    """Tensors that a branch which was not taken would have made, on a GPU: dead ones cross, too."""
+    """Dead tensors of a branch on a GPU that is not taken cross as well."""
     with tf.Graph().as_default(), session(target) as sess:
         with tf.device(PS0):
             flag = tf.compat.v1.placeholder(tf.bool, ())
@@ -96,7 +96,7 @@ def test_dead_tensors(pair):
 
 
 def train(target, steps=10):
-    """A model on the worker's GPU, its variables on the parameter servers' CPUs."""
+    """A model on the worker's GPU, with variables on the parameter servers' CPUs."""
     import numpy as np
 
     one = tf.compat.v1
@@ -104,7 +104,7 @@ def train(target, steps=10):
         with one.device(one.train.replica_device_setter(ps_tasks=2, worker_device="/job:worker/task:0/device:GPU:0", ps_device="/job:ps/device:CPU:0")):
             ids, x, loss = training.regression(True)
             push = one.train.AdagradOptimizer(0.1).minimize(loss)
-        # What has no kernel for GPUs goes to the worker's CPU.
+        # Operations without a GPU kernel run on the worker's CPU.
         with one.Session(target, config=one.ConfigProto(allow_soft_placement=True)) as sess:
             sess.run(one.global_variables_initializer())
             losses = []
@@ -121,5 +121,5 @@ def train(target, steps=10):
 def test_a_worker_with_a_gpu_trains(pair):
     (stock, _), (ours, on_gpu) = (run(train) for run in pair)
     assert on_gpu
-    assert ours == pytest.approx(stock, rel=1e-4)  # sums on GPUs may be taken in another order
+    assert ours == pytest.approx(stock, rel=1e-4)  # GPUs may sum in another order
     assert ours[-1] < ours[0]

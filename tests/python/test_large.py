@@ -1,6 +1,6 @@
-"""Tensors of more than 2 GiB, which stock gRPC cannot carry (a message of its ends there): pulled, pushed, kept on a server between two calls, and as strings.
+"""Tensors of more than 2 GiB, which stock gRPC cannot carry (the limit of its messages): pulled, pushed, kept on a server between two calls, and as strings.
 
-One way at a time, since two processes hold such a tensor each, and a transport may hold it once more.
+One path at a time, as two processes each hold such a tensor, and the transport may hold another copy.
 """
 
 import pytest
@@ -21,13 +21,13 @@ def one():
 
 
 def made():
-    """COUNT bytes that are 0 to 255 again and again, made when the step runs."""
+    """COUNT bytes that cycle from 0 to 255, generated when the step runs."""
     part = tf.cast(one().placeholder_with_default(tf.range(256), (256,)), tf.uint8)
     return tf.tile(part, [COUNT // 256])
 
 
 def checked(big):
-    """Its size, elements on either side of 2 GiB, and what lies in its last mebibyte."""
+    """Returns its size, elements on both sides of 2 GiB, and maximum and minimum of its last mebibyte."""
     ends = tf.stack([tf.reduce_max(big[-(1 << 20) :]), tf.reduce_min(big[-(1 << 20) :])])
     return [tf.size(big, out_type=tf.int64), tf.gather(big, tf.constant(PROBES, tf.int64)), ends]
 
@@ -49,7 +49,7 @@ def pushed():
 
 
 def kept():
-    """What the server has made waits there for what the worker makes of a little of it."""
+    """A tensor made on the server waits there for a result that the worker computes from a part of it."""
     with tf.device(PS0):
         big = made()
         few = big[77:80]
@@ -73,7 +73,7 @@ def variable():
 
 
 def strings():
-    """As many bytes in strings of a mebibyte."""
+    """As many bytes, in strings of one mebibyte."""
     with tf.device(PS0):
         word = tf.strings.reduce_join(tf.tile(one().placeholder_with_default(["0123456789abcdef"], (1,)), [1 << 16]))
         big = tf.tile(tf.reshape(word, (1,)), [2200])

@@ -1,4 +1,4 @@
-"""Loading the library: through the Python package, by hand, twice, into the wrong TensorFlow; and what it exports."""
+"""Loading the library: through the Python package, directly, twice, into the wrong TensorFlow; and its exports."""
 
 import os
 import re
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.ours
 
 
 def python(code, timeout=120, **environment):
-    """Runs code in an interpreter of its own."""
-    # A variable that is None is unset.
+    """Runs code in a new interpreter."""
+    # None unsets a variable.
     merged = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONPATH": str(ROOT / "python"), **environment}
     merged = {name: str(value) for name, value in merged.items() if value is not None}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, env=merged, cwd="/")
@@ -46,7 +46,7 @@ def test_import_starwire_before_tensorflow():
 
 
 def test_import_twice_and_load_by_hand_too():
-    """However often and in which way it is loaded: one library, one set of protocols."""
+    """Loading it repeatedly and in different ways yields one library and one set of protocols."""
     assert_served(python("import os, tensorflow as tf\nimport starwire\nstarwire.load()\nfor _ in range(3): tf.load_library(os.environ['STARWIRE_LIBRARY'])" + SERVE))
 
 
@@ -55,8 +55,8 @@ def test_load_by_hand(loader):
     assert_served(python(f"import os, tensorflow as tf\n{loader}(os.environ['STARWIRE_LIBRARY'])\n{loader}(os.environ['STARWIRE_LIBRARY'])" + SERVE))
 
 
-def test_a_copy_beside_the_first_is_harmless(tmp_path):
-    """Another copy of the same library: refused in words, or harmless; never two transports under one name, never an abort."""
+def test_a_second_copy_is_harmless(tmp_path):
+    """Another copy of the same library is refused with a message or has no effect; never two transports under one name, never an abort."""
     copy = tmp_path / "libstarwire.so"
     shutil.copy(library_path(), copy)
     code = f"""
@@ -77,7 +77,7 @@ def test_missing_library(tmp_path):
 
 
 def test_unloaded_protocol_is_unknown_to_tensorflow(runner):
-    """Without the library TensorFlow itself says that it knows no such protocol: nothing of ours is in the wheel."""
+    """Without the library, TensorFlow reports the protocol as unknown: the wheel contains nothing of ours."""
     task = runner.task("bare")
     with pytest.raises(RemoteError) as caught:
         task.call(start_without_loading)
@@ -88,12 +88,12 @@ def start_without_loading():
     state["server"] = tf.distribute.Server({"local": ["localhost:0"]}, protocol="grpc++")
 
 
-# A TensorFlow of another version. --------------------------------------------------------------------------------------------------------------------------------------
+# A TensorFlow of another version. -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def other_version(tmp_path_factory):
-    """A library for LD_PRELOAD that makes TF_Version() answer 2.99.0: a stand-in for another wheel."""
+    """A library for LD_PRELOAD whose TF_Version() returns 2.99.0, standing in for another wheel."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if not compiler:
         pytest.skip("no C compiler")
@@ -106,7 +106,7 @@ def other_version(tmp_path_factory):
 
 @pytest.mark.parametrize("how", ["tf.load_library(os.environ['STARWIRE_LIBRARY'])", "import starwire"])
 def test_wrong_tensorflow_is_refused(other_version, how):
-    """An exception with both versions in it; the protocol is not registered; the process goes on."""
+    """An exception names both versions; the protocol is not registered; the process continues."""
     built_for = re.search(r"tf-(\d+\.\d+\.\d+)/", library_path())
     code = f"""
 import os, tensorflow as tf
@@ -127,7 +127,7 @@ except tf.errors.NotFoundError:
     assert "not registered" in done.stdout, done.stdout + done.stderr
 
 
-# What it exports and needs. ---------------------------------------------------------------------------------------------------------------------------------------------
+# Exports and dependencies. --------------------------------------------------------------------------------------------
 
 
 def test_only_sw_symbols_are_exported():
@@ -149,7 +149,7 @@ def test_needs_only_tensorflow_and_the_system():
 
 
 def test_import_starts_nothing():
-    """Loading starts no thread and opens no socket: that is a server's business."""
+    """Loading starts no thread and opens no socket; only a server does."""
     code = """
 import os
 import tensorflow as tf

@@ -1,14 +1,14 @@
-"""A client may call servers as it likes: remote eager execution with names that the servers do not know of, each compared with stock grpc."""
+"""A client may give servers any names: remote eager execution with names that the servers do not know, compared with stock grpc."""
 
 import pytest
 
 from cluster import free_port, is_stock, load, state, tf
 
-# What runs in the client. -----------------------------------------------------------------------------------------------------------------------------------------
+# In the client process. -----------------------------------------------------------------------------------------------
 
 
 def server_def(protocol, job, addresses, own_port):
-    """This process is task 0 of the job, the servers are tasks 1, 2 …, as several of TensorFlow's own tests have it."""
+    """This process is task 0 of the job, the servers are tasks 1, 2 …, as in several of TensorFlow's own tests."""
     from tensorflow.core.protobuf import cluster_pb2, tensorflow_server_pb2
 
     cluster = cluster_pb2.ClusterDef()
@@ -20,7 +20,7 @@ def server_def(protocol, job, addresses, own_port):
 
 
 def compute(first, second):
-    """Ops, a variable, strings, a function across both devices, in both directions: tensors go over every pair of tasks."""
+    """Ops, a variable, strings, and a function across both devices: tensors travel between every pair of tasks, in both directions."""
     out = {}
     with tf.device(first):
         x = tf.reshape(tf.range(9000, dtype=tf.float32), (90, 100))
@@ -64,7 +64,7 @@ def on(job, task):
 
 
 def by_server_def(protocol, addresses):
-    """context.set_server_def with one name, then another, then the first again."""
+    """Calls context.set_server_def with one name, then another, then the first again."""
     from tensorflow.python.eager import context
 
     load(protocol)
@@ -76,7 +76,7 @@ def by_server_def(protocol, addresses):
 
 
 def by_cluster(protocol, addresses):
-    """connect_to_cluster with jobs of the client's choice."""
+    """Calls connect_to_cluster with job names chosen by the client."""
     load(protocol)
     spec = tf.train.ClusterSpec({"my_ps": addresses[:1], "trainer": {3: addresses[1]}})
     tf.config.experimental_connect_to_cluster(spec, job_name="client", protocol=protocol)
@@ -84,7 +84,7 @@ def by_cluster(protocol, addresses):
 
 
 def by_host(protocol, addresses):
-    """What tf.config.experimental_connect_to_host does (that has no argument for the protocol): the servers become tasks of job worker, the client a "localhost"."""
+    """Like tf.config.experimental_connect_to_host, which has no protocol argument: the servers become tasks of job worker, the client is "localhost"."""
     from tensorflow.python.eager import remote
 
     load(protocol)
@@ -93,7 +93,7 @@ def by_host(protocol, addresses):
 
 
 def by_update(protocol, addresses):
-    """context.update_server_def: a server is added, removed and added again, and reads what another one has."""
+    """Calls context.update_server_def: a server is added, removed and added again, and reads another server's values."""
     from tensorflow.python.eager import context
 
     load(protocol)
@@ -112,7 +112,7 @@ def by_update(protocol, addresses):
 
 
 def by_replication(protocol, addresses):
-    """A dataset distributed over renamed tasks, and functions that save and restore there."""
+    """A dataset distributed over renamed tasks, and functions that save and restore on them."""
     import tempfile
 
     load(protocol)
@@ -138,11 +138,11 @@ def by_replication(protocol, addresses):
     return sums, [float(tf.reduce_sum(v)) for v in variables], [v.device for v in variables]
 
 
-# The tests. --------------------------------------------------------------------------------------------------------------------------------------------------------
+# The tests. -----------------------------------------------------------------------------------------------------------
 
 
 def start_alone(protocol):
-    """A server that knows of nobody else, and calls itself /job:localhost/task:0."""
+    """Starts a server that is alone in its cluster, as /job:localhost/task:0; returns its address."""
     load(protocol)
     cluster = tf.train.ClusterSpec({"localhost": [f"127.0.0.1:{free_port()}"]})
     state["server"] = tf.distribute.Server(cluster, job_name="localhost", task_index=0, protocol=protocol)
@@ -151,7 +151,7 @@ def start_alone(protocol):
 
 @pytest.mark.parametrize("way", [by_server_def, by_cluster, by_host, by_update, by_replication])
 @pytest.mark.parametrize("kind", ["", "star_server", "star_server_lite"])
-def test_names_of_the_clients_choice(runner, protocol, way, kind):
+def test_names_chosen_by_the_client(runner, protocol, way, kind):
     kind = kind or protocol
     if is_stock(protocol) and kind != protocol:
         pytest.skip("not a feature of stock gRPC")

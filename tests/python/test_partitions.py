@@ -1,4 +1,4 @@
-"""Partitions of graphs on starwire's executor, and the same on TensorFlow's: `STARWIRE_EXECUTOR`."""
+"""Partitions on starwire's executor, compared with TensorFlow's (`STARWIRE_EXECUTOR`)."""
 
 import re
 import threading
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.ours
 WRAPPER = "starwire_partition_"
 
 
-# In the worker process. ---------------------------------------------------------------------------------------------------------------------------------------
+# In the worker process. -----------------------------------------------------------------------------------------------
 
 
 def traced(sess, fetches, feeds=None):
-    """What a traced step gives, which kernels its timeline has, and the graphs that it ran: by task."""
+    """Returns a traced step's values, the kernels in its timeline and the graphs that it ran, by task."""
     options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE, output_partition_graphs=True)
     metadata = tf.compat.v1.RunMetadata()
     values = sess.run(fetches, feeds, options=options, run_metadata=metadata)
@@ -34,7 +34,7 @@ def traced(sess, fetches, feeds=None):
 
 
 def pull_and_push(target):
-    """Of a step that uses a variable: which kernels ran on each task, and which nodes it says that it ran."""
+    """A step that uses a variable: returns the kernels that ran on each task, and the nodes of the reported graphs."""
     with tf.Graph().as_default(), differential.session(target) as sess:
         with tf.device(PS0):
             w = tf.compat.v1.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
@@ -51,7 +51,7 @@ def pull_and_push(target):
 
 
 def loop(target):
-    """A loop on the server, which stays with TensorFlow's executor, next to a worker's part."""
+    """A loop on the server, which stays on TensorFlow's executor, beside a worker's partition."""
     tf.compat.v1.disable_control_flow_v2()
     with tf.Graph().as_default(), differential.session(target) as sess:
         with tf.device(PS0):
@@ -68,7 +68,7 @@ def message_of(target, name):
 
 
 def many_wait(target, count):
-    """More steps wait for a queue of the server than it has threads; other steps go on, and end them."""
+    """More steps wait on a queue of the server than it has threads; other steps still run, and end the waits."""
     with tf.Graph().as_default():
         with tf.device(PS0):
             queue = tf.queue.FIFOQueue(2 * count, [tf.float32], [()], shared_name="many_wait")
@@ -95,11 +95,11 @@ def many_wait(target, count):
 
 
 def wait_within_a_step(target, device):
-    """A kernel that blocks its thread until another kernel of its own step has run."""
+    """A kernel blocks its thread until another kernel of the same step has run."""
     with tf.Graph().as_default(), differential.session(target) as sess:
         with tf.device(device):
             value = tf.compat.v1.placeholder_with_default(3.0, ())
-            # Whichever is started first: each pair waits in another order.
+            # Several pairs, so that in some the blocking kernel starts first.
             taken = [tf.raw_ops.Unstage(dtypes=[tf.float32], shared_name=f"stage{i}")[0] for i in range(4)]
             put = [tf.raw_ops.Stage(values=[value + float(i)], shared_name=f"stage{i}") for i in range(4)]
             total = tf.add_n(taken)
@@ -111,7 +111,7 @@ def wait_within_a_step(target, device):
 
 
 def cancelled(target, device):
-    """A step that waits is ended by its time-out, the next is as good as the first."""
+    """A timeout ends a step that waits; the next step works."""
     with tf.Graph().as_default(), differential.session(target) as sess:
         with tf.device(device):
             item = tf.queue.FIFOQueue(1, [tf.float32], [()], shared_name="cancelled").dequeue()
@@ -143,7 +143,7 @@ def partial(target):
 
 
 def graphs_share_state(target):
-    """Several graphs of a session use the same variable of the old kind, and a callable."""
+    """Several graphs of a session, and a callable, use the same reference variable."""
     with tf.Graph().as_default(), differential.session(target) as sess:
         with tf.device(PS0):
             w = tf.compat.v1.get_variable("w", initializer=1.0, use_resource=False)
@@ -160,7 +160,7 @@ def graphs_share_state(target):
 
 
 def busy(target, width, size, steps):
-    """Wide work of expensive kernels, whose sum is known."""
+    """Many expensive kernels side by side, with a known sum."""
     with tf.Graph().as_default(), differential.session(target) as sess:
         with tf.device(PS0):
             seed = tf.compat.v1.placeholder_with_default(tf.ones([size, size]) / size, (size, size))
@@ -170,7 +170,7 @@ def busy(target, width, size, steps):
         return [round(float(sess.run(total)) / (width * size), 3) for _ in range(steps)]
 
 
-# In the test process. -----------------------------------------------------------------------------------------------------------------------------------------
+# In the test process. -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -189,8 +189,8 @@ def wrapped(kernels):
 
 
 @pytest.mark.parametrize("executor, jobs", [("on", {"ps", "worker"}), ("auto", {"ps"}), ("off", set())])
-def test_whose_partitions_run_where(run_with, executor, jobs):
-    """Whoever runs them: the timeline has their kernels, and the graphs are those of the session."""
+def test_which_partitions_run_where(run_with, executor, jobs):
+    """Whichever executor runs them, the timeline shows their kernels, and the reported graphs are the session's."""
     kernels, graphs = run_with(executor, pull_and_push)
     assert wrapped(kernels) == jobs
     ps, worker = "/job:ps/replica:0/task:0", "/job:worker/replica:0/task:0"
@@ -214,20 +214,20 @@ def test_same_results(run_with, name):
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_same_errors(run_with, name):
-    """The node that failed is named, and nothing that the session does not know."""
+    """The error names the failed node, and no node unknown to the session."""
     _, kind, sentence = ERRORS[name]
     ours, stock = (run_with(executor, message_of, name) for executor in ("on", "off"))
     for (our_kind, our_code, our_message), (kind_there, code_there, message_there) in zip(ours, stock):
         assert (our_kind, our_code) == (kind_there, code_there) == (kind, our_code)
         assert sentence in our_message
-        # TensorFlow adds lines of its log, which speak of what really runs.
+        # TensorFlow appends lines of its log, which name what really ran.
         assert WRAPPER not in re.sub(r"\n  [IWE]\d{4} [^\n]*(\n\t [^\n]*)*", "", our_message)
-        # Where several tasks report the error, depending on who is first, TensorFlow shows the beginnings of what they say: of a long message not its end.
+        # If several tasks report the error, TensorFlow shows only the start of each report, which cuts off the end of a long message.
         cut = "\n=====" in our_message and name == "long_message"
         assert "node" not in message_there or "node" in our_message or cut
 
 
-def test_a_kernel_that_cannot_be_made_is_refused_in_the_same_words(run_with):
+def test_a_kernel_that_cannot_be_created_is_the_same_error(run_with):
     messages = []
     for executor in ("on", "off"):
         with pytest.raises(RemoteError) as caught:
@@ -268,5 +268,5 @@ def test_graphs_of_a_session_share_their_variables(run_with):
 
 
 def test_expensive_kernels(run_with):
-    """Enough runs to measure the kernels, and to share them out."""
+    """Enough runs to measure the kernels and distribute them."""
     assert run_with("on", busy, 8, 200, 60) == [1.0] * 60

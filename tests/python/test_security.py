@@ -1,4 +1,4 @@
-"""The data port against strangers: garbage, truncated, oversized, replayed and slow bytes while training goes on; secrets, cluster ids; and its HTTP side."""
+"""The data port against strangers: garbage, truncated, oversized, replayed and slow bytes during training; secrets, cluster ids; and HTTP."""
 
 import contextlib
 import pathlib
@@ -21,7 +21,7 @@ QUICK = {"STARWIRE_KEEPALIVE_MS": 1000, "STARWIRE_KEEPALIVE_TIMEOUT_MS": 2000}
 
 
 def data_port(task):
-    """Where a task's data port can be reached, from its start-up line."""
+    """Returns the address of a task's data port, from its start-up log line."""
     log = task.wait_for_log("data port")
     found = re.search(r"starwire: \S+ on \d+ reactors? \(.*data port (\S+:\d+)", log)
     assert found, log
@@ -37,7 +37,7 @@ def metric(address, name):
 
 @contextlib.contextmanager
 def training(cluster, tmp_path):
-    """Steps go on in worker 0 during the block; their results are checked and none may take long."""
+    """Runs steps in worker 0 during the block; checks their results and that none takes long."""
     stop = str(tmp_path / "stop")
     cluster["worker", 0].begin(steps.run_until_stopped, cluster.target("worker", 0), stop)
     wait_for(stop + ".started")
@@ -52,12 +52,12 @@ def training(cluster, tmp_path):
     assert longest < 5, f"a step took {longest:.1f} s"
 
 
-# Attacks. -------------------------------------------------------------------------------------------------------------------------------------------------------
+# Attacks. -------------------------------------------------------------------------------------------------------------
 
 
 def send_and_wait(address, data, timeout=15):
     with wire.Peer(address) as peer:
-        with contextlib.suppress(OSError):  # it may close before it has read everything
+        with contextlib.suppress(OSError):  # the server may close before it has read everything
             peer.send(data)
         assert peer.wait_closed(timeout), "the connection stays open"
 
@@ -119,7 +119,7 @@ def target(make_cluster):
 
 @pytest.fixture
 def stranger(monkeypatch):
-    """A host of its own for each test (the loopback has many), because an offending host is logged once a minute."""
+    """Gives each test its own source host on the loopback, because an offending host is logged once a minute."""
     address = f"127.0.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
     monkeypatch.setattr(wire, "source", address)
     return address
@@ -131,7 +131,7 @@ def lines_about(log, stranger):
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_bad_bytes_do_not_disturb_training(target, tmp_path, stranger, attack):
-    """The offender is dropped within seconds and logged once, however often it comes; the steps of others go on, with right results."""
+    """The offender is dropped within seconds and logged once, however often it returns; other peers' steps continue with correct results."""
     ps = target["ps", 0]
     address = data_port(ps)
     with training(target, tmp_path):
@@ -140,12 +140,12 @@ def test_bad_bytes_do_not_disturb_training(target, tmp_path, stranger, attack):
         ps.wait_for_log(stranger, 5)
     said = lines_about(ps.full_log(), stranger)
     assert len(said) == 1, said
-    # TensorFlow up to 2.18 writes the date in front of the letter.
+    # TensorFlow up to 2.18 writes the date before the severity.
     assert re.match(r"W\d{4}|[-\d]+ [:.\d]+: W ", said[0]), f"a warning, not {said[0]}"
 
 
 def test_replayed_bytes(target, tmp_path):
-    """Everything that a correct client said is recorded and said again on another connection."""
+    """Replays a correct client's bytes on another connection."""
     ps = target["ps", 0]
     address = data_port(ps)
     record = []
@@ -158,7 +158,7 @@ def test_replayed_bytes(target, tmp_path):
             kind = peer.first_frame()[0]
             assert kind == wire.PONG
             record.append(ping)
-        # The same connection's later bytes on a fresh connection: no handshake, wrong sequence.
+        # Later bytes of the connection on a new one: no handshake, wrong sequence.
         send_and_wait(address, record[0])
         # And twice on one connection.
         with wire.Peer(address) as peer:
@@ -168,7 +168,7 @@ def test_replayed_bytes(target, tmp_path):
 
 
 def test_truncated_bytes(target, tmp_path):
-    """Connections that end in the middle: of a header, of a hello, of a block, of bulk bytes."""
+    """Connections that end within a header, a hello, a block or bulk bytes."""
     address = data_port(target["ps", 0])
     whole = wire.block(wire.hello())
     with training(target, tmp_path):
@@ -179,14 +179,14 @@ def test_truncated_bytes(target, tmp_path):
             peer.handshake()
             call = wire.frame(wire.CALL, code=1, ident=1, fixed=struct.pack("<IIQ", 0, 1, 1 << 20 | 1 << 63)) + wire.frame(wire.DATA, ident=1, fixed=struct.pack("<Q", 1 << 20))
             peer.send(wire.block(call, 1, bytes(5000), bulk_length=1 << 20))
-        # Reset instead of close.
+        # A reset instead of a close.
         with wire.Peer(address) as peer:
             peer.send(whole[:50])
             peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def test_slow_bytes(target, tmp_path):
-    """A connection that sends a byte now and then is dropped when the time for a handshake is over, and delays nobody meanwhile."""
+    """A connection that sends an occasional byte is dropped at the handshake timeout and delays no other peer."""
     address = data_port(target["ps", 0])
     whole = wire.block(wire.hello())
     with training(target, tmp_path):
@@ -209,7 +209,7 @@ def test_slow_bytes(target, tmp_path):
 
 
 def test_many_idle_connections(target, tmp_path):
-    """Three hundred connections that never say anything: training goes on, and they are gone in the end."""
+    """Three hundred silent connections: training continues, and they are dropped in the end."""
     address = data_port(target["ps", 0])
     with training(target, tmp_path):
         peers = [wire.Peer(address) for _ in range(300)]
@@ -220,7 +220,7 @@ def test_many_idle_connections(target, tmp_path):
 
 
 def test_reader_that_never_reads(target, tmp_path):
-    """Asks for much and reads nothing: costs bounded memory and nobody else anything."""
+    """A peer that sends requests and reads no replies costs bounded memory and does not affect others."""
     ps = target["ps", 0]
     address = data_port(ps)
     before = ps.call(steps.rss_mib)
@@ -244,7 +244,7 @@ def corpus(suffix):
 
 
 def call(peer, ident, method, meta, payload):
-    """Code and message of the answer to a call with one inline part."""
+    """Returns code and message of the reply to a call with one inline part."""
     padded = meta + bytes(-len(meta) % 8)
     fixed = struct.pack("<IIQ", 0, 1, len(payload))
     peer.send_block(wire.frame(wire.CALL, code=method, ident=ident, fixed=fixed, meta=padded + payload, meta_length=len(meta)))
@@ -262,7 +262,7 @@ def call(peer, ident, method, meta, payload):
 
 
 def test_hostile_tensors_in_calls(target, tmp_path):
-    """A member's feeds of a few bytes that TensorFlow's decoders do not survive, or that make them take gigabytes: refused by name, and nothing else happens."""
+    """A member's feeds of a few bytes that would crash TensorFlow's decoders or make them allocate gigabytes: refused with a message, without side effects."""
     ps = target["ps", 0]
     address = data_port(ps)
     run_graph, star_call, complete_instance = 6, 16, 14
@@ -279,7 +279,7 @@ def test_hostile_tensors_in_calls(target, tmp_path):
             (length,) = struct.unpack("<H", request[:2])
             code, message = call(peer, ident, star_call, request[2 : 2 + length], request[2 + length :])
             assert code in (3, 15) and "/job:worker/replica:0/task:9" in message, (name, code, message)
-        # A shape that TensorFlow's worker would abort on.
+        # A shape on which TensorFlow's worker would abort.
         ident += 1
         code, message = call(peer, ident, complete_instance, b"", bytes.fromhex("220d120b08ffffffffffffffffff01"))
         assert code == 3 and "shape of collective instance" in message, (code, message)
@@ -287,13 +287,13 @@ def test_hostile_tensors_in_calls(target, tmp_path):
     assert worker_call(target, steps.run_steps, 3) == 3
 
 
-# Secrets and cluster ids. ------------------------------------------------------------------------------------------------------------------------------------------
+# Secrets and cluster ids. ---------------------------------------------------------------------------------------------
 
 SECRET = "correct horse battery staple"
 
 
 def attempt(cluster, timeout=40):
-    """Steps in worker 0, or the error they end with. An initialisation that waits for ever is an error of the test's time-out."""
+    """Returns the result of steps in worker 0, or their error; the test's timeout is the error of an initialisation that never ends."""
     try:
         return worker_call(cluster, steps.run_steps, 5, timeout=timeout)
     except RemoteError as error:
@@ -341,7 +341,7 @@ def test_stranger_without_the_secret(fresh_cluster, tmp_path):
     cluster = fresh_cluster(environment={"STARWIRE_SECRET": SECRET, **QUICK})
     address = data_port(cluster["ps", 0])
     with training(cluster, tmp_path):
-        # Says nothing of a secret; claims to have one and proves it wrongly; says nothing after the welcome.
+        # Peers that offer no secret, prove it wrongly, or send nothing after the welcome.
         send_and_wait(address, wire.block(wire.hello()))
         with wire.Peer(address) as peer:
             peer.send_block(wire.hello(has_secret=True))
@@ -367,7 +367,7 @@ def test_cluster_ids(fresh_cluster):
     assert time.monotonic() - start < 20
 
 
-# HTTP on the data port. ----------------------------------------------------------------------------------------------------------------------------------------------
+# HTTP on the data port. -----------------------------------------------------------------------------------------------
 
 
 def test_metrics_and_health(target, tmp_path):
@@ -387,7 +387,7 @@ def test_metrics_and_health(target, tmp_path):
 
 
 def test_large_tensors_are_not_copied(target):
-    """Payload of 8 KiB and more is neither copied when sent nor when received: counted, not guessed."""
+    """Payloads of 8 KiB and more are copied neither when sent nor when received, as the metrics show."""
     ps, worker = data_port(target["ps", 0]), data_port(target["worker", 0])
     assert worker_call(target, steps.run_steps, 2) == 2
     names = ("starwire_payload_bytes_sent_total", "starwire_copied_bytes_sent_total", "starwire_payload_bytes_received_total", "starwire_copied_bytes_received_total")
@@ -399,7 +399,7 @@ def test_large_tensors_are_not_copied(target):
 
 
 def test_tasks_of_one_host_copy_large_tensors_from_process_to_process(fresh_cluster):
-    """Counted on both sides; and with STARWIRE_LOANS=off they go through the socket."""
+    """Both sides count it; with STARWIRE_LOANS=off the tensors go through the socket."""
     for environment, lends in (({}, True), ({"STARWIRE_LOANS": "off"}, False)):
         cluster = fresh_cluster(environment=environment)
         ps, worker = data_port(cluster["ps", 0]), data_port(cluster["worker", 0])

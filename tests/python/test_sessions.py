@@ -1,4 +1,4 @@
-"""Sessions over the protocol, with real servers: what they save, share, extend, isolate and filter; ports, resolvers and masters."""
+"""Sessions with real servers: saving, sharing, extending, isolation and device filters; ports, resolvers and masters."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def chief_call(cluster, function, *args, **kwargs):
     return cluster["worker", 0].call(function, cluster.target("worker", 0), *args, **kwargs)
 
 
-# Saver, partial runs, callables. --------------------------------------------------------------------------------------------------------------------------------
+# Saver, partial runs, callables. --------------------------------------------------------------------------------------
 
 
 def save_and_restore(target, prefix):
@@ -96,7 +96,7 @@ def test_make_callable_and_full_trace(cluster):
         assert any(device.startswith(task) for device in devices), devices
 
 
-# Sessions, containers. ------------------------------------------------------------------------------------------------------------------------------------------
+# Sessions, containers. ------------------------------------------------------------------------------------------------
 
 
 def counter(target, increments, container="", isolate=False, initialise=True):
@@ -182,7 +182,7 @@ def test_graph_extension(cluster):
 
 
 def parallel_steps(target, threads, steps):
-    """Many threads run steps of one session at once; each sum is checked."""
+    """Many threads run steps of one session concurrently; each sum is checked."""
     import numpy as np
 
     with tf.Graph().as_default(), one().Session(target) as sess:
@@ -214,7 +214,7 @@ def test_concurrent_steps_do_not_mix(cluster):
     assert chief_call(cluster, parallel_steps, 8, 25) == []
 
 
-# ClusterSpec propagation, device filters, ports, resolvers. ------------------------------------------------------------------------------------------------------
+# ClusterSpec propagation, device filters, ports, resolvers. -----------------------------------------------------------
 
 
 def local_server(protocol):
@@ -239,7 +239,7 @@ def propagated(target, spec):
 
 
 def test_cluster_spec_propagation(runner, protocol):
-    """Three servers that know nothing of each other become one cluster through the session's config."""
+    """Three servers without knowledge of each other become one cluster through the session's config."""
     tasks = [runner.task(f"propagation{i}") for i in range(3)]
     try:
         targets = [task.call(local_server, protocol) for task in tasks]
@@ -264,7 +264,7 @@ def filtered(target, filters):
 
 
 def test_device_filters(fresh_cluster):
-    """With filters a session starts although a task it does not need is down, and sees only its devices."""
+    """With filters, a session starts although a task that it does not need is down, and sees only its own devices."""
     cluster = fresh_cluster(shape=(("ps", 1), ("worker", 2)), start=False)
     cluster.start("ps", 0)
     cluster.start("worker", 0)
@@ -323,7 +323,7 @@ def test_tf_config_resolver(fresh_cluster, protocol):
 
 
 def test_remote_master(cluster):
-    """A client whose session runs on another process's master, plug-in or not in the client."""
+    """A client uses a master in another process, with or without the plug-in in the client."""
     client = cluster.runner.task("client")
     try:
         assert client.call(pull_push, cluster.target("worker", 0)) == [[3.0, 6.0], [9.0, 18.0], [27.0, 54.0]]
@@ -331,11 +331,11 @@ def test_remote_master(cluster):
         client.kill()
 
 
-# Request ids. -------------------------------------------------------------------------------------------------------------------------------------------------
+# Request ids. ---------------------------------------------------------------------------------------------------------
 
 
 def test_equal_request_ids_do_no_harm(fresh_cluster, protocol, tmp_path):
-    """TensorFlow draws request ids from generators with 32-bit seeds, one per thread: after some 10^5 steps two are equal, and stock `grpc` fails the step
+    """TensorFlow draws request ids from per-thread generators with 32-bit seeds: after some 10^5 steps two collide, and stock `grpc` fails the step
     ("received twice"). Here all are equal."""
     if is_stock(protocol):
         pytest.skip("stock TensorFlow fails here")

@@ -1,8 +1,8 @@
-"""SIGTERM and SIGINT in every role, in the middle of what it does: a process ends as it does over stock gRPC, or does not end where that does not; so do its peers.
+"""SIGTERM and SIGINT in every role, mid-work: a process ends, or survives, exactly as over stock gRPC, and its peers see the same.
 
-TensorFlow looks for signals in no call that waits: SIGINT reaches Python when the call is over. So a server in `join()` and a session that waits for a task which is not there only
-end by SIGTERM. Nothing of ours may change that: no handler, no thread that keeps the process, no abort on the way out. CASES says how each ends over stock gRPC; with
-STARWIRE_SLOW_TESTS=1 stock gRPC is held to it as well, as are all of our ways for all roles.
+TensorFlow's blocking calls do not check for signals: SIGINT reaches Python when the call returns. So only SIGTERM ends a server in `join()`, or a session that
+waits for a missing task. starwire must not change that: no handler, no thread that keeps the process alive, no abort at exit. CASES lists the outcomes over
+stock gRPC; STARWIRE_SLOW_TESTS=1 also checks stock gRPC itself, and all our ways in all roles.
 """
 
 import signal
@@ -18,8 +18,8 @@ from test_failure import wait_for
 
 pytestmark = pytest.mark.ours
 
-ENDS = 30  # seconds within which a process that is going to end does
-STAYS = 2.5  # what Python has not heard of by then it will not hear of
+ENDS = 30  # seconds within which a process that ends does so
+STAYS = 2.5  # seconds after which Python will not see the signal any more
 SHAPE = (("ps", 1), ("worker", 2))
 
 
@@ -27,7 +27,7 @@ def one():
     return tf.compat.v1
 
 
-# In the processes that get the signal. ------------------------------------------------------------------------------------------------------------------------
+# In the processes that receive the signal. ----------------------------------------------------------------------------
 
 
 def leave(number, frame):
@@ -35,7 +35,7 @@ def leave(number, frame):
 
 
 def handle(handled):
-    """What scripts do that want to leave in order: an exception where the main thread is. Of SIGINT it is noted that Python heard of it."""
+    """Installs handlers as scripts that exit cleanly do: raise in the main thread. Also records that Python saw SIGINT."""
 
     def note(number, frame):
         open("interrupted", "w").close()  # in the task's own directory
@@ -64,7 +64,7 @@ def train(target, started, blocked, handled=False, task=0, protocol=None):
 
 
 def train_on(target, started):
-    """Interrupted in the middle of its steps, and goes on with the same session."""
+    """Is interrupted mid-step and continues with the same session."""
     with tf.Graph().as_default():
         model = steps.Model()
         with one().Session(target) as sess:
@@ -83,7 +83,7 @@ def train_on(target, started):
 
 
 def create_session(target, started):
-    """Of a cluster one task of which is not there."""
+    """In a cluster with a missing task."""
     handle(False)
     with tf.Graph().as_default(), tf.device("/job:ps/task:0"):
         value = one().placeholder_with_default(1.0, ()) + 1.0
@@ -93,7 +93,7 @@ def create_session(target, started):
 
 
 def evaluate(protocol, started, handled=False):
-    """Neither server nor cluster, but the library is loaded."""
+    """Uses neither server nor cluster, only the loaded library."""
     load(protocol)
     handle(handled)
     with tf.Graph().as_default():
@@ -106,7 +106,7 @@ def evaluate(protocol, started, handled=False):
 
 
 def coordinate(protocol, spec, started, handled=False):
-    """A ClusterCoordinator with functions under way."""
+    """A ClusterCoordinator with functions in flight."""
     tf2.coordinate(protocol, spec)
     tf2.train_scheduled(3)
     handle(handled)
@@ -115,11 +115,11 @@ def coordinate(protocol, spec, started, handled=False):
         tf2.schedule_long(20)
 
 
-# In the test process. -----------------------------------------------------------------------------------------------------------------------------------------
+# In the test process. -------------------------------------------------------------------------------------------------
 
 
 def end_of(task, number):
-    """Sends the signal; the exit code, or that the process goes on."""
+    """Sends the signal; returns the exit code, or that the process continues."""
     task.signal(number)
     start = time.monotonic()
     heard = task.directory / "interrupted"
@@ -137,7 +137,7 @@ def end_of(task, number):
 
 
 def lost(result):
-    """Of a peer's error: whether it says that the other one is gone."""
+    """True if a peer's error reports that the other task is gone, else the error."""
     kind, message, _ = result
     return kind in ("UnavailableError", "AbortedError") or (kind, message)
 
@@ -153,7 +153,7 @@ def ps(joined):
         wait_for(f"{folder}/started")
         end = end_of(server, number)
         error = lost(worker.result(ENDS))
-        worker.kill()  # its session waits for the dead over stock gRPC
+        worker.kill()  # over stock gRPC, its session waits for the dead ps
         return end, error
 
     return scenario
@@ -189,7 +189,7 @@ def session_creation(cluster, folder, number, handled):
 
 
 def client(blocked):
-    """A process without a server; its master lives on."""
+    """A process without a server; its master survives."""
 
     def scenario(cluster, folder, number, handled):
         victim = cluster.runner.task("client")
@@ -206,7 +206,7 @@ def client(blocked):
 
 
 def master(cluster, folder, number, handled):
-    """The worker that a client without a server is connected to, in the middle of a step. (What the client hears, and when, is gRPC's.)"""
+    """Signals the worker that serves as master of a client in mid-step. (The client's error and its timing are gRPC's.)"""
     peer, victim = cluster.runner.task("client"), cluster["worker", 1]
     try:
         peer.begin(steps.run_until_error, cluster.target("worker", 1), f"{folder}/started", True, task=1)
@@ -248,7 +248,7 @@ ROLES = {
     "ps": ps(False), "ps_joined": ps(True), "worker": worker(False), "worker_blocked": worker(True), "worker_goes_on": worker_goes_on, "session_creation": session_creation,
     "client": client(False), "client_blocked": client(True), "master": master, "evaluator": evaluator, "coordinator": coordinator,
 }  # fmt: skip
-CASES = {  # (role, signal, whether SIGTERM raises SystemExit): how stock gRPC ends; where there are peers, also what becomes of them
+CASES = {  # (role, signal, whether SIGTERM raises SystemExit): the outcome over stock gRPC and, with peers, theirs
     ("ps", TERM, False): (-TERM, True),
     ("ps", INT, False): (-INT, True),
     ("ps_joined", TERM, False): (-TERM, True),
@@ -274,7 +274,7 @@ CASES = {  # (role, signal, whether SIGTERM raises SystemExit): how stock gRPC e
     ("coordinator", TERM, False): -TERM,
     ("coordinator", INT, False): -INT,
 }
-# In every run: what each protocol has a part in.
+# Run always: the roles that each protocol affects.
 ALWAYS = {"grpc++": tuple(ROLES), "star_server": ("ps", "worker", "worker_blocked", "worker_goes_on")}
 CHOSEN = [
     pytest.param(way, case, marks=() if case[0] in ALWAYS.get(way, ()) else pytest.mark.slow, id=f"{way}-{case[0]}-{case[1].name}{'-handled' if case[2] else ''}")
@@ -285,7 +285,7 @@ CHOSEN = [
 
 @pytest.fixture(scope="module")
 def tasks(compared):
-    """Clusters by way, what a signal ended in them started again."""
+    """Returns clusters by way, after restarting the tasks that a signal ended."""
 
     def get(way):
         cluster = compared.cluster(way, SHAPE, replace=False)

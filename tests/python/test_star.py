@@ -1,7 +1,7 @@
-"""star_server and star_server_lite: the same bits as stock gRPC, in calls.
+"""star_server and star_server_lite: the same bits as stock gRPC, in star calls.
 
-The suites of other files run here once more over both protocols; the cases of this file say how many calls a step may take, and look at what only calls can get wrong.
-That calls were made is seen in the counters of the servers and in the partitions that ran.
+The suites of other files run again over both protocols; the cases here bound the number of calls per step, and cover what only calls can get wrong.
+The servers' metrics and the executed partitions show that calls were made.
 """
 
 import os
@@ -55,7 +55,7 @@ def counters(task):
     return {name: int(value) for name, value in re.findall(r"^starwire_(\w+?)(?:_total)?\{.*\} (\d+)$", text, re.MULTILINE)}
 
 
-# Cases. --------------------------------------------------------------------------------------------------------------------------------------------------------
+# Cases. ---------------------------------------------------------------------------------------------------------------
 
 
 def optimizer_model(make):
@@ -90,7 +90,7 @@ def optimizer_model(make):
 
 
 def tables():
-    """Hash tables on a ps: one that is filled once, one that grows."""
+    """Hash tables on a ps: one is filled once, the other grows."""
     import numpy as np
 
     with tf.device(PS0):
@@ -111,12 +111,12 @@ def tables():
 
 
 def conditional_update():
-    """A branch on the ps that updates, pulls and pushes; the predicate comes from the ps as well."""
+    """A branch on the ps that updates, pulls and pushes, with a predicate from the ps."""
     import numpy as np
 
     with tf.device(PS0):
         turn = one().assign_add(one().get_variable("turn", initializer=np.int32(0)), 1)
-        # References do not get into a branch of the second version.
+        # Control flow v2 cannot pass references into a branch.
         resource = one().control_flow_v2_enabled()
         values = [one().get_variable(f"u{i}", initializer=np.full(4, float(i), np.float32), use_resource=resource or i % 2 == 0) for i in range(4)]
     with tf.device(PS1):
@@ -142,7 +142,7 @@ def conditional_update():
 
 
 def back_and_forth():
-    """A value stays on a ps between two calls, goes from ps to ps, and is used by both again."""
+    """A value stays on a ps between two calls, travels from ps to ps, and is used by both again."""
     import numpy as np
 
     with tf.device(PS0):
@@ -164,7 +164,7 @@ def back_and_forth():
 
 
 def references():
-    """Assignments whose references go on through the worker's part of the step."""
+    """Assignments whose references are used again after the worker's part of the step."""
     import numpy as np
 
     with tf.device(PS0):
@@ -181,7 +181,7 @@ def references():
 
 
 def functions():
-    """A function that stays one, called on a ps."""
+    """A function that is not inlined, called on a ps."""
     import numpy as np
 
     @tf.function
@@ -201,7 +201,7 @@ def functions():
 
 
 def fed_and_fetched():
-    """Operations of a ps that are fed and fetched themselves; nothing of the worker is between."""
+    """Operations of a ps that are fed and fetched directly, without the worker."""
     with tf.device(PS0):
         x, y = one().placeholder(tf.float32, (3,)), one().placeholder_with_default([1.0, 1.0, 1.0], (3,))
         z = x * y
@@ -214,7 +214,7 @@ def fed_and_fetched():
 
 
 def large_model(make):
-    """Variables of a megabyte on two ps, for which calls are made in parts, and small ones that share a call; what the optimizer and the counter do waits for all of them."""
+    """Variables of a megabyte on two ps, whose calls are split, and small ones that share a call; the optimizer and the counter wait for all of them."""
 
     def build():
         import numpy as np
@@ -240,7 +240,7 @@ def large_model(make):
 
 
 def replicas():
-    """In-graph replication: one session runs a tower on each worker, averages their gradients on one and applies them on two ps; the other worker has a variable of its own."""
+    """In-graph replication: one session runs a tower on each worker, averages the gradients and applies them on two ps; one worker has its own variable."""
     import numpy as np
 
     rng = np.random.default_rng(3)
@@ -304,17 +304,17 @@ CASES = {
     "replicas": replicas,
 }
 
-# In one step. What is not listed makes some.
+# Calls per step; unlisted cases make some.
 CALLS = {"dense_model": 5, "ctr_model": 7, "optimizer_sgd": 7}
-# Cases that keep some tensors with send and receive.
-# What is read of a reference variable in a branch behind an update must show it: conditional_update_v1.
+# Cases that send some tensors outside of calls. conditional_update_v1: a reference variable read in a branch after an update must show the
+# update.
 SENDS = {"conditional_update_v1", "functions", "loop_v1", "loop_v2", "late_company", "fed_and_fetched", "types", "exotic_types", "replicas"}
-# Cases whose calls are made in parts: at least so many.
+# Minimum number of calls for cases whose calls are split.
 PARTS = {"large_model_sgd": 15, "large_model_adam": 15}
 
 
 def run_case(target, name, steps=3):
-    """Digests of what the case gives in each step, and of the last step: (calls, tensors that were received one by one from another task)."""
+    """Returns digests of the case's results per step and, for the last step, (calls, tensors received individually from another task)."""
     control_flow_v2 = one().control_flow_v2_enabled()
     try:
         (one().enable_control_flow_v2 if name.endswith("_v2") else one().disable_control_flow_v2)()
@@ -350,11 +350,11 @@ def test_same_bits_in_calls(cluster, stock, name):
         assert left == 0, "a tensor travelled by itself"
 
 
-# How many calls there really are. --------------------------------------------------------------------------------------------------------------------------------
+# Number of calls. -----------------------------------------------------------------------------------------------------
 
 
 def plain_steps(target, count):
-    """Steps of a model whose every variable is pulled and pushed; the counters are the business of the test."""
+    """Runs steps of a model that pulls and pushes each of its variables."""
     with tf.Graph().as_default():
         fetches, _ = fuse.dense_model()
         with one().Session(target, config=fuse.session_config(b"")) as sess:
@@ -370,13 +370,13 @@ def test_a_step_takes_two_or_three_calls_per_server(fresh_cluster, protocol):
     chief(cluster, plain_steps, 21)
     after = [counters(cluster["ps", i]) for i in range(2)]
     for old, new in zip(before, after):
-        # Two sessions' coming and going and initialising is in there as well.
+        # Includes creating, initialising and closing two sessions.
         assert 2 * 21 <= new["calls_received"] - old["calls_received"] <= 3 * 21 + 16
         assert new["tensor_requests_received"] - old["tensor_requests_received"] <= 4
 
 
 def train_and_stay(target, task):
-    """Steps of a model with dense and partitioned variables; the session stays open."""
+    """Trains a model with dense and partitioned variables; the session stays open."""
     with tf.Graph().as_default() as graph:
         with one().device(training.setter(task)):
             ids, x, loss = training.regression(False)
@@ -398,7 +398,7 @@ def test_workers_with_the_same_model_share_their_plans(fresh_cluster, protocol):
     assert seen[1] == seen[0], "the second worker brought plans of its own"
 
 
-# Failures. -----------------------------------------------------------------------------------------------------------------------------------------------------
+# Failures. ------------------------------------------------------------------------------------------------------------
 
 
 def failing_kernel(target):
@@ -424,7 +424,7 @@ def test_an_error_of_a_kernel_names_the_node_and_the_server(cluster):
 
 
 def abandoned(target, started):
-    """Steps that hold something on the ps between two calls, for ever."""
+    """Runs steps without end that keep values on the ps between two calls."""
     with tf.Graph().as_default():
         fetches, _ = back_and_forth()
         with one().Session(target, config=fuse.session_config(b"")) as sess:
@@ -445,7 +445,7 @@ def test_a_dead_worker_leaves_nothing_on_the_server(fresh_cluster, protocol, tmp
         time.sleep(0.02)
     time.sleep(0.3)
     cluster["worker", 0].kill()
-    cluster.start("worker", 0)  # or nobody could create a session
+    cluster.start("worker", 0)  # creating a session needs all tasks
     assert cluster["worker", 1].call(steps.run_steps, cluster.target("worker", 1), 5, 1) == 5
     deadline = time.monotonic() + 10
     while any(counters(cluster["ps", i])["requests_unanswered"] for i in range(2)):
@@ -453,7 +453,7 @@ def test_a_dead_worker_leaves_nothing_on_the_server(fresh_cluster, protocol, tmp
         time.sleep(0.1)
 
 
-# Roles. --------------------------------------------------------------------------------------------------------------------------------------------------------
+# Roles. ---------------------------------------------------------------------------------------------------------------
 
 
 def pull_and_push(target, server, worker):
@@ -480,7 +480,7 @@ def test_jobs_of_any_name(fresh_cluster, protocol, jobs, calls):
     assert (made > 0) == calls
 
 
-def test_the_log_says_what_became_of_a_graph(cluster, protocol):
+def test_the_log_reports_the_fate_of_a_graph(cluster, protocol):
     start = cluster["worker", 0].log_size()
     chief(cluster, run_case, "loop_v1")
     chief(cluster, run_case, "dense_model")
@@ -490,7 +490,7 @@ def test_the_log_says_what_became_of_a_graph(cluster, protocol):
 
 
 def trace_a_push(target):
-    """Of a step that brings nothing back."""
+    """A step without fetches from the ps."""
     options = one().RunOptions(trace_level=one().RunOptions.FULL_TRACE)
     with tf.Graph().as_default():
         with tf.device(PS0):
@@ -503,7 +503,7 @@ def trace_a_push(target):
         with one().Session(target) as sess:
             sess.run(v.initializer)
             kernels = []
-            for _ in range(5):  # the first runs of a plan are on TensorFlow's pool, later ones on the reactor
+            for _ in range(5):  # the first runs of a plan use TensorFlow's pool, later ones the reactor
                 metadata = one().RunMetadata()
                 sess.run(push, {fed: [1.0] * 3000}, options=options, run_metadata=metadata)
                 kernels.append([node.node_name for device in metadata.step_stats.dev_stats if "/job:ps" in device.device for node in device.node_stats])
@@ -516,11 +516,11 @@ def test_a_trace_shows_the_kernels_of_a_push(cluster):
     assert all(any("AssignAdd" in name for name in step) for step in kernels), kernels
 
 
-# What users who look inside see. ---------------------------------------------------------------------------------------------------------------------------------
+# Visibility. ----------------------------------------------------------------------------------------------------------
 
 
 def look_inside(target, star, watch):
-    """Runs one step whose server's part is called; returns the names of all nodes in its partition graphs, and how many calls were among them."""
+    """Runs one step with a star call; returns the names of all nodes in its partition graphs, and the number of calls among them."""
     import starwire
 
     with tf.Graph().as_default():

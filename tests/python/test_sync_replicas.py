@@ -1,7 +1,7 @@
-"""SyncReplicasOptimizer while its workers are killed in the middle of a step and come back: the steps go on where stock gRPC's do, and no gradient counts twice.
+"""SyncReplicasOptimizer while its workers are killed mid-step and return: steps continue where stock gRPC's do, and no gradient counts twice.
 
-Every worker gives the gradient 1 for a dense variable on one ps and for rows of a table on the other, and one step subtracts the mean: whoever dies when, the variables are minus
-the number of steps.
+Every worker contributes the gradient 1 to a dense variable on one ps and to rows of a table on the other, and each step subtracts the mean. So whenever a
+worker dies, the variables equal minus the number of steps.
 """
 
 import os
@@ -14,7 +14,7 @@ from compared import OURS
 
 pytestmark = pytest.mark.ours
 
-PROGRESS = 60  # seconds within which steps are made, if any are
+PROGRESS = 60  # seconds within which steps must be made
 ROWS = (1, 3)
 
 
@@ -22,11 +22,11 @@ def one():
     return tf.compat.v1
 
 
-# In the worker processes. -------------------------------------------------------------------------------------------------------------------------------------
+# In the worker processes. ---------------------------------------------------------------------------------------------
 
 
 def look_again_soon():
-    """A worker that finds the model uninitialised looks again after 30 s: after 0.2 s here."""
+    """A worker that finds the model uninitialised retries after 30 s; this makes it 0.2 s."""
     manager = one().train.SessionManager
     if not hasattr(manager, "patient_wait"):
         manager.patient_wait = manager.wait_for_session
@@ -48,7 +48,7 @@ def build(task):
 
 
 def synchronous(target, task, aggregate, workers, directory, progress):
-    """Steps without end; each global step that was seen is written down."""
+    """Runs steps without end and records each global step."""
     look_again_soon()
     with tf.Graph().as_default():
         step, _, _, loss = build(task)
@@ -67,7 +67,7 @@ def synchronous(target, task, aggregate, workers, directory, progress):
 
 
 def read(target):
-    """The global step and the variables."""
+    """Returns the global step and the variables."""
     with tf.Graph().as_default():
         step, dense, table, _ = build(0)
         with one().Session(target, config=one().ConfigProto(device_filters=["/job:ps", "/job:worker/task:0"])) as sess:
@@ -75,7 +75,7 @@ def read(target):
     return int(number), dense.tolist(), table.tolist()
 
 
-# In the test process. -----------------------------------------------------------------------------------------------------------------------------------------
+# In the test process. -------------------------------------------------------------------------------------------------
 
 
 class Training:
@@ -89,11 +89,11 @@ class Training:
         return f"{self.folder}/progress{task}"
 
     def made(self, task):
-        """How many steps the worker has made."""
+        """The number of steps that the worker has made."""
         return len(open(self.file(task)).read().split()) if os.path.exists(self.file(task)) else 0
 
     def goes_on(self, *tasks, steps=8):
-        """Each of these makes as many steps more."""
+        """Waits until each of these tasks has made `steps` more steps."""
         start = {task: self.made(task) for task in tasks}
         deadline = time.monotonic() + PROGRESS
         while any(self.made(task) < start[task] + steps for task in tasks):
@@ -127,7 +127,7 @@ def train_and_kill(cluster, aggregate, workers, folder):
     if aggregate < workers:
         training.goes_on(*range(last))
     else:
-        time.sleep(0.5)  # the others may wait for it, or have tokens for a while
+        time.sleep(0.5)  # others may wait for it, or still have tokens
     training.back(last)
     training.goes_on(*everyone)
 
@@ -139,11 +139,11 @@ def train_and_kill(cluster, aggregate, workers, folder):
     for task in everyone:
         training.kill(task)
     cluster.start("worker", 0)
-    time.sleep(0.5)  # what the dead had under way ends
+    time.sleep(0.5)  # lets the dead workers' requests end
     number, dense, table = cluster["worker", 0].call(read, cluster.target("worker", 0))
     kills = 2 + workers
     assert number >= 20
-    # Who dies between the update and the count leaves one without the other.
+    # A worker that dies between update and count does only one of them.
     for value in dense + table[ROWS[0]] + table[ROWS[1]]:
         assert abs(value + number) <= kills, (number, dense, table)
     assert table[0] == table[2] == [0.0, 0.0]

@@ -9,11 +9,11 @@ import pytest
 
 from cluster import RemoteError, free_port, is_stock, load, state, tf
 
-# ParameterServerStrategy. -----------------------------------------------------------------------------------------------------------------------------------------
+# ParameterServerStrategy. ---------------------------------------------------------------------------------------------
 
 
 def coordinate(protocol, spec):
-    """Connects this process, as the chief, to the cluster and keeps strategy and coordinator for the calls that follow."""
+    """Connects this process to the cluster as the chief; keeps strategy and coordinator for later calls."""
     load(protocol)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer=protocol)
     partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(min_shard_bytes=10000, max_shards=2)
@@ -23,13 +23,13 @@ def coordinate(protocol, spec):
 
 
 def train_scheduled(steps):
-    """Schedules `steps` functions that add to variables on the ps tasks; the sums do not depend on who ran what."""
+    """Schedules `steps` functions that add to variables on the ps tasks; the sums do not depend on the schedule."""
     import numpy as np
 
     strategy, coordinator = state["strategy"], state["coordinator"]
     with strategy.scope():
         counter = tf.Variable(0, dtype=tf.int64)
-        table = tf.Variable(tf.zeros([10, 700]))  # in two shards, one per ps
+        table = tf.Variable(tf.zeros([10, 700]))  # two shards, one per ps
 
     @tf.function
     def step(amount):
@@ -46,7 +46,7 @@ def train_scheduled(steps):
 
 
 def train_keras_like(steps):
-    """A model with an optimizer and a dataset per worker, as the tutorial does it."""
+    """A model with an optimizer and a dataset per worker, as in TensorFlow's tutorial."""
     strategy, coordinator = state["strategy"], state["coordinator"]
     with strategy.scope():
         w = tf.Variable(tf.zeros([4, 1]))
@@ -113,7 +113,7 @@ PS_SHAPE = (("ps", 2), ("worker", 2))
 
 @pytest.fixture
 def chief(fresh_cluster, protocol):
-    """(cluster, chief task): the chief has no server of its own, as TensorFlow's guide has it."""
+    """Returns (cluster, chief task): the chief has no server, as in TensorFlow's guide."""
     cluster = fresh_cluster(shape=PS_SHAPE, start=False)
     cluster.spec["chief"] = [f"127.0.0.1:{free_port()}"]
     for job, index in (("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)):
@@ -137,7 +137,7 @@ def test_parameter_server_strategy(chief):
 
 
 def test_parameter_server_strategy_survives_a_dead_worker(chief):
-    """A worker is killed and started again while functions are scheduled: the coordinator hands its work to others, and none is lost."""
+    """A worker is killed and restarted while functions are scheduled: the coordinator reassigns its work, and none is lost."""
     cluster, task = chief
     assert task.call(train_scheduled, 5, timeout=120)[0] == 10
     task.begin(schedule_long, 400)
@@ -161,7 +161,7 @@ def test_parameter_server_strategy_reports_a_dead_ps(chief):
     print(f"dead ps reported after {time.monotonic() - start:.1f} s")
 
 
-# Remote eager execution. -------------------------------------------------------------------------------------------------------------------------------------------
+# Remote eager execution. ----------------------------------------------------------------------------------------------
 
 
 def connect(protocol, spec):
@@ -171,7 +171,7 @@ def connect(protocol, spec):
 
 
 def connect_host(address, protocol):
-    """What tf.config.experimental_connect_to_host does (that has no argument for the protocol)."""
+    """Like tf.config.experimental_connect_to_host, which has no protocol argument."""
     from tensorflow.python.eager import remote
 
     load(protocol)
@@ -191,7 +191,7 @@ def remote_eager():
         v = tf.Variable(tf.zeros((2000,)))
         words = tf.constant(["a", "b" * 10000, ""])
     with tf.device(b):
-        y = tf.matmul(x, x)  # x goes from ps 0 to ps 1
+        y = tf.matmul(x, x)  # x is sent from ps 0 to ps 1
         shouted = tf.strings.join([words, words])
     out["matmul"] = np.allclose(y.numpy(), x.numpy() @ x.numpy(), rtol=1e-5)
     out["strings"] = [len(w) for w in shouted.numpy()]
@@ -239,7 +239,7 @@ def remote_eager():
     try:
         numbers()
     except tf.errors.OpError as error:
-        # A dataset is a variant that TensorFlow cannot decode elsewhere. Stock gRPC says "could not parse rpc response".
+        # A dataset's variant cannot be decoded on another task. Stock gRPC reports "could not parse rpc response".
         state["dataset error"] = error.message
     try:
         with tf.device(b):
@@ -277,11 +277,11 @@ def test_connect_to_one_host(fresh_cluster, protocol, runner):
     client.kill()
 
 
-# Collectives. ------------------------------------------------------------------------------------------------------------------------------------------------------
+# Collectives. ---------------------------------------------------------------------------------------------------------
 
 
 def mirrored(protocol, spec, index, steps):
-    """Synchronous training of two workers; every worker must hold the same bits afterwards. Collective ring: CompleteGroup, CompleteInstance, GetStepSequence, RecvBuf."""
+    """Synchronous training; both workers must end with the same bits. Ring collectives use CompleteGroup, CompleteInstance, GetStepSequence, RecvBuf."""
     import numpy as np
 
     load(protocol)
@@ -332,11 +332,11 @@ def test_multi_worker_mirrored_strategy(runner, protocol):
     assert results[0] == results[-1], "the same bits as over stock gRPC"
 
 
-# The coordination service. --------------------------------------------------------------------------------------------------------------------------------------------
+# The coordination service. --------------------------------------------------------------------------------------------
 
 
 def coordination(protocol, spec, index):
-    """Keys and values, barriers and error reports of the coordination service that TensorFlow runs on the leader's gRPC port."""
+    """Keys and values, barriers and error reports of the coordination service, which TensorFlow runs on the leader's gRPC port."""
     from tensorflow.python.eager import context
 
     load(protocol)
@@ -349,7 +349,7 @@ def coordination(protocol, spec, index):
 
 
 def watch_preemption(directory):
-    """PreemptionCheckpointHandler: SIGTERM on one worker makes both save at the same step and leave."""
+    """PreemptionCheckpointHandler: after SIGTERM on one worker, both save at the same step and exit."""
     strategy = state["strategy"]
     with strategy.scope():
         w = tf.Variable(tf.zeros((10,)))

@@ -1,5 +1,5 @@
-"""TensorFlow 2 while tasks are killed: the peers of a collective, the chief, workers and parameter servers of ParameterServerStrategy. Over star protocols and with tensor_fuse,
-too, though those leave such graphs alone: the same errors as over stock gRPC, in bounded time."""
+"""TensorFlow 2 while tasks are killed: peers of a collective; chief, workers and parameter servers of ParameterServerStrategy. Also over star protocols and
+with tensor_fuse, though these do not change such graphs: the same errors as over stock gRPC, in bounded time."""
 
 import json
 import os
@@ -14,14 +14,14 @@ from test_failure import wait_for
 
 pytestmark = pytest.mark.ours
 
-HEARS = 60  # seconds within which a survivor hears of a death
+HEARS = 60  # seconds within which a survivor notices a death
 
 
-# Collectives. ---------------------------------------------------------------------------------------------------------------------------------------------------
+# Collectives. ---------------------------------------------------------------------------------------------------------
 
 
 def reduce_without_end(protocol, spec, index, started):
-    """All-reduces over both workers until one fails."""
+    """Runs all-reduces over both workers until one fails."""
     load(protocol)
     os.environ["TF_CONFIG"] = json.dumps({"cluster": spec, "task": {"type": "worker", "index": index}, "rpc_layer": protocol})
     options = tf.distribute.experimental.CommunicationOptions(implementation=tf.distribute.experimental.CommunicationImplementation.RING)
@@ -47,7 +47,7 @@ def reduce_without_end(protocol, spec, index, started):
 
 
 def survivor_of(runner, way, victim, folder):
-    """What becomes of the other worker: the type of its exception, or how its process ends."""
+    """Returns the fate of the other worker: the type of its exception, or how its process ends."""
     protocol, environment = WAYS[way]
     spec = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(2)]}
     tasks = [runner.task(f"reduce{i}", environment) for i in range(2)]
@@ -88,7 +88,7 @@ def test_peer_of_a_collective_is_killed(runner, stock_survivor, tmp_path, way, v
     assert survivor_of(runner, way, victim, str(tmp_path)) == stock_survivor[victim]
 
 
-# ParameterServerStrategy. -----------------------------------------------------------------------------------------------------------------------------------------
+# ParameterServerStrategy. ---------------------------------------------------------------------------------------------
 
 
 SHAPE = (("ps", 2), ("worker", 2))
@@ -115,7 +115,7 @@ SECOND = [pytest.param(way, marks=() if way == "star_server" else pytest.mark.sl
 
 @pytest.mark.parametrize("way", SECOND)
 def test_each_task_is_killed(compared, way):
-    """A worker, which the coordinator replaces; the chief, after which another one begins anew with the same servers; a ps, which nobody can replace."""
+    """Kills a worker, which the coordinator replaces; the chief, whose successor restarts with the same servers; and a ps, which cannot be replaced."""
     with start(compared, way) as cluster:
         chief = coordinate(cluster)
         chief.begin(tf2.schedule_long, 150)

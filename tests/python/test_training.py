@@ -1,5 +1,4 @@
-"""Training as TensorFlow 1 does it, over the protocol, with real servers: optimizers, hooks, checkpoints, queues, Estimator. Where the numbers are deterministic they are compared
-with stock gRPC."""
+"""TensorFlow 1 training with real servers: optimizers, hooks, checkpoints, queues, Estimator. Deterministic results are compared with stock gRPC."""
 
 import glob
 import json
@@ -15,7 +14,7 @@ def one():
     return tf.compat.v1
 
 
-# Models. ------------------------------------------------------------------------------------------------------------------------------------------------------
+# Models. --------------------------------------------------------------------------------------------------------------
 
 
 def setter(task=0):
@@ -23,7 +22,7 @@ def setter(task=0):
 
 
 def regression(use_resource, seed=3):
-    """A two-layer model with a partitioned embedding; every number in it is determined by the seed."""
+    """A two-layer model with a partitioned embedding, fully determined by the seed."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -58,7 +57,7 @@ OPTIMIZERS = {
 
 
 def train(target, optimizer_name, use_resource, steps=8):
-    """Losses and the final variables, as bytes."""
+    """Returns losses and final variables as bytes."""
     import numpy as np
 
     with tf.Graph().as_default():
@@ -97,11 +96,11 @@ def test_optimizers_give_the_same_bits(cluster, stock, optimizer, use_resource):
     assert ours[0][0] != ours[0][-1]
 
 
-# MonitoredTrainingSession. --------------------------------------------------------------------------------------------------------------------------------------
+# MonitoredTrainingSession. --------------------------------------------------------------------------------------------
 
 
 def monitored(target, directory, until, is_chief=True, task=0):
-    """Trains until a global step with hooks and checkpoints; returns what the hooks saw."""
+    """Trains up to a global step with hooks and checkpoints; returns what the hooks recorded."""
 
     class Seen(one().train.SessionRunHook):
         def __init__(self):
@@ -150,7 +149,7 @@ def test_monitored_session_trains_checkpoints_and_restores(cluster, tmp_path):
 
 
 def wait_for_checkpoint(directory, timeout=60):
-    """Until the chief has initialised its model: a worker that looks before then looks again only 30 s later."""
+    """Waits until the chief has initialised its model; a worker that checks before that retries only 30 s later."""
     deadline = time.monotonic() + timeout
     while not os.path.exists(os.path.join(directory, "checkpoint")):
         assert time.monotonic() < deadline, f"no checkpoint in {directory}"
@@ -158,7 +157,7 @@ def wait_for_checkpoint(directory, timeout=60):
 
 
 def test_two_workers_between_graph(cluster, tmp_path):
-    """Two workers, one set of variables: each step of either counts once."""
+    """Two workers share variables; every step of each counts once."""
     directory = str(tmp_path / "shared")
     workers = [cluster["worker", i] for i in range(2)]
     for i, worker in enumerate(workers):
@@ -181,7 +180,7 @@ def read_global_step(target):
 
 
 def meet(folder, number, task, others=2, timeout=60):
-    """Returns when every worker has come here: a worker that is a step ahead would take a token that is meant for another."""
+    """Waits for every worker: one that is a step ahead would take a token meant for another."""
     open(os.path.join(folder, f"{number}-{task}"), "w").close()
     deadline = time.monotonic() + timeout
     while not all(os.path.exists(os.path.join(folder, f"{number}-{other}")) for other in range(others)):
@@ -201,7 +200,7 @@ def synchronous(target, task, directory, steps, meeting):
         hooks = [optimizer.make_session_run_hook(task == 0, num_tokens=0)]
         losses = []
         with one().train.MonitoredTrainingSession(target, is_chief=task == 0, checkpoint_dir=directory, hooks=hooks, save_summaries_steps=None, save_summaries_secs=None, stop_grace_period_secs=1) as sess:
-            for number in range(steps):  # a worker that left early would leave the other one waiting for its gradients
+            for number in range(steps):  # if a worker left early, the other would wait for its gradients
                 i, xs = batch(2 * number + task)
                 losses.append(float(np.float32(sess.run([train_op, loss], {ids: i, x: xs})[1])))
                 meet(meeting, number, task)
@@ -209,7 +208,7 @@ def synchronous(target, task, directory, steps, meeting):
 
 
 def test_sync_replicas(cluster, tmp_path):
-    """Accumulators and token queues on the ps; both workers block on each other in every step."""
+    """Accumulators and token queues on the ps; the workers wait for each other in every step."""
     directory = str(tmp_path / "sync")
     for i in range(2):
         cluster["worker", i].begin(synchronous, cluster.target("worker", i), i, directory if i == 0 else None, 10, str(tmp_path))
@@ -220,7 +219,7 @@ def test_sync_replicas(cluster, tmp_path):
         assert step == 10, "two gradients make one step"
 
 
-# Input pipelines, queues, functions on other tasks. ---------------------------------------------------------------------------------------------------------------
+# Input pipelines, queues, functions on other tasks. -------------------------------------------------------------------
 
 
 def remote_iterators(target):
@@ -251,7 +250,7 @@ def test_iterator_on_another_task(cluster):
 
 
 def remote_call(target):
-    """RemoteCall runs a function on another task: its arguments and results travel."""
+    """RemoteCall runs a function on another task; arguments and results travel."""
     from tensorflow.python.framework import function as legacy
 
     with tf.Graph().as_default():
@@ -272,7 +271,7 @@ def remote_call(target):
 
 
 def test_remote_call(cluster, stock):
-    """Whatever stock TensorFlow makes of it."""
+    """The outcome must be that of stock TensorFlow."""
     results = []
     for c in (stock, cluster):
         try:
@@ -312,7 +311,7 @@ def consumer(target):
 
 
 def test_queue_between_workers(cluster):
-    """Steps that block on the ps until another worker's step comes."""
+    """Steps that block on the ps until another worker's step runs."""
     cluster["worker", 0].begin(consumer, cluster.target("worker", 0))
     time.sleep(0.3)
     cluster["worker", 1].call(producer, cluster.target("worker", 1), 50)

@@ -1,4 +1,4 @@
-"""grpc+verbs: training over queue pairs, of the fake libibverbs (`crates/engine/tests/verbs/fake`) or, with STARWIRE_TEST_REAL_VERBS=1, of the machine's first RDMA device."""
+"""grpc+verbs: training over queue pairs of the fake libibverbs (`crates/engine/tests/verbs/fake`) or, with STARWIRE_TEST_REAL_VERBS=1, of the first real RDMA device."""
 
 import hashlib
 import os
@@ -27,7 +27,7 @@ def fake_library():
 
 @pytest.fixture(scope="module")
 def environment():
-    """Tasks of one host would prefer a unix socket."""
+    """Unix sockets are off, because tasks on one host would prefer them."""
     common = {"STARWIRE_UNIX": "off", "STARWIRE_VERBS_FALLBACK": "false"}
     return common if os.environ.get("STARWIRE_TEST_REAL_VERBS") else {**common, "STARWIRE_VERBS_LIBRARY": fake_library()}
 
@@ -40,7 +40,7 @@ def test_training_gives_the_same_bits_as_grpc(fresh_cluster, environment):
 
 
 def test_the_bytes_go_over_rdma(fresh_cluster, environment):
-    """Counted on both sides: what the worker's device read is what the ps offered, and no connection of theirs carries data over TCP."""
+    """Metrics on both sides: the worker's device reads what the ps offers, and no connection carries data over TCP."""
     cluster = fresh_cluster(protocol="grpc+verbs", environment=environment)
     ps, worker = (data_port(cluster[job, 0]) for job in ("ps", "worker"))
     assert worker_call(cluster, steps.run_steps, 3) == 3
@@ -56,14 +56,14 @@ def test_the_bytes_go_over_rdma(fresh_cluster, environment):
     assert metric(ps, "starwire_verbs_read_bytes_total") > 0, "gradients go the other way"
     for task in (ps, worker):
         assert metric(task, "starwire_verbs_fallbacks_total") == 0
-        # One in each direction, and each side counts both.
+        # Connections in either direction count on both sides.
         assert metric(task, "starwire_verbs_connections_total") >= 1
         assert metric(task, "starwire_verbs_connections_total") == metric(task, "starwire_connects_total") + metric(task, "starwire_accepts_total")
     cluster["ps", 0].wait_for_log("with RDMA (")
 
 
 def test_star_calls_cost_no_copy_and_no_registration(fresh_cluster, environment):
-    """What a call brings is read into memory that stays registered, on both sides."""
+    """The payloads of calls are read into memory that stays registered, on both sides."""
     cluster = fresh_cluster(protocol="star_server", environment={**environment, "STARWIRE_TRANSPORT": "verbs"})
     ps, worker = (data_port(cluster[job, 0]) for job in ("ps", "worker"))
     assert worker_call(cluster, steps.run_steps, 3) == 3
@@ -79,7 +79,7 @@ def test_star_calls_cost_no_copy_and_no_registration(fresh_cluster, environment)
 
 
 def mixed_sizes(target, count):
-    """Variables of 12 bytes to 1.2 MB on two ps, pushed by a worker as they were pulled; a digest of all of them after each step."""
+    """Variables of 12 bytes to 1.2 MB on two ps, pulled and pushed by a worker; returns a digest of all of them after each step."""
     import numpy as np
 
     one, rng, digests = tf.compat.v1, np.random.default_rng(5), []
@@ -151,7 +151,7 @@ def run_large_steps(target, count):
 
 @pytest.mark.parametrize("kib, fits", [(64, "nothing"), (2600, "buffers")])
 def test_too_little_locked_memory_costs_speed_and_nothing_else(fresh_cluster, environment, kib, fits):
-    """64 KiB are not enough for a queue pair: TCP, and one line says why. 2,600 KiB are enough for the buffers of two, not for a tensor beside one: tensors are copied."""
+    """64 KiB are too little for a queue pair: TCP, with one log line. 2,600 KiB hold the buffers of two, but not a tensor as well: tensors are copied."""
     if os.environ.get("STARWIRE_TEST_REAL_VERBS"):
         pytest.skip("root may lock what it likes")
     cluster = fresh_cluster(protocol="grpc+verbs", environment={**environment, "STARWIRE_VERBS_FALLBACK": "true", "FAKE_VERBS": "fake0:memlock"}, start=False)
@@ -172,7 +172,7 @@ def test_too_little_locked_memory_costs_speed_and_nothing_else(fresh_cluster, en
 
 
 def test_a_fork_leaves_the_parents_queue_pairs_alone(fresh_cluster, environment):
-    """The child cannot use them, and leaves without harm; the parent's memory stays the one that is registered."""
+    """The child cannot use them and exits without harm; the parent's memory stays registered."""
     cluster = fresh_cluster(protocol="grpc+verbs", environment=environment)
     assert worker_call(cluster, steps.run_steps, 3) == 3
     worker = data_port(cluster["worker", 0])
@@ -183,7 +183,7 @@ def test_a_fork_leaves_the_parents_queue_pairs_alone(fresh_cluster, environment)
 
 
 def test_a_ps_that_dies_while_it_is_read_is_noticed_at_once(fresh_cluster, environment, tmp_path):
-    """Though the worker's device would try for ever, as soft-RoCE does. Keep-alive would need 20 s."""
+    """Even if the worker's device would retry without end, as soft-RoCE does. Keepalive alone would take 20 s."""
     if os.environ.get("STARWIRE_TEST_REAL_VERBS"):
         pytest.skip("a real device loses nothing on demand")
     cluster = fresh_cluster(protocol="grpc+verbs", environment=environment, per_task={("worker", 0): {"FAKE_VERBS": "fake0:lost@20"}})
@@ -200,7 +200,7 @@ def test_a_ps_that_dies_while_it_is_read_is_noticed_at_once(fresh_cluster, envir
     assert error in ("UnavailableError", "AbortedError") and raised - killed < 5, (raised - killed, message)
 
 
-def test_a_killed_ps_is_noticed_and_its_next_life_is_found(fresh_cluster, environment, tmp_path):
+def test_a_killed_ps_is_noticed_and_its_next_incarnation_is_found(fresh_cluster, environment, tmp_path):
     cluster = fresh_cluster(protocol="grpc+verbs", environment=environment)
     log = str(tmp_path / "steps")
     cluster["worker", 0].begin(steps.recover_monitored, cluster.target("worker", 0), str(tmp_path / "checkpoints"), 100, log)

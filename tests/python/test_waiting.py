@@ -1,8 +1,8 @@
 """Operations of a parameter server that wait for another worker: queues, barriers, accumulators, readers.
 
-One worker's step waits on the server, and another worker's session ends the wait: by giving what is waited for, or by closing the object. Or nobody does, and the waiting worker
-ends its step itself, by a time-out or by closing its session. Each step pulls and updates variables of the same server before, beside and after the wait, so that what is grouped
-into calls and messages has to wait where it must and nowhere else. All must be as over stock gRPC, and while one worker waits the other one's plain steps go on.
+One worker's step waits on the server until another worker provides the value or closes the object, or until the waiting worker ends the step itself, by a
+timeout or by closing its session. Each step pulls and updates variables of the same server before, beside and after the wait, so that grouping into calls
+and messages must wait where required and nowhere else. All outcomes must be those of stock gRPC, and other steps must keep running meanwhile.
 """
 
 import threading
@@ -17,33 +17,33 @@ from graphs import PS0, PS1, WORKER0, WORKER1
 
 pytestmark = pytest.mark.ours
 
-WAIT = 60  # seconds, for what takes a tenth of one on an idle machine
-SOON = 0.4  # by then a step that is going to wait does
+WAIT = 60  # seconds, for steps that take a tenth of one on an idle machine
+SOON = 0.4  # seconds after which a step that waits has begun to wait
 
 
 def one():
     return tf.compat.v1
 
 
-# The objects. Each gives the operations of a step that waits, of one that serves it, and of one that closes. -----------------------------------------------------
+# The objects. Each provides operations that wait, that serve the wait, and that close the object. ---------------------
 
 
 class Waiting:
-    """What a case is made of: `wait` builds what blocks and gives a float to fetch; `serve` and `close` build an operation each. All on ps 0, found by the object's name."""
+    """A case: `wait` builds the blocking part and returns a float to fetch; `serve` and `close` build an operation each. All share an object on ps 0."""
 
     def __init__(self, wait, serve, close=None, prepare=None):
         self.wait, self.serve, self.close, self.prepare = wait, serve, close, prepare
 
 
 def queue_of(make):
-    """Dequeues from an empty queue."""
+    """Dequeue from an empty queue."""
     return Waiting(
         wait=lambda name: make(name).dequeue(), serve=lambda name: make(name).enqueue(sent(3.0)), close=lambda name: make(name).close(cancel_pending_enqueues=True)
     )
 
 
 def sent(value):
-    """A value that comes from the serving worker."""
+    """A value computed by the serving worker."""
     with tf.device(WORKER1):
         return one().placeholder_with_default(value, ()) * 2.0
 
@@ -71,7 +71,7 @@ def enqueue_twice(queue):
 
 
 def full(name):
-    """A full queue, and who waits until there is room."""
+    """Enqueue to a full queue."""
     queue = fifo(name)
     with tf.device(WORKER0):
         value = one().placeholder_with_default(5.0, ()) + 1.0
@@ -89,7 +89,7 @@ def take_many(name):
 
 
 def fill_barrier(name):
-    """Two elements, their components one after the other and in another order."""
+    """Two elements whose components are inserted one after the other, in different orders."""
     handle = barrier(name)
     with tf.device(WORKER1):
         keys = one().placeholder_with_default(["a", "bc"], (2,))
@@ -139,7 +139,7 @@ def give_resource(name):
 
 
 def read_work(name):
-    """A reader that waits for the name of a file."""
+    """A reader waits for a file name."""
     reader = one().WholeFileReader(name + "reader")
     key, value = reader.read(tf.queue.FIFOQueue(3, [tf.string], [()], shared_name=name))
     return tf.cast(tf.strings.length(tf.strings.join([key, value])), tf.float32)
@@ -175,11 +175,11 @@ CASES = {
 }
 
 
-# In the worker processes. -------------------------------------------------------------------------------------------------------------------------------------
+# In the worker processes. ---------------------------------------------------------------------------------------------
 
 
 def variables(task):
-    """Two of this worker's own on either ps: counted up beside and after the wait."""
+    """Two variables of this worker per ps, counted up beside and after the wait."""
     with tf.device(PS0):
         near = [one().get_variable(f"near{i}_{task}", initializer=float(i), use_resource=i == 1) for i in range(2)]
     with tf.device(PS1):
@@ -188,7 +188,7 @@ def variables(task):
 
 
 def wait_step(case, name):
-    """A pull, the wait, a push that needs what was waited for, and a read that comes after the push."""
+    """A pull, the wait, a push that depends on the wait, and a read after the push."""
     near, far = variables(0)
     with tf.device(WORKER0):
         pulled = near[0] + near[1] + far
@@ -206,7 +206,7 @@ def wait_step(case, name):
 
 
 def wait(target, case, name, end=None):
-    """The step that waits; `end` is how this worker ends it itself. Gives the outcome, and a plain step's after it."""
+    """Runs the waiting step; `end` is how this worker itself ends it. Returns its outcome, and that of a plain step afterwards."""
     with tf.Graph().as_default():
         fetches = wait_step(case, name)
         near, far = variables(2)
@@ -233,14 +233,14 @@ def wait(target, case, name, end=None):
 
 
 def in_threads(function, calls):
-    """By the calls' first arguments; all run at once."""
+    """Runs all calls concurrently; returns the outcomes by first argument."""
     with ThreadPoolExecutor(len(calls)) as pool:
         running = {call[0]: pool.submit(function, *call) for call in calls}
         return {name: future.result() for name, future in running.items()}
 
 
 def wait_all(target, end=None, **names):
-    """Every case at once, each in a session of its own."""
+    """Runs all cases concurrently, each in its own session."""
     return in_threads(lambda case, name: wait(target, case, name, end), list(names.items()))
 
 
@@ -253,7 +253,7 @@ def initialise(target):
 
 
 def serve_all(target, how, **names):
-    """Plain steps while the other worker's wait, then the operations that end its waits, one after the other."""
+    """Runs plain steps while the other worker waits, then the operations that end its waits, one by one."""
     counts = []
     for case, name in names.items():
         with tf.Graph().as_default():
@@ -273,7 +273,7 @@ def serve_all(target, how, **names):
 
 
 def serve_and_take(target, case, name):
-    """What one worker gives must not go to a dead one: takes it itself."""
+    """A value must not go to a dead worker: this worker provides it and takes it."""
     with tf.Graph().as_default():
         with tf.device(PS0):
             given, taken = CASES[case].serve(name), CASES[case].wait(name)
@@ -284,11 +284,11 @@ def serve_and_take(target, case, name):
             return outcome(lambda: float(sess.run(taken, options=one().RunOptions(timeout_in_ms=5000))))
 
 
-# In the test process. -----------------------------------------------------------------------------------------------------------------------------------------
+# In the test process. -------------------------------------------------------------------------------------------------
 
 
 def ended_by_another(cluster, end):
-    """All cases wait; then the other worker ends them all."""
+    """All cases wait; then the other worker ends every wait."""
     waiting, other = cluster["worker", 0], cluster["worker", 1]
     names = {case: f"{case}_{end}" for case in CASES if getattr(CASES[case], end)}
     waiting.call(initialise, cluster.target("worker", 0))
@@ -298,7 +298,7 @@ def ended_by_another(cluster, end):
     served = other.call(serve_all, cluster.target("worker", 1), end, **names, timeout=WAIT)
     results = waiting.result(WAIT)
     assert served == [1.0 + i for i in range(2 * len(names))], "the other worker went on"
-    # How often they counted before each other is chance; what they got is not.
+    # How far they had counted at that point is chance; the values are not.
     return {case: ((kind, value[0] if kind == "value" else value), plain == 0.5 + int(plain)) for case, ((kind, value), plain) in results.items()}
 
 
@@ -326,13 +326,13 @@ def test_closed(compared, way):
 
 
 @pytest.mark.parametrize("end", ["timeout", "close"])
-def test_given_up(compared, way, end):
-    """By a time-out of the step, and by closing its session from another thread."""
+def test_ended_by_itself(compared, way, end):
+    """By the step's timeout, or by closing its session from another thread."""
     check_each(compared.stock(ended_by_itself, end), compared.run(way, ended_by_itself, end))
 
 
 def killed(cluster, cases):
-    """A worker that is killed while its step waits does not take what is given later."""
+    """A worker killed while its step waits does not take a value provided later."""
     victim, other = cluster["worker", 1], cluster["worker", 0]
     other.call(initialise, cluster.target("worker", 0))
     names = {case: f"{case}_killed" for case in cases}
@@ -346,7 +346,7 @@ def killed(cluster, cases):
 
 
 def test_killed_while_it_waits(compared, way):
-    # Not with barriers: TensorFlow's keeps a reference to a member of the kernel that made it, and that kernel goes with the dead worker's session.
+    # Without barriers: TensorFlow's keep a reference to a member of the kernel that created them, which is freed with the dead worker's session.
     cases = ("fifo", "priority", "dequeue_many", "accumulator", "resource_accumulator")
     stock, ours = compared.stock(killed, cases), compared.run(way, killed, cases)
     check_each(stock, ours)

@@ -1,4 +1,4 @@
-"""A small, deliberately separate implementation of docs/protocol.md, to speak to the data port what a correct peer never would."""
+"""A separate, minimal implementation of docs/protocol.md that can send what a correct peer never would."""
 
 import hashlib
 import os
@@ -64,7 +64,7 @@ def hello(task="/job:worker/replica:0/task:9", protocol="grpc++", version=1, exp
     return frame(HELLO, code=version, ident=features, meta=fields + extra)
 
 
-source = "127.0.0.1"  # where connections come from: a server logs an offending host once a minute
+source = "127.0.0.1"  # source address of connections: a server logs an offending host once a minute
 
 
 class Peer:
@@ -93,7 +93,7 @@ class Peer:
         return taken
 
     def read_block(self):
-        """The frames of the next block, as (kind, flags, code, id, fixed part and meta …)."""
+        """Checks the next block; returns its control section."""
         head = self._take(32)
         assert head[:4] == MAGIC, head
         control_length, crc, bulk_length, _ = struct.unpack("<IIQQ", head[8:32])
@@ -108,14 +108,14 @@ class Peer:
         return kind, code, ident, control[16 : 16 + length]
 
     def handshake(self, **options):
-        """Becomes a peer in good standing; returns the WELCOME's fields."""
+        """Completes the handshake; returns the WELCOME's fields."""
         self.send_block(hello(**options))
         kind, code, _, meta = self.first_frame()
         assert kind == WELCOME, (kind, code, meta)
         return meta
 
     def wait_closed(self, timeout=10):
-        """Whether the other side closed within the time-out."""
+        """True if the server closes the connection within the timeout."""
         deadline = time.monotonic() + timeout
         self.socket.settimeout(0.2)
         while time.monotonic() < deadline:
@@ -139,7 +139,7 @@ class Peer:
 
 
 def http_get(address, path, timeout=10):
-    """Status and body of a plain HTTP/1.1 GET."""
+    """Sends a plain HTTP/1.1 GET; returns status and body."""
     import http.client
 
     host, port = address.rsplit(":", 1)

@@ -1,11 +1,11 @@
-"""Forks task processes that have TensorFlow imported already.
+"""Forks task processes that have already imported TensorFlow.
 
-Importing TensorFlow takes seconds; a suite that starts hundreds of processes cannot pay that each time. This process imports it once, stays single-threaded as far as
-that is in our hands, and forks a child for each request. It also runs one task directly (`--task ADDRESS`), for the tests that are about process start itself.
+Importing TensorFlow takes seconds, too long for a suite that starts hundreds of processes. This process imports it once, stays as single-threaded as possible,
+and forks a child per request. It can also run one task directly (`--task ADDRESS`), for tests of process start itself.
 
 Protocol with the test process (multiprocessing.connection over a unix socket; the address is the first argument):
   ("fork", task_address, log_path, environment, directory) -> pid
-  ("poll", pid) -> None while it runs, else its exit status as os.waitstatus_to_exitcode gives it
+  ("poll", pid) -> None while it runs, else its exit status as returned by os.waitstatus_to_exitcode
 """
 
 import ctypes
@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Leave(BaseException):
-    """Unwinds a forked child to the top, so that it ends as a normal interpreter does (atexit, finalisers, static destructors)."""
+    """Unwinds a forked child to the top, so that it ends like a normal interpreter (atexit, finalisers, static destructors)."""
 
 
 def die_with_parent():
@@ -40,7 +40,7 @@ def redirect(log_path):
 
 
 def describe(error):
-    """An exception as plain data: TensorFlow's own exception classes do not survive pickling."""
+    """Turns an exception into plain data: TensorFlow's exception classes cannot be pickled."""
     return {
         "types": [c.__name__ for c in type(error).__mro__],
         "message": getattr(error, "message", None) or str(error),
@@ -50,20 +50,20 @@ def describe(error):
 
 
 def serve_task(address):
-    """The life of a task process: runs the functions that the test sends, one after the other, on the main thread."""
+    """Main loop of a task process: runs the functions that the test sends, one by one, on the main thread."""
     connection = Client(address, family="AF_UNIX")
     connection.send(("hello", os.getpid()))
     while True:
         try:
             order = connection.recv()
         except EOFError:
-            return 1  # the test is gone
+            return 1  # the test has ended
         if order[0] == "exit":
             return order[1]
         _, function, args, kwargs = order
         try:
             answer = ("value", function(*args, **kwargs))
-        except Exception as error:  # everything is reported to the test, which decides
+        except Exception as error:  # report everything; the test decides
             answer = ("error", describe(error))
         try:
             connection.send(answer)
@@ -90,7 +90,7 @@ def run_zygote(address):
     import cluster  # noqa: F401
     import pytest  # noqa: F401  (test modules import it)
 
-    # Modules that TensorFlow loads lazily and most tests need.
+    # Modules that TensorFlow loads lazily and that most tests need.
     tensorflow.compat.v1.Session  # noqa: B018
     tensorflow.distribute  # noqa: B018
     exited = {}
@@ -103,7 +103,7 @@ def run_zygote(address):
             return 0
         if request[0] == "fork":
             pid = fork(control, request)
-            # The kernel may give a new process the number of one that ended.
+            # The kernel may reuse the number of a process that has ended.
             exited.pop(pid, None)
             control.send(pid)
         elif request[0] == "poll":
@@ -117,7 +117,7 @@ def run_zygote(address):
 
 def main():
     die_with_parent()
-    # A shell without job control starts what it puts into the background with SIGINT ignored, and children inherit that.
+    # A shell without job control starts background processes with SIGINT ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     if sys.argv[1] == "--task":

@@ -1,7 +1,7 @@
-"""A parameter server and a worker over grpc+verbs on this machine's RDMA device; run in the guest (`tests/rdma/guest`).
+"""Trains with a parameter server and a worker over grpc+verbs on this machine's RDMA device; run in the guest (`tests/rdma/guest`).
 
-usage: train.py [STEPS]. TensorFlow is imported once and the process forks before it does anything: an import takes a minute in an emulated machine. The
-result is checked, and the counters of both servers must say that the tensors went over RDMA.
+usage: train.py [STEPS]. Importing TensorFlow takes a minute in the virtual machine, so the process forks after the import. Checks the result, and the
+counters of both servers, which must show that the tensors went over RDMA.
 """
 
 import os
@@ -84,11 +84,11 @@ try:
         assert seen["verbs_fallbacks"] == 0 and seen["verbs_connections"] > 0
         assert seen["verbs_connections"] == seen["connects"] + seen["accepts"], "no connection stayed on TCP"
         assert per_step["verbs_read_bytes"] >= payload and per_step["verbs_copied_bytes"] < payload / 50, per_step
-        # The tensors lie in memory that stays registered.
+        # Tensors are in memory that stays registered.
         assert per_step["verbs_registrations_reused"] >= 1.5 * VARIABLES and per_step["verbs_registrations"] <= 2, per_step
     say("the bytes went over RDMA")
     status = 0
-except BaseException as error:  # whatever it is, the ps must not stay
+except BaseException as error:  # in any case, the ps must not keep running
     say(type(error).__name__, error)
     status = 1
 finally:

@@ -1,11 +1,11 @@
-"""Trains for an hour while tasks are killed, stopped, started again and sent garbage, and looks at what stays behind.
+"""Trains for an hour while tasks are killed, stopped, restarted and sent garbage, and checks for leaks.
 
     make soak                                                  # 60 minutes of star_server
     make soak SOAK_ARGS="--minutes 10 --protocol grpc++"
-    make soak SOAK_ARGS="--minutes 10 --protocol grpc"         # the same, to stock TensorFlow
+    make soak SOAK_ARGS="--minutes 10 --protocol grpc"         # the same for stock TensorFlow
 
-The tasks ps/0 and worker/0 live for the whole time: their memory, descriptors and threads must not grow. Every worker must go on making steps, nothing may abort, and
-errors must be those that a training job recovers from.
+The tasks ps/0 and worker/0 live throughout: their memory, descriptors and threads must not grow. Every worker must keep making steps, no process
+may abort, and all errors must be ones that a training job recovers from.
 """
 
 import argparse
@@ -29,21 +29,21 @@ import cluster as harness  # noqa: E402
 import training  # noqa: E402
 
 SERVERS, WORKERS = 2, 3
-# What MonitoredTrainingSession recovers from by itself, and what it reports when a peer is away for longer than a step may take.
+# Errors from which MonitoredTrainingSession recovers itself, and those it reports if a peer is away for longer than a step may take.
 EXPECTED = {"UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError"}
 STUCK_S = 150
 SAMPLE_S = 5
 
 
 def sample(pid):
-    """Resident bytes, descriptors, threads."""
+    """Returns resident bytes, descriptors and threads."""
     with open(f"/proc/{pid}/status") as file:
         fields = dict(line.split(":", 1) for line in file)
     return {"rss": int(fields["VmRSS"].split()[0]) * 1024, "descriptors": len(os.listdir(f"/proc/{pid}/fd")), "threads": int(fields["Threads"])}
 
 
 def last_heap(path):
-    """What a worker has written last of its heap."""
+    """Returns the latest heap figures that a worker has written."""
     with open(path) as file:
         file.seek(max(0, os.path.getsize(path) - 20_000))
         found = [line for line in file if " heap " in line]
@@ -51,7 +51,7 @@ def last_heap(path):
 
 
 def slope(points):
-    """Theil-Sen: the median of the slopes of all pairs, per second."""
+    """Theil-Sen estimator: the median slope of all pairs, per second."""
     pairs = [(b[1] - a[1]) / (b[0] - a[0]) for i, a in enumerate(points) for b in points[i + 1 :] if b[0] > a[0]]
     return statistics.median(pairs) if pairs else 0.0
 
@@ -81,7 +81,7 @@ class Soak:
         )
 
     def replace(self, job, index):
-        """SIGKILL, and after a while a new process."""
+        """Kills a task with SIGKILL and starts a new one after a while."""
         old = self.cluster[job, index]
         old.kill()
         self.complaints += old.complaints()
@@ -97,14 +97,14 @@ class Soak:
         self.replace("ps", SERVERS - 1)
 
     def stop_worker(self):
-        """Long enough, at times, to be taken for dead."""
+        """Stops a worker, sometimes long enough to be taken for dead."""
         task = self.cluster["worker", self.random.randrange(1, WORKERS)]
         task.signal(signal.SIGSTOP)
         time.sleep(self.random.uniform(0.5, 9))
         task.signal(signal.SIGCONT)
 
     def send_garbage(self):
-        # To the data port; stock TensorFlow has only the one of the ClusterSpec.
+        # The data port; stock TensorFlow has only its gRPC port.
         told = re.findall(r"data port (\S+):(\d+),", self.cluster["ps", 0].full_log())
         host, port = told[-1] if told else self.cluster.spec["ps"][0].rsplit(":", 1)
         with socket.create_connection((host, int(port)), 5) as peer:
@@ -132,7 +132,7 @@ class Soak:
         samples.append({"t": now, "events": sum(self.events.values()), **seen})
         for task in range(WORKERS):
             path = self.progress(task)
-            # One that is killed again and again before it has begun is not stuck; worker/0 never is killed.
+            # A worker that is killed repeatedly before it starts is not stuck; worker/0 is never killed.
             last = max(self.begun[task], path.stat().st_mtime if path.exists() else 0)
             if time.time() - last > STUCK_S:
                 self.complaints.append(f"worker/{task} has done nothing for {STUCK_S} s")
@@ -185,7 +185,7 @@ class Soak:
 
 
 def judge(samples, options):
-    """Growth of what lives all the time, and what is wrong with it. The first third is for warming up."""
+    """Returns the growth of the tasks that live throughout, and the violations. The first third is warm-up."""
     rows, wrong = {}, []
     settled = [s for s in samples if s["t"] >= samples[-1]["t"] / 3]
     events = settled[-1]["events"] - settled[0]["events"]
@@ -198,7 +198,7 @@ def judge(samples, options):
                 row[f"{what}_mb"] = [points[0][1] / 1e6, points[-1][1] / 1e6]
                 row[f"{what}_mb_per_hour"] = slope(points) * 3600 / 1e6
         row["rss_kb_per_event"] = row["rss_mb_per_hour"] * hours * 1000 / max(events, 1)
-        # What a run of a few minutes shows is warming up: caches, arenas of malloc, the first checkpoints.
+        # A run of a few minutes shows only warm-up: caches, malloc arenas, first checkpoints.
         if options.minutes >= 30 and row["rss_mb_per_hour"] > options.rss_mb_per_hour:
             wrong.append(f"{task}: resident memory grows by {row['rss_mb_per_hour']:.1f} MB an hour, allowed are {options.rss_mb_per_hour}")
         half = len(settled) // 2
@@ -222,10 +222,10 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     print(f"soak: {options.protocol} for {options.minutes:g} minutes, seed {options.seed}", flush=True)
-    # Tasks have working folders of their own.
+    # Absolute, because tasks run in their own folders.
     out = options.out.resolve() / f"{options.protocol}-{time.strftime('%Y%m%d-%H%M%S')}"
     out.mkdir(parents=True)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))  # tasks are sent functions of `training`
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))  # tasks import `training`
     runner = harness.Runner(keep=lambda: True)
     try:
         soak = Soak(options, runner, out)

@@ -1,4 +1,4 @@
-"""What the tasks of the soak do: a small recommender, trained by MonitoredTrainingSession, that starts again whenever it may."""
+"""The tasks of the soak: a small recommender, trained by MonitoredTrainingSession in sessions that restart after errors."""
 
 import ctypes
 import gc
@@ -38,7 +38,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def heap():
-    """Bytes that malloc has given out to this process, and bytes that it keeps free; nothing where the C library cannot tell."""
+    """Returns the bytes that malloc has handed out and those it keeps free, or nothing if the C library cannot tell."""
     try:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
     except AttributeError:
@@ -49,8 +49,8 @@ def heap():
 
 
 def train(target, task, servers, checkpoints, progress, end, steps_per_second=0):
-    """Trains until the file `end` is there. Each line that is appended to `progress`: seconds, what, number of steps or the error. Sessions are given up now and then, so
-    that their clean-up is part of the soak."""
+    """Trains until the file `end` exists. Appends lines to `progress`: time, event, and its detail, such as the number of steps or the error. Ends
+    sessions now and then, so that the soak covers their clean-up."""
     one = tf.compat.v1
     started, steps = time.monotonic(), 0
     with open(progress, "a", buffering=1) as log:
@@ -84,5 +84,5 @@ def train(target, task, servers, checkpoints, progress, end, steps_per_second=0)
             except tf.errors.OpError as error:
                 say("error", f"{type(error).__name__} {error.message.splitlines()[0][:300]}")
                 time.sleep(0.2)
-            gc.collect()  # graphs are full of circles
+            gc.collect()  # graphs contain reference cycles
     return steps, time.monotonic() - started

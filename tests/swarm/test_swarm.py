@@ -1,4 +1,4 @@
-"""`starctl bench swarm` against real parameter servers: two simulated workers, each protocol, and the ways in which a run must fail.
+"""`starctl bench swarm` against real parameter servers: two simulated workers over each protocol, and the failures that a run must report.
 
 Needs STARWIRE_LIBRARY and STARWIRE_STARCTL; `make test ONLY=swarm` sets both.
 """
@@ -16,7 +16,7 @@ import pytest
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "benches" / "swarm"
 sys.path.insert(0, str(BENCH))
 
-import record  # noqa: E402  (first: it settles the environment)
+import record  # noqa: E402  (first, because it sets up the environment)
 import record_star  # noqa: E402
 import model  # noqa: E402
 import ps  # noqa: E402
@@ -43,7 +43,7 @@ def star_recording(tmp_path_factory):
 
 @pytest.fixture(params=["grpc", "grpc++", "star_server"])
 def played(request):
-    """A protocol, and the recording that is played over it."""
+    """A protocol, and the recording to play over it."""
     return request.param, request.getfixturevalue("star_recording" if request.param == "star_server" else "recording")
 
 
@@ -70,11 +70,11 @@ def test_every_step_is_applied(played, server):
     before = server.pushed()
     result = run.play(STARCTL, recording, server, protocol, WORKERS, 0, STEPS, TIMEOUT)
     after = server.pushed()
-    # One step each is for warming up.
+    # Each worker makes one step for warm-up.
     assert sum(result["made"]) == WORKERS * (STEPS + 1) and result["steps"] == WORKERS * STEPS, result
     assert result["server"]["cpu_s_per_step"] > 0 and result["server"]["rss_per_worker_ready"] > 0, result
     model.check(before, after, result["made"], expected(recording))
-    # The check sees a single step that was not applied, and a variable that was forgotten.
+    # The check detects a single step that was not applied, and a variable without updates.
     with pytest.raises(model.NotPushed, match="global step"):
         model.check(before, after, [n + 1 for n in result["made"]], expected(recording))
     forgotten = [[2 * one if index == 3 else one for index, one in enumerate(adds)] for adds in expected(recording)]
@@ -82,8 +82,8 @@ def test_every_step_is_applied(played, server):
         model.check(before, after, result["made"], forgotten)
 
 
-def test_star_calls_carry_what_others_send_by_itself(recording, star_recording):
-    """A pull and a push; all tensors of a step travel in them."""
+def test_star_calls_carry_what_others_send_separately(recording, star_recording):
+    """One pull and one push carry all tensors of a step."""
     for alone, together in zip(record.load(recording)["steps"], record.load(star_recording)["steps"]):
         pull, push = together["operations"]
         count = lambda kind: sum(kind in operation for operation in alone["operations"])  # noqa: E731
@@ -93,7 +93,7 @@ def test_star_calls_carry_what_others_send_by_itself(recording, star_recording):
 
 
 def test_plans_are_registered_on_demand(star_recording, server):
-    """Only as long as the server does not know them: sessions that come later use what is there."""
+    """Plans are registered only if the server does not know them; later sessions reuse them."""
     server = server("star_server")
     first = run.play(STARCTL, star_recording, server, "star_server", WORKERS, 0, 1, TIMEOUT)
     plans = len(record.load(star_recording)["plans"])
@@ -109,7 +109,7 @@ def test_star_calls_need_a_star_protocol(star_recording, server):
 
 @pytest.mark.parametrize("protocol", ["grpc++", "star_server"])
 def test_gradients_that_are_not_applied_fail_the_run(protocol, recording, star_recording, server, tmp_path):
-    """The steps are made, but what is pushed is zero."""
+    """The steps run, but push only zeros."""
     recording = star_recording if protocol == "star_server" else recording
     head, blob = recording.read_bytes().split(b"\n", 1)
     blob = bytearray(blob)
@@ -149,12 +149,12 @@ def test_a_server_that_dies_is_named(played, server):
     assert running.returncode == 1 and "the parameter server has ended (worker " in error, error
 
 
-def test_nobody_answers(recording, server):
+def test_no_answer(recording, server):
     server = server("grpc")
     door, server.door = server.door, "127.0.0.1:9"
     with pytest.raises(BenchError, match="worker . cannot connect: .*refused"):
         run.play(STARCTL, recording, server, "grpc", WORKERS, 0, 1, TIMEOUT)
-    # A gRPC port is no data port.
+    # A gRPC port is not a data port.
     server.door = door
     with pytest.raises(BenchError, match="cannot connect: .* is not a server of /job:ps/replica:0/task:0 over grpc\\+\\+"):
         run.play(STARCTL, recording, server, "grpc++", WORKERS, 0, 1, TIMEOUT)
