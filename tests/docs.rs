@@ -1,5 +1,5 @@
-//! The tables in the documentation say what the code says (`UPDATE=1 cargo test --test docs` rewrites them), and its
-//! links and file names lead somewhere.
+//! Generated tables in the documentation match the code (`UPDATE=1 cargo test --test docs` rewrites them), and links
+//! and file names in it exist.
 
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,7 @@ fn metrics() {
     check("docs/metrics.md", begin, &starwire_engine::metrics::markdown_table());
 }
 
-/// Links to files of the project, and names of files of the project between backquotes.
+/// Checks links to files of the repository and file names in backticks.
 #[test]
 fn links_and_file_names() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -77,14 +77,14 @@ fn links_and_file_names() {
     assert!(dead.is_empty(), "{}", dead.join("\n"));
 }
 
-/// Rows of tables in `docs/protocol.md`, without the spaces around their cells.
+/// Rows of the tables in `docs/protocol.md`, with trimmed cells.
 fn protocol_rows() -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/protocol.md")).unwrap();
     let rows = text.lines().filter(|line| line.starts_with('|'));
     rows.map(|row| row.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()).collect()
 }
 
-/// Names and values of what a source file defines as `prefix NAME … = value`, up to `suffix`.
+/// Names and values that a source file defines as `prefix NAME … = value`, up to `suffix`.
 fn constants(file: &str, between: (&str, &str), prefix: &str, suffix: char) -> Vec<(String, u64)> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
     let from = text.find(between.0).unwrap_or_else(|| panic!("{file} has no {}", between.0));
@@ -102,7 +102,7 @@ fn constants(file: &str, between: (&str, &str), prefix: &str, suffix: char) -> V
         .collect()
 }
 
-/// Whoever writes a client needs every number that travels.
+/// Authors of other clients need every number of the wire format.
 #[test]
 fn the_protocol_names_every_number_of_the_code() {
     let rows = protocol_rows();
@@ -122,7 +122,7 @@ fn the_protocol_names_every_number_of_the_code() {
             missing.push(format!("field {number}, {name}"));
         }
     }
-    // The limits up to those that only the sender knows.
+    // All limits except those that only the sender needs.
     let limits =
         constants("crates/protocol/src/limits.rs", ("/// Size of", "/// A block takes no further"), "pub const ", ';');
     assert!(limits.len() >= 13, "{limits:?}");
@@ -142,7 +142,7 @@ fn the_protocol_names_every_number_of_the_code() {
     assert!(missing.is_empty(), "not in docs/protocol.md:\n{}", missing.join("\n"));
 }
 
-/// A promise is worth what its tests are.
+/// Every promise in the document has a test that carries its number.
 #[test]
 fn every_promise_of_the_protocol_has_a_test() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/protocol/tests/sim");

@@ -1,5 +1,5 @@
-//! Replays the corpus of the fuzz targets, and mutations of it, on a stable compiler. `STARWIRE_FUZZ_ROUNDS=n` makes
-//! more mutations.
+//! Replays the fuzz corpus and mutations of it with the stable compiler. `STARWIRE_FUZZ_ROUNDS=n` sets the number of
+//! mutations.
 
 #[path = "../fuzz/lib.rs"]
 mod targets;

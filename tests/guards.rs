@@ -1,4 +1,4 @@
-//! No exception of C++ crosses into Rust: every C function that cc/ hands to the transport is guarded (cc/guard.h).
+//! No C++ exception crosses into Rust: every C function that cc/ passes to the transport is guarded (cc/guard.h).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The text without comments, in one line.
+/// Returns the text without comments, on one line.
 fn code(text: &str) -> String {
     let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim());
     lines.collect::<Vec<_>>().join(" ")
 }
 
-/// The parts of `list` that commas divide, outside of all brackets.
+/// Splits `list` at commas outside of brackets.
 fn items(list: &str) -> Vec<String> {
     let (mut items, mut depth) = (vec![String::new()], 0i32);
     for c in list.chars() {
@@ -38,7 +38,7 @@ fn items(list: &str) -> Vec<String> {
     items.iter().map(|item| item.trim().to_string()).collect()
 }
 
-/// What is between the braces that follow each `begin`, e.g. `sw_payload payload = `.
+/// Items between the braces that follow each `begin`, e.g. `sw_payload payload = `.
 fn initialisers(code: &str, begin: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices(begin) {
@@ -56,7 +56,7 @@ fn initialisers(code: &str, begin: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// Functions that are handed over unguarded, and how many are handed over at all.
+/// Functions passed to the transport unguarded, and the number of all functions passed.
 fn unguarded(code: &str) -> (Vec<String>, usize) {
     let mut functions = Vec::new();
     for (text, first) in
@@ -66,7 +66,7 @@ fn unguarded(code: &str) -> (Vec<String>, usize) {
             functions.extend(list.into_iter().skip(first));
         }
     }
-    // Tables that are filled in field by field; their other fields are numbers.
+    // Tables filled field by field; their other fields are numbers.
     for table in ["handlers.", "kernels.", "objects."] {
         for (at, _) in code.match_indices(table) {
             let statement = code[at + table.len()..].split(';').next().unwrap_or_default();
@@ -83,7 +83,7 @@ fn unguarded(code: &str) -> (Vec<String>, usize) {
             functions.extend(items(arguments).into_iter().nth(4));
         }
     }
-    // A payload that is filled in elsewhere, and those who do that.
+    // `release` is a parameter of Set, whose callers are checked below.
     functions.retain(|function| function != "release");
     for (at, begin) in code.match_indices("out->Set(") {
         if let Some(arguments) = code[at + begin.len()..].split(");").next() {
@@ -113,12 +113,12 @@ fn every_function_for_the_transport_is_guarded() {
 }
 
 #[test]
-fn no_thread_for_each_closure() {
+fn closures_do_not_start_threads() {
     let mut files = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("cc"), &mut files);
     for file in files {
         let code = code(&fs::read_to_string(&file).expect("a readable source"));
-        // A task is asked where its data port is: one thread for each task that is dialled.
+        // The resolver may start a thread for each task it dials.
         let allowed = usize::from(file.ends_with("server/resolver.cc"));
         let started = code.matches("SchedClosure").count() + code.matches("StartThread").count();
         assert!(started <= allowed, "{}: SchedClosure starts a thread each time: see Errands", file.display());

@@ -1,10 +1,10 @@
-//! `include/starwire.h` is what cbindgen makes of `src/ffi`. `UPDATE=1 cargo test --test header` (`make header`) writes
-//! it again.
+//! `include/starwire.h` is what cbindgen generates from `src/ffi`. `UPDATE=1 cargo test --test header` (`make header`)
+//! regenerates it.
 
 use std::path::Path;
 
 #[test]
-fn header_is_what_src_ffi_says() {
+fn header_matches_src_ffi() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let generated = generate(root);
     let path = root.join("include/starwire.h");
@@ -41,7 +41,7 @@ fn every_function_of_the_header_is_documented() {
 
 fn generate(root: &Path) -> String {
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml is valid");
-    // The modules of src/ffi are found from its mod.rs.
+    // cbindgen finds the modules of src/ffi from its mod.rs.
     let builder = cbindgen::Builder::new().with_config(config).with_src(root.join("src/ffi/mod.rs"));
     let mut text = Vec::new();
     builder.generate().expect("src/ffi can be turned into a header").write(&mut text);

@@ -1,9 +1,9 @@
-//! Every message that an operator can get to see stands in `docs/troubleshooting.md`.
+//! Every message that an operator can see is listed in `docs/troubleshooting.md`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What lies between the placeholders of a message, in order.
+/// The text between the placeholders of a message, in order.
 type Fragments = Vec<String>;
 
 #[test]
@@ -23,7 +23,7 @@ fn cpp_errors_are_documented() {
 
 fn check(messages: &[(PathBuf, Fragments)]) {
     let text = read(Path::new("docs/troubleshooting.md"));
-    // One message of a line: what stands in backticks.
+    // A documented message is the text in backticks.
     let documented: Vec<&str> = text.lines().flat_map(|line| line.split('`').skip(1).step_by(2)).collect();
     let missing: Vec<String> = messages
         .iter()
@@ -49,7 +49,7 @@ fn messages(folder: &str, extension: &str, extract: fn(&str) -> Vec<Fragments>) 
     for file in files(Path::new(folder), extension) {
         let text = read(&file);
         for fragments in extract(&text) {
-            // A message without words of its own only passes another on.
+            // A message without its own text only passes another one on.
             if fragments.iter().map(String::len).sum::<usize>() >= 10 {
                 found.push((file.clone(), fragments));
             }
@@ -58,7 +58,7 @@ fn messages(folder: &str, extension: &str, extract: fn(&str) -> Vec<Fragments>) 
     found
 }
 
-/// The texts of `#[error("…")]`.
+/// Extracts the texts of `#[error("…")]`.
 fn rust_messages(text: &str) -> Vec<Fragments> {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     let after = code.split("#[error(").skip(1);
@@ -66,7 +66,7 @@ fn rust_messages(text: &str) -> Vec<Fragments> {
     literals.map(|text| split_placeholders(&text)).collect()
 }
 
-/// The texts of `MakeStatus(code, "…" + …)`.
+/// Extracts the texts of `MakeStatus(code, "…" + …)`.
 fn cpp_messages(text: &str) -> Vec<Fragments> {
     let mut found = Vec::new();
     for call in text.split("MakeStatus(").skip(1) {
@@ -92,7 +92,7 @@ fn cpp_messages(text: &str) -> Vec<Fragments> {
     found
 }
 
-/// A string literal at the start of `text`, unescaped, and what follows it.
+/// Parses a string literal at the start of `text`; returns its unescaped value and the rest.
 fn literal(text: &str) -> Option<(String, &str)> {
     let body = text.strip_prefix('"')?;
     let mut out = String::new();
@@ -102,7 +102,7 @@ fn literal(text: &str) -> Option<(String, &str)> {
             '"' => return Some((out, &body[at + 1..])),
             '\\' => match chars.next()?.1 {
                 'n' => out.push('\n'),
-                // A line that goes on: its indentation is not part of the text.
+                // A continued line: its indentation is not part of the text.
                 '\n' => {
                     let rest = chars.as_str();
                     let skipped = rest.len() - rest.trim_start().len();
@@ -159,7 +159,7 @@ fn read(file: &Path) -> String {
 }
 
 #[test]
-fn a_message_that_is_not_there_is_noticed() {
+fn an_undocumented_message_is_noticed() {
     let fragments = rust_messages("#[error(\"never {written} down anywhere\")]").remove(0);
     assert_eq!(fragments, ["never", "down anywhere"]);
     assert!(!contains_in_order("something else", &fragments));

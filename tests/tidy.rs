@@ -1,4 +1,4 @@
-//! The house rules that a program can check.
+//! House rules that can be checked automatically.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,12 +34,12 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// Without line breaks and indentation.
+/// Collapses line breaks and indentation.
 fn in_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The crates of starwire that a manifest depends on.
+/// starwire's crates that a manifest depends on.
 fn dependencies(manifest: &str) -> Vec<String> {
     let text = read(manifest);
     let names = text.lines().filter_map(|line| line.strip_prefix("starwire-"));
@@ -58,7 +58,7 @@ const CRATES: [(&str, &[&str]); 7] = [
 ];
 
 #[test]
-fn crates_depend_only_on_those_below_them() {
+fn crates_depend_only_on_lower_crates() {
     for (folder, allowed) in CRATES {
         assert_eq!(dependencies(&format!("{folder}/Cargo.toml")), allowed, "{folder}");
     }
@@ -66,7 +66,7 @@ fn crates_depend_only_on_those_below_them() {
     assert_eq!(members + 1, CRATES.len(), "a new crate: which ones may it depend on?");
 }
 
-/// Where `unsafe` may stand: what the sources exempt from `deny(unsafe_code)`, which the compiler holds.
+/// Modules that are exempt from `deny(unsafe_code)`; the compiler enforces the rest.
 fn exempt() -> Vec<String> {
     let mut found = Vec::new();
     for folder in ["src", "crates"] {
@@ -89,7 +89,7 @@ fn exempt() -> Vec<String> {
 }
 
 #[test]
-fn unsafe_code_is_confined_and_the_documents_say_where() {
+fn unsafe_code_is_confined_to_documented_places() {
     for library in ["src/lib.rs", "crates/engine/src/lib.rs", "crates/net/src/lib.rs", "crates/executor/src/lib.rs"] {
         assert!(read(library).contains("#![deny(unsafe_code)]"), "{library}");
     }
@@ -123,7 +123,7 @@ fn files_that_documents_name_exist() {
     assert!(missing.is_empty(), "no such file:\n{}", missing.join("\n"));
 }
 
-/// A long line that cannot be broken is not too wide.
+/// A line that cannot be broken may be long.
 fn is_too_wide(line: &str) -> bool {
     line.chars().count() > 120 && line.split_whitespace().count() > 2
 }

@@ -1,5 +1,5 @@
-//! The control service over real loopback sockets: a door that reads the first bytes as a reactor does, and clients of
-//! each kind.
+//! The control service over real loopback sockets: a `Door` reads the first bytes as a reactor does, and clients of
+//! every kind connect to it.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -57,7 +57,7 @@ fn fake() -> Arc<Fake> {
     Arc::new(Fake { metrics: Metrics::default(), metrics_on: true, connections: Arc::default() })
 }
 
-/// Listens, reads a first piece from each connection, and hands it over.
+/// Accepts connections, reads the first bytes of each, and passes it to the service.
 struct Door {
     address: SocketAddr,
     service: Arc<ControlService>,
@@ -92,7 +92,7 @@ impl Door {
         connect(self.address)
     }
 
-    /// One HTTP/1.1 request on a connection of its own; the whole answer.
+    /// Sends one HTTP/1.1 request on a new connection; returns the whole answer.
     fn get(&self, path: &str) -> String {
         get(self.address, path)
     }
@@ -164,7 +164,7 @@ fn several_requests_on_one_connection_in_any_pieces() {
     let mut stream = door.connect();
     stream.set_nodelay(true).unwrap();
     let both = "GET /healthz HTTP/1.1\r\nhost: a\r\n\r\nGET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
-    // The first byte alone, so that replayed and fresh bytes mix at every place of a request.
+    // The first byte goes alone, so that replayed and fresh bytes mix within a request.
     let (first, rest) = both.as_bytes().split_at(1);
     stream.write_all(first).unwrap();
     std::thread::sleep(Duration::from_millis(30));
@@ -190,14 +190,14 @@ fn grpc_health_check() {
             assert_eq!(reply.status(), ServingStatus::Serving);
         }
         assert_eq!(client.check(check("other")).await.unwrap_err().code(), Code::NotFound);
-        // More than any honest request has.
+        // Longer than any real request.
         let error = client.check(check(&"x".repeat(5000))).await.unwrap_err();
         assert_eq!(error.code(), Code::OutOfRange, "{error}");
     });
 }
 
 #[test]
-fn grpc_health_watch_hears_of_the_end() {
+fn grpc_health_watch_reports_the_end() {
     let door = Door::plain();
     run(async {
         let mut client = HealthClient::new(door.channel().await);
@@ -215,7 +215,7 @@ fn grpc_health_watch_hears_of_the_end() {
 }
 
 #[test]
-fn grpc_stats_tell_everything_but_secrets() {
+fn grpc_stats_include_everything_but_secrets() {
     let state = fake();
     state.metrics.recorder().bytes_sent.add(11);
     let entry = state.connections.enter(Direction::Incoming, State::Handshake, "10.0.0.9:5", 3);
@@ -279,7 +279,7 @@ fn access_can_be_denied() {
 }
 
 #[test]
-fn whoever_has_most_makes_way_for_newcomers() {
+fn the_oldest_connection_makes_way_for_a_newcomer() {
     let limits = Limits { local: 2, ..Limits::default() };
     let door = Door::open(ControlService::with_limits(fake(), ControlAccess::Everybody, limits));
     let mut held: Vec<TcpStream> = (0..2).map(|_| door.connect()).collect();
@@ -288,17 +288,17 @@ fn whoever_has_most_makes_way_for_newcomers() {
     }
     wait_until(|| door.service.connections() == 2);
     assert!(door.get("/healthz").starts_with("HTTP/1.1 200 "));
-    // The oldest went, the other is still served.
+    // The oldest was closed; the other is still served.
     assert_eq!(read_all(&mut held[0]), "");
     held[1].write_all(b"/healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
     assert!(read_all(&mut held[1]).starts_with("HTTP/1.1 200 "));
 }
 
 #[test]
-fn idle_clients_that_answer_pings_starve_nobody() {
+fn idle_clients_that_answer_pings_do_not_starve_others() {
     let door = Door::plain();
     run(async {
-        // More than there are places, some of them with a request that never ends.
+        // More than there is room for, some with a request that never ends.
         let mut held = Vec::new();
         let mut watches = Vec::new();
         for n in 0..100 {
@@ -320,7 +320,7 @@ fn idle_clients_that_answer_pings_starve_nobody() {
 }
 
 #[test]
-fn a_client_that_answers_pings_and_asks_for_nothing_is_sent_away() {
+fn an_idle_client_that_answers_pings_is_disconnected() {
     let limits = Limits { idle: Duration::from_millis(600), ..Limits::default() };
     let door = Door::open(ControlService::with_limits(fake(), ControlAccess::Everybody, limits));
     run(async {
@@ -336,7 +336,7 @@ fn a_client_that_answers_pings_and_asks_for_nothing_is_sent_away() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         assert!(begun.elapsed() > limits.idle);
-        // A client of gRPC comes back when it wants something.
+        // A gRPC client reconnects when it needs to.
         idle.check(check("")).await.unwrap();
         assert!(tokio::time::timeout(Duration::from_secs(1), watch.message()).await.is_err(), "a watch is a request");
     });
@@ -347,7 +347,7 @@ fn silence_ends_a_connection_but_not_a_watch() {
     let limits = Limits { idle: Duration::from_secs(1), ..Limits::default() };
     let door = Door::open(ControlService::with_limits(fake(), ControlAccess::Everybody, limits));
     let begun = Instant::now();
-    // One stops within the header, one between requests.
+    // One stops within the header, the other after a request.
     let mut within = door.connect();
     within.write_all(b"GET /healthz HTTP/1.1\r\nho").unwrap();
     let mut between = door.connect();
@@ -360,7 +360,7 @@ fn silence_ends_a_connection_but_not_a_watch() {
         assert!(!within.contains(" 200 "), "{within}");
         assert!(between.contains("\r\n\r\nok\n"), "{between}");
         assert!(begun.elapsed() < PATIENCE / 2);
-        // A client that answers pings may be silent for as long as it likes.
+        // A client that answers pings may stay silent indefinitely.
         let more = tokio::time::timeout(Duration::from_secs(2), watch.message()).await;
         assert!(more.is_err(), "{more:?}");
     });
@@ -371,7 +371,7 @@ fn a_header_that_does_not_end_is_refused() {
     let door = Door::plain();
     let mut stream = door.connect();
     stream.write_all(b"GET /healthz HTTP/1.1\r\nx: ").unwrap();
-    // The server may close while we are still writing.
+    // The server may close while this side is still writing.
     let _ = stream.write_all(&vec![b'a'; 64 << 10]);
     let _ = stream.shutdown(Shutdown::Write);
     let answer = read_all(&mut stream);

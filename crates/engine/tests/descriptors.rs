@@ -1,4 +1,4 @@
-//! What happens at the limit of descriptors. Alone in its process, because the limit is the process's.
+//! Behaviour at the limit of descriptors. A separate test binary, because the limit is per process.
 
 #[allow(dead_code)]
 #[path = "engine/harness.rs"]
@@ -24,7 +24,7 @@ fn set_limit(soft: libc::rlim_t) -> libc::rlim_t {
     }
 }
 
-/// A socket that is connected later, when there are no new descriptors to be had.
+/// Creates a socket to connect later, when no new descriptors are available.
 fn socket() -> TcpStream {
     // SAFETY: a new descriptor, checked, is owned by the stream.
     unsafe {
@@ -51,10 +51,10 @@ fn connect(socket: &TcpStream, to: SocketAddr) {
 }
 
 #[test]
-fn the_limit_is_reported_once_and_left_behind() {
+fn the_limit_is_reported_once_and_recovered_from() {
     for driver in ["epoll", "io_uring"] {
         let Ok(task) = Task::try_start("/job:ps/replica:0/task:0", "grpc++", 1, &[("STARWIRE_DRIVER", driver)]) else {
-            continue; // no io_uring here
+            continue; // no io_uring on this machine
         };
         let advertisement: Advertisement = task.engine().advertisement().parse().unwrap();
         let port = advertisement.data[0].port;
@@ -63,7 +63,7 @@ fn the_limit_is_reported_once_and_left_behind() {
         for peer in &peers {
             connect(peer, format!("127.0.0.1:{port}").parse().unwrap());
         }
-        // Tried again ten times a second.
+        // accept is retried ten times a second.
         std::thread::sleep(Duration::from_millis(1500));
         set_limit(before);
         assert_eq!(task.logged("accepting a connection failed"), 1, "{driver}");

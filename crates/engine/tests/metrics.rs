@@ -1,4 +1,4 @@
-//! The numbers tell what really happened: two servers, a known amount of traffic, and what each of them says about it.
+//! The metrics of two servers match a known amount of traffic between them.
 
 #[allow(dead_code, reason = "shared with the tests of the engine")]
 #[path = "engine/harness.rs"]
@@ -19,7 +19,7 @@ fn start(task: &str, unix: &str) -> Task {
     Task::start(task, &[("STARWIRE_UNIX", unix)])
 }
 
-/// The value of a line without a label of its own.
+/// The value of a metric whose line has only the common labels.
 fn number(of: &Task, name: &str) -> f64 {
     let text = of.engine().metrics_text();
     let line = text
@@ -39,7 +39,7 @@ fn eventually(of: &Task, name: &str, expected: i64) {
 
 fn traffic(channel: &Channel) {
     for _ in 0..CALLS {
-        // Long enough for the reactors to fall asleep.
+        // Long enough for the reactors to go to sleep.
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(call(channel, ECHO, b"", None).code, 0);
     }
@@ -94,14 +94,14 @@ fn both_sides_count_the_same_traffic_and_large_tensors_are_never_copied() {
         ] {
             eventually(&server, name, expected);
         }
-        // The handshake and the frames come on top.
+        // Handshake and frames add to the payload.
         let borrowed = number(&client, "starwire_borrowed_bytes_total");
         assert_eq!(borrowed > 0.0, unix == "auto", "large tensors of tasks of one host do not go through the socket");
         assert_eq!(number(&server, "starwire_lent_bytes_total"), borrowed);
         assert!(number(&client, "starwire_bytes_received_total") + borrowed > payload as f64);
         eventually(&client, "starwire_bytes_received_total", number(&server, "starwire_bytes_sent_total") as i64);
         assert!(number(&client, "starwire_call_seconds_sum") > 0.0);
-        // This thread woke the client's reactor.
+        // At least this thread woke the client's reactor.
         assert!(number(&client, "starwire_wakes_total") > 0.0);
         assert!(number(&client, "starwire_wakes_total") <= number(&client, "starwire_sleeps_total"));
         assert!(number(&client, "starwire_sleeps_total") <= number(&client, "starwire_waits_total"));

@@ -1,4 +1,4 @@
-//! The starctl binary as people use it.
+//! End-to-end tests of the starctl binary.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -15,7 +15,7 @@ mod probe;
 
 fn starctl(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
-    // Nothing of the surroundings may decide how a test ends.
+    // The surrounding environment must not influence a test.
     command.args(arguments).env_clear().current_dir(std::env::temp_dir()).output().unwrap()
 }
 
@@ -57,7 +57,7 @@ fn every_command_explains_itself() {
 }
 
 #[test]
-fn wrong_command_lines_end_with_2_and_a_reason() {
+fn invalid_command_lines_exit_with_2_and_a_reason() {
     for (arguments, reason) in [
         (&["nonsense"][..], "there is no command \"nonsense\""),
         (&["health"], "which server?"),
@@ -86,7 +86,7 @@ fn wrong_command_lines_end_with_2_and_a_reason() {
 }
 
 #[test]
-fn health_of_servers_that_are_there_and_that_are_not() {
+fn health_of_present_and_absent_servers() {
     let (_server, address) = server();
     let output = starctl(&["health", &address]);
     assert!(output.status.success());
@@ -137,7 +137,7 @@ fn bench_measures() {
     assert_eq!(out(&output).matches("\n10 × 100 B ").count(), 2, "{}", out(&output));
 }
 
-/// A command with the fake libibverbs and these devices.
+/// A command that uses the fake libibverbs with these devices.
 fn with_rdma(args: &[&str], devices: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
     command.args(args).env_clear().env("STARWIRE_VERBS_LIBRARY", fake_library::path()).env("FAKE_VERBS", devices);
@@ -154,7 +154,7 @@ fn bench_compares_rdma_with_tcp() {
     assert!(text.contains("\nRDMA, both ends on this host's device\n"), "{text}");
 }
 
-/// Two processes, as between hosts.
+/// In two processes, as between two hosts.
 #[test]
 fn bench_measures_between_peers_over_tcp_and_rdma() {
     for (transport, way) in [("tcp", "(epoll,"), ("verbs", "with RDMA (fake0 port 1, GID 1 (::ffff:10.77.0.1)")] {
@@ -211,7 +211,7 @@ fn doctor_examines_rdma() {
     assert!(out(&output).contains("no RDMA device"), "{}", out(&output));
     let output = with_rdma(&doctor, "good0").env("STARWIRE_VERBS_LIBRARY", "/nonexistent.so").output().unwrap();
     assert!(out(&output).contains("/nonexistent.so cannot be loaded"), "{}", out(&output));
-    // Set in the child alone: a limit cannot be raised again.
+    // Lower the limit only in the child: it cannot be raised again.
     let script = "ulimit -l 64 && exec \"$0\" doctor --protocol grpc+verbs";
     let mut command = Command::new("bash");
     command.args(["-c", script, env!("CARGO_BIN_EXE_starctl")]).env("STARWIRE_VERBS_LIBRARY", fake_library::path());

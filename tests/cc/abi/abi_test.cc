@@ -1,4 +1,4 @@
-// The transport as a C program sees it: two engines in one process, no TensorFlow.
+// The transport through the C ABI: two engines in one process, without TensorFlow.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -73,7 +73,7 @@ TEST_F(Abi, LargePayloadsArriveInMemoryOfTheOwner) {
     EXPECT_EQ(op.parts[0], std::string(size - 64, 'x'));
     EXPECT_EQ(op.parts[1], "end");
   }
-  // One that is dropped on its way is given back as well.
+  // A body that is lost in flight is freed as well.
   Op lost;
   Payload payload({std::string(64 * Peer::kOwnBodies, 'x')}, nullptr);
   Call(kEcho, "", payload.get(), &lost);
@@ -145,7 +145,7 @@ TEST_F(Abi, LatePayloadFromAnotherThread) {
   EXPECT_EQ(op.parts.at(0), std::string(200000, 'z'));
 }
 
-TEST_F(Abi, AnsweringTwiceOrNobodyIsHarmless) {
+TEST_F(Abi, AnsweringTwiceOrAnUnknownTicketIsHarmless) {
   Op op;
   Call(kKeep, "", nullptr, &op);
   ASSERT_TRUE(ps_.WaitForKept(1));

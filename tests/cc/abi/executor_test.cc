@@ -1,4 +1,4 @@
-// The executor as a C program sees it: kernels that add numbers.
+// The executor through the C ABI, with kernels that add numbers.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace {
 
-// What lies in a scratch.
+// The contents of a scratch area.
 struct Values {
   int64_t slot[8];
   uint32_t released;

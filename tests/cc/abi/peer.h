@@ -1,4 +1,4 @@
-// One engine with handlers that serve, and calls whose end can be waited for: all through include/starwire.h.
+// An engine with handlers that answer calls, and client calls that a test can wait for, all through include/starwire.h.
 #ifndef STARWIRE_TESTS_CC_ABI_PEER_H_
 #define STARWIRE_TESTS_CC_ABI_PEER_H_
 
@@ -28,7 +28,7 @@ constexpr auto kPatience = std::chrono::seconds(30);
 // Methods that a Peer serves.
 enum : uint32_t { kEcho = 1, kFail = 2, kKeep = 3 };
 
-// A payload of `parts`, which counts its releases.
+// A payload of `parts` that counts its releases.
 class Payload {
  public:
   Payload(std::vector<std::string> parts, std::atomic<int>* releases) {
@@ -65,13 +65,13 @@ class Op {
     return done_;
   }
 
-  // After Wait().
+  // Valid after Wait().
   sw_code code = -1;
   std::string message;
   std::string meta;
   bool from_peer = false;
   std::vector<std::string> parts;
-  // Before the call: what alloc answers.
+  // Set before the call: the code that alloc returns.
   sw_code refuse_with = 0;
 
  private:
@@ -82,7 +82,7 @@ class Op {
       self->parts.emplace_back(lens[i], '\0');
       bufs[i] = nullptr;
     }
-    // Growing the vector moves short strings.
+    // Take addresses only now: growing the vector moves short strings.
     for (size_t i = 0; i < n; ++i) bufs[i] = lens[i] == 0 ? nullptr : &self->parts[i][0];
     return 0;
   }
@@ -104,7 +104,7 @@ class Op {
 
 class Peer {
  public:
-  // Resolves the other tasks by what Knows() was told.
+  // Resolves the tasks announced through Knows().
   explicit Peer(const std::string& task) : task_(task) {
     const std::string job = task.substr(5, task.find('/', 5) - 5);
     const std::string address = "127.0.0.1:0";
@@ -153,7 +153,7 @@ class Peer {
   sw_engine* engine() const { return engine_; }
   const std::string& task() const { return task_; }
 
-  // Tickets of kKeep and of rendezvous requests for keys that end with "later".
+  // Tickets of kKeep calls and of recvs whose keys end with "later".
   std::vector<sw_ticket> Kept() {
     std::lock_guard<std::mutex> lock(mu_);
     return kept_;
@@ -173,9 +173,9 @@ class Peer {
     *out = cancelled_;
     return enough;
   }
-  // Calls with payloads of at least this many bytes arrive in memory of the test's.
+  // Calls with payloads of at least this size arrive in memory from body_alloc.
   static constexpr size_t kOwnBodies = 1 << 20;
-  // Of all peers: how many pieces of it are there.
+  // Bodies from body_alloc that are alive, across all peers.
   static inline std::atomic<int> own_bodies{0};
   std::atomic<int> live_keys{0};
   std::atomic<int> releases{0};
@@ -231,7 +231,7 @@ class Peer {
     return h;
   }
 
-  // The handlers may run before sw_engine_new has stored the engine; they only need it once a peer is there.
+  // Handlers may run before sw_engine_new has stored the engine, but they need it only once there is a peer.
   sw_engine* resolving() const { return engine_; }
 
   void OnRecv(const sw_recv_request& request) {

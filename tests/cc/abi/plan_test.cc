@@ -1,4 +1,4 @@
-// The planners as a C program sees them.
+// The planners through the C ABI.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -43,7 +43,7 @@ class PlanFuse : public testing::Test {
   std::string name_;
 };
 
-TEST_F(PlanFuse, GroupsWhatCrossesTogether) {
+TEST_F(PlanFuse, GroupsTensorsThatCrossTogether) {
   ASSERT_EQ(Plan(nullptr, true), 0) << Message();
   size_t n = 0;
   const sw_fuse_group* groups = sw_fuse_plan_groups(plan_, &n);
@@ -79,13 +79,13 @@ TEST_F(PlanFuse, AnEmptyGraphHasAnEmptyPlan) {
   EXPECT_EQ(sw_fuse_plan_crossings(plan_), 0u);
 }
 
-TEST_F(PlanFuse, SaysWhatIsWrongWithAGraph) {
+TEST_F(PlanFuse, ExplainsInvalidGraphs) {
   edges_.push_back(Data(4, 0));
   EXPECT_EQ(Plan(nullptr, true), 3);
   EXPECT_EQ(Message(), "planner: \"model/0\" depends on itself, and not through a NextIteration");
 }
 
-TEST_F(PlanFuse, ChecksWhatItIsGiven) {
+TEST_F(PlanFuse, ChecksItsArguments) {
   edges_.push_back(Data(0, 5));
   EXPECT_EQ(Plan(), 3);
   EXPECT_EQ(Message(), "planner: edge 3 names node 5, but the graph has only 5 nodes");

@@ -1,4 +1,4 @@
-// star_server's planner as a C program sees it.
+// star_server's planner through the C ABI.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace {
 
-// A variable on task 1 is read, used by the worker, and updated.
+// The worker reads a variable on task 1, uses it and updates it.
 class PlanStar : public testing::Test {
  protected:
   PlanStar() {

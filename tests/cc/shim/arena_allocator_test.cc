@@ -1,3 +1,4 @@
+// The arena for tensors that may travel over RDMA: large ones lie in it, others come from the fallback allocator.
 #include "cc/tensor/arena_allocator.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +43,7 @@ TEST_F(ArenaAllocatorTest, LargeTensorsLieInTheArenaAndSmallOnesDoNot) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(large.tensor_data().data()) % 64, 0);
 }
 
-TEST_F(ArenaAllocatorTest, MemoryThatIsGivenBackIsUsedAgain) {
+TEST_F(ArenaAllocatorTest, FreedMemoryIsReused) {
   const void* first = Bytes(&arena_, 8 * kMiB).tensor_data().data();
   for (int i = 0; i < 100; ++i) {
     const Tensor next = Bytes(&arena_, 8 * kMiB);
@@ -50,7 +51,7 @@ TEST_F(ArenaAllocatorTest, MemoryThatIsGivenBackIsUsedAgain) {
   }
 }
 
-TEST_F(ArenaAllocatorTest, WhatFindsNoRoomComesFromTheOtherAllocator) {
+TEST_F(ArenaAllocatorTest, AFullArenaFallsBackToTheOtherAllocator) {
   std::vector<Tensor> tensors;
   size_t inside = 0;
   for (int i = 0; i < 20; ++i) {

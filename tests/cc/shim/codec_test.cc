@@ -1,4 +1,4 @@
-// Every type and shape through the codec and back, and metadata of peers that lie.
+// Round trips of every type and shape through the codec, and hostile metadata.
 #include "cc/tensor/codec.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ using tensorflow::tstring;
 
 tensorflow::Allocator* Host() { return tensorflow::cpu_allocator(); }
 
-// As if there were no memory left.
+// An allocator that always fails.
 class NoMemory : public tensorflow::Allocator {
  public:
   std::string Name() override { return "none"; }
@@ -55,7 +55,7 @@ std::vector<std::vector<int64_t>> Shapes() {
   return {{}, {0}, {3, 0, 2}, {1}, {7}, {2, 3, 4}, {1000}, {70000}, std::vector<int64_t>(254, 1)};
 }
 
-// Everything that one reply would carry, copied out of the encoded tensor.
+// Everything that one reply carries, copied out of the encoded tensor.
 struct Wire {
   std::vector<uint8_t> meta;
   std::vector<std::vector<uint8_t>> parts;
@@ -113,7 +113,7 @@ void Write(std::vector<uint8_t>* bytes, size_t at, T value) {
     (*bytes)[at + i] = static_cast<uint8_t>(static_cast<uint64_t>(value) >> (8 * i));
 }
 
-// Metadata as a peer may write it: nothing is checked here.
+// Arbitrary metadata, unchecked, as a hostile peer may send it.
 std::vector<uint8_t> Meta(uint16_t dtype, TensorEncoding encoding, const std::vector<int64_t>& dims, uint64_t bytes) {
   std::vector<uint8_t> meta(EncodedTensor::kFixedMeta + 8 * dims.size(), 0);
   meta[0] = 1;
@@ -145,7 +145,7 @@ TEST(Codec, EveryCopyableTypeAndShape) {
   }
 }
 
-TEST(Codec, CopyableElementsAreSentFromWhereTheyLie) {
+TEST(Codec, CopyableElementsAreSentInPlace) {
   Tensor tensor(Host(), tensorflow::DT_FLOAT, Shape({1000}));
   EncodedTensor encoded;
   ASSERT_TRUE(encoded.Encode(tensor, false, 0).ok());
@@ -280,7 +280,7 @@ TEST(Codec, DeadTensors) {
 }
 
 TEST(Codec, MoreThanTwoGigabytes) {
-  const int64_t size = (int64_t{5} << 29) + 3;  // 2.5 GB and a bit; the pages are never touched
+  const int64_t size = (int64_t{5} << 29) + 3;  // slightly more than 2.5 GB; the pages are never touched
   Tensor tensor(Host(), tensorflow::DT_UINT8, Shape({size}));
   if (!tensor.IsInitialized()) GTEST_SKIP() << "not enough memory";
   EncodedTensor encoded;
@@ -375,7 +375,7 @@ TEST(HostileMeta, ShapesThatOverflow) {
   EXPECT_FALSE(Decode(Meta(tensorflow::DT_FLOAT, TensorEncoding::kRaw, {-2, -2}, 16)).ok());
   EXPECT_FALSE(Decode(Meta(tensorflow::DT_UINT8, TensorEncoding::kRaw, {big, 4}, 0)).ok());
   EXPECT_FALSE(Decode(Meta(tensorflow::DT_UINT8, TensorEncoding::kRaw, {big, big, big}, 0)).ok());
-  // The product fits, times the size of an element it does not.
+  // The number of elements fits; the number of bytes overflows.
   EXPECT_FALSE(Decode(Meta(tensorflow::DT_COMPLEX128, TensorEncoding::kRaw, {big}, 0)).ok());
   EXPECT_FALSE(Decode(Meta(tensorflow::DT_STRING, TensorEncoding::kStrings, {big}, 0)).ok());
   EXPECT_FALSE(Decode(Meta(tensorflow::DT_STRING, TensorEncoding::kWideStrings, {big, 2}, 16)).ok());
@@ -462,7 +462,7 @@ TEST(HostilePayload, Protos) {
   EXPECT_FALSE(Receive(garbage, &receiver).ok());
 }
 
-// Whatever bytes arrive: an error or a tensor, never a crash, and what is accepted is consistent.
+// Arbitrary bytes yield an error or a consistent tensor, never a crash.
 TEST(HostileMeta, RandomMutations) {
   std::mt19937 random(4711);
   const std::vector<Wire> seeds = [] {

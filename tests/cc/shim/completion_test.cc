@@ -1,4 +1,4 @@
-// Where completions run.
+// Placement of completions: on the reactor or in the pool.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace {
 
 using Kind = CompletionBatch::Kind;
 
-// On a thread that becomes a reactor: adds completions of these kinds in one round; for each, whether it ran in place.
+// Adds completions of these kinds in one round on a reactor thread; returns for each whether it ran in place.
 std::vector<bool> InPlace(const std::vector<Kind>& kinds) {
   tensorflow::thread::ThreadPool pool(tensorflow::Env::Default(), "completions", 2);
   std::vector<bool> in_place(kinds.size());
@@ -48,12 +48,12 @@ std::vector<bool> InPlace(const std::vector<Kind>& kinds) {
   return in_place;
 }
 
-TEST(CompletionBatch, FewAndBriefOnesRunOnTheReactor) {
+TEST(CompletionBatch, FewBriefCompletionsRunOnTheReactor) {
   EXPECT_EQ(InPlace({Kind::kBrief}), std::vector<bool>({true}));
   EXPECT_EQ(InPlace({Kind::kBrief, Kind::kBrief}), std::vector<bool>({true, true}));
 }
 
-TEST(CompletionBatch, OneThatMayTakeLongTakesAllToThePool) {
+TEST(CompletionBatch, OneSlowCompletionSendsAllToThePool) {
   EXPECT_EQ(InPlace({Kind::kAny}), std::vector<bool>({false}));
   EXPECT_EQ(InPlace({Kind::kBrief, Kind::kAny}), std::vector<bool>({false, false}));
   EXPECT_EQ(InPlace({Kind::kAny, Kind::kBrief}), std::vector<bool>({false, false}));
@@ -63,7 +63,7 @@ TEST(CompletionBatch, ManyGoToThePoolTogether) {
   EXPECT_EQ(InPlace(std::vector<Kind>(100, Kind::kBrief)), std::vector<bool>(100, false));
 }
 
-TEST(CompletionBatch, WhatABriefOneCompletesIsForThePool) {
+TEST(CompletionBatch, NestedCompletionsGoToThePool) {
   tensorflow::thread::ThreadPool pool(tensorflow::Env::Default(), "completions", 1);
   std::atomic<int> order{0};
   std::atomic<bool> second_in_place{true};

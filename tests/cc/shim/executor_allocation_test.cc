@@ -1,5 +1,5 @@
-// A run of a sub-graph calls operator new exactly as often as its kernels do. (That the Rust half allocates nothing is
-// tested in crates/executor/tests/allocations.rs.)
+// A run of a sub-graph calls operator new exactly as often as its kernels do. crates/executor/tests/allocations.rs
+// checks that the Rust half does not allocate.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -24,7 +24,7 @@
 
 namespace {
 
-// Counts where it is asked to: on one thread.
+// Counts allocations of this thread, if set.
 thread_local int64_t* counted = nullptr;
 
 void* Allocate(size_t size, size_t alignment) {
@@ -88,7 +88,7 @@ class AllocationTest : public testing::Test {
     return node;
   }
 
-  // Of a run in an arena that was used before.
+  // Allocations of a run in an arena that was used before.
   int64_t CountRun() {
     std::unique_ptr<Subgraph> subgraph;
     std::string unsupported;
@@ -109,13 +109,13 @@ class AllocationTest : public testing::Test {
     return count;
   }
 
-  // What one kernel of this node takes, with an input of its own.
+  // Allocations of one kernel of this node, with its own input.
   int64_t CountKernel(Node* node) {
     tensorflow::OpKernel* kernel = nullptr;
     EXPECT_TRUE(params_.create_kernel(node->properties(), &kernel).ok());
     tensorflow::AllocatorAttributes attributes;
     int64_t count = 0;
-    // The first time may be special.
+    // The first run may allocate more.
     for (int run = 0; run < 3; ++run) {
       Tensor input = Value();
       tensorflow::TensorValue value(&input);
@@ -167,14 +167,14 @@ TEST_F(AllocationTest, OnlyKernelsAllocateAmongDeadValues) {
   for (int i = 0; i < 20; ++i) node = Add("Neg", {node});
   const int64_t kernel = CountKernel(node);
   Add("_Retval", {node}, 0);
-  // A merge makes a run count arrivals.
+  // With a merge, the run must count arrivals.
   tensorflow::NodeBuilder builder("merge", "Merge");
   builder.Input(std::vector<tensorflow::NodeBuilder::NodeOut>{{node, 0}}).Attr("T", DT_FLOAT).Attr("N", 1);
   Node* merge = nullptr;
   ASSERT_TRUE(builder.Finalize(&graph_, &merge).ok());
   const int64_t plain = CountRun();
   EXPECT_GE(plain, 20 * kernel);
-  // What the merge itself takes, and nothing for the rest.
+  // At most the merge's own allocations on top.
   EXPECT_LE(plain, 20 * kernel + 3);
 }
 

@@ -1,4 +1,4 @@
-// Real graphs on the lock-free executor, against TensorFlow's own.
+// Real graphs on the lock-free executor, compared with TensorFlow's.
 #include "tensorflow/core/common_runtime/executor.h"
 
 #include <gtest/gtest.h>
@@ -110,7 +110,7 @@ class SubgraphTest : public testing::Test {
     params_.device = devices_->ListDevices()[0];
     params_.create_kernel = [this](const std::shared_ptr<const tensorflow::NodeProperties>& properties,
                                    tensorflow::OpKernel** kernel) {
-      // As in a session: what has a state is the same for both executors.
+      // As in a session, both executors share stateful kernels.
       for (auto& known : kernels_) {
         if (known.first == properties->node_def.name()) {
           *kernel = known.second;
@@ -187,7 +187,7 @@ class SubgraphTest : public testing::Test {
     step->args.runner = [this](std::function<void()> work) { pool_.Schedule(std::move(work)); };
   }
 
-  // Runs on both; expects the same of them.
+  // Runs the graph on both executors and expects equal results.
   Status Both(const std::vector<Tensor>& feeds, std::vector<Step::Value>* fetches) {
     Done step;
     Prepare(&step, feeds);
@@ -246,7 +246,7 @@ TEST_F(SubgraphTest, ComputesAndChangesNothingThatOthersRead) {
   }
 }
 
-TEST_F(SubgraphTest, FeedsThatNobodyElseHasAreChangedInPlace) {
+TEST_F(SubgraphTest, UnsharedFeedsAreChangedInPlace) {
   Arg("a", 0);
   Typed("neg", "Neg", {"a"});
   Retval(0, "neg");
@@ -361,7 +361,7 @@ TEST_F(SubgraphTest, AFailureNamesTheNodeAndLeavesNothingBehind) {
   EXPECT_EQ(StatusNumber(step.Wait()), 3) << "too few arguments";
 }
 
-// Receives from a rendezvous, which makes it asynchronous, and sends back.
+// Receives asynchronously from a rendezvous and sends back.
 class TransferTest : public SubgraphTest {
  protected:
   TransferTest() : rendezvous_(tensorflow::NewLocalRendezvous()) {}
@@ -395,7 +395,7 @@ class TransferTest : public SubgraphTest {
   tensorflow::Rendezvous* rendezvous_;
 };
 
-TEST_F(TransferTest, WaitsForWhatComesFromElsewhere) {
+TEST_F(TransferTest, WaitsForTensorsFromElsewhere) {
   Build();
   for (int i = 0; i < 50; ++i) {
     Done step;
@@ -418,7 +418,7 @@ TEST_F(TransferTest, WaitsForWhatComesFromElsewhere) {
   }
 }
 
-TEST_F(TransferTest, ADeadTensorGoesOn) {
+TEST_F(TransferTest, ADeadTensorIsForwarded) {
   Build();
   Done step;
   Prepare(&step, {});
@@ -492,7 +492,7 @@ TEST_F(SubgraphTest, Statistics) {
   EXPECT_EQ(stats.dev_stats(0).node_stats(0).output_size(), 1);
 }
 
-TEST_F(SubgraphTest, ExpensiveKernelsAreSharedOut) {
+TEST_F(SubgraphTest, ExpensiveKernelsAreDistributed) {
   Arg("a", 0);
   for (int i = 0; i < 4; ++i) {
     const std::string name = "product" + std::to_string(i);
@@ -553,7 +553,7 @@ TEST_F(SessionSubgraphTest, GraphsOfASessionShareItsVariables) {
   ASSERT_TRUE(Run(*pull, {}, &step).ok()) << "the variable is the session's, not the graph's";
 }
 
-TEST_F(SessionSubgraphTest, WhatIsNotForThisExecutorRunsOnTensorFlows) {
+TEST_F(SessionSubgraphTest, UnsupportedGraphsRunOnTensorFlowsExecutor) {
   Arg("x", 0);
   NodeDef* enter = Typed("enter", "Enter", {"x"});
   (*enter->mutable_attr())["frame_name"].set_s("frame");
@@ -580,7 +580,7 @@ TEST_F(SessionSubgraphTest, NonsenseIsRefused) {
   EXPECT_EQ(subgraph, nullptr);
 }
 
-TEST_F(SubgraphTest, WhatIsNotForThisExecutor) {
+TEST_F(SubgraphTest, UnsupportedGraphs) {
   Arg("a", 0);
   NodeDef* enter = Typed("enter", "Enter", {"a"});
   (*enter->mutable_attr())["frame_name"].set_s("loop");

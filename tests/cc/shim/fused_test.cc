@@ -1,4 +1,4 @@
-// Several tensors as one: their memory, their form on the wire and in a proto, the two operations, and peers that lie.
+// Fused tensors: their memory, their wire and proto formats, the two operations, and hostile input.
 #include "cc/tensor/fused.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ using tensorflow::TensorShape;
 using tensorflow::tstring;
 using tensorflow::Variant;
 
-// Counts what is outstanding, and fails on demand.
+// Counts live allocations, and fails on demand.
 class CountingAllocator : public tensorflow::Allocator {
  public:
   std::string Name() override { return "counting"; }
@@ -67,7 +67,7 @@ Tensor Random(DataType dtype, const std::vector<int64_t>& dims, std::mt19937* ra
   return tensor;
 }
 
-// Every type that can be a member; scalars, empty ones, some that are long enough to be sent from where they lie.
+// Every possible member type; scalars, empty tensors, and some long enough to be sent without a copy.
 std::vector<Tensor> Mixture() {
   std::mt19937 random(20240611);
   std::vector<Tensor> tensors;
@@ -102,11 +102,11 @@ void ExpectEqual(const std::vector<Tensor>& got, const std::vector<Tensor>& want
   }
 }
 
-// What one reply would carry.
+// Everything that one reply carries.
 struct Wire {
   std::vector<uint8_t> meta;
   std::vector<uint8_t> payload;
-  std::vector<sw_part> parts;  // as they were given to the transport
+  std::vector<sw_part> parts;  // as passed to the transport
 };
 
 Status Send(const Tensor& tensor, Wire* wire) {
@@ -127,7 +127,7 @@ Status Send(const Tensor& tensor, Wire* wire) {
   return status;
 }
 
-// The payload arrives in `pieces` parts, wherever they are cut.
+// Delivers the payload in `pieces` parts, cut anywhere.
 Status Receive(const Wire& wire, size_t pieces, tensorflow::Allocator* allocator, TensorReceiver* receiver) {
   std::vector<uint64_t> lens;
   const size_t total = wire.payload.size();
@@ -210,7 +210,7 @@ TEST(Fused, EveryTypeThroughAProto) {
   ExpectEqual(Members(back), members);
 }
 
-TEST(Fused, LongMembersAreSentFromWhereTheyLie) {
+TEST(Fused, LongMembersAreSentInPlace) {
   std::mt19937 random(1);
   const Tensor small = Random(tensorflow::DT_FLOAT, {100}, &random);
   const Tensor at_limit = Random(tensorflow::DT_FLOAT, {2048}, &random);
@@ -224,7 +224,7 @@ TEST(Fused, LongMembersAreSentFromWhereTheyLie) {
   EXPECT_TRUE(at_limit.RefCountIsOne()) << "released with the payload";
 }
 
-TEST(Fused, TheirMemoryIsOneSlab) {
+TEST(Fused, MembersShareOneSlab) {
   std::mt19937 random(2);
   Wire wire;
   ASSERT_TRUE(Send(Fused({Random(tensorflow::DT_FLOAT, {3}, &random), Random(tensorflow::DT_BOOL, {}, &random),
@@ -253,7 +253,7 @@ TEST(Fused, OnlyEmptyMembers) {
   ExpectEqual(Members(receiver.tensor()), members);
 }
 
-TEST(Fused, ATableThatDoesNotFitTravelsAsAProto) {
+TEST(Fused, AnOversizedTableTravelsAsAProto) {
   const std::vector<Tensor> members(70000, Tensor(1.5f));
   Wire wire;
   ASSERT_TRUE(Send(Fused(members), &wire).ok());
@@ -264,7 +264,7 @@ TEST(Fused, ATableThatDoesNotFitTravelsAsAProto) {
   ExpectEqual(Members(receiver.tensor()), members);
 }
 
-TEST(Fused, WhatCannotTravelIsRefused) {
+TEST(Fused, UnsendableTensorsAreRefused) {
   CountingAllocator allocator;
   allocator.exhausted = true;
   const Tensor uninitialized(&allocator, tensorflow::DT_UINT8, Shape({100}));
@@ -282,7 +282,7 @@ TEST(Fused, NoMemoryLeftEndsInResourceExhausted) {
   EXPECT_EQ(StatusNumber(Receive(wire, 1, &allocator, &receiver)), 8);
 }
 
-// ---- peers that lie ----
+// ---- hostile peers ----
 
 TEST(HostileFused, EveryFieldIsChecked) {
   Wire good;
@@ -334,7 +334,7 @@ TEST(HostileFused, BytesThatOverflow) {
   EXPECT_EQ(StatusNumber(Receive(wire, 1, tensorflow::cpu_allocator(), &receiver)), 15);
 }
 
-// Whatever bytes arrive, in either form: an error or tensors, never a crash.
+// Arbitrary bytes, in either format, yield an error or tensors, never a crash.
 TEST(HostileFused, RandomMutations) {
   std::mt19937 random(815);
   const std::vector<Tensor> members = {

@@ -1,4 +1,4 @@
-// Exceptions that end at the border, errands that need no thread each, and tables that go with their server.
+// Exceptions stop at the ABI boundary, errands share one thread, and tables are freed with their server.
 #include "cc/guard.h"
 
 #include <dlfcn.h>
@@ -26,7 +26,7 @@ namespace {
 std::atomic<int> tables_made{0}, tables_freed{0};
 }  // namespace
 
-// In front of the transport's own, for everybody in this process.
+// Interposes the transport's functions for the whole process.
 extern "C" sw_code sw_star_new(const sw_engine* engine, const sw_star_objects* objects, sw_star** out,
                                sw_error** error) {
   static const auto next = reinterpret_cast<decltype(&sw_star_new)>(dlsym(RTLD_NEXT, "sw_star_new"));
@@ -51,7 +51,7 @@ int Threads() {
   return -1;
 }
 
-// 0: none.
+// 0: throws nothing.
 int Throws(int what) {
   if (what == 1) throw std::bad_alloc();
   if (what == 2) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
@@ -93,7 +93,7 @@ TEST(Guard, EachExceptionIsAStatus) {
   EXPECT_NE(StatusMessage(told).find("unknown type"), std::string::npos);
 }
 
-TEST(Guard, ACompletionThatThrowsTakesNobodyAlong) {
+TEST(Guard, AThrowingCompletionDoesNotAffectOthers) {
   bool ran = false;
   CompletionBatch::Add([] { throw std::bad_alloc(); });
   CompletionBatch::Add([&ran] { ran = true; });
@@ -122,12 +122,12 @@ TEST(Errands, OneThreadForAll) {
   EXPECT_EQ(threads.size(), 1u);
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
   EXPECT_EQ(threads.count(std::this_thread::get_id()), 0u);
-  // It is over: here and now.
+  // After Stop, errands run in the caller's thread.
   errands.Run([&] { threads.insert(std::this_thread::get_id()); });
   EXPECT_EQ(threads.count(std::this_thread::get_id()), 1u);
 }
 
-TEST(Errands, LaterOnesWait) {
+TEST(Errands, DelayedErrandsWait) {
   Errands errands("test");
   std::mutex mu;
   std::condition_variable changed;
@@ -151,7 +151,7 @@ TEST(Errands, LaterOnesWait) {
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
 }
 
-TEST(Errands, AStopHasItsPatience) {
+TEST(Errands, StopTimesOut) {
   std::mutex mu;
   std::unique_lock<std::mutex> held(mu);
   std::atomic<bool> over{false};
@@ -173,7 +173,7 @@ class LonelyTask : public EngineTask {
   explicit LonelyTask(const Cluster& cluster) : EngineTask("ps") { Start("star_server", cluster); }
 };
 
-// A step that is aborted for each of many requests of a peer that went: no thread for each.
+// Aborting a step for each request of a lost peer must not start a thread each.
 TEST(Errands, ManyAbortsDoNotMakeManyThreads) {
   Errands* errands = Errands::OfProcess();
   errands->Run([] {});
@@ -185,7 +185,7 @@ TEST(Errands, ManyAbortsDoNotMakeManyThreads) {
   EXPECT_LE(Threads(), before + 1);
 }
 
-TEST(Tables, GoWithTheirServer) {
+TEST(Tables, AreFreedWithTheirServer) {
   const int made = tables_made, freed = tables_freed;
   {
     Cluster cluster;

@@ -1,4 +1,4 @@
-// What is given up when a task lives again as another process, and what is not.
+// The state of a task's earlier incarnations that is dropped when a new one connects, and the state that is kept.
 #include "cc/worker/leftovers.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ class LeftoversTest : public ::testing::Test {
   }};
 };
 
-TEST_F(LeftoversTest, ALifeThatEndedIsGivenUpWhenTheNextOneBegins) {
+TEST_F(LeftoversTest, AnEndedIncarnationIsDroppedWhenTheNextOneConnects) {
   leftovers_.PeerCame(1, kTask, 100);
   leftovers_.GraphRegistered(1, "g1", "s", true);
   leftovers_.GraphRegistered(1, "g2", "s", true);
@@ -35,12 +35,12 @@ TEST_F(LeftoversTest, ALifeThatEndedIsGivenUpWhenTheNextOneBegins) {
   EXPECT_EQ(dropped_.size(), 2u) << "once";
 }
 
-TEST_F(LeftoversTest, AProcessThatComesBackKeepsWhatItHas) {
+TEST_F(LeftoversTest, AReconnectingProcessKeepsItsState) {
   leftovers_.PeerCame(1, kTask, 100);
   leftovers_.GraphRegistered(1, "g", "", false);
   leftovers_.PeerGone(1);
   leftovers_.PeerCame(2, kTask, 100);
-  // Through the new connection as well.
+  // State registered through the new connection counts as well.
   leftovers_.GraphRegistered(2, "h", "", false);
   leftovers_.GraphDeregistered(2, "g");
   leftovers_.PeerGone(2);
@@ -49,9 +49,8 @@ TEST_F(LeftoversTest, AProcessThatComesBackKeepsWhatItHas) {
   EXPECT_EQ(dropped_, (std::vector<std::string>{std::string(kTask) + " graph h"}));
 }
 
-// A stopped process whose place was taken by another may wake up: neither takes anything from the other while both are
-// connected.
-TEST_F(LeftoversTest, TwoLivesAtOnceAreBothLeftAlone) {
+// A stopped process may wake up after another took its place: while both are connected, neither loses its state.
+TEST_F(LeftoversTest, TwoConnectedIncarnationsKeepTheirState) {
   leftovers_.PeerCame(1, kTask, 100);
   leftovers_.GraphRegistered(1, "old", "", false);
   leftovers_.PeerCame(2, kTask, 200);
@@ -61,7 +60,7 @@ TEST_F(LeftoversTest, TwoLivesAtOnceAreBothLeftAlone) {
   EXPECT_EQ(dropped_, (std::vector<std::string>{std::string(kTask) + " graph old"}));
 }
 
-TEST_F(LeftoversTest, OtherTasksAreNotTouched) {
+TEST_F(LeftoversTest, OtherTasksAreUnaffected) {
   leftovers_.PeerCame(1, kTask, 100);
   leftovers_.GraphRegistered(1, "g", "", false);
   leftovers_.PeerGone(1);
@@ -72,7 +71,7 @@ TEST_F(LeftoversTest, OtherTasksAreNotTouched) {
   EXPECT_TRUE(dropped_.empty());
 }
 
-TEST_F(LeftoversTest, WhatComesFromNobodyIsIgnored) {
+TEST_F(LeftoversTest, EventsOfUnknownPeersAreIgnored) {
   leftovers_.GraphRegistered(9, "g", "", false);
   leftovers_.GraphDeregistered(9, "g");
   leftovers_.SessionCreated(9, "s");

@@ -1,3 +1,4 @@
+// The budget for log lines: ten a minute.
 #include "cc/server/log_budget.h"
 
 #include <gtest/gtest.h>
@@ -7,7 +8,7 @@ namespace {
 
 using Say = LogBudget::Say;
 
-TEST(LogBudget, SaysTenLinesAMinuteAndThatItStops) {
+TEST(LogBudget, TenLinesAMinuteThenANotice) {
   LogBudget budget;
   LogBudget::Clock::time_point now{};
   for (int minute = 0; minute < 3; ++minute) {

@@ -1,4 +1,4 @@
-// Variants, resource handles and protocol buffers of peers that lie, and all that TensorFlow's own operations send.
+// Hostile variants, resource handles and protocol buffers, and everything that TensorFlow's own operations send.
 #include "cc/tensor/objects.h"
 
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ TensorProto Variant(const std::string& type, const std::vector<TensorProto>& ten
   return proto;
 }
 
-// As TensorReceiver and CargoIn do it.
+// Decodes as TensorReceiver and CargoIn do.
 Status Receive(const TensorProto& proto) {
   const std::string bytes = proto.SerializeAsString();
   TensorProto parsed;
@@ -90,7 +90,7 @@ TEST(Variants, OnlyAcceptedTypes) {
     ExpectRefused(Variant(type), std::string("a variant of type \"") + type + "\" is not accepted from other tasks");
   }
   ExpectRefused(Variant("bad\nname" + std::string(1000, 'x')), "a variant of type \"bad?namexxx");
-  // Within others too.
+  // Nested ones too.
   ExpectRefused(Variant("tensorflow::Tensor", {Variant("tensorflow::Iterator")}), "\"tensorflow::Iterator\"");
   EXPECT_TRUE(Receive(Variant("")).ok()) << "an element that was never set";
   ExpectRefused(Variant("", {Float(1)}), "1 tensors");
@@ -195,18 +195,18 @@ TEST(Objects, MemoryIsAMultipleOfTheMessage) {
   TensorProto strings = Plain(tensorflow::DT_STRING, {1 << 26});
   strings.set_tensor_content(std::string(4, '\0'));
   ExpectRefused(Variant("tensorflow::Tensor", {strings}), "type string");
-  // Each a little, together too much.
+  // Each is small; together they are too large.
   TensorProto small = Plain(tensorflow::DT_FLOAT, {1 << 13});
   small.add_float_val(1);
   EXPECT_TRUE(Receive(Variant("tensorflow::Tensor", {small})).ok()) << "a repeated value";
   std::vector<TensorProto> many(1000, small);
   ExpectRefused(Variant("tensorflow::data::Optional", many, "\1"), "far more than");
-  // Before anything is parsed: two bytes for each tensor.
+  // Refused before parsing: two bytes per tensor.
   ExpectRefused(Variant("tensorflow::data::Optional", std::vector<TensorProto>(100000), "\1"), "too many objects");
 }
 
-TEST(Objects, WhatTensorFlowSendsIsNotTooMuch) {
-  // The smallest tensors there are, in a list of many.
+TEST(Objects, LimitsAllowWhatTensorFlowSends) {
+  // A long list of the smallest possible tensors.
   TensorProto tiny = Plain(tensorflow::DT_STRING, {});
   tiny.add_string_val("");
   const std::vector<TensorProto> many(100000, tiny);

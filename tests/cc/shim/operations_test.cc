@@ -1,4 +1,4 @@
-// The table of operations (crates/planner/src/ops.txt) against TensorFlow's own registry.
+// The op table (crates/planner/src/ops.txt) against TensorFlow's registry.
 #include "cc/graph/operations.h"
 
 #include <set>
@@ -60,7 +60,7 @@ bool TakesFunctions(const OpDef& op) {
   return false;
 }
 
-// What has an Enter or a RefSwitch in its name passes references on, whatever they lead to.
+// Control flow forwards references, whatever they refer to.
 bool IsControlFlow(const std::string& name) {
   static const std::set<std::string> all = {"Switch",   "_SwitchN",         "RefSwitch",     "Merge",   "RefMerge",
                                             "Enter",    "RefEnter",         "Exit",          "RefExit", "NextIteration",
@@ -76,7 +76,7 @@ TEST(Operations, MostOfTheTableIsInThisTensorFlow) {
   EXPECT_GT(known, names.size() * 8 / 10);
 }
 
-TEST(Operations, WhatIsPureHasNoStateAndTakesNoReference) {
+TEST(Operations, PureOperationsHaveNoStateAndTakeNoReference) {
   for (const std::string& name : Table()) {
     const OpDef* op = Find(name);
     if (op == nullptr || (KnowledgeOf(name) & SW_OP_IS_PURE) == 0 || IsControlFlow(name)) continue;
@@ -88,7 +88,7 @@ TEST(Operations, WhatIsPureHasNoStateAndTakesNoReference) {
   }
 }
 
-TEST(Operations, WhatForwardsGivesTheReferenceThatItTakesFirst) {
+TEST(Operations, ForwardingOperationsReturnTheirFirstReference) {
   for (const std::string& name : Table()) {
     const OpDef* op = Find(name);
     if (op == nullptr || (KnowledgeOf(name) & SW_OP_FORWARDS) == 0) continue;
@@ -98,7 +98,7 @@ TEST(Operations, WhatForwardsGivesTheReferenceThatItTakesFirst) {
   }
 }
 
-TEST(Operations, WhatReadsOrUpdatesTakesAVariable) {
+TEST(Operations, ReadsAndUpdatesTakeAVariable) {
   for (const std::string& name : Table()) {
     const OpDef* op = Find(name);
     const uint32_t known = KnowledgeOf(name);
@@ -110,7 +110,7 @@ TEST(Operations, WhatReadsOrUpdatesTakesAVariable) {
   }
 }
 
-TEST(Operations, WhatIsNamedNeedsNoInput) {
+TEST(Operations, NamedOperationsNeedNoInput) {
   for (const std::string& name : Table()) {
     const OpDef* op = Find(name);
     if (op == nullptr || (KnowledgeOf(name) & SW_OP_IS_NAMED) == 0) continue;
@@ -119,9 +119,8 @@ TEST(Operations, WhatIsNamedNeedsNoInput) {
   }
 }
 
-// Every operation that can change a reference variable in place, or may do so, is known to update it or not known at
-// all.
-TEST(Operations, NothingThatTakesAReferenceIsTakenForHarmless) {
+// Every operation that may change a reference variable in place is either known to update it, or unknown.
+TEST(Operations, NoReferenceOperationCountsAsHarmless) {
   tensorflow::OpList all;
   tensorflow::OpRegistry::Global()->Export(/*include_internal=*/true, &all);
   for (const OpDef& op : all.op()) {

@@ -1,5 +1,5 @@
-// Whole partitions on the lock-free executor: what is left of them, and what is said of them. That they give what
-// TensorFlow's executor gives is for tests/python/test_partitions.py.
+// Whole partitions on the lock-free executor: their lifetime and their error messages. tests/python/test_partitions.py
+// compares results with TensorFlow's executor.
 #include "cc/executor/partition.h"
 
 #include <memory>
@@ -45,7 +45,7 @@ GraphDef Alone(int64_t number) {
   return graph;
 }
 
-// How many of the partitions that this process ever made are still there.
+// The number of live partitions in this process.
 int Living() {
   int living = 0;
   for (int64_t number = 0; number < 1000; ++number) {
@@ -74,7 +74,7 @@ class PartitionTest : public testing::Test {
   std::unique_ptr<tensorflow::Session> NewSession() {
     tensorflow::SessionOptions options;
     options.target = server_->target();
-    // Nothing is to be worked out beforehand.
+    // Turn off constant folding, so that the failure happens at run time.
     auto* graph = options.config.mutable_graph_options();
     graph->mutable_rewrite_options()->set_disable_meta_optimizer(true);
     graph->mutable_optimizer_options()->set_opt_level(tensorflow::OptimizerOptions::L0);
@@ -84,7 +84,7 @@ class PartitionTest : public testing::Test {
   std::unique_ptr<tensorflow::ServerInterface> server_;
 };
 
-// A counter and something that fails.
+// A counter, and a node that fails.
 GraphDef Counter() {
   GraphDef graph;
   NodeDef* variable = Add(&graph, "v", "VarHandleOp", {});
@@ -110,7 +110,7 @@ GraphDef Counter() {
   return graph;
 }
 
-TEST_F(PartitionTest, GoesWithItsSession) {
+TEST_F(PartitionTest, IsFreedWithItsSession) {
   ASSERT_EQ(Living(), 0);
   for (int round = 0; round < 3; ++round) {
     auto session = NewSession();
@@ -167,7 +167,7 @@ TEST(Partition, LoopsAndAcceleratorsStay) {
   EXPECT_EQ(WhyPartitionStays(loop, kCpu), "node enter belongs to a loop");
 }
 
-TEST(Partition, ItsNameIsTakenOutOfErrors) {
+TEST(Partition, ItsNameIsRemovedFromErrors) {
   const GraphDef graph = Alone(7);
   NodeDef inner;
   inner.set_name("inner");
@@ -178,7 +178,7 @@ TEST(Partition, ItsNameIsTakenOutOfErrors) {
   EXPECT_EQ(WithoutPartition(wrapped), failed);
   const Status lost = MakeStatus(kDataLoss, "lost");
   EXPECT_EQ(WithoutPartition(tensorflow::AttachDef(lost, graph.node(0))), lost);
-  // Joined with others by TensorFlow.
+  // Joined with other errors by TensorFlow.
   const std::string joined = "2 root error(s) found.\n  (0) " + StatusMessage(wrapped) + "\n  (1) " +
                              StatusMessage(wrapped) + "\n0 successful operations.";
   const std::string expected = "2 root error(s) found.\n  (0) " + StatusMessage(failed) + "\n  (1) " +
@@ -186,7 +186,7 @@ TEST(Partition, ItsNameIsTakenOutOfErrors) {
   EXPECT_EQ(StatusMessage(WithoutPartition(MakeStatus(kDataLoss, joined))), expected);
   EXPECT_EQ(WithoutPartition(failed), failed);
   EXPECT_TRUE(WithoutPartition(OkStatus()).ok());
-  // Unfinished.
+  // Truncated.
   const Status odd = MakeStatus(kDataLoss, std::string("x\n\t [[{{node ") + kPartitionNodePrefix);
   EXPECT_EQ(WithoutPartition(odd), odd);
 }

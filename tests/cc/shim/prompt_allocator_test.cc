@@ -1,3 +1,4 @@
+// The choice of an allocator that answers without waiting.
 #include "cc/tensor/prompt_allocator.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +15,7 @@ using tensorflow::AllocatorStats;
 
 constexpr uint64_t kMiB = 1 << 20;
 
-// Says that it has so much memory, so much of it in use, and so much when most was; has none.
+// Reports the given limit, use and peak, and allocates nothing.
 class Claims : public tensorflow::Allocator {
  public:
   Claims(std::string name, uint64_t limit, uint64_t used, uint64_t peak) : name_(std::move(name)) {
@@ -32,19 +33,19 @@ class Claims : public tensorflow::Allocator {
   AllocatorStats stats_;
 };
 
-TEST(PromptAllocator, OneThatIsSureToHaveRoomIsUsed) {
+TEST(PromptAllocator, AnAllocatorWithCertainRoomIsUsed) {
   Claims roomy("mklcpu", 100 * kMiB, 10 * kMiB, 20 * kMiB);
   EXPECT_EQ(PromptAllocator(&roomy, 30 * kMiB), &roomy);
 }
 
-TEST(PromptAllocator, WhatIsNotThereIsRefusedAtOnce) {
+TEST(PromptAllocator, UnavailableMemoryIsRefusedAtOnce) {
   Claims full("mklcpu", 100 * kMiB, 90 * kMiB, 90 * kMiB);
   EXPECT_EQ(PromptAllocator(&full, 11 * kMiB), nullptr);
   EXPECT_EQ(PromptAllocator(&full, 101 * kMiB), nullptr);
   EXPECT_EQ(PromptAllocator(&full, ~uint64_t{0}), nullptr);
 }
 
-TEST(PromptAllocator, OneThatMightHaveToSearchIsNotAsked) {
+TEST(PromptAllocator, AnAllocatorThatMightSearchIsBypassed) {
   Claims pieces("mklcpu", 100 * kMiB, 10 * kMiB, 40 * kMiB);
   tensorflow::Allocator* other = PromptAllocator(&pieces, 30 * kMiB);
   ASSERT_NE(other, nullptr);
@@ -56,7 +57,7 @@ TEST(PromptAllocator, OneThatMightHaveToSearchIsNotAsked) {
   std::memset(const_cast<char*>(data.data()), 1, data.size());
 }
 
-TEST(PromptAllocator, SmallOnesAndOtherAllocatorsStayAsTheyAre) {
+TEST(PromptAllocator, SmallRequestsAndOtherAllocatorsAreUnchanged) {
   Claims full("mklcpu", 100 * kMiB, 100 * kMiB, 100 * kMiB);
   EXPECT_EQ(PromptAllocator(&full, 4096), &full);
   Claims gpu("GPU_0_bfc", 100 * kMiB, 100 * kMiB, 100 * kMiB);

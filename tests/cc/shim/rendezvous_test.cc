@@ -1,4 +1,4 @@
-// Two tasks in one process, each with TensorFlow's devices and sessions, whose rendezvous meet over real connections.
+// Two tasks in one process, each with TensorFlow's devices and sessions, exchange tensors over real connections.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -30,7 +30,7 @@ using tensorflow::tstring;
 
 constexpr char kCpu[] = "/device:CPU:0";
 
-// As if there were no memory left.
+// An allocator that always fails.
 class NoMemory : public tensorflow::Allocator {
  public:
   std::string Name() override { return "none"; }
@@ -38,7 +38,7 @@ class NoMemory : public tensorflow::Allocator {
   void DeallocateRaw(void*) override {}
 };
 
-// Knows one way to each task of the cluster.
+// A worker cache with a channel to each task of the cluster.
 class Cache : public tensorflow::WorkerCacheWrapper {
  public:
   Cache(std::shared_ptr<Engine> engine, std::vector<std::pair<std::string, std::string>> cluster)
@@ -82,7 +82,7 @@ class Task : public EngineTask {
   }
   ~Task() { engine->Stop(); }
 
-  // A reference that the caller gives back.
+  // The caller owns the returned reference.
   tensorflow::RemoteRendezvous* Step(int64_t step) {
     tensorflow::RemoteRendezvous* rendezvous = TakeReference(manager->Find(step));
     EXPECT_TRUE(rendezvous->Initialize(session.get()).ok());
@@ -94,7 +94,7 @@ class Task : public EngineTask {
   std::shared_ptr<tensorflow::WorkerSession> session;
 };
 
-// What came of one receive.
+// The result of one receive.
 struct Received {
   bool Wait() {
     std::unique_lock<std::mutex> lock(mu);
@@ -126,7 +126,7 @@ class RendezvousTest : public testing::Test {
     worker_ = std::make_unique<Task>("worker", cluster);
   }
 
-  // From the PS to the worker.
+  // A key from the PS to the worker.
   Rendezvous::ParsedKey Key(const std::string& edge, uint64_t frame = 0, int64_t iteration = 0) {
     return KeyFrom(std::string(kPs) + kCpu, ps_->incarnation(), edge, frame, iteration);
   }
@@ -148,7 +148,7 @@ class RendezvousTest : public testing::Test {
     ASSERT_EQ(tensor.NumElements(), n);
     for (int64_t i = 0; i < n; ++i) ASSERT_EQ(tensor.flat<float>()(i), first + static_cast<float>(i));
   }
-  // TensorFlow itself keeps some references to an aborted rendezvous.
+  // TensorFlow itself keeps references to an aborted rendezvous.
   int64_t ReferencesWhenAborted() {
     auto* unused = worker_->Step(987654321);
     unused->StartAbort(MakeStatus(kInternal, "unused"));
@@ -164,7 +164,7 @@ class RendezvousTest : public testing::Test {
     }
     return false;
   }
-  // Waits until calls hold the rendezvous no more than when it was new.
+  // Waits until no call holds a reference to the rendezvous any more.
   static bool AllGone(const tensorflow::RemoteRendezvous* rendezvous, int64_t references) {
     return Eventually([&] { return rendezvous->RefCount() == references; });
   }
@@ -275,7 +275,7 @@ TEST_F(RendezvousTest, LocalTensorsStayLocal) {
   to->Unref();
 }
 
-TEST_F(RendezvousTest, AnotherLifeOfTheSenderIsAborted) {
+TEST_F(RendezvousTest, AnotherIncarnationOfTheSenderIsAborted) {
   auto* to = worker_->Step(6);
   Received received;
   to->RecvAsync(KeyFrom(std::string(kPs) + kCpu, ps_->incarnation() + 1, "x"), Rendezvous::Args(), received.Callback());
@@ -322,7 +322,7 @@ TEST_F(RendezvousTest, UninitializedTensorIsAnErrorThatNamesIt) {
   to->Unref();
 }
 
-TEST_F(RendezvousTest, AbortEndsWhatWaitsWithItsReason) {
+TEST_F(RendezvousTest, AbortEndsPendingReceivesWithItsReason) {
   auto* from = ps_->Step(9);
   auto* to = worker_->Step(9);
   const int64_t references = ReferencesWhenAborted();
@@ -331,7 +331,7 @@ TEST_F(RendezvousTest, AbortEndsWhatWaitsWithItsReason) {
   for (int i = 0; i < kCalls; ++i) {
     to->RecvAsync(Key("never" + std::to_string(i)), Rendezvous::Args(), received[i].Callback());
   }
-  // Requests are served in order: when this one is answered, those before it have arrived.
+  // Requests are served in order: once this one is answered, all earlier ones have arrived.
   Received last;
   to->RecvAsync(Key("last"), Rendezvous::Args(), last.Callback());
   ASSERT_TRUE(from->Send(Key("last"), Rendezvous::Args(), Floats(1, 0), false).ok());
@@ -349,7 +349,7 @@ TEST_F(RendezvousTest, AbortEndsWhatWaitsWithItsReason) {
   for (auto& each : received) EXPECT_EQ(each.times, 1);
   EXPECT_TRUE(AllGone(to, references));
   to->Unref();
-  // The producer hears of it and stops waiting, a little later.
+  // The abort reaches the producer a little later.
   bool aborted = false;
   for (int i = 0; i < 1000 && !aborted; ++i) {
     aborted = !from->Send(Key("probe" + std::to_string(i)), Rendezvous::Args(), Floats(1, 0), false).ok();
@@ -393,7 +393,7 @@ TEST_F(RendezvousTest, AbortRacesWithRequestsAndAnswers) {
     std::vector<Received> received(kCalls);
     std::thread sender([&] {
       for (int i = 0; i < kCalls; ++i) {
-        // Fails once the abort has come through.
+        // Fails once the abort has arrived.
         (void)from->Send(Key("e" + std::to_string(i)), Rendezvous::Args(), Floats(i % 7 == 0 ? 5000 : 10, i), false);
       }
     });
@@ -484,7 +484,7 @@ TEST_F(RendezvousTest, CleanedUpStepIsFreed) {
     ASSERT_TRUE(remote.Wait());
     ASSERT_TRUE(local.Wait());
     ASSERT_TRUE(remote.status.ok()) << StatusMessage(remote.status);
-    // The order in which it often is: the master says that the step is over, and only then the last user lets go.
+    // The usual order: the master's clean-up arrives before the last user releases the step.
     worker_->manager->Cleanup(step);
     ps_->manager->Cleanup(step);
     EXPECT_TRUE(AllGone(to, 1)) << "somebody but this test keeps the step";
@@ -494,7 +494,7 @@ TEST_F(RendezvousTest, CleanedUpStepIsFreed) {
   }
 }
 
-TEST_F(RendezvousTest, CleanUpEndsWhatWaits) {
+TEST_F(RendezvousTest, CleanUpEndsPendingReceives) {
   auto* from = ps_->Step(230);
   auto* to = worker_->Step(230);
   const auto here = KeyFrom(std::string(kWorker) + kCpu, worker_->incarnation(), "here");
@@ -522,7 +522,7 @@ TEST_F(RendezvousTest, CleanUpEndsWhatWaits) {
   from->Unref();
 }
 
-TEST_F(RendezvousTest, CleanUpFreesValuesThatNobodyReceived) {
+TEST_F(RendezvousTest, CleanUpFreesUnreceivedValues) {
   auto* from = ps_->Step(240);
   Tensor value = Floats(100, 1);
   ASSERT_TRUE(from->Send(Key("unwanted"), Rendezvous::Args(), value, false).ok());
@@ -532,7 +532,7 @@ TEST_F(RendezvousTest, CleanUpFreesValuesThatNobodyReceived) {
   from->Unref();
 }
 
-TEST_F(RendezvousTest, WhoComesAfterTheCleanUpIsTold) {
+TEST_F(RendezvousTest, ReceivesAfterTheCleanUpFail) {
   const auto here = KeyFrom(std::string(kWorker) + kCpu, worker_->incarnation(), "here");
   enum { kRemote, kLocal, kSend, kServe, kWays };
   for (int way = 0; way < kWays; ++way) {
@@ -594,7 +594,7 @@ TEST_F(RendezvousTest, CleanUpRacesWithReceives) {
     from->Unref();
     to->Unref();
   }
-  // Both must have happened for the test to mean anything.
+  // The race must have gone both ways.
   EXPECT_GT(freed, 0);
   EXPECT_LT(freed, kRounds);
 }

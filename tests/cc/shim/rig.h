@@ -1,5 +1,4 @@
-// What tests with a cluster in one process are made of: a ps and a worker, each with TensorFlow's devices and an engine
-// of its own.
+// Parts for tests with a cluster in one process: a ps and a worker, each with TensorFlow's devices and an engine.
 #ifndef STARWIRE_TESTS_CC_SHIM_RIG_H_
 #define STARWIRE_TESTS_CC_SHIM_RIG_H_
 
@@ -35,7 +34,7 @@ constexpr char kPs[] = "/job:ps/replica:0/task:0";
 constexpr char kWorker[] = "/job:worker/replica:0/task:0";
 constexpr auto kPatience = std::chrono::seconds(30);
 
-// A server that is the whole cluster.
+// A server that is the only member of its cluster.
 inline tensorflow::ServerDef LonelyServer() {
   tensorflow::ServerDef def;
   def.set_protocol("grpc++");
@@ -46,7 +45,7 @@ inline tensorflow::ServerDef LonelyServer() {
   return def;
 }
 
-// A ps and a worker. As long as it exists, the environment says which data ports they have.
+// A ps and a worker. While it exists, the environment names an endpoint map with their data ports.
 class Cluster {
  public:
   Cluster() {
@@ -97,8 +96,7 @@ class Cluster {
   std::string folder_;
 };
 
-// Where the environment has a list of them besides its manager, as up to some version of TensorFlow, it must not be
-// empty.
+// Older versions of TensorFlow keep a list of devices in the environment besides the manager; it must not be empty.
 template <typename Env>
 auto ListLocalDevices(Env* env, const tensorflow::DeviceMgr& devices, int)
     -> decltype(env->local_devices = devices.ListDevices(), void()) {
@@ -107,7 +105,7 @@ auto ListLocalDevices(Env* env, const tensorflow::DeviceMgr& devices, int)
 template <typename Env>
 void ListLocalDevices(Env*, const tensorflow::DeviceMgr&, long) {}
 
-// One of its tasks. Whoever derives from it completes `env` and starts it.
+// A task of the cluster. A derived class completes `env` and calls Start.
 class EngineTask {
  public:
   explicit EngineTask(const std::string& job)

@@ -1,4 +1,4 @@
-// A whole server: when it stops, and what it refuses afterwards.
+// Stopping a whole server, and what it refuses afterwards.
 #include "cc/server/server.h"
 
 #include <memory>
@@ -15,7 +15,7 @@ std::unique_ptr<tensorflow::ServerInterface> NewServer() {
   return server;
 }
 
-TEST(Server, TheSecondStopIsReal) {
+TEST(Server, TheSecondStopTakesEffect) {
   auto server = NewServer();
   ASSERT_TRUE(server->Start().ok());
   EXPECT_EQ(StatusNumber(server->Stop()), 12);
@@ -24,16 +24,16 @@ TEST(Server, TheSecondStopIsReal) {
   EXPECT_TRUE(server->Join().ok());
 }
 
-TEST(Server, OneThatNeverStartedStopsAtOnce) {
+TEST(Server, AServerThatNeverStartedStopsAtOnce) {
   auto server = NewServer();
   EXPECT_TRUE(server->Stop().ok());
 }
 
-TEST(Server, AStoppedOneTakesNoEagerContext) {
+TEST(Server, AStoppedServerTakesNoEagerContext) {
   auto server = NewServer();
   ASSERT_TRUE(server->Start().ok());
   ASSERT_TRUE(static_cast<StarwireServer*>(server.get())->ShutDown().ok());
-  // Its eager service is gone: without the refusal this is a crash.
+  // Its eager service is gone; without the refusal this would crash.
   const Status refused = server->AddMasterEagerContextToEagerService(7, nullptr);
   EXPECT_EQ(StatusNumber(refused), 9);
   EXPECT_NE(StatusMessage(refused).find("was stopped"), std::string::npos) << refused;

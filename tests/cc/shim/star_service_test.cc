@@ -1,4 +1,4 @@
-// A parameter server that serves star calls, and workers that make them, over real connections.
+// A parameter server that serves star calls over real connections.
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -46,7 +46,7 @@ Tensor Floats(std::vector<float> values) {
   return tensor;
 }
 
-// A graph for one call.
+// Builds the graph of a star call.
 class Plan {
  public:
   Plan() { def_.mutable_versions()->set_producer(TF_GRAPH_DEF_VERSION); }
@@ -101,7 +101,7 @@ class Plan {
   GraphDef def_;
 };
 
-// Nobody is asked anything.
+// A worker cache without workers.
 class NoWorkers : public tensorflow::WorkerCacheWrapper {
  public:
   NoWorkers() : WorkerCacheWrapper(nullptr) {}
@@ -109,7 +109,7 @@ class NoWorkers : public tensorflow::WorkerCacheWrapper {
   void ClearLogs() override {}
 };
 
-// What a call came to.
+// The result of a call.
 struct Result {
   Status status;
   StarReply reply;
@@ -119,7 +119,7 @@ struct Result {
   float first(size_t i = 0) const { return values.at(i).tensor.flat<float>()(0); }
 };
 
-// One call under way.
+// A call in flight.
 class Call {
  public:
   bool Wait(std::chrono::milliseconds patience = kPatience) {
@@ -199,7 +199,6 @@ class Task : public EngineTask {
     const Status status = sessions->CreateSession(handle, tensorflow::ServerDef(), isolated);
     EXPECT_TRUE(status.ok()) << status;
   }
-  // The value of a metric.
   double Metric(const std::string& metric) const {
     const sw_string text = sw_engine_metrics(engine->handle());
     const std::string all(reinterpret_cast<const char*>(text.data), text.len);
@@ -208,7 +207,7 @@ class Task : public EngineTask {
     if (at == std::string::npos) return -1;
     return std::stod(all.substr(all.find("} ", at) + 2));
   }
-  // Waits until it has this value.
+  // Waits until the metric has this value.
   void ExpectMetric(const std::string& metric, double value) const {
     const auto give_up = std::chrono::steady_clock::now() + kPatience;
     while (Metric(metric) != value && std::chrono::steady_clock::now() < give_up) {
@@ -282,7 +281,7 @@ class StarServiceTest : public testing::Test {
     head.incarnation = ps_->incarnation();
     return head;
   }
-  // As a worker does: registers the plan if it is asked to.
+  // Registers the plan if requested, as a worker does.
   Result Do(const StarCall& head, const std::string& plan, const std::vector<StarValue>& feeds = {}) {
     Result result = Run(head, feeds);
     for (int i = 0; i < 3 && (result.reply.flags & StarReply::kRegister) != 0; ++i) {
@@ -300,7 +299,7 @@ class StarServiceTest : public testing::Test {
     return Do(Head(session, plan), plan, feeds);
   }
 
-  // x = feed 0; pushes it into a variable.
+  // Assigns feed 0 to a variable.
   static std::string Push(const std::string& variable) {
     Plan plan;
     plan.Variable(variable);
@@ -338,7 +337,7 @@ TEST_F(StarServiceTest, SessionsShareVariablesAndPlans) {
 }
 
 TEST_F(StarServiceTest, CheapPlansRunOnTheReactor) {
-  // However busy the machine is.
+  // Must hold on a busy machine as well.
   Restart({{"STARWIRE_STAR_INLINE_US", "1000000"}});
   const std::string push = Push("v"), pull = Pull("v");
   for (int i = 0; i < 50; ++i) {
@@ -390,7 +389,7 @@ TEST_F(StarServiceTest, ManyStringsGoBothWays) {
   EXPECT_EQ(ps_->Metric("calls_inline_total"), 0) << "making strings is nothing for a reactor";
 }
 
-TEST_F(StarServiceTest, KernelsWithAStateAreTheSessions) {
+TEST_F(StarServiceTest, StatefulKernelsBelongToTheSession) {
   Plan plan;
   Tensor shape(tensorflow::DT_INT32, TensorShape({1}));
   shape.flat<int32_t>()(0) = 1;
@@ -416,7 +415,7 @@ TEST_F(StarServiceTest, KernelsWithAStateAreTheSessions) {
   ps_->ExpectMetric("plans", 0);
 }
 
-TEST_F(StarServiceTest, PlansGoWhenTheWorkerClosesTheirSession) {
+TEST_F(StarServiceTest, PlansAreDroppedWhenTheWorkerClosesTheirSession) {
   AdvertisingWorker worker(&ps_->env, tensorflow::ConfigProto());
   worker.SetSessionObserver(ps_->star);
   Plan plan;
@@ -512,7 +511,7 @@ TEST_F(StarServiceTest, OnlyTheNamedPlanIsTaken) {
   EXPECT_EQ(ps_->Metric("plans"), 0);
 }
 
-TEST_F(StarServiceTest, ARestartedServerSaysAborted) {
+TEST_F(StarServiceTest, ARestartedServerReturnsAborted) {
   const std::string push = Push("v");
   StarCall head = Head("one", push);
   head.incarnation += 1;
@@ -548,12 +547,12 @@ TEST_F(StarServiceTest, ACancelledCallStopsWaiting) {
   sw_cancel(channel_->handle(), waiting->id, 1, AsBytes(std::string("no longer wanted")));
   ASSERT_TRUE(waiting->Wait());
   EXPECT_EQ(StatusNumber(waiting->result.status), 1);
-  ps_->ExpectMetric("calls_total", 1);  // counted when it is over
+  ps_->ExpectMetric("calls_total", 1);  // counted when the call ends
   ASSERT_TRUE(Do("one", put_bytes, {Floats({7})}).status.ok());
   EXPECT_EQ(Do("one", take_bytes).first(), 7) << "the cancelled call took the element";
 }
 
-TEST_F(StarServiceTest, AStopEndsWhatWaits) {
+TEST_F(StarServiceTest, AStopEndsPendingCalls) {
   Plan take;
   take.Queue("queue");
   NodeDef* dequeue = take.Add("dequeue", "QueueDequeueV2", {"queue"});
@@ -597,14 +596,14 @@ TEST_F(StarServiceTest, ValuesStayForLaterCalls) {
   use.step_id = 12;
   EXPECT_EQ(StatusNumber(Do(use, two, {StarValue::Slot(5)}).status), 9) << "another step's";
 
-  // The last call frees them.
+  // The last call frees the slots.
   use.step_id = 11;
   use.flags = StarCall::kLast;
   EXPECT_EQ(Do(use, two, {StarValue::Slot(5)}).first(), 9);
   ps_->ExpectMetric("slots", 0);
   EXPECT_EQ(StatusNumber(Do(use, two, {StarValue::Slot(5)}).status), 9);
 
-  // So does the end of the step ...
+  // So does the end of the step …
   keep.keeps = {{1, 5, StarKeep::kAlsoReturned}, {0, 6, 0}};
   result = Do(keep, one, {Floats({3})});
   EXPECT_EQ(result.first(1), -3);
@@ -618,7 +617,7 @@ TEST_F(StarServiceTest, ValuesStayForLaterCalls) {
   EXPECT_TRUE(ended->result.status.ok());
   ps_->ExpectMetric("slots", 0);
 
-  // ... and that of the connection.
+  // … and the end of the connection.
   ASSERT_TRUE(Do(keep, one, {Floats({3})}).status.ok());
   ps_->ExpectMetric("slots", 2);
   channel_.reset();
@@ -657,7 +656,7 @@ TEST_F(StarServiceTest, LimitsNameThePeer) {
   EXPECT_TRUE(waiting->Wait());
 }
 
-TEST_F(StarServiceTest, ATraceTellsWhatKernelsTook) {
+TEST_F(StarServiceTest, ATraceShowsTheCostOfKernels) {
   const std::string push = Push("v");
   StarCall head = Head("one", push);
   head.flags = StarCall::kTrace;

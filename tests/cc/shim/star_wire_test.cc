@@ -1,4 +1,4 @@
-// What star calls look like on the wire: there and back, and garbage.
+// The wire format of star calls: round trips and garbage.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ Tensor Strings(const std::vector<std::string>& values) {
   return tensor;
 }
 
-// The body of a call as the transport hands it over: parts from multiples of 64 on, in one piece of memory.
+// The body of a call as the transport passes it: parts at multiples of 64 in one allocation.
 struct Body {
   explicit Body(const sw_payload* payload) {
     size_t total = 0;
@@ -84,7 +84,7 @@ void ExpectEqual(const Tensor& a, const Tensor& b) {
   }
 }
 
-// Small, large, empty, odd, strings, objects, dead and kept ones in a mixed order.
+// A random mixture: small, large, empty and oddly sized tensors, strings, variants, dead and kept values.
 std::vector<StarValue> Mixture(int seed) {
   std::mt19937 random(seed);
   std::vector<StarValue> values;
@@ -134,7 +134,7 @@ void ExpectSame(const std::vector<StarValue>& sent, const std::vector<StarValue>
   }
 }
 
-TEST(StarWire, HeadsComeBackAsTheyWere) {
+TEST(StarWire, HeadsSurviveARoundTrip) {
   StarCall call;
   call.flags = StarCall::kLast | StarCall::kTrace;
   call.number = 513;
@@ -245,7 +245,7 @@ TEST(StarWire, FeedsArriveInTheBodyOfTheCall) {
   }
 }
 
-TEST(StarWire, FetchesArriveInASlabAndInTensorsOfTheirOwn) {
+TEST(StarWire, FetchesArriveInASlabAndInSeparateTensors) {
   for (int seed = 0; seed < 200; ++seed) {
     const std::vector<StarValue> sent = Mixture(seed + 1000);
     std::vector<uint8_t> meta;
@@ -270,7 +270,7 @@ TEST(StarWire, FetchesArriveInASlabAndInTensorsOfTheirOwn) {
   }
 }
 
-TEST(StarWire, SmallTensorsShareAPartAndLargeOnesAreSentFromWhereTheyLie) {
+TEST(StarWire, SmallTensorsShareAPartAndLargeOnesAreSentInPlace) {
   std::vector<StarValue> sent;
   for (int i = 0; i < 100; ++i) sent.push_back(Floats(1024, static_cast<float>(i)));
   const Tensor large = Floats(1 << 16, 0);
@@ -285,7 +285,7 @@ TEST(StarWire, SmallTensorsShareAPartAndLargeOnesAreSentFromWhereTheyLie) {
   payload->release(payload->owner);
 }
 
-TEST(StarWire, WhatCannotTravelIsRefused) {
+TEST(StarWire, UnsendableTensorsAreRefused) {
   std::vector<uint8_t> meta;
   CargoOut out;
   NoMemory none;
@@ -295,7 +295,7 @@ TEST(StarWire, WhatCannotTravelIsRefused) {
   EXPECT_EQ(StatusNumber(out.Pack(many.data(), many.size(), &meta)), kInvalidArgument);
 }
 
-// Every prefix, and many changes of single bytes: a status or a result, never an end.
+// Every prefix and many single-byte changes yield a status or a result, never a crash.
 TEST(StarWire, GarbageIsAnInvalidArgument) {
   std::mt19937_64 random(7);
   for (int seed = 0; seed < 60; ++seed) {

@@ -1,4 +1,4 @@
-//! Two or more engines in one process, over real sockets.
+//! Engines in one process that talk over real sockets.
 
 mod harness;
 mod strangers;
@@ -15,7 +15,7 @@ use harness::*;
 const PS: &str = "/job:ps/replica:0/task:0";
 const WORKER: &str = "/job:worker/replica:0/task:0";
 
-/// Every way a connection can be made.
+/// Every kind of connection.
 fn roads() -> Vec<Vec<(&'static str, &'static str)>> {
     let mut roads = Vec::new();
     for driver in ["epoll", "io_uring"] {
@@ -23,7 +23,7 @@ fn roads() -> Vec<Vec<(&'static str, &'static str)>> {
             roads.push(vec![("STARWIRE_DRIVER", driver), ("STARWIRE_UNIX", unix)]);
         }
     }
-    // Busy polling, on the CPUs that this process may use.
+    // Busy polling, pinned to the CPUs that this process may use.
     roads.push(vec![
         ("WORKER_ENABLE_POLLING", "true"),
         ("PS_ENABLE_POLLING", "true"),
@@ -45,7 +45,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 }
 
 #[test]
-fn calls_come_back_whole() {
+fn calls_survive_a_round_trip() {
     for env in roads() {
         let (ps, worker) = pair(&env);
         let channel = worker.channel(PS);
@@ -76,7 +76,7 @@ fn tasks_of_one_host_talk_over_a_unix_socket() {
         let name = advertisement.split(';').find_map(|field| field.strip_prefix("unix="));
         assert_eq!(name.is_some(), expected, "{advertisement}");
         let Some(name) = name else { continue };
-        // The listener, and the connection that came in through it.
+        // The listener, and the connection accepted through it.
         let sockets = std::fs::read_to_string("/proc/self/net/unix").unwrap();
         let count = sockets.lines().filter(|line| line.ends_with(name)).count();
         assert_eq!(count, 2, "{name} in\n{sockets}");
@@ -97,7 +97,7 @@ fn tasks_of_one_host_copy_large_payloads_once() {
             }
             eventually("release", || released.load(Ordering::Relaxed) == 20);
             eventually("release at the ps", || ps.seen.released.load(Ordering::Relaxed) == 20);
-            // The first ones may have been sent before the other side had said that it can read.
+            // The first payloads may be sent before the peer has announced that it can read.
             let all = 18 * (9 << 20);
             for task in [&ps, &worker] {
                 let (lent, borrowed) =
@@ -155,7 +155,7 @@ fn a_malformed_key_is_refused_and_nothing_else() {
 }
 
 #[test]
-fn cancelled_calls_end_at_once_and_the_peer_hears_of_it() {
+fn cancelled_calls_end_at_once_and_at_the_peer() {
     let (ps, worker) = pair(&[]);
     let channel = worker.channel(PS);
     let (id, waiter) = call_with(&channel, NEVER, b"", None, &Options::default());
@@ -216,7 +216,7 @@ fn a_reply_that_its_receiver_refuses_is_read_and_dropped() {
 }
 
 #[test]
-fn a_peer_that_is_not_there_fails_calls_quickly() {
+fn an_absent_peer_fails_calls_quickly() {
     let mut ps = Task::start(PS, &[]);
     let worker = Task::start(WORKER, &[]);
     worker.knows(PS, &ps);
@@ -231,7 +231,7 @@ fn a_peer_that_is_not_there_fails_calls_quickly() {
 }
 
 #[test]
-fn patient_calls_wait_for_a_peer_that_comes_up_late() {
+fn patient_calls_wait_for_a_late_peer() {
     let worker = Task::start(WORKER, &[]);
     let channel = worker.channel(PS);
     let patient = Options { wait_for_ready: true, deadline_ms: 15_000, ..Options::default() };
@@ -247,7 +247,7 @@ fn patient_calls_wait_for_a_peer_that_comes_up_late() {
 }
 
 #[test]
-fn death_ends_what_is_in_flight_and_a_new_life_is_found() {
+fn death_ends_requests_in_flight_and_the_next_incarnation_is_found() {
     for env in roads() {
         let (mut ps, worker) = pair(&env);
         let channel = worker.channel(PS);
@@ -344,7 +344,7 @@ fn garbage_is_dropped_and_logged_once_while_others_go_on() {
     assert_eq!(ps.logged("dropped a connection"), 1, "{:?}", ps.seen.lines.lock().unwrap());
 }
 
-/// The beginning of a block of another version of the wire format, with what such a peer might send after it.
+/// The start of a block in another version of the wire format, with `then` bytes that such a peer might send after it.
 fn of_another_version(then: usize) -> Vec<u8> {
     let mut bytes = b"SWB1\x09".to_vec();
     bytes.resize(32 + then, 0);
@@ -352,17 +352,17 @@ fn of_another_version(then: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_peer_that_breaks_the_protocol_hears_why() {
+fn a_peer_that_breaks_the_protocol_is_told_why() {
     for driver in ["epoll", "io_uring"] {
         let Ok(task) = Task::try_start("/job:ps/replica:0/task:0", "grpc++", 1, &[("STARWIRE_DRIVER", driver)]) else {
-            continue; // no io_uring here
+            continue; // no io_uring on this machine
         };
         for then in [0, 100, 8 << 20] {
             let mut peer = TcpStream::connect(data_port(&task)).unwrap();
             peer.set_read_timeout(Some(PATIENCE)).unwrap();
             peer.set_write_timeout(Some(PATIENCE)).unwrap();
             peer.write_all(&of_another_version(then)).unwrap();
-            // Late, so that a reset would have arrived.
+            // Wait long enough for a reset to arrive.
             std::thread::sleep(Duration::from_millis(50));
             let mut heard = Vec::new();
             let ended = peer.read_to_end(&mut heard);
@@ -377,7 +377,7 @@ fn a_peer_that_breaks_the_protocol_hears_why() {
 }
 
 #[test]
-fn a_peer_that_never_stops_talking_is_not_heard_out() {
+fn a_peer_that_never_stops_sending_is_cut_off() {
     let task = Task::start("/job:ps/replica:0/task:0", &[]);
     let mut peer = TcpStream::connect(data_port(&task)).unwrap();
     peer.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -391,7 +391,7 @@ fn a_peer_that_never_stops_talking_is_not_heard_out() {
     let mut silent = TcpStream::connect(data_port(&task)).unwrap();
     silent.set_read_timeout(Some(PATIENCE)).unwrap();
     silent.write_all(&of_another_version(0)).unwrap();
-    // It leaves its own side open: its word is the last one, and the server does not wait for more than a moment.
+    // It keeps its side open, but the server waits only a moment.
     let mut heard = Vec::new();
     silent.read_to_end(&mut heard).unwrap();
     eventually("everybody is gone", || silent.write_all(b"still there?").is_err());
@@ -431,7 +431,7 @@ fn calls_from_many_threads() {
     });
 }
 
-/// One of a task's numbers.
+/// The value of one of a task's metrics.
 fn count(task: &Task, name: &str) -> u64 {
     let text = task.engine().metrics_text();
     let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));

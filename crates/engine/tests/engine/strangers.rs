@@ -1,4 +1,4 @@
-//! What strangers do to a server that others work with: raw bytes over real sockets, as `docs/protocol.md` has them.
+//! Strangers must not disturb a server and its members: raw bytes over real sockets, as in `docs/protocol.md`.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use crate::{PS, count, data_port, http, pair, pattern, roads};
 
 const SECRET: (&str, &str) = ("STARWIRE_SECRET", "a-secret-of-enough-length");
 const TCP: (&str, &str) = ("STARWIRE_UNIX", "off");
-/// The strangers of this file speak TCP.
+/// The strangers in this file speak TCP.
 const ANY_WAY: (&str, &str) = ("STARWIRE_VERBS_FALLBACK", "true");
 
 const HELLO: u8 = 1;
@@ -65,7 +65,7 @@ fn hello(features: u64, more: &[(u16, &[u8])]) -> Vec<u8> {
     block(0, &frame(HELLO, 1, features, &[], &fields))
 }
 
-/// The control section of the next block.
+/// Reads the control section of the next block.
 fn heard(stream: &mut impl Read) -> std::io::Result<Vec<u8>> {
     let mut header = [0; 32];
     stream.read_exact(&mut header)?;
@@ -84,7 +84,7 @@ fn connect(task: &Task) -> TcpStream {
     stream
 }
 
-/// Half-open connections, until so many have lost their places. The server may be slower than we are.
+/// Opens half-open connections until `lost` of them were dropped. The server may be slower than this thread.
 fn crowd(task: &Task, lost: u64, strangers: &mut Vec<TcpStream>, come: impl Fn(&Task) -> TcpStream) {
     eventually("making way", || {
         if strangers.len() < 6000 {
@@ -95,12 +95,12 @@ fn crowd(task: &Task, lost: u64, strangers: &mut Vec<TcpStream>, come: impl Fn(&
 }
 
 #[test]
-fn strangers_make_way_for_members() {
+fn strangers_are_evicted_for_members() {
     for (secret, word) in [(Some(SECRET), &b""[..]), (None, b""), (None, b"SWB1\x01"), (Some(SECRET), b"hello")] {
         let env: Vec<_> =
             [Some(TCP), Some(ANY_WAY), Some(("STARWIRE_REACTORS", "2")), secret].into_iter().flatten().collect();
         let ps = Task::start(PS, &env);
-        // Half-open connections, more than there is room for.
+        // More half-open connections than there is room for.
         let mut strangers = Vec::new();
         let say = |ps: &Task| {
             let mut stranger = connect(ps);
@@ -119,7 +119,7 @@ fn strangers_make_way_for_members() {
             assert_eq!(end.meta, b"let me in", "peer {number} was turned away: {}", end.message);
         }
         assert_eq!(ps.logged("dropped a connection"), 1, "{:?}", ps.seen.lines.lock().unwrap());
-        // The oldest was told why.
+        // The oldest was told the reason.
         let mut words = Vec::new();
         while let Ok(control) = heard(&mut strangers[0]) {
             words.push(control);
@@ -132,7 +132,7 @@ fn strangers_make_way_for_members() {
 }
 
 #[test]
-fn a_connection_that_became_a_member_makes_way_for_nobody() {
+fn a_member_is_never_evicted() {
     let env = [TCP, ("STARWIRE_REACTORS", "1")];
     let (ps, worker) = pair(&env);
     let channel = worker.channel(PS);
@@ -200,7 +200,7 @@ fn an_orderly_stop_is_no_loss() {
                 assert!(end.code == 14 && end.message.contains(PS), "{end:?}");
                 assert!(end.message.contains("the server was stopped"), "{end:?}");
             }
-            // Nobody waited for anybody's patience to end.
+            // Neither side waited for a timeout.
             assert!(begin.elapsed() < Duration::from_millis(900), "{:?} in {env:?}", begin.elapsed());
             for engine in &engines {
                 assert_eq!(number(engine, "starwire_losses_total"), 0, "{env:?}");
@@ -209,7 +209,7 @@ fn an_orderly_stop_is_no_loss() {
     }
 }
 
-/// Run by the next test in a process of its own: works with a server, and exits.
+/// Run in its own process by the next test: connects to a server, makes a call and exits.
 #[test]
 #[ignore = "a part of another test"]
 fn visitor() {
@@ -227,7 +227,7 @@ fn a_process_that_exits_is_no_loss() {
         let visit = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "strangers::visitor", "--ignored"])
             .env("STARWIRE_TEST_VISIT", ps.engine().advertisement())
-            // Under sanitizers: who exits in the middle of its work leaves memory and threads behind.
+            // For sanitizer builds: a process that exits mid-work leaves memory and threads behind.
             .env("ASAN_OPTIONS", "detect_leaks=0")
             .env("TSAN_OPTIONS", "report_thread_leaks=0")
             .output()
@@ -241,7 +241,7 @@ fn a_process_that_exits_is_no_loss() {
 }
 
 #[test]
-fn a_peer_that_ends_without_a_word_is_a_loss() {
+fn a_peer_that_ends_without_goodbye_is_a_loss() {
     let ps = Task::start(PS, &[ANY_WAY]);
     let mut peer = connect(&ps);
     peer.write_all(&hello(0, &[])).unwrap();
@@ -260,7 +260,7 @@ fn refused_http_clients_are_one_line_in_the_log() {
 }
 
 #[test]
-fn requests_for_more_steps_than_anybody_runs_are_refused() {
+fn requests_for_too_many_steps_are_refused() {
     let (ps, worker) = pair(&[]);
     let channel = worker.channel(PS);
     let waiters: Vec<_> = (0..5000).map(|step| recv(&channel, step, "never;0", 0, 0).1).collect();
@@ -270,14 +270,14 @@ fn requests_for_more_steps_than_anybody_runs_are_refused() {
     assert!(end.code == 8 && end.message.contains("4096 steps"), "{end:?}");
     eventually("arrival", || ps.seen.never.lock().unwrap().len() == 4096 + 500);
     assert!(!again.iter().any(|waiter| waiter.is_done()), "a step that is known is served on");
-    // An answer makes room.
+    // A reply makes room.
     let ticket = ps.seen.never.lock().unwrap()[3];
     ps.engine().reply(ticket, 0, b"", None);
     assert_eq!(waiters[3].wait().code, 0);
     assert_eq!(recv(&channel, 9000, "key;8", 0, 0).1.wait().code, 0);
 }
 
-/// Run by the next test in a process of its own: lends what it does not have.
+/// Run in its own process by the next test: lends memory that it does not have.
 #[test]
 #[ignore = "a part of another test"]
 fn forger() {
@@ -288,7 +288,7 @@ fn forger() {
     assert_eq!(heard(&mut peer).unwrap()[0], WELCOME);
     let taken = heard(&mut peer).unwrap();
     assert_eq!((taken[0], taken[8]), (17, 0), "it says that it can read");
-    // It vouches for what is not there.
+    // The witness is valid, but the loan's address is not.
     let witness = Box::new(7u64);
     let (len, at) = (200_000, &raw const *witness as u64);
     let call = frame(CALL, ECHO, 1, &[1 << 32, len | 1 << 63], b"");
@@ -312,7 +312,7 @@ fn a_forged_loan_ends_lending_for_the_forger_only() {
         assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stdout));
     }
     eventually("a line in the log", || ps.logged("cannot read what") == 2);
-    // Another process is another matter.
+    // Other processes are unaffected.
     let (channel, released) = (worker.channel(PS), Arc::default());
     for _ in 0..20 {
         let parts = vec![pattern(1 << 20, 3)];

@@ -1,4 +1,4 @@
-//! Where peers are found and by which names: over the address that they advertise, and over an `.endpoint_map`.
+//! How peers are found and named: through their advertised addresses, and through an `.endpoint_map`.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A worker with a map in which `data` is the address of whoever is at somewhere:1 (line 3).
+/// A worker with a map in which `data` is the data address of the task at somewhere:1 (line 3).
 struct Mapped {
     worker: Task,
     path: PathBuf,
@@ -45,7 +45,7 @@ impl Mapped {
         format!("{}:3", self.path.display())
     }
 
-    /// Its end, and how long that took.
+    /// Makes a call that waits until the peer is ready; returns its end and duration.
     fn patient_call(&self, task: &str) -> (End, Duration) {
         let begin = Instant::now();
         let end = call_with(&self.worker.channel(task), ECHO, b"hello", None, &patient()).1.wait();
@@ -67,11 +67,11 @@ fn ps_at(name: &str, incarnation: u64, port: u16) -> Task {
 // Without a map.
 
 #[test]
-fn a_client_may_call_a_server_as_it_likes() {
+fn a_client_may_call_a_server_by_any_name() {
     for unix in ["auto", "off"] {
         let server = Task::start(LOCAL, &[]);
         let client = Task::start(WORKER, &[("STARWIRE_UNIX", unix)]);
-        // The first is in the client's own cluster; the others come with sessions.
+        // The first name is from the client's own cluster, the others from sessions.
         let names = [PS, "/job:remote_device/replica:0/task:1", "/job:my_ps/replica:0/task:3", LOCAL];
         let channels: Vec<_> = names.iter().map(|name| client.channel(name)).collect();
         for (name, channel) in names.iter().zip(&channels) {
@@ -89,7 +89,7 @@ fn a_client_may_call_a_server_as_it_likes() {
 }
 
 #[test]
-fn two_servers_that_were_started_in_each_others_place_are_a_warning() {
+fn two_swapped_servers_are_a_warning() {
     let server = Task::start(PS, &[]);
     let client = Task::start(WORKER, &[]);
     client.knows(OTHER, &server);
@@ -99,7 +99,7 @@ fn two_servers_that_were_started_in_each_others_place_are_a_warning() {
 }
 
 #[test]
-fn a_renamed_server_that_comes_back_is_found_whatever_its_name() {
+fn a_restarted_server_is_found_under_any_name() {
     let mut server = Task::start(LOCAL, &[]);
     let client = Task::start(WORKER, &[]);
     client.knows(PS, &server);
@@ -114,8 +114,8 @@ fn a_renamed_server_that_comes_back_is_found_whatever_its_name() {
 }
 
 #[test]
-fn whoever_took_over_an_advertised_address_is_noticed() {
-    // A server of the same name and one of another have the data port that a server advertised before it died.
+fn a_usurped_advertised_address_is_noticed() {
+    // A successor, with the same or another name, now has the data port that a dead server advertised.
     for successor in [LOCAL, OTHER] {
         let server = Task::start(LOCAL, &[("STARWIRE_UNIX", "off")]);
         let usurper = Task::try_start(successor, "grpc++", 77, &[("STARWIRE_UNIX", "off")]).unwrap();
@@ -126,7 +126,7 @@ fn whoever_took_over_an_advertised_address_is_noticed() {
             said.data = usurper.engine().advertisement().parse::<Advertisement>().unwrap().data;
         });
         client.seen.first.lock().unwrap().push(Ok(last_word));
-        // Nobody hears of it: what is advertised now leads to the server.
+        // Invisible to the caller: the current advertisement leads to the server.
         let end = call(&client.channel(PS), ECHO, b"mine", None);
         assert_eq!((end.code, &end.meta[..]), (0, &b"mine"[..]), "{}", end.message);
         assert_eq!(client.logged(&format!("calls itself {LOCAL}")), 1);
@@ -135,7 +135,7 @@ fn whoever_took_over_an_advertised_address_is_noticed() {
 }
 
 #[test]
-fn an_advertised_address_that_always_leads_to_somebody_else_is_an_error() {
+fn an_advertised_address_of_another_server_is_an_error() {
     for successor in [LOCAL, OTHER] {
         let usurper = Task::try_start(successor, "grpc++", 77, &[("STARWIRE_UNIX", "off")]).unwrap();
         let client = Task::start(WORKER, &[]);
@@ -170,7 +170,7 @@ fn a_line_that_leads_nowhere_is_an_error_once_the_peer_is_up() {
             assert!(end.message.contains(words), "{words}: {}", end.message);
         }
         assert!(took > Duration::from_secs(2) && took < Duration::from_secs(15), "{took:?}");
-        // Who does not want to wait hears at once that there is no way.
+        // A request that does not wait fails at once.
         let begin = Instant::now();
         let end = call(&mapped.worker.channel(PS), ECHO, b"", None);
         assert!(end.code == 14 && begin.elapsed() < Duration::from_secs(5), "{end:?} after {:?}", begin.elapsed());
@@ -178,9 +178,9 @@ fn a_line_that_leads_nowhere_is_an_error_once_the_peer_is_up() {
 }
 
 #[test]
-fn a_line_for_something_that_is_no_server_of_ours_is_an_error_too() {
+fn a_line_for_another_kind_of_server_is_an_error() {
     let server = Task::start(PS, &[]);
-    // As TensorFlow's gRPC port does: it takes connections, and closes those that do not speak its language.
+    // Like TensorFlow's gRPC port: accepts connections, and closes those that speak another protocol.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || listener.incoming().for_each(drop));
@@ -224,7 +224,7 @@ fn a_mapped_peer_that_was_met_before_is_waited_for() {
     mapped.worker.knows(PS, &server);
     let channel = mapped.worker.channel(PS);
     assert_eq!(call(&channel, ECHO, b"", None).code, 0);
-    // Its gRPC port goes on answering: for all that can be seen, the network between the data ports is down.
+    // Its gRPC port keeps answering, so this looks like a network failure between the data ports.
     server.stop();
     let (_, waiter) = call_with(&channel, ECHO, b"again", None, &patient());
     std::thread::sleep(Duration::from_secs(5));
@@ -235,7 +235,7 @@ fn a_mapped_peer_that_was_met_before_is_waited_for() {
 }
 
 #[test]
-fn lines_in_each_others_place_are_named() {
+fn swapped_lines_are_named() {
     let port = free_port();
     let mapped = Mapped::start("swapped", &format!("127.0.0.1:{port}"));
     let (_other, server) = (ps_at(OTHER, 3, port), Task::start(PS, &[]));
@@ -252,13 +252,13 @@ fn the_map_leads_to_servers_with_other_names_too() {
     let port = free_port();
     let mapped = Mapped::start("renamed", &format!("127.0.0.1:{port}"));
     let mut server = ps_at(LOCAL, 3, port);
-    // In the client's own cluster, and in one that a session brought.
+    // From the client's own cluster, and from one that a session brought.
     for name in [PS, "/job:my_ps/replica:0/task:3"] {
         mapped.worker.knows(name, &server);
         let end = call(&mapped.worker.channel(name), ECHO, b"found", None);
         assert_eq!((end.code, &end.meta[..]), (0, &b"found"[..]), "{name}: {}", end.message);
     }
-    // Somebody else with that name takes the data port over: the server behind the gRPC port has another life.
+    // Another process with that name takes over the data port; the server behind the gRPC port has another incarnation.
     let advertised = advertisement(&server, |_| ());
     server.stop();
     let _usurper = ps_at(LOCAL, 9, port);

@@ -1,4 +1,4 @@
-//! The driver with queue pairs.
+//! The verbs driver and its queue pairs.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "buffers outlive the operations, which every test waits for")]
 
@@ -38,7 +38,7 @@ fn large_pieces_are_read_straight_and_small_ones_are_copied() {
 }
 
 #[test]
-fn the_receivers_pieces_need_not_be_the_senders() {
+fn the_receivers_pieces_need_not_match_the_senders() {
     fake_library::device("pieces", "");
     let mut pair = Pair::new("pieces");
     let out = [bytes(200_000, 1), bytes(10, 2), bytes(70_000, 3), bytes(300_000, 4)];
@@ -49,7 +49,7 @@ fn the_receivers_pieces_need_not_be_the_senders() {
 }
 
 #[test]
-fn credits_last_for_thousands_of_messages_while_nobody_listens_for_long() {
+fn credits_last_for_thousands_of_messages_to_a_slow_receiver() {
     fake_library::device("credits", "");
     let mut pair = Pair::new("credits");
     let out: Vec<Vec<u8>> = (0..400).map(|i| bytes(1 + i * 97 % 30_000, i)).collect();
@@ -108,14 +108,14 @@ fn both_directions_at_once_with_neither_side_reading_at_first() {
 }
 
 #[test]
-fn the_end_of_the_socket_is_the_end_after_what_came_before() {
+fn the_end_of_the_socket_follows_received_messages() {
     fake_library::device("end", "");
     let mut pair = Pair::new("end");
     let (ta, tb) = (pair.a.token, pair.b.token);
     let hello = *b"hello";
     unsafe { pair.a.driver.send(ta, &[IoPart { ptr: hello.as_ptr().cast_mut(), len: 5 }]).unwrap() };
     pair.wait("the send", |pair| pair.a.take_send()).unwrap();
-    // The message is there before the socket ends.
+    // Let the message arrive before the socket closes.
     std::thread::sleep(Duration::from_millis(50));
     pair.a.driver.close(ta);
     pair.wait("closed", |pair| pair.a.seen.iter().any(|c| matches!(c, Completion::Closed { .. })).then_some(()));
@@ -127,8 +127,7 @@ fn the_end_of_the_socket_is_the_end_after_what_came_before() {
     assert_eq!(pair.wait("the end", |pair| pair.b.take_recv()).unwrap(), 0);
 }
 
-/// The retries of a READ that nobody answers take as long as they were told to, and on soft-RoCE seven of them are for
-/// ever.
+/// Retries of an unanswered READ last for the configured time, and on soft-RoCE seven retries mean without end.
 #[test]
 fn the_end_of_the_socket_ends_a_read_that_nobody_answers() {
     fake_library::device("unanswered", "lost@1");
@@ -147,9 +146,9 @@ fn the_end_of_the_socket_ends_a_read_that_nobody_answers() {
     assert_eq!(fake_library::alive("unanswered"), 0);
 }
 
-/// A socket would say so when it is written to; the queue pair may not.
+/// Writing to a socket would fail; the queue pair may not report an error.
 #[test]
-fn the_end_of_the_socket_ends_a_send_of_somebody_who_does_not_read() {
+fn the_end_of_the_socket_ends_a_send_to_a_peer_that_does_not_read() {
     fake_library::device("untaken", "");
     let mut pair = Pair::new("untaken");
     let (ta, tb, out) = (pair.a.token, pair.b.token, bytes(200_000, 1));
@@ -163,7 +162,7 @@ fn the_end_of_the_socket_ends_a_send_of_somebody_who_does_not_read() {
     assert!(error.contains("closed the connection before it took all"), "{error}");
 }
 
-/// What had arrived before can still be received, but for what lies with the peer.
+/// Bytes that have already arrived can still be received, but not those that are still with the peer.
 #[test]
 fn an_offer_that_is_received_after_a_failure_is_an_error() {
     fake_library::device("too late", "post_send@2=12");
@@ -175,7 +174,7 @@ fn an_offer_that_is_received_after_a_failure_is_an_error() {
     let mut target = vec![0u8; 200_000];
     unsafe { pair.b.driver.recv(tb, &[IoPart { ptr: target.as_mut_ptr(), len: 10 }]).unwrap() };
     assert_eq!(pair.wait("the first bytes", |pair| pair.b.take_recv()).unwrap(), 10);
-    // The second work request of the device: what breaks the queue pair of b.
+    // The device's second work request breaks b's queue pair.
     unsafe { pair.b.driver.send(tb, &parts[..1]).unwrap() };
     pair.wait("the failure", |pair| pair.b.take_send()).unwrap_err();
     unsafe { pair.b.driver.recv(tb, &[IoPart { ptr: target.as_mut_ptr(), len: target.len() }]).unwrap() };
@@ -222,7 +221,7 @@ fn it_works_on_io_uring_as_well() {
 
 #[test]
 fn what_cannot_be_registered_is_copied() {
-    // The first three are the buffers of a connection.
+    // The first six registrations are the buffers of the two connections.
     for (spec, copies_at_sender) in [("reg_mr@7=12", true), ("reg_mr@8=12", false), ("reg_mr@7+=12", true)] {
         let name = format!("copied {spec}");
         fake_library::device(&name, spec);
@@ -263,7 +262,7 @@ fn failed_requests_end_both_operations_with_a_sentence() {
     }
 }
 
-/// A domain for each: with one in common, the second would not ask for another.
+/// If domains were shared, the second queue pair would not allocate one and not meet the fault.
 #[test]
 fn each_queue_pair_has_a_protection_domain_and_packet_numbers_of_its_own() {
     fake_library::device("own", "alloc_pd@9=12");

@@ -1,4 +1,4 @@
-//! The last word of a server gets through a queue pair.
+//! The last message of a server arrives through a queue pair.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "memory outlives the operations, each of which is waited for")]
 
@@ -31,7 +31,7 @@ impl Payload for Nothing {
     fn copy_part(&self, _part: usize, _out: &mut Vec<u8>) {}
 }
 
-/// What a client hears that asks for nothing.
+/// Records the events of a client that sends no requests.
 #[derive(Default)]
 struct Ear {
     ready: bool,
@@ -81,7 +81,7 @@ struct Client {
 }
 
 impl Client {
-    /// A connection that has moved to a queue pair.
+    /// Connects and moves the connection to a queue pair.
     fn new(server: &Task, device: &str) -> Client {
         let advertisement: Advertisement = server.engine().advertisement().parse().unwrap();
         let socket = TcpStream::connect(("127.0.0.1", advertisement.data[0].port)).unwrap();
@@ -163,7 +163,7 @@ impl Client {
 }
 
 #[test]
-fn a_peer_that_breaks_the_protocol_hears_why() {
+fn a_peer_that_breaks_the_protocol_is_told_why() {
     fake_library::device("farewell", "");
     let server = task(PS, "farewell", &[]).unwrap();
     for late in [0, 50] {

@@ -1,4 +1,4 @@
-//! Servers on devices with faults: a clear error, or TCP with one line in the log, and never a hang.
+//! Servers on faulty devices: a clear error, or TCP with one log line, and never a hang.
 
 use crate::harness::*;
 
@@ -19,7 +19,7 @@ pub fn task(name: &str, device: &str, more: &[(&str, &str)]) -> Result<Task, Str
     Task::try_start(name, "grpc++", 1, &env).map_err(|error| error.to_string())
 }
 
-/// A worker on a device that is told `faults`, a parameter server on a healthy one.
+/// A parameter server and a worker, each on a device with the given faults.
 fn cluster(name: &str, ps_faults: &str, worker_faults: &str) -> (Task, Task) {
     let (ps_device, worker_device) = (format!("{name}-ps"), format!("{name}-worker"));
     fake_library::device(&ps_device, ps_faults);
@@ -56,7 +56,7 @@ fn a_healthy_pair_of_tasks_talks_over_queue_pairs() {
 }
 
 #[test]
-fn a_host_without_rdma_says_so_and_uses_tcp_or_does_not_start() {
+fn a_host_without_rdma_logs_it_and_uses_tcp_or_does_not_start() {
     for (spec, sentence) in [
         ("down", "is not active (state down)"),
         ("nogid", "has no RoCE v2 GID"),
@@ -87,7 +87,7 @@ fn a_host_without_rdma_says_so_and_uses_tcp_or_does_not_start() {
 }
 
 #[test]
-fn what_fails_while_connecting_ends_on_tcp() {
+fn failures_while_connecting_fall_back_to_tcp() {
     for (name, ps_faults, worker_faults) in [
         ("no queue pair at the client", "", "create_qp@1+=12"),
         ("no queue pair at the server", "create_qp@1+=12", ""),
@@ -116,7 +116,7 @@ fn what_fails_while_connecting_ends_on_tcp() {
 }
 
 #[test]
-fn the_environment_says_how_packets_are_marked_cut_and_sent_again() {
+fn the_environment_sets_marking_mtu_and_retries() {
     let asked = [
         ("STARWIRE_VERBS_FALLBACK", "false"),
         ("RDMA_QP_PKEY_INDEX", "3"),
@@ -146,7 +146,7 @@ fn the_environment_says_how_packets_are_marked_cut_and_sent_again() {
 }
 
 #[test]
-fn a_peer_without_rdma_is_talked_to_over_tcp_or_refused_with_a_sentence() {
+fn a_peer_without_rdma_gets_tcp_or_an_error() {
     fake_library::device("one-sided", "");
     let ps = Task::start(PS, &[("STARWIRE_UNIX", "off"), ("STARWIRE_TRANSPORT", "tcp")]);
     let worker = task(WORKER, "one-sided", &[]).unwrap();
@@ -168,9 +168,9 @@ fn memory_that_cannot_be_registered_costs_a_copy_and_nothing_else() {
     assert_eq!(metric(&worker, "verbs_connections_total"), 1);
 }
 
-/// Though the device would try for ever to read what the peer had offered.
+/// Even if the device would retry the READ of the peer's offer without end.
 #[test]
-fn a_peer_that_goes_in_the_middle_of_a_read_is_noticed_at_once() {
+fn a_peer_that_dies_during_a_read_is_noticed_at_once() {
     let (mut ps, worker) = cluster("gone", "", "lost@1");
     let (_, waiter) = call_with(&worker.channel(PS), SEND_MUCH, b"300000", None, &Options::default());
     eventually("the READ is under way", || metric(&worker, "verbs_reads_total") == 1);
@@ -183,7 +183,7 @@ fn a_peer_that_goes_in_the_middle_of_a_read_is_noticed_at_once() {
 }
 
 #[test]
-fn a_queue_pair_that_fails_ends_its_calls_and_the_next_ones_find_a_new_one() {
+fn a_failed_queue_pair_ends_its_calls_and_is_replaced() {
     for (name, ps_faults, worker_faults) in [
         ("a read is refused", "", "read@1=10"),
         ("the peer does not answer", "send@2=12", ""),

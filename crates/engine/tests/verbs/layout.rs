@@ -1,4 +1,4 @@
-//! Our idea of libibverbs's structures against the C header, where that is installed.
+//! Compares our declarations of libibverbs's structures with the C header, if it is installed.
 
 use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use starwire_net::transport::verbs::abi::*;
 
-/// (C expression, what we think it is)
+/// (C expression, expected value)
 fn expectations() -> Vec<(String, usize)> {
     let mut all = Vec::new();
     macro_rules! same {
@@ -86,8 +86,8 @@ fn expectations() -> Vec<(String, usize)> {
 }
 
 #[test]
-fn structures_and_numbers_are_those_of_the_c_header() {
-    // A folder with infiniband/verbs.h, for machines where it is not installed.
+fn structures_and_numbers_match_the_c_header() {
+    // A folder that contains infiniband/verbs.h, for machines where the header is not installed.
     let include = std::env::var("STARWIRE_TEST_VERBS_INCLUDE").unwrap_or_else(|_| "/usr/include".to_owned());
     if !Path::new(&include).join("infiniband/verbs.h").exists() {
         eprintln!("SKIPPED, NOT TESTED: no infiniband/verbs.h (Debian: libibverbs-dev)");

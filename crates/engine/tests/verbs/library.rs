@@ -1,4 +1,4 @@
-//! The fake libibverbs, built when it is older than its sources; and its devices.
+//! Builds the fake libibverbs if it is older than its sources, and controls its devices.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -15,12 +15,12 @@ use std::time::SystemTime;
 /// In the workspace.
 const SOURCES: [&str; 2] = ["crates/engine/tests/verbs/fake", "crates/net/src/transport/verbs/abi.rs"];
 
-/// STARWIRE_TEST_REAL_VERBS=1: the system's libibverbs and its first device, in a machine that has one.
+/// STARWIRE_TEST_REAL_VERBS=1 uses the system's libibverbs and its first device.
 pub fn is_real() -> bool {
     std::env::var_os("STARWIRE_TEST_REAL_VERBS").is_some()
 }
 
-/// Where the library lies.
+/// Path of the library.
 pub fn path() -> &'static str {
     static PATH: OnceLock<String> = OnceLock::new();
     PATH.get_or_init(|| {
@@ -48,7 +48,7 @@ pub fn path() -> &'static str {
             "--target-dir",
         ]);
         cargo.arg(profile.parent().unwrap());
-        // Flags for another target's code, such as sanitizers', would meet procedural macros here.
+        // Flags for another target, such as sanitizers', would break procedural macros here.
         cargo.env_remove("RUSTFLAGS");
         if profile.ends_with("release") {
             cargo.arg("--release");
@@ -66,7 +66,7 @@ fn changed(path: &Path) -> SystemTime {
     std::fs::metadata(PathBuf::from(path)).unwrap().modified().unwrap()
 }
 
-/// Makes a device with faults; see `tests/verbs/fake/lib.rs` for the words.
+/// Creates a device with faults; `tests/verbs/fake/lib.rs` explains `spec`.
 pub fn device(name: &str, spec: &str) {
     if is_real() {
         assert!(spec.is_empty(), "real devices have no faults on demand");
@@ -78,7 +78,7 @@ pub fn device(name: &str, spec: &str) {
     unsafe { make(name.as_ptr(), spec.as_ptr()) };
 }
 
-/// Objects of a device that were made and not destroyed.
+/// The number of a device's live objects.
 pub fn alive(name: &str) -> i64 {
     if is_real() {
         return 0;
@@ -88,7 +88,7 @@ pub fn alive(name: &str) -> i64 {
     unsafe { count(name.as_ptr()) }
 }
 
-/// Registrations that touch this memory with at least these rights. A real device does not say.
+/// Registrations that overlap this memory with at least these rights. A real device does not tell.
 pub fn covers(name: &str, ptr: *const u8, len: usize, access: c_int) -> i64 {
     if is_real() {
         return 0;

@@ -1,5 +1,4 @@
-//! RDMA without hardware: everything here runs against the fake libibverbs of `fake/`, over the same `dlopen` as a real
-//! one.
+//! RDMA without hardware: all tests run against the fake libibverbs of `fake/`, loaded with `dlopen` like a real one.
 
 mod driver;
 mod farewell;

@@ -1,4 +1,4 @@
-//! Two drivers with queue pairs, connected, in one thread.
+//! Two connected verbs drivers in one thread.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "buffers outlive the operations, which every test waits for")]
 
@@ -86,7 +86,7 @@ impl Pair {
         }
     }
 
-    /// Sends pieces from a to b, received into pieces of other lengths; both in as many operations as it takes.
+    /// Sends pieces from a to b, received in pieces of other lengths, in as many operations as needed.
     pub fn transfer(&mut self, out: &[Vec<u8>], lens: &[usize]) {
         let mut target: Vec<Vec<u8>> = lens.iter().map(|len| vec![0xEE; *len]).collect();
         let to_send = out.iter().map(|p| IoPart { ptr: p.as_ptr().cast_mut(), len: p.len() }).collect();
@@ -95,7 +95,7 @@ impl Pair {
         assert!(out.concat() == target.concat(), "bytes were changed");
     }
 
-    /// The same with memory that is the caller's.
+    /// Like `transfer`, with the caller's memory.
     pub fn carry(&mut self, mut to_send: Vec<IoPart>, mut to_fill: Vec<IoPart>) {
         let total: usize = to_send.iter().map(|part| part.len).sum();
         let (mut sent, mut received) = (0, 0);

@@ -1,4 +1,4 @@
-//! What is registered, and for how long.
+//! Lifetime and rights of memory registrations.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "memory outlives the operations, which every test waits for")]
 
@@ -10,7 +10,7 @@ use super::pair::{Pair, bytes};
 use crate::harness::fake_library::{self, covers};
 
 const MIB: usize = 1 << 20;
-/// Each test has an eighth of the arena.
+/// Each test uses an eighth of the arena.
 const SHARE: usize = 8 * MIB;
 
 fn share(number: usize) -> *mut u8 {
@@ -18,7 +18,7 @@ fn share(number: usize) -> *mut u8 {
     arena.start().wrapping_add(number * SHARE)
 }
 
-/// Fills one piece, has it carried to another one, and compares.
+/// Fills one piece, transfers it to another and compares.
 fn carry(pair: &mut Pair, from: *mut u8, to: *mut u8, len: usize, seed: usize) {
     let content = bytes(len, seed);
     unsafe {
@@ -27,13 +27,13 @@ fn carry(pair: &mut Pair, from: *mut u8, to: *mut u8, len: usize, seed: usize) {
     }
     pair.carry(vec![IoPart { ptr: from, len }], vec![IoPart { ptr: to, len }]);
     assert!(unsafe { std::slice::from_raw_parts(to, len) } == content, "bytes were changed");
-    // The receiver's "done" reaches the sender.
+    // Let the receiver's "done" reach the sender.
     for _ in 0..3 {
         pair.turn();
     }
 }
 
-/// New pages at an address of the kernel's, or at this one.
+/// Maps new pages, at `at` or at an address that the kernel chooses.
 fn map(at: *mut u8, len: usize) -> *mut u8 {
     let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED_NOREPLACE };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
@@ -43,7 +43,7 @@ fn map(at: *mut u8, len: usize) -> *mut u8 {
     mapped.cast()
 }
 
-/// A device that has kept a registration would read, or write, the pages that were there before.
+/// With a stale registration, the device would access the previous pages.
 #[test]
 fn memory_that_may_be_freed_is_registered_for_one_transfer() {
     fake_library::device("fleeting", "");
@@ -71,12 +71,12 @@ fn memory_that_stays_is_registered_once() {
     for seed in 0..5 {
         carry(&mut pair, from, to, MIB, seed);
     }
-    // Part of it.
+    // A part of it.
     carry(&mut pair, from.wrapping_add(100_001), to.wrapping_add(77), MIB / 2, 6);
     let (a, b) = (pair.a.stats(), pair.b.stats());
     assert_eq!((a.registrations, a.registrations_reused), (1, 5));
     assert_eq!((b.registrations, b.registrations_reused), (1, 5));
-    // More of it; afterwards that is what counts.
+    // A larger range, whose registration then replaces the first.
     carry(&mut pair, from, to, 2 * MIB, 7);
     carry(&mut pair, from, to, MIB, 8);
     let (a, b) = (pair.a.stats(), pair.b.stats());
@@ -91,7 +91,7 @@ fn memory_that_stays_is_registered_once() {
     assert_eq!(fake_library::alive("kept"), 0);
 }
 
-/// The same memory for both directions, and neighbours that share a page.
+/// The same memory is used in both directions, beside neighbours that share a page.
 #[test]
 fn rights_are_only_what_a_transfer_needed() {
     fake_library::device("rights", "");
@@ -103,13 +103,13 @@ fn rights_are_only_what_a_transfer_needed() {
     let (a, b) = (pair.a.stats(), pair.b.stats());
     assert_eq!((a.registrations, a.registrations_reused), (2, 0));
     assert_eq!((b.registrations, b.registrations_reused), (1, 1));
-    // Now it is received into: another registration, without rights for the peer.
+    // Receiving into it takes another registration, without rights for the peer.
     carry(&mut pair, away, first, MIB, 3);
     let (a, b) = (pair.a.stats(), pair.b.stats());
     assert_eq!((a.registrations, b.registrations), (1, 1));
 }
 
-/// Buffers of the two connections are the first six.
+/// The first six registrations are the buffers of the two connections.
 #[test]
 fn what_is_kept_makes_room_when_memory_is_short() {
     fake_library::device("short", "reg_mr@9=12");
@@ -124,8 +124,8 @@ fn what_is_kept_makes_room_when_memory_is_short() {
     assert_eq!((a.registration_failures, a.offered_bytes, b.registration_failures), (0, 2 * MIB as u64, 0));
 }
 
-/// Its own buffers or tensors may be what finds no room beside what another connection keeps. The third piece is
-/// refused, and sent as bytes.
+/// Registrations kept by one connection may leave no room for another's buffers or tensors. The third piece is refused
+/// and sent as bytes.
 #[test]
 fn what_is_kept_makes_room_for_another_connection() {
     fake_library::device("shared", "reg_mr@15=12");
@@ -144,7 +144,7 @@ fn what_is_kept_makes_room_for_another_connection() {
     assert_eq!(keeps.a.stats().registration_failures, 0);
 }
 
-/// A connection's own buffers as well: it is set up with what another one of its reactor lets go.
+/// A new connection's buffers take the room of registrations that another connection of its reactor releases.
 #[test]
 fn what_is_kept_makes_room_for_a_new_connection() {
     fake_library::device("newcomer", "reg_mr@9=12");

@@ -1,4 +1,4 @@
-//! What a device is told to do wrong.
+//! Faults that a device injects.
 
 use std::collections::HashMap;
 use std::net::Ipv6Addr;
@@ -15,9 +15,9 @@ pub struct Spec {
     plans: Vec<Plan>,
     wants: HashMap<String, i64>,
     counts: Mutex<HashMap<String, u64>>,
-    /// Objects that were made and not destroyed.
+    /// The number of live objects.
     pub alive: AtomicI64,
-    /// What is registered, by key: address, length, access.
+    /// Registrations by key: address, length, access.
     pub registered: Mutex<HashMap<u32, (u64, u64, i32)>>,
 }
 
@@ -67,12 +67,12 @@ impl Spec {
         spec
     }
 
-    /// An attribute is what was asked for, if anything was.
+    /// True if the attribute has the wanted value, or any value is accepted.
     pub fn is_wanted(&self, name: &str, value: impl Into<i64>) -> bool {
         self.wants.get(name).is_none_or(|wanted| *wanted == value.into())
     }
 
-    /// So many bytes more may be pinned.
+    /// True if `bytes` more may be pinned.
     pub fn may_pin(&self, bytes: u64) -> bool {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         let known = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } == 0;
@@ -80,7 +80,7 @@ impl Spec {
         !self.memlock || !known || pinned + bytes <= limit.rlim_cur
     }
 
-    /// Counts an event; Some: it goes wrong this time.
+    /// Counts an event; returns the error if it fails this time.
     pub fn hit(&self, what: &str) -> Option<i32> {
         if !self.plans.iter().any(|plan| plan.what == what) {
             return None;

@@ -1,4 +1,4 @@
-//! The thread of a queue pair: requester and responder.
+//! The thread of a queue pair, as requester and responder.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -13,7 +13,7 @@ use super::objects::Regions;
 use super::queue::{Shared, Work, completion};
 use super::wire::{self, HEAD, Head, Kind, PIECE};
 
-/// Copies between registered memory and a buffer. The lock makes that safe against de-registration.
+/// Copies between registered memory and a buffer. The lock keeps the memory registered meanwhile.
 fn access(regions: &Regions, sges: &[ibv_sge], mut offset: u64, buffer: &mut [u8], write: bool) -> Result<(), ()> {
     let regions = regions.lock().unwrap();
     let mut done = 0;
@@ -46,7 +46,7 @@ fn access(regions: &Regions, sges: &[ibv_sge], mut offset: u64, buffer: &mut [u8
     if done == buffer.len() { Ok(()) } else { Err(()) }
 }
 
-/// What the requester is doing.
+/// The requester's current work request.
 struct Request {
     work: Work,
     attempt: u32,
@@ -107,7 +107,7 @@ impl Machine {
         self.out.push_back(bytes);
     }
 
-    /// True if something waits to be sent.
+    /// Returns true if unsent datagrams remain.
     fn flush(&mut self) -> bool {
         let (gid, peer) = {
             let state = self.shared.state.lock().unwrap();
@@ -123,7 +123,7 @@ impl Machine {
                     self.out.push_front(bytes);
                     return true;
                 }
-                // Nobody there: lost, as on a network.
+                // No receiver: lost, as on a network.
                 Err(_) => {}
             }
         }
@@ -148,7 +148,7 @@ impl Machine {
                 drop(state);
                 return self.transmit(&work, psn);
             }
-            // Only what nobody can answer is sent again: a slow test machine is not a broken network.
+            // Resend only if the peer is gone: a slow test machine is not a broken network.
             let gone = shared.spec.unreachable || {
                 let address = wire::address(&state.peer_gid, state.peer);
                 matches!(self.socket.send_to_addr(&[], &address), Err(e) if e.kind() != std::io::ErrorKind::WouldBlock)
@@ -241,7 +241,7 @@ impl Machine {
     }
 
     fn receive(&mut self, buffer: &mut [u8]) {
-        // A bounded number, so that the own requests get their turn.
+        // Bounded, so that this side's requests make progress.
         for _ in 0..64 {
             let Ok(len) = self.socket.recv(buffer) else { return };
             let Some(head) = Head::decode(&buffer[..len]) else { continue };
@@ -269,7 +269,7 @@ impl Machine {
         self.say(Head { kind, from: self.shared.number, status: status as u32, ..to }, &[]);
     }
 
-    /// The responder.
+    /// The responder: handles a request.
     fn serve(&mut self, head: Head, payload: &[u8]) {
         if head.kind == Kind::Read {
             return self.serve_read(head);
@@ -346,7 +346,7 @@ impl Machine {
         self.advance();
     }
 
-    /// The requester hears from the responder.
+    /// The requester: handles a response.
     fn answered(&mut self, head: Head, payload: &[u8]) {
         let Some(request) = self.request.as_mut().filter(|request| request.attempt == head.attempt) else { return };
         match head.kind {

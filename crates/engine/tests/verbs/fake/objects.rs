@@ -17,7 +17,7 @@ pub struct Region {
     pub access: c_int,
 }
 
-/// Keys of one protection domain. Copies are made under its lock: after `dereg_mr` nobody touches the memory.
+/// Memory regions of a protection domain by key. Copies run under this lock, so that none happens after `dereg_mr`.
 pub type Regions = Arc<Mutex<HashMap<u32, Region>>>;
 
 #[repr(C)]
@@ -98,7 +98,7 @@ impl CqShared {
         self.state.lock().unwrap().queue.pop_front()
     }
 
-    /// Nothing of a destroyed queue pair is left.
+    /// Drops all completions of a destroyed queue pair.
     pub fn forget(&self, qp_num: u32) {
         self.state.lock().unwrap().queue.retain(|wc| wc.qp_num != qp_num);
     }
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn ibv_create_cq(
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     let cq = cq.cast::<Cq>();
     let shared = unsafe { (*cq).shared.clone() };
-    // As the real one, but that waits for ever.
+    // The real library would wait without end.
     let until = Instant::now() + Duration::from_secs(5);
     while shared.gotten.load(Ordering::SeqCst) != shared.acknowledged.load(Ordering::SeqCst) {
         if Instant::now() > until {

@@ -268,7 +268,7 @@ pub unsafe extern "C" fn post_recv(qp: *mut ibv_qp, first: *mut ibv_recv_wr, bad
         });
         next = request.next;
     }
-    // A failed queue pair gives it back at once.
+    // A failed queue pair completes it at once, with an error.
     shared.wake();
     0
 }

@@ -1,21 +1,21 @@
-//! What travels between two queue pairs: datagrams with a fixed head.
+//! The format between two queue pairs: datagrams with a fixed head.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 pub const HEAD: usize = 48;
-/// Bytes of payload in one datagram.
+/// Payload bytes per datagram.
 pub const PIECE: usize = 60 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Send = 1,
     Ack = 2,
-    /// `status`: what the requester's work request ends with.
+    /// `status`: the result of the requester's work request.
     Nak = 3,
     /// No buffer posted.
     NotReady = 4,
-    /// The queue pair does not receive (yet), or the numbers do not fit.
+    /// The queue pair does not receive (yet), or the numbers do not match.
     Closed = 5,
     Read = 6,
     Data = 7,
@@ -27,11 +27,11 @@ pub struct Head {
     pub from: u32,
     pub psn: u32,
     pub status: u32,
-    /// SEND and DATA: position of this piece. READ: the address.
+    /// SEND and DATA: offset of this piece. READ: the address.
     pub offset: u64,
     pub total: u64,
     pub rkey: u32,
-    /// Counts attempts, so that late answers to an earlier one are told apart.
+    /// Counts attempts, to recognise late responses to an earlier one.
     pub attempt: u32,
 }
 
@@ -73,14 +73,14 @@ impl Head {
     }
 }
 
-/// Where the queue pair with this number and address receives.
+/// The address at which the queue pair with this number receives.
 pub fn address(gid: &[u8; 16], number: u32) -> SocketAddr {
     let uid = unsafe { libc::geteuid() };
     let gid: String = gid.iter().map(|byte| format!("{byte:02x}")).collect();
     SocketAddr::from_abstract_name(format!("fake-verbs-{uid}-{gid}-{number:06x}")).unwrap()
 }
 
-/// A socket with a number that nobody else on this host has.
+/// Binds a socket to a number that is unused on this host.
 pub fn bind(gid: &[u8; 16]) -> (UnixDatagram, u32) {
     loop {
         let mut random = [0u8; 4];

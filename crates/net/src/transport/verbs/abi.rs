@@ -1,7 +1,7 @@
 //! libibverbs in memory: the part of its C interface that we use.
 //!
-//! Structures keep the library's names and field order. `tests/verbs/layout.rs` compares them with the C header where
-//! it is installed. The test suite's own `libibverbs.so.1` shares this file.
+//! Structures keep the library's names and field order. `crates/engine/tests/verbs/layout.rs` compares them with the C
+//! header where it is installed. The test suite's own `libibverbs.so.1` shares this file.
 
 #![allow(non_camel_case_types, reason = "the C names")]
 
