@@ -160,7 +160,7 @@ impl Shim {
         if !fresh {
             write(&header, &text)?;
             if let Err(error) = unit.run(&self.compiler, &command, &command) {
-                println!("cargo::warning=precompiled header not made, going on without: {error}");
+                println!("cargo::warning=no precompiled header, compiling without it: {error}");
                 return Ok(None);
             }
         }
@@ -215,7 +215,7 @@ impl Shim {
         let status = Command::new("ar").arg("crsD").arg(&archive).args(objects).status();
         match status {
             Ok(status) if status.success() => Ok(archive),
-            Ok(status) => Err(format!("ar ended with {status}")),
+            Ok(status) => Err(format!("ar failed: {status}")),
             Err(error) => Err(format!("cannot run ar (Debian: apt-get install binutils): {error}")),
         }
     }

@@ -42,13 +42,13 @@ impl TensorFlow {
         if !answer.status.success() {
             let reason = String::from_utf8_lossy(&answer.stderr).trim().to_string();
             return Err(format!(
-                "{python} has no usable TensorFlow ({reason}). Install it there, set STARWIRE_PYTHON to a Python that has it, or type `make build`"
+                "{python} has no usable TensorFlow ({reason}). Install it there, set STARWIRE_PYTHON to a Python that has it, or run `make build`"
             ));
         }
         let text = String::from_utf8_lossy(&answer.stdout).to_string();
         let mut lines = text.lines();
         let (Some(version), Some(folder)) = (lines.next(), lines.next()) else {
-            return Err(format!("{python} gave an unexpected answer about TensorFlow: {text:?}"));
+            return Err(format!("{python} returned an unexpected answer about TensorFlow: {text:?}"));
         };
         let found = TensorFlow { minor: minor(version)?, version: version.to_string(), folder: PathBuf::from(folder) };
         found.check()?;
@@ -74,7 +74,7 @@ impl TensorFlow {
         for file in self.libraries().iter().chain([&header]) {
             if !file.exists() {
                 return Err(format!(
-                    "TensorFlow {} in {} lacks {}: a Linux wheel of 2.12 or later has it",
+                    "TensorFlow {} in {} lacks {}: install a Linux wheel of 2.12 or later",
                     self.version,
                     self.folder.display(),
                     file.display()

@@ -25,7 +25,7 @@ def config(proto=None, *, tensor_fuse=None, star=None):
     made = tf.compat.v1.ConfigProto.FromString(data)
     if star is not None:
         if star:
-            raise ValueError("starwire.config(star=...) can only be False: calls are made where the server's protocol is star_server")
+            raise ValueError("starwire.config(star=...) can only be False: only the server's protocol (star_server) turns star calls on")
         made.device_count[_STAR] = 0
     return made
 

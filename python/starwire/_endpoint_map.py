@@ -23,14 +23,14 @@ def endpoint_map(cluster, directory=".", offset=1000, data=None):
     chosen = _tasks(data or {})
     unknown = sorted(set(chosen) - set(tasks))
     if unknown:
-        raise ValueError(f"data names {_name(unknown[0])}, which is not in the cluster")
+        raise ValueError(f"starwire.endpoint_map: data has {_name(unknown[0])}, which is not in the cluster")
     lines, used = [], {}
     for task, address in sorted(tasks.items()):
         target = chosen.get(task) or _shifted(address, offset, task)
         for what, side in ((address, "address"), (target, "data address")):
             other = used.setdefault(what, (task, side))
             if other != (task, side):
-                raise ValueError(f"{what} is the {side} of {_name(task)} and the {other[1]} of {_name(other[0])}")
+                raise ValueError(f"starwire.endpoint_map: {what} is the {side} of {_name(task)} and the {other[1]} of {_name(other[0])}")
         lines.append(f"{address}={target}\n")
     path = pathlib.Path(directory) / ".endpoint_map"
     temporary = path.with_name(f".endpoint_map.{os.getpid()}")
@@ -49,7 +49,7 @@ def _tasks(cluster):
         for index, address in items:
             match = _ADDRESS.match(address)
             if not match or not 0 < int(match["port"]) < 65536:
-                raise ValueError(f"{_name((job, index))}: {address!r} is not host:port (IPv6 in brackets)")
+                raise ValueError(f"starwire.endpoint_map: {_name((job, index))}: {address!r} is not host:port (IPv6 in brackets)")
             tasks[job, int(index)] = address
     return tasks
 
@@ -57,7 +57,7 @@ def _tasks(cluster):
 def _shifted(address, offset, task):
     host, port = address.rsplit(":", 1)
     if not 0 < int(port) + offset < 65536:
-        raise ValueError(f"{_name(task)}: port {port} plus offset {offset} is not a port")
+        raise ValueError(f"starwire.endpoint_map: {_name(task)}: port {port} plus offset {offset} is not a port")
     return f"{host}:{int(port) + offset}"
 
 

@@ -15,7 +15,7 @@ def run_config(protocol="grpc++", **arguments):
 
     config = tf.estimator.RunConfig(**arguments)
     if not config.model_dir:
-        raise ValueError("starwire.run_config: model_dir is missing; the Estimator cannot add it to a RunConfig with another protocol than grpc")
+        raise ValueError("starwire.run_config: model_dir is missing, and the Estimator cannot add it to a RunConfig whose protocol is not grpc: pass model_dir")
     if config.session_config is None:
         config = config.replace(session_config=tf.compat.v1.ConfigProto())
     config._protocol = protocol

@@ -71,4 +71,4 @@ def _advice(running, built):
         command = f"make -C {_CHECKOUT} build TF_VERSION={running}"
     else:
         command = "pip install --force-reinstall --no-deps PATH_OF_THE_STARWIRE_CHECKOUT"
-    return f"starwire is {there}, but TensorFlow {running} is running. Build it for this one: {command}"
+    return f"starwire is {there}, but TensorFlow {running} is running. Build it for that version: {command}"

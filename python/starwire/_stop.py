@@ -16,7 +16,7 @@ def stop(server):
     from starwire import protocols
 
     if protocol not in protocols():
-        raise ValueError(f"starwire: a server with protocol {protocol!r} is TensorFlow's own, which cannot be stopped; starwire's are {', '.join(protocols())}")
+        raise ValueError(f"starwire: a server with protocol {protocol!r} cannot be stopped: it is not one of starwire's ({', '.join(protocols())})")
     try:
         pywrap_tf_session.TF_ServerStop(server._server)
     except tf.errors.UnimplementedError:

@@ -62,7 +62,7 @@ def test_stop_refuses_stock_servers():
         ROOT / "python",
     )
     assert code == 0, err
-    assert out == "None\nstarwire: a server with protocol 'grpc' is TensorFlow's own, which cannot be stopped; starwire's are grpc++, star_server, star_server_lite, grpc+verbs", out
+    assert out == "None\nstarwire: a server with protocol 'grpc' cannot be stopped: it is not one of starwire's (grpc++, star_server, star_server_lite, grpc+verbs)", out
 
 
 def test_loading_the_library_alone_works(tmp_path):
@@ -100,7 +100,7 @@ def test_another_version_is_refused_before_loading(tmp_path):
     running = version_of_tensorflow()
     assert re.search(
         rf"ImportError: starwire is built for TensorFlow 2\.99\.1, but TensorFlow {re.escape(running)} is running\. "
-        rf"Build it for this one: make -C .* build TF_VERSION={re.escape(running)}$",
+        rf"Build it for that version: make -C .* build TF_VERSION={re.escape(running)}$",
         err,
     )
 
@@ -151,7 +151,7 @@ def test_endpoint_map_is_written(tmp_path):
         ({"cluster": {"ps": ["h:0"]}}, "is not host:port"),
         ({"cluster": {"ps": ["h:65000"]}}, "port 65000 plus offset 1000 is not a port"),
         ({"cluster": {"ps": ["h:1", "h:1001"]}}, "h:1001 is the"),
-        ({"cluster": {"ps": ["h:1"]}, "data": {"worker": ["h:2"]}}, "data names /job:worker/task:0, which is not in the cluster"),
+        ({"cluster": {"ps": ["h:1"]}, "data": {"worker": ["h:2"]}}, "data has /job:worker/task:0, which is not in the cluster"),
     ],
 )
 def test_endpoint_map_refuses_nonsense(tmp_path, arguments, complaint):
