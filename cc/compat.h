@@ -8,7 +8,7 @@
 
 #ifndef NDEBUG
 #error \
-    "compile with -DNDEBUG: TensorFlow's wheels are built with it, and some of its classes have another layout without"
+    "compile with -DNDEBUG: TensorFlow's wheels are built with it, and some of its classes have a different layout without it"
 #endif
 #if !defined(STARWIRE_TF_VERSION) || !defined(STARWIRE_TF_MINOR)
 #error "pass -DSTARWIRE_TF_VERSION=\"x.y.z\" and -DSTARWIRE_TF_MINOR=xyy for the TensorFlow that the headers belong to"

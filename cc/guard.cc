@@ -16,11 +16,11 @@ Status ThrownStatus(const char* where) {
   } catch (const std::bad_alloc&) {
     return MakeStatus(kResourceExhausted, begin + "out of memory");
   } catch (const std::system_error& error) {
-    return MakeStatus(kResourceExhausted, begin + "no thread or other resource of the system: " + error.what());
+    return MakeStatus(kResourceExhausted, begin + "out of threads or another system resource: " + error.what());
   } catch (const std::exception& error) {
     return MakeStatus(kInternal, begin + error.what());
   } catch (...) {
-    return MakeStatus(kInternal, begin + "an exception of an unknown type");
+    return MakeStatus(kInternal, begin + "unknown exception");
   }
 }
 

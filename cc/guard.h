@@ -64,7 +64,7 @@ struct GuardedFunction<kFunction, kFail> {
           LogThrown("a callback");
         }
       } catch (...) {
-        LogThrown("a callback that had failed");
+        LogThrown("the error handler of a callback");
       }
     }
     return WhenThrown<Result>();

@@ -32,7 +32,7 @@ std::string Objection() {
   const auto version = Find<const char* (*)()>("TF_Version");
   if (version == nullptr) {
     return std::string("starwire was built for TensorFlow " STARWIRE_TF_VERSION
-                       " but there is no TensorFlow in this process: import it first");
+                       " but this process has no TensorFlow: import tensorflow first");
   }
   const char* running = version();
   if (std::strcmp(running, STARWIRE_TF_VERSION) != 0) {
@@ -40,9 +40,8 @@ std::string Objection() {
            " is running: rebuild with `make build TF_VERSION=" + running + "`";
   }
   if (sw_abi_version() != kAbiVersion) {
-    return "starwire was put together from parts that do not fit: its transport has ABI " +
-           std::to_string(sw_abi_version()) + ", its TensorFlow side ABI " + std::to_string(kAbiVersion) +
-           ": rebuild with `make build`";
+    return "starwire: ABI mismatch: Rust core v" + std::to_string(sw_abi_version()) + ", C++ shim v" +
+           std::to_string(kAbiVersion) + ": rebuild with `make clean build`";
   }
   return "";
 }
@@ -92,7 +91,7 @@ __attribute__((constructor(101))) void Load() {
   }
   // The same library under two names is two libraries to the loader, but the registry is one.
   const Status status = RegisterServers();
-  if (!status.ok()) Object("starwire could not register its servers: " + StatusMessage(status));
+  if (!status.ok()) Object("starwire cannot register its servers: " + StatusMessage(status));
 }
 
 }  // namespace

@@ -120,7 +120,7 @@ Status Partition::Compile(FunctionLibraryRuntime* runtime, const std::string& se
   Status status = Subgraph::Compile(watched, *partition->graph_, threads, &subgraph, &partition->unsupported_);
   if (!status.ok()) return status;
   if (partition->unsupported_.empty() && !waits.empty()) {
-    partition->unsupported_ = "node " + waits + " may wait for something while its kernel runs";
+    partition->unsupported_ = "node " + waits + " may block while its kernel runs";
     subgraph.reset();
   }
   partition->subgraph_ = std::move(subgraph);

@@ -140,7 +140,7 @@ int32_t Scratch::Start(sw_run* run, const SubgraphNode& node, const sw_task& tas
   } catch (...) {
     const bool has_ended = std::exchange(starting, outer) != async;
     if (!has_ended) throw;
-    LogThrown("a kernel that had ended");
+    LogThrown("a kernel that had already finished");
   }
   starting = outer;
   return SW_OUTCOME_PENDING;
@@ -297,7 +297,7 @@ Status Scratch::PrepareReference(const SubgraphNode& node, uint32_t input) {
   inputs_[input] = TensorValue(&dereferred_[input]);
   const tensorflow::DataType expected = tensorflow::RemoveRefType(table_->output_types[table_->input_slots[input]]);
   if (dereferred_[input].dtype() != expected) {
-    return MakeStatus(kInvalidArgument, "starwire: the variable that is read has become one of type " +
+    return MakeStatus(kInvalidArgument, "starwire: the type of a variable has changed to " +
                                             tensorflow::DataTypeString(dereferred_[input].dtype()) + ", expected " +
                                             tensorflow::DataTypeString(expected));
   }
@@ -340,7 +340,7 @@ Status Scratch::KeepUnusual(sw_run* run, const SubgraphNode& node, uint32_t outp
   const tensorflow::DataType type = value.is_ref() ? value.dtype_safe() : value.tensor->dtype();
   if (!value.is_ref()) delete value.tensor;
   if (type != table_->output_types[at]) {
-    return MakeStatus(kInternal, "starwire: output " + std::to_string(output) + " is of type " +
+    return MakeStatus(kInternal, "starwire: output " + std::to_string(output) + " has type " +
                                      tensorflow::DataTypeString(type) + " instead of " +
                                      tensorflow::DataTypeString(table_->output_types[at]));
   }
@@ -389,8 +389,9 @@ void Scratch::Fail(Status status, const SubgraphNode& node) {
   if (node.kernel != nullptr) {
     // TensorFlow recovers from Unavailable by starting over: only the network may say it.
     if (StatusNumber(status) == kUnavailable && !node.is_communication) {
-      status = MakeStatus(kInternal, "starwire: the operation said Unavailable, which is for the network only: " +
-                                         StatusMessage(status));
+      status = MakeStatus(kInternal,
+                          "starwire: the operation returned Unavailable, which is reserved for network failures: " +
+                              StatusMessage(status));
     }
     status = tensorflow::AttachDef(status, node.kernel->def());
   }
@@ -459,7 +460,7 @@ void Subgraph::Run(Step* step) const {
   void* memory = nullptr;
   sw_run* run = sw_run_begin(table_->plan, &memory);
   if (run == nullptr) {
-    step->OnDone(MakeStatus(kInternal, "starwire: bug: a run of a sub-graph could not begin"));
+    step->OnDone(MakeStatus(kInternal, "starwire: bug: cannot start a run of a sub-graph"));
     return;
   }
   Status status = static_cast<Scratch*>(memory)->Begin(step);

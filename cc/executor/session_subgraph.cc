@@ -54,8 +54,8 @@ class StockRun : public tensorflow::CallFrameInterface {
     for (Step::Value& fetch : step->fetches) fetch.dead = true;
   }
   static Status Missing(const char* what, int index) {
-    return MakeStatus(kInvalidArgument, std::string("starwire: a sub-graph's ") + what + " " + std::to_string(index) +
-                                            " was not given a place");
+    return MakeStatus(kInvalidArgument,
+                      std::string("starwire: no place for ") + what + " " + std::to_string(index) + " of a sub-graph");
   }
   Step* const step_;
 };
@@ -88,7 +88,7 @@ Status SessionSubgraph::FindDevice(const tensorflow::GraphDef& graph, tensorflow
   for (const tensorflow::NodeDef& node : graph.node()) {
     if (name != nullptr && node.device() != *name) {
       return MakeStatus(kInvalidArgument,
-                        "starwire: a sub-graph is on two devices: " + *name + " and " + node.device());
+                        "starwire: a sub-graph spans two devices: " + *name + " and " + node.device());
     }
     name = &node.device();
   }

@@ -123,7 +123,7 @@ Status SubgraphTable::AddNode(const Node& node, std::string* unsupported) {
     if (!status.ok()) return tensorflow::AttachDef(status, node.def());
     kernels_.push_back(item.kernel);
     if (item.kernel->is_deferred()) {
-      *unsupported = "node " + node.name() + " goes on after its kernel has ended";
+      *unsupported = "node " + node.name() + " continues after its kernel returns";
       return OkStatus();
     }
     item.async = item.kernel->AsAsync();
@@ -186,7 +186,7 @@ Status SubgraphTable::Connect(const Graph& graph, std::string* unsupported) {
     const bool is_reference = tensorflow::IsRefType(edge->src()->output_type(edge->src_output()));
     const bool wants_reference = tensorflow::IsRefType(edge->dst()->input_type(edge->dst_input()));
     if (wants_reference && !is_reference) {
-      *unsupported = "node " + edge->dst()->name() + " wants to change what is not a variable";
+      *unsupported = "node " + edge->dst()->name() + " modifies an input that is not a variable";
       return OkStatus();
     }
     if (is_reference) {

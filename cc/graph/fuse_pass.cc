@@ -116,7 +116,7 @@ class Group {
   Status HostOf(uint32_t task, const tensorflow::DeviceSet* devices, std::string* device) const {
     *device = description_.task(task) + "/device:CPU:0";
     if (devices == nullptr || devices->FindDeviceByName(*device) != nullptr) return OkStatus();
-    return MakeStatus(kInternal, "there is no device " + *device);
+    return MakeStatus(kInternal, "the session has no device " + *device);
   }
 
   Status AddNode(Graph* graph, const char* op, const char* what, const std::string& device, Node** out) const {
@@ -156,7 +156,7 @@ class FusePass : public tensorflow::GraphOptimizationPass {
     FuseResult result;
     status = FuseGraph(options.graph->get(), options.device_set, settings.limits, &result);
     if (!status.ok()) {
-      LOG(WARNING) << "starwire: tensor_fuse: a graph is run as it is: " << StatusMessage(status);
+      LOG(WARNING) << "starwire: tensor_fuse: running a graph unchanged: " << StatusMessage(status);
       return OkStatus();
     }
     if (result.crossings == 0) return OkStatus();

@@ -28,7 +28,7 @@ constexpr int kLastPhase = INT_MAX;
 
 // Of the whole request.
 std::string WhyAllStay(const tensorflow::RegisterGraphRequest& request) {
-  if (request.graph_options().build_cost_model() > 0) return "the session builds a cost model of it";
+  if (request.graph_options().build_cost_model() > 0) return "the session builds a cost model";
   if (request.debug_options().debug_tensor_watch_opts_size() > 0) return "the session watches its tensors";
   return "";
 }
@@ -82,7 +82,7 @@ class PartitionPass : public tensorflow::GraphOptimizationPass {
 std::string WhyPartitionStays(const Graph& graph, const std::string& device) {
   tensorflow::DeviceNameUtils::ParsedName name;
   if (!tensorflow::DeviceNameUtils::ParseFullName(device, &name) || name.type != tensorflow::DEVICE_CPU) {
-    return "it is not a CPU";
+    return "the device is not a CPU";
   }
   for (const Node* node : graph.op_nodes()) {
     if (node->IsEnter() || node->IsExit() || node->IsNextIteration() || node->IsLoopCond()) {

@@ -38,10 +38,10 @@ Status CheckWatches(const tensorflow::RegisterGraphRequest& request) {
     for (const NodeDef& inner : called.node()) {
       for (const auto& watch : request.debug_options().debug_tensor_watch_opts()) {
         if (!IsWatched(watch.node_name(), inner.name())) continue;
-        return MakeStatus(kUnimplemented,
-                          "starwire: a debugger watches " + watch.node_name() + ", but " + inner.name() +
-                              " is run by a call to " + server +
-                              ", where it cannot be watched: debug this session with starwire.config(star=False)");
+        return MakeStatus(
+            kUnimplemented,
+            "starwire: a debugger watches " + watch.node_name() + ", but " + inner.name() + " runs in a star call to " +
+                server + ", where a debugger cannot watch it: configure this session with starwire.config(star=False)");
       }
     }
   }

@@ -104,7 +104,7 @@ class StarPass : public tensorflow::GraphOptimizationPass {
     const std::string prefix = std::string("starwire: ") + NameOf(style) + ": ";
     if (!status.ok()) {
       if (touched) return status;
-      LOG(WARNING) << prefix + "a graph is run as it is: " + StatusMessage(status);
+      LOG(WARNING) << prefix + "running a graph unchanged: " + StatusMessage(status);
       return OkStatus();
     }
     if (result.summary.empty()) return OkStatus();
@@ -125,7 +125,7 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   GraphDescription description(*graph);
   if (!description.crosses()) return OkStatus();
   if (devices.client_device() == nullptr) {
-    return MakeStatus(kInternal, "starwire: the session has no device of its own");
+    return MakeStatus(kInternal, "starwire: the session has no client device");
   }
   const std::string own = TaskOf(devices.client_device()->name());
   std::vector<uint8_t> servers;

@@ -158,8 +158,10 @@ Status StarSplit::MakePlan(Call* call) {
     tensorflow::AddNodeAttr("index", static_cast<int64_t>(i), def);
   }
   if (!tensorflow::SerializeToStringDeterministic(plan, &call->spec.plan)) {
-    return MakeStatus(kInternal, "starwire: the part of the graph for " + call->spec.task + ", with " +
-                                     std::to_string(plan.node_size()) + " nodes, is too large to be sent");
+    return MakeStatus(kInternal,
+                      "starwire: the part of the graph for " + call->spec.task + ", with " +
+                          std::to_string(plan.node_size()) +
+                          " nodes, is too large to send (2 GB at most): turn large constants into variables");
   }
   return OkStatus();
 }
@@ -185,7 +187,8 @@ Status StarSplit::AddToPlan(const Call& call, uint32_t number, GraphDef* plan) c
   }
   for (const std::string& input : data) {
     if (input.empty()) {
-      return MakeStatus(kInternal, "starwire: an input of " + node->name() + " is in no call to " + call.spec.task);
+      return MakeStatus(kInternal,
+                        "starwire: bug: an input of " + node->name() + " is in no star call to " + call.spec.task);
     }
     def->add_input(input);
   }

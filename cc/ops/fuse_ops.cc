@@ -57,15 +57,15 @@ class UnfuseOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     const FusedTensors* fused = FusedTensors::In(context->input(0));
     OP_REQUIRES(context, fused != nullptr,
-                MakeStatus(kInvalidArgument, "starwire: " + name() + " got something else than fused tensors: " +
+                MakeStatus(kInvalidArgument, "starwire: " + name() + " got an input that is not fused tensors: " +
                                                  context->input(0).DebugString()));
     const std::vector<Tensor>& members = fused->tensors();
     bool agree = static_cast<int>(members.size()) == num_outputs();
     for (int i = 0; agree && i < num_outputs(); ++i) agree = members[i].dtype() == output_type(i);
     OP_REQUIRES(context, agree,
                 MakeStatus(kInvalidArgument, "starwire: " + name() + " got " + std::to_string(members.size()) +
-                                                 " fused tensors that are not the " + std::to_string(num_outputs()) +
-                                                 " that it is to hand out"));
+                                                 " fused tensors, which do not match its " +
+                                                 std::to_string(num_outputs()) + " outputs"));
     for (int i = 0; i < num_outputs(); ++i) context->set_output(i, members[i]);
   }
 

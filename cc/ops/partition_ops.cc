@@ -52,8 +52,8 @@ class PartitionKernel : public AsyncOpKernel {
     std::unique_ptr<Graph> graph = registration == nullptr ? nullptr : registration->Take(number_);
     tensorflow::FunctionLibraryRuntime* runtime = context->function_library();
     OP_REQUIRES(context, graph != nullptr && runtime != nullptr,
-                MakeStatus(kFailedPrecondition, "starwire: " + name() + " was made by a worker for itself; a graph " +
-                                                    "that brings one cannot be run"));
+                MakeStatus(kFailedPrecondition, "starwire: " + name() + " is internal to a worker; a graph " +
+                                                    "that contains it cannot run"));
     const tensorflow::RegisterGraphRequest& request = registration->request();
     OP_REQUIRES_OK(context,
                    Partition::Compile(runtime, request.session_handle(), request.graph_options().optimizer_options(),

@@ -47,7 +47,7 @@ class StarCallKernel : public AsyncOpKernel {
     for (int32_t output : returns_) agree = agree && output < num_outputs();
     for (int32_t output : returns_) outputs += output >= 0 ? 1 : 0;
     OP_REQUIRES(context, agree && inputs == num_inputs() && outputs == num_outputs(),
-                MakeStatus(kInvalidArgument, "starwire: the attributes of " + name() + " do not fit together"));
+                MakeStatus(kInvalidArgument, "starwire: inconsistent attributes of " + name()));
     callee_.name = name();
     callee_.hash = PlanHashOf(AsBytes(callee_.plan));
     callee_.incarnation = static_cast<uint64_t>(incarnation);
@@ -90,13 +90,13 @@ class StarCallKernel : public AsyncOpKernel {
     tensorflow::WorkerSession* session = rendezvous == nullptr ? nullptr : rendezvous->worker_session();
     if (session == nullptr) {
       return MakeStatus(kFailedPrecondition,
-                        "starwire: " + name() + " can only run in a server of star_server, within a session");
+                        "starwire: " + name() + " can only run in a session of a star_server server");
     }
     const auto cache = session->GetSharedWorkerCache();
     auto* worker = dynamic_cast<RemoteWorker*>(cache->GetOrCreateWorker(callee_.task));
     if (worker == nullptr) {
       return MakeStatus(kFailedPrecondition, "starwire: " + callee_.task + " cannot be called by " + name() +
-                                                 ": it is not another task that is reached over starwire");
+                                                 ": it is not a remote task reached over starwire");
     }
     if (!worker->status().ok()) return worker->status();
     where->channel = worker->shared_channel();
@@ -111,15 +111,15 @@ class StarCallKernel : public AsyncOpKernel {
 
   Status HandOut(OpKernelContext* context, std::vector<StarValue> fetches) const {
     if (fetches.size() != returns_.size()) {
-      return MakeStatus(kInternal, "starwire: " + callee_.task + " brought " + std::to_string(fetches.size()) +
-                                       " values for " + name() + ", which has " + std::to_string(returns_.size()));
+      return MakeStatus(kInternal, "starwire: " + callee_.task + " returned " + std::to_string(fetches.size()) +
+                                       " values for " + name() + ", expected " + std::to_string(returns_.size()));
     }
     for (size_t i = 0; i < fetches.size(); ++i) {
       const int output = returns_[i];
       if (output < 0) continue;
       const tensorflow::Tensor& tensor = fetches[i].tensor;
       if (fetches[i].kind != StarValue::Kind::kTensor || tensor.dtype() != output_type(output)) {
-        return MakeStatus(kInternal, "starwire: " + callee_.task + " brought no " +
+        return MakeStatus(kInternal, "starwire: " + callee_.task + " returned no " +
                                          tensorflow::DataTypeString(output_type(output)) + " as value " +
                                          std::to_string(i) + " of " + name());
       }

@@ -95,7 +95,7 @@ void RecvCall::Start(const Rendezvous::ParsedKey& key, std::function<void()> rec
 
 void RecvCall::Start(std::function<void()> received) {
   received_ = std::move(received);
-  Fail(MakeStatus(kInternal, "a request for a tensor was started without its key"));
+  Fail(MakeStatus(kInternal, "a tensor request was started without its key"));
   Received();
   Leave();
 }
@@ -180,7 +180,7 @@ CompletionBatch::Kind RecvCall::IsBrief() const {
 
 void RecvCall::Arrived() {
   const bool on_its_way = Guard(
-      "a received tensor", [this] { return Take(); },
+      "receiving a tensor", [this] { return Take(); },
       [this](const Status& thrown) {
         Fail(FromPeer(thrown));
         return false;

@@ -90,7 +90,7 @@ struct Answer {
   void operator()(const Status& status, const Rendezvous::Args& send_args, const Rendezvous::Args&,
                   const Tensor& tensor, bool is_dead) const {
     Guard(
-        "a tensor to be sent", [&] { Give(status, send_args, tensor, is_dead); },
+        "sending a tensor", [&] { Give(status, send_args, tensor, is_dead); },
         [this](const Status& thrown) { Refuse(thrown); });
   }
 
@@ -140,7 +140,7 @@ class RecvService::Key {
     if (!status.ok()) return status;
     const auto own = source_->attributes().incarnation();
     if (own == outside_loops_.src_incarnation) return OkStatus();
-    return MakeStatus(kAborted, "a tensor was asked for from incarnation " +
+    return MakeStatus(kAborted, "a tensor was requested from incarnation " +
                                     std::to_string(outside_loops_.src_incarnation) + " of " +
                                     std::string(outside_loops_.src_device) + ", which is now incarnation " +
                                     std::to_string(own) + ": this task was restarted since the step was planned");
@@ -244,9 +244,9 @@ void RecvService::OnCancel(sw_ticket, int64_t step_id, bool peer_gone) {
   }
   const LogBudget::Say say = abort_lines_.Take();
   if (say != LogBudget::Say::kNothing) {
-    LOG(WARNING) << "starwire: " << (peer_gone ? "the peer went" : "the peer gave up")
-                 << " while it waited for tensors of step " << std::to_string(step_id) << ": the step is aborted"
-                 << (say == LogBudget::Say::kLastLine ? " (more of these are not logged for a minute)" : "");
+    LOG(WARNING) << "starwire: " << (peer_gone ? "the peer disconnected" : "the peer gave up")
+                 << " while waiting for tensors of step " << std::to_string(step_id) << ": the step is aborted"
+                 << (say == LogBudget::Say::kLastLine ? " (repeats are suppressed for a minute)" : "");
   }
   tensorflow::RemoteRendezvous* rendezvous = TakeReference(env_->rendezvous_mgr->Find(step_id));
   engine->errands()->urgent.RunAfter(kAbortDelay, [rendezvous, step_id, aborts = aborts_] {

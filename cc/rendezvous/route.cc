@@ -10,7 +10,7 @@ namespace starwire {
 Status Route::Make(tensorflow::WorkerSession* session, const tensorflow::Rendezvous::ParsedKey& key,
                    std::unique_ptr<Route>* out) {
   if (session == nullptr) {
-    return MakeStatus(kInternal, "a tensor was asked for before its step was set up: " + std::string(key.FullKey()));
+    return MakeStatus(kInternal, "a tensor was requested before its step was set up: " + std::string(key.FullKey()));
   }
   const std::string& own = session->worker_name();
   if (key.dst_device.compare(0, own.size(), own) != 0) {
@@ -22,7 +22,7 @@ Status Route::Make(tensorflow::WorkerSession* session, const tensorflow::Rendezv
   route->dst_device_ = std::string(key.dst_device);
   std::string device;
   if (!tensorflow::DeviceNameUtils::SplitDeviceName(route->src_device_, &route->task_, &device)) {
-    return MakeStatus(kInternal, "not the full name of a device: " + route->src_device_);
+    return MakeStatus(kInternal, "not a full device name: " + route->src_device_);
   }
   Status status = session->device_mgr()->LookupDevice(route->dst_device_, &route->destination_);
   if (!status.ok()) return status;
@@ -31,7 +31,7 @@ Status Route::Make(tensorflow::WorkerSession* session, const tensorflow::Rendezv
   route->cache_ = session->GetSharedWorkerCache();
   route->worker_ = route->cache_->GetOrCreateWorker(route->task_);
   if (route->worker_ == nullptr) {
-    return MakeStatus(kInternal, "no task known as " + route->task_);
+    return MakeStatus(kInternal, "unknown task " + route->task_);
   }
   auto* remote = dynamic_cast<RemoteWorker*>(route->worker_);
   if (remote == nullptr) {

@@ -13,7 +13,7 @@ void Perform(const std::function<void()>& completion) noexcept {
   try {
     completion();
   } catch (...) {
-    LogThrown("a completion");
+    LogThrown("a completion callback");
   }
 }
 

@@ -112,7 +112,7 @@ std::shared_ptr<sw_engine> Engine::shared_handle() { return std::shared_ptr<sw_e
 
 Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& def, int bound_grpc_port,
                      Services services) {
-  if (handle() != nullptr) return MakeStatus(kFailedPrecondition, "starwire: the engine was started before");
+  if (handle() != nullptr) return MakeStatus(kFailedPrecondition, "starwire: the engine is already started");
   task_ = TaskName(def.job_name(), def.task_index());
   TaskAddresses addresses = AddressesOf(def.cluster());
   auto own = addresses.find(task_);
@@ -181,19 +181,19 @@ void Engine::Stop() {
   services_.resolver->Shutdown();
   constexpr int64_t kPatienceMs = 10000;
   if (!services_.star->Shutdown(kPatienceMs)) {
-    LOG(WARNING) << "starwire: star calls still run " << std::to_string(kPatienceMs / 1000) << " s after " << task_
-                 << " was stopped";
+    LOG(WARNING) << "starwire: star calls are still running " << std::to_string(kPatienceMs / 1000) << " s after "
+                 << task_ << " was stopped";
   }
   if (!services_.worker->Shutdown(kPatienceMs)) {
-    LOG(WARNING) << "starwire: worker methods still run " << std::to_string(kPatienceMs / 1000) << " s after " << task_
-                 << " was stopped";
+    LOG(WARNING) << "starwire: worker methods are still running " << std::to_string(kPatienceMs / 1000) << " s after "
+                 << task_ << " was stopped";
   }
   // The services hold this object.
   services_ = Services();
   const bool urgent = errands_->urgent.Stop(std::chrono::milliseconds(kPatienceMs));
   if (!errands_->slow.Stop(std::chrono::milliseconds(kPatienceMs)) || !urgent) {
-    LOG(WARNING) << "starwire: errands still run " << std::to_string(kPatienceMs / 1000) << " s after " << task_
-                 << " was stopped";
+    LOG(WARNING) << "starwire: background work is still running " << std::to_string(kPatienceMs / 1000) << " s after "
+                 << task_ << " was stopped";
   }
 }
 

@@ -32,7 +32,7 @@ void Perform(const Errands::Work& work) noexcept {
   try {
     work();
   } catch (...) {
-    LogThrown("an errand");
+    LogThrown("background work");
   }
 }
 

@@ -136,11 +136,13 @@ Status Bounded(int64_t timeout_ms, std::function<void()> work) {
       done->set_value();
     });
   } catch (const std::system_error& error) {
-    return MakeStatus(kResourceExhausted, std::string("no thread to end TensorFlow's gRPC on: ") + error.what());
+    return MakeStatus(kResourceExhausted,
+                      std::string("cannot start a thread to shut down TensorFlow's gRPC: ") + error.what());
   }
   if (finished.wait_for(std::chrono::milliseconds(timeout_ms)) != std::future_status::ready) {
     thread.detach();
-    return MakeStatus(kDeadlineExceeded, "TensorFlow's gRPC did not end within " + std::to_string(timeout_ms) + " ms");
+    return MakeStatus(kDeadlineExceeded,
+                      "TensorFlow's gRPC did not shut down within " + std::to_string(timeout_ms) + " ms");
   }
   thread.join();
   return OkStatus();

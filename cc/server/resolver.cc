@@ -59,7 +59,7 @@ void Resolver::Resolve(std::shared_ptr<sw_engine> engine, const std::string& tas
     if (shut_down_) {
       refused = MakeStatus(kUnavailable, "the server is stopping");
     } else if (found == caches_.end()) {
-      refused = MakeStatus(kInternal, query->Who() + " is in no cluster of this server");
+      refused = MakeStatus(kInternal, query->Who() + " is not in any cluster of this server");
     } else {
       query->stock = found->second;
       queries_.insert(query);
@@ -127,7 +127,7 @@ void Resolver::Shutdown() {
   // gRPC ends a call by its deadline; the rest is scheduling.
   const auto bound = std::chrono::milliseconds(kTimeoutMs + 5000);
   if (!idle_.wait_for(lock, bound, [this] { return queries_.empty(); })) {
-    LOG(ERROR) << "starwire: " << std::to_string(queries_.size()) << " GetStatus calls did not end with their deadline";
+    LOG(ERROR) << "starwire: " << std::to_string(queries_.size()) << " GetStatus calls outlived their deadline";
   }
 }
 

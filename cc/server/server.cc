@@ -233,7 +233,7 @@ void StarwireServer::MarkSessions() {
 
 StarwireServer::~StarwireServer() {
   const Status status = ShutDown();
-  if (!status.ok()) LOG(ERROR) << "starwire: " << target() << " is destroyed although it did not stop: " << status;
+  if (!status.ok()) LOG(ERROR) << "starwire: " << target() << " is being destroyed but did not stop: " << status;
   if (initialised_) ReleaseMaster(this).release();
   Servers* servers = AllServers();
   std::lock_guard<std::mutex> lock(servers->mu);
@@ -286,7 +286,7 @@ void StarwireServer::MakeRoom(int grpc_port) {
     }
   }
   for (StarwireServer* server : in_the_way) {
-    LOG(INFO) << "starwire: stopping the abandoned server " << server->target() << ": its port is wanted again";
+    LOG(INFO) << "starwire: stopping the abandoned server " << server->target() << ": its port is needed again";
     const Status status = server->ShutDown();
     if (!status.ok()) LOG(WARNING) << "starwire: " << status;
   }

@@ -32,7 +32,7 @@ constexpr uint64_t kScatterMinBytes = 8 << 10;
 constexpr size_t kMaxScattered = 1 << 14;
 
 Status Bad(const std::string& why) {
-  return MakeStatus(kInvalidArgument, "starwire: a malformed table of tensors in a star call: " + why);
+  return MakeStatus(kInvalidArgument, "starwire: malformed table of tensors in a star call: " + why);
 }
 
 Status OutOfMemory(uint64_t bytes) {
@@ -165,7 +165,7 @@ Status CargoOut::Pack(const StarValue* values, size_t n, std::vector<uint8_t>* m
   if (table > kMaxStarMeta || meta->size() > kMaxStarMeta - table) {
     return MakeStatus(kInvalidArgument, "starwire: " + std::to_string(n) +
                                             " tensors are too many for one star call: "
-                                            "their table would have " +
+                                            "their table would take " +
                                             std::to_string(table) + " bytes");
   }
   const size_t begin = meta->size();
@@ -251,11 +251,11 @@ Status CargoIn::Parse(sw_bytes table) {
       const bool dead = encoding == kDeadEncoding;
       member.kind = dead ? StarValue::Kind::kDead : StarValue::Kind::kSlot;
       if (Get<uint16_t>(entry) != 0 || dims != 0 || member.bytes != 0 || (dead && member.slot != 0)) {
-        return Bad("numbers where none belong");
+        return Bad("unused fields are not zero");
       }
       continue;
     }
-    if (member.slot != 0) return Bad("numbers where none belong");
+    if (member.slot != 0) return Bad("unused fields are not zero");
     member.encoding = static_cast<TensorEncoding>(encoding);
     if (member.encoding == TensorEncoding::kFused) return Bad("unknown encoding 5");
     Status status = ReadDataType(entry, &member.dtype);
@@ -263,10 +263,10 @@ Status CargoIn::Parse(sw_bytes table) {
     at += 8 * dims;
     if (status.ok()) status = CheckContent(member.encoding, member.dtype, member.shape, false, member.bytes);
     if (!status.ok()) return Bad(StatusMessage(status));
-    if (__builtin_add_overflow(bytes_, member.bytes, &bytes_)) return Bad("the bytes overflow");
+    if (__builtin_add_overflow(bytes_, member.bytes, &bytes_)) return Bad("the number of bytes overflows");
     if (member.encoding != TensorEncoding::kRaw) made_bytes_ += member.bytes;
   }
-  if (at != table.len) return Bad(std::to_string(table.len - at) + " bytes behind its end");
+  if (at != table.len) return Bad(std::to_string(table.len - at) + " bytes after its end");
   return OkStatus();
 }
 
@@ -288,13 +288,13 @@ Status CargoIn::Split(size_t n, const Lens& lens, const PlacePart& place) {
     }
     if (end != len || len == 0) {
       return Bad("part " + std::to_string(part) + " has " + std::to_string(len) + " bytes, " + std::to_string(end) +
-                 " are announced");
+                 " announced");
     }
     Status status = place(part, first, next);
     if (!status.ok()) return status;
   }
   for (; next < members_.size(); ++next) {
-    if (members_[next].bytes != 0) return Bad("there is no payload for tensor " + std::to_string(next));
+    if (members_[next].bytes != 0) return Bad("no payload for tensor " + std::to_string(next));
   }
   return OkStatus();
 }
@@ -304,7 +304,7 @@ Status CargoIn::Prepare(sw_bytes table, size_t n, const uint64_t* lens, uint32_t
   Status status = Parse(table);
   if (!status.ok()) return status;
   const size_t parts = n - (extra != 0 && n != 0 ? 1 : 0);
-  if (extra != 0 && (n == 0 || lens[n - 1] != extra)) return Bad("the last part is not what the head announces");
+  if (extra != 0 && (n == 0 || lens[n - 1] != extra)) return Bad("the last part does not match the head");
   if (MoreThanTheMachineHas(bytes_)) return OutOfMemory(bytes_);
 
   uint64_t slab_bytes = 0;

@@ -54,7 +54,7 @@ void StarClient::Start(const StarCallee* callee, Where where, std::vector<StarVa
     client->token_ = cancellation->get_cancellation_token();
     if (!cancellation->RegisterCallback(client->token_, [client] { client->Cancel(); })) {
       const Done finished = std::move(client->done_);
-      const Status status = client->Named(MakeStatus(kCancelled, "the step was cancelled before"));
+      const Status status = client->Named(MakeStatus(kCancelled, "the step was already cancelled"));
       client->Unref();
       finished(status, {}, std::string());
       return;
@@ -200,7 +200,7 @@ void StarClient::Arrived(const Status& status, bool unknown) {
   if (!unknown) {
     Finish(status);
   } else if (++registrations_ > kMaxRegistrations) {
-    Finish(MakeStatus(kAborted, "the server forgot the plan " + std::to_string(kMaxRegistrations) +
+    Finish(MakeStatus(kAborted, "the server evicted the plan " + std::to_string(kMaxRegistrations) +
                                     " times after it was registered"));
   } else {
     Register();
@@ -214,7 +214,7 @@ void StarClient::Finish(const Status& outcome) {
   Status status = outcome;
   if (status.ok()) {
     status = Guard(
-        "the reply to a star call", [&] { return cargo_->Finish(where_.allocator, &fetches); },
+        "reading the reply to a star call", [&] { return cargo_->Finish(where_.allocator, &fetches); },
         [](const Status& thrown) { return thrown; });
   }
   if (status.ok()) {

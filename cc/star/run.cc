@@ -64,7 +64,7 @@ Status StarRun::TakeValues() {
   for (const StarValue& value : values_) {
     uses_slots_ = uses_slots_ || value.kind == StarValue::Kind::kSlot;
     if (value.kind == StarValue::Kind::kDead) {
-      return MakeStatus(kInvalidArgument, "starwire: a star call with a dead feed arrived");
+      return MakeStatus(kInvalidArgument, "starwire: a star call has a dead feed");
     }
   }
   return status;
@@ -83,13 +83,13 @@ Status StarRun::Prepare(StarPlan* plan) {
   plan_ = plan;
   const SessionSubgraph& subgraph = plan_->subgraph();
   if (values_.size() != subgraph.num_feeds()) {
-    return MakeStatus(kInvalidArgument, "starwire: a star call brings " + std::to_string(values_.size()) +
-                                            " feeds, its plan has " + std::to_string(subgraph.num_feeds()));
+    return MakeStatus(kInvalidArgument, "starwire: a star call has " + std::to_string(values_.size()) +
+                                            " feeds, but its plan has " + std::to_string(subgraph.num_feeds()));
   }
   for (const StarKeep& keep : call_.keeps) {
     if (keep.fetch < subgraph.num_fetches()) continue;
     return MakeStatus(kInvalidArgument, "starwire: a star call keeps fetch " + std::to_string(keep.fetch) +
-                                            ", its plan has " + std::to_string(subgraph.num_fetches()));
+                                            ", but its plan has " + std::to_string(subgraph.num_fetches()));
   }
   fetches.resize(subgraph.num_fetches());
   return TakeFeeds();
@@ -107,7 +107,7 @@ Status StarRun::TakeFeeds() {
     if (kept == nullptr) {
       return MakeStatus(kFailedPrecondition, "starwire: slot " + std::to_string(value.slot) + " of step " +
                                                  std::to_string(call_.step_id) + " is empty on " + service_->task_ +
-                                                 ": the call that was to fill it failed, or the step has ended");
+                                                 ": the call that should have filled it failed, or the step has ended");
     }
     feeds.push_back(kept->tensor);
     kept->Unref();
@@ -159,7 +159,7 @@ void StarRun::Go(bool alone) {
 void StarRun::OnDone(const Status& status) {
   const std::shared_ptr<StarRun> self = std::move(self_);
   const Status outcome = Guard(
-      "a star call's answer",
+      "answering a star call",
       [&] {
         Status kept = status.ok() ? KeepFetches() : status;
         return kept.ok() ? Answer() : kept;

@@ -122,7 +122,7 @@ Status StarService::CheckIncarnation(uint64_t expected) const {
   if (expected == 0 || std::find(incarnations_.begin(), incarnations_.end(), expected) != incarnations_.end()) {
     return OkStatus();
   }
-  return MakeStatus(kAborted, "starwire: " + task_ + " was restarted: the session has to be created again to use it");
+  return MakeStatus(kAborted, "starwire: " + task_ + " was restarted: create the session again to use it");
 }
 
 Status StarService::FindSession(const std::string& handle, std::shared_ptr<tensorflow::WorkerSession>* session,
@@ -251,7 +251,7 @@ void StarService::OnRegister(const sw_call_request* request) {
   if (status.ok()) status = CheckIncarnation(registration->head.incarnation);
   if (status.ok() && request->n_parts != 1) {
     status = MakeStatus(kInvalidArgument,
-                        "starwire: a plan came in " + std::to_string(request->n_parts) + " parts instead of one");
+                        "starwire: a plan arrived in " + std::to_string(request->n_parts) + " parts instead of one");
   }
   if (!status.ok()) {
     ReplyError(engine_.get(), request->ticket, status);
@@ -268,7 +268,8 @@ void StarService::Register(const std::shared_ptr<Registration>& registration) {
   bool isolated = false;
   Status status = FindSession(AsString(head.session), &session, &isolated);
   if (status.ok() && PlanHashOf(registration->plan()) != head.plan) {
-    status = MakeStatus(kInvalidArgument, "starwire: a plan came that is not the one that its name says");
+    status = MakeStatus(kInvalidArgument,
+                        "starwire: plan hash mismatch: the registered bytes do not match the hash in the request");
   }
   if (status.ok()) {
     registration->self = registration;
@@ -294,7 +295,7 @@ Status StarService::CompilePlan(const Registration& registration, std::shared_pt
     tensorflow::GraphDef graph;
     if (bytes.len > static_cast<size_t>(std::numeric_limits<int>::max()) ||
         !graph.ParseFromArray(bytes.data, static_cast<int>(bytes.len))) {
-      status = MakeStatus(kInvalidArgument, "starwire: a plan came that is not a GraphDef");
+      status = MakeStatus(kInvalidArgument, "starwire: a registered plan is not a GraphDef");
     } else if (status = Named(CheckConstants(graph), registration.ticket.conn); status.ok()) {
       const bool has_state = HasKernelState(graph);
       made.has_state = has_state ? 1 : 0;

@@ -17,7 +17,7 @@ constexpr size_t kKeepBytes = 12;
 // End:      u8 version, u8 0, u16 length of the handle, u32 0, i64 step; the handle.
 
 Status Bad(const char* what, const std::string& why) {
-  return MakeStatus(kInvalidArgument, std::string("starwire: a malformed ") + what + ": " + why);
+  return MakeStatus(kInvalidArgument, std::string("starwire: malformed ") + what + ": " + why);
 }
 
 Status CheckHead(sw_bytes meta, size_t fixed, const char* what) {
@@ -40,7 +40,7 @@ bool AllZero(const uint8_t* at, size_t n) {
 // A handle at the end, of `len` bytes.
 Status ReadSession(sw_bytes meta, size_t at, size_t len, const char* what, sw_bytes* session) {
   if (len > kMaxStarSession || meta.len - at < len) {
-    return Bad(what, "a session's handle of " + std::to_string(len) + " bytes");
+    return Bad(what, "a session handle of " + std::to_string(len) + " bytes");
   }
   *session = {meta.data + at, len};
   return OkStatus();
@@ -64,7 +64,7 @@ PlanHash PlanHashOf(sw_bytes plan) {
 Status EncodeStarCall(const StarCall& call, std::vector<uint8_t>* meta) {
   const size_t bytes = StarCall::kFixed + call.session.len + kKeepBytes * call.keeps.size();
   if (call.session.len > kMaxStarSession || bytes > kMaxStarMeta) {
-    return MakeStatus(kInvalidArgument, "starwire: a star call with a session's handle of " +
+    return MakeStatus(kInvalidArgument, "starwire: a star call with a session handle of " +
                                             std::to_string(call.session.len) + " bytes and " +
                                             std::to_string(call.keeps.size()) + " kept values is too long");
   }
@@ -144,7 +144,7 @@ void EncodeStarReply(const StarReply& reply, std::vector<uint8_t>* meta) {
 }
 
 Status DecodeStarReply(sw_bytes meta, StarReply* reply, size_t* consumed) {
-  constexpr const char* kWhat = "reply to a star call";
+  constexpr const char* kWhat = "star call reply";
   Status status = CheckHead(meta, StarReply::kFixed, kWhat);
   if (!status.ok()) return status;
   reply->flags = meta.data[1];
@@ -171,7 +171,7 @@ std::vector<uint8_t> EncodeStarRegister(const StarRegister& registration) {
 }
 
 Status DecodeStarRegister(sw_bytes meta, StarRegister* registration) {
-  constexpr const char* kWhat = "registration of a plan";
+  constexpr const char* kWhat = "plan registration";
   Status status = CheckHead(meta, StarRegister::kFixed, kWhat);
   if (!status.ok()) return status;
   if (meta.data[1] != 0 || !AllZero(meta.data + 4, 4)) return Bad(kWhat, "reserved bytes are not zero");
@@ -179,7 +179,7 @@ Status DecodeStarRegister(sw_bytes meta, StarRegister* registration) {
   std::memcpy(registration->plan.data(), meta.data + 16, registration->plan.size());
   const size_t session = Get<uint16_t>(meta.data + 2);
   status = ReadSession(meta, StarRegister::kFixed, session, kWhat, &registration->session);
-  if (status.ok() && meta.len != StarRegister::kFixed + session) status = Bad(kWhat, "bytes behind its end");
+  if (status.ok() && meta.len != StarRegister::kFixed + session) status = Bad(kWhat, "bytes after its end");
   return status;
 }
 
@@ -194,14 +194,14 @@ std::vector<uint8_t> EncodeStarEnd(const StarEnd& end) {
 }
 
 Status DecodeStarEnd(sw_bytes meta, StarEnd* end) {
-  constexpr const char* kWhat = "end of a step";
+  constexpr const char* kWhat = "step end";
   Status status = CheckHead(meta, StarEnd::kFixed, kWhat);
   if (!status.ok()) return status;
   if (meta.data[1] != 0 || !AllZero(meta.data + 4, 4)) return Bad(kWhat, "reserved bytes are not zero");
   end->step_id = Get<int64_t>(meta.data + 8);
   const size_t session = Get<uint16_t>(meta.data + 2);
   status = ReadSession(meta, StarEnd::kFixed, session, kWhat, &end->session);
-  if (status.ok() && meta.len != StarEnd::kFixed + session) status = Bad(kWhat, "bytes behind its end");
+  if (status.ok() && meta.len != StarEnd::kFixed + session) status = Bad(kWhat, "bytes after its end");
   return status;
 }
 

@@ -200,7 +200,7 @@ Status EncodeObjects(const Tensor& tensor, std::string* bytes) {
   if (proto.ByteSizeLong() > static_cast<size_t>(std::numeric_limits<int32_t>::max()) ||
       !proto.SerializeToString(bytes)) {
     return MakeStatus(kInvalidArgument, "a tensor of type " + tensorflow::DataTypeString(tensor.dtype()) +
-                                            " and shape " + tensor.shape().DebugString() + " is too large to be sent");
+                                            " and shape " + tensor.shape().DebugString() + " is too large to send");
   }
   return OkStatus();
 }
@@ -245,7 +245,7 @@ Status DecodeTensorHeader(sw_bytes meta, TensorHeader* header, FusedLayout* fuse
   if (table != meta.len - fixed || fused->payload_bytes() != header->payload_bytes) {
     return Malformed(std::to_string(header->payload_bytes) + " bytes for fused tensors of " +
                      std::to_string(fused->payload_bytes()) + ", " + std::to_string(meta.len - fixed - table) +
-                     " bytes behind their table");
+                     " bytes after their table");
   }
   return OkStatus();
 }
@@ -355,7 +355,7 @@ Status DecodeObjects(sw_bytes bytes, DataType dtype, const TensorShape& shape, T
   const bool agrees = proto->dtype() == dtype && TensorShape(proto->tensor_shape()) == shape;
   const int values = dtype == tensorflow::DT_VARIANT ? proto->variant_val_size() : proto->resource_handle_val_size();
   if (!agrees || values != shape.num_elements()) {
-    return Malformed("the TensorProto does not agree with type " + tensorflow::DataTypeString(dtype) + ", shape " +
+    return Malformed("the TensorProto does not match type " + tensorflow::DataTypeString(dtype) + ", shape " +
                      shape.DebugString());
   }
   return OkStatus();

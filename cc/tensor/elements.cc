@@ -39,7 +39,7 @@ Status NoMemory(uint64_t bytes, DataType dtype, const TensorShape& shape) {
 
 Status Uninitialized(const Tensor& tensor) {
   return MakeStatus(kInvalidArgument, "an uninitialized tensor of type " + tensorflow::DataTypeString(tensor.dtype()) +
-                                          " and shape " + tensor.shape().DebugString() + " was to be sent");
+                                          " and shape " + tensor.shape().DebugString() + " cannot be sent");
 }
 
 bool MoreThanTheMachineHas(uint64_t bytes) {
@@ -171,11 +171,11 @@ Status ReadStrings(const uint8_t* data, uint64_t bytes, bool wide, const TensorS
   uint64_t sum = 0;
   for (size_t i = 0; i < n; ++i) {
     if (__builtin_add_overflow(sum, Length(data, i, wide), &sum) || sum > text_bytes) {
-      return Malformed("string " + std::to_string(i) + " of " + std::to_string(n) + " ends behind the payload");
+      return Malformed("string " + std::to_string(i) + " of " + std::to_string(n) + " ends beyond the payload");
     }
   }
   if (sum != text_bytes) {
-    return Malformed(std::to_string(text_bytes - sum) + " bytes behind the last of " + std::to_string(n) + " strings");
+    return Malformed(std::to_string(text_bytes - sum) + " bytes after the last of " + std::to_string(n) + " strings");
   }
   Tensor tensor(allocator, tensorflow::DT_STRING, shape);
   if (!tensor.IsInitialized()) return NoMemory(n * sizeof(tensorflow::tstring), tensorflow::DT_STRING, shape);

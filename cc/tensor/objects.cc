@@ -112,7 +112,7 @@ Status NotAMessage() { return Malformed("the TensorProto cannot be parsed"); }
 
 Status Walk(Kind kind, sw_bytes in, int depth, ObjectBudget* budget) {
   if (kind == Kind::kTensor && ++depth > kMaxObjectDepth) {
-    return Malformed("tensors within tensors, more than " + std::to_string(kMaxObjectDepth) + " deep");
+    return Malformed("tensors nested more than " + std::to_string(kMaxObjectDepth) + " deep");
   }
   if (!budget->Spend(CostOf(kind))) return TooMuch(*budget, "too many objects");
   while (in.len > 0) {
@@ -209,7 +209,7 @@ Status CheckAttributes(const Attributes& attributes, int depth) {
 }
 
 Status CheckAttribute(const tensorflow::AttrValue& value, int depth) {
-  if (depth > kMaxObjectDepth) return Malformed("attributes within attributes");
+  if (depth > kMaxObjectDepth) return Malformed("attributes nested too deep");
   Status status = OkStatus();
   if (value.has_tensor()) status = CheckConstant(value.tensor());
   if (status.ok() && value.has_func()) status = CheckAttributes(value.func().attr(), depth + 1);

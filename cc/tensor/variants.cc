@@ -63,7 +63,7 @@ Status CheckTensorList(const VariantTensorDataProto& variant) {
   uint64_t next = 0;
   for (uint64_t i = 0; i < unset; ++i) {
     if (!TakeVarint(metadata, &at, &value) || value < next || value >= elements) {
-      return Bad(variant, "unset elements that are none of its " + std::to_string(elements));
+      return Bad(variant, "unset elements outside its " + std::to_string(elements));
     }
     next = value + 1;
   }
@@ -73,7 +73,7 @@ Status CheckTensorList(const VariantTensorDataProto& variant) {
   const auto dtype = static_cast<DataType>(value);
   constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
   if (!TakeVarint(metadata, &at, &value) || (value > static_cast<uint64_t>(INT32_MAX) && value != kAny)) {
-    return Bad(variant, "an impossible limit of its length");
+    return Bad(variant, "an impossible length limit");
   }
   tensorflow::TensorShapeProto shape;
   const size_t rest = metadata.size() - at;
@@ -138,7 +138,7 @@ Status CheckRagged(const VariantTensorDataProto& variant) {
   for (int i = splits - 1; i >= 0; --i) {
     if (!ReadIntegers(variant.tensors(i), &offsets) || !Ascends(offsets, 0, offsets.size(), rows) ||
         variant.tensors(i).dtype() != variant.tensors(0).dtype()) {
-      return Bad(variant, "row splits that do not fit its values");
+      return Bad(variant, "row splits that do not match its values");
     }
     rows = static_cast<int64_t>(offsets.size()) - 1;
   }
@@ -172,9 +172,9 @@ Status CheckSparseMatrix(const VariantTensorDataProto& variant) {
       values.dtype() == dtype && values.tensor_shape().dim_size() == 1;
   if (!types || !ReadIntegers(variant.tensors(0), &dense) || !ReadIntegers(variant.tensors(1), &batches) ||
       !ReadIntegers(variant.tensors(2), &rows) || !ReadIntegers(variant.tensors(3), &columns)) {
-    return Bad(variant, "tensors that are none of a sparse matrix");
+    return Bad(variant, "tensors that do not form a sparse matrix");
   }
-  const Status lies = Bad(variant, "offsets that do not fit its values");
+  const Status lies = Bad(variant, "offsets that do not match its values");
   const auto nonzero = static_cast<int64_t>(columns.size());
   if (dense.size() < 2 || dense.size() > 3 || values.tensor_shape().dim(0).size() != nonzero) return lies;
   const int64_t height = dense[dense.size() - 2], width = dense.back();

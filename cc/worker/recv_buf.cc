@@ -83,8 +83,8 @@ void Send(tensorflow::WorkerEnv* env, const RecvBufRequest& request, BufRendezvo
   const Tensor& value = *hook->prod_value;
   if (!tensorflow::DMAHelper::CanUseDMA(&value)) {
     BufRendezvous::DoneWithHook(hook);
-    done(MakeStatus(kInternal, "the tensor for collective " + request.buf_rendezvous_key() +
-                                   " is not of a type that can be copied"));
+    done(MakeStatus(kInternal,
+                    "the tensor for collective " + request.buf_rendezvous_key() + " has a type that cannot be copied"));
     return;
   }
   if (value.TotalBytes() == 0) {

@@ -70,7 +70,7 @@ using Parser = std::function<Status(sw_bytes reply)>;
 
 Status NotExpected(sw_bytes reply) {
   return MakeStatus(kInternal,
-                    "the reply is not the protocol buffer that was expected (" + std::to_string(reply.len) + " bytes)");
+                    "the reply is not the expected protocol buffer (" + std::to_string(reply.len) + " bytes)");
 }
 
 // One call under way. Belongs to the transport from sw_call() to Done().
@@ -173,7 +173,8 @@ class Call {
     } else if (status_.ok()) {
       const sw_bytes reply = {reinterpret_cast<const uint8_t*>(body_.get()), size_};
       const Status parsed = Guard(
-          "the reply to a worker method", [&] { return parse_(reply); }, [](const Status& thrown) { return thrown; });
+          "reading the reply to a worker method", [&] { return parse_(reply); },
+          [](const Status& thrown) { return thrown; });
       if (!parsed.ok()) status_ = MakeStatus(StatusNumber(parsed), StatusMessage(parsed) + " (from " + target_ + ")");
     }
     body_.reset();
@@ -183,8 +184,8 @@ class Call {
 
   Status WrongSize(uint64_t size) const {
     return MakeStatus(kInternal, target_ + " has a buffer of " + std::to_string(size) +
-                                     " bytes for this collective, and " + std::to_string(expected_) +
-                                     " were expected: do all workers call it with the same shapes and types?");
+                                     " bytes for this collective, but " + std::to_string(expected_) +
+                                     " were expected: all workers must call it with the same shapes and types");
   }
 
   const std::shared_ptr<Channel> channel_;
@@ -359,7 +360,7 @@ void RemoteWorker::RecvBufAsync(CallOptions* opts, const tensorflow::RecvBufRequ
   void* to = reinterpret_cast<void*>(static_cast<uintptr_t>(request->buf_ptr()));
   if (request->num_bytes() < 0 || (to == nullptr && request->num_bytes() != 0)) {
     done(MakeStatus(kInvalidArgument, "a request for " + std::to_string(request->num_bytes()) + " bytes of " + target_ +
-                                          " does not say where to put them"));
+                                          " has no destination buffer"));
     return;
   }
   auto* call = new Call(channel_, target_, nullptr, std::move(done), opts);

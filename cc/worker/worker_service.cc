@@ -79,8 +79,8 @@ Status ParseBody(const sw_part* parts, size_t n_parts, uint32_t method, Request*
   if (!status.ok()) return status;
   if (n_parts > 1 || body.len > static_cast<size_t>(std::numeric_limits<int>::max()) ||
       !request->ParseFromArray(body.data, static_cast<int>(body.len))) {
-    return MakeStatus(kInvalidArgument,
-                      "the request is not the protocol buffer that worker method " + std::to_string(method) + " takes");
+    return MakeStatus(kInvalidArgument, "the request is not the protocol buffer that worker method " +
+                                            std::to_string(method) + " expects");
   }
   return CheckRequest(*request, body.len);
 }
@@ -221,8 +221,8 @@ void WorkerService::OnPeerGone(uint64_t conn) { leftovers_.PeerGone(conn); }
 
 void WorkerService::Drop(const std::string& task, Leftovers::Life life) {
   // As text: not every version of TensorFlow exports what writes numbers to its log.
-  LOG(INFO) << "starwire: " + task + " was started again: " + std::to_string(life.graphs.size()) + " graphs and " +
-                   std::to_string(life.sessions.size()) + " sessions of its former life are given up";
+  LOG(INFO) << "starwire: " + task + " was restarted: releasing " + std::to_string(life.graphs.size()) +
+                   " graphs and " + std::to_string(life.sessions.size()) + " sessions of its previous incarnation";
   running_.fetch_add(1, std::memory_order_relaxed);
   // For Place::kErrand's reason.
   errands_->slow.Run([self = shared_from_this(), life = std::move(life)] {

@@ -34,7 +34,7 @@ pub unsafe extern "C" fn sw_engine_new(
         // SAFETY: the caller's promise.
         let (options, handlers) = unsafe { (&*options, *handlers) };
         if options.struct_size != size_of::<sw_engine_options>() || handlers.struct_size != size_of::<sw_handlers>() {
-            return Err((9, "starwire: library and shim disagree about the C ABI's structs".to_string()));
+            return Err((9, "starwire: the Rust core and the C++ shim disagree on the C ABI's structs: rebuild with `make clean build`".to_string()));
         }
         // SAFETY: the caller's promise.
         let identity = unsafe { identity(options) }.map_err(|e| (3, e))?;

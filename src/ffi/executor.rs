@@ -290,10 +290,10 @@ pub unsafe extern "C" fn sw_exec_new(
     let (spec, kernels) = unsafe { (&*spec, &*kernels) };
     let made = guard(Err((13, "starwire: internal error while compiling a sub-graph".to_string())), || {
         if spec.struct_size != size_of::<sw_exec_spec>() || kernels.struct_size != size_of::<sw_kernels>() {
-            return Err((9, "starwire: library and shim disagree about the C ABI's structs".to_string()));
+            return Err((9, "starwire: the Rust core and the C++ shim disagree on the C ABI's structs: rebuild with `make clean build`".to_string()));
         }
         let foreign = Foreign::new(kernels, owner);
-        let foreign = foreign.ok_or((3, "starwire: bug: a sub-graph's kernels lack a function".to_string()))?;
+        let foreign = foreign.ok_or((3, "starwire: bug: the kernels of a sub-graph lack a function".to_string()))?;
         // SAFETY: the caller's promise.
         let (nodes, edges) = unsafe { (slice(spec.nodes, spec.n_nodes), slice(spec.edges, spec.n_edges)) };
         let node = |n: &sw_exec_node| Node { kind: n.kind, inputs: n.inputs, outputs: n.outputs, cost_ns: n.cost_ns };

@@ -192,7 +192,7 @@ pub unsafe fn pending(vtable: *const sw_op_vtable, op: *mut c_void) -> PendingOp
 impl Op for COp {
     fn alloc(&mut self, meta: &[u8], lens: &[u64]) -> Result<Buffers, Failure> {
         let Some(alloc) = self.vtable.alloc else {
-            return Err(Failure { code: code::INTERNAL, message: "the caller takes no payload".into() });
+            return Err(Failure { code: code::INTERNAL, message: "the caller accepts no payload".into() });
         };
         let mut one = [ptr::null_mut::<c_void>(); 1];
         let mut many = Vec::new();
@@ -205,12 +205,15 @@ impl Op for COp {
         // SAFETY: the op is alive (`done` was not called); both arrays have lens.len() elements.
         let code = unsafe { alloc(self.op, sw_bytes::of(meta), lens.len(), lens.as_ptr(), starts.as_mut_ptr()) };
         if code != 0 {
-            return Err(Failure { code, message: "the reply was refused by its receiver".into() });
+            return Err(Failure { code, message: "the receiver refused the reply".into() });
         }
         let pieces = |(start, len): (&*mut c_void, &u64)| {
             let len = usize::try_from(*len).ok().filter(|len| *len == 0 || !start.is_null());
             let piece = len.map(|len| Piece { start: start.cast(), len });
-            piece.ok_or_else(|| Failure { code: code::RESOURCE_EXHAUSTED, message: "no memory for the reply".into() })
+            piece.ok_or_else(|| Failure {
+                code: code::RESOURCE_EXHAUSTED,
+                message: "out of memory for the reply".into(),
+            })
         };
         // SAFETY: alloc's contract: the buffers stay valid until `done`.
         let foreign = |pieces: &[Piece]| unsafe { Buffers::foreign(pieces) };

@@ -372,7 +372,11 @@ pub(super) unsafe fn with_graph<T>(
 }
 
 pub(super) fn other_structs() -> (sw_code, String) {
-    (code::FAILED_PRECONDITION, "starwire: library and shim disagree about the C ABI's structs".to_string())
+    (
+        code::FAILED_PRECONDITION,
+        "starwire: the Rust core and the C++ shim disagree on the C ABI's structs: rebuild with `make clean build`"
+            .to_string(),
+    )
 }
 
 /// # Safety
@@ -399,7 +403,7 @@ fn accept_node(at: usize, node: &sw_plan_node) -> Result<Node, PlanError> {
         SW_NODE_FEED => Kind::Feed,
         SW_NODE_FETCH => Kind::Fetch,
         SW_NODE_RECEIVE => Kind::Receive,
-        other => return Err(PlanError::Unknown { what: "a node's kind", at, value: other }),
+        other => return Err(PlanError::Unknown { what: "node kind", at, value: other }),
     };
     Ok(Node {
         kind,
@@ -427,12 +431,12 @@ fn accept_edge(at: usize, edge: &sw_plan_edge) -> Result<Edge, PlanError> {
         SW_EDGE_DEREF => Class::Deref,
         SW_EDGE_RESOURCE => Class::Resource,
         SW_EDGE_CONTROL => Class::Control,
-        other => return unknown("an edge's type class", other),
+        other => return unknown("edge type class", other),
     };
     let memory = match edge.memory {
         SW_MEMORY_HOST => Memory::Host,
         SW_MEMORY_DEVICE => Memory::Device,
-        other => return unknown("an edge's memory", other),
+        other => return unknown("edge memory", other),
     };
     if (class == Class::Control) != (edge.src_output < 0) || (class == Class::Control) != (edge.dst_input < 0) {
         return Err(PlanError::HalfControl { edge: at });

@@ -177,7 +177,7 @@ pub unsafe extern "C" fn sw_star_servers(
                 name.map(|name| Task { name, holds_variables: task.holds_variables != 0 })
             })
             .collect();
-        let tasks = tasks.map_err(|_| (code::INVALID_ARGUMENT, "planner: a task's name is not text".to_string()))?;
+        let tasks = tasks.map_err(|_| (code::INVALID_ARGUMENT, "planner: a task's name is not UTF-8".to_string()))?;
         Ok(roles::roles(&tasks, own, named.as_deref()))
     });
     match read {
@@ -237,7 +237,7 @@ pub unsafe extern "C" fn sw_plan_star(
         let style = match options.style {
             SW_STAR_ROBUST => Style::Robust,
             SW_STAR_LITE => Style::Lite,
-            other => return Err((code::INVALID_ARGUMENT, format!("planner: there is no style {other}"))),
+            other => return Err((code::INVALID_ARGUMENT, format!("planner: unknown style {other}"))),
         };
         // SAFETY: the caller's promise.
         let servers = unsafe { array(options.servers, options.n_tasks) }.iter().map(|server| *server != 0).collect();

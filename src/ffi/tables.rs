@@ -181,7 +181,7 @@ pub unsafe extern "C" fn sw_star_new(
         if functions.struct_size != size_of::<sw_star_objects>() {
             return Err((
                 code::FAILED_PRECONDITION,
-                "starwire: library and shim disagree about the C ABI's structs".to_string(),
+                "starwire: the Rust core and the C++ shim disagree on the C ABI's structs: rebuild with `make clean build`".to_string(),
             ));
         }
         let limits = engine.engine.star();
@@ -499,7 +499,7 @@ pub unsafe extern "C" fn sw_star_plan_compiled(
     let (star, session, hash, made) = unsafe { (&*star, session.as_slice(), hash_at(hash), made.as_ref()) };
     let refused = guard(None, || {
         let made = made.map(|made| {
-            let peer = star.steps(made.conn).name(made.conn).unwrap_or("a worker that has gone").to_string();
+            let peer = star.steps(made.conn).name(made.conn).unwrap_or("a disconnected worker").to_string();
             Made {
                 value: star.object(made.plan),
                 bytes: made.bytes,

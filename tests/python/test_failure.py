@@ -143,7 +143,7 @@ def test_worker_killed_others_go_on(fresh_cluster, protocol, tmp_path):
     count, longest = survivor.result(30)
     assert count > 50 and longest < 5
     if not is_stock(protocol):
-        ps.wait_for_log("of its former life are given up", timeout=5)
+        ps.wait_for_log("sessions of its previous incarnation", timeout=5)
         sockets = ps.call(steps.open_sockets)
         for number in range(3):
             victim.kill()

@@ -519,7 +519,7 @@ def test_nonsense_in_the_environment_is_named(clusters):
     cluster = clusters("grpc", STARWIRE_TENSOR_FUSE="perhaps")
     with pytest.raises(RemoteError) as caught:
         chief(cluster, groups_of)
-    assert 'STARWIRE_TENSOR_FUSE="perhaps" is not understood: it must be true, false, 1 or 0' in caught.value.message
+    assert 'STARWIRE_TENSOR_FUSE="perhaps" is invalid: it must be true, false, 1 or 0' in caught.value.message
     assert chief(cluster, groups_of, OFF) == 0
 
 

@@ -163,7 +163,7 @@ def test_too_little_locked_memory_costs_speed_and_nothing_else(fresh_cluster, en
     worker = data_port(cluster["worker", 0])
     if fits == "nothing":
         log = cluster["worker", 0].wait_for_log("using TCP")
-        assert log.count(f"the limit of locked memory is {kib} KiB (ulimit -l") >= 1
+        assert log.count(f"raise the locked-memory limit of {kib} KiB (ulimit -l") >= 1
         assert metric(worker, "starwire_verbs_connections_total") == 0
     else:
         assert metric(worker, "starwire_verbs_connections_total") == 2
@@ -227,5 +227,5 @@ def test_without_a_device_tcp_is_used_and_one_line_says_so(fresh_cluster):
     cluster = fresh_cluster(protocol="grpc+verbs", environment=environment)
     assert worker_call(cluster, steps.run_steps, 3) == 3
     log = cluster["ps", 0].wait_for_log("using TCP (STARWIRE_VERBS_FALLBACK)")
-    assert log.count("cannot be loaded") == 1
+    assert log.count("RDMA: cannot load") == 1
     assert metric(data_port(cluster["ps", 0]), "starwire_verbs_fallbacks_total") >= 1

@@ -146,7 +146,7 @@ def test_a_server_that_dies_is_named(played, server):
             _, error = running.communicate(timeout=30)
         finally:
             running.kill()
-    assert running.returncode == 1 and "the parameter server has ended (worker " in error, error
+    assert running.returncode == 1 and "the parameter server exited (worker " in error, error
 
 
 def test_no_answer(recording, server):

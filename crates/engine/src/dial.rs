@@ -74,7 +74,7 @@ impl<H: Host> Shard<H> {
                 Ok(method) if method > 0 => proto.call(now, id, method, c.meta, c.payload, deadline, c.op, d),
                 _ => c.op.done(&starwire_protocol::Outcome::Local {
                     code: code::INVALID_ARGUMENT,
-                    message: "starwire: method numbers are 1 to 65535",
+                    message: "starwire: the method number is not in 1 to 65535",
                 }),
             },
         });
@@ -272,7 +272,7 @@ impl<H: Host> Shard<H> {
         let before = channel.incarnation.replace(incarnation);
         let waiting = std::mem::take(&mut channel.waiting);
         if before.is_some_and(|old| old != incarnation) {
-            let line = format!("starwire: {} was restarted; connected to its new life", channel.shared.task);
+            let line = format!("starwire: {} was restarted; connected to its new incarnation", channel.shared.task);
             self.shared.host.log(Level::Info, &line);
         }
         if before != Some(incarnation) {
@@ -375,7 +375,7 @@ impl<H: Host> Shard<H> {
         channel.errors.push(failure.message.clone());
         let somebody_waits = !channel.waiting.is_empty();
         if channel.should_tell(now, somebody_waits) {
-            let line = format!("{message}; {} requests wait, trying on", channel.waiting.len());
+            let line = format!("{message}; {} requests are waiting, retrying", channel.waiting.len());
             self.shared.host.log(Level::Warning, &line);
         }
         if somebody_waits {
@@ -409,11 +409,11 @@ impl<H: Host> Shard<H> {
                 self.give_up(number, &failure, now);
             }
             State::LookingUp if channel.attempt_ends.is_some_and(|t| t <= now) => {
-                self.attempt_failed(number, code::UNAVAILABLE, "looking up its data address took too long", now);
+                self.attempt_failed(number, code::UNAVAILABLE, "timed out looking up its data address", now);
             }
             State::Connecting { conn, .. } if channel.attempt_ends.is_some_and(|t| t <= now) => {
                 let conn = *conn;
-                self.lose(conn, code::DEADLINE_EXCEEDED, "connecting took too long".into());
+                self.lose(conn, code::DEADLINE_EXCEEDED, "timed out connecting".into());
             }
             _ => {}
         }

@@ -333,12 +333,12 @@ fn reactor<H: Host>(
     let Ok(doors) = start.recv() else { return };
     let mut _claim = None;
     if shared.config.pinning {
-        let unknown = || Err(std::io::Error::other("the kernel does not say which CPUs there are"));
+        let unknown = || Err(std::io::Error::other("the kernel does not report which CPUs exist"));
         let pinned = shared.topology.as_ref().map_or_else(unknown, |t| t.pin_current_thread_apart(index));
         match pinned {
             Ok(claim) => _claim = claim,
             Err(error) => {
-                let line = format!("starwire: reactor {index} cannot be pinned to a CPU: {error}");
+                let line = format!("starwire: cannot pin reactor {index} to a CPU: {error}");
                 shared.host.log(Level::Warning, &line);
             }
         }

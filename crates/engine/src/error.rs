@@ -17,15 +17,13 @@ pub enum EngineError {
     NoAddress,
     #[error("starwire: cannot start reactor thread {index}: {source}")]
     Thread { index: usize, source: io::Error },
-    #[error("starwire: reactor {index}: {source} (STARWIRE_DRIVER chooses the driver)")]
+    #[error("starwire: reactor {index}: {source} (STARWIRE_DRIVER selects the driver)")]
     Driver { index: usize, source: DriverError },
-    #[error("starwire: {0}; STARWIRE_VERBS_FALLBACK=true would use TCP")]
+    #[error("starwire: {0}; set STARWIRE_VERBS_FALLBACK=true to fall back to TCP")]
     Verbs(#[from] VerbsError),
-    #[error("starwire: reactor {index} ended before it began")]
+    #[error("starwire: reactor {index} ended during start-up")]
     Died { index: usize },
-    #[error(
-        "starwire: this process was forked from one that runs a server; a server does not work in a forked child: create it after the fork"
-    )]
+    #[error("starwire: this process was forked from one that runs a server: create the server after the fork")]
     Forked,
     #[error("starwire: too many peers for one server")]
     TooMany,

@@ -61,11 +61,11 @@ impl<H: Host> Shard<H> {
         let pid = conn.peer_memory.as_ref().map(PeerMemory::pid).filter(|_| !is_gone);
         if pid.is_some_and(|pid| self.shared.unreadable.insert(pid)) {
             let line = format!(
-                "starwire: cannot read what {} lent: {error}; from now on through the socket with that process",
+                "starwire: cannot read the memory that {} lent: {error}; using the socket for this process from now on",
                 conn.name
             );
             self.shared.host.log(Level::Warning, &line);
         }
-        self.lose(key, code::UNAVAILABLE, format!("cannot read what it lent: {error}"));
+        self.lose(key, code::UNAVAILABLE, format!("cannot read the memory that it lent: {error}"));
     }
 }

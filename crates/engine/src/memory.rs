@@ -263,7 +263,8 @@ impl Memory {
 
 impl InBody {
     pub(crate) fn new(host: &impl Host, meta: &[u8], lens: &[u64]) -> Result<Self, Failure> {
-        let refuse = || Failure { code: code::RESOURCE_EXHAUSTED, message: "no memory for the call's payload".into() };
+        let refuse =
+            || Failure { code: code::RESOURCE_EXHAUSTED, message: "out of memory for the call's payload".into() };
         let mut places = Vec::with_capacity(lens.len());
         let mut total = 0usize;
         for len in lens {

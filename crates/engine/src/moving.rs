@@ -68,7 +68,7 @@ impl<H: Host> Shard<H> {
                 mark(&mut self.dirty, conn);
             }
             Some(Err(error)) => self.stay(key, failure(&error), now),
-            None => self.stay(key, Failure { code: code::INTERNAL, message: "there is no device".into() }, now),
+            None => self.stay(key, Failure { code: code::INTERNAL, message: "no RDMA device is open".into() }, now),
         }
     }
 
@@ -86,7 +86,7 @@ impl<H: Host> Shard<H> {
                 offload.abandon(token);
                 conn.proto.refuse_move(code::FAILED_PRECONDITION, &error.to_string());
                 mark(&mut self.dirty, conn);
-                let line = format!("starwire: no RDMA for {}: {error}; it is asked to use TCP", conn.name);
+                let line = format!("starwire: no RDMA for {}: {error}; asking it to use TCP", conn.name);
                 self.delivery.metrics.verbs_fallbacks.add(1);
                 let offender = format!("RDMA {}", host_of(&conn.name));
                 if self.shared.offenders.is_news(&offender, self.delivery.now) {

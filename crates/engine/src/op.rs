@@ -53,7 +53,10 @@ impl<O: Op> PendingOp<O> {
 impl<O: Op> Drop for PendingOp<O> {
     /// A request that is dropped on an unforeseen path must still end.
     fn drop(&mut self) {
-        self.end(&Outcome::Local { code: code::UNAVAILABLE, message: "starwire: the call was dropped" });
+        self.end(&Outcome::Local {
+            code: code::UNAVAILABLE,
+            message: "starwire: the call was dropped without a reply",
+        });
     }
 }
 

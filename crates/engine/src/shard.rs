@@ -195,7 +195,7 @@ impl<H: Host> Shard<H> {
         for conn in self.conns.values_mut() {
             let is_quiet = !conn.sending && !conn.has_unsent() && !conn.proto.wants_transmit();
             if is_quiet && conn.peer.is_some() && conn.closing.is_none() {
-                conn.proto.leave("the process exits");
+                conn.proto.leave("the process is exiting");
                 // Who does not hear it counts a loss.
                 let _ = conn.start_send(&mut *self.driver, self.delivery.now);
             }
@@ -364,7 +364,7 @@ impl<H: Host> Shard<H> {
             Err(error) if self.shared.offenders.is_news("accept", self.delivery.now) => {
                 self.shared.host.log(
                     Level::Warning,
-                    &format!("starwire: accepting a connection failed: {error} (tried again ten times a second; more of these are not logged for a minute)"),
+                    &format!("starwire: cannot accept a connection: {error} (retrying ten times a second; repeats are suppressed for a minute)"),
                 );
             }
             Err(_) => {}
@@ -583,7 +583,7 @@ impl<H: Host> Shard<H> {
         }
         self.shared.host.log(
             Level::Warning,
-            &format!("starwire: dropped a connection from {name}: {what} (more of these from there are not logged for a minute)"),
+            &format!("starwire: dropped a connection from {name}: {what} (repeats from this address are suppressed for a minute)"),
         );
     }
 

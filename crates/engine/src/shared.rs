@@ -118,7 +118,7 @@ impl<H: Host> Shared<H> {
         let Some(Err(error)) = self.control.get().map(|c| c.handle(fd, first)) else { return };
         if self.offenders.is_news(&format!("HTTP {}", host_of(name)), now) {
             let line = format!(
-                "starwire: refused an HTTP client on the data port, {name}: {error} (more of these from there are not logged for a minute)"
+                "starwire: refused an HTTP client on the data port, {name}: {error} (repeats from this address are suppressed for a minute)"
             );
             self.host.log(Level::Warning, &line);
         }
@@ -140,7 +140,7 @@ impl<H: Host> Shared<H> {
             return end(
                 command,
                 9,
-                "starwire: this process was forked from one that runs a server; a server does not work in a forked child: create it after the fork",
+                "starwire: this process was forked from one that runs a server: create the server after the fork",
             );
         }
         match self.senders.get().and_then(|s| s.get(shard)) {

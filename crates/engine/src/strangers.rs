@@ -76,8 +76,7 @@ impl<H: Host> Shard<H> {
             Ok(token) => self.add_conn(token, Role::Server, proto, name),
             Err(error) => {
                 if self.shared.offenders.is_news("register", now) {
-                    let line =
-                        format!("starwire: cannot serve {name}: {error} (more of these are not logged for a minute)");
+                    let line = format!("starwire: cannot serve {name}: {error} (repeats are suppressed for a minute)");
                     self.shared.host.log(Level::Warning, &line);
                 }
                 return;
@@ -99,10 +98,10 @@ impl<H: Host> Shard<H> {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let name = conn.name.clone();
         self.delivery.metrics.strangers_dropped.add(1);
-        self.log_offender(&name, "it had not introduced itself, and there are too many of these", now);
+        self.log_offender(&name, "it had not completed the handshake, and too many connections have not", now);
         let Some(conn) = self.conns.get_mut(&key).filter(|conn| conn.closing.is_none()) else { return };
         let reason = format!(
-            "{} has too many connections that have not introduced themselves: try again",
+            "{} has too many connections that have not completed the handshake: try again",
             self.shared.config.identity.task
         );
         if self.strangers.sent_away >= self.strangers.tcp.limit() {

@@ -39,7 +39,7 @@ impl Expected {
     fn misses(&self, peer: &PeerInfo) -> Option<String> {
         let expected = self.incarnation.filter(|expected| *expected != peer.incarnation)?;
         Some(format!(
-            "expected {} in its life {expected:016x} at this address but found {} in its life {:016x}: check STARWIRE_ADVERTISE",
+            "expected {} with incarnation {expected:016x} at this address but found {} with incarnation {:016x}: check STARWIRE_ADVERTISE",
             self.task, peer.task, peer.incarnation
         ))
     }
@@ -73,7 +73,7 @@ impl<H: Host> Shard<H> {
             }
             _ if asks => self.ask(number, attempt),
             _ => {
-                let message = format!("no address is known for {}: it is not in .endpoint_map", channel.shared.task);
+                let message = format!("no data address for {}: add it to .endpoint_map", channel.shared.task);
                 self.attempt_failed(number, code::FAILED_PRECONDITION, &message, now);
             }
         }
@@ -194,7 +194,7 @@ impl<H: Host> Shard<H> {
             }
             Ok(advertisement) if channel.is_elsewhere(&advertisement, now) => {
                 let data: Vec<String> = advertisement.data.iter().map(HostPort::to_string).collect();
-                let says = format!("it is up and says on its gRPC port that its data port is {}", data.join(", "));
+                let says = format!("the task is up and advertises data port {} on its gRPC port", data.join(", "));
                 misled(line, &failure, &says)
             }
             Ok(_) => failure,
@@ -220,9 +220,9 @@ impl<H: Host> Shard<H> {
         match elsewhere {
             Some((_, at)) => self.shared.host.log(
                 Level::Warning,
-                &format!("starwire: {task} ({address}) calls itself {own}, which is at {at} in this server's ClusterSpec: were the two started in each other's place?"),
+                &format!("starwire: {task} ({address}) reports its name as {own}, which is at {at} in this server's ClusterSpec: check job_name and task_index of both tasks"),
             ),
-            None => self.shared.host.log(Level::Info, &format!("starwire: {task} ({address}) calls itself {own}")),
+            None => self.shared.host.log(Level::Info, &format!("starwire: {task} ({address}) reports its name as {own}")),
         }
     }
 }
@@ -254,12 +254,12 @@ fn blame(line: &MapLine, failure: &Failure) -> Failure {
     if !is_final(failure.code) {
         return failure.clone();
     }
-    let message = format!("{} ({line} says that its data port is {})", failure.message, line.data);
+    let message = format!("{} ({line} gives data port {})", failure.message, line.data);
     Failure { code: failure.code, message }
 }
 
 /// The line is wrong: the task is up, and has no data port there.
 fn misled(line: &MapLine, failure: &Failure, but: &str) -> Failure {
-    let message = format!("{line} says that its data port is {} ({}), but {but}", line.data, failure.message);
+    let message = format!("{line} gives data port {} ({}), but {but}", line.data, failure.message);
     Failure { code: code::FAILED_PRECONDITION, message }
 }

@@ -66,7 +66,7 @@ fn the_limit_is_reported_once_and_recovered_from() {
         // accept is retried ten times a second.
         std::thread::sleep(Duration::from_millis(1500));
         set_limit(before);
-        assert_eq!(task.logged("accepting a connection failed"), 1, "{driver}");
+        assert_eq!(task.logged("cannot accept a connection"), 1, "{driver}");
         for peer in &mut peers {
             peer.set_read_timeout(Some(PATIENCE)).unwrap();
             peer.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();

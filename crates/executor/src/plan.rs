@@ -57,15 +57,15 @@ pub enum PlanError {
     TooLarge(usize),
     #[error("starwire: bug: node {0} of a sub-graph has unknown kind {1:#x}")]
     UnknownKind(u32, u32),
-    #[error("starwire: bug: an edge of a sub-graph goes from {0}:{1} to {2}:{3}, which do not both exist")]
+    #[error("starwire: bug: edge {0}:{1} -> {2}:{3} of a sub-graph has an end that does not exist")]
     NoSuchEnd(u32, u32, u32, u32),
     #[error("starwire: bug: input {1} of node {0} of a sub-graph has {2} edges instead of one")]
     NotFedOnce(u32, u32, u32),
-    #[error("starwire: bug: node {0} of a sub-graph has no kernel but inputs")]
+    #[error("starwire: bug: node {0} of a sub-graph has inputs but no kernel")]
     NothingToRun(u32),
-    #[error("starwire: bug: node {0} of a sub-graph merges no inputs, or is more than a merge")]
+    #[error("starwire: bug: node {0} of a sub-graph is a merge without inputs, or of another kind as well")]
     NotAMerge(u32),
-    #[error("starwire: a sub-graph has a cycle through node {0}: loops are not for this executor")]
+    #[error("starwire: a sub-graph has a cycle through node {0}: this executor does not run loops")]
     Cycle(u32),
 }
 

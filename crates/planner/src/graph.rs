@@ -136,17 +136,17 @@ pub type Names<'a> = &'a dyn Fn(u32) -> Option<String>;
 pub enum PlanError {
     #[error("planner: edge {edge} names node {node}, but the graph has only {nodes} nodes")]
     NoSuchNode { edge: usize, node: u32, nodes: usize },
-    #[error("planner: the graph has {count} {what}, more than can be numbered")]
+    #[error("planner: the graph is too large: {count} {what}")]
     TooMany { what: &'static str, count: usize },
-    #[error("planner: {what} is not known: {value}, at place {at}")]
+    #[error("planner: unknown {what} {value} at index {at}")]
     Unknown { what: &'static str, at: usize, value: u32 },
     #[error("planner: edge {edge} is a control edge at one end only")]
     HalfControl { edge: usize },
-    #[error("planner: {node} depends on itself, and not through a NextIteration")]
+    #[error("planner: {node} depends on itself without a NextIteration")]
     Cycle { node: String },
     #[error("planner: the inputs of {node} come from different loop frames")]
     MixedFrames { node: String },
-    #[error("planner: {node} leaves a loop that nothing entered")]
+    #[error("planner: {node} exits a loop that was never entered")]
     NotInALoop { node: String },
 }
 

@@ -65,7 +65,7 @@ impl Reason {
     pub fn text(self) -> &'static str {
         match self {
             Reason::Loop => "in a loop",
-            Reason::Untouchable => "functions, and what is not on the first CPU",
+            Reason::Untouchable => "functions, and nodes not on the first CPU",
             Reason::Unknown => "an operation that starwire does not know",
             Reason::Alias => "a value that changes with its variable",
             Reason::Many => "more values than a call can carry",

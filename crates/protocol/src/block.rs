@@ -45,7 +45,7 @@ impl BlockHeader {
         if bulk != 0 && HEADER + control < FIRST_READ {
             return Err(ProtocolError::Frame {
                 frame: "block header",
-                why: "bulk bytes follow a short control section",
+                why: "bulk bytes after a control section that is too short",
             });
         }
         if double(24) != sequence {

@@ -321,7 +321,7 @@ impl<H: Handler> Connection<H> {
             return None;
         }
         let (code, message) = match &self.side {
-            Side::Server(_) => (code::INTERNAL, "only the side that connected can make requests"),
+            Side::Server(_) => (code::INTERNAL, "only the client side of a connection can send requests"),
             Side::Client(client) => match &client.leaving {
                 Some(reason) => (code::UNAVAILABLE, reason.as_str()),
                 None if client.requests.contains_key(&id) => (code::INTERNAL, "a request id was used twice"),

@@ -230,7 +230,7 @@ impl<H: Handler> Connection<H> {
         }
         self.failure = Some((code, message.to_owned()));
         if !matches!(self.phase, Phase::Broken(_)) {
-            self.phase = Phase::Broken(ConnectionError::Misuse("a connection was used after its end"));
+            self.phase = Phase::Broken(ConnectionError::Misuse("a connection was used after it ended"));
         }
         self.out.close(&mut self.stats, None::<fn(&mut Vec<u8>)>);
         self.incoming.clear();
@@ -390,7 +390,7 @@ impl<H: Handler> Connection<H> {
             Frame::Goodbye { reason } => {
                 let reason = printable(reason);
                 let task = self.peer.as_ref().map_or("the peer", |peer| &peer.task);
-                let message = format!("{task} is going away: {reason}");
+                let message = format!("{task} is closing the connection: {reason}");
                 self.refuse_waiting(&message, handler);
                 handler.goodbye(&reason);
             }
@@ -398,7 +398,7 @@ impl<H: Handler> Connection<H> {
             Frame::Taken { blocks } => self.on_taken(blocks)?,
             Frame::Ping { nonce } => self.out.pong(nonce),
             Frame::Pong { .. } => {}
-            other => return Err(unexpected(other, "from the side that accepted")),
+            other => return Err(unexpected(other, "from the server side")),
         }
         Ok(())
     }
@@ -425,7 +425,7 @@ impl<H: Handler> Connection<H> {
             Frame::Taken { blocks } => self.on_taken(blocks)?,
             Frame::Ping { nonce } => self.out.pong(nonce),
             Frame::Pong { .. } => {}
-            other => return Err(unexpected(other, "from the side that connected")),
+            other => return Err(unexpected(other, "from the client side")),
         }
         Ok(())
     }
@@ -468,7 +468,7 @@ impl<H: Handler> Connection<H> {
             (Phase::Proof { hello, welcome, peer }, Frame::Proof { mac }, role) => {
                 let prover = if role == Role::Client { Role::Server } else { Role::Client };
                 let Some(secret) = self.settings.secret.clone() else {
-                    return Err(ConnectionError::Misuse("a proof without a secret"));
+                    return Err(ConnectionError::Misuse("a PROOF without a shared secret"));
                 };
                 if !hello::verify(&secret, prover, &hello, &welcome, mac) {
                     let message = format!("{} and {} have different shared secrets", self.settings.task, peer.task);
@@ -481,7 +481,7 @@ impl<H: Handler> Connection<H> {
                 }
                 self.become_ready(*peer, handler);
             }
-            (_, other, _) => return Err(unexpected(other, "at this point of the handshake")),
+            (_, other, _) => return Err(unexpected(other, "at this point in the handshake")),
         }
         Ok(())
     }
@@ -598,7 +598,7 @@ fn check_version(version: u16) -> Result<(), ConnectionError> {
         return Ok(());
     }
     let message = format!(
-        "one side speaks version {WIRE_VERSION} of the starwire protocol, the other version {version}: use the same starwire release on all tasks"
+        "one side speaks version {WIRE_VERSION} of the starwire protocol, the other speaks version {version}: use the same starwire release on all tasks"
     );
     Err(ConnectionError::Refused { code: code::FAILED_PRECONDITION, message })
 }

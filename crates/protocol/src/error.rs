@@ -27,22 +27,22 @@ pub enum ConnectionError {
     #[error("refused by the peer: {message}")]
     RefusedByPeer { code: i32, message: String },
     /// We refuse the peer; a REFUSE with this text waits in `poll_transmit`.
-    #[error("peer refused: {message}")]
+    #[error("refused the peer: {message}")]
     Refused { code: i32, message: String },
     /// We end it in order; GOODBYE with this reason waits in `poll_transmit`.
-    #[error("this side ended the connection: {0}")]
+    #[error("this side closed the connection: {0}")]
     Left(String),
     /// The peer broke the protocol.
     #[error("protocol violation by the peer: {0}")]
     Protocol(#[from] ProtocolError),
-    #[error("no sign of life from the peer for {waited_ms} ms (keep-alive)")]
+    #[error("the peer has been silent for {waited_ms} ms (keep-alive timeout)")]
     PeerSilent { waited_ms: u64 },
     #[error("the peer did not complete the handshake within {waited_ms} ms")]
     HandshakeTimeout { waited_ms: u64 },
-    #[error("nothing came over RDMA within {waited_ms} ms")]
+    #[error("received nothing over RDMA within {waited_ms} ms")]
     MoveTimeout { waited_ms: u64 },
     /// The owner of the connection used it wrongly.
-    #[error("internal error of starwire: {0}")]
+    #[error("starwire internal error: {0}")]
     Misuse(&'static str),
 }
 
@@ -87,6 +87,6 @@ pub enum ProtocolError {
     BadId { frame: &'static str, id: u64, why: &'static str },
     #[error("block {block} has {bulk} bulk bytes but its DATA frames claim {claimed}")]
     BulkMismatch { block: u64, bulk: u64, claimed: u64 },
-    #[error("the announced {what} is exceeded ({limit})")]
+    #[error("{what} exceeds the announced limit of {limit}")]
     Window { what: &'static str, limit: u64 },
 }

@@ -253,7 +253,7 @@ impl<'a> Cursor<'a> {
 
     fn take(&mut self, len: usize) -> Result<&'a [u8], ProtocolError> {
         let end = self.at.checked_add(len).filter(|&end| end <= self.bytes.len());
-        let end = end.ok_or_else(|| self.error("it does not fit into its control section"))?;
+        let end = end.ok_or_else(|| self.error("it exceeds its control section"))?;
         let taken = &self.bytes[self.at..end];
         self.at = end;
         Ok(taken)
@@ -366,7 +366,7 @@ fn parse<'a>(kind: u8, cursor: &mut Cursor<'a>) -> Result<Frame<'a>, ProtocolErr
             let len = cursor.u64()?;
             let abort = flags & FLAG_ABORT != 0;
             if abort != (len == 0) {
-                return Err(cursor.error("a length of 0 and the abort flag belong together"));
+                return Err(cursor.error("the abort flag must be set exactly when the length is 0"));
             }
             Frame::Data { id, len, abort }
         }
@@ -608,7 +608,7 @@ pub mod put {
             if !placement.is_bulk(len) {
                 let end = out.len() + len as usize;
                 payload.copy_part(part, out);
-                debug_assert_eq!(out.len(), end, "a payload copied another length than it announced");
+                debug_assert_eq!(out.len(), end, "a payload copied a length other than it announced");
                 // Whatever the payload did, the frame stays well-formed.
                 out.resize(end, 0);
                 out.resize(pad8(end), 0);

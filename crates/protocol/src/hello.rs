@@ -94,22 +94,22 @@ impl Hello {
         let mut rest = fields;
         let mut seen = 0u64;
         while !rest.is_empty() {
-            let (head, after) = rest.split_at_checked(4).ok_or_else(|| error("a field is cut off"))?;
+            let (head, after) = rest.split_at_checked(4).ok_or_else(|| error("a field is truncated"))?;
             let tag = u16::from_le_bytes([head[0], head[1]]);
             let len = usize::from(u16::from_le_bytes([head[2], head[3]]));
             if len > MAX_HELLO_STRING {
                 let (value, limit) = (len as u64, MAX_HELLO_STRING as u64);
                 return Err(ProtocolError::TooLarge { what: "length of a handshake field", value, limit });
             }
-            let (value, after) = after.split_at_checked(len).ok_or_else(|| error("a field is cut off"))?;
+            let (value, after) = after.split_at_checked(len).ok_or_else(|| error("a field is truncated"))?;
             rest = after;
             if tag < 64 {
                 if seen & (1 << tag) != 0 {
-                    return Err(error("a field stands twice"));
+                    return Err(error("a field is duplicated"));
                 }
                 seen |= 1 << tag;
             }
-            let wrong = || error("a field has a wrong length or is not text");
+            let wrong = || error("a field has the wrong length or is not text");
             let text = || printable(value).ok_or_else(wrong);
             match tag {
                 tag::PROTOCOL => found.protocol = Some(text()?),
@@ -228,7 +228,7 @@ pub fn check(role: Role, settings: &Settings, peer: &Hello) -> Result<(), Connec
     }
     if !settings.cluster_id.is_empty() && !peer.cluster_id.is_empty() && settings.cluster_id != peer.cluster_id {
         return precondition(format!(
-            "{ours} belongs to cluster \"{}\", {theirs} to cluster \"{}\"",
+            "{ours} belongs to cluster \"{}\", {theirs} to cluster \"{}\": check STARWIRE_CLUSTER_ID",
             settings.cluster_id, peer.cluster_id
         ));
     }
@@ -253,19 +253,23 @@ pub fn check(role: Role, settings: &Settings, peer: &Hello) -> Result<(), Connec
         (true, false) => {
             return refuse(
                 code::UNAUTHENTICATED,
-                format!("{ours} demands a shared secret and {theirs} has none configured"),
+                format!(
+                    "{ours} requires a shared secret and {theirs} has none: set STARWIRE_SECRET or STARWIRE_SECRET_FILE"
+                ),
             );
         }
         (false, true) => {
             return refuse(
                 code::UNAUTHENTICATED,
-                format!("{theirs} demands a shared secret and {ours} has none configured"),
+                format!(
+                    "{theirs} requires a shared secret and {ours} has none: set STARWIRE_SECRET or STARWIRE_SECRET_FILE"
+                ),
             );
         }
         _ => {}
     }
     if !peer.limits.is_usable() {
-        return precondition(format!("{theirs} allows too little to work with: {:?}", peer.limits));
+        return precondition(format!("the limits of {theirs} are too low: {:?}", peer.limits));
     }
     Ok(())
 }

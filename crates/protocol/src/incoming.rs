@@ -196,7 +196,7 @@ impl Incoming {
         let bulk = self.planned_bulk.min(n as u64);
         let scratch = n - bulk as usize;
         if scratch > self.planned_scratch {
-            return Err(ConnectionError::Misuse("more bytes reported than the receive plan asked for"));
+            return Err(ConnectionError::Misuse("more bytes reported than the recv plan requested"));
         }
         self.end += scratch;
         self.unplan();
@@ -281,7 +281,7 @@ impl Incoming {
                     // A piece that does not end within the address space is none.
                     address.checked_add(*len).and(sum.checked_add(*len)).filter(|_| *len != 0)
                 });
-                let why = "its pieces are no memory, or the block has bulk bytes of its own";
+                let why = "its pieces are not a valid range of memory, or the block also has bulk bytes";
                 let lent = lent.filter(|&lent| lent != 0 && lent <= MAX_BULK && header.bulk == 0);
                 lent.ok_or(ProtocolError::Frame { frame: "LEND", why })?
             }

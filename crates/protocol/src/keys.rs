@@ -62,7 +62,7 @@ impl KeyReceiver {
             return Err(ProtocolError::Window { what: "number of keys", limit: u64::from(max_keys) });
         }
         if self.bytes + prefix.len() > max_bytes as usize {
-            return Err(ProtocolError::Window { what: "bytes of keys", limit: u64::from(max_bytes) });
+            return Err(ProtocolError::Window { what: "total length of keys", limit: u64::from(max_bytes) });
         }
         Ok(())
     }

@@ -96,7 +96,7 @@ impl<P: Payload> Lender<P> {
                 self.lent.drain(..blocks);
                 Ok(())
             }
-            _ => Err(ProtocolError::Frame { frame: "TAKEN", why: "not so much was lent" }),
+            _ => Err(ProtocolError::Frame { frame: "TAKEN", why: "it returns more blocks than were lent" }),
         }
     }
 }
@@ -133,7 +133,7 @@ impl<H: Handler> Connection<H> {
 
     pub(super) fn on_lend(&mut self, witness: Witness, pieces: Vec<(u64, u64)>) -> Result<(), ProtocolError> {
         if !self.incoming.borrows || self.incoming.loan.is_some() {
-            return Err(ProtocolError::Unexpected { frame: "LEND", when: "at this point of the connection" });
+            return Err(ProtocolError::Unexpected { frame: "LEND", when: "at this point in the connection" });
         }
         self.incoming.loan = Some(Loan { witness, pieces, taken: 0 });
         Ok(())
@@ -141,7 +141,7 @@ impl<H: Handler> Connection<H> {
 
     pub(super) fn on_taken(&mut self, blocks: u64) -> Result<(), ProtocolError> {
         if !self.peer_lends() {
-            return Err(ProtocolError::Unexpected { frame: "TAKEN", when: "from a peer that knows of no loans" });
+            return Err(ProtocolError::Unexpected { frame: "TAKEN", when: "from a peer that does not support loans" });
         }
         self.out.lender.taken(blocks)
     }

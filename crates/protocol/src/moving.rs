@@ -113,7 +113,7 @@ impl<H: Handler> Connection<H> {
                 self.client_frame(frame, handler)
             }
             (_, other) => {
-                Err(ProtocolError::Unexpected { frame: other.name(), when: "while a connection moves" }.into())
+                Err(ProtocolError::Unexpected { frame: other.name(), when: "while a connection moves to RDMA" }.into())
             }
         }
     }
@@ -126,7 +126,7 @@ impl<H: Handler> Connection<H> {
             Side::Client(_) => false,
         };
         if !offered || !is_first || code != 0 {
-            return Err(ProtocolError::Unexpected { frame: "MOVE", when: "at this point of the connection" });
+            return Err(ProtocolError::Unexpected { frame: "MOVE", when: "at this point in the connection" });
         }
         handler.move_proposed(meta);
         Ok(())

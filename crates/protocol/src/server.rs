@@ -193,7 +193,7 @@ impl<H: Handler> Connection<H> {
             self.answer(id, code::UNAVAILABLE, reason.as_bytes(), None, answers);
         } else if !server.steps.enter(step) {
             let message = format!(
-                "starwire: tensors of {MAX_OPEN_STEPS} steps are waited for over this connection, more are not allowed"
+                "starwire: tensor requests for {MAX_OPEN_STEPS} steps are pending on this connection, the most allowed"
             );
             self.answer(id, code::RESOURCE_EXHAUSTED, message.as_bytes(), None, answers);
         } else {

@@ -76,7 +76,7 @@ impl Command {
         for option in self.options {
             text += &format!("  {:<28}{}\n", format!("{} {}", option.name, option.value), option.help);
         }
-        text += &format!("  {:<28}this text\n", "--help");
+        text += &format!("  {:<28}print this text\n", "--help");
         if !self.details.is_empty() {
             text += &format!("\n{}", self.details);
         }
@@ -106,8 +106,8 @@ pub fn parse(command: &Command, arguments: &[String]) -> Result<Parsed, String> 
         let Some(option) = command.options.iter().find(|option| option.name == name) else {
             let known: Vec<&str> = command.options.iter().map(|option| option.name).collect();
             return Err(match known.is_empty() {
-                true => format!("there is no option {name}; this command takes none"),
-                false => format!("there is no option {name}; there are {}", known.join(", ")),
+                true => format!("unknown option {name}; this command takes none"),
+                false => format!("unknown option {name}; known: {}", known.join(", ")),
             });
         };
         let value = match (option.value.is_empty(), inline) {
@@ -121,7 +121,7 @@ pub fn parse(command: &Command, arguments: &[String]) -> Result<Parsed, String> 
         args.options.push((option.name, value));
     }
     if command.positional.is_empty() && !args.positional.is_empty() {
-        return Err(format!("{:?} is one argument too many", args.positional[0]));
+        return Err(format!("unexpected argument {:?}", args.positional[0]));
     }
     Ok(Parsed::Run(args))
 }
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn mistakes_are_explained() {
         for (words, error) in [
-            ("--prot 1", "there is no option --prot; there are --port, --once"),
+            ("--prot 1", "unknown option --prot; known: --port, --once"),
             ("--port", "--port needs a value: --port N"),
             ("--once=1", "--once takes no value"),
         ] {

@@ -21,18 +21,19 @@ pub const COMMAND: Command = Command {
     about: "Measures calls and tensors over the data port, without TensorFlow.",
     positional: "",
     options: &[
-        Opt { name: "--serve", value: "", help: "only answer, for --to on another machine; ends with Ctrl-C" },
-        Opt { name: "--to", value: "ADDRESS", help: "ask the data port of a `starctl bench --serve`" },
-        Opt { name: "--size", value: "BYTES", help: "one case of your own: tensors of this size" },
-        Opt { name: "--count", value: "N", help: "and so many of them in each step (1)" },
+        Opt { name: "--serve", value: "", help: "only serve, for --to on another machine; stop with Ctrl-C" },
+        Opt { name: "--to", value: "ADDRESS", help: "measure against the data port of a `starctl bench --serve`" },
+        Opt { name: "--size", value: "BYTES", help: "measure tensors of this size only" },
+        Opt { name: "--count", value: "N", help: "tensors of that size in each step (1)" },
         Opt { name: "--seconds", value: "N", help: "time per case (2)" },
     ],
     details: "\
 Without --serve and --to, both ends run in this process: over a unix socket, over TCP, and over RDMA if this host has a
-device for it. Between hosts, STARWIRE_TRANSPORT=verbs at both ends measures RDMA. A step asks for all its tensors at once and ends with the last byte of the last one; the bytes are checked. The server's tensors lie in
-memory already, so this is what the transport can do, not what a training job will do. CPU is that of this process,
-per tensor (or call): of both ends when both run here.
-The variables of docs/configuration.md count, except those for addresses when both ends run here.
+device for it. Between hosts, STARWIRE_TRANSPORT=verbs at both ends measures RDMA. A step requests all its
+tensors at once and ends with the last byte of the last one; the bytes are checked. The server's tensors are already in
+memory, so the result is the limit of the transport, not the speed of a training job. CPU is the time of this process
+per tensor (or call), of both ends if both run here.
+The variables of docs/configuration.md apply, except those for addresses if both ends run here.
 ",
     run,
 };
@@ -46,7 +47,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     let duration = Duration::from_secs(args.number("--seconds", 2, 1, 3600)?);
     let cases = cases(args)?;
     match (args.has("--serve"), args.get("--to")) {
-        (true, Some(_)) => Err(Failure::Usage("--serve and --to are two ends: give one of them".to_owned())),
+        (true, Some(_)) => Err(Failure::Usage("--serve and --to exclude each other".to_owned())),
         (true, None) => serve(),
         (false, Some(address)) => {
             let address = remote::parse_address(address)?;
@@ -224,11 +225,11 @@ fn cases(args: &Args) -> Result<Vec<Case>, Failure> {
     if args.has("--size") {
         let size = args.number("--size", 0, 0, MAX_SIZE)?;
         let total = size.checked_mul(count).filter(|total| *total <= 8 << 30);
-        total.ok_or_else(|| Failure::Usage(format!("{count} tensors of {size} bytes are more than 8 GiB")))?;
+        total.ok_or_else(|| Failure::Usage(format!("{count} tensors of {size} bytes exceed 8 GiB")))?;
         return Ok(vec![Case::Tensors(Keys::new(count, size))]);
     }
     if args.has("--count") {
-        return Err(Failure::Usage("--count goes with --size".to_owned()));
+        return Err(Failure::Usage("--count needs --size".to_owned()));
     }
     let tensors = |count, size| Case::Tensors(Keys::new(count, size));
     Ok(vec![Case::Call, tensors(1, 4 << 10), tensors(1000, 4 << 10), tensors(10, 1 << 20), tensors(4, 10_000_000)])

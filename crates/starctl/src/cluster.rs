@@ -61,7 +61,7 @@ impl Cluster {
 
     fn from_tf_config(text: &str) -> Result<Self, String> {
         let config: serde_json::Value = serde_json::from_str(text).map_err(|e| format!("not JSON: {e}"))?;
-        let jobs = config.get("cluster").and_then(|c| c.as_object()).ok_or("it has no \"cluster\"")?;
+        let jobs = config.get("cluster").and_then(|c| c.as_object()).ok_or("\"cluster\" is missing")?;
         let mut cluster = Self::default();
         for (job, tasks) in jobs {
             let not_text = || format!("job {job:?}: an address is not a string");
@@ -99,7 +99,7 @@ impl Cluster {
         if let Some(other) = self.tasks.iter().find(|t| t.address == address || (t.job == job && t.index == index)) {
             return Err(match other.address == address {
                 true => format!("{} and {} have the same address {address}", other.name(), task.name()),
-                false => format!("{} is there twice", task.name()),
+                false => format!("{} is listed twice", task.name()),
             });
         }
         self.tasks.push(task);
@@ -165,8 +165,8 @@ mod tests {
                 None,
                 "--cluster: /job:ps/replica:0/task:0 and /job:worker/replica:0/task:0 have the same address a:1",
             ),
-            (&["--cluster", "ps=a:1;ps=b:1"], None, "--cluster: /job:ps/replica:0/task:0 is there twice"),
-            (&[], Some("{}"), "TF_CONFIG: it has no \"cluster\""),
+            (&["--cluster", "ps=a:1;ps=b:1"], None, "--cluster: /job:ps/replica:0/task:0 is listed twice"),
+            (&[], Some("{}"), "TF_CONFIG: \"cluster\" is missing"),
             (&[], Some(r#"{"cluster": {"ps": 1}}"#), "TF_CONFIG: job \"ps\" is neither a list nor a map of addresses"),
             (&[], Some(r#"{"cluster": {"ps": [1]}}"#), "TF_CONFIG: job \"ps\": an address is not a string"),
             (&[], Some(r#"{"cluster": {"ps": {"x": "a:1"}}}"#), "TF_CONFIG: job \"ps\": \"x\" is not a task number"),

@@ -20,8 +20,8 @@ pub const COMMAND: Command = Command {
         Opt { name: "--connect", value: "", help: "also connect to each data port of the endpoint map" },
     ],
     details: "\
-Without --cluster, the cluster is taken from $TF_CONFIG; without that, only what does not depend on it is checked.
-`ok` is fine, `note` may cost speed or a feature, `BAD` will fail. The status is 1 if anything is BAD.
+Without --cluster, the cluster is taken from $TF_CONFIG; without either, checks that need a cluster are skipped.
+`ok` is fine, `note` may cost speed or a feature, `BAD` will fail. The exit status is 1 if anything is BAD.
 ",
     run,
 };

@@ -18,7 +18,7 @@ pub const COMMAND: Command = Command {
         Opt {
             name: "--port",
             value: "PORT",
-            help: "data port of the first task on each host; the next ones count up (3333)",
+            help: "data port of the first task on each host; the others follow (3333)",
         },
     ],
     details: "\
@@ -33,7 +33,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     let tf_config = std::env::var("TF_CONFIG").ok();
     let port = args.number("--port", 3333u16, 1, u16::MAX)?;
     let cluster = Cluster::from_args(args, tf_config.as_deref())?
-        .ok_or_else(|| Failure::Usage("which cluster? Give --cluster or set TF_CONFIG".to_owned()))?;
+        .ok_or_else(|| Failure::Usage("no cluster: give --cluster or set TF_CONFIG".to_owned()))?;
     let text = render(&cluster, port).map_err(Failure::Failed)?;
     print!("{text}");
     Ok(ExitCode::SUCCESS)
@@ -53,7 +53,7 @@ fn render(cluster: &Cluster, first_port: u16) -> Result<String, String> {
         let machine = machine(&address.host);
         let port = (first_port..=u16::MAX)
             .find(|port| !taken.contains(&(machine.clone(), *port)))
-            .ok_or_else(|| format!("{} has no ports left from {first_port} on", address.host))?;
+            .ok_or_else(|| format!("{} has no free port from {first_port} on", address.host))?;
         taken.insert((machine, port));
         let data = HostPort { host: address.host.clone(), port };
         text += &format!("{}={data}  # {}\n", task.address, task.name());
@@ -101,6 +101,6 @@ mod tests {
 
     #[test]
     fn running_out_of_ports_is_an_error() {
-        assert_eq!(map("ps=a:1,a:2", 65535).unwrap_err(), "a has no ports left from 65535 on");
+        assert_eq!(map("ps=a:1,a:2", 65535).unwrap_err(), "a has no free port from 65535 on");
     }
 }

@@ -11,13 +11,13 @@ use crate::remote;
 
 pub const COMMAND: Command = Command {
     name: "health",
-    about: "Asks servers whether they are serving.",
+    about: "Checks whether servers are serving.",
     positional: "ADDRESS...",
     options: &[
-        Opt { name: "--service", value: "NAME", help: "one service instead of the whole server" },
-        Opt { name: "--timeout-ms", value: "N", help: "how long to wait for an answer (2000)" },
+        Opt { name: "--service", value: "NAME", help: "check one service instead of the whole server" },
+        Opt { name: "--timeout-ms", value: "N", help: "time to wait for an answer (2000)" },
     ],
-    details: "ADDRESS is the data port of a server, host:port. The status is 0 only if every one is SERVING.\n",
+    details: "ADDRESS is the data port of a server, host:port. The exit status is 0 only if all are SERVING.\n",
     run,
 };
 
@@ -25,7 +25,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     let timeout = Duration::from_millis(args.number("--timeout-ms", 2000, 1, 600_000)?);
     let service = args.get("--service").unwrap_or_default();
     if args.positional.is_empty() {
-        return Err(Failure::Usage("which server? Give the address of its data port".to_owned()));
+        return Err(Failure::Usage("no server: give the address of its data port".to_owned()));
     }
     let addresses = args.positional.iter().map(|text| remote::parse_address(text)).collect::<Result<Vec<_>, _>>()?;
     let runtime = remote::runtime()?;

@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     let two_words = rest.split_first().and_then(|(second, rest)| Some((find(&format!("{name} {second}"))?, rest)));
     let Some((command, rest)) = two_words.or_else(|| Some((find(name)?, rest))) else {
         let names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
-        return complain(&format!("there is no command {name:?}; there are {}", names.join(", ")));
+        return complain(&format!("unknown command {name:?}; known: {}", names.join(", ")));
     };
     let name = command.name;
     match args::parse(command, rest) {
@@ -84,7 +84,7 @@ fn overview() -> String {
     for command in &COMMANDS {
         text += &format!("  {:<14}{}\n", command.name, command.about);
     }
-    text + "\n`starctl COMMAND --help` tells more.\nExit status: 0 all is well, 1 it is not, 2 the command line is wrong.\n"
+    text + "\n`starctl COMMAND --help` describes a command.\nExit status: 0 success, 1 failure, 2 wrong command line.\n"
 }
 
 fn complain(message: &str) -> ExitCode {

@@ -15,18 +15,18 @@ use crate::graph_def::{GraphDef, Planned, convert};
 
 pub const COMMAND: Command = Command {
     name: "plan",
-    about: "Shows how a graph is split: calls, rounds, groups, and what stays as it is and why.",
+    about: "Shows how a graph is split: calls, rounds, groups, and what stays unchanged and why.",
     positional: "GRAPH.pb",
     options: &[
         Opt { name: "--as", value: "WHAT", help: "star_server (default), star_server_lite or tensor_fuse" },
-        Opt { name: "--fetch", value: "NAMES", help: "what a step runs (a) and fetches (a:0), with commas; else the whole graph" },
-        Opt { name: "--servers", value: "JOBS", help: "jobs of parameter servers, with commas (ps)" },
-        Opt { name: "--split", value: "BYTES", help: "what is worth a call of its own (STARWIRE_STAR_SPLIT_BYTES: 1048576); 0: nothing" },
-        Opt { name: "--worker", value: "TASK", help: "where nodes without a device are (/job:worker/task:0)" },
+        Opt { name: "--fetch", value: "NAMES", help: "nodes that a step runs (a) and fetches (a:0), comma-separated; else the whole graph" },
+        Opt { name: "--servers", value: "JOBS", help: "jobs of parameter servers, comma-separated (ps)" },
+        Opt { name: "--split", value: "BYTES", help: "bytes worth a separate call (STARWIRE_STAR_SPLIT_BYTES: 1048576); 0: none" },
+        Opt { name: "--worker", value: "TASK", help: "task of nodes without a device (/job:worker/task:0)" },
     ],
     details: "\
-GRAPH.pb is a binary GraphDef with devices, as tf.io.write_graph(graph, \".\", \"graph.pb\", as_text=False) writes it. What an operation does
-is told from its name: the plan is a close estimate of what a server does with TensorFlow at hand.
+GRAPH.pb is a binary GraphDef with devices, as tf.io.write_graph(graph, \".\", \"graph.pb\", as_text=False) writes it. The
+plan knows operations by name only: it is a close estimate of the plan that a server makes with TensorFlow.
 
   starctl plan --as star_server_lite --fetch train_op,loss:0 graph.pb
 ",
@@ -35,7 +35,7 @@ is told from its name: the plan is a close estimate of what a server does with T
 
 fn run(args: &Args) -> Result<ExitCode, Failure> {
     let [file] = args.positional.as_slice() else {
-        return Err(Failure::Usage("which graph? Give one GraphDef file".to_owned()));
+        return Err(Failure::Usage("no graph: give one GraphDef file".to_owned()));
     };
     let list = |name: &str| -> Vec<String> {
         args.all(name).flat_map(|names| names.split(',')).filter(|name| !name.is_empty()).map(str::to_owned).collect()
@@ -46,9 +46,9 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     };
     let bytes = std::fs::read(Path::new(file)).map_err(|error| Failure::Failed(format!("{file}: {error}")))?;
     let failed = |reason: String| Failure::Failed(format!("{file}: {reason}"));
-    let graph = GraphDef::decode(bytes.as_slice()).map_err(|error| failed(format!("no GraphDef: {error}")))?;
+    let graph = GraphDef::decode(bytes.as_slice()).map_err(|error| failed(format!("not a GraphDef: {error}")))?;
     if graph.node.is_empty() {
-        return Err(failed("no GraphDef, or one without nodes".to_owned()));
+        return Err(failed("not a GraphDef, or one without nodes".to_owned()));
     }
     let planned = convert(&graph, &list("--fetch"), args.get("--worker")).map_err(failed)?;
     let split = match args.get("--split").map(str::parse) {

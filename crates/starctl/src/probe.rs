@@ -183,8 +183,7 @@ impl Host for ProbeHost {
     fn resolve(&self, task: &str, _grpc_address: &str, token: u64) {
         let answer = lock(&self.0.addresses).get(task).cloned();
         if let Some(engine) = self.engine() {
-            engine
-                .resolved(token, answer.ok_or_else(|| (code::UNAVAILABLE, format!("no address is known for {task}"))));
+            engine.resolved(token, answer.ok_or_else(|| (code::UNAVAILABLE, format!("no address for {task}"))));
         }
     }
 
@@ -256,7 +255,7 @@ impl Batch {
             .wait_timeout_while(state, patience, |state| state.left > 0)
             .unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() && state.left > 0 {
-            return Err(format!("{} answers did not come within {patience:?}", state.left));
+            return Err(format!("{} replies missing after {patience:?}", state.left));
         }
         match &state.failure {
             Some(failure) => Err(failure.clone()),

@@ -35,9 +35,9 @@ pub fn explain(status: &tonic::Status) -> String {
     }
     match status.code() {
         Code::DeadlineExceeded | Code::Cancelled => "no answer in time".to_owned(),
-        Code::Unimplemented => "this server has no control service: not the data port of starwire".to_owned(),
+        Code::Unimplemented => "no control service here: not a starwire data port".to_owned(),
         Code::Unavailable | Code::Unknown | Code::Internal => {
-            format!("not the data port of starwire, or its control service is off ({cause})")
+            format!("not a starwire data port, or its control service is off ({cause})")
         }
         _ => status.message().to_owned(),
     }
@@ -47,5 +47,5 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|e| Failure::Failed(format!("no event loop: {e}")))
+        .map_err(|e| Failure::Failed(format!("cannot start an event loop: {e}")))
 }

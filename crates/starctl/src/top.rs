@@ -16,17 +16,17 @@ use crate::remote;
 
 pub const COMMAND: Command = Command {
     name: "top",
-    about: "Shows what servers are doing, again and again.",
+    about: "Shows the activity of servers, refreshed at an interval.",
     positional: "ADDRESS...",
     options: &[
-        Opt { name: "--interval-ms", value: "N", help: "time between two looks (2000)" },
-        Opt { name: "--once", value: "", help: "one table (of one interval), then end" },
+        Opt { name: "--interval-ms", value: "N", help: "time between two updates (2000)" },
+        Opt { name: "--once", value: "", help: "print one table (of one interval) and exit" },
         Opt { name: "--connections", value: "", help: "list each server's connections, busiest first" },
     ],
     details: "\
-ADDRESS is the data port of a server, host:port: see the line that it logs at its start.
-Rates are per second of the last interval. p50/p99 are upper bounds (powers of two) of the time from the start of
-a method call or a tensor request to its end, as far as they ended within the interval.
+ADDRESS is the data port of a server, host:port, as in its start-up log line.
+Rates are per second of the last interval. p50/p99 are upper bounds (powers of two) of the time from the start to
+the end of the method calls and tensor requests that ended within the interval.
 ",
     run,
 };
@@ -38,7 +38,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     let interval = Duration::from_millis(args.number("--interval-ms", 2000, 50, 3_600_000)?);
     let (once, connections) = (args.has("--once"), args.has("--connections"));
     if args.positional.is_empty() {
-        return Err(Failure::Usage("which server? Give the address of its data port".to_owned()));
+        return Err(Failure::Usage("no server: give the address of its data port".to_owned()));
     }
     let runtime = remote::runtime()?;
     runtime.block_on(async {
@@ -168,11 +168,11 @@ fn render(servers: &[Server], connections: bool) -> String {
             (Some(error), _, _) => notes += &format!("{}: {error}\n", server.address),
             (None, Some(before), Some(now)) => {
                 if now.metrics.is_empty() {
-                    notes += &format!("{}: sends no numbers (STARWIRE_METRICS=off)\n", server.address);
+                    notes += &format!("{}: no metrics (STARWIRE_METRICS=off)\n", server.address);
                 }
                 rows.push(row(before, now));
             }
-            _ => notes += &format!("{}: just (re)started; rates follow with the next look\n", server.address),
+            _ => notes += &format!("{}: just (re)started; rates follow with the next update\n", server.address),
         }
     }
     let mut text = columns(&rows);

@@ -59,19 +59,19 @@ fn every_command_explains_itself() {
 #[test]
 fn invalid_command_lines_exit_with_2_and_a_reason() {
     for (arguments, reason) in [
-        (&["nonsense"][..], "there is no command \"nonsense\""),
-        (&["health"], "which server?"),
+        (&["nonsense"][..], "unknown command \"nonsense\""),
+        (&["health"], "no server:"),
         (&["health", "x"], "\"x\" is not an address: the port is missing (host:port)"),
         (&["top", "a:1", "--interval-ms", "x"], "--interval-ms \"x\" must be a number"),
-        (&["endpoint-map"], "which cluster?"),
-        (&["plan"], "which graph?"),
-        (&["doctor", "--frob"], "there is no option --frob; there are --cluster, --job, --protocol, --connect"),
-        (&["bench", "--serve", "--to", "a:1"], "give one of them"),
-        (&["bench", "swarms"], "\"swarms\" is one argument too many"),
+        (&["endpoint-map"], "no cluster:"),
+        (&["plan"], "no graph:"),
+        (&["doctor", "--frob"], "unknown option --frob; known: --cluster, --job, --protocol, --connect"),
+        (&["bench", "--serve", "--to", "a:1"], "exclude each other"),
+        (&["bench", "swarms"], "unexpected argument \"swarms\""),
         (&["bench", "swarm"], "bench swarm: --protocol is missing"),
         (
             &["bench", "swarm", "--protocol", "http"],
-            "--protocol \"http\" is none of grpc, grpc++, star_server, star_server_lite",
+            "--protocol \"http\" must be one of grpc, grpc++, star_server, star_server_lite",
         ),
         (
             &["bench", "swarm", "--protocol", "grpc", "--server", "127.0.0.1:1", "--first-worker", "::1"],
@@ -119,7 +119,7 @@ fn doctor_finds_what_is_wrong() {
     command.args(["doctor", "--cluster", "ps=localhost:1"]).env_clear().env("STARWIRE_UNIX", "perhaps");
     let output = command.current_dir(std::env::temp_dir()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let reason = "STARWIRE_UNIX=\"perhaps\" is not understood: it must be one of auto, off\n";
+    let reason = "STARWIRE_UNIX=\"perhaps\" is invalid: it must be one of auto, off\n";
     assert!(out(&output).contains(reason), "{}", out(&output));
 }
 
@@ -201,8 +201,8 @@ fn doctor_examines_rdma() {
     for part in [
         "1 ::ffff:10.77.0.1",
         "it cannot be used",
-        "give its network interface an IP address",
-        "shut0 cannot be opened",
+        "assign an IP address to its network interface",
+        "cannot open device shut0",
         "connections would use good0 port 1",
     ] {
         assert!(text.contains(part), "no {part:?} in {text}");
@@ -210,7 +210,7 @@ fn doctor_examines_rdma() {
     let output = with_rdma(&doctor, ";").output().unwrap();
     assert!(out(&output).contains("no RDMA device"), "{}", out(&output));
     let output = with_rdma(&doctor, "good0").env("STARWIRE_VERBS_LIBRARY", "/nonexistent.so").output().unwrap();
-    assert!(out(&output).contains("/nonexistent.so cannot be loaded"), "{}", out(&output));
+    assert!(out(&output).contains("cannot load /nonexistent.so"), "{}", out(&output));
     // Lower the limit only in the child: it cannot be raised again.
     let script = "ulimit -l 64 && exec \"$0\" doctor --protocol grpc+verbs";
     let mut command = Command::new("bash");

@@ -82,7 +82,7 @@ TEST_F(PlanFuse, AnEmptyGraphHasAnEmptyPlan) {
 TEST_F(PlanFuse, ExplainsInvalidGraphs) {
   edges_.push_back(Data(4, 0));
   EXPECT_EQ(Plan(nullptr, true), 3);
-  EXPECT_EQ(Message(), "planner: \"model/0\" depends on itself, and not through a NextIteration");
+  EXPECT_EQ(Message(), "planner: \"model/0\" depends on itself without a NextIteration");
 }
 
 TEST_F(PlanFuse, ChecksItsArguments) {
@@ -94,7 +94,7 @@ TEST_F(PlanFuse, ChecksItsArguments) {
 TEST_F(PlanFuse, ChecksKinds) {
   nodes_[2].kind = 77;
   EXPECT_EQ(Plan(), 3);
-  EXPECT_EQ(Message(), "planner: a node's kind is not known: 77, at place 2");
+  EXPECT_EQ(Message(), "planner: unknown node kind 77 at index 2");
 }
 
 TEST_F(PlanFuse, ChecksControlEdges) {

@@ -97,7 +97,7 @@ TEST_F(PlanStar, SaysWhatIsWrong) {
 
 TEST_F(PlanStar, KnowsItsStyles) {
   EXPECT_EQ(Plan(9), 3);
-  EXPECT_EQ(Message(), "planner: there is no style 9");
+  EXPECT_EQ(Message(), "planner: unknown style 9");
 }
 
 TEST_F(PlanStar, OneLineForTheLog) {

@@ -323,7 +323,7 @@ TEST(HostileFused, EveryFieldIsChecked) {
   wire.meta.pop_back();
   EXPECT_FALSE(Receive(wire, 1, tensorflow::cpu_allocator(), &receiver).ok());
   wire.meta.resize(good.meta.size() + 8);
-  EXPECT_FALSE(Receive(wire, 1, tensorflow::cpu_allocator(), &receiver).ok()) << "bytes behind the table";
+  EXPECT_FALSE(Receive(wire, 1, tensorflow::cpu_allocator(), &receiver).ok()) << "bytes after the table";
 }
 
 TEST(HostileFused, BytesThatOverflow) {

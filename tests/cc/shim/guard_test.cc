@@ -90,7 +90,7 @@ TEST(Guard, EachExceptionIsAStatus) {
         [](const Status& thrown) { return thrown; });
     EXPECT_EQ(StatusNumber(status), codes[what]);
   }
-  EXPECT_NE(StatusMessage(told).find("unknown type"), std::string::npos);
+  EXPECT_NE(StatusMessage(told).find("unknown exception"), std::string::npos);
 }
 
 TEST(Guard, AThrowingCompletionDoesNotAffectOthers) {

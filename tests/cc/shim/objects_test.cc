@@ -146,7 +146,7 @@ TEST(Variants, RaggedTensors) {
   EXPECT_TRUE(Receive(Variant(kRagged, {Longs({0}), Plain(tensorflow::DT_FLOAT, {0})})).ok());
   ExpectRefused(Variant(kRagged), "0 tensors");
   for (const auto& splits : std::vector<std::vector<int64_t>>{{0, 2, 4}, {0, 2}, {1, 3}, {0, 5, 3}, {}, {-1, 3}}) {
-    ExpectRefused(Variant(kRagged, {Longs(splits), values}), "row splits that do not fit");
+    ExpectRefused(Variant(kRagged, {Longs(splits), values}), "row splits that do not match");
   }
   ExpectRefused(Variant(kRagged, {Longs({0, 1}), Float(1)}), "row splits of a scalar");
   ExpectRefused(Variant(kRagged, {Float(0), values}), "row splits");
@@ -179,7 +179,7 @@ TEST(Variants, SparseMatrices) {
   };
   EXPECT_TRUE(Receive(matrix({2, 3}, {0, 2}, {0, 1, 2}, {0, 2})).ok());
   EXPECT_TRUE(Receive(matrix({2, 1, 3}, {0, 1, 2}, {0, 1, 0, 1}, {0, 2})).ok());
-  constexpr char kLies[] = "offsets that do not fit";
+  constexpr char kLies[] = "offsets that do not match";
   ExpectRefused(matrix({2, 3}, {0, 3}, {0, 1, 2}, {0, 2}), kLies);
   ExpectRefused(matrix({2, 3}, {0, 2}, {0, 9, 2}, {0, 2}), kLies);
   ExpectRefused(matrix({2, 3}, {0, 2}, {0, 1, 2}, {0, 3}), kLies);

@@ -147,7 +147,7 @@ TEST_F(PartitionTest, NobodyElseMayBringOne) {
   ASSERT_TRUE(session->Create(graph).ok());
   const Status status = session->Run({}, {}, {graph.node(0).name()}, nullptr);
   EXPECT_EQ(StatusNumber(status), kFailedPrecondition) << status;
-  EXPECT_NE(StatusMessage(status).find("a graph that brings one cannot be run"), std::string::npos) << status;
+  EXPECT_NE(StatusMessage(status).find("a graph that contains it cannot run"), std::string::npos) << status;
   EXPECT_TRUE(session->Close().ok());
 }
 
@@ -157,7 +157,7 @@ TEST(Partition, LoopsAndAcceleratorsStay) {
   options.allow_internal_ops = true;
   ASSERT_TRUE(tensorflow::ConvertGraphDefToGraph(options, Counter(), &graph).ok());
   EXPECT_EQ(WhyPartitionStays(graph, kCpu), "");
-  EXPECT_EQ(WhyPartitionStays(graph, "/job:ps/replica:0/task:0/device:GPU:0"), "it is not a CPU");
+  EXPECT_EQ(WhyPartitionStays(graph, "/job:ps/replica:0/task:0/device:GPU:0"), "the device is not a CPU");
   GraphDef more = Counter();
   NodeDef* enter = Add(&more, "enter", "Enter", {"one"});
   (*enter->mutable_attr())["T"].set_type(DT_FLOAT);

@@ -95,17 +95,17 @@ pub enum AddressError {
     BadPort(String),
     #[error("the closing bracket of the IPv6 address is missing")]
     OpenBracket,
-    #[error("after the closing bracket only :port may follow")]
+    #[error("only :port may follow the closing bracket")]
     AfterBracket,
-    #[error("an IPv6 address must stand in brackets: [::1]:2222")]
+    #[error("an IPv6 address needs brackets: [::1]:2222")]
     Unbracketed,
-    #[error("there is more than one colon, and it is not an IPv6 address")]
+    #[error("more than one colon, but not an IPv6 address")]
     TooManyColons,
     #[error("{0:?} is not an IPv6 address")]
     BadIpv6(String),
     #[error("{0:?} is not an IPv4 address")]
     BadIpv4(String),
-    #[error("{0:?} is not a host name (letters, digits, '-', '_', '.', at most 253 of them)")]
+    #[error("{0:?} is not a host name (letters, digits, '-', '_', '.', at most 253 characters)")]
     BadName(String),
 }
 

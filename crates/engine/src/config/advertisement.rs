@@ -95,25 +95,25 @@ impl FromStr for Advertisement {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdvertisementError {
-    #[error("the peer's advertisement is not one of starwire")]
+    #[error("the peer's advertisement is not from starwire")]
     NotStarwire,
     #[error(
-        "the peer's advertisement has version {0:?}, this side understands {VERSION}: the two run different releases of starwire"
+        "the peer's advertisement has version {0:?}, this side understands {VERSION}: use the same starwire release on all tasks"
     )]
     Version(String),
     #[error("the peer's advertisement is {0} bytes long, at most {MAX_LEN} are allowed")]
     TooLong(usize),
     #[error("the peer's advertisement has a byte that is not printable ASCII at offset {0}")]
     NotPrintable(usize),
-    #[error("the peer's advertisement has {0:?} where key=value belongs")]
+    #[error("the peer's advertisement has {0:?} instead of key=value")]
     NoValue(String),
     #[error("the peer's advertisement has {0:?} twice")]
     Twice(String),
     #[error("the peer's advertisement lacks {0:?}")]
     Missing(&'static str),
-    #[error("the peer's advertisement has a bad {key}: {value:?}")]
+    #[error("the peer's advertisement has an invalid {key}: {value:?}")]
     Bad { key: &'static str, value: String },
-    #[error("the peer's advertisement has a bad data address {value:?}: {error}")]
+    #[error("the peer's advertisement has an invalid data address {value:?}: {error}")]
     BadData { value: String, error: AddressError },
 }
 

@@ -20,7 +20,7 @@ impl Config {
         let on = |yes| if yes { "on" } else { "off" };
         let shortcut = |s| if s == Shortcut::Auto { "auto" } else { "off" };
         let mut line = format!(
-            "starwire: {} on {} reactor{} ({}, poll={}, pin={}), data port {}, told to peers as {}, endpoint map {}, connection timeout {} ms, \
+            "starwire: {} on {} reactor{} ({}, poll={}, pin={}), data port {}, advertised as {}, endpoint map {}, connection timeout {} ms, \
              keep-alive {}+{} ms, unix={}, secret={}, control={}",
             self.identity.protocol,
             self.reactors,

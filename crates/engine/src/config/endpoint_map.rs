@@ -219,11 +219,11 @@ pub enum LineProblem {
     ManyEquals(String),
     #[error("{side} {text:?}: {error}")]
     Address { side: Side, text: String, error: AddressError },
-    #[error("the data address {0:?} stands for all addresses of a machine: nobody can connect to it")]
+    #[error("the data address {0:?} is a wildcard: peers cannot connect to it")]
     Unspecified(String),
     #[error("the gRPC address {address} is already in line {first}")]
     DuplicateGrpc { address: String, first: usize },
-    #[error("the data address {address} is already given to another task in line {first}")]
+    #[error("the data address {address} is already assigned to another task in line {first}")]
     DuplicateData { address: HostPort, first: usize },
 }
 
@@ -275,13 +275,10 @@ mod tests {
             ("a=b:1", "m:1: the gRPC address \"a\": the port is missing (host:port)"),
             ("a:1=b:0", "m:1: the data address \"b:0\": \"0\" is not a port (0 to 65535)"),
             ("a:1=b:70000", "m:1: the data address \"b:70000\": \"70000\" is not a port (0 to 65535)"),
-            ("a:1=::1:5", "m:1: the data address \"::1:5\": an IPv6 address must stand in brackets: [::1]:2222"),
-            (
-                "a:1=0.0.0.0:5",
-                "m:1: the data address \"0.0.0.0:5\" stands for all addresses of a machine: nobody can connect to it",
-            ),
+            ("a:1=::1:5", "m:1: the data address \"::1:5\": an IPv6 address needs brackets: [::1]:2222"),
+            ("a:1=0.0.0.0:5", "m:1: the data address \"0.0.0.0:5\" is a wildcard: peers cannot connect to it"),
             ("a:1=b:2\na:1=b:3", "m:2: the gRPC address a:1 is already in line 1"),
-            ("a:1=b:2\n#\nc:1=b:2", "m:3: the data address b:2 is already given to another task in line 1"),
+            ("a:1=b:2\n#\nc:1=b:2", "m:3: the data address b:2 is already assigned to another task in line 1"),
             ("=", "m:1: the gRPC address \"\": the host is empty"),
         ] {
             assert_eq!(parse(text).unwrap_err(), message);

@@ -7,18 +7,18 @@ use super::endpoint_map::EndpointMapError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    #[error("{name}={value:?} is not understood: it must be {allowed}")]
+    #[error("{name}={value:?} is invalid: it must be {allowed}")]
     Value { name: &'static str, value: String, allowed: String },
     /// Like `Value`, without showing the value.
-    #[error("{name} is not usable: {reason}")]
+    #[error("{name} is unusable: {reason}")]
     Secret { name: &'static str, reason: String },
-    #[error("{first} and {second} contradict each other: {reason}")]
+    #[error("{first} and {second} conflict: {reason}")]
     Conflict { first: &'static str, second: &'static str, reason: String },
     #[error("{name} names {}, which cannot be read: {source}", path.display())]
     File { name: &'static str, path: PathBuf, source: io::Error },
-    #[error("the ClusterSpec address {address:?} of {task} is not usable: {reason}")]
+    #[error("the ClusterSpec address {address:?} of {task} is unusable: {reason}")]
     ClusterAddress { task: String, address: String, reason: String },
-    #[error("the current directory, where .endpoint_map is looked for, cannot be found out: {0}")]
+    #[error("cannot determine the current directory, to look for .endpoint_map in it: {0}")]
     CurrentDir(io::Error),
     #[error(transparent)]
     EndpointMap(#[from] EndpointMapError),

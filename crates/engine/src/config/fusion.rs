@@ -110,12 +110,12 @@ mod tests {
         let error = |name, value| Fusion::from_env(&MapEnv::new("/").set(name, value)).unwrap_err().to_string();
         assert_eq!(
             error("STARWIRE_TENSOR_FUSE", "on"),
-            "STARWIRE_TENSOR_FUSE=\"on\" is not understood: it must be true, false, 1 or 0"
+            "STARWIRE_TENSOR_FUSE=\"on\" is invalid: it must be true, false, 1 or 0"
         );
         assert!(error("STARWIRE_TENSOR_FUSE_GROUP_ITEMS", "1").contains("from 2 to 16384"));
         assert_eq!(
             error("STARWIRE_TENSOR_FUSE_SMALL_BYTES", "1M"),
-            "STARWIRE_TENSOR_FUSE_SMALL_BYTES and STARWIRE_TENSOR_FUSE_LARGE_BYTES contradict each other: 1048576 is more than 262144"
+            "STARWIRE_TENSOR_FUSE_SMALL_BYTES and STARWIRE_TENSOR_FUSE_LARGE_BYTES conflict: 1048576 is more than 262144"
         );
     }
 }

@@ -154,7 +154,7 @@ fn reactors(reader: &mut Reader<'_>, identity: &Identity, role: Role, pinning: b
     let exact = usize::try_from(exact).unwrap_or(usize::MAX);
     if pinning && exact > cpus {
         let second = if role == Role::Worker { "WORKER_DISABLE_PIN_CORES" } else { "PS_DISABLE_PIN_CORES" };
-        let reason = format!("{exact} reactors cannot have a CPU each, this process may use {cpus}");
+        let reason = format!("{exact} reactors cannot have a CPU each: this process may use {cpus}");
         return Err(ConfigError::Conflict { first: "STARWIRE_REACTORS", second, reason });
     }
     Ok(exact)
@@ -192,7 +192,7 @@ fn addresses(
     let elsewhere = |address: &str| address.parse::<HostPort>().is_ok_and(|other| !is_loopback(&other.host));
     if map.is_none() && is_loopback(&advertise.host) && identity.tasks.iter().any(|(_, address)| elsewhere(address)) {
         warnings.push(format!(
-            "peers on other hosts of this cluster will be told to reach {} at {}; set STARWIRE_ADVERTISE to a name that they can reach",
+            "peers on other hosts of this cluster will try to reach {} at {}; set STARWIRE_ADVERTISE to a host that they can reach",
             identity.task, advertise.host
         ));
     }
@@ -207,9 +207,9 @@ fn own_host(env: &dyn Env, identity: &Identity, host: &str, warnings: &mut Vec<S
     let name = env.host_name().ok_or_else(|| ConfigError::ClusterAddress {
         task: identity.task.clone(),
         address: identity.grpc_address.clone(),
-        reason: "nobody can connect to it, and this machine has no name; set STARWIRE_ADVERTISE".to_owned(),
+        reason: "peers cannot connect to it, and this machine has no host name; set STARWIRE_ADVERTISE".to_owned(),
     })?;
-    warnings.push(format!("the own ClusterSpec entry is {host}, peers are told {name} instead; set STARWIRE_ADVERTISE if they cannot reach that"));
+    warnings.push(format!("this task's ClusterSpec entry is {host}, so it advertises {name}; set STARWIRE_ADVERTISE if peers cannot reach that"));
     Ok(name)
 }
 

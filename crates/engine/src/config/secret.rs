@@ -46,7 +46,7 @@ impl Secret {
 
     fn new(name: &'static str, bytes: Vec<u8>) -> Result<Self, ConfigError> {
         if !(MIN_LEN..=MAX_LEN).contains(&bytes.len()) {
-            let reason = format!("it has {} bytes, {MIN_LEN} to {MAX_LEN} are needed", bytes.len());
+            let reason = format!("it has {} bytes, {MIN_LEN} to {MAX_LEN} are required", bytes.len());
             return Err(ConfigError::Secret { name, reason });
         }
         Ok(Self(bytes))
@@ -110,16 +110,16 @@ mod tests {
     #[test]
     fn errors_never_show_the_value() {
         let short = MapEnv::new("/").set("STARWIRE_SECRET", "hunter2");
-        assert_eq!(read(&short).0.unwrap_err(), "STARWIRE_SECRET is not usable: it has 7 bytes, 16 to 4096 are needed");
+        assert_eq!(read(&short).0.unwrap_err(), "STARWIRE_SECRET is unusable: it has 7 bytes, 16 to 4096 are required");
         let empty = MapEnv::new("/").set("STARWIRE_SECRET", "");
         assert_eq!(
             read(&empty).0.unwrap_err(),
-            "STARWIRE_SECRET is not usable: it is set, but empty; unset it to run without a secret"
+            "STARWIRE_SECRET is unusable: it is set, but empty; unset it to run without a secret"
         );
         let both = MapEnv::new("/").set("STARWIRE_SECRET", GOOD).set("STARWIRE_SECRET_FILE", "/x");
         assert_eq!(
             read(&both).0.unwrap_err(),
-            "STARWIRE_SECRET and STARWIRE_SECRET_FILE contradict each other: both are set; unset one"
+            "STARWIRE_SECRET and STARWIRE_SECRET_FILE conflict: both are set; unset one"
         );
         assert_eq!(format!("{:?}", Secret::new("x", GOOD.into()).unwrap()), "Secret(…)");
     }

@@ -293,8 +293,8 @@ pub fn unknown_variables(env: &dyn Env) -> Vec<String> {
     unknown
         .into_iter()
         .map(|name| match nearest(&name) {
-            Some(known) => format!("{name} is set, but starwire knows no such variable; did you mean {known}?"),
-            None => format!("{name} is set, but starwire knows no such variable"),
+            Some(known) => format!("{name} is set but is not a variable of starwire; did you mean {known}?"),
+            None => format!("{name} is set but is not a variable of starwire"),
         })
         .collect()
 }
@@ -496,7 +496,7 @@ mod tests {
         }
         for text in ["", "yes", "on", "2", "tru"] {
             let error = Reader::new(&env(text)).boolean("PS_ENABLE_POLLING", false).unwrap_err().to_string();
-            assert_eq!(error, format!("PS_ENABLE_POLLING={text:?} is not understood: it must be true, false, 1 or 0"));
+            assert_eq!(error, format!("PS_ENABLE_POLLING={text:?} is invalid: it must be true, false, 1 or 0"));
         }
     }
 
@@ -509,7 +509,7 @@ mod tests {
         for text in ["1", "11", "-2", "+2", "2.0", "", "99999999999999999999999"] {
             assert_eq!(
                 read(text).unwrap_err(),
-                format!("STARWIRE_MAX_INFLIGHT={text:?} is not understood: it must be a whole number from 2 to 10")
+                format!("STARWIRE_MAX_INFLIGHT={text:?} is invalid: it must be a whole number from 2 to 10")
             );
         }
     }
@@ -531,10 +531,7 @@ mod tests {
         let read =
             |text: &str| Reader::new(&env(text)).choice("STARWIRE_DRIVER", &choices, "auto").map_err(|e| e.to_string());
         assert_eq!(read("EPOLL"), Ok(1));
-        assert_eq!(
-            read("kqueue").unwrap_err(),
-            "STARWIRE_DRIVER=\"kqueue\" is not understood: it must be one of auto, epoll"
-        );
+        assert_eq!(read("kqueue").unwrap_err(), "STARWIRE_DRIVER=\"kqueue\" is invalid: it must be one of auto, epoll");
     }
 
     #[test]
@@ -557,9 +554,9 @@ mod tests {
         assert_eq!(
             unknown_variables(&env),
             [
-                "STARWIRE_COMPLETELY_DIFFERENT is set, but starwire knows no such variable",
-                "STARWIRE_DRIVRE is set, but starwire knows no such variable; did you mean STARWIRE_DRIVER?",
-                "STARWIRE_KEEPALIVE is set, but starwire knows no such variable; did you mean STARWIRE_KEEPALIVE_MS?",
+                "STARWIRE_COMPLETELY_DIFFERENT is set but is not a variable of starwire",
+                "STARWIRE_DRIVRE is set but is not a variable of starwire; did you mean STARWIRE_DRIVER?",
+                "STARWIRE_KEEPALIVE is set but is not a variable of starwire; did you mean STARWIRE_KEEPALIVE_MS?",
             ]
         );
     }

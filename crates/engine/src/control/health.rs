@@ -29,7 +29,7 @@ impl Health for HealthService {
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
         let service = &request.get_ref().service;
         if !SERVICES.contains(&service.as_str()) {
-            return Err(Status::not_found("there is no such service here"));
+            return Err(Status::not_found("unknown service"));
         }
         Ok(Response::new(reply(status(*self.serving.borrow()))))
     }

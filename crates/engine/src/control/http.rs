@@ -45,7 +45,7 @@ struct Shared {
 
 async fn metrics(State(shared): State<Shared>) -> Response {
     let Some(samples) = shared.state.metrics() else {
-        return (StatusCode::NOT_FOUND, "metrics are switched off (STARWIRE_METRICS=off)\n").into_response();
+        return (StatusCode::NOT_FOUND, "metrics are disabled (STARWIRE_METRICS=off)\n").into_response();
     };
     let server = shared.state.server();
     let text = render_prometheus(&samples, &[("protocol", &server.protocol), ("task", &server.task)]);

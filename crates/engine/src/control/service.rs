@@ -25,13 +25,13 @@ const FAREWELL: Duration = Duration::from_millis(200);
 pub enum ControlError {
     #[error("the control service is stopped")]
     Stopped,
-    #[error("the control service is switched off for this client (STARWIRE_CONTROL)")]
+    #[error("the control service is disabled for this client (STARWIRE_CONTROL)")]
     NotAllowed,
-    #[error("the control service has {0} connections already")]
+    #[error("the control service already has {0} connections, the most allowed")]
     TooMany(usize),
-    #[error("the thread of the control service cannot be started: {0}")]
+    #[error("cannot start the thread of the control service: {0}")]
     Start(io::Error),
-    #[error("the connection is gone: {0}")]
+    #[error("the connection is closed: {0}")]
     Gone(io::Error),
 }
 
@@ -95,7 +95,7 @@ impl ControlService {
                 socket,
                 &first_bytes,
                 "403 Forbidden",
-                "the control service is switched off for you (STARWIRE_CONTROL)\n",
+                "the control service is disabled for this client (STARWIRE_CONTROL)\n",
             );
             return Err(ControlError::NotAllowed);
         }

@@ -23,14 +23,14 @@ pub enum Refused {
     )]
     Values { peer: String, values: u64, bytes: u64, max_values: u64, max_bytes: u64 },
     #[error(
-        "starwire: {peer} has {max} star calls under way on this server, more are not allowed (STARWIRE_STAR_MAX_CALLS)"
+        "starwire: {peer} already has {max} star calls in flight on this server, the most allowed (STARWIRE_STAR_MAX_CALLS)"
     )]
     Calls { peer: String, max: u64 },
     #[error(
-        "starwire: {peer} would have {bytes} bytes on this server, where {left} of {max} are left for all workers: one of them gets no more than is left (STARWIRE_STAR_MAX_TOTAL_BYTES)"
+        "starwire: {peer} would hold {bytes} bytes on this server, where {left} of {max} are free: a worker may hold no more than is free (STARWIRE_STAR_MAX_TOTAL_BYTES)"
     )]
     Left { peer: String, bytes: u64, left: u64, max: u64 },
-    #[error("starwire: the connection that this star call came over has gone")]
+    #[error("starwire: the connection of this star call is closed")]
     Gone,
 }
 

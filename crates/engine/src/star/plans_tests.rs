@@ -239,7 +239,7 @@ fn where_all_have_no_more_room_who_has_most_makes_way() {
     assert_eq!(
         refused.map(|r| r.to_string()).as_deref(),
         Some(
-            "starwire: c would have 20 bytes on this server, where 10 of 150 are left for all workers: one of them gets no more than is left (STARWIRE_STAR_MAX_TOTAL_BYTES)"
+            "starwire: c would hold 20 bytes on this server, where 10 of 150 are free: a worker may hold no more than is free (STARWIRE_STAR_MAX_TOTAL_BYTES)"
         )
     );
     table.check();

@@ -64,7 +64,7 @@ impl PeerMemory {
             }
         }
         fence(SeqCst);
-        if self.vouches(&loan.witness) { result } else { Err(io::Error::other("it has taken back what it lent")) }
+        if self.vouches(&loan.witness) { result } else { Err(io::Error::other("the peer has revoked the loan")) }
     }
 
     fn vouches(&self, witness: &Witness) -> bool {
@@ -211,7 +211,7 @@ mod tests {
         loan.witness.value += 2;
         // SAFETY: the part is of the target.
         let error = unsafe { own().copy(&loan, &[part(&mut target)]) }.unwrap_err();
-        assert!(error.to_string().contains("taken back"), "{error}");
+        assert!(error.to_string().contains("revoked the loan"), "{error}");
         loan.witness = word.witness();
         loan.pieces[0].0 = 8;
         // SAFETY: as above.

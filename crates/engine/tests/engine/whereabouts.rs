@@ -82,9 +82,9 @@ fn a_client_may_call_a_server_by_any_name() {
         for (name, channel) in names.iter().zip(&channels) {
             assert_eq!(call(channel, ECHO, name.as_bytes(), None).meta, name.as_bytes(), "all at once");
         }
-        assert_eq!(client.logged(&format!("{PS} (somewhere:1) calls itself {LOCAL}")), 1);
-        assert_eq!(client.logged("calls itself"), 3, "its own name is not worth a line");
-        assert_eq!(client.logged("each other's place"), 0);
+        assert_eq!(client.logged(&format!("{PS} (somewhere:1) reports its name as {LOCAL}")), 1);
+        assert_eq!(client.logged("reports its name as"), 3, "its own name is not worth a line");
+        assert_eq!(client.logged("check job_name"), 0);
     }
 }
 
@@ -95,7 +95,7 @@ fn two_swapped_servers_are_a_warning() {
     client.knows(OTHER, &server);
     let channel = client.engine().channel(OTHER, "elsewhere:1").unwrap();
     assert_eq!(call(&channel, ECHO, b"", None).code, 0);
-    assert_eq!(client.logged(&format!("{OTHER} (elsewhere:1) calls itself {PS}, which is at somewhere:1")), 1);
+    assert_eq!(client.logged(&format!("{OTHER} (elsewhere:1) reports its name as {PS}, which is at somewhere:1")), 1);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_usurped_advertised_address_is_noticed() {
         // Invisible to the caller: the current advertisement leads to the server.
         let end = call(&client.channel(PS), ECHO, b"mine", None);
         assert_eq!((end.code, &end.meta[..]), (0, &b"mine"[..]), "{}", end.message);
-        assert_eq!(client.logged(&format!("calls itself {LOCAL}")), 1);
+        assert_eq!(client.logged(&format!("reports its name as {LOCAL}")), 1);
         assert_eq!(client.seen.asked(), 2);
     }
 }

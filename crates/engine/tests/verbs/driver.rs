@@ -159,7 +159,7 @@ fn the_end_of_the_socket_ends_a_send_to_a_peer_that_does_not_read() {
     assert!(pair.b.take_send().is_none(), "nobody has read what was offered");
     pair.a.driver.close(ta);
     let error = pair.wait("the end", |pair| pair.b.take_send()).unwrap_err().to_string();
-    assert!(error.contains("closed the connection before it took all"), "{error}");
+    assert!(error.contains("closed the connection before it received everything"), "{error}");
 }
 
 /// Bytes that have already arrived can still be received, but not those that are still with the peer.
@@ -245,7 +245,7 @@ fn failed_requests_end_both_operations_with_a_sentence() {
         ("send@1=13", "RNR_RETRY_EXC_ERR"),
         ("cq_err@1=1", "overflowed"),
         ("fatal@1=1", "the device has failed"),
-        ("post_send@1=12", "does not take a work request"),
+        ("post_send@1=12", "rejected a work request"),
     ] {
         let name = format!("failed {spec}");
         fake_library::device(&name, spec);
@@ -279,7 +279,7 @@ fn each_queue_pair_has_a_protection_domain_and_packet_numbers_of_its_own() {
     }
     assert_eq!(numbers.len(), 6, "not random: {numbers:?}");
     let error = prepare(&mut pair).unwrap_err().to_string();
-    assert!(error.contains("got no protection domain"), "{error}");
+    assert!(error.contains("cannot create protection domain"), "{error}");
 }
 
 #[test]

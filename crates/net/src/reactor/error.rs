@@ -4,17 +4,17 @@ use std::io;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    #[error("this kernel ({kernel}) has no {what}, which came with Linux {since}: use the epoll driver")]
+    #[error("this kernel ({kernel}) lacks {what}, added in Linux {since}: use the epoll driver")]
     Missing { what: &'static str, since: &'static str, kernel: String },
     #[error(
-        "io_uring is not allowed here ({source}): see the sysctl kernel.io_uring_disabled and the container's seccomp profile, or use the epoll driver"
+        "io_uring is not permitted ({source}): check the sysctl kernel.io_uring_disabled and the container's seccomp profile, or use the epoll driver"
     )]
     Forbidden { source: io::Error },
-    #[error("io_uring got no memory ({0}): raise the limit of locked memory (ulimit -l), or use the epoll driver")]
+    #[error("io_uring is out of memory ({0}): raise the locked-memory limit (ulimit -l), or use the epoll driver")]
     Memory(io::Error),
-    #[error("io_uring cannot be set up: {0}")]
+    #[error("cannot set up io_uring: {0}")]
     Uring(io::Error),
-    #[error("epoll cannot be set up: {0}")]
+    #[error("cannot set up epoll: {0}")]
     Epoll(io::Error),
 }
 
@@ -42,9 +42,9 @@ mod tests {
     #[test]
     fn refusals_say_what_to_do() {
         let text = |code| DriverError::setup(io::Error::from_raw_os_error(code)).to_string();
-        assert!(text(libc::ENOSYS).contains("no io_uring, which came with Linux 5.1"), "{}", text(libc::ENOSYS));
+        assert!(text(libc::ENOSYS).contains("lacks io_uring, added in Linux 5.1"), "{}", text(libc::ENOSYS));
         assert!(text(libc::EPERM).contains("kernel.io_uring_disabled"));
         assert!(text(libc::ENOMEM).contains("ulimit -l"));
-        assert!(text(libc::EIO).contains("cannot be set up"));
+        assert!(text(libc::EIO).contains("cannot set up io_uring"));
     }
 }

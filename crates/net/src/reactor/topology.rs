@@ -117,7 +117,7 @@ fn allowed_cpus() -> io::Result<Vec<usize>> {
     let set = |cpu: &usize| mask[cpu / BITS] >> (cpu % BITS) & 1 == 1;
     let cpus: Vec<usize> = (0..mask.len() * BITS).filter(set).collect();
     if cpus.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel allows this process no CPU at all"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel allows this process no CPU"));
     }
     Ok(cpus)
 }

@@ -86,8 +86,7 @@ impl VerbsDriver {
     ) -> Result<(Rc<Device>, Rc<CompletionChannel>, Token, Token), VerbsError> {
         let device = Rc::new(Device::open(Library::load(&config.library)?, config)?);
         let channel = CompletionChannel::new(&device)?;
-        let watch =
-            |source| VerbsError::Resource { device: device.name.clone(), what: "descriptor for events", source };
+        let watch = |source| VerbsError::Resource { device: device.name.clone(), what: "event descriptor", source };
         let channel_token = channel.descriptor().and_then(|fd| inner.watch(fd)).map_err(watch)?;
         let event_token = device.descriptor().and_then(|fd| inner.watch(fd)).map_err(watch)?;
         Ok((device, channel, channel_token, event_token))
@@ -154,7 +153,7 @@ impl VerbsDriver {
             stream.poll(false);
             match result {
                 Ok(0) | Err(_) => stream.end(),
-                Ok(_) => stream.fail(&VerbsError::Peer("it sent bytes over the socket that the connection had left")),
+                Ok(_) => stream.fail(&VerbsError::Peer("it sent bytes over the socket after the move to RDMA")),
             }
         });
     }
@@ -236,7 +235,7 @@ impl Offload for VerbsDriver {
     }
 
     fn connect_pair(&mut self, token: Token, peer: &[u8]) -> Result<(), VerbsError> {
-        let none = VerbsError::Peer("it answered what it was not asked");
+        let none = VerbsError::Peer("it sent an answer without a question");
         let Some(link) = self.links.get_mut(&token.0) else { return Err(none) };
         let Some(stream) = link.stream.as_mut() else { return Err(none) };
         stream.connect(Endpoint::decode(peer).map_err(VerbsError::PeerEndpoint)?)?;

@@ -7,7 +7,7 @@ use super::TransportError;
 /// Ensures that `needed` descriptors may be open: raises the soft limit if necessary.
 pub fn allow(needed: u64) -> Result<(), TransportError> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    let query = |source| TransportError::Query { what: "the limit of descriptors", source };
+    let query = |source| TransportError::Query { what: "the descriptor limit", source };
     // SAFETY: the pointer is to a local value, which the call fills.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
         return Err(query(io::Error::last_os_error()));

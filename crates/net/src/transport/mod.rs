@@ -20,16 +20,16 @@ pub enum TransportError {
     Listen { address: SocketAddress, source: io::Error },
     #[error("cannot create a socket for {address}: {source}")]
     Socket { address: SocketAddress, source: io::Error },
-    #[error("cannot set {option} = {value}: {source}")]
+    #[error("cannot set socket option {option} to {value}: {source}")]
     Option { option: &'static str, value: u64, source: io::Error },
-    #[error("cannot ask a socket for {what}: {source}")]
+    #[error("cannot query {what}: {source}")]
     Query { what: &'static str, source: io::Error },
     #[error(
         "{needed} file descriptors are needed, the hard limit is {hard}: raise it (ulimit -Hn, LimitNOFILE=, nofile in limits.conf)"
     )]
     Descriptors { needed: u64, hard: u64 },
     #[error(
-        "refused a local peer: process {pid} runs as user {uid}, this one as user {own}; local connections are for the same user or root"
+        "refused a local peer: process {pid} runs as user {uid}, this one as user {own}; local connections require the same user or root"
     )]
     ForeignPeer { pid: i32, uid: u32, own: u32 },
 }

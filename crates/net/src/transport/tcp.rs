@@ -105,7 +105,7 @@ pub fn configure(fd: &OwnedFd, options: &TcpOptions) -> Result<(), TransportErro
 pub fn local_address(fd: BorrowedFd<'_>) -> Result<Option<SocketAddress>, TransportError> {
     // SAFETY: `query` passes a valid buffer and its length.
     let address = query(|to, len| unsafe { libc::getsockname(fd.as_raw_fd(), to, len) });
-    address.map_err(|source| TransportError::Query { what: "its own address", source })
+    address.map_err(|source| TransportError::Query { what: "the address of a socket", source })
 }
 
 /// The address that a socket is connected to; `None` for an unnamed one. An IPv4 peer of a dual-stack listener is
@@ -113,7 +113,7 @@ pub fn local_address(fd: BorrowedFd<'_>) -> Result<Option<SocketAddress>, Transp
 pub fn peer_address(fd: BorrowedFd<'_>) -> Result<Option<SocketAddress>, TransportError> {
     // SAFETY: `query` passes a valid buffer and its length.
     let address = query(|to, len| unsafe { libc::getpeername(fd.as_raw_fd(), to, len) });
-    let address = address.map_err(|source| TransportError::Query { what: "its peer's address", source })?;
+    let address = address.map_err(|source| TransportError::Query { what: "the address of a socket's peer", source })?;
     Ok(address.map(|address| match address {
         SocketAddress::Inet(SocketAddr::V6(v6)) => match v6.ip().to_ipv4_mapped() {
             Some(v4) => SocketAddress::Inet(SocketAddr::from((v4, v6.port()))),

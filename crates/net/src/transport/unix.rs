@@ -51,7 +51,10 @@ pub fn peer(fd: BorrowedFd<'_>) -> Result<Peer, TransportError> {
     // SAFETY: `credentials` has `len` bytes.
     let result = unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len) };
     if result < 0 {
-        return Err(TransportError::Query { what: "its peer's credentials", source: io::Error::last_os_error() });
+        return Err(TransportError::Query {
+            what: "the credentials of a socket's peer",
+            source: io::Error::last_os_error(),
+        });
     }
     Ok(Peer { pid: credentials.pid, uid: credentials.uid })
 }

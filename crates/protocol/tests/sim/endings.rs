@@ -38,12 +38,12 @@ fn p34_a_client_leaves_in_order_too() {
     let mut pair = Pair::ready();
     let asked = pair.recv(KEY);
     pair.run();
-    pair.client.connection.leave("the process exits");
+    pair.client.connection.leave("the process is exiting");
     pair.run();
-    assert_eq!(pair.server.owner.goodbyes, ["the process exits"]);
+    assert_eq!(pair.server.owner.goodbyes, ["the process is exiting"]);
     let late = pair.recv(KEY);
     assert!(
-        matches!(&pair.client.owner.ended[&late], Ended::Local { code: 14, message } if message.contains("the process exits"))
+        matches!(&pair.client.owner.ended[&late], Ended::Local { code: 14, message } if message.contains("the process is exiting"))
     );
     pair.client.fail(14, "gone");
     assert!(matches!(pair.client.owner.ended[&asked], Ended::Local { .. }));

@@ -77,7 +77,7 @@ fn p21_a_mismatch_is_refused_with_both_values_in_the_text() {
         assert!(text.contains("0x4"), "{text}");
     }
     let (_, text) = refused(&pair(|client, _| client.limits.max_calls = 0));
-    assert!(text.contains("too little"), "{text}");
+    assert!(text.contains("too low"), "{text}");
 }
 
 #[test]

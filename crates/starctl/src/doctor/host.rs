@@ -26,9 +26,7 @@ pub fn examine() -> Vec<Finding> {
 fn kernel() -> Finding {
     match fs::read_to_string("/proc/sys/kernel/osrelease") {
         Ok(release) => Finding::ok("kernel", release.trim()),
-        Err(error) => {
-            Finding::note("kernel", format!("/proc is not readable ({error}); much of the rest cannot be checked"))
-        }
+        Err(error) => Finding::note("kernel", format!("cannot read /proc ({error}); some checks are skipped")),
     }
 }
 
@@ -36,7 +34,9 @@ fn cpus() -> Finding {
     const SUBJECT: &str = "CPUs";
     let topology = match Topology::detect() {
         Ok(topology) => topology,
-        Err(error) => return Finding::note(SUBJECT, format!("the kernel does not say which may be used: {error}")),
+        Err(error) => {
+            return Finding::note(SUBJECT, format!("cannot read the CPUs that this process may use: {error}"));
+        }
     };
     let list: Vec<String> = topology.cpus().iter().map(ToString::to_string).collect();
     let text = format!("{} usable (affinity and cpuset: {})", topology.cores(), list.join(","));
@@ -44,7 +44,7 @@ fn cpus() -> Finding {
         Some(quota) => Finding::note(
             SUBJECT,
             format!(
-                "{text}; the container's quota is {quota:.1}: polling reactors would use that up, leave *_ENABLE_POLLING off"
+                "{text}; the container's quota is {quota:.1}: polling reactors would use it up, leave *_ENABLE_POLLING off"
             ),
         ),
         None if topology.cores() == 1 => {
@@ -83,7 +83,7 @@ fn limits(text: &str) -> Vec<Finding> {
         findings.push(if files < FEW_FILES {
             Finding::note(
                 subject,
-                format!("{files}: enough for some hundred tasks; raise it with `ulimit -n` for more"),
+                format!("{files}: enough for a few hundred tasks; raise it with `ulimit -n` for more"),
             )
         } else {
             Finding::ok(subject, amount(files, ""))
@@ -117,7 +117,7 @@ fn sysctls(root: &Path) -> Vec<Finding> {
     for (name, direction) in [("net.ipv4.tcp_wmem", "sends"), ("net.ipv4.tcp_rmem", "receives")] {
         let Some(largest) = number(name) else { continue };
         findings.push(if largest < SMALL_BUFFER {
-            Finding::note(name, format!("at most {largest} bytes: large tensors wait for round trips when a connection {direction}; 16 MiB suit fast networks"))
+            Finding::note(name, format!("at most {largest} bytes: large tensors wait for round trips when a connection {direction}; 16 MiB suits fast networks"))
         } else {
             Finding::ok(name, format!("at most {largest} bytes"))
         });
@@ -126,7 +126,7 @@ fn sysctls(root: &Path) -> Vec<Finding> {
         findings.push(if backlog < 1024 {
             Finding::note(
                 "net.core.somaxconn",
-                format!("{backlog}: a thousand workers that start at once would have to try again"),
+                format!("{backlog}: a thousand workers that start at once would have to retry"),
             )
         } else {
             Finding::ok("net.core.somaxconn", backlog.to_string())
@@ -136,7 +136,7 @@ fn sysctls(root: &Path) -> Vec<Finding> {
         findings.push(if idle == 1 {
             Finding::note(
                 "net.ipv4.tcp_slow_start_after_idle",
-                "1: between hosts, each step after a pause begins slowly; 0 is better for training",
+                "1: between hosts, each step after a pause starts slowly; set it to 0 for training",
             )
         } else {
             Finding::ok("net.ipv4.tcp_slow_start_after_idle", idle.to_string())

@@ -40,7 +40,7 @@ pub fn examine(config: &VerbsConfig) -> Vec<Finding> {
     });
     if let Some(bytes) = memlock().filter(|bytes| *bytes < LITTLE_MEMLOCK) {
         let text = format!(
-            "{} KiB: RDMA pins buffers (1.25 MB for each connection) and the tensors in flight; what does not fit is copied. Raise it with ulimit -l, LimitMEMLOCK= or the container's memlock",
+            "{} KiB: RDMA pins buffers (1.25 MB for each connection) and the tensors in flight; the rest is copied. Raise it with ulimit -l, LimitMEMLOCK= or the container's memlock",
             bytes >> 10
         );
         findings.push(Finding::note("locked memory for RDMA", text));
@@ -63,7 +63,7 @@ fn describe(port: &PortFacts) -> Finding {
         return Finding::note(subject, format!("{text}; it cannot be used"));
     }
     if port.is_ethernet && gids.is_empty() {
-        return Finding::note(subject, format!("{text}none; give its network interface an IP address"));
+        return Finding::note(subject, format!("{text}none; assign an IP address to its network interface"));
     }
     if port.mtu < port.max_mtu && port.mtu < 4096 {
         let hint = "a larger MTU of the network interface (4200 for RDMA packets of 4096) costs fewer packets";

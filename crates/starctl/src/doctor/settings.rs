@@ -33,7 +33,7 @@ fn identity(args: &Args, cluster: Option<&Cluster>) -> Result<Identity, Failure>
         return Ok(Identity { protocol, job, task, grpc_address, tasks: Vec::new(), cpus_allowed });
     };
     let me = own.filter(|task| task.job == job).or_else(|| cluster.tasks.iter().find(|task| task.job == job));
-    let me = me.ok_or_else(|| Failure::Usage(format!("the cluster has no job {job:?}; say which one with --job")))?;
+    let me = me.ok_or_else(|| Failure::Usage(format!("the cluster has no job {job:?}; choose one with --job")))?;
     Ok(Identity {
         protocol,
         job,
@@ -54,13 +54,13 @@ fn check(env: &dyn Env, identity: Identity, knows_cluster: bool) -> Vec<Finding>
     };
     let set: Vec<String> =
         config.settings.iter().filter(|s| !s.is_default).map(|s| format!("{}={}", s.name, s.value)).collect();
-    let set = if set.is_empty() { "all variables have their defaults".to_owned() } else { set.join(" ") };
+    let set = if set.is_empty() { "all variables have their default values".to_owned() } else { set.join(" ") };
     let size = if knows_cluster { format!("{} reactors; ", config.reactors) } else { String::new() };
     findings.push(Finding::ok("configuration", format!("{task}: {size}{set}")));
     findings.extend(config.warnings.iter().map(|warning| Finding::note("configuration", warning)));
     findings.push(match &config.endpoint_map {
         Some(map) => Finding::ok("endpoint map", format!("{}, {} tasks", map.path().display(), map.len())),
-        None => Finding::ok("endpoint map", "none: servers tell each other their data ports"),
+        None => Finding::ok("endpoint map", "none: servers advertise their data ports to each other"),
     });
     findings.extend(super::rdma::examine(&config.verbs));
     findings
@@ -90,7 +90,7 @@ fn data_ports(cluster: Option<&Cluster>, map: &starwire_engine::config::Endpoint
         let found = match data.resolve() {
             Ok(found) => found,
             Err(error) => {
-                findings.push(Finding::bad(subject, format!("{data}: the host has no address here: {error}")));
+                findings.push(Finding::bad(subject, format!("{data}: cannot look up the host: {error}")));
                 continue;
             }
         };
@@ -105,7 +105,7 @@ fn data_ports(cluster: Option<&Cluster>, map: &starwire_engine::config::Endpoint
         fine += 1;
     }
     if fine > 0 {
-        let what = if connect { "can be connected to" } else { "have a host that is known here" };
+        let what = if connect { "reachable" } else { "with a host that resolves here" };
         findings.push(Finding::ok("data ports", format!("{fine} {what}")));
     }
     findings
@@ -139,7 +139,7 @@ mod tests {
         let findings = check(&env, identity_of("ps"), false);
         assert_eq!(findings[0].text, "/job:ps/replica:0/task:0: PS_ENABLE_POLLING=true");
         assert_eq!(findings[1].verdict, Verdict::Note);
-        assert_eq!(findings[2].text, "none: servers tell each other their data ports");
+        assert_eq!(findings[2].text, "none: servers advertise their data ports to each other");
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
         let findings = data_ports(None, &map, true);
         assert_eq!(findings.iter().map(|f| f.verdict).collect::<Vec<_>>(), [Verdict::Note, Verdict::Ok]);
         assert_eq!(findings[0].subject, "data port of b:1");
-        assert_eq!(findings[1].text, "1 can be connected to");
-        assert_eq!(data_ports(None, &map, false)[0].text, "2 have a host that is known here");
+        assert_eq!(findings[1].text, "1 reachable");
+        assert_eq!(data_ports(None, &map, false)[0].text, "2 with a host that resolves here");
     }
 }

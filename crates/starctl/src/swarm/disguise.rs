@@ -137,7 +137,7 @@ impl Disguise {
                 }
             };
             if !found {
-                return Err(format!("the answer to {} does not hold what it should ({taken:?})", call.name));
+                return Err(format!("the answer to {} lacks the expected fields ({taken:?})", call.name));
             }
         }
         Ok(())

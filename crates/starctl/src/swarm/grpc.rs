@@ -76,7 +76,7 @@ impl Grpc {
                 match least {
                     // The reply is the tensor's bytes and a few more.
                     Some(least) if (reply.len() as u64) < least => {
-                        Err(format!("the answer has {} bytes, the recorded tensor {least}", reply.len()))
+                        Err(format!("the answer has {} bytes, the recorded tensor has {least}", reply.len()))
                     }
                     Some(_) => Ok(nothing()),
                     None => Ok(reply),

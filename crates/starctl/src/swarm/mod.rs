@@ -35,29 +35,29 @@ use worker::Worker;
 
 pub const COMMAND: Command = Command {
     name: "bench swarm",
-    about: "Plays many workers against one real parameter server.",
+    about: "Simulates many workers on one real parameter server.",
     positional: "",
     options: &[
-        Opt { name: "--recording", value: "FILE", help: "what a step consists of: benches/swarm/record.py writes it" },
+        Opt { name: "--recording", value: "FILE", help: "recorded steps, from benches/swarm/record.py" },
         Opt { name: "--protocol", value: "NAME", help: "grpc, grpc++, star_server or star_server_lite" },
-        Opt {
-            name: "--server",
-            value: "ADDRESS",
-            help: "the server: its gRPC port for grpc, else its data port",
-        },
+        Opt { name: "--server", value: "ADDRESS", help: "the server: its gRPC port for grpc, else its data port" },
         Opt { name: "--workers", value: "N", help: "simulated workers (1)" },
-        Opt { name: "--first-worker", value: "IP:PORT", help: "where worker 0 answers; N at the IP that is N higher" },
-        Opt { name: "--steps", value: "N", help: "steps per worker at least (5) ..." },
-        Opt { name: "--seconds", value: "N", help: "... and so long at least (5)" },
-        Opt { name: "--pid", value: "PID", help: "the server's process, for its memory and CPU" },
+        Opt {
+            name: "--first-worker",
+            value: "IP:PORT",
+            help: "address of worker 0; worker N listens N IP addresses higher",
+        },
+        Opt { name: "--steps", value: "N", help: "least steps per worker (5)" },
+        Opt { name: "--seconds", value: "N", help: "least duration (5)" },
+        Opt { name: "--pid", value: "PID", help: "the server's process, to measure its memory and CPU" },
         Opt { name: "--patience", value: "SECONDS", help: "silence after which a worker gives up (120)" },
     ],
     details: "\
-Each worker has a session, a task and (but for the star protocols) a registered graph of its own, and makes the recorded steps one after the other,
-as fast as the server lets it. Prints one JSON object. benches/swarm/run.py starts servers, compares protocols and
-checks that the server applied what was pushed.
-The server's ClusterSpec (and, but for grpc, its .endpoint_map) names --first-worker and the addresses that follow it;
-all of them are served here, by one listener.
+Each worker has its own session, task and (except with the star protocols) registered graph, and repeats the recorded
+steps as fast as the server allows. Prints one JSON object. benches/swarm/run.py starts servers, compares protocols and
+checks that the server applied the pushed updates.
+The server's ClusterSpec (and, except for grpc, its .endpoint_map) must list --first-worker and the addresses after it;
+one listener serves them all.
 ",
     run,
 };
@@ -129,21 +129,23 @@ impl Plan {
                 Some(name) => Protocol::Starwire(name),
                 None => {
                     let known = STARWIRE.join(", ");
-                    return Err(Failure::Usage(format!("--protocol {other:?} is none of grpc, {known}")));
+                    return Err(Failure::Usage(format!("--protocol {other:?} must be one of grpc, {known}")));
                 }
             },
         };
         let address = remote::parse_address(needed("--server")?)?;
         let server = address.resolve().ok().and_then(|found| found.first().copied());
-        let server = server.ok_or_else(|| Failure::Failed(format!("{address} is not the name of any host")))?;
+        let server = server.ok_or_else(|| Failure::Failed(format!("cannot look up the host of {address}")))?;
         let first = needed("--first-worker")?;
         let first: SocketAddrV4 = first.parse().map_err(|_| {
-            Failure::Usage(format!("--first-worker {first:?} is not an IPv4 address with a port, as 127.1.0.1:7000"))
+            Failure::Usage(format!(
+                "--first-worker {first:?} is not an IPv4 address with a port, such as 127.1.0.1:7000"
+            ))
         })?;
         let workers = args.number("--workers", 1, 1, 65536)?;
         let last = u32::from(*first.ip()).checked_add(u32::try_from(workers).unwrap_or(u32::MAX));
         if last.is_none() {
-            return Err(Failure::Usage(format!("there are not {workers} addresses from {first} on")));
+            return Err(Failure::Usage(format!("fewer than {workers} addresses from {first} on")));
         }
         let process = args.get("--pid").map(|_| args.number("--pid", 0, 1, u32::MAX)).transpose()?.map(Process::new);
         let recording = Recording::load(Path::new(needed("--recording")?)).map_err(Failure::Failed)?;
@@ -300,7 +302,7 @@ impl Plan {
         let begun = Instant::now();
         while begun.elapsed() < DYING {
             if !process.is_there() {
-                return format!("the parameter server has ended ({why})");
+                return format!("the parameter server exited ({why})");
             }
             std::thread::sleep(Duration::from_millis(20));
         }

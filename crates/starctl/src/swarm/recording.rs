@@ -100,18 +100,18 @@ impl Recording {
     }
 
     pub fn parse(file: Bytes) -> Result<Self, String> {
-        let end = file.iter().position(|b| *b == b'\n').ok_or("it has no first line")?;
+        let end = file.iter().position(|b| *b == b'\n').ok_or("the first line is missing")?;
         let json: Json = serde_json::from_slice(&file[..end]).map_err(|error| error.to_string())?;
         let blob = file.slice(end + 1..);
         if number(&json, "starwire_swarm")? != FORMAT {
-            return Err(format!("its format is not {FORMAT}"));
+            return Err(format!("the format is not {FORMAT}"));
         }
         let setup = list(&json, "setup")?.iter().map(|call| parse_call(call, &blob)).collect::<Result<_, _>>()?;
         let plans = parse_plans(&json, &blob)?;
         let steps: Vec<Step> =
             list(&json, "steps")?.iter().map(|step| parse_step(step, &blob)).collect::<Result<_, _>>()?;
         if steps.is_empty() {
-            return Err("it has no steps".to_owned());
+            return Err("the steps are missing".to_owned());
         }
         for operation in steps.iter().flat_map(|step| &step.operations) {
             if matches!(&operation.what, What::Star(call) if !plans.contains_key(&call.plan)) {
@@ -161,7 +161,7 @@ fn parse_step(json: &Json, blob: &Bytes) -> Result<Step, String> {
             What::Star(parse_star(entry, blob)?)
         } else {
             let key = text(entry, "push")?;
-            let edge = key.split(';').nth(3).ok_or_else(|| format!("{key:?} is no rendezvous key"))?;
+            let edge = key.split(';').nth(3).ok_or_else(|| format!("{key:?} is not a rendezvous key"))?;
             pushes.insert(edge.to_owned(), index);
             What::Push(Arc::new(parse_tensor(entry, blob)?))
         };
@@ -171,7 +171,7 @@ fn parse_step(json: &Json, blob: &Bytes) -> Result<Step, String> {
     for (index, entry) in listed.iter().enumerate() {
         for before in list(entry, "after")? {
             let before = before.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n < listed.len());
-            let before = before.ok_or("an operation waits for one that is not there")?;
+            let before = before.ok_or("an operation waits for one that does not exist")?;
             operations[before].followers.push(index);
             operations[index].needs += 1;
         }
@@ -186,7 +186,7 @@ fn parse_call(json: &Json, blob: &Bytes) -> Result<Call, String> {
         let taken = match name.as_str() {
             "incarnation" => Taken::Incarnation,
             "graph" => Taken::Graph,
-            other => return Err(format!("nobody can take {other:?} from an answer")),
+            other => return Err(format!("cannot take {other:?} from an answer")),
         };
         take.push((taken, small(field).ok_or("a field is not a number")?));
     }
@@ -206,7 +206,7 @@ fn parse_star(json: &Json, blob: &Bytes) -> Result<StarCall, String> {
     let tensors = [number(json, "feeds")?, number(json, "fetches")?];
     let (plan, meta) = (plan_name(&text(json, "star")?)?, place(json, "meta", blob)?);
     StarCall::new(plan, &meta, parts, number(json, "bytes")?, tensors)
-        .ok_or("a star call's metadata are none".to_owned())
+        .ok_or("invalid metadata of a star call".to_owned())
 }
 
 fn parse_plans(json: &Json, blob: &Bytes) -> Result<HashMap<PlanName, Arc<[Bytes]>>, String> {
@@ -216,7 +216,7 @@ fn parse_plans(json: &Json, blob: &Bytes) -> Result<HashMap<PlanName, Arc<[Bytes
 
 /// In hexadecimal.
 fn plan_name(text: &str) -> Result<PlanName, String> {
-    let bad = || format!("{text:?} is no plan's name");
+    let bad = || format!("{text:?} is not the name of a plan");
     let mut name = PlanName::default();
     if text.len() != 2 * name.len() {
         return Err(bad());
@@ -238,7 +238,7 @@ fn parse_set(json: &Json) -> Result<Vec<(u32, Variable)>, String> {
             Some("step") => Variable::Step,
             Some("key") => Variable::Key,
             Some("unique") => Variable::Unique,
-            _ => return Err(format!("there is no variable {variable}")),
+            _ => return Err(format!("unknown variable {variable}")),
         };
         Ok((field.parse().map_err(|_| format!("{field:?} is not a field's number"))?, variable))
     };
@@ -265,7 +265,7 @@ fn place_of(json: &Json, name: &str, blob: &Bytes) -> Result<Bytes, String> {
     range
         .filter(|r| r.end <= blob.len())
         .map(|r| blob.slice(r))
-        .ok_or_else(|| format!("{name:?} lies outside of the file"))
+        .ok_or_else(|| format!("{name:?} lies outside the file"))
 }
 
 fn list<'a>(json: &'a Json, name: &str) -> Result<&'a [Json], String> {
@@ -312,10 +312,10 @@ aabbcccc"#;
     #[test]
     fn other_files_are_refused() {
         for (from, to, why) in [
-            ("\"starwire_swarm\":1", "\"starwire_swarm\":2", "its format is not 1"),
-            ("[4,4]", "[4,5]", "\"content\" lies outside of the file"),
-            ("\"after\":[1]", "\"after\":[9]", "waits for one that is not there"),
-            ("{\"2\":\"step\"}", "{\"2\":\"stop\"}", "there is no variable \"stop\""),
+            ("\"starwire_swarm\":1", "\"starwire_swarm\":2", "the format is not 1"),
+            ("[4,4]", "[4,5]", "\"content\" lies outside the file"),
+            ("\"after\":[1]", "\"after\":[9]", "waits for one that does not exist"),
+            ("{\"2\":\"step\"}", "{\"2\":\"stop\"}", "unknown variable \"stop\""),
             ("\"model\":\"m\",", "", "\"model\" is missing"),
         ] {
             assert!(FILE.contains(from));

@@ -303,7 +303,7 @@ impl Handler for Inbox {
                 let event = match star::asks_for_plan(meta) {
                     Some(_) => Event::Unknown { token: op.token },
                     None => {
-                        Event::Ended { token: op.token, result: Err("the answer is none to a star call".to_owned()) }
+                        Event::Ended { token: op.token, result: Err("the answer is not one to a star call".to_owned()) }
                     }
                 };
                 let _ = self.events.send(event);
@@ -311,7 +311,7 @@ impl Handler for Inbox {
             }
             Outcome::Ok { .. } => match op.wanted {
                 Some(wanted) if wanted != op.bytes => {
-                    Err(format!("the tensor has {} bytes, {wanted} were recorded", op.bytes))
+                    Err(format!("the tensor has {} bytes, the recorded one has {wanted}", op.bytes))
                 }
                 _ => Ok(op.content.map_or_else(nothing, Bytes::from)),
             },

@@ -83,10 +83,10 @@ impl Worker {
             let reply = match self.next().await? {
                 Event::Ended { result, .. } => result.map_err(|why| self.explain(&call.name, &why))?,
                 Event::Asked { edge, .. } => {
-                    return Err(self.explain(&call.name, &format!("the server asked for {edge} before any step")));
+                    return Err(self.explain(&call.name, &format!("the server requested {edge} before any step")));
                 }
                 Event::Unknown { .. } => {
-                    return Err(self.explain(&call.name, "the server asked for a plan before any step"));
+                    return Err(self.explain(&call.name, "the server requested a plan before any step"));
                 }
                 Event::Lost(why) => return Err(self.lost(&why)),
             };
@@ -133,8 +133,8 @@ impl Worker {
                 Event::Ended { result, .. } => {
                     result.map_err(|why| self.explain("the last call", &why))?;
                 }
-                Event::Asked { edge, .. } => return Err(self.explain(&edge, "asked for after the last step")),
-                Event::Unknown { .. } => return Err(self.explain("a plan", "asked for after the last step")),
+                Event::Asked { edge, .. } => return Err(self.explain(&edge, "requested after the last step")),
+                Event::Unknown { .. } => return Err(self.explain("a plan", "requested after the last step")),
                 Event::Lost(why) => return Err(self.lost(&why)),
             }
         }
@@ -187,18 +187,18 @@ impl Worker {
                             What::Push(_) => "a push",
                             What::Star(_) => "a star call",
                         };
-                        return Err(self.explain(if mine { name } else { "a call of the step before" }, &why));
+                        return Err(self.explain(if mine { name } else { "a call of the previous step" }, &why));
                     }
                 }
             }
             Event::Unknown { token } => {
                 let (index, mine) = progress.which(token);
                 let What::Star(call) = &step.operations[index].what else {
-                    return Err(self.explain("a plan", "asked for by an operation that has none"));
+                    return Err(self.explain("a plan", "requested by an operation that has none"));
                 };
                 progress.registrations += 1;
                 if !mine || progress.registrations > MAX_REGISTRATIONS * step.operations.len() as u32 {
-                    return Err(self.explain("a star call", "the server forgets plans as soon as they are registered"));
+                    return Err(self.explain("a star call", "the server evicts plans as soon as they are registered"));
                 }
                 let meta = self.disguise.star_register(&call.plan);
                 let Some(parts) = self.recording.plans.get(&call.plan).cloned() else {
@@ -210,10 +210,10 @@ impl Worker {
             Event::Asked { step: id, edge, asker } => {
                 let found = step.pushes.get(&edge).filter(|_| id == progress.id);
                 let Some(&index) = found else {
-                    return Err(self.explain(&edge, "the server asked for a tensor that this step does not have"));
+                    return Err(self.explain(&edge, "the server requested a tensor that this step does not have"));
                 };
                 if progress.asked[index].replace(asker).is_some() {
-                    return Err(self.explain(&edge, "the server asked twice for the same tensor"));
+                    return Err(self.explain(&edge, "the server requested the same tensor twice"));
                 }
                 if progress.needs[index] == 0 {
                     self.start(step, progress, index)?;
@@ -248,13 +248,13 @@ impl Worker {
                 Err(_) => {
                     let seconds = self.patience.as_secs();
                     return Err(format!(
-                        "worker {} heard nothing from the parameter server for {seconds} s",
+                        "worker {} received nothing from the parameter server for {seconds} s",
                         self.index
                     ));
                 }
             },
         };
-        let event = event.unwrap_or_else(|| Event::Lost("nobody carries its calls any more".to_owned()));
+        let event = event.unwrap_or_else(|| Event::Lost("its connection has ended".to_owned()));
         let ended = matches!(event, Event::Ended { .. } | Event::Unknown { .. });
         self.outstanding -= usize::from(ended && self.outstanding > 0);
         Ok(event)
@@ -270,7 +270,7 @@ impl Worker {
 }
 
 fn bad_recording(name: &str) -> String {
-    format!("the recorded request of {name} is no protocol buffer")
+    format!("the recorded request of {name} is not a protocol buffer")
 }
 
 /// What a reply without content is.
@@ -370,7 +370,7 @@ aaaa"#;
         let (result, log) = play_file(star_file(), &["plan"]);
         assert_eq!((result, log), (Ok(0), ["unknown", "register b\"plan\"", "star call"].map(str::to_owned).to_vec()));
         let (result, log) = play_file(star_file(), &["forget"]);
-        assert!(result.unwrap_err().contains("the server forgets plans as soon as they are registered"));
+        assert!(result.unwrap_err().contains("the server evicts plans as soon as they are registered"));
         assert_eq!(log.len(), MAX_REGISTRATIONS as usize);
     }
 
@@ -383,12 +383,12 @@ aaaa"#;
 
     #[test]
     fn a_server_that_asks_for_something_else_is_told_on() {
-        assert!(play(&["e3"]).0.unwrap_err().contains("worker 3: e3: the server asked for a tensor that this step"));
-        assert!(play(&["e2", "e2"]).0.unwrap_err().contains("asked twice"));
+        assert!(play(&["e3"]).0.unwrap_err().contains("worker 3: e3: the server requested a tensor that this step"));
+        assert!(play(&["e2", "e2"]).0.unwrap_err().contains("the same tensor twice"));
     }
 
     #[test]
     fn a_step_that_does_not_end_is_given_up() {
-        assert!(play(&[]).0.unwrap_err().contains("heard nothing from the parameter server"));
+        assert!(play(&[]).0.unwrap_err().contains("received nothing from the parameter server"));
     }
 }

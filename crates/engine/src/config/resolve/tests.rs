@@ -103,7 +103,7 @@ fn more_pinned_reactors_than_cpus_is_an_error() {
     let env = env().set("STARWIRE_REACTORS", "65").set("PS_DISABLE_PIN_CORES", "false");
     assert_eq!(
         error(&env, "ps"),
-        "STARWIRE_REACTORS and PS_DISABLE_PIN_CORES contradict each other: 65 reactors cannot have a CPU each, this process may use 64"
+        "STARWIRE_REACTORS and PS_DISABLE_PIN_CORES conflict: 65 reactors cannot have a CPU each: this process may use 64"
     );
 }
 
@@ -125,7 +125,7 @@ fn bad_values_name_the_variable_the_value_and_what_is_allowed() {
         (
             "STARWIRE_ADVERTISE",
             "a b",
-            "host or host:port (\"a b\" is not a host name (letters, digits, '-', '_', '.', at most 253 of them))",
+            "host or host:port (\"a b\" is not a host name (letters, digits, '-', '_', '.', at most 253 characters))",
         ),
         (
             "STARWIRE_BIND",
@@ -134,7 +134,7 @@ fn bad_values_name_the_variable_the_value_and_what_is_allowed() {
         ),
         ("WORKER_DISABLE_PIN_CORES", "off", "true, false, 1 or 0"),
     ] {
-        let expected = format!("{name}={value:?} is not understood: it must be {allowed}");
+        let expected = format!("{name}={value:?} is invalid: it must be {allowed}");
         // Also variables of other jobs: a worker's environment is usually the ps's environment.
         assert_eq!(error(&env().set(name, value), "ps"), expected);
     }
@@ -180,8 +180,8 @@ fn an_own_entry_that_nobody_can_reach_is_warned_about() {
     let c = from_env(&env(), id.clone()).unwrap();
     assert_eq!(
         c.warnings,
-        ["peers on other hosts of this cluster will be told to reach /job:ps/replica:0/task:0 at localhost; \
-          set STARWIRE_ADVERTISE to a name that they can reach"]
+        ["peers on other hosts of this cluster will try to reach /job:ps/replica:0/task:0 at localhost; \
+          set STARWIRE_ADVERTISE to a host that they can reach"]
     );
     id.grpc_address = "0.0.0.0:2222".to_owned();
     let c = from_env(&env(), id.clone()).unwrap();
@@ -191,14 +191,14 @@ fn an_own_entry_that_nobody_can_reach_is_warned_about() {
     id.grpc_address = "ps0".to_owned();
     assert_eq!(
         from_env(&env(), id).unwrap_err().to_string(),
-        "the ClusterSpec address \"ps0\" of /job:ps/replica:0/task:0 is not usable: the port is missing (host:port)"
+        "the ClusterSpec address \"ps0\" of /job:ps/replica:0/task:0 is unusable: the port is missing (host:port)"
     );
 }
 
 #[test]
 fn unknown_variables_become_warnings() {
     let c = config(&env().set("STARWIRE_BINDE", "x"), "ps");
-    assert_eq!(c.warnings, ["STARWIRE_BINDE is set, but starwire knows no such variable; did you mean STARWIRE_BIND?"]);
+    assert_eq!(c.warnings, ["STARWIRE_BINDE is set but is not a variable of starwire; did you mean STARWIRE_BIND?"]);
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn the_banner_says_what_is_in_force_and_never_a_secret() {
     let running = Running { driver: "io_uring", bound: "127.0.0.1:4711".parse().unwrap() };
     assert_eq!(
         config(&env(), "ps").banner(running),
-        "starwire: grpc++ on 4 reactors (io_uring, poll=off, pin=off), data port 127.0.0.1:4711, told to peers as localhost:4711, \
+        "starwire: grpc++ on 4 reactors (io_uring, poll=off, pin=off), data port 127.0.0.1:4711, advertised as localhost:4711, \
          endpoint map none, connection timeout 120000 ms, keep-alive 5000+15000 ms, unix=auto, secret=off, control=on"
     );
     let env = env()

@@ -22,7 +22,7 @@ pub struct Slots {
 
 impl Slots {
     pub fn new(domain: &Rc<Domain>, count: usize, slot_bytes: usize) -> Result<Self, VerbsError> {
-        let no_memory = || VerbsError::Peer("its buffers do not fit into memory");
+        let no_memory = || VerbsError::Peer("its buffers exceed the address space");
         let memory = Pages::new(count.checked_mul(slot_bytes).ok_or_else(no_memory)?)
             .ok_or_else(|| VerbsError::Post { what: "buffers", source: io::ErrorKind::OutOfMemory.into() })?;
         // SAFETY: the memory is valid until it is freed, which is after the region is dropped (field order).

@@ -54,7 +54,7 @@ impl Ledger {
         let step = |now: u32, before: u32, last: u32| {
             let step = now.wrapping_sub(before);
             if step > last.wrapping_sub(before) {
-                Err(VerbsError::Peer("it counts what was never sent"))
+                Err(VerbsError::Peer("it acknowledges more than was sent"))
             } else {
                 Ok(step)
             }

@@ -109,7 +109,7 @@ impl Region {
         let device = &domain.device;
         // SAFETY: a live domain; the caller guarantees that the memory stays valid.
         let raw = unsafe { (device.library.reg_mr)(domain.raw.as_ptr(), ptr.cast(), len, access) };
-        let raw = not_null(raw).map_err(|source| VerbsError::lacks(&device.name, "registered memory", source))?;
+        let raw = not_null(raw).map_err(|source| VerbsError::lacks(&device.name, "memory region", source))?;
         Ok(Region { domain: domain.clone(), raw })
     }
 
@@ -365,7 +365,7 @@ impl QueuePair {
         // SAFETY: a live completion queue, and room for `POLLED` completions.
         let count = unsafe { poll(self.cq.as_ptr(), POLLED as i32, found.as_mut_ptr()) };
         let broken =
-            |_| VerbsError::Event { device: self.device().name.clone(), what: "the completion queue cannot be read" };
+            |_| VerbsError::Event { device: self.device().name.clone(), what: "cannot read the completion queue" };
         let count = usize::try_from(count).map_err(broken)?;
         out.extend(found.iter().take(count).map(|wc| Done { id: wc.wr_id, status: wc.status, bytes: wc.byte_len }));
         Ok(count > 0)

@@ -267,7 +267,7 @@ impl Stream {
     /// A message has arrived in a slot.
     fn arrived(&mut self, slot: usize, len: usize) -> Result<(), VerbsError> {
         if slot >= self.incoming.count() || len > SLOT {
-            return Err(VerbsError::Peer("a message that was not asked for"));
+            return Err(VerbsError::Peer("an unsolicited message"));
         }
         self.stats.messages_received += 1;
         // SAFETY: the device has completed the receive into this slot, and it is not posted now.
@@ -276,7 +276,7 @@ impl Stream {
         let start = Head::LEN + head.bytes as usize;
         let mut offers = Vec::with_capacity(usize::from(head.offers));
         for bytes in message[start..].chunks_exact(Offer::LEN) {
-            let bytes = bytes.first_chunk().ok_or(VerbsError::Peer("an offer that is cut off"))?;
+            let bytes = bytes.first_chunk().ok_or(VerbsError::Peer("a truncated offer"))?;
             offers.push(Offer::decode(bytes).map_err(VerbsError::Peer)?);
         }
         let finished = self.ledger.hear(&head)? as usize;

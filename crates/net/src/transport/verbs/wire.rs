@@ -42,9 +42,9 @@ impl Endpoint {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Endpoint, &'static str> {
-        let bytes: &[u8; Self::LEN] = bytes.try_into().map_err(|_| "it has a wrong length")?;
+        let bytes: &[u8; Self::LEN] = bytes.try_into().map_err(|_| "it has the wrong length")?;
         if bytes[0] != VERSION {
-            return Err("it is of another version: use the same starwire release on all tasks");
+            return Err("it has another version: use the same starwire release on all tasks");
         }
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
@@ -67,7 +67,7 @@ impl Endpoint {
             && found.reads > 0
             && (2..=4096).contains(&found.slots)
             && (1024..=1 << 20).contains(&found.slot_bytes);
-        if fits { Ok(found) } else { Err("a number in it is out of range") }
+        if fits { Ok(found) } else { Err("it has a number out of range") }
     }
 }
 
@@ -106,9 +106,9 @@ impl Head {
 
     /// Checks the head against the message's length.
     pub fn decode(message: &[u8]) -> Result<Head, &'static str> {
-        let bytes = message.first_chunk::<{ Self::LEN }>().ok_or("a message without a head")?;
+        let bytes = message.first_chunk::<{ Self::LEN }>().ok_or("a message without a header")?;
         if bytes[0] != VERSION || bytes[1] > 2 || bytes[20..24] != [0; 4] {
-            return Err("a message with an unknown head");
+            return Err("a message with an unknown header");
         }
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let head = Head {
@@ -122,10 +122,10 @@ impl Head {
         };
         let content = head.bytes as usize + usize::from(head.offers) * Offer::LEN;
         if message.len() - Self::LEN != content {
-            return Err("a message whose length is not what its head says");
+            return Err("a message whose length does not match its header");
         }
         if !head.is_data && content != 0 {
-            return Err("data in a message that has no place for it");
+            return Err("data in a message that carries none");
         }
         Ok(head)
     }
@@ -157,7 +157,7 @@ impl Offer {
         let rkey = u32::from_le_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]);
         let offer = Offer { addr: double(0), len: double(8), rkey };
         if offer.len == 0 || offer.addr.checked_add(offer.len).is_none() {
-            return Err("an offer of nothing, or beyond the address space");
+            return Err("an offer of zero bytes, or beyond the address space");
         }
         Ok(offer)
     }
