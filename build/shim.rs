@@ -2,7 +2,7 @@
 //!
 //! Outputs live in `target/tf-<version>/`, outside cargo's own folders, so that switching TensorFlow versions or cargo
 //! profiles recompiles nothing. TensorFlow's headers cost ten seconds and a gigabyte per file; if many files are stale,
-//! they are precompiled once (`cc/pch.h`). STARWIRE_PCH=0 turns that off.
+//! they are precompiled once (`cc/base/pch.h`). STARWIRE_PCH=0 turns that off.
 
 use crate::elf;
 use crate::tensorflow::TensorFlow;
@@ -142,7 +142,7 @@ impl Shim {
 
     /// Returns the header to include first, if a precompiled one exists or is worth making.
     fn precompile(&self, stale: usize) -> Result<Option<PathBuf>, String> {
-        let source = Path::new("cc/pch.h");
+        let source = Path::new("cc/base/pch.h");
         if std::env::var("STARWIRE_PCH").is_ok_and(|value| value == "0") || !source.exists() {
             return Ok(None);
         }

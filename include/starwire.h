@@ -349,7 +349,7 @@ typedef struct sw_recv_request {
 // One incoming method call.
 typedef struct sw_call_request {
   struct sw_ticket ticket;
-  // Numbers are the caller's business: the shim's are in cc/worker/methods.h.
+  // Numbers are the caller's business: the shim's are in cc/base/methods.h.
   uint32_t method;
   // 0: none.
   uint32_t deadline_ms;

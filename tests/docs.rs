@@ -109,7 +109,7 @@ fn the_protocol_names_every_number_of_the_code() {
     let has = |first: &str, second: &str| rows.iter().any(|row| row[0] == first && row[1] == second);
     let mut missing = Vec::new();
     let kinds = constants("crates/protocol/src/frame.rs", ("mod kind {", "\n}"), "pub const ", ';');
-    let methods = constants("cc/worker/methods.h", ("enum class Method", "};"), "k", ',');
+    let methods = constants("cc/base/methods.h", ("enum class Method", "};"), "k", ',');
     assert!(kinds.len() >= 17 && methods.len() >= 18, "{kinds:?} {methods:?}");
     for (name, number) in kinds.iter().chain(&methods) {
         if !has(&number.to_string(), name) {

@@ -1,4 +1,4 @@
-//! No C++ exception crosses into Rust: every C function that cc/ passes to the transport is guarded (cc/guard.h).
+//! No C++ exception crosses into Rust: every C function that cc/ passes to the transport is guarded (cc/base/guard.h).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -119,7 +119,7 @@ fn closures_do_not_start_threads() {
     for file in files {
         let code = code(&fs::read_to_string(&file).expect("a readable source"));
         // The resolver may start a thread for each task it dials.
-        let allowed = usize::from(file.ends_with("server/resolver.cc"));
+        let allowed = usize::from(file.ends_with("worker/resolver.cc"));
         let started = code.matches("SchedClosure").count() + code.matches("StartThread").count();
         assert!(started <= allowed, "{}: SchedClosure starts a thread each time: see Errands", file.display());
     }

@@ -1,7 +1,7 @@
 // Dispatch cost per kernel of the executors, on graphs whose kernels do next to nothing (`make bench-executor`).
 //
-// The executors' runs are interleaved: in each round, each runs the same graph for a few milliseconds. Measures the CPU time of the whole process (least
-// disturbed by other programs) and wall time.
+// The executors' runs are interleaved: in each round, each runs the same graph for a few milliseconds. Measures the CPU
+// time of the whole process (least disturbed by other programs) and wall time.
 #include <time.h>
 
 #include <algorithm>

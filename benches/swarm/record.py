@@ -28,7 +28,7 @@ from cluster import BenchError, Process, free_port  # noqa: E402
 
 FORMAT = 1
 PS, WORKER = "/job:ps/replica:0/task:0", "/job:worker/replica:0/task:0"
-# Numbered as in cc/worker/methods.h.
+# Numbered as in cc/base/methods.h.
 METHODS = {"GetStatus": 1, "CreateWorkerSession": 2, "RegisterGraph": 4, "RunGraph": 6, "CleanupGraph": 7}
 # Field numbers of tensorflow/core/protobuf/worker.proto, for which the wheels contain no Python module.
 FIELDS = {

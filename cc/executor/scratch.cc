@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "cc/guard.h"
+#include "cc/base/guard.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/collective.h"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "cc/executor/subgraph.h"
 #include "cc/executor/subgraph_table.h"
 #include "include/starwire.h"

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "cc/executor/subgraph.h"
 #include "tensorflow/core/common_runtime/process_function_library_runtime.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "tensorflow/core/common_runtime/executor.h"
 #include "tensorflow/core/common_runtime/local_executor_params.h"
 #include "tensorflow/core/framework/tensor.h"

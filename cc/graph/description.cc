@@ -6,10 +6,10 @@
 #include <tuple>
 #include <utility>
 
+#include "cc/base/guard.h"
+#include "cc/base/status_codec.h"
 #include "cc/graph/operations.h"
-#include "cc/guard.h"
 #include "cc/tensor/elements.h"
-#include "cc/worker/status_codec.h"
 #include "tensorflow/core/common_runtime/shape_refiner.h"
 #include "tensorflow/core/framework/memory_types.h"
 #include "tensorflow/core/framework/node_def_util.h"

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "include/starwire.h"
 #include "tensorflow/core/graph/graph.h"
 

@@ -1,6 +1,6 @@
 #include "cc/graph/operations.h"
 
-#include "cc/worker/status_codec.h"
+#include "cc/base/status_codec.h"
 #include "include/starwire.h"
 #include "tensorflow/core/framework/attr_value.pb.h"
 #include "tensorflow/core/framework/node_def_util.h"

@@ -2,7 +2,7 @@
 #ifndef STARWIRE_CC_GRAPH_REFERENCE_READS_H_
 #define STARWIRE_CC_GRAPH_REFERENCE_READS_H_
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "tensorflow/core/graph/graph.h"
 
 namespace starwire {

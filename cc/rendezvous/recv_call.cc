@@ -4,9 +4,9 @@
 #include <cstring>
 #include <utility>
 
-#include "cc/guard.h"
-#include "cc/server/completion_batch.h"
-#include "cc/worker/status_codec.h"
+#include "cc/base/completion_batch.h"
+#include "cc/base/guard.h"
+#include "cc/base/status_codec.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/platform/env.h"
 

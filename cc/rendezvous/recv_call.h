@@ -8,10 +8,10 @@
 #include <mutex>
 #include <string>
 
-#include "cc/compat.h"
-#include "cc/rendezvous/recycler.h"
+#include "cc/base/compat.h"
+#include "cc/base/completion_batch.h"
+#include "cc/base/recycler.h"
 #include "cc/rendezvous/route.h"
-#include "cc/server/completion_batch.h"
 #include "cc/tensor/codec.h"
 #include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/base_rendezvous_mgr.h"

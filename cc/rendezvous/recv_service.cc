@@ -5,11 +5,11 @@
 #include <string>
 #include <utility>
 
-#include "cc/guard.h"
+#include "cc/base/guard.h"
+#include "cc/base/status_codec.h"
 #include "cc/rendezvous/remote_rendezvous.h"
 #include "cc/server/engine.h"
 #include "cc/tensor/codec.h"
-#include "cc/worker/status_codec.h"
 #include "tensorflow/core/common_runtime/copy_tensor.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"

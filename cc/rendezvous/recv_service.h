@@ -8,8 +8,8 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "cc/compat.h"
-#include "cc/server/log_budget.h"
+#include "cc/base/compat.h"
+#include "cc/base/log_budget.h"
 #include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "cc/rendezvous/route.h"
 #include "cc/star/client.h"
 #include "tensorflow/core/distributed_runtime/base_rendezvous_mgr.h"

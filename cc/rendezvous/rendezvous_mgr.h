@@ -2,7 +2,7 @@
 #ifndef STARWIRE_CC_RENDEZVOUS_RENDEZVOUS_MGR_H_
 #define STARWIRE_CC_RENDEZVOUS_RENDEZVOUS_MGR_H_
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "tensorflow/core/distributed_runtime/base_rendezvous_mgr.h"
 
 namespace starwire {

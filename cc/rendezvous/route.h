@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "include/starwire.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/protobuf/tensorflow_server.pb.h"
 

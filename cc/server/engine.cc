@@ -6,15 +6,15 @@
 #include <utility>
 #include <vector>
 
-#include "cc/guard.h"
+#include "cc/base/completion_batch.h"
+#include "cc/base/guard.h"
+#include "cc/base/methods.h"
+#include "cc/base/status_codec.h"
 #include "cc/rendezvous/recv_service.h"
-#include "cc/server/completion_batch.h"
-#include "cc/server/resolver.h"
 #include "cc/star/service.h"
 #include "cc/tensor/arena_allocator.h"
 #include "cc/tensor/slab.h"
-#include "cc/worker/methods.h"
-#include "cc/worker/status_codec.h"
+#include "cc/worker/resolver.h"
 #include "cc/worker/worker_cache.h"
 #include "cc/worker/worker_service.h"
 #include "tensorflow/core/lib/random/random.h"

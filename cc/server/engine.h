@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "cc/compat.h"
-#include "cc/server/errands.h"
+#include "cc/base/compat.h"
+#include "cc/base/errands.h"
 #include "include/starwire.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 #include "tensorflow/core/protobuf/tensorflow_server.pb.h"
@@ -16,7 +16,7 @@ namespace starwire {
 
 class Engine;
 class RecvService;    // cc/rendezvous/recv_service.h
-class Resolver;       // cc/server/resolver.h
+class Resolver;       // cc/worker/resolver.h
 class StarService;    // cc/star/service.h
 class WorkerService;  // cc/worker/worker_service.h
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
 
 namespace starwire {

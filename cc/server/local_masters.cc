@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "cc/worker/remote_worker.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 

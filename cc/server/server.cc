@@ -7,21 +7,21 @@
 #include <utility>
 #include <vector>
 
-#include "cc/graph/fuse_pass.h"
-#include "cc/graph/fuse_switch.h"
-#include "cc/graph/partition_pass.h"
-#include "cc/graph/star_pass.h"
-#include "cc/graph/star_switch.h"
-#include "cc/ops/fuse_ops.h"
-#include "cc/ops/partition_ops.h"
-#include "cc/ops/star_ops.h"
+#include "cc/fuse/ops.h"
+#include "cc/fuse/pass.h"
+#include "cc/fuse/switch.h"
+#include "cc/partition/ops.h"
+#include "cc/partition/pass.h"
 #include "cc/rendezvous/recv_service.h"
 #include "cc/rendezvous/rendezvous_mgr.h"
 #include "cc/server/arena_devices.h"
 #include "cc/server/grpc_shutdown.h"
 #include "cc/server/local_masters.h"
-#include "cc/server/resolver.h"
+#include "cc/star/ops.h"
+#include "cc/star/pass.h"
 #include "cc/star/service.h"
+#include "cc/star/switch.h"
+#include "cc/worker/resolver.h"
 #include "cc/worker/worker_cache.h"
 #include "cc/worker/worker_service.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
@@ -169,7 +169,7 @@ Status StarwireServer::Init(GrpcServerOptions options) {
     return new RendezvousMgr(env);
   };
   options.worker_func = [this](tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config) {
-    auto worker = std::make_unique<AdvertisingWorker>(env, config);
+    auto worker = std::make_unique<StarwireWorker>(env, config);
     worker_ = worker.get();
     return std::unique_ptr<tensorflow::GrpcWorker>(std::move(worker));
   };

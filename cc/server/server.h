@@ -7,9 +7,9 @@
 #include <mutex>
 #include <string>
 
-#include "cc/compat.h"
-#include "cc/server/advertise.h"
+#include "cc/base/compat.h"
 #include "cc/server/engine.h"
+#include "cc/worker/worker.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
 
@@ -63,7 +63,7 @@ class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<Resolver> resolver_;
   const std::shared_ptr<WorkerCaches> caches_;
-  AdvertisingWorker* worker_ = nullptr;              // GrpcServer's
+  StarwireWorker* worker_ = nullptr;                 // GrpcServer's
   tensorflow::MasterEnv* own_master_env_ = nullptr;  // never freed: see local_masters.h
   bool initialised_ = false;
 

@@ -5,7 +5,7 @@
 #include <new>
 #include <utility>
 
-#include "cc/guard.h"
+#include "cc/base/guard.h"
 #include "cc/star/wire.h"
 #include "cc/tensor/codec.h"
 #include "cc/tensor/prompt_allocator.h"

@@ -2,10 +2,10 @@
 
 #include <utility>
 
-#include "cc/guard.h"
-#include "cc/server/completion_batch.h"
-#include "cc/worker/methods.h"
-#include "cc/worker/status_codec.h"
+#include "cc/base/completion_batch.h"
+#include "cc/base/guard.h"
+#include "cc/base/methods.h"
+#include "cc/base/status_codec.h"
 
 namespace starwire {
 namespace {

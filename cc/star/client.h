@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "cc/server/engine.h"
 #include "cc/star/cargo.h"
 #include "cc/star/wire.h"

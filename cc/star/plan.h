@@ -7,9 +7,9 @@
 #include <memory>
 #include <string>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
+#include "cc/base/errands.h"
 #include "cc/executor/session_subgraph.h"
-#include "cc/server/errands.h"
 #include "cc/star/object.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"
 #include "tensorflow/core/framework/graph.pb.h"

@@ -3,10 +3,10 @@
 #include <limits>
 #include <utility>
 
-#include "cc/guard.h"
+#include "cc/base/guard.h"
+#include "cc/base/status_codec.h"
 #include "cc/star/object.h"
 #include "cc/star/service.h"
-#include "cc/worker/status_codec.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/common_runtime/rendezvous_mgr.h"

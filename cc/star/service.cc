@@ -6,12 +6,12 @@
 #include <thread>
 #include <utility>
 
-#include "cc/guard.h"
+#include "cc/base/guard.h"
+#include "cc/base/methods.h"
+#include "cc/base/status_codec.h"
 #include "cc/star/kernel_state.h"
 #include "cc/star/run.h"
 #include "cc/tensor/objects.h"
-#include "cc/worker/methods.h"
-#include "cc/worker/status_codec.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/session_mgr.h"

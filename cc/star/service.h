@@ -2,8 +2,8 @@
 //
 // Plans are compiled once for all sessions that share the server's devices, and once per session where their kernels
 // have a state of their own or the session has devices of its own. What is kept, and for how long, is decided by the
-// tables behind sw_star (crates/engine/src/star/). A plan that was seen to be cheap runs on the reactor that its call came in on, any
-// other on TensorFlow's pool.
+// tables behind sw_star (crates/engine/src/star/). A plan that was seen to be cheap runs on the reactor that its call
+// came in on, any other on TensorFlow's pool.
 #ifndef STARWIRE_CC_STAR_SERVICE_H_
 #define STARWIRE_CC_STAR_SERVICE_H_
 
@@ -16,11 +16,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cc/compat.h"
-#include "cc/server/errands.h"
-#include "cc/server/session_observer.h"
+#include "cc/base/compat.h"
+#include "cc/base/errands.h"
 #include "cc/star/plan.h"
 #include "cc/star/wire.h"
+#include "cc/worker/hooks.h"
 #include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"

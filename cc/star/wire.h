@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "include/starwire.h"
 
 namespace starwire {

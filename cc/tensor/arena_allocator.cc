@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cc/worker/status_codec.h"
+#include "cc/base/status_codec.h"
 #include "tensorflow/core/platform/logging.h"
 
 namespace starwire {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "include/starwire.h"
 #include "tensorflow/core/common_runtime/bfc_allocator.h"
 #include "tensorflow/core/framework/allocator.h"

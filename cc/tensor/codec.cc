@@ -7,7 +7,7 @@
 #include <new>
 #include <string>
 
-#include "cc/guard.h"
+#include "cc/base/guard.h"
 #include "cc/tensor/objects.h"
 #include "cc/tensor/prompt_allocator.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/tensor.h"
 

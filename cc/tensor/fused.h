@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "cc/tensor/elements.h"
 #include "cc/tensor/slab.h"
 #include "include/starwire.h"

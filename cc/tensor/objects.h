@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "include/starwire.h"
 #include "tensorflow/core/framework/graph.pb.h"
 #include "tensorflow/core/framework/tensor.pb.h"

@@ -2,7 +2,7 @@
 #ifndef STARWIRE_CC_TENSOR_VARIANTS_H_
 #define STARWIRE_CC_TENSOR_VARIANTS_H_
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "cc/tensor/objects.h"
 #include "tensorflow/core/framework/tensor.pb.h"
 

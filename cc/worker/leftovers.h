@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 
 namespace starwire {
 

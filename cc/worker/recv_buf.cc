@@ -4,8 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "cc/compat.h"
-#include "cc/guard.h"
+#include "cc/base/compat.h"
+#include "cc/base/guard.h"
 #include "tensorflow/core/common_runtime/buf_rendezvous.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"

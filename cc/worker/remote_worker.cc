@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "cc/guard.h"
-#include "cc/server/completion_batch.h"
+#include "cc/base/completion_batch.h"
+#include "cc/base/guard.h"
+#include "cc/base/methods.h"
+#include "cc/base/status_codec.h"
 #include "cc/tensor/objects.h"
-#include "cc/worker/methods.h"
-#include "cc/worker/status_codec.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/tensor_coding.h"
 #include "tensorflow/core/lib/strings/str_util.h"

@@ -11,10 +11,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cc/compat.h"
+#include "cc/base/compat.h"
 #include "cc/server/engine.h"
-#include "cc/server/resolver.h"
 #include "cc/worker/remote_worker.h"
+#include "cc/worker/resolver.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_logger.h"
 #include "tensorflow/core/protobuf/cluster.pb.h"

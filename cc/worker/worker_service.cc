@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "cc/guard.h"
+#include "cc/base/guard.h"
+#include "cc/base/methods.h"
+#include "cc/base/status_codec.h"
 #include "cc/tensor/objects.h"
-#include "cc/worker/methods.h"
 #include "cc/worker/recv_buf.h"
-#include "cc/worker/status_codec.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -119,7 +119,7 @@ struct WorkerService::TypedCall : WorkerService::ServedCall {
   ResponseProto response;
 };
 
-WorkerService::WorkerService(AdvertisingWorker* worker, tensorflow::WorkerEnv* env)
+WorkerService::WorkerService(StarwireWorker* worker, tensorflow::WorkerEnv* env)
     : worker_(worker),
       env_(env),
       leftovers_([this](const std::string& task, Leftovers::Life life) { Drop(task, std::move(life)); }) {}
@@ -270,12 +270,12 @@ void WorkerService::OnCall(const sw_call_request* request) {
   switch (static_cast<Method>(request->method)) {
     case Method::kGetStatus:
       return Serve<GetStatusRequest, GetStatusResponse>(
-          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
             worker->PlainGetStatusAsync(&call->opts, &call->request, &call->response, std::move(done));
           });
     case Method::kCreateWorkerSession:
       return Serve<CreateWorkerSessionRequest, CreateWorkerSessionResponse>(
-          request, Place::kPool, [this](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [this](StarwireWorker* worker, auto* call, Done done) {
             worker->CreateWorkerSessionAsync(
                 &call->request, &call->response, [this, call, done = std::move(done)](const Status& status) {
                   if (status.ok()) leftovers_.SessionCreated(call->ticket.conn, call->request.session_handle());
@@ -284,13 +284,13 @@ void WorkerService::OnCall(const sw_call_request* request) {
           });
     case Method::kDeleteWorkerSession:
       return Serve<DeleteWorkerSessionRequest, DeleteWorkerSessionResponse>(
-          request, Place::kErrand, [this](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kErrand, [this](StarwireWorker* worker, auto* call, Done done) {
             leftovers_.SessionDeleted(call->ticket.conn, call->request.session_handle());
             worker->DeleteWorkerSessionAsync(&call->opts, &call->request, &call->response, std::move(done));
           });
     case Method::kRegisterGraph:
       return Serve<RegisterGraphRequest, RegisterGraphResponse>(
-          request, Place::kPool, [this](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [this](StarwireWorker* worker, auto* call, Done done) {
             worker->RegisterGraphAsync(
                 &call->request, &call->response, [this, call, done = std::move(done)](const Status& status) {
                   if (status.ok()) {
@@ -303,7 +303,7 @@ void WorkerService::OnCall(const sw_call_request* request) {
           });
     case Method::kDeregisterGraph:
       return Serve<DeregisterGraphRequest, DeregisterGraphResponse>(
-          request, Place::kPool, [this](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [this](StarwireWorker* worker, auto* call, Done done) {
             leftovers_.GraphDeregistered(call->ticket.conn, call->request.graph_handle());
             worker->DeregisterGraphAsync(&call->request, &call->response, std::move(done));
           });
@@ -311,53 +311,53 @@ void WorkerService::OnCall(const sw_call_request* request) {
       const size_t size = request->n_parts == 1 ? request->parts[0].len : 0;
       return Serve<RunGraphRequest, RunGraphResponse>(
           request, size <= kInlineRunGraphBytes ? Place::kReactor : Place::kPool,
-          [](AdvertisingWorker* worker, auto* call, Done done) {
+          [](StarwireWorker* worker, auto* call, Done done) {
             worker->ServeRunGraphAsync(&call->opts, &call->request, &call->response, std::move(done));
           });
     }
     case Method::kCleanupGraph:
       return Serve<CleanupGraphRequest, CleanupGraphResponse>(
-          request, Place::kReactor, [](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kReactor, [](StarwireWorker* worker, auto* call, Done done) {
             worker->CleanupGraphAsync(&call->request, &call->response, std::move(done));
           });
     case Method::kCleanupAll:
       return Serve<CleanupAllRequest, CleanupAllResponse>(
-          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
             worker->CleanupAllAsync(&call->request, &call->response, std::move(done));
           });
     case Method::kRecvTensor:
       return Serve<RecvTensorRequest, RecvTensorResponse>(
-          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
             worker->RecvTensorProtoAsync(&call->opts, &call->request, &call->response, std::move(done));
           });
     case Method::kLogging:
       return Serve<LoggingRequest, LoggingResponse>(
-          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
             worker->LoggingAsync(&call->request, &call->response, std::move(done));
           });
     case Method::kTracing:
       return Serve<TracingRequest, TracingResponse>(
-          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
             worker->TracingAsync(&call->request, &call->response, std::move(done));
           });
     case Method::kRecvBuf:
       return Serve<RecvBufRequest, OutgoingBuffer>(
-          request, Place::kPool, [env = env_](AdvertisingWorker*, auto* call, Done done) {
+          request, Place::kPool, [env = env_](StarwireWorker*, auto* call, Done done) {
             ServeRecvBuf(env, &call->request, &call->response, std::move(done));
           });
     case Method::kCompleteGroup:
       return Serve<CompleteGroupRequest, CompleteGroupResponse>(
-          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
             worker->CompleteGroupAsync(&call->opts, &call->request, &call->response, std::move(done));
           });
     case Method::kCompleteInstance:
       return Serve<CompleteInstanceRequest, CompleteInstanceResponse>(
-          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
             worker->CompleteInstanceAsync(&call->opts, &call->request, &call->response, std::move(done));
           });
     case Method::kGetStepSequence:
       return Serve<GetStepSequenceRequest, GetStepSequenceResponse>(
-          request, Place::kPool, [](AdvertisingWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
             worker->GetStepSequenceAsync(&call->request, &call->response, std::move(done));
           });
     case Method::kStarCall:

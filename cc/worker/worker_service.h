@@ -9,10 +9,10 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "cc/compat.h"
-#include "cc/server/advertise.h"
-#include "cc/server/errands.h"
+#include "cc/base/compat.h"
+#include "cc/base/errands.h"
 #include "cc/worker/leftovers.h"
+#include "cc/worker/worker.h"
 #include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 
@@ -21,7 +21,7 @@ namespace starwire {
 class WorkerService : public std::enable_shared_from_this<WorkerService> {
  public:
   // Both outlive Shutdown().
-  WorkerService(AdvertisingWorker* worker, tensorflow::WorkerEnv* env);
+  WorkerService(StarwireWorker* worker, tensorflow::WorkerEnv* env);
   ~WorkerService();
   WorkerService(const WorkerService&) = delete;
   WorkerService& operator=(const WorkerService&) = delete;
@@ -72,7 +72,7 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   // Gives back what nobody can use any more.
   void Drop(const std::string& task, Leftovers::Life life);
 
-  AdvertisingWorker* const worker_;
+  StarwireWorker* const worker_;
   tensorflow::WorkerEnv* const env_;
   std::shared_ptr<sw_engine> engine_;
   std::shared_ptr<ServerErrands> errands_;

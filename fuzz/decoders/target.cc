@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "cc/ops/fuse_ops.h"
+#include "cc/base/status_codec.h"
+#include "cc/fuse/ops.h"
 #include "cc/star/cargo.h"
 #include "cc/star/wire.h"
 #include "cc/tensor/codec.h"
 #include "cc/tensor/fused.h"
 #include "cc/tensor/objects.h"
-#include "cc/worker/status_codec.h"
 #include "tensorflow/core/framework/graph.pb.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/protobuf/worker.pb.h"

@@ -3,7 +3,7 @@
 # DeepRec's ConfigProto.tensor_fuse: a varint field. TensorFlow's ConfigProto does not know it and passes it on unchanged.
 _FIELD = 201
 _TENSOR_FUSE = {True: b"\xc8\x0c\x01", False: b"\xc8\x0c\x00"}
-# A device type that does not exist; the server looks for it (cc/graph/star_switch.cc).
+# A device type that does not exist; the server looks for it (cc/star/switch.cc).
 _STAR = "STARWIRE_STAR"
 
 

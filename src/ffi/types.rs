@@ -118,7 +118,7 @@ pub struct sw_recv_request {
 #[allow(non_camel_case_types)]
 pub struct sw_call_request {
     pub ticket: sw_ticket,
-    /// Numbers are the caller's business: the shim's are in cc/worker/methods.h.
+    /// Numbers are the caller's business: the shim's are in cc/base/methods.h.
     pub method: u32,
     /// 0: none.
     pub deadline_ms: u32,

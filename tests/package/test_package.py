@@ -128,7 +128,7 @@ def test_sdist_holds_what_a_build_needs(tmp_path):
     assert code == 0, err
     names = tarfile.open(tmp_path / out).getnames()
     top = out[: -len(".tar.gz")]
-    for wanted in ("Cargo.lock", "build/shim.rs", "cc/init.cc", "pyproject.toml", "scripts/build-plugin", "PKG-INFO", "LICENSE"):
+    for wanted in ("Cargo.lock", "build/shim.rs", "cc/server/init.cc", "pyproject.toml", "scripts/build-plugin", "PKG-INFO", "LICENSE"):
         assert f"{top}/{wanted}" in names
 
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "cc/server/completion_batch.h"
+#include "cc/base/completion_batch.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 #include "tensorflow/core/platform/env.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cc/ops/fuse_ops.h"
+#include "cc/fuse/ops.h"
 #include "cc/tensor/codec.h"
 #include "cc/tensor/slab.h"
 #include "tensorflow/core/common_runtime/device_factory.h"

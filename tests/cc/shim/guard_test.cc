@@ -1,5 +1,5 @@
 // Exceptions stop at the ABI boundary, errands share one thread, and tables are freed with their server.
-#include "cc/guard.h"
+#include "cc/base/guard.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
-#include "cc/server/completion_batch.h"
-#include "cc/server/errands.h"
+#include "cc/base/completion_batch.h"
+#include "cc/base/errands.h"
 #include "cc/tensor/codec.h"
 #include "tests/cc/shim/rig.h"
 

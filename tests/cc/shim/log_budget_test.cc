@@ -1,5 +1,5 @@
 // The budget for log lines: ten a minute.
-#include "cc/server/log_budget.h"
+#include "cc/base/log_budget.h"
 
 #include <gtest/gtest.h>
 

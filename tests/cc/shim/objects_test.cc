@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cc/base/status_codec.h"
 #include "cc/tensor/codec.h"
-#include "cc/worker/status_codec.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/framework/variant.h"

@@ -1,13 +1,13 @@
 // Whole partitions on the lock-free executor: their lifetime and their error messages. tests/python/test_partitions.py
 // compares results with TensorFlow's executor.
-#include "cc/executor/partition.h"
+#include "cc/partition/partition.h"
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "cc/graph/partition_pass.h"
-#include "cc/ops/partition_ops.h"
+#include "cc/partition/ops.h"
+#include "cc/partition/pass.h"
 #include "cc/server/server.h"
 #include "tensorflow/core/common_runtime/graph_constructor.h"
 #include "tensorflow/core/framework/node_def_util.h"

@@ -17,8 +17,8 @@
 
 #include "cc/rendezvous/recv_service.h"
 #include "cc/server/engine.h"
-#include "cc/server/resolver.h"
 #include "cc/star/service.h"
+#include "cc/worker/resolver.h"
 #include "cc/worker/worker_service.h"
 #include "tensorflow/core/common_runtime/device_factory.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"

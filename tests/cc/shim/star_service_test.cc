@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "cc/server/advertise.h"
+#include "cc/base/methods.h"
+#include "cc/base/status_codec.h"
 #include "cc/star/cargo.h"
 #include "cc/star/service.h"
 #include "cc/star/wire.h"
-#include "cc/worker/methods.h"
-#include "cc/worker/status_codec.h"
+#include "cc/worker/worker.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/graph_mgr.h"
 #include "tensorflow/core/distributed_runtime/session_mgr.h"
@@ -416,7 +416,7 @@ TEST_F(StarServiceTest, StatefulKernelsBelongToTheSession) {
 }
 
 TEST_F(StarServiceTest, PlansAreDroppedWhenTheWorkerClosesTheirSession) {
-  AdvertisingWorker worker(&ps_->env, tensorflow::ConfigProto());
+  StarwireWorker worker(&ps_->env, tensorflow::ConfigProto());
   worker.SetSessionObserver(ps_->star);
   Plan plan;
   plan.Queue("queue");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tonic::codegen::Bytes;
 
-/// Method numbers: cc/worker/methods.h.
+/// Method numbers: cc/base/methods.h.
 pub const CALL: u16 = 16;
 pub const REGISTER: u16 = 17;
 

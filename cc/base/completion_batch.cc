@@ -1,0 +1,87 @@
+#include "cc/base/completion_batch.h"
+
+#include <utility>
+#include <vector>
+
+#include "cc/base/errands.h"
+#include "cc/base/guard.h"
+
+namespace starwire {
+namespace {
+
+void Perform(const std::function<void()>& completion) noexcept {
+  try {
+    completion();
+  } catch (...) {
+    LogThrown("a completion callback");
+  }
+}
+
+// What is still here when a reactor ends (its last round found work after the last round_end) is not lost: it runs at
+// thread exit.
+struct Pending {
+  std::vector<std::function<void()>> completions;
+  bool all_brief = true;
+  ~Pending() {
+    for (auto& completion : completions) Errands::OfProcess()->Run(std::move(completion));
+  }
+};
+
+// More would keep the reactor from its sockets, and the pool's threads from sharing the work.
+constexpr size_t kFew = 2;
+
+thread_local bool on_reactor = false;
+thread_local int defer_depth = 0;
+thread_local Pending pending;
+
+}  // namespace
+
+void CompletionBatch::Add(std::function<void()> completion, Kind kind) {
+  if (on_reactor) {
+    pending.all_brief &= kind == Kind::kBrief;
+    pending.completions.push_back(std::move(completion));
+  } else if (defer_depth > 0) {
+    Errands::OfProcess()->Run(std::move(completion));
+  } else {
+    Perform(completion);
+  }
+}
+
+void CompletionBatch::Flush(tensorflow::thread::ThreadPool* pool) {
+  on_reactor = true;
+  std::vector<std::function<void()>>& completions = pending.completions;
+  if (completions.empty()) return;
+  if (std::exchange(pending.all_brief, true) && completions.size() <= kFew) {
+    // What they complete in turn, if anything, is for the pool.
+    std::vector<std::function<void()>> brief;
+    brief.swap(completions);
+    for (auto& completion : brief) Perform(completion);
+    pending.all_brief = true;
+    if (completions.empty()) return;
+  }
+  std::vector<std::function<void()>> here;
+  here.swap(completions);
+  try {
+    auto batch = std::make_shared<std::vector<std::function<void()>>>();
+    batch->swap(here);
+    std::function<void()> run = [batch] {
+      for (auto& completion : *batch) Perform(completion);
+    };
+    try {
+      pool->Schedule(run);
+    } catch (...) {
+      batch->swap(here);
+      throw;
+    }
+  } catch (...) {
+    // No memory to hand them on.
+    for (auto& completion : here) Perform(completion);
+  }
+}
+
+bool CompletionBatch::OnReactor() { return on_reactor; }
+
+CompletionBatch::DeferScope::DeferScope() { ++defer_depth; }
+CompletionBatch::DeferScope::~DeferScope() { --defer_depth; }
+
+}  // namespace starwire

@@ -1,0 +1,133 @@
+#include "cc/base/errands.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cc/base/guard.h"
+
+namespace starwire {
+
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+struct Errand {
+  Clock::time_point due;
+  uint64_t number;
+  Errands::Work work;
+};
+
+// For a heap whose first element is due first.
+bool Later(const Errand& a, const Errand& b) { return a.due != b.due ? a.due > b.due : a.number > b.number; }
+
+void Perform(const Errands::Work& work) noexcept {
+  try {
+    work();
+  } catch (...) {
+    LogThrown("background work");
+  }
+}
+
+}  // namespace
+
+struct Errands::Queue {
+  explicit Queue(const char* thread_name) : name(thread_name) {}
+
+  void Serve() {
+    std::unique_lock<std::mutex> lock(mu);
+    for (;;) {
+      if (waiting.empty()) {
+        if (stopping) break;
+        changed.wait(lock);
+        continue;
+      }
+      const Clock::time_point due = waiting.front().due;
+      if (!stopping && due > Clock::now()) {
+        changed.wait_until(lock, due);
+        continue;
+      }
+      std::pop_heap(waiting.begin(), waiting.end(), &Later);
+      Work work = std::move(waiting.back().work);
+      waiting.pop_back();
+      lock.unlock();
+      Perform(work);
+      work = nullptr;  // what it holds goes before anybody is told
+      lock.lock();
+    }
+    ended = true;
+    over.notify_all();
+  }
+
+  const std::string name;
+  std::mutex mu;
+  std::condition_variable changed, over;
+  std::vector<Errand> waiting;
+  uint64_t given = 0;
+  bool running = false;  // there is a thread
+  bool stopping = false;
+  bool ended = false;
+  std::thread thread;
+};
+
+Errands::Errands(const char* name) : queue_(std::make_shared<Queue>(name)) {}
+
+Errands::~Errands() { Stop(std::chrono::milliseconds(0)); }
+
+Errands* Errands::OfProcess() {
+  static auto* const errands = new Errands("sw-completions");
+  return errands;
+}
+
+void Errands::RunAfter(std::chrono::milliseconds delay, Work work) {
+  {
+    std::lock_guard<std::mutex> lock(queue_->mu);
+    if (!queue_->stopping && !queue_->running) {
+      try {
+        queue_->thread = std::thread([queue = queue_] { queue->Serve(); });
+        pthread_setname_np(queue_->thread.native_handle(), queue_->name.c_str());
+        queue_->running = true;
+      } catch (const std::system_error&) {
+        // No thread to be had now; perhaps for the next one.
+      }
+    }
+    if (queue_->running && !queue_->stopping) {
+      queue_->waiting.push_back({Clock::now() + delay, queue_->given++, std::move(work)});
+      std::push_heap(queue_->waiting.begin(), queue_->waiting.end(), &Later);
+      queue_->changed.notify_one();
+      return;
+    }
+  }
+  Perform(work);
+}
+
+bool Errands::Stop(std::chrono::milliseconds patience) {
+  std::thread thread;
+  bool ended = true;
+  {
+    std::unique_lock<std::mutex> lock(queue_->mu);
+    queue_->stopping = true;
+    queue_->changed.notify_one();
+    if (queue_->running) {
+      ended = queue_->over.wait_for(lock, patience, [this] { return queue_->ended; });
+    }
+    thread = std::move(queue_->thread);
+  }
+  if (!thread.joinable()) return ended;
+  // The last owner may let go on the thread itself.
+  if (ended && thread.get_id() != std::this_thread::get_id()) {
+    thread.join();
+  } else {
+    thread.detach();
+  }
+  return ended;
+}
+
+}  // namespace starwire

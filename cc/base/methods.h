@@ -1,0 +1,41 @@
+// The method numbers of sw_call: one per method of TensorFlow's WorkerService, then our own. They are part of the wire
+// format: never renumber.
+#ifndef STARWIRE_CC_BASE_METHODS_H_
+#define STARWIRE_CC_BASE_METHODS_H_
+
+#include <cstdint>
+
+namespace starwire {
+
+// 0 names a rendezvous request in sw_handlers::on_cancel.
+enum class Method : uint32_t {
+  kGetStatus = 1,
+  kCreateWorkerSession = 2,
+  kDeleteWorkerSession = 3,
+  kRegisterGraph = 4,
+  kDeregisterGraph = 5,
+  kRunGraph = 6,
+  kCleanupGraph = 7,
+  kCleanupAll = 8,
+  kRecvTensor = 9,
+  kLogging = 10,
+  kTracing = 11,
+  // 12 was RecvBuf with the bytes inside of its reply's protocol buffer.
+  kCompleteGroup = 13,
+  kCompleteInstance = 14,
+  kGetStepSequence = 15,
+  // Not of the WorkerService: cc/star/wire.h.
+  kStarCall = 16,
+  kStarRegister = 17,
+  kStarEnd = 18,
+  // The reply is the bytes, in one part, or empty.
+  kRecvBuf = 19,
+};
+
+inline bool IsStarMethod(uint32_t method) {
+  return method >= static_cast<uint32_t>(Method::kStarCall) && method <= static_cast<uint32_t>(Method::kStarEnd);
+}
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_BASE_METHODS_H_

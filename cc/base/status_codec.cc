@@ -1,0 +1,88 @@
+#include "cc/base/status_codec.h"
+
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/string_view.h"
+#include "cc/base/guard.h"
+
+namespace starwire {
+namespace {
+
+void AppendField(absl::string_view field, std::string* out) {
+  const uint32_t len = static_cast<uint32_t>(field.size());
+  for (int shift = 0; shift < 32; shift += 8) out->push_back(static_cast<char>(len >> shift));
+  out->append(field.data(), field.size());
+}
+
+bool TakeField(sw_bytes* in, absl::string_view* field) {
+  if (in->len < 4) return false;
+  uint32_t len = 0;
+  for (int i = 0; i < 4; ++i) len |= static_cast<uint32_t>(in->data[i]) << (8 * i);
+  if (in->len - 4 < len) return false;
+  *field = absl::string_view(reinterpret_cast<const char*>(in->data + 4), len);
+  in->data += 4 + static_cast<size_t>(len);
+  in->len -= 4 + static_cast<size_t>(len);
+  return true;
+}
+
+}  // namespace
+
+std::string EncodeErrorDetails(const Status& status) {
+  std::string out;
+  if (status.ok()) return out;
+  status.ForEachPayload([&out](absl::string_view url, const auto& value) {
+    const std::string bytes(value);
+    if (url.size() > std::numeric_limits<uint32_t>::max() || bytes.size() > std::numeric_limits<uint32_t>::max()) {
+      return;
+    }
+    AppendField(url, &out);
+    AppendField(bytes, &out);
+  });
+  return out;
+}
+
+void DecodeErrorDetails(sw_bytes details, Status* status) {
+  if (status->ok()) return;
+  absl::string_view url, value;
+  while (TakeField(&details, &url) && TakeField(&details, &value)) {
+    SetStatusPayload(status, url, value);
+  }
+}
+
+Status TakeError(sw_code code, sw_error* error) {
+  Status status =
+      MakeStatus(code, error == nullptr ? "the transport gave no reason" : AsString(sw_error_message(error)));
+  if (error != nullptr) sw_error_free(error);
+  return status;
+}
+
+Status StatusFromResult(const sw_result& result, const std::string& target) {
+  if (result.code == 0) return OkStatus();
+  std::string message = AsString(result.message);
+  if (result.from_peer == 0 && message.find(target) == std::string::npos) {
+    message += " (call to " + target + ")";
+  }
+  // TensorFlow's ClusterCoordinator tells a dead parameter server from a dead worker by this sentence of its gRPC
+  // client.
+  if (result.from_peer == 0) message += "\nAdditional GRPC error information from remote target " + target + ": none";
+  Status status = MakeStatus(result.code, message);
+  if (result.from_peer != 0) DecodeErrorDetails(result.meta, &status);
+  return status;
+}
+
+void ReplyError(sw_engine* engine, sw_ticket ticket, const Status& status) {
+  const std::string message = StatusMessage(status);
+  auto* details = new std::string(EncodeErrorDetails(status));
+  if (details->empty()) {
+    delete details;
+    sw_reply(engine, ticket, StatusNumber(status), AsBytes(message), nullptr);
+    return;
+  }
+  const sw_part part = {details->data(), details->size()};
+  const sw_payload payload = {&part, 1, details, Guarded<&DeleteOwner<std::string>>};
+  sw_reply(engine, ticket, StatusNumber(status), AsBytes(message), &payload);
+}
+
+}  // namespace starwire

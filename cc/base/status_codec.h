@@ -1,0 +1,34 @@
+// A TensorFlow status on the wire: code and message travel in the reply, the attached payloads (which carry the
+// "derived error" mark, pre-emption notices and the like) as error details.
+#ifndef STARWIRE_CC_BASE_STATUS_CODEC_H_
+#define STARWIRE_CC_BASE_STATUS_CODEC_H_
+
+#include <string>
+
+#include "cc/base/compat.h"
+#include "include/starwire.h"
+
+namespace starwire {
+
+// Details of an error: for each payload u32 length + type URL, u32 length + bytes, little endian. Empty if there are
+// none.
+std::string EncodeErrorDetails(const Status& status);
+// Attaches what EncodeErrorDetails() made. Details that are cut short are ignored from there on: they come from the
+// network and are an extra.
+void DecodeErrorDetails(sw_bytes details, Status* status);
+
+// The error that a function of the C ABI gave; frees it.
+Status TakeError(sw_code code, sw_error* error);
+// What a call came to. Errors that the transport itself raised name `target`.
+Status StatusFromResult(const sw_result& result, const std::string& target);
+// Answers a request with an error (or, if `status` is OK, with an empty reply).
+void ReplyError(sw_engine* engine, sw_ticket ticket, const Status& status);
+
+inline sw_bytes AsBytes(const std::string& s) { return {reinterpret_cast<const uint8_t*>(s.data()), s.size()}; }
+inline std::string AsString(sw_bytes b) {
+  return b.len == 0 ? std::string() : std::string(reinterpret_cast<const char*>(b.data), b.len);
+}
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_BASE_STATUS_CODEC_H_

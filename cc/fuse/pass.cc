@@ -1,0 +1,230 @@
+#include "cc/fuse/pass.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/base/status_codec.h"
+#include "cc/fuse/ops.h"
+#include "cc/fuse/switch.h"
+#include "cc/graph/description.h"
+#include "cc/graph/reference_reads.h"
+#include "tensorflow/core/common_runtime/optimization_registry.h"
+#include "tensorflow/core/framework/node_def.pb.h"
+#include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/graph/algorithm.h"
+#include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/logging.h"
+#include "tensorflow/core/public/session_options.h"
+#include "tensorflow/core/util/device_name_utils.h"
+
+namespace starwire {
+namespace {
+
+using tensorflow::DataType;
+using tensorflow::DeviceNameUtils;
+using tensorflow::Edge;
+using tensorflow::Graph;
+using tensorflow::Node;
+using tensorflow::NodeDef;
+
+// Behind TensorFlow's own passes, which replicate constants and lower functions.
+constexpr int kPhase = 10000;
+
+struct PlanDeleter {
+  void operator()(sw_fuse_plan* plan) const { sw_fuse_plan_free(plan); }
+};
+using Plan = std::unique_ptr<sw_fuse_plan, PlanDeleter>;
+
+// Kernels of one name may be kept and shared by all graphs of a session: no two nodes of ours have the same.
+std::string NewName(const char* what, size_t members) {
+  static std::atomic<uint64_t> count{0};
+  return "starwire_" + std::string(what) + "_" + std::to_string(count.fetch_add(1)) + "_of_" + std::to_string(members);
+}
+
+// One group on its way into the graph.
+class Group {
+ public:
+  Group(const GraphDescription& description, const sw_fuse_group& group) : description_(description), group_(group) {}
+
+  // Nothing is changed until everything is known to work.
+  Status Prepare(const tensorflow::DeviceSet* devices) {
+    Status status = HostOf(group_.src_task, devices, &source_device_);
+    if (status.ok()) status = HostOf(group_.dst_task, devices, &destination_device_);
+    if (!status.ok()) return status;
+    for (size_t i = 0; i < group_.n_items; ++i) {
+      const sw_fuse_item& item = group_.items[i];
+      if (item.src_output < 0) continue;
+      const Node* source = description_.node(item.src);
+      types_.push_back(tensorflow::BaseType(source->output_type(item.src_output)));
+      members_.push_back(source->name() + ":" + std::to_string(item.src_output));
+    }
+    return OkStatus();
+  }
+
+  Status Insert(Graph* graph) const {
+    Node* first = nullptr;
+    Node* last = nullptr;
+    // Without a tensor among them nothing has to be carried: TensorFlow does it for the control edge in between.
+    const bool carries = !types_.empty();
+    Status status = AddNode(graph, carries ? kFuseOp : "NoOp", "fuse", source_device_, &first);
+    if (!status.ok()) return status;
+    status = AddNode(graph, carries ? kUnfuseOp : "NoOp", "unfuse", destination_device_, &last);
+    if (!status.ok()) {
+      graph->RemoveNode(first);
+      return status;
+    }
+    if (carries) {
+      graph->AddEdge(first, 0, last, 0);
+    } else {
+      graph->AddControlEdge(first, last);
+    }
+    int slot = 0;
+    for (size_t i = 0; i < group_.n_items; ++i) {
+      const sw_fuse_item& item = group_.items[i];
+      Node* source = description_.node(item.src);
+      const bool is_control = item.src_output < 0;
+      if (is_control) {
+        graph->AddControlEdge(source, first);
+      } else {
+        graph->AddEdge(source, item.src_output, first, slot);
+      }
+      for (size_t j = 0; j < item.n_edges; ++j) {
+        const Edge* edge = description_.edge(item.edges[j]);
+        Node* consumer = edge->dst();
+        const int input = edge->dst_input();
+        if (is_control) {
+          graph->RemoveControlEdge(edge);
+          graph->AddControlEdge(last, consumer);
+        } else {
+          graph->RemoveEdge(edge);
+          graph->AddEdge(last, slot, consumer, input);
+        }
+      }
+      if (!is_control) ++slot;
+    }
+    return OkStatus();
+  }
+
+  size_t size() const { return group_.n_items; }
+
+ private:
+  // The first CPU of the task: what is fused is put together in the host's memory.
+  Status HostOf(uint32_t task, const tensorflow::DeviceSet* devices, std::string* device) const {
+    *device = description_.task(task) + "/device:CPU:0";
+    if (devices == nullptr || devices->FindDeviceByName(*device) != nullptr) return OkStatus();
+    return MakeStatus(kInternal, "the session has no device " + *device);
+  }
+
+  Status AddNode(Graph* graph, const char* op, const char* what, const std::string& device, Node** out) const {
+    NodeDef def;
+    def.set_name(NewName(what, group_.n_items));
+    def.set_op(op);
+    def.set_device(device);
+    if (!types_.empty()) {
+      tensorflow::AddNodeAttr("T", tensorflow::DataTypeVector(types_.begin(), types_.end()), &def);
+      tensorflow::AddNodeAttr(kMembersAttr, members_, &def);
+    }
+    Status status;
+    *out = graph->AddNode(std::move(def), &status);
+    if (status.ok()) (*out)->set_assigned_device_name(device);
+    return status;
+  }
+
+  const GraphDescription& description_;
+  const sw_fuse_group& group_;
+  std::string source_device_, destination_device_;
+  std::vector<DataType> types_;
+  std::vector<std::string> members_;
+};
+
+class FusePass : public tensorflow::GraphOptimizationPass {
+ public:
+  // Runs in the process of the session's master.
+  Status Run(const tensorflow::GraphOptimizationPassOptions& options) override {
+    if (options.graph == nullptr || *options.graph == nullptr || options.session_options == nullptr ||
+        options.device_set == nullptr || options.is_function_graph) {
+      return OkStatus();
+    }
+    FuseSettings settings;
+    Status status = ReadFuseSettings(options.session_options->config, ClientTask(*options.device_set), &settings);
+    if (!status.ok() || !settings.on) return status;
+    const uint64_t start = tensorflow::Env::Default()->NowMicros();
+    FuseResult result;
+    status = FuseGraph(options.graph->get(), options.device_set, settings.limits, &result);
+    if (!status.ok()) {
+      LOG(WARNING) << "starwire: tensor_fuse: running a graph unchanged: " << StatusMessage(status);
+      return OkStatus();
+    }
+    if (result.crossings == 0) return OkStatus();
+    const uint64_t took = tensorflow::Env::Default()->NowMicros() - start;
+    // As text: not every version of TensorFlow exports what writes numbers to its log.
+    LOG(INFO) << "starwire: tensor_fuse: " + Describe(result) + " (planned in " + std::to_string(took / 1000) + " ms)";
+    return OkStatus();
+  }
+
+ private:
+  static std::string Describe(const FuseResult& result) {
+    const std::string crossings = std::to_string(result.crossings);
+    return crossings + " edges between tasks, " + std::to_string(result.fused) + " of them in " +
+           std::to_string(result.groups) + " groups: " + std::to_string(result.Messages()) +
+           " messages per step instead of " + crossings;
+  }
+
+  static std::string ClientTask(const tensorflow::DeviceSet& devices) {
+    std::string task, local;
+    if (devices.client_device() != nullptr) {
+      DeviceNameUtils::SplitDeviceName(devices.client_device()->name(), &task, &local);
+    }
+    return task;
+  }
+};
+
+}  // namespace
+
+Status FuseGraph(Graph* graph, const tensorflow::DeviceSet* devices, const sw_fuse_limits& limits, FuseResult* result) {
+  // Does no harm if nothing else comes of it.
+  Status pinned = PinReferenceReads(graph);
+  if (!pinned.ok()) return pinned;
+  GraphDescription description(*graph);
+  if (!description.crosses()) return OkStatus();
+  description.FindSizes();
+  description.FindFeeds();
+  const sw_plan_graph view = description.ForPlanner();
+  sw_fuse_plan* made = nullptr;
+  sw_error* error = nullptr;
+  const sw_code code = sw_plan_fuse(&view, &limits, &made, &error);
+  if (code != 0) return TakeError(code, error);
+  const Plan plan(made);
+  VLOG(1) << "starwire: tensor_fuse: " << AsString(sw_fuse_plan_text(made));
+  result->crossings = sw_fuse_plan_crossings(made);
+
+  size_t n = 0;
+  const sw_fuse_group* all = sw_fuse_plan_groups(made, &n);
+  std::vector<Group> groups;
+  for (size_t i = 0; i < n; ++i) {
+    groups.emplace_back(description, all[i]);
+    Status status = groups.back().Prepare(devices);
+    if (!status.ok()) return status;
+  }
+  for (const Group& group : groups) {
+    Status status = group.Insert(graph);
+    if (!status.ok()) return status;
+    result->fused += group.size();
+    ++result->groups;
+  }
+  if (n != 0) tensorflow::FixupSourceAndSinkEdges(graph);
+  return OkStatus();
+}
+
+void RegisterFusePass() {
+  auto pass = std::make_unique<FusePass>();
+  pass->set_name("StarwireFusePass");
+  tensorflow::OptimizationPassRegistry::Global()->Register(tensorflow::OptimizationPassRegistry::POST_REWRITE_FOR_EXEC,
+                                                           kPhase, std::move(pass));
+}
+
+}  // namespace starwire

@@ -1,0 +1,79 @@
+#include "cc/fuse/switch.h"
+
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "cc/base/status_codec.h"
+#include "google/protobuf/unknown_field_set.h"
+
+namespace starwire {
+namespace {
+
+constexpr int kTensorFuseField = 201;
+
+struct ServerWishes {
+  std::mutex mu;
+  std::unordered_map<std::string, FuseWish> by_task;
+};
+
+ServerWishes* AllServerWishes() {
+  static auto* wishes = new ServerWishes;
+  return wishes;
+}
+
+FuseWish ServerWishOf(const std::string& task) {
+  ServerWishes* wishes = AllServerWishes();
+  std::lock_guard<std::mutex> lock(wishes->mu);
+  const auto found = wishes->by_task.find(task);
+  return found == wishes->by_task.end() ? FuseWish::kUnsaid : found->second;
+}
+
+}  // namespace
+
+FuseWish FuseWishOf(const tensorflow::ConfigProto& config, FuseWish of_server) {
+  std::vector<FuseWish> wishes;
+  const auto& fields = config.GetReflection()->GetUnknownFields(config);
+  for (int i = 0; i < fields.field_count(); ++i) {
+    const auto& field = fields.field(i);
+    if (field.number() != kTensorFuseField || field.type() != google::protobuf::UnknownField::TYPE_VARINT) continue;
+    wishes.push_back(field.varint() != 0 ? FuseWish::kOn : FuseWish::kOff);
+  }
+  if (wishes.empty()) return FuseWish::kUnsaid;
+  // TensorFlow merges the server's configuration into the session's, behind it, and if the session comes from another
+  // process also before it. Of two different wishes one is therefore the server's.
+  for (FuseWish wish : wishes) {
+    if (of_server != FuseWish::kUnsaid && wish != of_server) return wish;
+  }
+  return wishes.size() < 3 ? wishes[0] : wishes[1];
+}
+
+void SetServerFuseWish(const std::string& task, FuseWish wish) {
+  ServerWishes* wishes = AllServerWishes();
+  std::lock_guard<std::mutex> lock(wishes->mu);
+  if (wish == FuseWish::kUnsaid) {
+    wishes->by_task.erase(task);
+  } else {
+    wishes->by_task[task] = wish;
+  }
+}
+
+Status ReadFuseSettings(const tensorflow::ConfigProto& config, const std::string& task, FuseSettings* settings) {
+  const FuseWish of_server = ServerWishOf(task);
+  FuseWish wish = FuseWishOf(config, of_server);
+  if (wish == FuseWish::kUnsaid) wish = of_server;
+  settings->on = wish == FuseWish::kOn;
+  if (wish == FuseWish::kOff) return OkStatus();
+  uint32_t enabled = 0;
+  sw_error* error = nullptr;
+  const sw_code code = sw_fuse_settings(&enabled, &settings->limits, &error);
+  if (code != 0) {
+    const Status status = MakeStatus(code, AsString(sw_error_message(error)));
+    sw_error_free(error);
+    return status;
+  }
+  if (wish == FuseWish::kUnsaid) settings->on = enabled != 0;
+  return OkStatus();
+}
+
+}  // namespace starwire

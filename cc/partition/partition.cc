@@ -1,0 +1,146 @@
+#include "cc/partition/partition.h"
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "cc/executor/exact_updates.h"
+#include "cc/graph/operations.h"
+#include "tensorflow/core/common_runtime/device.h"
+#include "tensorflow/core/common_runtime/graph_optimizer.h"
+#include "tensorflow/core/common_runtime/local_executor_params.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/op_segment.h"
+#include "tensorflow/core/platform/env.h"
+
+namespace starwire {
+
+using tensorflow::CancellationManager;
+using tensorflow::FunctionLibraryRuntime;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+using tensorflow::OpSegment;
+
+namespace {
+
+// As TensorFlow's worker does it, but for inserted operations: their kernels have no state that another graph could
+// want, and who keeps them by name keeps those of graphs that are gone.
+bool BelongsToSession(FunctionLibraryRuntime* runtime, const std::string& op) {
+  return op[0] != '_' && OpSegment::ShouldOwnKernel(runtime, op);
+}
+
+tensorflow::LocalExecutorParams ParamsFor(FunctionLibraryRuntime* runtime, const std::string& session) {
+  tensorflow::Device* device = runtime->device();
+  tensorflow::LocalExecutorParams params;
+  params.device = device;
+  params.function_library = runtime;
+  params.create_kernel = [runtime, session, device](const std::shared_ptr<const tensorflow::NodeProperties>& properties,
+                                                    OpKernel** kernel) {
+    if (!BelongsToSession(runtime, properties->node_def.op())) {
+      return runtime->CreateKernel(WithExactUpdates(properties), kernel);
+    }
+    return device->op_segment()->FindOrCreate(
+        session, properties->node_def.name(), kernel,
+        [runtime, &properties](OpKernel** made) { return runtime->CreateKernel(properties, made); });
+  };
+  params.delete_kernel = [runtime](OpKernel* kernel) {
+    if (kernel != nullptr && !BelongsToSession(runtime, kernel->type_string())) delete kernel;
+  };
+  return params;
+}
+
+// What a run is told is what the kernel of the whole partition was told.
+void CopyArgs(OpKernelContext* context, CancellationManager* cancellation, tensorflow::Executor::Args* args) {
+  args->step_id = context->step_id();
+  args->rendezvous = context->rendezvous();
+  args->stats_collector = context->stats_collector();
+  args->cancellation_manager = cancellation;
+  args->session_state = context->session_state();
+  args->session_handle = context->session_handle();
+  args->tensor_store = context->tensor_store();
+  args->step_container = context->step_container();
+  args->collective_executor = context->collective_executor();
+  args->coordination_service_agent = context->coordination_service_agent();
+  args->start_time_usecs = context->start_time_usecs();
+  args->deadline = context->deadline();
+  args->stack_trace = context->stack_trace();
+  args->run_all_kernels_inline = context->run_all_kernels_inline();
+  PassSessionConfig(*context, args);
+  auto* runner = context->runner();
+  args->runner = [runner](std::function<void()> work) { (*runner)(std::move(work)); };
+}
+
+class PartitionRun : public Step {
+ public:
+  PartitionRun(OpKernelContext* context, std::function<void(const Status&)> done) : done_(std::move(done)) {
+    // One of its own: a failure cancels the rest of the partition, and the executor around it, which hears of the
+    // failure later, can tell it from a cancellation that came from elsewhere.
+    CancellationManager* whole = context->cancellation_manager();
+    if (whole != nullptr) cancellation_.emplace(whole);
+    CopyArgs(context, whole == nullptr ? nullptr : &*cancellation_, &args);
+    goes_on_elsewhere = true;
+  }
+
+  // Deletes itself.
+  void OnDone(const Status& status) override {
+    const Status outcome = status;
+    auto done = std::move(done_);
+    delete this;
+    done(outcome);
+  }
+
+ private:
+  std::function<void(const Status&)> done_;
+  std::optional<CancellationManager> cancellation_;
+};
+
+}  // namespace
+
+Status Partition::Compile(FunctionLibraryRuntime* runtime, const std::string& session,
+                          const tensorflow::OptimizerOptions& optimizer, std::unique_ptr<tensorflow::Graph> graph,
+                          int threads, std::unique_ptr<Partition>* out) {
+  std::unique_ptr<Partition> partition(new Partition);
+  tensorflow::GraphOptimizer(optimizer).Optimize(runtime, tensorflow::Env::Default(), runtime->device(), &graph,
+                                                 tensorflow::GraphOptimizer::Options());
+  partition->graph_ = std::move(graph);
+  tensorflow::LocalExecutorParams params = ParamsFor(runtime, session);
+  // A thread that waits within a kernel cannot run the kernel that it waits for. TensorFlow's executor gives each a
+  // thread of its own. Asynchronous kernels do not hold a thread, if they are known to be what they say.
+  std::string waits;
+  tensorflow::LocalExecutorParams watched = params;
+  watched.create_kernel = [&params, &waits](const std::shared_ptr<const tensorflow::NodeProperties>& properties,
+                                            OpKernel** kernel) {
+    Status status = params.create_kernel(properties, kernel);
+    const tensorflow::NodeDef& node = properties->node_def;
+    const bool may_hold = status.ok() && (*kernel)->AsAsync() == nullptr && MayWait(node);
+    if (may_hold || KnowledgeOf(node.op()) == 0) waits = node.name();
+    return status;
+  };
+  std::unique_ptr<Subgraph> subgraph;
+  Status status = Subgraph::Compile(watched, *partition->graph_, threads, &subgraph, &partition->unsupported_);
+  if (!status.ok()) return status;
+  if (partition->unsupported_.empty() && !waits.empty()) {
+    partition->unsupported_ = "node " + waits + " may block while its kernel runs";
+    subgraph.reset();
+  }
+  partition->subgraph_ = std::move(subgraph);
+  if (!partition->unsupported_.empty()) {
+    tensorflow::Executor* stock = nullptr;
+    status = tensorflow::NewLocalExecutor(params, *partition->graph_, &stock);
+    partition->stock_.reset(stock);
+  }
+  if (status.ok()) *out = std::move(partition);
+  return status;
+}
+
+void Partition::Run(OpKernelContext* context, std::function<void(const Status&)> done) const {
+  if (subgraph_ != nullptr) {
+    subgraph_->Run(new PartitionRun(context, std::move(done)));
+    return;
+  }
+  tensorflow::Executor::Args args;
+  CopyArgs(context, context->cancellation_manager(), &args);
+  stock_->RunAsync(args, std::move(done));
+}
+
+}  // namespace starwire

@@ -1,0 +1,98 @@
+// What happens when TensorFlow loads the library: the version is checked, then the protocols are registered.
+//
+// The check comes before anything else and uses C functions only, found by name: in another version of TensorFlow our
+// references to its C++ symbols may be null (the build makes them weak, so that the dynamic loader gets as far as this
+// file). For the same reason nothing in cc/ may call TensorFlow from a static initialiser: whatever is to be registered
+// is registered from here, by RegisterServers().
+#include <dlfcn.h>
+#include <execinfo.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "cc/base/compat.h"
+#include "cc/server/server.h"
+#include "include/starwire.h"
+
+namespace starwire {
+namespace {
+
+// Of include/starwire.h as this file was compiled with it.
+constexpr uint32_t kAbiVersion = SW_ABI_VERSION;
+
+template <typename F>
+F Find(const char* name) {
+  return reinterpret_cast<F>(dlsym(RTLD_DEFAULT, name));
+}
+
+// Empty if we belong here.
+std::string Objection() {
+  const auto version = Find<const char* (*)()>("TF_Version");
+  if (version == nullptr) {
+    return std::string("starwire was built for TensorFlow " STARWIRE_TF_VERSION
+                       " but this process has no TensorFlow: import tensorflow first");
+  }
+  const char* running = version();
+  if (std::strcmp(running, STARWIRE_TF_VERSION) != 0) {
+    return std::string("starwire was built for TensorFlow " STARWIRE_TF_VERSION " but TensorFlow ") + running +
+           " is running: rebuild with `make build TF_VERSION=" + running + "`";
+  }
+  if (sw_abi_version() != kAbiVersion) {
+    return "starwire: ABI mismatch: Rust core v" + std::to_string(sw_abi_version()) + ", C++ shim v" +
+           std::to_string(kAbiVersion) + ": rebuild with `make clean build`";
+  }
+  return "";
+}
+
+// Whether one of TensorFlow's own loading functions is calling us, as opposed to a plain dlopen().
+bool LoadedByTensorFlow() {
+  void* frames[64];
+  const int n = backtrace(frames, 64);
+  for (int i = 0; i < n; ++i) {
+    Dl_info info;
+    if (dladdr(frames[i], &info) != 0 && info.dli_fname != nullptr &&
+        std::strstr(info.dli_fname, "libtensorflow_") != nullptr) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Makes the load fail with `objection`. A constructor cannot fail a dlopen(), but TF_LoadLibrary() reports what goes
+// wrong with the operations that a library registers: so one is registered that goes wrong with our words.
+void Object(const std::string& objection) {
+  const auto new_builder = Find<void* (*)(const char*)>("TF_NewOpDefinitionBuilder");
+  const auto add_attribute = Find<void (*)(void*, const char*)>("TF_OpDefinitionBuilderAddAttr");
+  const auto new_status = Find<void* (*)()>("TF_NewStatus");
+  const auto delete_status = Find<void (*)(void*)>("TF_DeleteStatus");
+  const auto register_op = Find<void (*)(void*, void*)>("TF_RegisterOpDefinition");
+  const bool able = new_builder != nullptr && add_attribute != nullptr && new_status != nullptr &&
+                    delete_status != nullptr && register_op != nullptr;
+  // Outside of TF_LoadLibrary() such an operation would end the process.
+  if (!able || !LoadedByTensorFlow()) {
+    std::fprintf(stderr, "%s\n", objection.c_str());
+    return;
+  }
+  void* builder = new_builder("Starwire");
+  add_attribute(builder, objection.c_str());
+  void* status = new_status();
+  register_op(builder, status);
+  delete_status(status);
+}
+
+// Runs before the static initialisers of this library.
+__attribute__((constructor(101))) void Load() {
+  const std::string objection = Objection();
+  if (!objection.empty()) {
+    Object(objection);
+    return;
+  }
+  // The same library under two names is two libraries to the loader, but the registry is one.
+  const Status status = RegisterServers();
+  if (!status.ok()) Object("starwire cannot register its servers: " + StatusMessage(status));
+}
+
+}  // namespace
+}  // namespace starwire

@@ -1,0 +1,194 @@
+#include "cc/star/ops.h"
+
+#include <memory>
+#include <utility>
+
+#include "cc/base/status_codec.h"
+#include "cc/rendezvous/remote_rendezvous.h"
+#include "cc/star/client.h"
+#include "cc/worker/remote_worker.h"
+#include "tensorflow/core/common_runtime/step_stats_collector.h"
+#include "tensorflow/core/distributed_runtime/worker_cache.h"
+#include "tensorflow/core/distributed_runtime/worker_session.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/framework/kernel_def_builder.h"
+#include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_def_builder.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/step_stats.pb.h"
+
+namespace starwire {
+
+const char kStarCallOp[] = "StarwireCall";
+
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+
+class StarCallKernel : public AsyncOpKernel {
+ public:
+  explicit StarCallKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    int64_t incarnation = 0, number = 0;
+    OP_REQUIRES_OK(context, context->GetAttr("plan", &callee_.plan));
+    OP_REQUIRES_OK(context, context->GetAttr("task", &callee_.task));
+    OP_REQUIRES_OK(context, context->GetAttr("incarnation", &incarnation));
+    OP_REQUIRES_OK(context, context->GetAttr("number", &number));
+    OP_REQUIRES_OK(context, context->GetAttr("feeds", &feeds_));
+    OP_REQUIRES_OK(context, context->GetAttr("keeps", &keeps_));
+    OP_REQUIRES_OK(context, context->GetAttr("returns", &returns_));
+    OP_REQUIRES_OK(context, context->GetAttr("last", &callee_.last));
+    int inputs = 0, outputs = 0;
+    for (int32_t slot : feeds_) inputs += slot < 0 ? 1 : 0;
+    bool agree = keeps_.size() == returns_.size();
+    for (int32_t output : returns_) agree = agree && output < num_outputs();
+    for (int32_t output : returns_) outputs += output >= 0 ? 1 : 0;
+    OP_REQUIRES(context, agree && inputs == num_inputs() && outputs == num_outputs(),
+                MakeStatus(kInvalidArgument, "starwire: inconsistent attributes of " + name()));
+    callee_.name = name();
+    callee_.hash = PlanHashOf(AsBytes(callee_.plan));
+    callee_.incarnation = static_cast<uint64_t>(incarnation);
+    callee_.number = static_cast<uint16_t>(number);
+    uses_slots_ = callee_.last;
+    for (size_t fetch = 0; fetch < keeps_.size(); ++fetch) {
+      if (keeps_[fetch] < 0) continue;
+      StarKeep keep;
+      keep.fetch = static_cast<uint32_t>(fetch);
+      keep.slot = static_cast<uint32_t>(keeps_[fetch]);
+      if (returns_[fetch] >= 0) keep.flags = StarKeep::kAlsoReturned;
+      callee_.keeps.push_back(keep);
+      uses_slots_ = true;
+    }
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    StarClient::Where where;
+    OP_REQUIRES_OK_ASYNC(context, FindWay(context, &where), done);
+    std::vector<StarValue> feeds;
+    feeds.reserve(feeds_.size());
+    int input = 0;
+    for (int32_t slot : feeds_) {
+      feeds.push_back(slot < 0 ? StarValue(context->input(input++)) : StarValue::Slot(static_cast<uint32_t>(slot)));
+    }
+    auto finish = [this, context, done = std::move(done)](const Status& status, std::vector<StarValue> fetches,
+                                                          const std::string& stats) {
+      const Status outcome = status.ok() ? HandOut(context, std::move(fetches)) : status;
+      if (!outcome.ok()) context->SetStatus(outcome);
+      if (!stats.empty()) KeepStats(context, stats);
+      done();
+    };
+    StarClient::Start(&callee_, std::move(where), std::move(feeds), std::move(finish));
+  }
+
+ private:
+  // Several servers may be in this process: which one this is, the step's rendezvous knows.
+  Status FindWay(OpKernelContext* context, StarClient::Where* where) const {
+    auto* rendezvous = dynamic_cast<RemoteRendezvous*>(context->rendezvous());
+    tensorflow::WorkerSession* session = rendezvous == nullptr ? nullptr : rendezvous->worker_session();
+    if (session == nullptr) {
+      return MakeStatus(kFailedPrecondition,
+                        "starwire: " + name() + " can only run in a session of a star_server server");
+    }
+    const auto cache = session->GetSharedWorkerCache();
+    auto* worker = dynamic_cast<RemoteWorker*>(cache->GetOrCreateWorker(callee_.task));
+    if (worker == nullptr) {
+      return MakeStatus(kFailedPrecondition, "starwire: " + callee_.task + " cannot be called by " + name() +
+                                                 ": it is not a remote task reached over starwire");
+    }
+    if (!worker->status().ok()) return worker->status();
+    where->channel = worker->shared_channel();
+    where->session = session->session_name();
+    where->step_id = context->step_id();
+    if (uses_slots_) where->step = rendezvous->star_step();
+    where->allocator = context->device()->GetAllocator(tensorflow::AllocatorAttributes());
+    where->cancellation = context->cancellation_manager();
+    where->trace = context->stats_collector() != nullptr;
+    return OkStatus();
+  }
+
+  Status HandOut(OpKernelContext* context, std::vector<StarValue> fetches) const {
+    if (fetches.size() != returns_.size()) {
+      return MakeStatus(kInternal, "starwire: " + callee_.task + " returned " + std::to_string(fetches.size()) +
+                                       " values for " + name() + ", expected " + std::to_string(returns_.size()));
+    }
+    for (size_t i = 0; i < fetches.size(); ++i) {
+      const int output = returns_[i];
+      if (output < 0) continue;
+      const tensorflow::Tensor& tensor = fetches[i].tensor;
+      if (fetches[i].kind != StarValue::Kind::kTensor || tensor.dtype() != output_type(output)) {
+        return MakeStatus(kInternal, "starwire: " + callee_.task + " returned no " +
+                                         tensorflow::DataTypeString(output_type(output)) + " as value " +
+                                         std::to_string(i) + " of " + name());
+      }
+    }
+    for (size_t i = 0; i < fetches.size(); ++i) {
+      if (returns_[i] >= 0) context->set_output(returns_[i], std::move(fetches[i].tensor));
+    }
+    return OkStatus();
+  }
+
+  // What the server's kernels took goes where this worker's do.
+  static void KeepStats(OpKernelContext* context, const std::string& bytes) {
+    auto* collector = dynamic_cast<tensorflow::StepStatsCollector*>(context->stats_collector());
+    tensorflow::StepStats stats;
+    if (collector == nullptr || !stats.ParseFromString(bytes)) return;
+    for (auto& device : *stats.mutable_dev_stats()) {
+      for (auto& node : *device.mutable_node_stats()) {
+        collector->Save(device.device(), new tensorflow::NodeExecStats(std::move(node)));
+      }
+    }
+  }
+
+  StarCallee callee_;
+  std::vector<int32_t> feeds_, keeps_, returns_;
+  bool uses_slots_ = false;
+};
+
+tensorflow::OpKernel* Create(OpKernelConstruction* context) { return new StarCallKernel(context); }
+
+}  // namespace
+
+void SetAttributes(const StarCallSpec& spec, tensorflow::NodeDef* def) {
+  tensorflow::AddNodeAttr("Tin", spec.inputs, def);
+  tensorflow::AddNodeAttr("Tout", spec.outputs, def);
+  tensorflow::AddNodeAttr("plan", spec.plan, def);
+  tensorflow::AddNodeAttr("task", spec.task, def);
+  tensorflow::AddNodeAttr("incarnation", static_cast<int64_t>(spec.incarnation), def);
+  tensorflow::AddNodeAttr("number", static_cast<int64_t>(spec.number), def);
+  tensorflow::AddNodeAttr("feeds", spec.feeds, def);
+  tensorflow::AddNodeAttr("keeps", spec.keeps, def);
+  tensorflow::AddNodeAttr("returns", spec.returns, def);
+  tensorflow::AddNodeAttr("last", spec.last, def);
+}
+
+void RegisterStarOps() {
+  tensorflow::OpRegistry::Global()->Register([](tensorflow::OpRegistrationData* data) {
+    return tensorflow::OpDefBuilder(kStarCallOp)
+        .Input("inputs: Tin")
+        .Output("outputs: Tout")
+        .Attr("Tin: list(type) >= 0")
+        .Attr("Tout: list(type) >= 0")
+        .Attr("plan: string")
+        .Attr("task: string")
+        .Attr("incarnation: int")
+        .Attr("number: int")
+        .Attr("feeds: list(int) = []")
+        .Attr("keeps: list(int) = []")
+        .Attr("returns: list(int) = []")
+        .Attr("last: bool = false")
+        .SetIsStateful()
+        // Or the executor would turn Unavailable into Internal, and no session would recover.
+        .SetIsDistributedCommunication()
+        .SetShapeFn(tensorflow::shape_inference::UnknownShape)
+        .Doc("A parameter server's part of a graph: takes its feeds there, and brings its fetches back.")
+        .Finalize(data);
+  });
+  const tensorflow::KernelDef* def = tensorflow::KernelDefBuilder(kStarCallOp).Device(tensorflow::DEVICE_CPU).Build();
+  // Its constructor is what registers.
+  tensorflow::kernel_factory::OpKernelRegistrar(def, "starwire::StarCallKernel", &Create);
+}
+
+}  // namespace starwire

@@ -1,0 +1,180 @@
+#include "cc/star/pass.h"
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "cc/base/status_codec.h"
+#include "cc/graph/description.h"
+#include "cc/graph/operations.h"
+#include "cc/graph/reference_reads.h"
+#include "cc/star/split.h"
+#include "include/starwire.h"
+#include "tensorflow/core/common_runtime/device.h"
+#include "tensorflow/core/common_runtime/optimization_registry.h"
+#include "tensorflow/core/framework/attr_value.pb.h"
+#include "tensorflow/core/framework/node_def.pb.h"
+#include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/logging.h"
+#include "tensorflow/core/public/session_options.h"
+#include "tensorflow/core/util/device_name_utils.h"
+
+namespace starwire {
+namespace {
+
+using tensorflow::DeviceNameUtils;
+using tensorflow::DeviceSet;
+using tensorflow::Graph;
+using tensorflow::Node;
+
+// Behind TensorFlow's own passes, before tensor_fuse, which then finds what is left with send and receive.
+constexpr int kPhase = 9000;
+
+struct PlanDeleter {
+  void operator()(sw_star_plan* plan) const { sw_star_plan_free(plan); }
+};
+using Plan = std::unique_ptr<sw_star_plan, PlanDeleter>;
+
+std::string TaskOf(const std::string& device) {
+  std::string task, local;
+  DeviceNameUtils::SplitDeviceName(device, &task, &local);
+  return task;
+}
+
+// By number of the description's tasks: 1 for servers.
+Status FindServers(const GraphDescription& description, const DeviceSet& devices, const std::string& own,
+                   std::vector<uint8_t>* servers) {
+  std::vector<std::string> names = description.tasks();
+  std::unordered_map<std::string, uint32_t> numbers;
+  for (const std::string& name : names) numbers.emplace(name, static_cast<uint32_t>(numbers.size()));
+  const auto add = [&](const std::string& name) {
+    if (!numbers.emplace(name, static_cast<uint32_t>(names.size())).second) return;
+    names.push_back(name);
+  };
+  add(own);
+  for (const tensorflow::Device* device : devices.devices()) add(TaskOf(device->name()));
+  std::vector<sw_star_task> tasks;
+  for (const std::string& name : names) tasks.push_back({AsBytes(name), 0});
+  for (uint32_t node = 0; node < description.num_nodes(); ++node) {
+    if (IsVariable(*description.node(node))) tasks[description.task_of(node)].holds_variables = 1;
+  }
+  servers->assign(tasks.size(), 0);
+  sw_error* error = nullptr;
+  const sw_code code = sw_star_servers(tasks.data(), tasks.size(), numbers.at(own), servers->data(), &error);
+  if (code != 0) return TakeError(code, error);
+  servers->resize(description.tasks().size());
+  return OkStatus();
+}
+
+bool CallsFunctions(const Node& node, const tensorflow::FunctionLibraryDefinition* library) {
+  if (HasFunctions(node.def())) return true;
+  return library != nullptr && library->Contains(node.type_string());
+}
+
+// A call runs on one device. What is in a function may be on any, and send and receive by itself.
+void LeaveWhatCallsCannot(const std::vector<uint8_t>& servers, const tensorflow::FunctionLibraryDefinition* library,
+                          GraphDescription* description) {
+  for (uint32_t number = 0; number < description->num_nodes(); ++number) {
+    const uint32_t task = description->task_of(number);
+    if (servers[task] == 0) continue;
+    const Node* node = description->node(number);
+    if (node->assigned_device_name() != description->task(task) + "/device:CPU:0" || CallsFunctions(*node, library)) {
+      description->LeaveAlone(number);
+    }
+  }
+}
+
+class StarPass : public tensorflow::GraphOptimizationPass {
+ public:
+  // Runs in the process of the session's master.
+  Status Run(const tensorflow::GraphOptimizationPassOptions& options) override {
+    if (options.graph == nullptr || *options.graph == nullptr || options.session_options == nullptr ||
+        options.device_set == nullptr || options.is_function_graph) {
+      return OkStatus();
+    }
+    const StarStyle style = StarStyleOf(options.session_options->config);
+    if (style == StarStyle::kNone) return OkStatus();
+    const uint64_t start = tensorflow::Env::Default()->NowMicros();
+    StarResult result;
+    bool touched = false;
+    const Status status =
+        StarGraph(options.graph->get(), *options.device_set, options.flib_def, style, &result, &touched);
+    const std::string prefix = std::string("starwire: ") + NameOf(style) + ": ";
+    if (!status.ok()) {
+      if (touched) return status;
+      LOG(WARNING) << prefix + "running a graph unchanged: " + StatusMessage(status);
+      return OkStatus();
+    }
+    if (result.summary.empty()) return OkStatus();
+    const uint64_t took = tensorflow::Env::Default()->NowMicros() - start;
+    LOG(INFO) << prefix + result.summary + " (planned in " + std::to_string(took / 1000) + " ms)";
+    return OkStatus();
+  }
+};
+
+}  // namespace
+
+Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::FunctionLibraryDefinition* library,
+                 StarStyle style, StarResult* result, bool* touched) {
+  *touched = false;
+  // Does no harm if nothing else comes of it.
+  Status status = PinReferenceReads(graph);
+  if (!status.ok()) return status;
+  GraphDescription description(*graph);
+  if (!description.crosses()) return OkStatus();
+  if (devices.client_device() == nullptr) {
+    return MakeStatus(kInternal, "starwire: the session has no client device");
+  }
+  const std::string own = TaskOf(devices.client_device()->name());
+  std::vector<uint8_t> servers;
+  status = FindServers(description, devices, own, &servers);
+  if (!status.ok()) return status;
+  LeaveWhatCallsCannot(servers, library, &description);
+  description.FindFeeds();
+  sw_error* error = nullptr;
+  uint64_t split_bytes = 0;
+  const sw_code read = sw_star_split_bytes(&split_bytes, &error);
+  if (read != 0) return TakeError(read, error);
+  if (split_bytes != 0) description.FindSizes();
+
+  const sw_plan_graph view = description.ForPlanner();
+  sw_star_options options = {};
+  options.struct_size = sizeof(options);
+  options.style = style == StarStyle::kLite ? SW_STAR_LITE : SW_STAR_ROBUST;
+  options.servers = servers.data();
+  options.n_tasks = servers.size();
+  options.split_bytes = split_bytes;
+  sw_star_plan* made = nullptr;
+  const sw_code code = sw_plan_star(&view, &options, &made, &error);
+  if (code != 0) return TakeError(code, error);
+  const Plan plan(made);
+  VLOG(1) << "starwire: " << NameOf(style) << ": " << AsString(sw_star_plan_text(made));
+  result->summary = AsString(sw_star_plan_summary(made));
+
+  StarSplit::Options how;
+  how.client_device = own + "/device:CPU:0";
+  how.incarnation_of = [&devices](const std::string& name, uint64_t* incarnation) {
+    const tensorflow::Device* device = devices.FindDeviceByName(name);
+    if (device == nullptr) return MakeStatus(kInternal, "starwire: the session has no device " + name);
+    *incarnation = device->attributes().incarnation();
+    return OkStatus();
+  };
+  StarSplit split(graph, description, made, std::move(how));
+  result->calls = split.num_calls();
+  if (split.num_calls() == 0) return OkStatus();
+  status = split.Prepare();
+  if (!status.ok()) return status;
+  *touched = true;
+  return split.Apply();
+}
+
+void RegisterStarPass() {
+  auto pass = std::make_unique<StarPass>();
+  pass->set_name("StarwireStarPass");
+  tensorflow::OptimizationPassRegistry::Global()->Register(tensorflow::OptimizationPassRegistry::POST_REWRITE_FOR_EXEC,
+                                                           kPhase, std::move(pass));
+}
+
+}  // namespace starwire

@@ -1,0 +1,224 @@
+// The first half of StarSplit: what each call takes along, brings back and runs.
+#include <algorithm>
+#include <limits>
+
+#include "cc/base/status_codec.h"
+#include "cc/star/split.h"
+#include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/lib/strings/proto_serialization.h"
+
+namespace starwire {
+
+using tensorflow::Edge;
+using tensorflow::GraphDef;
+using tensorflow::Node;
+using tensorflow::NodeDef;
+
+namespace {
+
+constexpr uint32_t kNoCall = std::numeric_limits<uint32_t>::max();
+
+tensorflow::DataType TypeOf(const Node& node, int output) { return tensorflow::BaseType(node.output_type(output)); }
+
+// What a plan does not need, and what only makes it longer.
+void Strip(NodeDef* def) {
+  def->clear_input();
+  def->clear_experimental_debug_info();
+  def->mutable_attr()->erase("_class");
+  def->mutable_attr()->erase("_output_shapes");
+}
+
+}  // namespace
+
+StarSplit::StarSplit(tensorflow::Graph* graph, const GraphDescription& description, const sw_star_plan* plan,
+                     Options options)
+    : graph_(graph), description_(description), options_(std::move(options)), in_edges_(description.num_nodes()) {
+  size_t n = 0;
+  places_ = sw_star_plan_places(plan, &n);
+  calls_of_ = sw_star_plan_calls_of(plan, &n);
+  ways_ = sw_star_plan_ways(plan, &n);
+  const uint32_t* kept = sw_star_plan_kept(plan, &n);
+  kept_.insert(kept, kept + n);
+  const sw_star_call* calls = sw_star_plan_calls(plan, &n);
+  calls_.resize(n);
+  for (size_t i = 0; i < n; ++i) {
+    Call* call = &calls_[i];
+    call->it = &calls[i];
+    call->nodes.insert(calls[i].nodes, calls[i].nodes + calls[i].n_nodes);
+    call->device = description.task(calls[i].task) + "/device:CPU:0";
+    call->spec.task = description.task(calls[i].task);
+    call->spec.number = static_cast<int>(i);
+  }
+  for (uint32_t node = 0; node < description.num_nodes(); ++node) numbers_[description.node(node)] = node;
+  for (uint32_t edge = 0; edge < description.num_edges(); ++edge) {
+    in_edges_[NumberOf(description.edge(edge)->dst())].push_back(edge);
+  }
+}
+
+Status StarSplit::Prepare() {
+  CollectFeeds();
+  CollectFetches();
+  for (Call& call : calls_) {
+    Status status = options_.incarnation_of(call.device, &call.spec.incarnation);
+    if (status.ok()) status = MakePlan(&call);
+    if (!status.ok()) return status;
+  }
+  return OkStatus();
+}
+
+StarSplit::Call* StarSplit::CallOf(uint32_t node) {
+  return calls_of_[node] == kNoCall ? nullptr : &calls_[calls_of_[node]];
+}
+
+// By name: the same for all workers, whose nodes may be numbered differently.
+void StarSplit::Number(std::vector<Output>* outputs, std::map<Output, size_t>* numbers) const {
+  std::sort(outputs->begin(), outputs->end(), [this](const Output& a, const Output& b) {
+    return std::tie(NameOf(a.first), a.second) < std::tie(NameOf(b.first), b.second);
+  });
+  outputs->erase(std::unique(outputs->begin(), outputs->end()), outputs->end());
+  for (size_t i = 0; i < outputs->size(); ++i) (*numbers)[(*outputs)[i]] = i;
+}
+
+void StarSplit::CollectFeeds() {
+  std::map<uint32_t, int32_t> next_slot;  // by task
+  for (Call& call : calls_) {
+    for (size_t i = 0; i < call.it->n_feeds; ++i) {
+      const sw_star_feed& feed = call.it->feeds[i];
+      const Output output(feed.src, feed.src_output);
+      call.feeds.push_back(output);
+      if (feed.way == SW_WAY_FEED) continue;
+      // What is not kept comes by way of the worker.
+      Call* source = CallOf(feed.src);
+      source->fetches.push_back(output);
+      if (feed.way != SW_WAY_SLOT) {
+        source->returned.insert(output);
+      } else if (slots_.count(output) == 0) {
+        slots_[output] = next_slot[source->it->task]++;
+      }
+    }
+    Number(&call.feeds, &call.feed_numbers);
+  }
+}
+
+void StarSplit::CollectFetches() {
+  for (Call& call : calls_) {
+    for (size_t i = 0; i < call.it->n_fetches; ++i) {
+      const Output output(call.it->fetches[i].src, call.it->fetches[i].src_output);
+      call.fetches.push_back(output);
+      call.returned.insert(output);
+    }
+    Number(&call.fetches, &call.fetch_numbers);
+    for (const Output& output : call.fetches) {
+      const auto slot = slots_.find(output);
+      call.spec.keeps.push_back(slot == slots_.end() ? -1 : slot->second);
+      const bool returned = call.returned.count(output) != 0;
+      call.spec.returns.push_back(returned ? static_cast<int32_t>(call.spec.outputs.size()) : -1);
+      if (returned) call.spec.outputs.push_back(TypeOf(*description_.node(output.first), output.second));
+    }
+  }
+  for (Call& call : calls_) {
+    for (const Output& output : call.feeds) {
+      const Call* source = CallOf(output.first);
+      const auto slot = slots_.find(output);
+      // A server's slots are its own.
+      const bool finds = slot != slots_.end() && source != nullptr && source->it->task == call.it->task;
+      call.spec.feeds.push_back(finds ? slot->second : -1);
+      if (!finds) call.spec.inputs.push_back(TypeOf(*description_.node(output.first), output.second));
+    }
+  }
+}
+
+Status StarSplit::MakePlan(Call* call) {
+  GraphDef plan;
+  *plan.mutable_versions() = graph_->versions();
+  std::vector<uint32_t> nodes(call->it->nodes, call->it->nodes + call->it->n_nodes);
+  nodes.insert(nodes.end(), call->it->copies, call->it->copies + call->it->n_copies);
+  std::sort(nodes.begin(), nodes.end(), [this](uint32_t a, uint32_t b) { return NameOf(a) < NameOf(b); });
+  for (size_t i = 0; i < call->feeds.size(); ++i) {
+    NodeDef* def = plan.add_node();
+    def->set_name(FeedName(i));
+    def->set_op("_Arg");
+    def->set_device(call->device);
+    const Output& output = call->feeds[i];
+    tensorflow::AddNodeAttr("T", TypeOf(*description_.node(output.first), output.second), def);
+    tensorflow::AddNodeAttr("index", static_cast<int64_t>(i), def);
+  }
+  for (uint32_t node : nodes) {
+    Status status = AddToPlan(*call, node, &plan);
+    if (!status.ok()) return status;
+  }
+  for (size_t i = 0; i < call->fetches.size(); ++i) {
+    const Output& output = call->fetches[i];
+    NodeDef* def = plan.add_node();
+    def->set_name("starwire_fetch_" + std::to_string(i));
+    def->set_op("_Retval");
+    def->set_device(call->device);
+    def->add_input(NameOf(output.first) + ":" + std::to_string(output.second));
+    tensorflow::AddNodeAttr("T", TypeOf(*description_.node(output.first), output.second), def);
+    tensorflow::AddNodeAttr("index", static_cast<int64_t>(i), def);
+  }
+  if (!tensorflow::SerializeToStringDeterministic(plan, &call->spec.plan)) {
+    return MakeStatus(kInternal,
+                      "starwire: the part of the graph for " + call->spec.task + ", with " +
+                          std::to_string(plan.node_size()) +
+                          " nodes, is too large to send (2 GB at most): turn large constants into variables");
+  }
+  return OkStatus();
+}
+
+Status StarSplit::AddToPlan(const Call& call, uint32_t number, GraphDef* plan) const {
+  const Node* node = description_.node(number);
+  NodeDef* def = plan->add_node();
+  *def = node->def();
+  Strip(def);
+  def->set_name(node->name());
+  def->set_device(call.device);
+  std::vector<std::string> data(node->num_inputs());
+  std::set<std::string> controls;
+  for (uint32_t at : in_edges_[number]) {
+    const Edge* edge = description_.edge(at);
+    const std::string input = InputOf(call, number, at);
+    if (input.empty()) continue;
+    if (edge->IsControlEdge()) {
+      controls.insert("^" + input);
+    } else {
+      data[edge->dst_input()] = input;
+    }
+  }
+  for (const std::string& input : data) {
+    if (input.empty()) {
+      return MakeStatus(kInternal,
+                        "starwire: bug: an input of " + node->name() + " is in no star call to " + call.spec.task);
+    }
+    def->add_input(input);
+  }
+  for (const std::string& input : controls) def->add_input(input);
+  return OkStatus();
+}
+
+// As a NodeDef names it; empty: nothing within the call.
+std::string StarSplit::InputOf(const Call& call, uint32_t node, uint32_t at) const {
+  const Edge* edge = description_.edge(at);
+  const uint32_t source = NumberOf(edge->src());
+  const auto output = [&](const std::string& name, int number) {
+    return edge->IsControlEdge() ? name : name + ":" + std::to_string(number);
+  };
+  // Copies have nothing but copies before them.
+  if (call.nodes.count(node) == 0) return output(NameOf(source), edge->src_output());
+  switch (ways_[at].way) {
+    case SW_WAY_INSIDE:
+    case SW_WAY_COPY:
+      return output(NameOf(source), edge->src_output());
+    case SW_WAY_COPY_OF:
+      return output(NameOf(ways_[at].root), 0);
+    case SW_WAY_FEED:
+    case SW_WAY_SLOT:
+    case SW_WAY_DIRECT:
+    case SW_WAY_RELAY:
+      return output(FeedName(call.feed_numbers.at({source, edge->src_output()})), 0);
+    default:
+      return std::string();
+  }
+}
+
+}  // namespace starwire

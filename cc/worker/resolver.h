@@ -1,0 +1,56 @@
+// Finds a task's data port by asking its gRPC port.
+#ifndef STARWIRE_CC_WORKER_RESOLVER_H_
+#define STARWIRE_CC_WORKER_RESOLVER_H_
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "cc/base/compat.h"
+#include "include/starwire.h"
+#include "tensorflow/core/distributed_runtime/worker_cache.h"
+
+namespace starwire {
+
+class Resolver : public std::enable_shared_from_this<Resolver> {
+ public:
+  // `protocol` is for the message to those who reach a server of another one.
+  explicit Resolver(std::string protocol);
+  ~Resolver();
+  Resolver(const Resolver&) = delete;
+  Resolver& operator=(const Resolver&) = delete;
+
+  // `stock` is a worker cache of TensorFlow's whose cluster has `task` at `address`. The last one registered is asked.
+  void Register(const std::string& task, const std::string& address,
+                std::shared_ptr<tensorflow::WorkerCacheInterface> stock);
+
+  // Answers sw_engine_resolved(engine, token, …) exactly once, from another thread, within kTimeoutMs and a bit. Does
+  // not block.
+  void Resolve(std::shared_ptr<sw_engine> engine, const std::string& task, const std::string& address, uint64_t token);
+
+  // Gives up on what is under way, waits for it, and forgets the worker caches.
+  void Shutdown();
+
+  static constexpr int64_t kTimeoutMs = 10000;
+
+ private:
+  struct Query;
+  void Ask(std::shared_ptr<Query> query);
+  void Answered(const std::shared_ptr<Query>& query, const Status& status);
+
+  const std::string protocol_;
+  std::mutex mu_;
+  std::condition_variable idle_;
+  bool shut_down_ = false;
+  // (task, address): sessions may give the same task different addresses (ClusterSpec propagation).
+  std::map<std::pair<std::string, std::string>, std::shared_ptr<tensorflow::WorkerCacheInterface>> caches_;
+  std::set<std::shared_ptr<Query>> queries_;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_WORKER_RESOLVER_H_

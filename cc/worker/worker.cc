@@ -1,0 +1,241 @@
+#include "cc/worker/worker.h"
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "cc/base/status_codec.h"
+#include "cc/partition/ops.h"
+#include "cc/partition/registration.h"
+#include "cc/star/graphs.h"
+#include "tensorflow/core/common_runtime/device.h"
+#include "tensorflow/core/distributed_runtime/message_wrappers.h"
+#include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
+#include "tensorflow/core/distributed_runtime/worker_env.h"
+#include "tensorflow/core/framework/rendezvous.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/platform/env.h"
+
+namespace starwire {
+
+using tensorflow::Rendezvous;
+using tensorflow::StatusCallback;
+using tensorflow::Tensor;
+
+namespace {
+
+constexpr char kOpen[] = "starwire{";
+constexpr char kClose = '}';
+
+// TensorFlow's worker remembers the ids of the last 100,000 RunGraph requests and refuses one that it has seen, because
+// gRPC may deliver a request twice. An id is the first random number of a fresh thread, whose generator is seeded with
+// 32 bits (TensorFlow 2.21): among so many ids two are soon equal, and a step in about 10^5 fails although all is well.
+// Neither the data port nor a call within a process delivers anything twice, so nothing has to be remembered. 0 says
+// so.
+constexpr int64_t kNoRequestId = 0;
+
+void FillResponse(const Tensor& tensor, bool is_dead, tensorflow::RecvTensorResponse* response) {
+  response->set_is_dead(is_dead);
+  response->set_send_start_micros(static_cast<int64_t>(tensorflow::Env::Default()->NowMicros()));
+  tensor.AsProtoTensorContent(response->mutable_tensor());
+}
+
+}  // namespace
+
+void AddAdvertisement(const std::string& advertisement, tensorflow::GetStatusResponse* response) {
+  if (advertisement.empty()) return;
+  for (auto& device : *response->mutable_device_attributes()) {
+    if (device.device_type() != "CPU") continue;
+    std::string* text = device.mutable_physical_device_desc();
+    if (!text->empty()) text->push_back(' ');
+    text->append(kOpen).append(advertisement).push_back(kClose);
+    return;
+  }
+}
+
+std::string FindAdvertisement(const tensorflow::GetStatusResponse& response) {
+  for (const auto& device : response.device_attributes()) {
+    const std::string& text = device.physical_device_desc();
+    const size_t open = text.find(kOpen);
+    if (open == std::string::npos) continue;
+    const size_t begin = open + sizeof(kOpen) - 1;
+    const size_t end = text.find(kClose, begin);
+    if (end != std::string::npos) return text.substr(begin, end - begin);
+  }
+  return std::string();
+}
+
+StarwireWorker::StarwireWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config)
+    : GrpcWorker(env, config) {}
+
+void StarwireWorker::SetAdvertisement(const std::string& advertisement) {
+  std::lock_guard<std::mutex> lock(mu_);
+  advertisement_ = advertisement;
+}
+
+void StarwireWorker::GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
+                                    tensorflow::GetStatusResponse* response, bool fail_fast, StatusCallback done) {
+  std::string advertisement;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    advertisement = advertisement_;
+  }
+  // Without a data port this server has yet to begin or is about to end. To answer would be to say that it is a stock
+  // one, which callers do not forgive.
+  if (advertisement.empty()) {
+    done(MakeStatus(kUnavailable, "the server is stopping"));
+    return;
+  }
+  GrpcWorker::GetStatusAsync(
+      opts, request, response, fail_fast,
+      [response, advertisement = std::move(advertisement), done = std::move(done)](const Status& status) {
+        if (status.ok()) AddAdvertisement(advertisement, response);
+        done(status);
+      });
+}
+
+void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
+                                   tensorflow::MutableRunGraphResponseWrapper* response, StatusCallback done) {
+  // What came over gRPC is not mutable, and keeps its id.
+  auto* in_process = dynamic_cast<tensorflow::MutableRunGraphRequestWrapper*>(request);
+  if (in_process != nullptr) in_process->set_request_id(kNoRequestId);
+  const bool shows_graphs = request->exec_opts().record_partition_graphs();
+  if (shows_graphs) {
+    done = [response, done = std::move(done)](const Status& status) {
+      AddCalledGraphs(response);
+      done(status);
+    };
+  }
+  if (runs_partitions_.load(std::memory_order_relaxed)) {
+    done = [response, shows_graphs, done = std::move(done)](const Status& status) {
+      for (size_t i = 0; shows_graphs && i < response->num_partition_graphs(); ++i) {
+        ShowPartition(response->mutable_partition_graph(i));
+      }
+      // Where a failed step is told: some masters want it in the response.
+      const Status told = response->status();
+      if (!told.ok()) response->set_status(WithoutPartition(told));
+      done(WithoutPartition(status));
+    };
+  }
+  GrpcWorker::RunGraphAsync(opts, request, response, std::move(done));
+}
+
+void StarwireWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request,
+                                        tensorflow::RegisterGraphResponse* response, StatusCallback done) {
+  if (const Status watches = CheckWatches(*request); !watches.ok()) {
+    done(watches);
+    return;
+  }
+  if (!runs_partitions_.load()) {
+    GrpcWorker::RegisterGraphAsync(request, response, std::move(done));
+    return;
+  }
+  const Registration registration(*request, env_->compute_pool->NumThreads());
+  GrpcWorker::RegisterGraphAsync(request, response,
+                                 [done = std::move(done)](const Status& status) { done(WithoutPartition(status)); });
+}
+
+void StarwireWorker::ServeRunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequest* request,
+                                        tensorflow::RunGraphResponse* response, StatusCallback done) {
+  request->set_request_id(kNoRequestId);
+  WorkerInterface::RunGraphAsync(opts, request, response, std::move(done));
+}
+
+void StarwireWorker::SetSessionObserver(std::weak_ptr<SessionObserver> observer) {
+  std::lock_guard<std::mutex> lock(mu_);
+  observer_ = std::move(observer);
+}
+
+std::shared_ptr<SessionObserver> StarwireWorker::Observer() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return observer_.lock();
+}
+
+void StarwireWorker::DeleteWorkerSessionAsync(tensorflow::CallOptions* opts,
+                                              const tensorflow::DeleteWorkerSessionRequest* request,
+                                              tensorflow::DeleteWorkerSessionResponse* response, StatusCallback done) {
+  if (const auto observer = Observer()) observer->SessionClosed(request->session_handle());
+  GrpcWorker::DeleteWorkerSessionAsync(opts, request, response, std::move(done));
+}
+
+void StarwireWorker::CleanupAllAsync(const tensorflow::CleanupAllRequest* request,
+                                     tensorflow::CleanupAllResponse* response, StatusCallback done) {
+  if (const auto observer = Observer()) observer->AllCleanedUp();
+  GrpcWorker::CleanupAllAsync(request, response, std::move(done));
+}
+
+void StarwireWorker::PlainGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
+                                         tensorflow::GetStatusResponse* response, StatusCallback done) {
+  GrpcWorker::GetStatusAsync(opts, request, response, /*fail_fast=*/true, std::move(done));
+}
+
+// As TensorFlow's Worker::AbortStep, without a thread for each: an error that has happened gets a second to arrive.
+void StarwireWorker::AbortSoon(int64_t step_id) {
+  constexpr auto kDelay = std::chrono::seconds(1);
+  tensorflow::RemoteRendezvous* rendezvous = TakeReference(env_->rendezvous_mgr->Find(step_id));
+  auto end = [rendezvous, step_id] {
+    rendezvous->StartAbort(MakeStatus(kAborted, "Step " + std::to_string(step_id)));
+    rendezvous->Unref();
+  };
+  if (const auto runner = errands()) {
+    runner->urgent.RunAfter(kDelay, std::move(end));
+  } else {
+    end();
+  }
+}
+
+std::shared_ptr<ServerErrands> StarwireWorker::errands() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return errands_;
+}
+
+void StarwireWorker::SetErrands(std::shared_ptr<ServerErrands> errands) {
+  std::lock_guard<std::mutex> lock(mu_);
+  errands_ = std::move(errands);
+}
+
+void StarwireWorker::RecvTensorProtoAsync(tensorflow::CallOptions* opts, const tensorflow::RecvTensorRequest* request,
+                                          tensorflow::RecvTensorResponse* response, StatusCallback done) {
+  Rendezvous::ParsedKey key;
+  tensorflow::Device* source = nullptr;
+  Status status = Rendezvous::ParseKey(request->rendezvous_key(), &key);
+  if (status.ok()) status = PrepareRecvTensor(key, &source);
+  if (!status.ok()) {
+    done(status);
+    return;
+  }
+  const int64_t step_id = request->step_id();
+  opts->SetCancelCallback([this, step_id] { AbortSoon(step_id); });
+  env_->rendezvous_mgr->RecvLocalAsync(
+      step_id, key,
+      [opts, response, source, done = std::move(done)](const Status& received, const Rendezvous::Args& send_args,
+                                                       const Rendezvous::Args&, const Tensor& tensor, bool is_dead) {
+        opts->ClearCancelCallback();
+        if (!received.ok()) {
+          done(received);
+          return;
+        }
+        const bool on_host = send_args.alloc_attrs.on_host() || source->device_type() == tensorflow::DEVICE_CPU;
+        if (on_host || is_dead || send_args.device_context == nullptr) {
+          FillResponse(tensor, is_dead, response);
+          done(OkStatus());
+          return;
+        }
+        tensorflow::AllocatorAttributes host;
+        host.set_on_host(true);
+        host.set_gpu_compatible(true);
+        auto copy = std::make_shared<Tensor>(source->GetAllocator(host), tensor.dtype(), tensor.shape());
+        auto original = std::make_shared<Tensor>(tensor);  // the source of the copy lives until the copy is made
+        auto* context = send_args.device_context;
+        context->Ref();
+        context->CopyDeviceTensorToCPU(original.get(), "RecvTensor", source, copy.get(),
+                                       [copy, original, context, response, done](const Status& copied) {
+                                         if (copied.ok()) FillResponse(*copy, /*is_dead=*/false, response);
+                                         context->Unref();
+                                         done(copied);
+                                       });
+      });
+}
+
+}  // namespace starwire
