@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 include $(FOLDER)/flags.mk
 OUT := $(FOLDER)/bench
-OBJECTS := $(filter %cc-executor-subgraph.o %cc-executor-subgraph_table.o %cc-executor-scratch.o,$(SHIM_OBJECTS))
+OBJECTS := $(filter %cc-base-guard.o %cc-executor-subgraph.o %cc-executor-subgraph_table.o %cc-executor-scratch.o,$(SHIM_OBJECTS))
 # Rounds per graph; milliseconds per round and executor.
 ROUNDS := $(or $(ROUNDS),11)
 MS := $(or $(MS),10)

@@ -4,9 +4,8 @@
 #ifndef STARWIRE_CC_BASE_GUARD_H_
 #define STARWIRE_CC_BASE_GUARD_H_
 
-#include <memory>
+#include <cstddef>
 #include <type_traits>
-#include <utility>
 
 #include "cc/base/compat.h"
 #include "include/starwire.h"
@@ -82,17 +81,6 @@ void DeleteOwner(void* owner) {
 template <typename T>
 void DeleteArray(void* owner) {
   delete[] static_cast<T*>(owner);
-}
-
-// Makes what takes the body of a request over. The body is given back if that cannot be made.
-template <typename T, typename... Args>
-std::shared_ptr<T> MakeOwnerOf(void* body, Args&&... args) {
-  try {
-    return std::make_shared<T>(std::forward<Args>(args)...);
-  } catch (...) {
-    sw_body_release(body);
-    throw;
-  }
 }
 
 }  // namespace starwire

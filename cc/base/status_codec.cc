@@ -51,11 +51,8 @@ void DecodeErrorDetails(sw_bytes details, Status* status) {
   }
 }
 
-Status TakeError(sw_code code, sw_error* error) {
-  Status status =
-      MakeStatus(code, error == nullptr ? "the transport gave no reason" : AsString(sw_error_message(error)));
-  if (error != nullptr) sw_error_free(error);
-  return status;
+Status StatusFromError(sw_code code, const ErrorHandle& error) {
+  return MakeStatus(code, error == nullptr ? "the transport gave no reason" : AsString(sw_error_message(error.get())));
 }
 
 Status StatusFromResult(const sw_result& result, const std::string& target) {

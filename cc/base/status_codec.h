@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cc/base/compat.h"
+#include "cc/base/handles.h"
 #include "include/starwire.h"
 
 namespace starwire {
@@ -17,8 +18,8 @@ std::string EncodeErrorDetails(const Status& status);
 // network and are an extra.
 void DecodeErrorDetails(sw_bytes details, Status* status);
 
-// The error that a function of the C ABI gave; frees it.
-Status TakeError(sw_code code, sw_error* error);
+// What a function of the C ABI failed with.
+Status StatusFromError(sw_code code, const ErrorHandle& error);
 // What a call came to. Errors that the transport itself raised name `target`.
 Status StatusFromResult(const sw_result& result, const std::string& target);
 // Answers a request with an error (or, if `status` is OK, with an empty reply).

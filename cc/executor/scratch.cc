@@ -458,7 +458,7 @@ sw_kernels SubgraphKernels() {
 
 void Subgraph::Run(Step* step) const {
   void* memory = nullptr;
-  sw_run* run = sw_run_begin(table_->plan, &memory);
+  sw_run* run = sw_run_begin(table_->plan.get(), &memory);
   if (run == nullptr) {
     step->OnDone(MakeStatus(kInternal, "starwire: bug: cannot start a run of a sub-graph"));
     return;

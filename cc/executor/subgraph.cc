@@ -25,6 +25,6 @@ size_t Subgraph::num_fetches() const { return table_->num_fetches; }
 
 bool Subgraph::is_async() const { return table_->num_asyncs != 0; }
 
-uint64_t Subgraph::CostNanos() const { return sw_exec_cost_ns(table_->plan); }
+uint64_t Subgraph::CostNanos() const { return sw_exec_cost_ns(table_->plan.get()); }
 
 }  // namespace starwire

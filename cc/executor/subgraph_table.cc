@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "cc/base/status_codec.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/types.h"
@@ -41,7 +42,7 @@ void SuitPeer(const tensorflow::DeviceNameUtils::ParsedName& own, const tensorfl
 SubgraphTable::~SubgraphTable() { Retire(); }
 
 void SubgraphTable::Retire() {
-  sw_exec_free(std::exchange(plan, nullptr));
+  plan.reset();
   for (tensorflow::OpKernel* kernel : kernels_) params.delete_kernel(kernel);
   kernels_.clear();
 }
@@ -64,14 +65,12 @@ Status SubgraphTable::Compile(const Graph& graph, int threads, std::string* unsu
   const sw_exec_spec spec = {sizeof(sw_exec_spec), plan_nodes_.data(), plan_nodes_.size(),
                              plan_edges_.data(),   plan_edges_.size(), lanes};
   const sw_kernels kernels = SubgraphKernels();
-  sw_error* error = nullptr;
-  if (sw_exec_new(&spec, &kernels, this, &plan, &error) != 0) {
-    const sw_bytes message = sw_error_message(error);
-    unsupported->assign(reinterpret_cast<const char*>(message.data), message.len);
-    sw_error_free(error);
+  ErrorHandle error;
+  if (sw_exec_new(&spec, &kernels, this, Into(&plan), Into(&error)) != 0) {
+    *unsupported = AsString(sw_error_message(error.get()));
     return OkStatus();
   }
-  lists = sw_exec_lists(plan);
+  lists = sw_exec_lists(plan.get());
   return OkStatus();
 }
 

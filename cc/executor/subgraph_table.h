@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cc/base/compat.h"
+#include "cc/base/handles.h"
 #include "include/starwire.h"
 #include "tensorflow/core/common_runtime/local_executor_params.h"
 #include "tensorflow/core/framework/allocator.h"
@@ -68,7 +69,7 @@ class SubgraphTable : public tensorflow::core::RefCounted {
   size_t num_fetches = 0;
   uint32_t num_asyncs = 0;
   uint32_t lanes = 1;
-  sw_exec* plan = nullptr;
+  ExecHandle plan;
   const uint32_t* lists = nullptr;
 
   static constexpr uint32_t kNoSlot = UINT32_MAX;
@@ -86,7 +87,7 @@ class SubgraphTable : public tensorflow::core::RefCounted {
   std::vector<sw_exec_edge> plan_edges_;
 };
 
-// The callbacks of the plan (subgraph_run.cc).
+// The callbacks of the plan (scratch.cc).
 sw_kernels SubgraphKernels();
 
 }  // namespace starwire

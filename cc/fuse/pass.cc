@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
 #include "cc/fuse/ops.h"
 #include "cc/fuse/switch.h"
@@ -33,11 +34,6 @@ using tensorflow::NodeDef;
 
 // Behind TensorFlow's own passes, which replicate constants and lower functions.
 constexpr int kPhase = 10000;
-
-struct PlanDeleter {
-  void operator()(sw_fuse_plan* plan) const { sw_fuse_plan_free(plan); }
-};
-using Plan = std::unique_ptr<sw_fuse_plan, PlanDeleter>;
 
 // Kernels of one name may be kept and shared by all graphs of a session: no two nodes of ours have the same.
 std::string NewName(const char* what, size_t members) {
@@ -194,16 +190,15 @@ Status FuseGraph(Graph* graph, const tensorflow::DeviceSet* devices, const sw_fu
   description.FindSizes();
   description.FindFeeds();
   const sw_plan_graph view = description.ForPlanner();
-  sw_fuse_plan* made = nullptr;
-  sw_error* error = nullptr;
-  const sw_code code = sw_plan_fuse(&view, &limits, &made, &error);
-  if (code != 0) return TakeError(code, error);
-  const Plan plan(made);
-  VLOG(1) << "starwire: tensor_fuse: " << AsString(sw_fuse_plan_text(made));
-  result->crossings = sw_fuse_plan_crossings(made);
+  FusePlanHandle plan;
+  ErrorHandle error;
+  const sw_code code = sw_plan_fuse(&view, &limits, Into(&plan), Into(&error));
+  if (code != 0) return StatusFromError(code, error);
+  VLOG(1) << "starwire: tensor_fuse: " << AsString(sw_fuse_plan_text(plan.get()));
+  result->crossings = sw_fuse_plan_crossings(plan.get());
 
   size_t n = 0;
-  const sw_fuse_group* all = sw_fuse_plan_groups(made, &n);
+  const sw_fuse_group* all = sw_fuse_plan_groups(plan.get(), &n);
   std::vector<Group> groups;
   for (size_t i = 0; i < n; ++i) {
     groups.emplace_back(description, all[i]);

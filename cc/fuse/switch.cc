@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
 #include "google/protobuf/unknown_field_set.h"
 
@@ -65,13 +66,9 @@ Status ReadFuseSettings(const tensorflow::ConfigProto& config, const std::string
   settings->on = wish == FuseWish::kOn;
   if (wish == FuseWish::kOff) return OkStatus();
   uint32_t enabled = 0;
-  sw_error* error = nullptr;
-  const sw_code code = sw_fuse_settings(&enabled, &settings->limits, &error);
-  if (code != 0) {
-    const Status status = MakeStatus(code, AsString(sw_error_message(error)));
-    sw_error_free(error);
-    return status;
-  }
+  ErrorHandle error;
+  const sw_code code = sw_fuse_settings(&enabled, &settings->limits, Into(&error));
+  if (code != 0) return StatusFromError(code, error);
   if (wish == FuseWish::kUnsaid) settings->on = enabled != 0;
   return OkStatus();
 }

@@ -7,8 +7,7 @@
 
 #include "cc/base/guard.h"
 #include "cc/base/status_codec.h"
-#include "cc/rendezvous/remote_rendezvous.h"
-#include "cc/server/engine.h"
+#include "cc/rendezvous/rendezvous.h"
 #include "cc/tensor/codec.h"
 #include "tensorflow/core/common_runtime/copy_tensor.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -31,12 +30,12 @@ constexpr std::chrono::milliseconds kAbortDelay(1000);
 
 // Where the answer to one request goes.
 struct Answer {
-  std::shared_ptr<Engine> engine;
+  std::shared_ptr<sw_engine> engine;
   sw_ticket ticket;
   Device* source;
   Device* host;
 
-  void Refuse(const Status& status) const { ReplyError(engine->handle(), ticket, status); }
+  void Refuse(const Status& status) const { ReplyError(engine.get(), ticket, status); }
 
   // `tensor` is in memory of the host.
   void Send(const Tensor& tensor, bool is_dead) const {
@@ -46,8 +45,8 @@ struct Answer {
       Refuse(status);
       return;
     }
-    if (encoded.fused_tensors() != 0) sw_engine_count_fused(engine->handle(), encoded.fused_tensors());
-    sw_reply(engine->handle(), ticket, 0, encoded.meta(), encoded.payload());
+    if (encoded.fused_tensors() != 0) sw_engine_count_fused(engine.get(), encoded.fused_tensors());
+    sw_reply(engine.get(), ticket, 0, encoded.meta(), encoded.payload());
   }
 
   void SendFromDevice(const Rendezvous::Args& args, const Tensor& tensor, bool is_dead) const {
@@ -184,40 +183,44 @@ class RecvService::Step {
   RemoteRendezvous* rendezvous_ = nullptr;
 };
 
-RecvService::RecvService(tensorflow::WorkerEnv* env, std::weak_ptr<Engine> engine)
-    : env_(env), engine_(std::move(engine)), aborts_(std::make_shared<Aborts>()) {}
+RecvService::RecvService(tensorflow::WorkerEnv* env) : env_(env), aborts_(std::make_shared<Aborts>()) {}
 
 RecvService::~RecvService() = default;
+
+void RecvService::Start(const std::shared_ptr<sw_engine>& engine, std::shared_ptr<ServerErrands> errands) {
+  engine_ = engine;
+  errands_ = std::move(errands);
+}
 
 void* RecvService::KeyNew(sw_bytes prefix) { return Key::Parse(prefix, env_).release(); }
 
 void RecvService::KeyFree(void* key) { delete static_cast<Key*>(key); }
 
 void RecvService::OnRecv(const sw_recv_request* requests, size_t n) {
-  const std::shared_ptr<Engine> engine = engine_.lock();
+  const std::shared_ptr<sw_engine> engine = engine_.lock();
   if (engine == nullptr) return;
   Step step(env_->rendezvous_mgr);
   for (size_t i = 0; i < n; ++i) {
     Guard(
         "a request for a tensor", [&] { Serve(requests[i], engine, &step); },
-        [&](const Status& thrown) { ReplyError(engine->handle(), requests[i].ticket, thrown); });
+        [&](const Status& thrown) { ReplyError(engine.get(), requests[i].ticket, thrown); });
   }
 }
 
-void RecvService::Serve(const sw_recv_request& request, const std::shared_ptr<Engine>& engine, Step* step) {
+void RecvService::Serve(const sw_recv_request& request, const std::shared_ptr<sw_engine>& engine, Step* step) {
   const Key* key = static_cast<const Key*>(request.key);
   if (key == nullptr) {
-    ReplyError(engine->handle(), request.ticket, MakeStatus(kInvalidArgument, "a request without a rendezvous key"));
+    ReplyError(engine.get(), request.ticket, MakeStatus(kInvalidArgument, "a request without a rendezvous key"));
     return;
   }
   if (!key->valid().ok()) {
-    ReplyError(engine->handle(), request.ticket, key->valid());
+    ReplyError(engine.get(), request.ticket, key->valid());
     return;
   }
   RemoteRendezvous* rendezvous = step->Find(request.step_id);
   if (rendezvous == nullptr) {
     ReplyError(
-        engine->handle(), request.ticket,
+        engine.get(), request.ticket,
         MakeStatus(kInternal, "the rendezvous of step " + std::to_string(request.step_id) + " is not starwire's"));
     return;
   }
@@ -236,7 +239,7 @@ void RecvService::Serve(const sw_recv_request& request, const std::shared_ptr<En
 }
 
 void RecvService::OnCancel(sw_ticket, int64_t step_id, bool peer_gone) {
-  const std::shared_ptr<Engine> engine = engine_.lock();
+  const std::shared_ptr<sw_engine> engine = engine_.lock();
   if (engine == nullptr) return;
   {
     std::lock_guard<std::mutex> lock(aborts_->mu);
@@ -249,7 +252,7 @@ void RecvService::OnCancel(sw_ticket, int64_t step_id, bool peer_gone) {
                  << (say == LogBudget::Say::kLastLine ? " (repeats are suppressed for a minute)" : "");
   }
   tensorflow::RemoteRendezvous* rendezvous = TakeReference(env_->rendezvous_mgr->Find(step_id));
-  engine->errands()->urgent.RunAfter(kAbortDelay, [rendezvous, step_id, aborts = aborts_] {
+  errands_->urgent.RunAfter(kAbortDelay, [rendezvous, step_id, aborts = aborts_] {
     rendezvous->StartAbort(MakeStatus(kAborted, "Step " + std::to_string(step_id)));
     rendezvous->Unref();
     std::lock_guard<std::mutex> lock(aborts->mu);

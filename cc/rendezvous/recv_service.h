@@ -9,25 +9,28 @@
 #include <unordered_set>
 
 #include "cc/base/compat.h"
+#include "cc/base/errands.h"
 #include "cc/base/log_budget.h"
 #include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 
 namespace starwire {
 
-class Engine;  // cc/server/engine.h
-
 // The engine forwards the handlers of sw_handlers that have to do with the rendezvous to one of these. All of them run
 // on reactor threads. Requests that still wait for their tensor hold the engine and nothing of this object.
 class RecvService {
  public:
   // `env` must have its device_mgr and rendezvous_mgr by the time of the first request; the rendezvous_mgr must be a
-  // starwire::RendezvousMgr. `env` must live until Engine::Stop() has returned.
-  RecvService(tensorflow::WorkerEnv* env, std::weak_ptr<Engine> engine);
+  // starwire::RendezvousMgr. `env` must live until the engine was stopped.
+  explicit RecvService(tensorflow::WorkerEnv* env);
   ~RecvService();
   RecvService(const RecvService&) = delete;
   RecvService& operator=(const RecvService&) = delete;
 
+  // Answers go to this engine, which is not kept alive. Before any of the handlers.
+  void Start(const std::shared_ptr<sw_engine>& engine, std::shared_ptr<ServerErrands> errands);
+
+  // The handlers.
   void* KeyNew(sw_bytes prefix);
   void KeyFree(void* key);
   void OnRecv(const sw_recv_request* requests, size_t n);
@@ -44,10 +47,11 @@ class RecvService {
     std::unordered_set<int64_t> due;
   };
 
-  void Serve(const sw_recv_request& request, const std::shared_ptr<Engine>& engine, Step* step);
+  void Serve(const sw_recv_request& request, const std::shared_ptr<sw_engine>& engine, Step* step);
 
   tensorflow::WorkerEnv* const env_;
-  const std::weak_ptr<Engine> engine_;
+  std::weak_ptr<sw_engine> engine_;
+  std::shared_ptr<ServerErrands> errands_;
   const std::shared_ptr<Aborts> aborts_;
   LogBudget abort_lines_;
 };

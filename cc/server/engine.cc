@@ -96,15 +96,9 @@ struct Engine::Handlers {
   }
 };
 
-Channel::Channel(std::shared_ptr<Engine> engine, sw_channel* handle) : engine_(std::move(engine)), handle_(handle) {}
-
-Channel::~Channel() { sw_channel_release(handle_); }
-
 Engine::Engine() = default;
 
-Engine::~Engine() {
-  if (sw_engine* handle = handle_.load(std::memory_order_acquire)) sw_engine_free(handle);
-}
+Engine::~Engine() = default;
 
 sw_engine* Engine::handle() const { return handle_.load(std::memory_order_acquire); }
 
@@ -156,14 +150,15 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
 
   compute_pool_ = services.compute_pool;
   services_ = std::move(services);
-  sw_engine* handle = nullptr;
-  sw_error* error = nullptr;
-  const sw_code code = sw_engine_new(&options, &handlers, this, &handle, &error);
+  ErrorHandle error;
+  const sw_code code = sw_engine_new(&options, &handlers, this, Into(&owned_), Into(&error));
   if (code != 0) {
     services_ = Services();
-    return TakeError(code, error);
+    return StatusFromError(code, error);
   }
+  sw_engine* handle = owned_.get();
   handle_.store(handle, std::memory_order_release);
+  services_.recv->Start(shared_handle(), errands_);
   services_.worker->Start(shared_handle(), errands_);
   const Status star = services_.star->Start(shared_handle(), task_, errands_);
   if (!star.ok()) return star;
@@ -201,11 +196,11 @@ Status Engine::OpenChannel(const std::string& task, const std::string& grpc_addr
   sw_engine* handle = this->handle();
   if (handle == nullptr)
     return MakeStatus(kFailedPrecondition, "starwire: the server of this session has not started its data port");
-  sw_channel* channel = nullptr;
-  sw_error* error = nullptr;
-  const sw_code code = sw_channel_open(handle, AsBytes(task), AsBytes(grpc_address), &channel, &error);
-  if (code != 0) return TakeError(code, error);
-  *out = std::make_shared<Channel>(shared_from_this(), channel);
+  ChannelHandle channel;
+  ErrorHandle error;
+  const sw_code code = sw_channel_open(handle, AsBytes(task), AsBytes(grpc_address), Into(&channel), Into(&error));
+  if (code != 0) return StatusFromError(code, error);
+  *out = std::make_shared<Channel>(shared_handle(), std::move(channel));
   return OkStatus();
 }
 

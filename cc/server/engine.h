@@ -6,41 +6,25 @@
 #include <memory>
 #include <string>
 
+#include "cc/base/channel.h"
 #include "cc/base/compat.h"
 #include "cc/base/errands.h"
+#include "cc/base/handles.h"
 #include "include/starwire.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 #include "tensorflow/core/protobuf/tensorflow_server.pb.h"
 
 namespace starwire {
 
-class Engine;
 class RecvService;    // cc/rendezvous/recv_service.h
 class Resolver;       // cc/worker/resolver.h
 class StarService;    // cc/star/service.h
 class WorkerService;  // cc/worker/worker_service.h
 
-// A counted reference to the way to one task. The engine's memory lives at least as long as its last channel, so a
-// channel that TensorFlow keeps longer than the server stays harmless: calls on it fail, they do not crash.
-class Channel {
- public:
-  Channel(std::shared_ptr<Engine> engine, sw_channel* handle);
-  ~Channel();
-  Channel(const Channel&) = delete;
-  Channel& operator=(const Channel&) = delete;
-
-  sw_channel* handle() const { return handle_; }
-  Engine* engine() const { return engine_.get(); }
-
- private:
-  const std::shared_ptr<Engine> engine_;
-  sw_channel* const handle_;
-};
-
 // Made in two steps because both sides need each other: construct, give it to the services, then Start() with the
 // services. Whatever answers requests keeps a shared_ptr<Engine>: an answer after Stop() is dropped by the transport,
 // an answer after destruction would be a crash.
-class Engine : public std::enable_shared_from_this<Engine> {
+class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine> {
  public:
   struct Services {
     std::shared_ptr<RecvService> recv;
@@ -54,7 +38,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   };
 
   Engine();
-  ~Engine();
+  ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -74,12 +58,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Whether partitions of this server's graphs are for the lock-free executor. After Start().
   bool runs_partitions() const { return sw_engine_runs_partitions(handle()) != 0; }
 
-  Status OpenChannel(const std::string& task, const std::string& grpc_address, std::shared_ptr<Channel>* out);
+  Status OpenChannel(const std::string& task, const std::string& grpc_address, std::shared_ptr<Channel>* out) override;
 
  private:
   struct Handlers;  // the C functions of sw_handlers
 
-  std::atomic<sw_engine*> handle_{nullptr};
+  std::atomic<sw_engine*> handle_{nullptr};  // owned_, once it is there for all threads
   std::atomic<bool> ready_{false};
   std::atomic<bool> stopped_{false};
   Services services_;
@@ -87,6 +71,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const std::shared_ptr<ServerErrands> errands_ = std::make_shared<ServerErrands>();
   std::string task_;
   std::string advertisement_;
+  EngineHandle owned_;  // last: its threads end before what they use goes
 };
 
 }  // namespace starwire

@@ -10,13 +10,15 @@
 #include "cc/fuse/ops.h"
 #include "cc/fuse/pass.h"
 #include "cc/fuse/switch.h"
+#include "cc/partition/graphs.h"
 #include "cc/partition/ops.h"
 #include "cc/partition/pass.h"
 #include "cc/rendezvous/recv_service.h"
-#include "cc/rendezvous/rendezvous_mgr.h"
+#include "cc/rendezvous/rendezvous.h"
 #include "cc/server/arena_devices.h"
 #include "cc/server/grpc_shutdown.h"
 #include "cc/server/local_masters.h"
+#include "cc/star/graphs.h"
 #include "cc/star/ops.h"
 #include "cc/star/pass.h"
 #include "cc/star/service.h"
@@ -133,7 +135,8 @@ StarwireServer::StarwireServer(std::string protocol, const ServerDef& def)
       protocol_(std::move(protocol)),
       engine_(std::make_shared<Engine>()),
       resolver_(std::make_shared<Resolver>(protocol_)),
-      caches_(std::make_shared<WorkerCaches>()) {}
+      caches_(std::make_shared<WorkerCaches>()),
+      partitions_(std::make_shared<PartitionGraphs>()) {}
 
 Status StarwireServer::Create(const std::string& protocol, const ServerDef& def,
                               const tensorflow::ServerFactory::Options& options,
@@ -169,7 +172,9 @@ Status StarwireServer::Init(GrpcServerOptions options) {
     return new RendezvousMgr(env);
   };
   options.worker_func = [this](tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config) {
-    auto worker = std::make_unique<StarwireWorker>(env, config);
+    // Calls are found in partitions as they are shown.
+    const GraphFeatures features = {partitions_, std::make_shared<StarGraphs>()};
+    auto worker = std::make_unique<StarwireWorker>(env, config, features);
     worker_ = worker.get();
     return std::unique_ptr<tensorflow::GrpcWorker>(std::move(worker));
   };
@@ -201,7 +206,7 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   }
 
   Engine::Services services;
-  services.recv = std::make_shared<RecvService>(worker_env(), engine_);
+  services.recv = std::make_shared<RecvService>(worker_env());
   services.worker = std::make_shared<WorkerService>(worker_, worker_env());
   services.star = std::make_shared<StarService>(worker_env());
   const std::weak_ptr<SessionObserver> observer = services.star;
@@ -214,7 +219,7 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   if (!status.ok()) return status;
   worker_->SetSessionObserver(observer);
   worker_->SetErrands(engine_->errands());
-  worker_->RunPartitions(engine_->runs_partitions());
+  partitions_->Use(engine_->runs_partitions());
   worker_->SetAdvertisement(engine_->advertisement());
   return OkStatus();
 }

@@ -15,6 +15,7 @@
 
 namespace starwire {
 
+class PartitionGraphs;
 class WorkerCaches;
 
 // Makes TensorFlow know our protocols and operations. Calling it again does nothing.
@@ -63,6 +64,7 @@ class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<Resolver> resolver_;
   const std::shared_ptr<WorkerCaches> caches_;
+  const std::shared_ptr<PartitionGraphs> partitions_;
   StarwireWorker* worker_ = nullptr;                 // GrpcServer's
   tensorflow::MasterEnv* own_master_env_ = nullptr;  // never freed: see local_masters.h
   bool initialised_ = false;

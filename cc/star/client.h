@@ -10,8 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "cc/base/channel.h"
 #include "cc/base/compat.h"
-#include "cc/server/engine.h"
+#include "cc/rendezvous/rendezvous.h"
 #include "cc/star/cargo.h"
 #include "cc/star/wire.h"
 #include "include/starwire.h"
@@ -22,10 +23,10 @@
 namespace starwire {
 
 // The servers on which a step has left values in slots. Belongs to the step, and frees them when the step is over.
-class StarStep {
+class StarStep : public StepState {
  public:
   explicit StarStep(int64_t step_id) : step_id_(step_id) {}
-  ~StarStep();
+  ~StarStep() override;
   StarStep(const StarStep&) = delete;
   StarStep& operator=(const StarStep&) = delete;
 

@@ -29,7 +29,7 @@ bool IsWatched(const std::string& watched, const std::string& name) { return wat
 
 }  // namespace
 
-Status CheckWatches(const tensorflow::RegisterGraphRequest& request) {
+Status StarGraphs::Check(const tensorflow::RegisterGraphRequest& request) const {
   if (request.debug_options().debug_tensor_watch_opts_size() == 0) return OkStatus();
   for (const NodeDef& node : request.graph_def().node()) {
     GraphDef called;
@@ -48,7 +48,7 @@ Status CheckWatches(const tensorflow::RegisterGraphRequest& request) {
   return OkStatus();
 }
 
-void AddCalledGraphs(tensorflow::MutableRunGraphResponseWrapper* response) {
+void StarGraphs::ShowGraphs(tensorflow::MutableRunGraphResponseWrapper* response) const {
   std::vector<GraphDef> all;
   for (size_t i = 0; i < response->num_partition_graphs(); ++i) {
     for (const NodeDef& node : response->mutable_partition_graph(i)->node()) {

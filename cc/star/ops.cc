@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "cc/base/status_codec.h"
-#include "cc/rendezvous/remote_rendezvous.h"
+#include "cc/rendezvous/rendezvous.h"
 #include "cc/star/client.h"
 #include "cc/worker/remote_worker.h"
 #include "tensorflow/core/common_runtime/step_stats_collector.h"
@@ -102,7 +102,7 @@ class StarCallKernel : public AsyncOpKernel {
     where->channel = worker->shared_channel();
     where->session = session->session_name();
     where->step_id = context->step_id();
-    if (uses_slots_) where->step = rendezvous->star_step();
+    if (uses_slots_) where->step = rendezvous->State<StarStep>();
     where->allocator = context->device()->GetAllocator(tensorflow::AllocatorAttributes());
     where->cancellation = context->cancellation_manager();
     where->trace = context->stats_collector() != nullptr;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
 #include "cc/graph/description.h"
 #include "cc/graph/operations.h"
@@ -32,11 +33,6 @@ using tensorflow::Node;
 // Behind TensorFlow's own passes, before tensor_fuse, which then finds what is left with send and receive.
 constexpr int kPhase = 9000;
 
-struct PlanDeleter {
-  void operator()(sw_star_plan* plan) const { sw_star_plan_free(plan); }
-};
-using Plan = std::unique_ptr<sw_star_plan, PlanDeleter>;
-
 std::string TaskOf(const std::string& device) {
   std::string task, local;
   DeviceNameUtils::SplitDeviceName(device, &task, &local);
@@ -61,9 +57,9 @@ Status FindServers(const GraphDescription& description, const DeviceSet& devices
     if (IsVariable(*description.node(node))) tasks[description.task_of(node)].holds_variables = 1;
   }
   servers->assign(tasks.size(), 0);
-  sw_error* error = nullptr;
-  const sw_code code = sw_star_servers(tasks.data(), tasks.size(), numbers.at(own), servers->data(), &error);
-  if (code != 0) return TakeError(code, error);
+  ErrorHandle error;
+  const sw_code code = sw_star_servers(tasks.data(), tasks.size(), numbers.at(own), servers->data(), Into(&error));
+  if (code != 0) return StatusFromError(code, error);
   servers->resize(description.tasks().size());
   return OkStatus();
 }
@@ -133,10 +129,10 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   if (!status.ok()) return status;
   LeaveWhatCallsCannot(servers, library, &description);
   description.FindFeeds();
-  sw_error* error = nullptr;
+  ErrorHandle error;
   uint64_t split_bytes = 0;
-  const sw_code read = sw_star_split_bytes(&split_bytes, &error);
-  if (read != 0) return TakeError(read, error);
+  const sw_code read = sw_star_split_bytes(&split_bytes, Into(&error));
+  if (read != 0) return StatusFromError(read, error);
   if (split_bytes != 0) description.FindSizes();
 
   const sw_plan_graph view = description.ForPlanner();
@@ -146,12 +142,11 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   options.servers = servers.data();
   options.n_tasks = servers.size();
   options.split_bytes = split_bytes;
-  sw_star_plan* made = nullptr;
-  const sw_code code = sw_plan_star(&view, &options, &made, &error);
-  if (code != 0) return TakeError(code, error);
-  const Plan plan(made);
-  VLOG(1) << "starwire: " << NameOf(style) << ": " << AsString(sw_star_plan_text(made));
-  result->summary = AsString(sw_star_plan_summary(made));
+  StarPlanHandle plan;
+  const sw_code code = sw_plan_star(&view, &options, Into(&plan), Into(&error));
+  if (code != 0) return StatusFromError(code, error);
+  VLOG(1) << "starwire: " << NameOf(style) << ": " << AsString(sw_star_plan_text(plan.get()));
+  result->summary = AsString(sw_star_plan_summary(plan.get()));
 
   StarSplit::Options how;
   how.client_device = own + "/device:CPU:0";
@@ -161,7 +156,7 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
     *incarnation = device->attributes().incarnation();
     return OkStatus();
   };
-  StarSplit split(graph, description, made, std::move(how));
+  StarSplit split(graph, description, plan.get(), std::move(how));
   result->calls = split.num_calls();
   if (split.num_calls() == 0) return OkStatus();
   status = split.Prepare();

@@ -33,8 +33,12 @@ uint32_t Micros(uint64_t ns) {
 
 }  // namespace
 
-StarRun::StarRun(std::shared_ptr<StarService> service, const sw_call_request& request)
-    : ticket(request.ticket), service_(std::move(service)), arrived_(Clock::now()), started_(arrived_) {
+StarRun::StarRun(std::shared_ptr<StarService> service, BodyHandle body, const sw_call_request& request)
+    : ticket(request.ticket),
+      service_(std::move(service)),
+      body_(std::move(body)),
+      arrived_(Clock::now()),
+      started_(arrived_) {
   service_->running_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -47,13 +51,13 @@ Status StarRun::Read(const sw_call_request& request) {
   size_t consumed = 0;
   Status status = DecodeStarCall(request.meta, &call_, &consumed);
   if (!status.ok()) {
-    sw_body_release(request.body);
+    body_.reset();
     return status;
   }
   session_ = AsString(call_.session);
   call_.session = {nullptr, 0};
   const sw_bytes table = {request.meta.data + consumed, request.meta.len - consumed};
-  status = cargo_.Adopt(table, request.parts, request.n_parts, request.body, sw_body_release);
+  status = cargo_.Adopt(table, request.parts, request.n_parts, body_.release(), sw_body_release);
   bytes_in_ = cargo_.bytes();
   return status;
 }
@@ -71,10 +75,10 @@ Status StarRun::TakeValues() {
 }
 
 Status StarRun::Begin() {
-  sw_error* error = nullptr;
+  ErrorHandle error;
   const sw_code code =
-      sw_star_call_begin(service_->tables_.get(), ticket.conn, call_.step_id, uses_slots_ ? 1 : 0, &error);
-  if (code != 0) return TakeError(code, error);
+      sw_star_call_begin(service_->tables_.get(), ticket.conn, call_.step_id, uses_slots_ ? 1 : 0, Into(&error));
+  if (code != 0) return StatusFromError(code, error);
   began_ = true;
   return OkStatus();
 }
@@ -181,10 +185,10 @@ Status StarRun::KeepFetches() {
     StarValue& value = values_[keep.fetch];
     if (value.kind != StarValue::Kind::kTensor) continue;
     auto* kept = new KeptValue(value.tensor);
-    sw_error* error = nullptr;
+    ErrorHandle error;
     const sw_code code = sw_star_slot_keep(service_->tables_.get(), ticket.conn, call_.step_id, keep.slot,
-                                           InTable(kept), value.tensor.TotalBytes(), &error);
-    if (code != 0) return TakeError(code, error);
+                                           InTable(kept), value.tensor.TotalBytes(), Into(&error));
+    if (code != 0) return StatusFromError(code, error);
     if ((keep.flags & StarKeep::kAlsoReturned) == 0) value = StarValue::Slot(keep.slot);
   }
   return OkStatus();

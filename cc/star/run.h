@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cc/base/compat.h"
+#include "cc/base/handles.h"
 #include "cc/executor/subgraph.h"
 #include "cc/star/cargo.h"
 #include "cc/star/plan.h"
@@ -28,10 +29,10 @@ class StarService;
 
 class StarRun : public Step, public std::enable_shared_from_this<StarRun> {
  public:
-  StarRun(std::shared_ptr<StarService> service, const sw_call_request& request);
+  StarRun(std::shared_ptr<StarService> service, BodyHandle body, const sw_call_request& request);
   ~StarRun() override;
 
-  // Takes the request's body over, and checks it.
+  // Checks the request, and finds the feeds in its body.
   Status Read(const sw_call_request& request);
   // Whether TakeValues() takes long.
   bool is_laborious() const { return cargo_.is_laborious(); }
@@ -71,6 +72,7 @@ class StarRun : public Step, public std::enable_shared_from_this<StarRun> {
   void End();
 
   const std::shared_ptr<StarService> service_;
+  BodyHandle body_;  // until Read()
   StarCall call_;
   std::string session_;
   CargoIn cargo_;

@@ -35,16 +35,15 @@ void Release(void* object) { StarObjectOf(object)->Unref(); }
 
 // A plan on its way into the table.
 struct StarService::Registration {
-  explicit Registration(const sw_call_request& request)
-      : ticket(request.ticket), parts(request.parts), n_parts(request.n_parts), body(request.body) {}
-  ~Registration() { sw_body_release(body); }
+  Registration(BodyHandle owned, const sw_call_request& request)
+      : ticket(request.ticket), parts(request.parts), n_parts(request.n_parts), body(std::move(owned)) {}
 
   sw_bytes plan() const { return {static_cast<const uint8_t*>(parts[0].data), parts[0].len}; }
 
   const sw_ticket ticket;
   const sw_part* const parts;
   const size_t n_parts;
-  void* const body;
+  const BodyHandle body;
   StarRegister head;  // its handle lies in the body
   // While it waits for somebody else's compilation.
   std::shared_ptr<Registration> self;
@@ -66,11 +65,9 @@ Status StarService::Start(std::shared_ptr<sw_engine> engine, const std::string& 
   objects.struct_size = sizeof(objects);
   objects.retain = Guarded<&Retain>;
   objects.release = Guarded<&Release>;
-  sw_error* error = nullptr;
-  sw_star* tables = nullptr;
-  const sw_code code = sw_star_new(engine_.get(), &objects, &tables, &error);
-  if (code != 0) return TakeError(code, error);
-  tables_.reset(tables);
+  ErrorHandle error;
+  const sw_code code = sw_star_new(engine_.get(), &objects, Into(&tables_), Into(&error));
+  if (code != 0) return StatusFromError(code, error);
   inline_ns_ = sw_star_inline_ns(tables_.get());
   return OkStatus();
 }
@@ -136,7 +133,7 @@ Status StarService::FindSession(const std::string& handle, std::shared_ptr<tenso
 // ---- calls ----
 
 void StarService::OnStarCall(const sw_call_request* request) {
-  auto run = MakeOwnerOf<StarRun>(request->body, shared_from_this(), *request);
+  auto run = std::make_shared<StarRun>(shared_from_this(), BodyHandle(request->body), *request);
   const Status status = Guard(
       "a star call", [&] { return run->Read(*request); }, [](const Status& thrown) { return thrown; });
   if (!status.ok()) {
@@ -236,17 +233,17 @@ void StarService::OnCancel(sw_ticket ticket) {
 }
 
 void StarService::OnEnd(const sw_call_request* request) {
+  const BodyHandle body(request->body);
   StarEnd end;
   const Status status = DecodeStarEnd(request->meta, &end);
   if (status.ok()) sw_star_step_end(tables_.get(), request->ticket.conn, end.step_id);
   ReplyError(engine_.get(), request->ticket, status);
-  sw_body_release(request->body);
 }
 
 // ---- registrations ----
 
 void StarService::OnRegister(const sw_call_request* request) {
-  auto registration = MakeOwnerOf<Registration>(request->body, *request);
+  auto registration = std::make_shared<Registration>(BodyHandle(request->body), *request);
   Status status = DecodeStarRegister(request->meta, &registration->head);
   if (status.ok()) status = CheckIncarnation(registration->head.incarnation);
   if (status.ok() && request->n_parts != 1) {
@@ -310,11 +307,11 @@ Status StarService::CompilePlan(const Registration& registration, std::shared_pt
   made.isolated = isolated ? 1 : 0;
   made.plan = plan == nullptr ? nullptr : InTable(plan);
   Outcome outcome = {this, status};
-  sw_error* error = nullptr;
+  ErrorHandle error;
   const sw_code code =
       sw_star_plan_compiled(tables_.get(), head.session, head.plan.data(), status.ok() ? &made : nullptr,
-                            Guarded<&StarService::Waited>, &outcome, &error);
-  return code == 0 ? status : TakeError(code, error);
+                            Guarded<&StarService::Waited>, &outcome, Into(&error));
+  return code == 0 ? status : StatusFromError(code, error);
 }
 
 void StarService::Waited(void* ctx, void* waiter) {

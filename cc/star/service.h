@@ -18,6 +18,7 @@
 
 #include "cc/base/compat.h"
 #include "cc/base/errands.h"
+#include "cc/base/handles.h"
 #include "cc/star/plan.h"
 #include "cc/star/wire.h"
 #include "cc/worker/hooks.h"
@@ -102,10 +103,7 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   tensorflow::WorkerEnv* const env_;
   std::shared_ptr<sw_engine> engine_;
   std::string task_;
-  struct FreeTables {
-    void operator()(sw_star* tables) const { sw_star_free(tables); }
-  };
-  std::unique_ptr<sw_star, FreeTables> tables_;
+  StarHandle tables_;
   std::shared_ptr<ServerErrands> errands_;
   std::mutex peers_mu_;
   std::unordered_map<uint64_t, std::string> peers_;  // by connection

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
 #include "tensorflow/core/platform/logging.h"
 
@@ -60,10 +61,9 @@ ArenaAllocator::ArenaAllocator(const sw_arena& arena, Allocator* base)
 
 ArenaAllocator* ArenaAllocator::ForProtocol(const std::string& protocol, Allocator* base) {
   sw_arena arena;
-  sw_error* error = nullptr;
-  if (sw_arena_reserve(AsBytes(protocol), &arena, &error) != 0) {
-    LOG(WARNING) << AsString(sw_error_message(error)) << "; memory is registered for each transfer";
-    sw_error_free(error);
+  ErrorHandle error;
+  if (sw_arena_reserve(AsBytes(protocol), &arena, Into(&error)) != 0) {
+    LOG(WARNING) << AsString(sw_error_message(error.get())) << "; memory is registered for each transfer";
   }
   if (arena.data == nullptr) return nullptr;
   static std::mutex mu;

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "cc/server/engine.h"
+#include "cc/base/channel.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_logger.h"
 #include "tensorflow/core/distributed_runtime/worker_interface.h"
 

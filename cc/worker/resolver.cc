@@ -7,7 +7,7 @@
 
 #include "cc/base/guard.h"
 #include "cc/base/status_codec.h"
-#include "cc/worker/worker.h"
+#include "cc/worker/advertisement.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/logging.h"

@@ -1,13 +1,12 @@
 #include "cc/worker/worker.h"
 
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
-#include "cc/base/status_codec.h"
-#include "cc/partition/ops.h"
-#include "cc/partition/registration.h"
-#include "cc/star/graphs.h"
+#include "cc/worker/advertisement.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
 #include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
@@ -25,9 +24,6 @@ using tensorflow::Tensor;
 
 namespace {
 
-constexpr char kOpen[] = "starwire{";
-constexpr char kClose = '}';
-
 // TensorFlow's worker remembers the ids of the last 100,000 RunGraph requests and refuses one that it has seen, because
 // gRPC may deliver a request twice. An id is the first random number of a fresh thread, whose generator is seeded with
 // 32 bits (TensorFlow 2.21): among so many ids two are soon equal, and a step in about 10^5 fails although all is well.
@@ -43,31 +39,9 @@ void FillResponse(const Tensor& tensor, bool is_dead, tensorflow::RecvTensorResp
 
 }  // namespace
 
-void AddAdvertisement(const std::string& advertisement, tensorflow::GetStatusResponse* response) {
-  if (advertisement.empty()) return;
-  for (auto& device : *response->mutable_device_attributes()) {
-    if (device.device_type() != "CPU") continue;
-    std::string* text = device.mutable_physical_device_desc();
-    if (!text->empty()) text->push_back(' ');
-    text->append(kOpen).append(advertisement).push_back(kClose);
-    return;
-  }
-}
-
-std::string FindAdvertisement(const tensorflow::GetStatusResponse& response) {
-  for (const auto& device : response.device_attributes()) {
-    const std::string& text = device.physical_device_desc();
-    const size_t open = text.find(kOpen);
-    if (open == std::string::npos) continue;
-    const size_t begin = open + sizeof(kOpen) - 1;
-    const size_t end = text.find(kClose, begin);
-    if (end != std::string::npos) return text.substr(begin, end - begin);
-  }
-  return std::string();
-}
-
-StarwireWorker::StarwireWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config)
-    : GrpcWorker(env, config) {}
+StarwireWorker::StarwireWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config,
+                               GraphFeatures features)
+    : GrpcWorker(env, config), features_(std::move(features)) {}
 
 void StarwireWorker::SetAdvertisement(const std::string& advertisement) {
   std::lock_guard<std::mutex> lock(mu_);
@@ -100,40 +74,44 @@ void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::Ru
   // What came over gRPC is not mutable, and keeps its id.
   auto* in_process = dynamic_cast<tensorflow::MutableRunGraphRequestWrapper*>(request);
   if (in_process != nullptr) in_process->set_request_id(kNoRequestId);
-  const bool shows_graphs = request->exec_opts().record_partition_graphs();
-  if (shows_graphs) {
-    done = [response, done = std::move(done)](const Status& status) {
-      AddCalledGraphs(response);
-      done(status);
-    };
-  }
-  if (runs_partitions_.load(std::memory_order_relaxed)) {
-    done = [response, shows_graphs, done = std::move(done)](const Status& status) {
-      for (size_t i = 0; shows_graphs && i < response->num_partition_graphs(); ++i) {
-        ShowPartition(response->mutable_partition_graph(i));
+  if (!features_.empty()) {
+    const bool shows_graphs = request->exec_opts().record_partition_graphs();
+    done = [this, response, shows_graphs, done = std::move(done)](const Status& status) {
+      for (const auto& feature : features_) {
+        if (shows_graphs) feature->ShowGraphs(response);
       }
       // Where a failed step is told: some masters want it in the response.
       const Status told = response->status();
-      if (!told.ok()) response->set_status(WithoutPartition(told));
-      done(WithoutPartition(status));
+      if (!told.ok()) response->set_status(Translate(told));
+      done(Translate(status));
     };
   }
   GrpcWorker::RunGraphAsync(opts, request, response, std::move(done));
 }
 
+Status StarwireWorker::Translate(Status status) const {
+  if (status.ok()) return status;
+  for (const auto& feature : features_) status = feature->Translate(status);
+  return status;
+}
+
 void StarwireWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request,
                                         tensorflow::RegisterGraphResponse* response, StatusCallback done) {
-  if (const Status watches = CheckWatches(*request); !watches.ok()) {
-    done(watches);
-    return;
+  for (const auto& feature : features_) {
+    if (const Status refused = feature->Check(*request); !refused.ok()) {
+      done(refused);
+      return;
+    }
   }
-  if (!runs_partitions_.load()) {
-    GrpcWorker::RegisterGraphAsync(request, response, std::move(done));
-    return;
+  const int threads = env_->compute_pool->NumThreads();
+  std::function<void()> work = [&] {
+    GrpcWorker::RegisterGraphAsync(request, response,
+                                   [this, done = std::move(done)](const Status& status) { done(Translate(status)); });
+  };
+  for (const auto& feature : features_) {
+    work = [&feature, request, threads, next = std::move(work)] { feature->Register(*request, threads, next); };
   }
-  const Registration registration(*request, env_->compute_pool->NumThreads());
-  GrpcWorker::RegisterGraphAsync(request, response,
-                                 [done = std::move(done)](const Status& status) { done(WithoutPartition(status)); });
+  work();
 }
 
 void StarwireWorker::ServeRunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequest* request,

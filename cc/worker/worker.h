@@ -1,11 +1,12 @@
-// How tasks find each other's data port without any file: the answer to TensorFlow's own gRPC GetStatus carries it.
+// TensorFlow's worker. It also advertises the data port, serves RecvTensor without gRPC, and calls the hooks of
+// features.
 #ifndef STARWIRE_CC_WORKER_WORKER_H_
 #define STARWIRE_CC_WORKER_WORKER_H_
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "cc/base/compat.h"
 #include "cc/base/errands.h"
@@ -15,17 +16,12 @@
 
 namespace starwire {
 
-// Adds `starwire{advertisement}` to the description of the first CPU device in the reply, where it disturbs nobody:
-// peers that run another protocol ignore it, and our own masters ask over the data port, whose replies stay as they
-// are.
-void AddAdvertisement(const std::string& advertisement, tensorflow::GetStatusResponse* response);
-// The advertisement in a reply; empty if there is none.
-std::string FindAdvertisement(const tensorflow::GetStatusResponse& response);
+// In the order in which an answer passes them.
+using GraphFeatures = std::vector<std::shared_ptr<const GraphFeature>>;
 
-// TensorFlow's worker, which advertises, and which can serve RecvTensor without gRPC.
 class StarwireWorker : public tensorflow::GrpcWorker {
  public:
-  StarwireWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config);
+  StarwireWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config, GraphFeatures features);
 
   // Empty: advertise nothing (no data port yet, or none any more).
   void SetAdvertisement(const std::string& advertisement);
@@ -34,7 +30,7 @@ class StarwireWorker : public tensorflow::GrpcWorker {
                       tensorflow::GetStatusResponse* response, bool fail_fast,
                       tensorflow::StatusCallback done) override;
 
-  // Requests of a master in this process, see kNoRequestId in advertise.cc.
+  // Requests of a master in this process, see kNoRequestId in worker.cc.
   void RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
                      tensorflow::MutableRunGraphResponseWrapper* response, tensorflow::StatusCallback done) override;
   // What the data port answers.
@@ -51,8 +47,6 @@ class StarwireWorker : public tensorflow::GrpcWorker {
   void SetErrands(std::shared_ptr<ServerErrands> errands);
   void SetSessionObserver(std::weak_ptr<SessionObserver> observer);
 
-  // Whether partitions of graphs that are registered from now on run on the lock-free executor, if they can.
-  void RunPartitions(bool on) { runs_partitions_.store(on); }
   void RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request, tensorflow::RegisterGraphResponse* response,
                           tensorflow::StatusCallback done) override;
 
@@ -65,11 +59,13 @@ class StarwireWorker : public tensorflow::GrpcWorker {
                             tensorflow::RecvTensorResponse* response, tensorflow::StatusCallback done);
 
  private:
+  // By all features.
+  Status Translate(Status status) const;
   std::shared_ptr<SessionObserver> Observer();
   std::shared_ptr<ServerErrands> errands();
   void AbortSoon(int64_t step_id);
 
-  std::atomic<bool> runs_partitions_{false};
+  const GraphFeatures features_;
   std::mutex mu_;
   std::weak_ptr<SessionObserver> observer_;
   std::shared_ptr<ServerErrands> errands_;

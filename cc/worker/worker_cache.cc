@@ -38,12 +38,12 @@ bool WorkerCaches::DropStock() {
 }
 
 WorkerCache::WorkerCache(std::unique_ptr<WorkerCacheInterface> stock, TaskAddresses addresses, std::string local_task,
-                         WorkerInterface* local_worker, std::shared_ptr<Engine> engine,
+                         WorkerInterface* local_worker, std::shared_ptr<ChannelOpener> channels,
                          std::shared_ptr<Resolver> resolver, std::shared_ptr<WorkerCaches> caches)
     : addresses_(std::move(addresses)),
       local_task_(std::move(local_task)),
       local_worker_(local_worker),
-      engine_(std::move(engine)),
+      channels_(std::move(channels)),
       resolver_(std::move(resolver)),
       caches_(std::move(caches)),
       stock_(std::move(stock)) {
@@ -108,7 +108,7 @@ WorkerInterface* WorkerCache::CreateWorker(const std::string& target) {
       opened = Stopped();
     } else {
       resolver_->Register(task, address->second, stock_);
-      opened = engine_->OpenChannel(task, address->second, &channel);
+      opened = channels_->OpenChannel(task, address->second, &channel);
     }
     worker = opened.ok() ? std::make_unique<RemoteWorker>(task, std::move(channel), &logger_)
                          : std::make_unique<RemoteWorker>(task, opened, &logger_);

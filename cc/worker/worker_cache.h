@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cc/base/channel.h"
 #include "cc/base/compat.h"
-#include "cc/server/engine.h"
 #include "cc/worker/remote_worker.h"
 #include "cc/worker/resolver.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
@@ -46,7 +46,7 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   // `stock` keeps serving eager execution and coordination. `local_worker` is the one for `local_task`, which is in
   // this process.
   WorkerCache(std::unique_ptr<tensorflow::WorkerCacheInterface> stock, TaskAddresses addresses, std::string local_task,
-              tensorflow::WorkerInterface* local_worker, std::shared_ptr<Engine> engine,
+              tensorflow::WorkerInterface* local_worker, std::shared_ptr<ChannelOpener> channels,
               std::shared_ptr<Resolver> resolver, std::shared_ptr<WorkerCaches> caches);
   ~WorkerCache() override;
 
@@ -82,7 +82,7 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   const TaskAddresses addresses_;
   const std::string local_task_;
   tensorflow::WorkerInterface* const local_worker_;  // the server's
-  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<ChannelOpener> channels_;
   const std::shared_ptr<Resolver> resolver_;
   const std::shared_ptr<WorkerCaches> caches_;
   tensorflow::WorkerCacheLogger logger_;

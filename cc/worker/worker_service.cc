@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cc/base/guard.h"
+#include "cc/base/handles.h"
 #include "cc/base/methods.h"
 #include "cc/base/status_codec.h"
 #include "cc/tensor/objects.h"
@@ -89,21 +90,16 @@ Status ParseBody(const sw_part* parts, size_t n_parts, uint32_t method, Request*
 
 // One call from its arrival to its answer.
 struct WorkerService::ServedCall {
-  explicit ServedCall(const sw_call_request& r)
-      : ticket(r.ticket), parts(r.parts), n_parts(r.n_parts), body(r.body), method(r.method) {}
-  virtual ~ServedCall() { ReleaseBody(); }
+  ServedCall(BodyHandle owned, const sw_call_request& r)
+      : ticket(r.ticket), parts(r.parts), n_parts(r.n_parts), body(std::move(owned)), method(r.method) {}
+  virtual ~ServedCall() = default;
   virtual Status Parse() = 0;
   virtual void SendResponse(sw_engine* engine) = 0;
-
-  void ReleaseBody() {
-    if (body != nullptr) sw_body_release(body);
-    body = nullptr;
-  }
 
   const sw_ticket ticket;
   const sw_part* parts;
   const size_t n_parts;
-  void* body;
+  BodyHandle body;
   const uint32_t method;
   tensorflow::CallOptions opts;
   std::atomic<bool> cancelled{false};
@@ -136,11 +132,11 @@ WorkerService::Shard& WorkerService::ShardOf(sw_ticket ticket) { return shards_[
 template <typename RequestProto, typename ResponseProto, typename Run>
 void WorkerService::Serve(const sw_call_request* request, Place place, Run run) {
   using Typed = TypedCall<RequestProto, ResponseProto>;
-  auto call = MakeOwnerOf<Typed>(request->body, *request);
+  auto call = std::make_shared<Typed>(BodyHandle(request->body), *request);
   running_.fetch_add(1, std::memory_order_relaxed);
   auto serve = [self = shared_from_this(), call, run] {
     const Status parsed = call->Parse();
-    call->ReleaseBody();
+    call->body.reset();
     if (!parsed.ok()) {
       self->Finish(call, self->leftovers_.Named(parsed, call->ticket.conn));
       return;
@@ -365,7 +361,7 @@ void WorkerService::OnCall(const sw_call_request* request) {
     case Method::kStarEnd:
       break;  // for StarService
   }
-  sw_body_release(request->body);
+  const BodyHandle body(request->body);
   ReplyError(engine_.get(), request->ticket,
              MakeStatus(kUnimplemented, "this server has no worker method " + std::to_string(request->method)));
 }

@@ -1,4 +1,6 @@
 // Two tasks in one process, each with TensorFlow's devices and sessions, exchange tensors over real connections.
+#include "cc/rendezvous/rendezvous.h"
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -8,8 +10,6 @@
 #include <thread>
 #include <vector>
 
-#include "cc/rendezvous/remote_rendezvous.h"
-#include "cc/rendezvous/rendezvous_mgr.h"
 #include "cc/worker/remote_worker.h"
 #include "tensorflow/core/distributed_runtime/graph_mgr.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_logger.h"
@@ -530,6 +530,31 @@ TEST_F(RendezvousTest, CleanUpFreesUnreceivedValues) {
   ps_->manager->Cleanup(240);
   EXPECT_TRUE(value.RefCountIsOne());
   from->Unref();
+}
+
+// Two features may each keep something for a step.
+template <int kFeature>
+struct Kept : StepState {
+  explicit Kept(int64_t step_id) : step(step_id) { ++alive; }
+  ~Kept() override { --alive; }
+  const int64_t step;
+  static inline int alive = 0;
+};
+
+TEST_F(RendezvousTest, StatesOfAStepGoWithIt) {
+  auto* step = worker_->Step(245);
+  auto* rendezvous = dynamic_cast<RemoteRendezvous*>(step);
+  ASSERT_NE(rendezvous, nullptr);
+  auto* one = rendezvous->State<Kept<1>>();
+  auto* two = rendezvous->State<Kept<2>>();
+  EXPECT_EQ(one->step, 245);
+  EXPECT_EQ(two->step, 245);
+  EXPECT_EQ(rendezvous->State<Kept<1>>(), one);
+  EXPECT_EQ(rendezvous->State<Kept<2>>(), two);
+  EXPECT_EQ(Kept<1>::alive + Kept<2>::alive, 2);
+  worker_->manager->Cleanup(245);
+  step->Unref();
+  EXPECT_EQ(Kept<1>::alive + Kept<2>::alive, 0);
 }
 
 TEST_F(RendezvousTest, ReceivesAfterTheCleanUpFail) {

@@ -130,7 +130,7 @@ class EngineTask {
  protected:
   void Start(const std::string& protocol, const Cluster& cluster) {
     Engine::Services services;
-    services.recv = std::make_shared<RecvService>(&env, engine);
+    services.recv = std::make_shared<RecvService>(&env);
     services.worker = std::make_shared<WorkerService>(nullptr, &env);
     services.star = star = std::make_shared<StarService>(&env);
     services.resolver = std::make_shared<Resolver>(protocol);

@@ -416,7 +416,7 @@ TEST_F(StarServiceTest, StatefulKernelsBelongToTheSession) {
 }
 
 TEST_F(StarServiceTest, PlansAreDroppedWhenTheWorkerClosesTheirSession) {
-  StarwireWorker worker(&ps_->env, tensorflow::ConfigProto());
+  StarwireWorker worker(&ps_->env, tensorflow::ConfigProto(), {});
   worker.SetSessionObserver(ps_->star);
   Plan plan;
   plan.Queue("queue");

@@ -1,4 +1,4 @@
-#include "cc/rendezvous/remote_rendezvous.h"
+#include "cc/rendezvous/rendezvous.h"
 
 #include <memory>
 #include <string>
@@ -15,16 +15,25 @@ using tensorflow::Tensor;
 
 namespace {
 
-// Of this thread.
-thread_local const RemoteRendezvous::CleanUp* clean_up = nullptr;
+// Exists while this thread cleans up the step.
+class CleanUp {
+ public:
+  explicit CleanUp(StepId step_id) : step_id_(step_id), outer_(current) { current = this; }
+  ~CleanUp() { current = outer_; }
+  CleanUp(const CleanUp&) = delete;
+  CleanUp& operator=(const CleanUp&) = delete;
+
+  static bool IsOf(StepId step_id) { return current != nullptr && current->step_id_ == step_id; }
+
+ private:
+  static thread_local const CleanUp* current;  // the innermost of this thread
+  const StepId step_id_;
+  const CleanUp* const outer_;
+};
+
+thread_local const CleanUp* CleanUp::current = nullptr;
 
 }  // namespace
-
-RemoteRendezvous::CleanUp::CleanUp(StepId step_id) : step_id_(step_id), outer_(clean_up) { clean_up = this; }
-
-RemoteRendezvous::CleanUp::~CleanUp() { clean_up = outer_; }
-
-bool RemoteRendezvous::CleanUp::IsOf(StepId step_id) { return clean_up != nullptr && clean_up->step_id_ == step_id; }
 
 RemoteRendezvous::RemoteRendezvous(const tensorflow::WorkerEnv* env, StepId step_id)
     : BaseRemoteRendezvous(env, step_id) {}
@@ -99,12 +108,6 @@ void RemoteRendezvous::PayAbort() {
   BaseRemoteRendezvous::StartAbort(MakeStatus(kAborted, "Cleanup " + std::to_string(step_id_)));
 }
 
-StarStep* RemoteRendezvous::star_step() {
-  std::lock_guard<std::mutex> lock(star_mu_);
-  if (star_step_ == nullptr) star_step_ = std::make_unique<StarStep>(step_id_);
-  return star_step_.get();
-}
-
 void RemoteRendezvous::RecvFromRemoteAsync(const Rendezvous::ParsedKey& key, const Rendezvous::Args& args,
                                            DoneCallback done) {
   RecvAsync(key, args, std::move(done));
@@ -127,6 +130,23 @@ void RemoteRendezvous::Fetch(const Route* route, const ParsedKey& key, const Ren
     waiting_.fetch_sub(1);
     call->Complete();
   });
+}
+
+RendezvousMgr::RendezvousMgr(const tensorflow::WorkerEnv* env) : BaseRendezvousMgr(env) {}
+
+void RendezvousMgr::RecvLocalAsync(StepId step_id, const Rendezvous::ParsedKey& key, Rendezvous::DoneCallback done) {
+  tensorflow::RemoteRendezvous* rendezvous = TakeReference(Find(step_id));
+  static_cast<RemoteRendezvous*>(rendezvous)->ServeAsync(key, std::move(done));
+  rendezvous->Unref();
+}
+
+void RendezvousMgr::Cleanup(StepId step_id) {
+  const CleanUp here(step_id);
+  BaseRendezvousMgr::Cleanup(step_id);
+}
+
+CreatedRendezvous RendezvousMgr::Create(StepId step_id, const tensorflow::WorkerEnv* env) {
+  return CreatedRendezvous(new RemoteRendezvous(env, step_id));
 }
 
 }  // namespace starwire

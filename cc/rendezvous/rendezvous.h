@@ -1,20 +1,27 @@
-// The rendezvous of one step: finds out which tensors come from other tasks and fetches those over starwire.
-#ifndef STARWIRE_CC_RENDEZVOUS_REMOTE_RENDEZVOUS_H_
-#define STARWIRE_CC_RENDEZVOUS_REMOTE_RENDEZVOUS_H_
+// The receiving side of the rendezvous: fetches tensors that other tasks produce over starwire.
+#ifndef STARWIRE_CC_RENDEZVOUS_RENDEZVOUS_H_
+#define STARWIRE_CC_RENDEZVOUS_RENDEZVOUS_H_
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "cc/base/compat.h"
 #include "cc/rendezvous/route.h"
-#include "cc/star/client.h"
 #include "tensorflow/core/distributed_runtime/base_rendezvous_mgr.h"
 
 namespace starwire {
 
+// What a feature keeps for a step.
+class StepState {
+ public:
+  virtual ~StepState() = default;
+};
+
+// The rendezvous of one step.
 class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
  public:
   RemoteRendezvous(const tensorflow::WorkerEnv* env, StepId step_id);
@@ -34,24 +41,21 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
   // waits is told. It then keeps every rendezvous that was aborted for ever. So the abort of a clean-up that nobody
   // would hear of is put off until somebody would.
   void StartAbort(const Status& status) override;
-  // Exists while this thread cleans up the step.
-  class CleanUp {
-   public:
-    explicit CleanUp(StepId step_id);
-    ~CleanUp();
-    CleanUp(const CleanUp&) = delete;
-    CleanUp& operator=(const CleanUp&) = delete;
-    static bool IsOf(StepId step_id);
-
-   private:
-    const StepId step_id_;
-    const CleanUp* const outer_;
-  };
 
   // Null before the step was set up.
   tensorflow::WorkerSession* worker_session() { return session(); }
-  // What star calls of this step have left on servers; freed with the step.
-  StarStep* star_step();
+  // The step's only T, a StepState that is made from the step's id when it is asked for first, and freed with the step.
+  template <typename T>
+  T* State() {
+    std::lock_guard<std::mutex> lock(states_mu_);
+    for (const auto& state : states_) {
+      if (auto* found = dynamic_cast<T*>(state.get())) return found;
+    }
+    auto made = std::make_unique<T>(step_id_);
+    T* state = made.get();
+    states_.push_back(std::move(made));
+    return state;
+  }
 
  protected:
   void RecvFromRemoteAsync(const tensorflow::Rendezvous::ParsedKey& key, const tensorflow::Rendezvous::Args& args,
@@ -92,10 +96,24 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
   // Grows at its head only, until the rendezvous goes: can be walked without a lock.
   std::atomic<Route*> routes_{nullptr};
   std::mutex routes_mu_;  // for adding
-  std::mutex star_mu_;
-  std::unique_ptr<StarStep> star_step_;  // guarded by star_mu_; stays once it is there
+  std::mutex states_mu_;
+  std::vector<std::unique_ptr<StepState>> states_;  // guarded by states_mu_
+};
+
+// Give it to GrpcServerOptions::rendezvous_mgr_func. Sources whose worker is not a RemoteWorker are refused with
+// FailedPrecondition.
+class RendezvousMgr : public tensorflow::BaseRendezvousMgr {
+ public:
+  explicit RendezvousMgr(const tensorflow::WorkerEnv* env);
+
+  void RecvLocalAsync(StepId step_id, const tensorflow::Rendezvous::ParsedKey& key,
+                      tensorflow::Rendezvous::DoneCallback done) override;
+  void Cleanup(StepId step_id) override;
+
+ protected:
+  CreatedRendezvous Create(StepId step_id, const tensorflow::WorkerEnv* env) override;
 };
 
 }  // namespace starwire
 
-#endif  // STARWIRE_CC_RENDEZVOUS_REMOTE_RENDEZVOUS_H_
+#endif  // STARWIRE_CC_RENDEZVOUS_RENDEZVOUS_H_

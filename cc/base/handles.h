@@ -1,0 +1,59 @@
+// Owners of the transport's objects, one for each type of include/starwire.h that has a function to free it. No code in
+// cc/ gets an `sw_string`.
+#ifndef STARWIRE_CC_BASE_HANDLES_H_
+#define STARWIRE_CC_BASE_HANDLES_H_
+
+#include <memory>
+
+#include "include/starwire.h"
+
+namespace starwire {
+
+struct FreeHandle {
+  void operator()(sw_channel* channel) const { sw_channel_release(channel); }
+  void operator()(sw_engine* engine) const { sw_engine_free(engine); }
+  void operator()(sw_error* error) const { sw_error_free(error); }
+  void operator()(sw_exec* plan) const { sw_exec_free(plan); }
+  void operator()(sw_fuse_plan* plan) const { sw_fuse_plan_free(plan); }
+  void operator()(sw_star* tables) const { sw_star_free(tables); }
+  void operator()(sw_star_plan* plan) const { sw_star_plan_free(plan); }
+};
+
+template <typename T>
+using Handle = std::unique_ptr<T, FreeHandle>;
+
+using ChannelHandle = Handle<sw_channel>;
+using EngineHandle = Handle<sw_engine>;
+using ErrorHandle = Handle<sw_error>;
+using ExecHandle = Handle<sw_exec>;
+using FusePlanHandle = Handle<sw_fuse_plan>;
+using StarHandle = Handle<sw_star>;
+using StarPlanHandle = Handle<sw_star_plan>;
+
+// The body of an sw_call_request.
+struct ReleaseBody {
+  void operator()(void* body) const { sw_body_release(body); }
+};
+using BodyHandle = std::unique_ptr<void, ReleaseBody>;
+
+// For functions of the ABI that return objects through pointers. The handle owns the object once the statement ends:
+//
+//   const sw_code code = sw_plan_fuse(&graph, &limits, Into(&plan), Into(&error));
+template <typename T>
+class Into {
+ public:
+  explicit Into(Handle<T>* handle) : handle_(handle) {}
+  ~Into() { handle_->reset(made_); }
+  Into(const Into&) = delete;
+  Into& operator=(const Into&) = delete;
+
+  operator T**() { return &made_; }
+
+ private:
+  Handle<T>* const handle_;
+  T* made_ = nullptr;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_BASE_HANDLES_H_
