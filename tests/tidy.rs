@@ -66,6 +66,68 @@ fn crates_depend_only_on_lower_crates() {
     assert_eq!(members + 1, CRATES.len(), "a new crate: which ones may it depend on?");
 }
 
+/// The folders of cc/, from the ground up, and those that each includes.
+const FOLDERS: [(&str, &[&str]); 10] = [
+    ("base", &[]),
+    ("tensor", &["base"]),
+    ("executor", &["base"]),
+    ("graph", &["base", "tensor"]),
+    ("worker", &["base", "tensor"]),
+    ("rendezvous", &["base", "tensor", "worker"]),
+    ("fuse", &["base", "graph", "tensor"]),
+    ("partition", &["base", "executor", "graph", "worker"]),
+    ("star", &["base", "executor", "graph", "rendezvous", "tensor", "worker"]),
+    ("server", &["base", "fuse", "partition", "rendezvous", "star", "tensor", "worker"]),
+];
+
+/// What `#include "…"` names, by line.
+fn includes(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .filter_map(|line| line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("include")?.split('"').nth(1))
+}
+
+#[test]
+fn folders_of_the_shim_include_only_what_is_below_them() {
+    let mut on_disk = Vec::new();
+    for entry in fs::read_dir(root().join("cc")).expect("cc/ is there") {
+        let path = entry.expect("cc/ can be listed").path();
+        assert!(path.is_dir(), "{}: files of cc/ are in its folders", path.display());
+        on_disk.push(path.file_name().expect("a name").to_string_lossy().into_owned());
+    }
+    on_disk.sort();
+    let mut listed = FOLDERS.map(|(folder, _)| folder);
+    listed.sort_unstable();
+    assert_eq!(on_disk, listed, "FOLDERS lists each folder of cc/");
+
+    let document = read("docs/architecture.md");
+    for (at, (folder, allowed)) in FOLDERS.iter().enumerate() {
+        let is_below = |name: &&str| FOLDERS[..at].iter().any(|(below, _)| below == name);
+        assert!(allowed.iter().all(is_below), "{folder} may only include what is listed above it");
+        let mut used = std::collections::BTreeSet::new();
+        for path in ["h", "cc"].iter().flat_map(|extension| files(&format!("cc/{folder}"), extension)) {
+            let text = fs::read_to_string(&path).expect("a source");
+            for include in includes(&text) {
+                let Some(rest) = include.strip_prefix("cc/") else {
+                    let folder = path.parent().expect("a folder");
+                    let is_ours = folder.join(include).exists() || root().join("cc").join(include).exists();
+                    assert!(!is_ours, "{}: {include} is named from the root: cc/…", path.display());
+                    continue;
+                };
+                let other = rest.split_once('/').map_or("", |(other, _)| other);
+                let may = other == *folder || allowed.contains(&other);
+                assert!(may, "{}: cc/{folder} may not include {include}: move it, or invert it", path.display());
+                used.insert(other.to_owned());
+            }
+        }
+        used.remove(*folder);
+        assert_eq!(used.iter().collect::<Vec<_>>(), *allowed, "cc/{folder} includes less than it may");
+        let names: Vec<String> = allowed.iter().map(|name| format!("`{name}`")).collect();
+        let row = document.lines().find(|line| line.starts_with(&format!("| `cc/{folder}/` |")));
+        let cell = row.and_then(|row| row.split('|').rev().nth(1)).map(str::trim);
+        assert_eq!(cell, Some(names.join(", ").as_str()), "docs/architecture.md, the row of cc/{folder}/");
+    }
+}
+
 /// Modules that are exempt from `deny(unsafe_code)`; the compiler enforces the rest.
 fn exempt() -> Vec<String> {
     let mut found = Vec::new();
