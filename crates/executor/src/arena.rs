@@ -7,7 +7,7 @@
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-use super::plan::Plan;
+use super::plan::{Plan, counted};
 use super::pool::Pool;
 use super::queue::{Lanes, Queue};
 use super::report::Report;
@@ -103,8 +103,7 @@ impl<K: Kernels> Arena<K> {
 }
 
 fn inputs(plan: &Plan, node: u32) -> u32 {
-    // A plan has fewer than `u32::MAX` inputs.
-    u32::try_from(plan.sources_of(node).len()).unwrap_or(u32::MAX)
+    counted(plan.sources_of(node).len())
 }
 
 /// A counted reference to the arena of a run. Dropping the last one returns the arena to the pool.
@@ -169,8 +168,8 @@ impl<K: Kernels> Drop for RunRef<K> {
     }
 }
 
-/// The current core, as far as known.
+/// The current core; 0 if the kernel does not tell.
 pub(super) fn core() -> usize {
     // SAFETY: takes no pointers and has no preconditions.
-    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+    unsafe { libc::sched_getcpu() }.max(0).unsigned_abs() as usize
 }

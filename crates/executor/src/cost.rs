@@ -32,6 +32,7 @@ impl Costs {
 
     pub fn note(&self, node: u32, took: u128) {
         let Some(cell) = self.ns.get(node as usize) else { return };
+        // Saturates after four seconds: it is expensive, however long it takes.
         let took = u32::try_from(took).unwrap_or(u32::MAX).max(1);
         let old = cell.load(Ordering::Relaxed);
         let new = match old {

@@ -3,7 +3,7 @@
 //! In a straight run the last reader of each value is known. In other runs it is known only for values with one reader;
 //! for the rest the run counts readers.
 
-use super::plan::{Compiled, Task, kind};
+use super::plan::{Compiled, Task, counted, kind};
 
 pub(super) struct Lives {
     pub ordered: Vec<Task>,
@@ -52,13 +52,11 @@ impl Lives {
     }
 
     fn task(&mut self, node: u32, unshared: &[u32], released: &[u32]) -> Task {
-        // Each list entry stands for an input; their number is bounded by the plan.
-        let length = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let task = Task {
             node,
-            first: length(self.lists.len()),
-            unshared: length(unshared.len()),
-            released: length(released.len()),
+            first: counted(self.lists.len()),
+            unshared: counted(unshared.len()),
+            released: counted(released.len()),
         };
         self.lists.extend_from_slice(unshared);
         self.lists.extend_from_slice(released);

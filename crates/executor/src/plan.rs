@@ -282,6 +282,12 @@ fn connect(nodes: &[Node], edges: &[Edge], compiled: &mut [Compiled]) -> Result<
     Ok((sources, readers))
 }
 
+/// The number of nodes, edges, slots or inputs. `Plan::new` has limited them to `MOST`; one that does not fit is a
+/// panic instead of a wrong number.
+pub(super) fn counted(count: usize) -> u32 {
+    u32::try_from(count).expect("Plan::new limits the size of a plan")
+}
+
 /// The edges, grouped by source.
 fn targets(edges: &[Edge], compiled: &mut [Compiled]) -> Vec<Target> {
     let mut sorted: Vec<&Edge> = edges.iter().collect();
@@ -289,8 +295,7 @@ fn targets(edges: &[Edge], compiled: &mut [Compiled]) -> Vec<Target> {
     let mut sorted = sorted.into_iter().peekable();
     let mut targets = Vec::with_capacity(edges.len());
     for (node, at) in (0u32..).zip(compiled) {
-        // There are at most `MOST` edges.
-        at.targets = u32::try_from(targets.len()).unwrap_or(u32::MAX);
+        at.targets = counted(targets.len());
         while let Some(edge) = sorted.next_if(|edge| edge.src == node) {
             targets.push(Target { dst: edge.dst, output: edge.output, input: edge.input });
         }

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::arena::{Arena, DEAD, NONE, RunRef, core};
 use super::cost::Costs;
-use super::plan::{CONTROL, Compiled, Plan, Target, Task, kind};
+use super::plan::{CONTROL, Compiled, Plan, Target, Task, counted, kind};
 use super::pool::Pool;
 use super::queue::{Lanes, MOST_LANES};
 use super::report::Report;
@@ -155,8 +155,7 @@ impl<K: Kernels> Run<K> {
             return self.straight(measured);
         }
         arena.measured.store(measured, Ordering::Relaxed);
-        // There are at most `MOST` nodes.
-        arena.remaining.store(u32::try_from(plan.nodes()).unwrap_or(u32::MAX), Ordering::Relaxed);
+        arena.remaining.store(counted(plan.nodes()), Ordering::Relaxed);
         if plan.nodes() == 0 {
             arena.shared.kernels.finished(&arena.scratch, false);
         } else if crew {

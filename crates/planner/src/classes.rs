@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::graph::Graph;
+use super::graph::{Graph, number};
 use super::predicates::Predicates;
 use super::schedule::Schedule;
 use super::sets::SetId;
@@ -25,8 +25,7 @@ impl Classes {
             let key = (graph.node(node).task, predicates.node(node), schedule.node(node).blockers);
             *known.entry(key).or_insert_with(|| {
                 keys.push(key);
-                // There are no more classes than nodes.
-                u32::try_from(keys.len() - 1).unwrap_or(u32::MAX)
+                number(keys.len() - 1)
             })
         };
         let of = graph.ids().map(class).collect();

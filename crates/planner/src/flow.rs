@@ -3,7 +3,7 @@
 //! The order ignores the edges out of each NextIteration and puts **all of a loop before its exits**: a value that
 //! leaves a loop can depend on everything inside it, through iterations that the plain edges do not show.
 
-use super::graph::{Graph, Kind, PlanError, index};
+use super::graph::{Graph, Kind, PlanError, index, number};
 
 /// A loop frame; 0 is outside all loops.
 pub type FrameId = u32;
@@ -69,7 +69,7 @@ impl Flow {
             let outputs = match graph.node(node).kind {
                 Kind::Enter => {
                     let name = graph.node(node).detail;
-                    let next = u32::try_from(self.frames.len()).unwrap_or(u32::MAX);
+                    let next = number(self.frames.len());
                     *entered.entry((frame, name)).or_insert_with(|| {
                         self.frames.push(Frame { parent: frame, name });
                         next

@@ -41,7 +41,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use super::flow::{Flow, FrameId, ROOT};
-use super::graph::{Class, Edge, Graph, Kind, Memory, PlanError, index};
+use super::graph::{Class, Edge, Graph, Kind, Memory, PlanError, index, number};
 use super::predicates::Predicates;
 use super::schedule::{Costs, Moment, Schedule};
 use super::sets::SetId;
@@ -155,11 +155,10 @@ pub fn plan(graph: &Graph, limits: &Limits) -> Result<FusePlan, PlanError> {
                     group.iter().for_each(|member| items[index(member.item)].fate = Fate::Alone(reason));
                     return;
                 };
-                // There are no more groups than items.
-                let number = u32::try_from(groups.len()).unwrap_or(u32::MAX);
+                let own = number(groups.len());
                 let mut numbers: Vec<u32> = group.iter().map(|member| member.item).collect();
                 numbers.sort_unstable();
-                numbers.iter().for_each(|item| items[index(*item)].fate = Fate::Grouped(number));
+                numbers.iter().for_each(|item| items[index(*item)].fate = Fate::Grouped(own));
                 groups.push(Group {
                     src_task: kin.src_task,
                     dst_task: kin.dst_task,

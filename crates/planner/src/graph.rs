@@ -213,8 +213,7 @@ impl<'a> Graph<'a> {
     }
 
     pub fn ids(&self) -> impl Iterator<Item = u32> + use<> {
-        // `new` has checked that they fit.
-        0..u32::try_from(self.nodes.len()).unwrap_or(u32::MAX)
+        0..number(self.nodes.len())
     }
 
     /// Begins and ends on different tasks.
@@ -240,6 +239,12 @@ impl fmt::Display for Described {
             None => write!(f, "node {}", self.node),
         }
     }
+}
+
+/// The number of a node, an edge, or something else of which there is at most one per node or edge. `Graph::new` has
+/// checked that these fit; one that does not is a panic, and planning fails, instead of a wrong number.
+pub(super) fn number(count: usize) -> u32 {
+    u32::try_from(count).expect("Graph::new limits nodes and edges")
 }
 
 /// A node or edge number as an index: u32 always fits.

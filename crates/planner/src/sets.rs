@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use super::graph::number;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SetId(u32);
 
@@ -87,7 +89,7 @@ impl<F: Copy + Ord + std::hash::Hash> Sets<F> {
             return *id;
         }
         // There are at most a few sets per node, and nodes fit into 31 bits.
-        let id = SetId(u32::try_from(self.known.len()).unwrap_or(u32::MAX));
+        let id = SetId(number(self.known.len()));
         let facts = facts.into_boxed_slice();
         self.known.push(facts.clone());
         self.ids.insert(facts, id);

@@ -89,7 +89,7 @@ pub fn involuntary_switches() -> u64 {
     // SAFETY: `usage` is a valid, writable rusage. The call cannot fail with these arguments; if it did, the count
     // would stay zero: no contention.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
-    u64::try_from(usage.ru_nivcsw).unwrap_or(0)
+    usage.ru_nivcsw.max(0).unsigned_abs()
 }
 
 #[cfg(test)]

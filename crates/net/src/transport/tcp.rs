@@ -83,7 +83,7 @@ pub fn socket(address: SocketAddr, options: &TcpOptions) -> Result<OwnedFd, Tran
 pub fn configure(fd: &OwnedFd, options: &TcpOptions) -> Result<(), TransportError> {
     set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, "TCP_NODELAY", 1)?;
     if let Some(timeout) = options.user_timeout {
-        let milliseconds = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        let milliseconds = timeout.as_millis() as u64;
         set(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, "TCP_USER_TIMEOUT", milliseconds)?;
     }
     if let Some(Keepalive { idle, interval, count }) = &options.keepalive {

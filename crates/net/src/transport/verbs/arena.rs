@@ -45,7 +45,7 @@ impl Arena {
         let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
         // SAFETY: as above.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        u64::try_from(pages).unwrap_or(0).saturating_mul(u64::try_from(page).unwrap_or(0))
+        pages.max(0).unsigned_abs().saturating_mul(page.max(0).unsigned_abs())
     }
 
     fn map(bytes: u64) -> Result<Arena, VerbsError> {

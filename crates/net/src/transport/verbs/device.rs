@@ -188,7 +188,7 @@ impl DeviceList {
                 _ => VerbsError::List(error),
             });
         }
-        Ok(Self { library, list, len: usize::try_from(len).unwrap_or(0) })
+        Ok(Self { library, list, len: len.max(0).unsigned_abs() as usize })
     }
 
     fn iter(&self) -> impl Iterator<Item = *mut ibv_device> {
@@ -295,7 +295,7 @@ impl Opened {
     }
 
     fn gids(&self, port: u8, attr: &ibv_port_attr) -> impl Iterator<Item = GidFacts> {
-        let rows = u32::try_from(attr.gid_tbl_len).unwrap_or(0).min(MAX_GIDS);
+        let rows = attr.gid_tbl_len.max(0).unsigned_abs().min(MAX_GIDS);
         (0..rows).filter_map(move |index| {
             let (gid, is_roce_v2) = self.gid(port, index)?;
             Some(GidFacts { index, gid: Ipv6Addr::from(gid), is_roce_v2 })

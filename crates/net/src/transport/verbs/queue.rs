@@ -161,10 +161,10 @@ impl QueuePair {
         let device = &channel.device;
         let library = device.library;
         let domain = Domain::new(device)?;
-        let most = u32::try_from(device.limits.max_qp_wr).unwrap_or(0).max(64);
+        let most = device.limits.max_qp_wr.max(64).unsigned_abs();
         let max_sends = config.queue_depth.min(most);
         let max_receives = receives.min(most);
-        let entries = i32::try_from(max_sends + max_receives + 1).unwrap_or(i32::MAX).min(device.limits.max_cqe.max(1));
+        let entries = (max_sends + max_receives + 1).min(device.limits.max_cqe.max(1).unsigned_abs()) as i32;
         // SAFETY: context and channel are alive; the key is never dereferenced.
         let cq = unsafe { (library.create_cq)(device.raw(), entries, key as *mut _, channel.raw.as_ptr(), 0) };
         let cq = not_null(cq).map_err(|source| VerbsError::lacks(&device.name, "completion queue", source))?;

@@ -69,21 +69,19 @@ pub struct Stream {
 impl Stream {
     /// With buffers posted, but not connected. `key` identifies it in the channel's events.
     pub fn new(channel: &Rc<CompletionChannel>, config: &Rc<VerbsConfig>, key: u64) -> Result<Self, VerbsError> {
-        let wanted = usize::try_from(config.buffer_bytes).unwrap_or(usize::MAX) / SLOT;
-        let wanted = wanted.clamp(4, 4000);
-        let receives = u32::try_from(wanted + RESERVE).unwrap_or(u32::MAX);
-        let pair = QueuePair::new(channel, config, receives, key)?;
-        let slots = usize::try_from(pair.max_receives).unwrap_or(0).saturating_sub(RESERVE).min(wanted);
+        let wanted = (config.buffer_bytes / SLOT as u64).clamp(4, 4000) as usize;
+        let pair = QueuePair::new(channel, config, (wanted + RESERVE) as u32, key)?;
+        let slots = (pair.max_receives as usize).saturating_sub(RESERVE).min(wanted);
         let incoming = Slots::new(&pair.domain, slots + RESERVE, SLOT)?;
         // A third of the queue for messages, the rest for READs.
-        let messages = slots.min(usize::try_from(pair.max_sends / 3).unwrap_or(0));
+        let messages = slots.min(pair.max_sends as usize / 3);
         let outgoing = Slots::new(&pair.domain, messages + RESERVE + SIGNAL_EACH as usize, SLOT)?;
         let bounce = Slots::new(&pair.domain, 1, BOUNCE)?;
         for slot in 0..incoming.count() {
             // SAFETY: the slot is in the region of the key and is not accessed until its completion.
             unsafe { pair.receive(RECEIVE | slot as u64, incoming.pointer(slot), SLOT as u32, incoming.key())? };
         }
-        let endpoint = pair.endpoint(u16::try_from(slots).unwrap_or(u16::MAX), SLOT as u32);
+        let endpoint = pair.endpoint(slots as u16, SLOT as u32);
         Ok(Stream {
             free: (0..outgoing.count()).collect(),
             registrations: Registrations::new(&pair.domain),
@@ -248,8 +246,7 @@ impl Stream {
             return Err(VerbsError::Completion { operation, status: done.status });
         }
         if done.id & RECEIVE != 0 {
-            let slot = usize::try_from(done.id & !RECEIVE).unwrap_or(usize::MAX);
-            return self.arrived(slot, done.bytes as usize);
+            return self.arrived((done.id & !RECEIVE) as usize, done.bytes as usize);
         }
         // It covers all requests before it.
         while let Some(&(id, slot)) = self.posted.front().filter(|(id, _)| *id <= done.id) {
@@ -417,12 +414,12 @@ impl Stream {
             while at < len && plan.len() < most {
                 let piece = (len - at).min(longest);
                 // SAFETY: inside the piece.
-                let to = unsafe { to.add(usize::try_from(at).unwrap_or(0)) };
-                plan.push((offer.addr + at, to, u32::try_from(piece).unwrap_or(u32::MAX), key, offer.rkey));
+                let to = unsafe { to.add(at as usize) };
+                plan.push((offer.addr + at, to, piece as u32, key, offer.rkey));
                 at += piece;
             }
             reading.leases.extend(lease);
-            let moved = usize::try_from(at).unwrap_or(0);
+            let moved = at as usize;
             reading.bytes += moved;
             offer.addr += at;
             offer.len -= at;
@@ -547,7 +544,7 @@ impl Stream {
                 op.offset = 0;
             }
         }
-        let bytes = u32::try_from(at - Head::LEN - usize::from(offers) * Offer::LEN).unwrap_or(0);
+        let bytes = (at - Head::LEN - usize::from(offers) * Offer::LEN) as u32;
         self.ledger.sent_data(offers);
         self.post(slot, at, Head { is_data: true, bytes, offers, ..Head::default() })
     }
@@ -563,7 +560,7 @@ impl Stream {
         self.unsignaled += 1;
         let signaled = self.unsignaled >= SIGNAL_EACH || !head.is_data;
         let id = self.next_request;
-        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        let len = len as u32;
         // SAFETY: the slot lies in the region of the key, and returns to `free` only when the request is done.
         unsafe { pair.send(id, self.outgoing.pointer(slot), len, self.outgoing.key(), signaled)? };
         if signaled {
