@@ -38,14 +38,6 @@
 // In place of an output's or input's number: a control edge.
 #define SW_EXEC_CONTROL UINT32_MAX
 
-// What sw_kernels.run returns.
-#define SW_OUTCOME_DONE 0
-
-// sw_run_report will follow, or has come already.
-#define SW_OUTCOME_PENDING 1
-
-#define SW_OUTCOME_FAILED 2
-
 // For sw_run_go: shares nothing out to other threads.
 #define SW_EXEC_ALONE 1
 
@@ -79,37 +71,6 @@
 // All that its kernel remembers is found by name: kernels of several sessions may be one.
 #define SW_OP_IS_SHAREABLE 512
 
-// What a node means for control flow (sw_plan_node.kind).
-#define SW_NODE_PLAIN 0
-
-// Passes its only data input on unchanged (Identity).
-#define SW_NODE_IDENTITY 1
-
-// Switch, RefSwitch, _SwitchN: input 1 is the predicate; detail: the number of outputs (0: two).
-#define SW_NODE_SWITCH 2
-
-#define SW_NODE_MERGE 3
-
-// detail: a number for its frame_name, the same for the same name.
-#define SW_NODE_ENTER 4
-
-#define SW_NODE_EXIT 5
-
-#define SW_NODE_NEXT_ITERATION 6
-
-#define SW_NODE_LOOP_COND 7
-
-#define SW_NODE_CONTROL_TRIGGER 8
-
-// Brings in a value from the client (a client-terminated _Recv).
-#define SW_NODE_FEED 9
-
-// Hands a value to the client (a client-terminated _Send).
-#define SW_NODE_FETCH 10
-
-// A _Recv that is already in the graph and is not the client's: set SW_NODE_IS_BLOCKING as well.
-#define SW_NODE_RECEIVE 11
-
 // sw_plan_node.flags: has effects beyond its outputs, or is not known to have none.
 #define SW_NODE_IS_STATEFUL 1
 
@@ -133,97 +94,210 @@
 // SW_NODE_IS_BLOCKING as well.
 #define SW_NODE_IS_UNKNOWN 64
 
-// What an edge carries (sw_plan_edge.type_class): a tensor that is its bytes.
-#define SW_EDGE_PLAIN 0
-
-#define SW_EDGE_STRING 1
-
-#define SW_EDGE_VARIANT 2
-
-// The consumer takes a reference, not a value.
-#define SW_EDGE_REF 3
-
-#define SW_EDGE_RESOURCE 4
-
-#define SW_EDGE_CONTROL 5
-
-// The producer has a reference, and the consumer takes the value behind it when it starts.
-#define SW_EDGE_DEREF 6
-
-// Where the producer's output lies (sw_plan_edge.memory).
-#define SW_MEMORY_HOST 0
-
-#define SW_MEMORY_DEVICE 1
-
-// What becomes of a node (sw_star_plan_places): not on a parameter server.
-#define SW_PLACE_STAYS 0
-
-// To the worker's CPU.
-#define SW_PLACE_MOVED 1
-
-// To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is
-// needed.
-#define SW_PLACE_PIVOT 2
-
-// Wherever it is needed there is a copy of it, of the same name.
-#define SW_PLACE_COPIED 3
-
-// Part of a call.
-#define SW_PLACE_CALLED 4
-
-// Left to send and receive, and why: from here on.
-#define SW_PLACE_LEFT 16
-
-// How an edge is served (sw_star_way.way): as it was.
-#define SW_WAY_UNTOUCHED 0
-
-// Within one call.
-#define SW_WAY_INSIDE 1
-
-// The consumer (in a call, or on the worker) has a copy of the producer.
-#define SW_WAY_COPY 2
-
-// The consumer takes the reference from a copy of sw_star_way.root; the call waits for the producer.
-#define SW_WAY_COPY_OF 3
-
-// Into a call: one of its feeds.
-#define SW_WAY_FEED 4
-
-// Out of a call: one of its fetches.
-#define SW_WAY_FETCH 5
-
-// From a call to a later one of the same server, where the value may stay.
-#define SW_WAY_SLOT 6
-
-// From a call to a later one of another server; it may be sent to it directly: both run or neither.
-#define SW_WAY_DIRECT 7
-
-// From a call to a later one of another server, through the worker.
-#define SW_WAY_RELAY 8
-
-// A control edge: between calls it is in sw_star_call.after, into a call in its controls.
-#define SW_WAY_ORDER 9
-
-// Nothing is needed.
-#define SW_WAY_DROPPED 10
-
-// sw_star_options.style: star_server.
-#define SW_STAR_ROBUST 0
-
-// sw_star_options.style: star_server_lite, with fewer calls.
-#define SW_STAR_LITE 1
-
-// What sw_star_plan_claim says: the session can use the plan.
-#define SW_CLAIM_KNOWN 0
-
-// It has to be compiled, and sw_star_plan_compiled to be called.
-#define SW_CLAIM_COMPILE 1
-
-// Somebody compiles it: `waiter` is handed out by their sw_star_plan_compiled.
-#define SW_CLAIM_WAITS 2
-
-// For sw_call: keep trying to connect until the deadline instead of failing with the first failed attempt.
+// For sw_channel_call: keep trying to connect until the deadline instead of failing with the first failed attempt.
 #define SW_CALL_WAIT_FOR_READY 1
+
+// Where the producer's output lies (sw_plan_edge.memory, sw_fuse_group.memory).
+enum sw_memory
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  SW_MEMORY_HOST,
+  SW_MEMORY_DEVICE,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum sw_memory sw_memory;
+#else
+typedef uint32_t sw_memory;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// How an edge is served.
+enum sw_way
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // As it was.
+  SW_WAY_UNTOUCHED,
+  // Within one call.
+  SW_WAY_INSIDE,
+  // The consumer (in a call, or on the worker) has a copy of the producer.
+  SW_WAY_COPY,
+  // The consumer takes the reference from a copy of sw_star_way.root; the call waits for the producer.
+  SW_WAY_COPY_OF,
+  // Into a call: one of its feeds.
+  SW_WAY_FEED,
+  // Out of a call: one of its fetches.
+  SW_WAY_FETCH,
+  // From a call to a later one of the same server, where the value may stay.
+  SW_WAY_SLOT,
+  // From a call to a later one of another server; it may be sent to it directly: both run or neither.
+  SW_WAY_DIRECT,
+  // From a call to a later one of another server, through the worker.
+  SW_WAY_RELAY,
+  // A control edge: between calls it is in sw_star_call.after, into a call in its controls.
+  SW_WAY_ORDER,
+  // Nothing is needed.
+  SW_WAY_DROPPED,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum sw_way sw_way;
+#else
+typedef uint32_t sw_way;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What becomes of a plan that a session registers.
+enum sw_claim
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // The session can use it.
+  SW_CLAIM_KNOWN,
+  // It has to be compiled, and sw_star_tables_plan_compiled to be called.
+  SW_CLAIM_COMPILE,
+  // Somebody compiles it: `waiter` is handed out by their sw_star_tables_plan_compiled.
+  SW_CLAIM_WAITS,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum sw_claim sw_claim;
+#else
+typedef uint32_t sw_claim;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What an edge carries (sw_plan_edge.type_class).
+enum sw_edge
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // A tensor that is its bytes.
+  SW_EDGE_PLAIN,
+  SW_EDGE_STRING,
+  SW_EDGE_VARIANT,
+  // The consumer takes a reference, not a value.
+  SW_EDGE_REF,
+  SW_EDGE_RESOURCE,
+  SW_EDGE_CONTROL,
+  // The producer has a reference, and the consumer takes the value behind it when it starts.
+  SW_EDGE_DEREF,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum sw_edge sw_edge;
+#else
+typedef uint32_t sw_edge;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What a node means for control flow (sw_plan_node.kind).
+enum sw_node
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  SW_NODE_PLAIN,
+  // Passes its only data input on unchanged (Identity).
+  SW_NODE_IDENTITY,
+  // Switch, RefSwitch, _SwitchN: input 1 is the predicate; detail: the number of outputs (0: two).
+  SW_NODE_SWITCH,
+  SW_NODE_MERGE,
+  // detail: a number for its frame_name, the same for the same name.
+  SW_NODE_ENTER,
+  SW_NODE_EXIT,
+  SW_NODE_NEXT_ITERATION,
+  SW_NODE_LOOP_COND,
+  SW_NODE_CONTROL_TRIGGER,
+  // Brings in a value from the client (a client-terminated _Recv).
+  SW_NODE_FEED,
+  // Hands a value to the client (a client-terminated _Send).
+  SW_NODE_FETCH,
+  // A _Recv that is already in the graph and is not the client's: set SW_NODE_IS_BLOCKING as well.
+  SW_NODE_RECEIVE,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum sw_node sw_node;
+#else
+typedef uint32_t sw_node;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What sw_kernels.run returns.
+enum sw_outcome
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  SW_OUTCOME_DONE,
+  // sw_run_report will follow, or has come already.
+  SW_OUTCOME_PENDING,
+  SW_OUTCOME_FAILED,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum sw_outcome sw_outcome;
+#else
+typedef uint32_t sw_outcome;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What becomes of a node (sw_star_plan_places).
+enum sw_place
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // It is not on a parameter server.
+  SW_PLACE_STAYS = 0,
+  // To the worker's CPU.
+  SW_PLACE_MOVED = 1,
+  // To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is
+  // needed.
+  SW_PLACE_PIVOT = 2,
+  // Wherever it is needed there is a copy of it, of the same name.
+  SW_PLACE_COPIED = 3,
+  // Part of a call.
+  SW_PLACE_CALLED = 4,
+  // Left to send and receive, and why: numbers from here on.
+  SW_PLACE_LEFT = 16,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum sw_place sw_place;
+#else
+typedef uint32_t sw_place;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// sw_star_options.style.
+enum sw_style
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // star_server.
+  SW_STYLE_ROBUST,
+  // star_server_lite, with fewer calls.
+  SW_STYLE_LITE,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum sw_style sw_style;
+#else
+typedef uint32_t sw_style;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Metadata and payload of an incoming call. Free with sw_body_free.
+typedef struct sw_body sw_body;
 
 // The way from one engine to one peer task. Owns reconnects; calls made while there is no connection wait or fail as
 // asked.
@@ -232,7 +306,7 @@ typedef struct sw_channel sw_channel;
 // One TensorFlow server: its reactors, its data port, its channels.
 typedef struct sw_engine sw_engine;
 
-// An error with a code of tensorflow::error::Code and a message for an operator. Free with sw_error_free.
+// The message of an error, for an operator; its code is what the function returned. Free with sw_error_free.
 typedef struct sw_error sw_error;
 
 // A compiled sub-graph. Shared by all threads.
@@ -244,11 +318,11 @@ typedef struct sw_fuse_plan sw_fuse_plan;
 // One run of a plan.
 typedef struct sw_run sw_run;
 
-// The tables of one parameter server.
-typedef struct sw_star sw_star;
-
 // A graph, split into calls. Free with sw_star_plan_free.
 typedef struct sw_star_plan sw_star_plan;
+
+// The tables of one parameter server.
+typedef struct sw_star_tables sw_star_tables;
 
 // Same numbers as tensorflow::error::Code; 0 is OK.
 typedef int32_t sw_code;
@@ -357,9 +431,9 @@ typedef struct sw_call_request {
   // The payload, each part 64-byte aligned.
   const struct sw_part *parts;
   size_t n_parts;
-  // Owns `parts` and `meta`: they stay valid until sw_body_release(body), which the handler must see called exactly
+  // Owns `parts` and `meta`: they stay valid until sw_body_free(body), which the handler must see called exactly
   // once, at any time, from any thread.
-  void *body;
+  struct sw_body *body;
 } sw_call_request;
 
 // What the engine asks of its owner. All run on reactor threads and must not block or throw; answers may come later
@@ -371,7 +445,7 @@ typedef struct sw_handlers {
   // channels without an entry in .endpoint_map; for those with one, when the entry leads nowhere or to a task of
   // another name.
   void (*resolve)(void *ctx, struct sw_bytes task, struct sw_bytes grpc_address, uint64_t token);
-  // A batch of rendezvous requests; each is answered by sw_reply.
+  // A batch of rendezvous requests; each is answered by sw_engine_reply.
   void (*on_recv)(void *ctx, const struct sw_recv_request *requests, size_t n);
   void (*on_call)(void *ctx, const struct sw_call_request *call);
   // Optional, and asked for before on_call: memory for the payload of a call, 64-byte aligned. NULL: the engine is
@@ -461,7 +535,7 @@ typedef struct sw_kernels {
   // Runs a kernel: SW_OUTCOME_*. No other thread uses this lane of this run meanwhile. `detail` is the input that
   // came first for a merge, else 1 if an input is dead. `run` is for sw_run_mark_dead during the call, and for the
   // one sw_run_report of an asynchronous kernel.
-  int32_t (*run)(void *scratch, struct sw_run *run, const struct sw_task *task, uint32_t lane, uint32_t detail);
+  uint32_t (*run)(void *scratch, struct sw_run *run, const struct sw_task *task, uint32_t lane, uint32_t detail);
   // Nobody reads the slot any more in this run. It may be empty.
   void (*release)(void *scratch, uint32_t slot);
   // The slot has one reader left, which runs next and reads it once.
@@ -473,7 +547,7 @@ typedef struct sw_kernels {
 } sw_kernels;
 
 // What tensor_fuse may group, and what it may cost: crates/planner/src/fuse.rs says how they are used. Start from
-// sw_fuse_limits_default.
+// sw_fuse_settings.
 typedef struct sw_fuse_limits {
   size_t struct_size;
   // What a message costs, both ends together.
@@ -555,8 +629,8 @@ typedef struct sw_fuse_item {
 typedef struct sw_fuse_group {
   uint32_t src_task;
   uint32_t dst_task;
-  // SW_MEMORY_HOST ...: where the producers' outputs lie.
-  uint32_t memory;
+  // Where the producers' outputs lie.
+  sw_memory memory;
   const struct sw_fuse_item *items;
   size_t n_items;
 } sw_fuse_group;
@@ -571,7 +645,7 @@ typedef struct sw_star_task {
 
 typedef struct sw_star_options {
   size_t struct_size;
-  // SW_STAR_ROBUST ...
+  // SW_STYLE_ROBUST ...
   uint32_t style;
   // By task: 1 if it is a parameter server.
   const uint8_t *servers;
@@ -584,7 +658,7 @@ typedef struct sw_star_feed {
   uint32_t src;
   int32_t src_output;
   // SW_WAY_FEED, SW_WAY_SLOT, SW_WAY_DIRECT or SW_WAY_RELAY. All of them can also go through the worker.
-  uint32_t way;
+  sw_way way;
 } sw_star_feed;
 
 // A node's output; -1: the node, as a control edge.
@@ -617,8 +691,7 @@ typedef struct sw_star_call {
 } sw_star_call;
 
 typedef struct sw_star_way {
-  // SW_WAY_UNTOUCHED ...
-  uint32_t way;
+  sw_way way;
   uint32_t root;
 } sw_star_way;
 
@@ -672,56 +745,56 @@ uint32_t sw_abi_version(void);
 // The protocol's bytes are valid during the call; `out` is writable, `error` writable or null.
 sw_code sw_arena_reserve(struct sw_bytes protocol, struct sw_arena *out, struct sw_error **error);
 
-// Starts a call. meta is copied. payload may be NULL. deadline_ms 0: none. Returns the id for sw_cancel. Never fails
-// directly: a failure arrives in vt->done (possibly before this returns).
+// Starts a call. meta is copied. payload may be NULL. deadline_ms 0: none. Returns the id for sw_channel_cancel. Never
+// fails directly: a failure arrives in vt->done (possibly before this returns).
 //
 // # Safety
 // `channel` is live; `vt` is valid for ever (make it static) and accepts `op` until its `done`; the rest as said at
 // the structs.
-uint64_t sw_call(struct sw_channel *channel,
-                 uint32_t method,
-                 struct sw_bytes meta,
-                 const struct sw_payload *payload,
-                 uint32_t deadline_ms,
-                 uint32_t flags,
-                 const struct sw_op_vtable *vt,
-                 void *op);
+uint64_t sw_channel_call(struct sw_channel *channel,
+                         uint32_t method,
+                         struct sw_bytes meta,
+                         const struct sw_payload *payload,
+                         uint32_t deadline_ms,
+                         uint32_t flags,
+                         const struct sw_op_vtable *vt,
+                         void *op);
 
 // Starts a rendezvous request. `prefix` is the rendezvous key up to, not including, its last ';'.
 //
 // # Safety
-// As sw_call.
-uint64_t sw_recv(struct sw_channel *channel,
-                 int64_t step_id,
-                 struct sw_bytes prefix,
-                 uint64_t frame_id,
-                 uint64_t iter_id,
-                 const struct sw_op_vtable *vt,
-                 void *op);
+// As sw_channel_call.
+uint64_t sw_channel_recv(struct sw_channel *channel,
+                         int64_t step_id,
+                         struct sw_bytes prefix,
+                         uint64_t frame_id,
+                         uint64_t iter_id,
+                         const struct sw_op_vtable *vt,
+                         void *op);
 
 // Ends a call with `code` (usually Cancelled) and tells the peer. Its `done` runs soon, unless it already ran. Unknown
 // ids are ignored.
 //
 // # Safety
 // `channel` is live; the bytes are valid during the call.
-void sw_cancel(struct sw_channel *channel, uint64_t id, sw_code code, struct sw_bytes message);
+void sw_channel_cancel(struct sw_channel *channel, uint64_t id, sw_code code, struct sw_bytes message);
 
 // Answers a request. code 0: meta + payload. Else: meta is the message, payload (optional) carries error details as
 // one part. Takes the payload over in every case. May be called on any thread, also inside a handler.
 //
 // # Safety
 // `engine` is live; the rest as said at the structs.
-void sw_reply(struct sw_engine *engine,
-              struct sw_ticket ticket,
-              sw_code code,
-              struct sw_bytes meta,
-              const struct sw_payload *payload);
+void sw_engine_reply(struct sw_engine *engine,
+                     struct sw_ticket ticket,
+                     sw_code code,
+                     struct sw_bytes meta,
+                     const struct sw_payload *payload);
 
 // Gives an incoming call's metadata and payload back.
 //
 // # Safety
 // `body` is from an sw_call_request and is given back once.
-void sw_body_release(void *body);
+void sw_body_free(struct sw_body *body);
 
 // Opens (lazily: nothing is connected yet) the way to a task. If .endpoint_map exists and has grpc_address, that is
 // tried first, else resolve() is asked. Channels to the same (task, grpc_address) share one connection.
@@ -742,7 +815,7 @@ void sw_channel_count_fused(struct sw_channel *channel, uint64_t tensors);
 
 // # Safety
 // `channel` came from sw_channel_open and is not used afterwards. Calls in flight go on.
-void sw_channel_release(struct sw_channel *channel);
+void sw_channel_free(struct sw_channel *channel);
 
 // Reads the environment and .endpoint_map (strictly: an error names file and line), binds the data port, starts the
 // reactors. `handlers` is copied; `ctx` goes back to each handler.
@@ -783,7 +856,7 @@ uint32_t sw_engine_runs_partitions(const struct sw_engine *engine);
 // See sw_engine_banner.
 void sw_engine_stop(struct sw_engine *engine);
 
-// Stops and frees. Do not sw_reply afterwards; channels may be released later.
+// Stops and frees. Do not sw_engine_reply afterwards; channels may be released later.
 //
 // # Safety
 // See sw_engine_banner; the engine is not used afterwards.
@@ -814,18 +887,14 @@ void sw_engine_count_fused(const struct sw_engine *engine, uint64_t tensors);
 // `string` came from this library and is not used afterwards.
 void sw_string_free(struct sw_string string);
 
-// # Safety
-// `error` is null or came from a function of this ABI and was not freed.
-sw_code sw_error_code(const struct sw_error *error);
-
 // Valid until the error is freed.
 //
 // # Safety
-// As sw_error_code.
+// `error` is null or came from a function of this ABI and was not freed.
 struct sw_bytes sw_error_message(const struct sw_error *error);
 
 // # Safety
-// As sw_error_code; the error is not used afterwards.
+// `error` is null or came from a function of this ABI and was not freed; the error is not used afterwards.
 void sw_error_free(struct sw_error *error);
 
 // Compiles a sub-graph. `spec` and `kernels` are copied.
@@ -851,13 +920,6 @@ void sw_exec_free(struct sw_exec *plan);
 // `plan` is live. The same holds for the next functions.
 const uint32_t *sw_exec_lists(const struct sw_exec *plan);
 
-// 1 if runs take a fixed order on one thread, unless kernels turn out to be expensive: no asynchronous kernels, no
-// dead values.
-//
-// # Safety
-// See sw_exec_lists.
-uint32_t sw_exec_is_straight(const struct sw_exec *plan);
-
 // What all kernels took, one after another, when they were last measured; 0: not known yet.
 //
 // # Safety
@@ -868,13 +930,13 @@ uint64_t sw_exec_cost_ns(const struct sw_exec *plan);
 //
 // # Safety
 // See sw_exec_lists; `scratch` is writable.
-struct sw_run *sw_run_begin(const struct sw_exec *plan, void **scratch);
+struct sw_run *sw_exec_begin(const struct sw_exec *plan, void **scratch);
 
 // Runs as far as it goes on this thread. sw_kernels.finished is called exactly once: before this returns, or where the
 // last report arrives. `flags`: SW_EXEC_ALONE.
 //
 // # Safety
-// `run` is from sw_run_begin, and not used afterwards.
+// `run` is from sw_exec_begin, and not used afterwards.
 void sw_run_go(struct sw_run *run, uint32_t flags);
 
 // Instead of sw_run_go: the run does not take place. sw_kernels.finished is not called.
@@ -917,12 +979,6 @@ uint32_t sw_op_knowledge(struct sw_bytes op);
 // The table's operations, one after the other: name `at`, or nothing after the last one. For checks of the table.
 struct sw_bytes sw_op_name(size_t at);
 
-// The limits that are in force if nobody asks for others.
-//
-// # Safety
-// `limits` is writable.
-void sw_fuse_limits_default(struct sw_fuse_limits *limits);
-
 // Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions that do not say it themselves, and
 // the limits. An error names the variable and what it may be.
 //
@@ -936,31 +992,31 @@ sw_code sw_fuse_settings(uint32_t *enabled, struct sw_fuse_limits *limits, struc
 // # Safety
 // `graph` and what it points at are readable during the call, and so is `limits` unless it is NULL; `out` is writable,
 // `error` writable or null.
-sw_code sw_plan_fuse(const struct sw_plan_graph *graph,
-                     const struct sw_fuse_limits *limits,
-                     struct sw_fuse_plan **out,
-                     struct sw_error **error);
+sw_code sw_fuse_plan_new(const struct sw_plan_graph *graph,
+                         const struct sw_fuse_limits *limits,
+                         struct sw_fuse_plan **out,
+                         struct sw_error **error);
 
 // The groups, in a fixed order. Valid as long as the plan.
 //
 // # Safety
-// `plan` came from sw_plan_fuse; `n` is writable.
+// `plan` came from sw_fuse_plan_new; `n` is writable.
 const struct sw_fuse_group *sw_fuse_plan_groups(const struct sw_fuse_plan *plan, size_t *n);
 
 // How many tensors (and control tokens) cross from task to task, grouped or not: the messages of an unfused step.
 //
 // # Safety
-// `plan` came from sw_plan_fuse.
+// `plan` came from sw_fuse_plan_new.
 size_t sw_fuse_plan_crossings(const struct sw_fuse_plan *plan);
 
 // The plan for people: groups, what stayed alone, and why. Valid as long as the plan.
 //
 // # Safety
-// `plan` came from sw_plan_fuse.
+// `plan` came from sw_fuse_plan_new.
 struct sw_bytes sw_fuse_plan_text(const struct sw_fuse_plan *plan);
 
 // # Safety
-// `plan` is null or came from sw_plan_fuse, and is not used afterwards.
+// `plan` is null or came from sw_fuse_plan_new, and is not used afterwards.
 void sw_fuse_plan_free(struct sw_fuse_plan *plan);
 
 // Who is a parameter server for the task `own`, which makes the calls: the jobs of STARWIRE_PS_JOBS, else those with a
@@ -987,15 +1043,15 @@ sw_code sw_star_split_bytes(uint64_t *bytes, struct sw_error **error);
 // # Safety
 // `graph` and `options` and what they point at are readable during the call; `out` is writable, `error` writable or
 // null.
-sw_code sw_plan_star(const struct sw_plan_graph *graph,
-                     const struct sw_star_options *options,
-                     struct sw_star_plan **out,
-                     struct sw_error **error);
+sw_code sw_star_plan_new(const struct sw_plan_graph *graph,
+                         const struct sw_star_options *options,
+                         struct sw_star_plan **out,
+                         struct sw_error **error);
 
 // The calls, by round. Valid as long as the plan.
 //
 // # Safety
-// `plan` came from sw_plan_star; `n` is writable. The same holds for the functions below.
+// `plan` came from sw_star_plan_new; `n` is writable. The same holds for the functions below.
 const struct sw_star_call *sw_star_plan_calls(const struct sw_star_plan *plan, size_t *n);
 
 // By node: SW_PLACE_STAYS ...
@@ -1025,17 +1081,17 @@ const struct sw_star_way *sw_star_plan_ways(const struct sw_star_plan *plan, siz
 // The plan for people: calls, what stayed with send and receive, and why. Valid as long as the plan.
 //
 // # Safety
-// `plan` came from sw_plan_star.
+// `plan` came from sw_star_plan_new.
 struct sw_bytes sw_star_plan_text(const struct sw_star_plan *plan);
 
 // The same in one line, for the log. Valid as long as the plan.
 //
 // # Safety
-// `plan` came from sw_plan_star.
+// `plan` came from sw_star_plan_new.
 struct sw_bytes sw_star_plan_summary(const struct sw_star_plan *plan);
 
 // # Safety
-// `plan` is null or came from sw_plan_star, and is not used afterwards.
+// `plan` is null or came from sw_star_plan_new, and is not used afterwards.
 void sw_star_plan_free(struct sw_star_plan *plan);
 
 // SHA-256 of `bytes`: the name of a plan.
@@ -1049,129 +1105,135 @@ void sw_sha256(struct sw_bytes bytes, uint8_t *out);
 // # Safety
 // `engine` is live; `objects` is readable and its functions keep to their contract as long as there are tables; `out`
 // is writable, `error` writable or null.
-sw_code sw_star_new(const struct sw_engine *engine,
-                    const struct sw_star_objects *objects,
-                    struct sw_star **out,
-                    struct sw_error **error);
+sw_code sw_star_tables_new(const struct sw_engine *engine,
+                           const struct sw_star_objects *objects,
+                           struct sw_star_tables **out,
+                           struct sw_error **error);
 
 // Frees the tables and releases what is in them.
 //
 // # Safety
-// `star` is null, or from sw_star_new and not used afterwards.
-void sw_star_free(struct sw_star *star);
+// `star` is null, or from sw_star_tables_new and not used afterwards.
+void sw_star_tables_free(struct sw_star_tables *star);
 
 // Plans whose kernels take no longer are to run on the reactor.
 //
 // # Safety
 // `star` is live. The same holds for the functions below.
-uint64_t sw_star_inline_ns(const struct sw_star *star);
+uint64_t sw_star_tables_inline_ns(const struct sw_star_tables *star);
 
 // sw_handlers.on_peer_came.
 //
 // # Safety
-// See sw_star_inline_ns.
-void sw_star_peer_came(const struct sw_star *star, uint64_t conn, struct sw_bytes task, uint64_t incarnation);
+// See sw_star_tables_inline_ns.
+void sw_star_tables_peer_came(const struct sw_star_tables *star,
+                              uint64_t conn,
+                              struct sw_bytes task,
+                              uint64_t incarnation);
 
 // sw_handlers.on_peer_gone.
 //
 // # Safety
-// See sw_star_inline_ns.
-void sw_star_peer_gone(const struct sw_star *star, uint64_t conn);
+// See sw_star_tables_inline_ns.
+void sw_star_tables_peer_gone(const struct sw_star_tables *star, uint64_t conn);
 
-// A call arrived; `keeps` is not 0 if it keeps values or uses kept ones. If it is not refused, sw_star_call_end
+// A call arrived; `keeps` is not 0 if it keeps values or uses kept ones. If it is not refused, sw_star_tables_call_end
 // follows.
 //
 // # Safety
-// See sw_star_inline_ns; `error` is writable or null.
-sw_code sw_star_call_begin(const struct sw_star *star,
-                           uint64_t conn,
-                           int64_t step,
-                           uint32_t keeps,
-                           struct sw_error **error);
+// See sw_star_tables_inline_ns; `error` is writable or null.
+sw_code sw_star_tables_call_begin(const struct sw_star_tables *star,
+                                  uint64_t conn,
+                                  int64_t step,
+                                  uint32_t keeps,
+                                  struct sw_error **error);
 
 // The call is over; `last` is not 0 if its step needs nothing of this server any more.
 //
 // # Safety
-// See sw_star_inline_ns; `counts` is readable.
-void sw_star_call_end(const struct sw_star *star,
-                      uint64_t conn,
-                      int64_t step,
-                      uint32_t keeps,
-                      uint32_t last,
-                      const struct sw_star_counts *counts);
+// See sw_star_tables_inline_ns; `counts` is readable.
+void sw_star_tables_call_end(const struct sw_star_tables *star,
+                             uint64_t conn,
+                             int64_t step,
+                             uint32_t keeps,
+                             uint32_t last,
+                             const struct sw_star_counts *counts);
 
 // Keeps a value of `bytes` bytes for the step; takes the reference over in every case.
 //
 // # Safety
-// See sw_star_inline_ns; `value` is a reference; `error` is writable or null.
-sw_code sw_star_slot_keep(const struct sw_star *star,
-                          uint64_t conn,
-                          int64_t step,
-                          uint32_t slot,
-                          void *value,
-                          uint64_t bytes,
-                          struct sw_error **error);
+// See sw_star_tables_inline_ns; `value` is a reference; `error` is writable or null.
+sw_code sw_star_tables_slot_keep(const struct sw_star_tables *star,
+                                 uint64_t conn,
+                                 int64_t step,
+                                 uint32_t slot,
+                                 void *value,
+                                 uint64_t bytes,
+                                 struct sw_error **error);
 
 // What is kept there, as a new reference; NULL if there is nothing.
 //
 // # Safety
-// See sw_star_inline_ns.
-void *sw_star_slot_get(const struct sw_star *star, uint64_t conn, int64_t step, uint32_t slot);
+// See sw_star_tables_inline_ns.
+void *sw_star_tables_slot_get(const struct sw_star_tables *star, uint64_t conn, int64_t step, uint32_t slot);
 
 // The step needs nothing of this server any more.
 //
 // # Safety
-// See sw_star_inline_ns.
-void sw_star_step_end(const struct sw_star *star, uint64_t conn, int64_t step);
+// See sw_star_tables_inline_ns.
+void sw_star_tables_step_end(const struct sw_star_tables *star, uint64_t conn, int64_t step);
 
 // The plan of this name as the session may use it, as a new reference; NULL: it has to be registered. `isolated` is
 // not 0 if the session has devices of its own.
 //
 // # Safety
-// See sw_star_inline_ns; `session` is readable, `hash` points at 32 bytes.
-void *sw_star_plan_find(const struct sw_star *star, struct sw_bytes session, const uint8_t *hash);
+// See sw_star_tables_inline_ns; `session` is readable, `hash` points at 32 bytes.
+void *sw_star_tables_plan_find(const struct sw_star_tables *star, struct sw_bytes session, const uint8_t *hash);
 
-// For a session that has not used the plan yet, if sw_star_plan_find does not know it: the plan that everybody shares,
+// For a session that has not used the plan yet, if sw_star_tables_plan_find does not know it: the plan that all share,
 // as a new reference. The session must exist. `isolated` is not 0 if it has devices of its own.
 //
 // # Safety
-// As sw_star_plan_find.
-void *sw_star_plan_adopt(const struct sw_star *star, struct sw_bytes session, const uint8_t *hash, uint32_t isolated);
+// As sw_star_tables_plan_find.
+void *sw_star_tables_plan_adopt(const struct sw_star_tables *star,
+                                struct sw_bytes session,
+                                const uint8_t *hash,
+                                uint32_t isolated);
 
-// A session registers a plan: SW_CLAIM_*.
+// A session registers a plan.
 //
 // # Safety
-// As sw_star_plan_find.
-uint32_t sw_star_plan_claim(const struct sw_star *star,
-                            struct sw_bytes session,
-                            const uint8_t *hash,
-                            uint32_t isolated,
-                            void *waiter);
+// As sw_star_tables_plan_find.
+sw_claim sw_star_tables_plan_claim(const struct sw_star_tables *star,
+                                   struct sw_bytes session,
+                                   const uint8_t *hash,
+                                   uint32_t isolated,
+                                   void *waiter);
 
-// The end of what SW_CLAIM_COMPILE began; `made` is NULL if it failed. `waiting` is called for everybody who waited:
+// The end of what sw_claim::Compile began; `made` is NULL if it failed. `waiting` is called for everybody who waited:
 // if the plan was made, each of them has to claim it again.
 //
 // # Safety
-// As sw_star_plan_find; `made` is readable or NULL; `waiting` accepts `ctx`; `error` is writable or null.
-sw_code sw_star_plan_compiled(const struct sw_star *star,
-                              struct sw_bytes session,
-                              const uint8_t *hash,
-                              const struct sw_star_made *made,
-                              void (*waiting)(void *ctx, void *waiter),
-                              void *ctx,
-                              struct sw_error **error);
+// As sw_star_tables_plan_find; `made` is readable or NULL; `waiting` accepts `ctx`; `error` is writable or null.
+sw_code sw_star_tables_plan_compiled(const struct sw_star_tables *star,
+                                     struct sw_bytes session,
+                                     const uint8_t *hash,
+                                     const struct sw_star_made *made,
+                                     void (*waiting)(void *ctx, void *waiter),
+                                     void *ctx,
+                                     struct sw_error **error);
 
 // The session was deleted.
 //
 // # Safety
-// As sw_star_plan_find.
-void sw_star_session_closed(const struct sw_star *star, struct sw_bytes session);
+// As sw_star_tables_plan_find.
+void sw_star_tables_session_closed(const struct sw_star_tables *star, struct sw_bytes session);
 
 // Forgets all plans.
 //
 // # Safety
-// See sw_star_inline_ns.
-void sw_star_forget_plans(const struct sw_star *star);
+// See sw_star_tables_inline_ns.
+void sw_star_tables_forget_plans(const struct sw_star_tables *star);
 
 #ifdef __cplusplus
 }  // extern "C"

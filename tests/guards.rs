@@ -78,7 +78,7 @@ fn unguarded(code: &str) -> (Vec<String>, usize) {
             }
         }
     }
-    for (at, begin) in code.match_indices("sw_star_plan_compiled(") {
+    for (at, begin) in code.match_indices("sw_star_tables_plan_compiled(") {
         if let Some(arguments) = code[at + begin.len()..].split(';').next() {
             functions.extend(items(arguments).into_iter().nth(4));
         }
@@ -136,5 +136,5 @@ fn an_unguarded_function_would_be_found() {
     assert_eq!(found(payload), ["[](void* owner) { delete owner; }"]);
     assert_eq!(found("sw_payload payload_ = {nullptr, 0, nullptr, nullptr};"), Vec::<String>::new());
     assert_eq!(found("out->Set(base, bytes, new Lent{hook, pool}, &ReleaseHook);"), ["&ReleaseHook"]);
-    assert_eq!(found("sw_star_plan_compiled(t, s, h, m, &Waited, &outcome, &error);"), ["&Waited"]);
+    assert_eq!(found("sw_star_tables_plan_compiled(t, s, h, m, &Waited, &outcome, &error);"), ["&Waited"]);
 }

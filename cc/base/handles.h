@@ -10,35 +10,31 @@
 namespace starwire {
 
 struct FreeHandle {
-  void operator()(sw_channel* channel) const { sw_channel_release(channel); }
+  void operator()(sw_body* body) const { sw_body_free(body); }
+  void operator()(sw_channel* channel) const { sw_channel_free(channel); }
   void operator()(sw_engine* engine) const { sw_engine_free(engine); }
   void operator()(sw_error* error) const { sw_error_free(error); }
   void operator()(sw_exec* plan) const { sw_exec_free(plan); }
   void operator()(sw_fuse_plan* plan) const { sw_fuse_plan_free(plan); }
-  void operator()(sw_star* tables) const { sw_star_free(tables); }
+  void operator()(sw_star_tables* tables) const { sw_star_tables_free(tables); }
   void operator()(sw_star_plan* plan) const { sw_star_plan_free(plan); }
 };
 
 template <typename T>
 using Handle = std::unique_ptr<T, FreeHandle>;
 
+using BodyHandle = Handle<sw_body>;
 using ChannelHandle = Handle<sw_channel>;
 using EngineHandle = Handle<sw_engine>;
 using ErrorHandle = Handle<sw_error>;
 using ExecHandle = Handle<sw_exec>;
 using FusePlanHandle = Handle<sw_fuse_plan>;
-using StarHandle = Handle<sw_star>;
+using StarTablesHandle = Handle<sw_star_tables>;
 using StarPlanHandle = Handle<sw_star_plan>;
-
-// The body of an sw_call_request.
-struct ReleaseBody {
-  void operator()(void* body) const { sw_body_release(body); }
-};
-using BodyHandle = std::unique_ptr<void, ReleaseBody>;
 
 // For functions of the ABI that return objects through pointers. The handle owns the object once the statement ends:
 //
-//   const sw_code code = sw_plan_fuse(&graph, &limits, Into(&plan), Into(&error));
+//   const sw_code code = sw_fuse_plan_new(&graph, &limits, Into(&plan), Into(&error));
 template <typename T>
 class Into {
  public:

@@ -74,12 +74,12 @@ void ReplyError(sw_engine* engine, sw_ticket ticket, const Status& status) {
   auto* details = new std::string(EncodeErrorDetails(status));
   if (details->empty()) {
     delete details;
-    sw_reply(engine, ticket, StatusNumber(status), AsBytes(message), nullptr);
+    sw_engine_reply(engine, ticket, StatusNumber(status), AsBytes(message), nullptr);
     return;
   }
   const sw_part part = {details->data(), details->size()};
   const sw_payload payload = {&part, 1, details, Guarded<&DeleteOwner<std::string>>};
-  sw_reply(engine, ticket, StatusNumber(status), AsBytes(message), &payload);
+  sw_engine_reply(engine, ticket, StatusNumber(status), AsBytes(message), &payload);
 }
 
 }  // namespace starwire

@@ -69,7 +69,7 @@ Status Scratch::Begin(Step* step) {
   return OkStatus();
 }
 
-int32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t detail) {
+uint32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t detail) {
   const SubgraphNode& node = table_->nodes[task.node];
   tensorflow::CancellationManager* cancellation = step_->args.cancellation_manager;
   if (cancellation != nullptr && cancellation->IsCancelled()) {
@@ -110,7 +110,7 @@ int32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t d
   return kept ? SW_OUTCOME_DONE : SW_OUTCOME_FAILED;
 }
 
-int32_t Scratch::Threw(const Status& thrown, const sw_task& task, uint32_t lane) noexcept {
+uint32_t Scratch::Threw(const Status& thrown, const sw_task& task, uint32_t lane) noexcept {
   const SubgraphNode& node = table_->nodes[task.node];
   try {
     Fail(thrown, node);
@@ -125,7 +125,7 @@ int32_t Scratch::Threw(const Status& thrown, const sw_task& task, uint32_t lane)
   return SW_OUTCOME_FAILED;
 }
 
-int32_t Scratch::Start(sw_run* run, const SubgraphNode& node, const sw_task& task, bool is_input_dead) {
+uint32_t Scratch::Start(sw_run* run, const SubgraphNode& node, const sw_task& task, bool is_input_dead) {
   Async* async = &asyncs_[node.async_index];
   OpKernelContext::Params* params = Prepare(&async->parameters, node);
   params->is_input_dead = is_input_dead;
@@ -191,7 +191,7 @@ void Scratch::ReportAll() {
   }
 }
 
-int32_t Scratch::Fetch(const SubgraphNode& node, const sw_task& task) {
+uint32_t Scratch::Fetch(const SubgraphNode& node, const sw_task& task) {
   Step::Value& fetch = step_->fetches[node.fetch];
   const Tensor& value = *inputs_[node.first_input].tensor;
   const uint32_t slot = table_->input_slots[node.first_input];
@@ -426,10 +426,10 @@ namespace {
 Scratch* Of(void* scratch) { return static_cast<Scratch*>(scratch); }
 void Open(void* owner, void* scratch) { new (scratch) Scratch(static_cast<SubgraphTable*>(owner)); }
 void Close(void*, void* scratch) { Of(scratch)->~Scratch(); }
-int32_t RunKernel(void* scratch, sw_run* run, const sw_task* task, uint32_t lane, uint32_t detail) {
+uint32_t RunKernel(void* scratch, sw_run* run, const sw_task* task, uint32_t lane, uint32_t detail) {
   return Of(scratch)->Run(run, *task, lane, detail);
 }
-int32_t KernelThrew(const Status& thrown, void* scratch, sw_run*, const sw_task* task, uint32_t lane, uint32_t) {
+uint32_t KernelThrew(const Status& thrown, void* scratch, sw_run*, const sw_task* task, uint32_t lane, uint32_t) {
   return Of(scratch)->Threw(thrown, *task, lane);
 }
 void ReleaseSlot(void* scratch, uint32_t slot) { Of(scratch)->Release(slot); }
@@ -458,7 +458,7 @@ sw_kernels SubgraphKernels() {
 
 void Subgraph::Run(Step* step) const {
   void* memory = nullptr;
-  sw_run* run = sw_run_begin(table_->plan.get(), &memory);
+  sw_run* run = sw_exec_begin(table_->plan.get(), &memory);
   if (run == nullptr) {
     step->OnDone(MakeStatus(kInternal, "starwire: bug: cannot start a run of a sub-graph"));
     return;

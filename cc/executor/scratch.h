@@ -33,13 +33,13 @@ class Scratch {
   Status Begin(Step* step);
 
   // The callbacks of sw_kernels.
-  int32_t Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t detail);
+  uint32_t Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t detail);
   void Release(uint32_t slot);
   void Unshare(uint32_t slot);
   void Finish(bool failed);
   void Invite(sw_run* helper);
   // Instead of the end of Run(), which threw: the node has failed.
-  int32_t Threw(const Status& thrown, const sw_task& task, uint32_t lane) noexcept;
+  uint32_t Threw(const Status& thrown, const sw_task& task, uint32_t lane) noexcept;
 
  private:
   struct Slot {
@@ -94,8 +94,8 @@ class Scratch {
   Status PrepareInputs(const SubgraphNode& node, uint32_t detail, bool* is_input_dead);
   tensorflow::TensorValue ValueOf(Slot* slot);
   Status PrepareReference(const SubgraphNode& node, uint32_t input);
-  int32_t Fetch(const SubgraphNode& node, const sw_task& task);
-  int32_t Start(sw_run* run, const SubgraphNode& node, const sw_task& task, bool is_input_dead);
+  uint32_t Fetch(const SubgraphNode& node, const sw_task& task);
+  uint32_t Start(sw_run* run, const SubgraphNode& node, const sw_task& task, bool is_input_dead);
   static void Ended(Async* async);
   // Has all that ended meanwhile reported by another thread.
   void ReportElsewhere(Async* async);

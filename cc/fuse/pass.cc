@@ -192,7 +192,7 @@ Status FuseGraph(Graph* graph, const tensorflow::DeviceSet* devices, const sw_fu
   const sw_plan_graph view = description.ForPlanner();
   FusePlanHandle plan;
   ErrorHandle error;
-  const sw_code code = sw_plan_fuse(&view, &limits, Into(&plan), Into(&error));
+  const sw_code code = sw_fuse_plan_new(&view, &limits, Into(&plan), Into(&error));
   if (code != 0) return StatusFromError(code, error);
   VLOG(1) << "starwire: tensor_fuse: " << AsString(sw_fuse_plan_text(plan.get()));
   result->crossings = sw_fuse_plan_crossings(plan.get());

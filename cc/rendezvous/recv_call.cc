@@ -82,13 +82,13 @@ void RecvCall::Start(const Rendezvous::ParsedKey& key, std::function<void()> rec
     return;
   }
   const uint64_t id =
-      sw_recv(route_->channel(), step_id_, {reinterpret_cast<const uint8_t*>(full.data()), suffix.prefix_size},
+      sw_channel_recv(route_->channel(), step_id_, {reinterpret_cast<const uint8_t*>(full.data()), suffix.prefix_size},
               suffix.frame, suffix.iteration, &kVtable, this);
   id_.store(id, std::memory_order_seq_cst);
   if (failed_.load(std::memory_order_seq_cst)) {
     const Status reason = status();
     const std::string message = StatusMessage(reason);
-    sw_cancel(route_->channel(), id, StatusNumber(reason), AsBytes(message));
+    sw_channel_cancel(route_->channel(), id, StatusNumber(reason), AsBytes(message));
   }
   Leave();
 }
@@ -107,7 +107,7 @@ void RecvCall::StartAbort(const Status& reason) {
   // The rendezvous holds its locks here: nothing may complete on this thread.
   CompletionBatch::DeferScope defer;
   const std::string message = StatusMessage(reason);
-  sw_cancel(route_->channel(), id, StatusNumber(reason), AsBytes(message));
+  sw_channel_cancel(route_->channel(), id, StatusNumber(reason), AsBytes(message));
 }
 
 Status RecvCall::status() const {

@@ -46,7 +46,7 @@ struct Answer {
       return;
     }
     if (encoded.fused_tensors() != 0) sw_engine_count_fused(engine.get(), encoded.fused_tensors());
-    sw_reply(engine.get(), ticket, 0, encoded.meta(), encoded.payload());
+    sw_engine_reply(engine.get(), ticket, 0, encoded.meta(), encoded.payload());
   }
 
   void SendFromDevice(const Rendezvous::Args& args, const Tensor& tensor, bool is_dead) const {

@@ -52,7 +52,7 @@ class CargoOut {
   Status Pack(const StarValue* values, size_t n, std::vector<uint8_t>* meta);
   // Adds a last part (StarReply::stats_bytes).
   void AddPart(std::string bytes);
-  // For exactly one sw_call() or sw_reply(), which then owns it. NULL if there is nothing to send.
+  // For exactly one sw_channel_call() or sw_engine_reply(), which then owns it. NULL if there is nothing to send.
   const sw_payload* Take();
 
   uint64_t bytes() const { return bytes_; }

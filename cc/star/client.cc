@@ -43,7 +43,7 @@ StarStep::~StarStep() {
     end.session = AsBytes(entry.second.session);
     const std::vector<uint8_t> meta = EncodeStarEnd(end);
     sw_channel* channel = entry.second.channel->handle();
-    sw_call(channel, static_cast<uint32_t>(Method::kStarEnd), BytesOf(meta), nullptr, 0, 0, &kVtable,
+    sw_channel_call(channel, static_cast<uint32_t>(Method::kStarEnd), BytesOf(meta), nullptr, 0, 0, &kVtable,
             new std::shared_ptr<Channel>(entry.second.channel));
   }
 }
@@ -124,7 +124,7 @@ void StarClient::Send(uint32_t method, const std::vector<uint8_t>& meta, const s
     has_id_ = false;
   }
   Ref();
-  const uint64_t id = sw_call(channel->handle(), method, BytesOf(meta), payload, 0, 0, vtable, this);
+  const uint64_t id = sw_channel_call(channel->handle(), method, BytesOf(meta), payload, 0, 0, vtable, this);
   bool cancel;
   {
     std::lock_guard<std::mutex> lock(mu_);
@@ -149,7 +149,7 @@ void StarClient::Cancel() {
   }
   // Whoever cancels may hold a lock that the completion takes.
   CompletionBatch::DeferScope defer;
-  sw_cancel(where_.channel->handle(), id, kCancelled, AsBytes(kMessage));
+  sw_channel_cancel(where_.channel->handle(), id, kCancelled, AsBytes(kMessage));
 }
 
 Status StarClient::Take(sw_bytes meta, size_t n, const uint64_t* lens, void** bufs) {

@@ -138,12 +138,12 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   const sw_plan_graph view = description.ForPlanner();
   sw_star_options options = {};
   options.struct_size = sizeof(options);
-  options.style = style == StarStyle::kLite ? SW_STAR_LITE : SW_STAR_ROBUST;
+  options.style = style == StarStyle::kLite ? SW_STYLE_LITE : SW_STYLE_ROBUST;
   options.servers = servers.data();
   options.n_tasks = servers.size();
   options.split_bytes = split_bytes;
   StarPlanHandle plan;
-  const sw_code code = sw_plan_star(&view, &options, Into(&plan), Into(&error));
+  const sw_code code = sw_star_plan_new(&view, &options, Into(&plan), Into(&error));
   if (code != 0) return StatusFromError(code, error);
   VLOG(1) << "starwire: " << NameOf(style) << ": " << AsString(sw_star_plan_text(plan.get()));
   result->summary = AsString(sw_star_plan_summary(plan.get()));

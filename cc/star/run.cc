@@ -31,6 +31,8 @@ uint32_t Micros(uint64_t ns) {
   return micros > kMost ? kMost : static_cast<uint32_t>(micros);
 }
 
+void ReleaseBody(void* body) { sw_body_free(static_cast<sw_body*>(body)); }
+
 }  // namespace
 
 StarRun::StarRun(std::shared_ptr<StarService> service, BodyHandle body, const sw_call_request& request)
@@ -57,7 +59,7 @@ Status StarRun::Read(const sw_call_request& request) {
   session_ = AsString(call_.session);
   call_.session = {nullptr, 0};
   const sw_bytes table = {request.meta.data + consumed, request.meta.len - consumed};
-  status = cargo_.Adopt(table, request.parts, request.n_parts, body_.release(), sw_body_release);
+  status = cargo_.Adopt(table, request.parts, request.n_parts, body_.release(), ReleaseBody);
   bytes_in_ = cargo_.bytes();
   return status;
 }
@@ -77,7 +79,7 @@ Status StarRun::TakeValues() {
 Status StarRun::Begin() {
   ErrorHandle error;
   const sw_code code =
-      sw_star_call_begin(service_->tables_.get(), ticket.conn, call_.step_id, uses_slots_ ? 1 : 0, Into(&error));
+      sw_star_tables_call_begin(service_->tables_.get(), ticket.conn, call_.step_id, uses_slots_ ? 1 : 0, Into(&error));
   if (code != 0) return StatusFromError(code, error);
   began_ = true;
   return OkStatus();
@@ -107,7 +109,7 @@ Status StarRun::TakeFeeds() {
       continue;
     }
     auto* kept = static_cast<KeptValue*>(
-        StarObjectOf(sw_star_slot_get(service_->tables_.get(), ticket.conn, call_.step_id, value.slot)));
+        StarObjectOf(sw_star_tables_slot_get(service_->tables_.get(), ticket.conn, call_.step_id, value.slot)));
     if (kept == nullptr) {
       return MakeStatus(kFailedPrecondition, "starwire: slot " + std::to_string(value.slot) + " of step " +
                                                  std::to_string(call_.step_id) + " is empty on " + service_->task_ +
@@ -186,8 +188,8 @@ Status StarRun::KeepFetches() {
     if (value.kind != StarValue::Kind::kTensor) continue;
     auto* kept = new KeptValue(value.tensor);
     ErrorHandle error;
-    const sw_code code = sw_star_slot_keep(service_->tables_.get(), ticket.conn, call_.step_id, keep.slot,
-                                           InTable(kept), value.tensor.TotalBytes(), Into(&error));
+    const sw_code code = sw_star_tables_slot_keep(service_->tables_.get(), ticket.conn, call_.step_id, keep.slot,
+                                                  InTable(kept), value.tensor.TotalBytes(), Into(&error));
     if (code != 0) return StatusFromError(code, error);
     if ((keep.flags & StarKeep::kAlsoReturned) == 0) value = StarValue::Slot(keep.slot);
   }
@@ -213,7 +215,7 @@ Status StarRun::Answer() {
   if (!stats.empty()) cargo.AddPart(std::move(stats));
   plan_->Ran(Nanos(Clock::now() - started_), alone_, service_->inline_ns_);
   Leave();
-  sw_reply(service_->engine_.get(), ticket, 0, {meta.data(), meta.size()}, cargo.Take());
+  sw_engine_reply(service_->engine_.get(), ticket, 0, {meta.data(), meta.size()}, cargo.Take());
   End();
   return OkStatus();
 }
@@ -224,7 +226,7 @@ void StarRun::AskForPlan() {
   std::vector<uint8_t> meta;
   EncodeStarReply(reply, &meta);
   Leave();
-  sw_reply(service_->engine_.get(), ticket, 0, {meta.data(), meta.size()}, nullptr);
+  sw_engine_reply(service_->engine_.get(), ticket, 0, {meta.data(), meta.size()}, nullptr);
   End();
 }
 
@@ -251,7 +253,8 @@ void StarRun::Leave() {
     counts.run_ns = Nanos(Clock::now() - started_);
     // The call that asks for its plan comes again.
     const bool last = plan_ != nullptr && (call_.flags & StarCall::kLast) != 0;
-    sw_star_call_end(service_->tables_.get(), ticket.conn, call_.step_id, uses_slots_ ? 1 : 0, last ? 1 : 0, &counts);
+    sw_star_tables_call_end(service_->tables_.get(), ticket.conn, call_.step_id, uses_slots_ ? 1 : 0, last ? 1 : 0,
+                            &counts);
   }
 }
 

@@ -66,20 +66,20 @@ Status StarService::Start(std::shared_ptr<sw_engine> engine, const std::string& 
   objects.retain = Guarded<&Retain>;
   objects.release = Guarded<&Release>;
   ErrorHandle error;
-  const sw_code code = sw_star_new(engine_.get(), &objects, Into(&tables_), Into(&error));
+  const sw_code code = sw_star_tables_new(engine_.get(), &objects, Into(&tables_), Into(&error));
   if (code != 0) return StatusFromError(code, error);
-  inline_ns_ = sw_star_inline_ns(tables_.get());
+  inline_ns_ = sw_star_tables_inline_ns(tables_.get());
   return OkStatus();
 }
 
 void StarService::OnPeerCame(uint64_t conn, sw_bytes task, uint64_t incarnation) {
-  sw_star_peer_came(tables_.get(), conn, task, incarnation);
+  sw_star_tables_peer_came(tables_.get(), conn, task, incarnation);
   std::lock_guard<std::mutex> lock(peers_mu_);
   peers_[conn] = AsString(task);
 }
 
 void StarService::OnPeerGone(uint64_t conn) {
-  sw_star_peer_gone(tables_.get(), conn);
+  sw_star_tables_peer_gone(tables_.get(), conn);
   std::lock_guard<std::mutex> lock(peers_mu_);
   peers_.erase(conn);
 }
@@ -92,11 +92,11 @@ Status StarService::Named(const Status& status, uint64_t conn) {
 }
 
 void StarService::SessionClosed(const std::string& handle) {
-  if (tables_ != nullptr) sw_star_session_closed(tables_.get(), AsBytes(handle));
+  if (tables_ != nullptr) sw_star_tables_session_closed(tables_.get(), AsBytes(handle));
 }
 
 void StarService::AllCleanedUp() {
-  if (tables_ != nullptr) sw_star_forget_plans(tables_.get());
+  if (tables_ != nullptr) sw_star_tables_forget_plans(tables_.get());
 }
 
 template <typename Work>
@@ -159,7 +159,7 @@ void StarService::TakeAndLaunch(const std::shared_ptr<StarRun>& run, bool on_rea
     run->Fail(status);
     return;
   }
-  if (void* found = sw_star_plan_find(tables_.get(), AsBytes(run->session()), run->plan_hash().data())) {
+  if (void* found = sw_star_tables_plan_find(tables_.get(), AsBytes(run->session()), run->plan_hash().data())) {
     Launch(run, static_cast<StarPlan*>(StarObjectOf(found)), on_reactor);
   } else if (on_reactor) {
     Remember(run);
@@ -177,7 +177,8 @@ void StarService::FindPlan(const std::shared_ptr<StarRun>& run) {
     run->Fail(status);
     return;
   }
-  void* found = sw_star_plan_adopt(tables_.get(), AsBytes(run->session()), run->plan_hash().data(), isolated ? 1 : 0);
+  void* found =
+      sw_star_tables_plan_adopt(tables_.get(), AsBytes(run->session()), run->plan_hash().data(), isolated ? 1 : 0);
   if (found == nullptr) {
     run->AskForPlan();
     return;
@@ -236,7 +237,7 @@ void StarService::OnEnd(const sw_call_request* request) {
   const BodyHandle body(request->body);
   StarEnd end;
   const Status status = DecodeStarEnd(request->meta, &end);
-  if (status.ok()) sw_star_step_end(tables_.get(), request->ticket.conn, end.step_id);
+  if (status.ok()) sw_star_tables_step_end(tables_.get(), request->ticket.conn, end.step_id);
   ReplyError(engine_.get(), request->ticket, status);
 }
 
@@ -271,7 +272,7 @@ void StarService::Register(const std::shared_ptr<Registration>& registration) {
   if (status.ok()) {
     registration->self = registration;
     const uint32_t claim =
-        sw_star_plan_claim(tables_.get(), head.session, head.plan.data(), isolated ? 1 : 0, registration.get());
+        sw_star_tables_plan_claim(tables_.get(), head.session, head.plan.data(), isolated ? 1 : 0, registration.get());
     if (claim == SW_CLAIM_WAITS) return;
     registration->self.reset();
     if (claim == SW_CLAIM_COMPILE) status = CompilePlan(*registration, std::move(session), isolated);
@@ -309,8 +310,8 @@ Status StarService::CompilePlan(const Registration& registration, std::shared_pt
   Outcome outcome = {this, status};
   ErrorHandle error;
   const sw_code code =
-      sw_star_plan_compiled(tables_.get(), head.session, head.plan.data(), status.ok() ? &made : nullptr,
-                            Guarded<&StarService::Waited>, &outcome, Into(&error));
+      sw_star_tables_plan_compiled(tables_.get(), head.session, head.plan.data(), status.ok() ? &made : nullptr,
+                                   Guarded<&StarService::Waited>, &outcome, Into(&error));
   return code == 0 ? status : StatusFromError(code, error);
 }
 
@@ -347,7 +348,7 @@ bool StarService::Shutdown(int64_t timeout_ms) {
   };
   if (!wait_for(running_)) return false;
   // Kernels go before the devices do.
-  if (tables_ != nullptr) sw_star_forget_plans(tables_.get());
+  if (tables_ != nullptr) sw_star_tables_forget_plans(tables_.get());
   return wait_for(*plans_alive_);
 }
 

@@ -2,8 +2,8 @@
 //
 // Plans are compiled once for all sessions that share the server's devices, and once per session where their kernels
 // have a state of their own or the session has devices of its own. What is kept, and for how long, is decided by the
-// tables behind sw_star (crates/engine/src/star/). A plan that was seen to be cheap runs on the reactor that its call
-// came in on, any other on TensorFlow's pool.
+// tables behind sw_star_tables (crates/engine/src/star/). A plan that was seen to be cheap runs on the reactor that its
+// call came in on, any other on TensorFlow's pool.
 #ifndef STARWIRE_CC_STAR_SERVICE_H_
 #define STARWIRE_CC_STAR_SERVICE_H_
 
@@ -103,7 +103,7 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   tensorflow::WorkerEnv* const env_;
   std::shared_ptr<sw_engine> engine_;
   std::string task_;
-  StarHandle tables_;
+  StarTablesHandle tables_;
   std::shared_ptr<ServerErrands> errands_;
   std::mutex peers_mu_;
   std::unordered_map<uint64_t, std::string> peers_;  // by connection

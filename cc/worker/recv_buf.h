@@ -21,7 +21,7 @@ class OutgoingBuffer {
     part_ = {bytes, size};
     payload_ = {&part_, 1, owner, release};
   }
-  // To be handed to exactly one sw_reply(), which then owns it.
+  // To be handed to exactly one sw_engine_reply(), which then owns it.
   const sw_payload* payload() const { return payload_.n_parts == 0 ? nullptr : &payload_; }
 
  private:

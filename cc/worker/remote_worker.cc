@@ -55,7 +55,7 @@ class Cancellation {
   void Send() {
     static const std::string kMessage = "cancelled by the caller";
     CompletionBatch::DeferScope defer;
-    sw_cancel(channel_->handle(), id_, kCancelled, AsBytes(kMessage));
+    sw_channel_cancel(channel_->handle(), id_, kCancelled, AsBytes(kMessage));
   }
 
   const std::shared_ptr<Channel> channel_;
@@ -73,7 +73,7 @@ Status NotExpected(sw_bytes reply) {
                     "the reply is not the expected protocol buffer (" + std::to_string(reply.len) + " bytes)");
 }
 
-// One call under way. Belongs to the transport from sw_call() to Done().
+// One call under way. Belongs to the transport from sw_channel_call() to Done().
 class Call {
  public:
   Call(std::shared_ptr<Channel> channel, std::string target, Parser parse, StatusCallback done, CallOptions* opts)
@@ -113,17 +113,17 @@ class Call {
     }
     static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&Call::Alloc>,
                                          Guarded<&Call::Done, &Call::DoneThrew>};
-    const std::shared_ptr<Channel> channel = channel_;  // `this` may be gone when sw_call returns
+    const std::shared_ptr<Channel> channel = channel_;  // `this` may be gone when sw_channel_call returns
     uint64_t id;
     if (size == 0) {
-      id = sw_call(channel->handle(), static_cast<uint32_t>(method), {nullptr, 0}, nullptr, deadline_ms, flags,
+      id = sw_channel_call(channel->handle(), static_cast<uint32_t>(method), {nullptr, 0}, nullptr, deadline_ms, flags,
                    &kVtable, this);
     } else {
       uint8_t* bytes = new uint8_t[size];
       request.SerializeWithCachedSizesToArray(bytes);
       const sw_part part = {bytes, size};
       const sw_payload payload = {&part, 1, bytes, Guarded<&DeleteArray<uint8_t>>};
-      id = sw_call(channel->handle(), static_cast<uint32_t>(method), {nullptr, 0}, &payload, deadline_ms, flags,
+      id = sw_channel_call(channel->handle(), static_cast<uint32_t>(method), {nullptr, 0}, &payload, deadline_ms, flags,
                    &kVtable, this);
     }
     if (cancellation != nullptr) cancellation->Started(id);
@@ -306,7 +306,7 @@ void RemoteWorker::CleanupAllAsync(const tensorflow::CleanupAllRequest* request,
   STARWIRE_START(Method::kCleanupAll, *request, ParseInto(response), done, nullptr, 0);
 }
 
-// The rendezvous asks for tensors with sw_recv; this serves whoever uses the interface directly.
+// The rendezvous asks for tensors with sw_channel_recv; this serves whoever uses the interface directly.
 void RemoteWorker::RecvTensorAsync(CallOptions* opts, const tensorflow::RecvTensorRequest* request,
                                    tensorflow::TensorResponse* response, StatusCallback done) {
   auto parse = [response](sw_bytes reply) {

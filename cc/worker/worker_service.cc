@@ -40,18 +40,18 @@ void SendResponse(sw_engine* engine, sw_ticket ticket, const MessageLite& respon
     return;
   }
   if (size == 0) {
-    sw_reply(engine, ticket, 0, {nullptr, 0}, nullptr);
+    sw_engine_reply(engine, ticket, 0, {nullptr, 0}, nullptr);
     return;
   }
   uint8_t* bytes = new uint8_t[size];
   response.SerializeWithCachedSizesToArray(bytes);
   const sw_part part = {bytes, size};
   const sw_payload payload = {&part, 1, bytes, Guarded<&DeleteArray<uint8_t>>};
-  sw_reply(engine, ticket, 0, {nullptr, 0}, &payload);
+  sw_engine_reply(engine, ticket, 0, {nullptr, 0}, &payload);
 }
 
 void SendResponse(sw_engine* engine, sw_ticket ticket, const OutgoingBuffer& response) {
-  sw_reply(engine, ticket, 0, {nullptr, 0}, response.payload());
+  sw_engine_reply(engine, ticket, 0, {nullptr, 0}, response.payload());
 }
 
 // What is looked for in a request before its bytes are parsed, and after: TensorFlow's worker believes what it gets.

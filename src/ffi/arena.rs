@@ -55,6 +55,6 @@ fn reserve(protocol: &str) -> Result<Option<sw_arena>, String> {
         return Ok(None);
     }
     let arena = Arena::reserve(config.arena_bytes).map_err(|error| format!("starwire: {error}"))?;
-    let min_bytes = usize::try_from(config.direct_min).unwrap_or(usize::MAX);
+    let min_bytes = config.direct_min as usize;
     Ok(Some(sw_arena { data: arena.start().cast(), len: arena.len(), min_bytes }))
 }

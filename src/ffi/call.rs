@@ -5,18 +5,19 @@ use std::ffi::c_void;
 use super::channel::sw_channel;
 use super::engine::sw_engine;
 use super::guard;
+use super::handle::{self, borrow};
 use super::host;
-use super::types::{SW_CALL_WAIT_FOR_READY, sw_bytes, sw_code, sw_op_vtable, sw_payload, sw_ticket};
-use starwire_engine::{InBody, NewCall, NewRecv};
+use super::types::{SW_CALL_WAIT_FOR_READY, sw_body, sw_bytes, sw_code, sw_op_vtable, sw_payload, sw_ticket};
+use starwire_engine::{NewCall, NewRecv};
 
-/// Starts a call. meta is copied. payload may be NULL. deadline_ms 0: none. Returns the id for sw_cancel. Never fails
-/// directly: a failure arrives in vt->done (possibly before this returns).
+/// Starts a call. meta is copied. payload may be NULL. deadline_ms 0: none. Returns the id for sw_channel_cancel. Never
+/// fails directly: a failure arrives in vt->done (possibly before this returns).
 ///
 /// # Safety
 /// `channel` is live; `vt` is valid for ever (make it static) and accepts `op` until its `done`; the rest as said at
 /// the structs.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_call(
+pub unsafe extern "C" fn sw_channel_call(
     channel: *mut sw_channel,
     method: u32,
     meta: sw_bytes,
@@ -27,8 +28,9 @@ pub unsafe extern "C" fn sw_call(
     op: *mut c_void,
 ) -> u64 {
     // SAFETY: the caller's promise.
-    let (channel, payload, op, meta) =
-        unsafe { (&*channel, host::payload(payload), host::pending(vt, op), meta.as_slice()) };
+    let (payload, op, meta) = unsafe { (host::payload(payload), host::pending(vt, op), meta.as_slice()) };
+    // SAFETY: the caller's promise. Without a channel the op ends here, as it is dropped.
+    let Some(channel) = (unsafe { borrow(channel) }) else { return 0 };
     guard(0, move || {
         channel.channel.call(NewCall {
             method,
@@ -44,9 +46,9 @@ pub unsafe extern "C" fn sw_call(
 /// Starts a rendezvous request. `prefix` is the rendezvous key up to, not including, its last ';'.
 ///
 /// # Safety
-/// As sw_call.
+/// As sw_channel_call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_recv(
+pub unsafe extern "C" fn sw_channel_recv(
     channel: *mut sw_channel,
     step_id: i64,
     prefix: sw_bytes,
@@ -56,7 +58,9 @@ pub unsafe extern "C" fn sw_recv(
     op: *mut c_void,
 ) -> u64 {
     // SAFETY: the caller's promise.
-    let (channel, op, prefix) = unsafe { (&*channel, host::pending(vt, op), prefix.as_slice()) };
+    let (op, prefix) = unsafe { (host::pending(vt, op), prefix.as_slice()) };
+    // SAFETY: the caller's promise. Without a channel the op ends here, as it is dropped.
+    let Some(channel) = (unsafe { borrow(channel) }) else { return 0 };
     guard(0, move || {
         channel.channel.recv(NewRecv { step: step_id, prefix: prefix.into(), frame: frame_id, iter: iter_id, op })
     })
@@ -68,9 +72,11 @@ pub unsafe extern "C" fn sw_recv(
 /// # Safety
 /// `channel` is live; the bytes are valid during the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_cancel(channel: *mut sw_channel, id: u64, code: sw_code, message: sw_bytes) {
+pub unsafe extern "C" fn sw_channel_cancel(channel: *mut sw_channel, id: u64, code: sw_code, message: sw_bytes) {
     // SAFETY: the caller's promise.
-    let (channel, message) = unsafe { (&*channel, message.as_slice()) };
+    let Some(channel) = (unsafe { borrow(channel) }) else { return };
+    // SAFETY: the caller's promise.
+    let message = unsafe { message.as_slice() };
     guard((), || channel.channel.cancel(id, code, String::from_utf8_lossy(message).into_owned()));
 }
 
@@ -80,7 +86,7 @@ pub unsafe extern "C" fn sw_cancel(channel: *mut sw_channel, id: u64, code: sw_c
 /// # Safety
 /// `engine` is live; the rest as said at the structs.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_reply(
+pub unsafe extern "C" fn sw_engine_reply(
     engine: *mut sw_engine,
     ticket: sw_ticket,
     code: sw_code,
@@ -88,7 +94,9 @@ pub unsafe extern "C" fn sw_reply(
     payload: *const sw_payload,
 ) {
     // SAFETY: the caller's promise.
-    let (engine, payload, meta) = unsafe { (&*engine, host::payload(payload), meta.as_slice()) };
+    let (payload, meta) = unsafe { (host::payload(payload), meta.as_slice()) };
+    // SAFETY: the caller's promise.
+    let Some(engine) = (unsafe { borrow(engine) }) else { return };
     guard((), move || engine.engine.reply(ticket.into(), code, meta, payload));
 }
 
@@ -97,9 +105,7 @@ pub unsafe extern "C" fn sw_reply(
 /// # Safety
 /// `body` is from an sw_call_request and is given back once.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_body_release(body: *mut c_void) {
-    if !body.is_null() {
-        // SAFETY: made by Box::into_raw in CHost::call; the caller gives it back once.
-        drop(unsafe { Box::from_raw(body.cast::<InBody>()) });
-    }
+pub unsafe extern "C" fn sw_body_free(body: *mut sw_body) {
+    // SAFETY: the caller's promise.
+    unsafe { handle::free(body) }
 }

@@ -1,10 +1,12 @@
 //! `sw_channel`: the way from one engine to one peer task.
 
 use super::engine::sw_engine;
-use super::error::{self, sw_error};
+use super::error::sw_error;
 use super::guard;
+use super::handle::{self, borrow, require};
 use super::host::CChannel;
 use super::types::{sw_bytes, sw_code};
+use starwire_protocol::code;
 
 /// The way from one engine to one peer task. Owns reconnects; calls made while there is no connection wait or fail as
 /// asked.
@@ -27,16 +29,17 @@ pub unsafe extern "C" fn sw_channel_open(
     error: *mut *mut sw_error,
 ) -> sw_code {
     // SAFETY: the caller's promise.
-    let (engine, task, address) = unsafe { (engine.as_ref(), task.as_slice(), grpc_address.as_slice()) };
-    let made = guard(Err((13, "starwire: internal error while opening a channel".to_string())), || {
-        let engine = engine.ok_or((3, "starwire: no engine".to_string()))?;
+    let (engine, task, address) = unsafe { (require(engine, "an engine"), task.as_slice(), grpc_address.as_slice()) };
+    let made = guard(Err((code::INTERNAL, "starwire: internal error while opening a channel".to_string())), || {
+        let engine = engine?;
         let text = |b: &[u8]| {
-            String::from_utf8(b.to_vec()).map_err(|_| (3, "starwire: a task's name is not UTF-8".to_string()))
+            String::from_utf8(b.to_vec())
+                .map_err(|_| (code::INVALID_ARGUMENT, "starwire: a task's name is not UTF-8".to_string()))
         };
         engine.engine.channel(&text(task)?, &text(address)?).map_err(|e| (e.code(), e.to_string()))
     });
     // SAFETY: the caller's promise.
-    unsafe { error::hand_out(made.map(|channel| sw_channel { channel }), out, error) }
+    unsafe { handle::hand_out(made.map(|channel| sw_channel { channel }), out, error) }
 }
 
 /// For the metrics: a reply that came over this channel carries `tensors` tensors as one.
@@ -46,17 +49,14 @@ pub unsafe extern "C" fn sw_channel_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_channel_count_fused(channel: *mut sw_channel, tensors: u64) {
     // SAFETY: the caller's promise.
-    let channel = unsafe { channel.as_ref() };
+    let channel = unsafe { borrow(channel) };
     guard((), || channel.map_or((), |channel| channel.channel.count_fused(tensors)));
 }
 
 /// # Safety
 /// `channel` came from sw_channel_open and is not used afterwards. Calls in flight go on.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_channel_release(channel: *mut sw_channel) {
-    if !channel.is_null() {
-        // SAFETY: made by Box::into_raw in sw_channel_open; the caller gives it back once.
-        let channel = unsafe { Box::from_raw(channel) };
-        guard((), move || drop(channel));
-    }
+pub unsafe extern "C" fn sw_channel_free(channel: *mut sw_channel) {
+    // SAFETY: the caller's promise.
+    unsafe { handle::free(channel) }
 }

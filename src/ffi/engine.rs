@@ -3,12 +3,14 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::error::{self, sw_error};
+use super::error::sw_error;
 use super::guard;
+use super::handle::{self, borrow, other_structs};
 use super::host::{CEngine, CHost};
 use super::types::{sw_bytes, sw_code, sw_engine_options, sw_handlers, sw_string};
 use starwire_engine::config::{Identity, ProcessEnv};
 use starwire_net::reactor::topology::Topology;
+use starwire_protocol::code;
 
 /// One TensorFlow server: its reactors, its data port, its channels.
 #[allow(non_camel_case_types)]
@@ -30,20 +32,20 @@ pub unsafe extern "C" fn sw_engine_new(
     out: *mut *mut sw_engine,
     error: *mut *mut sw_error,
 ) -> sw_code {
-    let made = guard(Err((13, "starwire: internal error while starting the engine".to_string())), || {
+    let made = guard(Err((code::INTERNAL, "starwire: internal error while starting the engine".to_string())), || {
         // SAFETY: the caller's promise.
         let (options, handlers) = unsafe { (&*options, *handlers) };
         if options.struct_size != size_of::<sw_engine_options>() || handlers.struct_size != size_of::<sw_handlers>() {
-            return Err((9, "starwire: the Rust core and the C++ shim disagree on the C ABI's structs: rebuild with `make clean build`".to_string()));
+            return Err(other_structs());
         }
         // SAFETY: the caller's promise.
-        let identity = unsafe { identity(options) }.map_err(|e| (3, e))?;
+        let identity = unsafe { identity(options) }.map_err(|e| (code::INVALID_ARGUMENT, e))?;
         // SAFETY: the caller's promise.
         let host = unsafe { CHost::new(handlers, ctx) };
         CEngine::start(&ProcessEnv, identity, options.incarnation, host).map_err(|e| (e.code(), e.to_string()))
     });
     // SAFETY: the caller's promise.
-    unsafe { error::hand_out(made.map(|engine| sw_engine { engine }), out, error) }
+    unsafe { handle::hand_out(made.map(|engine| sw_engine { engine }), out, error) }
 }
 
 /// # Safety
@@ -53,7 +55,7 @@ unsafe fn identity(o: &sw_engine_options) -> Result<Identity, String> {
         // SAFETY: the caller's promise.
         String::from_utf8(unsafe { b.as_slice() }.to_vec()).map_err(|_| format!("starwire: {what} is not UTF-8"))
     };
-    let n = usize::try_from(o.cluster_tasks).unwrap_or(0);
+    let n = o.cluster_tasks as usize;
     let mut tasks = Vec::with_capacity(n);
     for i in 0..n {
         // SAFETY: the caller's promise: both arrays have cluster_tasks elements.
@@ -78,7 +80,7 @@ unsafe fn identity(o: &sw_engine_options) -> Result<Identity, String> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_banner(engine: *const sw_engine) -> sw_bytes {
     // SAFETY: the caller's promise.
-    unsafe { engine.as_ref() }.map_or(sw_bytes::EMPTY, |e| sw_bytes::of(e.engine.banner().as_bytes()))
+    unsafe { borrow(engine) }.map_or(sw_bytes::EMPTY, |e| sw_bytes::of(e.engine.banner().as_bytes()))
 }
 
 /// What this server tells others about itself (put it into the GetStatus reply; give it to sw_engine_resolved on the
@@ -89,7 +91,7 @@ pub unsafe extern "C" fn sw_engine_banner(engine: *const sw_engine) -> sw_bytes 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_advertisement(engine: *const sw_engine) -> sw_bytes {
     // SAFETY: the caller's promise.
-    unsafe { engine.as_ref() }.map_or(sw_bytes::EMPTY, |e| sw_bytes::of(e.engine.advertisement().as_bytes()))
+    unsafe { borrow(engine) }.map_or(sw_bytes::EMPTY, |e| sw_bytes::of(e.engine.advertisement().as_bytes()))
 }
 
 /// 1 if partitions of this server's graphs are to run on the lock-free executor where it supports them, else 0.
@@ -99,7 +101,7 @@ pub unsafe extern "C" fn sw_engine_advertisement(engine: *const sw_engine) -> sw
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_runs_partitions(engine: *const sw_engine) -> u32 {
     // SAFETY: the caller's promise.
-    unsafe { engine.as_ref() }.map_or(0, |e| e.engine.runs_partitions().into())
+    unsafe { borrow(engine) }.map_or(0, |e| e.engine.runs_partitions().into())
 }
 
 /// Ends every call (Cancelled/Unavailable), closes every connection, joins every thread. When it returns no handler
@@ -110,22 +112,23 @@ pub unsafe extern "C" fn sw_engine_runs_partitions(engine: *const sw_engine) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_stop(engine: *mut sw_engine) {
     // SAFETY: the caller's promise.
-    if let Some(e) = unsafe { engine.as_ref() } {
+    if let Some(e) = unsafe { borrow(engine) } {
         guard((), || e.engine.stop());
     }
 }
 
-/// Stops and frees. Do not sw_reply afterwards; channels may be released later.
+/// Stops and frees. Do not sw_engine_reply afterwards; channels may be released later.
 ///
 /// # Safety
 /// See sw_engine_banner; the engine is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_free(engine: *mut sw_engine) {
-    if !engine.is_null() {
-        // SAFETY: made by Box::into_raw in sw_engine_new; the caller gives it back once.
-        let engine = unsafe { Box::from_raw(engine) };
-        guard((), move || engine.engine.stop());
+    // SAFETY: the caller's promise.
+    if let Some(engine) = unsafe { borrow(engine) } {
+        guard((), || engine.engine.stop());
     }
+    // SAFETY: the caller's promise.
+    unsafe { handle::free(engine) }
 }
 
 /// Answers `resolve`: an advertisement (code 0) or an error. Harmless if the token is no longer wanted.
@@ -140,7 +143,7 @@ pub unsafe extern "C" fn sw_engine_resolved(
     advertisement_or_message: sw_bytes,
 ) {
     // SAFETY: the caller's promise.
-    let (engine, text) = unsafe { (engine.as_ref(), advertisement_or_message.as_slice()) };
+    let (engine, text) = unsafe { (borrow(engine), advertisement_or_message.as_slice()) };
     if let Some(e) = engine {
         let text = String::from_utf8_lossy(text).into_owned();
         guard((), || e.engine.resolved(token, if code == 0 { Ok(text) } else { Err((code, text)) }));
@@ -154,8 +157,7 @@ pub unsafe extern "C" fn sw_engine_resolved(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_metrics(engine: *const sw_engine) -> sw_string {
     // SAFETY: the caller's promise.
-    let text =
-        unsafe { engine.as_ref() }.map_or_else(String::new, |e| guard(String::new(), || e.engine.metrics_text()));
+    let text = unsafe { borrow(engine) }.map_or_else(String::new, |e| guard(String::new(), || e.engine.metrics_text()));
     let mut bytes = std::mem::ManuallyDrop::new(text.into_bytes());
     sw_string { data: bytes.as_mut_ptr(), len: bytes.len(), cap: bytes.capacity() }
 }
@@ -167,7 +169,7 @@ pub unsafe extern "C" fn sw_engine_metrics(engine: *const sw_engine) -> sw_strin
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_count_fused(engine: *const sw_engine, tensors: u64) {
     // SAFETY: the caller's promise.
-    let engine = unsafe { engine.as_ref() };
+    let engine = unsafe { borrow(engine) };
     guard((), || engine.map_or((), |engine| engine.engine.count_fused(tensors)));
 }
 

@@ -4,11 +4,13 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use super::error::{self, sw_error};
+use super::error::sw_error;
 use super::guard;
+use super::handle::{self, array, borrow, numbered, other_structs};
 use super::types::sw_code;
 use starwire_executor::arena::Arena;
 use starwire_executor::{CONTROL, Call, Edge, Executor, Helper, Kernels, Node, Outcome, Plan, Run, RunRef, Task, kind};
+use starwire_protocol::code;
 
 /// The node's kernel ends through sw_run_report, on any thread.
 pub const SW_EXEC_ASYNC: u32 = 1;
@@ -30,10 +32,18 @@ pub const SW_EXEC_CHEAP: u32 = 128;
 pub const SW_EXEC_CONTROL: u32 = u32::MAX;
 
 /// What sw_kernels.run returns.
-pub const SW_OUTCOME_DONE: i32 = 0;
-/// sw_run_report will follow, or has come already.
-pub const SW_OUTCOME_PENDING: i32 = 1;
-pub const SW_OUTCOME_FAILED: i32 = 2;
+#[repr(u32)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub enum sw_outcome {
+    Done,
+    /// sw_run_report will follow, or has come already.
+    Pending,
+    Failed,
+}
+
+/// In the order of sw_outcome.
+const OUTCOMES: [Outcome; 3] = [Outcome::Done, Outcome::Pending, Outcome::Failed];
 
 /// For sw_run_go: shares nothing out to other threads.
 pub const SW_EXEC_ALONE: u32 = 1;
@@ -123,7 +133,7 @@ pub struct sw_kernels {
             task: *const sw_task,
             lane: u32,
             detail: u32,
-        ) -> i32,
+        ) -> u32,
     >,
     /// Nobody reads the slot any more in this run. It may be empty.
     pub release: Option<unsafe extern "C" fn(scratch: *mut c_void, slot: u32)>,
@@ -149,7 +159,7 @@ pub struct sw_run {
 
 /// Kernels on the other side of the C ABI.
 struct Foreign {
-    run: unsafe extern "C" fn(*mut c_void, *mut sw_run, *const sw_task, u32, u32) -> i32,
+    run: unsafe extern "C" fn(*mut c_void, *mut sw_run, *const sw_task, u32, u32) -> u32,
     release: unsafe extern "C" fn(*mut c_void, u32),
     unshare: unsafe extern "C" fn(*mut c_void, u32),
     finished: unsafe extern "C" fn(*mut c_void, u32),
@@ -212,12 +222,12 @@ impl Drop for Scratch {
     }
 }
 
-fn handle(run: RunRef<Foreign>) -> *mut sw_run {
+fn lend(run: RunRef<Foreign>) -> *mut sw_run {
     run.into_raw().cast_mut().cast()
 }
 
 /// # Safety
-/// `run` came from `handle`, once.
+/// `run` is null, or came from `lend`, once.
 unsafe fn reference(run: *mut sw_run) -> Option<RunRef<Foreign>> {
     // SAFETY: the caller's promise.
     unsafe { RunRef::from_raw(run.cast::<Arena<Foreign>>()) }
@@ -238,18 +248,15 @@ impl Kernels for Foreign {
 
     fn run(&self, call: Call<'_, Self>) -> Outcome {
         let task = std::ptr::from_ref(call.task).cast::<sw_task>();
-        let run = if call.asynchronous { handle(call.run().clone()) } else { call.run().as_ptr().cast_mut().cast() };
+        let run = if call.asynchronous { lend(call.run().clone()) } else { call.run().as_ptr().cast_mut().cast() };
         // SAFETY: the contract of sw_kernels; Task and sw_task are the same.
         let outcome = unsafe { (self.run)(call.scratch.pointer(), run, task, call.lane, call.detail) };
-        if call.asynchronous && outcome != SW_OUTCOME_PENDING {
-            // SAFETY: from `handle` above; there will be no report.
+        let outcome = numbered(&OUTCOMES, outcome).unwrap_or(Outcome::Failed);
+        if call.asynchronous && !matches!(outcome, Outcome::Pending) {
+            // SAFETY: from `lend` above; there will be no report.
             drop(unsafe { reference(run) });
         }
-        match outcome {
-            SW_OUTCOME_DONE => Outcome::Done,
-            SW_OUTCOME_PENDING => Outcome::Pending,
-            _ => Outcome::Failed,
-        }
+        outcome
     }
 
     fn release(&self, scratch: &Scratch, slot: u32) {
@@ -269,7 +276,7 @@ impl Kernels for Foreign {
 
     fn invite(&self, scratch: &Scratch, helper: Helper<Self>) {
         // SAFETY: the contract of sw_kernels.
-        unsafe { (self.invite)(scratch.pointer(), handle(helper.into_ref())) }
+        unsafe { (self.invite)(scratch.pointer(), lend(helper.into_ref())) }
     }
 }
 
@@ -288,34 +295,25 @@ pub unsafe extern "C" fn sw_exec_new(
 ) -> sw_code {
     // SAFETY: the caller's promise.
     let (spec, kernels) = unsafe { (&*spec, &*kernels) };
-    let made = guard(Err((13, "starwire: internal error while compiling a sub-graph".to_string())), || {
+    let made = guard(Err((code::INTERNAL, "starwire: internal error while compiling a sub-graph".to_string())), || {
         if spec.struct_size != size_of::<sw_exec_spec>() || kernels.struct_size != size_of::<sw_kernels>() {
-            return Err((9, "starwire: the Rust core and the C++ shim disagree on the C ABI's structs: rebuild with `make clean build`".to_string()));
+            return Err(other_structs());
         }
         let foreign = Foreign::new(kernels, owner);
-        let foreign = foreign.ok_or((3, "starwire: bug: the kernels of a sub-graph lack a function".to_string()))?;
+        let foreign = foreign
+            .ok_or((code::INVALID_ARGUMENT, "starwire: bug: the kernels of a sub-graph lack a function".to_string()))?;
         // SAFETY: the caller's promise.
-        let (nodes, edges) = unsafe { (slice(spec.nodes, spec.n_nodes), slice(spec.edges, spec.n_edges)) };
+        let (nodes, edges) = unsafe { (array(spec.nodes, spec.n_nodes), array(spec.edges, spec.n_edges)) };
         let node = |n: &sw_exec_node| Node { kind: n.kind, inputs: n.inputs, outputs: n.outputs, cost_ns: n.cost_ns };
         let edge = |e: &sw_exec_edge| Edge { src: e.src, output: e.output, dst: e.dst, input: e.input };
         let nodes: Vec<Node> = nodes.iter().map(node).collect();
         let edges: Vec<Edge> = edges.iter().map(edge).collect();
-        let plan = Plan::new(&nodes, &edges).map_err(|e| (3, e.to_string()))?;
+        let plan = Plan::new(&nodes, &edges).map_err(|e| (code::INVALID_ARGUMENT, e.to_string()))?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Executor::new(plan, foreign, spec.lanes, cores))
     });
     // SAFETY: the caller's promise.
-    unsafe { error::hand_out(made.map(|executor| sw_exec { executor }), out, error) }
-}
-
-/// # Safety
-/// `data` points at `len` elements, or `len` is 0.
-unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
-    if data.is_null() || len == 0 {
-        return &[];
-    }
-    // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts(data, len) }
+    unsafe { handle::hand_out(made.map(|executor| sw_exec { executor }), out, error) }
 }
 
 /// Frees a plan. Runs that are under way end as if nothing had happened; each scratch is closed when its run has ended.
@@ -324,11 +322,8 @@ unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
 /// `plan` is null, or a live plan that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_exec_free(plan: *mut sw_exec) {
-    if !plan.is_null() {
-        // SAFETY: made by Box::into_raw in sw_exec_new; the caller gives it back once.
-        let plan = unsafe { Box::from_raw(plan) };
-        guard((), move || drop(plan));
-    }
+    // SAFETY: the caller's promise.
+    unsafe { handle::free(plan) }
 }
 
 /// What sw_task.first counts from. Valid as long as the plan or a run of it.
@@ -338,18 +333,7 @@ pub unsafe extern "C" fn sw_exec_free(plan: *mut sw_exec) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_exec_lists(plan: *const sw_exec) -> *const u32 {
     // SAFETY: the caller's promise.
-    unsafe { &*plan }.executor.plan().lists().as_ptr()
-}
-
-/// 1 if runs take a fixed order on one thread, unless kernels turn out to be expensive: no asynchronous kernels, no
-/// dead values.
-///
-/// # Safety
-/// See sw_exec_lists.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_exec_is_straight(plan: *const sw_exec) -> u32 {
-    // SAFETY: the caller's promise.
-    u32::from(unsafe { &*plan }.executor.plan().is_straight())
+    unsafe { borrow(plan) }.map_or(std::ptr::null(), |plan| plan.executor.plan().lists().as_ptr())
 }
 
 /// What all kernels took, one after another, when they were last measured; 0: not known yet.
@@ -359,7 +343,7 @@ pub unsafe extern "C" fn sw_exec_is_straight(plan: *const sw_exec) -> u32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_exec_cost_ns(plan: *const sw_exec) -> u64 {
     // SAFETY: the caller's promise.
-    unsafe { &*plan }.executor.plan().costs().total_ns()
+    unsafe { borrow(plan) }.map_or(0, |plan| plan.executor.plan().costs().total_ns())
 }
 
 /// Takes a scratch for a run; values of nodes without kernels may be put there before sw_run_go.
@@ -367,14 +351,14 @@ pub unsafe extern "C" fn sw_exec_cost_ns(plan: *const sw_exec) -> u64 {
 /// # Safety
 /// See sw_exec_lists; `scratch` is writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_run_begin(plan: *const sw_exec, scratch: *mut *mut c_void) -> *mut sw_run {
+pub unsafe extern "C" fn sw_exec_begin(plan: *const sw_exec, scratch: *mut *mut c_void) -> *mut sw_run {
     // SAFETY: the caller's promise.
-    let executor = unsafe { &(*plan).executor };
+    let Some(plan) = (unsafe { borrow(plan) }) else { return std::ptr::null_mut() };
     guard(std::ptr::null_mut(), || {
-        let run = executor.begin();
+        let run = plan.executor.begin();
         // SAFETY: the caller's promise.
         unsafe { *scratch = run.scratch().pointer() };
-        handle(run.into_ref())
+        lend(run.into_ref())
     })
 }
 
@@ -382,7 +366,7 @@ pub unsafe extern "C" fn sw_run_begin(plan: *const sw_exec, scratch: *mut *mut c
 /// last report arrives. `flags`: SW_EXEC_ALONE.
 ///
 /// # Safety
-/// `run` is from sw_run_begin, and not used afterwards.
+/// `run` is from sw_exec_begin, and not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_run_go(run: *mut sw_run, flags: u32) {
     // SAFETY: the caller's promise.

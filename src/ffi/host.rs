@@ -4,8 +4,10 @@ use std::ffi::c_void;
 use std::mem::offset_of;
 use std::ptr::{self, NonNull};
 
+use super::handle;
 use super::types::{
-    sw_bytes, sw_call_request, sw_handlers, sw_op_vtable, sw_part, sw_payload, sw_recv_request, sw_result, sw_ticket,
+    sw_body, sw_bytes, sw_call_request, sw_handlers, sw_op_vtable, sw_part, sw_payload, sw_recv_request, sw_result,
+    sw_ticket,
 };
 use starwire_engine::{
     Buffers, ForeignMemory, Host, IncomingCall, Level, Op, OutPayload, PendingOp, Piece, RecvRequest, Ticket,
@@ -118,7 +120,7 @@ impl Host for CHost {
     fn call(&self, call: IncomingCall) {
         let Some(on_call) = self.handlers.on_call else { return };
         let (meta, parts) = (sw_bytes::of(call.body.meta()), call.body.pieces());
-        // They lie in the body, which stays where it is until sw_body_release.
+        // They lie in the body, which stays where it is until sw_body_free.
         let (parts, n_parts) = (parts.as_ptr().cast(), parts.len());
         let call = sw_call_request {
             ticket: call.ticket.into(),
@@ -127,7 +129,7 @@ impl Host for CHost {
             meta,
             parts,
             n_parts,
-            body: Box::into_raw(call.body).cast(),
+            body: handle::give(sw_body(call.body)),
         };
         // SAFETY: see the impl; the handler owns the body from here.
         unsafe { on_call(self.ctx, &call) }

@@ -1,7 +1,9 @@
 //! Every `extern "C"` function, one file per noun. `include/starwire.h` is generated from here.
 //!
-//! Conventions: handles are opaque; each entry stands behind a panic boundary ([`guard`]); errors are a code plus a
-//! message in an out-parameter that comes last; callbacks take their context first.
+//! Conventions: handles are opaque; a function whose name begins with a handle's type belongs to that type; who owns
+//! what, and what NULL means, is in [`handle`]. Each entry stands behind a panic boundary ([`guard`]); errors are a
+//! code plus a message in an out-parameter that comes last; callbacks take their context first. Numbers that C callers
+//! fill in are checked before they become an enum.
 
 pub mod arena;
 pub mod call;
@@ -9,6 +11,7 @@ pub mod channel;
 pub mod engine;
 pub mod error;
 pub mod executor;
+pub mod handle;
 pub mod host;
 pub mod operations;
 pub mod plan;

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use super::error::{self, sw_error};
 use super::guard;
+use super::handle::{self, array, borrow, numbered, other_structs};
 use super::types::{sw_bytes, sw_code};
 use starwire_engine::config::{Fusion, ProcessEnv};
 use starwire_planner::fuse::{self, FusePlan, Limits};
@@ -11,24 +12,29 @@ use starwire_planner::graph::{Class, Edge, Graph, Kind, Memory, Node, PlanError}
 use starwire_protocol::code;
 
 /// What a node means for control flow (sw_plan_node.kind).
-pub const SW_NODE_PLAIN: u32 = 0;
-/// Passes its only data input on unchanged (Identity).
-pub const SW_NODE_IDENTITY: u32 = 1;
-/// Switch, RefSwitch, _SwitchN: input 1 is the predicate; detail: the number of outputs (0: two).
-pub const SW_NODE_SWITCH: u32 = 2;
-pub const SW_NODE_MERGE: u32 = 3;
-/// detail: a number for its frame_name, the same for the same name.
-pub const SW_NODE_ENTER: u32 = 4;
-pub const SW_NODE_EXIT: u32 = 5;
-pub const SW_NODE_NEXT_ITERATION: u32 = 6;
-pub const SW_NODE_LOOP_COND: u32 = 7;
-pub const SW_NODE_CONTROL_TRIGGER: u32 = 8;
-/// Brings in a value from the client (a client-terminated _Recv).
-pub const SW_NODE_FEED: u32 = 9;
-/// Hands a value to the client (a client-terminated _Send).
-pub const SW_NODE_FETCH: u32 = 10;
-/// A _Recv that is already in the graph and is not the client's: set SW_NODE_IS_BLOCKING as well.
-pub const SW_NODE_RECEIVE: u32 = 11;
+#[repr(u32)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub enum sw_node {
+    Plain,
+    /// Passes its only data input on unchanged (Identity).
+    Identity,
+    /// Switch, RefSwitch, _SwitchN: input 1 is the predicate; detail: the number of outputs (0: two).
+    Switch,
+    Merge,
+    /// detail: a number for its frame_name, the same for the same name.
+    Enter,
+    Exit,
+    NextIteration,
+    LoopCond,
+    ControlTrigger,
+    /// Brings in a value from the client (a client-terminated _Recv).
+    Feed,
+    /// Hands a value to the client (a client-terminated _Send).
+    Fetch,
+    /// A _Recv that is already in the graph and is not the client's: set SW_NODE_IS_BLOCKING as well.
+    Receive,
+}
 
 /// sw_plan_node.flags: has effects beyond its outputs, or is not known to have none.
 pub const SW_NODE_IS_STATEFUL: u32 = 1;
@@ -47,20 +53,31 @@ pub const SW_NODE_IS_READ: u32 = 32;
 /// SW_NODE_IS_BLOCKING as well.
 pub const SW_NODE_IS_UNKNOWN: u32 = 64;
 
-/// What an edge carries (sw_plan_edge.type_class): a tensor that is its bytes.
-pub const SW_EDGE_PLAIN: u32 = 0;
-pub const SW_EDGE_STRING: u32 = 1;
-pub const SW_EDGE_VARIANT: u32 = 2;
-/// The consumer takes a reference, not a value.
-pub const SW_EDGE_REF: u32 = 3;
-pub const SW_EDGE_RESOURCE: u32 = 4;
-pub const SW_EDGE_CONTROL: u32 = 5;
-/// The producer has a reference, and the consumer takes the value behind it when it starts.
-pub const SW_EDGE_DEREF: u32 = 6;
+/// What an edge carries (sw_plan_edge.type_class).
+#[repr(u32)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub enum sw_edge {
+    /// A tensor that is its bytes.
+    Plain,
+    String,
+    Variant,
+    /// The consumer takes a reference, not a value.
+    Ref,
+    Resource,
+    Control,
+    /// The producer has a reference, and the consumer takes the value behind it when it starts.
+    Deref,
+}
 
-/// Where the producer's output lies (sw_plan_edge.memory).
-pub const SW_MEMORY_HOST: u32 = 0;
-pub const SW_MEMORY_DEVICE: u32 = 1;
+/// Where the producer's output lies (sw_plan_edge.memory, sw_fuse_group.memory).
+#[repr(u32)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub enum sw_memory {
+    Host,
+    Device,
+}
 
 #[repr(C)]
 #[allow(non_camel_case_types)]
@@ -114,7 +131,7 @@ pub struct sw_plan_graph {
 }
 
 /// What tensor_fuse may group, and what it may cost: crates/planner/src/fuse.rs says how they are used. Start from
-/// sw_fuse_limits_default.
+/// sw_fuse_settings.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
@@ -162,8 +179,8 @@ pub struct sw_fuse_item {
 pub struct sw_fuse_group {
     pub src_task: u32,
     pub dst_task: u32,
-    /// SW_MEMORY_HOST ...: where the producers' outputs lie.
-    pub memory: u32,
+    /// Where the producers' outputs lie.
+    pub memory: sw_memory,
     pub items: *const sw_fuse_item,
     pub n_items: usize,
 }
@@ -177,19 +194,6 @@ pub struct sw_fuse_plan {
     // `groups` point into these.
     _items: Vec<Vec<sw_fuse_item>>,
     _plan: FusePlan,
-}
-
-/// The limits that are in force if nobody asks for others.
-///
-/// # Safety
-/// `limits` is writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_fuse_limits_default(limits: *mut sw_fuse_limits) {
-    let defaults = sw_fuse_limits::of(&Limits::default());
-    if !limits.is_null() {
-        // SAFETY: the caller's promise.
-        unsafe { limits.write(defaults) }
-    }
 }
 
 /// Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions that do not say it themselves, and
@@ -227,7 +231,7 @@ pub unsafe extern "C" fn sw_fuse_settings(
 /// `graph` and what it points at are readable during the call, and so is `limits` unless it is NULL; `out` is writable,
 /// `error` writable or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_plan_fuse(
+pub unsafe extern "C" fn sw_fuse_plan_new(
     graph: *const sw_plan_graph,
     limits: *const sw_fuse_limits,
     out: *mut *mut sw_fuse_plan,
@@ -250,17 +254,17 @@ pub unsafe extern "C" fn sw_plan_fuse(
         unsafe { with_graph(graph, plan) }
     });
     // SAFETY: the caller's promise.
-    unsafe { error::hand_out(made, out, error) }
+    unsafe { handle::hand_out(made, out, error) }
 }
 
 /// The groups, in a fixed order. Valid as long as the plan.
 ///
 /// # Safety
-/// `plan` came from sw_plan_fuse; `n` is writable.
+/// `plan` came from sw_fuse_plan_new; `n` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_fuse_plan_groups(plan: *const sw_fuse_plan, n: *mut usize) -> *const sw_fuse_group {
     // SAFETY: the caller's promise.
-    let groups = unsafe { plan.as_ref() }.map_or(&[][..], |plan| &plan.groups);
+    let groups = unsafe { borrow(plan) }.map_or(&[][..], |plan| &plan.groups);
     // SAFETY: the caller's promise.
     unsafe { *n = groups.len() }
     groups.as_ptr()
@@ -269,31 +273,29 @@ pub unsafe extern "C" fn sw_fuse_plan_groups(plan: *const sw_fuse_plan, n: *mut 
 /// How many tensors (and control tokens) cross from task to task, grouped or not: the messages of an unfused step.
 ///
 /// # Safety
-/// `plan` came from sw_plan_fuse.
+/// `plan` came from sw_fuse_plan_new.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_fuse_plan_crossings(plan: *const sw_fuse_plan) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { plan.as_ref() }.map_or(0, |plan| plan.items)
+    unsafe { borrow(plan) }.map_or(0, |plan| plan.items)
 }
 
 /// The plan for people: groups, what stayed alone, and why. Valid as long as the plan.
 ///
 /// # Safety
-/// `plan` came from sw_plan_fuse.
+/// `plan` came from sw_fuse_plan_new.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_fuse_plan_text(plan: *const sw_fuse_plan) -> sw_bytes {
     // SAFETY: the caller's promise.
-    unsafe { plan.as_ref() }.map_or(sw_bytes::EMPTY, |plan| sw_bytes::of(plan.text.as_bytes()))
+    unsafe { borrow(plan) }.map_or(sw_bytes::EMPTY, |plan| sw_bytes::of(plan.text.as_bytes()))
 }
 
 /// # Safety
-/// `plan` is null or came from sw_plan_fuse, and is not used afterwards.
+/// `plan` is null or came from sw_fuse_plan_new, and is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_fuse_plan_free(plan: *mut sw_fuse_plan) {
-    if !plan.is_null() {
-        // SAFETY: made by Box::into_raw in sw_plan_fuse; the caller gives it back once.
-        drop(unsafe { Box::from_raw(plan) });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { handle::free(plan) }
 }
 
 impl sw_fuse_limits {
@@ -332,8 +334,8 @@ impl sw_fuse_plan {
             src_task: group.src_task,
             dst_task: group.dst_task,
             memory: match group.memory {
-                Memory::Host => SW_MEMORY_HOST,
-                Memory::Device => SW_MEMORY_DEVICE,
+                Memory::Host => sw_memory::Host,
+                Memory::Device => sw_memory::Device,
             },
             items: items.as_ptr(),
             n_items: items.len(),
@@ -371,40 +373,33 @@ pub(super) unsafe fn with_graph<T>(
     plan(&graph).map_err(invalid)
 }
 
-pub(super) fn other_structs() -> (sw_code, String) {
-    (
-        code::FAILED_PRECONDITION,
-        "starwire: the Rust core and the C++ shim disagree on the C ABI's structs: rebuild with `make clean build`"
-            .to_string(),
-    )
-}
+/// In the order of sw_node.
+const KINDS: [Kind; 12] = [
+    Kind::Plain,
+    Kind::Identity,
+    Kind::Switch,
+    Kind::Merge,
+    Kind::Enter,
+    Kind::Exit,
+    Kind::NextIteration,
+    Kind::LoopCond,
+    Kind::ControlTrigger,
+    Kind::Feed,
+    Kind::Fetch,
+    Kind::Receive,
+];
+const _: () = assert!(sw_node::Receive as usize + 1 == KINDS.len());
 
-/// # Safety
-/// `data` points at `len` readable elements that outlive `'a`, or `len` is 0.
-pub(super) unsafe fn array<'a, T>(data: *const T, len: usize) -> &'a [T] {
-    if data.is_null() || len == 0 {
-        return &[];
-    }
-    // SAFETY: the caller's promise, passed on.
-    unsafe { std::slice::from_raw_parts(data, len) }
-}
+/// In the order of sw_edge.
+const CLASSES: [Class; 7] =
+    [Class::Plain, Class::String, Class::Variant, Class::Ref, Class::Resource, Class::Control, Class::Deref];
+const _: () = assert!(sw_edge::Deref as usize + 1 == CLASSES.len());
+
+/// In the order of sw_memory.
+const MEMORIES: [Memory; 2] = [Memory::Host, Memory::Device];
 
 fn accept_node(at: usize, node: &sw_plan_node) -> Result<Node, PlanError> {
-    let kind = match node.kind {
-        SW_NODE_PLAIN => Kind::Plain,
-        SW_NODE_IDENTITY => Kind::Identity,
-        SW_NODE_SWITCH => Kind::Switch,
-        SW_NODE_MERGE => Kind::Merge,
-        SW_NODE_ENTER => Kind::Enter,
-        SW_NODE_EXIT => Kind::Exit,
-        SW_NODE_NEXT_ITERATION => Kind::NextIteration,
-        SW_NODE_LOOP_COND => Kind::LoopCond,
-        SW_NODE_CONTROL_TRIGGER => Kind::ControlTrigger,
-        SW_NODE_FEED => Kind::Feed,
-        SW_NODE_FETCH => Kind::Fetch,
-        SW_NODE_RECEIVE => Kind::Receive,
-        other => return Err(PlanError::Unknown { what: "node kind", at, value: other }),
-    };
+    let kind = numbered(&KINDS, node.kind).ok_or(PlanError::Unknown { what: "node kind", at, value: node.kind })?;
     Ok(Node {
         kind,
         task: node.task,
@@ -422,22 +417,9 @@ fn accept_node(at: usize, node: &sw_plan_node) -> Result<Node, PlanError> {
 }
 
 fn accept_edge(at: usize, edge: &sw_plan_edge) -> Result<Edge, PlanError> {
-    let unknown = |what, value| Err(PlanError::Unknown { what, at, value });
-    let class = match edge.type_class {
-        SW_EDGE_PLAIN => Class::Plain,
-        SW_EDGE_STRING => Class::String,
-        SW_EDGE_VARIANT => Class::Variant,
-        SW_EDGE_REF => Class::Ref,
-        SW_EDGE_DEREF => Class::Deref,
-        SW_EDGE_RESOURCE => Class::Resource,
-        SW_EDGE_CONTROL => Class::Control,
-        other => return unknown("edge type class", other),
-    };
-    let memory = match edge.memory {
-        SW_MEMORY_HOST => Memory::Host,
-        SW_MEMORY_DEVICE => Memory::Device,
-        other => return unknown("edge memory", other),
-    };
+    let unknown = |what, value| PlanError::Unknown { what, at, value };
+    let class = numbered(&CLASSES, edge.type_class).ok_or(unknown("edge type class", edge.type_class))?;
+    let memory = numbered(&MEMORIES, edge.memory).ok_or(unknown("edge memory", edge.memory))?;
     if (class == Class::Control) != (edge.src_output < 0) || (class == Class::Control) != (edge.dst_input < 0) {
         return Err(PlanError::HalfControl { edge: at });
     }

@@ -2,7 +2,8 @@
 
 use super::error::{self, sw_error};
 use super::guard;
-use super::plan::{array, other_structs, sw_plan_graph, with_graph};
+use super::handle::{self, array, borrow, numbered, other_structs};
+use super::plan::{sw_plan_graph, with_graph};
 use super::types::{sw_bytes, sw_code};
 use starwire_engine::config::{Config, ProcessEnv};
 use starwire_planner::placement::{Place, Reason, Roles};
@@ -10,53 +11,74 @@ use starwire_planner::roles::{self, Task};
 use starwire_planner::star::{self, Call, StarPlan, Style, Way};
 use starwire_protocol::code;
 
-/// What becomes of a node (sw_star_plan_places): not on a parameter server.
-pub const SW_PLACE_STAYS: u32 = 0;
-/// To the worker's CPU.
-pub const SW_PLACE_MOVED: u32 = 1;
-/// To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is
-/// needed.
-pub const SW_PLACE_PIVOT: u32 = 2;
-/// Wherever it is needed there is a copy of it, of the same name.
-pub const SW_PLACE_COPIED: u32 = 3;
-/// Part of a call.
-pub const SW_PLACE_CALLED: u32 = 4;
-/// Left to send and receive, and why: from here on.
-pub const SW_PLACE_LEFT: u32 = 16;
+/// What becomes of a node (sw_star_plan_places).
+#[repr(u32)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub enum sw_place {
+    /// It is not on a parameter server.
+    Stays = 0,
+    /// To the worker's CPU.
+    Moved = 1,
+    /// To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is
+    /// needed.
+    Pivot = 2,
+    /// Wherever it is needed there is a copy of it, of the same name.
+    Copied = 3,
+    /// Part of a call.
+    Called = 4,
+    /// Left to send and receive, and why: numbers from here on.
+    Left = 16,
+}
 
-/// How an edge is served (sw_star_way.way): as it was.
-pub const SW_WAY_UNTOUCHED: u32 = 0;
-/// Within one call.
-pub const SW_WAY_INSIDE: u32 = 1;
-/// The consumer (in a call, or on the worker) has a copy of the producer.
-pub const SW_WAY_COPY: u32 = 2;
-/// The consumer takes the reference from a copy of sw_star_way.root; the call waits for the producer.
-pub const SW_WAY_COPY_OF: u32 = 3;
-/// Into a call: one of its feeds.
-pub const SW_WAY_FEED: u32 = 4;
-/// Out of a call: one of its fetches.
-pub const SW_WAY_FETCH: u32 = 5;
-/// From a call to a later one of the same server, where the value may stay.
-pub const SW_WAY_SLOT: u32 = 6;
-/// From a call to a later one of another server; it may be sent to it directly: both run or neither.
-pub const SW_WAY_DIRECT: u32 = 7;
-/// From a call to a later one of another server, through the worker.
-pub const SW_WAY_RELAY: u32 = 8;
-/// A control edge: between calls it is in sw_star_call.after, into a call in its controls.
-pub const SW_WAY_ORDER: u32 = 9;
-/// Nothing is needed.
-pub const SW_WAY_DROPPED: u32 = 10;
+/// How an edge is served.
+#[repr(u32)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub enum sw_way {
+    /// As it was.
+    Untouched,
+    /// Within one call.
+    Inside,
+    /// The consumer (in a call, or on the worker) has a copy of the producer.
+    Copy,
+    /// The consumer takes the reference from a copy of sw_star_way.root; the call waits for the producer.
+    CopyOf,
+    /// Into a call: one of its feeds.
+    Feed,
+    /// Out of a call: one of its fetches.
+    Fetch,
+    /// From a call to a later one of the same server, where the value may stay.
+    Slot,
+    /// From a call to a later one of another server; it may be sent to it directly: both run or neither.
+    Direct,
+    /// From a call to a later one of another server, through the worker.
+    Relay,
+    /// A control edge: between calls it is in sw_star_call.after, into a call in its controls.
+    Order,
+    /// Nothing is needed.
+    Dropped,
+}
 
-/// sw_star_options.style: star_server.
-pub const SW_STAR_ROBUST: u32 = 0;
-/// sw_star_options.style: star_server_lite, with fewer calls.
-pub const SW_STAR_LITE: u32 = 1;
+/// sw_star_options.style.
+#[repr(u32)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub enum sw_style {
+    /// star_server.
+    Robust,
+    /// star_server_lite, with fewer calls.
+    Lite,
+}
+
+/// In the order of sw_style.
+const STYLES: [Style; 2] = [Style::Robust, Style::Lite];
 
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct sw_star_options {
     pub struct_size: usize,
-    /// SW_STAR_ROBUST ...
+    /// SW_STYLE_ROBUST ...
     pub style: u32,
     /// By task: 1 if it is a parameter server.
     pub servers: *const u8,
@@ -69,8 +91,7 @@ pub struct sw_star_options {
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_star_way {
-    /// SW_WAY_UNTOUCHED ...
-    pub way: u32,
+    pub way: sw_way,
     pub root: u32,
 }
 
@@ -90,7 +111,7 @@ pub struct sw_star_feed {
     pub src: u32,
     pub src_output: i32,
     /// SW_WAY_FEED, SW_WAY_SLOT, SW_WAY_DIRECT or SW_WAY_RELAY. All of them can also go through the worker.
-    pub way: u32,
+    pub way: sw_way,
 }
 
 /// One call to one parameter server. All lists are borrowed from the plan, in a fixed order, without duplicates.
@@ -220,7 +241,7 @@ pub unsafe extern "C" fn sw_star_split_bytes(bytes: *mut u64, error: *mut *mut s
 /// `graph` and `options` and what they point at are readable during the call; `out` is writable, `error` writable or
 /// null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_plan_star(
+pub unsafe extern "C" fn sw_star_plan_new(
     graph: *const sw_plan_graph,
     options: *const sw_star_options,
     out: *mut *mut sw_star_plan,
@@ -234,11 +255,8 @@ pub unsafe extern "C" fn sw_plan_star(
         if options.struct_size != size_of::<sw_star_options>() {
             return Err(other_structs());
         }
-        let style = match options.style {
-            SW_STAR_ROBUST => Style::Robust,
-            SW_STAR_LITE => Style::Lite,
-            other => return Err((code::INVALID_ARGUMENT, format!("planner: unknown style {other}"))),
-        };
+        let style = numbered(&STYLES, options.style)
+            .ok_or_else(|| (code::INVALID_ARGUMENT, format!("planner: unknown style {}", options.style)))?;
         // SAFETY: the caller's promise.
         let servers = unsafe { array(options.servers, options.n_tasks) }.iter().map(|server| *server != 0).collect();
         let plan = |graph: &starwire_planner::graph::Graph| {
@@ -250,13 +268,13 @@ pub unsafe extern "C" fn sw_plan_star(
         unsafe { with_graph(graph, plan) }
     });
     // SAFETY: the caller's promise.
-    unsafe { error::hand_out(made, out, error) }
+    unsafe { handle::hand_out(made, out, error) }
 }
 
 /// The calls, by round. Valid as long as the plan.
 ///
 /// # Safety
-/// `plan` came from sw_plan_star; `n` is writable. The same holds for the functions below.
+/// `plan` came from sw_star_plan_new; `n` is writable. The same holds for the functions below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_plan_calls(plan: *const sw_star_plan, n: *mut usize) -> *const sw_star_call {
     // SAFETY: the caller's promise.
@@ -306,38 +324,36 @@ pub unsafe extern "C" fn sw_star_plan_ways(plan: *const sw_star_plan, n: *mut us
 /// The plan for people: calls, what stayed with send and receive, and why. Valid as long as the plan.
 ///
 /// # Safety
-/// `plan` came from sw_plan_star.
+/// `plan` came from sw_star_plan_new.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_plan_text(plan: *const sw_star_plan) -> sw_bytes {
     // SAFETY: the caller's promise.
-    unsafe { plan.as_ref() }.map_or(sw_bytes::EMPTY, |plan| sw_bytes::of(plan.text.as_bytes()))
+    unsafe { borrow(plan) }.map_or(sw_bytes::EMPTY, |plan| sw_bytes::of(plan.text.as_bytes()))
 }
 
 /// The same in one line, for the log. Valid as long as the plan.
 ///
 /// # Safety
-/// `plan` came from sw_plan_star.
+/// `plan` came from sw_star_plan_new.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_plan_summary(plan: *const sw_star_plan) -> sw_bytes {
     // SAFETY: the caller's promise.
-    unsafe { plan.as_ref() }.map_or(sw_bytes::EMPTY, |plan| sw_bytes::of(plan.summary.as_bytes()))
+    unsafe { borrow(plan) }.map_or(sw_bytes::EMPTY, |plan| sw_bytes::of(plan.summary.as_bytes()))
 }
 
 /// # Safety
-/// `plan` is null or came from sw_plan_star, and is not used afterwards.
+/// `plan` is null or came from sw_star_plan_new, and is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_plan_free(plan: *mut sw_star_plan) {
-    if !plan.is_null() {
-        // SAFETY: made by Box::into_raw in sw_plan_star; the caller gives it back once.
-        drop(unsafe { Box::from_raw(plan) });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { handle::free(plan) }
 }
 
 /// # Safety
 /// `plan` is null or a live plan; `n` is writable.
 unsafe fn lend<T>(plan: *const sw_star_plan, n: *mut usize, list: impl FnOnce(&sw_star_plan) -> &Vec<T>) -> *const T {
     // SAFETY: the caller's promise.
-    let list = unsafe { plan.as_ref() }.map_or(&[][..], |plan| list(plan));
+    let list = unsafe { borrow(plan) }.map_or(&[][..], |plan| list(plan));
     // SAFETY: the caller's promise.
     unsafe { *n = list.len() }
     list.as_ptr()
@@ -388,13 +404,13 @@ impl sw_star_plan {
 
 fn number(place: Place) -> u32 {
     match place {
-        Place::Stays => SW_PLACE_STAYS,
-        Place::Moved => SW_PLACE_MOVED,
-        Place::Pivot => SW_PLACE_PIVOT,
-        Place::Copied => SW_PLACE_COPIED,
-        Place::Called => SW_PLACE_CALLED,
+        Place::Stays => sw_place::Stays as u32,
+        Place::Moved => sw_place::Moved as u32,
+        Place::Pivot => sw_place::Pivot as u32,
+        Place::Copied => sw_place::Copied as u32,
+        Place::Called => sw_place::Called as u32,
         Place::Left(reason) => {
-            SW_PLACE_LEFT
+            sw_place::Left as u32
                 + match reason {
                     Reason::Loop => 0,
                     Reason::Untouchable => 1,
@@ -414,17 +430,17 @@ fn number(place: Place) -> u32 {
 
 fn way(way: Way) -> sw_star_way {
     let number = match way {
-        Way::Untouched => SW_WAY_UNTOUCHED,
-        Way::Inside => SW_WAY_INSIDE,
-        Way::Copy => SW_WAY_COPY,
-        Way::CopyOf(_) => SW_WAY_COPY_OF,
-        Way::Feed => SW_WAY_FEED,
-        Way::Fetch => SW_WAY_FETCH,
-        Way::Slot => SW_WAY_SLOT,
-        Way::Direct => SW_WAY_DIRECT,
-        Way::Relay => SW_WAY_RELAY,
-        Way::Order => SW_WAY_ORDER,
-        Way::Dropped => SW_WAY_DROPPED,
+        Way::Untouched => sw_way::Untouched,
+        Way::Inside => sw_way::Inside,
+        Way::Copy => sw_way::Copy,
+        Way::CopyOf(_) => sw_way::CopyOf,
+        Way::Feed => sw_way::Feed,
+        Way::Fetch => sw_way::Fetch,
+        Way::Slot => sw_way::Slot,
+        Way::Direct => sw_way::Direct,
+        Way::Relay => sw_way::Relay,
+        Way::Order => sw_way::Order,
+        Way::Dropped => sw_way::Dropped,
     };
     sw_star_way { way: number, root: if let Way::CopyOf(root) = way { root } else { u32::MAX } }
 }

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use super::engine::sw_engine;
 use super::error::{self, sw_error};
 use super::guard;
+use super::handle::{self, borrow, other_structs, require};
 use super::host::CEngine;
 use super::types::{sw_bytes, sw_code};
 use starwire_engine::star::{Accounts, Claim, Hash, Made, Plans, Steps};
@@ -78,7 +79,7 @@ unsafe impl Sync for Waiter {}
 
 /// The tables of one parameter server.
 #[allow(non_camel_case_types)]
-pub struct sw_star {
+pub struct sw_star_tables {
     engine: Arc<CEngine>,
     functions: sw_star_objects,
     started: Instant,
@@ -89,7 +90,7 @@ pub struct sw_star {
     evicted: AtomicU64,
 }
 
-impl sw_star {
+impl sw_star_tables {
     fn now(&self) -> Duration {
         self.started.elapsed()
     }
@@ -105,7 +106,7 @@ impl sw_star {
     fn steps(&self, connection: u64) -> MutexGuard<'_, Steps<Object>> {
         // The reactor's number is in the upper bits, a counter in the lower.
         let mixed = (connection ^ (connection >> 48)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        let at = usize::try_from(mixed).unwrap_or(0) % self.steps.len();
+        let at = mixed as usize % self.steps.len();
         self.steps[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -114,7 +115,7 @@ impl sw_star {
     }
 
     fn tick(&self, now: Duration) {
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let millis = |time: Duration| time.as_millis() as u64;
         let due = self.next_tick.load(Ordering::Relaxed);
         let next = millis(now + TICK);
         if millis(now) < due
@@ -139,14 +140,14 @@ impl sw_star {
         };
         let news = evicted.saturating_sub(self.evicted.fetch_max(evicted, Ordering::Relaxed));
         self.engine.count(|cells| {
-            cells.star_plans.set(i64::try_from(plans).unwrap_or(i64::MAX));
+            cells.star_plans.set(plans as i64);
             cells.star_evictions.add(news);
         });
     }
 
     fn count_slots(&self) {
         let all: u64 = self.steps.iter().map(|s| s.lock().unwrap_or_else(PoisonError::into_inner).len()).sum();
-        self.engine.count(|cells| cells.star_slots.set(i64::try_from(all).unwrap_or(i64::MAX)));
+        self.engine.count(|cells| cells.star_slots.set(all as i64));
     }
 }
 
@@ -169,23 +170,20 @@ pub unsafe extern "C" fn sw_sha256(bytes: sw_bytes, out: *mut u8) {
 /// `engine` is live; `objects` is readable and its functions keep to their contract as long as there are tables; `out`
 /// is writable, `error` writable or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_new(
+pub unsafe extern "C" fn sw_star_tables_new(
     engine: *const sw_engine,
     objects: *const sw_star_objects,
-    out: *mut *mut sw_star,
+    out: *mut *mut sw_star_tables,
     error: *mut *mut sw_error,
 ) -> sw_code {
     let made = guard(Err((code::INTERNAL, "starwire: internal error while making tables".to_string())), || {
         // SAFETY: the caller's promise.
-        let (engine, functions) = unsafe { (&*engine, *objects) };
+        let (engine, functions) = unsafe { (require(engine, "an engine")?, *objects) };
         if functions.struct_size != size_of::<sw_star_objects>() {
-            return Err((
-                code::FAILED_PRECONDITION,
-                "starwire: the Rust core and the C++ shim disagree on the C ABI's structs: rebuild with `make clean build`".to_string(),
-            ));
+            return Err(other_structs());
         }
         let limits = engine.engine.star();
-        Ok(sw_star {
+        Ok(sw_star_tables {
             engine: engine.engine.clone(),
             functions,
             started: Instant::now(),
@@ -197,20 +195,17 @@ pub unsafe extern "C" fn sw_star_new(
         })
     });
     // SAFETY: the caller's promise.
-    unsafe { error::hand_out(made, out, error) }
+    unsafe { handle::hand_out(made, out, error) }
 }
 
 /// Frees the tables and releases what is in them.
 ///
 /// # Safety
-/// `star` is null, or from sw_star_new and not used afterwards.
+/// `star` is null, or from sw_star_tables_new and not used afterwards.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_free(star: *mut sw_star) {
-    if !star.is_null() {
-        // SAFETY: made by Box::into_raw; the caller gives it back once.
-        let star = unsafe { Box::from_raw(star) };
-        guard((), move || drop(star));
-    }
+pub unsafe extern "C" fn sw_star_tables_free(star: *mut sw_star_tables) {
+    // SAFETY: the caller's promise.
+    unsafe { handle::free(star) }
 }
 
 /// Plans whose kernels take no longer are to run on the reactor.
@@ -218,20 +213,27 @@ pub unsafe extern "C" fn sw_star_free(star: *mut sw_star) {
 /// # Safety
 /// `star` is live. The same holds for the functions below.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_inline_ns(star: *const sw_star) -> u64 {
+pub unsafe extern "C" fn sw_star_tables_inline_ns(star: *const sw_star_tables) -> u64 {
     // SAFETY: the caller's promise.
-    let star = unsafe { &*star };
-    u64::try_from(star.engine.star().inline.as_nanos()).unwrap_or(u64::MAX)
+    let Some(star) = (unsafe { borrow(star) }) else { return 0 };
+    star.engine.star().inline.as_nanos() as u64
 }
 
 /// sw_handlers.on_peer_came.
 ///
 /// # Safety
-/// See sw_star_inline_ns.
+/// See sw_star_tables_inline_ns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_peer_came(star: *const sw_star, conn: u64, task: sw_bytes, incarnation: u64) {
+pub unsafe extern "C" fn sw_star_tables_peer_came(
+    star: *const sw_star_tables,
+    conn: u64,
+    task: sw_bytes,
+    incarnation: u64,
+) {
     // SAFETY: the caller's promise.
-    let (star, task) = unsafe { (&*star, task.as_slice()) };
+    let Some(star) = (unsafe { borrow(star) }) else { return };
+    // SAFETY: the caller's promise.
+    let task = unsafe { task.as_slice() };
     guard((), || {
         let account = star.accounts.of(&String::from_utf8_lossy(task), incarnation);
         star.steps(conn).peer_came(conn, account);
@@ -241,11 +243,11 @@ pub unsafe extern "C" fn sw_star_peer_came(star: *const sw_star, conn: u64, task
 /// sw_handlers.on_peer_gone.
 ///
 /// # Safety
-/// See sw_star_inline_ns.
+/// See sw_star_tables_inline_ns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_peer_gone(star: *const sw_star, conn: u64) {
+pub unsafe extern "C" fn sw_star_tables_peer_gone(star: *const sw_star_tables, conn: u64) {
     // SAFETY: the caller's promise.
-    let star = unsafe { &*star };
+    let Some(star) = (unsafe { borrow(star) }) else { return };
     guard((), || {
         let values = star.steps(conn).peer_gone(conn);
         if !values.is_empty() {
@@ -255,21 +257,25 @@ pub unsafe extern "C" fn sw_star_peer_gone(star: *const sw_star, conn: u64) {
     });
 }
 
-/// A call arrived; `keeps` is not 0 if it keeps values or uses kept ones. If it is not refused, sw_star_call_end
+/// A call arrived; `keeps` is not 0 if it keeps values or uses kept ones. If it is not refused, sw_star_tables_call_end
 /// follows.
 ///
 /// # Safety
-/// See sw_star_inline_ns; `error` is writable or null.
+/// See sw_star_tables_inline_ns; `error` is writable or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_call_begin(
-    star: *const sw_star,
+pub unsafe extern "C" fn sw_star_tables_call_begin(
+    star: *const sw_star_tables,
     conn: u64,
     step: i64,
     keeps: u32,
     error: *mut *mut sw_error,
 ) -> sw_code {
     // SAFETY: the caller's promise.
-    let star = unsafe { &*star };
+    let star = match unsafe { require(star, "a parameter server's tables") } {
+        Ok(star) => star,
+        // SAFETY: the caller's promise.
+        Err((code, message)) => return unsafe { error::store(error, code, message) },
+    };
     let began = guard(Ok(()), || {
         let now = star.now();
         star.tick(now);
@@ -300,10 +306,10 @@ pub struct sw_star_counts {
 /// The call is over; `last` is not 0 if its step needs nothing of this server any more.
 ///
 /// # Safety
-/// See sw_star_inline_ns; `counts` is readable.
+/// See sw_star_tables_inline_ns; `counts` is readable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_call_end(
-    star: *const sw_star,
+pub unsafe extern "C" fn sw_star_tables_call_end(
+    star: *const sw_star_tables,
     conn: u64,
     step: i64,
     keeps: u32,
@@ -311,7 +317,9 @@ pub unsafe extern "C" fn sw_star_call_end(
     counts: *const sw_star_counts,
 ) {
     // SAFETY: the caller's promise.
-    let (star, counts) = unsafe { (&*star, &*counts) };
+    let Some(star) = (unsafe { borrow(star) }) else { return };
+    // SAFETY: the caller's promise.
+    let counts = unsafe { &*counts };
     guard((), || {
         let values = star.steps(conn).call_ended(conn, step, keeps != 0, last != 0, star.now());
         let changed = keeps != 0 || !values.is_empty();
@@ -336,10 +344,10 @@ pub unsafe extern "C" fn sw_star_call_end(
 /// Keeps a value of `bytes` bytes for the step; takes the reference over in every case.
 ///
 /// # Safety
-/// See sw_star_inline_ns; `value` is a reference; `error` is writable or null.
+/// See sw_star_tables_inline_ns; `value` is a reference; `error` is writable or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_slot_keep(
-    star: *const sw_star,
+pub unsafe extern "C" fn sw_star_tables_slot_keep(
+    star: *const sw_star_tables,
     conn: u64,
     step: i64,
     slot: u32,
@@ -348,7 +356,11 @@ pub unsafe extern "C" fn sw_star_slot_keep(
     error: *mut *mut sw_error,
 ) -> sw_code {
     // SAFETY: the caller's promise.
-    let star = unsafe { &*star };
+    let star = match unsafe { require(star, "a parameter server's tables") } {
+        Ok(star) => star,
+        // SAFETY: the caller's promise.
+        Err((code, message)) => return unsafe { error::store(error, code, message) },
+    };
     let kept = guard(Ok(()), || {
         // What falls out is dropped when the table is no longer locked.
         let kept = star.steps(conn).keep(conn, step, slot, star.object(value), bytes);
@@ -367,11 +379,16 @@ pub unsafe extern "C" fn sw_star_slot_keep(
 /// What is kept there, as a new reference; NULL if there is nothing.
 ///
 /// # Safety
-/// See sw_star_inline_ns.
+/// See sw_star_tables_inline_ns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_slot_get(star: *const sw_star, conn: u64, step: i64, slot: u32) -> *mut c_void {
+pub unsafe extern "C" fn sw_star_tables_slot_get(
+    star: *const sw_star_tables,
+    conn: u64,
+    step: i64,
+    slot: u32,
+) -> *mut c_void {
     // SAFETY: the caller's promise.
-    let star = unsafe { &*star };
+    let Some(star) = (unsafe { borrow(star) }) else { return std::ptr::null_mut() };
     guard(std::ptr::null_mut(), || {
         star.steps(conn).get(conn, step, slot).map_or(std::ptr::null_mut(), Object::into_raw)
     })
@@ -380,11 +397,11 @@ pub unsafe extern "C" fn sw_star_slot_get(star: *const sw_star, conn: u64, step:
 /// The step needs nothing of this server any more.
 ///
 /// # Safety
-/// See sw_star_inline_ns.
+/// See sw_star_tables_inline_ns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_step_end(star: *const sw_star, conn: u64, step: i64) {
+pub unsafe extern "C" fn sw_star_tables_step_end(star: *const sw_star_tables, conn: u64, step: i64) {
     // SAFETY: the caller's promise.
-    let star = unsafe { &*star };
+    let Some(star) = (unsafe { borrow(star) }) else { return };
     guard((), || {
         let values = star.steps(conn).step_ended(conn, step);
         drop(values);
@@ -403,62 +420,78 @@ unsafe fn hash_at<'a>(hash: *const u8) -> &'a Hash {
 /// not 0 if the session has devices of its own.
 ///
 /// # Safety
-/// See sw_star_inline_ns; `session` is readable, `hash` points at 32 bytes.
+/// See sw_star_tables_inline_ns; `session` is readable, `hash` points at 32 bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_plan_find(star: *const sw_star, session: sw_bytes, hash: *const u8) -> *mut c_void {
+pub unsafe extern "C" fn sw_star_tables_plan_find(
+    star: *const sw_star_tables,
+    session: sw_bytes,
+    hash: *const u8,
+) -> *mut c_void {
     // SAFETY: the caller's promise.
-    let (star, session, hash) = unsafe { (&*star, session.as_slice(), hash_at(hash)) };
+    let Some(star) = (unsafe { borrow(star) }) else { return std::ptr::null_mut() };
+    // SAFETY: the caller's promise.
+    let (session, hash) = unsafe { (session.as_slice(), hash_at(hash)) };
     guard(std::ptr::null_mut(), || {
         let found = star.plans().find(session, hash, star.now());
         found.map_or(std::ptr::null_mut(), Object::into_raw)
     })
 }
 
-/// For a session that has not used the plan yet, if sw_star_plan_find does not know it: the plan that everybody shares,
+/// For a session that has not used the plan yet, if sw_star_tables_plan_find does not know it: the plan that all share,
 /// as a new reference. The session must exist. `isolated` is not 0 if it has devices of its own.
 ///
 /// # Safety
-/// As sw_star_plan_find.
+/// As sw_star_tables_plan_find.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_plan_adopt(
-    star: *const sw_star,
+pub unsafe extern "C" fn sw_star_tables_plan_adopt(
+    star: *const sw_star_tables,
     session: sw_bytes,
     hash: *const u8,
     isolated: u32,
 ) -> *mut c_void {
     // SAFETY: the caller's promise.
-    let (star, session, hash) = unsafe { (&*star, session.as_slice(), hash_at(hash)) };
+    let Some(star) = (unsafe { borrow(star) }) else { return std::ptr::null_mut() };
+    // SAFETY: the caller's promise.
+    let (session, hash) = unsafe { (session.as_slice(), hash_at(hash)) };
     guard(std::ptr::null_mut(), || {
         let found = star.plans_mut().adopt(session, hash, isolated != 0, star.now());
         found.map_or(std::ptr::null_mut(), Object::into_raw)
     })
 }
 
-/// What sw_star_plan_claim says: the session can use the plan.
-pub const SW_CLAIM_KNOWN: u32 = 0;
-/// It has to be compiled, and sw_star_plan_compiled to be called.
-pub const SW_CLAIM_COMPILE: u32 = 1;
-/// Somebody compiles it: `waiter` is handed out by their sw_star_plan_compiled.
-pub const SW_CLAIM_WAITS: u32 = 2;
+/// What becomes of a plan that a session registers.
+#[repr(u32)]
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+pub enum sw_claim {
+    /// The session can use it.
+    Known,
+    /// It has to be compiled, and sw_star_tables_plan_compiled to be called.
+    Compile,
+    /// Somebody compiles it: `waiter` is handed out by their sw_star_tables_plan_compiled.
+    Waits,
+}
 
-/// A session registers a plan: SW_CLAIM_*.
+/// A session registers a plan.
 ///
 /// # Safety
-/// As sw_star_plan_find.
+/// As sw_star_tables_plan_find.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_plan_claim(
-    star: *const sw_star,
+pub unsafe extern "C" fn sw_star_tables_plan_claim(
+    star: *const sw_star_tables,
     session: sw_bytes,
     hash: *const u8,
     isolated: u32,
     waiter: *mut c_void,
-) -> u32 {
+) -> sw_claim {
     // SAFETY: the caller's promise.
-    let (star, session, hash) = unsafe { (&*star, session.as_slice(), hash_at(hash)) };
-    guard(SW_CLAIM_KNOWN, || match star.plans_mut().claim(session, hash, isolated != 0, Waiter(waiter), star.now()) {
-        Claim::Known(_) => SW_CLAIM_KNOWN,
-        Claim::Compile(_) => SW_CLAIM_COMPILE,
-        Claim::Waits => SW_CLAIM_WAITS,
+    let Some(star) = (unsafe { borrow(star) }) else { return sw_claim::Known };
+    // SAFETY: the caller's promise.
+    let (session, hash) = unsafe { (session.as_slice(), hash_at(hash)) };
+    guard(sw_claim::Known, || match star.plans_mut().claim(session, hash, isolated != 0, Waiter(waiter), star.now()) {
+        Claim::Known(_) => sw_claim::Known,
+        Claim::Compile(_) => sw_claim::Compile,
+        Claim::Waits => sw_claim::Waits,
     })
 }
 
@@ -480,14 +513,14 @@ pub struct sw_star_made {
     pub isolated: u32,
 }
 
-/// The end of what SW_CLAIM_COMPILE began; `made` is NULL if it failed. `waiting` is called for everybody who waited:
+/// The end of what sw_claim::Compile began; `made` is NULL if it failed. `waiting` is called for everybody who waited:
 /// if the plan was made, each of them has to claim it again.
 ///
 /// # Safety
-/// As sw_star_plan_find; `made` is readable or NULL; `waiting` accepts `ctx`; `error` is writable or null.
+/// As sw_star_tables_plan_find; `made` is readable or NULL; `waiting` accepts `ctx`; `error` is writable or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_plan_compiled(
-    star: *const sw_star,
+pub unsafe extern "C" fn sw_star_tables_plan_compiled(
+    star: *const sw_star_tables,
     session: sw_bytes,
     hash: *const u8,
     made: *const sw_star_made,
@@ -496,7 +529,13 @@ pub unsafe extern "C" fn sw_star_plan_compiled(
     error: *mut *mut sw_error,
 ) -> sw_code {
     // SAFETY: the caller's promise.
-    let (star, session, hash, made) = unsafe { (&*star, session.as_slice(), hash_at(hash), made.as_ref()) };
+    let star = match unsafe { require(star, "a parameter server's tables") } {
+        Ok(star) => star,
+        // SAFETY: the caller's promise.
+        Err((code, message)) => return unsafe { error::store(error, code, message) },
+    };
+    // SAFETY: the caller's promise.
+    let (session, hash, made) = unsafe { (session.as_slice(), hash_at(hash), made.as_ref()) };
     let refused = guard(None, || {
         let made = made.map(|made| {
             let peer = star.steps(made.conn).name(made.conn).unwrap_or("a disconnected worker").to_string();
@@ -531,11 +570,13 @@ pub unsafe extern "C" fn sw_star_plan_compiled(
 /// The session was deleted.
 ///
 /// # Safety
-/// As sw_star_plan_find.
+/// As sw_star_tables_plan_find.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_session_closed(star: *const sw_star, session: sw_bytes) {
+pub unsafe extern "C" fn sw_star_tables_session_closed(star: *const sw_star_tables, session: sw_bytes) {
     // SAFETY: the caller's promise.
-    let (star, session) = unsafe { (&*star, session.as_slice()) };
+    let Some(star) = (unsafe { borrow(star) }) else { return };
+    // SAFETY: the caller's promise.
+    let session = unsafe { session.as_slice() };
     guard((), || {
         let removed = star.plans_mut().session_closed(session);
         drop(removed);
@@ -546,11 +587,11 @@ pub unsafe extern "C" fn sw_star_session_closed(star: *const sw_star, session: s
 /// Forgets all plans.
 ///
 /// # Safety
-/// See sw_star_inline_ns.
+/// See sw_star_tables_inline_ns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_forget_plans(star: *const sw_star) {
+pub unsafe extern "C" fn sw_star_tables_forget_plans(star: *const sw_star_tables) {
     // SAFETY: the caller's promise.
-    let star = unsafe { &*star };
+    let Some(star) = (unsafe { borrow(star) }) else { return };
     guard((), || {
         let removed = star.plans_mut().clear();
         drop(removed);

@@ -2,6 +2,8 @@
 
 use std::ffi::c_void;
 
+use starwire_engine::InBody;
+
 /// Same numbers as tensorflow::error::Code; 0 is OK.
 #[allow(non_camel_case_types)]
 pub type sw_code = i32;
@@ -113,6 +115,12 @@ pub struct sw_recv_request {
     pub iter_id: u64,
 }
 
+/// Metadata and payload of an incoming call. Free with sw_body_free.
+#[allow(non_camel_case_types)]
+pub struct sw_body(
+    #[allow(dead_code, reason = "what C callers see of it lies in sw_call_request")] pub(super) Box<InBody>,
+);
+
 /// One incoming method call.
 #[repr(C)]
 #[allow(non_camel_case_types)]
@@ -126,9 +134,9 @@ pub struct sw_call_request {
     /// The payload, each part 64-byte aligned.
     pub parts: *const sw_part,
     pub n_parts: usize,
-    /// Owns `parts` and `meta`: they stay valid until sw_body_release(body), which the handler must see called exactly
+    /// Owns `parts` and `meta`: they stay valid until sw_body_free(body), which the handler must see called exactly
     /// once, at any time, from any thread.
-    pub body: *mut c_void,
+    pub body: *mut sw_body,
 }
 
 /// What the engine asks of its owner. All run on reactor threads and must not block or throw; answers may come later
@@ -143,7 +151,7 @@ pub struct sw_handlers {
     /// channels without an entry in .endpoint_map; for those with one, when the entry leads nowhere or to a task of
     /// another name.
     pub resolve: Option<unsafe extern "C" fn(ctx: *mut c_void, task: sw_bytes, grpc_address: sw_bytes, token: u64)>,
-    /// A batch of rendezvous requests; each is answered by sw_reply.
+    /// A batch of rendezvous requests; each is answered by sw_engine_reply.
     pub on_recv: Option<unsafe extern "C" fn(ctx: *mut c_void, requests: *const sw_recv_request, n: usize)>,
     pub on_call: Option<unsafe extern "C" fn(ctx: *mut c_void, call: *const sw_call_request)>,
     /// Optional, and asked for before on_call: memory for the payload of a call, 64-byte aligned. NULL: the engine is
@@ -207,5 +215,5 @@ pub struct sw_string {
     pub cap: usize,
 }
 
-/// For sw_call: keep trying to connect until the deadline instead of failing with the first failed attempt.
+/// For sw_channel_call: keep trying to connect until the deadline instead of failing with the first failed attempt.
 pub const SW_CALL_WAIT_FOR_READY: u32 = 1;

@@ -128,7 +128,7 @@ class Peer {
     sw_error_free(error);
   }
   ~Peer() {
-    for (sw_channel* channel : channels_) sw_channel_release(channel);
+    for (sw_channel* channel : channels_) sw_channel_free(channel);
     Free();
   }
   void Free() {
@@ -244,11 +244,11 @@ class Peer {
                              ":" + std::to_string(request.iter_id);
     const size_t size = key.compare(0, 4, "size") == 0 ? std::stoull(key.substr(4)) : 0;
     if (size == 0) {
-      sw_reply(engine_, request.ticket, 0, Bytes(meta), nullptr);
+      sw_engine_reply(engine_, request.ticket, 0, Bytes(meta), nullptr);
       return;
     }
     Payload payload({std::string(size, static_cast<char>('a' + request.step_id % 26))}, &releases);
-    sw_reply(engine_, request.ticket, 0, Bytes(meta), payload.get());
+    sw_engine_reply(engine_, request.ticket, 0, Bytes(meta), payload.get());
   }
 
   void OnCall(const sw_call_request& call) {
@@ -261,14 +261,14 @@ class Peer {
     for (const std::string& part : parts) bytes += (part.size() + 63) & ~size_t{63};
     EXPECT_EQ(own_bodies, bytes >= kOwnBodies ? 1 : 0);
     const std::string meta = Text(call.meta);
-    sw_body_release(call.body);
+    sw_body_free(call.body);
     EXPECT_EQ(own_bodies, 0);
     if (call.method == kEcho) {
       Payload payload(std::move(parts), &releases);
-      sw_reply(engine_, call.ticket, 0, Bytes(meta), payload.get());
+      sw_engine_reply(engine_, call.ticket, 0, Bytes(meta), payload.get());
     } else if (call.method == kFail) {
       Payload details({"the details"}, &releases);
-      sw_reply(engine_, call.ticket, 9, Bytes(meta), details.get());
+      sw_engine_reply(engine_, call.ticket, 9, Bytes(meta), details.get());
     } else {
       Keep(call.ticket);
     }

@@ -25,7 +25,7 @@ class PlanFuse : public testing::Test {
   sw_code Plan(const sw_fuse_limits* limits = nullptr, bool named = false) {
     const sw_plan_graph graph = {sizeof(sw_plan_graph), nodes_.data(),           nodes_.size(), edges_.data(),
                                  edges_.size(),         named ? &Name : nullptr, this};
-    return sw_plan_fuse(&graph, limits, &plan_, &error_);
+    return sw_fuse_plan_new(&graph, limits, &plan_, &error_);
   }
   static sw_bytes Name(void* ctx, uint32_t node) {
     auto* self = static_cast<PlanFuse*>(ctx);
@@ -64,7 +64,8 @@ TEST_F(PlanFuse, GroupsTensorsThatCrossTogether) {
 
 TEST_F(PlanFuse, ObeysLimits) {
   sw_fuse_limits limits;
-  sw_fuse_limits_default(&limits);
+  uint32_t enabled = 0;
+  ASSERT_EQ(sw_fuse_settings(&enabled, &limits, nullptr), 0);
   limits.large_bytes = 4095;
   ASSERT_EQ(Plan(&limits), 0) << Message();
   size_t n = 1;
@@ -106,7 +107,7 @@ TEST_F(PlanFuse, ChecksControlEdges) {
 TEST_F(PlanFuse, RefusesOtherStructs) {
   sw_plan_graph graph = {};
   graph.struct_size = sizeof(graph) - 8;
-  EXPECT_EQ(sw_plan_fuse(&graph, nullptr, &plan_, &error_), 9);
+  EXPECT_EQ(sw_fuse_plan_new(&graph, nullptr, &plan_, &error_), 9);
   EXPECT_EQ(plan_, nullptr);
 }
 

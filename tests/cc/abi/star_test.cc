@@ -36,7 +36,7 @@ class PlanStar : public testing::Test {
                                  edges_.size(),         nullptr,       nullptr};
     const uint8_t servers[] = {0, 1};
     const sw_star_options options = {sizeof(sw_star_options), style, servers, 2, 0};
-    return sw_plan_star(&graph, &options, &plan_, &error_);
+    return sw_star_plan_new(&graph, &options, &plan_, &error_);
   }
 
   static std::string Text(sw_bytes bytes) { return {reinterpret_cast<const char*>(bytes.data), bytes.len}; }
@@ -56,7 +56,7 @@ class PlanStar : public testing::Test {
 };
 
 TEST_F(PlanStar, APullAndAPush) {
-  for (uint32_t style : {SW_STAR_ROBUST, SW_STAR_LITE}) {
+  for (uint32_t style : {SW_STYLE_ROBUST, SW_STYLE_LITE}) {
     sw_star_plan_free(plan_);
     plan_ = nullptr;
     ASSERT_EQ(Plan(style), 0) << Message();
@@ -91,7 +91,7 @@ TEST_F(PlanStar, APullAndAPush) {
 
 TEST_F(PlanStar, SaysWhatIsWrong) {
   edges_.push_back(Edge(7, 0, 0, SW_EDGE_PLAIN));
-  EXPECT_EQ(Plan(SW_STAR_ROBUST), 3);
+  EXPECT_EQ(Plan(SW_STYLE_ROBUST), 3);
   EXPECT_EQ(Message(), "planner: edge 4 names node 7, but the graph has only 4 nodes");
 }
 
@@ -101,7 +101,7 @@ TEST_F(PlanStar, KnowsItsStyles) {
 }
 
 TEST_F(PlanStar, OneLineForTheLog) {
-  ASSERT_EQ(Plan(SW_STAR_ROBUST), 0) << Message();
+  ASSERT_EQ(Plan(SW_STYLE_ROBUST), 0) << Message();
   EXPECT_EQ(Text(sw_star_plan_summary(plan_)), "2 calls in 2 rounds run 2 of 4 nodes");
 }
 

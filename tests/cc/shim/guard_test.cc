@@ -27,14 +27,14 @@ std::atomic<int> tables_made{0}, tables_freed{0};
 }  // namespace
 
 // Interposes the transport's functions for the whole process.
-extern "C" sw_code sw_star_new(const sw_engine* engine, const sw_star_objects* objects, sw_star** out,
+extern "C" sw_code sw_star_tables_new(const sw_engine* engine, const sw_star_objects* objects, sw_star_tables** out,
                                sw_error** error) {
-  static const auto next = reinterpret_cast<decltype(&sw_star_new)>(dlsym(RTLD_NEXT, "sw_star_new"));
+  static const auto next = reinterpret_cast<decltype(&sw_star_tables_new)>(dlsym(RTLD_NEXT, "sw_star_tables_new"));
   ++tables_made;
   return next(engine, objects, out, error);
 }
-extern "C" void sw_star_free(sw_star* star) {
-  static const auto next = reinterpret_cast<decltype(&sw_star_free)>(dlsym(RTLD_NEXT, "sw_star_free"));
+extern "C" void sw_star_tables_free(sw_star_tables* star) {
+  static const auto next = reinterpret_cast<decltype(&sw_star_tables_free)>(dlsym(RTLD_NEXT, "sw_star_tables_free"));
   ++tables_freed;
   next(star);
 }

@@ -246,7 +246,7 @@ class StarServiceTest : public testing::Test {
 
   std::unique_ptr<Call> Send(Method method, const std::vector<uint8_t>& meta, const sw_payload* payload) {
     auto call = std::make_unique<Call>();
-    call->id = sw_call(channel_->handle(), static_cast<uint32_t>(method), {meta.data(), meta.size()}, payload, 0,
+    call->id = sw_channel_call(channel_->handle(), static_cast<uint32_t>(method), {meta.data(), meta.size()}, payload, 0,
                        SW_CALL_WAIT_FOR_READY, Call::Vtable(), call.get());
     return call;
   }
@@ -544,7 +544,7 @@ TEST_F(StarServiceTest, ACancelledCallStopsWaiting) {
 
   auto waiting = Begin(Head("one", take_bytes), {});
   EXPECT_FALSE(waiting->Wait(std::chrono::milliseconds(200)));
-  sw_cancel(channel_->handle(), waiting->id, 1, AsBytes(std::string("no longer wanted")));
+  sw_channel_cancel(channel_->handle(), waiting->id, 1, AsBytes(std::string("no longer wanted")));
   ASSERT_TRUE(waiting->Wait());
   EXPECT_EQ(StatusNumber(waiting->result.status), 1);
   ps_->ExpectMetric("calls_total", 1);  // counted when the call ends
@@ -652,7 +652,7 @@ TEST_F(StarServiceTest, LimitsNameThePeer) {
   result = Run(Head("one", bytes), {Floats({1})});
   EXPECT_EQ(StatusNumber(result.status), 8) << result.status;
   EXPECT_NE(StatusMessage(result.status).find("STARWIRE_STAR_MAX_CALLS"), std::string::npos) << result.status;
-  sw_cancel(channel_->handle(), waiting->id, 1, AsBytes(std::string("enough")));
+  sw_channel_cancel(channel_->handle(), waiting->id, 1, AsBytes(std::string("enough")));
   EXPECT_TRUE(waiting->Wait());
 }
 

@@ -1,0 +1,90 @@
+//! Objects that C callers hold behind a pointer, and the arrays that they lend.
+//!
+//! Ownership, everywhere in this ABI:
+//!
+//! * `sw_x_new` (or `_open`) hands the object out through `out`; the caller owns it until `sw_x_free`, once. Whatever
+//!   else an object hands out is borrowed from it, unless its documentation says otherwise.
+//! * A NULL handle is never an abort: functions that can fail return InvalidArgument, the others do nothing and return
+//!   nothing, and `_free` accepts it. Out-parameters are not NULL, except `error`, whose message is then dropped.
+
+use super::error::{self, sw_error};
+use super::guard;
+use super::types::sw_code;
+use starwire_protocol::code;
+
+/// Gives an object to the caller.
+pub fn give<T>(object: T) -> *mut T {
+    Box::into_raw(Box::new(object))
+}
+
+/// The object behind a handle.
+///
+/// # Safety
+/// `handle` is null, or from [`give`] and not yet freed while the result is in use.
+pub unsafe fn borrow<'a, T>(handle: *const T) -> Option<&'a T> {
+    // SAFETY: the caller's promise.
+    unsafe { handle.as_ref() }
+}
+
+/// The object behind a handle that must not be NULL.
+///
+/// # Safety
+/// As [`borrow`].
+pub unsafe fn require<'a, T>(handle: *const T, what: &str) -> Result<&'a T, (sw_code, String)> {
+    // SAFETY: the caller's promise.
+    unsafe { borrow(handle) }.ok_or_else(|| (code::INVALID_ARGUMENT, format!("starwire: bug: {what} is NULL")))
+}
+
+/// Takes an object back and drops it.
+///
+/// # Safety
+/// `handle` is null, or from [`give`] and not used afterwards.
+pub unsafe fn free<T>(handle: *mut T) {
+    if !handle.is_null() {
+        // SAFETY: made by Box::into_raw in `give`, and the caller gives it back once.
+        let object = unsafe { Box::from_raw(handle) };
+        guard((), move || drop(object));
+    }
+}
+
+/// What a function that makes something ends with: the thing behind `out`, or the reason behind `error`.
+///
+/// # Safety
+/// `out` is writable, `error` writable or null.
+pub unsafe fn hand_out<T>(made: Result<T, (sw_code, String)>, out: *mut *mut T, error: *mut *mut sw_error) -> sw_code {
+    match made {
+        Ok(thing) => {
+            // SAFETY: the caller's promise.
+            unsafe { *out = give(thing) }
+            0
+        }
+        // SAFETY: the caller's promise.
+        Err((code, message)) => unsafe { error::store(error, code, message) },
+    }
+}
+
+/// An array that the caller lends.
+///
+/// # Safety
+/// `data` points at `len` readable elements that outlive `'a`, or `len` is 0.
+pub unsafe fn array<'a, T>(data: *const T, len: usize) -> &'a [T] {
+    if data.is_null() || len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise, passed on.
+    unsafe { std::slice::from_raw_parts(data, len) }
+}
+
+/// The variant with this number, of variants that are numbered from 0.
+pub fn numbered<T: Copy>(variants: &[T], number: u32) -> Option<T> {
+    variants.get(usize::try_from(number).ok()?).copied()
+}
+
+/// The ABI's structs are others than the caller was compiled with.
+pub fn other_structs() -> (sw_code, String) {
+    (
+        code::FAILED_PRECONDITION,
+        "starwire: the Rust core and the C++ shim disagree on the C ABI's structs: rebuild with `make clean build`"
+            .to_string(),
+    )
+}
