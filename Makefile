@@ -74,9 +74,10 @@ bench: build ## Measure grpc++ against stock grpc (12 min; BENCH_ARGS="--quick":
 	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/results.json $(BENCH)/plot.svg
 
 .PHONY: bench-swarm
-bench-swarm: build starctl ## Run many simulated workers against one parameter server (20 min; SWARM_ARGS="--quick": 1 min); writes to target/bench/swarm/
+bench-swarm: build ## Run many simulated workers against one parameter server (20 min; SWARM_ARGS="--quick": 1 min); writes to target/bench/swarm/
 	@$(MAKE) $(BENCH)/venv/.done
-	@$(PYTHON) benches/swarm/run.py --library $(PLUGIN) --starctl target/release/starctl --out $(BENCH)/swarm $(SWARM_ARGS)
+	@$(CARGO) build --release --bin swarm
+	@$(PYTHON) benches/swarm/run.py --library $(PLUGIN) --swarm target/release/swarm --out $(BENCH)/swarm $(SWARM_ARGS)
 	@$(BENCH)/venv/bin/python benches/swarm/plot.py $(BENCH)/swarm/results.json $(BENCH)/swarm/plot.svg
 
 .PHONY: bench-executor

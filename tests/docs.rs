@@ -38,7 +38,7 @@ fn metrics() {
 fn links_and_file_names() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
-    for folder in [".", "docs", "examples", "fuzz", "bazel"] {
+    for folder in [".", "docs", "examples", "fuzz", "bazel", "benches/swarm"] {
         let entries = std::fs::read_dir(root.join(folder)).unwrap();
         files.extend(
             entries.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|e| e == "md")),

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Records the traffic between a real worker and a real parameter server, for `starctl bench swarm` to replay.
+"""Records the traffic between a real worker and a real parameter server, for the simulated workers to replay.
 
     record.py OUT [--batch 64] [--steps 4]
 
 Both are stock TensorFlow over `grpc`, with a proxy between them that keeps every request and every answer, in both directions. From these, a step is recorded as
 operations: calls to the ps, tensors that the worker requests, tensors that the ps requests. Their order is derived from the worker's part of the graph. The file is
-one line of JSON and the bytes that it refers to; docs/starctl.md describes it.
+one line of JSON and the bytes that it refers to; benches/swarm/README.md describes it.
 """
 
 import argparse

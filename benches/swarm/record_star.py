@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records the star calls of a real worker, for `starctl bench swarm` to replay.
+"""Records the star calls of a real worker, for the simulated workers to replay.
 
     record_star.py OUT --library PATH [--protocol star_server] [--batch 64] [--steps 4]
 

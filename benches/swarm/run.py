@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Many simulated workers on one real parameter server: measures how its throughput scales and the cost of a worker.
 
-    run.py --library PATH --starctl PATH [--workers 1,10,100,1000] [--protocols grpc,grpc++,star_server] [--rounds 3] [--quick] [--out target/bench/swarm]
+    run.py --library PATH --swarm PATH [--workers 1,10,100,1000] [--protocols grpc,grpc++,star_server] [--rounds 3] [--quick] [--out target/bench/swarm]
 
 Records a step of the benchmark's CTR model (record.py, and record_star.py for star_server and star_server_lite), then starts a fresh server for each turn, simulates
-the workers with `starctl bench swarm`, and checks the server's state afterwards. Writes results.json and table.md (plot.py draws them); exits with 1 if anything failed.
+the workers with `swarm`, and checks the server's state afterwards. Writes results.json and table.md (plot.py draws them); exits with 1 if anything failed.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PATIENCE = 900.0
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=pathlib.Path, help="path of libstarwire.so (not needed for grpc alone)")
-    parser.add_argument("--starctl", type=pathlib.Path, required=True)
+    parser.add_argument("--swarm", type=pathlib.Path, required=True, help="path of the simulator (cargo build --release --bin swarm)")
     parser.add_argument("--protocols", default="grpc,grpc++,star_server")
     parser.add_argument("--workers", default="1,10,100,1000")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each protocol and number of workers (default %(default)s)")
@@ -42,10 +42,10 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def play(starctl, recording, server, protocol, workers, seconds, steps, patience=PATIENCE):
-    """Runs `starctl bench swarm` once."""
+def play(swarm, recording, server, protocol, workers, seconds, steps, patience=PATIENCE):
+    """Runs the simulator once."""
     command = [
-        str(starctl), "bench", "swarm", "--recording", str(recording), "--protocol", protocol, "--server", server.door, "--first-worker", server.first_worker,
+        str(swarm), "--recording", str(recording), "--protocol", protocol, "--server", server.door, "--first-worker", server.first_worker,
         "--workers", str(workers), "--seconds", str(seconds), "--steps", str(steps), "--pid", str(server.process.pid),
     ]  # fmt: skip
     try:
@@ -76,7 +76,7 @@ def turn(arguments, case, recording, protocol, workers):
     server = ps.Server(protocol, str(arguments.library) if arguments.library else None, case, workers, logs)
     try:
         before = server.pushed()
-        result = play(arguments.starctl, recording, server, protocol, workers, arguments.seconds, arguments.steps)
+        result = play(arguments.swarm, recording, server, protocol, workers, arguments.seconds, arguments.steps)
         model.check(before, server.pushed(), result["made"], expected)
         return result
     finally:
@@ -103,7 +103,7 @@ def main():
     arguments = parse_arguments()
     if arguments.quick:
         arguments.workers, arguments.rounds, arguments.seconds, arguments.steps = "1,20", 1, 1, 5
-    for name in ("library", "starctl", "out"):
+    for name in ("library", "swarm", "out"):
         if getattr(arguments, name):
             setattr(arguments, name, getattr(arguments, name).resolve())
     counts = [int(n) for n in arguments.workers.split(",")]

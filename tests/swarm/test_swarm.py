@@ -1,6 +1,6 @@
-"""`starctl bench swarm` against real parameter servers: two simulated workers over each protocol, and the failures that a run must report.
+"""Simulated workers (benches/swarm) against real parameter servers: two workers over each protocol, and the failures that a run must report.
 
-Needs STARWIRE_LIBRARY and STARWIRE_STARCTL; `make test ONLY=swarm` sets both.
+Needs STARWIRE_LIBRARY and STARWIRE_SWARM; `make test ONLY=swarm` sets both.
 """
 
 import json
@@ -23,7 +23,7 @@ import ps  # noqa: E402
 import run  # noqa: E402
 from cluster import BenchError  # noqa: E402
 
-STARCTL, LIBRARY = os.environ["STARWIRE_STARCTL"], os.environ["STARWIRE_LIBRARY"]
+SWARM, LIBRARY = os.environ["STARWIRE_SWARM"], os.environ["STARWIRE_LIBRARY"]
 WORKERS, STEPS, BATCH, TIMEOUT = 2, 20, 8, 60
 
 
@@ -68,7 +68,7 @@ def test_every_step_is_applied(played, server):
     protocol, recording = played
     server = server(protocol)
     before = server.pushed()
-    result = run.play(STARCTL, recording, server, protocol, WORKERS, 0, STEPS, TIMEOUT)
+    result = run.play(SWARM, recording, server, protocol, WORKERS, 0, STEPS, TIMEOUT)
     after = server.pushed()
     # Each worker makes one step for warm-up.
     assert sum(result["made"]) == WORKERS * (STEPS + 1) and result["steps"] == WORKERS * STEPS, result
@@ -95,16 +95,16 @@ def test_star_calls_carry_what_others_send_separately(recording, star_recording)
 def test_plans_are_registered_on_demand(star_recording, server):
     """Plans are registered only if the server does not know them; later sessions reuse them."""
     server = server("star_server")
-    first = run.play(STARCTL, star_recording, server, "star_server", WORKERS, 0, 1, TIMEOUT)
+    first = run.play(SWARM, star_recording, server, "star_server", WORKERS, 0, 1, TIMEOUT)
     plans = len(record.load(star_recording)["plans"])
     assert plans <= first["registrations"] <= plans * WORKERS, first
-    again = run.play(STARCTL, star_recording, server, "star_server", WORKERS, 0, 1, TIMEOUT)
+    again = run.play(SWARM, star_recording, server, "star_server", WORKERS, 0, 1, TIMEOUT)
     assert again["registrations"] == 0, again
 
 
 def test_star_calls_need_a_star_protocol(star_recording, server):
     with pytest.raises(BenchError, match="the recording has star calls, which grpc\\+\\+ does not have"):
-        run.play(STARCTL, star_recording, server("grpc++"), "grpc++", WORKERS, 0, 1, TIMEOUT)
+        run.play(SWARM, star_recording, server("grpc++"), "grpc++", WORKERS, 0, 1, TIMEOUT)
 
 
 @pytest.mark.parametrize("protocol", ["grpc++", "star_server"])
@@ -123,7 +123,7 @@ def test_gradients_that_are_not_applied_fail_the_run(protocol, recording, star_r
     empty.write_bytes(head + b"\n" + blob)
     server = server(protocol)
     before = server.pushed()
-    result = run.play(STARCTL, empty, server, protocol, WORKERS, 0, STEPS, TIMEOUT)
+    result = run.play(SWARM, empty, server, protocol, WORKERS, 0, STEPS, TIMEOUT)
     with pytest.raises(model.NotPushed, match="the gradients that were pushed add"):
         model.check(before, server.pushed(), result["made"], expected(recording))
 
@@ -133,7 +133,7 @@ def test_a_server_that_dies_is_named(played, server):
     server = server(protocol)
     before = server.pushed()["steps"]
     command = [
-        STARCTL, "bench", "swarm", "--recording", recording, "--protocol", protocol, "--server", server.door, "--first-worker", server.first_worker, "--workers", str(WORKERS),
+        SWARM, "--recording", recording, "--protocol", protocol, "--server", server.door, "--first-worker", server.first_worker, "--workers", str(WORKERS),
         "--steps", "1000000", "--pid", str(server.process.pid), "--patience", "20",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
@@ -153,8 +153,8 @@ def test_no_answer(recording, server):
     server = server("grpc")
     door, server.door = server.door, "127.0.0.1:9"
     with pytest.raises(BenchError, match="worker . cannot connect: .*refused"):
-        run.play(STARCTL, recording, server, "grpc", WORKERS, 0, 1, TIMEOUT)
+        run.play(SWARM, recording, server, "grpc", WORKERS, 0, 1, TIMEOUT)
     # A gRPC port is not a data port.
     server.door = door
     with pytest.raises(BenchError, match="cannot connect: .* is not a server of /job:ps/replica:0/task:0 over grpc\\+\\+"):
-        run.play(STARCTL, recording, server, "grpc++", WORKERS, 0, 1, TIMEOUT)
+        run.play(SWARM, recording, server, "grpc++", WORKERS, 0, 1, TIMEOUT)

@@ -13,22 +13,14 @@ mod plan;
 mod probe;
 mod remote;
 mod sizes;
-mod swarm;
 mod top;
 
 use std::process::ExitCode;
 
 use args::{Command, Failure, Parsed};
 
-const COMMANDS: [Command; 7] = [
-    doctor::COMMAND,
-    top::COMMAND,
-    health::COMMAND,
-    endpoint_map::COMMAND,
-    plan::COMMAND,
-    bench::COMMAND,
-    swarm::COMMAND,
-];
+const COMMANDS: [Command; 6] =
+    [doctor::COMMAND, top::COMMAND, health::COMMAND, endpoint_map::COMMAND, plan::COMMAND, bench::COMMAND];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = match std::env::args_os().skip(1).map(std::ffi::OsString::into_string).collect() {
@@ -50,9 +42,7 @@ fn main() -> ExitCode {
         }
         _ => {}
     }
-    // Names of two words come before those of one.
-    let two_words = rest.split_first().and_then(|(second, rest)| Some((find(&format!("{name} {second}"))?, rest)));
-    let Some((command, rest)) = two_words.or_else(|| Some((find(name)?, rest))) else {
+    let Some(command) = COMMANDS.iter().find(|command| command.name == name) else {
         let names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
         return complain(&format!("unknown command {name:?}; known: {}", names.join(", ")));
     };
@@ -72,11 +62,6 @@ fn main() -> ExitCode {
         },
         Err(message) => complain(&format!("{name}: {message}\ntry: starctl {name} --help")),
     }
-}
-
-fn find(name: &str) -> Option<&'static Command> {
-    const ALL: &[Command] = &COMMANDS;
-    ALL.iter().find(|command| command.name == name)
 }
 
 fn overview() -> String {

@@ -1,5 +1,8 @@
-//! `starctl bench swarm`: many simulated workers against one real parameter server.
+//! Simulates many workers on one real parameter server (benches/swarm/README.md).
 
+#![forbid(unsafe_code)]
+
+mod args;
 mod disguise;
 mod grpc;
 mod link;
@@ -13,54 +16,25 @@ mod wire;
 mod worker;
 
 use std::cell::Cell;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::fmt::Display;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, ToSocketAddrs};
 use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use ::starwire_net::transport::descriptors;
+use starwire_net::transport::descriptors;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::{JoinSet, LocalSet};
 
-use crate::args::{Args, Command, Failure, Opt};
-use crate::remote;
+use args::{Args, Failure};
 use link::Link;
 use observe::{Process, Seen};
 use recording::Recording;
 use report::Report;
 use worker::Worker;
-
-pub const COMMAND: Command = Command {
-    name: "bench swarm",
-    about: "Simulates many workers on one real parameter server.",
-    positional: "",
-    options: &[
-        Opt { name: "--recording", value: "FILE", help: "recorded steps, from benches/swarm/record.py" },
-        Opt { name: "--protocol", value: "NAME", help: "grpc, grpc++, star_server or star_server_lite" },
-        Opt { name: "--server", value: "ADDRESS", help: "the server: its gRPC port for grpc, else its data port" },
-        Opt { name: "--workers", value: "N", help: "simulated workers (1)" },
-        Opt {
-            name: "--first-worker",
-            value: "IP:PORT",
-            help: "address of worker 0; worker N listens N IP addresses higher",
-        },
-        Opt { name: "--steps", value: "N", help: "least steps per worker (5)" },
-        Opt { name: "--seconds", value: "N", help: "least duration (5)" },
-        Opt { name: "--pid", value: "PID", help: "the server's process, to measure its memory and CPU" },
-        Opt { name: "--patience", value: "SECONDS", help: "silence after which a worker gives up (120)" },
-    ],
-    details: "\
-Each worker has its own session, task and (except with the star protocols) registered graph, and repeats the recorded
-steps as fast as the server allows. Prints one JSON object. benches/swarm/run.py starts servers, compares protocols and
-checks that the server applied the pushed updates.
-The server's ClusterSpec (and, except for grpc, its .endpoint_map) must list --first-worker and the addresses after it;
-one listener serves them all.
-",
-    run,
-};
 
 /// Connections that are made, graphs that are registered, and first steps, in which the server connects to the workers,
 /// at the same time.
@@ -110,20 +84,37 @@ impl Protocol {
     }
 }
 
-fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let plan = Plan::from(args)?;
+fn main() -> ExitCode {
+    match run() {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(Failure::Usage(message)) => {
+            eprintln!("swarm: {message}\ntry: swarm --help");
+            ExitCode::from(2)
+        }
+        Err(Failure::Failed(message)) => {
+            eprintln!("swarm: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<String, Failure> {
+    let Some(args) = Args::parse(std::env::args_os().skip(1))? else { return Ok(args::help()) };
+    let plan = Plan::from(&args)?;
     // Two connections for each worker, the listener and what a process has anyway.
     descriptors::allow(2 * plan.workers as u64 + 64).map_err(|error| Failure::Failed(error.to_string()))?;
-    let runtime = remote::runtime()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::Failed(format!("cannot start an event loop: {error}")))?;
     let report = LocalSet::new().block_on(&runtime, plan.play()).map_err(|why| Failure::Failed(plan.explain(why)))?;
-    println!("{}", report.json());
-    Ok(ExitCode::SUCCESS)
+    Ok(format!("{}\n", report.json()))
 }
 
 impl Plan {
     fn from(args: &Args) -> Result<Self, Failure> {
-        let needed = |name: &str| args.get(name).ok_or_else(|| Failure::Usage(format!("{name} is missing")));
-        let protocol = match needed("--protocol")? {
+        let protocol = match args.needed("--protocol")? {
             "grpc" => Protocol::Grpc,
             other => match STARWIRE.into_iter().find(|name| *name == other) {
                 Some(name) => Protocol::Starwire(name),
@@ -133,10 +124,11 @@ impl Plan {
                 }
             },
         };
-        let address = remote::parse_address(needed("--server")?)?;
-        let server = address.resolve().ok().and_then(|found| found.first().copied());
-        let server = server.ok_or_else(|| Failure::Failed(format!("cannot look up the host of {address}")))?;
-        let first = needed("--first-worker")?;
+        let server = args.needed("--server")?;
+        let wrong = |why: &dyn Display| Failure::Usage(format!("--server {server:?} is not an address: {why}"));
+        let server = server.to_socket_addrs().map_err(|error| wrong(&error))?.next();
+        let server = server.ok_or_else(|| wrong(&"the host has none"))?;
+        let first = args.needed("--first-worker")?;
         let first: SocketAddrV4 = first.parse().map_err(|_| {
             Failure::Usage(format!(
                 "--first-worker {first:?} is not an IPv4 address with a port, such as 127.1.0.1:7000"
@@ -148,7 +140,7 @@ impl Plan {
             return Err(Failure::Usage(format!("fewer than {workers} addresses from {first} on")));
         }
         let process = args.get("--pid").map(|_| args.number("--pid", 0, 1, u32::MAX)).transpose()?.map(Process::new);
-        let recording = Recording::load(Path::new(needed("--recording")?)).map_err(Failure::Failed)?;
+        let recording = Recording::load(Path::new(args.needed("--recording")?)).map_err(Failure::Failed)?;
         if recording.has_star_calls() && !protocol.has_star_calls() {
             let why = format!("the recording has star calls, which {} does not have", protocol.name());
             return Err(Failure::Usage(why));

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedSender;
-use tonic::codegen::Bytes;
 
-use super::tensor::Tensor;
+use crate::tensor::Tensor;
 
 /// The way of one worker to its parameter server, and back: what ends or is asked is told to the worker's `Events`.
 pub trait Link {

@@ -14,18 +14,18 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
-use tonic::codegen::{Bytes, http};
+use tonic::codegen::http;
 use tonic::server::{NamedService, UnaryService};
 use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
 
-use prost::bytes::{Buf, BufMut};
+use bytes::{Buf, BufMut, Bytes};
 
-use super::link::{Ask, Event, Events, Link, StarRequest, edge_of};
-use super::tensor::Tensor;
-use super::wire::{self, Value};
-use super::worker::nothing;
+use crate::link::{Ask, Event, Events, Link, StarRequest, edge_of};
+use crate::tensor::Tensor;
+use crate::wire::{self, Value};
+use crate::worker::nothing;
 
 const SERVICE: &str = "tensorflow.WorkerService";
 /// gRPC's own default is 64 KiB; TensorFlow's grows with what it measures.

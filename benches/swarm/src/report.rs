@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::observe::Seen;
-use super::recording::What;
-use super::worker::Played;
-use super::{Plan, Protocol};
+use crate::observe::Seen;
+use crate::recording::What;
+use crate::worker::Played;
+use crate::{Plan, Protocol};
 
 pub struct Report {
     protocol: Protocol,

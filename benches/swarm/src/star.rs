@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tonic::codegen::Bytes;
+use bytes::Bytes;
 
 /// Method numbers: cc/base/methods.h.
 pub const CALL: u16 = 16;

@@ -10,17 +10,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use starwire_protocol::{Connection, Failure, Handler, Outcome, Payload, PeerInfo, Segment, Settings, Target, code};
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, oneshot};
-use tonic::codegen::Bytes;
 
-use super::link::{Ask, Event, Events, Link, StarRequest, edge_of};
-use super::recording::Recording;
-use super::star;
-use super::tensor::Tensor;
-use super::worker::nothing;
+use crate::link::{Ask, Event, Events, Link, StarRequest, edge_of};
+use crate::recording::Recording;
+use crate::star;
+use crate::tensor::Tensor;
+use crate::worker::nothing;
 
 /// What one system call may read of tensors.
 const SINK: usize = 256 << 10;

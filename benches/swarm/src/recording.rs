@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde_json::Value as Json;
-use tonic::codegen::Bytes;
 
-use super::star::{PlanName, StarCall};
-use super::tensor::Tensor;
+use crate::star::{PlanName, StarCall};
+use crate::tensor::Tensor;
 
 const FORMAT: u64 = 1;
 /// Operations of a step: their index shares a number with the step's.

@@ -2,9 +2,9 @@
 
 use std::cell::Cell;
 
-use super::recording::{Call, Recording, Taken, Variable};
-use super::star::{self, Caller, PlanName, StarCall};
-use super::wire::{self, Malformed, Value};
+use crate::recording::{Call, Recording, Taken, Variable};
+use crate::star::{self, Caller, PlanName, StarCall};
+use crate::wire::{self, Malformed, Value};
 
 // tensorflow/core/framework: graph.proto, node_def.proto, attr_value.proto, device_attributes.proto.
 const GRAPH_NODE: u32 = 1;

@@ -1,8 +1,8 @@
 //! A recorded tensor in the two forms in which it can be asked for.
 
-use tonic::codegen::Bytes;
+use bytes::Bytes;
 
-use super::wire::{Value, put};
+use crate::wire::{Value, put};
 
 pub struct Tensor {
     /// For starwire: see "Tensors" in docs/protocol.md.

@@ -3,13 +3,13 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedReceiver;
-use tonic::codegen::Bytes;
 
-use super::disguise::Disguise;
-use super::link::{Ask, Event, Link, StarRequest};
-use super::recording::{MAX_OPERATIONS, Recording, Step, What};
-use super::star;
+use crate::disguise::Disguise;
+use crate::link::{Ask, Event, Link, StarRequest};
+use crate::recording::{MAX_OPERATIONS, Recording, Step, What};
+use crate::star;
 
 /// Marks the token of a registration: the rest is the token of the call that wants it.
 const REGISTRATION: u64 = 1 << 63;
@@ -285,9 +285,9 @@ mod tests {
 
     use tokio::sync::mpsc::unbounded_channel;
 
-    use super::super::link::Events;
-    use super::super::tensor::Tensor;
     use super::*;
+    use crate::link::Events;
+    use crate::tensor::Tensor;
 
     /// Ends calls and pulls at once, keeps what was answered, and asks for "e2" when "e1" is pulled.
     struct Fake {
