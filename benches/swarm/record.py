@@ -140,29 +140,10 @@ def dependencies(partitions):
 
 def fields_of(message):
     """The fields of a serialised protocol buffer by number; only the last of repeated ones."""
-    found, at = {}, 0
+    from google.protobuf import empty_pb2, unknown_fields
 
-    def varint():
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = message[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(message):
-        key = varint()
-        kind = key & 7
-        if kind == 0:
-            found[key >> 3] = varint()
-        else:
-            length = varint() if kind == 2 else {1: 8, 5: 4}[kind]
-            found[key >> 3] = message[at : at + length]
-            at += length
-    return found
+    found = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(message))
+    return {field.field_number: field.data for field in found}
 
 
 def settings(name, values):
