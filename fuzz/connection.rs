@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use starwire_protocol::{
-    Connection, ConnectionError, FEATURE_LENDING, Failure, Handler, Outcome, Payload, PeerInfo, Segment, Settings,
-    Target, Witness,
+    Call, CallBuffer, CallHead, Connection, ConnectionError, Event, FEATURE_LENDING, Failure, Payload, Recv,
+    ReplyBuffer, Segment, Settings, Target, Witness,
 };
 
 /// The first bytes of a stream, fed to a server and to a client.
@@ -69,24 +69,27 @@ pub fn framed(data: &[u8]) {
             5 => {
                 let len = u64::from(script.byte()) * 400;
                 end.owner.ops.insert(next_id, false);
+                let (id, op) = (next_id, Op { id: next_id, lens: Vec::new() });
                 if len % 3 == 0 {
-                    end.connection.recv(end.now, next_id, 1, b"key", len, 0, None, next_id, &mut end.owner);
+                    let recv = Recv { id, step: 1, prefix: b"key", frame: len, iter: 0, deadline: None, op };
+                    end.connection.recv(end.now, recv);
                 } else {
                     let deadline = (len % 3 == 1).then(|| end.now + Duration::from_millis(len));
                     let payload = Some(Blob(len));
-                    let connection = &mut end.connection;
-                    connection.call(end.now, next_id, 1, vec![1], payload, deadline, next_id, &mut end.owner);
+                    end.connection.call(end.now, Call { id, method: 1, meta: vec![1], payload, deadline, op });
                 }
+                end.poll_events();
                 next_id += 1;
             }
             6 => {
                 let id = u64::from(script.byte());
-                end.connection.cancel(end.now, id, 1, "cancel", &mut end.owner);
+                end.connection.cancel(end.now, id, 1, "cancel");
+                end.poll_events();
             }
             _ => {
                 end.now += Duration::from_millis(u64::from(script.byte()));
                 if end.connection.next_timeout().is_some_and(|at| at <= end.now) {
-                    let result = end.connection.on_timeout(end.now, &mut end.owner);
+                    let result = end.connection.on_timeout(end.now);
                     end.note(result);
                 }
             }
@@ -160,65 +163,56 @@ impl Payload for Blob {
     }
 }
 
-#[derive(Default)]
-struct Owner {
-    ops: HashMap<u64, bool>,
-    requests: Vec<u64>,
+struct Op {
+    id: u64,
     lens: Vec<u64>,
 }
 
-impl Owner {
-    fn note_lens(&mut self, lens: &[u64]) {
-        let total = lens.iter().try_fold(0u64, |sum, len| sum.checked_add(*len));
-        assert!(total.is_some_and(|total| total <= 1 << 20), "allocation beyond the limit");
-        self.lens = lens.to_vec();
-    }
-}
-
-impl Handler for Owner {
-    type Op = u64;
-    type Payload = Blob;
-    type Body = Vec<u64>;
-
-    fn ready(&mut self, _: &PeerInfo) {}
-    fn goodbye(&mut self, _: &str) {}
-    fn key_defined(&mut self, _: u64, prefix: &[u8]) -> bool {
-        assert!(prefix.len() <= 4096);
-        prefix.len() % 3 != 0
-    }
-    fn keys_forgotten(&mut self) {}
-    fn recv_request(&mut self, id: u64, _: i64, _: u64, _: u64, _: u64) {
-        self.requests.push(id);
-    }
-    fn call_alloc(&mut self, id: u64, _: u16, _: &[u8], lens: &[u64]) -> Result<Vec<u64>, Failure> {
-        self.note_lens(lens);
-        match id % 5 {
-            0 => Err(Failure { code: 8, message: "no".to_owned() }),
-            _ => Ok(lens.to_vec()),
-        }
-    }
-    fn write_call(&mut self, body: &mut Vec<u64>, part: usize, bytes: &[u8]) {
-        assert_eq!(body[part], bytes.len() as u64);
-    }
-    fn call_ready(&mut self, id: u64, _: u16, _: u32, _: Vec<u64>) {
-        self.requests.push(id);
-    }
-    fn request_cancelled(&mut self, id: u64, _: u16, _: i64, _: bool) {
-        self.requests.retain(|known| *known != id);
-    }
-    fn reply_alloc(&mut self, op: &mut u64, _: &[u8], lens: &[u64]) -> Result<(), Failure> {
-        self.note_lens(lens);
-        match *op % 4 {
+impl ReplyBuffer for Op {
+    fn alloc(&mut self, _: &[u8], lens: &[u64]) -> Result<(), Failure> {
+        self.lens = checked(lens);
+        match self.id % 4 {
             0 => Err(Failure { code: 8, message: "no".to_owned() }),
             _ => Ok(()),
         }
     }
-    fn write_reply(&mut self, _: &mut u64, part: usize, bytes: &[u8]) {
+    fn write(&mut self, part: usize, bytes: &[u8]) {
         assert_eq!(self.lens[part], bytes.len() as u64);
     }
-    fn reply_done(&mut self, op: u64, _: Outcome<'_>) {
-        let ended = self.ops.get_mut(&op).expect("an op that was given");
-        assert!(!std::mem::replace(ended, true), "an op ended twice");
+}
+
+struct Body(Vec<u64>);
+
+impl CallBuffer for Body {
+    fn write(&mut self, part: usize, bytes: &[u8]) {
+        assert_eq!(self.0[part], bytes.len() as u64);
+    }
+}
+
+fn checked(lens: &[u64]) -> Vec<u64> {
+    let total = lens.iter().try_fold(0u64, |sum, len| sum.checked_add(*len));
+    assert!(total.is_some_and(|total| total <= 1 << 20), "allocation beyond the limit");
+    lens.to_vec()
+}
+
+#[derive(Default)]
+struct Owner {
+    ops: HashMap<u64, bool>,
+    requests: Vec<u64>,
+    /// Of each key: its requests are refused.
+    refused: Vec<bool>,
+}
+
+impl starwire_protocol::Owner for Owner {
+    type Op = Op;
+    type Payload = Blob;
+    type Body = Body;
+
+    fn call_memory(&mut self, call: &CallHead<'_>) -> Result<Body, Failure> {
+        match call.id % 5 {
+            0 => Err(Failure { code: 8, message: "no".to_owned() }),
+            _ => Ok(Body(checked(call.lens))),
+        }
     }
 }
 
@@ -239,6 +233,31 @@ impl End {
         if let Err(error) = result {
             assert!(!matches!(error, ConnectionError::Misuse(_)), "the harness is used wrongly: {error}");
             self.error = Some(error);
+        }
+        self.poll_events();
+    }
+
+    fn poll_events(&mut self) {
+        let owner = &mut self.owner;
+        while let Some(event) = self.connection.poll_event() {
+            match event {
+                Event::KeyDefined { key, prefix } => {
+                    assert!(prefix.len() <= 4096 && key == owner.refused.len() as u64);
+                    owner.refused.push(prefix.len() % 3 == 0);
+                }
+                Event::KeysForgotten => owner.refused.clear(),
+                Event::RecvRequest(recv) if owner.refused[recv.key as usize] => {
+                    self.connection.reply(recv.id, 3, b"malformed", None);
+                }
+                Event::RecvRequest(recv) => owner.requests.push(recv.id),
+                Event::CallReady { id, .. } => owner.requests.push(id),
+                Event::RequestCancelled { id, .. } => owner.requests.retain(|known| *known != id),
+                Event::ReplyDone { op, .. } => {
+                    let ended = owner.ops.get_mut(&op.id).expect("an op that was given");
+                    assert!(!std::mem::replace(ended, true), "an op ended twice");
+                }
+                _ => {}
+            }
         }
     }
 
@@ -302,7 +321,8 @@ impl End {
     }
 
     fn over(mut self) {
-        self.connection.fail(14, "over", &mut self.owner);
+        self.connection.fail(14, "over");
+        self.poll_events();
         assert!(self.owner.ops.values().all(|ended| *ended), "an op never ended");
         assert_eq!(self.connection.in_flight(), 0);
     }

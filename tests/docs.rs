@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use starwire_protocol::{LAYOUTS, Layout, Sender};
+
 const END: &str = "<!-- end of generated table -->";
 
 fn check(file: &str, begin: &str, table: &str) {
@@ -31,6 +33,12 @@ fn configuration() {
 fn metrics() {
     let begin = "<!-- generated from crates/engine/src/metrics/list.rs: `UPDATE=1 cargo test --test docs` -->";
     check("docs/metrics.md", begin, &starwire_engine::metrics::markdown_table());
+}
+
+#[test]
+fn limits_of_the_protocol() {
+    let begin = "<!-- generated from crates/protocol/src/limits.rs: `UPDATE=1 cargo test --test docs` -->";
+    check("docs/protocol.md", begin, &starwire_protocol::limits::markdown_table());
 }
 
 /// Checks links to files of the repository and file names in backticks.
@@ -102,16 +110,48 @@ fn constants(file: &str, between: (&str, &str), prefix: &str, suffix: char) -> V
         .collect()
 }
 
+/// What a row of the table of frames must say: the columns are kind, name, sender, id, code, fixed part, metadata.
+fn is_row_of(layout: &Layout, row: &[String]) -> bool {
+    let sender = match layout.sender {
+        Sender::Client => "client",
+        Sender::Server => "server",
+        Sender::Both => "both",
+    };
+    let meta = match layout.max_meta {
+        0 => row[6] == "–" || layout.name == "PAD",
+        starwire_protocol::limits::MAX_META => row[6].contains("metadata") || row[6].contains("fields"),
+        bytes if bytes < 1024 => row[6].contains(&format!("{bytes} bytes")),
+        bytes => row[6].contains(&format!("at most {} KiB", bytes >> 10)),
+    };
+    let is_unused = |cell: &str| cell == "0" || cell.is_empty();
+    row[0] == layout.kind.to_string()
+        && row[1] == layout.name
+        && row[2] == sender
+        && is_unused(&row[3]) != layout.uses_id
+        && is_unused(&row[4]) != layout.uses_code
+        && row.iter().any(|cell| cell.contains("flags & 1")) == (layout.flags != 0)
+        && meta
+}
+
+#[test]
+fn the_protocol_describes_every_frame() {
+    let rows = protocol_rows();
+    let frames: Vec<_> = rows.iter().filter(|row| row.len() == 7 && row[0].parse::<u8>().is_ok()).collect();
+    assert_eq!(frames.len(), LAYOUTS.len());
+    for (layout, row) in LAYOUTS.iter().zip(frames) {
+        assert!(is_row_of(layout, row), "docs/protocol.md says {row:?}, the code {layout:?}");
+    }
+}
+
 /// Authors of other clients need every number of the wire format.
 #[test]
 fn the_protocol_names_every_number_of_the_code() {
     let rows = protocol_rows();
     let has = |first: &str, second: &str| rows.iter().any(|row| row[0] == first && row[1] == second);
     let mut missing = Vec::new();
-    let kinds = constants("crates/protocol/src/frame.rs", ("mod kind {", "\n}"), "pub const ", ';');
     let methods = constants("cc/base/methods.h", ("enum class Method", "};"), "k", ',');
-    assert!(kinds.len() >= 17 && methods.len() >= 18, "{kinds:?} {methods:?}");
-    for (name, number) in kinds.iter().chain(&methods) {
+    assert!(methods.len() >= 18, "{methods:?}");
+    for (name, number) in &methods {
         if !has(&number.to_string(), name) {
             missing.push(format!("| {number} | {name} |"));
         }
@@ -120,15 +160,6 @@ fn the_protocol_names_every_number_of_the_code() {
         let row = rows.iter().find(|row| row[0] == number.to_string() && row.len() == 3 && !row[2].is_empty());
         if row.is_none() && name != "HAS_SECRET" {
             missing.push(format!("field {number}, {name}"));
-        }
-    }
-    // All limits except those that only the sender needs.
-    let limits =
-        constants("crates/protocol/src/limits.rs", ("/// Size of", "/// A block takes no further"), "pub const ", ';');
-    assert!(limits.len() >= 13, "{limits:?}");
-    for (name, value) in limits {
-        if !has(&format!("`{name}`"), &value.to_string()) {
-            missing.push(format!("| `{name}` | {value} |"));
         }
     }
     for (feature, word) in

@@ -11,7 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use starwire_protocol::{Connection, Failure, Handler, Outcome, Payload, PeerInfo, Segment, Settings, Target, code};
+use starwire_protocol::{
+    Call, CallHead, Connection, Event as ProtocolEvent, Failure, Outcome, Owner, Payload, Recv, ReplyBuffer, Segment,
+    Settings, Target, code,
+};
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, oneshot};
@@ -112,7 +115,9 @@ impl Link for Starwire {
         let (mut proto, mut inbox) = (self.conn.proto.borrow_mut(), self.conn.inbox.borrow_mut());
         let payload = (!request.is_empty()).then(|| Out::One(request.into()));
         let op = Waiting { token, content: Some(Vec::new()), bytes: 0, wanted: None, star: false };
-        proto.call(Instant::now(), self.next_id(), method, Vec::new(), payload, None, op, &mut inbox);
+        let call = Call { id: self.next_id(), method, meta: Vec::new(), payload, deadline: None, op };
+        proto.call(Instant::now(), call);
+        inbox.take_events(&mut proto);
         self.conn.wake.notify_one();
     }
 
@@ -121,7 +126,9 @@ impl Link for Starwire {
         let prefix = pull.key.rsplit_once(';').map_or(pull.key, |(prefix, _)| prefix);
         let op = Waiting { token, content: None, bytes: 0, wanted: Some(pull.bytes), star: false };
         let step = i64::try_from(pull.step).unwrap_or(0);
-        proto.recv(Instant::now(), self.next_id(), step, prefix.as_bytes(), 0, 0, None, op, &mut inbox);
+        let (id, prefix) = (self.next_id(), prefix.as_bytes());
+        proto.recv(Instant::now(), Recv { id, step, prefix, frame: 0, iter: 0, deadline: None, op });
+        inbox.take_events(&mut proto);
         self.conn.wake.notify_one();
     }
 
@@ -130,7 +137,10 @@ impl Link for Starwire {
         let payload = (!request.parts.is_empty()).then_some(Out::Many(request.parts));
         let star = request.method == star::CALL;
         let op = Waiting { token, content: None, bytes: 0, wanted: Some(request.bytes), star };
-        proto.call(Instant::now(), self.next_id(), request.method, request.meta, payload, None, op, &mut inbox);
+        let StarRequest { method, meta, .. } = request;
+        let call = Call { id: self.next_id(), method, meta, payload, deadline: None, op };
+        proto.call(Instant::now(), call);
+        inbox.take_events(&mut proto);
         self.conn.wake.notify_one();
     }
 
@@ -237,64 +247,63 @@ struct Inbox {
     keys: Vec<Option<String>>,
     /// Tensors that the server wants: request, step, edge.
     asks: Vec<(u64, i64, String)>,
-    refused: Vec<u64>,
 }
 
 impl Inbox {
     fn new(events: Events) -> Self {
-        Self { events, ready: None, keys: Vec::new(), asks: Vec::new(), refused: Vec::new() }
+        Self { events, ready: None, keys: Vec::new(), asks: Vec::new() }
     }
 }
 
-impl Handler for Inbox {
+impl Owner for Inbox {
     type Op = Waiting;
     type Payload = Out;
     type Body = ();
 
-    fn ready(&mut self, _: &PeerInfo) {
-        if let Some(ready) = self.ready.take() {
-            let _ = ready.send(());
-        }
+    fn call_memory(&mut self, _: &CallHead<'_>) -> Result<(), Failure> {
+        Err(Failure { code: code::UNIMPLEMENTED, message: "a simulated worker has no methods".to_owned() })
     }
+}
 
-    fn goodbye(&mut self, _: &str) {}
-
-    fn key_defined(&mut self, _: u64, prefix: &[u8]) -> bool {
-        let edge = std::str::from_utf8(prefix).ok().and_then(edge_of).map(str::to_owned);
-        self.keys.push(edge);
-        self.keys.last().is_some_and(Option::is_some)
-    }
-
-    fn keys_forgotten(&mut self) {
-        self.keys.clear();
-    }
-
-    fn recv_request(&mut self, id: u64, step: i64, key: u64, _: u64, _: u64) {
-        match usize::try_from(key).ok().and_then(|key| self.keys.get(key)?.clone()) {
-            Some(edge) => self.asks.push((id, step, edge)),
-            None => self.refused.push(id),
-        }
-    }
-
-    fn call_alloc(&mut self, _: u64, _: u16, _: &[u8], _: &[u64]) -> Result<(), Failure> {
-        Err(Failure { code: 12, message: "a simulated worker has no methods".to_owned() })
-    }
-
-    fn write_call(&mut self, (): &mut (), _: usize, _: &[u8]) {}
-    fn call_ready(&mut self, _: u64, _: u16, _: u32, (): ()) {}
-    fn request_cancelled(&mut self, _: u64, _: u16, _: i64, _: bool) {}
-
-    fn reply_alloc(&mut self, op: &mut Waiting, _: &[u8], lens: &[u64]) -> Result<(), Failure> {
-        op.bytes = lens.iter().sum();
-        if let Some(content) = &mut op.content {
+impl ReplyBuffer for Waiting {
+    fn alloc(&mut self, _: &[u8], lens: &[u64]) -> Result<(), Failure> {
+        self.bytes = lens.iter().sum();
+        if let Some(content) = &mut self.content {
             let refuse = || Failure { code: code::RESOURCE_EXHAUSTED, message: "the answer is too long".to_owned() };
-            content.resize(usize::try_from(op.bytes).ok().filter(|n| *n < 1 << 30).ok_or_else(refuse)?, 0);
+            content.resize(usize::try_from(self.bytes).ok().filter(|n| *n < 1 << 30).ok_or_else(refuse)?, 0);
         }
         Ok(())
     }
 
-    fn write_reply(&mut self, op: &mut Waiting, part: usize, bytes: &[u8]) {
-        op.write(part, 0, bytes);
+    fn write(&mut self, part: usize, bytes: &[u8]) {
+        self.write_at(part, 0, bytes);
+    }
+}
+
+impl Inbox {
+    fn take_events(&mut self, proto: &mut Connection<Inbox>) {
+        while let Some(event) = proto.poll_event() {
+            match event {
+                ProtocolEvent::Ready(_) => {
+                    if let Some(ready) = self.ready.take() {
+                        let _ = ready.send(());
+                    }
+                }
+                ProtocolEvent::KeyDefined { prefix, .. } => {
+                    let edge = std::str::from_utf8(prefix).ok().and_then(edge_of).map(str::to_owned);
+                    self.keys.push(edge);
+                }
+                ProtocolEvent::KeysForgotten => self.keys.clear(),
+                ProtocolEvent::RecvRequest(recv) => {
+                    match usize::try_from(recv.key).ok().and_then(|key| self.keys.get(key)?.clone()) {
+                        Some(edge) => self.asks.push((recv.id, recv.step, edge)),
+                        None => proto.reply(recv.id, code::INVALID_ARGUMENT, b"not a rendezvous key", None),
+                    }
+                }
+                ProtocolEvent::ReplyDone { op, outcome } => self.reply_done(op, outcome),
+                _ => {}
+            }
+        }
     }
 
     fn reply_done(&mut self, op: Waiting, result: Outcome<'_>) {
@@ -323,7 +332,7 @@ impl Handler for Inbox {
 
 impl Waiting {
     /// Answers to calls have one part.
-    fn write(&mut self, part: usize, offset: u64, bytes: &[u8]) {
+    fn write_at(&mut self, part: usize, offset: u64, bytes: &[u8]) {
         let Some(content) = self.content.as_mut().filter(|_| part == 0) else { return };
         let to = usize::try_from(offset).ok().and_then(|from| content.get_mut(from..from.checked_add(bytes.len())?));
         if let Some(to) = to {
@@ -338,8 +347,10 @@ impl Conn {
     }
 
     fn end(&self, why: &str) {
-        self.proto.borrow_mut().fail(code::UNAVAILABLE, why, &mut self.inbox.borrow_mut());
-        self.inbox.borrow_mut().ready = None;
+        let (mut proto, mut inbox) = (self.proto.borrow_mut(), self.inbox.borrow_mut());
+        proto.fail(code::UNAVAILABLE, why);
+        inbox.take_events(&mut proto);
+        inbox.ready = None;
     }
 }
 
@@ -373,14 +384,12 @@ async fn drive(conn: &Conn, stream: &TcpStream, mut asked: impl FnMut(u64, i64, 
                 for (id, step, edge) in inbox.asks.drain(..) {
                     asked(id, step, edge);
                 }
-                for id in inbox.refused.drain(..) {
-                    conn.proto.borrow_mut().reply(id, code::INVALID_ARGUMENT, b"not a rendezvous key", None);
-                }
             }
             () = &mut timer => {
                 let now = Instant::now();
                 if conn.proto.borrow().next_timeout().is_some_and(|at| at <= now) {
-                    let ticked = conn.proto.borrow_mut().on_timeout(now, &mut conn.inbox.borrow_mut());
+                    let ticked = conn.proto.borrow_mut().on_timeout(now);
+                    conn.inbox.borrow_mut().take_events(&mut conn.proto.borrow_mut());
                     if let Err(error) = ticked {
                         return error.to_string();
                     }
@@ -400,7 +409,10 @@ fn receive(conn: &Conn, stream: &TcpStream) -> Result<(), String> {
         let Some(n) = SINK_MEMORY.with_borrow_mut(|sink| read(&mut proto, &targets, stream, sink))? else {
             return Ok(());
         };
-        proto.on_received(Instant::now(), n, &mut conn.inbox.borrow_mut()).map_err(|error| error.to_string())?;
+        let mut inbox = conn.inbox.borrow_mut();
+        let received = proto.on_received(Instant::now(), n, &mut inbox);
+        inbox.take_events(&mut proto);
+        received.map_err(|error| error.to_string())?;
     }
     Ok(())
 }
@@ -456,7 +468,7 @@ fn keep(proto: &mut Connection<Inbox>, targets: &[Target], mut arrived: &[u8]) {
         let (bytes, rest) = arrived.split_at(usize::try_from(*len).unwrap_or(usize::MAX).min(arrived.len()));
         if let Target::Reply { id, part, offset, .. } = target {
             if let Some(op) = proto.op_mut(*id) {
-                op.write(*part, *offset, bytes);
+                op.write_at(*part, *offset, bytes);
             }
         }
         arrived = rest;

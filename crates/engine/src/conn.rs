@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use crate::delivery::{Delivery, Keys};
+use crate::delivery::{CallMemory, Keys};
 use crate::host::Host;
 use crate::memory::OutPayload;
 use crate::metrics::{ConnectionEntry, Recorder};
@@ -59,7 +59,7 @@ pub struct Conn<H: Host> {
     pub witness: Option<WitnessWord>,
     /// Of a peer of this host, where it can be read: the peer may lend.
     pub peer_memory: Option<PeerMemory>,
-    pub proto: Connection<Delivery<H>>,
+    pub proto: Connection<CallMemory<H>>,
     /// For messages: the peer's address, later its task.
     pub name: String,
     pub peer: Option<PeerInfo>,
@@ -105,7 +105,7 @@ impl<H: Host> Conn<H> {
         key: u64,
         token: Token,
         role: Role,
-        proto: Connection<Delivery<H>>,
+        proto: Connection<CallMemory<H>>,
         name: String,
         entry: ConnectionEntry,
     ) -> Self {

@@ -1,90 +1,134 @@
-//! What the protocol reports, on its way to the engine's owner.
+//! The events of connections on their way to the engine's host.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::conn::Conn;
 use crate::host::{Host, IncomingCall, RecvRequest, Ticket};
 use crate::memory::{InBody, OutPayload};
 use crate::metrics::Recorder;
 use crate::moving::MoveEvent;
 use crate::op::PendingOp;
 use crate::shared::Shared;
-use starwire_protocol::{Failure, Handler, Outcome, PeerInfo, code};
+use starwire_protocol::{CallHead, Event, Failure, Outcome, Owner, PeerInfo, RecvFrame, code};
 
-/// Rendezvous keys of one connection as the owner knows them, by number; None was refused as malformed.
+/// Rendezvous keys of one connection as the host knows them, by number; None was refused as malformed.
 pub type Keys<H> = Vec<Option<<H as Host>::Key>>;
 
-/// Requests of one batch at most, so that the first need not wait for too many others to be parsed.
+/// Most requests of one batch, so that the first does not wait for too many others.
 const BATCH: usize = 256;
 
-/// The protocol's handler for whichever connection is being fed: see [`Delivery::serve`].
+/// The owner of connections: memory for incoming calls.
+pub struct CallMemory<H: Host>(Arc<Shared<H>>);
+
+impl<H: Host> Owner for CallMemory<H> {
+    type Op = PendingOp<H::Op>;
+    type Payload = OutPayload;
+    type Body = Box<InBody>;
+
+    fn call_memory(&mut self, call: &CallHead<'_>) -> Result<Box<InBody>, Failure> {
+        if !self.0.host.takes_calls() {
+            return Err(Failure { code: code::UNIMPLEMENTED, message: "this task serves no calls".into() });
+        }
+        InBody::new(&self.0.host, call.meta, call.lens).map(Box::new)
+    }
+}
+
+/// An event that concerns the shard.
+pub enum Notice {
+    Ready(PeerInfo),
+    /// The peer announced its end, for this reason.
+    Goodbye(String),
+    Move(MoveEvent),
+}
+
+/// Delivers the events of a shard's connections to the host.
 pub struct Delivery<H: Host> {
     shared: Arc<Shared<H>>,
-    conn: u64,
-    keys: Keys<H>,
+    pub memory: CallMemory<H>,
     batch: Vec<RecvRequest<H::Key>>,
-    ready: Option<PeerInfo>,
-    goodbye: Option<String>,
-    moving: Option<MoveEvent>,
-    /// Requests to refuse (id, code, message), which needs the connection that is being borrowed meanwhile.
-    refused: Vec<(u64, i32, String)>,
-    /// Something was delivered in this round.
+    /// The host was called in this round.
     delivered: bool,
     pub metrics: Recorder,
     /// The time of this round: exact enough for metrics.
     pub now: Instant,
 }
 
-/// What has to happen to the connection after the protocol was fed.
-pub struct After {
-    pub ready: Option<PeerInfo>,
-    /// The peer will not talk any more, for this reason.
-    pub goodbye: Option<String>,
-    /// The protocol wants to know something about a queue pair.
-    pub moving: Option<MoveEvent>,
-    pub refused: Vec<(u64, i32, String)>,
-}
-
 impl<H: Host> Delivery<H> {
     pub fn new(shared: Arc<Shared<H>>) -> Self {
         Self {
             metrics: shared.metrics.recorder(),
+            memory: CallMemory(shared.clone()),
             shared,
-            conn: 0,
-            keys: Keys::<H>::new(),
             batch: Vec::with_capacity(BATCH),
-            ready: None,
-            goodbye: None,
-            moving: None,
-            refused: Vec::new(),
             delivered: false,
             now: Instant::now(),
         }
     }
 
-    /// Runs `feed` with this delivery serving connection `conn`.
-    pub fn serve<R>(&mut self, conn: u64, keys: &mut Keys<H>, feed: impl FnOnce(&mut Self) -> R) -> (R, After) {
-        self.conn = conn;
-        std::mem::swap(&mut self.keys, keys);
-        let result = feed(self);
+    /// Delivers events of a connection, in order, up to one that concerns the shard; None: it has no more. Must be
+    /// called after each input of a connection until it returns None.
+    pub fn next(&mut self, conn: &mut Conn<H>) -> Option<Notice> {
+        let notice = loop {
+            let Some(event) = conn.proto.poll_event() else { break None };
+            match event {
+                Event::RecvRequest(recv) => match key_of(&conn.keys, recv.key) {
+                    Some(key) => self.add_to_batch(conn.key, key, recv),
+                    None => {
+                        let message = b"starwire: malformed rendezvous key";
+                        conn.proto.reply(recv.id, code::INVALID_ARGUMENT, message, None);
+                    }
+                },
+                Event::ReplyDone { op, outcome } => self.reply_done(op, &outcome),
+                Event::CallReady { id, method, deadline_ms, body } => {
+                    self.flush();
+                    self.delivered = true;
+                    self.metrics.calls_received.add(1);
+                    let ticket = Ticket { conn: conn.key, id };
+                    self.shared.host.call(IncomingCall { ticket, method, deadline_ms, body });
+                }
+                Event::RequestCancelled { id, method, tag, peer_gone } => {
+                    self.flush();
+                    self.delivered = true;
+                    self.metrics.cancels_received.add(u64::from(!peer_gone));
+                    self.shared.host.cancelled(Ticket { conn: conn.key, id }, method, tag, peer_gone);
+                }
+                // Keys count up, so the table's length is the number of the next one.
+                Event::KeyDefined { prefix, .. } => conn.keys.push(self.shared.host.key(prefix)),
+                Event::KeysForgotten => {
+                    // The batch may use them.
+                    self.flush();
+                    self.forget_keys(&mut conn.keys);
+                }
+                Event::Ready(peer) => {
+                    self.shared.host.peer_came(conn.key, &peer.task, peer.incarnation);
+                    break Some(Notice::Ready(peer.clone()));
+                }
+                Event::Goodbye { reason } => break Some(Notice::Goodbye(reason.to_owned())),
+                Event::MayMove => break Some(Notice::Move(MoveEvent::May)),
+                Event::MoveProposed { endpoint } => {
+                    break Some(Notice::Move(MoveEvent::Proposed(endpoint.to_vec())));
+                }
+                Event::MoveAnswered(answer) => {
+                    break Some(Notice::Move(MoveEvent::Answered(answer.map(<[u8]>::to_vec))));
+                }
+            }
+        };
         self.flush();
-        std::mem::swap(&mut self.keys, keys);
-        (
-            result,
-            After {
-                ready: self.ready.take(),
-                goodbye: self.goodbye.take(),
-                moving: self.moving.take(),
-                refused: std::mem::take(&mut self.refused),
-            },
-        )
+        notice
     }
 
-    pub fn forget_keys(&self, keys: &mut Keys<H>) {
+    /// Delivers the last events of a connection that has failed.
+    pub fn finish(&mut self, conn: &mut Conn<H>) {
+        while self.next(conn).is_some() {}
+        self.forget_keys(&mut conn.keys);
+    }
+
+    fn forget_keys(&self, keys: &mut Keys<H>) {
         keys.drain(..).flatten().for_each(|key| self.shared.host.key_gone(key));
     }
 
-    /// Tells the owner that this round is over, if it was told anything in it.
+    /// Tells the host that this round is over, if it was called in it.
     pub fn end_round(&mut self) {
         if std::mem::take(&mut self.delivered) {
             self.shared.host.round_end();
@@ -93,6 +137,14 @@ impl<H: Host> Delivery<H> {
 
     pub fn note(&mut self) {
         self.delivered = true;
+    }
+
+    fn add_to_batch(&mut self, conn: u64, key: H::Key, recv: RecvFrame) {
+        let RecvFrame { id, step, frame, iter, .. } = recv;
+        self.batch.push(RecvRequest { ticket: Ticket { conn, id }, step, key, frame, iter });
+        if self.batch.len() >= BATCH {
+            self.flush();
+        }
     }
 
     fn flush(&mut self) {
@@ -104,102 +156,9 @@ impl<H: Host> Delivery<H> {
         }
     }
 
-    fn ticket(&self, id: u64) -> Ticket {
-        Ticket { conn: self.conn, id }
-    }
-}
-
-impl<H: Host> Handler for Delivery<H> {
-    type Op = PendingOp<H::Op>;
-    type Payload = OutPayload;
-    type Body = Box<InBody>;
-
-    fn ready(&mut self, peer: &PeerInfo) {
-        self.shared.host.peer_came(self.conn, &peer.task, peer.incarnation);
-        self.ready = Some(peer.clone());
-    }
-
-    fn goodbye(&mut self, reason: &str) {
-        self.goodbye = Some(reason.to_owned());
-    }
-
-    fn may_move(&mut self) {
-        self.moving = Some(MoveEvent::May);
-    }
-
-    fn move_answered(&mut self, answer: Result<&[u8], Failure>) {
-        self.moving = Some(MoveEvent::Answered(answer.map(<[u8]>::to_vec)));
-    }
-
-    fn move_proposed(&mut self, endpoint: &[u8]) {
-        self.moving = Some(MoveEvent::Proposed(endpoint.to_vec()));
-    }
-
-    fn key_defined(&mut self, _key: u64, prefix: &[u8]) -> bool {
-        // Numbers count up, so the new key's is the table's length.
-        let made = self.shared.host.key(prefix);
-        let is_good = made.is_some();
-        self.keys.push(made);
-        is_good
-    }
-
-    fn keys_forgotten(&mut self) {
-        // A batch in waiting may use them.
-        self.flush();
-        let mut keys = std::mem::take(&mut self.keys);
-        self.forget_keys(&mut keys);
-    }
-
-    fn recv_request(&mut self, id: u64, step: i64, key: u64, frame: u64, iter: u64) {
-        let found = usize::try_from(key).ok().and_then(|key| self.keys.get(key)?.clone());
-        match found {
-            Some(key) => {
-                let ticket = self.ticket(id);
-                self.batch.push(RecvRequest { ticket, step, key, frame, iter });
-                if self.batch.len() >= BATCH {
-                    self.flush();
-                }
-            }
-            None => self.refused.push((id, code::INVALID_ARGUMENT, "starwire: malformed rendezvous key".into())),
-        }
-    }
-
-    fn call_alloc(&mut self, _id: u64, _method: u16, meta: &[u8], lens: &[u64]) -> Result<Self::Body, Failure> {
-        if !self.shared.host.takes_calls() {
-            return Err(Failure { code: code::UNIMPLEMENTED, message: "this task serves no calls".into() });
-        }
-        InBody::new(&self.shared.host, meta, lens).map(Box::new)
-    }
-
-    fn write_call(&mut self, body: &mut Self::Body, part: usize, bytes: &[u8]) {
-        body.write(part, bytes);
-    }
-
-    fn call_ready(&mut self, id: u64, method: u16, deadline_ms: u32, body: Self::Body) {
-        self.flush();
+    fn reply_done(&mut self, op: PendingOp<H::Op>, outcome: &Outcome<'_>) {
         self.delivered = true;
-        self.metrics.calls_received.add(1);
-        self.shared.host.call(IncomingCall { ticket: self.ticket(id), method, deadline_ms, body });
-    }
-
-    fn request_cancelled(&mut self, id: u64, method: u16, tag: i64, peer_gone: bool) {
-        self.flush();
-        self.delivered = true;
-        self.metrics.cancels_received.add(u64::from(!peer_gone));
-        self.shared.host.cancelled(self.ticket(id), method, tag, peer_gone);
-    }
-
-    fn reply_alloc(&mut self, op: &mut Self::Op, meta: &[u8], lens: &[u64]) -> Result<(), Failure> {
-        op.alloc(meta, lens)
-    }
-
-    fn write_reply(&mut self, op: &mut Self::Op, part: usize, bytes: &[u8]) {
-        op.write(part, bytes);
-    }
-
-    fn reply_done(&mut self, op: Self::Op, result: Outcome<'_>) {
-        self.delivered = true;
-        match &result {
+        match outcome {
             Outcome::Ok { .. } => {}
             Outcome::PeerError { .. } => self.metrics.error_replies_received.add(1),
             Outcome::Local { code: code::DEADLINE_EXCEEDED, .. } => self.metrics.deadlines_exceeded.add(1),
@@ -209,6 +168,10 @@ impl<H: Host> Handler for Delivery<H> {
             let took = self.now.saturating_duration_since(started);
             if op.is_tensor { self.metrics.tensor_time.record(took) } else { self.metrics.call_time.record(took) }
         }
-        op.done(&result);
+        op.done(outcome);
     }
+}
+
+fn key_of<K: Clone>(keys: &[Option<K>], key: u64) -> Option<K> {
+    keys.get(usize::try_from(key).ok()?)?.clone()
 }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::channel::{State, Waiting, What};
-use crate::command::Command;
+use crate::command::{Command, NewCall, NewRecv};
 use crate::config::HostPort;
 use crate::conn::Role;
 use crate::host::{Host, Level, Op};
@@ -15,7 +15,7 @@ use crate::shard::Shard;
 use crate::whereabouts::is_final;
 use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::{SocketAddress, tcp, unix};
-use starwire_protocol::{Connection, Failure, code};
+use starwire_protocol::{Call, Connection, Failure, Outcome, Recv, code};
 
 /// One attempt to connect takes at most this, so that a peer that is down is noticed; who waits patiently gets more
 /// attempts.
@@ -46,7 +46,8 @@ impl<H: Host> Shard<H> {
             return refuse(waiting, "starwire: the server was stopped");
         }
         if let State::Ready { conn } = channel.state {
-            return self.start(conn, waiting, now);
+            self.start(conn, waiting, now);
+            return self.deliver(conn, now);
         }
         let deadline = waiting.deadline;
         channel.waiting.push_back(waiting);
@@ -56,28 +57,33 @@ impl<H: Host> Shard<H> {
         self.dial(number, now);
     }
 
-    /// Hands a request to a connection that is up.
+    /// Hands a request to a connection that is up. Its events are still to be delivered.
     fn start(&mut self, key: u64, waiting: Waiting<H::Op>, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key).filter(|c| c.closing.is_none()) else {
             // Its end is being worked through; whoever comes now shares it.
             return refuse(waiting, "starwire: the connection was just lost");
         };
         let Waiting { id, what, deadline, .. } = waiting;
-        let proto = &mut conn.proto;
-        match &what {
-            What::Recv(_) => self.delivery.metrics.tensors_requested.add(1),
-            What::Call(_) => self.delivery.metrics.calls_sent.add(1),
+        match what {
+            What::Recv(recv) => {
+                self.delivery.metrics.tensors_requested.add(1);
+                let NewRecv { step, prefix, frame, iter, op } = recv;
+                conn.proto.recv(now, Recv { id, step, prefix: &prefix, frame, iter, deadline, op });
+            }
+            What::Call(call) => {
+                self.delivery.metrics.calls_sent.add(1);
+                let NewCall { method, meta, payload, op, .. } = call;
+                match u16::try_from(method) {
+                    Ok(method) if method > 0 => {
+                        conn.proto.call(now, Call { id, method, meta, payload, deadline, op });
+                    }
+                    _ => op.done(&Outcome::Local {
+                        code: code::INVALID_ARGUMENT,
+                        message: "starwire: the method number is not in 1 to 65535",
+                    }),
+                }
+            }
         }
-        self.delivery.serve(key, &mut conn.keys, |d| match what {
-            What::Recv(r) => proto.recv(now, id, r.step, &r.prefix, r.frame, r.iter, deadline, r.op, d),
-            What::Call(c) => match u16::try_from(c.method) {
-                Ok(method) if method > 0 => proto.call(now, id, method, c.meta, c.payload, deadline, c.op, d),
-                _ => c.op.done(&starwire_protocol::Outcome::Local {
-                    code: code::INVALID_ARGUMENT,
-                    message: "starwire: the method number is not in 1 to 65535",
-                }),
-            },
-        });
         self.mark_dirty(key);
         if deadline.is_some() {
             self.arm(key);
@@ -91,10 +97,10 @@ impl<H: Host> Shard<H> {
         }
         if let State::Ready { conn: key } = channel.state {
             if let Some(conn) = self.conns.get_mut(&key) {
-                let proto = &mut conn.proto;
                 self.delivery.metrics.cancels_sent.add(1);
-                self.delivery.serve(key, &mut conn.keys, |d| proto.cancel(now, id, code, message, d));
+                conn.proto.cancel(now, id, code, message);
                 self.mark_dirty(key);
+                self.deliver(key, now);
             }
         }
     }
@@ -426,5 +432,5 @@ fn literal(target: &HostPort) -> Option<SocketAddr> {
 }
 
 fn refuse<O: Op>(waiting: Waiting<O>, message: &str) {
-    waiting.what.into_op().done(&starwire_protocol::Outcome::Local { code: code::UNAVAILABLE, message });
+    waiting.what.into_op().done(&Outcome::Local { code: code::UNAVAILABLE, message });
 }

@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 
 use crate::host::Host;
 use crate::system::slabs::{self, Slab};
-use starwire_protocol::{Failure, Payload, code};
+use starwire_protocol::{CallBuffer, Failure, Payload, code};
 
 /// A contiguous piece of memory.
 #[repr(C)]
@@ -283,14 +283,6 @@ impl InBody {
         self.pieces.get(part).map_or(ptr::null_mut(), |piece| piece.pointer(offset, len))
     }
 
-    pub(crate) fn write(&mut self, part: usize, bytes: &[u8]) {
-        let to = self.pointer(part, 0, bytes.len() as u64);
-        if !to.is_null() {
-            // SAFETY: `pointer` checked that the range lies in this body's memory.
-            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
-        }
-    }
-
     pub fn meta(&self) -> &[u8] {
         &self.meta
     }
@@ -307,6 +299,16 @@ impl InBody {
     /// The same as addresses, for owners that are not written in Rust.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
+    }
+}
+
+impl CallBuffer for Box<InBody> {
+    fn write(&mut self, part: usize, bytes: &[u8]) {
+        let to = self.pointer(part, 0, bytes.len() as u64);
+        if !to.is_null() {
+            // SAFETY: `pointer` checked that the range lies in this body's memory.
+            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
+        }
     }
 }
 

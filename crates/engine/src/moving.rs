@@ -126,12 +126,8 @@ impl<H: Host> Shard<H> {
             self.shun_pairs(channel, &why.message, now);
         }
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        let proto = &mut conn.proto;
-        let ((), after) = self.delivery.serve(key, &mut conn.keys, |d| proto.stay(now, d));
+        conn.proto.stay(now);
         mark(&mut self.dirty, conn);
-        if let Some(peer) = after.ready {
-            self.greeted(key, peer, now);
-        }
     }
 
     /// Server: once its answer has left, everything else goes the new way.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::host::Op;
 use crate::memory::Buffers;
-use starwire_protocol::{Failure, Outcome, code};
+use starwire_protocol::{Failure, Outcome, ReplyBuffer, code};
 
 /// One outgoing request until its `done` was called.
 pub struct PendingOp<O: Op> {
@@ -20,23 +20,9 @@ impl<O: Op> PendingOp<O> {
         Self { op: Some(op), buffers: Buffers::none(), started: None, is_tensor: false }
     }
 
-    pub(crate) fn alloc(&mut self, meta: &[u8], lens: &[u64]) -> Result<(), Failure> {
-        let op = self.op.as_mut().ok_or_else(|| failure("the request has ended"))?;
-        let buffers = op.alloc(meta, lens)?;
-        if !buffers.fit(lens) {
-            return Err(failure("the buffers for a reply do not fit its parts"));
-        }
-        self.buffers = buffers;
-        Ok(())
-    }
-
     /// Where `offset..offset+len` of a part goes, for the kernel to write. Null if that is not inside a buffer.
     pub(crate) fn pointer(&self, part: usize, offset: u64, len: u64) -> *mut u8 {
         self.buffers.pointer(part, offset, len)
-    }
-
-    pub(crate) fn write(&mut self, part: usize, bytes: &[u8]) {
-        self.buffers.write(part, bytes);
     }
 
     pub(crate) fn done(mut self, outcome: &Outcome<'_>) {
@@ -47,6 +33,22 @@ impl<O: Op> PendingOp<O> {
         if let Some(op) = self.op.take() {
             op.done(outcome, std::mem::take(&mut self.buffers));
         }
+    }
+}
+
+impl<O: Op> ReplyBuffer for PendingOp<O> {
+    fn alloc(&mut self, meta: &[u8], lens: &[u64]) -> Result<(), Failure> {
+        let op = self.op.as_mut().ok_or_else(|| failure("the request has ended"))?;
+        let buffers = op.alloc(meta, lens)?;
+        if !buffers.fit(lens) {
+            return Err(failure("the buffers for a reply do not fit its parts"));
+        }
+        self.buffers = buffers;
+        Ok(())
+    }
+
+    fn write(&mut self, part: usize, bytes: &[u8]) {
+        self.buffers.write(part, bytes);
     }
 }
 

@@ -128,9 +128,9 @@ impl<H: Host> Shard<H> {
             return self.driver.close(token);
         }
         if conn.proto.next_timeout().is_some_and(|t| t <= now) {
-            let proto = &mut conn.proto;
-            let (result, _) = self.delivery.serve(key, &mut conn.keys, |d| proto.on_timeout(now, d));
+            let result = conn.proto.on_timeout(now);
             mark(&mut self.dirty, conn);
+            self.deliver(key, now);
             if let Err(error) = result {
                 return self.broken(key, error, now);
             }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::channel::{ChannelState, Waiting, What};
 use crate::command::{Command, Door};
 use crate::conn::{Conn, DiscardBuffer, Farewell, Role};
-use crate::delivery::Delivery;
+use crate::delivery::{CallMemory, Delivery, Notice};
 use crate::host::{Host, Level};
 use crate::metrics::{Direction, State};
 use crate::moving::Way;
@@ -371,7 +371,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    pub(crate) fn add_conn(&mut self, token: Token, role: Role, proto: Connection<Delivery<H>>, name: String) -> u64 {
+    pub(crate) fn add_conn(&mut self, token: Token, role: Role, proto: Connection<CallMemory<H>>, name: String) -> u64 {
         let key = ((self.index as u64) << CONN_BITS) | self.next_conn;
         self.next_conn += 1;
         self.tokens.insert(token.0, key);
@@ -395,23 +395,12 @@ impl<H: Host> Shard<H> {
             return self.take_leave(key);
         }
         conn.receiving = false;
-        let proto = &mut conn.proto;
-        let (result, after) = self.delivery.serve(key, &mut conn.keys, |d| proto.on_received(now, n, d));
+        let result = conn.proto.on_received(now, n, &mut self.delivery.memory);
+        self.deliver(key, now);
+        let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.count(&self.delivery.metrics);
-        for (id, code, message) in after.refused {
-            conn.proto.reply(id, code, message.as_bytes(), None);
-        }
         if conn.proto.wants_transmit() {
             mark(&mut self.dirty, conn);
-        }
-        if let Some(peer) = after.ready {
-            self.greeted(key, peer, now);
-        }
-        if let Some(event) = after.moving {
-            self.move_on(key, event, now);
-        }
-        if let Some(reason) = after.goodbye {
-            self.said_goodbye(key, reason);
         }
         match result {
             Ok(()) => {
@@ -419,6 +408,18 @@ impl<H: Host> Shard<H> {
                 self.receive_on(key);
             }
             Err(error) => self.broken(key, error, now),
+        }
+    }
+
+    /// Delivers what a connection has to report. To be called after each of its inputs.
+    pub(crate) fn deliver(&mut self, key: u64, now: Instant) {
+        while let Some(conn) = self.conns.get_mut(&key) {
+            match self.delivery.next(conn) {
+                Some(Notice::Ready(peer)) => self.greeted(key, peer, now),
+                Some(Notice::Move(event)) => self.move_on(key, event, now),
+                Some(Notice::Goodbye(reason)) => self.said_goodbye(key, reason),
+                None => return,
+            }
         }
     }
 
@@ -605,12 +606,11 @@ impl<H: Host> Shard<H> {
         let Some(mut conn) = self.conns.remove(&key) else { return };
         let failure = conn.closing.take().unwrap_or(Failure { code: code::UNAVAILABLE, message: "closed".into() });
         let message = format!("starwire: lost the connection to {}: {}", conn.name, failure.message);
-        let proto = &mut conn.proto;
         let was_ready = conn.peer.is_some();
-        self.delivery.serve(key, &mut conn.keys, |d| proto.fail(failure.code, &message, d));
+        conn.proto.fail(failure.code, &message);
+        self.delivery.finish(&mut conn);
         conn.witness = None;
         conn.proto.take_back();
-        self.delivery.forget_keys(&mut conn.keys);
         self.delivery.note();
         conn.count(&self.delivery.metrics);
         let metrics = &self.delivery.metrics;

@@ -1,10 +1,13 @@
 //! What the protocol costs without a network: time per request for both sides together, in batches as a busy reactor
 //! sees them.
 
+use std::cell::RefCell;
 use std::time::Instant;
 
 use divan::counter::ItemsCount;
-use starwire_protocol::{Connection, Failure, Handler, Outcome, Payload, PeerInfo, Segment, Settings, Target};
+use starwire_protocol::{
+    Call, CallHead, Connection, Event, Failure, Outcome, Owner, Payload, Recv, ReplyBuffer, Segment, Settings, Target,
+};
 
 fn main() {
     divan::main();
@@ -24,59 +27,48 @@ impl Payload for Tensor {
     }
 }
 
-/// Counts, and keeps the ids of requests.
-#[derive(Default)]
-struct Owner {
-    requests: Vec<u64>,
-    done: u64,
-    buffer: Vec<u8>,
+thread_local! {
+    /// Memory for the parts of every reply.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Handler for Owner {
-    type Op = ();
+struct Op;
+
+impl ReplyBuffer for Op {
+    fn alloc(&mut self, _: &[u8], lens: &[u64]) -> Result<(), Failure> {
+        BUFFER.with_borrow_mut(|buffer| buffer.resize(lens.iter().sum::<u64>() as usize, 0));
+        Ok(())
+    }
+    fn write(&mut self, _: usize, bytes: &[u8]) {
+        BUFFER.with_borrow_mut(|buffer| buffer[..bytes.len()].copy_from_slice(bytes));
+    }
+}
+
+struct Nobody;
+
+impl Owner for Nobody {
+    type Op = Op;
     type Payload = Tensor;
     type Body = ();
 
-    fn ready(&mut self, _: &PeerInfo) {}
-    fn goodbye(&mut self, _: &str) {}
-    fn key_defined(&mut self, _: u64, _: &[u8]) -> bool {
-        true
-    }
-    fn keys_forgotten(&mut self) {}
-    fn recv_request(&mut self, id: u64, _: i64, _: u64, _: u64, _: u64) {
-        self.requests.push(id);
-    }
-    fn call_alloc(&mut self, _: u64, _: u16, _: &[u8], _: &[u64]) -> Result<(), Failure> {
+    fn call_memory(&mut self, _: &CallHead<'_>) -> Result<(), Failure> {
         Ok(())
-    }
-    fn write_call(&mut self, _: &mut (), _: usize, _: &[u8]) {}
-    fn call_ready(&mut self, id: u64, _: u16, _: u32, _: ()) {
-        self.requests.push(id);
-    }
-    fn request_cancelled(&mut self, _: u64, _: u16, _: i64, _: bool) {}
-    fn reply_alloc(&mut self, _: &mut (), _: &[u8], lens: &[u64]) -> Result<(), Failure> {
-        self.buffer.resize(lens.iter().sum::<u64>() as usize, 0);
-        Ok(())
-    }
-    fn write_reply(&mut self, _: &mut (), _: usize, bytes: &[u8]) {
-        self.buffer[..bytes.len()].copy_from_slice(bytes);
-    }
-    fn reply_done(&mut self, (): (), result: Outcome<'_>) {
-        assert!(matches!(result, Outcome::Ok { .. }));
-        self.done += 1;
     }
 }
 
 struct Side {
-    connection: Connection<Owner>,
-    owner: Owner,
+    connection: Connection<Nobody>,
+    /// Ids of requests that arrived.
+    requests: Vec<u64>,
+    /// Replies that arrived.
+    done: u64,
     targets: Vec<Target>,
     segments: Vec<Segment<Tensor>>,
 }
 
 impl Side {
-    fn new(connection: Connection<Owner>) -> Side {
-        Side { connection, owner: Owner::default(), targets: Vec::new(), segments: Vec::new() }
+    fn new(connection: Connection<Nobody>) -> Side {
+        Side { connection, requests: Vec::new(), done: 0, targets: Vec::new(), segments: Vec::new() }
     }
 
     /// Moves everything that waits here to the other side; bulk bytes are accounted for but not copied (the kernel
@@ -91,6 +83,20 @@ impl Side {
                     }
                     Segment::Part { len, .. } => other.receive(now, len as usize, None),
                 }
+            }
+        }
+    }
+
+    fn poll_events(&mut self) {
+        while let Some(event) = self.connection.poll_event() {
+            match event {
+                Event::RecvRequest(recv) => self.requests.push(recv.id),
+                Event::CallReady { id, .. } => self.requests.push(id),
+                Event::ReplyDone { outcome, .. } => {
+                    assert!(matches!(outcome, Outcome::Ok { .. }));
+                    self.done += 1;
+                }
+                _ => {}
             }
         }
     }
@@ -115,7 +121,8 @@ impl Side {
                 at += step;
                 received += step;
             }
-            self.connection.on_received(now, received, &mut self.owner).expect("the peer keeps the protocol");
+            self.connection.on_received(now, received, &mut Nobody).expect("the peer keeps the protocol");
+            self.poll_events();
         }
     }
 }
@@ -145,14 +152,15 @@ fn recv_round_trip(bencher: divan::Bencher, (batch, len): (u64, usize)) {
         step += 1;
         for key in &keys {
             id += 1;
-            client.connection.recv(now, id, step, key.as_bytes(), 0, 0, None, (), &mut client.owner);
+            let prefix = key.as_bytes();
+            client.connection.recv(now, Recv { id, step, prefix, frame: 0, iter: 0, deadline: None, op: Op });
         }
         client.send_to(&mut server, now);
-        for id in server.owner.requests.drain(..) {
+        for id in server.requests.drain(..) {
             server.connection.reply(id, 0, b"0123456789abcdef", Some(Tensor(tensor.clone())));
         }
         server.send_to(&mut client, now);
-        assert_eq!(client.owner.done, id);
+        assert_eq!(client.done, id);
     });
 }
 
@@ -165,13 +173,14 @@ fn call_round_trip(bencher: divan::Bencher, batch: u64) {
     bencher.counter(ItemsCount::new(batch)).bench_local(|| {
         for _ in 0..batch {
             id += 1;
-            client.connection.call(now, id, 1, vec![1; 100], None, None, (), &mut client.owner);
+            let call = Call { id, method: 1, meta: vec![1; 100], payload: None, deadline: None, op: Op };
+            client.connection.call(now, call);
         }
         client.send_to(&mut server, now);
-        for id in server.owner.requests.drain(..) {
+        for id in server.requests.drain(..) {
             server.connection.reply(id, 0, &[2; 100], None);
         }
         server.send_to(&mut client, now);
-        assert_eq!(client.owner.done, id);
+        assert_eq!(client.done, id);
     });
 }

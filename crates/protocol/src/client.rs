@@ -1,29 +1,54 @@
-//! The client's half: requests on their way out, replies on their way in.
+//! The client side of a connection: requests that it sends, replies that arrive.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
 use super::connection::{Connection, Side};
 use super::error::{ConnectionError, ProtocolError, code};
-use super::frame::{Parts, put};
-use super::handler::{Handler, Outcome};
+use super::event::{Ending, Events};
+use super::frame::{RecvFrame, ReplyFrame, put};
 use super::idmap::{IdHash, IdMap};
 use super::keys::{Interned, KeySender};
 use super::limits::{Limits, MAX_KEY, MAX_META, MAX_PARTS};
 use super::outgoing::{Answers, Dropped, Head, Measure, remaining_ms};
+use super::owner::{Owner, ReplyBuffer};
 
-/// All requests of one connection that wait for something.
-pub struct Client<H: Handler> {
-    requests: IdMap<Request<H>>,
-    /// Requests that the peer's limits hold back. Ids whose request ended meanwhile are skipped.
+/// A rendezvous request to send: see `Connection::recv`.
+pub struct Recv<'a, Op> {
+    /// Chosen by the owner, and used once on a connection.
+    pub id: u64,
+    pub step: i64,
+    pub prefix: &'a [u8],
+    pub frame: u64,
+    pub iter: u64,
+    pub deadline: Option<Instant>,
+    pub op: Op,
+}
+
+/// A call to send: see `Connection::call`.
+pub struct Call<Payload, Op> {
+    /// Chosen by the owner, and used once on a connection.
+    pub id: u64,
+    /// Not 0.
+    pub method: u16,
+    pub meta: Vec<u8>,
+    pub payload: Option<Payload>,
+    pub deadline: Option<Instant>,
+    pub op: Op,
+}
+
+/// All requests of a connection that have not ended.
+pub struct Client<O: Owner> {
+    requests: IdMap<Request<O>>,
+    /// Requests that the peer's limits hold back. Ids whose request has ended are skipped.
     waiting: [VecDeque<u64>; 3],
     deadlines: BTreeSet<(Instant, u64)>,
     keys: KeySender,
     recvs_out: u32,
     calls_out: u32,
     call_bytes_out: u64,
-    /// Ended ops whose buffers the current receive plan names.
-    deferred: Vec<(H::Op, i32, String)>,
+    /// Ops that have ended, but whose buffers the current receive plan names.
+    deferred: Vec<(O::Op, i32, String)>,
     /// Why no new requests may be sent.
     leaving: Option<String>,
     lens: Vec<u64>,
@@ -38,19 +63,21 @@ enum Queue {
     HeavyCall,
 }
 
-struct Request<H: Handler> {
-    /// None: ended here, but the peer does not know yet.
-    op: Option<H::Op>,
+const QUEUES: [Queue; 3] = [Queue::Recv, Queue::Call, Queue::HeavyCall];
+
+struct Request<O: Owner> {
+    /// None: it has ended here, but the server has not confirmed that.
+    op: Option<O::Op>,
     deadline: Option<Instant>,
     queue: Queue,
     /// Payload bytes of the call.
     bytes: u64,
-    state: State<H>,
+    state: State<O>,
 }
 
-enum State<H: Handler> {
+enum State<O: Owner> {
     WaitingRecv(Box<WaitingRecv>),
-    WaitingCall(Box<WaitingCall<H>>),
+    WaitingCall(Box<WaitingCall<O>>),
     Sent,
     /// The reply's bulk parts are arriving.
     Arriving {
@@ -65,14 +92,14 @@ struct WaitingRecv {
     iter: u64,
 }
 
-struct WaitingCall<H: Handler> {
+struct WaitingCall<O: Owner> {
     method: u16,
     meta: Vec<u8>,
-    payload: Option<H::Payload>,
+    payload: Option<O::Payload>,
     measure: Measure,
 }
 
-impl<H: Handler> Client<H> {
+impl<O: Owner> Client<O> {
     pub fn new(hash: IdHash) -> Self {
         Client {
             requests: IdMap::with_hasher(hash),
@@ -92,7 +119,7 @@ impl<H: Handler> Client<H> {
         self.requests.len()
     }
 
-    pub fn op_mut(&mut self, id: u64) -> Option<&mut H::Op> {
+    pub fn op_mut(&mut self, id: u64) -> Option<&mut O::Op> {
         self.requests.get_mut(&id)?.op.as_mut()
     }
 
@@ -106,10 +133,10 @@ impl<H: Handler> Client<H> {
         self.lens = Vec::new();
     }
 
-    /// The receive plan is over: nobody writes into the buffers of ended ops any more.
-    pub fn end_deferred(&mut self, handler: &mut H) {
+    /// The receive plan is over, so nothing is written into the buffers of ended ops any more.
+    pub fn end_deferred(&mut self, events: &mut Events<O>) {
         for (op, code, message) in self.deferred.drain(..) {
-            handler.reply_done(op, Outcome::Local { code, message: &message });
+            events.end(op, code, &message);
         }
     }
 
@@ -132,12 +159,13 @@ impl<H: Handler> Client<H> {
         self.call_bytes_out += bytes;
     }
 
+    /// Takes back what `charge` added for the same request.
     fn release(&mut self, queue: Queue, bytes: u64) {
         match queue {
-            Queue::Recv => self.recvs_out = self.recvs_out.saturating_sub(1),
-            Queue::Call | Queue::HeavyCall => self.calls_out = self.calls_out.saturating_sub(1),
+            Queue::Recv => self.recvs_out -= 1,
+            Queue::Call | Queue::HeavyCall => self.calls_out -= 1,
         }
-        self.call_bytes_out = self.call_bytes_out.saturating_sub(bytes);
+        self.call_bytes_out -= bytes;
     }
 
     fn wait(&mut self, queue: Queue, id: u64) {
@@ -148,7 +176,19 @@ impl<H: Handler> Client<H> {
         }
     }
 
-    fn remove(&mut self, id: u64) -> Option<Request<H>> {
+    /// Adds a request. An id that is in use changes nothing.
+    fn enter(&mut self, id: u64, request: Request<O>) -> Result<(), Option<O::Op>> {
+        let deadline = request.deadline;
+        if let Some(other) = self.requests.insert(id, request) {
+            return Err(self.requests.insert(id, other).and_then(|request| request.op));
+        }
+        if let Some(deadline) = deadline {
+            self.deadlines.insert((deadline, id));
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Request<O>> {
         let request = self.requests.remove(&id)?;
         self.forget_deadline(id, request.deadline);
         Some(request)
@@ -161,112 +201,87 @@ impl<H: Handler> Client<H> {
     }
 }
 
-/// A request that cannot be sent, and why.
-fn refuse<H: Handler>(handler: &mut H, op: H::Op, code: i32, message: &str) {
-    handler.reply_done(op, Outcome::Local { code, message });
-}
-
-impl<H: Handler> Connection<H> {
-    /// Starts a rendezvous request. Ids are the owner's and never used twice on a connection. The op may end before
-    /// this returns.
-    #[allow(clippy::too_many_arguments)]
-    pub fn recv(
-        &mut self,
-        now: Instant,
-        id: u64,
-        step: i64,
-        prefix: &[u8],
-        frame: u64,
-        iter: u64,
-        deadline: Option<Instant>,
-        op: H::Op,
-        handler: &mut H,
-    ) {
+impl<O: Owner> Connection<O> {
+    /// Starts a rendezvous request. It may end at once.
+    pub fn recv(&mut self, now: Instant, recv: Recv<'_, O::Op>) {
+        let Recv { id, step, prefix, frame, iter, deadline, op } = recv;
         if prefix.len() > MAX_KEY {
             let message = format!("a rendezvous key of {} bytes is too long: at most {MAX_KEY}", prefix.len());
-            return refuse(handler, op, code::INVALID_ARGUMENT, &message);
+            return self.events.end(op, code::INVALID_ARGUMENT, &message);
         }
-        let Some(op) = self.admissible(now, id, deadline, op, handler) else { return };
+        if let Some((code, message)) = self.refusal(now, deadline) {
+            return self.events.end(op, code, &message);
+        }
         let Side::Client(client) = &mut self.side else { return };
-        let mut request = Request { op: Some(op), deadline, queue: Queue::Recv, bytes: 0, state: State::Sent };
-        self.stats.recvs += 1;
-        if let Some(deadline) = deadline {
-            client.deadlines.insert((deadline, id));
+        let limits = self.peer.as_ref().map(|peer| peer.limits);
+        let limits = limits.filter(|limits| {
+            client.waiting[Queue::Recv as usize].is_empty() && client.has_room(Queue::Recv, 0, limits)
+        });
+        let state = match limits {
+            Some(_) => State::Sent,
+            None => State::WaitingRecv(Box::new(WaitingRecv { step, prefix: prefix.into(), frame, iter })),
+        };
+        let request = Request { op: Some(op), deadline, queue: Queue::Recv, bytes: 0, state };
+        if let Err(op) = client.enter(id, request) {
+            return self.refuse_twin(op);
         }
-        match &self.peer {
-            Some(peer) if client.waiting[0].is_empty() && client.has_room(Queue::Recv, 0, &peer.limits) => {
-                client.requests.insert(id, request);
-                let limits = peer.limits;
-                self.send_recv(id, step, prefix, frame, iter, &limits);
-            }
-            _ => {
-                let prefix = prefix.into();
-                request.state = State::WaitingRecv(Box::new(WaitingRecv { step, prefix, frame, iter }));
-                client.requests.insert(id, request);
-                client.wait(Queue::Recv, id);
-            }
+        self.stats.recvs += 1;
+        match limits {
+            Some(limits) => self.send_recv(RecvFrame { id, step, key: 0, frame, iter }, prefix, &limits),
+            None => client.wait(Queue::Recv, id),
         }
     }
 
-    /// Starts a call. `method` is not 0. The op may end before this returns.
-    #[allow(clippy::too_many_arguments)]
-    pub fn call(
-        &mut self,
-        now: Instant,
-        id: u64,
-        method: u16,
-        meta: Vec<u8>,
-        payload: Option<H::Payload>,
-        deadline: Option<Instant>,
-        op: H::Op,
-        handler: &mut H,
-    ) {
+    /// Starts a call. It may end at once.
+    pub fn call(&mut self, now: Instant, call: Call<O::Payload, O::Op>) {
+        let Call { id, method, meta, payload, deadline, op } = call;
         if method == 0 {
-            return refuse(handler, op, code::INVALID_ARGUMENT, "method 0 does not exist");
+            return self.events.end(op, code::INVALID_ARGUMENT, "method 0 does not exist");
         }
         if meta.len() > MAX_META {
             let message = format!("call metadata of {} bytes is too long: at most {MAX_META}", meta.len());
-            return refuse(handler, op, code::INVALID_ARGUMENT, &message);
+            return self.events.end(op, code::INVALID_ARGUMENT, &message);
         }
         let measure = Measure::of(payload.as_ref()).filter(|measure| measure.count <= MAX_PARTS);
         let Some(measure) = measure else {
             let message = format!("the payload has too many parts (at most {MAX_PARTS}) or too many bytes");
-            return refuse(handler, op, code::INVALID_ARGUMENT, &message);
+            return self.events.end(op, code::INVALID_ARGUMENT, &message);
         };
-        let Some(op) = self.admissible(now, id, deadline, op, handler) else { return };
+        if let Some((code, message)) = self.refusal(now, deadline) {
+            return self.events.end(op, code, &message);
+        }
         let Side::Client(client) = &mut self.side else { return };
-        self.stats.calls += 1;
         let bytes = measure.total();
         let queue = if bytes == 0 { Queue::Call } else { Queue::HeavyCall };
-        let call = Box::new(WaitingCall { method, meta, payload, measure });
-        let mut request = Request { op: Some(op), deadline, queue, bytes, state: State::Sent };
-        if let Some(deadline) = deadline {
-            client.deadlines.insert((deadline, id));
+        let limits = self.peer.as_ref().map(|peer| peer.limits);
+        let limits =
+            limits.filter(|limits| client.waiting[queue as usize].is_empty() && client.has_room(queue, bytes, limits));
+        let mut call = Some(WaitingCall { method, meta, payload, measure });
+        let state = match limits {
+            Some(_) => State::Sent,
+            None => call.take().map_or(State::Sent, |call| State::WaitingCall(Box::new(call))),
+        };
+        let request = Request { op: Some(op), deadline, queue, bytes, state };
+        if let Err(op) = client.enter(id, request) {
+            return self.refuse_twin(op);
         }
-        match &self.peer {
-            Some(peer) if client.waiting[queue as usize].is_empty() && client.has_room(queue, bytes, &peer.limits) => {
-                let limits = peer.limits;
-                client.requests.insert(id, request);
-                self.send_call(now, id, *call, &limits, handler);
-            }
-            _ => {
-                request.state = State::WaitingCall(call);
-                client.requests.insert(id, request);
-                client.wait(queue, id);
-            }
+        self.stats.calls += 1;
+        match (limits, call) {
+            (Some(limits), Some(call)) => self.send_call(now, id, call, &limits),
+            _ => client.wait(queue, id),
         }
     }
 
-    /// Ends a request with `Outcome::Local` and tells the peer. Unknown ids are ignored. The op ends at once, or, if
-    /// the receive plan that the owner is filling at the moment names its buffers, in the next `on_received` or `fail`.
-    pub fn cancel(&mut self, now: Instant, id: u64, code: i32, message: &str, handler: &mut H) {
-        self.end(id, code, message, handler);
+    /// Ends a request with `Outcome::Local` and tells the server. Unknown ids are ignored. The op ends at once, or, if
+    /// the current receive plan names its buffers, with the next `on_received` or `fail`.
+    pub fn cancel(&mut self, now: Instant, id: u64, code: i32, message: &str) {
+        self.end(id, code, message);
         if self.unblocked {
-            self.send_waiting(now, handler);
+            self.send_waiting(now);
         }
     }
 
-    fn end(&mut self, id: u64, code: i32, message: &str, handler: &mut H) {
+    fn end(&mut self, id: u64, code: i32, message: &str) {
         let Side::Client(client) = &mut self.side else { return };
         let Some(request) = client.requests.get_mut(&id) else { return };
         let Some(op) = request.op.take() else { return };
@@ -303,42 +318,38 @@ impl<H: Handler> Connection<H> {
         if deferred {
             client.deferred.push((op, code, message.to_owned()));
         } else {
-            handler.reply_done(op, Outcome::Local { code, message });
+            self.events.end(op, code, message);
         }
     }
 
-    /// Ends the op at once if no request can be made.
-    fn admissible(
-        &mut self,
-        now: Instant,
-        id: u64,
-        deadline: Option<Instant>,
-        op: H::Op,
-        handler: &mut H,
-    ) -> Option<H::Op> {
-        if let Some((code, message)) = self.broken() {
-            refuse(handler, op, code, &message);
-            return None;
+    /// Why no request can be made, if so.
+    fn refusal(&self, now: Instant, deadline: Option<Instant>) -> Option<(i32, String)> {
+        if let Some(broken) = self.broken() {
+            return Some(broken);
         }
-        let (code, message) = match &self.side {
-            Side::Server(_) => (code::INTERNAL, "only the client side of a connection can send requests"),
+        match &self.side {
+            Side::Server(_) => Some((code::INTERNAL, "only the client side of a connection can send requests".to_owned())),
             Side::Client(client) => match &client.leaving {
-                Some(reason) => (code::UNAVAILABLE, reason.as_str()),
-                None if client.requests.contains_key(&id) => (code::INTERNAL, "a request id was used twice"),
+                Some(reason) => Some((code::UNAVAILABLE, reason.clone())),
                 None if deadline.is_some_and(|deadline| deadline <= now) => {
-                    (code::DEADLINE_EXCEEDED, "the deadline passed before the request could be sent")
+                    Some((code::DEADLINE_EXCEEDED, "the deadline passed before the request could be sent".to_owned()))
                 }
-                None => return Some(op),
+                None => None,
             },
-        };
-        refuse(handler, op, code, message);
-        None
+        }
     }
 
-    fn send_recv(&mut self, id: u64, step: i64, prefix: &[u8], frame: u64, iter: u64, limits: &Limits) {
+    fn refuse_twin(&mut self, op: Option<O::Op>) {
+        if let Some(op) = op {
+            self.events.end(op, code::INTERNAL, "a request id was used twice");
+        }
+    }
+
+    /// Sends a rendezvous request; `recv.key` is determined here.
+    fn send_recv(&mut self, mut recv: RecvFrame, prefix: &[u8], limits: &Limits) {
         let Side::Client(client) = &mut self.side else { return };
         client.charge(Queue::Recv, 0);
-        let key = match client.keys.intern(prefix, limits.max_keys, limits.max_key_bytes) {
+        recv.key = match client.keys.intern(prefix, limits.max_keys, limits.max_key_bytes) {
             Interned::Known { key } => key,
             Interned::New { key, forget } => {
                 self.stats.keys += 1;
@@ -347,18 +358,18 @@ impl<H: Handler> Connection<H> {
                 key
             }
         };
-        self.out.frame(Answers::default(), &mut self.stats, |out| put::recv(out, id, step, key, frame, iter));
+        self.out.frame(Answers::default(), &mut self.stats, |out| put::recv(out, &recv));
     }
 
     /// Sends a call whose request is in the table.
-    fn send_call(&mut self, now: Instant, id: u64, call: WaitingCall<H>, limits: &Limits, handler: &mut H) {
+    fn send_call(&mut self, now: Instant, id: u64, call: WaitingCall<O>, limits: &Limits) {
         let Side::Client(client) = &mut self.side else { return };
         let WaitingCall { method, meta, payload, measure } = call;
         if measure.total() > limits.max_payload {
             let message =
                 format!("a payload of {} bytes exceeds the peer's limit of {}", measure.total(), limits.max_payload);
             if let Some(op) = client.remove(id).and_then(|request| request.op) {
-                refuse(handler, op, code::RESOURCE_EXHAUSTED, &message);
+                self.events.end(op, code::RESOURCE_EXHAUSTED, &message);
             }
             return;
         }
@@ -381,11 +392,11 @@ impl<H: Handler> Connection<H> {
         }
     }
 
-    /// Sends what waited for limits or for the handshake.
-    pub(super) fn send_waiting(&mut self, now: Instant, handler: &mut H) {
+    /// Sends requests that waited for limits or for the handshake.
+    pub(super) fn send_waiting(&mut self, now: Instant) {
         self.unblocked = false;
         let Some(limits) = self.peer.as_ref().map(|peer| peer.limits) else { return };
-        for queue in [Queue::Recv, Queue::Call, Queue::HeavyCall] {
+        for queue in QUEUES {
             loop {
                 let Side::Client(client) = &mut self.side else { return };
                 let Some(&id) = client.waiting[queue as usize].front() else { break };
@@ -401,29 +412,30 @@ impl<H: Handler> Connection<H> {
                 let Some(request) = client.requests.get_mut(&id) else { continue };
                 match std::mem::replace(&mut request.state, State::Sent) {
                     State::WaitingRecv(recv) => {
-                        self.send_recv(id, recv.step, &recv.prefix, recv.frame, recv.iter, &limits);
+                        let WaitingRecv { step, prefix, frame, iter } = *recv;
+                        self.send_recv(RecvFrame { id, step, key: 0, frame, iter }, &prefix, &limits);
                     }
-                    State::WaitingCall(call) => self.send_call(now, id, *call, &limits, handler),
+                    State::WaitingCall(call) => self.send_call(now, id, *call, &limits),
                     other => request.state = other,
                 }
             }
         }
     }
 
-    /// Ends what waits and was never sent.
-    pub(super) fn refuse_waiting(&mut self, reason: &str, handler: &mut H) {
+    /// Ends requests that were never sent.
+    pub(super) fn refuse_waiting(&mut self, reason: &str) {
         let Side::Client(client) = &mut self.side else { return };
         client.leaving = Some(reason.to_owned());
-        for queue in 0..client.waiting.len() {
-            while let Some(id) = client.waiting[queue].pop_front() {
+        for queue in QUEUES {
+            while let Some(id) = client.waiting[queue as usize].pop_front() {
                 if let Some(op) = client.remove(id).and_then(|request| request.op) {
-                    refuse(handler, op, code::UNAVAILABLE, reason);
+                    self.events.end(op, code::UNAVAILABLE, reason);
                 }
             }
         }
     }
 
-    pub(super) fn end_overdue(&mut self, now: Instant, handler: &mut H) {
+    pub(super) fn end_overdue(&mut self, now: Instant) {
         loop {
             let Side::Client(client) = &mut self.side else { return };
             let Some(&(deadline, id)) = client.deadlines.first() else { return };
@@ -433,18 +445,12 @@ impl<H: Handler> Connection<H> {
             client.deadlines.pop_first();
             let peer = self.peer.as_ref().map_or("a peer that has not answered the handshake", |peer| &peer.task);
             let message = format!("deadline exceeded while waiting for {peer}");
-            self.end(id, code::DEADLINE_EXCEEDED, &message, handler);
+            self.end(id, code::DEADLINE_EXCEEDED, &message);
         }
     }
 
-    pub(super) fn on_reply(
-        &mut self,
-        id: u64,
-        reply_code: i32,
-        meta: &[u8],
-        parts: Parts<'_>,
-        handler: &mut H,
-    ) -> Result<(), ConnectionError> {
+    pub(super) fn on_reply(&mut self, reply: ReplyFrame<'_>) -> Result<(), ConnectionError> {
+        let ReplyFrame { id, meta, parts, .. } = reply;
         let bad = |why| ProtocolError::BadId { frame: "REPLY", id, why };
         let Side::Client(client) = &mut self.side else { return Ok(()) };
         let Some(mut request) = client.requests.remove(&id) else { return Err(bad("is not in flight").into()) };
@@ -466,16 +472,17 @@ impl<H: Handler> Connection<H> {
             self.out.frame(Answers::default(), &mut self.stats, |out| put::data(out, id, 0));
         }
         let bulk = parts.bulk() != 0;
-        if reply_code != 0 {
+        if reply.code != 0 {
             if bulk {
                 client.requests.insert(id, request);
                 return Err(ProtocolError::Frame { frame: "REPLY", why: "error details are not inline" }.into());
             }
             client.forget_deadline(id, request.deadline);
             if let Some(op) = request.op {
-                let message = String::from_utf8_lossy(meta);
+                let message = self.events.keep(String::from_utf8_lossy(meta).as_bytes());
                 let details: Vec<u8> = parts.iter().filter_map(|part| part.inline).flatten().copied().collect();
-                handler.reply_done(op, Outcome::PeerError { code: reply_code, message: &message, details: &details });
+                let details = self.events.keep(&details);
+                self.events.reply_done(op, Ending::PeerError { code: reply.code, message, details });
             }
             return Ok(());
         }
@@ -486,12 +493,12 @@ impl<H: Handler> Connection<H> {
         }
         if let Some(op) = request.op.as_mut().filter(|_| parts.count() != 0) {
             client.lens.clear();
-            client.lens.extend(parts.iter().map(|part| part.len));
-            match handler.reply_alloc(op, meta, &client.lens) {
+            client.lens.extend(parts.lens());
+            match op.alloc(meta, &client.lens) {
                 Ok(()) => {
                     for (number, part) in parts.iter().enumerate() {
                         if let Some(bytes) = part.inline.filter(|bytes| !bytes.is_empty()) {
-                            handler.write_reply(op, number, bytes);
+                            op.write(number, bytes);
                             self.stats.payload_in += part.len;
                             self.stats.copied_in += part.len;
                         }
@@ -501,7 +508,7 @@ impl<H: Handler> Connection<H> {
                     client.forget_deadline(id, request.deadline.take());
                     if let Some(op) = request.op.take() {
                         let message = format!("reply refused by receiver: {}", failure.message);
-                        handler.reply_done(op, Outcome::Local { code: failure.code, message: &message });
+                        self.events.end(op, failure.code, &message);
                     }
                     if bulk {
                         self.stats.cancels += 1;
@@ -519,22 +526,24 @@ impl<H: Handler> Connection<H> {
         } else {
             client.forget_deadline(id, request.deadline);
             if let Some(op) = request.op {
-                handler.reply_done(op, Outcome::Ok { meta });
+                let meta = self.events.keep(meta);
+                self.events.reply_done(op, Ending::Ok { meta });
             }
         }
         Ok(())
     }
 
     /// The last bulk byte of a reply arrived.
-    pub(super) fn reply_complete(&mut self, id: u64, handler: &mut H) {
+    pub(super) fn reply_complete(&mut self, id: u64) {
         let Side::Client(client) = &mut self.side else { return };
         let Some(request) = client.remove(id) else { return };
         if let (Some(op), State::Arriving { meta }) = (request.op, request.state) {
-            handler.reply_done(op, Outcome::Ok { meta: &meta });
+            let meta = self.events.keep(&meta);
+            self.events.reply_done(op, Ending::Ok { meta });
         }
     }
 
-    /// The server says that the rest of a reply will not come, which it may after our CANCEL only.
+    /// The rest of a reply will not come, which is allowed after our CANCEL only.
     pub(super) fn reply_aborted(&mut self, id: u64) {
         self.incoming.forget(id);
         if let Side::Client(client) = &mut self.side {
@@ -542,17 +551,18 @@ impl<H: Handler> Connection<H> {
         }
     }
 
-    pub(super) fn fail_client(&mut self, code: i32, message: &str, handler: &mut H) {
+    pub(super) fn fail_client(&mut self, code: i32, message: &str) {
         let Side::Client(client) = &mut self.side else { return };
-        client.end_deferred(handler);
+        client.end_deferred(&mut self.events);
         client.deadlines.clear();
         client.waiting = Default::default();
         let mut ended: Vec<_> = client.requests.drain().collect();
         // Oldest first.
         ended.sort_unstable_by_key(|(id, _)| *id);
+        let message = self.events.keep(message.as_bytes());
         for (_, request) in ended {
             if let Some(op) = request.op {
-                handler.reply_done(op, Outcome::Local { code, message });
+                self.events.reply_done(op, Ending::Local { code, message });
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Why a connection ends. Each error says who is at fault and what an operator needs to know.
 
+use std::time::Duration;
+
 use super::sniff::Sniff;
 
 /// Numbers of `tensorflow::error::Code`.
@@ -35,12 +37,12 @@ pub enum ConnectionError {
     /// The peer broke the protocol.
     #[error("protocol violation by the peer: {0}")]
     Protocol(#[from] ProtocolError),
-    #[error("the peer has been silent for {waited_ms} ms (keep-alive timeout)")]
-    PeerSilent { waited_ms: u64 },
-    #[error("the peer did not complete the handshake within {waited_ms} ms")]
-    HandshakeTimeout { waited_ms: u64 },
-    #[error("received nothing over RDMA within {waited_ms} ms")]
-    MoveTimeout { waited_ms: u64 },
+    #[error("the peer has been silent for {} ms (keep-alive timeout)", waited.as_millis())]
+    PeerSilent { waited: Duration },
+    #[error("the peer did not complete the handshake within {} ms", waited.as_millis())]
+    HandshakeTimeout { waited: Duration },
+    #[error("received nothing over RDMA within {} ms", waited.as_millis())]
+    MoveTimeout { waited: Duration },
     /// The owner of the connection used it wrongly.
     #[error("starwire internal error: {0}")]
     Misuse(&'static str),

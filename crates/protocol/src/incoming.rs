@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 use super::block::BlockHeader;
 use super::error::{ConnectionError, ProtocolError};
 use super::frame::Parts;
-use super::handler::Target;
 use super::idmap::{IdHash, IdMap};
 use super::lending::Loan;
 use super::limits::{FIRST_READ, HEADER, MAX_BULK, MAX_TARGETS};
+use super::segment::Target;
 use super::sniff::{Sniff, sniff};
 use super::spare;
 
@@ -348,7 +348,7 @@ impl Incoming {
     }
 
     pub fn has_transfer(&self, id: u64) -> bool {
-        self.transfers.contains_key(&id)
+        !self.transfers.is_empty() && self.transfers.contains_key(&id)
     }
 
     pub fn transfer_count(&self) -> usize {

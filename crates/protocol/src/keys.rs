@@ -40,46 +40,40 @@ impl KeySender {
     }
 }
 
-/// The server's table: which numbers exist, and which of them the owner accepted.
+/// The server's table: which keys exist. Their prefixes are the owner's matter.
 #[derive(Debug, Default)]
 pub struct KeyReceiver {
-    accepted: Vec<bool>,
+    keys: u32,
     bytes: usize,
 }
 
 impl KeyReceiver {
     pub fn forget(&mut self) {
-        self.accepted.clear();
-        self.bytes = 0;
+        *self = KeyReceiver::default();
     }
 
-    /// Checks a definition. `accept` must follow.
-    pub fn check(&self, key: u64, prefix: &[u8], max_keys: u32, max_bytes: u32) -> Result<(), ProtocolError> {
-        if key != self.accepted.len() as u64 {
+    pub fn define(&mut self, key: u64, prefix: &[u8], max_keys: u32, max_bytes: u32) -> Result<(), ProtocolError> {
+        if key != u64::from(self.keys) {
             return Err(ProtocolError::Frame { frame: "KEY", why: "keys are not numbered in order" });
         }
-        if self.accepted.len() >= max_keys as usize {
+        if self.keys >= max_keys {
             return Err(ProtocolError::Window { what: "number of keys", limit: u64::from(max_keys) });
         }
         if self.bytes + prefix.len() > max_bytes as usize {
             return Err(ProtocolError::Window { what: "total length of keys", limit: u64::from(max_bytes) });
         }
+        self.keys += 1;
+        self.bytes += prefix.len();
         Ok(())
     }
 
-    pub fn accept(&mut self, prefix: &[u8], accepted: bool) {
-        self.accepted.push(accepted);
-        self.bytes += prefix.len();
-    }
-
-    /// Some(false): the owner refused its prefix. None: never defined.
-    pub fn get(&self, key: u64) -> Option<bool> {
-        usize::try_from(key).ok().and_then(|key| self.accepted.get(key).copied())
+    pub fn is_defined(&self, key: u64) -> bool {
+        key < u64::from(self.keys)
     }
 }
 
-/// Prefixes are our own (nobody aims at collisions) and some hundred bytes long: CRC32C in hardware is the fastest hash
-/// at hand.
+/// Prefixes are our own, so collisions are not an attack, and some hundred bytes long: CRC32C in hardware is the
+/// fastest hash available.
 #[derive(Default)]
 pub struct PrefixHasher(u32);
 
@@ -115,13 +109,12 @@ mod tests {
                         receiver.forget();
                         meaning.clear();
                     }
-                    receiver.check(key, &prefix, 7, 120).expect("the sender keeps the bounds");
-                    receiver.accept(&prefix, true);
+                    receiver.define(key, &prefix, 7, 120).expect("the sender keeps the bounds");
                     meaning.push(prefix.clone());
                     key
                 }
             };
-            assert_eq!(receiver.get(key), Some(true));
+            assert!(receiver.is_defined(key));
             assert_eq!(meaning[key as usize], prefix);
         }
         assert!(resets > 5);
@@ -130,15 +123,11 @@ mod tests {
     #[test]
     fn receiver_enforces_order_and_bounds() {
         let mut receiver = KeyReceiver::default();
-        assert!(receiver.check(1, b"a", 2, 10).is_err());
-        receiver.check(0, b"a", 2, 10).expect("first key");
-        receiver.accept(b"a", false);
-        assert_eq!(receiver.get(0), Some(false));
-        assert_eq!(receiver.get(1), None);
-        assert_eq!(receiver.get(u64::MAX), None);
-        assert!(matches!(receiver.check(1, b"0123456789", 2, 10), Err(ProtocolError::Window { .. })));
-        receiver.check(1, b"012345678", 2, 10).expect("second key");
-        receiver.accept(b"012345678", true);
-        assert!(matches!(receiver.check(2, b"", 2, 10), Err(ProtocolError::Window { .. })));
+        assert!(receiver.define(1, b"a", 2, 10).is_err());
+        receiver.define(0, b"a", 2, 10).expect("first key");
+        assert!(receiver.is_defined(0) && !receiver.is_defined(1) && !receiver.is_defined(u64::MAX));
+        assert!(matches!(receiver.define(1, b"0123456789", 2, 10), Err(ProtocolError::Window { .. })));
+        receiver.define(1, b"012345678", 2, 10).expect("second key");
+        assert!(matches!(receiver.define(2, b"", 2, 10), Err(ProtocolError::Window { .. })));
     }
 }

@@ -12,9 +12,10 @@ use std::rc::Rc;
 use super::connection::Connection;
 use super::error::ProtocolError;
 use super::frame::put;
-use super::handler::{Handler, Payload, Segment};
 use super::limits::{LEND_MIN, MOST_LOANS};
 use super::outgoing::Answers;
+use super::owner::{Owner, Payload};
+use super::segment::Segment;
 
 /// Feature bit: this side understands loans. Only who says that it can read (`allow_lending`) is lent anything.
 pub const FEATURE_LENDING: u64 = 2;
@@ -101,7 +102,7 @@ impl<P: Payload> Lender<P> {
     }
 }
 
-impl<H: Handler> Connection<H> {
+impl<O: Owner> Connection<O> {
     /// Lets this side lend, if the peer can read. The word changes before this connection is dropped, which holds what
     /// is lent until then.
     pub fn lend(&mut self, witness: Witness) {

@@ -8,7 +8,7 @@
 //!   how many arrived there;
 //! * *time*: every input takes `now`; [`Connection::next_timeout`] / [`Connection::on_timeout`].
 //!
-//! What the bytes mean is reported through [`Handler`].
+//! What the bytes mean is reported by [`Connection::poll_event`].
 
 #![forbid(unsafe_code)]
 
@@ -16,8 +16,9 @@ mod block;
 mod client;
 mod connection;
 mod error;
+mod event;
 mod frame;
-mod handler;
+mod handshake;
 mod hello;
 mod idmap;
 mod incoming;
@@ -27,6 +28,8 @@ pub mod limits;
 mod moving;
 mod open_steps;
 mod outgoing;
+mod owner;
+mod segment;
 mod server;
 mod settings;
 mod sniff;
@@ -34,12 +37,16 @@ mod spare;
 mod stats;
 
 pub use block::VERSION as WIRE_VERSION;
+pub use client::{Call, Recv};
 pub use connection::Connection;
 pub use error::{ConnectionError, ProtocolError, code};
-pub use handler::{Failure, Handler, Outcome, Payload, Segment, Target};
+pub use event::{Event, Outcome};
+pub use frame::{LAYOUTS, Layout, RecvFrame, Sender};
 pub use lending::{FEATURE_LENDING, Loan, Witness};
 pub use limits::Limits;
 pub use moving::FEATURE_QUEUE_PAIRS;
+pub use owner::{CallBuffer, CallHead, Failure, Owner, Payload, ReplyBuffer};
+pub use segment::{Segment, Target};
 pub use settings::{PeerInfo, Secret, Settings};
 pub use sniff::{Sniff, sniff};
 pub use stats::Stats;

@@ -1,54 +1,83 @@
 //! Every bound of the protocol. A number from the wire is compared with one of these before anything is allocated or
 //! indexed.
 
-/// Size of a block header.
-pub const HEADER: usize = 32;
-/// What a reader asks for at a block boundary. A block with bulk bytes has at least this many bytes in front of them.
-pub const FIRST_READ: usize = 1024;
-/// Longest control section.
-pub const MAX_CONTROL: usize = 4 << 20;
-/// Longest control section before the handshake is done: a stranger costs no more than this.
-pub const MAX_HANDSHAKE_CONTROL: usize = 4096;
-/// Longest bulk section of one block.
-pub const MAX_BULK: u64 = 16 << 20;
-/// Longest metadata of a CALL or REPLY.
-pub const MAX_META: usize = 1 << 20;
-/// Longest error message and longest error details that travel; longer ones are cut or dropped by the sender.
-pub const MAX_MESSAGE: usize = 64 << 10;
-/// A part that is at least this long travels in bulk sections.
-pub const BULK_MIN: u64 = 8 << 10;
-/// All inline parts of one frame together, padding included.
-pub const MAX_INLINE: usize = 1 << 20;
-/// Parts of one payload.
-pub const MAX_PARTS: usize = 1 << 16;
-/// Longest rendezvous key prefix.
-pub const MAX_KEY: usize = 4096;
-/// Steps for whose tensors one peer may wait at a time.
-pub const MAX_OPEN_STEPS: usize = 4096;
-/// Longest string in a HELLO or WELCOME.
-pub const MAX_HELLO_STRING: usize = 512;
-/// Longest reason in REFUSE and GOODBYE.
-pub const MAX_REASON: usize = 1024;
+/// A limit that other implementations have to know.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    pub name: &'static str,
+    pub value: u64,
+    /// What it limits, in Markdown.
+    pub of: &'static str,
+}
+
+macro_rules! limits {
+    ($($(#[doc = $of:literal])+ $name:ident: $type:ty = $value:expr;)+) => {
+        $($(#[doc = $of])+ pub const $name: $type = $value;)+
+
+        /// The limits in `docs/protocol.md`, whose table is generated from them.
+        pub const LIMITS: &[Limit] =
+            &[$(Limit { name: stringify!($name), value: $name as u64, of: concat!($($of),+) }),+];
+    };
+}
+
+limits! {
+    /// bytes of a block's header
+    HEADER: usize = 32;
+    /// bytes in front of bulk bytes, at least
+    FIRST_READ: usize = 1024;
+    /// bytes of a control section
+    MAX_CONTROL: usize = 4 << 20;
+    /// the same before the handshake is done
+    MAX_HANDSHAKE_CONTROL: usize = 4096;
+    /// bulk bytes of a block, lent ones as well
+    MAX_BULK: u64 = 16 << 20;
+    /// bytes of metadata of a CALL or REPLY, and of a HELLO or WELCOME
+    MAX_META: usize = 1 << 20;
+    /// bytes of an error message, and of an error's details; a sender truncates the message and drops the details
+    MAX_MESSAGE: usize = 64 << 10;
+    /// bytes from which on a part is bulk
+    BULK_MIN: u64 = 8 << 10;
+    /// bytes of all inline parts of a frame, with padding
+    MAX_INLINE: usize = 1 << 20;
+    /// parts of a payload
+    MAX_PARTS: usize = 1 << 16;
+    /// bytes of a key prefix
+    MAX_KEY: usize = 4096;
+    /// steps whose tensors a client waits for at a time; RECVs of further ones are answered with `ResourceExhausted`
+    MAX_OPEN_STEPS: usize = 4096;
+    /// bytes of a field of HELLO or WELCOME
+    MAX_HELLO_STRING: usize = 512;
+    /// bytes of the reason in REFUSE, GOODBYE and MOVE; a sender truncates it
+    MAX_REASON: usize = 1024;
+    /// pieces of a loan
+    MAX_SEGMENTS: usize = 512;
+    /// blocks that are lent at a time
+    MOST_LOANS: usize = 64;
+}
+
+// Limits that only the sender needs. A block has at most `MAX_SEGMENTS` segments, lent or not.
 
 /// A block takes no further control frames beyond this many bytes …
 pub const CONTROL_SOFT: usize = 256 << 10;
-/// … and no further bulk bytes beyond this many, so that small frames overtake large tensors …
+/// … and no further bulk bytes beyond this many, so that small frames overtake large tensors.
 pub const BULK_SOFT: u64 = 4 << 20;
-/// … and consists of at most this many segments.
-pub const MAX_SEGMENTS: usize = 512;
-/// At most this many targets in one receive plan.
+/// Most targets in a receive plan.
 pub const MAX_TARGETS: usize = 512;
 /// A payload with at most this many bulk bytes may overtake larger ones …
 pub const EXPRESS_MAX: u64 = 256 << 10;
 /// … as long as the larger ones get the rest of `BULK_SOFT` in each block.
 pub const EXPRESS_SHARE: u64 = 3 << 20;
-/// A block with fewer bulk bytes than this is not lent: sending them costs less than what has to be said about a loan.
+/// A block with fewer bulk bytes is sent, which costs less than a loan.
 pub const LEND_MIN: u64 = 128 << 10;
-/// Blocks that are lent at a time; beyond that, bytes are sent.
-pub const MOST_LOANS: usize = 64;
-/// Beyond this many encoded but unsent bytes, payloads wait where they lie instead of being copied, and a server stops
+/// Beyond this many encoded but unsent bytes, payloads stay in place instead of being copied, and a server stops
 /// reading requests.
 pub const OUTGOING_HIGH_WATER: usize = 8 << 20;
+
+/// The table of limits in `docs/protocol.md`.
+pub fn markdown_table() -> String {
+    let rows = LIMITS.iter().map(|limit| format!("| `{}` | {} | {} |\n", limit.name, limit.value, limit.of.trim()));
+    format!("| name | value | of |\n|---|---|---|\n{}", rows.collect::<String>())
+}
 
 /// What one side lets the other do. Exchanged in HELLO and WELCOME; the sender obeys, the receiver enforces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +110,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The smallest values that a connection can work with. What is smaller is a mistake of whoever set it.
+    /// Whether a connection can work with these values.
     pub fn is_usable(&self) -> bool {
         self.max_recvs >= 1
             && self.max_calls >= 1

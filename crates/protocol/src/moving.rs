@@ -6,10 +6,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Phase, Side};
+use super::connection::{Connection, Phase, Side, printable, unexpected};
 use super::error::{ConnectionError, ProtocolError};
 use super::frame::{Frame, put};
-use super::handler::{Failure, Handler};
+use super::owner::Owner;
 
 /// Feature bit: this side can move connections to RDMA queue pairs.
 pub const FEATURE_QUEUE_PAIRS: u64 = 1;
@@ -27,7 +27,7 @@ pub enum Step {
     Proving,
 }
 
-impl<H: Handler> Connection<H> {
+impl<O: Owner> Connection<O> {
     /// Client: the answer to `Handler::may_move`. What the peer has to know to reach our queue pair.
     pub fn propose_move(&mut self, endpoint: &[u8]) {
         if let Phase::Moving { step: step @ Step::Asked, .. } = &mut self.phase {
@@ -39,11 +39,11 @@ impl<H: Handler> Connection<H> {
     }
 
     /// Client: the other answer, also to a `move_answered` that says no. The connection stays where it is.
-    pub fn stay(&mut self, now: Instant, handler: &mut H) {
+    pub fn stay(&mut self, now: Instant) {
         if let Phase::Moving { step: Step::Asked | Step::Agreed, .. } = self.phase {
             self.out.go_on();
-            self.end_move(handler);
-            self.send_waiting(now, handler);
+            self.end_move();
+            self.send_waiting(now);
         }
     }
 
@@ -92,34 +92,31 @@ impl<H: Handler> Connection<H> {
     }
 
     /// Client: frames between handshake and proof.
-    pub(super) fn moving_frame(&mut self, frame: Frame<'_>, handler: &mut H) -> Result<(), ConnectionError> {
+    pub(super) fn moving_frame(&mut self, frame: Frame<'_>, name: &'static str) -> Result<(), ConnectionError> {
         let Phase::Moving { step, .. } = &mut self.phase else { return Ok(()) };
         match (*step, frame) {
             (Step::Proposed, Frame::Move { code, meta }) => {
                 *step = Step::Agreed;
                 if code == 0 {
-                    handler.move_answered(Ok(meta));
+                    self.events.move_accepted(meta);
                 } else {
-                    let message = super::connection::printable(meta);
-                    handler.move_answered(Err(Failure { code, message }));
+                    self.events.move_refused(code, &printable(meta));
                 }
                 Ok(())
             }
             (Step::Proving, Frame::Pong { .. }) => {
-                self.end_move(handler);
+                self.end_move();
                 Ok(())
             }
             (_, frame @ (Frame::Ping { .. } | Frame::Pong { .. } | Frame::Goodbye { .. })) => {
-                self.client_frame(frame, handler)
+                self.client_frame(frame, name)
             }
-            (_, other) => {
-                Err(ProtocolError::Unexpected { frame: other.name(), when: "while a connection moves to RDMA" }.into())
-            }
+            _ => Err(unexpected(name, "while a connection moves to RDMA")),
         }
     }
 
     /// Server: a client proposes to move.
-    pub(super) fn on_move(&mut self, code: i32, meta: &[u8], handler: &mut H) -> Result<(), ProtocolError> {
+    pub(super) fn on_move(&mut self, code: i32, meta: &[u8]) -> Result<(), ProtocolError> {
         let offered = self.peer.as_ref().is_some_and(|peer| peer.features & FEATURE_QUEUE_PAIRS != 0);
         let is_first = match &mut self.side {
             Side::Server(server) => server.is_untouched() && !std::mem::replace(&mut self.move_seen, true),
@@ -128,14 +125,14 @@ impl<H: Handler> Connection<H> {
         if !offered || !is_first || code != 0 {
             return Err(ProtocolError::Unexpected { frame: "MOVE", when: "at this point in the connection" });
         }
-        handler.move_proposed(meta);
+        self.events.move_proposed(meta);
         Ok(())
     }
 
-    fn end_move(&mut self, handler: &mut H) {
+    fn end_move(&mut self) {
         let broken = Phase::Broken(ConnectionError::Misuse("the move was interrupted"));
         match std::mem::replace(&mut self.phase, broken) {
-            Phase::Moving { peer, .. } => self.be_ready(*peer, handler),
+            Phase::Moving { peer, .. } => self.become_ready(*peer),
             other => self.phase = other,
         }
     }

@@ -10,13 +10,14 @@ use std::time::Instant;
 
 use super::block;
 use super::frame::{DATA_FRAME, FRAME_HEADER, Placement, put};
-use super::handler::{Payload, Segment};
 use super::idmap::{IdHash, IdMap};
 use super::lending::Lender;
 use super::limits::{
     BULK_SOFT, CONTROL_SOFT, EXPRESS_MAX, EXPRESS_SHARE, HEADER, MAX_CONTROL, MAX_INLINE, MAX_SEGMENTS,
     OUTGOING_HIGH_WATER,
 };
+use super::owner::Payload;
+use super::segment::Segment;
 use super::spare;
 use super::stats::Stats;
 
@@ -33,6 +34,13 @@ impl Answers {
         self.recvs += other.recvs;
         self.calls += other.calls;
         self.call_bytes += other.call_bytes;
+    }
+
+    /// Takes back what was added.
+    pub fn remove(&mut self, other: Answers) {
+        self.recvs -= other.recvs;
+        self.calls -= other.calls;
+        self.call_bytes -= other.call_bytes;
     }
 }
 
@@ -404,11 +412,12 @@ fn head_size<P: Payload>(head: &Head, payload: &P) -> usize {
     FRAME_HEADER + 8 + 8 * payload.part_count() + head.meta().len() + 8 + MAX_INLINE
 }
 
-/// Milliseconds that are left, never 0.
+/// Milliseconds until the deadline, at least 1 and at most as many as a CALL can hold (the client keeps the deadline);
+/// 0 without a deadline.
 pub fn remaining_ms(now: Instant, deadline: Option<Instant>) -> u32 {
     deadline.map_or(0, |deadline| {
-        let micros = deadline.saturating_duration_since(now).as_micros();
-        u32::try_from(micros.div_ceil(1000)).unwrap_or(u32::MAX).max(1)
+        let millis = deadline.saturating_duration_since(now).as_micros().div_ceil(1000);
+        millis.clamp(1, u128::from(u32::MAX)) as u32
     })
 }
 

@@ -1,35 +1,35 @@
-//! The server's half: requests on their way in, answers on their way out.
+//! The server side of a connection: requests that arrive, replies that it sends.
 
 use super::connection::{Connection, Side};
 use super::error::{ConnectionError, ProtocolError, code};
-use super::frame::{Parts, put};
-use super::handler::{Handler, Payload};
+use super::frame::{CallFrame, RecvFrame, put};
 use super::idmap::{IdHash, IdMap};
 use super::keys::KeyReceiver;
 use super::limits::{MAX_MESSAGE, MAX_META, MAX_OPEN_STEPS, MAX_PARTS};
 use super::open_steps::OpenSteps;
 use super::outgoing::{Answers, Dropped, Head, Measure};
+use super::owner::{CallBuffer, CallHead, Owner, Payload};
 
-/// All requests of the peer that wait for something.
-pub struct Server<H: Handler> {
-    requests: IdMap<Request<H>>,
+/// All requests of the peer that have not been answered.
+pub struct Server<O: Owner> {
+    requests: IdMap<Request<O>>,
     keys: KeyReceiver,
     /// Steps of the rendezvous requests.
     steps: OpenSteps,
-    /// What the peer has not got an answer for; answers count until they leave.
+    /// Requests whose answer has not left: an answer counts until then.
     unanswered: Answers,
-    /// We said GOODBYE: new requests are answered with this.
+    /// We sent GOODBYE: new requests are answered with this.
     leaving: Option<String>,
     lens: Vec<u64>,
 }
 
-enum Request<H: Handler> {
+enum Request<O: Owner> {
     Recv { step: i64 },
-    Arriving { method: u16, deadline_ms: u32, bytes: u64, body: H::Body },
+    Arriving { method: u16, deadline_ms: u32, bytes: u64, body: O::Body },
     Call { method: u16, bytes: u64 },
 }
 
-impl<H: Handler> Request<H> {
+impl<O: Owner> Request<O> {
     fn answers(&self) -> Answers {
         match self {
             Request::Recv { .. } => Answers { recvs: 1, ..Answers::default() },
@@ -40,7 +40,7 @@ impl<H: Handler> Request<H> {
     }
 }
 
-impl<H: Handler> Server<H> {
+impl<O: Owner> Server<O> {
     pub fn new(hash: IdHash) -> Self {
         Server {
             requests: IdMap::with_hasher(hash),
@@ -52,7 +52,7 @@ impl<H: Handler> Server<H> {
         }
     }
 
-    /// Nothing of the peer waits for anything.
+    /// No request is open, and every answer has left.
     pub fn is_untouched(&self) -> bool {
         self.requests.is_empty() && self.unanswered == Answers::default()
     }
@@ -61,7 +61,7 @@ impl<H: Handler> Server<H> {
         self.requests.len()
     }
 
-    pub fn body_mut(&mut self, id: u64) -> Option<&mut H::Body> {
+    pub fn body_mut(&mut self, id: u64) -> Option<&mut O::Body> {
         match self.requests.get_mut(&id)? {
             Request::Arriving { body, .. } => Some(body),
             _ => None,
@@ -73,12 +73,9 @@ impl<H: Handler> Server<H> {
         self.lens = Vec::new();
     }
 
-    /// Answers are on their way.
+    /// These answers are on their way.
     pub fn answered(&mut self, answers: Answers) {
-        let open = &mut self.unanswered;
-        open.recvs = open.recvs.saturating_sub(answers.recvs);
-        open.calls = open.calls.saturating_sub(answers.calls);
-        open.call_bytes = open.call_bytes.saturating_sub(answers.call_bytes);
+        self.unanswered.remove(answers);
     }
 
     pub fn leave(&mut self, reason: &str) {
@@ -86,23 +83,27 @@ impl<H: Handler> Server<H> {
     }
 }
 
-impl<H: Handler> Connection<H> {
-    /// Answers a request. An id that is unknown, answered, cancelled or not yet delivered by
-    /// `recv_request`/`call_ready` is ignored and the payload dropped. With `code` ≠ 0 `meta` is the message and the
-    /// payload's first part (optional) the error details.
-    pub fn reply(&mut self, id: u64, code: i32, meta: &[u8], payload: Option<H::Payload>) {
+impl<O: Owner> Connection<O> {
+    /// Answers a request. Ignored, and the payload dropped, if the id is unknown, answered, cancelled or not yet
+    /// delivered by an event. With `code` ≠ 0 `meta` is the message and the payload's first part (optional) the error
+    /// details.
+    pub fn reply(&mut self, id: u64, code: i32, meta: &[u8], payload: Option<O::Payload>) {
         let Side::Server(server) = &mut self.side else { return };
-        let answers = match server.requests.get(&id) {
-            None | Some(Request::Arriving { .. }) => return,
-            Some(request) => request.answers(),
+        let request = match server.requests.remove(&id) {
+            None => return,
+            Some(arriving @ Request::Arriving { .. }) => {
+                server.requests.insert(id, arriving);
+                return;
+            }
+            Some(request) => request,
         };
-        if let Some(Request::Recv { step }) = server.requests.remove(&id) {
+        if let Request::Recv { step } = request {
             server.steps.leave(step);
         }
-        self.answer(id, code, meta, payload, answers);
+        self.answer(id, code, meta, payload, request.answers());
     }
 
-    fn answer(&mut self, id: u64, code: i32, meta: &[u8], payload: Option<H::Payload>, answers: Answers) {
+    fn answer(&mut self, id: u64, code: i32, meta: &[u8], payload: Option<O::Payload>, answers: Answers) {
         self.stats.replies += 1;
         if code != 0 {
             return self.answer_error(id, code, meta, payload.as_ref(), answers);
@@ -131,7 +132,7 @@ impl<H: Handler> Connection<H> {
     }
 
     /// Error details that do not fit inline are dropped, a longer message is cut.
-    fn answer_error(&mut self, id: u64, code: i32, message: &[u8], details: Option<&H::Payload>, answers: Answers) {
+    fn answer_error(&mut self, id: u64, code: i32, message: &[u8], details: Option<&O::Payload>, answers: Answers) {
         let message = String::from_utf8_lossy(message);
         let message = put::cut(&message, MAX_MESSAGE).as_bytes();
         let details = details.filter(|details| details.part_count() >= 1 && details.part_len(0) <= MAX_MESSAGE as u64);
@@ -143,80 +144,64 @@ impl<H: Handler> Connection<H> {
         self.out.frame(answers, &mut self.stats, |out| put::reply(out, id, code, message, details.as_ref()));
     }
 
-    pub(super) fn on_key(
-        &mut self,
-        key: u64,
-        forget: bool,
-        prefix: &[u8],
-        handler: &mut H,
-    ) -> Result<(), ConnectionError> {
+    pub(super) fn on_key(&mut self, key: u64, forget: bool, prefix: &[u8]) -> Result<(), ConnectionError> {
         let Side::Server(server) = &mut self.side else { return Ok(()) };
         if forget {
             server.keys.forget();
             self.stats.key_resets += 1;
-            handler.keys_forgotten();
+            self.events.keys_forgotten();
         }
         let limits = &self.settings.limits;
-        server.keys.check(key, prefix, limits.max_keys, limits.max_key_bytes)?;
+        server.keys.define(key, prefix, limits.max_keys, limits.max_key_bytes)?;
         self.stats.keys += 1;
-        let accepted = handler.key_defined(key, prefix);
-        server.keys.accept(prefix, accepted);
+        self.events.key_defined(key, prefix);
         Ok(())
     }
 
-    pub(super) fn on_recv_frame(
-        &mut self,
-        id: u64,
-        step: i64,
-        key: u64,
-        frame: u64,
-        iter: u64,
-        handler: &mut H,
-    ) -> Result<(), ConnectionError> {
-        self.check_new_id("RECV", id)?;
+    pub(super) fn on_recv_frame(&mut self, recv: RecvFrame) -> Result<(), ConnectionError> {
+        let RecvFrame { id, step, .. } = recv;
         let Side::Server(server) = &mut self.side else { return Ok(()) };
         let limit = self.settings.limits.max_recvs;
         if server.unanswered.recvs >= limit {
             let what = "number of rendezvous requests in flight";
             return Err(ProtocolError::Window { what, limit: u64::from(limit) }.into());
         }
-        let Some(accepted) = server.keys.get(key) else {
+        if !server.keys.is_defined(recv.key) {
             return Err(ProtocolError::Frame { frame: "RECV", why: "its key was never defined" }.into());
+        }
+        let entered = server.leaving.is_none() && server.steps.enter(step);
+        let used = match entered {
+            true => server.requests.insert(id, Request::Recv { step }).is_some(),
+            false => server.requests.contains_key(&id),
         };
+        if used || self.out.has_begun(id).is_some() || self.incoming.has_transfer(id) {
+            return Err(used_twice("RECV", id).into());
+        }
         self.stats.recvs += 1;
         let answers = Answers { recvs: 1, ..Answers::default() };
         server.unanswered.add(answers);
-        if !accepted {
-            let message = b"the rendezvous key of this request is malformed";
-            self.answer(id, code::INVALID_ARGUMENT, message, None, answers);
+        if entered {
+            self.events.recv_request(recv);
         } else if let Some(reason) = server.leaving.clone() {
             self.answer(id, code::UNAVAILABLE, reason.as_bytes(), None, answers);
-        } else if !server.steps.enter(step) {
+        } else {
             let message = format!(
                 "starwire: tensor requests for {MAX_OPEN_STEPS} steps are pending on this connection, the most allowed"
             );
             self.answer(id, code::RESOURCE_EXHAUSTED, message.as_bytes(), None, answers);
-        } else {
-            server.requests.insert(id, Request::Recv { step });
-            handler.recv_request(id, step, key, frame, iter);
         }
         Ok(())
     }
 
-    pub(super) fn on_call_frame(
-        &mut self,
-        id: u64,
-        method: u16,
-        deadline_ms: u32,
-        meta: &[u8],
-        parts: Parts<'_>,
-        handler: &mut H,
-    ) -> Result<(), ConnectionError> {
-        self.check_new_id("CALL", id)?;
+    pub(super) fn on_call_frame(&mut self, call: CallFrame<'_>, owner: &mut O) -> Result<(), ConnectionError> {
+        let CallFrame { id, method, deadline_ms, meta, parts } = call;
         let Side::Server(server) = &mut self.side else { return Ok(()) };
+        if server.requests.contains_key(&id) || self.out.has_begun(id).is_some() || self.incoming.has_transfer(id) {
+            return Err(used_twice("CALL", id).into());
+        }
         let limits = &self.settings.limits;
         let (open, bytes) = (&mut server.unanswered, parts.total());
-        // Payloads that nobody wants any more are bounded, too.
+        // Payloads that are no longer wanted are bounded as well.
         if open.calls >= limits.max_calls || self.incoming.transfer_count() >= 2 * limits.max_calls as usize {
             let what = "number of calls in flight";
             return Err(ProtocolError::Window { what, limit: u64::from(limits.max_calls) }.into());
@@ -238,8 +223,8 @@ impl<H: Handler> Connection<H> {
             Some(reason) => Err((code::UNAVAILABLE, reason.clone())),
             None => {
                 server.lens.clear();
-                server.lens.extend(parts.iter().map(|part| part.len));
-                let body = handler.call_alloc(id, method, meta, &server.lens);
+                server.lens.extend(parts.lens());
+                let body = owner.call_memory(&CallHead { id, method, meta, lens: &server.lens });
                 body.map_err(|failure| (if failure.code == 0 { code::INTERNAL } else { failure.code }, failure.message))
             }
         };
@@ -255,7 +240,7 @@ impl<H: Handler> Connection<H> {
         };
         for (number, part) in parts.iter().enumerate() {
             if let Some(bytes) = part.inline.filter(|bytes| !bytes.is_empty()) {
-                handler.write_call(&mut body, number, bytes);
+                body.write(number, bytes);
                 self.stats.payload_in += part.len;
                 self.stats.copied_in += part.len;
             }
@@ -264,18 +249,18 @@ impl<H: Handler> Connection<H> {
             server.requests.insert(id, Request::Arriving { method, deadline_ms, bytes, body });
         } else {
             server.requests.insert(id, Request::Call { method, bytes });
-            handler.call_ready(id, method, deadline_ms, body);
+            self.events.call_ready(id, method, deadline_ms, body);
         }
         Ok(())
     }
 
     /// The last bulk byte of a call arrived.
-    pub(super) fn call_complete(&mut self, id: u64, handler: &mut H) {
+    pub(super) fn call_complete(&mut self, id: u64) {
         let Side::Server(server) = &mut self.side else { return };
         match server.requests.remove(&id) {
             Some(Request::Arriving { method, deadline_ms, bytes, body }) => {
                 server.requests.insert(id, Request::Call { method, bytes });
-                handler.call_ready(id, method, deadline_ms, body);
+                self.events.call_ready(id, method, deadline_ms, body);
             }
             Some(other) => {
                 server.requests.insert(id, other);
@@ -284,7 +269,7 @@ impl<H: Handler> Connection<H> {
         }
     }
 
-    pub(super) fn on_cancel(&mut self, id: u64, wanted_code: i32, handler: &mut H) {
+    pub(super) fn on_cancel(&mut self, id: u64, wanted_code: i32) {
         let Side::Server(server) = &mut self.side else { return };
         self.stats.cancels += 1;
         let code = if wanted_code == 0 { code::CANCELLED } else { wanted_code };
@@ -296,15 +281,15 @@ impl<H: Handler> Connection<H> {
             match request {
                 Request::Recv { step } => {
                     server.steps.leave(step);
-                    handler.request_cancelled(id, 0, step, false);
+                    self.events.request_cancelled(id, 0, step, false);
                 }
-                Request::Call { method, .. } => handler.request_cancelled(id, method, 0, false),
+                Request::Call { method, .. } => self.events.request_cancelled(id, method, 0, false),
                 Request::Arriving { .. } => {}
             }
             return self.answer(id, code, message, None, answers);
         }
         match self.out.drop_transfer(id) {
-            // The answer waits for its turn: a short one takes its place.
+            // A short answer takes the place of the one that has not been sent.
             Some((Dropped::Unsent, answers)) => self.answer(id, code, message, None, answers),
             Some((Dropped::Begun, _)) => {
                 self.out.frame(Answers::default(), &mut self.stats, |out| put::data(out, id, 0));
@@ -314,16 +299,7 @@ impl<H: Handler> Connection<H> {
         }
     }
 
-    /// An id of the peer's must not name two things at once.
-    fn check_new_id(&self, frame: &'static str, id: u64) -> Result<(), ProtocolError> {
-        let Side::Server(server) = &self.side else { return Ok(()) };
-        let used = server.requests.contains_key(&id)
-            || self.out.has_begun(id).is_some()
-            || (self.incoming.transfer_count() != 0 && self.incoming.has_transfer(id));
-        if used { Err(ProtocolError::BadId { frame, id, why: "is still in flight" }) } else { Ok(()) }
-    }
-
-    pub(super) fn fail_server(&mut self, handler: &mut H) {
+    pub(super) fn fail_server(&mut self) {
         let Side::Server(server) = &mut self.side else { return };
         server.unanswered = Answers::default();
         server.steps.clear();
@@ -332,12 +308,17 @@ impl<H: Handler> Connection<H> {
         ended.sort_unstable_by_key(|(id, _)| *id);
         for (id, request) in ended {
             match request {
-                Request::Recv { step } => handler.request_cancelled(id, 0, step, true),
-                Request::Call { method, .. } => handler.request_cancelled(id, method, 0, true),
+                Request::Recv { step } => self.events.request_cancelled(id, 0, step, true),
+                Request::Call { method, .. } => self.events.request_cancelled(id, method, 0, true),
                 Request::Arriving { .. } => {}
             }
         }
     }
+}
+
+/// An id of the peer's must not name two things at once.
+fn used_twice(frame: &'static str, id: u64) -> ProtocolError {
+    ProtocolError::BadId { frame, id, why: "is still in flight" }
 }
 
 /// Error details, in parts that are short enough to be inline.

@@ -11,8 +11,8 @@ use starwire_net::reactor::driver::{Completion, Driver, IoPart, Token};
 use starwire_net::reactor::epoll::EpollDriver;
 use starwire_net::reactor::verbs::VerbsDriver;
 use starwire_protocol::{
-    Connection, ConnectionError, FEATURE_QUEUE_PAIRS, Failure, Handler, Outcome, Payload, PeerInfo, Segment, Settings,
-    Target,
+    CallHead, Connection, ConnectionError, Event, FEATURE_QUEUE_PAIRS, Failure, Owner, Payload, ReplyBuffer, Segment,
+    Settings, Target,
 };
 
 use super::faults::{PS, task};
@@ -31,52 +31,32 @@ impl Payload for Nothing {
     fn copy_part(&self, _part: usize, _out: &mut Vec<u8>) {}
 }
 
-/// Records the events of a client that sends no requests.
-#[derive(Default)]
-struct Ear {
-    ready: bool,
-    may_move: bool,
-    answer: Option<Vec<u8>>,
+struct NoOp;
+
+impl ReplyBuffer for NoOp {
+    fn alloc(&mut self, _meta: &[u8], _lens: &[u64]) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn write(&mut self, _part: usize, _bytes: &[u8]) {}
 }
 
-impl Handler for Ear {
-    type Op = ();
+/// The owner of a client that sends no requests.
+struct Ear;
+
+impl Owner for Ear {
+    type Op = NoOp;
     type Payload = Nothing;
     type Body = ();
 
-    fn ready(&mut self, _peer: &PeerInfo) {
-        self.ready = true;
-    }
-    fn goodbye(&mut self, _reason: &str) {}
-    fn may_move(&mut self) {
-        self.may_move = true;
-    }
-    fn move_answered(&mut self, answer: Result<&[u8], Failure>) {
-        self.answer = Some(answer.unwrap().to_vec());
-    }
-    fn key_defined(&mut self, _key: u64, _prefix: &[u8]) -> bool {
-        false
-    }
-    fn keys_forgotten(&mut self) {}
-    fn recv_request(&mut self, _id: u64, _step: i64, _key: u64, _frame: u64, _iter: u64) {}
-    fn call_alloc(&mut self, _id: u64, _method: u16, _meta: &[u8], _lens: &[u64]) -> Result<(), Failure> {
+    fn call_memory(&mut self, _call: &CallHead<'_>) -> Result<(), Failure> {
         Ok(())
     }
-    fn write_call(&mut self, _body: &mut (), _part: usize, _bytes: &[u8]) {}
-    fn call_ready(&mut self, _id: u64, _method: u16, _deadline_ms: u32, _body: ()) {}
-    fn request_cancelled(&mut self, _id: u64, _method: u16, _tag: i64, _peer_gone: bool) {}
-    fn reply_alloc(&mut self, _op: &mut (), _meta: &[u8], _lens: &[u64]) -> Result<(), Failure> {
-        Ok(())
-    }
-    fn write_reply(&mut self, _op: &mut (), _part: usize, _bytes: &[u8]) {}
-    fn reply_done(&mut self, _op: (), _result: Outcome<'_>) {}
 }
 
 struct Client {
     driver: VerbsDriver,
     token: Token,
     conn: Connection<Ear>,
-    ear: Ear,
     seen: Vec<Completion>,
 }
 
@@ -94,19 +74,27 @@ impl Client {
         let mut settings = Settings::new("/job:worker/replica:0/task:0", "grpc++", 7, [3; 32]);
         settings.features = FEATURE_QUEUE_PAIRS;
         let conn = Connection::client(settings, Instant::now());
-        let mut client = Client { driver, token, conn, ear: Ear::default(), seen: Vec::new() };
-        while !client.ear.ready {
+        let mut client = Client { driver, token, conn, seen: Vec::new() };
+        while !client.conn.is_ready() {
             client.say();
             client.hear().unwrap();
-            if std::mem::take(&mut client.ear.may_move) {
-                let endpoint = client.driver.offload().unwrap().prepare(token).unwrap();
-                client.conn.propose_move(&endpoint);
+            let mut step = None;
+            while let Some(event) = client.conn.poll_event() {
+                step = match event {
+                    Event::MayMove => Some(None),
+                    Event::MoveAnswered(answer) => Some(Some(answer.unwrap().to_vec())),
+                    _ => step,
+                };
             }
-            if let Some(endpoint) = client.ear.answer.take() {
-                let offload = client.driver.offload().unwrap();
-                offload.connect_pair(token, &endpoint).unwrap();
-                offload.move_sends(token);
-                client.conn.moved();
+            let offload = client.driver.offload().unwrap();
+            match step {
+                None => {}
+                Some(None) => client.conn.propose_move(&offload.prepare(token).unwrap()),
+                Some(Some(endpoint)) => {
+                    offload.connect_pair(token, &endpoint).unwrap();
+                    offload.move_sends(token);
+                    client.conn.moved();
+                }
             }
         }
         client
@@ -147,7 +135,7 @@ impl Client {
             _ => None,
         });
         assert_ne!(received, 0, "the connection ended without a word");
-        self.conn.on_received(Instant::now(), received, &mut self.ear)
+        self.conn.on_received(Instant::now(), received, &mut Ear)
     }
 
     fn wait<R>(&mut self, find: impl Fn(&Completion) -> Option<R>) -> R {

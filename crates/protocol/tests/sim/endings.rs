@@ -1,5 +1,7 @@
 //! Promises about the end of a connection, and about what a client may wait for.
 
+use starwire_protocol::Recv;
+
 use crate::owner::Ended;
 use crate::pair::Pair;
 use crate::promises::KEY;
@@ -74,9 +76,8 @@ fn p35_tensors_of_too_many_steps_are_refused_and_nothing_else() {
     let mut pair = Pair::ready();
     let ask = |pair: &mut Pair, step: u64| {
         let id = pair.id();
-        let client = &mut pair.client;
-        let op = client.owner.op(id);
-        client.connection.recv(pair.now, id, step as i64, KEY, 0, 0, None, op, &mut client.owner);
+        let recv = Recv { id, step: step as i64, prefix: KEY, frame: 0, iter: 0, deadline: None, op: () };
+        pair.client.recv(pair.now, recv);
         id
     };
     let ids: Vec<u64> = (0..MOST + 100).map(|step| ask(&mut pair, step)).collect();

@@ -223,7 +223,7 @@ fn p24_strangers_cost_next_to_nothing_before_the_handshake() {
     // Nor endless patience.
     let mut pair = Pair::new(settings("/job:worker/task:0", 1), settings("/job:ps/task:0", 2));
     pair.advance(Duration::from_secs(10));
-    assert!(matches!(pair.server.error, Some(ConnectionError::HandshakeTimeout { waited_ms: 10_000 })));
+    assert!(matches!(pair.server.error, Some(ConnectionError::HandshakeTimeout { waited }) if waited.as_secs() == 10));
     assert!(matches!(pair.client.error, Some(ConnectionError::HandshakeTimeout { .. })));
 }
 

@@ -52,7 +52,7 @@ fn p33_what_is_lent_is_kept_until_it_was_taken() {
     let id = pair.call(3, b"", Some(vec![bytes_of(1, 1 << 20)]), None);
     assert!(pair.client.send(pair.now, &mut pair.to_server));
     // Nobody wants it any more, but the peer does not know yet.
-    pair.client.connection.cancel(pair.now, id, 1, "cancelled", &mut pair.client.owner);
+    pair.client.cancel(pair.now, id, "cancelled");
     assert!(pair.client.owner.ended.contains_key(&id));
     assert_eq!(pair.client.payloads.get(), 1);
     assert!(!pair.client.connection.is_idle());
@@ -63,7 +63,8 @@ fn p33_what_is_lent_is_kept_until_it_was_taken() {
     // Nor does it go with the connection's end: only when its owner says that nobody can mistake other memory for it.
     pair.call(3, b"", Some(vec![bytes_of(1, 1 << 20)]), None);
     assert!(pair.client.send(pair.now, &mut pair.to_server));
-    pair.client.connection.fail(14, "lost", &mut pair.client.owner);
+    pair.client.connection.fail(14, "lost");
+    pair.client.poll_events();
     assert_eq!(pair.client.payloads.get(), 1);
     pair.client.connection.take_back();
     assert_eq!(pair.client.payloads.get(), 0);

@@ -61,7 +61,7 @@ fn p32_a_move_takes_everything_along_and_leaves_nothing_behind() {
     let mut pair = proposed();
     pair.server.connection.accept_move(b"server's");
     // Its answer is the server's last word on the socket, whatever else it has to say.
-    pair.server.connection.goodbye("soon", &mut pair.server.owner);
+    pair.server.goodbye("soon");
     pair.run();
     assert_eq!(pair.client.owner.answered, Some(Ok(b"server's".to_vec())));
     assert!(pair.server.connection.is_held() && !pair.server.connection.wants_transmit());
@@ -98,7 +98,8 @@ fn p32_a_refused_move_leaves_the_connection_as_it_is() {
     pair.run();
     let answered = pair.client.owner.answered.take().expect("an answer").expect_err("no");
     assert_eq!((answered.code, answered.message.as_str()), (9, "no device"));
-    pair.client.connection.stay(pair.now, &mut pair.client.owner);
+    pair.client.connection.stay(pair.now);
+    pair.client.poll_events();
     assert!(pair.client.connection.is_ready());
     let id = pair.recv(KEY);
     pair.run();
@@ -108,7 +109,8 @@ fn p32_a_refused_move_leaves_the_connection_as_it_is() {
 #[test]
 fn p32_a_client_without_a_queue_pair_stays() {
     let mut pair = pair();
-    pair.client.connection.stay(pair.now, &mut pair.client.owner);
+    pair.client.connection.stay(pair.now);
+    pair.client.poll_events();
     assert!(pair.client.owner.ready.is_some());
     let id = pair.recv(KEY);
     pair.run();
@@ -122,11 +124,7 @@ fn p32_a_move_that_comes_to_nothing_ends_while_there_is_time_for_another_way() {
     pair.advance(Duration::from_millis(4_900));
     assert!(pair.client.error.is_none());
     pair.advance(Duration::from_millis(200));
-    assert!(
-        matches!(pair.client.error, Some(ConnectionError::MoveTimeout { waited_ms: 5_000.. })),
-        "{:?}",
-        pair.client.error
-    );
+    assert!(matches!(pair.client.error, Some(ConnectionError::MoveTimeout { .. })), "{:?}", pair.client.error);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use starwire_protocol::{Failure, Handler, Outcome, Payload, PeerInfo};
+use starwire_protocol::{CallBuffer, CallHead, Event, Failure, Outcome, Payload, PeerInfo, RecvFrame, ReplyBuffer};
 
 /// Counts things that must be given back.
 pub type Live = Rc<Cell<i64>>;
@@ -130,11 +130,11 @@ impl Request {
     }
 }
 
-/// Refused by `key_defined`.
+/// Malformed: requests with it are refused.
 pub const BAD_PREFIX: &[u8] = b"bad";
-/// Refused by `call_alloc`.
+/// Refused by `call_memory`.
 pub const REFUSED_METHOD: u16 = 666;
-/// Refused by `reply_alloc`.
+/// Refused by `alloc`.
 pub const REFUSED_META: &[u8] = b"refuse me";
 
 #[derive(Default)]
@@ -165,85 +165,99 @@ impl Owner {
     }
 }
 
-impl Handler for Owner {
-    type Op = Op;
-    type Payload = TestPayload;
-    type Body = Body;
+impl CallBuffer for Body {
+    fn write(&mut self, part: usize, bytes: &[u8]) {
+        self.buffers.write(part, 0, bytes);
+    }
+}
 
-    fn ready(&mut self, peer: &PeerInfo) {
-        assert!(self.ready.is_none(), "ready twice");
-        self.ready = Some(peer.clone());
-    }
-    fn goodbye(&mut self, reason: &str) {
-        self.goodbyes.push(reason.to_owned());
-    }
-    fn may_move(&mut self) {
-        assert!(self.ready.is_none());
-        self.may_move += 1;
-    }
-    fn move_answered(&mut self, answer: Result<&[u8], Failure>) {
-        assert!(self.answered.replace(answer.map(<[u8]>::to_vec)).is_none(), "one answer");
-    }
-    fn move_proposed(&mut self, endpoint: &[u8]) {
-        assert!(self.proposed.replace(endpoint.to_vec()).is_none(), "one proposal");
-    }
-    fn key_defined(&mut self, key: u64, prefix: &[u8]) -> bool {
-        assert_eq!(key, self.keys.len() as u64, "keys count up from 0");
-        self.keys.push(prefix.to_vec());
-        prefix != BAD_PREFIX
-    }
-    fn keys_forgotten(&mut self) {
-        self.keys.clear();
-        self.keys_forgotten += 1;
-    }
-    fn recv_request(&mut self, id: u64, step: i64, key: u64, frame: u64, iter: u64) {
-        assert!(self.ready.is_some());
-        let prefix = self.keys[key as usize].clone();
-        self.requests.push(Request::Recv { id, step, prefix, frame, iter });
-    }
-    fn call_alloc(&mut self, id: u64, method: u16, meta: &[u8], lens: &[u64]) -> Result<Body, Failure> {
-        assert!(self.ready.is_some());
-        if method == REFUSED_METHOD {
-            return Err(Failure { code: 12, message: "no such method".to_owned() });
-        }
-        let buffers = Rc::<Buffers>::default();
-        buffers.allocate(lens);
-        self.bodies.set(self.bodies.get() + 1);
-        Ok(Body { id, meta: meta.to_vec(), buffers, live: self.bodies.clone() })
-    }
-    fn write_call(&mut self, body: &mut Body, part: usize, bytes: &[u8]) {
-        body.buffers.write(part, 0, bytes);
-    }
-    fn call_ready(&mut self, id: u64, method: u16, deadline_ms: u32, body: Body) {
-        assert_eq!(id, body.id);
-        let parts = body.buffers.parts.borrow().clone();
-        self.requests.push(Request::Call { id, method, deadline_ms, meta: body.meta.clone(), parts });
-    }
-    fn request_cancelled(&mut self, id: u64, method: u16, tag: i64, peer_gone: bool) {
-        self.take_request(id);
-        self.cancelled.push((id, method, tag, peer_gone));
-    }
-
-    fn reply_alloc(&mut self, op: &mut Op, meta: &[u8], lens: &[u64]) -> Result<(), Failure> {
+impl ReplyBuffer for Op {
+    fn alloc(&mut self, meta: &[u8], lens: &[u64]) -> Result<(), Failure> {
         assert!(!lens.is_empty());
         if meta == REFUSED_META {
             return Err(Failure { code: 8, message: "no memory".to_owned() });
         }
-        op.buffers.allocate(lens);
+        self.buffers.allocate(lens);
         Ok(())
     }
-    fn write_reply(&mut self, op: &mut Op, part: usize, bytes: &[u8]) {
-        op.buffers.write(part, 0, bytes);
+    fn write(&mut self, part: usize, bytes: &[u8]) {
+        self.buffers.write(part, 0, bytes);
     }
-    fn reply_done(&mut self, op: Op, result: Outcome<'_>) {
-        assert!(!op.buffers.ended.replace(true));
-        let ended = match result {
-            Outcome::Ok { meta } => Ended::Ok { meta: meta.to_vec(), parts: op.buffers.parts.borrow().clone() },
-            Outcome::PeerError { code, message, details } => {
-                Ended::Peer { code, message: message.to_owned(), details: details.to_vec() }
+}
+
+impl starwire_protocol::Owner for Owner {
+    type Op = Op;
+    type Payload = TestPayload;
+    type Body = Body;
+
+    fn call_memory(&mut self, call: &CallHead<'_>) -> Result<Body, Failure> {
+        if call.method == REFUSED_METHOD {
+            return Err(Failure { code: 12, message: "no such method".to_owned() });
+        }
+        let buffers = Rc::<Buffers>::default();
+        buffers.allocate(call.lens);
+        self.bodies.set(self.bodies.get() + 1);
+        Ok(Body { id: call.id, meta: call.meta.to_vec(), buffers, live: self.bodies.clone() })
+    }
+}
+
+impl Owner {
+    /// Notes an event. Some: a request to refuse.
+    pub fn note(&mut self, event: Event<'_, Owner>) -> Option<u64> {
+        match event {
+            Event::Ready(peer) => {
+                assert!(self.ready.is_none(), "ready twice");
+                self.ready = Some(peer.clone());
             }
-            Outcome::Local { code, message } => Ended::Local { code, message: message.to_owned() },
-        };
-        assert!(self.ended.insert(op.id, ended).is_none(), "operation {} ended twice", op.id);
+            Event::Goodbye { reason } => self.goodbyes.push(reason.to_owned()),
+            Event::MayMove => {
+                assert!(self.ready.is_none());
+                self.may_move += 1;
+            }
+            Event::MoveAnswered(answer) => {
+                assert!(self.answered.replace(answer.map(<[u8]>::to_vec)).is_none(), "one answer");
+            }
+            Event::MoveProposed { endpoint } => {
+                assert!(self.proposed.replace(endpoint.to_vec()).is_none(), "one proposal");
+            }
+            Event::KeyDefined { key, prefix } => {
+                assert_eq!(key, self.keys.len() as u64, "keys count up from 0");
+                self.keys.push(prefix.to_vec());
+            }
+            Event::KeysForgotten => {
+                self.keys.clear();
+                self.keys_forgotten += 1;
+            }
+            Event::RecvRequest(RecvFrame { id, step, key, frame, iter }) => {
+                assert!(self.ready.is_some());
+                let prefix = self.keys[key as usize].clone();
+                if prefix == BAD_PREFIX {
+                    return Some(id);
+                }
+                self.requests.push(Request::Recv { id, step, prefix, frame, iter });
+            }
+            Event::CallReady { id, method, deadline_ms, body } => {
+                assert!(self.ready.is_some());
+                assert_eq!(id, body.id);
+                let parts = body.buffers.parts.borrow().clone();
+                self.requests.push(Request::Call { id, method, deadline_ms, meta: body.meta.clone(), parts });
+            }
+            Event::RequestCancelled { id, method, tag, peer_gone } => {
+                self.take_request(id);
+                self.cancelled.push((id, method, tag, peer_gone));
+            }
+            Event::ReplyDone { op, outcome } => {
+                assert!(!op.buffers.ended.replace(true));
+                let ended = match outcome {
+                    Outcome::Ok { meta } => Ended::Ok { meta: meta.to_vec(), parts: op.buffers.parts.borrow().clone() },
+                    Outcome::PeerError { code, message, details } => {
+                        Ended::Peer { code, message: message.to_owned(), details: details.to_vec() }
+                    }
+                    Outcome::Local { code, message } => Ended::Local { code, message: message.to_owned() },
+                };
+                assert!(self.ended.insert(op.id, ended).is_none(), "operation {} ended twice", op.id);
+            }
+        }
+        None
     }
 }

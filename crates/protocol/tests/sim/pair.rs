@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use starwire_protocol::{Connection, ConnectionError, FEATURE_LENDING, Payload, Segment, Settings, Target, Witness};
+use starwire_protocol::{
+    Call, Connection, ConnectionError, FEATURE_LENDING, Payload, Recv, Segment, Settings, Target, Witness,
+};
 
 use crate::owner::{Buffers, Live, Owner, TestPayload, read_memory};
 
@@ -148,7 +150,52 @@ impl End {
         }
         let result = self.connection.on_received(now, total, &mut self.owner);
         self.note(result);
+        self.poll_events();
         total
+    }
+
+    /// Hands all events to the owner.
+    pub fn poll_events(&mut self) {
+        while let Some(event) = self.connection.poll_event() {
+            if let Some(id) = self.owner.note(event) {
+                self.connection.reply(id, 3, b"malformed key", None);
+            }
+        }
+    }
+
+    pub fn recv(&mut self, now: Instant, recv: Recv<'_, ()>) {
+        let Recv { id, step, prefix, frame, iter, deadline, .. } = recv;
+        let op = self.owner.op(id);
+        self.connection.recv(now, Recv { id, step, prefix, frame, iter, deadline, op });
+        self.poll_events();
+    }
+
+    /// A RECV of step 7 with this key.
+    pub fn recv_key(&mut self, now: Instant, id: u64, prefix: &[u8]) {
+        self.recv(now, Recv { id, step: 7, prefix, frame: 0, iter: 0, deadline: None, op: () });
+    }
+
+    pub fn call(&mut self, now: Instant, call: Call<TestPayload, ()>) {
+        let Call { id, method, meta, payload, deadline, .. } = call;
+        let op = self.owner.op(id);
+        self.connection.call(now, Call { id, method, meta, payload, deadline, op });
+        self.poll_events();
+    }
+
+    pub fn cancel(&mut self, now: Instant, id: u64, message: &str) {
+        self.connection.cancel(now, id, 1, message);
+        self.poll_events();
+    }
+
+    pub fn goodbye(&mut self, reason: &str) {
+        self.connection.goodbye(reason);
+        self.poll_events();
+    }
+
+    pub fn on_timeout(&mut self, now: Instant) {
+        let result = self.connection.on_timeout(now);
+        self.note(result);
+        self.poll_events();
     }
 
     pub fn note(&mut self, result: Result<(), ConnectionError>) {
@@ -196,7 +243,8 @@ impl End {
 
     pub fn fail(&mut self, code: i32, message: &str) {
         self.plan = None;
-        self.connection.fail(code, message, &mut self.owner);
+        self.connection.fail(code, message);
+        self.poll_events();
         self.vouches.set(false);
         self.connection.take_back();
     }
@@ -274,8 +322,7 @@ impl Pair {
         self.now += time;
         for end in [&mut self.client, &mut self.server] {
             if end.connection.next_timeout().is_some_and(|at| at <= self.now) {
-                let result = end.connection.on_timeout(self.now, &mut end.owner);
-                end.note(result);
+                end.on_timeout(self.now);
             }
         }
     }
@@ -287,24 +334,21 @@ impl Pair {
 
     pub fn recv(&mut self, prefix: &[u8]) -> u64 {
         let id = self.id();
-        let client = &mut self.client;
-        let op = client.owner.op(id);
-        client.connection.recv(self.now, id, 7, prefix, 0, 0, None, op, &mut client.owner);
+        self.client.recv_key(self.now, id, prefix);
         id
     }
 
     pub fn call(&mut self, method: u16, meta: &[u8], parts: Option<Vec<Vec<u8>>>, timeout: Option<Duration>) -> u64 {
         let id = self.id();
         let client = &mut self.client;
-        let op = client.owner.op(id);
         let payload = parts.and_then(|parts| client.payload(parts));
         let deadline = timeout.map(|timeout| self.now + timeout);
-        client.connection.call(self.now, id, method, meta.to_vec(), payload, deadline, op, &mut client.owner);
+        client.call(self.now, Call { id, method, meta: meta.to_vec(), payload, deadline, op: () });
         id
     }
 
     pub fn cancel(&mut self, id: u64) {
-        self.client.connection.cancel(self.now, id, 1, "changed my mind", &mut self.client.owner);
+        self.client.cancel(self.now, id, "changed my mind");
     }
 
     pub fn reply(&mut self, id: u64, code: i32, meta: &[u8], parts: Option<Vec<Vec<u8>>>) {

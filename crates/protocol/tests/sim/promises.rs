@@ -349,7 +349,9 @@ fn p11_a_silent_peer_is_noticed_and_a_quiet_one_is_not() {
         waited += Duration::from_millis(100);
         assert!(waited <= Duration::from_millis(4200));
     }
-    assert!(matches!(pair.client.error, Some(ConnectionError::PeerSilent { waited_ms: 3900..=4200 })));
+    assert!(
+        matches!(pair.client.error, Some(ConnectionError::PeerSilent { waited }) if (3900..=4200).contains(&waited.as_millis()))
+    );
 }
 
 #[test]
@@ -455,7 +457,7 @@ fn p16_goodbye_refuses_new_requests_and_lets_old_ones_end() {
     let old = pair.recv(KEY);
     pair.run();
     let crossing = pair.recv(KEY);
-    pair.server.connection.goodbye("maintenance", &mut pair.server.owner);
+    pair.server.goodbye("maintenance");
     pair.run();
     assert!(
         matches!(&pair.client.owner.ended[&crossing], Ended::Peer { code: 14, message, .. } if message == "maintenance")

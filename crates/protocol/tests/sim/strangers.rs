@@ -1,6 +1,6 @@
 //! Promises about peers that break the protocol: always a clear error, never a panic, never unbounded memory.
 
-use starwire_protocol::{ConnectionError, ProtocolError, Settings};
+use starwire_protocol::{Call, ConnectionError, ProtocolError, Settings};
 
 use crate::owner::{Ended, REFUSED_METHOD};
 use crate::pair::settings;
@@ -67,9 +67,8 @@ fn p26_a_broken_connection_says_why_and_then_nothing() {
     let mut stranger = Stranger::serving(settings("/job:worker/task:0", 1));
     stranger.say(&[RawFrame::new(99, 0)]);
     protocol_error(&stranger);
-    let op = stranger.end.owner.op(1);
     let end = &mut stranger.end;
-    end.connection.recv(stranger.now, 1, 7, KEY, 0, 0, None, op, &mut end.owner);
+    end.recv_key(stranger.now, 1, KEY);
     let Ended::Local { code: 14, message } = &end.owner.ended[&1] else { panic!("not refused") };
     assert!(message.contains("unknown frame kind 99"), "{message}");
     assert_eq!(stranger.listen_frames(), [(wire::REFUSE, 0)]);
@@ -221,9 +220,8 @@ fn p30_ids_and_lengths_must_match_what_is_in_flight() {
     ];
     for (what, frames, bulk) in bad {
         let mut stranger = Stranger::serving(settings("/job:worker/task:0", 1));
-        let op = stranger.end.owner.op(1);
         let end = &mut stranger.end;
-        end.connection.recv(stranger.now, 1, 7, KEY, 0, 0, None, op, &mut end.owner);
+        end.recv_key(stranger.now, 1, KEY);
         stranger.listen();
         stranger.say_bulk(&frames, &vec![7; bulk]);
         assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))), "{what}");
@@ -277,10 +275,9 @@ fn p30_refused_payloads_do_not_pile_up() {
 #[test]
 fn p31_an_early_answer_is_accepted_and_the_rest_of_the_call_is_not_sent() {
     let mut stranger = Stranger::serving(settings("/job:worker/task:0", 1));
-    let op = stranger.end.owner.op(1);
     let payload = stranger.end.payload(vec![vec![3; 9 << 20]]);
     let end = &mut stranger.end;
-    end.connection.call(stranger.now, 1, 5, Vec::new(), payload, None, op, &mut end.owner);
+    end.call(stranger.now, Call { id: 1, method: 5, meta: Vec::new(), payload, deadline: None, op: () });
     let mut wire = std::collections::VecDeque::new();
     assert!(stranger.end.send(stranger.now, &mut wire));
     stranger.say(&[wire::reply(1, &[4]).inline(b"done")]);

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
-use starwire_protocol::{ConnectionError, FEATURE_LENDING, Secret, Settings};
+use starwire_protocol::{Call, ConnectionError, FEATURE_LENDING, Recv, Secret, Settings};
 
 use crate::owner::{BAD_PREFIX, Ended, REFUSED_META, REFUSED_METHOD, Request};
 use crate::pair::{End, settings};
@@ -118,8 +118,6 @@ impl Link {
         let id = self.next_id;
         self.next_id += 1 + random.below(3);
         let deadline = random.chance(15).then(|| now + Duration::from_millis(random.below(400)));
-        let op = self.client.owner.op(id);
-        let (connection, owner) = (&mut self.client.connection, &mut self.client.owner);
         let request = if random.chance(65) {
             let prefix = match random.chance(3) {
                 true => BAD_PREFIX.to_vec(),
@@ -127,16 +125,15 @@ impl Link {
             };
             let (frame, iter) = if random.chance(20) { (random.next(), random.below(4)) } else { (0, 0) };
             let step = random.next() as i64;
-            connection.recv(now, id, step, &prefix, frame, iter, deadline, op, owner);
+            self.client.recv(now, Recv { id, step, prefix: &prefix, frame, iter, deadline, op: () });
             Request::Recv { id, step, prefix, frame, iter }
         } else {
             let seed = random.next();
             let method = if random.chance(5) { REFUSED_METHOD } else { 1 + random.below(50) as u16 };
             let parts = if random.chance(30) { Vec::new() } else { parts_of(seed) };
             let payload = if parts.is_empty() { None } else { self.client.payload(parts.clone()) };
-            let (connection, owner) = (&mut self.client.connection, &mut self.client.owner);
             let meta = seed.to_le_bytes().to_vec();
-            connection.call(now, id, method, meta.clone(), payload, deadline, op, owner);
+            self.client.call(now, Call { id, method, meta: meta.clone(), payload, deadline, op: () });
             Request::Call { id, method, deadline_ms: 0, meta, parts }
         };
         self.open.insert(id, Asked { request, deadline, cancelled: false });
@@ -149,7 +146,7 @@ impl Link {
         if let Some(asked) = self.open.get_mut(&id) {
             asked.cancelled = true;
         }
-        self.client.connection.cancel(now, id, 1, "simulated", &mut self.client.owner);
+        self.client.cancel(now, id, "simulated");
     }
 
     fn answer(&mut self, random: &mut Random) {
@@ -280,8 +277,7 @@ impl Link {
     fn tick(&mut self, now: Instant) {
         for end in [&mut self.client, &mut self.server] {
             if end.error.is_none() && end.connection.next_timeout().is_some_and(|at| at <= now) {
-                let result = end.connection.on_timeout(now, &mut end.owner);
-                end.note(result);
+                end.on_timeout(now);
                 let next = end.connection.next_timeout();
                 assert!(
                     end.error.is_some() || next.is_none_or(|at| at > now),
@@ -366,11 +362,11 @@ impl Link {
             }
             5 => {
                 self.leaving = true;
-                self.server.connection.goodbye("simulated leave", &mut self.server.owner);
+                self.server.goodbye("simulated leave");
             }
             _ => {
                 self.leaving = true;
-                self.client.connection.goodbye("simulated leave", &mut self.client.owner);
+                self.client.goodbye("simulated leave");
             }
         }
     }

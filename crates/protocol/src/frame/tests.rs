@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::handler::Payload;
+use crate::owner::Payload;
 
 struct Lengths(Vec<u64>);
 
@@ -68,11 +68,29 @@ fn sent() -> impl Strategy<Value = Sent> {
     ]
 }
 
+fn role() -> impl Strategy<Value = Role> {
+    prop_oneof![Just(Role::Client), Just(Role::Server)]
+}
+
+/// Fewer than `max` frames that a side with this role may send.
+fn section(max: usize) -> impl Strategy<Value = (Role, Vec<Sent>)> {
+    (role(), vec(sent(), 0..max)).prop_map(|(role, mut all)| {
+        all.retain(|sent| match sent {
+            Sent::Key { .. } | Sent::Recv { .. } | Sent::Call { .. } | Sent::Cancel { .. } => role == Role::Client,
+            Sent::Reply { .. } => role == Role::Server,
+            _ => true,
+        });
+        (role, all)
+    })
+}
+
 fn encode(sent: &Sent, out: &mut Vec<u8>) {
     let payload = |lens: &Option<Vec<u64>>| lens.clone().map(Lengths);
     match sent {
         Sent::Key { key, forget, prefix } => put::key(out, *key, *forget, prefix),
-        Sent::Recv { id, step, key, frame, iter } => put::recv(out, *id, *step, *key, *frame, *iter),
+        Sent::Recv { id, step, key, frame, iter } => {
+            put::recv(out, &RecvFrame { id: *id, step: *step, key: *key, frame: *frame, iter: *iter });
+        }
         Sent::Call { id, method, deadline_ms, meta, lens } => {
             put::call(out, *id, *method, *deadline_ms, meta, payload(lens).as_ref());
         }
@@ -113,17 +131,17 @@ fn assert_same(frame: Frame<'_>, sent: &Sent) {
         (Frame::Key { key, forget, prefix }, Sent::Key { key: k, forget: f, prefix: p }) => {
             assert_eq!((key, forget, prefix), (*k, *f, &p[..]));
         }
-        (Frame::Recv { id, step, key, frame, iter }, Sent::Recv { id: i, step: s, key: k, frame: f, iter: t }) => {
-            assert_eq!((id, step, key, frame, iter), (*i, *s, *k, *f, *t));
+        (Frame::Recv(recv), Sent::Recv { id, step, key, frame, iter }) => {
+            assert_eq!(recv, RecvFrame { id: *id, step: *step, key: *key, frame: *frame, iter: *iter });
         }
         (
-            Frame::Call { id, method, deadline_ms, meta, parts },
+            Frame::Call(CallFrame { id, method, deadline_ms, meta, parts }),
             Sent::Call { id: i, method: m, deadline_ms: d, meta: t, lens },
         ) => {
             assert_eq!((id, method, deadline_ms, meta), (*i, *m, *d, &t[..]));
             assert_parts(parts, lens);
         }
-        (Frame::Reply { id, code, meta, parts }, Sent::Reply { id: i, code: c, meta: t, lens }) => {
+        (Frame::Reply(ReplyFrame { id, code, meta, parts }), Sent::Reply { id: i, code: c, meta: t, lens }) => {
             assert_eq!((id, code, meta), (*i, *c, &t[..]));
             assert_parts(parts, lens);
         }
@@ -149,14 +167,14 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
     #[test]
-    fn frames_come_out_as_they_were_put(all in vec(sent(), 0..12), padding in 0..64usize) {
+    fn frames_come_out_as_they_were_put((from, all) in section(12), padding in 0..64usize) {
         let mut section = Vec::new();
         for sent in &all {
             encode(sent, &mut section);
             prop_assert_eq!(section.len() % 8, 0);
         }
         section.resize(section.len() + 8 * padding, 0);
-        let mut frames = Frames::new(&section);
+        let mut frames = Frames::new(&section, from);
         for sent in &all {
             let frame = frames.next().expect("a good frame").expect("a frame");
             assert_same(frame, sent);
@@ -165,11 +183,12 @@ proptest! {
     }
 
     #[test]
-    fn a_cut_section_is_an_error_or_a_shorter_section(all in vec(sent(), 1..6), cut in any::<prop::sample::Index>()) {
+    fn a_cut_section_is_an_error_or_a_shorter_section((from, all) in section(6), cut in any::<prop::sample::Index>()) {
         let mut section = Vec::new();
+        prop_assume!(!all.is_empty());
         all.iter().for_each(|sent| encode(sent, &mut section));
         section.truncate(cut.index(section.len()));
-        let mut frames = Frames::new(&section);
+        let mut frames = Frames::new(&section, from);
         let mut seen = 0;
         while let Ok(Some(frame)) = frames.next() {
             assert_same(frame, &all[seen]);
@@ -179,7 +198,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_frames_or_an_error(kind in prop_oneof![0..5u8, 10..16u8, 20..23u8], bytes in vec(any::<u8>(), 0..300), zeros in 0..300usize) {
+    fn any_bytes_are_frames_or_an_error(kind in prop_oneof![0..5u8, 10..16u8, 20..23u8], bytes in vec(any::<u8>(), 0..300), zeros in 0..300usize, from in role()) {
         let mut section = bytes;
         section.insert(0, kind);
         // Small numbers are more interesting than random ones.
@@ -189,9 +208,9 @@ proptest! {
                 *byte = 0;
             }
         }
-        let mut frames = Frames::new(&section);
+        let mut frames = Frames::new(&section, from);
         while let Ok(Some(frame)) = frames.next() {
-            if let Frame::Call { parts, .. } | Frame::Reply { parts, .. } = frame {
+            if let Frame::Call(CallFrame { parts, .. }) | Frame::Reply(ReplyFrame { parts, .. }) = frame {
                 let inline: usize = parts.iter().filter_map(|part| part.inline).map(<[u8]>::len).sum();
                 prop_assert!(inline <= section.len());
                 prop_assert_eq!(parts.iter().count(), parts.count());

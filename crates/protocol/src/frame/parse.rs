@@ -1,0 +1,226 @@
+//! Frames of a received control section. Each length is compared with its limit before it is used.
+
+use super::{
+    BULK_BIT, BY_KIND, CallFrame, FLAG_ABORT, FLAG_FORGET, FLAG_LOOP, FRAME_HEADER, Frame, HelloFrame, Layout, Parts,
+    RecvFrame, ReplyFrame, kind, pad8, read_u32, read_u64,
+};
+use crate::error::ProtocolError;
+use crate::hello::Role;
+use crate::lending::Witness;
+use crate::limits::{MAX_INLINE, MAX_PARTS, MAX_SEGMENTS};
+
+/// Splits a control section into frames.
+pub struct Frames<'a> {
+    rest: &'a [u8],
+    from: Role,
+    name: &'static str,
+}
+
+impl<'a> Frames<'a> {
+    /// A section from the side with this role.
+    pub fn new(section: &'a [u8], from: Role) -> Self {
+        Frames { rest: section, from, name: "" }
+    }
+
+    /// The name of the last frame.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The next frame, None at the end of the section.
+    pub fn next(&mut self) -> Result<Option<Frame<'a>>, ProtocolError> {
+        let Some(&kind) = self.rest.first() else { return Ok(None) };
+        if kind == kind::PAD {
+            if self.rest.iter().any(|&byte| byte != 0) {
+                return Err(ProtocolError::Frame { frame: "PAD", why: "padding is not zero" });
+            }
+            self.rest = &[];
+            return Ok(None);
+        }
+        let Some(Some((layout, zeros))) = BY_KIND.get(usize::from(kind)) else {
+            return Err(ProtocolError::UnknownFrame { kind });
+        };
+        self.name = layout.name;
+        if !layout.sender.includes(self.from) {
+            let when = match self.from {
+                Role::Client => "from the client side",
+                Role::Server => "from the server side",
+            };
+            return Err(ProtocolError::Unexpected { frame: layout.name, when });
+        }
+        let mut cursor = Cursor { name: layout.name, bytes: self.rest, at: 0 };
+        let frame = parse(layout, *zeros, &mut cursor)?;
+        self.rest = &self.rest[cursor.at..];
+        Ok(Some(frame))
+    }
+}
+
+struct Cursor<'a> {
+    name: &'static str,
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn error(&self, why: &'static str) -> ProtocolError {
+        ProtocolError::Frame { frame: self.name, why }
+    }
+
+    fn take(&mut self, len: usize) -> Result<&'a [u8], ProtocolError> {
+        let end = self.at.checked_add(len).filter(|&end| end <= self.bytes.len());
+        let end = end.ok_or_else(|| self.error("it exceeds its control section"))?;
+        let taken = &self.bytes[self.at..end];
+        self.at = end;
+        Ok(taken)
+    }
+
+    /// Bytes and the zero bytes behind them up to a multiple of 8.
+    fn take_padded(&mut self, len: usize) -> Result<&'a [u8], ProtocolError> {
+        let taken = self.take(len)?;
+        let padding = self.take(pad8(len) - len)?;
+        if padding.iter().any(|&byte| byte != 0) {
+            return Err(self.error("padding is not zero"));
+        }
+        Ok(taken)
+    }
+
+    fn u32(&mut self) -> Result<u32, ProtocolError> {
+        Ok(read_u32(self.take(4)?))
+    }
+
+    fn u64(&mut self) -> Result<u64, ProtocolError> {
+        Ok(read_u64(self.take(8)?))
+    }
+}
+
+/// The fields of a frame's head, checked against its layout.
+struct Head {
+    flags: u8,
+    code: u16,
+    meta: usize,
+    id: u64,
+}
+
+impl Head {
+    fn take(layout: &Layout, zeros: u32, cursor: &mut Cursor<'_>) -> Result<Head, ProtocolError> {
+        let bytes = cursor.take(FRAME_HEADER)?;
+        let head = Head {
+            flags: bytes[1],
+            code: u16::from_le_bytes([bytes[2], bytes[3]]),
+            meta: read_u32(&bytes[4..8]) as usize,
+            id: read_u64(&bytes[8..16]),
+        };
+        if read_u32(bytes) & zeros != 0 {
+            let unknown = head.flags & !layout.flags != 0;
+            return Err(cursor.error(if unknown { "unknown flags" } else { "the code must be 0" }));
+        }
+        if head.meta > layout.max_meta {
+            let (value, limit) = (head.meta as u64, layout.max_meta as u64);
+            return Err(ProtocolError::TooLarge { what: "length of the metadata of a frame", value, limit });
+        }
+        if head.id != 0 && !layout.uses_id {
+            return Err(cursor.error("the id must be 0"));
+        }
+        Ok(head)
+    }
+}
+
+fn parse<'a>(layout: &Layout, zeros: u32, cursor: &mut Cursor<'a>) -> Result<Frame<'a>, ProtocolError> {
+    let start = cursor.bytes;
+    let Head { flags, code, meta, id } = Head::take(layout, zeros, cursor)?;
+    let hello = |fields| HelloFrame { version: code, features: id, fields, bytes: &start[..FRAME_HEADER + meta] };
+    let status = i32::from(code);
+    Ok(match layout.kind {
+        kind::HELLO => Frame::Hello(hello(cursor.take_padded(meta)?)),
+        kind::WELCOME => Frame::Welcome(hello(cursor.take_padded(meta)?)),
+        kind::PROOF => Frame::Proof { mac: cursor.take_padded(meta)? },
+        kind::REFUSE => Frame::Refuse { code: status, reason: cursor.take_padded(meta)? },
+        kind::MOVE => Frame::Move { code: status, meta: cursor.take_padded(meta)? },
+        kind::KEY => Frame::Key { key: id, forget: flags & FLAG_FORGET != 0, prefix: cursor.take_padded(meta)? },
+        kind::RECV => {
+            let step = i64::from_le_bytes(cursor.u64()?.to_le_bytes());
+            let key = cursor.u64()?;
+            let (frame, iter) = if flags & FLAG_LOOP != 0 { (cursor.u64()?, cursor.u64()?) } else { (0, 0) };
+            Frame::Recv(RecvFrame { id, step, key, frame, iter })
+        }
+        kind::CALL => {
+            if code == 0 {
+                return Err(cursor.error("method 0 does not exist"));
+            }
+            let deadline_ms = cursor.u32()?;
+            let count = cursor.u32()?;
+            let (meta, parts) = parse_payload(cursor, count, meta)?;
+            Frame::Call(CallFrame { id, method: code, deadline_ms, meta, parts })
+        }
+        kind::REPLY => {
+            let count = cursor.u32()?;
+            if cursor.u32()? != 0 {
+                return Err(cursor.error("reserved bits are set"));
+            }
+            let (meta, parts) = parse_payload(cursor, count, meta)?;
+            Frame::Reply(ReplyFrame { id, code: status, meta, parts })
+        }
+        kind::DATA => {
+            let len = cursor.u64()?;
+            let abort = flags & FLAG_ABORT != 0;
+            if abort != (len == 0) {
+                return Err(cursor.error("the abort flag must be set exactly when the length is 0"));
+            }
+            Frame::Data { id, len, abort }
+        }
+        kind::CANCEL => Frame::Cancel { id, code: status },
+        kind::LEND => {
+            let witness = Witness { address: cursor.u64()?, value: id };
+            let count = cursor.u64()?;
+            if count > MAX_SEGMENTS as u64 {
+                let limit = MAX_SEGMENTS as u64;
+                return Err(ProtocolError::TooLarge { what: "number of pieces of a loan", value: count, limit });
+            }
+            Frame::Lend { witness, pieces: cursor.take(count as usize * 16)? }
+        }
+        kind::TAKEN => Frame::Taken { blocks: id },
+        kind::PING => Frame::Ping { nonce: id },
+        kind::PONG => Frame::Pong { nonce: id },
+        kind::GOODBYE => Frame::Goodbye { reason: cursor.take_padded(meta)? },
+        kind => return Err(ProtocolError::UnknownFrame { kind }),
+    })
+}
+
+fn parse_payload<'a>(
+    cursor: &mut Cursor<'a>,
+    count: u32,
+    meta_len: usize,
+) -> Result<(&'a [u8], Parts<'a>), ProtocolError> {
+    let count = count as usize;
+    if count > MAX_PARTS {
+        let (value, limit) = (count as u64, MAX_PARTS as u64);
+        return Err(ProtocolError::TooLarge { what: "number of parts of a payload", value, limit });
+    }
+    let lens = cursor.take(count * 8)?;
+    let meta = cursor.take_padded(meta_len)?;
+    let start = cursor.at;
+    let (mut bulk, mut total) = (0u64, 0u64);
+    for bytes in lens.chunks_exact(8) {
+        let word = read_u64(bytes);
+        let len = word & !BULK_BIT;
+        total = total.checked_add(len).ok_or_else(|| cursor.error("the length of the payload overflows"))?;
+        if word & BULK_BIT == 0 {
+            let room = (MAX_INLINE + start - cursor.at) as u64;
+            if len > room || pad8(len as usize) as u64 > room {
+                return Err(cursor.error("its inline parts are too long"));
+            }
+            cursor.take_padded(len as usize)?;
+        } else if len == 0 {
+            return Err(cursor.error("a bulk part is empty"));
+        } else {
+            bulk += len;
+        }
+    }
+    let inline = &cursor.bytes[start..cursor.at];
+    Ok((meta, Parts { lens, inline, bulk, total }))
+}
+
+/// Address and length of each piece of a loan.
+pub fn loan_pieces(bytes: &[u8]) -> Vec<(u64, u64)> {
+    bytes.chunks_exact(16).map(|piece| (read_u64(piece), read_u64(&piece[8..]))).collect()
+}

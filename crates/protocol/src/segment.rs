@@ -1,0 +1,42 @@
+//! Where the bytes of a stream come from and go to.
+
+use std::rc::Rc;
+
+/// Where the next bytes of the stream belong. Targets are filled in order; only the last one can be scratch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Control bytes: `Connection::scratch_mut(offset, len)`.
+    Scratch { offset: usize, len: usize },
+    /// Bytes `offset..offset+len` of part `part` of the reply to request `id` (`Connection::op_mut(id)`).
+    Reply { id: u64, part: usize, offset: u64, len: u64 },
+    /// Bytes of part `part` of the incoming call `id` (`Connection::body_mut(id)`).
+    Call { id: u64, part: usize, offset: u64, len: u64 },
+    /// Bytes that are no longer wanted.
+    Discard { len: u64 },
+}
+
+/// A piece of an outgoing block.
+pub enum Segment<P> {
+    /// Return the vector with `Connection::recycle` once it is written.
+    Control(Vec<u8>),
+    Part {
+        payload: Rc<P>,
+        part: usize,
+        offset: u64,
+        len: u64,
+    },
+}
+
+impl<P> Segment<P> {
+    /// Bytes of this segment.
+    pub fn len(&self) -> u64 {
+        match self {
+            Segment::Control(bytes) => bytes.len() as u64,
+            Segment::Part { len, .. } => *len,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
