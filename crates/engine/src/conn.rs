@@ -95,7 +95,7 @@ pub struct Conn<H: Host> {
     out_offset: u64,
     pub sending: bool,
     counted: Stats,
-    counted_in_flight: i64,
+    counted_in_flight: usize,
     /// This connection's line in the table that operators see.
     pub entry: ConnectionEntry,
 }
@@ -160,8 +160,8 @@ impl<H: Host> Conn<H> {
         metrics.borrowed_bytes.add(borrowed);
         self.entry.add_bytes_in(now.bytes_in - then.bytes_in + borrowed);
         self.entry.add_bytes_out(now.bytes_out - then.bytes_out + lent);
-        let in_flight = i64::try_from(self.proto.in_flight()).unwrap_or(i64::MAX);
-        let change = in_flight - self.counted_in_flight;
+        let in_flight = self.proto.in_flight();
+        let change = in_flight as i64 - self.counted_in_flight as i64;
         match self.role {
             Role::Client { .. } => {
                 metrics.replies_received.add(now.replies - then.replies);

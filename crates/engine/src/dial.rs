@@ -29,10 +29,9 @@ pub fn token(shard: usize, channel: u32, attempt: u32) -> u64 {
 }
 
 pub fn untoken(token: u64) -> (usize, u32, u32) {
-    let shard = usize::try_from(token >> 56).unwrap_or(usize::MAX);
-    let channel = u32::try_from((token >> 32) & 0x00FF_FFFF).unwrap_or(u32::MAX);
-    let attempt = u32::try_from(token & 0xFFFF_FFFF).unwrap_or(u32::MAX);
-    (shard, channel, attempt)
+    let [shard, channel @ .., _, _, _, _] = token.to_be_bytes();
+    let [a, b, c] = channel;
+    (usize::from(shard), u32::from_be_bytes([0, a, b, c]), token as u32)
 }
 
 impl<H: Host> Shard<H> {

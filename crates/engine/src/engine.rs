@@ -160,7 +160,7 @@ impl<H: Host> Engine<H> {
 
     /// Answers a peer's request.
     pub fn reply(&self, ticket: Ticket, code: i32, meta: &[u8], payload: Option<OutPayload>) {
-        let shard = usize::try_from(ticket.conn >> shard::CONN_BITS).unwrap_or(usize::MAX);
+        let shard = shard::shard_of(ticket.conn);
         self.shared
             .send(shard, Command::Reply { conn: ticket.conn, id: ticket.id, code, meta: Meta::of(meta), payload });
     }

@@ -10,6 +10,9 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("starwire runs on 64-bit machines only: a usize holds a u64");
+
 mod channel;
 mod command;
 pub mod config;

@@ -24,6 +24,11 @@ use starwire_protocol::{Connection, ConnectionError, Failure, PeerInfo, Settings
 
 /// A connection's key has its shard's index above this bit and a number that is never used again below.
 pub const CONN_BITS: u32 = 48;
+
+/// The shard of a connection.
+pub fn shard_of(conn: u64) -> usize {
+    usize::from((conn >> CONN_BITS) as u16)
+}
 /// Commands taken between two looks at the sockets.
 const COMMANDS_PER_ROUND: usize = 4096;
 /// How long a stopping reactor waits for the kernel to let go of its memory.

@@ -98,7 +98,7 @@ impl<H: Host> Shared<H> {
         settings.secret = config.secret.as_ref().map(|s| Secret::new(s.bytes()));
         settings.keepalive_interval = config.keepalive.interval;
         settings.keepalive_timeout = config.keepalive.timeout;
-        settings.limits.max_recvs = u32::try_from(config.max_inflight).unwrap_or(u32::MAX);
+        settings.limits.max_recvs = config.max_inflight;
         settings.limits.max_call_bytes = settings.limits.max_call_bytes.min(config.max_call_bytes);
         if settings.expected_task.is_none() {
             // We serve: what the peer sends are calls. (Replies to us were asked for, and are bounded by what their

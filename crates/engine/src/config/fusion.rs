@@ -26,9 +26,9 @@ impl Fusion {
         let small_bytes = reader.bytes("STARWIRE_TENSOR_FUSE_SMALL_BYTES", default.small_bytes, 0..=MOST_BYTES)?;
         let large_bytes = reader.bytes("STARWIRE_TENSOR_FUSE_LARGE_BYTES", default.large_bytes, 0..=MOST_BYTES)?;
         let group_bytes = reader.bytes("STARWIRE_TENSOR_FUSE_GROUP_BYTES", default.group_bytes, 0..=MOST_BYTES)?;
-        let group_items = number(reader, "STARWIRE_TENSOR_FUSE_GROUP_ITEMS", default.group_items, 2..=16_384)?;
-        let wait_us = number(reader, "STARWIRE_TENSOR_FUSE_WAIT_US", default.wait_us, 0..=60_000_000)?;
-        let message_us = number(reader, "STARWIRE_TENSOR_FUSE_MESSAGE_US", default.message_us, 1..=1_000_000)?;
+        let group_items = reader.number("STARWIRE_TENSOR_FUSE_GROUP_ITEMS", default.group_items, 2..=16_384)?;
+        let wait_us = reader.number("STARWIRE_TENSOR_FUSE_WAIT_US", default.wait_us, 0..=60_000_000)?;
+        let message_us = reader.number("STARWIRE_TENSOR_FUSE_MESSAGE_US", default.message_us, 1..=1_000_000)?;
         let fuse_control = reader.boolean("STARWIRE_TENSOR_FUSE_CONTROL", default.fuse_control)?;
         let fuse_loops = reader.boolean("STARWIRE_TENSOR_FUSE_LOOPS", default.fuse_loops)?;
         if small_bytes > large_bytes {
@@ -49,16 +49,6 @@ impl Fusion {
         };
         Ok(Self { on, limits })
     }
-}
-
-fn number(
-    reader: &mut Reader<'_>,
-    name: &'static str,
-    default: u32,
-    range: std::ops::RangeInclusive<u64>,
-) -> Result<u32, ConfigError> {
-    // The ranges end far below.
-    Ok(u32::try_from(reader.number(name, default.into(), range)?).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]

@@ -131,7 +131,7 @@ pub struct Config {
     pub verbs: VerbsConfig,
     pub ps_jobs: Vec<String>,
     /// Most unanswered requests of one connection.
-    pub max_inflight: usize,
+    pub max_inflight: u32,
     /// Largest payload of one incoming call.
     pub max_call_bytes: u64,
     pub metrics: bool,

@@ -14,8 +14,8 @@ use super::variables::{Reader, unknown_variables};
 use super::verbs;
 use super::{Config, ControlAccess, DriverChoice, ExecutorChoice, Identity, Keepalive, Role, Shortcut};
 
-const DEFAULT_REACTORS: u64 = 16;
-const MAX_REACTORS: u64 = 256;
+const DEFAULT_REACTORS: usize = 16;
+const MAX_REACTORS: usize = 256;
 const MAX_MILLISECONDS: u64 = 86_400_000;
 
 pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, ConfigError> {
@@ -58,7 +58,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     let unix = reader.choice("STARWIRE_UNIX", &shortcut, "auto")?;
     let loans = reader.choice("STARWIRE_LOANS", &shortcut, "auto")?;
     let verbs = verbs::read(reader, &identity.protocol)?;
-    let max_inflight = number(reader, "STARWIRE_MAX_INFLIGHT", 65_536, 16, 1 << 24)?;
+    let max_inflight = reader.number("STARWIRE_MAX_INFLIGHT", 65_536, 16..=1 << 24)?;
     let max_call_bytes = reader.bytes("STARWIRE_MAX_CALL_BYTES", 16 << 30, 1 << 20..=1 << 40)?;
     let metrics = reader.choice("STARWIRE_METRICS", &[("on", true), ("off", false)], "on")?;
     let control = reader.choice(
@@ -148,10 +148,8 @@ fn reactors(reader: &mut Reader<'_>, identity: &Identity, role: Role, pinning: b
     let cpus = identity.cpus_allowed.max(1);
     let exact = reader.optional_number("STARWIRE_REACTORS", 1..=MAX_REACTORS)?;
     let Some(exact) = exact else {
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         return Ok(limit.min(identity.tasks.len()).min(cpus).max(1));
     };
-    let exact = usize::try_from(exact).unwrap_or(usize::MAX);
     if pinning && exact > cpus {
         let second = if role == Role::Worker { "WORKER_DISABLE_PIN_CORES" } else { "PS_DISABLE_PIN_CORES" };
         let reason = format!("{exact} reactors cannot have a CPU each: this process may use {cpus}");
@@ -267,10 +265,6 @@ fn milliseconds(
     max: u64,
 ) -> Result<Duration, ConfigError> {
     reader.number(name, default, min..=max).map(Duration::from_millis)
-}
-
-fn number(reader: &mut Reader<'_>, name: &'static str, default: u64, min: u64, max: u64) -> Result<usize, ConfigError> {
-    reader.number(name, default, min..=max).map(|n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
 #[cfg(test)]

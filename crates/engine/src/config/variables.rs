@@ -339,6 +339,11 @@ pub(super) struct Reader<'a> {
     pub settings: Vec<Setting>,
 }
 
+/// The type of a number that a variable sets.
+pub trait Number: TryFrom<u64> + PartialOrd + Copy + std::fmt::Display {}
+
+impl<T: TryFrom<u64> + PartialOrd + Copy + std::fmt::Display> Number for T {}
+
 impl<'a> Reader<'a> {
     pub fn new(env: &'a dyn Env) -> Self {
         Self { env, settings: Vec::new() }
@@ -353,21 +358,28 @@ impl<'a> Reader<'a> {
         })
     }
 
-    pub fn number(&mut self, name: &'static str, default: u64, range: RangeInclusive<u64>) -> Result<u64, ConfigError> {
-        let allowed = format!("a whole number from {} to {}", range.start(), range.end());
-        self.parse(name, default, &allowed, |text| digits(text).filter(|n| range.contains(n)))
-    }
-
-    pub fn optional_number(
+    pub fn number<T: Number>(
         &mut self,
         name: &'static str,
-        range: RangeInclusive<u64>,
-    ) -> Result<Option<u64>, ConfigError> {
+        default: T,
+        range: RangeInclusive<T>,
+    ) -> Result<T, ConfigError> {
+        let allowed = format!("a whole number from {} to {}", range.start(), range.end());
+        self.parse(name, default, &allowed, |text| {
+            digits(text).and_then(|n| T::try_from(n).ok()).filter(|n| range.contains(n))
+        })
+    }
+
+    pub fn optional_number<T: Number>(
+        &mut self,
+        name: &'static str,
+        range: RangeInclusive<T>,
+    ) -> Result<Option<T>, ConfigError> {
         if self.raw(name)?.is_none() {
             self.record(name, String::new(), true);
             return Ok(None);
         }
-        self.number(name, 0, range).map(Some)
+        self.number(name, *range.start(), range).map(Some)
     }
 
     /// A number of bytes with an optional binary suffix.

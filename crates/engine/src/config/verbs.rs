@@ -19,12 +19,12 @@ pub(super) fn read(reader: &mut Reader<'_>, protocol: &str) -> Result<VerbsConfi
     let fallback = reader.boolean("STARWIRE_VERBS_FALLBACK", defaults.fallback)?;
     let library = reader.text("STARWIRE_VERBS_LIBRARY")?.unwrap_or(defaults.library);
     let device = reader.text("RDMA_DEVICE")?;
-    let port = reader.optional_number("RDMA_DEVICE_PORT", 1..=254)?.map(small);
-    let gid_index = reader.optional_number("RDMA_GID_INDEX", 0..=65_535)?.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+    let port = reader.optional_number("RDMA_DEVICE_PORT", 1..=254)?;
+    let gid_index = reader.optional_number("RDMA_GID_INDEX", 0..=65_535)?;
     let pkey_index = reader.number("RDMA_QP_PKEY_INDEX", 0, 0..=65_535)?;
-    let queue_depth = reader.number("RDMA_QP_QUEUE_DEPTH", u64::from(defaults.queue_depth), 64..=32_768)?;
-    let timeout = reader.number("RDMA_QP_TIMEOUT", u64::from(defaults.timeout), 1..=31)?;
-    let retry_count = reader.number("RDMA_QP_RETRY_COUNT", u64::from(defaults.retry_count), 0..=7)?;
+    let queue_depth = reader.number("RDMA_QP_QUEUE_DEPTH", defaults.queue_depth, 64..=32_768)?;
+    let timeout = reader.number("RDMA_QP_TIMEOUT", defaults.timeout, 1..=31)?;
+    let retry_count = reader.number("RDMA_QP_RETRY_COUNT", defaults.retry_count, 0..=7)?;
     let service_level = reader.number("RDMA_QP_SL", 0, 0..=15)?;
     let mtus = [("256", 256), ("512", 512), ("1024", 1024), ("2048", 2048), ("4096", 4096), ("port", 0)];
     let mtu = reader.choice("RDMA_QP_MTU", &mtus, "port")?;
@@ -39,22 +39,17 @@ pub(super) fn read(reader: &mut Reader<'_>, protocol: &str) -> Result<VerbsConfi
         device,
         port,
         gid_index,
-        pkey_index: u16::try_from(pkey_index).unwrap_or(u16::MAX),
-        queue_depth: u32::try_from(queue_depth).unwrap_or(u32::MAX),
-        timeout: small(timeout),
-        retry_count: small(retry_count),
-        service_level: small(service_level),
+        pkey_index,
+        queue_depth,
+        timeout,
+        retry_count,
+        service_level,
         mtu: (mtu != 0).then_some(mtu),
-        traffic_class: small(traffic_class),
+        traffic_class,
         direct_min,
         buffer_bytes,
         arena_bytes,
     })
-}
-
-/// The ranges above make these fit.
-fn small(n: u64) -> u8 {
-    u8::try_from(n).unwrap_or(u8::MAX)
 }
 
 #[cfg(test)]

@@ -199,7 +199,7 @@ async fn connection(stream: Replayed, router: Router, mut serving: watch::Receiv
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.idle)
-        .max_buf_size(usize::try_from(limits.header).unwrap_or(usize::MAX).max(8192));
+        .max_buf_size((limits.header as usize).max(8192));
     builder
         .http2()
         .timer(TokioTimer::new())

@@ -73,10 +73,10 @@ fn connection(c: ConnectionFacts) -> pb::Connection {
         peer: c.peer,
         address: c.address,
         state: c.state.name().to_owned(),
-        reactor: u32::try_from(c.reactor).unwrap_or(u32::MAX),
+        reactor: c.reactor as u32,
         bytes_in: c.bytes_in,
         bytes_out: c.bytes_out,
-        calls_in_flight: u64::try_from(c.in_flight).unwrap_or(0),
+        calls_in_flight: c.in_flight,
         age_ms: milliseconds(c.age),
     }
 }
@@ -86,5 +86,5 @@ fn setting(s: Setting) -> pb::Setting {
 }
 
 fn milliseconds(duration: std::time::Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+    duration.as_secs() * 1000 + u64::from(duration.subsec_millis())
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::cells::{Counter, Gauge};
+use super::cells::Counter;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -65,7 +65,7 @@ pub struct ConnectionFacts {
     pub reactor: usize,
     pub bytes_in: u64,
     pub bytes_out: u64,
-    pub in_flight: i64,
+    pub in_flight: u64,
     pub age: Duration,
 }
 
@@ -95,7 +95,7 @@ impl Connections {
             opened: Instant::now(),
             bytes_in: Counter::default(),
             bytes_out: Counter::default(),
-            in_flight: Gauge::default(),
+            in_flight: AtomicU64::new(0),
         });
         self.lock().insert(number, Arc::clone(&entry));
         ConnectionEntry { table: Arc::clone(self), number, entry }
@@ -137,8 +137,8 @@ impl ConnectionEntry {
         self.entry.bytes_out.add(n);
     }
 
-    pub fn set_in_flight(&self, n: i64) {
-        self.entry.in_flight.set(n);
+    pub fn set_in_flight(&self, n: usize) {
+        self.entry.in_flight.store(n as u64, Relaxed);
     }
 }
 
@@ -158,7 +158,7 @@ struct Entry {
     opened: Instant,
     bytes_in: Counter,
     bytes_out: Counter,
-    in_flight: Gauge,
+    in_flight: AtomicU64,
 }
 
 impl Entry {
@@ -171,7 +171,7 @@ impl Entry {
             reactor: self.reactor,
             bytes_in: self.bytes_in.get(),
             bytes_out: self.bytes_out.get(),
-            in_flight: self.in_flight.get(),
+            in_flight: self.in_flight.load(Relaxed),
             age: self.opened.elapsed(),
         }
     }

@@ -447,7 +447,7 @@ pub struct Compiled<P, W> {
 }
 
 fn millis(time: Time) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    time.as_secs() * 1000 + u64::from(time.subsec_millis())
 }
 
 #[cfg(test)]

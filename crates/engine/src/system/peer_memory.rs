@@ -97,10 +97,7 @@ impl Cursor<'_> {
         while len != 0 {
             let Some((&(address, size), rest)) = self.pieces.split_first() else { return };
             let step = len.min(size - self.offset);
-            give(libc::iovec {
-                iov_base: pointer(address.wrapping_add(self.offset)),
-                iov_len: usize::try_from(step).unwrap_or(0),
-            });
+            give(libc::iovec { iov_base: pointer(address.wrapping_add(self.offset)), iov_len: step as usize });
             len -= step;
             self.offset += step;
             if self.offset == size {
@@ -112,7 +109,7 @@ impl Cursor<'_> {
 
 /// An address in another process.
 fn pointer(address: u64) -> *mut libc::c_void {
-    std::ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0))
+    std::ptr::without_provenance_mut(address as usize)
 }
 
 /// Drops the first `n` bytes.
