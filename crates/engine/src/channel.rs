@@ -1,4 +1,4 @@
-//! Channels: the caller's handle, and the shard's side of it with queue, address look-up, connecting and back-off.
+//! Channels: the caller's handle, and the shard's state: queue, address look-up, connecting and back-off.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::whereabouts::Expected;
 use starwire_net::transport::SocketAddress;
 use starwire_protocol::{Failure, Outcome};
 
-/// Requests may wait for a peer for as long as their deadline lets them (TensorFlow waits for tasks that start later):
-/// after this time, the log says for whom and why …
+/// Requests may wait for a peer until their deadline (TensorFlow waits for tasks that start later). After this time,
+/// the log names the peer and the reason …
 const PATIENCE: Duration = Duration::from_secs(5);
 /// … and again.
 const REMINDER: Duration = Duration::from_secs(60);
@@ -28,10 +28,9 @@ pub struct ChannelShared {
     pub(crate) task: String,
     /// The peer's entry in the ClusterSpec, for messages.
     pub(crate) grpc_address: String,
-    /// From .endpoint_map, else the peer's gRPC port is asked.
+    /// From `.endpoint_map`; otherwise the peer's gRPC port is asked.
     pub(crate) mapped: Option<MapLine>,
-    /// The server's own cluster says that this task is there. Sessions may bring clusters in which servers have other
-    /// names than they were started with.
+    /// This task is in the server's own ClusterSpec. Sessions may bring clusters in which servers have other names.
     named: bool,
     next_id: AtomicU64,
 }
@@ -63,7 +62,7 @@ impl<H: Host> Channel<H> {
         Self { shared, channel }
     }
 
-    /// A reply arrived that carries so many tensors as one.
+    /// A reply arrived that carries this many tensors as one.
     pub fn count_fused(&self, tensors: u64) {
         self.shared.metrics.count(|cells| {
             cells.fused_messages_received.add(1);
@@ -114,7 +113,7 @@ pub enum What<O: Op> {
 }
 
 impl<O: Op> What<O> {
-    /// Notes when and what for the op began.
+    /// Notes the start and the kind of the request for the metrics.
     pub fn stamp(&mut self, now: Instant) {
         match self {
             What::Call(c) => c.op.started = Some(now),
@@ -134,15 +133,15 @@ impl<O: Op> What<O> {
 }
 
 pub enum State {
-    /// Nobody wants anything.
+    /// Nothing is waiting.
     Idle,
-    /// The owner or the name service was asked for the peer's address.
+    /// The host or the name service is looking up the peer's address.
     LookingUp,
-    /// The attempt failed, and the peer's gRPC port is asked what to make of that.
+    /// The attempt failed, and the peer's gRPC port is asked for the reason.
     Asking {
         failure: Failure,
     },
-    /// One candidate is being tried; `conn` is its key. `rest` are the ones to try next.
+    /// One candidate is being tried; `conn` is its connection. `rest` are tried next.
     Connecting {
         conn: u64,
         rest: VecDeque<SocketAddress>,
@@ -150,7 +149,7 @@ pub enum State {
     Ready {
         conn: u64,
     },
-    /// Somebody waits, but not before `retry`.
+    /// Requests wait, but the next attempt starts at `not_before`.
     BackingOff,
 }
 
@@ -161,31 +160,31 @@ pub struct ChannelState<O: Op> {
     pub waiting: VecDeque<Waiting<O>>,
     /// Number of the connection attempt; answers to older ones are ignored.
     pub attempt: u32,
-    /// When the current attempt is given up.
+    /// When the current attempt is abandoned.
     pub attempt_ends: Option<Instant>,
     /// No new attempt before this.
     pub not_before: Option<Instant>,
-    /// The first attempt since somebody wants a connection and there is none.
+    /// When requests began to wait for a connection.
     pub wanted_since: Option<Instant>,
     failures: u32,
-    /// When the first of these failures was, and when the log last spoke of them.
+    /// When the first of these failures was, and when they were last logged.
     unreachable_since: Option<Instant>,
     told: Option<Instant>,
-    /// Incarnation of the peer that we were connected to last.
+    /// The peer's incarnation on the last connection.
     pub incarnation: Option<u64>,
-    /// Who has to answer at the addresses of this attempt.
+    /// The peer that must answer at the addresses of this attempt.
     pub expected: Option<Expected>,
-    /// With a map: the peer calls itself what it is called here, for all we know.
+    /// With a map: as far as known, the peer's own name is the one of the ClusterSpec.
     pub goes_by_name: bool,
-    /// A life that was advertised and not met where it was said to be; it is asked for once more.
+    /// An incarnation that was advertised, but not found at its address; it is looked up once more.
     pub doubted: Option<u64>,
-    /// With a map: since when the peer answers on its gRPC port and is not to be found at its data address.
+    /// With a map: since when the peer answers on its gRPC port, but not at its data address.
     pub answers_since: Option<Instant>,
-    /// A server of ours answered this attempt, and did not want us.
+    /// A server of this cluster answered this attempt and refused it.
     pub was_refused: bool,
-    /// RDMA did not work on the way to this peer: not before this again.
+    /// RDMA failed with this peer: it is not tried again before this.
     pub no_pairs_before: Option<Instant>,
-    /// What went wrong with the candidates of this attempt.
+    /// The errors of this attempt's candidates.
     pub errors: Vec<String>,
 }
 
@@ -224,9 +223,9 @@ impl<O: Op> ChannelState<O> {
         self.errors.clear();
     }
 
-    /// Counts a failed attempt and says how long to wait before the next: 20 ms, growing to half a second, with ±25 %
-    /// jitter so that a thousand workers do not come back in step. An attempt without a map asks for the address over
-    /// TensorFlow's gRPC first, which itself tries to connect once a second: what is waited here comes on top of that.
+    /// Counts a failed attempt and returns the time until the next: 20 ms, growing to half a second, with ±25 % jitter
+    /// so that a thousand workers do not reconnect in step. An attempt without a map looks the address up over
+    /// TensorFlow's gRPC first, which itself connects once a second; this back-off comes on top of that.
     pub fn failed(&mut self, now: Instant, random: u64) {
         let base = 20u64.saturating_mul(1 << self.failures.min(7)).min(500);
         self.failures = self.failures.saturating_add(1);
@@ -235,12 +234,12 @@ impl<O: Op> ChannelState<O> {
         self.attempt_ends = None;
     }
 
-    /// What those hear who waited for an attempt that failed.
+    /// The error of requests that waited for a failed attempt.
     pub fn unreachable(&self, failure: &Failure) -> String {
         format!("starwire: cannot reach {} ({}): {}", self.shared.task, self.shared.grpc_address, failure.message)
     }
 
-    /// Whether the log must say now that requests wait for a peer that cannot be reached: soon, and then once a minute.
+    /// Whether to log now that requests wait for an unreachable peer: soon, and then once a minute.
     pub fn should_tell(&mut self, now: Instant, somebody_waits: bool) -> bool {
         let since = *self.unreachable_since.get_or_insert(now);
         let due = self.told.map_or(since + PATIENCE, |at| at + REMINDER);
@@ -251,7 +250,7 @@ impl<O: Op> ChannelState<O> {
         true
     }
 
-    /// Ends those who wait: all of them, or only those that do not want to wait for another attempt. Says how many.
+    /// Ends waiting requests: all of them, or only those that do not wait for another attempt. Returns how many.
     pub fn fail_waiting(&mut self, code: i32, message: &str, also_patient: bool) -> u64 {
         let waiting = std::mem::take(&mut self.waiting);
         let mut ended = 0;
@@ -266,7 +265,7 @@ impl<O: Op> ChannelState<O> {
         ended
     }
 
-    /// Ends those whose deadline has passed. Says how many.
+    /// Ends requests whose deadline has passed. Returns how many.
     pub fn expire_waiting(&mut self, now: Instant) -> u64 {
         if self.waiting.iter().all(|w| w.deadline.is_none_or(|d| d > now)) {
             return 0;

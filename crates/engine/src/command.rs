@@ -1,4 +1,4 @@
-//! What is asked of a shard, from any thread.
+//! Commands to a shard, from any thread.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -61,7 +61,7 @@ pub enum Command<O: Op> {
         meta: Meta,
         payload: Option<OutPayload>,
     },
-    /// The answer to `resolve` for the channel's attempt of that number.
+    /// The answer to `resolve` for the attempt with this number.
     Resolved {
         channel: u32,
         attempt: u32,
@@ -80,7 +80,7 @@ pub enum Command<O: Op> {
     Stop,
 }
 
-/// Reply metadata is short as a rule: no allocation for it then.
+/// Reply metadata is usually short; then it needs no allocation.
 pub enum Meta {
     Short { len: u8, bytes: [u8; Meta::SHORT] },
     Long(Vec<u8>),

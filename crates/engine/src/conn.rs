@@ -1,4 +1,4 @@
-//! One connection of a shard: the protocol's state machine tied to a descriptor and to C++'s memory.
+//! A connection of a shard: the protocol's state machine, a descriptor, and C++'s memory.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,13 +15,13 @@ use starwire_net::reactor::timers::Timer;
 use starwire_net::transport::SocketAddress;
 use starwire_protocol::{Connection, Failure, PeerInfo, Segment, Stats, Target};
 
-/// Pieces that one system call may gather: the kernel's limit.
+/// Most pieces of one system call: the kernel's limit.
 const MAX_PARTS: usize = 1024;
-/// How much one send offers the kernel; more would only grow the time until other connections get their turn.
+/// Most bytes that one send offers to the kernel; more would only delay other connections.
 const MAX_SEND: u64 = 8 << 20;
-/// What a peer may still send after it was told that nobody listens.
+/// Most bytes that are read and dropped after the peer was told to leave.
 const MAX_DRAINED: u64 = 64 << 20;
-/// Received bytes that nobody wants land here, on top of each other.
+/// Unwanted bytes are received into a buffer of this size, one over the other.
 const DISCARD: usize = 64 << 10;
 
 pub enum Role {
@@ -32,14 +32,14 @@ pub enum Role {
     Server,
 }
 
-/// The end of a connection whose peer is to hear the reason. A socket that is closed with unread input resets the
-/// connection, and the reason is lost with what the peer had not read yet: so what it still sends is read, and dropped,
-/// until it has ended its side, or for a while.
+/// The end of a connection whose peer must still receive the reason. Closing a socket with unread input resets the
+/// connection, and the peer loses the reason with everything it has not read. So input is read and dropped until the
+/// peer has ended its side, or for a while.
 #[derive(Default)]
 pub struct Farewell {
     /// Bytes that were read and dropped.
     drained: u64,
-    /// The kernel has all of the last word, and that nothing will follow.
+    /// The kernel has taken the last frame and the end of the stream.
     said: bool,
     /// The peer has ended its side.
     pub heard_out: bool,
@@ -55,32 +55,32 @@ pub struct Conn<H: Host> {
     pub key: u64,
     pub token: Token,
     pub role: Role,
-    /// Before `proto`, which holds what is lent: dropped first.
+    /// Declared before `proto`, which holds what is lent, so that it is dropped first.
     pub witness: Option<WitnessWord>,
-    /// Of a peer of this host, where it can be read: the peer may lend.
+    /// The memory of a peer on this host, if it can be read: the peer may lend.
     pub peer_memory: Option<PeerMemory>,
     pub proto: Connection<CallMemory<H>>,
     /// For messages: the peer's address, later its task.
     pub name: String,
     pub peer: Option<PeerInfo>,
-    /// The socket is connected: bytes may flow.
+    /// The socket is connected.
     pub connected: bool,
     /// Socket or queue pair.
     pub way: Way,
     /// Client: RDMA was offered to the peer, which is at this address.
     pub offered_pairs: bool,
     pub address: Option<SocketAddress>,
-    /// A second handle of a local socket until the peer's credentials were checked.
+    /// A second handle of a local socket, until the peer's credentials were checked.
     pub guard: Option<OwnedFd>,
-    /// Why it is being closed; nothing is started any more (but a farewell), and what is in flight is waited for.
+    /// Why it is being closed. Only a farewell may still start; operations in flight are waited for.
     pub closing: Option<Failure>,
-    /// The peer, or this side, has said that the end is near, and why: then it is no loss.
+    /// The reason of a GOODBYE, of either side: then the end is not a loss.
     pub goodbye: Option<String>,
-    /// It had not introduced itself, and its place was needed.
+    /// A stranger whose place was needed.
     pub sent_away: bool,
-    /// The peer is still told why.
+    /// The peer must still receive the reason.
     pub farewell: Option<Farewell>,
-    /// When the shard's timer for this connection fires, to arm it only if it must fire earlier.
+    /// When the shard's timer for this connection fires; it is only armed again to fire earlier.
     pub timer: Option<(Instant, Timer)>,
     /// In the shard's list of connections with something to send.
     pub dirty: bool,
@@ -88,7 +88,7 @@ pub struct Conn<H: Host> {
     targets: Vec<Target>,
     parts: Vec<IoPart>,
     pub receiving: bool,
-    /// Blocks on their way out, the first `written` segments of which are done.
+    /// Outgoing blocks; the first `written` segments are done.
     out: Vec<Segment<OutPayload>>,
     written: usize,
     /// Bytes of the first unwritten segment that the kernel has taken.
@@ -96,7 +96,7 @@ pub struct Conn<H: Host> {
     pub sending: bool,
     counted: Stats,
     counted_in_flight: usize,
-    /// This connection's line in the table that operators see.
+    /// This connection in the table of the control service.
     pub entry: ConnectionEntry,
 }
 
@@ -144,7 +144,7 @@ impl<H: Host> Conn<H> {
         }
     }
 
-    /// Adds what happened since last time to the metrics.
+    /// Adds the changes since the last call to the metrics.
     pub fn count(&mut self, metrics: &Recorder) {
         let (now, then) = (*self.proto.stats(), self.counted);
         metrics.bytes_sent.add(now.bytes_out - then.bytes_out);
@@ -178,14 +178,15 @@ impl<H: Host> Conn<H> {
         self.counted_in_flight = in_flight;
     }
 
-    /// Says where its payloads lie, if the peer can read them there.
+    /// Announces this side's witness, so that it may lend.
     pub fn lend(&mut self, random: u64) {
         let word = WitnessWord::new(random);
         self.proto.lend(word.witness());
         self.witness = Some(word);
     }
 
-    /// Starts a receive into wherever the next bytes belong. Some: so many are there already.
+    /// Starts a receive into the targets of the next bytes. Some: so many bytes were already copied from the peer's
+    /// memory.
     pub fn start_receive(&mut self, driver: &mut dyn Driver, discard: &mut DiscardBuffer) -> io::Result<Option<usize>> {
         if self.receiving || !self.connected {
             return Ok(None);
@@ -209,7 +210,7 @@ impl<H: Host> Conn<H> {
                 Target::Call { id, part, offset, len } => {
                     (self.proto.body_mut(*id).map_or(std::ptr::null_mut(), |b| b.pointer(*part, *offset, *len)), *len)
                 }
-                // What is lent and not wanted is not copied.
+                // Lent bytes that are not wanted are not copied.
                 Target::Discard { len } if is_lent => (std::ptr::null_mut(), *len),
                 Target::Discard { len } => (discard.pointer(), (*len).min(DISCARD as u64)),
             };
@@ -223,7 +224,7 @@ impl<H: Host> Conn<H> {
             }
         }
         if self.parts.is_empty() {
-            // The protocol does not want to read before some of its answers have left.
+            // The protocol is paused until some of its answers have left.
             return Ok(None);
         }
         if is_lent {
@@ -231,13 +232,13 @@ impl<H: Host> Conn<H> {
         }
         // SAFETY: scratch belongs to `proto` and does not move while a plan is outstanding; reply and call buffers are
         // valid until their op or body goes, which `proto` delays until the receive was reported (or the connection was
-        // closed and the driver said so); the discard buffer outlives the driver.
+        // closed and the driver confirmed it); the discard buffer outlives the driver.
         unsafe { driver.recv(self.token, &self.parts)? };
         self.receiving = true;
         Ok(None)
     }
 
-    /// Copies from the peer's memory what the plan asks for.
+    /// Copies the planned bytes from the peer's memory.
     fn borrow(&self) -> io::Result<usize> {
         let (Some(memory), Some(loan)) = (&self.peer_memory, self.proto.loan()) else {
             return Err(io::Error::other("a loan from a peer whose memory cannot be read"));
@@ -247,7 +248,7 @@ impl<H: Host> Conn<H> {
         Ok(self.parts.iter().map(|part| part.len).sum())
     }
 
-    /// Receives for nobody.
+    /// Receives into the discard buffer.
     fn drain(&mut self, driver: &mut dyn Driver, discard: &mut DiscardBuffer) -> io::Result<()> {
         if self.farewell.as_ref().is_some_and(|f| !f.heard_out) {
             let part = IoPart { ptr: discard.pointer(), len: DISCARD };
@@ -258,7 +259,7 @@ impl<H: Host> Conn<H> {
         Ok(())
     }
 
-    /// `n` bytes came that nobody wants.
+    /// `n` bytes were received into the discard buffer.
     pub fn drained(&mut self, n: usize) {
         self.receiving = false;
         if let Some(farewell) = &mut self.farewell {
@@ -266,7 +267,7 @@ impl<H: Host> Conn<H> {
         }
     }
 
-    /// Goes on with the last word. Only when no send is under way.
+    /// Continues the farewell. Only when no send is in flight.
     pub fn say_farewell(&mut self, driver: &mut dyn Driver, now: Instant) -> io::Result<()> {
         self.start_send(driver, now)?;
         if let Some(farewell) = self.farewell.as_mut().filter(|f| !self.sending && !f.said) {
@@ -276,7 +277,7 @@ impl<H: Host> Conn<H> {
         Ok(())
     }
 
-    /// Sends what there is to send, unless a send is under way.
+    /// Sends what waits, unless a send is in flight.
     pub fn start_send(&mut self, driver: &mut dyn Driver, now: Instant) -> io::Result<()> {
         if self.sending || !self.connected || (self.closing.is_some() && self.farewell.is_none()) {
             return Ok(());
@@ -314,7 +315,7 @@ impl<H: Host> Conn<H> {
             }
         }
         // SAFETY: control bytes and payloads stay in `out`, untouched, until the send was reported (or the connection
-        // was closed and the driver said so).
+        // was closed and the driver confirmed it).
         unsafe { driver.send(self.token, &self.parts)? };
         self.sending = true;
         Ok(())
@@ -333,20 +334,20 @@ impl<H: Host> Conn<H> {
             left -= rest;
             self.out_offset = 0;
             self.written += 1;
-            // Gives memory back at once: the control bytes for reuse, the payload to its owner.
+            // Releases memory at once: control bytes for reuse, the payload to its owner.
             if let Segment::Control(bytes) = std::mem::replace(first, Segment::Control(Vec::new())) {
                 self.proto.recycle(bytes);
             }
         }
     }
 
-    /// A send is under way or only part of a block was taken.
+    /// A send is in flight, or only part of a block was taken.
     pub fn has_unsent(&self) -> bool {
         self.written < self.out.len()
     }
 }
 
-/// Memory for bytes that nobody wants. Only the kernel writes to it and nobody reads it.
+/// Memory for unwanted bytes. Only the kernel writes to it, and it is never read.
 pub struct DiscardBuffer(Box<[u8]>);
 
 impl DiscardBuffer {

@@ -1,18 +1,17 @@
-//! Who makes way when there is no room for everybody.
+//! Bounded places for connections, and who loses one.
 //!
-//! Whoever can reach a port can open connections to it and leave them open. A limit that turns newcomers away would let
-//! one stranger shut all others out. So a newcomer is always let in, and the source that has most makes way, its oldest
-//! connection first: who comes from elsewhere loses nothing to it, and who comes from the same place needs but a moment
-//! to be through.
+//! Anyone who can reach a port can open connections and leave them open. If newcomers were turned away at a limit, one
+//! stranger could shut out all others. So a newcomer is always admitted, and the source with the most connections loses
+//! its oldest: other sources lose nothing, and a client of the same source needs only a moment to finish its handshake.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-/// Where a connection comes from. What one stranger has at will is one source.
+/// The origin of a connection. Addresses that one stranger can choose freely count as one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
     V4([u8; 4]),
-    /// A network: whoever has one address of it has them all.
+    /// A network: its addresses belong to one party.
     V6([u8; 8]),
     /// A process of this host.
     Process(i32),
@@ -32,7 +31,7 @@ impl Source {
     }
 }
 
-/// Those for whom there is a bounded number of places. Keys are ordered by age: the oldest is the smallest.
+/// The holders of a bounded number of places. Keys are ordered by age: the oldest is the smallest.
 pub struct Crowd<K> {
     limit: usize,
     members: BTreeMap<K, Source>,
@@ -44,7 +43,7 @@ impl<K: Ord + Copy> Crowd<K> {
         Self { limit: limit.max(1), members: BTreeMap::new(), sources: HashMap::new() }
     }
 
-    /// Lets a newcomer in. Some: who has lost its place to it.
+    /// Admits a newcomer. Some: the one that loses its place.
     pub fn enter(&mut self, key: K, source: Source) -> Option<K> {
         self.leave(key);
         self.members.insert(key, source);
@@ -59,7 +58,7 @@ impl<K: Ord + Copy> Crowd<K> {
         Some(oldest)
     }
 
-    /// It needs its place no longer. False: it had none.
+    /// Releases a place. False: it had none.
     pub fn leave(&mut self, key: K) -> bool {
         let Some(source) = self.members.remove(&key) else { return false };
         if let Some(count) = self.sources.get_mut(&source) {

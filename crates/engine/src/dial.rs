@@ -1,4 +1,4 @@
-//! The client side of a shard: how a channel finds its peer, connects, and what happens to those who wait.
+//! The client side of a shard: how a channel finds its peer and connects, and when waiting requests end.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -17,13 +17,13 @@ use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::{SocketAddress, tcp, unix};
 use starwire_protocol::{Call, Connection, Failure, Outcome, Recv, code};
 
-/// One attempt to connect takes at most this, so that a peer that is down is noticed; who waits patiently gets more
+/// Longest attempt to connect, so that a peer that is down is noticed. Requests that wait for the peer get more
 /// attempts.
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// Channel numbers have 24 bits in a token.
 pub const MAX_CHANNELS: u32 = 1 << 24;
 
-/// A question to the owner or the name service: which channel's attempt it belongs to.
+/// Identifies an attempt in a question to the host or the name service.
 pub fn token(shard: usize, channel: u32, attempt: u32) -> u64 {
     ((shard as u64) << 56) | (u64::from(channel % MAX_CHANNELS) << 32) | u64::from(attempt)
 }
@@ -56,10 +56,10 @@ impl<H: Host> Shard<H> {
         self.dial(number, now);
     }
 
-    /// Hands a request to a connection that is up. Its events are still to be delivered.
+    /// Hands a request to an open connection. The caller delivers the events.
     fn start(&mut self, key: u64, waiting: Waiting<H::Op>, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key).filter(|c| c.closing.is_none()) else {
-            // Its end is being worked through; whoever comes now shares it.
+            // The connection is being closed; a new request shares its fate.
             return refuse(waiting, "starwire: the connection was just lost");
         };
         let Waiting { id, what, deadline, .. } = waiting;
@@ -104,7 +104,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// Gets a channel going that somebody waits for.
+    /// Connects a channel that is needed.
     pub(crate) fn dial(&mut self, number: u32, now: Instant) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         if !matches!(channel.state, State::Idle | State::BackingOff) {
@@ -125,7 +125,7 @@ impl<H: Host> Shard<H> {
         self.seek(number, attempt, now);
     }
 
-    /// Finds the addresses behind the names; name services may block, so names are looked up on a thread of their own.
+    /// Resolves names to addresses, on a separate thread, because name services may block.
     pub(crate) fn look_up(
         &mut self,
         number: u32,
@@ -142,7 +142,7 @@ impl<H: Host> Shard<H> {
         let names = targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let (shared, shard) = (self.shared.clone(), self.index);
         let thread = std::thread::Builder::new().name("starwire-names".into()).spawn(move || {
-            // Not on the CPU that a pinned reactor has for itself. If that fails it only takes longer.
+            // Keep off the CPU of a pinned reactor; a failure only costs time.
             let _ = shared.topology.as_ref().map(Topology::unpin_current_thread);
             let mut errors = Vec::new();
             for target in &targets {
@@ -245,12 +245,12 @@ impl<H: Host> Shard<H> {
             return;
         }
         if let Err(error) = result {
-            // The name is "task at address"; which of a task's addresses it was, the operator must know.
+            // The name is "task at address"; the operator needs to know which of a task's addresses it was.
             let address = conn.name.rsplit_once(" at ").map_or(conn.name.as_str(), |(_, address)| address);
             let message = format!("{address}: {error}");
             return self.lose(key, code::UNAVAILABLE, message);
         }
-        // A local peer must be ours (or root's) before it hears anything from us.
+        // A local peer must run as the same user (or root) before it receives anything.
         if let Some(guard) = conn.guard.take() {
             match unix::check_peer(guard.as_fd()) {
                 Ok(peer) => self.met_local_peer(key, peer.pid),
@@ -288,7 +288,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// The peer will answer what it has, but takes no new requests on this connection.
+    /// The peer will answer open requests, but takes no new ones on this connection.
     pub(crate) fn said_goodbye(&mut self, key: u64, reason: String) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.goodbye = Some(reason);
@@ -300,7 +300,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// It is a server of ours, at least.
+    /// The address at least belongs to a server of this cluster.
     pub(crate) fn refused_by_peer(&mut self, key: u64) {
         let Some(Role::Client { channel }) = self.conns.get(&key).map(|c| &c.role) else { return };
         if let Some(channel) = self.channels.get_mut(channel) {
@@ -308,7 +308,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// A client connection is gone, or never came to be.
+    /// A client connection ended, or never opened.
     pub(crate) fn lost_client(
         &mut self,
         number: u32,
@@ -348,7 +348,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// No way to the peer this time.
+    /// No address of the peer works.
     pub(crate) fn attempt_failed(&mut self, number: u32, code: i32, why: &str, now: Instant) {
         let failure = Failure { code, message: why.to_owned() };
         if !self.looks_again(number, &failure, now) {
@@ -356,7 +356,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// Ends those who do not want to wait for another attempt.
+    /// Ends requests that do not wait for another attempt.
     pub(crate) fn tell_impatient(&mut self, number: u32, failure: &Failure) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let ended = channel.fail_waiting(failure.code, &channel.unreachable(failure), false);
@@ -364,8 +364,7 @@ impl<H: Host> Shard<H> {
         self.delivery.note();
     }
 
-    /// The attempt is over. Those who do not want to wait hear of it; for the others there is a next one, unless that
-    /// is of no use.
+    /// The attempt failed. Requests that do not wait end; the others get another attempt, unless that cannot help.
     pub(crate) fn give_up(&mut self, number: u32, failure: &Failure, now: Instant) {
         let random = self.random();
         self.delivery.note();
@@ -425,7 +424,7 @@ impl<H: Host> Shard<H> {
     }
 }
 
-/// The address, if it is one and not a name.
+/// The address, unless the target is a name.
 fn literal(target: &HostPort) -> Option<SocketAddr> {
     target.host.parse().ok().map(|ip: IpAddr| SocketAddr::new(ip, target.port))
 }

@@ -117,7 +117,7 @@ impl<H: Host> Engine<H> {
         self.shared.config.runs_partitions()
     }
 
-    /// Opens the way to a task; asking again for the same one gives the same.
+    /// Opens a channel to a task. The same task always gets the same channel.
     pub fn channel(&self, task: &str, grpc_address: &str) -> Result<Channel<H>, EngineError> {
         if self.shared.forks != fork::count() {
             return Err(EngineError::Forked);
@@ -152,7 +152,7 @@ impl<H: Host> Engine<H> {
         Ok(Channel::new(self.shared.clone(), channel))
     }
 
-    /// Answers a question of `Host::resolve`.
+    /// Answers `Host::resolve`.
     pub fn resolved(&self, token: u64, result: Result<String, (i32, String)>) {
         let (shard, channel, attempt) = dial::untoken(token);
         self.shared.send(shard, Command::Resolved { channel, attempt, result });
@@ -165,12 +165,12 @@ impl<H: Host> Engine<H> {
             .send(shard, Command::Reply { conn: ticket.conn, id: ticket.id, code, meta: Meta::of(meta), payload });
     }
 
-    /// Ends every call, closes every connection, joins every thread. A reactor's own callback cannot wait for itself:
-    /// then the threads end on their own.
+    /// Ends every call, closes every connection, joins every thread. Called from a reactor, it does not wait for that
+    /// reactor.
     pub fn stop(&self) {
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         if self.shared.forks != fork::count() {
-            // The threads are the parent's.
+            // The threads belong to the parent.
             std::mem::forget(threads);
             return;
         }
@@ -187,7 +187,7 @@ impl<H: Host> Engine<H> {
         }
     }
 
-    /// What star calls may do here.
+    /// Limits of star calls.
     pub fn star(&self) -> &StarConfig {
         &self.shared.config.star
     }
@@ -197,7 +197,7 @@ impl<H: Host> Engine<H> {
         self.shared.metrics.count(f);
     }
 
-    /// A reply was sent that carries so many tensors as one.
+    /// A reply was sent that carries this many tensors as one.
     pub fn count_fused(&self, tensors: u64) {
         self.shared.metrics.count(|cells| {
             cells.fused_messages_sent.add(1);
@@ -233,7 +233,7 @@ impl<H: Host> Drop for Engine<H> {
     }
 }
 
-/// What peers connect to (the address's own text is for people).
+/// The socket address that peers connect to.
 fn unix_name(address: &SocketAddress) -> Option<String> {
     match address {
         SocketAddress::Unix(path) => path.to_str().map(String::from),
@@ -241,7 +241,7 @@ fn unix_name(address: &SocketAddress) -> Option<String> {
     }
 }
 
-/// Binds the data port: the first address that can be had.
+/// Binds the data port to the first address that is free.
 fn listen(config: &Config) -> Result<(OwnedFd, SocketAddr), EngineError> {
     let mut failure = None;
     for address in &config.bind {
@@ -261,7 +261,7 @@ fn listen(config: &Config) -> Result<(OwnedFd, SocketAddr), EngineError> {
     Err(failure.map_or(EngineError::NoAddress, EngineError::Transport))
 }
 
-/// Reactor threads that have their driver but do not run yet: they need to know each other first.
+/// Reactor threads that have their driver and wait for each other.
 struct Reactors<O: Op> {
     driver: String,
     senders: Vec<Sender<Command<O>>>,
@@ -329,7 +329,7 @@ fn reactor<H: Host>(
     if told.send(Ok((driver.name().into(), sender))).is_err() {
         return;
     }
-    // No word to start: another reactor could not be made.
+    // The start was cancelled: another reactor failed.
     let Ok(doors) = start.recv() else { return };
     let mut _claim = None;
     if shared.config.pinning {
@@ -352,12 +352,13 @@ fn reactor<H: Host>(
     if catch_unwind(AssertUnwindSafe(|| shard.run())).is_err() {
         let line = format!("starwire: internal error: reactor {index} ended; its connections are closed");
         shared.host.log(Level::Error, &line);
-        // What was in flight ends here: every op says so when it is dropped, the mailbox gives back what comes later.
+        // Operations in flight end here: an op reports its end when it is dropped, and the mailbox returns later
+        // commands.
         let _ = catch_unwind(AssertUnwindSafe(|| shard.abandon()));
     }
 }
 
-/// Adds RDMA, if it is asked for. Without a device that serves: as the configuration says, TCP or an error.
+/// Adds RDMA if it is configured. Without a usable device: TCP or an error, as configured.
 fn with_pairs<H: Host>(
     index: usize,
     shared: &Shared<H>,
@@ -380,10 +381,10 @@ fn with_pairs<H: Host>(
     }
 }
 
-/// The driver that the environment asks for, or what serves best here.
+/// The configured driver, or the default.
 fn make_driver<H: Host>(shared: &Shared<H>) -> Result<Box<dyn Driver>, DriverError> {
     Ok(match shared.config.driver {
-        // epoll is allowed everywhere (many containers forbid io_uring), and for small messages the two measure alike.
+        // epoll is allowed everywhere (many containers forbid io_uring), and is as fast for small messages.
         DriverChoice::Auto | DriverChoice::Epoll => Box::new(EpollDriver::new().map_err(DriverError::Epoll)?),
         DriverChoice::IoUring => Box::new(UringDriver::new()?),
     })

@@ -10,11 +10,11 @@ use crate::shard::Shard;
 use crate::system::peer_memory::PeerMemory;
 use starwire_protocol::{FEATURE_LENDING, Settings, code};
 
-/// Processes of which more is not remembered.
+/// Most processes that are remembered.
 const MOST_UNREADABLE: usize = 4096;
 
-/// Processes that lent what could not be read: nothing is borrowed from them any more. Named as the kernel names them,
-/// so that nobody can speak for another.
+/// Processes whose loans could not be read: nothing more is borrowed from them. Identified by the kernel, so that no
+/// process can impersonate another.
 #[derive(Default)]
 pub struct Unreadable(Mutex<HashSet<i32>>);
 
@@ -23,7 +23,7 @@ impl Unreadable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
     }
 
-    /// False: it was known.
+    /// False: it was already there.
     fn insert(&self, pid: i32) -> bool {
         let mut pids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if pids.len() >= MOST_UNREADABLE {
@@ -41,7 +41,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// Who is at the other end of a unix socket.
+    /// The process at the other end of a unix socket.
     pub(crate) fn met_local_peer(&mut self, key: u64, pid: i32) {
         let random = self.random();
         let Some(conn) = self.conns.get_mut(&key).filter(|_| self.shared.config.loans == Shortcut::Auto) else {
@@ -55,8 +55,8 @@ impl<H: Host> Shard<H> {
 
     pub(crate) fn cannot_borrow(&mut self, key: u64, error: &io::Error) {
         let Some(conn) = self.conns.get(&key) else { return };
-        // A peer that has ended, or has given the connection up, is no reason to do without; what cannot be read
-        // although the peer vouches for it, is.
+        // A peer that has exited or closed the connection is no reason to stop borrowing; unreadable memory that the
+        // peer vouches for is.
         let is_gone = error.raw_os_error().is_none();
         let pid = conn.peer_memory.as_ref().map(PeerMemory::pid).filter(|_| !is_gone);
         if pid.is_some_and(|pid| self.shared.unreadable.insert(pid)) {

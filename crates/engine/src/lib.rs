@@ -1,8 +1,8 @@
-//! The engine of one TensorFlow server: channels to peers, calls, and the dispatch of what peers ask.
+//! The engine of one TensorFlow server: channels to peers, calls, and the dispatch of peers' requests.
 //!
-//! One [`Engine`] belongs to one server and is generic over its owner, a [`Host`]. It has one shard per reactor thread;
-//! a connection lives its whole life on one shard, and shards share nothing but a read-only part. Any thread may ask
-//! something of a shard through its mailbox; a shard's own callbacks use a thread-local list instead.
+//! An [`Engine`] belongs to one server and is generic over its owner, a [`Host`]. It has one shard per reactor thread;
+//! a connection stays on one shard, and shards share only a read-only part. Any thread sends commands to a shard
+//! through its mailbox; a shard's own callbacks use a thread-local list instead.
 //!
 //! Beside it: [`config`] (environment variables and `.endpoint_map`, parsed once into types), [`control`] (health,
 //! statistics and Prometheus' `/metrics` on the data port), [`metrics`] (counters, gauges and latencies), and [`star`]

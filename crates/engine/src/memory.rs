@@ -1,5 +1,5 @@
-//! Memory that crosses between the engine and its owner: payloads on their way out, buffers for replies, bodies of
-//! incoming calls. Together with `conn.rs`, which hands it to the kernel, the only place that deals in pointers to it.
+//! Memory shared by the engine and its owner: outgoing payloads, buffers for replies, bodies of incoming calls. Only
+//! this file and `conn.rs`, which hands the memory to the kernel, use pointers to it.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::any::Any;
@@ -19,7 +19,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// Where `offset..offset+len` lies. Null if that is not inside.
+    /// The address of `offset..offset+len`; null if that is not inside.
     fn pointer(&self, offset: u64, len: u64) -> *mut u8 {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len as u64);
         match usize::try_from(offset) {
@@ -29,7 +29,7 @@ impl Piece {
     }
 }
 
-/// Most payloads have one part: no allocation for those.
+/// Most payloads have one part, which needs no allocation.
 enum Pieces {
     None,
     One(Piece),
@@ -58,7 +58,7 @@ impl Pieces {
     }
 }
 
-/// A payload on its way out. It keeps its memory alive, readable and unchanged until it is dropped.
+/// An outgoing payload. It keeps its memory alive, readable and unchanged until it is dropped.
 pub struct OutPayload {
     parts: Pieces,
     _owner: PayloadOwner,
@@ -91,8 +91,8 @@ unsafe impl Send for OutPayload {}
 impl OutPayload {
     /// A payload with these parts, which drops them when it is no longer needed.
     pub fn of<B: AsRef<[u8]> + Send + 'static>(parts: Vec<B>) -> Self {
-        // What a part refers to may lie in the part itself: the vector's memory stays where it is, and the parts are
-        // neither moved nor borrowed mutably until they are dropped.
+        // A part may contain its bytes itself: the vector's memory stays in place, and the parts are neither moved nor
+        // borrowed mutably until they are dropped.
         let pieces: Vec<Piece> = parts
             .iter()
             .map(|part| part.as_ref())
@@ -101,7 +101,7 @@ impl OutPayload {
         Self { parts: Pieces::of(&pieces), _owner: PayloadOwner::Rust(Box::new(parts)) }
     }
 
-    /// A payload of somebody else's memory.
+    /// A payload in foreign memory.
     ///
     /// # Safety
     /// The pieces are readable and unchanged until `release(owner)` is called, which happens once, on any thread.
@@ -113,7 +113,7 @@ impl OutPayload {
         Self { parts: Pieces::of(pieces), _owner: PayloadOwner::Foreign(Foreign { owner, release }) }
     }
 
-    /// Where `part` lies, for the kernel to read. Null for what does not exist.
+    /// The address of a part for the kernel; null if it does not exist.
     pub(crate) fn pointer(&self, part: usize, offset: u64, len: u64) -> *mut u8 {
         self.parts.pointer(part, offset, len)
     }
@@ -161,7 +161,7 @@ impl Buffers {
         Self { pieces: Pieces::None, owned: Vec::new() }
     }
 
-    /// A buffer per part. They come back with `Op::done`.
+    /// One buffer per part. They are returned by `Op::done`.
     pub fn owned(mut buffers: Vec<Vec<u8>>) -> Self {
         let pieces: Vec<Piece> =
             buffers.iter_mut().map(|buffer| Piece { start: buffer.as_mut_ptr(), len: buffer.len() }).collect();
@@ -169,12 +169,12 @@ impl Buffers {
     }
 
     /// # Safety
-    /// The pieces are writable, and nobody else uses them, until the op's `done` is called.
+    /// The pieces are writable, and used by no other code, until the op's `done` is called.
     pub unsafe fn foreign(pieces: &[Piece]) -> Self {
         Self { pieces: Pieces::of(pieces), owned: Vec::new() }
     }
 
-    /// What `owned` was given.
+    /// The buffers that `owned` took.
     pub fn into_owned(self) -> Vec<Vec<u8>> {
         self.owned
     }
@@ -211,7 +211,7 @@ impl ForeignMemory {
     }
 }
 
-/// Alignment of an incoming payload's parts: what TensorFlow's kernels expect of a tensor buffer.
+/// Alignment of an incoming payload's parts, as TensorFlow's kernels expect it.
 const ALIGN: usize = 64;
 
 /// Metadata and payload of an incoming call. The payload is complete when the owner gets it.
@@ -224,7 +224,7 @@ pub struct InBody {
 // SAFETY: the memory is owned; nothing in InBody is tied to a thread.
 unsafe impl Send for InBody {}
 
-/// Where a payload lies.
+/// The memory of a payload.
 enum Memory {
     None,
     Heap(NonNull<u8>, Layout),
@@ -233,7 +233,7 @@ enum Memory {
 }
 
 impl Memory {
-    /// None: there is not so much.
+    /// None: out of memory.
     fn new(len: usize, host: &impl Host) -> Option<Self> {
         if len == 0 {
             return Some(Self::None);

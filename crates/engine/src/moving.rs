@@ -1,4 +1,4 @@
-//! Connections that move from their socket to an RDMA queue pair, and what happens where that does not work.
+//! Connections that move from their socket to an RDMA queue pair, and the fallback to TCP.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +10,17 @@ use starwire_net::transport::SocketAddress;
 use starwire_net::transport::verbs::VerbsError;
 use starwire_protocol::{FEATURE_QUEUE_PAIRS, Failure, Settings, code};
 
-/// A way to a peer on which RDMA failed is not tried again before this.
+/// After RDMA failed with a peer, it is not tried again before this.
 pub const SHUNNED: Duration = Duration::from_secs(60);
 
-/// What the protocol asked its owner.
+/// A question of the protocol about a move.
 pub enum MoveEvent {
     May,
     Proposed(Vec<u8>),
     Answered(Result<Vec<u8>, Failure>),
 }
 
-/// Where a connection stands between socket and queue pair.
+/// The transport of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Way {
     #[default]
@@ -31,7 +31,7 @@ pub enum Way {
 }
 
 impl<H: Host> Shard<H> {
-    /// Offers a new TCP connection for RDMA, if this reactor has it. `wanted`: nothing speaks against it on this way.
+    /// Offers RDMA on a new TCP connection, if this reactor has it. `wanted`: it has not failed with this peer.
     pub(crate) fn offer_pairs(&mut self, settings: &mut Settings, wanted: bool) -> bool {
         let required = self.requires_pairs();
         if required {
@@ -106,12 +106,12 @@ impl<H: Host> Shard<H> {
                 conn.proto.moved();
                 mark(&mut self.dirty, conn);
             }
-            // The server has moved already: this connection is of no use any more.
+            // The server has already moved, so this connection is of no use.
             Err(error) => self.lose(key, code::UNAVAILABLE, error.to_string()),
         }
     }
 
-    /// Client: no queue pair for this connection, though both sides have RDMA.
+    /// Client: this connection gets no queue pair, although both sides have RDMA.
     fn stay(&mut self, key: u64, why: Failure, now: Instant) {
         let required = self.requires_pairs();
         let Some(conn) = self.conns.get_mut(&key) else { return };
@@ -130,7 +130,7 @@ impl<H: Host> Shard<H> {
         mark(&mut self.dirty, conn);
     }
 
-    /// Server: once its answer has left, everything else goes the new way.
+    /// Server: once its answer has left, everything else uses the queue pair.
     pub(crate) fn resume_moved(&mut self, key: u64) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let is_server = matches!(conn.role, Role::Server);
@@ -144,7 +144,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// A client connection is up: over what?
+    /// A client connection is ready: notes its transport.
     pub(crate) fn settle_way(&mut self, key: u64, channel: u32, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.way == Way::Moving {
@@ -159,7 +159,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// RDMA does not work on this way: TCP for a while, and one line in the log.
+    /// RDMA does not work with this peer: uses TCP for a while, and logs one line.
     fn shun_pairs(&mut self, number: u32, why: &str, now: Instant) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let is_news = channel.no_pairs_before.replace(now + SHUNNED).is_none();
@@ -170,7 +170,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// A connection broke between handshake and proof of its queue pair. Some: where to try again without one.
+    /// A connection broke between handshake and proof of its queue pair. Some: the address to retry without one.
     pub(crate) fn try_without_pair(
         &mut self,
         number: u32,
@@ -183,7 +183,7 @@ impl<H: Host> Shard<H> {
         Some(address)
     }
 
-    /// Adds what the queue pairs did to the metrics.
+    /// Adds the counters of the queue pairs to the metrics.
     pub(crate) fn count_pairs(&mut self) {
         let Some(offload) = self.driver.offload() else { return };
         let stats = offload.take_stats();

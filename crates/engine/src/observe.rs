@@ -1,4 +1,4 @@
-//! What the control service may look at.
+//! The control service's view of an engine.
 
 use std::sync::{Arc, Weak};
 
@@ -8,7 +8,7 @@ use crate::host::Host;
 use crate::metrics::{ConnectionFacts, Sample};
 use crate::shared::Shared;
 
-/// Looks at an engine without keeping it alive.
+/// Reads from an engine without keeping it alive.
 pub struct View<H: Host> {
     shared: Weak<Shared<H>>,
     banner: String,

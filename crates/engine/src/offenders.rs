@@ -1,5 +1,5 @@
-//! Who was dropped lately for what it sent. One line per host and minute, whichever reactors its connections reach: a
-//! flood of bad bytes must not become a flood of log lines.
+//! Hosts whose connections were dropped lately. One log line per host and minute, over all reactors: a flood of bad
+//! bytes must not become a flood of log lines.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,8 +12,7 @@ const MOST: usize = 1024;
 pub struct Offenders(Mutex<HashMap<String, Instant>>);
 
 impl Offenders {
-    /// True if nothing was said about this host in the last minute, and there is room to remember that something is
-    /// said now.
+    /// True if nothing was logged about this host in the last minute, and there is room to remember it.
     pub fn is_news(&self, host: &str, now: Instant) -> bool {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|_, at| now.saturating_duration_since(*at) < SILENCE);

@@ -1,4 +1,4 @@
-//! An outgoing request's owner, held to its contract: `done` comes exactly once, whatever path the request takes.
+//! The owner of an outgoing request, with a guarantee: `done` is called exactly once on every path.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use starwire_protocol::{Failure, Outcome, ReplyBuffer, code};
 pub struct PendingOp<O: Op> {
     op: Option<O>,
     buffers: Buffers,
-    /// When its shard took it, and whether it asks for a tensor: for the metrics.
+    /// When its shard took it, and whether it is a recv: for the metrics.
     pub(crate) started: Option<Instant>,
     pub(crate) is_tensor: bool,
 }
@@ -20,7 +20,7 @@ impl<O: Op> PendingOp<O> {
         Self { op: Some(op), buffers: Buffers::none(), started: None, is_tensor: false }
     }
 
-    /// Where `offset..offset+len` of a part goes, for the kernel to write. Null if that is not inside a buffer.
+    /// The address of `offset..offset+len` of a part for the kernel; null if that is not inside a buffer.
     pub(crate) fn pointer(&self, part: usize, offset: u64, len: u64) -> *mut u8 {
         self.buffers.pointer(part, offset, len)
     }

@@ -1,4 +1,4 @@
-//! A shard's time: what it does when there is nothing to do, and its timers.
+//! A shard's time: waiting, and timers.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use starwire_net::reactor::polling::{Polling, involuntary_switches};
 
 /// The longest busy wait before a sleep, where polling is on.
 const LONGEST_SPIN: Duration = Duration::from_micros(200);
-/// Looks at the sockets between two questions whether spinning is in somebody's way.
+/// Looks at the sockets between two checks whether spinning takes CPU time from other threads.
 const LOOKS_PER_QUESTION: u32 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,9 +29,10 @@ impl Pace {
 }
 
 impl<H: Host> Shard<H> {
-    /// Gets the next completions: at once if other work is waiting, else after a busy wait (if that is on) or a sleep.
+    /// Waits for the next completions: not at all if other work waits, otherwise with a busy wait (if enabled) or a
+    /// sleep.
     pub(crate) fn wait(&mut self, now: Instant) {
-        // A reactor that has nothing to close ends at once when it is told to stop.
+        // A stopped reactor with nothing to close ends at once.
         if self.has_local() || !self.mailbox.is_empty() || self.finished() {
             return self.look(Some(Duration::ZERO));
         }
@@ -56,7 +57,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// True if work came before the budget was used up.
+    /// True if work arrived within the budget.
     fn spin(&mut self, since: Instant) -> bool {
         let budget = self.pace.polling.budget(since);
         loop {
@@ -82,16 +83,16 @@ impl<H: Host> Shard<H> {
         if let Err(error) = self.driver.wait(timeout, &mut self.completions) {
             let line = format!("starwire: reactor {}: waiting for events failed: {error}", self.index);
             self.shared.host.log(Level::Error, &line);
-            // Not in a tight loop.
+            // Avoid a tight loop.
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// Makes sure that the connection is looked at when the protocol wants to be.
+    /// Arms a connection's timer for the protocol's next timeout.
     pub(crate) fn arm(&mut self, key: u64) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let Some(at) = conn.proto.next_timeout() else { return };
-        // One that fires too early only looks and arms again, so a time that moves away needs nothing.
+        // A timer that fires too early is harmless, so a later timeout needs nothing.
         if conn.timer.is_none_or(|(armed, _)| at < armed) {
             self.rearm(key, at);
         }
@@ -122,7 +123,7 @@ impl<H: Host> Shard<H> {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.timer = None;
         if conn.closing.is_some() {
-            // Its last word did not get through in time, or the peer does not end its side.
+            // The last frame did not get through in time, or the peer does not end its side.
             conn.farewell = None;
             let token = conn.token;
             return self.driver.close(token);

@@ -1,4 +1,4 @@
-//! One reactor thread: its loop, its connections, its channels. What happens to channels is in `dial.rs`.
+//! A reactor thread: its loop, its connections, its channels. `dial.rs` connects channels.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -22,23 +22,23 @@ use starwire_net::reactor::mailbox::Receiver;
 use starwire_net::reactor::timers::Timers;
 use starwire_protocol::{Connection, ConnectionError, Failure, PeerInfo, Settings, Sniff, code};
 
-/// A connection's key has its shard's index above this bit and a number that is never used again below.
+/// A connection's key has its shard's index above this bit, and a number that is never reused below.
 pub const CONN_BITS: u32 = 48;
 
 /// The shard of a connection.
 pub fn shard_of(conn: u64) -> usize {
     usize::from((conn >> CONN_BITS) as u16)
 }
-/// Commands taken between two looks at the sockets.
+/// Most commands between two looks at the sockets.
 const COMMANDS_PER_ROUND: usize = 4096;
-/// How long a stopping reactor waits for the kernel to let go of its memory.
+/// How long a stopping reactor waits for the kernel to release its memory.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a process that exits waits for its last words to reach the devices of its peers.
+/// How long an exiting process waits for its last frames to reach the devices of its peers.
 const EXIT_PATIENCE: Duration = Duration::from_millis(100);
-/// How long a peer has to take our last word.
+/// How long a peer has to take our last frame.
 pub(crate) const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// Keys are counters or the driver's own numbers, so a multiplication is hash enough.
+/// Keys are counters or the driver's own numbers, so a multiplication is a sufficient hash.
 #[derive(Default)]
 pub struct NumberHasher(u64);
 
@@ -122,7 +122,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// Takes a listening socket; what it accepts is spread over all shards.
+    /// Takes a listening socket; accepted connections are spread over all shards.
     pub(crate) fn listen(&mut self, fd: OwnedFd, door: Door) -> std::io::Result<()> {
         let token = self.driver.register(fd)?;
         self.driver.accept(token)?;
@@ -130,9 +130,9 @@ impl<H: Host> Shard<H> {
         Ok(())
     }
 
-    /// The reactor's life.
+    /// The loop of the reactor.
     pub(crate) fn run(&mut self) {
-        // The owner learns that this thread is a reactor before it hears anything else on it.
+        // The owner learns that this thread is a reactor before any other callback.
         self.shared.host.round_end();
         while !self.finished() {
             if self.shared.frozen.load(Ordering::Acquire) {
@@ -144,7 +144,7 @@ impl<H: Host> Shard<H> {
             self.fire_timers(now);
             self.flush(now);
             self.delivery.end_round();
-            // What the callbacks of this round asked for goes out with it.
+            // Requests made by this round's callbacks are sent with it.
             if self.has_local() {
                 self.take_local(now);
                 self.flush(now);
@@ -170,7 +170,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// After a panic: closes the mailbox and drops what is left, which ends it.
+    /// After a panic: closes the mailbox and drops the rest, which ends it.
     pub(crate) fn abandon(&mut self) {
         self.let_go();
         self.conns.clear();
@@ -182,8 +182,7 @@ impl<H: Host> Shard<H> {
         self.stopping.is_some_and(|until| self.conns.is_empty() || Instant::now() >= until)
     }
 
-    /// The process is exiting: nobody is called any more and nothing is freed, because memory that callbacks own may be
-    /// gone.
+    /// The process is exiting: makes no callbacks and frees nothing, because memory that callbacks own may be gone.
     fn freeze(&mut self) {
         self.say_goodbye();
         std::mem::forget(std::mem::take(&mut self.conns));
@@ -194,14 +193,13 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// The last word of a process that exits, to peers to whom nothing else is under way: that would be memory of
-    /// others.
+    /// GOODBYE of an exiting process, to peers with nothing else in flight, which could be memory of others.
     fn say_goodbye(&mut self) {
         for conn in self.conns.values_mut() {
             let is_quiet = !conn.sending && !conn.has_unsent() && !conn.proto.wants_transmit();
             if is_quiet && conn.peer.is_some() && conn.closing.is_none() {
                 conn.proto.leave("the process is exiting");
-                // Who does not hear it counts a loss.
+                // A peer that does not receive it counts a loss.
                 let _ = conn.start_send(&mut *self.driver, self.delivery.now);
             }
         }
@@ -210,7 +208,7 @@ impl<H: Host> Shard<H> {
         while self.driver.wait(Some(timeout), &mut self.completions).is_ok() {
             for completion in self.completions.drain(..) {
                 if let Completion::Send { token, result: Ok(_) } = completion {
-                    // A queue pair ends with the process, whatever is still on its way.
+                    // A queue pair ends with the process, whatever is in flight.
                     self.driver.finish(token);
                 }
             }
@@ -303,7 +301,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// Ends a connection in order: the peer hears that this is no loss.
+    /// Shuts a connection down in order, so that the peer does not count a loss.
     fn part(&mut self, key: u64, now: Instant) {
         const REASON: &str = "the server was stopped";
         let Some(conn) = self.conns.get_mut(&key) else { return };
@@ -365,7 +363,7 @@ impl<H: Host> Shard<H> {
                 self.next_adopter = self.next_adopter.wrapping_add(1);
                 self.shared.send(to, Command::Adopt { fd, door });
             }
-            // At a limit it fails again and again, for each listener of each reactor.
+            // At a limit, every listener of every reactor fails again and again.
             Err(error) if self.shared.offenders.is_news("accept", self.delivery.now) => {
                 self.shared.host.log(
                     Level::Warning,
@@ -416,7 +414,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// Delivers what a connection has to report. To be called after each of its inputs.
+    /// Delivers the events of a connection. To be called after each of its inputs.
     pub(crate) fn deliver(&mut self, key: u64, now: Instant) {
         while let Some(conn) = self.conns.get_mut(&key) {
             match self.delivery.next(conn) {
@@ -474,7 +472,7 @@ impl<H: Host> Shard<H> {
             mark(&mut self.dirty, conn);
         }
         if !conn.receiving {
-            // The protocol may have stopped reading while too much waited to be sent.
+            // The protocol may have paused reading while too much waited to be sent.
             self.receive_on(key);
         }
         self.arm(key);
@@ -491,7 +489,7 @@ impl<H: Host> Shard<H> {
                 self.lose(key, code::UNAVAILABLE, format!("cannot send: {error}"));
             }
         }
-        // `lose` may have marked others meanwhile.
+        // `lose` may have marked others.
         dirty.append(&mut self.dirty);
         self.dirty = dirty;
     }
@@ -502,7 +500,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// The protocol gave this connection up.
+    /// The protocol ended this connection.
     pub(crate) fn broken(&mut self, key: u64, error: ConnectionError, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if let (ConnectionError::NotStarwire(sniff), Role::Server) = (&error, &conn.role) {
@@ -531,12 +529,12 @@ impl<H: Host> Shard<H> {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.closing = Some(Failure { code: error.code(), message: error.to_string() });
         conn.farewell = Some(Farewell::default());
-        // It gets a second to take it.
+        // The peer has a second to take it.
         self.rearm(key, now + LAST_WORD);
         self.take_leave(key);
     }
 
-    /// Goes on with the end of a connection whose peer is told why.
+    /// Continues the end of a connection whose peer is told the reason.
     pub(crate) fn take_leave(&mut self, key: u64) {
         let now = self.delivery.now;
         let Some(conn) = self.conns.get_mut(&key) else { return };
@@ -593,11 +591,11 @@ impl<H: Host> Shard<H> {
         );
     }
 
-    /// Starts the end of a connection: operations end once the kernel is done with their memory.
+    /// Starts to close a connection: operations end once the kernel has released their memory.
     pub(crate) fn lose(&mut self, key: u64, code: i32, message: String) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.closing.is_some() {
-            // Not even the last word gets through.
+            // Not even the last frame gets through.
             if conn.farewell.take().is_some() {
                 self.driver.close(conn.token);
             }

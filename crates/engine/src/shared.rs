@@ -1,4 +1,4 @@
-//! What every part of one engine can reach from any thread.
+//! The part of an engine that every thread can reach.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -29,7 +29,7 @@ pub struct Shared<H: Host> {
     pub(crate) incarnation: u64,
     /// One per reactor, set once all are running.
     pub(crate) senders: OnceLock<Vec<Sender<Command<H::Op>>>>,
-    /// The process is exiting: reactors end where they are and call nobody.
+    /// The process is exiting: reactors stop where they are and make no callbacks.
     pub(crate) frozen: AtomicBool,
     pub(crate) forks: u64,
     pub(crate) metrics: Metrics,
@@ -38,7 +38,7 @@ pub struct Shared<H: Host> {
     pub(crate) control: OnceLock<ControlService>,
     pub(crate) offenders: Offenders,
     pub(crate) unreadable: Unreadable,
-    /// As the thread found it that made the engine, before any was pinned.
+    /// As seen by the thread that made the engine, before any was pinned.
     pub(crate) topology: Option<Topology>,
     /// Equal on two servers only if they can reach each other's unix sockets.
     pub(crate) machine: Option<String>,
@@ -56,7 +56,7 @@ struct Here {
     queue: Rc<dyn Any>,
 }
 
-/// What a reactor's own callbacks ask of it. Saves the mailbox's atomics and the wake-up.
+/// Commands from a reactor's own callbacks. Saves the mailbox's atomics and the wake-up.
 pub struct LocalQueue<O: Op>(Rc<RefCell<Vec<Command<O>>>>);
 
 impl<O: Op> LocalQueue<O> {
@@ -71,7 +71,7 @@ impl<O: Op> LocalQueue<O> {
         self.0.borrow().is_empty()
     }
 
-    /// Takes what is there; gives back the emptied vector of last time.
+    /// Takes the queued commands and returns the emptied vector of the last call.
     pub fn take(&self, into: &mut Vec<Command<O>>) {
         std::mem::swap(&mut *self.0.borrow_mut(), into);
     }
@@ -88,7 +88,7 @@ pub(crate) fn next_engine_number() -> u64 {
 }
 
 impl<H: Host> Shared<H> {
-    /// What a new connection is told about us.
+    /// Settings of a new connection.
     pub(crate) fn settings(&self, expected_task: Option<String>) -> Settings {
         let config = &self.config;
         let mut settings =
@@ -101,8 +101,8 @@ impl<H: Host> Shared<H> {
         settings.limits.max_recvs = config.max_inflight;
         settings.limits.max_call_bytes = settings.limits.max_call_bytes.min(config.max_call_bytes);
         if settings.expected_task.is_none() {
-            // We serve: what the peer sends are calls. (Replies to us were asked for, and are bounded by what their
-            // receivers allocate.)
+            // A server bounds the payloads of calls. (Replies were requested, and are bounded by what their receivers
+            // allocate.)
             settings.limits.max_payload = config.max_call_bytes;
         }
         settings
@@ -154,14 +154,14 @@ impl<H: Host> Shared<H> {
     }
 }
 
-/// Where the connection of this name comes from. The port of a client says nothing, and what it calls itself is up to
-/// it: one line per host.
+/// The host of a connection with this name. A client's port means nothing, and it chooses its own task name: one line
+/// per host.
 pub(crate) fn host_of(name: &str) -> &str {
     let address = name.rsplit_once(" at ").map_or(name, |(_, address)| address);
     address.rsplit_once(':').map_or(address, |(host, _)| host)
 }
 
-/// Ends a command that no reactor will take: nothing that was asked may stay unanswered.
+/// Ends a command that no reactor will take, so that no request stays unanswered.
 pub(crate) fn end<O: Op>(command: Command<O>, code: i32, message: &str) {
     let outcome = Outcome::Local { code, message };
     match command {

@@ -1,8 +1,7 @@
-//! Connections that have not introduced themselves: how many there may be, and which of them goes when there are too
-//! many.
+//! Strangers: how many there may be, and which one loses its place when there are too many.
 //!
-//! Tasks of this host come in over the unix socket, where only processes of the same user get in; they are counted
-//! apart, so that nobody on the network can take their places.
+//! Tasks on this host connect over the unix socket, which admits only processes of the same user. They are counted
+//! separately, so that no one on the network can take their places.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
@@ -15,9 +14,9 @@ use crate::shard::{LAST_WORD, Shard};
 use starwire_net::transport::{SocketAddress, descriptors, tcp, unix};
 use starwire_protocol::{Connection, Failure, code};
 
-/// Most strangers of a server, through each of its doors …
+/// Most strangers of a server, through each of its listeners …
 const MOST: usize = 4096;
-/// … but no more than this part of the descriptors that the process may have, as its sessions and files need some too …
+/// … but no more than this part of the descriptors that the process may have, as sessions and files need some as well …
 const SHARE_OF_DESCRIPTORS: usize = 4;
 /// … and no fewer than this on each reactor.
 const LEAST: usize = 16;
@@ -25,19 +24,19 @@ const LEAST: usize = 16;
 pub struct Strangers {
     tcp: Crowd<u64>,
     unix: Crowd<u64>,
-    /// Those that lost their places and are still told so.
+    /// Those that have lost their places and are still being told.
     sent_away: usize,
 }
 
 impl Strangers {
-    /// Of one of so many reactors.
+    /// For one of `reactors` reactors.
     pub fn new(reactors: usize) -> Self {
         let all = MOST.min(descriptors::allowed() / SHARE_OF_DESCRIPTORS);
         let limit = (all / reactors.max(1)).max(LEAST);
         Self { tcp: Crowd::new(limit), unix: Crowd::new(limit), sent_away: 0 }
     }
 
-    /// It has introduced itself, or is gone.
+    /// It has completed the handshake, or is gone.
     pub fn leave(&mut self, key: u64) {
         if !self.tcp.leave(key) {
             self.unix.leave(key);
@@ -46,7 +45,7 @@ impl Strangers {
 }
 
 impl<H: Host> Shard<H> {
-    /// Takes over what a listener of whichever reactor has accepted.
+    /// Takes over a socket that a listener of any reactor has accepted.
     pub(crate) fn adopt(&mut self, fd: OwnedFd, door: Door, now: Instant) {
         if self.is_stopping() {
             return;
@@ -93,7 +92,7 @@ impl<H: Host> Shard<H> {
         self.receive_on(key);
     }
 
-    /// Its place is needed. It may be one of ours that is slow: it is told to try again.
+    /// Its place is needed. It may be a slow member, so it is told to try again.
     fn send_away(&mut self, key: u64, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let name = conn.name.clone();
@@ -116,7 +115,7 @@ impl<H: Host> Shard<H> {
         self.take_leave(key);
     }
 
-    /// A connection that never introduced itself is closed.
+    /// A connection that never completed the handshake was closed.
     pub(crate) fn stranger_gone(&mut self, key: u64, sent_away: bool) {
         self.strangers.leave(key);
         self.strangers.sent_away -= usize::from(sent_away);

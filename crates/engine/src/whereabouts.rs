@@ -1,9 +1,9 @@
-//! Where a peer's data port is and who must answer there: from `.endpoint_map`, or from the peer's own gRPC port.
+//! The address of a peer's data port and who must answer there: from `.endpoint_map`, or from the peer's own gRPC port.
 //!
-//! Without a map, the gRPC port is asked at each attempt, and whoever answers there *is* the peer: by whatever name the
-//! ClusterSpec of a client calls it, its advertisement says by which name and in which life it is to be met at its data
-//! port. With a map, the address is known and the name is the one of the ClusterSpec; the gRPC port is asked when that
-//! leads nowhere, because a peer that is up is not one to wait for.
+//! Without a map, the gRPC port is asked at each attempt, and the task that answers *is* the peer: whatever a client's
+//! ClusterSpec calls it, its advertisement has the name and the incarnation to expect at the data port. With a map, the
+//! address is known and the name is the one of the ClusterSpec; the gRPC port is asked if the address leads nowhere,
+//! because a peer that is up need not be waited for.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,17 +16,17 @@ use crate::shard::Shard;
 use starwire_net::transport::SocketAddress;
 use starwire_protocol::{Failure, PeerInfo, code};
 
-/// How long a gRPC port may take to say why its data port cannot be reached.
+/// How long a gRPC port may take to answer why its data port cannot be reached.
 const ANSWER: Duration = Duration::from_secs(5);
-/// A peer that has answered on its gRPC port for so long, and is not to be found where the map says, is somewhere else.
+/// A peer that has answered on its gRPC port for this long, but not at its address in the map, is somewhere else.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Who has to answer at a data address.
+/// The task that must answer at a data address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// By its own name.
+    /// Its own name.
     pub task: String,
-    /// In the life that it advertised; None: in any.
+    /// The incarnation that it advertised; None: any.
     pub incarnation: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ impl Expected {
         Self { task: by.task.clone(), incarnation: Some(by.incarnation) }
     }
 
-    /// What is wrong with the peer that was met, whose name the handshake has compared.
+    /// The difference to the peer that answered, whose name the handshake has compared.
     fn misses(&self, peer: &PeerInfo) -> Option<String> {
         let expected = self.incarnation.filter(|expected| *expected != peer.incarnation)?;
         Some(format!(
@@ -45,7 +45,7 @@ impl Expected {
     }
 }
 
-/// Whether waiting is of no use: a peer that is the wrong one stays the wrong one, a peer that is down may come up.
+/// Whether waiting cannot help: a wrong peer stays wrong, but a peer that is down may come up.
 pub fn is_final(code: i32) -> bool {
     !matches!(code, code::UNAVAILABLE | code::DEADLINE_EXCEEDED | code::CANCELLED)
 }
@@ -59,7 +59,7 @@ fn read(answer: Answer) -> Result<Advertisement, Failure> {
 }
 
 impl<H: Host> Shard<H> {
-    /// Begins an attempt: finds out the addresses and who has to be there.
+    /// Begins an attempt: looks up the addresses and the task to expect.
     pub(crate) fn seek(&mut self, number: u32, attempt: u32, now: Instant) {
         let asks = self.shared.host.resolves();
         let Some(channel) = self.channels.get_mut(&number) else { return };
@@ -85,7 +85,7 @@ impl<H: Host> Shard<H> {
         self.shared.host.resolve(task, address, token(self.index, number, attempt));
     }
 
-    /// What the peer's gRPC port says about its data port, or the reason why it says nothing.
+    /// The peer's gRPC port returned its data address, or the reason why there is none.
     pub(crate) fn resolved(&mut self, number: u32, attempt: u32, answer: Answer, now: Instant) {
         let Some(channel) = self.channels.get_mut(&number).filter(|c| c.attempt == attempt) else { return };
         let line = channel.shared.mapped.clone();
@@ -119,21 +119,21 @@ impl<H: Host> Shard<H> {
         self.look_up(number, attempt, first, targets, now);
     }
 
-    /// The unix socket of a task of this host.
+    /// The unix socket of a task on this host.
     fn short_way(&self, to: &Advertisement) -> Option<SocketAddress> {
         let (path, host) = (to.unix.as_ref()?, to.host.as_ref()?);
         let here = self.shared.config.unix == Shortcut::Auto && self.shared.machine.as_ref() == Some(host);
         here.then(|| SocketAddress::Unix(path.into()))
     }
 
-    /// Whether this is who had to be there; otherwise, why not.
+    /// Whether this is the expected task; otherwise, why not.
     pub(crate) fn recognises(&self, number: u32, peer: &PeerInfo) -> Result<(), String> {
         let expected = self.channels.get(&number).and_then(|channel| channel.expected.as_ref());
         expected.and_then(|expected| expected.misses(peer)).map_or(Ok(()), Err)
     }
 
-    /// An attempt failed. True: before anybody is told that it is of no use (or waits any longer), the gRPC port is
-    /// asked, for the first time or again.
+    /// An attempt failed. True: before any request ends (or waits longer), the gRPC port is asked, for the first time
+    /// or again.
     pub(crate) fn looks_again(&mut self, number: u32, failure: &Failure, now: Instant) -> bool {
         if !self.shared.host.resolves() || self.is_stopping() {
             return false;
@@ -149,7 +149,7 @@ impl<H: Host> Shard<H> {
             }
             return self.asks_why(number, failure, now);
         }
-        // What was advertised may have been a last word, and somebody else have the address since.
+        // The advertisement may be outdated, and another task have the address since.
         let advertised = channel.expected.as_ref().and_then(|e| e.incarnation);
         if !is_final(failure.code) || advertised == channel.doubted {
             return false;
@@ -160,7 +160,7 @@ impl<H: Host> Shard<H> {
         true
     }
 
-    /// The map led nowhere, and somebody waits.
+    /// The address in the map failed, and requests wait.
     fn asks_why(&mut self, number: u32, failure: &Failure, now: Instant) -> bool {
         let Some(channel) = self.channels.get_mut(&number) else { return false };
         if channel.waiting.is_empty() {
@@ -175,7 +175,7 @@ impl<H: Host> Shard<H> {
         true
     }
 
-    /// The gRPC port was asked why an attempt at the map's address failed.
+    /// The gRPC port answered why an attempt at the map's address failed.
     fn explained(
         &mut self,
         number: u32,
@@ -208,7 +208,7 @@ impl<H: Host> Shard<H> {
         self.give_up(number, &verdict, now);
     }
 
-    /// A name that is not the one that this side uses is worth a line, once for each life.
+    /// Logs a name that differs from the one of this side, once for each incarnation.
     pub(crate) fn note_name(&self, number: u32, own: &str) {
         let Some(channel) = self.channels.get(&number) else { return };
         let (task, address) = (&channel.shared.task, &channel.shared.grpc_address);
@@ -228,7 +228,7 @@ impl<H: Host> Shard<H> {
 }
 
 impl<O: Op> ChannelState<O> {
-    /// The ClusterSpec may call a peer as it likes. True: the one behind the gRPC address goes by another name than was
+    /// The ClusterSpec may use any name for a peer. True: the task behind the gRPC address has another name than was
     /// expected at its data address.
     fn learns_name(&mut self, advertisement: &Advertisement) -> bool {
         let advertised = Expected::advertised(advertisement);
@@ -240,8 +240,8 @@ impl<O: Op> ChannelState<O> {
         is_news
     }
 
-    /// The peer answers on its gRPC port, and not where the map says. It may have come up just now; and one that was
-    /// met there before will be again.
+    /// The peer answers on its gRPC port, but not at the map's address. It may just have started, or be back soon if it
+    /// was there before.
     fn is_elsewhere(&mut self, advertisement: &Advertisement, now: Instant) -> bool {
         let since = *self.answers_since.get_or_insert(now);
         let was_met = self.was_refused || self.incarnation == Some(advertisement.incarnation);
@@ -249,7 +249,7 @@ impl<O: Op> ChannelState<O> {
     }
 }
 
-/// An answer that is one to stay with, with the line that led to it.
+/// A final answer, with the line of the map that led to it.
 fn blame(line: &MapLine, failure: &Failure) -> Failure {
     if !is_final(failure.code) {
         return failure.clone();
@@ -258,7 +258,7 @@ fn blame(line: &MapLine, failure: &Failure) -> Failure {
     Failure { code: failure.code, message }
 }
 
-/// The line is wrong: the task is up, and has no data port there.
+/// The line is wrong: the task is up, but has no data port there.
 fn misled(line: &MapLine, failure: &Failure, but: &str) -> Failure {
     let message = format!("{line} gives data port {} ({}), but {but}", line.data, failure.message);
     Failure { code: code::FAILED_PRECONDITION, message }

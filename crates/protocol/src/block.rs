@@ -1,4 +1,4 @@
-//! The block header: how much follows, and a checksum over header and control section.
+//! The block header: the lengths of the sections that follow, and a checksum over header and control section.
 
 use super::error::ProtocolError;
 use super::limits::{FIRST_READ, HEADER, MAX_BULK};
@@ -16,8 +16,8 @@ pub struct BlockHeader {
 }
 
 impl BlockHeader {
-    /// Reads a header. `sequence` is the number that the block must have, `max_control` the cap that holds at this
-    /// point of the connection.
+    /// Reads a header. `sequence` is the number that the block must have, `max_control` the limit at this point of the
+    /// connection.
     pub fn parse(bytes: &[u8; HEADER], sequence: u64, max_control: usize) -> Result<BlockHeader, ProtocolError> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let double = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
@@ -54,14 +54,14 @@ impl BlockHeader {
         Ok(BlockHeader { control, bulk, checksum: word(12), sequence })
     }
 
-    /// Checks a whole header + control section against the header's checksum.
+    /// Checks a header and its control section against the header's checksum.
     pub fn verify(&self, block: &[u8]) -> Result<(), ProtocolError> {
         if checksum(block) == self.checksum { Ok(()) } else { Err(ProtocolError::Checksum { block: self.sequence }) }
     }
 }
 
-/// Fills in the header of a block: `block` is `HEADER` bytes of room and the control section (a multiple of 8 long).
-/// Pads it where a bulk section needs that.
+/// Fills in the header of a block: `block` is room for the header and the control section (a multiple of 8 long), which
+/// is padded if a bulk section follows.
 pub fn seal(block: &mut Vec<u8>, bulk: u64, sequence: u64) {
     debug_assert!(block.len() >= HEADER && block.len() % 8 == 0);
     if bulk != 0 && block.len() < FIRST_READ {

@@ -1,4 +1,4 @@
-//! Why a connection ends. Each error says who is at fault and what an operator needs to know.
+//! Why a connection ends. Each error names the side at fault and what an operator needs to know.
 
 use std::time::Duration;
 
@@ -18,23 +18,24 @@ pub mod code {
     pub const UNAUTHENTICATED: i32 = 16;
 }
 
-/// Ends the connection. After one of these only `poll_transmit` (for a last word to the peer) and `fail` make sense.
+/// Ends the connection. Afterwards only `poll_transmit` (for a last frame to the peer), `poll_event` and `fail` are of
+/// use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectionError {
-    /// The first bytes are not ours: HTTP for the control service, or garbage. Nothing was answered;
+    /// The first bytes belong to another protocol: HTTP for the control service, or garbage. Nothing was answered;
     /// `Connection::unread` has the bytes.
     #[error("the peer does not speak the starwire protocol ({0})")]
     NotStarwire(Sniff),
     /// The peer sent REFUSE.
     #[error("refused by the peer: {message}")]
     RefusedByPeer { code: i32, message: String },
-    /// We refuse the peer; a REFUSE with this text waits in `poll_transmit`.
+    /// This side refuses the peer; a REFUSE with this text waits in `poll_transmit`.
     #[error("refused the peer: {message}")]
     Refused { code: i32, message: String },
-    /// We end it in order; GOODBYE with this reason waits in `poll_transmit`.
+    /// This side shut down in order; GOODBYE with this reason waits in `poll_transmit`.
     #[error("this side closed the connection: {0}")]
     Left(String),
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     #[error("protocol violation by the peer: {0}")]
     Protocol(#[from] ProtocolError),
     #[error("the peer has been silent for {} ms (keep-alive timeout)", waited.as_millis())]
@@ -49,7 +50,7 @@ pub enum ConnectionError {
 }
 
 impl ConnectionError {
-    /// The code that operations in flight should end with.
+    /// The code with which operations in flight should end.
     pub fn code(&self) -> i32 {
         match self {
             ConnectionError::RefusedByPeer { code, .. } | ConnectionError::Refused { code, .. } => *code,
@@ -64,7 +65,7 @@ impl ConnectionError {
     }
 }
 
-/// What the peer did that the specification forbids.
+/// A violation of the specification by the peer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     #[error("block {block} does not start with the magic number")]

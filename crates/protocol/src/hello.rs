@@ -1,4 +1,4 @@
-//! The handshake's content: who each side is, what it allows, and the proof that both know the same secret.
+//! The contents of the handshake: names, limits, and the proof that both sides have the same secret.
 
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
@@ -17,13 +17,13 @@ mod tag {
     pub const EXPECTED_TASK: u16 = 4;
     pub const CLUSTER: u16 = 5;
     pub const NONCE: u16 = 6;
-    // 7 and 8 were the host and the process: nobody needs to be told.
+    // 7 and 8 were the host and the process.
     pub const LIMITS: u16 = 9;
     pub const REQUIRED_FEATURES: u16 = 10;
     pub const HAS_SECRET: u16 = 11;
 }
 
-/// What a HELLO or WELCOME says.
+/// The contents of a HELLO or WELCOME.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     pub version: u16,
@@ -40,7 +40,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// What we say. `features` is what we offer (HELLO) or what both sides have (WELCOME).
+    /// Our own. `features` are those that we offer (HELLO) or that both sides have (WELCOME).
     pub fn ours(settings: &Settings, features: u64) -> Hello {
         Hello {
             version: WIRE_VERSION,
@@ -60,8 +60,8 @@ impl Hello {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(512);
         let mut field = |tag: u16, bytes: &[u8]| {
-            // Strings are cut to what a peer accepts; `Settings` that need that are refused by it with a clear text,
-            // not by a broken frame.
+            // Strings are cut to the peer's limit, so that it refuses such `Settings` with a clear message instead of a
+            // protocol error.
             let bytes = &bytes[..bytes.len().min(MAX_HELLO_STRING)];
             out.extend_from_slice(&tag.to_le_bytes());
             out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
@@ -87,7 +87,7 @@ impl Hello {
         out
     }
 
-    /// Reads the fields; `frame` is for messages. Unknown fields are skipped: later versions may add some.
+    /// Reads the fields; `frame` is for messages. Unknown fields are skipped, so that later versions may add some.
     pub fn decode(frame: &'static str, version: u16, features: u64, fields: &[u8]) -> Result<Hello, ProtocolError> {
         let error = |why| ProtocolError::Frame { frame, why };
         let mut found = Fields::default();
@@ -140,7 +140,7 @@ impl Hello {
         })
     }
 
-    /// What the owner of the connection is told about the peer.
+    /// The peer as the owner of the connection sees it.
     pub fn into_peer(self, features: u64, authenticated: bool) -> PeerInfo {
         PeerInfo {
             task: self.task,
@@ -202,14 +202,14 @@ fn decode_limits(bytes: &[u8]) -> Option<Limits> {
     })
 }
 
-/// Which side looks at the other's words.
+/// A side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Client,
     Server,
 }
 
-/// Compares what the peer says with what we want. The error is for both sides' logs, so it names both values.
+/// Compares the peer's fields with our settings. The error goes into both sides' logs, so it names both values.
 pub fn check(role: Role, settings: &Settings, peer: &Hello) -> Result<(), ConnectionError> {
     let refuse = |code, message| Err(ConnectionError::Refused { code, message });
     let precondition = |message| refuse(code::FAILED_PRECONDITION, message);
@@ -289,7 +289,7 @@ fn mac(secret: &Secret, prover: Role, hello: &[u8], welcome: &[u8]) -> Hmac<Sha2
         Role::Client => b"starwire 1 client proof\0",
         Role::Server => b"starwire 1 server proof\0",
     };
-    // The key is the secret's digest in a block of SHA-256: secrets of any length, and no way to fail.
+    // The key is the secret's digest in a block of SHA-256: it fits for secrets of any length.
     let mut key = [0; 64];
     key[..32].copy_from_slice(&Sha256::digest(secret.bytes()));
     let mut mac = <Hmac<Sha256> as Mac>::new(&key.into());
@@ -305,7 +305,7 @@ pub fn prove(secret: &Secret, prover: Role, hello: &[u8], welcome: &[u8]) -> [u8
     mac(secret, prover, hello, welcome).finalize().into_bytes().into()
 }
 
-/// Takes the same time wherever the first difference is.
+/// Compares in constant time.
 pub fn verify(secret: &Secret, prover: Role, hello: &[u8], welcome: &[u8], proof: &[u8]) -> bool {
     mac(secret, prover, hello, welcome).verify_slice(proof).is_ok()
 }

@@ -1,5 +1,5 @@
-//! Hash maps with request ids as keys. Ids come from the peer, so the hash is seeded; they are numbers, so it is one
-//! multiplication.
+//! Hash maps with request ids as keys. The peer chooses the ids, so the hash is seeded; a multiplication is enough for
+//! numbers.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
@@ -13,7 +13,7 @@ pub struct IdHash {
 }
 
 impl IdHash {
-    /// A hash that no peer can aim at: its seed never leaves the process.
+    /// A hash for which the peer cannot construct collisions: its seed never leaves the process.
     pub fn new() -> Self {
         let random = std::hash::RandomState::new();
         IdHash { add: random.hash_one(0), multiply: random.hash_one(1) | 1 }

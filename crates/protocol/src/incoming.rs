@@ -1,5 +1,4 @@
-//! Bytes on their way in: the scratch buffer for headers and control sections, and the bulk sections' way to their
-//! parts.
+//! Received bytes: the scratch buffer for headers and control sections, and the destinations of bulk bytes.
 
 use std::collections::VecDeque;
 
@@ -30,7 +29,7 @@ pub struct Transfer {
     last_block: Option<u64>,
     /// False: the bytes are read and dropped.
     pub wanted: bool,
-    /// The plan that the owner is filling names its buffers.
+    /// The current receive plan names its buffers.
     pub in_plan: bool,
 }
 
@@ -41,7 +40,7 @@ struct Piece {
     len: u64,
 }
 
-/// What the scratch buffer holds.
+/// The state of the scratch buffer.
 pub enum Step {
     /// Not enough bytes for the next step.
     Wait,
@@ -65,7 +64,7 @@ pub struct Incoming {
     calls: bool,
     /// The peer may lend.
     pub borrows: bool,
-    /// Where the current block's bulk bytes are: not in the stream.
+    /// The current block's bulk bytes, if they are lent instead of sent.
     pub loan: Option<Loan>,
 }
 
@@ -130,7 +129,7 @@ impl Incoming {
         }
         let have = self.end - self.start;
         let len = match &self.header {
-            // Without a bulk section the next block's beginning can come along.
+            // Without a bulk section, the beginning of the next block can be read as well.
             Some(header) if self.pieces.is_empty() => {
                 let rest = HEADER + header.control - have;
                 if header.bulk == 0 { rest + FIRST_READ } else { rest }
@@ -142,11 +141,11 @@ impl Incoming {
         out.push(Target::Scratch { offset, len });
     }
 
-    /// Room for `len` bytes behind what is there.
+    /// Makes room for `len` bytes behind the received ones.
     fn make_room(&mut self, len: usize) -> usize {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-            // Between two blocks a connection keeps no more than the beginning of one needs.
+            // Between two blocks a connection keeps only what the beginning of one needs.
             if self.scratch.len() > SCRATCH_KEPT {
                 spare::give_in(std::mem::take(&mut self.scratch));
             }
@@ -180,7 +179,7 @@ impl Incoming {
         &self.scratch[self.start..self.end]
     }
 
-    /// Forgets the plan: nobody writes into its targets any more.
+    /// Forgets the plan: its targets are no longer written to.
     pub fn unplan(&mut self) {
         for id in self.planned.drain(..) {
             if let Some(transfer) = self.transfers.get_mut(&id) {
@@ -191,7 +190,7 @@ impl Incoming {
         self.planned_scratch = 0;
     }
 
-    /// `n` bytes arrived in the planned targets. Returns how many of them are bulk bytes; those go to `take_bulk`.
+    /// `n` bytes arrived in the planned targets. Returns how many of them are bulk bytes, for `take_bulk`.
     pub fn arrived(&mut self, n: usize) -> Result<u64, ConnectionError> {
         let bulk = self.planned_bulk.min(n as u64);
         let scratch = n - bulk as usize;
@@ -203,8 +202,8 @@ impl Incoming {
         Ok(bulk)
     }
 
-    /// Moves up to `n` arrived bulk bytes forward within the front piece. Returns how many, and the transfer's id if it
-    /// is complete now.
+    /// Advances the front piece by up to `n` arrived bulk bytes. Returns by how many, and the transfer's id if it is
+    /// complete.
     pub fn take_bulk(&mut self, n: u64) -> (u64, Option<u64>) {
         let Some(piece) = self.pieces.front_mut() else { return (n, None) };
         let taken = n.min(piece.len);
@@ -230,11 +229,10 @@ impl Incoming {
         (taken, done)
     }
 
-    /// Looks for the next complete control section. `at_start`: nothing but handshakes may come, and the first bytes
-    /// may be another protocol's.
+    /// Looks for the next complete control section.
     pub fn step(&mut self, max_control: usize) -> Result<Step, ConnectionError> {
         if self.loan.is_some() {
-            // What is in the buffer comes after it.
+            // The bytes in the buffer follow the loan.
             return Ok(Step::Wait);
         }
         if !self.pieces.is_empty() {
@@ -270,7 +268,7 @@ impl Incoming {
         Ok(Step::Section { from, to: self.start })
     }
 
-    /// After the frames of a section were processed: its bulk section follows, or the next block.
+    /// All frames of a section were processed: its bulk section follows, or the next block.
     pub fn section_done(&mut self) -> Result<(), ProtocolError> {
         let Some(header) = &self.header else { return Ok(()) };
         let claimed: u64 = self.pieces.iter().map(|piece| piece.len).sum();
@@ -278,7 +276,7 @@ impl Incoming {
             None => header.bulk,
             Some(loan) => {
                 let lent = loan.pieces.iter().try_fold(0u64, |sum, (address, len)| {
-                    // A piece that does not end within the address space is none.
+                    // A piece must end within the address space.
                     address.checked_add(*len).and(sum.checked_add(*len)).filter(|_| *len != 0)
                 });
                 let why = "its pieces are not a valid range of memory, or the block also has bulk bytes";
@@ -300,7 +298,7 @@ impl Incoming {
         self.pieces.is_empty() && self.loan.take_if(|loan| loan.taken != 0).is_some()
     }
 
-    /// Lends the scratch buffer out while its frames are processed.
+    /// Takes the scratch buffer while its frames are processed.
     pub fn lend_scratch(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.scratch)
     }
@@ -327,7 +325,7 @@ impl Incoming {
         self.transfers.insert(id, transfer);
     }
 
-    /// A DATA frame: that many of this block's bulk bytes belong to the transfer.
+    /// A DATA frame: `len` of this block's bulk bytes belong to the transfer.
     pub fn claim(&mut self, id: u64, len: u64) -> Result<(), ProtocolError> {
         let bad = |why| ProtocolError::BadId { frame: "DATA", id, why };
         let transfer = self.transfers.get_mut(&id).ok_or_else(|| bad("expects no bytes"))?;
@@ -355,7 +353,7 @@ impl Incoming {
         self.transfers.len()
     }
 
-    /// Nothing more comes for this id.
+    /// No more bytes come for this id.
     pub fn forget(&mut self, id: u64) {
         self.transfers.remove(&id);
     }
@@ -390,7 +388,7 @@ mod tests {
     use super::super::block;
     use super::*;
 
-    /// Feeds bytes as a socket would; returns how many sections came.
+    /// Feeds bytes as a socket would; returns the number of sections.
     fn feed(incoming: &mut Incoming, mut bytes: &[u8]) -> usize {
         let (mut targets, mut sections) = (Vec::new(), 0);
         while !bytes.is_empty() {

@@ -1,14 +1,14 @@
 //! Interning of rendezvous key prefixes: each is sent once, requests name its number.
 //!
-//! Both tables are bounded. A sender whose table is full forgets all of it and says so in the next KEY frame; numbers
-//! then start from 0 again. The frames are in order, so that both sides always agree on what a number means.
+//! Both tables are bounded. A sender whose table is full forgets all of it and sets a flag in the next KEY frame; keys
+//! then start from 0 again. Frames are in order, so both sides always agree on the meaning of a key.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::error::ProtocolError;
 
-/// What a sender has to do for a request with some prefix.
+/// The frames that a request with some prefix needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interned {
     Known { key: u64 },
@@ -23,7 +23,7 @@ pub struct KeySender {
 }
 
 impl KeySender {
-    /// Must be called exactly once for each request, in the order in which the requests are sent.
+    /// To be called once for each request, in the order in which the requests are sent.
     pub fn intern(&mut self, prefix: &[u8], max_keys: u32, max_bytes: u32) -> Interned {
         if let Some(&key) = self.keys.get(prefix) {
             return Interned::Known { key };
@@ -40,7 +40,7 @@ impl KeySender {
     }
 }
 
-/// The server's table: which keys exist. Their prefixes are the owner's matter.
+/// The server's table: which keys exist. The owner keeps their prefixes.
 #[derive(Debug, Default)]
 pub struct KeyReceiver {
     keys: u32,

@@ -1,10 +1,10 @@
-//! Between processes of one host, large payloads need not travel: the sender says where they lie (LEND), the receiver
-//! copies them from there to their place, and says so (TAKEN).
+//! Between processes on one host, large payloads need not travel: the sender announces their addresses (LEND), the
+//! receiver copies them to their destination and confirms (TAKEN).
 //!
-//! The protocol only carries addresses and keeps what is lent; who can read whose memory is its owners' matter. A
-//! receiver that was stopped for long may read when the sender has given the connection up and the memory to somebody
-//! else. So each loan names a *witness*: a word in the sender's memory that the sender changes before it lets go. A
-//! receiver that finds it unchanged after its copy has copied what was lent.
+//! The protocol only carries addresses and keeps what is lent; the owners know who can read whose memory. A receiver
+//! that was suspended may read after the sender has abandoned the connection and reused the memory. So each loan names
+//! a *witness*: a word in the sender's memory that the sender changes before it releases anything. If the receiver
+//! finds it unchanged after its copy, the copy is valid.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -17,23 +17,24 @@ use super::outgoing::Answers;
 use super::owner::{Owner, Payload};
 use super::segment::Segment;
 
-/// Feature bit: this side understands loans. Only who says that it can read (`allow_lending`) is lent anything.
+/// Feature bit: this side understands loans. A side lends only to a peer that announced that it can read
+/// (`allow_lending`).
 pub const FEATURE_LENDING: u64 = 2;
 
-/// A word of the lender's memory that keeps its value as long as anything that it lent on this connection.
+/// A word of the lender's memory that keeps its value as long as this connection lends anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Witness {
     pub address: u64,
     pub value: u64,
 }
 
-/// Where the bulk bytes of a block lie in the peer's memory, in order.
+/// The addresses of a block's bulk bytes in the peer's memory, in order.
 #[derive(Debug)]
 pub struct Loan {
     pub witness: Witness,
     /// Address and length.
     pub pieces: Vec<(u64, u64)>,
-    /// So many bytes from the beginning have been taken.
+    /// Bytes taken so far.
     pub taken: u64,
 }
 
@@ -55,8 +56,7 @@ impl<P: Payload> Lender<P> {
         self.witness = Some(witness);
     }
 
-    /// Lends the payloads of a block, the segments from `first` on, instead of sending them. False: they are to be
-    /// sent.
+    /// Lends the payloads of a block, the segments from `first` on, instead of sending them. False: they must be sent.
     pub fn lend(
         &mut self,
         control: &mut Vec<u8>,
@@ -89,7 +89,7 @@ impl<P: Payload> Lender<P> {
         self.lent.is_empty()
     }
 
-    /// The peer is done with so many blocks more; with 0 it says that it can read.
+    /// The peer has taken this many more blocks; 0 announces that it can read.
     fn taken(&mut self, blocks: u64) -> Result<(), ProtocolError> {
         self.allowed |= blocks == 0;
         match usize::try_from(blocks) {
@@ -103,18 +103,19 @@ impl<P: Payload> Lender<P> {
 }
 
 impl<O: Owner> Connection<O> {
-    /// Lets this side lend, if the peer can read. The word changes before this connection is dropped, which holds what
-    /// is lent until then.
+    /// Lets this side lend, if the peer can read. The word must change before this connection is dropped, which keeps
+    /// what is lent until then.
     pub fn lend(&mut self, witness: Witness) {
         self.out.lender.set_witness(witness);
     }
 
-    /// Lets go of everything lent. After `fail`, and after the witness has changed.
+    /// Releases everything lent. After `fail`, and after the witness has changed.
     pub fn take_back(&mut self) {
         self.out.lender.lent.clear();
     }
 
-    /// This side can read the peer's memory. Once the handshake is done; nothing if the peer does not understand loans.
+    /// This side can read the peer's memory. Call it once the handshake is done; no effect if the peer does not
+    /// understand loans.
     pub fn allow_lending(&mut self) {
         if self.is_ready() && self.peer_lends() {
             self.incoming.borrows = true;
@@ -122,8 +123,8 @@ impl<O: Owner> Connection<O> {
         }
     }
 
-    /// What the next bytes are to be copied from, instead of being read from the stream: `on_received` says how many of
-    /// the planned targets were filled.
+    /// The source of the next bytes, if they are not in the stream: they are copied to the planned targets, and
+    /// `on_received` takes how many were.
     pub fn loan(&self) -> Option<&Loan> {
         self.incoming.loan.as_ref()
     }

@@ -1,14 +1,16 @@
 //! The sans-I/O connection state machine. `docs/protocol.md` is its specification.
 //!
-//! A [`Connection`] never sees a socket, a clock or a raw pointer. Its owner (the engine's shard, or a test) moves
-//! bytes:
+//! A [`Connection`] never sees a socket, a clock or a raw pointer. Its owner (the engine's shard, or a test) calls it
+//! with inputs and polls its outputs:
 //!
-//! * *out*: [`Connection::poll_transmit`] hands out one block at a time as a list of [`Segment`]s to write in order;
-//! * *in*: [`Connection::recv_plan`] says where the next bytes of the stream belong, [`Connection::on_received`] says
-//!   how many arrived there;
-//! * *time*: every input takes `now`; [`Connection::next_timeout`] / [`Connection::on_timeout`].
+//! * *bytes in*: [`Connection::recv_plan`] returns the destinations of the next bytes of the stream, and
+//!   [`Connection::on_received`] takes how many have arrived there;
+//! * *requests*: [`Connection::recv`], [`Connection::call`], [`Connection::cancel`], [`Connection::reply`];
+//! * *time*: [`Connection::next_timeout`] and [`Connection::on_timeout`]; every input takes `now`;
+//! * *bytes out*: [`Connection::poll_transmit`] returns one block at a time as a list of [`Segment`]s to write in order;
+//! * *events*: [`Connection::poll_event`], after each input.
 //!
-//! What the bytes mean is reported by [`Connection::poll_event`].
+//! Only memory for payloads is requested while bytes are processed: from the [`Owner`] and its types.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! A connection moves from its socket to a queue pair: after the handshake, before the first request, and only if both
+//! Moving a connection from its socket to a queue pair: after the handshake, before the first request, and only if both
 //! sides offered it.
 //!
-//! The protocol only says when. `hold` keeps everything back that must not leave over the old way; what the two sides
-//! tell each other is opaque to it.
+//! The protocol only determines when. `hold` keeps back everything that must not leave over the socket; the endpoints
+//! are opaque to it.
 
 use std::time::{Duration, Instant};
 
@@ -14,21 +14,21 @@ use super::owner::Owner;
 /// Feature bit: this side can move connections to RDMA queue pairs.
 pub const FEATURE_QUEUE_PAIRS: u64 = 1;
 
-/// How far the client's move has come.
+/// The progress of the client's move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The owner was asked for a queue pair.
+    /// The owner was asked for a queue pair (`Event::MayMove`).
     Asked,
     /// MOVE was sent.
     Proposed,
     /// The server agreed; the owner connects its queue pair.
     Agreed,
-    /// Nothing travels over the socket any more. The first PONG proves that the new way works in both directions.
+    /// Nothing travels over the socket any more. The first PONG proves that the queue pair works in both directions.
     Proving,
 }
 
 impl<O: Owner> Connection<O> {
-    /// Client: the answer to `Handler::may_move`. What the peer has to know to reach our queue pair.
+    /// Client: answers `Event::MayMove`. `endpoint` tells the peer how to reach our queue pair.
     pub fn propose_move(&mut self, endpoint: &[u8]) {
         if let Phase::Moving { step: step @ Step::Asked, .. } = &mut self.phase {
             *step = Step::Proposed;
@@ -38,7 +38,7 @@ impl<O: Owner> Connection<O> {
         }
     }
 
-    /// Client: the other answer, also to a `move_answered` that says no. The connection stays where it is.
+    /// Client: the other answer, also to a refusal. The connection stays on its socket.
     pub fn stay(&mut self, now: Instant) {
         if let Phase::Moving { step: Step::Asked | Step::Agreed, .. } = self.phase {
             self.out.go_on();
@@ -47,7 +47,7 @@ impl<O: Owner> Connection<O> {
         }
     }
 
-    /// Client: what is sent and received from now on goes over the queue pair.
+    /// Client: the connection uses the queue pair from now on.
     pub fn moved(&mut self) {
         if let Phase::Moving { step: step @ Step::Agreed, .. } = &mut self.phase {
             *step = Step::Proving;
@@ -57,26 +57,26 @@ impl<O: Owner> Connection<O> {
         }
     }
 
-    /// Server: the answer to `Handler::move_proposed`. Nothing leaves after it until `resume`.
+    /// Server: answers `Event::MoveProposed`. Nothing leaves after it until `resume`.
     pub fn accept_move(&mut self, endpoint: &[u8]) {
         self.say(|out| put::moving(out, 0, endpoint));
         self.out.cut_alone();
         self.out.hold();
     }
 
-    /// Server: the other answer. The connection stays where it is.
+    /// Server: the other answer. The connection stays on its socket.
     pub fn refuse_move(&mut self, code: i32, reason: &str) {
         self.say(|out| put::moving(out, code, reason.as_bytes()));
     }
 
-    /// Server: its answer has left, and what leaves from now on goes over the queue pair.
+    /// Server: its answer has left; what follows goes over the queue pair.
     pub fn resume(&mut self) {
         if !matches!(self.phase, Phase::Moving { .. }) {
             self.out.go_on();
         }
     }
 
-    /// Everything that may leave has been handed out, and more waits for the move.
+    /// Everything that may leave has been returned by `poll_transmit`, and more waits for the move.
     pub fn is_held(&self) -> bool {
         self.out.is_held()
     }
@@ -86,7 +86,7 @@ impl<O: Owner> Connection<O> {
         matches!(self.phase, Phase::Moving { .. })
     }
 
-    /// By when a move must have worked, so that time is left for another way.
+    /// A move must work within this time, so that some is left for a fallback.
     pub(super) fn move_limit(&self) -> Duration {
         self.settings.handshake_timeout / 2
     }

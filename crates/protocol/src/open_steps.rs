@@ -1,9 +1,8 @@
-//! For which steps a peer waits for tensors. Whoever serves it keeps something for each of them, so that their number
-//! is bounded.
+//! The steps for whose tensors a peer waits. Serving each of them takes memory, so their number is bounded.
 
 use super::limits::MAX_OPEN_STEPS;
 
-/// Few as a rule, and most requests are for the one of the request before.
+/// Usually few, and most requests are for the same step as the one before.
 #[derive(Default)]
 pub struct OpenSteps {
     /// Step and number of its requests.
@@ -12,7 +11,7 @@ pub struct OpenSteps {
 }
 
 impl OpenSteps {
-    /// A request came. False: there is no room for one more step.
+    /// A request came. False: there are too many steps.
     pub fn enter(&mut self, step: i64) -> bool {
         if let Some(at) = self.find(step) {
             self.steps[at].1 += 1;

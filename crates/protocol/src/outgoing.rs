@@ -1,4 +1,4 @@
-//! What waits to be sent, and how it is packed into blocks.
+//! Frames and payloads that wait to be sent, and how they are packed into blocks.
 //!
 //! Small frames are encoded at once into the open control section. A payload with bulk parts becomes a [`Transfer`] in
 //! one of two lanes: *express* for the smaller ones, which overtake, and *bulk* for the rest, in order of arrival each.
@@ -21,7 +21,7 @@ use super::segment::Segment;
 use super::spare;
 use super::stats::Stats;
 
-/// Answers within some control section: what a server may forget once the section is on its way.
+/// Answers within a control section: a server may forget their requests once the section has left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Answers {
     pub recvs: u32,
@@ -58,10 +58,10 @@ impl Head {
     }
 }
 
-/// How far a dropped transfer had come.
+/// The progress of a dropped transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dropped {
-    /// Not even its head was sent.
+    /// Its head was not sent.
     Unsent,
     /// The peer waits for the rest.
     Begun,
@@ -79,10 +79,10 @@ struct Transfer<P> {
 
 #[derive(Default)]
 struct Chunk {
-    /// Starts with room for the block header. Empty: nothing in it.
+    /// Starts with room for the block header. Empty: no frames.
     bytes: Vec<u8>,
     answers: Answers,
-    /// Nothing is added to it: a block of the handshake.
+    /// A block of the handshake: nothing is added to it.
     alone: bool,
 }
 
@@ -106,14 +106,14 @@ pub struct Outgoing<P> {
     ping: Option<u64>,
     pong: Option<u64>,
     sequence: u64,
-    /// Only so many more of the closed chunks may leave.
+    /// Only this many more of the closed chunks may leave.
     held: Option<usize>,
-    /// The last word was said.
+    /// The last frame was sent.
     mute: bool,
     pub lender: Lender<P>,
 }
 
-/// Length of the parts of a payload, if it is one that may be sent.
+/// Lengths of the parts of a payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measure {
     pub count: usize,
@@ -176,7 +176,7 @@ impl<P: Payload> Outgoing<P> {
         self.queued >= OUTGOING_HIGH_WATER
     }
 
-    /// Appends one small frame. `answers`: what it answers, if it is a REPLY.
+    /// Appends a small frame. `answers`: the request that it answers, if it is a REPLY.
     pub fn frame(&mut self, answers: Answers, stats: &mut Stats, encode: impl FnOnce(&mut Vec<u8>)) {
         if self.mute {
             return;
@@ -194,13 +194,13 @@ impl<P: Payload> Outgoing<P> {
         stats.frames_out += 1;
     }
 
-    /// What was said so far makes up a block of its own.
+    /// The frames so far make up a block of their own.
     pub fn cut_alone(&mut self) {
         self.open.alone = true;
         self.cut();
     }
 
-    /// What was closed so far may leave, nothing else until `go_on`.
+    /// The chunks closed so far may leave, nothing else until `go_on`.
     pub fn hold(&mut self) {
         self.held = Some(self.closed.len());
     }
@@ -209,7 +209,7 @@ impl<P: Payload> Outgoing<P> {
         self.held = None;
     }
 
-    /// What may leave has left.
+    /// Everything that may leave has left.
     pub fn is_held(&self) -> bool {
         self.held == Some(0)
     }
@@ -243,7 +243,7 @@ impl<P: Payload> Outgoing<P> {
         }
     }
 
-    /// Some(true): its head was sent, but not all of its bytes. None: there is no such transfer (any more).
+    /// Some(true): its head was sent, but not all of its bytes. None: there is no such transfer.
     pub fn has_begun(&self, id: u64) -> Option<bool> {
         if self.transfers.is_empty() {
             return None;
@@ -251,8 +251,8 @@ impl<P: Payload> Outgoing<P> {
         self.transfers.get(&id).map(|transfer| transfer.head.is_none())
     }
 
-    /// Drops a payload whose bytes nobody wants any more; with what it answers if it was not even announced. None:
-    /// there is no such transfer (any more).
+    /// Drops a payload whose bytes are no longer wanted; returns its answers if it was not even announced. None: there
+    /// is no such transfer.
     pub fn drop_transfer(&mut self, id: u64) -> Option<(Dropped, Answers)> {
         if self.transfers.is_empty() {
             return None;
@@ -269,19 +269,19 @@ impl<P: Payload> Outgoing<P> {
         self.ping = Some(nonce).filter(|_| !self.mute);
     }
 
-    /// Only the latest PING of a block is answered: a flood of them costs nothing.
+    /// Only the latest PING of a block is answered, so that a flood of them costs nothing.
     pub fn pong(&mut self, nonce: u64) {
         self.pong = Some(nonce).filter(|_| !self.mute);
     }
 
-    /// Gives memory back that only a busy connection needs.
+    /// Releases memory that only a busy connection needs.
     pub fn slim(&mut self) {
         self.transfers.shrink_to_fit();
         self.express.shrink_to_fit();
         self.bulk.shrink_to_fit();
     }
 
-    /// Forgets everything; nothing is taken any more except one last word.
+    /// Forgets everything and accepts nothing more, except one last frame.
     pub fn close(&mut self, stats: &mut Stats, last_word: Option<impl FnOnce(&mut Vec<u8>)>) {
         self.closed.clear();
         self.open = Chunk::default();
@@ -304,7 +304,7 @@ impl<P: Payload> Outgoing<P> {
         bytes
     }
 
-    /// Packs the next block. Returns its length (0: there is none) and the answers in it.
+    /// Packs the next block. Returns its length (0: nothing to send) and the answers in it.
     pub fn poll(&mut self, now: Instant, stats: &mut Stats, out: &mut Vec<Segment<P>>) -> (u64, Answers) {
         if self.is_empty() {
             return (0, Answers::default());
@@ -460,7 +460,7 @@ impl<P: Payload> Filling<'_, P> {
         let end = before + room.min(transfer.left);
         while self.bulk < end && self.segments() < MAX_SEGMENTS {
             if transfer.part >= transfer.payload.part_count() {
-                // The payload changed its mind about its lengths; what was announced cannot be sent.
+                // The payload changed its lengths, so what was announced cannot be sent.
                 debug_assert!(false, "a payload changed while it was sent");
                 transfer.left = 0;
                 return;

@@ -1,4 +1,4 @@
-//! What a connection is told at its birth.
+//! Settings of a connection, and what the handshake reveals about its peer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,30 +25,30 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Who we are, whom we expect, and how patient we are.
+/// Names, limits and timeouts of one side.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Own task, e.g. `/job:ps/replica:0/task:0`.
     pub task: String,
     /// Protocol string of the TensorFlow server, e.g. `grpc++`. Both sides must have the same.
     pub protocol: String,
-    /// Random number of this server's life.
+    /// A random number that the task drew when it started.
     pub incarnation: u64,
     /// Both sides must have the same, unless one of them is empty.
     pub cluster_id: String,
-    /// Client only: the task that we want to talk to. `None`: whoever answers.
+    /// Client only: the task to talk to. `None`: any.
     pub expected_task: Option<String>,
     /// Both sides must have the same, or both none.
     pub secret: Option<Secret>,
     /// Optional features that this side understands, as bits …
     pub features: u64,
-    /// … and those without which it does not want to talk.
+    /// … and those that it requires.
     pub required_features: u64,
-    /// What the peer may do to us.
+    /// Limits for the peer.
     pub limits: Limits,
-    /// Nothing received for so long: ask the peer for a sign of life …
+    /// After this time without received bytes, send PING …
     pub keepalive_interval: Duration,
-    /// … and give up if none comes within this time.
+    /// … and end the connection if nothing arrives within this time.
     pub keepalive_timeout: Duration,
     pub handshake_timeout: Duration,
     /// Fresh random bytes for this one connection (handshake challenge, hash seeds).
@@ -56,7 +56,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Settings with default patience and limits.
+    /// Settings with default timeouts and limits.
     pub fn new(task: &str, protocol: &str, incarnation: u64, nonce: [u8; 32]) -> Self {
         Settings {
             task: task.to_owned(),
@@ -76,7 +76,7 @@ impl Settings {
     }
 }
 
-/// What the handshake told about the peer.
+/// The peer, as the handshake described it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
     pub task: String,
@@ -85,8 +85,8 @@ pub struct PeerInfo {
     pub cluster_id: String,
     /// Features that both sides understand.
     pub features: u64,
-    /// What we may do to the peer.
+    /// The peer's limits for us.
     pub limits: Limits,
-    /// Both sides proved that they know the shared secret.
+    /// Both sides proved that they have the shared secret.
     pub authenticated: bool,
 }

@@ -1,14 +1,14 @@
-//! The data port speaks starwire and HTTP: the first bytes tell which.
+//! The data port speaks starwire and HTTP: the first bytes decide.
 
 use super::block::MAGIC;
 
-/// What the first bytes of a connection are.
+/// The protocol of a connection, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sniff {
     Starwire,
     Http2,
     Http1,
-    /// A beginning of more than one of them.
+    /// Too short to tell.
     NeedMore,
     Garbage,
 }
@@ -28,7 +28,7 @@ impl std::fmt::Display for Sniff {
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HTTP1_METHODS: [&[u8]; 7] = [b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH "];
 
-/// Tells what the first bytes of a connection belong to. Never needs more than 24 bytes.
+/// Recognises the protocol of a connection by its first bytes; at most 24 of them.
 pub fn sniff(first: &[u8]) -> Sniff {
     let agrees = |pattern: &[u8]| first.iter().zip(pattern).all(|(a, b)| a == b);
     let has = |pattern: &[u8]| first.len() >= pattern.len() && agrees(pattern);

@@ -1,9 +1,9 @@
-//! Memory of blocks on their way in and out, shared by all connections of a thread: a server of thousands has few
-//! blocks at a time, and an idle connection keeps none.
+//! Memory of received and outgoing blocks, shared by all connections of a thread: even a server with thousands of
+//! connections handles few blocks at a time, and an idle connection keeps none.
 
 use std::cell::RefCell;
 
-/// Vectors that a thread keeps of each kind …
+/// Vectors of each kind that a thread keeps …
 const VECTORS: usize = 8;
 /// … of at most this capacity.
 const CAPACITY: usize = 1 << 20;
@@ -43,7 +43,7 @@ fn keep(kept: &mut Vec<Vec<u8>>, vector: Vec<u8>) {
     if kept.len() < VECTORS {
         kept.push(vector);
     } else if let Some(smallest) = kept.iter_mut().min_by_key(|kept| kept.capacity()) {
-        // Small ones are soon made again.
+        // Small ones are cheap to allocate again.
         if smallest.capacity() < vector.capacity() {
             *smallest = vector;
         }

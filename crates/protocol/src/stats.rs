@@ -1,7 +1,7 @@
 //! Counters of one connection.
 
-/// Plain numbers since the connection's birth. `payload` bytes are tensor bytes; `copied` are those of them that
-/// travelled inline and were therefore copied once in user space.
+/// Totals since the connection began. `payload` bytes are tensor bytes; `copied` are those of them that travelled
+/// inline and were therefore copied once in user space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     pub blocks_in: u64,
@@ -14,7 +14,7 @@ pub struct Stats {
     pub payload_out: u64,
     pub copied_in: u64,
     pub copied_out: u64,
-    /// Payload bytes that the peer was told to copy from this process's memory, and the other way round.
+    /// Payload bytes that the peer copies from this process's memory, and the reverse.
     pub lent: u64,
     pub borrowed: u64,
     pub recvs: u64,
