@@ -1,4 +1,4 @@
-//! Host and port as people write them, and which address to bind and to tell others.
+//! Parsing of hosts and ports, and the addresses to bind and to advertise.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// Asks the resolver; may block. Done again at each reconnect, because names move.
+    /// Resolves the name; may block. Repeated at each reconnect, because addresses change.
     pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         let found: Vec<SocketAddr> = (self.host.as_str(), self.port).to_socket_addrs()?.collect();
         if found.is_empty() {
@@ -40,7 +40,7 @@ impl FromStr for HostPort {
     }
 }
 
-/// A host with or without a port: what `STARWIRE_BIND` and `STARWIRE_ADVERTISE` take.
+/// A host with or without a port, as in `STARWIRE_BIND` and `STARWIRE_ADVERTISE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAndMaybePort {
     pub host: String,
@@ -109,7 +109,7 @@ pub enum AddressError {
     BadName(String),
 }
 
-/// Whether everybody who uses this host name stays on their own machine.
+/// Whether this host name means the local machine everywhere.
 pub fn is_loopback(host: &str) -> bool {
     match host.parse::<IpAddr>() {
         Ok(ip) => ip.is_loopback(),
@@ -120,13 +120,13 @@ pub fn is_loopback(host: &str) -> bool {
     }
 }
 
-/// Whether the host stands for "all of my addresses", which nobody can connect to.
+/// Whether the host stands for all local addresses, to which no peer can connect.
 pub fn is_unspecified(host: &str) -> bool {
     host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified())
 }
 
-/// Where to listen when nobody said so, in order of preference: the first that can be bound is used. `host` is how
-/// peers will call us. An entry `[::]` is meant dual stack (IPV6_V6ONLY off).
+/// Default addresses to listen on, in order of preference: the first that can be bound is used. `host` is the name that
+/// peers use. An entry `[::]` means dual stack (IPV6_V6ONLY off).
 pub fn default_bind(host: &str, port: u16) -> Vec<SocketAddr> {
     let at = |ip: IpAddr| SocketAddr::new(ip, port);
     let v4_any = at(Ipv4Addr::UNSPECIFIED.into());
@@ -172,13 +172,13 @@ fn check_name_or_ipv4(host: &str) -> Result<(), AddressError> {
     if host.is_empty() {
         return Err(AddressError::NoHost);
     }
-    // Underscores are not in the standard, but container names have them.
+    // Underscores are not standard, but container names have them.
     let allowed = host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
     let labels = host.strip_suffix('.').unwrap_or(host).split('.');
     if !allowed || host.len() > 253 || labels.into_iter().any(|label| label.is_empty() || label.len() > 63) {
         return Err(AddressError::BadName(host.to_owned()));
     }
-    // Only digits and dots can be nothing but an IPv4 address; getaddrinfo would read "10.1" as 10.0.0.1.
+    // Only digits and dots must be an IPv4 address; getaddrinfo would read "10.1" as 10.0.0.1.
     let numeric = host.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     if numeric && host.parse::<Ipv4Addr>().is_err() { Err(AddressError::BadIpv4(host.to_owned())) } else { Ok(()) }
 }

@@ -1,16 +1,15 @@
-//! What a server tells its peers about itself, in one line of printable ASCII that fits into a field of TensorFlow's
-//! own `GetStatus` reply.
+//! A server's advertisement: one line of printable ASCII that fits into a field of TensorFlow's own `GetStatus` reply.
 //!
 //! `starwire/1;protocol=grpc%2B%2B;task=…;incarnation=00c0ffee…;data=10.0.0.7:4711,[2001:db8::7]:4711;unix=…;host=…;pid=4242`
 //!
-//! Values are percent-encoded. Unknown keys are skipped, so that newer servers can say more.
+//! Values are percent-encoded. Unknown keys are skipped, so that newer servers can add some.
 
 use std::fmt::{self, Write};
 use std::str::FromStr;
 
 use super::address::{AddressError, HostPort};
 
-/// Longest line that is looked at.
+/// Longest line that is parsed.
 pub const MAX_LEN: usize = 8192;
 const MAGIC: &str = "starwire/";
 const VERSION: &str = "1";
@@ -21,7 +20,7 @@ pub struct Advertisement {
     /// "/job:ps/replica:0/task:0"
     pub task: String,
     pub incarnation: u64,
-    /// Where the data port can be reached, best first; never empty.
+    /// Addresses of the data port, best first; never empty.
     pub data: Vec<HostPort>,
     /// Unix socket for peers on the same host; a leading '@' stands for the abstract name space.
     pub unix: Option<String>,

@@ -1,11 +1,11 @@
-//! The one line that a server writes when it starts.
+//! The line that a server logs when it starts.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
 
 use super::{Config, Shortcut};
 
-/// What is known only once the server runs.
+/// Facts that are known only once the server runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Running<'a> {
     /// "epoll" or "io_uring"
@@ -14,8 +14,8 @@ pub struct Running<'a> {
 }
 
 impl Config {
-    /// `starwire: grpc++ on 4 reactors (io_uring, poll=off, pin=off), data port 10.0.0.7:4711 …`: all that is in force,
-    /// then what was set by hand.
+    /// `starwire: grpc++ on 4 reactors (io_uring, poll=off, pin=off), data port 10.0.0.7:4711 …`: the effective
+    /// settings, then the variables that are set.
     pub fn banner(&self, running: Running<'_>) -> String {
         let on = |yes| if yes { "on" } else { "off" };
         let shortcut = |s| if s == Shortcut::Auto { "auto" } else { "off" };

@@ -1,7 +1,7 @@
-//! `.endpoint_map`: which data address belongs to which gRPC address of the ClusterSpec.
+//! `.endpoint_map`: the data address for each gRPC address of the ClusterSpec.
 //!
-//! One line per task, `grpc_host:port=data_host:port`. Blank lines and `#` comments are allowed, IPv6 addresses stand
-//! in brackets. If the file exists it is obeyed, and every task of the cluster must be in it.
+//! One line per task, `grpc_host:port=data_host:port`. Blank lines and `#` comments are allowed, IPv6 addresses are in
+//! brackets. If the file exists it is obeyed, and every task of the cluster must be in it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use super::env::Env;
 use super::error::ConfigError;
 
 pub const FILE_NAME: &str = ".endpoint_map";
-/// A map of a hundred thousand tasks has a few megabytes; something larger is not a map.
+/// A map of a hundred thousand tasks has a few megabytes; a larger file is not a map.
 const MAX_FILE: u64 = 64 << 20;
 
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ struct Entry {
     line: usize,
 }
 
-/// What the map says of one task, and where.
+/// The entry of one task, and its line.
 #[derive(Clone, Debug)]
 pub struct MapLine {
     pub data: HostPort,
@@ -111,7 +111,7 @@ impl EndpointMap {
         self.by_grpc.get(grpc_address).map(|entry| &entry.data)
     }
 
-    /// The same, for those who will have to say where it stands.
+    /// The same, with the line.
     pub fn line(&self, grpc_address: &str) -> Option<MapLine> {
         let entry = self.by_grpc.get(grpc_address)?;
         Some(MapLine { data: entry.data.clone(), path: self.path.clone(), line: entry.line })
@@ -130,7 +130,7 @@ impl EndpointMap {
         })
     }
 
-    /// The gRPC addresses that have a line, in no order.
+    /// The gRPC addresses in the map, in no order.
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
         self.by_grpc.keys().map(String::as_str)
     }
@@ -147,7 +147,7 @@ impl EndpointMap {
         self.by_grpc.is_empty()
     }
 
-    /// An entry that means nearly the same, with its line: `127.0.0.1:2222` for `localhost:2222`, or another case.
+    /// An entry that means almost the same, with its line: `127.0.0.1:2222` for `localhost:2222`, or another case.
     fn spelling_hint(&self, address: &str) -> String {
         let port = address.rsplit_once(':').map(|(_, port)| port);
         let similar = |candidate: &str| {

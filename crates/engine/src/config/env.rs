@@ -10,7 +10,7 @@ pub trait Env {
     /// Names of all variables that are set (those that are valid UTF-8).
     fn names(&self) -> Vec<String>;
     fn current_dir(&self) -> io::Result<PathBuf>;
-    /// What this machine calls itself; `None` if it cannot be found out.
+    /// The machine's host name; `None` if it cannot be determined.
     fn host_name(&self) -> Option<String>;
 }
 
@@ -37,7 +37,7 @@ impl Env for ProcessEnv {
     }
 }
 
-/// A made-up environment, for tests and for tools that ask "what if".
+/// A made-up environment, for tests and tools.
 #[derive(Clone, Debug, Default)]
 pub struct MapEnv {
     pub vars: BTreeMap<String, OsString>,

@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration. Each message says where the value came from and what would be right.
+//! Configuration errors. Each message names the source of the value and the values that are allowed.
 
 use std::io;
 use std::path::PathBuf;

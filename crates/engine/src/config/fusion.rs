@@ -1,5 +1,5 @@
-//! tensor_fuse as the environment wants it. Read by the process that makes a session's graphs, with or without a server
-//! of ours in it.
+//! tensor_fuse's variables. Read by the process that builds a session's graphs, with or without a starwire server in
+//! it.
 
 use super::env::Env;
 use super::error::ConfigError;
@@ -10,7 +10,7 @@ const MOST_BYTES: u64 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fusion {
-    /// Whether tensors are fused in sessions that do not say it themselves.
+    /// Whether tensors are fused in sessions that do not specify it.
     pub on: bool,
     pub limits: Limits,
 }

@@ -1,5 +1,4 @@
-//! Environment variables and `.endpoint_map`, parsed once into types. Whoever holds a [`Config`] need not check
-//! anything again.
+//! Environment variables and `.endpoint_map`, parsed once into types. A [`Config`] needs no further checks.
 
 mod address;
 mod advertisement;
@@ -33,7 +32,7 @@ pub use starwire_net::transport::verbs::{TransportChoice, VerbsConfig};
 pub use variables::{Setting, VARIABLES, Variable, markdown_table as variables_markdown, unknown_variables};
 pub use verbs::verbs_config;
 
-/// Who is being configured. Comes from the ClusterSpec and the machine, not from the environment.
+/// The server to configure. Comes from the ClusterSpec and the machine, not from the environment.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// "grpc++", "star_server" …
@@ -50,7 +49,7 @@ pub struct Identity {
     pub cpus_allowed: usize,
 }
 
-/// What a job is for, as far as the environment tells jobs apart.
+/// The purpose of a job, as far as the environment distinguishes jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Jobs `worker` and `chief`: the variables that begin with `WORKER_`.
@@ -62,13 +61,13 @@ pub enum Role {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverChoice {
-    /// What serves best: epoll, for now.
+    /// The default: epoll, for now.
     Auto,
     Epoll,
     IoUring,
 }
 
-/// Who may use the control service on the data port.
+/// Clients that may use the control service on the data port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlAccess {
     Everybody,
@@ -76,7 +75,7 @@ pub enum ControlAccess {
     Nobody,
 }
 
-/// Which partitions of TensorFlow's graphs run on the lock-free executor, if it supports them.
+/// Partitions of TensorFlow's graphs that run on the lock-free executor, if it supports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutorChoice {
     /// Those of parameter servers.
@@ -85,7 +84,7 @@ pub enum ExecutorChoice {
     None,
 }
 
-/// Two switches: use a shortcut between tasks of one host where it works, or never.
+/// A shortcut between tasks on one host: used where it works, or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shortcut {
     Auto,
@@ -94,9 +93,9 @@ pub enum Shortcut {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
-    /// Silence after which a peer is asked whether it lives.
+    /// Silence after which a PING is sent.
     pub interval: Duration,
-    /// Silence after the question until the connection counts as lost.
+    /// Silence after the PING until the connection counts as lost.
     pub timeout: Duration,
 }
 
@@ -108,24 +107,24 @@ pub struct Config {
     pub reactors: usize,
     /// Busy polling.
     pub polling: bool,
-    /// Each reactor on a CPU of its own.
+    /// Pins each reactor to its own CPU.
     pub pinning: bool,
     /// How long a request waits for a connection.
     pub connect_timeout: Duration,
     /// Has a line for every task in `identity.tasks`.
     pub endpoint_map: Option<EndpointMap>,
-    /// Where to listen: the first that can be bound. Port 0: the system chooses. `[::]` means dual stack.
+    /// Addresses to listen on: the first that can be bound. Port 0: the system chooses. `[::]` means dual stack.
     pub bind: Vec<SocketAddr>,
-    /// What to tell peers. No port: the one that was bound.
+    /// The address to advertise. No port: the one that was bound.
     pub advertise: HostAndMaybePort,
     pub driver: DriverChoice,
     pub keepalive: Keepalive,
     pub secret: Option<Secret>,
     /// May be empty. Printable ASCII without spaces.
     pub cluster_id: String,
-    /// Unix sockets between tasks of one host.
+    /// Unix sockets between tasks on one host.
     pub unix: Shortcut,
-    /// Large payloads of tasks of one host are copied once, from process to process.
+    /// Large payloads between tasks on one host are copied once, from process to process.
     pub loans: Shortcut,
     /// RDMA.
     pub verbs: VerbsConfig,
@@ -136,28 +135,28 @@ pub struct Config {
     pub max_call_bytes: u64,
     pub metrics: bool,
     pub control: ControlAccess,
-    /// Checked with the rest; sessions ask again when they need it.
+    /// Checked with the rest; sessions read it again when they need it.
     pub fusion: Fusion,
     pub star: StarConfig,
     pub executor: ExecutorChoice,
-    /// Every variable as it is in force, for statistics. Secrets are not in it.
+    /// The effective value of every variable, for statistics; without secrets.
     pub settings: Vec<Setting>,
-    /// Lines that an operator should see: misspelt variables, doubtful addresses.
+    /// Warnings for the operator: misspelt variables, doubtful addresses.
     pub warnings: Vec<String>,
 }
 
 impl Config {
-    /// Reads everything, once. The first thing that is wrong is the error.
+    /// Reads everything, once. The first problem is the error.
     pub fn from_env(env: &dyn Env, identity: Identity) -> Result<Self, ConfigError> {
         resolve::from_env(env, identity)
     }
 
-    /// The jobs that are parameter servers, if the environment says so; for those who make a session's graphs.
+    /// The jobs that are parameter servers, if the environment names them; for code that builds a session's graphs.
     pub fn ps_jobs_from_env(env: &dyn Env) -> Result<Option<Vec<String>>, ConfigError> {
         resolve::ps_jobs(&mut variables::Reader::new(env))
     }
 
-    /// Bytes that are worth a star call of their own; for those who make a session's graphs.
+    /// Bytes that justify a star call; for code that builds a session's graphs.
     pub fn star_split_bytes_from_env(env: &dyn Env) -> Result<u64, ConfigError> {
         star::split_bytes(&mut variables::Reader::new(env))
     }
@@ -171,12 +170,12 @@ impl Config {
         }
     }
 
-    /// The data address to connect to for the task that the ClusterSpec knows under this address; `None`: ask the task.
+    /// The data address of the task with this address in the ClusterSpec; `None`: ask the task.
     pub fn mapped(&self, grpc_address: &str) -> Option<MapLine> {
         self.endpoint_map.as_ref()?.line(grpc_address)
     }
 
-    /// The address to tell others once the data port is bound.
+    /// The address to advertise once the data port is bound.
     pub fn advertised(&self, bound: SocketAddr) -> HostPort {
         HostPort { host: self.advertise.host.clone(), port: self.advertise.port.unwrap_or(bound.port()) }
     }

@@ -1,4 +1,4 @@
-//! From variables to a [`Config`]: which variable is meant for which job, what follows from what.
+//! From variables to a [`Config`]: which variable applies to which job, and what follows from it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     let reactors = reactors(reader, &identity, role, pinning)?;
     let connect_timeout = milliseconds(reader, "NETWORK_MAX_CONNECTION_TIMEOUT", 120_000, 1, MAX_MILLISECONDS)?;
 
-    // Read here only to be listed among the settings.
+    // Read only to appear among the settings.
     reader.text("TF_SEASTAR_ENDPOINT_MAP_PATH")?;
     reader.text("STARWIRE_ENDPOINT_MAP")?;
     let endpoint_map = EndpointMap::find(env)?;
@@ -114,7 +114,7 @@ fn role(job: &str, ps_jobs: &[String]) -> Role {
     }
 }
 
-/// The jobs that are parameter servers, if somebody says so.
+/// The jobs that are parameter servers, if the environment names them.
 pub(super) fn ps_jobs(reader: &mut Reader<'_>) -> Result<Option<Vec<String>>, ConfigError> {
     let name = "STARWIRE_PS_JOBS";
     let Some(text) = reader.text(name)? else { return Ok(None) };
@@ -135,7 +135,7 @@ pub(super) fn ps_jobs(reader: &mut Reader<'_>) -> Result<Option<Vec<String>>, Co
 }
 
 fn reactors(reader: &mut Reader<'_>, identity: &Identity, role: Role, pinning: bool) -> Result<usize, ConfigError> {
-    // The star protocols hand each reactor more work: fewer of them do.
+    // The star protocols give each reactor more work, so fewer are enough.
     let star = identity.protocol.starts_with("star_server");
     let defaults = if star { (2, 8) } else { (DEFAULT_REACTORS, DEFAULT_REACTORS) };
     let worker = reader.number("NETWORK_WORKER_CORE_NUMBER", defaults.0, 1..=MAX_REACTORS)?;
@@ -158,7 +158,7 @@ fn reactors(reader: &mut Reader<'_>, identity: &Identity, role: Role, pinning: b
     Ok(exact)
 }
 
-/// Where to listen and what to tell others.
+/// The addresses to listen on and to advertise.
 fn addresses(
     reader: &mut Reader<'_>,
     env: &dyn Env,
@@ -197,7 +197,7 @@ fn addresses(
     Ok((bind, advertise))
 }
 
-/// A server whose own entry is 0.0.0.0 or [::] goes by the name of its machine.
+/// A server whose own entry is 0.0.0.0 or [::] uses the name of its machine.
 fn own_host(env: &dyn Env, identity: &Identity, host: &str, warnings: &mut Vec<String>) -> Result<String, ConfigError> {
     if !is_unspecified(host) {
         return Ok(host.to_owned());

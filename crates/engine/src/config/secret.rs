@@ -9,7 +9,7 @@ use super::variables::Reader;
 const MIN_LEN: usize = 16;
 const MAX_LEN: usize = 4096;
 
-/// Bytes that are never shown.
+/// Bytes that are never displayed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Vec<u8>);
 

@@ -1,4 +1,4 @@
-//! What a parameter server allows in star calls, and how a session's calls are made.
+//! Limits of star calls on a parameter server, and how a session splits its calls.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -12,19 +12,18 @@ use starwire_planner::star::SPLIT_BYTES;
 pub struct StarConfig {
     pub plans: PlanLimits,
     pub steps: StepLimits,
-    /// Plans whose kernels take no longer run on the reactor.
+    /// Plans whose kernels take at most this long run on the reactor.
     pub inline: Duration,
-    /// A call that would carry twice as much is made in parts. Checked with the rest; sessions ask again when they need
-    /// it.
+    /// A call that would carry twice as much is split. Checked with the rest; sessions read it again when they need it.
     pub split_bytes: u64,
 }
 
-/// Read by the process that makes a session's graphs.
+/// Read by the process that builds a session's graphs.
 pub(super) fn split_bytes(reader: &mut Reader<'_>) -> Result<u64, ConfigError> {
     reader.bytes("STARWIRE_STAR_SPLIT_BYTES", SPLIT_BYTES, 0..=1 << 40)
 }
 
-/// Of the machine, or what its container leaves of it.
+/// Memory of the machine, or of its container if that has less.
 fn memory() -> u64 {
     const UNKNOWN: u64 = 16 << 30;
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();

@@ -1,9 +1,9 @@
-//! What the tests of this module share.
+//! Shared by this module's tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A directory that goes away with the test.
+/// A directory that is removed with the test.
 pub struct TempDir(PathBuf);
 
 impl TempDir {

@@ -1,5 +1,5 @@
-//! The one list of environment variables, from which the documentation's table is written, and the reader that turns
-//! values into types.
+//! The list of environment variables, from which the documentation's table is generated, and the reader that parses
+//! their values.
 
 use std::ops::RangeInclusive;
 
@@ -9,10 +9,10 @@ use super::error::ConfigError;
 /// One environment variable.
 pub struct Variable {
     pub name: &'static str,
-    /// As the documentation shows it.
+    /// As shown in the documentation.
     pub default: &'static str,
     pub meaning: &'static str,
-    /// The value must not be shown to anybody.
+    /// The value is secret.
     pub secret: bool,
 }
 
@@ -20,7 +20,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
     Variable { name, default, meaning, secret: false }
 }
 
-/// Everything that starwire reads.
+/// Every variable that starwire reads.
 pub const VARIABLES: &[Variable] = &[
     variable(
         "WORKER_ENABLE_POLLING",
@@ -285,8 +285,7 @@ pub fn markdown_table() -> String {
     out
 }
 
-/// One warning for each `STARWIRE_*` variable that nobody reads: a misspelt name would otherwise be silently without
-/// effect.
+/// One warning for each unknown `STARWIRE_*` variable: a misspelt name would otherwise have no effect, silently.
 pub fn unknown_variables(env: &dyn Env) -> Vec<String> {
     let mut unknown: Vec<String> = env.names().into_iter().filter(|name| is_unknown(name)).collect();
     unknown.sort_unstable();
@@ -325,7 +324,7 @@ fn edit_distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// A variable as it is in force.
+/// The effective value of a variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
     pub name: &'static str,
@@ -333,7 +332,7 @@ pub struct Setting {
     pub is_default: bool,
 }
 
-/// Reads variables and remembers what came of them.
+/// Reads variables and records their effective values.
 pub(super) struct Reader<'a> {
     env: &'a dyn Env,
     pub settings: Vec<Setting>,
@@ -349,7 +348,7 @@ impl<'a> Reader<'a> {
         Self { env, settings: Vec::new() }
     }
 
-    /// `true`, `false`, `1` or `0` in any case, as TensorFlow's own switches.
+    /// `true`, `false`, `1` or `0` in any case, like TensorFlow's own switches.
     pub fn boolean(&mut self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
         self.parse(name, default, "true, false, 1 or 0", |text| match text.to_ascii_lowercase().as_str() {
             "true" | "1" => Some(true),
@@ -412,7 +411,7 @@ impl<'a> Reader<'a> {
         Ok(text)
     }
 
-    /// Text that nobody may see. Set but empty is an error: somebody wanted a secret and has none.
+    /// Secret text. Set but empty is an error: a secret was intended.
     pub fn secret_text(&mut self, name: &'static str) -> Result<Option<String>, ConfigError> {
         let text = match self.env.var(name) {
             None => None,

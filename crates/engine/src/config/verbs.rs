@@ -1,4 +1,4 @@
-//! RDMA: the variables that TensorFlow's old verbs module had, and a few of our own.
+//! RDMA: the variables of TensorFlow's old verbs module, and a few new ones.
 
 use starwire_net::transport::verbs::{TransportChoice, VerbsConfig};
 
@@ -6,7 +6,7 @@ use super::env::Env;
 use super::error::ConfigError;
 use super::variables::Reader;
 
-/// Only this part of the environment, before there is a server.
+/// Reads only this part of the environment, before there is a server.
 pub fn verbs_config(env: &dyn Env, protocol: &str) -> Result<VerbsConfig, ConfigError> {
     read(&mut Reader::new(env), protocol)
 }

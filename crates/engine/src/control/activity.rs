@@ -1,5 +1,4 @@
-//! Whether a connection is of use: a client of HTTP/2 that answers pings could stay for ever without ever asking for
-//! anything.
+//! Activity of a connection: an HTTP/2 client that answers pings could stay open without ever sending a request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,7 +19,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// How many requests there were so far; `None`: one is being answered, as are those of a watcher.
+    /// Number of requests so far; `None`: one is being answered, such as that of a watcher.
     pub fn resting_at(&self) -> Option<u64> {
         (self.under_way.load(Relaxed) == 0).then(|| self.begun.load(Relaxed))
     }
@@ -45,7 +44,7 @@ impl Drop for Answering {
     }
 }
 
-/// An answer that is under way until its last byte was taken.
+/// A response, until its last byte was taken.
 struct Answer {
     body: Body,
     _answering: Answering,

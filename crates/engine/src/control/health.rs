@@ -1,4 +1,4 @@
-//! `grpc.health.v1`: says whether the server runs.
+//! `grpc.health.v1`: reports whether the server runs.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -44,7 +44,7 @@ impl Health for HealthService {
             loop {
                 let running = *serving.borrow_and_update();
                 let now = if known { status(running) } else { ServingStatus::ServiceUnknown };
-                // A server that stops never serves again: that was the last word.
+                // A server that stops never serves again, so this is the last reply.
                 if sender.send(Ok(reply(now))).await.is_err() || !running {
                     return;
                 }
@@ -58,7 +58,7 @@ impl Health for HealthService {
     }
 }
 
-/// What a watcher is told, one change at a time.
+/// The replies to a watcher, one per change.
 pub struct Updates(mpsc::Receiver<Result<HealthCheckResponse, Status>>);
 
 impl Stream for Updates {

@@ -1,4 +1,4 @@
-//! Which request goes where.
+//! Routing of requests.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use super::proto::starwire::control_server::ControlServer;
 use super::stats::StatsService;
 use crate::metrics::render_prometheus;
 
-/// Requests have a name or a flag in them; nothing needs more.
+/// Requests contain a name or a flag; nothing needs more.
 const MAX_REQUEST: usize = 4 << 10;
 
-/// All that the control service answers.
+/// The routes of the control service.
 pub fn router(state: Arc<dyn ControlState>, serving: watch::Receiver<bool>) -> Router {
     let health = HealthServer::new(HealthService::new(serving.clone())).max_decoding_message_size(MAX_REQUEST);
     let control = ControlServer::new(StatsService::new(Arc::clone(&state))).max_decoding_message_size(MAX_REQUEST);

@@ -1,7 +1,7 @@
 //! The control service on the data port: gRPC health, statistics, Prometheus' `/metrics`.
 //!
-//! A reactor that finds HTTP on a new connection hands the socket over, with the bytes it has read, and is done with
-//! it. One small thread of its own serves all of them; it is started with the first. Everything here only reads.
+//! A reactor that finds HTTP on a new connection hands the socket over, with the bytes it has read. One small thread
+//! serves all of them; it starts with the first. Everything here is read-only.
 
 mod activity;
 mod health;
@@ -20,10 +20,10 @@ use crate::metrics::{ConnectionFacts, Sample};
 pub use http::router;
 pub use service::{ControlError, ControlService};
 
-/// What the service can ask its server. Called on the control thread; must answer at once.
+/// The service's view of its server. Called on the control thread; must return at once.
 pub trait ControlState: Send + Sync + 'static {
     fn server(&self) -> ServerFacts;
-    /// `None`: switched off by the operator.
+    /// `None`: disabled by the operator.
     fn metrics(&self) -> Option<Vec<Sample>>;
     fn connections(&self) -> Vec<ConnectionFacts>;
     fn settings(&self) -> Vec<Setting>;
@@ -38,17 +38,16 @@ pub struct ServerFacts {
     pub uptime: Duration,
 }
 
-/// Bounds on what strangers can take.
+/// Limits for strangers.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Of other hosts …
+    /// Connections from other hosts …
     pub connections: usize,
-    /// … and of this one. Beyond them, the source with most connections loses its oldest.
+    /// … and from this one. Beyond them, the source with the most connections loses its oldest.
     pub local: usize,
     /// Bytes of one request's header.
     pub header: u32,
-    /// A connection that says nothing for so long is closed, and one without a request between one and two times as
-    /// long.
+    /// A silent connection is closed after this time, and one without a request after one to two times this.
     pub idle: Duration,
 }
 

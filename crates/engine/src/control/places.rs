@@ -1,5 +1,5 @@
-//! Who is served at a time. A newcomer always is, while the source with most connections makes way ([`crate::crowd`]);
-//! this host's own, such as the probes of an orchestrator's agent, are counted apart from all others.
+//! Places for connections. A newcomer always gets one, from the source with the most connections ([`crate::crowd`]);
+//! this host's own connections, such as the probes of an orchestrator's agent, are counted separately.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use crate::crowd::{Crowd, Source};
 
 pub struct Places {
     all: Mutex<All>,
-    /// So many connections at the very most, with those that are about to end.
+    /// Most connections, including those that are about to end.
     most: usize,
 }
 
@@ -29,7 +29,7 @@ impl Places {
         Arc::new(Self { all: Mutex::new(All { next: 0, local, remote, open: HashMap::new() }), most })
     }
 
-    /// A place for one more. None: those that were told to go have not gone yet.
+    /// A place for one more. None: those that lost theirs have not ended yet.
     pub fn take(self: &Arc<Self>, source: Source, is_local: bool) -> Option<Place> {
         let mut all = self.lock();
         if all.open.len() >= self.most {
@@ -59,7 +59,7 @@ impl Places {
     }
 }
 
-/// The right to be served.
+/// A place.
 pub struct Place {
     number: u64,
     wanted: Arc<Notify>,
@@ -67,7 +67,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Ends when somebody else has got it.
+    /// Ends when the place was given to another connection.
     pub async fn lost(&self) {
         self.wanted.notified().await;
     }

@@ -1,4 +1,4 @@
-//! The thread that serves HTTP, from its first connection to its end.
+//! The thread that serves HTTP.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ use super::stream::{Replayed, Socket};
 use super::{ControlAccess, ControlState, Limits, http};
 use starwire_net::reactor::topology::Topology;
 
-/// How long connections may take to hear that the server stops.
+/// How long connections have to learn that the server stops.
 const FAREWELL: Duration = Duration::from_millis(200);
 
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +42,7 @@ pub struct ControlService {
     limits: Limits,
     places: Arc<Places>,
     thread: Mutex<Thread>,
-    /// As it is for the engine's maker; a reactor that starts the thread may be pinned.
+    /// As seen by the thread that made the engine; a reactor that starts this thread may be pinned.
     topology: Option<Topology>,
 }
 
@@ -81,8 +81,8 @@ impl ControlService {
         }
     }
 
-    /// Takes a connection over on which HTTP was found. `first_bytes` were read from it already. Never blocks; on an
-    /// error the connection is closed, and the client was told why if it speaks HTTP/1.
+    /// Takes over a connection that speaks HTTP. `first_bytes` were already read from it. Never blocks; on an error the
+    /// connection is closed, after a reply with the reason if the client speaks HTTP/1.
     pub fn handle(&self, stream: OwnedFd, first_bytes: Vec<u8>) -> Result<(), ControlError> {
         let socket = Socket::new(stream).map_err(ControlError::Gone)?;
         let allowed = match self.access {
@@ -116,18 +116,18 @@ impl ControlService {
         }
     }
 
-    /// Number of connections right now.
+    /// Number of open connections.
     pub fn connections(&self) -> usize {
         self.places.open()
     }
 
-    /// Tells watchers that the server stops, closes every connection and ends the thread. Idempotent; takes a fraction
-    /// of a second at most.
+    /// Notifies watchers that the server stops, closes every connection and ends the thread. Idempotent; takes a
+    /// fraction of a second at most.
     pub fn stop(&self) {
         let before = std::mem::replace(&mut *self.lock(), Thread::Stopped);
         let Thread::Running(Running { pid, connections, join }) = before else { return };
         if pid != std::process::id() {
-            // A forked child: neither the thread nor its runtime's state is ours.
+            // In a forked child, neither the thread nor its runtime's state is ours.
             std::mem::forget((connections, join));
             return;
         }
@@ -143,7 +143,7 @@ impl ControlService {
         let (connections, receiver) = mpsc::unbounded_channel();
         let (state, limits, topology) = (Arc::clone(&self.state), self.limits, self.topology.clone());
         let join = std::thread::Builder::new().name("starwire-control".to_owned()).spawn(move || {
-            // If that fails, the thread shares a CPU with a reactor.
+            // On failure, the thread shares a CPU with a reactor.
             let _ = topology.as_ref().map(Topology::unpin_current_thread);
             runtime.block_on(serve(state, limits, receiver));
         })?;
@@ -170,7 +170,7 @@ fn refuse(socket: Socket, first_bytes: &[u8], status: &str, text: &str) {
     socket.close_with(if http2 { b"" } else { answer.as_bytes() });
 }
 
-/// The thread's life: serves connections until the engine drops its end of the channel.
+/// Serves connections until the engine drops its end of the channel.
 async fn serve(state: Arc<dyn ControlState>, limits: Limits, mut connections: mpsc::UnboundedReceiver<Handed>) {
     let (serving, watch_serving) = watch::channel(true);
     let router = http::router(state, watch_serving.clone());
@@ -187,7 +187,7 @@ async fn serve(state: Arc<dyn ControlState>, limits: Limits, mut connections: mp
             drop((place, alive));
         });
     }
-    // Health watchers hear of it before their connections go.
+    // Health watchers are notified before their connections close.
     serving.send_replace(false);
     drop(alive);
     let _ = tokio::time::timeout(FAREWELL, all_gone.recv()).await;
@@ -212,7 +212,7 @@ async fn connection(stream: Replayed, router: Router, mut serving: watch::Receiv
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let has_rested = tokio::select! {
-        // How a client's connection ends is the client's business.
+        // Errors of a client's connection are the client's.
         _ = &mut connection => return,
         () = async { drop(serving.wait_for(|serving| !serving).await) } => false,
         () = rests(&activity, limits.idle) => true,
@@ -221,12 +221,12 @@ async fn connection(stream: Replayed, router: Router, mut serving: watch::Receiv
     if has_rested {
         let _ = tokio::time::timeout(FAREWELL, connection).await;
     } else {
-        // Streams that are open may end by themselves: watchers get their last word.
+        // Open streams may end by themselves: watchers receive their last reply.
         let _ = connection.await;
     }
 }
 
-/// Ends when no request was under way for a while.
+/// Ends when no request was in flight for a while.
 async fn rests(activity: &Activity, idle: Duration) {
     let mut before = None;
     loop {

@@ -1,4 +1,4 @@
-//! `starwire.control.v1`: all that a server tells about itself, in one reply.
+//! `starwire.control.v1`: the facts about a server, in one reply.
 
 use std::sync::Arc;
 

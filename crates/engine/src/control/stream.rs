@@ -1,4 +1,4 @@
-//! A connection that was handed over: the bytes read before come first, and silence ends it.
+//! A connection that was handed over: the bytes read so far come first, and silence ends it.
 
 use std::future::Future;
 use std::io::{self, Read, Write};
@@ -21,10 +21,10 @@ pub enum Socket {
 }
 
 impl Socket {
-    /// Finds out what kind of socket it is. Fails if the peer has gone.
+    /// Determines the kind of the socket. Fails if the peer has gone.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let tcp = std::net::TcpStream::from(fd);
-        // Everything here counts on it: a read or write that waits would hold up a reactor.
+        // Required below: a blocking read or write would hold up a reactor.
         tcp.set_nonblocking(true)?;
         match tcp.peer_addr() {
             Ok(_) => Ok(Self::Tcp(tcp)),
@@ -49,9 +49,9 @@ impl Socket {
         }
     }
 
-    /// Sends what fits into the socket's buffer, at once, and closes it.
+    /// Sends as much as fits into the socket's buffer, at once, and closes it.
     pub fn close_with(self, last_words: &[u8]) {
-        // The peer may have gone: then nobody misses the words.
+        // If the peer has gone, it does not need the message.
         let _ = match self {
             Self::Tcp(tcp) => say_goodbye(&tcp, last_words, || tcp.shutdown(Shutdown::Write)),
             Self::Unix(unix) => say_goodbye(&unix, last_words, || unix.shutdown(Shutdown::Write)),
@@ -65,7 +65,7 @@ where
 {
     socket.write_all(words)?;
     shutdown()?;
-    // Bytes that are never read would turn the close into a reset, which can overtake the words.
+    // Unread bytes would turn the close into a reset, which can overtake the message.
     let mut unread = [0; 4096];
     for _ in 0..16 {
         if socket.read(&mut unread)? == 0 {

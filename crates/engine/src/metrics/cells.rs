@@ -1,4 +1,4 @@
-//! The cells that numbers are kept in. Each has one writer, so that adding is a plain load and store; anybody may read.
+//! Cells for numbers. Each has one writer, so that adding is a plain load and store; any thread may read.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -66,7 +66,7 @@ fn bucket_of(nanos: u64) -> usize {
     usize::try_from(index).map_or(BUCKETS - 1, |index| index.min(BUCKETS - 1))
 }
 
-/// What a histogram holds at one moment.
+/// A snapshot of a histogram.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Distribution {
     /// Nanoseconds.

@@ -1,5 +1,4 @@
-//! Who is connected: a table that connections enter and leave by themselves, readable from any thread without asking a
-//! reactor.
+//! The table of connections, which enter and leave it by themselves; readable from any thread without asking a reactor.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -10,9 +9,9 @@ use super::cells::Counter;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// The peer connected and asks.
+    /// The peer connected and sends requests.
     Incoming,
-    /// We connected and ask.
+    /// This side connected and sends requests.
     Outgoing,
 }
 
@@ -21,7 +20,7 @@ pub enum State {
     Connecting,
     Handshake,
     Ready,
-    /// One side said goodbye; what is in flight is still answered.
+    /// One side sent GOODBYE; requests in flight are still answered.
     Draining,
 }
 
@@ -54,7 +53,7 @@ impl State {
     }
 }
 
-/// One connection as it is right now.
+/// The current state of a connection.
 #[derive(Clone, Debug)]
 pub struct ConnectionFacts {
     pub direction: Direction,
@@ -69,7 +68,7 @@ pub struct ConnectionFacts {
     pub age: Duration,
 }
 
-/// The table of one engine.
+/// The table of an engine.
 #[derive(Debug, Default)]
 pub struct Connections {
     next: AtomicU64,
@@ -101,7 +100,7 @@ impl Connections {
         ConnectionEntry { table: Arc::clone(self), number, entry }
     }
 
-    /// In the order of their beginning.
+    /// Oldest first.
     pub fn list(&self) -> Vec<ConnectionFacts> {
         let entries: Vec<Arc<Entry>> = self.lock().values().cloned().collect();
         entries.iter().map(|entry| entry.facts()).collect()

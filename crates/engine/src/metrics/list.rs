@@ -1,9 +1,9 @@
-//! Every number that starwire keeps, in one place.
+//! Every metric of starwire.
 
 use super::cells::{Counter, Gauge, Histogram};
 use super::{Description, Kind};
 
-/// A cell of a [`Cells`], whatever its kind.
+/// A cell of a [`Cells`], of any kind.
 pub(super) enum Cell<'a> {
     Counter(&'a Counter),
     Gauge(&'a Gauge),
@@ -12,7 +12,7 @@ pub(super) enum Cell<'a> {
 
 macro_rules! metrics {
     ($($kind:ident $field:ident $name:literal $help:literal;)*) => {
-        /// One set of cells: all that one writer keeps.
+        /// The cells of one writer.
         #[derive(Debug, Default)]
         pub struct Cells {
             $(#[doc = $help] pub $field: $kind,)*

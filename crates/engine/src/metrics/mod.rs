@@ -1,5 +1,5 @@
-//! Counters, gauges and latencies, cheap enough for the hot path: each writer has cells of its own, which are added up
-//! when somebody asks.
+//! Counters, gauges and latencies, cheap enough for the hot path: each writer has its own cells, which are added up on
+//! request.
 
 mod cells;
 mod connections;
@@ -18,7 +18,7 @@ pub use connections::{ConnectionEntry, ConnectionFacts, Connections, Direction, 
 pub use list::{Cells, LIST};
 pub use prometheus::render as render_prometheus;
 
-/// What is known about a number without looking at it.
+/// The static description of a metric.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Description {
     pub name: &'static str,
@@ -64,11 +64,11 @@ impl Value {
     }
 }
 
-/// All numbers of one engine.
+/// All metrics of an engine.
 #[derive(Default)]
 pub struct Metrics {
     writers: Mutex<Vec<Arc<CachePadded<Cells>>>>,
-    /// Of those who count seldom and on any thread.
+    /// For threads that count rarely.
     common: Mutex<Option<Recorder>>,
 }
 
@@ -79,7 +79,7 @@ impl Metrics {
         f(common.get_or_insert_with(|| self.recorder()));
     }
 
-    /// A new set of cells for one thread. What was counted stays when the recorder goes.
+    /// A new set of cells for a thread. Its counts stay when the recorder is dropped.
     pub fn recorder(&self) -> Recorder {
         let cells = Arc::new(CachePadded::new(Cells::default()));
         self.lock().push(Arc::clone(&cells));

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::cells::Distribution;
 use super::{Sample, Value};
 
-/// `labels`: names and values that every line carries.
+/// `labels`: names and values on every line.
 pub fn render(samples: &[Sample], labels: &[(&str, &str)]) -> String {
     let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect();
     let labels = labels.join(",");

@@ -1,4 +1,4 @@
-//! What peers have on a server, added up: over all connections of a peer, and over all peers.
+//! Usage of a server by its peers, added up over all connections of a peer and over all peers.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::Refused;
 use super::steps::StepLimits;
 
-/// One life of one task, however many connections it has.
+/// One incarnation of a task, with all its connections.
 type Identity = (String, u64);
 
-/// What one peer has.
+/// The usage of one peer.
 #[derive(Debug, Default)]
 pub struct Account {
     name: String,
@@ -29,7 +29,7 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// The one of this peer; it is closed with its last connection.
+    /// The account of this peer; it is closed with its last connection.
     pub fn of(&self, name: &str, incarnation: u64) -> Arc<Account> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|_, account| account.strong_count() > 0);
@@ -59,8 +59,8 @@ impl Account {
         self.calls.fetch_sub(calls, Relaxed);
     }
 
-    /// Room for so many values and bytes more, of which the peer is to give so many bytes back. One peer gets no more
-    /// than is left for the others: so nobody can take everything, and who comes last finds something left.
+    /// Reserves room for more values and bytes, while the peer will release some bytes. A peer may use at most as much
+    /// as is left for the others, so that no peer takes everything.
     pub(super) fn take(&self, values: u64, bytes: u64, back: u64, limits: &StepLimits) -> Result<(), Refused> {
         let all = self.all.fetch_add(bytes, Relaxed).saturating_add(bytes).saturating_sub(back);
         let own = self.bytes.fetch_add(bytes, Relaxed).saturating_add(bytes).saturating_sub(back);
@@ -142,7 +142,7 @@ mod tests {
             }
         }
         assert!(taken > 1190, "{taken}");
-        // What it has may be replaced even where nothing is left.
+        // Its own values may be replaced even if no room is left.
         peers[0].take(0, 5, 5, &LIMITS).unwrap();
         peers[0].give(0, 5);
         peers[0].give(0, 500);

@@ -1,5 +1,5 @@
-//! What a parameter server keeps for star calls: plans, which all sessions share, and values that stay between the
-//! calls of a step. Algorithms only: what a plan or a value is, and what the time is, the caller knows.
+//! State of star calls on a parameter server: plans, which all sessions share, and values that stay between the calls
+//! of a step. Algorithms only: the caller defines plans, values and the time.
 
 mod accounts;
 mod plans;
@@ -11,7 +11,7 @@ pub use steps::{StepLimits, Steps};
 
 use starwire_protocol::code;
 
-/// Why a peer does not get what it asks for.
+/// Why a peer's request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     #[error(

@@ -1,8 +1,8 @@
-//! The table of plans. A plan is named by its content. It is compiled once for all sessions, unless its kernels carry a
-//! state that must be a session's own, or the session has devices of its own: then once for each of these sessions.
+//! The table of plans. A plan is named by its content. It is compiled once for all sessions; if its kernels have state
+//! that belongs to a session, or the session has its own devices, once for each of these sessions.
 //!
-//! A plan goes when nobody has used it for a while, and earlier if its owner wants room for another; whoever still
-//! wants it registers it again. But a plan that carries a session's state goes with its session only.
+//! A plan is dropped when it was not used for a while, or earlier if its owner needs room for another; a session that
+//! still needs it registers it again. A plan with a session's state is dropped only with its session.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,51 +13,51 @@ use super::Refused;
 /// SHA-256 of a plan.
 pub type Hash = [u8; 32];
 
-/// Since any moment; the same for all calls.
+/// Since any fixed moment; the same for all calls.
 type Time = Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanLimits {
-    /// Of one peer: those that it was the first to register.
+    /// Of one peer: the plans that it was the first to register.
     pub plans: u64,
     pub bytes: u64,
     /// Bytes of all peers together.
     pub all_bytes: u64,
-    /// Plans that nobody used for so long are dropped, unless they carry a session's state.
+    /// Plans that were not used for this long are dropped, unless they have a session's state.
     pub plan_idle: Duration,
-    /// Sessions that nobody used for so long are taken for gone, with all that they have.
+    /// Sessions that were not used for this long are dropped with everything they have.
     pub session_idle: Duration,
 }
 
-/// What a registration has to do.
+/// The next step of a registration.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Claim<W> {
-    /// The plan is there.
+    /// The plan exists.
     Known(W),
     /// Compile it, then [`Plans::compiled`].
     Compile(W),
-    /// Somebody compiles it; the waiter is handed out when that is over.
+    /// It is being compiled; the waiter is returned when that is over.
     Waits,
 }
 
-/// What fell out of the table. The caller drops it where it does not hurt.
+/// Entries that left the table. The caller drops them outside of its lock.
 pub type Removed<P> = Vec<P>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Id(u64);
 
-/// What is compiled: a plan, for everybody or for one session.
+/// A plan to compile, for all sessions or for one.
 type Job = (Hash, Option<Box<[u8]>>);
 
 struct Plan<P> {
     value: P,
     hash: Hash,
-    /// `None`: everybody's. Else this session's only.
+    /// `None`: shared. Otherwise the session that it belongs to.
     session: Option<Box<[u8]>>,
     has_state: bool,
     bytes: u64,
     owner: u32,
-    /// Sessions that have it in their list.
+    /// Sessions that use it.
     users: u32,
     used: AtomicU64,
 }
@@ -75,27 +75,27 @@ struct Owner {
     bytes: u64,
 }
 
-/// `P`: a plan, cheap to clone. `W`: who waits for a plan that is being compiled.
+/// `P`: a plan, cheap to clone. `W`: a waiter for a plan that is being compiled.
 pub struct Plans<P, W> {
     limits: PlanLimits,
     next: u64,
     plans: HashMap<Id, Plan<P>>,
     shared: HashMap<Hash, Id>,
     sessions: HashMap<Box<[u8]>, Session>,
-    /// Those that have plans.
+    /// Sessions with plans.
     owners: HashMap<u32, Owner>,
     owner_of: HashMap<String, u32>,
     next_owner: u32,
     /// Bytes of all plans.
     bytes: u64,
-    /// What is being compiled, for all sessions or for one, and who waits for it.
+    /// Compilations, for all sessions or for one, with their waiters.
     compiling: HashMap<Job, Vec<W>>,
     /// Plans that turned out to have state: sessions do not wait for each other's.
     stateful: HashSet<Hash>,
     evicted: u64,
 }
 
-/// More hashes of plans with state than this are not remembered: then sessions wait for each other once more.
+/// Most hashes of plans with state that are remembered; beyond, sessions wait for each other once more.
 const MAX_REMEMBERED: usize = 4096;
 
 impl<P: Clone, W> Plans<P, W> {
@@ -116,7 +116,7 @@ impl<P: Clone, W> Plans<P, W> {
         }
     }
 
-    /// The plan of this name as the session may use it, if the session has used it before or registered it.
+    /// The plan with this name for a session that has used or registered it.
     pub fn find(&self, session: &[u8], hash: &Hash, now: Time) -> Option<P> {
         let session = self.sessions.get(session)?;
         let plan = self.plans.get(session.plans.get(hash)?)?;
@@ -126,8 +126,8 @@ impl<P: Clone, W> Plans<P, W> {
         Some(plan.value.clone())
     }
 
-    /// For a session that has not used the plan yet: finds it among those that are everybody's. `isolated`: the session
-    /// has devices of its own.
+    /// For a session that has not used the plan yet: looks for a shared one. `isolated`: the session has its own
+    /// devices.
     pub fn adopt(&mut self, session: &[u8], hash: &Hash, isolated: bool, now: Time) -> Option<P> {
         if isolated {
             return None;
@@ -137,7 +137,7 @@ impl<P: Clone, W> Plans<P, W> {
         self.plans.get(&id).map(|plan| plan.value.clone())
     }
 
-    /// A session wants to register a plan.
+    /// A session registers a plan.
     pub fn claim(&mut self, session: &[u8], hash: &Hash, isolated: bool, waiter: W, now: Time) -> Claim<W> {
         if self.find(session, hash, now).is_some() || self.adopt(session, hash, isolated, now).is_some() {
             return Claim::Known(waiter);
@@ -155,11 +155,11 @@ impl<P: Clone, W> Plans<P, W> {
         }
     }
 
-    /// The end of what [`Claim::Compile`] began, with the plan unless it failed. Gives back who waited: with a plan,
-    /// each of them claims again (it may have to be compiled for some of them); without, they fail alike.
+    /// Ends a [`Claim::Compile`], with the plan unless it failed. Returns the waiters: with a plan, each of them claims
+    /// again (some may need their own compilation); without, they all fail.
     pub fn compiled(&mut self, session: &[u8], hash: &Hash, made: Option<Made<P>>, now: Time) -> Compiled<P, W> {
         let alone = self.compiling.remove(&(*hash, Some(session.into())));
-        // A session that compiles for itself does not end what others wait for.
+        // A session's own compilation does not end the shared one.
         let waiters = match alone {
             Some(waiters) => waiters,
             None => self.compiling.remove(&(*hash, None)).unwrap_or_default(),
@@ -230,8 +230,8 @@ impl<P: Clone, W> Plans<P, W> {
         Ok(())
     }
 
-    /// Room for one more plan of this owner: drops what it, or who has most, has used least recently and can be had
-    /// again.
+    /// Makes room for one more plan of this owner: drops the least recently used plans that can be registered again, of
+    /// the owner itself or of the peer with the most.
     fn make_room(&mut self, peer: &str, bytes: u64, removed: &mut Removed<P>) -> Result<(), Refused> {
         loop {
             let owner = self.owner(peer);
@@ -241,7 +241,7 @@ impl<P: Clone, W> Plans<P, W> {
             if !too_many && all <= self.limits.all_bytes {
                 return Ok(());
             }
-            // What does not even fit into an empty table drives nobody out.
+            // A plan that does not even fit into an empty table evicts nothing.
             let hopeless = bytes > self.limits.bytes.min(self.limits.all_bytes);
             let victim = if too_many { Some(owner) } else { self.who_has_most(owner, own) };
             let Some(oldest) = victim.filter(|_| !hopeless).and_then(|victim| self.least_used(victim)) else {
@@ -258,7 +258,7 @@ impl<P: Clone, W> Plans<P, W> {
         }
     }
 
-    /// Of those with something to drop; `owner` would have `own` bytes.
+    /// Among owners with something to drop; `owner` would have `own` bytes.
     fn who_has_most(&self, owner: u32, own: u64) -> Option<u32> {
         let bytes =
             |number: &u32| if *number == owner { own } else { self.owners.get(number).map_or(0, |has| has.bytes) };
@@ -318,7 +318,7 @@ impl<P: Clone, W> Plans<P, W> {
         removed.push(plan.value);
     }
 
-    /// The session was deleted: gives up what it used; what was its own goes.
+    /// The session was deleted: releases the plans that it used and drops its own.
     pub fn session_closed(&mut self, session: &[u8]) -> Removed<P> {
         let mut removed = Vec::new();
         let Some(gone) = self.sessions.remove(session) else { return removed };
@@ -332,7 +332,7 @@ impl<P: Clone, W> Plans<P, W> {
         removed
     }
 
-    /// Everything goes.
+    /// Drops everything.
     pub fn clear(&mut self) -> Removed<P> {
         self.shared.clear();
         self.sessions.clear();
@@ -342,7 +342,7 @@ impl<P: Clone, W> Plans<P, W> {
         self.plans.drain().map(|(_, plan)| plan.value).collect()
     }
 
-    /// Drops what nobody has used for too long.
+    /// Drops entries that were not used for too long.
     pub fn expire(&mut self, now: Time) -> Removed<P> {
         let mut removed = Vec::new();
         let old = |used: &AtomicU64, idle: Duration| millis(now).saturating_sub(used.load(Relaxed)) > millis(idle);
@@ -368,7 +368,7 @@ impl<P: Clone, W> Plans<P, W> {
         self.plans.is_empty()
     }
 
-    /// Plans that were dropped for want of use or room.
+    /// Plans that were dropped because they were unused or room was needed.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
@@ -386,7 +386,7 @@ impl<P: Clone, W> Plans<P, W> {
         number
     }
 
-    /// Of whom nothing is left, nothing is remembered.
+    /// Forgets owners without plans.
     fn forget_owner(&mut self, owner: u32) {
         if self.owners.get(&owner).is_some_and(|has| has.plans == 0) {
             if let Some(gone) = self.owners.remove(&owner) {
@@ -395,7 +395,7 @@ impl<P: Clone, W> Plans<P, W> {
         }
     }
 
-    /// Panics if something does not agree with something else.
+    /// Panics if the table is inconsistent.
     #[cfg(test)]
     fn check(&self) {
         let mut users: HashMap<Id, u32> = HashMap::new();
@@ -426,16 +426,16 @@ impl<P: Clone, W> Plans<P, W> {
     }
 }
 
-/// A plan that was compiled.
+/// A compiled plan.
 #[derive(Debug)]
 pub struct Made<P> {
     pub value: P,
     pub bytes: u64,
-    /// Who registered it.
+    /// The owner that registered it.
     pub peer: String,
-    /// Its kernels carry a state that is a session's own.
+    /// Its kernels have state that belongs to a session.
     pub has_state: bool,
-    /// It is for devices that are a session's own.
+    /// It is for a session's own devices.
     pub isolated: bool,
 }
 

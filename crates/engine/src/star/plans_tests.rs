@@ -60,7 +60,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     proptest::collection::vec(event, 0..150)
 }
 
-/// A plan: what it is, whose it is if it is not everybody's, and whether it is alive.
+/// A plan: its id, its session if it is not shared, and whether it is alive.
 type Value = Rc<(u8, Option<u8>)>;
 
 proptest! {
@@ -80,7 +80,7 @@ proptest! {
                         prop_assert!(value.1.is_none_or(|own| own == s), "another session's plan");
                         prop_assert!(value.1.is_some() == (isolated(s) || has_state(plan)));
                     } else if compiling.contains(&(s, plan)) || waiting.contains(&(s, plan)) {
-                        // Its registration is under way.
+                        // Its registration is in flight.
                     } else {
                         match table.claim(&session(s), &hash(plan), isolated(s), (s, plan), at(now)) {
                             Claim::Known(_) => prop_assert!(table.find(&session(s), &hash(plan), at(now)).is_some()),
@@ -138,7 +138,7 @@ proptest! {
             }
             table.check();
         }
-        // Who waits is told in the end.
+        // Every waiter is notified in the end.
         while let Some((s, plan)) = compiling.pop() {
             for waiter in table.compiled(&session(s), &hash(plan), None, at(now)).waiters {
                 waiting.retain(|other| *other != waiter);
@@ -228,7 +228,7 @@ fn where_all_have_no_more_room_who_has_most_makes_way() {
     }
     table.check();
     assert_eq!(table.owners.len(), 3);
-    // What carries state cannot be had again, so it is nobody's to take.
+    // A plan with state cannot be registered again, so it is not evicted.
     let mut table = Plans::new(LIMITS);
     for (peer, plan) in [("a", 1), ("b", 3)] {
         assert_eq!(table.claim(&session(0), &hash(plan), false, 0, at(0)), Claim::Compile(0));

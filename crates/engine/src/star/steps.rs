@@ -1,5 +1,5 @@
-//! What stays on a server between the calls of a step, by connection: a step belongs to the connection that its calls
-//! come over, and goes with it. How much that may be is counted by peer.
+//! Values that stay on a server between the calls of a step, by connection: a step belongs to the connection of its
+//! calls, and ends with it. Limits are counted per peer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct StepLimits {
     pub calls: u64,
     /// Bytes of all peers together.
     pub all_bytes: u64,
-    /// A step that nobody came back to for so long is over.
+    /// A step without calls for this long is over.
     pub idle: Duration,
 }
 
@@ -32,9 +32,9 @@ struct Peer<V> {
 
 struct Step<V> {
     slots: HashMap<u32, (V, u64)>,
-    /// Calls of this step that are under way and may still keep something.
+    /// Calls of this step in flight, which may still keep values.
     calls: u64,
-    /// It is over: what its calls still keep goes at once.
+    /// It is over: values that its calls still keep are dropped at once.
     ended: bool,
     used: Time,
 }
@@ -45,7 +45,7 @@ impl<V> Step<V> {
     }
 }
 
-/// `V`: a value, cheap to clone. What the functions give back of it is for the caller to drop where it does not hurt.
+/// `V`: a value, cheap to clone. The caller drops the values that the functions return, outside of its lock.
 pub struct Steps<V> {
     limits: StepLimits,
     peers: HashMap<u64, Peer<V>>,
@@ -62,7 +62,7 @@ impl<V: Clone> Steps<V> {
         self.peers.insert(connection, peer);
     }
 
-    /// All that came over this connection goes.
+    /// Drops everything of this connection.
     pub fn peer_gone(&mut self, connection: u64) -> Vec<V> {
         let Some(peer) = self.peers.remove(&connection) else { return Vec::new() };
         self.values -= peer.values;
@@ -88,7 +88,7 @@ impl<V: Clone> Steps<V> {
         Ok(())
     }
 
-    /// The end of what [`Steps::call_began`] allowed. `last`: the step needs nothing of this server any more.
+    /// Ends a call that [`Steps::call_began`] allowed. `last`: the step needs nothing more of this server.
     pub fn call_ended(&mut self, connection: u64, step: i64, keeps: bool, last: bool, now: Time) -> Vec<V> {
         let Some(peer) = self.peers.get_mut(&connection) else { return Vec::new() };
         if let Some(calls) = peer.calls.checked_sub(1) {
@@ -108,7 +108,7 @@ impl<V: Clone> Steps<V> {
         Vec::new()
     }
 
-    /// Keeps a value. Gives back what was in the slot, or the value itself if the step is over.
+    /// Keeps a value. Returns the one that was in the slot, or the value itself if the step is over.
     pub fn keep(
         &mut self,
         connection: u64,
@@ -135,7 +135,7 @@ impl<V: Clone> Steps<V> {
         self.peers.get(&connection)?.steps.get(&step)?.slots.get(&slot).map(|(value, _)| value.clone())
     }
 
-    /// The step needs nothing of this server any more.
+    /// The step needs nothing more of this server.
     pub fn step_ended(&mut self, connection: u64, step: i64) -> Vec<V> {
         let Some(peer) = self.peers.get_mut(&connection) else { return Vec::new() };
         let Some(over) = peer.steps.get_mut(&step) else { return Vec::new() };
@@ -158,7 +158,7 @@ impl<V: Clone> Steps<V> {
         }
     }
 
-    /// Ends the steps that nobody came back to.
+    /// Ends steps without calls for too long.
     pub fn expire(&mut self, now: Time) -> Vec<V> {
         let idle = self.limits.idle;
         let old = |step: &Step<V>| step.calls == 0 && now.saturating_sub(step.used) > idle;

@@ -24,7 +24,7 @@ enum Event {
     Came(u64),
     Gone(u64),
     Begin(u64, i64, bool),
-    /// Which of the calls under way, and whether it is the step's last.
+    /// A call in flight, and whether it is the step's last.
     End(usize, bool),
     Keep(u64, i64, u32, u64),
     StepEnd(u64, i64),
@@ -49,7 +49,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// Whatever happens: limits hold, each value is dropped once, nobody sees another connection's values, and when all
+    /// In any history: limits hold, each value is dropped once, no connection sees another's values, and when all
     /// connections and calls are over nothing is left.
     #[test]
     fn nothing_leaks_and_limits_hold(events in events()) {
@@ -58,14 +58,14 @@ proptest! {
         let alive = Rc::new(());
         let mut now = 0;
         let mut calls: Vec<(u64, i64, bool)> = Vec::new();
-        // What must be there: (connection, step, slot) -> number of the value.
+        // The values that must be there: (connection, step, slot) -> number of the value.
         let mut model: BTreeMap<(u64, i64, u32), u64> = BTreeMap::new();
         let mut present = std::collections::BTreeSet::new();
         let mut numbers = 0;
         for event in events {
             match event {
                 Event::Came(connection) => {
-                    // The engine never uses a number twice without telling that the first is gone.
+                    // The engine never reuses a number without reporting that the first is gone.
                     if present.insert(connection) {
                         let peer = peer_of(connection);
                         table.peer_came(connection, accounts.of(&format!("/job:worker/task:{peer}"), 1));

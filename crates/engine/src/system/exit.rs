@@ -1,12 +1,12 @@
-//! Process exit. TensorFlow's and Python's own statics go away while our threads may still be running, so at exit every
-//! reactor is stopped where it stands, without calling anybody.
+//! Process exit. TensorFlow's and Python's statics are destroyed while our threads may still run, so at exit every
+//! reactor stops where it is, without callbacks.
 
 use std::sync::{Mutex, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// An engine, whoever owns it.
 pub trait Freeze: Send + Sync {
-    /// Tells the reactors to end where they are.
+    /// Tells the reactors to stop where they are.
     fn freeze(&self);
     /// A reactor of this process still runs.
     fn is_running(&self) -> bool;
@@ -14,7 +14,7 @@ pub trait Freeze: Send + Sync {
 
 static ENGINES: Mutex<Vec<Weak<dyn Freeze>>> = Mutex::new(Vec::new());
 
-/// A reactor that does not end in this time sits in somebody's callback; exit does not wait for it.
+/// A reactor that does not stop within this time is in a callback; exit does not wait for it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub fn watch(engine: Weak<dyn Freeze>) {

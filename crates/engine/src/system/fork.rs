@@ -9,7 +9,7 @@ extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// How many forks lie between this process and the one that loaded the library.
+/// Number of forks between this process and the one that loaded the library.
 pub fn count() -> u64 {
     FORKS.load(Ordering::Relaxed)
 }

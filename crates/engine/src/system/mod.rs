@@ -1,4 +1,4 @@
-//! What the engine asks of the process and the kernel, apart from sockets.
+//! The engine's interface to the process and the kernel, apart from sockets.
 
 pub mod exit;
 pub mod fork;

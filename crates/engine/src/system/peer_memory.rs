@@ -1,7 +1,7 @@
-//! Copying from the memory of another process of this host: one copy, where a socket takes two.
+//! Copying from the memory of another process on this host: one copy, where a socket takes two.
 //!
-//! The kernel lets a process read what it may debug: of the same user, in a view of processes that shows it, and not
-//! where a security module (Yama's `ptrace_scope`) or a container's filter forbids it. So it is tried before it is
+//! The kernel lets a process read the processes that it may debug: those of the same user in a visible PID namespace,
+//! unless a security module (Yama's `ptrace_scope`) or a container's filter forbids it. So it is tried before it is
 //! relied on.
 
 use std::io;
@@ -17,12 +17,12 @@ pub struct PeerMemory {
 }
 
 impl PeerMemory {
-    /// Whose memory it is.
+    /// The process.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// None: it cannot be read. Nothing is read to find out.
+    /// None: it cannot be read. Finding out reads nothing.
     pub fn of(pid: i32) -> Option<Self> {
         let memory = PeerMemory { pid };
         let mut byte = [0u8];
@@ -34,8 +34,8 @@ impl PeerMemory {
         refused.then_some(memory)
     }
 
-    /// Copies what follows of a loan into `to`, in order; a part without memory is skipped. Fails if that was not, or
-    /// is no longer, what was lent.
+    /// Copies the next bytes of a loan into `to`, in order; a part without memory is skipped. Fails if the memory was
+    /// not lent, or no longer is.
     ///
     /// # Safety
     /// The memory of every part with a pointer is writable.
@@ -76,7 +76,7 @@ impl PeerMemory {
     }
 
     /// # Safety
-    /// What the local pieces name is writable.
+    /// The memory of the local pieces is writable.
     unsafe fn read(&self, local: &[libc::iovec], remote: &[libc::iovec]) -> io::Result<usize> {
         // SAFETY: the caller's promise; the other process is only read.
         let n = unsafe {
@@ -127,11 +127,11 @@ fn skip(pieces: &mut Vec<libc::iovec>, mut n: usize) {
     }
 }
 
-/// The word that vouches for everything lent on one connection. Dropped before anything of that is.
+/// The witness of everything lent on a connection. Dropped before any of that.
 pub struct WitnessWord(Box<AtomicU64>);
 
 impl WitnessWord {
-    /// `random`: nobody else's memory has this by accident.
+    /// `random`: a value that other memory does not have by accident.
     pub fn new(random: u64) -> Self {
         WitnessWord(Box::new(AtomicU64::new(random | 1)))
     }
@@ -190,7 +190,7 @@ mod tests {
             let from = taken as usize;
             assert!(target == source[from..from + target.len()]);
         }
-        // What nobody wants is passed over.
+        // Unwanted bytes are skipped.
         let loan = Loan { witness: word.witness(), pieces, taken: 0 };
         let mut end = [0u8; 5];
         let parts = [IoPart { ptr: std::ptr::null_mut(), len: 99_995 }, part(&mut end)];

@@ -1,8 +1,8 @@
-//! Memory for the payloads of incoming calls, apart from the heap.
+//! Memory for the payloads of incoming calls, outside the heap.
 //!
-//! Pieces of some hundred kilobytes that come and go among small ones that stay tear the heap of a C library apart:
-//! what many connections leave behind is many times what they hold. So these pieces are mapped by themselves; a few are
-//! kept for the next call, and the rest goes back to the system.
+//! Blocks of some hundred kilobytes that come and go among small long-lived ones fragment a C library's heap: many
+//! connections leave behind many times what they hold. So these blocks are mapped separately; a few are kept for the
+//! next calls, and the rest is returned to the system.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -11,20 +11,20 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crossbeam_queue::ArrayQueue;
 
-/// Shorter payloads are the heap's.
+/// Shorter payloads come from the heap …
 pub const MIN: usize = 64 << 10;
-/// Longer ones, too: C libraries map those by themselves.
+/// … and longer ones, too, which C libraries map separately.
 pub const MAX: usize = 32 << 20;
-/// What is kept for the next calls, in all.
+/// Most bytes kept for the next calls.
 const KEPT_BYTES: usize = 32 << 20;
-/// Pieces of one size that are kept.
+/// Most pieces of one size that are kept.
 const KEPT_PIECES: usize = 256;
-/// Sizes between one power of two and the next: the address space that a piece wastes is an eighth of it. It wastes no
-/// memory: what is not touched is not there.
+/// Sizes per power of two: a piece wastes an eighth of its address space. It wastes no memory, since untouched pages
+/// take none.
 const STEPS: usize = 8;
 const SIZES: usize = (MAX.ilog2() - MIN.ilog2()) as usize * STEPS + 1;
 
-/// A mapped piece of memory of at least the length that was asked for, and of any content.
+/// A mapped piece of memory of at least the requested length, with any content.
 pub struct Slab {
     start: NonNull<u8>,
     size: usize,
@@ -65,11 +65,11 @@ impl Slab {
         self.start
     }
 
-    /// Keeps it for the next call, or gives it back to the system.
+    /// Keeps it for the next call, or returns it to the system.
     pub fn give_back(self) {
         let Some((index, _)) = class(self.size) else { return };
         let size = self.size;
-        // Counted before it can be taken, so that the sum is never below zero.
+        // Counted before it can be taken, so that the sum never falls below zero.
         if KEPT.bytes.fetch_add(size, Relaxed) + size > KEPT_BYTES || KEPT.by_size[index].push(self).is_err() {
             KEPT.bytes.fetch_sub(size, Relaxed);
         }
