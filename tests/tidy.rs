@@ -233,3 +233,94 @@ fn the_changelog_has_the_usual_sections() {
         assert!(places.count() > 0, "a release without a section");
     }
 }
+
+/// Names of environment variables in a text.
+fn starwire_variables(text: &str) -> impl Iterator<Item = &str> {
+    let is_part = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+    let words = text.split(move |c| !is_part(c));
+    words.filter(|word| word.starts_with("STARWIRE_") && !word.ends_with('_'))
+}
+
+/// Sources of the product; unit tests are at the end of a file.
+fn product_sources() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut folders: Vec<String> = ["src", "cc", "python/starwire"].map(str::to_owned).into();
+    let crates = fs::read_dir(root().join("crates")).expect("crates/ can be listed");
+    folders.extend(crates.map(|entry| format!("crates/{}/src", entry.unwrap().file_name().display())));
+    for folder in folders {
+        for extension in ["rs", "cc", "h", "py"] {
+            for path in files(&folder, extension) {
+                let text = fs::read_to_string(&path).expect("a source");
+                let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default().to_owned();
+                found.push((path.strip_prefix(root()).unwrap_or(&path).display().to_string(), text));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn only_the_table_of_variables_reads_the_environment() {
+    const ALLOWED: [&str; 4] = [
+        // The table's reader.
+        "crates/engine/src/config/env.rs",
+        // TF_CONFIG, which belongs to TensorFlow.
+        "crates/starctl/src/doctor.rs",
+        "crates/starctl/src/endpoint_map.rs",
+        // STARWIRE_LIBRARY, before there is a library.
+        "python/starwire/_library.py",
+    ];
+    let sources = product_sources();
+    assert!(sources.len() > 100, "{}: did the sources move?", sources.len());
+    let reads = |text: &str| ["env::var", "getenv", "os.environ", "EnvVar("].iter().any(|call| text.contains(call));
+    let readers: Vec<&str> = sources.iter().filter(|(_, text)| reads(text)).map(|(path, _)| path.as_str()).collect();
+    let mut allowed = ALLOWED.to_vec();
+    allowed.sort_unstable();
+    let mut readers = readers;
+    readers.sort_unstable();
+    assert_eq!(readers, allowed);
+}
+
+#[test]
+fn every_variable_is_mentioned_in_a_test() {
+    let mut text = String::new();
+    let mut folders: Vec<String> = vec!["tests".to_owned()];
+    let crates = fs::read_dir(root().join("crates")).expect("crates/ can be listed");
+    folders.extend(crates.map(|entry| format!("crates/{}", entry.unwrap().file_name().display())));
+    for extension in ["rs", "py", "cc"] {
+        for path in folders.iter().flat_map(|folder| files(folder, extension)) {
+            let source = fs::read_to_string(&path).expect("a source");
+            let whole = !path.iter().any(|part| part == "src") || path.to_string_lossy().ends_with("tests.rs");
+            text += if whole { &source } else { source.split_once("#[cfg(test)]").map_or("", |(_, tests)| tests) };
+        }
+    }
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let words: std::collections::HashSet<&str> = text.split(|c| !is_part(c)).collect();
+    let names = starwire_engine::config::VARIABLES.iter().map(|variable| variable.name());
+    let missing: Vec<&str> = names.filter(|name| !words.contains(name)).collect();
+    assert!(missing.is_empty(), "no test mentions {}", missing.join(", "));
+}
+
+#[test]
+fn documents_and_messages_name_variables_that_exist() {
+    use starwire_engine::config::{FOREIGN_PREFIXES, RETIRED, VARIABLES};
+    let exists = |name: &str| {
+        VARIABLES.iter().any(|variable| variable.name() == name)
+            || FOREIGN_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    };
+    let mut unknown = Vec::new();
+    for path in documents().into_iter().chain(files("examples", "md")) {
+        let text = fs::read_to_string(&path).expect("a document");
+        let lists_retired = path.ends_with("docs/configuration.md") || path.ends_with("CHANGELOG.md");
+        let known = |name: &&str| exists(name) || (lists_retired && RETIRED.iter().any(|gone| gone.name == *name));
+        unknown.extend(
+            starwire_variables(&text).filter(|name| !known(name)).map(|name| format!("{}: {name}", path.display())),
+        );
+    }
+    // In C++, names in capital letters are include guards and macros as well.
+    let is_rust = |(path, _): &&(String, String)| path.ends_with(".rs") && !path.ends_with("config/retired.rs");
+    for (path, text) in product_sources().iter().filter(is_rust).filter(|(path, _)| !path.ends_with("tests.rs")) {
+        unknown.extend(starwire_variables(text).filter(|name| !exists(name)).map(|name| format!("{path}: {name}")));
+    }
+    assert!(unknown.is_empty(), "no such variable:\n{}", unknown.join("\n"));
+}

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::error::{self, sw_error};
 use super::guard;
 use super::types::{sw_bytes, sw_code};
-use starwire_engine::config::{ProcessEnv, TransportChoice, verbs_config};
+use starwire_engine::config::{ProcessEnv, Protocol, TransportChoice, verbs_config};
 use starwire_net::transport::verbs::{Arena, Device, Library};
 
 /// A range of memory of this process that is never unmapped, so that an RDMA device may keep it registered. Memory is
@@ -33,9 +33,9 @@ pub unsafe extern "C" fn sw_arena_reserve(
     error: *mut *mut sw_error,
 ) -> sw_code {
     // SAFETY: the caller's promise.
-    let protocol = String::from_utf8_lossy(unsafe { protocol.as_slice() }).into_owned();
+    let protocol = String::from_utf8_lossy(unsafe { protocol.as_slice() }).parse();
     let none = sw_arena { data: std::ptr::null_mut(), len: 0, min_bytes: 0 };
-    let found = guard(Ok(None), || reserve(&protocol));
+    let found = guard(Ok(None), || protocol.map_or(Ok(None), reserve));
     let (arena, code) = match found {
         Ok(arena) => (arena.unwrap_or(none), 0),
         // SAFETY: the caller's promise.
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn sw_arena_reserve(
     code
 }
 
-fn reserve(protocol: &str) -> Result<Option<sw_arena>, String> {
+fn reserve(protocol: Protocol) -> Result<Option<sw_arena>, String> {
     let Ok(config) = verbs_config(&ProcessEnv, protocol) else { return Ok(None) };
     if config.transport != TransportChoice::Verbs || config.arena_bytes == 0 {
         return Ok(None);

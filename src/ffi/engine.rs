@@ -8,7 +8,7 @@ use super::guard;
 use super::handle::{self, borrow, other_structs};
 use super::host::{CEngine, CHost};
 use super::types::{sw_bytes, sw_code, sw_engine_options, sw_handlers, sw_string};
-use starwire_engine::config::{Identity, ProcessEnv};
+use starwire_engine::config::{Identity, ProcessEnv, UnknownProtocol};
 use starwire_net::reactor::topology::Topology;
 use starwire_protocol::code;
 
@@ -63,7 +63,7 @@ unsafe fn identity(o: &sw_engine_options) -> Result<Identity, String> {
         tasks.push((text(name, "a task's name")?, text(address, "a task's address")?));
     }
     Ok(Identity {
-        protocol: text(&o.protocol, "the protocol")?,
+        protocol: text(&o.protocol, "the protocol")?.parse().map_err(|e: UnknownProtocol| e.to_string())?,
         job: text(&o.job, "the job's name")?,
         task: text(&o.task, "the task's name")?,
         grpc_address: text(&o.grpc_address, "the server's address")?,

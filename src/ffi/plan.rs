@@ -244,7 +244,7 @@ pub unsafe extern "C" fn sw_fuse_plan_new(
         if limits.is_some_and(|limits| limits.struct_size != size_of::<sw_fuse_limits>()) {
             return Err(other_structs());
         }
-        let limits = limits.map_or_else(Limits::default, accept_limits);
+        let limits = limits.map_or_else(|| Fusion::default().limits, accept_limits);
         let plan = |graph: &Graph| {
             let plan = fuse::plan(graph, &limits)?;
             let text = plan.describe(graph).to_string();

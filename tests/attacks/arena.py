@@ -32,7 +32,7 @@ PATIENCE = 10.0
 ROUNDS = 3  # of attack and control, until one keeps the pace: a slow round may be due to other load on the machine
 SECRET = "an attacker may know this one, or not"
 ENVIRONMENT = {
-    "STARWIRE_STAR_MAX_SLOT_BYTES": "64M", "STARWIRE_STAR_MAX_TOTAL_BYTES": "256M", "STARWIRE_STAR_MAX_PLANS": "64", "STARWIRE_STAR_MAX_SLOTS": "4096",
+    "STARWIRE_STAR_LIMITS": "plans=64,values=4096,value_bytes=64M", "STARWIRE_STAR_MAX_TOTAL_BYTES": "256M",
 }  # fmt: skip
 # Expected messages of TensorFlow's kernels about the attackers' graphs.
 OF_KERNELS = ("Skipping cancelled dequeue attempt",)

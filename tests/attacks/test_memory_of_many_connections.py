@@ -10,7 +10,7 @@ import wire
 
 LIMIT, TOGETHER = 64 << 20, 256 << 20
 PIECE = 2 << 20
-assert (arena.ENVIRONMENT["STARWIRE_STAR_MAX_SLOT_BYTES"], arena.ENVIRONMENT["STARWIRE_STAR_MAX_TOTAL_BYTES"]) == ("64M", "256M")
+assert "value_bytes=64M" in arena.ENVIRONMENT["STARWIRE_STAR_LIMITS"] and arena.ENVIRONMENT["STARWIRE_STAR_MAX_TOTAL_BYTES"] == "256M"
 
 
 def keeper(names):

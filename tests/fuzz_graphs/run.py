@@ -28,7 +28,7 @@ from generate import generate  # noqa: E402
 STOCK, AGAIN = "grpc", "grpc again"
 PROTOCOLS = ("grpc+fuse", "grpc++", "grpc+++fuse", "star_server", "star_server+fuse", "star_server_lite")
 # Group every tensor that can be grouped.
-EAGER = {"STARWIRE_TENSOR_FUSE_WAIT_US": "60000000", "STARWIRE_TENSOR_FUSE_MESSAGE_US": "1000000"}
+EAGER = {"STARWIRE_TENSOR_FUSE_LIMITS": "wait_us=60000000,message_us=1000000"}
 SHAPE = {"ps": 2, "worker": 2}
 
 

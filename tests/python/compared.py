@@ -7,7 +7,7 @@ compares the outcomes. Nothing here knows the right outcome; a scenario asserts 
 import cluster as harness
 
 # Fuse everything that may be fused, however long one tensor waits for another: fusing independent tensors wrongly then hangs.
-EAGER_FUSE = {"STARWIRE_TENSOR_FUSE": "1", "STARWIRE_TENSOR_FUSE_WAIT_US": "60000000", "STARWIRE_TENSOR_FUSE_MESSAGE_US": "1000000"}
+EAGER_FUSE = {"STARWIRE_TENSOR_FUSE": "1", "STARWIRE_TENSOR_FUSE_LIMITS": "wait_us=60000000,message_us=1000000"}
 WAYS = {
     "grpc": ("grpc", {}),
     "grpc++": ("grpc++", {}),

@@ -17,7 +17,7 @@ from graphs import HOPS, PS0, PS1, WORKER0, WORKER1
 from test_differential import digest
 
 ON, OFF = b"\xc8\x0c\x01", b"\xc8\x0c\x00"  # ConfigProto's field 201, as starwire.config() sets it
-EAGER = {"STARWIRE_TENSOR_FUSE_WAIT_US": "60000000", "STARWIRE_TENSOR_FUSE_MESSAGE_US": "1000000"}  # group everything that may be grouped
+EAGER = {"STARWIRE_TENSOR_FUSE_LIMITS": "wait_us=60000000,message_us=1000000"}  # group everything that may be grouped
 PROTOCOLS = ("grpc++", "grpc")
 
 

@@ -113,7 +113,7 @@ def stock_digests(runner):
         return worker_call(cluster, mixed_sizes, 5)
 
 
-FUSE = {"STARWIRE_TENSOR_FUSE": "1", "STARWIRE_TENSOR_FUSE_WAIT_US": "60000000", "STARWIRE_TENSOR_FUSE_MESSAGE_US": "1000000"}
+FUSE = {"STARWIRE_TENSOR_FUSE": "1", "STARWIRE_TENSOR_FUSE_LIMITS": "wait_us=60000000,message_us=1000000"}
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ impl<H: Host> Engine<H> {
         let local = if config.unix == Shortcut::Auto { unix::listen().ok() } else { None };
         let machine = local.as_ref().and_then(|_| transport::host::identity());
         let advertisement = Advertisement {
-            protocol: config.identity.protocol.clone(),
+            protocol: config.identity.protocol.to_string(),
             task: config.identity.task.clone(),
             incarnation,
             data: vec![config.advertised(bound)],
@@ -209,7 +209,7 @@ impl<H: Host> Engine<H> {
         let identity = &self.shared.config.identity;
         render_prometheus(
             &self.shared.metrics.snapshot(),
-            &[("protocol", &identity.protocol), ("task", &identity.task)],
+            &[("protocol", identity.protocol.name()), ("task", &identity.task)],
         )
     }
 }

@@ -25,7 +25,7 @@ impl<H: Host> ControlState for View<H> {
         let Some(shared) = self.shared.upgrade() else { return ServerFacts::default() };
         let identity = &shared.config.identity;
         ServerFacts {
-            protocol: identity.protocol.clone(),
+            protocol: identity.protocol.to_string(),
             task: identity.task.clone(),
             incarnation: shared.incarnation,
             banner: self.banner.clone(),
@@ -33,8 +33,8 @@ impl<H: Host> ControlState for View<H> {
         }
     }
 
-    fn metrics(&self) -> Option<Vec<Sample>> {
-        self.shared.upgrade().filter(|s| s.config.metrics).map(|s| s.metrics.snapshot())
+    fn metrics(&self) -> Vec<Sample> {
+        self.shared.upgrade().map_or_else(Vec::new, |s| s.metrics.snapshot())
     }
 
     fn connections(&self) -> Vec<ConnectionFacts> {

@@ -87,18 +87,21 @@ pub(crate) fn next_engine_number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
+/// The unanswered requests that one connection may have; more wait at the sender.
+const MAX_RECVS: u32 = 65_536;
+
 impl<H: Host> Shared<H> {
     /// Settings of a new connection.
     pub(crate) fn settings(&self, expected_task: Option<String>) -> Settings {
         let config = &self.config;
         let mut settings =
-            Settings::new(&config.identity.task, &config.identity.protocol, self.incarnation, random::bytes());
+            Settings::new(&config.identity.task, config.identity.protocol.name(), self.incarnation, random::bytes());
         settings.cluster_id.clone_from(&config.cluster_id);
         settings.expected_task = expected_task;
         settings.secret = config.secret.as_ref().map(|s| Secret::new(s.bytes()));
         settings.keepalive_interval = config.keepalive.interval;
         settings.keepalive_timeout = config.keepalive.timeout;
-        settings.limits.max_recvs = config.max_inflight;
+        settings.limits.max_recvs = MAX_RECVS;
         settings.limits.max_call_bytes = settings.limits.max_call_bytes.min(config.max_call_bytes);
         if settings.expected_task.is_none() {
             // A server bounds the payloads of calls. (Replies were requested, and are bounded by what their receivers

@@ -25,7 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Fake {
     metrics: Metrics,
-    metrics_on: bool,
     connections: Arc<Connections>,
 }
 
@@ -40,8 +39,8 @@ impl ControlState for Fake {
         }
     }
 
-    fn metrics(&self) -> Option<Vec<Sample>> {
-        self.metrics_on.then(|| self.metrics.snapshot())
+    fn metrics(&self) -> Vec<Sample> {
+        self.metrics.snapshot()
     }
 
     fn connections(&self) -> Vec<ConnectionFacts> {
@@ -54,7 +53,7 @@ impl ControlState for Fake {
 }
 
 fn fake() -> Arc<Fake> {
-    Arc::new(Fake { metrics: Metrics::default(), metrics_on: true, connections: Arc::default() })
+    Arc::new(Fake { metrics: Metrics::default(), connections: Arc::default() })
 }
 
 /// Accepts connections, reads the first bytes of each, and passes it to the service.
@@ -170,14 +169,6 @@ fn several_requests_on_one_connection_in_any_pieces() {
     std::thread::sleep(Duration::from_millis(30));
     stream.write_all(rest).unwrap();
     assert_eq!(read_all(&mut stream).matches("\r\n\r\nok\n").count(), 2);
-}
-
-#[test]
-fn metrics_can_be_switched_off() {
-    let state = Fake { metrics_on: false, ..Arc::into_inner(fake()).unwrap() };
-    let door = Door::open(ControlService::new(Arc::new(state), ControlAccess::Everybody));
-    let answer = door.get("/metrics");
-    assert!(answer.starts_with("HTTP/1.1 404 ") && answer.contains("STARWIRE_METRICS=off"), "{answer}");
 }
 
 #[test]

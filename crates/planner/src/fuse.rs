@@ -65,21 +65,20 @@ pub struct Limits {
     pub fuse_loops: bool,
 }
 
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            message_us: 100,
-            bytes_per_us: 1_000,
-            node_us: 5,
-            wait_us: 500,
-            small_bytes: 16 << 10,
-            large_bytes: 256 << 10,
-            group_bytes: 1 << 20,
-            group_items: 1_024,
-            fuse_control: true,
-            fuse_loops: true,
-        }
-    }
+impl Limits {
+    /// Those that no caller changes; the others are zero.
+    pub const FIXED: Self = Self {
+        message_us: 0,
+        bytes_per_us: 1_000,
+        node_us: 5,
+        wait_us: 0,
+        small_bytes: 0,
+        large_bytes: 0,
+        group_bytes: 0,
+        group_items: 1_024,
+        fuse_control: true,
+        fuse_loops: true,
+    };
 }
 
 /// One output of one node, to one task.

@@ -23,6 +23,16 @@ const GREEDY: Limits = Limits {
     fuse_loops: true,
 };
 
+/// What users have by default, at the time of writing.
+const LIMITS: Limits = Limits {
+    message_us: 100,
+    wait_us: 500,
+    small_bytes: 16 << 10,
+    large_bytes: 256 << 10,
+    group_bytes: 1 << 20,
+    ..Limits::FIXED
+};
+
 /// Nothing takes time and everything is small, so every permitted group is worthwhile.
 fn without_hints(mut case: Case) -> Case {
     case.nodes.iter_mut().for_each(|node| node.cost_us = None);
@@ -51,7 +61,7 @@ proptest! {
     #[test]
     fn fusing_changes_nothing(seed: u64, size in 10usize..150) {
         let case = case(seed, size);
-        check(&case, &Limits::default());
+        check(&case, &LIMITS);
         check(&without_hints(case), &GREEDY);
     }
 
@@ -90,7 +100,7 @@ proptest! {
     fn the_order_of_edges_does_not_matter(seed: u64, size in 10usize..150) {
         let mut case = case(seed, size);
         let named = |case: &Case| {
-            let plan = plan(&case.graph(), &Limits::default()).unwrap();
+            let plan = plan(&case.graph(), &LIMITS).unwrap();
             let item = |number: &u32| {
                 let item = &plan.items[*number as usize];
                 (item.src, item.output, item.edges.len())
@@ -335,7 +345,7 @@ fn loops_are_fused_unless_something_in_them_may_block() {
         vec![stay, edge(6, 7, 0), edge(7, 8, 0), edge(6, 9, 0), edge(7, 10, 0)],
     ];
     let mut case = Case { nodes: nodes(&kinds), edges: edges.concat(), hidden: Vec::new() };
-    assert_eq!(check(&case, &Limits::default()).groups.len(), 1);
+    assert_eq!(check(&case, &LIMITS).groups.len(), 1);
     let not_fused = |case: &Case, limits: &Limits| {
         let plan = check(case, limits);
         assert!(
@@ -344,9 +354,9 @@ fn loops_are_fused_unless_something_in_them_may_block() {
             plan.describe(&case.graph())
         );
     };
-    not_fused(&case, &Limits { fuse_loops: false, ..Limits::default() });
+    not_fused(&case, &Limits { fuse_loops: false, ..LIMITS });
     case.nodes[10].blocking = true;
-    not_fused(&case, &Limits::default());
+    not_fused(&case, &LIMITS);
 }
 
 /// Tensors of `bytes[i]` bytes that are ready `ready[i]` microseconds after the start.
@@ -363,7 +373,7 @@ fn timed(items: &[(u32, Option<u64>)], limits: &Limits) -> (Vec<Vec<u32>>, Vec<F
 
 #[test]
 fn early_tensors_do_not_wait_for_late_ones() {
-    let limits = Limits { message_us: 100, wait_us: 150, ..Limits::default() };
+    let limits = Limits { message_us: 100, wait_us: 150, ..LIMITS };
     let small = |ready: &u32| (*ready, Some(64));
     let groups = |ready: &[u32]| timed(&ready.iter().map(small).collect::<Vec<_>>(), &limits).0;
     assert_eq!(groups(&[0, 100]), [[0, 1]], "waits 100, saves 100");
@@ -378,13 +388,13 @@ fn early_tensors_do_not_wait_for_late_ones() {
 
 #[test]
 fn small_tensors_do_not_wait_for_large_ones() {
-    let limits = Limits { small_bytes: 10, large_bytes: 100, group_bytes: 150, ..Limits::default() };
+    let limits = Limits { small_bytes: 10, large_bytes: 100, group_bytes: 150, ..LIMITS };
     let groups = |bytes: &[Option<u64>]| timed(&bytes.iter().map(|b| (1, *b)).collect::<Vec<_>>(), &limits);
     let (together, fates) = groups(&[Some(1), Some(50), None, Some(101), Some(10), Some(100), None]);
     assert_eq!(together, [[0, 4], [1, 5], [2, 6]]);
     assert_eq!(fates[3], Fate::Alone(Reason::Large));
     assert_eq!(groups(&[Some(60), Some(60), Some(60), Some(60)]).0, [[0, 1], [2, 3]], "150 bytes at most");
-    let few = Limits { group_items: 2, ..Limits::default() };
+    let few = Limits { group_items: 2, ..LIMITS };
     assert_eq!(timed(&[(1, Some(1)); 5], &few).0, [[0, 1], [2, 3]]);
 }
 
@@ -393,7 +403,7 @@ fn a_producer_is_sent_once_to_each_task() {
     // 0 goes to two consumers on task 1 and one on task 2; 1 to one of those on task 1.
     let nodes = nodes(&[(Kind::Plain, 0), (Kind::Plain, 0), (Kind::Plain, 1), (Kind::Plain, 1), (Kind::Plain, 2)]);
     let edges = vec![edge(0, 3, 0), edge(0, 2, 0), edge(0, 4, 0), edge(1, 2, 1)];
-    let plan = plan(&Graph::new(nodes, edges, None).unwrap(), &Limits::default()).unwrap();
+    let plan = plan(&Graph::new(nodes, edges, None).unwrap(), &LIMITS).unwrap();
     let items: Vec<_> = plan.items.iter().map(|item| (item.src, item.task, item.edges.clone())).collect();
     assert_eq!(items, [(0, 1, vec![1, 0]), (0, 2, vec![2]), (1, 1, vec![3])]);
     assert_eq!(plan.groups.len(), 1);
@@ -412,7 +422,7 @@ fn a_large_graph_is_planned_at_once() {
     }
     let graph = Graph::new(nodes, edges, None).unwrap();
     let begun = std::time::Instant::now();
-    let plan = plan(&graph, &Limits::default()).unwrap();
+    let plan = plan(&graph, &LIMITS).unwrap();
     let took = begun.elapsed();
     assert_eq!(plan.groups.iter().map(|group| group.items.len()).sum::<usize>(), 100_000);
     assert!(took.as_millis() < 1_000, "{took:?}");

@@ -106,9 +106,6 @@ pub struct StarPlan {
 /// The number of attempts that leave out single nodes, before everything tied together is left out.
 const PATIENCE: usize = 8;
 
-/// The default for `split_bytes`.
-pub const SPLIT_BYTES: u64 = 1 << 20;
-
 /// `split_bytes`: a call that would carry at least twice as much is split into parts of about this size, if possible.
 /// 0: never.
 pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Result<StarPlan, PlanError> {

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::probe::{Keys, MAX_SIZE, Probe, Way};
-use starwire_engine::config::{Advertisement, Config, Env, HostPort, Identity, ProcessEnv};
+use starwire_engine::config::{Advertisement, Config, Env, HostPort, Identity, ProcessEnv, Protocol};
 use starwire_engine::control::proto::starwire::StatsRequest;
 use starwire_engine::control::proto::starwire::control_client::ControlClient;
 use starwire_net::transport::verbs::{Device, Library};
@@ -40,7 +40,7 @@ The variables of docs/configuration.md apply, except those for addresses if both
 
 const SERVER: &str = "/job:starctl/replica:0/task:0";
 const CLIENT: &str = "/job:starctl/replica:0/task:1";
-const PROTOCOL: &str = "grpc++";
+const PROTOCOL: Protocol = Protocol::GrpcPlusPlus;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn run(args: &Args) -> Result<ExitCode, Failure> {
@@ -113,7 +113,7 @@ fn start(env: &BenchEnv, task: &str, host: String, server: &str) -> Result<Probe
 
 fn identity(task: &str, host: String, server: &str) -> Identity {
     Identity {
-        protocol: PROTOCOL.to_owned(),
+        protocol: PROTOCOL,
         job: "starctl".to_owned(),
         task: task.to_owned(),
         tasks: vec![(SERVER.to_owned(), server.to_owned()), (CLIENT.to_owned(), format!("{host}:0"))],

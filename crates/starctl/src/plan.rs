@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use prost::Message;
+use starwire_engine::config::{Config, Fusion, ProcessEnv, Protocol};
 use starwire_planner::graph::Graph;
 use starwire_planner::placement::Roles;
 use starwire_planner::star::Style;
@@ -21,7 +22,7 @@ pub const COMMAND: Command = Command {
         Opt { name: "--as", value: "WHAT", help: "star_server (default), star_server_lite or tensor_fuse" },
         Opt { name: "--fetch", value: "NAMES", help: "nodes that a step runs (a) and fetches (a:0), comma-separated; else the whole graph" },
         Opt { name: "--servers", value: "JOBS", help: "jobs of parameter servers, comma-separated (ps)" },
-        Opt { name: "--split", value: "BYTES", help: "bytes worth a separate call (STARWIRE_STAR_SPLIT_BYTES: 1048576); 0: none" },
+        Opt { name: "--split", value: "BYTES", help: "bytes worth a separate call (STARWIRE_STAR_SPLIT_BYTES); 0: none" },
         Opt { name: "--worker", value: "TASK", help: "task of nodes without a device (/job:worker/task:0)" },
     ],
     details: "\
@@ -52,15 +53,16 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     let planned = convert(&graph, &list("--fetch"), args.get("--worker")).map_err(failed)?;
     let split = match args.get("--split").map(str::parse) {
-        None => star::SPLIT_BYTES,
+        None => Config::star_split_bytes_from_env(&ProcessEnv).map_err(|error| Failure::Failed(error.to_string()))?,
         Some(Ok(bytes)) => bytes,
         Some(Err(_)) => return Err(Failure::Usage("--split must be a number of bytes".to_owned())),
     };
-    let text = match args.get("--as").unwrap_or("star_server") {
-        "star_server" => show(planned, &servers, Some(Style::Robust), split),
-        "star_server_lite" => show(planned, &servers, Some(Style::Lite), split),
-        "tensor_fuse" => show(planned, &servers, None, split),
-        other => {
+    let wanted = args.get("--as").unwrap_or(Protocol::StarServer.name());
+    let text = match (wanted, wanted.parse()) {
+        (_, Ok(Protocol::StarServer)) => show(planned, &servers, Some(Style::Robust), split),
+        (_, Ok(Protocol::StarServerLite)) => show(planned, &servers, Some(Style::Lite), split),
+        ("tensor_fuse", _) => show(planned, &servers, None, split),
+        (other, _) => {
             let message = format!("--as {other:?} must be star_server, star_server_lite or tensor_fuse");
             return Err(Failure::Usage(message));
         }
@@ -78,7 +80,7 @@ fn show(planned: Planned, servers: &[String], style: Option<Style>, split: u64) 
         let _ = writeln!(text, "task {number}: {task}");
     }
     let Some(style) = style else {
-        let plan = fuse::plan(&graph, &fuse::Limits::default()).map_err(|error| error.to_string())?;
+        let plan = fuse::plan(&graph, &Fusion::default().limits).map_err(|error| error.to_string())?;
         return Ok(text + &plan.describe(&graph).to_string());
     };
     let is_server = |task: &String| servers.iter().any(|job| task.starts_with(&format!("/job:{job}/")));
@@ -109,7 +111,7 @@ mod tests {
 
     fn plan(fetches: &[&str], style: Option<Style>) -> String {
         let fetches: Vec<String> = fetches.iter().map(|fetch| fetch.to_string()).collect();
-        show(convert(&training(), &fetches, None).unwrap(), &["ps".to_owned()], style, star::SPLIT_BYTES).unwrap()
+        show(convert(&training(), &fetches, None).unwrap(), &["ps".to_owned()], style, 1 << 20).unwrap()
     }
 
     /// Two variables of 2 MB, one of which the graph was written with.

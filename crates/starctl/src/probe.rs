@@ -316,13 +316,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use starwire_engine::config::MapEnv;
+    use starwire_engine::config::{MapEnv, Protocol};
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
     fn start(index: usize, env: &MapEnv) -> Probe {
         let identity = Identity {
-            protocol: "grpc++".to_owned(),
+            protocol: Protocol::GrpcPlusPlus,
             job: "starctl".to_owned(),
             task: format!("/job:starctl/replica:0/task:{index}"),
             grpc_address: "localhost:0".to_owned(),

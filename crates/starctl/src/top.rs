@@ -167,9 +167,6 @@ fn render(servers: &[Server], connections: bool) -> String {
         match (&server.error, &server.before, &server.now) {
             (Some(error), _, _) => notes += &format!("{}: {error}\n", server.address),
             (None, Some(before), Some(now)) => {
-                if now.metrics.is_empty() {
-                    notes += &format!("{}: no metrics (STARWIRE_METRICS=off)\n", server.address);
-                }
                 rows.push(row(before, now));
             }
             _ => notes += &format!("{}: just (re)started; rates follow with the next update\n", server.address),

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 
 use probe::Probe;
-use starwire_engine::config::{Advertisement, Identity, MapEnv};
+use starwire_engine::config::{Advertisement, Identity, MapEnv, Protocol};
 
 #[path = "../../engine/tests/verbs/library.rs"]
 mod fake_library;
@@ -30,7 +30,7 @@ fn err(output: &Output) -> String {
 /// A running server and the address of its data port.
 fn server() -> (Probe, String) {
     let identity = Identity {
-        protocol: "grpc++".to_owned(),
+        protocol: Protocol::GrpcPlusPlus,
         job: "ps".to_owned(),
         task: "/job:ps/replica:0/task:0".to_owned(),
         grpc_address: "localhost:0".to_owned(),

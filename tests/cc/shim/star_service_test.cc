@@ -458,7 +458,7 @@ TEST_F(StarServiceTest, IsolatedSessionsHaveTheirOwn) {
 }
 
 TEST_F(StarServiceTest, APlanThatWasEvictedIsRegisteredAgain) {
-  Restart({{"STARWIRE_STAR_MAX_PLANS", "2"}});
+  Restart({{"STARWIRE_STAR_LIMITS", "plans=2"}});
   for (int round = 0; round < 3; ++round) {
     for (const char* variable : {"a", "b", "c"}) {
       ASSERT_TRUE(Do("one", Push(variable), {Floats({static_cast<float>(round)})}).status.ok());
@@ -626,7 +626,7 @@ TEST_F(StarServiceTest, ValuesStayForLaterCalls) {
 }
 
 TEST_F(StarServiceTest, LimitsNameThePeer) {
-  Restart({{"STARWIRE_STAR_MAX_SLOTS", "1"}, {"STARWIRE_STAR_MAX_CALLS", "1"}});
+  Restart({{"STARWIRE_STAR_LIMITS", "values=1,calls=1"}});
   Plan plan;
   plan.Arg(0, "x");
   plan.Retval(0, "x");
@@ -651,7 +651,7 @@ TEST_F(StarServiceTest, LimitsNameThePeer) {
   EXPECT_FALSE(waiting->Wait(std::chrono::milliseconds(100)));
   result = Run(Head("one", bytes), {Floats({1})});
   EXPECT_EQ(StatusNumber(result.status), 8) << result.status;
-  EXPECT_NE(StatusMessage(result.status).find("STARWIRE_STAR_MAX_CALLS"), std::string::npos) << result.status;
+  EXPECT_NE(StatusMessage(result.status).find("STARWIRE_STAR_LIMITS=calls"), std::string::npos) << result.status;
   sw_channel_cancel(channel_->handle(), waiting->id, 1, AsBytes(std::string("enough")));
   EXPECT_TRUE(waiting->Wait());
 }

@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 use super::address::{AddressError, HostPort};
 use super::env::Env;
 use super::error::ConfigError;
+use super::protocol::Protocol;
+use super::reader::Reader;
+use super::variables;
 
 pub const FILE_NAME: &str = ".endpoint_map";
 /// A map of a hundred thousand tasks has a few megabytes; a larger file is not a map.
@@ -47,14 +50,19 @@ impl EndpointMap {
     /// Looks in the three places, in this order; the first that is configured or exists is used:
     /// `$TF_SEASTAR_ENDPOINT_MAP_PATH/.endpoint_map`, the file `$STARWIRE_ENDPOINT_MAP`, `./.endpoint_map`.
     pub fn find(env: &dyn Env) -> Result<Option<Self>, ConfigError> {
-        // Empty means "not set": DeepRec's default is the empty string.
-        let set = |name| env.var(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        Self::find_with(&mut Reader::new(env, Protocol::GrpcPlusPlus), env)
+    }
+
+    pub(super) fn find_with(reader: &mut Reader<'_>, env: &dyn Env) -> Result<Option<Self>, ConfigError> {
+        let folder = reader.get(&variables::ENDPOINT_MAP_FOLDER)?;
+        let file = reader.get(&variables::ENDPOINT_MAP)?;
         let here = || env.current_dir().map_err(ConfigError::CurrentDir);
-        if let Some(dir) = set("TF_SEASTAR_ENDPOINT_MAP_PATH") {
-            return Self::load(&here()?.join(dir).join(FILE_NAME), Some("TF_SEASTAR_ENDPOINT_MAP_PATH")).map(Some);
+        if let Some(folder) = folder {
+            let name = variables::ENDPOINT_MAP_FOLDER.name;
+            return Self::load(&here()?.join(folder).join(FILE_NAME), Some(name)).map(Some);
         }
-        if let Some(file) = set("STARWIRE_ENDPOINT_MAP") {
-            return Self::load(&here()?.join(file), Some("STARWIRE_ENDPOINT_MAP")).map(Some);
+        if let Some(file) = file {
+            return Self::load(&here()?.join(file), Some(variables::ENDPOINT_MAP.name)).map(Some);
         }
         match Self::load(&here()?.join(FILE_NAME), None) {
             Err(ConfigError::EndpointMap(EndpointMapError::Missing { .. })) => Ok(None),

@@ -14,6 +14,8 @@ pub enum ConfigError {
     Secret { name: &'static str, reason: String },
     #[error("{first} and {second} conflict: {reason}")]
     Conflict { first: &'static str, second: &'static str, reason: String },
+    #[error("{name} is inconsistent: {reason}")]
+    Contradiction { name: &'static str, reason: String },
     #[error("{name} names {}, which cannot be read: {source}", path.display())]
     File { name: &'static str, path: PathBuf, source: io::Error },
     #[error("the ClusterSpec address {address:?} of {task} is unusable: {reason}")]

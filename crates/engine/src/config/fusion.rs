@@ -1,96 +1,74 @@
-//! tensor_fuse's variables. Read by the process that builds a session's graphs, with or without a starwire server in
-//! it.
+//! tensor_fuse as the environment wants it. Read by the process that hosts a session's master, with or without a
+//! starwire server in it.
 
-use super::env::Env;
+use super::env::{Env, MapEnv};
 use super::error::ConfigError;
-use super::variables::Reader;
+use super::protocol::Protocol;
+use super::reader::Reader;
+use super::variables;
 use starwire_planner::fuse::Limits;
-
-const MOST_BYTES: u64 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fusion {
-    /// Whether tensors are fused in sessions that do not specify it.
+    /// Whether tensors are fused in sessions whose configuration does not decide it.
     pub on: bool,
     pub limits: Limits,
 }
 
+impl Default for Fusion {
+    /// Without any variable.
+    fn default() -> Self {
+        Self::from_env(&MapEnv::default()).expect("the table's defaults are valid")
+    }
+}
+
 impl Fusion {
     pub fn from_env(env: &dyn Env) -> Result<Self, ConfigError> {
-        Self::read(&mut Reader::new(env))
+        Self::read(&mut Reader::new(env, Protocol::Grpc))
     }
 
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, ConfigError> {
-        let default = Limits::default();
-        let on = reader.boolean("STARWIRE_TENSOR_FUSE", false)?;
-        let small_bytes = reader.bytes("STARWIRE_TENSOR_FUSE_SMALL_BYTES", default.small_bytes, 0..=MOST_BYTES)?;
-        let large_bytes = reader.bytes("STARWIRE_TENSOR_FUSE_LARGE_BYTES", default.large_bytes, 0..=MOST_BYTES)?;
-        let group_bytes = reader.bytes("STARWIRE_TENSOR_FUSE_GROUP_BYTES", default.group_bytes, 0..=MOST_BYTES)?;
-        let group_items = reader.number("STARWIRE_TENSOR_FUSE_GROUP_ITEMS", default.group_items, 2..=16_384)?;
-        let wait_us = reader.number("STARWIRE_TENSOR_FUSE_WAIT_US", default.wait_us, 0..=60_000_000)?;
-        let message_us = reader.number("STARWIRE_TENSOR_FUSE_MESSAGE_US", default.message_us, 1..=1_000_000)?;
-        let fuse_control = reader.boolean("STARWIRE_TENSOR_FUSE_CONTROL", default.fuse_control)?;
-        let fuse_loops = reader.boolean("STARWIRE_TENSOR_FUSE_LOOPS", default.fuse_loops)?;
+        let on = reader.get(&variables::TENSOR_FUSE)?;
+        let [small_bytes, large_bytes, group_bytes, wait_us, message_us] =
+            reader.get(&variables::TENSOR_FUSE_LIMITS)?;
         if small_bytes > large_bytes {
-            let reason = format!("{small_bytes} is more than {large_bytes}");
-            let (first, second) = ("STARWIRE_TENSOR_FUSE_SMALL_BYTES", "STARWIRE_TENSOR_FUSE_LARGE_BYTES");
-            return Err(ConfigError::Conflict { first, second, reason });
+            let reason = format!("small={small_bytes} is more than large={large_bytes}");
+            return Err(ConfigError::Contradiction { name: variables::TENSOR_FUSE_LIMITS.name, reason });
         }
-        let limits = Limits {
-            small_bytes,
-            large_bytes,
-            group_bytes,
-            group_items,
-            wait_us,
-            message_us,
-            fuse_control,
-            fuse_loops,
-            ..default
-        };
-        Ok(Self { on, limits })
+        // The ranges end far below.
+        let [wait_us, message_us] = [wait_us, message_us].map(|us| u32::try_from(us).unwrap_or(u32::MAX));
+        Ok(Self { on, limits: Limits { small_bytes, large_bytes, group_bytes, wait_us, message_us, ..Limits::FIXED } })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::env::MapEnv;
     use super::*;
 
     #[test]
-    fn off_and_the_planners_limits_by_default() {
-        let fusion = Fusion::from_env(&MapEnv::new("/")).unwrap();
-        assert_eq!(fusion, Fusion { on: false, limits: Limits::default() });
+    fn off_by_default() {
+        let limits = Limits {
+            small_bytes: 16 << 10,
+            large_bytes: 256 << 10,
+            group_bytes: 1 << 20,
+            wait_us: 500,
+            message_us: 100,
+            ..Limits::FIXED
+        };
+        assert_eq!(Fusion::default(), Fusion { on: false, limits });
     }
 
     #[test]
-    fn the_documented_defaults_are_those_in_force() {
-        let documented = super::super::VARIABLES.iter().filter(|variable| variable.name.contains("TENSOR_FUSE"));
-        let env = documented.fold(MapEnv::new("/"), |env, variable| env.set(variable.name, variable.default));
-        assert_eq!(Fusion::from_env(&env).unwrap(), Fusion { on: false, limits: Limits::default() });
-    }
-
-    #[test]
-    fn every_variable_is_heard() {
-        let env = MapEnv::new("/")
-            .set("STARWIRE_TENSOR_FUSE", "TRUE")
-            .set("STARWIRE_TENSOR_FUSE_SMALL_BYTES", "1K")
-            .set("STARWIRE_TENSOR_FUSE_LARGE_BYTES", "2K")
-            .set("STARWIRE_TENSOR_FUSE_GROUP_BYTES", "3M")
-            .set("STARWIRE_TENSOR_FUSE_GROUP_ITEMS", "4")
-            .set("STARWIRE_TENSOR_FUSE_WAIT_US", "5")
-            .set("STARWIRE_TENSOR_FUSE_MESSAGE_US", "6")
-            .set("STARWIRE_TENSOR_FUSE_CONTROL", "0")
-            .set("STARWIRE_TENSOR_FUSE_LOOPS", "false");
+    fn every_limit_has_its_place() {
+        let limits = "small=1K,large=2K,group=3M,wait_us=5,message_us=6";
+        let env = MapEnv::new("/").set("STARWIRE_TENSOR_FUSE", "TRUE").set("STARWIRE_TENSOR_FUSE_LIMITS", limits);
         let limits = Limits {
             small_bytes: 1 << 10,
             large_bytes: 2 << 10,
             group_bytes: 3 << 20,
-            group_items: 4,
             wait_us: 5,
             message_us: 6,
-            fuse_control: false,
-            fuse_loops: false,
-            ..Limits::default()
+            ..Limits::FIXED
         };
         assert_eq!(Fusion::from_env(&env).unwrap(), Fusion { on: true, limits });
     }
@@ -102,10 +80,10 @@ mod tests {
             error("STARWIRE_TENSOR_FUSE", "on"),
             "STARWIRE_TENSOR_FUSE=\"on\" is invalid: it must be true, false, 1 or 0"
         );
-        assert!(error("STARWIRE_TENSOR_FUSE_GROUP_ITEMS", "1").contains("from 2 to 16384"));
+        assert!(error("STARWIRE_TENSOR_FUSE_LIMITS", "message_us=0").contains("message_us=1 to 1000000"));
         assert_eq!(
-            error("STARWIRE_TENSOR_FUSE_SMALL_BYTES", "1M"),
-            "STARWIRE_TENSOR_FUSE_SMALL_BYTES and STARWIRE_TENSOR_FUSE_LARGE_BYTES conflict: 1048576 is more than 262144"
+            error("STARWIRE_TENSOR_FUSE_LIMITS", "small=1M"),
+            "STARWIRE_TENSOR_FUSE_LIMITS is inconsistent: small=1048576 is more than large=262144"
         );
     }
 }

@@ -7,7 +7,12 @@ mod endpoint_map;
 mod env;
 mod error;
 mod fusion;
+mod kinds;
+mod protocol;
+mod reader;
 mod resolve;
+mod retired;
+mod row;
 mod secret;
 mod star;
 mod variables;
@@ -26,17 +31,20 @@ pub use endpoint_map::{EndpointMap, EndpointMapError, FILE_NAME as ENDPOINT_MAP_
 pub use env::{Env, MapEnv, ProcessEnv};
 pub use error::ConfigError;
 pub use fusion::Fusion;
+pub use protocol::{Protocol, UnknownProtocol};
+pub use reader::Setting;
+pub use retired::{FOREIGN_PREFIXES, RETIRED, Retired, markdown as retired_markdown, unread_variables};
+pub use row::{Origin, ReadBy, Variable};
 pub use secret::Secret;
 pub use star::StarConfig;
 pub use starwire_net::transport::verbs::{TransportChoice, VerbsConfig};
-pub use variables::{Setting, VARIABLES, Variable, markdown_table as variables_markdown, unknown_variables};
+pub use variables::VARIABLES;
 pub use verbs::verbs_config;
 
 /// The server to configure. Comes from the ClusterSpec and the machine, not from the environment.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// "grpc++", "star_server" …
-    pub protocol: String,
+    pub protocol: Protocol,
     /// "ps"
     pub job: String,
     /// "/job:ps/replica:0/task:0"
@@ -129,11 +137,8 @@ pub struct Config {
     /// RDMA.
     pub verbs: VerbsConfig,
     pub ps_jobs: Vec<String>,
-    /// Most unanswered requests of one connection.
-    pub max_inflight: u32,
     /// Largest payload of one incoming call.
     pub max_call_bytes: u64,
-    pub metrics: bool,
     pub control: ControlAccess,
     /// Checked with the rest; sessions read it again when they need it.
     pub fusion: Fusion,
@@ -145,6 +150,11 @@ pub struct Config {
     pub warnings: Vec<String>,
 }
 
+/// The table of `docs/configuration.md`.
+pub fn variables_markdown() -> String {
+    row::markdown(VARIABLES)
+}
+
 impl Config {
     /// Reads everything, once. The first problem is the error.
     pub fn from_env(env: &dyn Env, identity: Identity) -> Result<Self, ConfigError> {
@@ -153,12 +163,12 @@ impl Config {
 
     /// The jobs that are parameter servers, if the environment names them; for code that builds a session's graphs.
     pub fn ps_jobs_from_env(env: &dyn Env) -> Result<Option<Vec<String>>, ConfigError> {
-        resolve::ps_jobs(&mut variables::Reader::new(env))
+        reader::Reader::new(env, Protocol::Grpc).get_if_set(&variables::PS_JOBS)
     }
 
     /// Bytes that justify a star call; for code that builds a session's graphs.
     pub fn star_split_bytes_from_env(env: &dyn Env) -> Result<u64, ConfigError> {
-        star::split_bytes(&mut variables::Reader::new(env))
+        reader::Reader::new(env, Protocol::Grpc).get(&variables::STAR_SPLIT_BYTES)
     }
 
     /// Whether partitions of this server's graphs run on the lock-free executor, if it supports them.

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::error::ConfigError;
-use super::variables::Reader;
+use super::reader::Reader;
+use super::variables;
 
 /// Shorter secrets can be guessed from one recorded handshake.
 const MIN_LEN: usize = 16;
@@ -19,18 +20,20 @@ impl Secret {
     }
 
     pub(super) fn read(reader: &mut Reader<'_>, warnings: &mut Vec<String>) -> Result<Option<Self>, ConfigError> {
-        const VALUE: &str = "STARWIRE_SECRET";
-        const FILE: &str = "STARWIRE_SECRET_FILE";
-        let value = reader.secret_text(VALUE)?;
-        let file = reader.text(FILE)?;
+        let value_name = variables::SECRET.name;
+        let file_name = variables::SECRET_FILE.name;
+        let value = reader.get(&variables::SECRET)?;
+        let file = reader.get(&variables::SECRET_FILE)?;
         match (value, file) {
             (None, None) => Ok(None),
-            (Some(_), Some(_)) => {
-                Err(ConfigError::Conflict { first: VALUE, second: FILE, reason: "both are set; unset one".to_owned() })
-            }
-            (Some(value), None) => Self::new(VALUE, value.into_bytes()).map(Some),
+            (Some(_), Some(_)) => Err(ConfigError::Conflict {
+                first: value_name,
+                second: file_name,
+                reason: "both are set; unset one".to_owned(),
+            }),
+            (Some(value), None) => Self::new(value_name, value.into_bytes()).map(Some),
             (None, Some(path)) => {
-                let unreadable = |source| ConfigError::File { name: FILE, path: path.clone().into(), source };
+                let unreadable = |source| ConfigError::File { name: file_name, path: path.clone().into(), source };
                 let mut bytes = std::fs::read(&path).map_err(unreadable)?;
                 if bytes.ends_with(b"\n") {
                     bytes.pop();
@@ -39,7 +42,7 @@ impl Secret {
                     }
                 }
                 warn_if_open(&path, warnings);
-                Self::new(FILE, bytes).map(Some)
+                Self::new(file_name, bytes).map(Some)
             }
         }
     }
@@ -70,6 +73,7 @@ fn warn_if_open(path: &str, warnings: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::super::env::MapEnv;
+    use super::super::protocol::Protocol;
     use super::super::testing::TempDir;
     use super::*;
     use std::os::unix::fs::PermissionsExt;
@@ -78,7 +82,7 @@ mod tests {
 
     fn read(env: &MapEnv) -> (Result<Option<Secret>, String>, Vec<String>) {
         let mut warnings = Vec::new();
-        let secret = Secret::read(&mut Reader::new(env), &mut warnings);
+        let secret = Secret::read(&mut Reader::new(env, Protocol::GrpcPlusPlus), &mut warnings);
         (secret.map_err(|e| e.to_string()), warnings)
     }
 

@@ -1,81 +1,65 @@
 //! RDMA: the variables of TensorFlow's old verbs module, and a few new ones.
 
-use starwire_net::transport::verbs::{TransportChoice, VerbsConfig};
+use starwire_net::transport::verbs::VerbsConfig;
 
 use super::env::Env;
 use super::error::ConfigError;
-use super::variables::Reader;
+use super::protocol::Protocol;
+use super::reader::Reader;
+use super::variables;
 
-/// Reads only this part of the environment, before there is a server.
-pub fn verbs_config(env: &dyn Env, protocol: &str) -> Result<VerbsConfig, ConfigError> {
-    read(&mut Reader::new(env), protocol)
+/// Only this part of the environment, before there is a server.
+pub fn verbs_config(env: &dyn Env, protocol: Protocol) -> Result<VerbsConfig, ConfigError> {
+    read(&mut Reader::new(env, protocol))
 }
 
-pub(super) fn read(reader: &mut Reader<'_>, protocol: &str) -> Result<VerbsConfig, ConfigError> {
-    let defaults = VerbsConfig::default();
-    let over_verbs = protocol.ends_with("+verbs");
-    let choices = [("tcp", TransportChoice::Tcp), ("verbs", TransportChoice::Verbs)];
-    let transport = reader.choice("STARWIRE_TRANSPORT", &choices, if over_verbs { "verbs" } else { "tcp" })?;
-    let fallback = reader.boolean("STARWIRE_VERBS_FALLBACK", defaults.fallback)?;
-    let library = reader.text("STARWIRE_VERBS_LIBRARY")?.unwrap_or(defaults.library);
-    let device = reader.text("RDMA_DEVICE")?;
-    let port = reader.optional_number("RDMA_DEVICE_PORT", 1..=254)?;
-    let gid_index = reader.optional_number("RDMA_GID_INDEX", 0..=65_535)?;
-    let pkey_index = reader.number("RDMA_QP_PKEY_INDEX", 0, 0..=65_535)?;
-    let queue_depth = reader.number("RDMA_QP_QUEUE_DEPTH", defaults.queue_depth, 64..=32_768)?;
-    let timeout = reader.number("RDMA_QP_TIMEOUT", defaults.timeout, 1..=31)?;
-    let retry_count = reader.number("RDMA_QP_RETRY_COUNT", defaults.retry_count, 0..=7)?;
-    let service_level = reader.number("RDMA_QP_SL", 0, 0..=15)?;
-    let mtus = [("256", 256), ("512", 512), ("1024", 1024), ("2048", 2048), ("4096", 4096), ("port", 0)];
-    let mtu = reader.choice("RDMA_QP_MTU", &mtus, "port")?;
-    let traffic_class = reader.number("RDMA_TRAFFIC_CLASS", 0, 0..=255)?;
-    let direct_min = reader.bytes("STARWIRE_VERBS_DIRECT_MIN", defaults.direct_min, 4 << 10..=1 << 30)?;
-    let buffer_bytes = reader.bytes("STARWIRE_VERBS_BUFFERS", defaults.buffer_bytes, 128 << 10..=64 << 20)?;
-    let arena_bytes = reader.bytes("STARWIRE_VERBS_ARENA", defaults.arena_bytes, 0..=1 << 46)?;
+pub(super) fn read(reader: &mut Reader<'_>) -> Result<VerbsConfig, ConfigError> {
     Ok(VerbsConfig {
-        transport,
-        fallback,
-        library,
-        device,
-        port,
-        gid_index,
-        pkey_index,
-        queue_depth,
-        timeout,
-        retry_count,
-        service_level,
-        mtu: (mtu != 0).then_some(mtu),
-        traffic_class,
-        direct_min,
-        buffer_bytes,
-        arena_bytes,
+        transport: reader.get(&variables::TRANSPORT)?,
+        fallback: reader.get(&variables::VERBS_FALLBACK)?,
+        library: reader.get(&variables::VERBS_LIBRARY)?,
+        device: reader.get(&variables::RDMA_DEVICE)?,
+        port: reader.get(&variables::RDMA_PORT)?,
+        gid_index: reader.get(&variables::RDMA_GID_INDEX)?,
+        pkey_index: reader.get(&variables::RDMA_PKEY_INDEX)?,
+        queue_depth: reader.get(&variables::RDMA_QUEUE_DEPTH)?,
+        timeout: reader.get(&variables::RDMA_TIMEOUT)?,
+        retry_count: reader.get(&variables::RDMA_RETRY_COUNT)?,
+        service_level: reader.get(&variables::RDMA_SERVICE_LEVEL)?,
+        mtu: reader.get(&variables::RDMA_MTU)?,
+        traffic_class: reader.get(&variables::RDMA_TRAFFIC_CLASS)?,
+        direct_min: reader.get(&variables::VERBS_DIRECT_MIN)?,
+        buffer_bytes: reader.get(&variables::VERBS_BUFFERS)?,
+        arena_bytes: reader.get(&variables::VERBS_ARENA)?,
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use starwire_net::transport::verbs::TransportChoice;
+
     use super::super::env::MapEnv;
     use super::*;
 
-    fn read_with(protocol: &str, vars: &[(&str, &str)]) -> Result<VerbsConfig, ConfigError> {
+    fn read_with(protocol: Protocol, vars: &[(&str, &str)]) -> Result<VerbsConfig, ConfigError> {
         let env = vars.iter().fold(MapEnv::new("/"), |env, (name, value)| env.set(name, *value));
-        read(&mut Reader::new(&env), protocol)
+        verbs_config(&env, protocol)
     }
 
     #[test]
     fn the_protocol_chooses_the_transport_unless_the_environment_does() {
-        assert_eq!(read_with("grpc++", &[]).unwrap(), VerbsConfig::default());
-        assert_eq!(read_with("grpc+verbs", &[]).unwrap().transport, TransportChoice::Verbs);
-        let tcp = read_with("grpc+verbs", &[("STARWIRE_TRANSPORT", "tcp")]).unwrap();
+        assert_eq!(read_with(Protocol::GrpcPlusPlus, &[]).unwrap().transport, TransportChoice::Tcp);
+        assert_eq!(read_with(Protocol::GrpcVerbs, &[]).unwrap().transport, TransportChoice::Verbs);
+        let tcp = read_with(Protocol::GrpcVerbs, &[("STARWIRE_TRANSPORT", "tcp")]).unwrap();
         assert_eq!(tcp.transport, TransportChoice::Tcp);
-        let verbs = read_with("grpc++", &[("STARWIRE_TRANSPORT", "verbs")]).unwrap();
+        let verbs = read_with(Protocol::GrpcPlusPlus, &[("STARWIRE_TRANSPORT", "verbs")]).unwrap();
         assert_eq!(verbs.transport, TransportChoice::Verbs);
     }
 
     #[test]
     fn the_old_modules_variables_mean_what_they_meant() {
         let config = read_with(
-            "grpc+verbs",
+            Protocol::GrpcVerbs,
             &[
                 ("RDMA_DEVICE", "mlx5_1"),
                 ("RDMA_DEVICE_PORT", "2"),
@@ -99,9 +83,29 @@ mod tests {
     }
 
     #[test]
+    fn every_variable_of_our_own_has_its_place() {
+        let config = read_with(
+            Protocol::GrpcPlusPlus,
+            &[
+                ("STARWIRE_VERBS_FALLBACK", "false"),
+                ("STARWIRE_VERBS_LIBRARY", "/libibverbs.so"),
+                ("STARWIRE_VERBS_DIRECT_MIN", "8K"),
+                ("STARWIRE_VERBS_BUFFERS", "1M"),
+                ("STARWIRE_VERBS_ARENA", "0"),
+            ],
+        )
+        .unwrap();
+        assert_eq!((config.fallback, config.library.as_str()), (false, "/libibverbs.so"));
+        assert_eq!((config.direct_min, config.buffer_bytes, config.arena_bytes), (8 << 10, 1 << 20, 0));
+        let default = read_with(Protocol::GrpcPlusPlus, &[]).unwrap();
+        assert_eq!((default.direct_min, default.buffer_bytes), (64 << 10, 512 << 10));
+        assert_eq!(default.arena_bytes, starwire_net::transport::verbs::Arena::default_bytes());
+    }
+
+    #[test]
     fn values_that_cannot_be_are_refused() {
         for (name, value) in [("RDMA_QP_MTU", "1500"), ("RDMA_QP_RETRY_COUNT", "8"), ("RDMA_QP_TIMEOUT", "0")] {
-            let error = read_with("grpc+verbs", &[(name, value)]).unwrap_err().to_string();
+            let error = read_with(Protocol::GrpcVerbs, &[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
     }

@@ -44,11 +44,8 @@ struct Shared {
 }
 
 async fn metrics(State(shared): State<Shared>) -> Response {
-    let Some(samples) = shared.state.metrics() else {
-        return (StatusCode::NOT_FOUND, "metrics are disabled (STARWIRE_METRICS=off)\n").into_response();
-    };
     let server = shared.state.server();
-    let text = render_prometheus(&samples, &[("protocol", &server.protocol), ("task", &server.task)]);
+    let text = render_prometheus(&shared.state.metrics(), &[("protocol", &server.protocol), ("task", &server.task)]);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 

@@ -23,8 +23,7 @@ pub use service::{ControlError, ControlService};
 /// The service's view of its server. Called on the control thread; must return at once.
 pub trait ControlState: Send + Sync + 'static {
     fn server(&self) -> ServerFacts;
-    /// `None`: disabled by the operator.
-    fn metrics(&self) -> Option<Vec<Sample>>;
+    fn metrics(&self) -> Vec<Sample>;
     fn connections(&self) -> Vec<ConnectionFacts>;
     fn settings(&self) -> Vec<Setting>;
 }

@@ -37,7 +37,7 @@ impl Control for StatsService {
                 banner: server.banner,
                 uptime_ms: milliseconds(server.uptime),
             }),
-            metrics: self.state.metrics().unwrap_or_default().into_iter().map(metric).collect(),
+            metrics: self.state.metrics().into_iter().map(metric).collect(),
             connections: connections.into_iter().map(connection).collect(),
             settings: self.state.settings().into_iter().map(setting).collect(),
         }))

@@ -15,15 +15,15 @@ use starwire_protocol::code;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     #[error(
-        "starwire: {peer} has {plans} plans of {bytes} bytes on this server, at most {max_plans} of {max_bytes} bytes are allowed (STARWIRE_STAR_MAX_PLANS, STARWIRE_STAR_MAX_PLAN_BYTES)"
+        "starwire: {peer} has {plans} plans of {bytes} bytes on this server, at most {max_plans} of {max_bytes} bytes are allowed (STARWIRE_STAR_LIMITS=plans=…,plan_bytes=…)"
     )]
     Plans { peer: String, plans: u64, bytes: u64, max_plans: u64, max_bytes: u64 },
     #[error(
-        "starwire: {peer} keeps {values} values of {bytes} bytes on this server, at most {max_values} of {max_bytes} bytes are allowed (STARWIRE_STAR_MAX_SLOTS, STARWIRE_STAR_MAX_SLOT_BYTES)"
+        "starwire: {peer} keeps {values} values of {bytes} bytes on this server, at most {max_values} of {max_bytes} bytes are allowed (STARWIRE_STAR_LIMITS=values=…,value_bytes=…)"
     )]
     Values { peer: String, values: u64, bytes: u64, max_values: u64, max_bytes: u64 },
     #[error(
-        "starwire: {peer} already has {max} star calls in flight on this server, the most allowed (STARWIRE_STAR_MAX_CALLS)"
+        "starwire: {peer} already has {max} star calls in flight on this server, the most allowed (STARWIRE_STAR_LIMITS=calls=…)"
     )]
     Calls { peer: String, max: u64 },
     #[error(

@@ -253,7 +253,7 @@ fn a_plan_that_can_never_fit_drives_nobody_out() {
     assert_eq!(
         refused.map(|r| r.to_string()).as_deref(),
         Some(
-            "starwire: peer has 2 plans of 111 bytes on this server, at most 4 of 100 bytes are allowed (STARWIRE_STAR_MAX_PLANS, STARWIRE_STAR_MAX_PLAN_BYTES)"
+            "starwire: peer has 2 plans of 111 bytes on this server, at most 4 of 100 bytes are allowed (STARWIRE_STAR_LIMITS=plans=…,plan_bytes=…)"
         )
     );
     assert_eq!(table.len(), 1);

@@ -182,6 +182,6 @@ fn refusals_name_the_peer() {
     assert_eq!(
         refused.to_string(),
         "starwire: /job:worker/replica:0/task:3 keeps 2 values of 10 bytes on this server, at most 1 of 60 bytes are allowed \
-         (STARWIRE_STAR_MAX_SLOTS, STARWIRE_STAR_MAX_SLOT_BYTES)"
+         (STARWIRE_STAR_LIMITS=values=…,value_bytes=…)"
     );
 }

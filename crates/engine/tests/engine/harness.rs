@@ -192,7 +192,7 @@ impl Task {
             vars = vars.set(name, value);
         }
         let identity = Identity {
-            protocol: protocol.into(),
+            protocol: protocol.parse().unwrap(),
             job: name.split(['/', ':']).nth(2).unwrap().into(),
             task: name.into(),
             grpc_address: "localhost:0".into(),

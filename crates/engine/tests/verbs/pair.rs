@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use starwire_engine::config::{TransportChoice, VerbsConfig};
+use starwire_engine::config::{MapEnv, Protocol, VerbsConfig, verbs_config};
 use starwire_net::reactor::driver::{Completion, Driver, IoPart, Token};
 use starwire_net::reactor::epoll::EpollDriver;
 use starwire_net::reactor::verbs::VerbsDriver;
@@ -29,10 +29,9 @@ pub struct Pair {
 
 pub fn config(device: &str) -> VerbsConfig {
     VerbsConfig {
-        transport: TransportChoice::Verbs,
         library: fake_library::path().to_owned(),
         device: (!fake_library::is_real()).then(|| device.to_owned()),
-        ..VerbsConfig::default()
+        ..verbs_config(&MapEnv::new("/"), Protocol::GrpcVerbs).unwrap()
     }
 }
 

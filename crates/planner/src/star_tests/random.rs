@@ -6,8 +6,10 @@ use super::super::generate::{Case, training_case};
 use super::super::graph::{Graph, Kind, PlanError};
 use super::super::placement::{Place, Roles, is_variable};
 use super::super::simulate::{Luck, Net, Op, carries_a_reference, run};
-use super::super::star::{self, SPLIT_BYTES, StarPlan, Style, Way};
+use super::super::star::{self, StarPlan, Style, Way};
 use super::{STYLES, roles};
+
+const SPLIT_BYTES: u64 = 1 << 20;
 
 /// The split graph in runnable form: a call starts when everything that it needs is available, and is done when all of
 /// it has run.

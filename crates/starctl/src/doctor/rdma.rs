@@ -74,6 +74,7 @@ fn describe(port: &PortFacts) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use starwire_engine::config::{MapEnv, Protocol, verbs_config};
     use starwire_net::transport::verbs::GidFacts;
 
     use super::super::Verdict;
@@ -115,7 +116,8 @@ mod tests {
     fn a_host_without_rdma_is_fine_unless_rdma_is_wanted() {
         let library = "/nonexistent/libibverbs.so".to_owned();
         let verdict = |transport, fallback| {
-            examine(&VerbsConfig { transport, fallback, library: library.clone(), ..VerbsConfig::default() })[0].verdict
+            let defaults = verbs_config(&MapEnv::new("/"), Protocol::GrpcPlusPlus).unwrap();
+            examine(&VerbsConfig { transport, fallback, library: library.clone(), ..defaults })[0].verdict
         };
         assert_eq!(verdict(TransportChoice::Tcp, true), Verdict::Ok);
         assert_eq!(verdict(TransportChoice::Verbs, true), Verdict::Note);

@@ -3,7 +3,7 @@
 use std::net::TcpStream;
 use std::time::Duration;
 
-use starwire_engine::config::{Config, Env, Identity, ProcessEnv};
+use starwire_engine::config::{Config, Env, Identity, ProcessEnv, Protocol, UnknownProtocol};
 
 use super::Finding;
 use crate::args::{Args, Failure};
@@ -26,7 +26,8 @@ fn identity(args: &Args, cluster: Option<&Cluster>) -> Result<Identity, Failure>
     let some = cluster.and_then(|c| c.tasks.first());
     let job = args.get("--job").or_else(|| own.or(some).map(|task| task.job.as_str())).unwrap_or("worker").to_owned();
     let cpus_allowed = std::thread::available_parallelism().map_or(1, usize::from);
-    let protocol = args.get("--protocol").unwrap_or("grpc++").to_owned();
+    let protocol = args.get("--protocol").map_or(Ok(Protocol::GrpcPlusPlus), str::parse);
+    let protocol = protocol.map_err(|unknown: UnknownProtocol| Failure::Usage(unknown.to_string()))?;
     let Some(cluster) = cluster else {
         let task = format!("/job:{job}/replica:0/task:0");
         let grpc_address = "localhost:0".to_owned();
@@ -121,7 +122,7 @@ mod tests {
 
     fn identity_of(job: &str) -> Identity {
         Identity {
-            protocol: "grpc++".to_owned(),
+            protocol: Protocol::GrpcPlusPlus,
             job: job.to_owned(),
             task: format!("/job:{job}/replica:0/task:0"),
             grpc_address: "localhost:0".to_owned(),

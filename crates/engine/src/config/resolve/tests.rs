@@ -1,11 +1,12 @@
+use super::super::ControlAccess;
 use super::super::env::MapEnv;
 use super::super::testing::TempDir;
-use super::super::{Running, VARIABLES};
+use super::super::{DriverChoice, Protocol, ReadBy, Running, Shortcut, VARIABLES};
 use super::*;
 
 fn identity(job: &str, tasks: usize) -> Identity {
     Identity {
-        protocol: "grpc++".to_owned(),
+        protocol: Protocol::GrpcPlusPlus,
         job: job.to_owned(),
         task: format!("/job:{job}/replica:0/task:0"),
         grpc_address: "localhost:2222".to_owned(),
@@ -45,9 +46,9 @@ fn defaults() {
     assert_eq!((c.role, c.reactors, c.polling, c.pinning), (Role::Worker, 4, false, false));
     assert_eq!(c.connect_timeout, Duration::from_secs(120));
     assert_eq!((c.driver, c.unix), (DriverChoice::Auto, Shortcut::Auto));
-    assert_eq!((c.metrics, c.control), (true, ControlAccess::Everybody));
+    assert_eq!(c.control, ControlAccess::Everybody);
     assert_eq!(c.keepalive, Keepalive { interval: Duration::from_secs(5), timeout: Duration::from_secs(15) });
-    assert_eq!((c.max_inflight, c.max_call_bytes), (65_536, 16 << 30));
+    assert_eq!(c.max_call_bytes, 16 << 30);
     assert!(c.endpoint_map.is_none() && c.secret.is_none() && c.cluster_id.is_empty() && c.warnings.is_empty());
     assert_eq!(c.bind, ["127.0.0.1:0".parse().unwrap(), "[::1]:0".parse().unwrap()]);
     assert_eq!(c.advertised("127.0.0.1:9".parse().unwrap()).to_string(), "localhost:9");
@@ -56,9 +57,9 @@ fn defaults() {
 #[test]
 fn every_variable_of_the_table_is_read() {
     let c = config(&env(), "ps");
-    for variable in VARIABLES.iter().filter(|v| v.name != "STARWIRE_LIBRARY") {
-        let setting = c.settings.iter().find(|s| s.name == variable.name);
-        assert!(setting.is_some_and(|s| s.is_default), "{} is in the table, but nobody reads it", variable.name);
+    for variable in VARIABLES.iter().filter(|v| v.read_by() != ReadBy::Python) {
+        let setting = c.settings.iter().find(|s| s.name == variable.name());
+        assert!(setting.is_some_and(|s| s.is_default), "{} is in the table, but is not read", variable.name());
     }
 }
 
@@ -78,24 +79,31 @@ fn polling_and_pinning_go_by_job() {
 
 #[test]
 fn reactors_are_limited_by_tasks_by_cpus_and_by_the_jobs_variable() {
-    let reactors = |env: &MapEnv, protocol: &str, job: &str, tasks: usize, cpus: usize| {
-        let identity = Identity { protocol: protocol.to_owned(), cpus_allowed: cpus, ..identity(job, tasks) };
+    let reactors = |env: &MapEnv, protocol: Protocol, job: &str, tasks: usize, cpus: usize| {
+        let identity = Identity { protocol, cpus_allowed: cpus, ..identity(job, tasks) };
         from_env(env, identity).unwrap().reactors
     };
     let env = env();
-    assert_eq!(reactors(&env, "grpc++", "ps", 3, 64), 3);
-    assert_eq!(reactors(&env, "grpc++", "ps", 100, 64), 16);
-    assert_eq!(reactors(&env, "grpc++", "ps", 100, 2), 2);
-    assert_eq!(reactors(&env, "grpc++", "ps", 0, 0), 1);
-    assert_eq!(reactors(&env, "star_server", "ps", 100, 64), 8);
-    assert_eq!(reactors(&env, "star_server_lite", "worker", 100, 64), 2);
-    assert_eq!(reactors(&env, "star_server", "evaluator", 100, 64), 16);
+    assert_eq!(reactors(&env, Protocol::GrpcPlusPlus, "ps", 3, 64), 3);
+    assert_eq!(reactors(&env, Protocol::GrpcPlusPlus, "ps", 100, 64), 16);
+    assert_eq!(reactors(&env, Protocol::GrpcPlusPlus, "ps", 100, 2), 2);
+    assert_eq!(reactors(&env, Protocol::GrpcPlusPlus, "ps", 0, 0), 1);
+    assert_eq!(reactors(&env, Protocol::StarServer, "ps", 100, 64), 8);
+    assert_eq!(reactors(&env, Protocol::StarServerLite, "worker", 100, 64), 2);
+    assert_eq!(reactors(&env, Protocol::StarServer, "evaluator", 100, 64), 16);
     let env = env.set("NETWORK_PS_CORE_NUMBER", "5").set("NETWORK_WORKER_CORE_NUMBER", "3");
-    assert_eq!(reactors(&env, "star_server", "ps", 100, 64), 5);
-    assert_eq!(reactors(&env, "grpc++", "chief", 100, 64), 3);
-    assert_eq!(reactors(&env, "grpc++", "evaluator", 100, 64), 16);
-    assert_eq!(reactors(&env.clone().set("STARWIRE_PS_JOBS", "a, evaluator"), "grpc++", "evaluator", 100, 64), 5);
-    assert_eq!(reactors(&env.set("STARWIRE_REACTORS", "7"), "grpc++", "ps", 1, 1), 7, "exact means exact");
+    assert_eq!(reactors(&env, Protocol::StarServer, "ps", 100, 64), 5);
+    assert_eq!(reactors(&env, Protocol::GrpcPlusPlus, "chief", 100, 64), 3);
+    assert_eq!(reactors(&env, Protocol::GrpcPlusPlus, "evaluator", 100, 64), 16);
+    assert_eq!(
+        reactors(&env.clone().set("STARWIRE_PS_JOBS", "a, evaluator"), Protocol::GrpcPlusPlus, "evaluator", 100, 64),
+        5
+    );
+    assert_eq!(
+        reactors(&env.set("STARWIRE_REACTORS", "7"), Protocol::GrpcPlusPlus, "ps", 1, 1),
+        7,
+        "exact means exact"
+    );
 }
 
 #[test]

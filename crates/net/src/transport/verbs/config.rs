@@ -1,7 +1,5 @@
 //! The configuration of RDMA.
 
-use super::{Arena, DEFAULT_LIBRARY};
-
 /// The transport for the data of TCP connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportChoice {
@@ -37,27 +35,4 @@ pub struct VerbsConfig {
     pub buffer_bytes: u64,
     /// Size of the arena for tensors whose registrations are kept; 0: none.
     pub arena_bytes: u64,
-}
-
-impl Default for VerbsConfig {
-    fn default() -> Self {
-        Self {
-            transport: TransportChoice::Tcp,
-            fallback: true,
-            library: DEFAULT_LIBRARY.to_owned(),
-            device: None,
-            port: None,
-            gid_index: None,
-            pkey_index: 0,
-            queue_depth: 1024,
-            timeout: 14,
-            retry_count: 7,
-            service_level: 0,
-            mtu: None,
-            traffic_class: 0,
-            direct_min: 64 << 10,
-            buffer_bytes: 512 << 10,
-            arena_bytes: Arena::default_bytes(),
-        }
-    }
 }

@@ -8,9 +8,6 @@ use std::sync::{Mutex, PoisonError};
 use super::abi::*;
 use super::error::VerbsError;
 
-/// The library that is loaded by default.
-pub const DEFAULT_LIBRARY: &str = "libibverbs.so.1";
-
 macro_rules! library {
     ($($field:ident: $symbol:literal $version:literal fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
         /// Entry points of one loaded libibverbs. Loaded libraries stay for the life of the process.

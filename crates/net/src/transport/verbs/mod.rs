@@ -21,7 +21,7 @@ pub use arena::Arena;
 pub use config::{TransportChoice, VerbsConfig};
 pub use device::{AsyncEvent, Device, GidFacts, PortFacts, survey};
 pub use error::{VerbsError, memlock};
-pub use library::{DEFAULT_LIBRARY, Library};
+pub use library::Library;
 pub use queue::CompletionChannel;
 pub use stats::VerbsStats;
 pub use stream::Stream;
