@@ -877,6 +877,10 @@ void sw_engine_resolved(struct sw_engine *engine,
 // See sw_engine_banner.
 struct sw_string sw_engine_metrics(const struct sw_engine *engine);
 
+// Warnings about STARWIRE variables that have no effect, one per line. Empty after the first call, and after an engine
+// was started, which logs them itself. For processes without a server. Free with sw_string_free.
+struct sw_string sw_environment_warnings(void);
+
 // For the metrics: a reply was sent that carries `tensors` tensors as one.
 //
 // # Safety

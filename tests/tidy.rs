@@ -246,7 +246,7 @@ fn product_sources() -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut folders: Vec<String> = ["src", "cc", "python/starwire"].map(str::to_owned).into();
     let crates = fs::read_dir(root().join("crates")).expect("crates/ can be listed");
-    folders.extend(crates.map(|entry| format!("crates/{}/src", entry.unwrap().file_name().display())));
+    folders.extend(crates.map(|entry| format!("crates/{}/src", entry.unwrap().file_name().to_string_lossy())));
     for folder in folders {
         for extension in ["rs", "cc", "h", "py"] {
             for path in files(&folder, extension) {
@@ -286,7 +286,7 @@ fn every_variable_is_mentioned_in_a_test() {
     let mut text = String::new();
     let mut folders: Vec<String> = vec!["tests".to_owned()];
     let crates = fs::read_dir(root().join("crates")).expect("crates/ can be listed");
-    folders.extend(crates.map(|entry| format!("crates/{}", entry.unwrap().file_name().display())));
+    folders.extend(crates.map(|entry| format!("crates/{}", entry.unwrap().file_name().to_string_lossy())));
     for extension in ["rs", "py", "cc"] {
         for path in folders.iter().flat_map(|folder| files(folder, extension)) {
             let source = fs::read_to_string(&path).expect("a source");

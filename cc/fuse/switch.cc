@@ -7,6 +7,7 @@
 #include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
 #include "google/protobuf/unknown_field_set.h"
+#include "tensorflow/core/platform/logging.h"
 
 namespace starwire {
 namespace {
@@ -21,6 +22,13 @@ struct ServerWishes {
 ServerWishes* AllServerWishes() {
   static auto* wishes = new ServerWishes;
   return wishes;
+}
+
+// Of a process without a server of its own; a server has logged them when it started.
+void LogEnvironmentWarnings() {
+  const sw_string text = sw_environment_warnings();
+  if (text.len != 0) LOG(WARNING) << std::string(reinterpret_cast<const char*>(text.data), text.len);
+  sw_string_free(text);
 }
 
 FuseWish ServerWishOf(const std::string& task) {
@@ -60,6 +68,7 @@ void SetServerFuseWish(const std::string& task, FuseWish wish) {
 }
 
 Status ReadFuseSettings(const tensorflow::ConfigProto& config, const std::string& task, FuseSettings* settings) {
+  LogEnvironmentWarnings();
   const FuseWish of_server = ServerWishOf(task);
   FuseWish wish = FuseWishOf(config, of_server);
   if (wish == FuseWish::kUnsaid) wish = of_server;

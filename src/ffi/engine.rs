@@ -2,13 +2,14 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::error::sw_error;
 use super::guard;
 use super::handle::{self, borrow, other_structs};
 use super::host::{CEngine, CHost};
 use super::types::{sw_bytes, sw_code, sw_engine_options, sw_handlers, sw_string};
-use starwire_engine::config::{Identity, ProcessEnv, UnknownProtocol};
+use starwire_engine::config::{Identity, ProcessEnv, UnknownProtocol, unread_variables};
 use starwire_net::reactor::topology::Topology;
 use starwire_protocol::code;
 
@@ -42,6 +43,7 @@ pub unsafe extern "C" fn sw_engine_new(
         let identity = unsafe { identity(options) }.map_err(|e| (code::INVALID_ARGUMENT, e))?;
         // SAFETY: the caller's promise.
         let host = unsafe { CHost::new(handlers, ctx) };
+        WARNED.store(true, Ordering::Relaxed);
         CEngine::start(&ProcessEnv, identity, options.incarnation, host).map_err(|e| (e.code(), e.to_string()))
     });
     // SAFETY: the caller's promise.
@@ -158,6 +160,24 @@ pub unsafe extern "C" fn sw_engine_resolved(
 pub unsafe extern "C" fn sw_engine_metrics(engine: *const sw_engine) -> sw_string {
     // SAFETY: the caller's promise.
     let text = unsafe { borrow(engine) }.map_or_else(String::new, |e| guard(String::new(), || e.engine.metrics_text()));
+    string(text)
+}
+
+/// Set once an operator has seen the warnings about the environment.
+static WARNED: AtomicBool = AtomicBool::new(false);
+
+/// Warnings about STARWIRE variables that have no effect, one per line. Empty after the first call, and after an engine
+/// was started, which logs them itself. For processes without a server. Free with sw_string_free.
+#[unsafe(no_mangle)]
+pub extern "C" fn sw_environment_warnings() -> sw_string {
+    let text = guard(String::new(), || match WARNED.swap(true, Ordering::Relaxed) {
+        true => String::new(),
+        false => unread_variables(&ProcessEnv).join("\n"),
+    });
+    string(text)
+}
+
+fn string(text: String) -> sw_string {
     let mut bytes = std::mem::ManuallyDrop::new(text.into_bytes());
     sw_string { data: bytes.as_mut_ptr(), len: bytes.len(), cap: bytes.capacity() }
 }
@@ -178,7 +198,7 @@ pub unsafe extern "C" fn sw_engine_count_fused(engine: *const sw_engine, tensors
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_string_free(string: sw_string) {
     if !string.data.is_null() {
-        // SAFETY: taken apart from a Vec in sw_engine_metrics.
+        // SAFETY: taken apart from a Vec in `string`.
         drop(unsafe { Vec::from_raw_parts(string.data, string.len, string.cap) });
     }
 }
