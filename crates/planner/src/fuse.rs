@@ -66,7 +66,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Those that no caller changes; the others are zero.
+    /// Limits without a variable have their value, those with one (see the engine's configuration) are zero.
     pub const FIXED: Self = Self {
         message_us: 0,
         bytes_per_us: 1_000,

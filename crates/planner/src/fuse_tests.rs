@@ -23,7 +23,7 @@ const GREEDY: Limits = Limits {
     fuse_loops: true,
 };
 
-/// What users have by default, at the time of writing.
+/// Limits of the size that users have by default.
 const LIMITS: Limits = Limits {
     message_us: 100,
     wait_us: 500,

@@ -64,6 +64,15 @@ fn every_variable_of_the_table_is_read() {
 }
 
 #[test]
+fn masters_know_whether_the_jobs_of_parameter_servers_are_set() {
+    assert_eq!(Config::ps_jobs_from_env(&env()).unwrap(), None);
+    assert_eq!(config(&env(), "ps").ps_jobs, ["ps"]);
+    let named = env().set("STARWIRE_PS_JOBS", "a, b");
+    assert_eq!(Config::ps_jobs_from_env(&named).unwrap(), Some(vec!["a".to_owned(), "b".to_owned()]));
+    assert_eq!(config(&named, "ps").ps_jobs, ["a", "b"]);
+}
+
+#[test]
 fn polling_and_pinning_go_by_job() {
     let env = env().set("WORKER_ENABLE_POLLING", "1").set("WORKER_DISABLE_PIN_CORES", "false");
     for (job, on) in [("worker", true), ("chief", true), ("ps", false), ("evaluator", false)] {
