@@ -328,7 +328,9 @@ impl<O: Owner> Connection<O> {
             return Some(broken);
         }
         match &self.side {
-            Side::Server(_) => Some((code::INTERNAL, "only the client side of a connection can send requests".to_owned())),
+            Side::Server(_) => {
+                Some((code::INTERNAL, "only the client side of a connection can send requests".to_owned()))
+            }
             Side::Client(client) => match &client.leaving {
                 Some(reason) => Some((code::UNAVAILABLE, reason.clone())),
                 None if deadline.is_some_and(|deadline| deadline <= now) => {

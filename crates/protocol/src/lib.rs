@@ -7,7 +7,7 @@
 //!   [`Connection::on_received`] takes how many have arrived there;
 //! * *requests*: [`Connection::recv`], [`Connection::call`], [`Connection::cancel`], [`Connection::reply`];
 //! * *time*: [`Connection::next_timeout`] and [`Connection::on_timeout`]; every input takes `now`;
-//! * *bytes out*: [`Connection::poll_transmit`] returns one block at a time as a list of [`Segment`]s to write in order;
+//! * *bytes out*: [`Connection::poll_transmit`] returns one block at a time, as [`Segment`]s to write in order;
 //! * *events*: [`Connection::poll_event`], after each input.
 //!
 //! Only memory for payloads is requested while bytes are processed: from the [`Owner`] and its types.

@@ -169,12 +169,18 @@ impl<O: Owner> Connection<O> {
         if !server.keys.is_defined(recv.key) {
             return Err(ProtocolError::Frame { frame: "RECV", why: "its key was never defined" }.into());
         }
+        if self.out.has_begun(id).is_some() || self.incoming.has_transfer(id) {
+            return Err(used_twice("RECV", id).into());
+        }
         let entered = server.leaving.is_none() && server.steps.enter(step);
         let used = match entered {
-            true => server.requests.insert(id, Request::Recv { step }).is_some(),
+            true => match server.requests.insert(id, Request::Recv { step }) {
+                None => false,
+                Some(other) => server.requests.insert(id, other).is_some(),
+            },
             false => server.requests.contains_key(&id),
         };
-        if used || self.out.has_begun(id).is_some() || self.incoming.has_transfer(id) {
+        if used {
             return Err(used_twice("RECV", id).into());
         }
         self.stats.recvs += 1;

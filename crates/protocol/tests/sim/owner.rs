@@ -147,6 +147,8 @@ pub struct Owner {
     pub cancelled: Vec<(u64, u16, i64, bool)>,
     pub keys: Vec<Vec<u8>>,
     pub keys_forgotten: u64,
+    /// What a server was told, in order.
+    pub order: Vec<String>,
     pub bodies: Live,
     /// What the connection asked about a move.
     pub may_move: u32,
@@ -204,6 +206,17 @@ impl starwire_protocol::Owner for Owner {
 impl Owner {
     /// Notes an event. Some: a request to refuse.
     pub fn note(&mut self, event: Event<'_, Owner>) -> Option<u64> {
+        let told = match &event {
+            Event::Ready(_) => Some("ready".to_owned()),
+            Event::Goodbye { .. } => Some("goodbye".to_owned()),
+            Event::KeyDefined { key, .. } => Some(format!("key {key}")),
+            Event::KeysForgotten => Some("keys forgotten".to_owned()),
+            Event::RecvRequest(recv) => Some(format!("recv {}", recv.id)),
+            Event::CallReady { id, .. } => Some(format!("call {id}")),
+            Event::RequestCancelled { id, .. } => Some(format!("cancelled {id}")),
+            _ => None,
+        };
+        self.order.extend(told);
         match event {
             Event::Ready(peer) => {
                 assert!(self.ready.is_none(), "ready twice");

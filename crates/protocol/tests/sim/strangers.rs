@@ -286,3 +286,46 @@ fn p31_an_early_answer_is_accepted_and_the_rest_of_the_call_is_not_sent() {
     assert_eq!(stranger.end.payloads.get(), 0);
     assert_eq!(stranger.listen_frames(), [(wire::DATA, 1)]);
 }
+
+#[test]
+fn events_come_in_the_order_of_the_frames() {
+    let mut stranger = Stranger::welcomed(server_settings());
+    let cancel = |id| RawFrame::new(wire::CANCEL, id).code(1);
+    stranger.say(&[
+        wire::key(0, KEY),
+        wire::recv(1, 0),
+        wire::call(2, &[]),
+        wire::recv(3, 0),
+        cancel(1),
+        wire::key(0, b"other").flags(1),
+        wire::recv(4, 0),
+        RawFrame::new(wire::GOODBYE, 0).meta(b"bye"),
+        cancel(4),
+    ]);
+    let expected = [
+        "ready",
+        "key 0",
+        "recv 1",
+        "call 2",
+        "recv 3",
+        "cancelled 1",
+        "keys forgotten",
+        "key 0",
+        "recv 4",
+        "goodbye",
+        "cancelled 4",
+    ];
+    assert_eq!(stranger.end.owner.order, expected);
+    stranger.end.fail(14, "gone");
+    assert_eq!(stranger.end.owner.order[expected.len()..], ["cancelled 2", "cancelled 3"]);
+}
+
+#[test]
+fn an_id_that_is_used_twice_does_not_hide_the_first_request() {
+    let mut stranger = Stranger::welcomed(server_settings());
+    stranger.say(&[wire::key(0, KEY), wire::call(1, &[])]);
+    stranger.say(&[wire::recv(1, 0)]);
+    protocol_error(&stranger);
+    stranger.end.fail(14, "gone");
+    assert_eq!(stranger.end.owner.cancelled, [(1, 5, 0, true)]);
+}

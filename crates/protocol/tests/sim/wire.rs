@@ -21,6 +21,7 @@ pub const LEND: u8 = 16;
 pub const TAKEN: u8 = 17;
 pub const PING: u8 = 20;
 pub const PONG: u8 = 21;
+pub const GOODBYE: u8 = 22;
 pub const BULK: u64 = 1 << 63;
 
 fn pad(bytes: &mut Vec<u8>) {
