@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import states
 import values
-from program import DEVICES, closure, dependencies, lit, walk
+from program import DEVICES, closure, dependencies, lit
 
 
 @dataclass(eq=False)
@@ -447,14 +447,16 @@ class Generator:
         by_id = {r["id"]: r for r in records}
         fetchable = self.fetchable()
         ends = sorted({n for state in self.states for n, _ in state.writes + state.reads if n in by_id})
-        last = [r["id"] for r in records if r["op"] in ("@error",)]
+        # What stages a value and what takes it out again run in the same step, or what stays behind races with the next
+        # one's. TensorFlow may prune the taker: an output of a conditional need not depend on all of its inputs.
+        paired = {number for r in records if r.get("needs") for number in (r["id"], *r["needs"])}
 
         def run(fetch, targets):
             needed = closure(records, [int(v.ref.split(":")[0]) for v in fetch] + targets)
-            return {"fetch": [v.ref for v in fetch], "targets": sorted(t for t in needed if t in targets or self.is_needed(records, needed, t)), "feed": sorted(needed & feeds)}
+            return {"fetch": [v.ref for v in fetch], "targets": sorted(needed & (paired | set(targets))), "feed": sorted(needed & feeds)}
 
         fetch = self.rng.sample(fetchable, min(len(fetchable), self.rng.choice((1, 2, 4, 8))))
-        main = run(fetch, ends + last)
+        main = run(fetch, ends)
         runs = [{"fetch": [], "targets": [r["id"] for r in self.init if r.get("target")], "feed": []}]
         mode = self.rng.choices(("run", "callable", "partial"), (8, 1, 1))[0]
         if mode == "partial":
@@ -474,9 +476,6 @@ class Generator:
                 runs.insert(self.rng.randint(1, len(runs)), dict(main, feed_inner=[[fed.ref, fed.dtype, list(fed.shape)]]))
         runs.append({"fetch": list(self.final_out), "targets": [], "feed": []})
         return runs
-
-    def is_needed(self, records, needed, number):
-        return any(number in r.get("needs", ()) for r in walk(records) if r["id"] in needed or True) and number in needed
 
     def partial(self, records, main, feeds):
         """Splits the run `main` in two: first what depends on some of the feeds only, then the rest."""

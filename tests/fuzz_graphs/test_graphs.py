@@ -53,6 +53,18 @@ def test_seeds(fuzzer):
     assert fuzzer.count["sound"] >= 0.9 * fuzzer.count["programs"] > 0, dict(fuzzer.count)
 
 
+def test_a_staged_value_is_taken_out_in_the_same_run():
+    checked = 0
+    for seed in range(300):
+        made = generate(seed)
+        takers = {number: record["id"] for record in made["body"] for number in record.get("needs", ())}
+        for run in made["runs"]:
+            for number in takers.keys() & set(run["targets"]):
+                assert takers[number] in run["targets"], f"seed {seed}"
+                checked += 1
+    assert checked > 50
+
+
 def test_concurrent_counters_are_read_in_the_end():
     checked = 0
     for seed in range(300):
