@@ -1,5 +1,5 @@
-// The method numbers of sw_channel_call: one per method of TensorFlow's WorkerService, then our own. They are part of the wire
-// format: never renumber.
+// The method numbers of sw_channel_call: one per method of TensorFlow's WorkerService, then our own. They are part of
+// the wire format: never renumber.
 #ifndef STARWIRE_CC_BASE_METHODS_H_
 #define STARWIRE_CC_BASE_METHODS_H_
 

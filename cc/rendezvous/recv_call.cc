@@ -83,7 +83,7 @@ void RecvCall::Start(const Rendezvous::ParsedKey& key, std::function<void()> rec
   }
   const uint64_t id =
       sw_channel_recv(route_->channel(), step_id_, {reinterpret_cast<const uint8_t*>(full.data()), suffix.prefix_size},
-              suffix.frame, suffix.iteration, &kVtable, this);
+                      suffix.frame, suffix.iteration, &kVtable, this);
   id_.store(id, std::memory_order_seq_cst);
   if (failed_.load(std::memory_order_seq_cst)) {
     const Status reason = status();

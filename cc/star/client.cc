@@ -44,7 +44,7 @@ StarStep::~StarStep() {
     const std::vector<uint8_t> meta = EncodeStarEnd(end);
     sw_channel* channel = entry.second.channel->handle();
     sw_channel_call(channel, static_cast<uint32_t>(Method::kStarEnd), BytesOf(meta), nullptr, 0, 0, &kVtable,
-            new std::shared_ptr<Channel>(entry.second.channel));
+                    new std::shared_ptr<Channel>(entry.second.channel));
   }
 }
 

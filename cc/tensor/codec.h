@@ -46,8 +46,8 @@ class EncodedTensor {
   }
   // How many tensors travel as this one; 0 if it is an ordinary one.
   size_t fused_tensors() const { return fused_tensors_; }
-  // To be handed to exactly one sw_engine_reply() or sw_channel_call(), which then owns it. NULL if there is nothing to send besides
-  // the metadata.
+  // To be handed to exactly one sw_engine_reply() or sw_channel_call(), which then owns it. NULL if there is nothing to
+  // send besides the metadata.
   const sw_payload* payload() const { return payload_.n_parts == 0 ? nullptr : &payload_; }
 
  private:

@@ -117,14 +117,14 @@ class Call {
     uint64_t id;
     if (size == 0) {
       id = sw_channel_call(channel->handle(), static_cast<uint32_t>(method), {nullptr, 0}, nullptr, deadline_ms, flags,
-                   &kVtable, this);
+                           &kVtable, this);
     } else {
       uint8_t* bytes = new uint8_t[size];
       request.SerializeWithCachedSizesToArray(bytes);
       const sw_part part = {bytes, size};
       const sw_payload payload = {&part, 1, bytes, Guarded<&DeleteArray<uint8_t>>};
       id = sw_channel_call(channel->handle(), static_cast<uint32_t>(method), {nullptr, 0}, &payload, deadline_ms, flags,
-                   &kVtable, this);
+                           &kVtable, this);
     }
     if (cancellation != nullptr) cancellation->Started(id);
   }

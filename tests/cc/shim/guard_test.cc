@@ -28,7 +28,7 @@ std::atomic<int> tables_made{0}, tables_freed{0};
 
 // Interposes the transport's functions for the whole process.
 extern "C" sw_code sw_star_tables_new(const sw_engine* engine, const sw_star_objects* objects, sw_star_tables** out,
-                               sw_error** error) {
+                                      sw_error** error) {
   static const auto next = reinterpret_cast<decltype(&sw_star_tables_new)>(dlsym(RTLD_NEXT, "sw_star_tables_new"));
   ++tables_made;
   return next(engine, objects, out, error);

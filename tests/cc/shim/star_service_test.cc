@@ -246,8 +246,8 @@ class StarServiceTest : public testing::Test {
 
   std::unique_ptr<Call> Send(Method method, const std::vector<uint8_t>& meta, const sw_payload* payload) {
     auto call = std::make_unique<Call>();
-    call->id = sw_channel_call(channel_->handle(), static_cast<uint32_t>(method), {meta.data(), meta.size()}, payload, 0,
-                       SW_CALL_WAIT_FOR_READY, Call::Vtable(), call.get());
+    call->id = sw_channel_call(channel_->handle(), static_cast<uint32_t>(method), {meta.data(), meta.size()}, payload,
+                               0, SW_CALL_WAIT_FOR_READY, Call::Vtable(), call.get());
     return call;
   }
   std::unique_ptr<Call> Begin(const StarCall& head, const std::vector<StarValue>& feeds) {
