@@ -15,7 +15,7 @@ use starwire_protocol::{CallHead, Event, Failure, Outcome, Owner, PeerInfo, Recv
 /// Rendezvous keys of one connection as the host knows them, by number; None was refused as malformed.
 pub type Keys<H> = Vec<Option<<H as Host>::Key>>;
 
-/// Most requests of one batch, so that the first does not wait for too many others.
+/// Most requests that the host gets at once. All requests of an input are parsed before the first is delivered.
 const BATCH: usize = 256;
 
 /// The owner of connections: memory for incoming calls.

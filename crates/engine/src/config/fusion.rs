@@ -35,8 +35,8 @@ impl Fusion {
             let reason = format!("small={small_bytes} is more than large={large_bytes}");
             return Err(ConfigError::Contradiction { name: variables::TENSOR_FUSE_LIMITS.name, reason });
         }
-        // The ranges end far below.
-        let [wait_us, message_us] = [wait_us, message_us].map(|us| u32::try_from(us).unwrap_or(u32::MAX));
+        let [wait_us, message_us] =
+            [wait_us, message_us].map(|us| u32::try_from(us).expect("the table's ranges end far below"));
         Ok(Self { on, limits: Limits { small_bytes, large_bytes, group_bytes, wait_us, message_us, ..Limits::FIXED } })
     }
 }
