@@ -3,6 +3,8 @@
 //!
 //!     cargo bench --bench drivers [-- FILTER]
 
+#![allow(clippy::print_stdout, reason = "a benchmark prints")]
+
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};

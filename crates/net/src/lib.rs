@@ -4,6 +4,15 @@
 //! * [`reactor`]: drivers (epoll, io_uring, RDMA beside either) behind one trait, mailbox, timers, pinning, polling
 //!   policy.
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::unwrap_used,
+        clippy::cast_possible_wrap,
+        clippy::print_stderr,
+        reason = "a test may panic, and its numbers are small"
+    )
+)]
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]

@@ -1,5 +1,7 @@
 //! The mailbox with real threads, queue and eventfd. `mailbox_model.rs` tests the interleavings.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, and its numbers are small")]
+
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;

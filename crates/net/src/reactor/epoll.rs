@@ -19,7 +19,7 @@ use super::sys::{self, Wake};
 use crate::transport::{RawAddress, SocketAddress};
 
 const WAKE: u64 = u64::MAX;
-const EVENTS: usize = 256;
+const EVENTS: u16 = 256;
 /// Connections accepted from one listener before other descriptors get their turn.
 const ACCEPT_BURST: usize = 64;
 
@@ -64,13 +64,13 @@ impl EpollDriver {
         let epoll = unsafe { sys::owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))? };
         let wake = Wake::new()?;
         // Edge-triggered: each write to the eventfd is an edge, so it never has to be read.
-        control(&epoll, libc::EPOLL_CTL_ADD, wake.fd(), (libc::EPOLLIN | libc::EPOLLET) as u32, WAKE)?;
+        control(&epoll, libc::EPOLL_CTL_ADD, wake.fd(), sys::bits(libc::EPOLLIN | libc::EPOLLET), WAKE)?;
         Ok(EpollDriver {
             epoll,
             wake,
             slots: Slots::new(),
             ready: VecDeque::new(),
-            events: vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS],
+            events: vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS.into()],
             skipped: false,
             paused: Vec::new(),
             millisecond_waits: false,
@@ -191,7 +191,7 @@ impl EpollDriver {
 
     fn on_event(&mut self, token: Token, events: u32) {
         let Ok(slot) = self.slot(token) else { return };
-        let seen = |flags: libc::c_int| events & flags as u32 != 0;
+        let seen = |flags: libc::c_int| events & sys::bits(flags) != 0;
         if slot.accepting {
             return self.try_accept(token);
         }
@@ -261,7 +261,7 @@ impl EpollDriver {
     fn poll(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
         if !self.millisecond_waits {
             let limit = timeout.map(sys::timespec);
-            let limit = limit.as_ref().map_or(std::ptr::null(), |limit| limit as *const _);
+            let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
             // SAFETY: `events` has room for EVENTS entries; `limit` is null or outlives the call; the signal mask may
             // be null.
             let count = unsafe {
@@ -269,7 +269,7 @@ impl EpollDriver {
                     libc::SYS_epoll_pwait2,
                     self.epoll.as_raw_fd(),
                     self.events.as_mut_ptr(),
-                    EVENTS as libc::c_int,
+                    libc::c_int::from(EVENTS),
                     limit,
                     std::ptr::null::<libc::sigset_t>(),
                     0usize,
@@ -290,8 +290,7 @@ impl EpollDriver {
         }
         let limit = timeout.map_or(-1, sys::milliseconds_up);
         // SAFETY: `events` has room for EVENTS entries.
-        let count =
-            unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), self.events.as_mut_ptr(), EVENTS as libc::c_int, limit) };
+        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), self.events.as_mut_ptr(), EVENTS.into(), limit) };
         match usize::try_from(count) {
             Ok(count) => Ok(count),
             Err(_) => {
@@ -477,7 +476,7 @@ impl Driver for EpollDriver {
     }
 }
 
-const STREAM: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+const STREAM: u32 = sys::bits(libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET);
 
 fn control(epoll: &OwnedFd, how: libc::c_int, fd: RawFd, events: u32, data: u64) -> io::Result<()> {
     let mut event = libc::epoll_event { events, u64: data };

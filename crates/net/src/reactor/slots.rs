@@ -31,26 +31,26 @@ impl<T> Slots<T> {
 
     pub fn get_mut(&mut self, key: Token) -> Option<&mut T> {
         let (index, generation) = split(key);
-        self.entries.get_mut(index).filter(|e| e.generation == generation)?.value.as_mut()
+        self.entries.get_mut(index as usize).filter(|e| e.generation == generation)?.value.as_mut()
     }
 
     pub fn remove(&mut self, key: Token) -> Option<T> {
         let (index, generation) = split(key);
-        let entry = self.entries.get_mut(index).filter(|e| e.generation == generation)?;
+        let entry = self.entries.get_mut(index as usize).filter(|e| e.generation == generation)?;
         let value = entry.value.take()?;
         entry.generation = entry.generation.wrapping_add(1);
-        self.free.push(index as u32);
+        self.free.push(index);
         Some(value)
     }
 
     pub fn keys(&self) -> Vec<Token> {
-        let used = self.entries.iter().enumerate().filter(|(_, entry)| entry.value.is_some());
-        used.map(|(index, entry)| token(index as u32, entry.generation)).collect()
+        let used = (0..).zip(&self.entries).filter(|(_, entry)| entry.value.is_some());
+        used.map(|(index, entry)| token(index, entry.generation)).collect()
     }
 
     pub fn contains(&self, key: Token) -> bool {
         let (index, generation) = split(key);
-        self.entries.get(index).is_some_and(|entry| entry.generation == generation && entry.value.is_some())
+        self.entries.get(index as usize).is_some_and(|entry| entry.generation == generation && entry.value.is_some())
     }
 
     pub fn len(&self) -> usize {
@@ -66,8 +66,8 @@ fn token(index: u32, generation: u32) -> Token {
     Token(u64::from(generation) << 32 | u64::from(index))
 }
 
-fn split(key: Token) -> (usize, u32) {
-    ((key.0 & u64::from(u32::MAX)) as usize, (key.0 >> 32) as u32)
+fn split(key: Token) -> (u32, u32) {
+    ((key.0 & 0xffff_ffff) as u32, (key.0 >> 32) as u32)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use super::driver::IoPart;
-use crate::transport::RawAddress;
+use crate::transport::{RawAddress, socklen};
 
 /// The most pieces that the kernel takes in one operation (UIO_MAXIOV).
 pub const MAX_PARTS: usize = 1024;
@@ -25,6 +25,12 @@ impl Wake {
     pub fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
+}
+
+/// Flags that some calls take as signed numbers and others as unsigned ones.
+#[expect(clippy::cast_sign_loss, reason = "a set of bits")]
+pub const fn bits(flags: libc::c_int) -> u32 {
+    flags as u32
 }
 
 /// # Safety
@@ -94,7 +100,7 @@ pub fn message(iovecs: &mut [libc::iovec]) -> libc::msghdr {
     // SAFETY: all-zero is a valid msghdr: no name, no parts, no control data.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = iovecs.as_mut_ptr();
-    header.msg_iovlen = iovecs.len() as _;
+    header.msg_iovlen = iovecs.len();
     header
 }
 
@@ -106,7 +112,7 @@ pub fn connect(fd: RawFd, address: &RawAddress) -> io::Result<()> {
 /// The error that the descriptor's last asynchronous operation left.
 pub fn take_error(fd: RawFd) -> io::Result<()> {
     let mut code: libc::c_int = 0;
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    let mut len = socklen::<libc::c_int>();
     // SAFETY: `code` has `len` bytes.
     check(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut code).cast(), &mut len) })?;
     if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
@@ -139,12 +145,14 @@ pub fn is_lost_before_accept(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| LOST.contains(&code))
 }
 
+/// A duration that does not fit becomes the longest: 292 billion years.
 pub fn timespec(duration: Duration) -> libc::timespec {
     let seconds = duration.as_secs().try_into().unwrap_or(libc::time_t::MAX);
     libc::timespec { tv_sec: seconds, tv_nsec: duration.subsec_nanos().into() }
 }
 
-/// Rounds up; otherwise a wait for a timer would spin through its last millisecond.
+/// Rounds up; otherwise a wait for a timer would spin through its last millisecond. A duration that does not fit
+/// becomes the longest, 24 days: a wait may end early.
 pub fn milliseconds_up(duration: Duration) -> libc::c_int {
     duration.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(libc::c_int::MAX)
 }

@@ -33,6 +33,11 @@ impl Topology {
     }
 
     /// The number of threads that can really run at once: the allowed CPUs, or the quota (rounded up) if that is lower.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "rounds to the nearest usize, and the allowed CPUs are fewer"
+    )]
     pub fn cores(&self) -> usize {
         let by_quota = self.quota.map_or(usize::MAX, |quota| quota.ceil() as usize);
         self.cpus.len().min(by_quota).max(1)

@@ -8,14 +8,20 @@
 //! Descriptors are blocking while registered: with O_NONBLOCK the kernel would end an operation with EAGAIN instead of
 //! waiting for it.
 
+mod operation;
+mod ring;
+
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use io_uring::types::{Fd, SubmitArgs, Timespec};
-use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
+use io_uring::types::Fd;
+use io_uring::{cqueue, opcode};
+
+use operation::{Kind, Operation, Socket};
+use ring::{Reaped, Ring};
 
 use super::driver::{Completion, Driver, IoPart, Token};
 use super::error::DriverError;
@@ -27,26 +33,20 @@ const SUBMISSIONS: u32 = 512;
 const COMPLETIONS: u32 = 8192;
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
-/// IORING_RECVSEND_POLL_FIRST: wait for readiness before the first attempt.
-const POLL_FIRST: u16 = 1;
-/// A single RECV or SEND has a 32-bit length; no operation moves more than this at once anyway.
-const MAX_SINGLE: usize = 1 << 30;
 /// How long dropping the driver waits for the kernel to release the memory of cancelled operations.
 const DRAIN: Duration = Duration::from_secs(5);
 
 pub struct UringDriver {
-    ring: IoUring,
+    ring: Ring,
     wake: Wake,
     sockets: Slots<Socket>,
     operations: Slots<Box<Operation>>,
     /// Finished operations, for reuse.
     #[expect(clippy::vec_box, reason = "they go back into `operations`, where their address must not change")]
     spare: Vec<Box<Operation>>,
-    /// Entries for which the submission queue had no room.
-    unsubmitted: VecDeque<squeue::Entry>,
     ready: VecDeque<Completion>,
     /// Completions taken out of the ring in one go; kept for its capacity.
-    reaped: Vec<(u64, i32, u32)>,
+    reaped: Vec<Reaped>,
     woken: bool,
     /// Listeners that hit the descriptor limit, and when to try them again.
     paused: Vec<(Instant, Token)>,
@@ -54,39 +54,6 @@ pub struct UringDriver {
     modern: bool,
     /// The ring belongs to the thread that made it (IORING_SETUP_SINGLE_ISSUER).
     _not_send: PhantomData<*mut ()>,
-}
-
-struct Socket {
-    fd: OwnedFd,
-    recv: Option<Token>,
-    send: Option<Token>,
-    connect: Option<Token>,
-    accept: Option<Token>,
-    accepting: bool,
-    /// The last receive left nothing behind: the next one waits before it tries.
-    drained: bool,
-    closing: bool,
-    /// Completions of this token that wait in `ready`.
-    unreported: usize,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Recv,
-    Send,
-    Connect,
-    Accept,
-    Watch,
-}
-
-/// The memory that the kernel may access until the operation's completion.
-struct Operation {
-    owner: Token,
-    kind: Kind,
-    asked: usize,
-    iovecs: Vec<libc::iovec>,
-    header: libc::msghdr,
-    address: RawAddress,
 }
 
 impl UringDriver {
@@ -99,39 +66,18 @@ impl UringDriver {
     /// With room for this many operations to be submitted, and completions to be taken, at once. Exceeding them only
     /// costs system calls.
     pub fn with_queues(submissions: u32, completions: u32) -> Result<Self, DriverError> {
-        let ring = setup(submissions, completions)?;
-        if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
-            return Err(DriverError::missing("IORING_FEAT_EXT_ARG and IORING_FEAT_NODROP", "5.11"));
-        }
-        let mut probe = Probe::new();
-        ring.submitter().register_probe(&mut probe).map_err(DriverError::Uring)?;
-        for (code, name, since) in [
-            (opcode::PollAdd::CODE, "IORING_OP_POLL_ADD", "5.1"),
-            (opcode::SendMsg::CODE, "IORING_OP_SENDMSG", "5.3"),
-            (opcode::RecvMsg::CODE, "IORING_OP_RECVMSG", "5.3"),
-            (opcode::Accept::CODE, "IORING_OP_ACCEPT", "5.5"),
-            (opcode::AsyncCancel::CODE, "IORING_OP_ASYNC_CANCEL", "5.5"),
-            (opcode::Connect::CODE, "IORING_OP_CONNECT", "5.5"),
-            (opcode::Send::CODE, "IORING_OP_SEND", "5.6"),
-            (opcode::Recv::CODE, "IORING_OP_RECV", "5.6"),
-        ] {
-            if !probe.is_supported(code) {
-                return Err(DriverError::missing(name, since));
-            }
-        }
+        let (ring, modern) = Ring::new(submissions, completions)?;
         let mut driver = UringDriver {
             ring,
             wake: Wake::new().map_err(DriverError::Uring)?,
             sockets: Slots::new(),
             operations: Slots::new(),
             spare: Vec::new(),
-            unsubmitted: VecDeque::new(),
             ready: VecDeque::new(),
             reaped: Vec::new(),
             woken: false,
             paused: Vec::new(),
-            // Came in the same release as multishot accept and poll-first, which cannot be probed.
-            modern: probe.is_supported(opcode::Socket::CODE),
+            modern,
             _not_send: PhantomData,
         };
         driver.watch_wake();
@@ -140,8 +86,9 @@ impl UringDriver {
 
     /// Each write to the eventfd is an edge, so it never has to be read.
     fn watch_wake(&mut self) {
-        let poll = opcode::PollAdd::new(Fd(self.wake.fd()), libc::POLLIN as u32).multi(true);
-        self.push(poll.build().user_data(WAKE));
+        let poll = opcode::PollAdd::new(Fd(self.wake.fd()), operation::READABLE).multi(true);
+        // SAFETY: points at no memory.
+        unsafe { self.ring.push(poll.build().user_data(WAKE)) };
     }
 
     fn insert(&mut self, fd: OwnedFd) -> Token {
@@ -197,81 +144,20 @@ impl UringDriver {
     fn submit_operation(&mut self, key: Token) {
         let Some(operation) = self.operations.get_mut(key) else { return };
         let Some(socket) = self.sockets.get_mut(operation.owner) else { return };
-        let fd = Fd(socket.fd.as_raw_fd());
-        let entry = match operation.kind {
-            Kind::Connect => opcode::Connect::new(fd, operation.address.as_ptr(), operation.address.size()).build(),
-            Kind::Accept => {
-                const FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-                if self.modern {
-                    opcode::AcceptMulti::new(fd).flags(FLAGS).build()
-                } else {
-                    opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut()).flags(FLAGS).build()
-                }
-            }
-            Kind::Watch => opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build(),
-            Kind::Recv => {
-                let poll_first = if self.modern && socket.drained { POLL_FIRST } else { 0 };
-                if let [single] = operation.iovecs[..] {
-                    let len = single.iov_len.min(MAX_SINGLE) as u32;
-                    opcode::Recv::new(fd, single.iov_base.cast(), len).ioprio(poll_first).build()
-                } else {
-                    operation.header = sys::message(&mut operation.iovecs);
-                    opcode::RecvMsg::new(fd, &mut operation.header).ioprio(poll_first).build()
-                }
-            }
-            Kind::Send => {
-                if let [single] = operation.iovecs[..] {
-                    let len = single.iov_len.min(MAX_SINGLE) as u32;
-                    opcode::Send::new(fd, single.iov_base.cast_const().cast(), len).flags(libc::MSG_NOSIGNAL).build()
-                } else {
-                    operation.header = sys::message(&mut operation.iovecs);
-                    opcode::SendMsg::new(fd, &operation.header).flags(libc::MSG_NOSIGNAL as u32).build()
-                }
-            }
-        };
-        self.push(entry.user_data(key.0));
-    }
-
-    /// Queues an entry, for the next `wait` at the latest.
-    fn push(&mut self, entry: squeue::Entry) {
-        if self.unsubmitted.is_empty() {
-            // SAFETY: the memory that the entry points at is in an operation's box, which lives until the completion,
-            // or was given to `recv` or `send`, whose caller keeps it valid until then.
-            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
-                return;
-            }
-            // A full queue is not an error: submit it and continue. If the kernel takes nothing now, `wait` submits the
-            // rest.
-            let _ = self.ring.submit();
-            // SAFETY: as above.
-            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
-                return;
-            }
-        }
-        self.unsubmitted.push_back(entry);
-    }
-
-    /// Moves as much as fits from `unsubmitted` to the queue.
-    fn refill(&mut self) {
-        let mut queue = self.ring.submission();
-        while let Some(entry) = self.unsubmitted.front() {
-            // SAFETY: as in `push`.
-            if unsafe { queue.push(entry) }.is_err() {
-                break;
-            }
-            self.unsubmitted.pop_front();
-        }
+        let entry = operation.entry(Fd(socket.fd.as_raw_fd()), self.modern, socket.drained);
+        // SAFETY: what the entry points at is in the operation's box, which lives until the completion, or was given to
+        // `recv` or `send`, whose caller keeps it valid until then.
+        unsafe { self.ring.push(entry.user_data(key.0)) };
     }
 
     fn reap(&mut self) {
         let mut reaped = std::mem::take(&mut self.reaped);
         loop {
-            reaped.clear();
-            reaped.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result(), entry.flags())));
+            self.ring.reap(&mut reaped);
             if reaped.is_empty() {
                 break;
             }
-            for &(user_data, result, flags) in &reaped {
+            for &Reaped { user_data, result, flags } in &reaped {
                 match user_data {
                     CANCEL => {}
                     WAKE => {
@@ -396,32 +282,6 @@ impl UringDriver {
         }
     }
 
-    /// Submits what is queued and waits for a completion, at most for `timeout`.
-    fn enter(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let poll = timeout.is_some_and(|timeout| timeout.is_zero());
-        if poll {
-            let queue = self.ring.submission();
-            if queue.is_empty() && !queue.taskrun() && !queue.cq_overflow() {
-                return Ok(());
-            }
-        }
-        let limit = timeout.map(Timespec::from);
-        let mut arguments = SubmitArgs::new();
-        if let Some(limit) = &limit {
-            arguments = arguments.timespec(limit);
-        }
-        match self.ring.submitter().submit_with_args(usize::from(!poll), &arguments) {
-            Ok(_) => Ok(()),
-            // Timeout; signal; completions must be taken first; out of memory for now: the next call continues.
-            Err(error)
-                if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)) =>
-            {
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
-    }
-
     fn set_nonblocking(fd: &OwnedFd, nonblocking: bool) -> io::Result<()> {
         let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
         // SAFETY: takes no pointers. A socket has no other flags that F_SETFL would lose.
@@ -497,7 +357,8 @@ impl Driver for UringDriver {
             self.ready.push_back(Completion::Closed { token });
         }
         for key in operations.into_iter().flatten() {
-            self.push(opcode::AsyncCancel::new(key.0).build().user_data(CANCEL));
+            // SAFETY: points at no memory.
+            unsafe { self.ring.push(opcode::AsyncCancel::new(key.0).build().user_data(CANCEL)) };
         }
     }
 
@@ -527,15 +388,15 @@ impl Driver for UringDriver {
 
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
         self.reap();
-        self.refill();
+        self.ring.refill();
         let mut timeout = timeout;
         if let Some(resume) = self.paused.iter().map(|(at, _)| at.saturating_duration_since(Instant::now())).min() {
             timeout = Some(timeout.map_or(resume, |timeout| timeout.min(resume)));
         }
-        if !self.ready.is_empty() || self.woken || !self.unsubmitted.is_empty() {
+        if !self.ready.is_empty() || self.woken || self.ring.is_behind() {
             timeout = Some(Duration::ZERO);
         }
-        self.enter(timeout)?;
+        self.ring.enter(timeout)?;
         self.reap();
         if !self.paused.is_empty() {
             self.resume_paused();
@@ -565,22 +426,6 @@ impl UringDriver {
     }
 }
 
-impl Socket {
-    fn in_flight(&mut self, kind: Kind) -> &mut Option<Token> {
-        match kind {
-            // A watched descriptor is never received from.
-            Kind::Recv | Kind::Watch => &mut self.recv,
-            Kind::Send => &mut self.send,
-            Kind::Connect => &mut self.connect,
-            Kind::Accept => &mut self.accept,
-        }
-    }
-
-    fn is_idle(&self) -> bool {
-        [self.recv, self.send, self.connect, self.accept].iter().all(Option::is_none)
-    }
-}
-
 impl Drop for UringDriver {
     /// Closing a ring cancels operations, but later, on a kernel thread. So this cancels them and waits: once the
     /// driver is gone, nothing touches the callers' memory.
@@ -588,28 +433,6 @@ impl Drop for UringDriver {
         if !self.quiesce(DRAIN) {
             // The kernel may still use the operations: leak them.
             std::mem::forget(std::mem::replace(&mut self.operations, Slots::new()));
-        }
-    }
-}
-
-/// Chooses the cheapest way of running completions that this kernel supports: on this thread, on request.
-fn setup(submissions: u32, completions: u32) -> Result<IoUring, DriverError> {
-    let build = |level: u32| {
-        let mut builder = IoUring::builder();
-        builder.dontfork().setup_clamp().setup_cqsize(completions);
-        if level >= 1 {
-            builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
-        }
-        if level >= 2 {
-            builder.setup_single_issuer().setup_defer_taskrun();
-        }
-        builder.build(submissions)
-    };
-    let mut level = 2;
-    loop {
-        match build(level) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) && level > 0 => level -= 1,
-            result => return result.map_err(DriverError::setup),
         }
     }
 }

@@ -31,7 +31,8 @@ pub fn allowed() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is to a local value, which the call fills.
     let asked = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    if asked == 0 { limit.rlim_cur as usize } else { 1024 }
+    // No limit is RLIM_INFINITY, the largest number.
+    if asked == 0 { usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX) } else { 1024 }
 }
 
 #[cfg(test)]

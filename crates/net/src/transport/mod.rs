@@ -10,6 +10,7 @@ pub mod verbs;
 
 pub use address::SocketAddress;
 pub use raw_address::RawAddress;
+pub(crate) use raw_address::socklen;
 
 use std::io;
 

@@ -15,18 +15,38 @@ pub struct RawAddress {
     len: libc::socklen_t,
 }
 
+/// The size of a structure, as the socket calls take it.
+pub(crate) const fn socklen<T>() -> libc::socklen_t {
+    const { assert!(size_of::<T>() <= libc::socklen_t::MAX as usize) };
+    #[expect(clippy::cast_possible_truncation, reason = "asserted")]
+    let len = size_of::<T>() as libc::socklen_t;
+    len
+}
+
+/// A family, as the structures hold it.
+const fn family(number: libc::c_int) -> libc::sa_family_t {
+    assert!(number >= 0 && number <= libc::sa_family_t::MAX as libc::c_int);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "asserted")]
+    let family = number as libc::sa_family_t;
+    family
+}
+
+const INET: libc::sa_family_t = family(libc::AF_INET);
+const INET6: libc::sa_family_t = family(libc::AF_INET6);
+const UNIX: libc::sa_family_t = family(libc::AF_UNIX);
+
 impl RawAddress {
     pub fn new(address: &SocketAddress) -> io::Result<Self> {
         let mut raw = RawAddress::empty();
         match address {
             SocketAddress::Inet(SocketAddr::V4(v4)) => raw.put(libc::sockaddr_in {
-                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_family: INET,
                 sin_port: v4.port().to_be(),
                 sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
                 sin_zero: [0; 8],
             }),
             SocketAddress::Inet(SocketAddr::V6(v6)) => raw.put(libc::sockaddr_in6 {
-                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_family: INET6,
                 sin6_port: v6.port().to_be(),
                 sin6_flowinfo: v6.flowinfo(),
                 sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
@@ -34,7 +54,7 @@ impl RawAddress {
             }),
             SocketAddress::Unix(path) => {
                 let mut name = path.as_os_str().as_bytes().to_vec();
-                let mut raw_unix = libc::sockaddr_un { sun_family: libc::AF_UNIX as _, sun_path: [0; 108] };
+                let mut raw_unix = libc::sockaddr_un { sun_family: UNIX, sun_path: [0; 108] };
                 if name.is_empty() || name.contains(&0) || name.len() >= raw_unix.sun_path.len() {
                     let reason = format!("no usable unix socket path: \"{}\"", path.display());
                     return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
@@ -47,10 +67,11 @@ impl RawAddress {
                     name.push(0);
                 }
                 for (to, from) in raw_unix.sun_path.iter_mut().zip(&name) {
-                    *to = *from as libc::c_char;
+                    *to = libc::c_char::from_ne_bytes([*from]);
                 }
                 raw.put(raw_unix);
-                raw.len = (std::mem::offset_of!(libc::sockaddr_un, sun_path) + name.len()) as libc::socklen_t;
+                let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + name.len();
+                raw.len = len.try_into().map_err(io::Error::other)?;
             }
         }
         Ok(raw)
@@ -60,7 +81,7 @@ impl RawAddress {
     pub fn empty() -> Self {
         // SAFETY: all-zero is a valid sockaddr_storage (of no family).
         let storage = unsafe { std::mem::zeroed() };
-        RawAddress { storage, len: size_of::<libc::sockaddr_storage>() as libc::socklen_t }
+        RawAddress { storage, len: socklen::<libc::sockaddr_storage>() }
     }
 
     /// Decodes the address; `None` for families that we do not use and for sockets without a name.
@@ -81,7 +102,7 @@ impl RawAddress {
             libc::AF_UNIX => {
                 let raw: libc::sockaddr_un = self.view();
                 let bytes = len.checked_sub(std::mem::offset_of!(libc::sockaddr_un, sun_path))?;
-                let mut name: Vec<u8> = raw.sun_path.iter().take(bytes).map(|byte| *byte as u8).collect();
+                let mut name: Vec<u8> = raw.sun_path.iter().take(bytes).flat_map(|byte| byte.to_ne_bytes()).collect();
                 if name.first() == Some(&0) && name.len() > 1 {
                     name[0] = b'@';
                 } else {
@@ -117,7 +138,7 @@ impl RawAddress {
         const { assert!(size_of::<T>() <= size_of::<libc::sockaddr_storage>()) };
         // SAFETY: sockaddr_storage is large enough (asserted) and aligned for any sockaddr.
         unsafe { (&raw mut self.storage).cast::<T>().write(address) };
-        self.len = size_of::<T>() as libc::socklen_t;
+        self.len = socklen::<T>();
     }
 
     fn view<T: Copy>(&self) -> T {

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 use std::{io, ptr};
 
-use super::{RawAddress, SocketAddress, TransportError};
+use super::{RawAddress, SocketAddress, TransportError, socklen};
 
 const BACKLOG: libc::c_int = 4096;
 
@@ -83,7 +83,8 @@ pub fn socket(address: SocketAddr, options: &TcpOptions) -> Result<OwnedFd, Tran
 pub fn configure(fd: &OwnedFd, options: &TcpOptions) -> Result<(), TransportError> {
     set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, "TCP_NODELAY", 1)?;
     if let Some(timeout) = options.user_timeout {
-        let milliseconds = timeout.as_millis() as u64;
+        // `set` refuses what does not fit.
+        let milliseconds = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         set(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, "TCP_USER_TIMEOUT", milliseconds)?;
     }
     if let Some(Keepalive { idle, interval, count }) = &options.keepalive {
@@ -147,7 +148,7 @@ fn set(
 ) -> Result<(), TransportError> {
     let failed = |source| TransportError::Option { option, value, source };
     let number = libc::c_int::try_from(value).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
-    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    let len = socklen::<libc::c_int>();
     // SAFETY: `number` has `len` bytes and outlives the call.
     check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, ptr::from_ref(&number).cast(), len) }).map_err(failed)
 }
@@ -212,7 +213,7 @@ mod tests {
         let fd = socket("127.0.0.1:1".parse().unwrap(), &options).unwrap();
         let read = |level, name| {
             let mut value: libc::c_int = 0;
-            let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+            let mut len = socklen::<libc::c_int>();
             // SAFETY: `value` has `len` bytes.
             check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &mut len) }).unwrap();
             value

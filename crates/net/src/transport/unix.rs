@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use super::tcp::{bind_and_listen, stream_socket};
-use super::{RawAddress, SocketAddress, TransportError};
+use super::{RawAddress, SocketAddress, TransportError, socklen};
 
 /// A listener on a fresh name, and that name.
 pub fn listen() -> Result<(OwnedFd, SocketAddress), TransportError> {
@@ -46,7 +46,7 @@ pub struct Peer {
 
 pub fn peer(fd: BorrowedFd<'_>) -> Result<Peer, TransportError> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let mut len = socklen::<libc::ucred>();
     let to = (&raw mut credentials).cast();
     // SAFETY: `credentials` has `len` bytes.
     let result = unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len) };

@@ -1,5 +1,7 @@
 //! The driver contract, tested on every driver.
 
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test may panic, and its numbers are small")]
+
 mod connections;
 mod lifecycle;
 mod rig;

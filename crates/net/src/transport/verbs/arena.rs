@@ -39,7 +39,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// The size of the machine's memory.
+    /// The size of the machine's memory; 0 if the system does not tell it.
     pub fn default_bytes() -> u64 {
         // SAFETY: sysconf takes no pointers.
         let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };

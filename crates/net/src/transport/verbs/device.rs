@@ -334,7 +334,7 @@ impl Opened {
             None => (0, self.gid(port, 0).map_or([0; 16], |(gid, _)| gid)),
         };
         let has_no_row = || VerbsError::UnknownGid { device: self.name.clone(), port, index: gid_index };
-        let port_mtu = u8::try_from(attr.active_mtu).unwrap_or(1).clamp(1, 5);
+        let port_mtu = mtu_of_port(attr.active_mtu);
         Ok(Device {
             gid_index: u8::try_from(gid_index).map_err(|_| has_no_row())?,
             gid,
@@ -377,7 +377,18 @@ pub(super) fn mtu_bytes(code: u8) -> u32 {
 }
 
 fn mtu_code(bytes: u32) -> u8 {
-    u8::try_from(bytes.max(256).ilog2()).unwrap_or(8).saturating_sub(7).clamp(1, 5)
+    match bytes {
+        ..512 => 1,
+        512..1024 => 2,
+        1024..2048 => 3,
+        2048..4096 => 4,
+        4096.. => 5,
+    }
+}
+
+/// Codes are 1 to 5; a provider that reports another one gets the nearest.
+fn mtu_of_port(code: c_int) -> u8 {
+    u8::try_from(code.max(1)).map_or(5, |code| code.min(5))
 }
 
 fn is_active(state: c_int) -> bool {

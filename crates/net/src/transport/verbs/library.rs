@@ -97,8 +97,11 @@ fn symbol(handle: *mut c_void, name: &str, version: &str) -> Option<*mut c_void>
     // SAFETY: an open handle and zero-terminated names.
     let versioned = unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) };
     // A library built without symbol versions will do.
-    // SAFETY: as above.
-    let found = if versioned.is_null() { unsafe { libc::dlsym(handle, name.as_ptr()) } } else { versioned };
+    let found = match versioned.is_null() {
+        // SAFETY: as above.
+        true => unsafe { libc::dlsym(handle, name.as_ptr()) },
+        false => versioned,
+    };
     (!found.is_null()).then_some(found)
 }
 

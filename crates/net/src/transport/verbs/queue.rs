@@ -16,8 +16,8 @@ const RNR_RETRIES: u8 = 6;
 /// 0.64 ms.
 const RNR_TIMER: u8 = 12;
 /// READs in flight per connection, if the devices support it.
-const MAX_READS: i32 = 16;
-const POLLED: usize = 32;
+const MAX_READS: u8 = 16;
+const POLLED: u8 = 32;
 
 /// Delivers a reactor's completion events.
 pub struct CompletionChannel {
@@ -164,7 +164,8 @@ impl QueuePair {
         let most = device.limits.max_qp_wr.max(64).unsigned_abs();
         let max_sends = config.queue_depth.min(most);
         let max_receives = receives.min(most);
-        let entries = (max_sends + max_receives + 1).min(device.limits.max_cqe.max(1).unsigned_abs()) as i32;
+        let most = device.limits.max_cqe.max(1);
+        let entries = i32::try_from(max_sends + max_receives + 1).map_or(most, |entries| entries.min(most));
         // SAFETY: context and channel are alive; the key is never dereferenced.
         let cq = unsafe { (library.create_cq)(device.raw(), entries, key as *mut _, channel.raw.as_ptr(), 0) };
         let cq = not_null(cq).map_err(|source| VerbsError::lacks(&device.name, "completion queue", source))?;
@@ -217,7 +218,6 @@ impl QueuePair {
     /// The endpoint that the peer needs to reach this queue pair.
     pub fn endpoint(&self, slots: u16, slot_bytes: u32) -> Endpoint {
         let device = self.device();
-        let reads = device.limits.max_qp_rd_atom.clamp(1, MAX_READS);
         Endpoint {
             gid: device.gid,
             lid: device.lid,
@@ -226,7 +226,7 @@ impl QueuePair {
             number: unsafe { self.qp.as_ref() }.qp_num,
             psn: self.psn,
             mtu: device.mtu,
-            reads: u8::try_from(reads).unwrap_or(1),
+            reads: reads(device.limits.max_qp_rd_atom),
             slots,
             slot_bytes,
         }
@@ -241,7 +241,7 @@ impl QueuePair {
         attr.path_mtu = i32::from(device.mtu.min(peer.mtu));
         attr.dest_qp_num = peer.number;
         attr.rq_psn = peer.psn;
-        attr.max_dest_rd_atomic = u8::try_from(device.limits.max_qp_rd_atom.clamp(1, MAX_READS)).unwrap_or(1);
+        attr.max_dest_rd_atomic = reads(device.limits.max_qp_rd_atom);
         attr.min_rnr_timer = RNR_TIMER;
         attr.ah_attr.dlid = peer.lid;
         attr.ah_attr.sl = config.service_level;
@@ -261,8 +261,7 @@ impl QueuePair {
         attr.retry_cnt = config.retry_count;
         attr.rnr_retry = RNR_RETRIES;
         attr.sq_psn = self.psn;
-        let reads = device.limits.max_qp_init_rd_atom.clamp(1, MAX_READS).min(i32::from(peer.reads));
-        attr.max_rd_atomic = u8::try_from(reads).unwrap_or(1);
+        attr.max_rd_atomic = reads(device.limits.max_qp_init_rd_atom).min(peer.reads);
         let mask = QP_STATE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
         self.modify(&mut attr, mask, "start to send")
     }
@@ -361,9 +360,9 @@ impl QueuePair {
     pub fn poll(&self, out: &mut Vec<Done>) -> Result<bool, VerbsError> {
         let Some(poll) = self.ops().poll_cq else { return Err(self.incomplete()) };
         // SAFETY: all-zero is a valid value of this plain structure.
-        let mut found: [ibv_wc; POLLED] = unsafe { std::mem::zeroed() };
+        let mut found: [ibv_wc; POLLED as usize] = unsafe { std::mem::zeroed() };
         // SAFETY: a live completion queue, and room for `POLLED` completions.
-        let count = unsafe { poll(self.cq.as_ptr(), POLLED as i32, found.as_mut_ptr()) };
+        let count = unsafe { poll(self.cq.as_ptr(), POLLED.into(), found.as_mut_ptr()) };
         let broken =
             |_| VerbsError::Event { device: self.device().name.clone(), what: "cannot read the completion queue" };
         let count = usize::try_from(count).map_err(broken)?;
@@ -391,6 +390,11 @@ impl Drop for QueuePair {
             (library.destroy_cq)(self.cq.as_ptr());
         }
     }
+}
+
+/// READs in flight, by what the device allows.
+fn reads(most: i32) -> u8 {
+    u8::try_from(most.max(1)).map_or(MAX_READS, |reads| reads.min(MAX_READS))
 }
 
 fn no_attributes() -> ibv_qp_attr {
