@@ -1,6 +1,8 @@
 //! With the feature `tensorflow`, compiles `cc/` against an installed TensorFlow and passes it to the linker of
 //! `libstarwire.so`.
 
+#![allow(clippy::print_stderr, reason = "cargo shows it")]
+
 #[path = "build/elf.rs"]
 mod elf;
 #[path = "build/shim.rs"]

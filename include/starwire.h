@@ -1,4 +1,4 @@
-/* The C ABI between TensorFlow's side (cc/) and the transport (src/): the only door. */
+/* The C ABI between TensorFlow's side (cc/) and the transport (src/): the only interface between them. */
 
 #ifndef STARWIRE_H
 #define STARWIRE_H
@@ -14,13 +14,13 @@
 // The node's kernel ends through sw_run_report, on any thread.
 #define SW_EXEC_ASYNC 1
 
-// Runs as soon as one input is there; dead only if all are.
+// Runs as soon as one input has arrived; dead only if all inputs are dead.
 #define SW_EXEC_MERGE 2
 
 // May leave outputs dead: sw_run_mark_dead.
 #define SW_EXEC_MAY_DIE 4
 
-// Runs although inputs are dead.
+// Runs even if inputs are dead.
 #define SW_EXEC_TRANSFER 8
 
 // Dead inputs do not make it dead.
@@ -29,16 +29,16 @@
 // Has no kernel, and no inputs.
 #define SW_EXEC_NOTHING 32
 
-// Its outputs' values are not of the run: never released.
+// Its outputs do not belong to the run and are never released.
 #define SW_EXEC_STATIC 64
 
-// Never worth another core.
+// Too cheap to be moved to another core.
 #define SW_EXEC_CHEAP 128
 
-// In place of an output's or input's number: a control edge.
+// In place of the number of an output or input: a control edge.
 #define SW_EXEC_CONTROL UINT32_MAX
 
-// For sw_run_go: shares nothing out to other threads.
+// For sw_run_go: gives no work to other threads.
 #define SW_EXEC_ALONE 1
 
 // sw_op_knowledge: the operation is in the table.
@@ -50,7 +50,8 @@
 // A variable.
 #define SW_OP_IS_VARIABLE 4
 
-// A constant, a variable or an object of the session that is found by its name: a copy of the node is the same one.
+// A constant, a variable or another object of the session that is found by name: a copy of the node is the same
+// object.
 #define SW_OP_IS_NAMED 8
 
 // Reads the variable behind input 0 and does nothing else.
@@ -62,26 +63,26 @@
 // Output 0 is the reference of input 0.
 #define SW_OP_FORWARDS 64
 
-// May wait for something that is no edge of its graph.
+// May wait for something other than an edge of its graph.
 #define SW_OP_WAITS 128
 
-// Runs to its end in the time that its arithmetic takes: it waits for nothing and touches no file.
+// Finishes in the time that its arithmetic takes: it waits for nothing and touches no file.
 #define SW_OP_IS_PROMPT 256
 
-// All that its kernel remembers is found by name: kernels of several sessions may be one.
+// All state of its kernel is found by name: several sessions may share a kernel.
 #define SW_OP_IS_SHAREABLE 512
 
 // sw_plan_node.flags: has effects beyond its outputs, or is not known to have none.
 #define SW_NODE_IS_STATEFUL 1
 
-// sw_plan_node.flags: may wait for something that is no edge of this graph (a queue, a collective, a receive; a feed
-// of a partial run).
+// sw_plan_node.flags: may wait for something other than an edge of this graph (a queue, a collective, a receive; a
+// feed of a partial run).
 #define SW_NODE_IS_BLOCKING 2
 
-// sw_plan_node.flags: nothing may be put between it and its neighbours.
+// sw_plan_node.flags: nothing may be inserted between it and its neighbours.
 #define SW_NODE_IS_UNTOUCHABLE 4
 
-// sw_plan_node.flags: a constant, or a variable that is found by its name (no inputs): a copy of it is it.
+// sw_plan_node.flags: a constant, or a variable that is found by name (no inputs): a copy of it is the same object.
 #define SW_NODE_IS_CLONEABLE 8
 
 // sw_plan_node.flags: output 0 is the same reference as input 0 (Assign, ApplyX, ScatterX, RefSwitch ...).
@@ -94,7 +95,16 @@
 // SW_NODE_IS_BLOCKING as well.
 #define SW_NODE_IS_UNKNOWN 64
 
-// For sw_channel_call: keep trying to connect until the deadline instead of failing with the first failed attempt.
+// For sw_star_split_bytes: the environment does not set it.
+#define SW_SPLIT_MEASURED UINT64_MAX
+
+// Nothing that carries less than this is worth splitting, on any path.
+#define SW_SPLIT_LEAST 65536
+
+// The longest head, without its session's handle and kept values.
+#define SW_STAR_HEAD_BYTES 72
+
+// For sw_channel_call: keep trying to connect until the deadline instead of failing at the first failed attempt.
 #define SW_CALL_WAIT_FOR_READY 1
 
 // Where the producer's output lies (sw_plan_edge.memory, sw_fuse_group.memory).
@@ -120,7 +130,7 @@ enum sw_way
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  // As it was.
+  // Unchanged.
   SW_WAY_UNTOUCHED,
   // Within one call.
   SW_WAY_INSIDE,
@@ -151,34 +161,13 @@ typedef uint32_t sw_way;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// What becomes of a plan that a session registers.
-enum sw_claim
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // The session can use it.
-  SW_CLAIM_KNOWN,
-  // It has to be compiled, and sw_star_tables_plan_compiled to be called.
-  SW_CLAIM_COMPILE,
-  // Somebody compiles it: `waiter` is handed out by their sw_star_tables_plan_compiled.
-  SW_CLAIM_WAITS,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum sw_claim sw_claim;
-#else
-typedef uint32_t sw_claim;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
 // What an edge carries (sw_plan_edge.type_class).
 enum sw_edge
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  // A tensor that is its bytes.
+  // A tensor that consists of its bytes only.
   SW_EDGE_PLAIN,
   SW_EDGE_STRING,
   SW_EDGE_VARIANT,
@@ -230,14 +219,14 @@ typedef uint32_t sw_node;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// What sw_kernels.run returns.
+// The result of sw_kernels.run.
 enum sw_outcome
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
   SW_OUTCOME_DONE,
-  // sw_run_report will follow, or has come already.
+  // sw_run_report will follow, or has already been called.
   SW_OUTCOME_PENDING,
   SW_OUTCOME_FAILED,
 };
@@ -249,24 +238,24 @@ typedef uint32_t sw_outcome;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// What becomes of a node (sw_star_plan_places).
+// Where a node goes (sw_star_plan_places).
 enum sw_place
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  // It is not on a parameter server.
+  // Unchanged: it is not on a parameter server.
   SW_PLACE_STAYS = 0,
   // To the worker's CPU.
   SW_PLACE_MOVED = 1,
   // To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is
   // needed.
   SW_PLACE_PIVOT = 2,
-  // Wherever it is needed there is a copy of it, of the same name.
+  // Copied, with the same name, to wherever it is needed.
   SW_PLACE_COPIED = 3,
   // Part of a call.
   SW_PLACE_CALLED = 4,
-  // Left to send and receive, and why: numbers from here on.
+  // Left to send and receive. Numbers from here on say why.
   SW_PLACE_LEFT = 16,
 };
 #ifndef __cplusplus
@@ -299,8 +288,8 @@ typedef uint32_t sw_style;
 // Metadata and payload of an incoming call. Free with sw_body_free.
 typedef struct sw_body sw_body;
 
-// The way from one engine to one peer task. Owns reconnects; calls made while there is no connection wait or fail as
-// asked.
+// An engine's handle to a peer. It reconnects by itself; calls made while there is no connection wait or fail, as
+// requested.
 typedef struct sw_channel sw_channel;
 
 // One TensorFlow server: its reactors, its data port, its channels.
@@ -318,11 +307,17 @@ typedef struct sw_fuse_plan sw_fuse_plan;
 // One run of a plan.
 typedef struct sw_run sw_run;
 
+// Receives the reason why something failed: sw_star_failure_set.
+typedef struct sw_star_failure sw_star_failure;
+
+// Work for a thread that may block. Ends with sw_star_job_run, once.
+typedef struct sw_star_job sw_star_job;
+
 // A graph, split into calls. Free with sw_star_plan_free.
 typedef struct sw_star_plan sw_star_plan;
 
-// The tables of one parameter server.
-typedef struct sw_star_tables sw_star_tables;
+// Values that earlier calls of a step kept. Valid during `run`.
+typedef struct sw_star_slots sw_star_slots;
 
 // Same numbers as tensorflow::error::Code; 0 is OK.
 typedef int32_t sw_code;
@@ -333,13 +328,13 @@ typedef struct sw_bytes {
   size_t len;
 } sw_bytes;
 
-// A range of memory of this process that is never unmapped, so that an RDMA device may keep it registered. Memory is
-// used only where it is written to.
+// A range of memory of this process that is never unmapped, so that an RDMA device may keep it registered. Physical
+// memory is used only where it is written to.
 typedef struct sw_arena {
-  // Null: there is none.
+  // NULL if there is no arena.
   void *data;
   size_t len;
-  // Tensors shorter than this gain nothing by lying in it.
+  // Smaller tensors do not benefit from the arena.
   size_t min_bytes;
 } sw_arena;
 
@@ -349,9 +344,9 @@ typedef struct sw_part {
   size_t len;
 } sw_part;
 
-// A scattered payload that is sent from where it lies. `parts` is copied by the call that takes the payload; the
-// memory that the parts point at stays valid and unchanged until `release(owner)` is called, which happens exactly
-// once, from any thread, on success and on failure alike. `release` may be NULL.
+// A scattered payload that is sent in place. `parts` is copied by the call that takes the payload; the memory that the
+// parts point at stays valid and unchanged until `release(owner)` is called, which happens exactly once, from any
+// thread, on success and on failure alike. `release` may be NULL.
 typedef struct sw_payload {
   const struct sw_part *parts;
   size_t n_parts;
@@ -359,7 +354,7 @@ typedef struct sw_payload {
   void (*release)(void *owner);
 } sw_payload;
 
-// What a call came to. Everything in it is borrowed for the duration of `done`.
+// The outcome of a call. Everything in it is borrowed for the duration of `done`.
 typedef struct sw_result {
   sw_code code;
   // The reason when code != 0.
@@ -370,8 +365,8 @@ typedef struct sw_result {
   uint32_t from_peer;
 } sw_result;
 
-// How the owner of one outgoing call hears of it. All functions run on a reactor thread (or on the thread that starts
-// or stops something, when a call fails at once), must not block, and must not throw.
+// Callbacks to the owner of an outgoing call. All run on a reactor thread (or on the thread that starts or stops
+// something, when a call fails at once), must not block, and must not throw.
 typedef struct sw_op_vtable {
   size_t struct_size;
   // The reply has `n` payload parts of lens[i] bytes: set bufs[i] (may be NULL where lens[i] is 0). They stay valid
@@ -382,8 +377,8 @@ typedef struct sw_op_vtable {
   void (*done)(void *op, const struct sw_result *result);
 } sw_op_vtable;
 
-// Names an incoming call until it is answered. Plain data: copy it freely; answering twice, or after the connection
-// went, is harmless.
+// Identifies an incoming call until it is answered. Plain data: copy it freely; answering twice, or after the
+// connection has ended, is harmless.
 typedef struct sw_ticket {
   uint64_t conn;
   uint64_t id;
@@ -399,7 +394,7 @@ typedef struct sw_engine_options {
   struct sw_bytes job;
   // Own entry of the ClusterSpec, "host:port"; the port may be 0.
   struct sw_bytes grpc_address;
-  // Random, of this server's life.
+  // A random number that identifies this start of the server.
   uint64_t incarnation;
   // Number of tasks in the ClusterSpec, and length of the two arrays.
   uint32_t cluster_tasks;
@@ -415,7 +410,7 @@ typedef struct sw_recv_request {
   int64_t step_id;
   // What key_new returned for the key's prefix: everything before the last ';'.
   void *key;
-  // The two numbers behind the last ';' of a rendezvous key.
+  // The two numbers after the last ';' of a rendezvous key.
   uint64_t frame_id;
   uint64_t iter_id;
 } sw_recv_request;
@@ -423,7 +418,7 @@ typedef struct sw_recv_request {
 // One incoming method call.
 typedef struct sw_call_request {
   struct sw_ticket ticket;
-  // Numbers are the caller's business: the shim's are in cc/base/methods.h.
+  // The caller assigns the numbers: the shim's are in cc/base/methods.h.
   uint32_t method;
   // 0: none.
   uint32_t deadline_ms;
@@ -431,50 +426,120 @@ typedef struct sw_call_request {
   // The payload, each part 64-byte aligned.
   const struct sw_part *parts;
   size_t n_parts;
-  // Owns `parts` and `meta`: they stay valid until sw_body_free(body), which the handler must see called exactly
-  // once, at any time, from any thread.
+  // Owns `parts` and `meta`: they stay valid until sw_body_free(body), which must be called exactly once, at any
+  // time, from any thread.
   struct sw_body *body;
 } sw_call_request;
 
-// What the engine asks of its owner. All run on reactor threads and must not block or throw; answers may come later
-// from any thread.
+// A plan that was compiled.
+typedef struct sw_star_compiled {
+  // One reference, which the engine owns from here.
+  void *plan;
+  // Its kernels have state that belongs to the session.
+  uint32_t has_state;
+  // A kernel may wait or take long, so that the plan never runs on a reactor.
+  uint32_t may_wait;
+} sw_star_compiled;
+
+// A fetch that stays on the server for a later call of the step. At most one per fetch.
+typedef struct sw_star_keep {
+  uint32_t fetch;
+  uint32_t slot;
+  // 1: the value is in the reply as well.
+  uint32_t flags;
+} sw_star_keep;
+
+// A call to run. Everything in it but `body` is borrowed: `session`, `table` and `parts` lie in the body, the rest is
+// valid during `run`.
+typedef struct sw_star_request {
+  struct sw_ticket ticket;
+  void *plan;
+  struct sw_bytes session;
+  int64_t step_id;
+  // The reply carries the statistics of the kernels.
+  uint32_t trace;
+  // The plan is cheap enough for this thread.
+  uint32_t run_inline;
+  const struct sw_star_keep *keeps;
+  size_t n_keeps;
+  // The table of feeds.
+  struct sw_bytes table;
+  const struct sw_part *parts;
+  size_t n_parts;
+  // For sw_body_free, once.
+  struct sw_body *body;
+  const struct sw_star_slots *slots;
+} sw_star_request;
+
+// The owner of a parameter server's kernels. Plans, kept values and runs are its objects, and counted. `run`,
+// `cancel`, `retain` and `release` are called on reactors and must not block; nothing may throw.
+typedef struct sw_star_handlers {
+  size_t struct_size;
+  void (*retain)(void *object);
+  // May end the object.
+  void (*release)(void *object);
+  // Calls sw_star_job_run(job) soon, on another thread that may block.
+  void (*spawn)(void *ctx, struct sw_star_job *job);
+  // Whether there is such a session, and (not 0) whether it has its own devices. May block.
+  sw_code (*session)(void *ctx, struct sw_bytes session, uint32_t *is_isolated, struct sw_star_failure *failure);
+  // Compiles a serialised GraphDef for all sessions, or for this one if it is isolated or the plan has state. May
+  // block.
+  sw_code (*compile)(void *ctx,
+                     struct sw_bytes session,
+                     struct sw_bytes plan,
+                     struct sw_star_compiled *compiled,
+                     struct sw_star_failure *failure);
+  // Runs a plan, which ends with sw_engine_star_done. Returns one reference to a run that can be cancelled, or NULL.
+  void *(*run)(void *ctx, const struct sw_star_request *request);
+  // The run's result is no longer needed. It still ends with sw_engine_star_done.
+  void (*cancel)(void *ctx, void *run);
+  // Of this server's devices.
+  const uint64_t *incarnations;
+  size_t n_incarnations;
+} sw_star_handlers;
+
+// Callbacks from the engine to its owner. All run on reactor threads and must not block or throw; answers may come
+// later from any thread.
 typedef struct sw_handlers {
   size_t struct_size;
-  // Find out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be
-  // reached and answer exactly once with sw_engine_resolved(engine, token, ...). Asked at each (re)connect for
-  // channels without an entry in .endpoint_map; for those with one, when the entry leads nowhere or to a task of
-  // another name.
+  // Finds out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be
+  // reached, and answers exactly once with sw_engine_resolved(engine, token, ...). Called at each (re)connect for
+  // channels without an entry in .endpoint_map; for others, when the entry does not lead to a task, or leads to one
+  // of another name.
   void (*resolve)(void *ctx, struct sw_bytes task, struct sw_bytes grpc_address, uint64_t token);
   // A batch of rendezvous requests; each is answered by sw_engine_reply.
   void (*on_recv)(void *ctx, const struct sw_recv_request *requests, size_t n);
   void (*on_call)(void *ctx, const struct sw_call_request *call);
-  // Optional, and asked for before on_call: memory for the payload of a call, 64-byte aligned. NULL: the engine is
-  // to take its own.
+  // Optional: allocates memory, 64-byte aligned, for the payload of a call, before on_call. NULL: the engine uses
+  // its own memory.
   void *(*body_alloc)(void *ctx, size_t len);
-  // Gives back what body_alloc returned, once, from any thread. As bodies may outlive the engine it gets no ctx. Not
+  // Frees what body_alloc returned, once, from any thread. It gets no ctx because bodies may outlive the engine. Not
   // null if body_alloc is not.
   void (*body_free)(void *memory);
-  // The caller of an unanswered request gave up, or its connection went (peer_gone = 1). method 0 is a rendezvous
+  // The caller of an unanswered request gave up, or its connection ended (peer_gone = 1). method 0 is a rendezvous
   // request, `tag` its step id; else tag is 0. An answer is still allowed (and dropped).
   void (*on_cancel)(void *ctx, struct sw_ticket ticket, uint32_t method, int64_t tag, uint32_t peer_gone);
-  // A connection was established, in either direction: before anything else of it. `conn` is that of its tickets,
+  // A connection was established, in either direction: the first call for it. `conn` is that of its tickets,
   // `incarnation` the peer's.
   void (*on_peer_came)(void *ctx, uint64_t conn, struct sw_bytes task, uint64_t incarnation);
-  // It went: after everything else of it. Its number is not used again.
+  // The connection ended: the last call for it. Its number is not used again.
   void (*on_peer_gone)(void *ctx, uint64_t conn);
   // Interning of rendezvous keys, per connection. key_new gets the prefix; NULL means the key is malformed: requests
   // that use it are refused. key_free is called when no request that uses it can be delivered any more (answers of
   // delivered ones must not rely on it).
   void *(*key_new)(void *ctx, struct sw_bytes prefix);
   void (*key_free)(void *ctx, void *key);
-  // End of one round of a reactor: everything it had for us in this round has been delivered. For batching
-  // completions (thread-local on the reactor's thread). Called once at the start of each reactor's thread as well.
+  // The end of a reactor's round: all its calls to the handlers have been made. For batching completions
+  // (thread-local on the reactor's thread). Also called once at the start of each reactor's thread.
   void (*round_end)(void *ctx);
-  // Not 0: payloads may lie in memory that other processes cannot read (that of an accelerator's driver). Nothing is
-  // lent then.
+  // Not 0: payloads may lie in memory that other processes cannot read (that of an accelerator's driver). Then
+  // nothing is lent.
   uint32_t private_payloads;
   // level: 0 info, 1 warning, 2 error.
   void (*log)(void *ctx, int32_t level, struct sw_bytes line);
+  // If this task serves star calls, else NULL. Copied. `star_ctx` is the context of its functions.
+  const struct sw_star_handlers *star;
+  void *star_ctx;
 } sw_handlers;
 
 // Bytes that starwire allocated: free with sw_string_free.
@@ -489,7 +554,7 @@ typedef struct sw_exec_node {
   uint32_t kind;
   uint32_t inputs;
   uint32_t outputs;
-  // What the kernel is thought to take; 0: not known. It is measured in any case.
+  // The estimated time of the kernel; 0: not known. It is measured in any case.
   uint32_t cost_ns;
 } sw_exec_node;
 
@@ -501,7 +566,7 @@ typedef struct sw_exec_edge {
   uint32_t input;
 } sw_exec_edge;
 
-// A sub-graph. Outputs have slots, numbered through in the order of the nodes.
+// A sub-graph. Outputs have slots, numbered consecutively in the order of the nodes.
 typedef struct sw_exec_spec {
   size_t struct_size;
   const struct sw_exec_node *nodes;
@@ -512,8 +577,9 @@ typedef struct sw_exec_spec {
   uint32_t lanes;
 } sw_exec_spec;
 
-// One node's turn. The numbers of slots lie in sw_exec_lists, from `first` on: `unshared` slots that this node is now
-// the only reader of, then `released` slots that run() releases when the kernel has ended, in whatever way.
+// One execution of a node. Its slot numbers are in sw_exec_lists, starting at `first`: `unshared` slots whose only
+// remaining reader is this node, then `released` slots that run() releases when the kernel has ended, even if it
+// failed.
 typedef struct sw_task {
   uint32_t node;
   uint32_t first;
@@ -521,54 +587,54 @@ typedef struct sw_task {
   uint32_t released;
 } sw_task;
 
-// Who has the kernels and the values. `scratch` is the memory for the values of one run; it is used by one run after
-// the other. None of these may throw.
+// The owner of the kernels and the values. `scratch` is the memory for the values of one run; successive runs reuse
+// it. None of these functions may throw.
 typedef struct sw_kernels {
   size_t struct_size;
   size_t scratch_size;
   // A power of two.
   size_t scratch_align;
-  // Makes zeroed memory into a scratch, when more runs are under way than ever before.
+  // Makes a scratch of zeroed memory, when more runs are in progress than ever before.
   void (*open)(void *owner, void *scratch);
-  // Undoes `open`. May come after sw_exec_free.
+  // Undoes `open`. May be called after sw_exec_free.
   void (*close)(void *owner, void *scratch);
-  // Runs a kernel: SW_OUTCOME_*. No other thread uses this lane of this run meanwhile. `detail` is the input that
-  // came first for a merge, else 1 if an input is dead. `run` is for sw_run_mark_dead during the call, and for the
-  // one sw_run_report of an asynchronous kernel.
+  // Runs a kernel and returns SW_OUTCOME_*. No other thread uses this lane of this run at the same time. `detail` is
+  // the input that came first for a merge, else 1 if an input is dead. `run` is for sw_run_mark_dead during the
+  // call, and for the one sw_run_report of an asynchronous kernel.
   uint32_t (*run)(void *scratch, struct sw_run *run, const struct sw_task *task, uint32_t lane, uint32_t detail);
-  // Nobody reads the slot any more in this run. It may be empty.
+  // The slot has no more readers in this run. It may be empty.
   void (*release)(void *scratch, uint32_t slot);
   // The slot has one reader left, which runs next and reads it once.
   void (*unshare)(void *scratch, uint32_t slot);
   // The run is over: the last call for it. If it failed, slots may still be full.
   void (*finished)(void *scratch, uint32_t failed);
-  // There is expensive work for another thread: have one call sw_run_help(helper), exactly once, at any time.
+  // There is expensive work for another thread: have a thread call sw_run_help(helper), exactly once, at any time.
   void (*invite)(void *scratch, struct sw_run *helper);
 } sw_kernels;
 
-// What tensor_fuse may group, and what it may cost: crates/planner/src/fuse.rs says how they are used. Start from
+// The limits and estimates of tensor_fuse; crates/planner/src/fuse.rs says how they are used. Start from
 // sw_fuse_settings.
 typedef struct sw_fuse_limits {
   size_t struct_size;
-  // What a message costs, both ends together.
+  // The cost of a message, both ends together.
   uint32_t message_us;
-  // How much crosses in a microsecond.
+  // How many bytes cross in a microsecond.
   uint32_t bytes_per_us;
-  // The cost of a node whose cost nobody knows.
+  // The assumed cost of a node of unknown cost.
   uint32_t node_us;
-  // No tensor waits longer for others of its group (as estimated).
+  // The longest that a tensor may wait for others of its group (as estimated).
   uint32_t wait_us;
-  // Sizes up to here are grouped with each other ...
+  // Tensors up to this size are grouped with each other.
   uint64_t small_bytes;
-  // ... and so are those above, up to here. Larger tensors travel alone.
+  // So are larger ones up to this size. Still larger tensors travel alone.
   uint64_t large_bytes;
   // The most that a group carries.
   uint64_t group_bytes;
   // The most items of a group.
   uint32_t group_items;
-  // 0: control edges are left alone.
+  // 0: control edges are not grouped.
   uint32_t fuse_control;
-  // 0: nothing inside of loops is grouped.
+  // 0: nothing inside loops is grouped.
   uint32_t fuse_loops;
 } sw_fuse_limits;
 
@@ -579,11 +645,11 @@ typedef struct sw_plan_node {
   uint32_t device;
   // SW_NODE_PLAIN ...
   uint32_t kind;
-  // SW_NODE_IS_... together.
+  // SW_NODE_IS_... flags.
   uint32_t flags;
   // See the kinds.
   uint32_t detail;
-  // How long it runs, in microseconds; negative: nobody knows.
+  // How long it runs, in microseconds; negative: unknown.
   int32_t cost_us;
 } sw_plan_node;
 
@@ -598,7 +664,7 @@ typedef struct sw_plan_edge {
   uint32_t type_class;
   // SW_MEMORY_HOST ...
   uint32_t memory;
-  // How much it carries; negative: nobody knows.
+  // How much it carries; negative: unknown.
   int64_t bytes;
 } sw_plan_edge;
 
@@ -618,9 +684,10 @@ typedef struct sw_plan_graph {
 // One output of one node, with all its consumers in one task. Borrowed from the plan.
 typedef struct sw_fuse_item {
   uint32_t src;
-  // -1: control edges. They carry nothing: control edges into the group's first node and out of its last one do.
+  // -1: control edges, which carry no data: control edges into the group's first node and out of its last one
+  // replace them.
   int32_t src_output;
-  // Places in sw_plan_graph.edges, at least one.
+  // Indices into sw_plan_graph.edges, at least one.
   const uint32_t *edges;
   size_t n_edges;
 } sw_fuse_item;
@@ -639,7 +706,7 @@ typedef struct sw_fuse_group {
 typedef struct sw_star_task {
   // "/job:ps/replica:0/task:0"
   struct sw_bytes name;
-  // Not 0: some variable of the graph is there.
+  // Not 0 if it holds a variable of the graph.
   uint32_t holds_variables;
 } sw_star_task;
 
@@ -650,7 +717,8 @@ typedef struct sw_star_options {
   // By task: 1 if it is a parameter server.
   const uint8_t *servers;
   size_t n_tasks;
-  // A call that would carry at least twice as many bytes is made in parts of about so many, if it can be. 0: never.
+  // A call that would carry at least twice this many bytes is split into parts of about this size if possible. 0:
+  // never.
   uint64_t split_bytes;
 } sw_star_options;
 
@@ -671,21 +739,21 @@ typedef struct sw_star_output {
 typedef struct sw_star_call {
   uint32_t task;
   uint32_t round;
-  // What it runs: nodes of this task, and no-ops of others (Plain, with nothing but control edges).
+  // The nodes that it runs: nodes of this task, and no-ops of others (Plain, with nothing but control edges).
   const uint32_t *nodes;
   size_t n_nodes;
-  // Copied nodes that what it runs needs as well.
+  // Copied nodes that these need as well.
   const uint32_t *copies;
   size_t n_copies;
   const struct sw_star_feed *feeds;
   size_t n_feeds;
-  // What it brings back to the worker.
+  // The values that it returns to the worker.
   const struct sw_star_output *fetches;
   size_t n_fetches;
-  // Calls (by their place in the list) that must be done before, and alive.
+  // Calls (as indices into the list) that must be done before, and not dead.
   const uint32_t *after;
   size_t n_after;
-  // Nodes outside of calls that must be done and alive; with an output: that output of a pivot.
+  // Nodes outside calls that must be done and not dead; with an output: that output of a pivot.
   const struct sw_star_output *controls;
   size_t n_controls;
 } sw_star_call;
@@ -695,40 +763,70 @@ typedef struct sw_star_way {
   uint32_t root;
 } sw_star_way;
 
-// How plans and values are counted. Both functions run on any thread, must not block for long and must not throw;
-// `release` may end the object.
-typedef struct sw_star_objects {
-  size_t struct_size;
-  void (*retain)(void *object);
-  void (*release)(void *object);
-} sw_star_objects;
-
-// What a call came to, for the metrics.
-typedef struct sw_star_counts {
-  size_t struct_size;
-  // Its plan was known.
-  uint32_t hit;
-  uint32_t ran_inline;
-  uint64_t bytes_in;
-  uint64_t bytes_out;
-  uint64_t queue_ns;
-  uint64_t run_ns;
-} sw_star_counts;
-
-// A plan that was compiled.
-typedef struct sw_star_made {
-  size_t struct_size;
-  // The connection it was registered over.
-  uint64_t conn;
-  // A reference, taken over.
-  void *plan;
-  // Of the plan as it was registered.
+// A fetch that stays in a slot.
+typedef struct sw_star_kept {
+  uint32_t slot;
+  // One reference, which the engine owns from here.
+  void *value;
   uint64_t bytes;
-  // Its kernels carry a state that is the session's own.
-  uint32_t has_state;
-  // It is for devices that are the session's own.
-  uint32_t isolated;
-} sw_star_made;
+} sw_star_kept;
+
+// The end of a run.
+typedef struct sw_star_outcome {
+  size_t struct_size;
+  // 0: the fetches follow. Else `message` is the reason, and `details` are for the caller.
+  sw_code code;
+  // The request itself is at fault: the message gets the peer's name.
+  uint32_t names_peer;
+  struct sw_bytes message;
+  struct sw_bytes details;
+  const struct sw_star_kept *kept;
+  size_t n_kept;
+  // The table of fetches, and their content.
+  struct sw_bytes table;
+  const struct sw_payload *payload;
+  // The payload's last part, unless this is 0: a serialised StepStats.
+  uint32_t stats_bytes;
+  // It ran on the reactor.
+  uint32_t ran_inline;
+  // Of the fetches.
+  uint64_t bytes;
+  // From the first kernel to here.
+  uint64_t run_ns;
+  // The kernels' cost as measured so far; 0: not yet known.
+  uint64_t cost_ns;
+} sw_star_outcome;
+
+// The head of a star call.
+typedef struct sw_star_call_head {
+  size_t struct_size;
+  // 1: no later call of the step needs a slot on this server. 2: the reply carries the kernels' statistics.
+  uint8_t flags;
+  // The call's place among those of its step.
+  uint16_t number;
+  int64_t step_id;
+  // The incarnation of the plan's device as the worker knows it (tensorflow.DeviceAttributes); 0: any.
+  uint64_t incarnation;
+  // 32 bytes.
+  const uint8_t *plan;
+  // The session's handle, as the server knows it from CreateWorkerSession.
+  struct sw_bytes session;
+  const struct sw_star_keep *keeps;
+  size_t n_keeps;
+} sw_star_call_head;
+
+// The head of the reply to a star call.
+typedef struct sw_star_reply_head {
+  // 1: the server does not know the plan and has done nothing; the call is repeated after a registration.
+  uint8_t flags;
+  // From the call's last byte to the first kernel, and from there to the reply.
+  uint32_t queue_micros;
+  uint32_t run_micros;
+  // The payload's last part, unless this is 0: a serialised StepStats of so many bytes.
+  uint32_t stats_bytes;
+  // Where the table of fetches begins.
+  size_t table;
+} sw_star_reply_head;
 
 #ifdef __cplusplus
 extern "C" {
@@ -737,20 +835,20 @@ extern "C" {
 // Version of this ABI. The shim refuses to run with another one.
 uint32_t sw_abi_version(void);
 
-// The arena for servers of this protocol; always the same one. There is none if the environment asks for no RDMA, for
-// no arena, cannot be understood (which sw_engine_new reports), or if this host has no device that serves. An error:
-// the arena itself cannot be had; servers work without.
+// The arena for servers of this protocol; always the same one. There is none if the environment does not select RDMA,
+// turns the arena off or is invalid (which sw_engine_new reports), or if this host has no device that works. An error
+// means that the arena cannot be reserved; servers work without it.
 //
 // # Safety
 // The protocol's bytes are valid during the call; `out` is writable, `error` writable or null.
 sw_code sw_arena_reserve(struct sw_bytes protocol, struct sw_arena *out, struct sw_error **error);
 
-// Starts a call. meta is copied. payload may be NULL. deadline_ms 0: none. Returns the id for sw_channel_cancel. Never
-// fails directly: a failure arrives in vt->done (possibly before this returns).
+// Starts a call. meta is copied. payload may be NULL. deadline_ms 0: none. Returns the id for sw_channel_cancel. A
+// failure is always reported to vt->done, possibly before this returns.
 //
 // # Safety
-// `channel` is live; `vt` is valid for ever (make it static) and accepts `op` until its `done`; the rest as said at
-// the structs.
+// `channel` is live; `vt` stays valid for the life of the process (make it static) and accepts `op` until its `done`;
+// the rest as the structs specify.
 uint64_t sw_channel_call(struct sw_channel *channel,
                          uint32_t method,
                          struct sw_bytes meta,
@@ -780,24 +878,24 @@ uint64_t sw_channel_recv(struct sw_channel *channel,
 void sw_channel_cancel(struct sw_channel *channel, uint64_t id, sw_code code, struct sw_bytes message);
 
 // Answers a request. code 0: meta + payload. Else: meta is the message, payload (optional) carries error details as
-// one part. Takes the payload over in every case. May be called on any thread, also inside a handler.
+// one part. Takes over the payload in every case. May be called on any thread, also inside a handler.
 //
 // # Safety
-// `engine` is live; the rest as said at the structs.
+// `engine` is live; the rest as the structs specify.
 void sw_engine_reply(struct sw_engine *engine,
                      struct sw_ticket ticket,
                      sw_code code,
                      struct sw_bytes meta,
                      const struct sw_payload *payload);
 
-// Gives an incoming call's metadata and payload back.
+// Frees an incoming call's metadata and payload.
 //
 // # Safety
-// `body` is from an sw_call_request and is given back once.
+// `body` is from an sw_call_request and is freed once.
 void sw_body_free(struct sw_body *body);
 
-// Opens (lazily: nothing is connected yet) the way to a task. If .endpoint_map exists and has grpc_address, that is
-// tried first, else resolve() is asked. Channels to the same (task, grpc_address) share one connection.
+// Opens a channel to a task, without connecting yet. If .endpoint_map exists and has grpc_address, its entry is tried
+// first; otherwise resolve() is called. Channels to the same (task, grpc_address) share one connection.
 //
 // # Safety
 // `engine` is a live engine, the bytes are valid during the call, `out` is writable, `error` writable or null.
@@ -807,22 +905,22 @@ sw_code sw_channel_open(struct sw_engine *engine,
                         struct sw_channel **out,
                         struct sw_error **error);
 
-// For the metrics: a reply that came over this channel carries `tensors` tensors as one.
+// For the metrics: counts a reply over this channel that carries `tensors` tensors as one.
 //
 // # Safety
 // `channel` is live.
 void sw_channel_count_fused(struct sw_channel *channel, uint64_t tensors);
 
 // # Safety
-// `channel` came from sw_channel_open and is not used afterwards. Calls in flight go on.
+// `channel` came from sw_channel_open and is not used afterwards. Calls in flight continue.
 void sw_channel_free(struct sw_channel *channel);
 
 // Reads the environment and .endpoint_map (strictly: an error names file and line), binds the data port, starts the
-// reactors. `handlers` is copied; `ctx` goes back to each handler.
+// reactors. `handlers` is copied; `ctx` is passed to each handler.
 //
 // # Safety
 // `options` and `handlers` are readable and their bytes valid during the call; the handlers accept `ctx` from any
-// thread until sw_engine_stop returned; `out` is writable, `error` writable or null.
+// thread until sw_engine_stop has returned; `out` is writable, `error` writable or null.
 sw_code sw_engine_new(const struct sw_engine_options *options,
                       const struct sw_handlers *handlers,
                       void *ctx,
@@ -836,33 +934,33 @@ sw_code sw_engine_new(const struct sw_engine_options *options,
 // `engine` is a live engine. The same holds for every function of this file.
 struct sw_bytes sw_engine_banner(const struct sw_engine *engine);
 
-// What this server tells others about itself (put it into the GetStatus reply; give it to sw_engine_resolved on the
-// other side). Opaque printable ASCII, no spaces. Valid as long as the engine.
+// The server's advertisement: put it into the GetStatus reply, and pass it to sw_engine_resolved on the other side.
+// Opaque printable ASCII, no spaces. Valid as long as the engine.
 //
 // # Safety
 // See sw_engine_banner.
 struct sw_bytes sw_engine_advertisement(const struct sw_engine *engine);
 
-// 1 if partitions of this server's graphs are to run on the lock-free executor where it supports them, else 0.
+// 1 if partitions of this server's graphs run on the lock-free executor where it supports them, else 0.
 //
 // # Safety
 // See sw_engine_banner.
 uint32_t sw_engine_runs_partitions(const struct sw_engine *engine);
 
 // Ends every call (Cancelled/Unavailable), closes every connection, joins every thread. When it returns no handler
-// runs or will run again. Idempotent. Not from a reactor thread.
+// runs or will run again. Idempotent. Do not call it from a reactor thread.
 //
 // # Safety
 // See sw_engine_banner.
 void sw_engine_stop(struct sw_engine *engine);
 
-// Stops and frees. Do not sw_engine_reply afterwards; channels may be released later.
+// Stops and frees the engine. Do not call sw_engine_reply afterwards; channels may be released later.
 //
 // # Safety
 // See sw_engine_banner; the engine is not used afterwards.
 void sw_engine_free(struct sw_engine *engine);
 
-// Answers `resolve`: an advertisement (code 0) or an error. Harmless if the token is no longer wanted.
+// Answers `resolve`: an advertisement (code 0) or an error. Harmless if the token is outdated.
 //
 // # Safety
 // See sw_engine_banner; the bytes are valid during the call.
@@ -878,10 +976,10 @@ void sw_engine_resolved(struct sw_engine *engine,
 struct sw_string sw_engine_metrics(const struct sw_engine *engine);
 
 // Warnings about STARWIRE variables that have no effect, one per line. Empty after the first call, and after an engine
-// was started, which logs them itself. For processes without a server. Free with sw_string_free.
+// has started, which logs them itself. For processes without a server. Free with sw_string_free.
 struct sw_string sw_environment_warnings(void);
 
-// For the metrics: a reply was sent that carries `tensors` tensors as one.
+// For the metrics: counts a sent reply that carries `tensors` tensors as one.
 //
 // # Safety
 // See sw_engine_banner.
@@ -912,19 +1010,19 @@ sw_code sw_exec_new(const struct sw_exec_spec *spec,
                     struct sw_exec **out,
                     struct sw_error **error);
 
-// Frees a plan. Runs that are under way end as if nothing had happened; each scratch is closed when its run has ended.
+// Frees a plan. Runs in progress end normally; each scratch is closed when its run has ended.
 //
 // # Safety
 // `plan` is null, or a live plan that is not used afterwards.
 void sw_exec_free(struct sw_exec *plan);
 
-// What sw_task.first counts from. Valid as long as the plan or a run of it.
+// The array that sw_task.first is an index into. Valid as long as the plan or a run of it.
 //
 // # Safety
 // `plan` is live. The same holds for the next functions.
 const uint32_t *sw_exec_lists(const struct sw_exec *plan);
 
-// What all kernels took, one after another, when they were last measured; 0: not known yet.
+// The total time of all kernels when last measured; 0: not known yet.
 //
 // # Safety
 // See sw_exec_lists.
@@ -936,32 +1034,32 @@ uint64_t sw_exec_cost_ns(const struct sw_exec *plan);
 // See sw_exec_lists; `scratch` is writable.
 struct sw_run *sw_exec_begin(const struct sw_exec *plan, void **scratch);
 
-// Runs as far as it goes on this thread. sw_kernels.finished is called exactly once: before this returns, or where the
-// last report arrives. `flags`: SW_EXEC_ALONE.
+// Runs as far as possible on this thread. sw_kernels.finished is called exactly once: before this returns, or on the
+// thread of the last report. `flags`: SW_EXEC_ALONE.
 //
 // # Safety
 // `run` is from sw_exec_begin, and not used afterwards.
 void sw_run_go(struct sw_run *run, uint32_t flags);
 
-// Instead of sw_run_go: the run does not take place. sw_kernels.finished is not called.
+// Instead of sw_run_go: drops the run. sw_kernels.finished is not called.
 //
 // # Safety
 // As sw_run_go.
 void sw_run_abandon(struct sw_run *run);
 
-// Of an SW_EXEC_MAY_DIE node that runs: this output is dead. Before its kernel's end.
+// Marks an output of a running SW_EXEC_MAY_DIE node as dead. Call it before the kernel ends.
 //
 // # Safety
 // `run` is what sw_kernels.run got for this node.
 void sw_run_mark_dead(struct sw_run *run, uint32_t node, uint32_t output);
 
-// The asynchronous kernel of this node has ended. Goes on with the run on this thread, if nobody else does.
+// The asynchronous kernel of this node has ended. Continues the run on this thread unless another thread does.
 //
 // # Safety
 // `run` is what sw_kernels.run got for this node, which returned or will return SW_OUTCOME_PENDING; once.
 void sw_run_report(struct sw_run *run, uint32_t node, uint32_t failed);
 
-// The same, by a thread that is about to report another kernel of the same run: that report goes on with the run.
+// The same, from a thread that is about to report another kernel of the same run: that report continues the run.
 //
 // # Safety
 // See sw_run_report.
@@ -973,25 +1071,25 @@ void sw_run_report_more(struct sw_run *run, uint32_t node, uint32_t failed);
 // `helper` is from sw_kernels.invite; once.
 void sw_run_help(struct sw_run *helper);
 
-// What starwire knows about an operation of TensorFlow: SW_OP_... together. 0: nothing, and nothing may be assumed of
-// it.
+// The SW_OP_... flags of an operation of TensorFlow. 0: it is not in the table, and nothing may be assumed about it.
 //
 // # Safety
 // `op` is readable.
 uint32_t sw_op_knowledge(struct sw_bytes op);
 
-// The table's operations, one after the other: name `at`, or nothing after the last one. For checks of the table.
+// The name of the table's operation number `at`; empty after the last one. For checks of the table.
 struct sw_bytes sw_op_name(size_t at);
 
-// Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions that do not say it themselves, and
-// the limits. An error names the variable and what it may be.
+// Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions and functions without their own
+// setting (1, 0, or -1 if the environment does not say), and the limits. An error names the variable and its valid
+// values.
 //
 // # Safety
 // `enabled` and `limits` are writable, `error` writable or null.
-sw_code sw_fuse_settings(uint32_t *enabled, struct sw_fuse_limits *limits, struct sw_error **error);
+sw_code sw_fuse_settings(int32_t *enabled, struct sw_fuse_limits *limits, struct sw_error **error);
 
-// Decides which tensors cross from task to task together. `limits` may be NULL: the defaults. The same graph gives the
-// same plan. An error says why the graph cannot be planned; it can still be run as it is.
+// Decides which tensors cross from task to task together. `limits` may be NULL for the defaults. The same graph gives
+// the same plan. An error says why the graph cannot be planned; it can still be run unchanged.
 //
 // # Safety
 // `graph` and what it points at are readable during the call, and so is `limits` unless it is NULL; `out` is writable,
@@ -1013,7 +1111,7 @@ const struct sw_fuse_group *sw_fuse_plan_groups(const struct sw_fuse_plan *plan,
 // `plan` came from sw_fuse_plan_new.
 size_t sw_fuse_plan_crossings(const struct sw_fuse_plan *plan);
 
-// The plan for people: groups, what stayed alone, and why. Valid as long as the plan.
+// The plan as text: groups, tensors that travel alone, and why. Valid as long as the plan.
 //
 // # Safety
 // `plan` came from sw_fuse_plan_new.
@@ -1023,9 +1121,9 @@ struct sw_bytes sw_fuse_plan_text(const struct sw_fuse_plan *plan);
 // `plan` is null or came from sw_fuse_plan_new, and is not used afterwards.
 void sw_fuse_plan_free(struct sw_fuse_plan *plan);
 
-// Who is a parameter server for the task `own`, which makes the calls: the jobs of STARWIRE_PS_JOBS, else those with a
-// usual name, else those that hold variables. `servers` is as long as `tasks`. An error names the variable and what it
-// may be.
+// Which tasks are parameter servers for the task `own`, which makes the calls: those of the jobs in STARWIRE_PS_JOBS,
+// else those of jobs with a usual name, else those that hold variables. `servers` is as long as `tasks`. An error
+// names the variable and its valid values.
 //
 // # Safety
 // `tasks` and the names in it are readable, `servers` is writable, `error` writable or null.
@@ -1035,14 +1133,19 @@ sw_code sw_star_servers(const struct sw_star_task *tasks,
                         uint8_t *servers,
                         struct sw_error **error);
 
-// sw_star_options.split_bytes as the environment wants it. An error names the variable and what it may be.
+// sw_star_options.split_bytes for a path to a server that carries so many bytes per second, with this round trip. 0
+// bytes per second: not measured, or within this host.
+uint64_t sw_star_worthwhile_bytes(uint64_t bytes_per_s, uint64_t round_trip_ns);
+
+// sw_star_options.split_bytes as the environment sets it, else SW_SPLIT_MEASURED. An error names the variable and its
+// valid values.
 //
 // # Safety
 // `bytes` is writable, `error` writable or null.
 sw_code sw_star_split_bytes(uint64_t *bytes, struct sw_error **error);
 
-// Splits a graph into what stays and calls to parameter servers. The same graph gives the same plan. An error says why
-// the graph cannot be planned; it can still be run as it is.
+// Splits a graph into calls to parameter servers and the nodes that stay. The same graph gives the same plan. An error
+// says why the graph cannot be planned; it can still be run unchanged.
 //
 // # Safety
 // `graph` and `options` and what they point at are readable during the call; `out` is writable, `error` writable or
@@ -1064,13 +1167,13 @@ const struct sw_star_call *sw_star_plan_calls(const struct sw_star_plan *plan, s
 // See sw_star_plan_calls.
 const uint32_t *sw_star_plan_places(const struct sw_star_plan *plan, size_t *n);
 
-// By node: the place of its call in the list, or UINT32_MAX. Copied nodes have one if their value is fetched.
+// By node: the index of its call, or UINT32_MAX. Copied nodes have one if their value is fetched.
 //
 // # Safety
 // See sw_star_plan_calls.
 const uint32_t *sw_star_plan_calls_of(const struct sw_star_plan *plan, size_t *n);
 
-// Copied nodes that the graph keeps as well, because something that was left needs them.
+// Copied nodes that the graph keeps as well, because an untouched edge needs them.
 //
 // # Safety
 // See sw_star_plan_calls.
@@ -1082,7 +1185,7 @@ const uint32_t *sw_star_plan_kept(const struct sw_star_plan *plan, size_t *n);
 // See sw_star_plan_calls.
 const struct sw_star_way *sw_star_plan_ways(const struct sw_star_plan *plan, size_t *n);
 
-// The plan for people: calls, what stayed with send and receive, and why. Valid as long as the plan.
+// The plan as text: calls, nodes that stay with send and receive, and why. Valid as long as the plan.
 //
 // # Safety
 // `plan` came from sw_star_plan_new.
@@ -1098,146 +1201,92 @@ struct sw_bytes sw_star_plan_summary(const struct sw_star_plan *plan);
 // `plan` is null or came from sw_star_plan_new, and is not used afterwards.
 void sw_star_plan_free(struct sw_star_plan *plan);
 
+// Runs and frees the job.
+//
+// # Safety
+// `job` is from sw_star_handlers.spawn and not used afterwards.
+void sw_star_job_run(struct sw_star_job *job);
+
+// Says why a handler fails. `names_peer` is not 0 if the request itself is at fault: the message then gets the peer's
+// name.
+//
+// # Safety
+// `failure` is what the handler was given; the bytes are valid during the call.
+void sw_star_failure_set(struct sw_star_failure *failure,
+                         sw_code code,
+                         struct sw_bytes message,
+                         struct sw_bytes details,
+                         uint32_t names_peer);
+
+// The value in a slot, as a new reference; NULL: the slot is empty.
+//
+// # Safety
+// `slots` is from the sw_star_request that is being run.
+void *sw_star_slots_get(const struct sw_star_slots *slots, uint32_t slot);
+
+// Ends a run. Takes the kept values and the payload over in every case.
+//
+// # Safety
+// `engine` is live; `outcome` and what it points at are valid during the call; the payload obeys its contract.
+void sw_engine_star_done(const struct sw_engine *engine,
+                         struct sw_ticket ticket,
+                         const struct sw_star_outcome *outcome);
+
+// The session was deleted: drops its plans.
+//
+// # Safety
+// `engine` is live; the bytes are valid during the call.
+void sw_engine_star_session_closed(const struct sw_engine *engine, struct sw_bytes session);
+
+// Drops all plans.
+//
+// # Safety
+// `engine` is live.
+void sw_engine_star_forget_plans(const struct sw_engine *engine);
+
 // SHA-256 of `bytes`: the name of a plan.
 //
 // # Safety
 // `bytes` is readable; `out` has room for 32 bytes.
 void sw_sha256(struct sw_bytes bytes, uint8_t *out);
 
-// Makes the tables of a server, with the limits that its environment sets.
+// Writes the head of a star call to `out`; the table of feeds follows it in the metadata. `len` is the room,
+// SW_STAR_HEAD_BYTES + session.len + n_keeps * sizeof(sw_star_keep) bytes, and then the head's length.
 //
 // # Safety
-// `engine` is live; `objects` is readable and its functions keep to their contract as long as there are tables; `out`
-// is writable, `error` writable or null.
-sw_code sw_star_tables_new(const struct sw_engine *engine,
-                           const struct sw_star_objects *objects,
-                           struct sw_star_tables **out,
-                           struct sw_error **error);
+// `head` and what it points at are readable during the call; `out` has room for `*len` bytes; `error` is writable or
+// null.
+sw_code sw_star_call_head_write(const struct sw_star_call_head *head,
+                                uint8_t *out,
+                                size_t *len,
+                                struct sw_error **error);
 
-// Frees the tables and releases what is in them.
+// Reads the head of a reply to a star call.
 //
 // # Safety
-// `star` is null, or from sw_star_tables_new and not used afterwards.
-void sw_star_tables_free(struct sw_star_tables *star);
+// `meta` is readable, `head` writable, `error` writable or null.
+sw_code sw_star_reply_head_read(struct sw_bytes meta, struct sw_star_reply_head *head, struct sw_error **error);
 
-// Plans whose kernels take no longer are to run on the reactor.
+// Writes the metadata of a registration, whose payload is the plan in one part.
 //
 // # Safety
-// `star` is live. The same holds for the functions below.
-uint64_t sw_star_tables_inline_ns(const struct sw_star_tables *star);
+// `plan` points at 32 bytes, `session` is readable; the rest as for sw_star_call_head_write.
+sw_code sw_star_register_head_write(uint64_t incarnation,
+                                    const uint8_t *plan,
+                                    struct sw_bytes session,
+                                    uint8_t *out,
+                                    size_t *len,
+                                    struct sw_error **error);
 
-// sw_handlers.on_peer_came.
+// Writes the metadata of the end of a step, which frees the values that its calls kept.
 //
 // # Safety
-// See sw_star_tables_inline_ns.
-void sw_star_tables_peer_came(const struct sw_star_tables *star,
-                              uint64_t conn,
-                              struct sw_bytes task,
-                              uint64_t incarnation);
-
-// sw_handlers.on_peer_gone.
-//
-// # Safety
-// See sw_star_tables_inline_ns.
-void sw_star_tables_peer_gone(const struct sw_star_tables *star, uint64_t conn);
-
-// A call arrived; `keeps` is not 0 if it keeps values or uses kept ones. If it is not refused, sw_star_tables_call_end
-// follows.
-//
-// # Safety
-// See sw_star_tables_inline_ns; `error` is writable or null.
-sw_code sw_star_tables_call_begin(const struct sw_star_tables *star,
-                                  uint64_t conn,
-                                  int64_t step,
-                                  uint32_t keeps,
-                                  struct sw_error **error);
-
-// The call is over; `last` is not 0 if its step needs nothing of this server any more.
-//
-// # Safety
-// See sw_star_tables_inline_ns; `counts` is readable.
-void sw_star_tables_call_end(const struct sw_star_tables *star,
-                             uint64_t conn,
-                             int64_t step,
-                             uint32_t keeps,
-                             uint32_t last,
-                             const struct sw_star_counts *counts);
-
-// Keeps a value of `bytes` bytes for the step; takes the reference over in every case.
-//
-// # Safety
-// See sw_star_tables_inline_ns; `value` is a reference; `error` is writable or null.
-sw_code sw_star_tables_slot_keep(const struct sw_star_tables *star,
-                                 uint64_t conn,
-                                 int64_t step,
-                                 uint32_t slot,
-                                 void *value,
-                                 uint64_t bytes,
-                                 struct sw_error **error);
-
-// What is kept there, as a new reference; NULL if there is nothing.
-//
-// # Safety
-// See sw_star_tables_inline_ns.
-void *sw_star_tables_slot_get(const struct sw_star_tables *star, uint64_t conn, int64_t step, uint32_t slot);
-
-// The step needs nothing of this server any more.
-//
-// # Safety
-// See sw_star_tables_inline_ns.
-void sw_star_tables_step_end(const struct sw_star_tables *star, uint64_t conn, int64_t step);
-
-// The plan of this name as the session may use it, as a new reference; NULL: it has to be registered. `isolated` is
-// not 0 if the session has devices of its own.
-//
-// # Safety
-// See sw_star_tables_inline_ns; `session` is readable, `hash` points at 32 bytes.
-void *sw_star_tables_plan_find(const struct sw_star_tables *star, struct sw_bytes session, const uint8_t *hash);
-
-// For a session that has not used the plan yet, if sw_star_tables_plan_find does not know it: the plan that all share,
-// as a new reference. The session must exist. `isolated` is not 0 if it has devices of its own.
-//
-// # Safety
-// As sw_star_tables_plan_find.
-void *sw_star_tables_plan_adopt(const struct sw_star_tables *star,
-                                struct sw_bytes session,
-                                const uint8_t *hash,
-                                uint32_t isolated);
-
-// A session registers a plan.
-//
-// # Safety
-// As sw_star_tables_plan_find.
-sw_claim sw_star_tables_plan_claim(const struct sw_star_tables *star,
-                                   struct sw_bytes session,
-                                   const uint8_t *hash,
-                                   uint32_t isolated,
-                                   void *waiter);
-
-// The end of what sw_claim::Compile began; `made` is NULL if it failed. `waiting` is called for everybody who waited:
-// if the plan was made, each of them has to claim it again.
-//
-// # Safety
-// As sw_star_tables_plan_find; `made` is readable or NULL; `waiting` accepts `ctx`; `error` is writable or null.
-sw_code sw_star_tables_plan_compiled(const struct sw_star_tables *star,
-                                     struct sw_bytes session,
-                                     const uint8_t *hash,
-                                     const struct sw_star_made *made,
-                                     void (*waiting)(void *ctx, void *waiter),
-                                     void *ctx,
-                                     struct sw_error **error);
-
-// The session was deleted.
-//
-// # Safety
-// As sw_star_tables_plan_find.
-void sw_star_tables_session_closed(const struct sw_star_tables *star, struct sw_bytes session);
-
-// Forgets all plans.
-//
-// # Safety
-// See sw_star_tables_inline_ns.
-void sw_star_tables_forget_plans(const struct sw_star_tables *star);
+// `session` is readable; the rest as for sw_star_call_head_write.
+sw_code sw_star_end_head_write(int64_t step_id,
+                               struct sw_bytes session,
+                               uint8_t *out,
+                               size_t *len,
+                               struct sw_error **error);
 
 #ifdef __cplusplus
 }  // extern "C"

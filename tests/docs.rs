@@ -1,6 +1,8 @@
 //! Generated tables in the documentation match the code (`UPDATE=1 cargo test --test docs` rewrites them), and links
 //! and file names in it exist.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, and its numbers are small")]
+
 use std::path::{Path, PathBuf};
 
 use starwire_protocol::{LAYOUTS, Layout, Sender};
@@ -48,7 +50,7 @@ fn limits_of_the_protocol() {
 fn links_and_file_names() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
-    for folder in [".", "docs", "examples", "fuzz", "bazel", "benches/swarm"] {
+    for folder in [".", "deploy", "deploy/kubernetes", "docs", "examples", "fuzz", "bazel", "benches/swarm"] {
         let entries = std::fs::read_dir(root.join(folder)).unwrap();
         files.extend(
             entries.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|e| e == "md")),
@@ -66,6 +68,7 @@ fn links_and_file_names() {
             "src/",
             "cc/",
             "tests/",
+            "deploy/",
             "docs/",
             "build/",
             "scripts/",

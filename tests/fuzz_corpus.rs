@@ -1,6 +1,8 @@
 //! Replays the fuzz corpus and mutations of it with the stable compiler. `STARWIRE_FUZZ_ROUNDS=n` sets the number of
 //! mutations.
 
+#![allow(clippy::cast_possible_truncation, clippy::print_stderr, reason = "test data is small")]
+
 #[path = "../fuzz/lib.rs"]
 mod targets;
 
@@ -83,6 +85,11 @@ fn raw_bytes() {
 #[test]
 fn framed_scripts() {
     replay("framed", targets::framed);
+}
+
+#[test]
+fn star_heads() {
+    replay("star", targets::star);
 }
 
 #[test]

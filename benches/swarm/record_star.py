@@ -81,6 +81,8 @@ def record_star(case, steps, protocol, library, logs):
         maps[job] = logs / f"record.{job}.endpoint_map"
         maps[job].write_text(f"{address}={door}\n{worker}={worker_data}\n")
     os.environ["STARWIRE_UNIX"] = "off"  # a relay has no unix socket
+    # Calls are split to suit the path, and the relay is slower than the one that the simulated workers will use.
+    os.environ["STARWIRE_STAR_SPLIT_BYTES"] = str(1 << 20)
     spec = {"protocol": protocol, "library": library, "address": address, "workers": [worker], "endpoint_map": str(maps["ps"]), "case": case, "job": "ps", "task": 0}
     process = Process(spec, {}, logs / "record.ps.log", ps.serve)
     tap = None

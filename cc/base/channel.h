@@ -12,8 +12,8 @@
 
 namespace starwire {
 
-// A counted reference. The engine's memory lives at least as long as its last channel, so a channel that TensorFlow
-// keeps longer than the server stays harmless: calls on it fail, they do not crash.
+// A counted reference. The engine's memory outlives its last channel, so calls on a channel that TensorFlow keeps after
+// the server has gone fail instead of crashing.
 class Channel {
  public:
   Channel(std::shared_ptr<sw_engine> engine, ChannelHandle handle)
@@ -26,7 +26,7 @@ class Channel {
   const ChannelHandle handle_;
 };
 
-// Opens channels: a server's engine (cc/server/engine.h).
+// Opens channels. Implemented by a server's engine (cc/server/engine.h).
 class ChannelOpener {
  public:
   virtual ~ChannelOpener() = default;

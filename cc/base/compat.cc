@@ -1,6 +1,6 @@
-// LOG(INFO) << number: absl's header promises that the operators of numbers are compiled somewhere, but of
-// TensorFlow 2.18 to 2.20 only some made it into the wheel. So they are compiled here, for us alone. Before 2.18
-// TensorFlow's logging was its own, and from 2.21 on all of them are there.
+// LOG(INFO) << number: absl's header declares the operators for numbers as compiled elsewhere, but the wheels of
+// TensorFlow 2.18 to 2.20 contain only some of them, so this file compiles them for this library alone. Before 2.18
+// TensorFlow has its own logging; from 2.21 on the wheel contains all of them.
 #if STARWIRE_TF_MINOR >= 218 && STARWIRE_TF_MINOR <= 220
 
 #include "absl/log/internal/log_message.h"

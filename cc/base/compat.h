@@ -1,5 +1,5 @@
-// What differs between TensorFlow 2.12 and 2.21. Types are deduced from TensorFlow's own declarations wherever that is
-// possible, so that a new version usually needs no change here; nothing outside of this file may test a version.
+// The differences between TensorFlow 2.12 and 2.21. Types are deduced from TensorFlow's own declarations where
+// possible, so that a new version usually needs no change here. Only cc/base/compat.* may test the version.
 //
 // Passed by the build: STARWIRE_TF_VERSION, the exact version as a string literal ("2.21.0"), and STARWIRE_TF_MINOR,
 // major * 100 + minor (221). Headers of 2.20 and later no longer define TF_MINOR_VERSION.
@@ -19,6 +19,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -71,7 +72,7 @@ inline void SetStatusPayload(Status* status, absl::string_view url, absl::string
   compat_internal::SetPayload(status, url, value, 0);
 }
 
-// The number that travels: the same in tensorflow::error::Code, absl::StatusCode and sw_code.
+// The code as it is sent: the same number in tensorflow::error::Code, absl::StatusCode and sw_code.
 inline int StatusNumber(const Status& status) { return static_cast<int>(status.code()); }
 
 inline constexpr int kCancelled = 1;
@@ -87,8 +88,8 @@ inline constexpr int kUnavailable = 14;
 inline constexpr int kDataLoss = 15;
 inline constexpr int kLastStatusNumber = 16;
 
-// Numbers that no version of TensorFlow knows become Unknown, so that a peer cannot make us hold a status that nobody
-// can print.
+// Codes that no version of TensorFlow knows become Unknown, so that a peer cannot create a status that cannot be
+// printed.
 inline Status MakeStatus(int code, const std::string& message) {
   if (code == 0) return Status();
   return Status(static_cast<StatusCode>(code < 0 || code > kLastStatusNumber ? kUnknown : code), message);
@@ -123,10 +124,10 @@ struct Rebind<Smart<From, Rest...>, To> {
 using StepId = compat_internal::Method<decltype(&::tensorflow::RendezvousMgrInterface::Find)>::Argument;
 // An owned reference: a raw pointer in 2.12, RefCountPtr from 2.13 on.
 using FoundRendezvous = compat_internal::Method<decltype(&::tensorflow::RendezvousMgrInterface::Find)>::Result;
-// What BaseRendezvousMgr::Create returns.
+// The return type of BaseRendezvousMgr::Create.
 using CreatedRendezvous = compat_internal::Rebind<FoundRendezvous, ::tensorflow::BaseRemoteRendezvous>::Type;
 
-// Takes the reference out of what Find() returned; the caller calls Unref().
+// Takes over the reference that Find() returned; the caller calls Unref().
 inline ::tensorflow::RemoteRendezvous* TakeReference(::tensorflow::RemoteRendezvous* found) { return found; }
 template <typename Smart>
 auto TakeReference(Smart found) -> decltype(found.release()) {
@@ -153,7 +154,7 @@ template <typename Context, typename Args>
 void PassSessionConfig(const Context&, Args*, long) {}
 }  // namespace compat_internal
 
-// Newer versions can use a context for one kernel after the other, as long as none of them fails.
+// Newer versions can reuse a context for one kernel after another, as long as none of them fails.
 namespace compat_internal {
 template <typename Params, typename Context>
 auto RenewContext(Params* params, int num_outputs, std::optional<Context>* context, int)
@@ -180,7 +181,7 @@ void SetSessionConfig(const Args& args, Params* params) {
   compat_internal::SetSessionConfig(args, params, 0);
 }
 
-// From a kernel's context to the runs that it starts.
+// Passes the session's configuration from a kernel's context to the runs that the kernel starts.
 template <typename Context, typename Args>
 void PassSessionConfig(const Context& context, Args* args) {
   compat_internal::PassSessionConfig(context, args, 0);
@@ -188,8 +189,8 @@ void PassSessionConfig(const Context& context, Args* args) {
 
 // ---- Server factories ----
 
-// Up to 2.18 both of TensorFlow's libraries carry a copy of ServerFactory with a registry of its own, and TF_NewServer
-// looks into the one that our own calls are not bound to: register in every distinct copy. From 2.19 on there is one.
+// Up to 2.18, each of TensorFlow's two libraries has a copy of ServerFactory with its own registry, and TF_NewServer
+// uses the one that our calls are not bound to: register in every distinct copy. From 2.19 on there is one.
 inline void RegisterServerFactory(const std::string& name, ::tensorflow::ServerFactory* factory) {
   using Register = void (*)(const std::string&, ::tensorflow::ServerFactory*);
   constexpr char kSymbol[] =
@@ -215,7 +216,7 @@ namespace compat_internal {
 struct NoCoordinationPool {
   int coordination_compute_pool_ = 0;
 };
-// The name is ambiguous in a class that inherits it from both sides, whoever may use it.
+// The name is ambiguous in a class that inherits it from two bases, even if one of them keeps it private.
 struct OwnPoolOrNone : ::tensorflow::GrpcServer, NoCoordinationPool {};
 template <typename T>
 auto CoordinationPoolOwner(int) -> decltype(&T::coordination_compute_pool_, NoCoordinationPool());
@@ -234,17 +235,40 @@ int Replica(const T&, ...) {
 }
 }  // namespace compat_internal
 
-// Which replica of its job a server belongs to: early versions (2.12) know only one.
+// The replica of its job that a server belongs to. Early versions (2.12) have only one.
 template <typename ServerDef>
 int ReplicaOf(const ServerDef& def) {
   return compat_internal::Replica(def, 0);
 }
 
-// The number of an eager context: an unsigned integer of 64 bits under one name or another.
+// The id of an eager context: a 64-bit unsigned integer, whose name depends on the version.
 using ContextId =
     compat_internal::Method<decltype(&::tensorflow::ServerInterface::AddMasterEagerContextToEagerService)>::Argument;
 
-// The class that has coordination_compute_pool_: GrpcServer in late versions (2.21 has it, 2.18 has not), else another.
+// ---- Eager clients ----
+
+namespace compat_internal {
+template <typename Client, typename Request, typename Response, typename Done>
+auto CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t timeout_ms,
+                        int retries, int)
+    -> decltype(client->CreateContextAsync(request, response, std::move(done), timeout_ms, retries)) {
+  client->CreateContextAsync(request, response, std::move(done), timeout_ms, retries);
+}
+template <typename Client, typename Request, typename Response, typename Done>
+void CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t, int, long) {
+  client->CreateContextAsync(request, response, std::move(done));
+}
+}  // namespace compat_internal
+
+// The call with a timeout and a number of retries, which early versions (2.12) do not have and never make.
+template <typename Client, typename Request, typename Response, typename Done>
+void CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t timeout_ms,
+                        int retries) {
+  compat_internal::CreateEagerContext(client, request, response, std::move(done), timeout_ms, retries, 0);
+}
+
+// The class with coordination_compute_pool_: GrpcServer in newer versions (2.21 has it, 2.18 does not), else a
+// stand-in.
 using CoordinationPoolOwner = decltype(compat_internal::CoordinationPoolOwner<compat_internal::OwnPoolOrNone>(0));
 
 }  // namespace starwire

@@ -17,8 +17,7 @@ void Perform(const std::function<void()>& completion) noexcept {
   }
 }
 
-// What is still here when a reactor ends (its last round found work after the last round_end) is not lost: it runs at
-// thread exit.
+// Completions left over when a reactor ends (its last round found work after the last round_end) run at thread exit.
 struct Pending {
   std::vector<std::function<void()>> completions;
   bool all_brief = true;
@@ -27,7 +26,7 @@ struct Pending {
   }
 };
 
-// More would keep the reactor from its sockets, and the pool's threads from sharing the work.
+// More would keep the reactor from its sockets, and would not be spread over the pool's threads.
 constexpr size_t kFew = 2;
 
 thread_local bool on_reactor = false;
@@ -52,7 +51,7 @@ void CompletionBatch::Flush(tensorflow::thread::ThreadPool* pool) {
   std::vector<std::function<void()>>& completions = pending.completions;
   if (completions.empty()) return;
   if (std::exchange(pending.all_brief, true) && completions.size() <= kFew) {
-    // What they complete in turn, if anything, is for the pool.
+    // Completions that these trigger go to the pool.
     std::vector<std::function<void()>> brief;
     brief.swap(completions);
     for (auto& completion : brief) Perform(completion);
@@ -74,7 +73,7 @@ void CompletionBatch::Flush(tensorflow::thread::ThreadPool* pool) {
       throw;
     }
   } catch (...) {
-    // No memory to hand them on.
+    // Out of memory for the hand-over.
     for (auto& completion : here) Perform(completion);
   }
 }

@@ -1,5 +1,4 @@
-// Completions found by one round of a reactor, run together on TensorFlow's pool, or in place if they are few and
-// brief.
+// The completions of one reactor round, run together on TensorFlow's pool, or in place if they are few and brief.
 #ifndef STARWIRE_CC_BASE_COMPLETION_BATCH_H_
 #define STARWIRE_CC_BASE_COMPLETION_BATCH_H_
 
@@ -13,21 +12,21 @@ namespace starwire {
 class CompletionBatch {
  public:
   enum class Kind {
-    kAny,    // takes as long as it takes
-    kBrief,  // some microseconds: counts something down, hands kernels to a pool
+    kAny,    // may take any time
+    kBrief,  // a few microseconds: decrements a counter, passes kernels to a pool
   };
 
-  // On a reactor thread: runs `completion` after this round. On any other thread: runs it here and now.
+  // On a reactor thread: runs `completion` after this round. On any other thread: runs it at once.
   static void Add(std::function<void()> completion, Kind kind = Kind::kAny);
-  // The engine's round_end: hands what was added on this thread to the pool as one closure, and marks the thread as a
-  // reactor. A step of few tensors consists of waiting for threads to wake up: a round of few and brief completions
-  // therefore does without one, and runs them on the reactor.
+  // The engine's round_end: passes the completions added on this thread to the pool as one closure, and marks the
+  // thread as a reactor. A step with few tensors consists mostly of waiting for threads to wake up, so a round with few
+  // and brief completions runs them on the reactor.
   static void Flush(tensorflow::thread::ThreadPool* pool);
   // True on threads that call round_end.
   static bool OnReactor();
 
-  // While one lives on a thread that is no reactor, Add() hands over to another thread instead of running in place. For
-  // callers that hold a lock which completions take, as a cancellation does.
+  // While one exists on a thread that is not a reactor, Add() passes completions to another thread instead of running
+  // them in place. For callers that hold a lock that completions take, such as cancellations.
   class DeferScope {
    public:
     DeferScope();

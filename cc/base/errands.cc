@@ -25,7 +25,7 @@ struct Errand {
   Errands::Work work;
 };
 
-// For a heap whose first element is due first.
+// For a heap whose front is due first.
 bool Later(const Errand& a, const Errand& b) { return a.due != b.due ? a.due > b.due : a.number > b.number; }
 
 void Perform(const Errands::Work& work) noexcept {
@@ -59,7 +59,7 @@ struct Errands::Queue {
       waiting.pop_back();
       lock.unlock();
       Perform(work);
-      work = nullptr;  // what it holds goes before anybody is told
+      work = nullptr;  // release captured objects before Stop() can return
       lock.lock();
     }
     ended = true;
@@ -71,7 +71,7 @@ struct Errands::Queue {
   std::condition_variable changed, over;
   std::vector<Errand> waiting;
   uint64_t given = 0;
-  bool running = false;  // there is a thread
+  bool running = false;  // the thread exists
   bool stopping = false;
   bool ended = false;
   std::thread thread;
@@ -95,7 +95,7 @@ void Errands::RunAfter(std::chrono::milliseconds delay, Work work) {
         pthread_setname_np(queue_->thread.native_handle(), queue_->name.c_str());
         queue_->running = true;
       } catch (const std::system_error&) {
-        // No thread to be had now; perhaps for the next one.
+        // No thread is available; the next errand tries again.
       }
     }
     if (queue_->running && !queue_->stopping) {
@@ -121,7 +121,7 @@ bool Errands::Stop(std::chrono::milliseconds patience) {
     thread = std::move(queue_->thread);
   }
   if (!thread.joinable()) return ended;
-  // The last owner may let go on the thread itself.
+  // The thread itself may release the last reference.
   if (ended && thread.get_id() != std::this_thread::get_id()) {
     thread.join();
   } else {

@@ -28,7 +28,7 @@ void LogThrown(const char* where) noexcept {
   try {
     LOG(ERROR) << StatusMessage(ThrownStatus(where));
   } catch (...) {
-    // Not even a line for the log can be had.
+    // Logging failed, too.
   }
 }
 

@@ -1,6 +1,6 @@
-// No exception crosses into Rust. The transport calls C++ through tables of C functions; each of them is given as
-// Guarded<&Function>, and a test (tests/guards.rs) looks that none is forgotten. TensorFlow's thread pools have no use
-// for exceptions either: what runs there and takes memory by a peer's wish is guarded as well.
+// Keeps exceptions out of Rust. The transport calls C++ through tables of C functions, each of which is passed as
+// Guarded<&Function>; a test (tests/guards.rs) checks that none is forgotten. TensorFlow's thread pools do not handle
+// exceptions either, so work on them that allocates memory at a peer's request is guarded as well.
 #ifndef STARWIRE_CC_BASE_GUARD_H_
 #define STARWIRE_CC_BASE_GUARD_H_
 
@@ -12,13 +12,13 @@
 
 namespace starwire {
 
-// Within a catch block: what was thrown. Memory and threads that cannot be had are ResourceExhausted, all else is
-// Internal.
+// Call it in a catch block: the current exception as a status. Failure to get memory or threads is ResourceExhausted,
+// anything else is Internal.
 Status ThrownStatus(const char* where);
-// The same for the log, where there is no one to tell.
+// Logs the current exception, where there is no caller to return it to.
 void LogThrown(const char* where) noexcept;
 
-// `work()`, or `fail(status)` if it throws. What `fail` throws is logged.
+// `work()`, or `fail(status)` if it throws. Exceptions from `fail` are logged.
 template <typename Work, typename Fail>
 auto Guard(const char* where, Work&& work, Fail&& fail) noexcept -> decltype(work()) {
   try {
@@ -33,7 +33,8 @@ auto Guard(const char* where, Work&& work, Fail&& fail) noexcept -> decltype(wor
   if constexpr (!std::is_void_v<decltype(work())>) return {};
 }
 
-// What is returned to the transport when a function throws that cannot tell anybody else: null, or an error's number.
+// The value to return to the transport when a function throws that cannot report the error otherwise: null, or an error
+// code.
 template <typename Result>
 Result WhenThrown() {
   if constexpr (std::is_same_v<Result, sw_code>) {
@@ -43,8 +44,8 @@ Result WhenThrown() {
   }
 }
 
-// The C function that the transport is given for kFunction. What that throws goes to kFail, with the same arguments
-// behind the status; without kFail it is logged.
+// The C function to pass to the transport for kFunction. Exceptions go to kFail as a status, followed by the same
+// arguments; without kFail they are logged.
 template <auto kFunction, auto kFail = nullptr>
 struct GuardedFunction;
 
@@ -73,7 +74,7 @@ struct GuardedFunction<kFunction, kFail> {
 template <auto kFunction, auto kFail = nullptr>
 inline constexpr auto Guarded = &GuardedFunction<kFunction, kFail>::Call;
 
-// Releases what was handed to the transport as an owner.
+// Deletes an object that was passed to the transport as an owner.
 template <typename T>
 void DeleteOwner(void* owner) {
   delete static_cast<T*>(owner);

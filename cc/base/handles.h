@@ -1,5 +1,5 @@
-// Owners of the transport's objects, one for each type of include/starwire.h that has a function to free it. No code in
-// cc/ gets an `sw_string`.
+// Owning handles for the transport's objects, one for each handle type of include/starwire.h. (`sw_string` has none:
+// only cc/fuse/switch.cc gets one.)
 #ifndef STARWIRE_CC_BASE_HANDLES_H_
 #define STARWIRE_CC_BASE_HANDLES_H_
 
@@ -16,7 +16,6 @@ struct FreeHandle {
   void operator()(sw_error* error) const { sw_error_free(error); }
   void operator()(sw_exec* plan) const { sw_exec_free(plan); }
   void operator()(sw_fuse_plan* plan) const { sw_fuse_plan_free(plan); }
-  void operator()(sw_star_tables* tables) const { sw_star_tables_free(tables); }
   void operator()(sw_star_plan* plan) const { sw_star_plan_free(plan); }
 };
 
@@ -29,10 +28,9 @@ using EngineHandle = Handle<sw_engine>;
 using ErrorHandle = Handle<sw_error>;
 using ExecHandle = Handle<sw_exec>;
 using FusePlanHandle = Handle<sw_fuse_plan>;
-using StarTablesHandle = Handle<sw_star_tables>;
 using StarPlanHandle = Handle<sw_star_plan>;
 
-// For functions of the ABI that return objects through pointers. The handle owns the object once the statement ends:
+// For ABI functions that return objects through out-parameters. The handle owns the object once the statement ends:
 //
 //   const sw_code code = sw_fuse_plan_new(&graph, &limits, Into(&plan), Into(&error));
 template <typename T>

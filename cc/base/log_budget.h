@@ -1,4 +1,4 @@
-// How many lines about the same thing may be logged: whoever can cause one can cause thousands.
+// Limits the lines logged about the same event: a peer that can cause one line can cause thousands.
 #ifndef STARWIRE_CC_BASE_LOG_BUDGET_H_
 #define STARWIRE_CC_BASE_LOG_BUDGET_H_
 

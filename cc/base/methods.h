@@ -4,6 +4,7 @@
 #define STARWIRE_CC_BASE_METHODS_H_
 
 #include <cstdint>
+#include <string>
 
 namespace starwire {
 
@@ -20,20 +21,27 @@ enum class Method : uint32_t {
   kRecvTensor = 9,
   kLogging = 10,
   kTracing = 11,
-  // 12 was RecvBuf with the bytes inside of its reply's protocol buffer.
+  // 12 was RecvBuf with the bytes inside the reply's protocol buffer.
   kCompleteGroup = 13,
   kCompleteInstance = 14,
   kGetStepSequence = 15,
-  // Not of the WorkerService: cc/star/wire.h.
+  // Not of the WorkerService: cc/star/wire.h. The transport serves them.
   kStarCall = 16,
   kStarRegister = 17,
   kStarEnd = 18,
   // The reply is the bytes, in one part, or empty.
   kRecvBuf = 19,
+  // Of TensorFlow's EagerService.
+  kEagerEnqueue = 20,
+  kEagerRunComponentFunction = 21,
+  // cc/star/meter.h. The transport serves it.
+  kMeasure = 22,
 };
 
-inline bool IsStarMethod(uint32_t method) {
-  return method >= static_cast<uint32_t>(Method::kStarCall) && method <= static_cast<uint32_t>(Method::kStarEnd);
+// The message, with Unimplemented, of a server that does not have a method. Clients compare it, so that they can tell
+// it from an error of the method: part of the wire format.
+inline std::string NoSuchMethod(uint32_t method) {
+  return "this server has no worker method " + std::to_string(method);
 }
 
 }  // namespace starwire

@@ -1,5 +1,5 @@
-// Keeps objects that are made and given up thousands of times per step, on different threads, so that they need no
-// allocation.
+// Recycles objects that are created and released thousands of times per step, on different threads, so that they need
+// no allocation.
 #ifndef STARWIRE_CC_BASE_RECYCLER_H_
 #define STARWIRE_CC_BASE_RECYCLER_H_
 
@@ -7,9 +7,8 @@
 
 namespace starwire {
 
-// T has a member `T* next_free`. What is returned goes onto one list shared by all threads; a thread that needs an
-// object takes the whole list, so that nothing is ever popped from it singly and a compare-and-swap cannot be fooled by
-// a node that went and came back.
+// T has a member `T* next_free`. Returned objects go onto one list shared by all threads. A thread that needs an object
+// takes the whole list: nodes are never popped one by one, so there is no ABA problem.
 template <typename T>
 class Recycler {
  public:
@@ -27,7 +26,7 @@ class Recycler {
  private:
   struct Local {
     T* head = nullptr;
-    // A thread that ends gives back what it holds.
+    // A thread that ends returns the objects that it holds.
     ~Local() {
       if (head == nullptr) return;
       T* last = head;

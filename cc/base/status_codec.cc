@@ -27,6 +27,12 @@ bool TakeField(sw_bytes* in, absl::string_view* field) {
   return true;
 }
 
+// TensorFlow's ClusterCoordinator looks for this sentence of the gRPC client to tell a dead parameter server from a
+// dead worker.
+std::string RemoteTarget(const std::string& target) {
+  return "\nAdditional GRPC error information from remote target " + target;
+}
+
 }  // namespace
 
 std::string EncodeErrorDetails(const Status& status) {
@@ -61,12 +67,20 @@ Status StatusFromResult(const sw_result& result, const std::string& target) {
   if (result.from_peer == 0 && message.find(target) == std::string::npos) {
     message += " (call to " + target + ")";
   }
-  // TensorFlow's ClusterCoordinator tells a dead parameter server from a dead worker by this sentence of its gRPC
-  // client.
-  if (result.from_peer == 0) message += "\nAdditional GRPC error information from remote target " + target + ": none";
+  if (result.from_peer == 0) message += RemoteTarget(target) + ": none";
   Status status = MakeStatus(result.code, message);
   if (result.from_peer != 0) DecodeErrorDetails(result.meta, &status);
   return status;
+}
+
+Status FromRemoteTarget(const Status& status, const std::string& target) {
+  if (status.ok()) return status;
+  const std::string message = StatusMessage(status), sentence = RemoteTarget(target);
+  if (message.find(sentence) != std::string::npos) return status;
+  Status named = MakeStatus(StatusNumber(status), message + sentence + ": none");
+  status.ForEachPayload(
+      [&named](absl::string_view url, const auto& value) { SetStatusPayload(&named, url, std::string(value)); });
+  return named;
 }
 
 void ReplyError(sw_engine* engine, sw_ticket ticket, const Status& status) {

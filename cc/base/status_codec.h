@@ -1,5 +1,5 @@
-// A TensorFlow status on the wire: code and message travel in the reply, the attached payloads (which carry the
-// "derived error" mark, pre-emption notices and the like) as error details.
+// A TensorFlow status on the wire: code and message travel in the reply, attached payloads (the "derived error" mark,
+// pre-emption notices and so on) as error details.
 #ifndef STARWIRE_CC_BASE_STATUS_CODEC_H_
 #define STARWIRE_CC_BASE_STATUS_CODEC_H_
 
@@ -14,14 +14,17 @@ namespace starwire {
 // Details of an error: for each payload u32 length + type URL, u32 length + bytes, little endian. Empty if there are
 // none.
 std::string EncodeErrorDetails(const Status& status);
-// Attaches what EncodeErrorDetails() made. Details that are cut short are ignored from there on: they come from the
-// network and are an extra.
+// Attaches the payloads that EncodeErrorDetails() encoded. Truncated details are dropped without an error: they come
+// from the network and are optional.
 void DecodeErrorDetails(sw_bytes details, Status* status);
 
-// What a function of the C ABI failed with.
+// The error of a C ABI function.
 Status StatusFromError(sw_code code, const ErrorHandle& error);
-// What a call came to. Errors that the transport itself raised name `target`.
+// The outcome of a call. Errors raised by the transport itself name `target`.
 Status StatusFromResult(const sw_result& result, const std::string& target);
+// The same error, with the sentence that TensorFlow's gRPC client adds to every error of a call to `target`, from the
+// task itself or on the way to it.
+Status FromRemoteTarget(const Status& status, const std::string& target);
 // Answers a request with an error (or, if `status` is OK, with an empty reply).
 void ReplyError(sw_engine* engine, sw_ticket ticket, const Status& status);
 

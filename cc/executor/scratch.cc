@@ -22,13 +22,13 @@ using tensorflow::TensorValue;
 
 namespace {
 
-// What a transfer node gets in place of a dead input. Never changed.
+// The input of a transfer node in place of a dead one. Never modified.
 Tensor* EmptyTensor() {
   static auto* const empty = new Tensor;
   return empty;
 }
 
-// The kernel that this thread is starting: if it ends at once, who started it goes on.
+// The kernel that this thread is starting: if it ends at once, the run continues on this thread.
 thread_local const void* starting = nullptr;
 
 int64_t NowNanos() { return static_cast<int64_t>(tensorflow::Env::Default()->NowNanos()); }
@@ -44,7 +44,7 @@ Scratch::Scratch(SubgraphTable* table)
       asyncs_(new Async[table->num_asyncs]) {
   table_->Ref();
   for (const auto& constant : table->constants) slots_[constant.first].constant = &constant.second;
-  // Most inputs are found in the same place in every run.
+  // Most inputs are in the same place in every run.
   for (size_t i = 0; i < inputs_.size(); ++i) inputs_[i] = ValueOf(&slots_[table->input_slots[i]]);
   const auto& kinds = table->input_kinds;
   if (std::find(kinds.begin(), kinds.end(), InputKind::kDereferred) != kinds.end()) dereferred_.resize(inputs_.size());
@@ -94,8 +94,8 @@ uint32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t 
   Parameters* parameters = &lanes_[lane];
   OpKernelContext::Params* params = Prepare(parameters, node);
   params->is_input_dead = is_input_dead;
-  // A context counts allocations from its beginning to its end, or not at all: one that is left from a run without
-  // statistics goes before they are asked for.
+  // A context counts allocations over its whole life or not at all, so discard one that is left from a run without
+  // statistics before a run with them.
   if (step_->args.stats_collector != nullptr) parameters->context.reset();
   NodeExecStatsInterface* stats = step_->args.stats_collector == nullptr ? nullptr : StartStats(node, params);
   RenewContext(params, static_cast<int>(node.num_outputs), &parameters->context);
@@ -115,7 +115,7 @@ uint32_t Scratch::Threw(const Status& thrown, const sw_task& task, uint32_t lane
   try {
     Fail(thrown, node);
   } catch (...) {
-    // No memory for more words.
+    // Out of memory for a longer message.
     if (status_.ok()) status_ = thrown;
   }
   Parameters* parameters = node.async == nullptr ? &lanes_[lane] : &asyncs_[node.async_index].parameters;
@@ -173,7 +173,8 @@ void Scratch::ReportElsewhere(Async* async) {
   do {
     async->next = newest;
   } while (!ended_.compare_exchange_weak(newest, async, std::memory_order_release, std::memory_order_relaxed));
-  // The first of a list has somebody come for the list, and cannot be reported before: the run is not over.
+  // The thread that adds the first kernel schedules the report of the whole list. The run cannot be over before that
+  // report.
   if (newest == nullptr) step_->args.runner([this] { ReportAll(); });
 }
 
@@ -186,7 +187,7 @@ void Scratch::ReportAll() {
   while (oldest != nullptr) {
     Async* async = std::exchange(oldest, oldest->next);
     const auto report = oldest == nullptr ? &sw_run_report : &sw_run_report_more;
-    // After the last one the run may be over.
+    // After the last report the run may be over.
     report(async->run, async->task->node, async->kept ? 0 : 1);
   }
 }
@@ -236,7 +237,7 @@ OpKernelContext::Params* Scratch::Prepare(Parameters* parameters, const Subgraph
       params.session_metadata = table_->params.session_metadata;
       params.function_library = table_->params.function_library;
       params.frame_iter = tensorflow::FrameAndIter(0, 0);
-      // Kernels that need these are refused: SubgraphTable.
+      // SubgraphTable refuses kernels that need these.
       params.inc_num_deferred_ops_function = [] {};
       params.dec_num_deferred_ops_function = [] {};
     }
@@ -258,7 +259,7 @@ Status Scratch::PrepareInputs(const SubgraphNode& node, uint32_t detail, bool* i
       inputs_[input] = TensorValue();
       continue;
     }
-    // A constant has no value of its own in a run that could be missing.
+    // A constant has no per-run value that could be missing.
     if (node.is_transfer && (slot.constant != nullptr ? detail != 0 : !slot.full)) {
       inputs_[input] = TensorValue(EmptyTensor());
       *is_input_dead = true;
@@ -275,8 +276,7 @@ Status Scratch::PrepareInputs(const SubgraphNode& node, uint32_t detail, bool* i
 }
 
 TensorValue Scratch::ValueOf(Slot* slot) {
-  // TensorValue has no constant tensors; OpKernelContext sees to it that an input that is not a reference is not
-  // changed.
+  // TensorValue has no const tensors; OpKernelContext ensures that inputs other than references are not modified.
   return TensorValue(slot->constant != nullptr ? const_cast<Tensor*>(slot->constant) : &slot->value);
 }
 
@@ -387,7 +387,7 @@ void Scratch::Fail(Status status, const SubgraphNode& node) {
   if (failed_.exchange(true)) return;
   tensorflow::CancellationManager* cancellation = step_->args.cancellation_manager;
   if (node.kernel != nullptr) {
-    // TensorFlow recovers from Unavailable by starting over: only the network may say it.
+    // TensorFlow recovers from Unavailable by starting over, so only network failures may return it.
     if (StatusNumber(status) == kUnavailable && !node.is_communication) {
       status = MakeStatus(kInternal,
                           "starwire: the operation returned Unavailable, which is reserved for network failures: " +
@@ -395,7 +395,7 @@ void Scratch::Fail(Status status, const SubgraphNode& node) {
     }
     status = tensorflow::AttachDef(status, node.kernel->def());
   }
-  // What is cancelled or aborted after a cancellation is its consequence.
+  // A Cancelled or Aborted error after a cancellation is a consequence of it.
   const bool derived = cancellation != nullptr && cancellation->IsCancelled() &&
                        (StatusNumber(status) == kCancelled || StatusNumber(status) == kAborted);
   status_ = derived ? tensorflow::StatusGroup::MakeDerived(status) : status;
@@ -422,7 +422,7 @@ void Scratch::Invite(sw_run* helper) {
 
 namespace {
 
-// Of sw_kernels.
+// The scratch behind a callback of sw_kernels.
 Scratch* Of(void* scratch) { return static_cast<Scratch*>(scratch); }
 void Open(void* owner, void* scratch) { new (scratch) Scratch(static_cast<SubgraphTable*>(owner)); }
 void Close(void*, void* scratch) { Of(scratch)->~Scratch(); }
@@ -436,7 +436,7 @@ void ReleaseSlot(void* scratch, uint32_t slot) { Of(scratch)->Release(slot); }
 void UnshareSlot(void* scratch, uint32_t slot) { Of(scratch)->Unshare(slot); }
 void Finished(void* scratch, uint32_t failed) { Of(scratch)->Finish(failed != 0); }
 void Invite(void* scratch, sw_run* helper) { Of(scratch)->Invite(helper); }
-// There is nobody to help: this thread does it.
+// No other thread can help, so this one does.
 void InviteThrew(const Status&, void*, sw_run* helper) { sw_run_help(helper); }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What one run of a sub-graph writes to: values, kernel parameters, the step's outcome. Made once, used by one run
-// after the other. Only for the files of this folder.
+// The mutable state of one run of a sub-graph: values, kernel parameters, outcome. Reused by one run after another.
+// Private to this folder.
 #ifndef STARWIRE_CC_EXECUTOR_SCRATCH_H_
 #define STARWIRE_CC_EXECUTOR_SCRATCH_H_
 
@@ -29,7 +29,7 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  // Takes the step's feeds in.
+  // Takes over the step's feeds.
   Status Begin(Step* step);
 
   // The callbacks of sw_kernels.
@@ -38,7 +38,7 @@ class Scratch {
   void Unshare(uint32_t slot);
   void Finish(bool failed);
   void Invite(sw_run* helper);
-  // Instead of the end of Run(), which threw: the node has failed.
+  // Fails the node after an exception in Run().
   uint32_t Threw(const Status& thrown, const sw_task& task, uint32_t lane) noexcept;
 
  private:
@@ -60,20 +60,20 @@ class Scratch {
       mutex = nullptr;
     }
 
-    // There while `full`, and not of a reference. Inputs point here whether it is or not.
+    // Constructed while `full`, unless the slot holds a reference. Inputs point here in either case.
     union {
       tensorflow::Tensor value;
     };
-    // While several kernels are still to read the value: keeps them from changing it in place.
+    // Set while several kernels have yet to read the value: a second reference keeps them from changing it in place.
     std::optional<tensorflow::Tensor> shared;
-    // Of a reference instead.
+    // The slot holds a reference: its variable.
     tensorflow::Tensor* variable = nullptr;
     decltype(tensorflow::TensorValue::mutex_if_ref) mutex = nullptr;
-    // Of a constant, which its readers find instead.
+    // The slot holds a constant, which its readers use instead of `value`.
     const tensorflow::Tensor* constant = nullptr;
     bool full = false;
   };
-  // What a kernel is told. The parts that stay the same in a run are filled in once per run.
+  // A kernel's parameters. Those that are the same throughout a run are filled in once per run.
   struct Parameters {
     tensorflow::OpKernelContext::Params params;
     std::optional<tensorflow::OpKernelContext> context;
@@ -90,23 +90,24 @@ class Scratch {
   };
 
   tensorflow::OpKernelContext::Params* Prepare(Parameters* parameters, const SubgraphNode& node);
-  // Finds out the inputs that vary. `detail`: of a merge, the only input that is there; else 1 if some input is dead.
+  // Looks up the inputs that vary. `detail`: for a merge, its only input that is present; otherwise 1 if some input is
+  // dead.
   Status PrepareInputs(const SubgraphNode& node, uint32_t detail, bool* is_input_dead);
   tensorflow::TensorValue ValueOf(Slot* slot);
   Status PrepareReference(const SubgraphNode& node, uint32_t input);
   uint32_t Fetch(const SubgraphNode& node, const sw_task& task);
   uint32_t Start(sw_run* run, const SubgraphNode& node, const sw_task& task, bool is_input_dead);
   static void Ended(Async* async);
-  // Has all that ended meanwhile reported by another thread.
+  // Has another thread report all kernels that have ended in the meantime.
   void ReportElsewhere(Async* async);
   void ReportAll();
-  // Keeps the outputs, or the failure.
+  // Stores the outputs, or the failure.
   bool Keep(sw_run* run, const SubgraphNode& node, tensorflow::OpKernelContext* context,
             tensorflow::NodeExecStatsInterface* stats);
   Status KeepUnusual(sw_run* run, const SubgraphNode& node, uint32_t output, tensorflow::TensorValue value);
   tensorflow::NodeExecStatsInterface* StartStats(const SubgraphNode& node, tensorflow::OpKernelContext::Params* params);
   void EndStats(tensorflow::NodeExecStatsInterface* stats, tensorflow::OpKernelContext* context);
-  // After its kernel: what the task says, and what was made for this kernel alone.
+  // After the node's kernel: releases the values that the task lists, and those made for this kernel only.
   void Drop(const SubgraphNode& node, const sw_task& task);
   void Fail(Status status, const SubgraphNode& node);
 
@@ -116,13 +117,13 @@ class Scratch {
   uint64_t runs_ = 0;
   std::unique_ptr<Slot[]> slots_;
   std::vector<tensorflow::TensorValue> inputs_;
-  std::vector<tensorflow::Tensor> dereferred_;  // by input; empty if no input of the graph is
+  std::vector<tensorflow::Tensor> dereferred_;  // by input; empty if no input of the graph is dereferred
   std::unique_ptr<Parameters[]> lanes_;
   std::unique_ptr<Async[]> asyncs_;
   std::optional<tensorflow::checkpoint::TensorSliceReaderCacheWrapper> slice_readers_{std::in_place};
   std::atomic<Async*> ended_{nullptr};  // newest first
   std::atomic<bool> failed_{false};
-  Status status_;  // written by who set failed_, read when the run is over
+  Status status_;  // written by the thread that set failed_, read when the run is over
 };
 
 }  // namespace starwire

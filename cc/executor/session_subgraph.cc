@@ -21,7 +21,7 @@ using tensorflow::Tensor;
 
 namespace {
 
-// A step's feeds and fetches as TensorFlow's executor wants them. Deletes itself when the run is over.
+// Passes a step's feeds and fetches to TensorFlow's executor. Deletes itself when the run is over.
 class StockRun : public tensorflow::CallFrameInterface {
  public:
   static void Start(tensorflow::Executor* executor, Step* step) {
@@ -60,7 +60,7 @@ class StockRun : public tensorflow::CallFrameInterface {
   Step* const step_;
 };
 
-// Stateless kernels are the sub-graph's own. So are those of inserted operations, whose names several graphs use.
+// The sub-graph owns its stateless kernels, and those of inserted operations, whose names several graphs use.
 bool BelongsToSession(tensorflow::FunctionLibraryRuntime* runtime, const tensorflow::NodeDef& node) {
   return runtime->IsStateful(node.op()) && node.op()[0] != '_';
 }
@@ -77,7 +77,7 @@ Status SessionSubgraph::Register(std::shared_ptr<tensorflow::WorkerSession> sess
 }
 
 SessionSubgraph::~SessionSubgraph() {
-  // Kernels go before the hold on them does.
+  // Destroy kernels before releasing the hold on them.
   subgraph_.reset();
   stock_.reset();
   if (held_ != nullptr) held_->op_segment()->RemoveHold(handle_);
@@ -110,7 +110,7 @@ Status SessionSubgraph::Build(const tensorflow::GraphDef& definition, const tens
   if (runtime == nullptr)
     return MakeStatus(kInternal, "starwire: device " + device->name() + " has no function library");
 
-  // Gets the functions with the nodes.
+  // Conversion adds the functions along with the nodes.
   tensorflow::Graph graph(tensorflow::OpRegistry::Global());
   tensorflow::GraphConstructorOptions options;
   options.allow_internal_ops = true;

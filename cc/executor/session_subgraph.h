@@ -1,5 +1,5 @@
-// A sub-graph of a worker session, or of all sessions with the same devices: what a parameter server keeps for a part
-// of its workers' models. A graph that is not for the lock-free executor runs on TensorFlow's.
+// A sub-graph of one worker session, or of all sessions with the same devices: what a parameter server keeps of its
+// workers' models. A graph that the lock-free executor does not support runs on TensorFlow's.
 #ifndef STARWIRE_CC_EXECUTOR_SESSION_SUBGRAPH_H_
 #define STARWIRE_CC_EXECUTOR_SESSION_SUBGRAPH_H_
 
@@ -18,20 +18,20 @@ namespace starwire {
 
 class SessionSubgraph {
  public:
-  // Whose kernels with a state are.
+  // Who owns stateful kernels.
   enum class Kernels {
-    kSessions,  // the session's, by name, as for TensorFlow's own graphs
-    kOwn,       // the sub-graph's, like all others: their state is found by its name, or there is none
+    kSessions,  // the session, by name, as for TensorFlow's own graphs
+    kOwn,       // the sub-graph, like all others: their state is found by name, or there is none
   };
 
-  // All nodes of `graph` are placed on one device of the session. With kSessions, node names of operations with a state
-  // are the session's names for it: unique, unless the same thing is meant. `handle` is the session's, as the master
-  // knows it. `session` stays alive as long as this does.
+  // All nodes of `graph` are placed on one device of the session. With kSessions, the node names of stateful operations
+  // identify their state in the session: they are equal only for the same state. `handle` is the session's handle, as
+  // the master knows it. `session` stays alive as long as this object.
   static Status Register(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
                          const tensorflow::GraphDef& graph, const tensorflow::ConfigProto& config, int threads,
                          Kernels kernels, std::unique_ptr<SessionSubgraph>* out);
 
-  // No run may be under way.
+  // No run may be in progress.
   ~SessionSubgraph();
   SessionSubgraph(const SessionSubgraph&) = delete;
   SessionSubgraph& operator=(const SessionSubgraph&) = delete;
@@ -43,7 +43,7 @@ class SessionSubgraph {
   size_t num_fetches() const { return num_fetches_; }
   // Why TensorFlow's executor runs it; empty if the lock-free one does.
   const std::string& unsupported() const { return unsupported_; }
-  // Whether some kernel may go on elsewhere when Run() returns.
+  // Whether a kernel may still run elsewhere when Run() returns.
   bool is_async() const { return subgraph_ == nullptr || subgraph_->is_async(); }
   // See Subgraph; 0 if TensorFlow's executor runs it.
   uint64_t CostNanos() const { return subgraph_ == nullptr ? 0 : subgraph_->CostNanos(); }
@@ -58,8 +58,8 @@ class SessionSubgraph {
   const std::string handle_;
   std::unique_ptr<tensorflow::FunctionLibraryDefinition> library_;
   std::unique_ptr<tensorflow::ProcessFunctionLibraryRuntime> runtime_;
-  tensorflow::Device* held_ = nullptr;  // where kernels are held
-  // One of the two.
+  tensorflow::Device* held_ = nullptr;  // the device that holds the kernels
+  // Exactly one of the two is set.
   std::unique_ptr<Subgraph> subgraph_;
   std::unique_ptr<tensorflow::Executor> stock_;
   std::string unsupported_;

@@ -24,8 +24,7 @@ namespace starwire {
 
 class SubgraphTable;
 
-// One run: what it is told and what comes out. Belongs to the caller, stays where it is until OnDone, and may be used
-// again then.
+// One run: its arguments and results. Belongs to the caller, must not move until OnDone, and can be reused then.
 class Step {
  public:
   struct Value {
@@ -35,18 +34,17 @@ class Step {
 
   virtual ~Step() = default;
 
-  // Exactly once per run, on the thread that ran the last kernel.
+  // Called exactly once per run, on the thread that ran the last kernel.
   virtual void OnDone(const Status& status) = 0;
 
-  // As for TensorFlow's executors. `runner` is where expensive kernels are shared out to, and must be set; `call_frame`
-  // is not used, nor is `sync_on_finish`: a CPU has nothing to wait for. With `run_all_kernels_inline` nothing is
-  // shared out.
+  // As for TensorFlow's executors. `runner` must be set: it runs expensive kernels on other threads, unless
+  // `run_all_kernels_inline` is set. `call_frame` is not used, nor is `sync_on_finish`: a CPU has nothing to wait for.
   tensorflow::Executor::Args args;
-  // Asynchronous kernels end on threads that have no time for what follows, or hold locks: the run goes on with
+  // Asynchronous kernels end on threads that have no time for what follows, or that hold locks: continue the run with
   // `runner`.
   bool goes_on_elsewhere = false;
-  // At least as many as the graph has `_Arg`s. The tensors are moved from: a kernel that is the only reader may change
-  // them in place.
+  // At least as many as the graph has `_Arg`s. The tensors are moved from, so that a kernel that is the only reader can
+  // change them in place.
   std::vector<tensorflow::Tensor> feeds;
   // At least as many as the graph has `_Retval`s.
   std::vector<Value> fetches;
@@ -55,23 +53,23 @@ class Step {
 class Subgraph {
  public:
   // Kernels come from params.create_kernel; `_Arg` and `_Retval` need none. `threads`: how many may work on one run. If
-  // the graph is not for this executor, the result is OK, *unsupported says why and *out stays empty.
+  // this executor does not support the graph, the result is OK, *unsupported says why and *out stays empty.
   static Status Compile(const tensorflow::LocalExecutorParams& params, const tensorflow::Graph& graph, int threads,
                         std::unique_ptr<Subgraph>* out, std::string* unsupported);
 
-  // No run may be under way.
+  // No run may be in progress.
   ~Subgraph();
   Subgraph(const Subgraph&) = delete;
   Subgraph& operator=(const Subgraph&) = delete;
 
-  // Runs as far as it goes on this thread. Any number of runs may be under way.
+  // Runs as far as possible on this thread. Any number of runs may be in progress.
   void Run(Step* step) const;
 
   size_t num_feeds() const;
   size_t num_fetches() const;
-  // Whether some kernel may go on elsewhere when Run() returns.
+  // Whether a kernel may still run elsewhere when Run() returns.
   bool is_async() const;
-  // What all kernels together took when they were last measured; 0: not known yet.
+  // The total time of all kernels when last measured; 0: not known yet.
   uint64_t CostNanos() const;
 
  private:

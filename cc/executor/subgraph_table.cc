@@ -26,8 +26,8 @@ bool FindPeer(const Node* node, const char* attribute, tensorflow::DeviceNameUti
          tensorflow::DeviceNameUtils::ParseFullName(name, peer);
 }
 
-// Where an output should lie that crosses to `peer` or came from there: in memory that a network card or an accelerator
-// can reach.
+// Sets where an output that crosses to `peer` or came from there should lie: in memory that a network card or an
+// accelerator can reach.
 void SuitPeer(const tensorflow::DeviceNameUtils::ParsedName& own, const tensorflow::DeviceNameUtils::ParsedName& peer,
               tensorflow::AllocatorAttributes* attributes) {
   if (!tensorflow::DeviceNameUtils::IsSameAddressSpace(own, peer)) {

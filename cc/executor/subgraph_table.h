@@ -1,4 +1,4 @@
-// What a compiled sub-graph consists of on TensorFlow's side: the kernel table. Only for the files of this folder.
+// TensorFlow's side of a compiled sub-graph: the kernel table. Private to this folder.
 #ifndef STARWIRE_CC_EXECUTOR_SUBGRAPH_TABLE_H_
 #define STARWIRE_CC_EXECUTOR_SUBGRAPH_TABLE_H_
 
@@ -18,11 +18,11 @@
 
 namespace starwire {
 
-// How an input gets to its kernel.
+// How a kernel gets an input.
 enum class InputKind : uint8_t {
   kValue,       // where the producer leaves it, in every run
-  kReference,   // a variable's mutex and tensor, found out in each run
-  kDereferred,  // what a variable holds at that moment
+  kReference,   // a variable's mutex and tensor, looked up in each run
+  kDereferred,  // a variable's value at that moment
 };
 
 struct SubgraphNode {
@@ -37,7 +37,7 @@ struct SubgraphNode {
   bool inputs_vary = false;  // some input is not kValue, or may be absent
   bool is_merge = false;
   bool is_transfer = false;
-  bool may_die = false;  // Switch, Recv: an output that is not there is dead
+  bool may_die = false;  // Switch, Recv: an output that is not set is dead
   bool reads_uninitialized = false;
   bool is_communication = false;
   bool* outputs_required = nullptr;  // null: all
@@ -50,7 +50,7 @@ class SubgraphTable : public tensorflow::core::RefCounted {
 
   // As Subgraph::Compile.
   Status Compile(const tensorflow::Graph& graph, int threads, std::string* unsupported);
-  // Frees kernels and plan: no run is under way. Scratches that somebody still holds keep the rest.
+  // Frees kernels and plan; no run may be in progress. Scratches that are still held keep the rest alive.
   void Retire();
 
   const tensorflow::LocalExecutorParams params;
@@ -63,7 +63,7 @@ class SubgraphTable : public tensorflow::core::RefCounted {
   std::vector<uint32_t> readers;
   std::vector<tensorflow::AllocatorAttributes> output_attributes;
   std::vector<tensorflow::DataType> output_types;
-  // Constants, by slot: the tensor keeps a reference, so that no kernel changes it in place.
+  // Constants, by slot. This reference keeps kernels from changing the tensor in place.
   std::vector<std::pair<uint32_t, tensorflow::Tensor>> constants;
   std::vector<uint32_t> arg_slots;  // by index; kNoSlot if there is no such `_Arg`
   size_t num_fetches = 0;
@@ -76,13 +76,13 @@ class SubgraphTable : public tensorflow::core::RefCounted {
 
  private:
   Status AddNode(const tensorflow::Node& node, std::string* unsupported);
-  // What crosses to another device or comes from there lies where it has to.
+  // Places outputs that cross to or from another device in memory that suits the transfer.
   void SuitTransfers(const tensorflow::Graph& graph);
   Status Connect(const tensorflow::Graph& graph, std::string* unsupported);
 
   std::vector<tensorflow::OpKernel*> kernels_;
   std::vector<std::unique_ptr<bool[]>> required_;
-  std::vector<uint32_t> index_;  // by a node's id
+  std::vector<uint32_t> index_;  // by node id
   std::vector<sw_exec_node> plan_nodes_;
   std::vector<sw_exec_edge> plan_edges_;
 };

@@ -80,7 +80,7 @@ OpKernel* Create(OpKernelConstruction* context) {
 template <typename Kernel>
 void RegisterKernel(const char* op, const char* kernel) {
   const tensorflow::KernelDef* def = tensorflow::KernelDefBuilder(op).Device(tensorflow::DEVICE_CPU).Build();
-  // Its constructor is what registers.
+  // The constructor registers the kernel.
   tensorflow::kernel_factory::OpKernelRegistrar(def, kernel, &Create<Kernel>);
 }
 
@@ -108,7 +108,7 @@ bool RegisterFuseOps() {
         .Attr("T: list(type) >= 1")
         .Attr("members: list(string) = []")
         .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-        .Doc("Several tensors as one scalar, so that they travel to another task in one message.")
+        .Doc("Packs several tensors into one scalar, which travels to another task in one message.")
         .Finalize(data);
   });
   ops->Register([](tensorflow::OpRegistrationData* data) {
@@ -118,7 +118,7 @@ bool RegisterFuseOps() {
         .Attr("T: list(type) >= 1")
         .Attr("members: list(string) = []")
         .SetShapeFn(tensorflow::shape_inference::UnknownShape)
-        .Doc("The tensors that a StarwireFuse op on another task was given.")
+        .Doc("Unpacks the tensors that a StarwireFuse op on another task packed.")
         .Finalize(data);
   });
   RegisterKernel<FuseOp>(kFuseOp, "starwire::FuseOp");

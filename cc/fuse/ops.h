@@ -1,18 +1,18 @@
-// The two operations between which several tensors travel as one.
+// The two operations that send several tensors as one.
 #ifndef STARWIRE_CC_FUSE_OPS_H_
 #define STARWIRE_CC_FUSE_OPS_H_
 
 namespace starwire {
 
-// Takes tensors and gives one scalar variant that holds them; attribute `T`: their types.
+// Packs tensors into one scalar variant; attribute `T`: their types.
 extern const char kFuseOp[];
 // The reverse, on another task.
 extern const char kUnfuseOp[];
-// On both: what the tensors are called in the graph that they come from.
+// An attribute of both: the tensors' names in the original graph.
 extern const char kMembersAttr[];
 
-// Makes TensorFlow know the operations, their kernels and the variant. False if it knows them already, from another
-// copy of this library.
+// Registers the operations, their kernels and the variant with TensorFlow. False if another copy of this library has
+// already done so.
 bool RegisterFuseOps();
 
 }  // namespace starwire

@@ -1,5 +1,6 @@
 #include "cc/fuse/pass.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -32,21 +33,21 @@ using tensorflow::Graph;
 using tensorflow::Node;
 using tensorflow::NodeDef;
 
-// Behind TensorFlow's own passes, which replicate constants and lower functions.
+// After TensorFlow's own passes, which replicate constants and lower functions.
 constexpr int kPhase = 10000;
 
-// Kernels of one name may be kept and shared by all graphs of a session: no two nodes of ours have the same.
+// All graphs of a session may share kernels by name, so the name of each new node is unique.
 std::string NewName(const char* what, size_t members) {
   static std::atomic<uint64_t> count{0};
   return "starwire_" + std::string(what) + "_" + std::to_string(count.fetch_add(1)) + "_of_" + std::to_string(members);
 }
 
-// One group on its way into the graph.
+// A group, and its insertion into the graph.
 class Group {
  public:
   Group(const GraphDescription& description, const sw_fuse_group& group) : description_(description), group_(group) {}
 
-  // Nothing is changed until everything is known to work.
+  // Checks the group before anything is changed.
   Status Prepare(const tensorflow::DeviceSet* devices) {
     Status status = HostOf(group_.src_task, devices, &source_device_);
     if (status.ok()) status = HostOf(group_.dst_task, devices, &destination_device_);
@@ -64,7 +65,7 @@ class Group {
   Status Insert(Graph* graph) const {
     Node* first = nullptr;
     Node* last = nullptr;
-    // Without a tensor among them nothing has to be carried: TensorFlow does it for the control edge in between.
+    // A group of control edges carries no data: TensorFlow sends the control edge between the two nodes.
     const bool carries = !types_.empty();
     Status status = AddNode(graph, carries ? kFuseOp : "NoOp", "fuse", source_device_, &first);
     if (!status.ok()) return status;
@@ -108,7 +109,7 @@ class Group {
   size_t size() const { return group_.n_items; }
 
  private:
-  // The first CPU of the task: what is fused is put together in the host's memory.
+  // The first CPU of the task: tensors are fused in host memory.
   Status HostOf(uint32_t task, const tensorflow::DeviceSet* devices, std::string* device) const {
     *device = description_.task(task) + "/device:CPU:0";
     if (devices == nullptr || devices->FindDeviceByName(*device) != nullptr) return OkStatus();
@@ -139,14 +140,19 @@ class Group {
 
 class FusePass : public tensorflow::GraphOptimizationPass {
  public:
-  // Runs in the process of the session's master.
+  // Runs in the process of the session's master, or of the task that calls the function. The parts of a function that
+  // other tasks run do not come here again.
   Status Run(const tensorflow::GraphOptimizationPassOptions& options) override {
     if (options.graph == nullptr || *options.graph == nullptr || options.session_options == nullptr ||
-        options.device_set == nullptr || options.is_function_graph) {
+        options.device_set == nullptr) {
       return OkStatus();
     }
+    // Most functions are local.
+    if (options.is_function_graph && IsLocal(*options.device_set)) return OkStatus();
+    const std::string task = options.is_function_graph ? CallingTask(options) : ClientTask(*options.device_set);
     FuseSettings settings;
-    Status status = ReadFuseSettings(options.session_options->config, ClientTask(*options.device_set), &settings);
+    Status status = ReadFuseSettings(options.session_options->config, task,
+                                     options.is_function_graph ? FuseScope::kFunction : FuseScope::kSession, &settings);
     if (!status.ok() || !settings.on) return status;
     const uint64_t start = tensorflow::Env::Default()->NowMicros();
     FuseResult result;
@@ -157,7 +163,7 @@ class FusePass : public tensorflow::GraphOptimizationPass {
     }
     if (result.crossings == 0) return OkStatus();
     const uint64_t took = tensorflow::Env::Default()->NowMicros() - start;
-    // As text: not every version of TensorFlow exports what writes numbers to its log.
+    // As text: not every version of TensorFlow exports the functions that log numbers.
     LOG(INFO) << "starwire: tensor_fuse: " + Describe(result) + " (planned in " + std::to_string(took / 1000) + " ms)";
     return OkStatus();
   }
@@ -170,24 +176,40 @@ class FusePass : public tensorflow::GraphOptimizationPass {
            " messages per step instead of " + crossings;
   }
 
-  static std::string ClientTask(const tensorflow::DeviceSet& devices) {
+  static std::string TaskOf(const tensorflow::Device* device) {
     std::string task, local;
-    if (devices.client_device() != nullptr) {
-      DeviceNameUtils::SplitDeviceName(devices.client_device()->name(), &task, &local);
-    }
+    if (device != nullptr) DeviceNameUtils::SplitDeviceName(device->name(), &task, &local);
     return task;
+  }
+
+  static std::string ClientTask(const tensorflow::DeviceSet& devices) { return TaskOf(devices.client_device()); }
+
+  static bool IsLocal(const tensorflow::DeviceSet& devices) {
+    return std::all_of(devices.devices().begin(), devices.devices().end(),
+                       [](const tensorflow::Device* device) { return device->IsLocal(); });
+  }
+
+  // Functions have no client device.
+  static std::string CallingTask(const tensorflow::GraphOptimizationPassOptions& options) {
+    if (options.default_function_device != nullptr && options.default_function_device->IsLocal()) {
+      return TaskOf(options.default_function_device);
+    }
+    for (const tensorflow::Device* device : options.device_set->devices()) {
+      if (device->IsLocal()) return TaskOf(device);
+    }
+    return std::string();
   }
 };
 
 }  // namespace
 
 Status FuseGraph(Graph* graph, const tensorflow::DeviceSet* devices, const sw_fuse_limits& limits, FuseResult* result) {
-  // Does no harm if nothing else comes of it.
+  // Harmless if nothing is fused afterwards.
   Status pinned = PinReferenceReads(graph);
   if (!pinned.ok()) return pinned;
   GraphDescription description(*graph);
   if (!description.crosses()) return OkStatus();
-  description.FindSizes();
+  description.FindSizes(/*guess=*/false);
   description.FindFeeds();
   const sw_plan_graph view = description.ForPlanner();
   FusePlanHandle plan;

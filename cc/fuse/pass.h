@@ -9,20 +9,20 @@
 
 namespace starwire {
 
-// What became of one graph.
+// The result for one graph.
 struct FuseResult {
   size_t crossings = 0;  // tensors and control tokens that cross between tasks: the messages without fusion
-  size_t fused = 0;      // those of them that travel with others
-  size_t groups = 0;     // in so many messages
+  size_t fused = 0;      // how many of them travel with others
+  size_t groups = 0;     // in how many messages
   size_t Messages() const { return crossings - fused + groups; }
 };
 
-// Fuses what is worth it in a graph that is placed and not yet partitioned. `devices` may be null. The graph means
-// what it did if this fails.
+// Fuses tensors where it pays, in a graph that is placed and not yet partitioned. `devices` may be null. If this fails,
+// the graph still has its original meaning.
 Status FuseGraph(tensorflow::Graph* graph, const tensorflow::DeviceSet* devices, const sw_fuse_limits& limits,
                  FuseResult* result);
 
-// Makes TensorFlow apply it to the graphs of sessions that want it (cc/fuse/switch.h).
+// Registers the pass with TensorFlow, for the graphs of sessions that enable it (cc/fuse/switch.h).
 void RegisterFusePass();
 
 }  // namespace starwire

@@ -14,9 +14,14 @@ namespace {
 
 constexpr int kTensorFuseField = 201;
 
+struct ServerWish {
+  FuseWish wish = FuseWish::kUnsaid;
+  bool functions = false;
+};
+
 struct ServerWishes {
   std::mutex mu;
-  std::unordered_map<std::string, FuseWish> by_task;
+  std::unordered_map<std::string, ServerWish> by_task;
 };
 
 ServerWishes* AllServerWishes() {
@@ -24,18 +29,18 @@ ServerWishes* AllServerWishes() {
   return wishes;
 }
 
-// Of a process without a server of its own; a server has logged them when it started.
+// For a process without a server; a server logs them when it starts.
 void LogEnvironmentWarnings() {
   const sw_string text = sw_environment_warnings();
   if (text.len != 0) LOG(WARNING) << std::string(reinterpret_cast<const char*>(text.data), text.len);
   sw_string_free(text);
 }
 
-FuseWish ServerWishOf(const std::string& task) {
+ServerWish ServerWishOf(const std::string& task) {
   ServerWishes* wishes = AllServerWishes();
   std::lock_guard<std::mutex> lock(wishes->mu);
   const auto found = wishes->by_task.find(task);
-  return found == wishes->by_task.end() ? FuseWish::kUnsaid : found->second;
+  return found == wishes->by_task.end() ? ServerWish() : found->second;
 }
 
 }  // namespace
@@ -49,36 +54,35 @@ FuseWish FuseWishOf(const tensorflow::ConfigProto& config, FuseWish of_server) {
     wishes.push_back(field.varint() != 0 ? FuseWish::kOn : FuseWish::kOff);
   }
   if (wishes.empty()) return FuseWish::kUnsaid;
-  // TensorFlow merges the server's configuration into the session's, behind it, and if the session comes from another
-  // process also before it. Of two different wishes one is therefore the server's.
+  // TensorFlow appends the server's configuration to the session's, and also prepends it if the session comes from
+  // another process. If two wishes differ, one of them is therefore the server's.
   for (FuseWish wish : wishes) {
     if (of_server != FuseWish::kUnsaid && wish != of_server) return wish;
   }
   return wishes.size() < 3 ? wishes[0] : wishes[1];
 }
 
-void SetServerFuseWish(const std::string& task, FuseWish wish) {
+void SetServerFuseWish(const std::string& task, FuseWish wish, bool functions) {
   ServerWishes* wishes = AllServerWishes();
   std::lock_guard<std::mutex> lock(wishes->mu);
-  if (wish == FuseWish::kUnsaid) {
-    wishes->by_task.erase(task);
-  } else {
-    wishes->by_task[task] = wish;
-  }
+  wishes->by_task[task] = {wish, functions};
 }
 
-Status ReadFuseSettings(const tensorflow::ConfigProto& config, const std::string& task, FuseSettings* settings) {
+Status ReadFuseSettings(const tensorflow::ConfigProto& config, const std::string& task, FuseScope scope,
+                        FuseSettings* settings) {
   LogEnvironmentWarnings();
-  const FuseWish of_server = ServerWishOf(task);
-  FuseWish wish = FuseWishOf(config, of_server);
-  if (wish == FuseWish::kUnsaid) wish = of_server;
+  const ServerWish of_server = ServerWishOf(task);
+  FuseWish wish = FuseWishOf(config, of_server.wish);
+  if (wish == FuseWish::kUnsaid) wish = of_server.wish;
   settings->on = wish == FuseWish::kOn;
   if (wish == FuseWish::kOff) return OkStatus();
-  uint32_t enabled = 0;
+  int32_t enabled = 0;
   ErrorHandle error;
   const sw_code code = sw_fuse_settings(&enabled, &settings->limits, Into(&error));
   if (code != 0) return StatusFromError(code, error);
-  if (wish == FuseWish::kUnsaid) settings->on = enabled != 0;
+  if (wish != FuseWish::kUnsaid) return OkStatus();
+  const bool by_protocol = scope == FuseScope::kFunction && of_server.functions;
+  settings->on = enabled < 0 ? by_protocol : enabled != 0;
   return OkStatus();
 }
 

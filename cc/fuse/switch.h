@@ -1,4 +1,4 @@
-// Whether tensors of a session are fused, and within which limits.
+// Whether tensors of a session or function are fused, and within which limits.
 #ifndef STARWIRE_CC_FUSE_SWITCH_H_
 #define STARWIRE_CC_FUSE_SWITCH_H_
 
@@ -10,23 +10,28 @@
 
 namespace starwire {
 
-// What a session configuration says. DeepRec's ConfigProto has the field; in TensorFlow's it is an unknown one, which
-// travels with the message all the same.
+// The setting in the configuration of a session or function. DeepRec's ConfigProto has the field; in TensorFlow's it is
+// an unknown field, which still travels with the message.
 enum class FuseWish { kUnsaid, kOff, kOn };
-// `of_server`: what the configuration of the session's server says, if that is known.
+// `of_server`: the setting of the session's server, if known.
 FuseWish FuseWishOf(const tensorflow::ConfigProto& config, FuseWish of_server = FuseWish::kUnsaid);
 
-// What the configuration of the server of a task in this process says. TensorFlow merges that into the configurations
-// of its sessions, where it could not be told from what they say themselves.
-void SetServerFuseWish(const std::string& task, FuseWish wish);
+// Records the setting of the server of a task in this process. TensorFlow merges it into the configurations of the
+// server's sessions, where it cannot be told from their own. `functions`: the server's protocol fuses tensors of
+// functions unless told otherwise.
+void SetServerFuseWish(const std::string& task, FuseWish wish, bool functions);
 
 struct FuseSettings {
   bool on = false;
   sw_fuse_limits limits = {};
 };
-// The session's word counts most, then the server's, then the environment's. `task` is the one that the session is
-// connected to. Fails if the environment makes no sense; if fusion is off anyway, that does not matter.
-Status ReadFuseSettings(const tensorflow::ConfigProto& config, const std::string& task, FuseSettings* settings);
+// The graph of a session, or of a function that runs on several tasks.
+enum class FuseScope { kSession, kFunction };
+// In order of precedence: the session or function, its server, the environment, the protocol. `task` is the one that
+// the session is connected to, or that calls the function. Fails if the environment is invalid, unless fusion is off
+// anyway.
+Status ReadFuseSettings(const tensorflow::ConfigProto& config, const std::string& task, FuseScope scope,
+                        FuseSettings* settings);
 
 }  // namespace starwire
 

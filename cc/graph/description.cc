@@ -28,16 +28,19 @@ using tensorflow::Node;
 namespace {
 
 constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
-// To find out which fetches depend on which feeds takes a walk through the graph for each fetch. When that would be too
-// much, each feed counts as one that the client may hold back.
+// Finding out which fetches depend on which feeds takes a walk through the graph for each fetch. If that is too much,
+// every feed is treated as one that the client may hold back.
 constexpr uint64_t kMostSteps = 20 * 1000 * 1000;
+// The guesses of FindSizes(): examples in a batch, and bytes in a string.
+constexpr int64_t kTypicalRows = 512;
+constexpr int64_t kTypicalString = 32;
 
 bool IsOfClient(const Node& node) {
   bool of_client = false;
   return tensorflow::TryGetNodeAttr(node.attrs(), "client_terminated", &of_client) && of_client;
 }
 
-// To another task, the value behind a reference travels as any other does.
+// To another task, the value behind a reference travels like any other.
 uint32_t TypeClass(const Edge& edge, bool crosses) {
   if (edge.IsControlEdge()) return SW_EDGE_CONTROL;
   if (tensorflow::IsRefType(edge.dst()->input_type(edge.dst_input()))) return SW_EDGE_REF;
@@ -60,7 +63,7 @@ GraphDescription::GraphDescription(const tensorflow::Graph& graph)
   }
   if (!crosses_) return;
   for (Node* node : graph.op_nodes()) AddNode(node);
-  // In a fixed order: that of the nodes, and of their inputs.
+  // In a fixed order: by node, then by input.
   std::vector<const Edge*> in;
   for (Node* node : nodes_) {
     in.clear();
@@ -126,11 +129,11 @@ void GraphDescription::AddNode(Node* node) {
   } else if (IsVariable(*node)) {
     out.detail = variables_.emplace(VariableName(*node), static_cast<uint32_t>(variables_.size() + 1)).first->second;
   }
-  // The client's feeds are there when the step begins, but for partial runs: FindFeeds().
+  // The client's feeds are present when the step begins, except in partial runs: see FindFeeds().
   if (out.kind == SW_NODE_FEED || out.kind == SW_NODE_FETCH) {
     out.flags &= ~(SW_NODE_IS_BLOCKING | SW_NODE_IS_STATEFUL);
   }
-  // Such a tensor lies within a larger one that its consumer expects.
+  // Such a tensor is part of a larger one, which its consumer expects.
   if (node->attrs().Find("_scoped_allocator") != nullptr) out.flags |= SW_NODE_IS_UNTOUCHABLE;
   numbers_[node->id()] = static_cast<uint32_t>(nodes_.size());
   nodes_.push_back(node);
@@ -159,36 +162,53 @@ void GraphDescription::AddEdge(const Edge* edge) {
   plan_edges_.push_back(out);
 }
 
-void GraphDescription::FindSizes() {
+void GraphDescription::FindSizes(bool guess) {
   tensorflow::ShapeRefiner refiner(graph_.versions(), graph_.op_registry());
   refiner.set_require_shape_inference_fns(false);
   refiner.set_disable_constant_propagation(true);
   std::vector<Node*> order;
   tensorflow::GetReversePostOrder(graph_, &order);
   for (const Node* node : order) {
-    // A node whose shapes cannot be found out makes those behind it unknown, and no more.
+    // If a node's shapes cannot be inferred, only those after it are unknown.
     if (node->IsOp()) refiner.AddNode(node).IgnoreError();
   }
   for (size_t i = 0; i < edges_.size(); ++i) {
     sw_plan_edge& edge = plan_edges_[i];
-    if (edge.type_class != SW_EDGE_PLAIN || plan_nodes_[edge.src].task == plan_nodes_[edge.dst].task) continue;
+    const bool is_string = guess && edge.type_class == SW_EDGE_STRING;
+    if (edge.type_class != SW_EDGE_PLAIN && !is_string) continue;
+    if (plan_nodes_[edge.src].task == plan_nodes_[edge.dst].task) continue;
     tensorflow::shape_inference::InferenceContext* context = refiner.GetContext(edges_[i]->src());
     if (context == nullptr || edge.src_output >= context->num_outputs()) continue;
     const auto shape = context->output(edge.src_output);
-    if (!context->FullyDefined(shape)) continue;
+    if (!(guess ? context->RankKnown(shape) : context->FullyDefined(shape))) continue;
     const DataType dtype = tensorflow::BaseType(edges_[i]->src()->output_type(edge.src_output));
-    int64_t bytes = static_cast<int64_t>(RawSize(dtype));
-    bool overflow = false;
+    int64_t bytes = is_string ? kTypicalString : static_cast<int64_t>(RawSize(dtype));
+    bool overflow = false, guessed = false;
     for (int dim = 0; dim < context->Rank(shape); ++dim) {
-      overflow = overflow || __builtin_mul_overflow(bytes, context->Value(context->Dim(shape, dim)), &bytes);
+      int64_t size = context->Value(context->Dim(shape, dim));
+      if (size < 0) {
+        size = guessed ? 1 : kTypicalRows;
+        guessed = true;
+      }
+      overflow = overflow || __builtin_mul_overflow(bytes, size, &bytes);
     }
     edge.bytes = overflow ? std::numeric_limits<int64_t>::max() : bytes;
   }
 }
 
-// In a partial run the client may hold back a feed until it has got a fetch that does not depend on it. No fetch that
-// depends on one of two feeds may then be tied to the other; feeds on which the same fetches depend are one in this
-// respect, and those on which all fetches depend cannot be held back.
+uint64_t GraphDescription::CrossingBytes() const {
+  uint64_t sum = 0;
+  for (const sw_plan_edge& edge : plan_edges_) {
+    if (edge.bytes > 0 && __builtin_add_overflow(sum, static_cast<uint64_t>(edge.bytes), &sum)) {
+      return std::numeric_limits<uint64_t>::max();
+    }
+  }
+  return sum;
+}
+
+// In a partial run the client may hold back a feed until it has received a fetch that does not depend on it. A fetch
+// that depends on only one of two feeds must then not be tied to the other. Feeds with the same dependent fetches count
+// as one, and feeds that all fetches depend on cannot be held back.
 void GraphDescription::FindFeeds() {
   std::vector<uint32_t> feeds, fetches;
   for (uint32_t i = 0; i < nodes_.size(); ++i) {
@@ -200,7 +220,7 @@ void GraphDescription::FindFeeds() {
     for (uint32_t feed : feeds) plan_nodes_[feed].flags |= SW_NODE_IS_BLOCKING;
     return;
   }
-  std::vector<std::vector<uint32_t>> dependents(nodes_.size());  // of feeds: the fetches
+  std::vector<std::vector<uint32_t>> dependents(nodes_.size());  // by feed: the fetches
   std::vector<uint32_t> seen(nodes_.size(), kNone);
   std::vector<uint32_t> open;
   for (uint32_t fetch : fetches) {
@@ -227,7 +247,7 @@ void GraphDescription::FindFeeds() {
   for (const auto& entry : alike) AddBlocker(entry.first.first, entry.second);
 }
 
-// A node that only the planner sees: what all of `feeds` wait for.
+// Adds a node that only the planner sees and that all of `feeds` wait for.
 void GraphDescription::AddBlocker(uint32_t task, const std::vector<uint32_t>& feeds) {
   const uint32_t number = static_cast<uint32_t>(plan_nodes_.size());
   sw_plan_node blocker = plan_nodes_[feeds.front()];

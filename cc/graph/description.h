@@ -1,4 +1,4 @@
-// A TensorFlow graph as the planners of include/starwire.h want to see it.
+// A TensorFlow graph in the form that the planners of include/starwire.h take.
 #ifndef STARWIRE_CC_GRAPH_DESCRIPTION_H_
 #define STARWIRE_CC_GRAPH_DESCRIPTION_H_
 
@@ -13,20 +13,23 @@
 
 namespace starwire {
 
-// Borrows the graph, which must be placed and must not change meanwhile.
+// Borrows the graph, which must be placed and must not change in the meantime.
 class GraphDescription {
  public:
   explicit GraphDescription(const tensorflow::Graph& graph);
   GraphDescription(const GraphDescription&) = delete;
   GraphDescription& operator=(const GraphDescription&) = delete;
 
-  // Whether anything crosses between tasks at all. If not, nothing else is worth asking for.
+  // Whether anything crosses between tasks. If not, the rest is not needed.
   bool crosses() const { return crosses_; }
-  // What takes longer to find out: how much crossing edges carry ...
-  void FindSizes();
-  // ... and which feeds a client may hold back.
+  // Finds out how much crossing edges carry. This takes longer. `guess`: also where a batch or a string decides it, by
+  // what is usual.
+  void FindSizes(bool guess);
+  // All that is known to cross.
+  uint64_t CrossingBytes() const;
+  // Finds out which feeds a client may hold back. This takes longer, too.
   void FindFeeds();
-  // Nothing may be put between the node and its neighbours.
+  // Forbids inserting anything between the node and its neighbours.
   void LeaveAlone(uint32_t number);
 
   sw_plan_graph ForPlanner() const;
@@ -55,13 +58,13 @@ class GraphDescription {
   const tensorflow::Graph& graph_;
   std::vector<tensorflow::Node*> nodes_;
   std::vector<const tensorflow::Edge*> edges_;
-  std::vector<uint32_t> numbers_;  // of nodes, by their id
+  std::vector<uint32_t> numbers_;  // of nodes, by id
   std::vector<std::string> tasks_;
   std::unordered_map<std::string, uint32_t> task_numbers_;
   std::unordered_map<std::string, Place> places_;  // by device name
   std::unordered_map<std::string, uint32_t> frames_;
   std::unordered_map<std::string, uint32_t> variables_;
-  std::vector<sw_plan_node> plan_nodes_;  // may go on behind nodes_, as plan_edges_ behind edges_: see AddBlocker
+  std::vector<sw_plan_node> plan_nodes_;  // may extend beyond nodes_, as plan_edges_ beyond edges_: see AddBlocker
   std::vector<sw_plan_edge> plan_edges_;
   bool crosses_ = false;
 };

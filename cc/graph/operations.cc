@@ -13,7 +13,7 @@ namespace {
 using tensorflow::Edge;
 using tensorflow::Node;
 
-// A handle of this name is made anew each time: a copy of the node would be another variable.
+// A handle with this name is created anew each time: a copy of the node would be another variable.
 constexpr char kAnonymous[] = "cd2c89b7-88b7-44c8-ad83-06c2a9158347";
 
 std::string TextOf(const Node& node, const char* attribute) {
@@ -22,7 +22,7 @@ std::string TextOf(const Node& node, const char* attribute) {
   return text;
 }
 
-// An Identity beside a reference variable is how TensorFlow 1 reads it.
+// TensorFlow 1 reads a reference variable with an Identity beside it.
 bool ReadsReference(const Node& node) {
   if (node.type_string() != "Identity") return false;
   const Edge* edge = nullptr;
@@ -31,7 +31,7 @@ bool ReadsReference(const Node& node) {
   return IsVariable(*source) && source->num_outputs() == 1 && tensorflow::IsRefType(source->output_type(0));
 }
 
-// What the table says of the operation, its types have to bear out: output 0 is what comes in at input 0.
+// The node's types must confirm the table: output 0 is the reference of input 0.
 bool ForwardsReference(const Node& node, uint32_t known) {
   if ((known & SW_OP_FORWARDS) == 0 || node.num_inputs() == 0 || node.num_outputs() == 0) return false;
   return tensorflow::IsRefType(node.input_type(0)) && node.input_type(0) == node.output_type(0);
@@ -73,7 +73,7 @@ uint32_t NodeFlags(const Node& node) {
 
 std::string VariableName(const Node& node) {
   const std::string shared = TextOf(node, "shared_name");
-  // An old variable without a name of its own has its node's.
+  // An old variable without a shared name uses its node's.
   const bool is_handle = node.output_type(0) == tensorflow::DT_RESOURCE;
   const std::string& name = shared.empty() && !is_handle ? node.name() : shared;
   return TextOf(node, "container") + '\0' + (is_handle ? "handle" : "reference") + '\0' + name;

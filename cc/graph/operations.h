@@ -1,4 +1,4 @@
-// What is known about operations: the table of crates/planner/src/ops.txt, as TensorFlow's nodes need it.
+// The op table (crates/planner/src/ops.txt), for TensorFlow's nodes.
 #ifndef STARWIRE_CC_GRAPH_OPERATIONS_H_
 #define STARWIRE_CC_GRAPH_OPERATIONS_H_
 
@@ -10,22 +10,23 @@
 
 namespace starwire {
 
-// SW_OP_… together; 0 for an operation that is not in the table, of which nothing may be assumed.
+// SW_OP_… flags; 0 for an operation that is not in the table: nothing may be assumed about it.
 uint32_t KnowledgeOf(const std::string& op);
 
-// Calls a function of the graph's library, whatever is in that.
+// Whether the node calls a function of the graph's library. The function itself is not examined.
 bool HasFunctions(const tensorflow::NodeDef& node);
 
-// May wait for something that is no edge of its graph.
+// Whether the node may wait for something other than an edge of its graph.
 bool MayWait(const tensorflow::NodeDef& node);
 
-// Known to run to its end in the time that its arithmetic takes: fit for a thread that others wait for.
+// Whether the node is known to finish in the time that its arithmetic takes, so that it can run on a thread that others
+// wait for.
 bool IsPrompt(const tensorflow::NodeDef& node);
 
-// A variable, rather than a constant or something else that is found by its name.
+// Whether the node is a variable, rather than a constant or something else that is found by name.
 bool IsVariable(const tensorflow::Node& node);
 
-// What the planners should know about a node: SW_NODE_IS_… together.
+// The node's SW_NODE_IS_… flags for the planners.
 uint32_t NodeFlags(const tensorflow::Node& node);
 
 // Variables of one device with equal texts are the same variable.

@@ -43,15 +43,15 @@ Status PinReferenceReads(Graph* graph) {
   std::vector<const Edge*> reads;
   for (const Edge* edge : graph->edges()) {
     if (!TakesValueOfReference(*edge)) continue;
-    // Without anything to wait for it is the same, but that a reference would cross. There is no such Identity on every
-    // accelerator.
+    // Without anything to wait for, the value is the same, except that a reference would cross. Not every accelerator
+    // has such an Identity.
     if (ControlInputs(*edge->dst()).empty() && !IsOnCpu(*edge->src())) continue;
     if (!DeviceNameUtils::IsSameAddressSpace(edge->src()->assigned_device_name(),
                                              edge->dst()->assigned_device_name())) {
       reads.push_back(edge);
     }
   }
-  // One for all that wait for nothing: their value crosses once.
+  // One for all readers that wait for nothing: their value crosses once.
   std::map<std::pair<const Node*, int>, Node*> plain;
   for (const Edge* edge : reads) {
     Node* variable = edge->src();
@@ -65,7 +65,7 @@ Status PinReferenceReads(Graph* graph) {
       continue;
     }
     tensorflow::NodeDef def;
-    // The same for all workers with the same graph.
+    // The same name on all workers with the same graph.
     const std::string for_whom = waits ? "/" + reader->name() + "/" + std::to_string(input) : "";
     def.set_name(variable->name() + "/starwire_read/" + std::to_string(output) + for_whom);
     def.set_op("Identity");

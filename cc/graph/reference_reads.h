@@ -1,4 +1,4 @@
-// When a variable's value is taken that another task needs.
+// Fixes when a variable's value is read for another task.
 #ifndef STARWIRE_CC_GRAPH_REFERENCE_READS_H_
 #define STARWIRE_CC_GRAPH_REFERENCE_READS_H_
 
@@ -7,10 +7,10 @@
 
 namespace starwire {
 
-// A reference that a node of another task takes the value of is followed after the node's control inputs: TensorFlow
-// lets the receiving end wait for them, and what arrives is what the variable holds by then. Gives each such node an
-// Identity beside the variable that says so, so that the edge between the tasks carries a value, whoever carries it. No
-// reference crosses afterwards.
+// When a node takes the value behind a reference of another task, the reference is dereferenced after the node's
+// control inputs: TensorFlow makes the receiving end wait for them, and what arrives is the variable's value at that
+// time. This gives each such node an Identity beside the variable with the same control inputs, so that the edge
+// between the tasks carries a value, whatever transports it. No reference crosses afterwards.
 Status PinReferenceReads(tensorflow::Graph* graph);
 
 }  // namespace starwire

@@ -1,4 +1,4 @@
-// Partitions that run on the lock-free executor, as a worker registers them and as its clients see them.
+// How a worker registers partitions that run on the lock-free executor, and how its clients see them.
 #ifndef STARWIRE_CC_PARTITION_GRAPHS_H_
 #define STARWIRE_CC_PARTITION_GRAPHS_H_
 
@@ -14,7 +14,7 @@ namespace starwire {
 
 class PartitionGraphs : public GraphFeature {
  public:
-  // Whether partitions of graphs that are registered from now on run on that executor, if they can.
+  // Whether partitions of graphs registered from now on run on that executor where it supports them.
   void Use(bool on) { on_.store(on); }
 
   void Register(const tensorflow::RegisterGraphRequest& request, int threads,

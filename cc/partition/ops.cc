@@ -31,7 +31,7 @@ using tensorflow::Graph;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 
-// What the partitions of this process consist of, by number.
+// The graphs of this process's partitions, by number.
 struct Partitions {
   std::mutex mu;
   std::unordered_map<int64_t, std::shared_ptr<const Graph>> graphs;
@@ -42,8 +42,8 @@ Partitions* AllPartitions() {
   return partitions;
 }
 
-// Without a state, in TensorFlow's sense: kernels with one are kept for the session, and this one lives as long as its
-// graph, whose function library it uses.
+// Stateless in TensorFlow's sense: stateful kernels are kept for the session, but this one lives as long as its graph,
+// whose function library it uses.
 class PartitionKernel : public AsyncOpKernel {
  public:
   explicit PartitionKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
@@ -102,11 +102,11 @@ void RegisterPartitionOps() {
         .Attr(std::string(kPartitionNumberAttr) + ": int")
         .SetIsDistributedCommunication()
         .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-        .Doc("Runs a partition of a graph. Made by workers for themselves.")
+        .Doc("Runs a partition of a graph. Workers create this op themselves; a graph cannot contain it.")
         .Finalize(data);
   });
   const tensorflow::KernelDef* def = tensorflow::KernelDefBuilder(kPartitionOp).Device(tensorflow::DEVICE_CPU).Build();
-  // Its constructor is what registers.
+  // The constructor registers the kernel.
   tensorflow::kernel_factory::OpKernelRegistrar(
       def, "PartitionKernel",
       [](OpKernelConstruction* context) -> tensorflow::OpKernel* { return new PartitionKernel(context); });
@@ -124,7 +124,7 @@ void ShowPartition(tensorflow::GraphDef* graph) {
 
 Status WithoutPartition(const Status& status) {
   if (status.ok()) return status;
-  // As tensorflow::AttachDef() has it: "\n\t [[NAME]]" or "\n\t [[{{node NAME}} …]]".
+  // As tensorflow::AttachDef() writes it: "\n\t [[NAME]]" or "\n\t [[{{node NAME}} …]]".
   const std::string open = "\n\t [[", node = "{{node ";
   const std::string prefix = kPartitionNodePrefix;
   std::string message = StatusMessage(status);

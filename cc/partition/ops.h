@@ -1,4 +1,4 @@
-// The operation that runs a whole partition of a graph: all that TensorFlow's executor gets to see of it.
+// The operation that runs a whole partition of a graph. TensorFlow's executor sees nothing else of the partition.
 #ifndef STARWIRE_CC_PARTITION_OPS_H_
 #define STARWIRE_CC_PARTITION_OPS_H_
 
@@ -7,18 +7,18 @@
 
 namespace starwire {
 
-// Its kernel takes the partition out of the Registration that it is made in.
+// Its kernel takes the partition out of the Registration during which it is created.
 extern const char kPartitionOp[];
 extern const char kPartitionNumberAttr[];
 extern const char kPartitionNodePrefix[];
 
 void RegisterPartitionOps();
 
-// For those who ask what a worker runs: the nodes of the partition instead of the operation. Other graphs stay as they
-// are.
+// For clients that ask which graphs a worker runs: replaces the operation by the nodes of the partition. Other graphs
+// stay unchanged.
 void ShowPartition(tensorflow::GraphDef* graph);
 
-// Takes out of an error that it went through the operation: it names the node of the partition that it is about.
+// Removes the operation's node from an error message, which already names the node of the partition.
 Status WithoutPartition(const Status& status);
 
 }  // namespace starwire

@@ -23,8 +23,8 @@ using tensorflow::OpSegment;
 
 namespace {
 
-// As TensorFlow's worker does it, but for inserted operations: their kernels have no state that another graph could
-// want, and who keeps them by name keeps those of graphs that are gone.
+// As in TensorFlow's worker, except for inserted operations: their kernels have no state that another graph could need,
+// and keeping them by name would keep those of deleted graphs.
 bool BelongsToSession(FunctionLibraryRuntime* runtime, const std::string& op) {
   return op[0] != '_' && OpSegment::ShouldOwnKernel(runtime, op);
 }
@@ -49,7 +49,7 @@ tensorflow::LocalExecutorParams ParamsFor(FunctionLibraryRuntime* runtime, const
   return params;
 }
 
-// What a run is told is what the kernel of the whole partition was told.
+// A run gets the arguments that the kernel of the whole partition got.
 void CopyArgs(OpKernelContext* context, CancellationManager* cancellation, tensorflow::Executor::Args* args) {
   args->step_id = context->step_id();
   args->rendezvous = context->rendezvous();
@@ -73,8 +73,8 @@ void CopyArgs(OpKernelContext* context, CancellationManager* cancellation, tenso
 class PartitionRun : public Step {
  public:
   PartitionRun(OpKernelContext* context, std::function<void(const Status&)> done) : done_(std::move(done)) {
-    // One of its own: a failure cancels the rest of the partition, and the executor around it, which hears of the
-    // failure later, can tell it from a cancellation that came from elsewhere.
+    // A separate manager: a failure cancels the rest of the partition, and the executor around it, which learns of the
+    // failure later, can tell it from a cancellation from outside.
     CancellationManager* whole = context->cancellation_manager();
     if (whole != nullptr) cancellation_.emplace(whole);
     CopyArgs(context, whole == nullptr ? nullptr : &*cancellation_, &args);
@@ -104,8 +104,8 @@ Status Partition::Compile(FunctionLibraryRuntime* runtime, const std::string& se
                                                  tensorflow::GraphOptimizer::Options());
   partition->graph_ = std::move(graph);
   tensorflow::LocalExecutorParams params = ParamsFor(runtime, session);
-  // A thread that waits within a kernel cannot run the kernel that it waits for. TensorFlow's executor gives each a
-  // thread of its own. Asynchronous kernels do not hold a thread, if they are known to be what they say.
+  // A thread that waits within a kernel cannot run the kernel that it waits for. TensorFlow's executor gives each its
+  // own thread. Known asynchronous kernels do not occupy a thread.
   std::string waits;
   tensorflow::LocalExecutorParams watched = params;
   watched.create_kernel = [&params, &waits](const std::shared_ptr<const tensorflow::NodeProperties>& properties,

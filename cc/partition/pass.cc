@@ -26,7 +26,7 @@ using tensorflow::NodeDef;
 
 constexpr int kLastPhase = INT_MAX;
 
-// Of the whole request.
+// For all partitions of a request.
 std::string WhyAllStay(const tensorflow::RegisterGraphRequest& request) {
   if (request.graph_options().build_cost_model() > 0) return "the session builds a cost model";
   if (request.debug_options().debug_tensor_watch_opts_size() > 0) return "the session watches its tensors";
@@ -56,7 +56,7 @@ Status Wrap(Registration* registration, const std::string& device, std::unique_p
 
 class PartitionPass : public tensorflow::GraphOptimizationPass {
  public:
-  // Runs on the worker, for graphs of sessions and, while they are registered, perhaps for functions.
+  // Runs on the worker for the graphs of sessions, and possibly for functions during their registration.
   Status Run(const tensorflow::GraphOptimizationPassOptions& options) override {
     Registration* registration = Registration::Current();
     if (registration == nullptr || options.partition_graphs == nullptr || options.is_function_graph) return OkStatus();

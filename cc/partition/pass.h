@@ -1,5 +1,5 @@
-// Has partitions of a worker's graphs run by the lock-free executor (docs/executor.md). TensorFlow always uses its own
-// executor for them, so a partition is replaced by a graph of one operation, which runs it.
+// Moves partitions of a worker's graphs to the lock-free executor (docs/executor.md). TensorFlow always uses its own
+// executor for them, so each is replaced by a graph with one operation, which runs it.
 #ifndef STARWIRE_CC_PARTITION_PASS_H_
 #define STARWIRE_CC_PARTITION_PASS_H_
 
@@ -9,10 +9,10 @@
 
 namespace starwire {
 
-// Behind all others that see partitions. Does something only within a Registration.
+// Runs after all other passes that see partitions. Has no effect outside a Registration.
 void RegisterPartitionPass();
 
-// Why TensorFlow's executor has to run the partition of a device; empty if, for all that the graph tells, it need not.
+// Why TensorFlow's executor has to run the partition of a device; empty if nothing in the graph requires it.
 std::string WhyPartitionStays(const tensorflow::Graph& graph, const std::string& device);
 
 }  // namespace starwire

@@ -1,5 +1,5 @@
-// What a RegisterGraph request says, for the pass and the operation that TensorFlow calls on its behalf: it tells them
-// neither the session nor anything else.
+// Makes a RegisterGraph request available to the pass and the operation that TensorFlow calls on its behalf: TensorFlow
+// passes them neither the session nor anything else.
 #ifndef STARWIRE_CC_PARTITION_REGISTRATION_H_
 #define STARWIRE_CC_PARTITION_REGISTRATION_H_
 
@@ -12,7 +12,7 @@
 
 namespace starwire {
 
-// Lives on the stack of the thread that registers the graph: TensorFlow does all of it in one call.
+// Lives on the stack of the thread that registers the graph: TensorFlow registers it in one call.
 class Registration {
  public:
   // `threads`: how many may work on one run of a partition.
@@ -21,15 +21,15 @@ class Registration {
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
 
-  // This thread's; null outside of a registration.
+  // The current one of this thread; null outside a registration.
   static Registration* Current();
 
   const tensorflow::RegisterGraphRequest& request() const { return request_; }
   int threads() const { return threads_; }
 
-  // A partition on its way from the pass to the kernel that runs it. The number is the process's.
+  // Keeps a partition for the kernel that will run it. The number is unique in the process.
   int64_t Leave(std::unique_ptr<tensorflow::Graph> partition);
-  // Null if nothing of that number was left in this registration.
+  // Null if this registration has nothing with that number.
   std::unique_ptr<tensorflow::Graph> Take(int64_t number);
 
  private:

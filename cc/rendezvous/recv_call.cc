@@ -17,7 +17,7 @@ using tensorflow::AllocatorAttributes;
 using tensorflow::Rendezvous;
 using tensorflow::Tensor;
 
-// The two numbers behind the last ';' of a rendezvous key, "frame:iteration".
+// The two numbers after the last ';' of a rendezvous key, "frame:iteration".
 struct KeySuffix {
   size_t prefix_size = 0;
   uint64_t frame = 0;
@@ -104,7 +104,7 @@ void RecvCall::StartAbort(const Status& reason) {
   Fail(reason);
   const uint64_t id = id_.load(std::memory_order_seq_cst);
   if (id == kNoId) return;
-  // The rendezvous holds its locks here: nothing may complete on this thread.
+  // The rendezvous holds its locks here, so completions must not run on this thread.
   CompletionBatch::DeferScope defer;
   const std::string message = StatusMessage(reason);
   sw_channel_cancel(route_->channel(), id, StatusNumber(reason), AsBytes(message));
@@ -131,7 +131,7 @@ Status RecvCall::FromPeer(const Status& status) const {
 tensorflow::Allocator* RecvCall::HostAllocator() const {
   AllocatorAttributes attributes = args_.alloc_attrs;
   if (!route_->OnHost(attributes)) {
-    // Staging that the device can read by itself.
+    // Staging memory that the device can read directly.
     attributes.set_on_host(true);
     attributes.set_gpu_compatible(true);
   }
@@ -150,7 +150,7 @@ sw_code RecvCall::OnAlloc(void* op, sw_bytes meta, size_t n, const uint64_t* len
 void RecvCall::OnDone(void* op, const sw_result* result) {
   auto* call = static_cast<RecvCall*>(op);
   if (result->code != 0) {
-    // A refusal of ours in OnAlloc comes back as an error here; its own words were kept.
+    // An error from OnAlloc comes back here; its original message has been stored.
     if (!call->failed_.load(std::memory_order_acquire)) call->Fail(StatusFromResult(*result, call->route_->task()));
   } else if (!call->receiver_.prepared()) {
     Status status = call->receiver_.Prepare(result->meta, 0, nullptr, call->HostAllocator(), nullptr);
@@ -172,7 +172,7 @@ void RecvCall::DoneThrew(const Status& thrown, void* op, const sw_result*) {
 
 CompletionBatch::Kind RecvCall::IsBrief() const {
   if (failed_.load(std::memory_order_acquire)) return CompletionBatch::Kind::kAny;
-  // The executor propagates the tensor and hands what is ready to its pool. Devices may be waited for.
+  // The executor propagates the tensor and passes ready kernels to its pool. A device may have to be waited for.
   const TensorEncoding encoding = receiver_.header().encoding;
   const bool whole = encoding == TensorEncoding::kNone || encoding == TensorEncoding::kRaw;
   return whole && route_->OnHost(AllocatorAttributes()) ? CompletionBatch::Kind::kBrief : CompletionBatch::Kind::kAny;
@@ -196,7 +196,7 @@ bool RecvCall::Take() {
       // Both ends of a fused transfer are on the CPUs of their tasks.
       Fail(FromPeer(Malformed("fused tensors for " + route_->destination()->name())));
     } else if (!on_host && header.encoding == TensorEncoding::kProto) {
-      // Objects may hold tensors that the device wants to copy one by one.
+      // Objects may contain tensors, which the device copies one by one.
       Status status = MakeOnDevice();
       if (!status.ok()) Fail(FromPeer(status));
     } else {
@@ -215,7 +215,7 @@ bool RecvCall::Take() {
 }
 
 void RecvCall::Received() {
-  // What it calls recycles this object, so it must not run from in here.
+  // The callback recycles this object, so move it out first.
   const std::function<void()> received = std::move(received_);
   received();
 }
@@ -232,7 +232,7 @@ bool RecvCall::CopyToDevice() {
     Fail(MakeStatus(kInternal, "no device context for " + route_->destination()->name()));
     return false;
   }
-  // The copy reads the one and writes the other until its callback runs.
+  // The copy uses both until its callback runs.
   struct Copy {
     Tensor host;
     Tensor device;
@@ -262,7 +262,7 @@ bool RecvCall::CopyToDevice() {
 
 void RecvCall::Record() {
   const int64_t end = tensorflow::Env::Default()->NowMicros();
-  // The sender's clock may differ from ours: what it says cannot be before the request or after the answer.
+  // The sender's clock may differ from ours: clamp its time to between the request and the answer.
   int64_t start = start_micros_;
   const int64_t sent = receiver_.header().send_start_micros;
   if (sent != 0) start = std::min(std::max(start, sent), end - 1);
@@ -284,8 +284,8 @@ void RecvCall::Complete() {
     tensor = std::move(*receiver_.mutable_tensor());
     is_dead = receiver_.header().is_dead;
   }
-  // `done` may end the step, and with it start the cleanup that finds, and loudly aborts, a rendezvous that is still
-  // referenced.
+  // `done` may end the step and trigger its clean-up, which aborts a rendezvous that is still referenced and logs a
+  // warning.
   Leave();
   done(final_status, Rendezvous::Args(), args, tensor, is_dead);
 }

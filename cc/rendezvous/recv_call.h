@@ -1,4 +1,4 @@
-// One tensor on its way here.
+// The receive of one tensor.
 #ifndef STARWIRE_CC_RENDEZVOUS_RECV_CALL_H_
 #define STARWIRE_CC_RENDEZVOUS_RECV_CALL_H_
 
@@ -18,19 +18,19 @@
 
 namespace starwire {
 
-// Two parties use a call: who started it, until Start() returns, and who completes it, until it gave the tensor away.
-// The one that is last recycles it, because the answer may overtake the return of the request.
+// Two parties use a call: the one that starts it, until Start() returns, and the one that completes it, until it has
+// passed the tensor on. The last one recycles the call, because the answer may arrive before Start() returns.
 class RecvCall : public tensorflow::BaseRecvTensorCall {
  public:
-  // `rendezvous` stays referenced, and with it `route`, until the call is recycled.
+  // Keeps `rendezvous`, and with it `route`, until the call is recycled.
   static RecvCall* New(tensorflow::Rendezvous* rendezvous, const Route* route, int64_t step_id,
                        const tensorflow::Rendezvous::ParsedKey& key, const tensorflow::Rendezvous::Args& args,
                        tensorflow::Rendezvous::DoneCallback done);
 
-  // Sends the request. `key` is the one given to New. `received` is called once, when the tensor is at its destination
-  // or the call has failed.
+  // Sends the request. `key` is the one given to New. Calls `received` once, when the tensor is at its destination or
+  // the call has failed.
   void Start(const tensorflow::Rendezvous::ParsedKey& key, std::function<void()> received);
-  // Gives the tensor, or what went wrong, to whom asked for it, and ends the completing party's use of the call.
+  // Passes the tensor or the error to the requester, and ends the completing party's use of the call.
   void Complete();
   // For a call that was aborted before Start().
   void CompleteUnstarted();
@@ -54,13 +54,13 @@ class RecvCall : public tensorflow::BaseRecvTensorCall {
   static void DoneThrew(const Status& thrown, void* op, const sw_result* result);
   static const sw_op_vtable kVtable;
 
-  // Fails unless an earlier error is there already: the first one is the reason.
+  // Records the error unless there is an earlier one: the first is the cause.
   void Fail(const Status& status);
   Status FromPeer(const Status& status) const;
   CompletionBatch::Kind IsBrief() const;
   void Arrived();
   void Received();
-  // Both: true if Received() will be called later.
+  // Both return true if Received() will be called later.
   bool Take();
   bool CopyToDevice();
   Status MakeOnDevice();
@@ -80,8 +80,8 @@ class RecvCall : public tensorflow::BaseRecvTensorCall {
   TensorReceiver receiver_;
 
   std::atomic<int> parties_{0};
-  // StartAbort() stores failed_ and then reads id_, Start() stores id_ and then reads failed_: one of them sees the
-  // other and cancels.
+  // StartAbort() stores failed_ and then reads id_; Start() stores id_ and then reads failed_. At least one of them
+  // sees the other's store and cancels.
   std::atomic<uint64_t> id_{kNoId};
   std::atomic<bool> failed_{false};
   mutable std::mutex mu_;

@@ -12,6 +12,7 @@
 #include "tensorflow/core/common_runtime/copy_tensor.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
+#include "tensorflow/core/distributed_runtime/worker_session.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/env.h"
@@ -25,10 +26,19 @@ using tensorflow::Device;
 using tensorflow::Rendezvous;
 using tensorflow::Tensor;
 
-// So long after a peer gave up its step is aborted here: the reason that made it give up shall reach the client first.
+// How long after a peer gave up its step is aborted here: the error that made it give up should reach the client first.
 constexpr std::chrono::milliseconds kAbortDelay(1000);
 
-// Where the answer to one request goes.
+// The copies of an eager context (TensorFlow 2) share one step, whose number is the context's and which goes on after
+// an error.
+bool IsOfEagerContext(tensorflow::RemoteRendezvous* rendezvous, int64_t step_id) {
+  auto* ours = dynamic_cast<RemoteRendezvous*>(rendezvous);
+  tensorflow::WorkerSession* session = ours == nullptr ? nullptr : ours->worker_session();
+  // As TensorFlow's eager service names the sessions of its contexts.
+  return session != nullptr && session->session_name() == "eager_" + std::to_string(static_cast<uint64_t>(step_id));
+}
+
+// The destination of the answer to one request.
 struct Answer {
   std::shared_ptr<sw_engine> engine;
   sw_ticket ticket;
@@ -37,7 +47,7 @@ struct Answer {
 
   void Refuse(const Status& status) const { ReplyError(engine.get(), ticket, status); }
 
-  // `tensor` is in memory of the host.
+  // `tensor` is in host memory.
   void Send(const Tensor& tensor, bool is_dead) const {
     EncodedTensor encoded;
     Status status = encoded.Encode(tensor, is_dead, tensorflow::Env::Default()->NowMicros());
@@ -57,7 +67,7 @@ struct Answer {
     tensorflow::AllocatorAttributes attributes;
     attributes.set_on_host(true);
     attributes.set_gpu_compatible(true);
-    // The copy reads the one and writes the other until its callback runs.
+    // The copy uses both until its callback runs.
     struct Copy {
       Tensor device;
       Tensor host;
@@ -112,7 +122,7 @@ struct Answer {
 // A key that a peer has interned, parsed and checked once. Frame and iteration come with each request.
 class RecvService::Key {
  public:
-  // Null if `prefix` is not the beginning of a rendezvous key.
+  // Null if `prefix` is not the start of a rendezvous key.
   static std::unique_ptr<Key> Parse(sw_bytes prefix, tensorflow::WorkerEnv* env) {
     auto key = std::make_unique<Key>();
     key->prefix_ = AsString(prefix);
@@ -121,10 +131,10 @@ class RecvService::Key {
     return key;
   }
 
-  // Whether the source is a device of this life of this task.
+  // Whether the source is a device of this incarnation of the task.
   const Status& valid() const { return valid_; }
   Device* source() const { return source_; }
-  // The CPU, through which tensors of other devices go.
+  // The CPU, through which tensors of other devices are sent.
   Device* host() const { return host_; }
   const Rendezvous::ParsedKey& outside_loops() const { return outside_loops_; }
   Status InLoop(uint64_t frame, uint64_t iteration, Rendezvous::ParsedKey* out) const {
@@ -152,7 +162,7 @@ class RecvService::Key {
   Status valid_;
 };
 
-// The rendezvous of the step that was asked for last: most requests of a batch are for the same.
+// Caches the rendezvous of the last step: most requests of a batch are for the same one.
 class RecvService::Step {
  public:
   explicit Step(tensorflow::RendezvousMgrInterface* manager) : manager_(manager) {}
@@ -245,13 +255,20 @@ void RecvService::OnCancel(sw_ticket, int64_t step_id, bool peer_gone) {
     std::lock_guard<std::mutex> lock(aborts_->mu);
     if (!aborts_->due.insert(step_id).second) return;
   }
+  tensorflow::RemoteRendezvous* rendezvous = TakeReference(env_->rendezvous_mgr->Find(step_id));
+  if (IsOfEagerContext(rendezvous, step_id)) {
+    // An abort would end other copies as well. The tensor is dropped if it is produced: each copy has its own key.
+    rendezvous->Unref();
+    std::lock_guard<std::mutex> lock(aborts_->mu);
+    aborts_->due.erase(step_id);
+    return;
+  }
   const LogBudget::Say say = abort_lines_.Take();
   if (say != LogBudget::Say::kNothing) {
     LOG(WARNING) << "starwire: " << (peer_gone ? "the peer disconnected" : "the peer gave up")
                  << " while waiting for tensors of step " << std::to_string(step_id) << ": the step is aborted"
                  << (say == LogBudget::Say::kLastLine ? " (repeats are suppressed for a minute)" : "");
   }
-  tensorflow::RemoteRendezvous* rendezvous = TakeReference(env_->rendezvous_mgr->Find(step_id));
   errands_->urgent.RunAfter(kAbortDelay, [rendezvous, step_id, aborts = aborts_] {
     rendezvous->StartAbort(MakeStatus(kAborted, "Step " + std::to_string(step_id)));
     rendezvous->Unref();

@@ -1,4 +1,4 @@
-// The serving side of the rendezvous: answers the requests of peers for tensors that are produced here.
+// The serving side of the rendezvous: answers peers' requests for tensors that are produced here.
 #ifndef STARWIRE_CC_RENDEZVOUS_RECV_SERVICE_H_
 #define STARWIRE_CC_RENDEZVOUS_RECV_SERVICE_H_
 
@@ -16,26 +16,26 @@
 
 namespace starwire {
 
-// The engine forwards the handlers of sw_handlers that have to do with the rendezvous to one of these. All of them run
-// on reactor threads. Requests that still wait for their tensor hold the engine and nothing of this object.
+// The engine forwards the rendezvous handlers of sw_handlers to this object, all on reactor threads. Requests that wait
+// for their tensor keep the engine alive, but refer to nothing in this object.
 class RecvService {
  public:
   // `env` must have its device_mgr and rendezvous_mgr by the time of the first request; the rendezvous_mgr must be a
-  // starwire::RendezvousMgr. `env` must live until the engine was stopped.
+  // starwire::RendezvousMgr. `env` must outlive the engine's stop.
   explicit RecvService(tensorflow::WorkerEnv* env);
   ~RecvService();
   RecvService(const RecvService&) = delete;
   RecvService& operator=(const RecvService&) = delete;
 
-  // Answers go to this engine, which is not kept alive. Before any of the handlers.
+  // Answers go to this engine, which is not kept alive. Call it before any handler.
   void Start(const std::shared_ptr<sw_engine>& engine, std::shared_ptr<ServerErrands> errands);
 
-  // The handlers.
+  // The handlers of sw_handlers.
   void* KeyNew(sw_bytes prefix);
   void KeyFree(void* key);
   void OnRecv(const sw_recv_request* requests, size_t n);
-  // The peer gave up waiting, or went: the step is aborted, as TensorFlow's own service does, so that nobody here waits
-  // for it either.
+  // The peer gave up waiting, or disconnected: aborts the step, as TensorFlow's own service does, so that nothing here
+  // waits for it either.
   void OnCancel(sw_ticket ticket, int64_t step_id, bool peer_gone);
 
  private:

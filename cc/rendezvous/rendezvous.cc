@@ -58,7 +58,7 @@ Status RemoteRendezvous::MakeRoute(tensorflow::WorkerSession* session, const Par
   std::unique_ptr<Route> made;
   Status status = Route::Make(session, key, &made);
   if (!status.ok()) return status;
-  // Two threads may make the same route at once: one too many does no harm.
+  // Two threads may create the same route at once: a duplicate is harmless.
   std::lock_guard<std::mutex> lock(routes_mu_);
   made->next = routes_.load(std::memory_order_relaxed);
   *out = made.get();

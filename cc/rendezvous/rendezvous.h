@@ -15,7 +15,7 @@
 
 namespace starwire {
 
-// What a feature keeps for a step.
+// State that a feature keeps for a step.
 class StepState {
  public:
   virtual ~StepState() = default;
@@ -30,21 +30,20 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
   void RecvAsync(const ParsedKey& key, const tensorflow::Rendezvous::Args& args, DoneCallback done) override;
   Status Send(const ParsedKey& key, const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& value,
               bool is_dead) override;
-  // For peers; use it in place of RecvLocalAsync(), which cannot be overridden. `done` is a DoneCallback.
+  // For peers; replaces RecvLocalAsync(), which cannot be overridden. `done` is a DoneCallback.
   template <typename Done>
   void ServeAsync(const ParsedKey& key, Done done) {
     Opens(&waiting_);
     RecvLocalAsync(key, Answering(std::move(done)));
   }
 
-  // TensorFlow ends steps that went well with an abort, too: when the master says that a step is over, whoever still
-  // waits is told. It then keeps every rendezvous that was aborted for ever. So the abort of a clean-up that nobody
-  // would hear of is put off until somebody would.
+  // `CleanupGraph` aborts the rendezvous of successful steps, too, in case something is still waiting, and TensorFlow
+  // never frees an aborted rendezvous. So if nothing is waiting, the clean-up abort is deferred until something does.
   void StartAbort(const Status& status) override;
 
-  // Null before the step was set up.
+  // Null until the step is set up.
   tensorflow::WorkerSession* worker_session() { return session(); }
-  // The step's only T, a StepState that is made from the step's id when it is asked for first, and freed with the step.
+  // The step's T, a StepState that is created from the step's id at the first call and freed with the step.
   template <typename T>
   T* State() {
     std::lock_guard<std::mutex> lock(states_mu_);
@@ -64,19 +63,19 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
  private:
   ~RemoteRendezvous() override;
 
-  // Before a receive waits, or a value is left for a receiver.
+  // Called before a receive waits, or a value is left for a receiver.
   void Opens(std::atomic<int64_t>* count) {
     count->fetch_add(1);
     if (abort_owed_.load()) PayAbort();
   }
   void PayAbort();
-  // What a receive of a value of this task calls when it has its answer.
+  // The callback of a receive of one of this task's values.
   template <typename Done>
   auto Answering(Done done) {
     return [this, done = std::move(done)](const Status& status, const tensorflow::Rendezvous::Args& send_args,
                                           const tensorflow::Rendezvous::Args& recv_args,
                                           const tensorflow::Tensor& value, bool is_dead) {
-      // First: the answer may end the step, and the clean-up come before this function returns.
+      // Before the answer, which may end the step and trigger the clean-up before this function returns.
       if (status.ok()) unclaimed_.fetch_sub(1);
       waiting_.fetch_sub(1);
       done(status, send_args, recv_args, value, is_dead);
@@ -87,20 +86,20 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
   Status MakeRoute(tensorflow::WorkerSession* session, const ParsedKey& key, const Route** out);
   void Fetch(const Route* route, const ParsedKey& key, const tensorflow::Rendezvous::Args& args, DoneCallback done);
 
-  // Receives without an answer, and values without a receiver. One who adds to them looks at abort_owed_ afterwards,
-  // one who sets that looks at them afterwards: one of the two sees the other and aborts.
+  // Receives without an answer, and values without a receiver. A thread that adds to them reads abort_owed_ afterwards,
+  // and a thread that sets that reads them afterwards: at least one of the two sees the other and aborts.
   std::atomic<int64_t> waiting_{0};
   std::atomic<int64_t> unclaimed_{0};
   std::atomic<bool> abort_owed_{false};
 
-  // Grows at its head only, until the rendezvous goes: can be walked without a lock.
+  // Only grows, at its head, so it can be walked without a lock.
   std::atomic<Route*> routes_{nullptr};
   std::mutex routes_mu_;  // for adding
   std::mutex states_mu_;
   std::vector<std::unique_ptr<StepState>> states_;  // guarded by states_mu_
 };
 
-// Give it to GrpcServerOptions::rendezvous_mgr_func. Sources whose worker is not a RemoteWorker are refused with
+// For GrpcServerOptions::rendezvous_mgr_func. Sources whose worker is not a RemoteWorker are refused with
 // FailedPrecondition.
 class RendezvousMgr : public tensorflow::BaseRendezvousMgr {
  public:

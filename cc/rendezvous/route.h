@@ -1,4 +1,4 @@
-// The way from one device of another task to one device of ours, looked up once per step instead of once per tensor.
+// The route from a device of another task to one of ours, looked up once per step instead of once per tensor.
 #ifndef STARWIRE_CC_RENDEZVOUS_ROUTE_H_
 #define STARWIRE_CC_RENDEZVOUS_ROUTE_H_
 
@@ -18,8 +18,8 @@ class RemoteWorker;
 
 class Route {
  public:
-  // Fails if the source is not a task of the session's cluster that speaks starwire, or the destination not a device of
-  // ours.
+  // Fails if the source is not a task of the session's cluster that speaks starwire, or the destination is not a device
+  // of ours.
   static Status Make(tensorflow::WorkerSession* session, const tensorflow::Rendezvous::ParsedKey& key,
                      std::unique_ptr<Route>* out);
   ~Route();
@@ -35,14 +35,14 @@ class Route {
   const std::string& task() const { return task_; }
   sw_channel* channel() const { return channel_; }
   tensorflow::Device* destination() const { return destination_; }
-  // Whether tensors with these attributes are in memory of the host when they are at the destination.
+  // Whether tensors with these attributes are in host memory at the destination.
   bool OnHost(const tensorflow::AllocatorAttributes& attributes) const {
     return destination_is_host_ || attributes.on_host();
   }
-  // Where transfers are recorded; null if nobody asked for a timeline of this step.
+  // Records transfers; null unless a timeline of this step was requested.
   tensorflow::WorkerCacheLogger* logger() const { return logger_; }
 
-  // The list that a rendezvous keeps its routes in.
+  // Links the list of a rendezvous's routes.
   Route* next = nullptr;
 
  private:

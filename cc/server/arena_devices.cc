@@ -19,7 +19,7 @@ using tensorflow::Device;
 Status MakeArenaDevices(const std::string& protocol, const tensorflow::ServerDef& def,
                         std::unique_ptr<tensorflow::DeviceMgr>* out) {
   const std::string task = TaskName(def.job_name(), def.task_index());
-  // TensorFlow refuses what is not in its cluster, but only if it comes first.
+  // TensorFlow refuses a task that is not in its cluster, but only if there are no devices yet.
   if (AddressesOf(def.cluster()).count(task) == 0 || ReplicaOf(def) != 0) return OkStatus();
   ArenaAllocator* arena = ArenaAllocator::ForProtocol(protocol, tensorflow::cpu_allocator());
   if (arena == nullptr) return OkStatus();

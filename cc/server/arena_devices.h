@@ -11,9 +11,9 @@
 
 namespace starwire {
 
-// The devices that TensorFlow would make for this server, but its CPUs take large tensors from the arena (except beside
-// a GPU, whose runtime has its own memory for tensors that travel). `*out` stays null if there is no arena: then
-// TensorFlow is to make them.
+// Creates the devices that TensorFlow would create for this server, except that CPUs take large tensors from the arena
+// (not beside a GPU, whose runtime has its own memory for tensors that travel). Without an arena `*out` stays null, and
+// TensorFlow creates the devices.
 Status MakeArenaDevices(const std::string& protocol, const tensorflow::ServerDef& def,
                         std::unique_ptr<tensorflow::DeviceMgr>* out);
 

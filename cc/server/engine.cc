@@ -8,7 +8,6 @@
 
 #include "cc/base/completion_batch.h"
 #include "cc/base/guard.h"
-#include "cc/base/methods.h"
 #include "cc/base/status_codec.h"
 #include "cc/rendezvous/recv_service.h"
 #include "cc/star/service.h"
@@ -22,11 +21,11 @@
 
 namespace starwire {
 
-// All of them run on reactor threads, the first possibly before sw_engine_new() has returned to Start().
+// All run on reactor threads, the first possibly before sw_engine_new() has returned to Start().
 struct Engine::Handlers {
   static Engine* Of(void* ctx) {
     Engine* engine = static_cast<Engine*>(ctx);
-    // A matter of microseconds: Start() is about to publish the engine.
+    // Takes microseconds: Start() is about to publish the engine.
     while (!engine->ready_.load(std::memory_order_acquire)) std::this_thread::yield();
     return engine;
   }
@@ -42,15 +41,8 @@ struct Engine::Handlers {
   static void OnRecv(void* ctx, const sw_recv_request* requests, size_t n) {
     Of(ctx)->services_.recv->OnRecv(requests, n);
   }
-  static void OnCall(void* ctx, const sw_call_request* call) {
-    Engine* engine = Of(ctx);
-    if (IsStarMethod(call->method)) {
-      engine->services_.star->OnCall(call);
-    } else {
-      engine->services_.worker->OnCall(call);
-    }
-  }
-  // Its body has an owner by then, or was given back.
+  static void OnCall(void* ctx, const sw_call_request* call) { Of(ctx)->services_.worker->OnCall(call); }
+  // By now the body has an owner, or has been freed.
   static void CallThrew(const Status& thrown, void* ctx, const sw_call_request* call) {
     ReplyError(Of(ctx)->handle(), call->ticket, thrown);
   }
@@ -64,25 +56,17 @@ struct Engine::Handlers {
     Engine* engine = Of(ctx);
     if (method == 0) {
       engine->services_.recv->OnCancel(ticket, tag, peer_gone != 0);
-    } else if (IsStarMethod(method)) {
-      engine->services_.star->OnCancel(ticket);
     } else {
       engine->services_.worker->OnCancel(ticket);
     }
   }
   static void OnPeerCame(void* ctx, uint64_t conn, sw_bytes task, uint64_t incarnation) {
-    Engine* engine = Of(ctx);
-    engine->services_.star->OnPeerCame(conn, task, incarnation);
-    engine->services_.worker->OnPeerCame(conn, task, incarnation);
+    Of(ctx)->services_.worker->OnPeerCame(conn, task, incarnation);
   }
-  static void OnPeerGone(void* ctx, uint64_t conn) {
-    Engine* engine = Of(ctx);
-    engine->services_.star->OnPeerGone(conn);
-    engine->services_.worker->OnPeerGone(conn);
-  }
+  static void OnPeerGone(void* ctx, uint64_t conn) { Of(ctx)->services_.worker->OnPeerGone(conn); }
   static void* KeyNew(void* ctx, sw_bytes prefix) { return Of(ctx)->services_.recv->KeyNew(prefix); }
   static void KeyFree(void* ctx, void* key) { Of(ctx)->services_.recv->KeyFree(key); }
-  // Needs nothing that Start() publishes, and is called before Start() could have.
+  // Needs nothing that Start() publishes, and may be called before that.
   static void RoundEnd(void* ctx) { CompletionBatch::Flush(static_cast<Engine*>(ctx)->compute_pool_); }
   static void Log(void*, int32_t level, sw_bytes line) {
     const std::string text = AsString(line);
@@ -147,6 +131,9 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
   handlers.round_end = Guarded<&Handlers::RoundEnd>;
   handlers.private_payloads = services.private_payloads ? 1 : 0;
   handlers.log = Guarded<&Handlers::Log>;
+  const sw_star_handlers star = services.star->Handlers();
+  handlers.star = &star;
+  handlers.star_ctx = services.star.get();
 
   compute_pool_ = services.compute_pool;
   services_ = std::move(services);
@@ -160,18 +147,17 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
   handle_.store(handle, std::memory_order_release);
   services_.recv->Start(shared_handle(), errands_);
   services_.worker->Start(shared_handle(), errands_);
-  const Status star = services_.star->Start(shared_handle(), task_, errands_);
-  if (!star.ok()) return star;
+  services_.star->Start(shared_handle(), task_, errands_);
   advertisement_ = AsString(sw_engine_advertisement(handle));
   ready_.store(true, std::memory_order_release);
   LOG(INFO) << AsString(sw_engine_banner(handle));
   return OkStatus();
 }
 
-void Engine::Stop() {
-  if (stopped_.exchange(true)) return;
+bool Engine::Stop() {
+  if (stopped_.exchange(true)) return ended_;
   sw_engine* handle = this->handle();
-  if (handle == nullptr) return;
+  if (handle == nullptr) return true;
   sw_engine_stop(handle);
   services_.resolver->Shutdown();
   constexpr int64_t kPatienceMs = 10000;
@@ -180,16 +166,20 @@ void Engine::Stop() {
                  << task_ << " was stopped";
   }
   if (!services_.worker->Shutdown(kPatienceMs)) {
+    ended_ = false;
     LOG(WARNING) << "starwire: worker methods are still running " << std::to_string(kPatienceMs / 1000) << " s after "
                  << task_ << " was stopped";
   }
-  // The services hold this object.
+  // The services hold references to this object.
   services_ = Services();
   const bool urgent = errands_->urgent.Stop(std::chrono::milliseconds(kPatienceMs));
   if (!errands_->slow.Stop(std::chrono::milliseconds(kPatienceMs)) || !urgent) {
     LOG(WARNING) << "starwire: background work is still running " << std::to_string(kPatienceMs / 1000) << " s after "
                  << task_ << " was stopped";
   }
+  // The requests that these threads serve have been waited for above.
+  errands_->eager.Stop(std::chrono::milliseconds(ended_ ? kPatienceMs : 0));
+  return ended_;
 }
 
 Status Engine::OpenChannel(const std::string& task, const std::string& grpc_address, std::shared_ptr<Channel>* out) {

@@ -1,4 +1,4 @@
-// The transport of one TensorFlow server: owns the sw_engine, opens channels, hands incoming work to the services.
+// The transport of one TensorFlow server: owns the sw_engine, opens channels, passes incoming work to the services.
 #ifndef STARWIRE_CC_SERVER_ENGINE_H_
 #define STARWIRE_CC_SERVER_ENGINE_H_
 
@@ -21,9 +21,9 @@ class Resolver;       // cc/worker/resolver.h
 class StarService;    // cc/star/service.h
 class WorkerService;  // cc/worker/worker_service.h
 
-// Made in two steps because both sides need each other: construct, give it to the services, then Start() with the
-// services. Whatever answers requests keeps a shared_ptr<Engine>: an answer after Stop() is dropped by the transport,
-// an answer after destruction would be a crash.
+// Set up in two steps because engine and services need each other: construct it, pass it to the services, then call
+// Start() with the services. Whatever answers requests keeps a shared_ptr<Engine>: the transport drops an answer after
+// Stop(), but an answer after destruction would crash.
 class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine> {
  public:
   struct Services {
@@ -33,7 +33,7 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
     std::shared_ptr<Resolver> resolver;
     // Payloads may lie in memory of an accelerator's driver.
     bool private_payloads = false;
-    // Where completions of a reactor's round run.
+    // Runs the completions of a reactor's round.
     tensorflow::thread::ThreadPool* compute_pool = nullptr;
   };
 
@@ -43,19 +43,20 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
   Engine& operator=(const Engine&) = delete;
 
   // Reads the environment and .endpoint_map, binds the data port, starts the reactors. `bound_grpc_port` replaces port
-  // 0 of the own entry.
+  // 0 in the task's own entry.
   Status Start(const std::string& protocol, const tensorflow::ServerDef& def, int bound_grpc_port, Services services);
-  // Ends every call, joins every thread of ours. Idempotent; not from a reactor thread.
-  void Stop();
+  // Ends every call and joins the engine's threads. Idempotent; not to be called from a reactor thread. False if a
+  // worker method is still running.
+  bool Stop();
 
-  // Never null once a service was called or Start() returned OK. Valid as long as this object.
+  // Not null once a service has been called or Start() has returned OK. Valid as long as this object.
   sw_engine* handle() const;
-  // The same for those who answer later; it keeps this object alive.
+  // The same for later answers; keeps this object alive.
   std::shared_ptr<sw_engine> shared_handle();
   const std::string& advertisement() const { return advertisement_; }
   const std::string& task() const { return task_; }
   const std::shared_ptr<ServerErrands>& errands() const { return errands_; }
-  // Whether partitions of this server's graphs are for the lock-free executor. After Start().
+  // Whether partitions of this server's graphs use the lock-free executor. Valid after Start().
   bool runs_partitions() const { return sw_engine_runs_partitions(handle()) != 0; }
 
   Status OpenChannel(const std::string& task, const std::string& grpc_address, std::shared_ptr<Channel>* out) override;
@@ -63,15 +64,16 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
  private:
   struct Handlers;  // the C functions of sw_handlers
 
-  std::atomic<sw_engine*> handle_{nullptr};  // owned_, once it is there for all threads
+  std::atomic<sw_engine*> handle_{nullptr};  // owned_, once it is published to all threads
   std::atomic<bool> ready_{false};
   std::atomic<bool> stopped_{false};
+  std::atomic<bool> ended_{true};  // no worker method outlived Stop()
   Services services_;
   tensorflow::thread::ThreadPool* compute_pool_ = nullptr;
   const std::shared_ptr<ServerErrands> errands_ = std::make_shared<ServerErrands>();
   std::string task_;
   std::string advertisement_;
-  EngineHandle owned_;  // last: its threads end before what they use goes
+  EngineHandle owned_;  // last: its threads end before the members that they use
 };
 
 }  // namespace starwire

@@ -21,9 +21,9 @@ using tensorflow::GrpcServer;
 using tensorflow::eager::EagerServiceImpl;
 using tensorflow::eager::GrpcEagerServiceImpl;
 
-// GrpcServer::Stop() answers Unimplemented and has no hook, although every piece that it would need can be shut down.
-// The pieces are private; an explicit instantiation may name private members (C++17 [temp.spec]/6), which is how they
-// are reached here, by name and type, so that a TensorFlow without one of them does not compile instead of misbehaving.
+// GrpcServer::Stop() returns Unimplemented and has no hook, although every part of the server can be shut down. The
+// parts are private. An explicit instantiation may name private members (C++17 [temp.spec]/6), and this is how they are
+// reached here: by name and type, so that a TensorFlow without one of them fails to compile instead of misbehaving.
 template <typename Tag, auto kMember>
 struct Expose {
   friend auto Reach(Tag) { return kMember; }
@@ -57,7 +57,7 @@ STARWIRE_REACH(EagerContextsTag, EagerServiceImpl::contexts_);
 // enum State { NEW, STARTED, STOPPED } of GrpcServer
 enum class State { kNew = 0, kStarted = 1, kStopped = 2 };
 
-// Also true of one that was stopped before it was started: its state does not tell.
+// Also true of a server that was stopped before it was started, which its state does not show.
 bool NeverStarted(GrpcServer* server) { return server->*Reach(MasterThreadTag()) == nullptr; }
 
 State StateOf(GrpcServer* server) { return static_cast<State>(server->*Reach(StateTag())); }
@@ -76,12 +76,12 @@ void ShutDownService(GrpcServer* server, Tag tag) {
 void ClosePort(GrpcServer* server) {
   auto& grpc = server->*Reach(ServerTag());
   if (grpc == nullptr) return;
-  // A deadline in the past: calls under way are cancelled at once.
+  // A deadline in the past: calls in progress are cancelled at once.
   const gpr_timespec now_at_the_latest = {0, 0, GPR_CLOCK_MONOTONIC};
   static_cast<::grpc::ServerInterface*>(grpc.get())->Shutdown(now_at_the_latest);
 }
 
-// Its pool runs what its service has still to answer: it ends after the service's loop.
+// The pool runs requests that the service has yet to answer, so it ends after the service's loop.
 template <typename Server>
 void EndCoordinationPool(Server* server) {
   if constexpr (std::is_same<CoordinationPoolOwner, Server>::value) {
@@ -89,11 +89,16 @@ void EndCoordinationPool(Server* server) {
   }
 }
 
-// Two threads end with it. One that has contexts is kept: their functions may be running, and end in it.
+template <typename Service>
+EagerServiceImpl& ImplOf(Service* service) {
+  return static_cast<GrpcEagerServiceImpl*>(service)->*Reach(EagerImplTag());
+}
+
+// Ends its two threads. A service that has contexts is kept: their functions may be running, and end in it.
 void EndEagerService(GrpcServer* server) {
   auto*& service = server->*Reach(EagerServiceTag());
   if (service == nullptr) return;
-  EagerServiceImpl& impl = static_cast<GrpcEagerServiceImpl*>(service)->*Reach(EagerImplTag());
+  EagerServiceImpl& impl = ImplOf(service);
   {
     auto& mu = impl.*Reach(EagerContextsMuTag());
     mu.lock();
@@ -105,27 +110,27 @@ void EndEagerService(GrpcServer* server) {
   service = nullptr;
 }
 
-void EndServices(GrpcServer* server) {
+void EndServices(GrpcServer* server, bool eager_idle) {
   // Completion queues may be shut down only after their server. Each loop ends when its queue is drained; that of the
-  // coordination service was told before.
+  // coordination service was told to end before.
   ShutDownService(server, MasterServiceTag());
   ShutDownService(server, WorkerServiceTag());
   ShutDownService(server, EagerServiceTag());
-  // Their destructors join.
+  // The destructors join the threads.
   (server->*Reach(MasterThreadTag())).reset();
   (server->*Reach(WorkerThreadTag())).reset();
   (server->*Reach(EagerThreadTag())).reset();
   (server->*Reach(CoordinationThreadTag())).reset();
   EndCoordinationPool(server);
-  EndEagerService(server);
+  if (eager_idle) EndEagerService(server);
 }
 
-// gRPC puts events into the queues of a server from the beginning, and aborts the process when a queue that is not
-// empty goes. Nobody polled those of a server that never started, and the loops that could do so stop where they find
-// their alarm, not where the queue ends. So what is left of it, some 300 KB, stays for ever.
+// gRPC puts events into a server's queues from the beginning, and aborts the process when a queue that is not empty is
+// destroyed. The queues of a server that never started were not polled, and the loops that could poll them stop at
+// their alarm, not at the end of the queue. So the rest of such a server, some 300 KB, is leaked.
 void KeepUnstarted(GrpcServer* server) { (server->*Reach(ServerTag())).release(); }
 
-// What gRPC waits for may never happen, and then nobody must wait with it.
+// gRPC may wait for something that never happens, and then the caller must not wait with it.
 Status Bounded(int64_t timeout_ms, std::function<void()> work) {
   auto done = std::make_shared<std::promise<void>>();
   std::future<void> finished = done->get_future();
@@ -150,18 +155,23 @@ Status Bounded(int64_t timeout_ms, std::function<void()> work) {
 
 }  // namespace
 
-Status ShutDownGrpcServer(GrpcServer* server, int64_t timeout_ms) {
-  return Bounded(timeout_ms, [server] {
+EagerServiceImpl* EagerServiceOf(GrpcServer* server) {
+  auto* service = server->*Reach(EagerServiceTag());
+  return service == nullptr ? nullptr : &ImplOf(service);
+}
+
+Status ShutDownGrpcServer(GrpcServer* server, bool eager_idle, int64_t timeout_ms) {
+  return Bounded(timeout_ms, [server, eager_idle] {
     auto& mu = server->*Reach(MuTag());
     mu.lock();
     const bool started = StateOf(server) == State::kStarted;
     mu.unlock();
-    // Its agent says goodbye over the port.
+    // Before the port closes: its agent signs off over it.
     if (started) server->StopCoordinationService().IgnoreError();
     mu.lock();
     ClosePort(server);
     if (StateOf(server) == State::kStarted) {
-      EndServices(server);
+      EndServices(server, eager_idle);
     } else if (NeverStarted(server)) {
       KeepUnstarted(server);
     }

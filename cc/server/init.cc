@@ -1,9 +1,9 @@
-// What happens when TensorFlow loads the library: the version is checked, then the protocols are registered.
+// Runs when TensorFlow loads the library: checks the version, then registers the protocols.
 //
-// The check comes before anything else and uses C functions only, found by name: in another version of TensorFlow our
-// references to its C++ symbols may be null (the build makes them weak, so that the dynamic loader gets as far as this
-// file). For the same reason nothing in cc/ may call TensorFlow from a static initialiser: whatever is to be registered
-// is registered from here, by RegisterServers().
+// The check comes first and uses only C functions, found by name: in another version of TensorFlow our references to
+// its C++ symbols may be null (the build makes them weak, so that the dynamic loader gets as far as this file). For the
+// same reason nothing in cc/ may call TensorFlow from a static initialiser: everything is registered from here, by
+// RegisterServers().
 #include <dlfcn.h>
 #include <execinfo.h>
 
@@ -19,7 +19,7 @@
 namespace starwire {
 namespace {
 
-// Of include/starwire.h as this file was compiled with it.
+// The version of include/starwire.h that this file was compiled with.
 constexpr uint32_t kAbiVersion = SW_ABI_VERSION;
 
 template <typename F>
@@ -27,7 +27,7 @@ F Find(const char* name) {
   return reinterpret_cast<F>(dlsym(RTLD_DEFAULT, name));
 }
 
-// Empty if we belong here.
+// Why the library does not fit this process; empty if it does.
 std::string Objection() {
   const auto version = Find<const char* (*)()>("TF_Version");
   if (version == nullptr) {
@@ -46,7 +46,7 @@ std::string Objection() {
   return "";
 }
 
-// Whether one of TensorFlow's own loading functions is calling us, as opposed to a plain dlopen().
+// Whether one of TensorFlow's own loading functions is loading the library, rather than a plain dlopen().
 bool LoadedByTensorFlow() {
   void* frames[64];
   const int n = backtrace(frames, 64);
@@ -60,8 +60,8 @@ bool LoadedByTensorFlow() {
   return false;
 }
 
-// Makes the load fail with `objection`. A constructor cannot fail a dlopen(), but TF_LoadLibrary() reports what goes
-// wrong with the operations that a library registers: so one is registered that goes wrong with our words.
+// Makes the load fail with `objection`. A constructor cannot make dlopen() fail, but TF_LoadLibrary() reports errors of
+// the operations that a library registers, so this registers one that fails with our message.
 void Object(const std::string& objection) {
   const auto new_builder = Find<void* (*)(const char*)>("TF_NewOpDefinitionBuilder");
   const auto add_attribute = Find<void (*)(void*, const char*)>("TF_OpDefinitionBuilderAddAttr");
@@ -70,7 +70,7 @@ void Object(const std::string& objection) {
   const auto register_op = Find<void (*)(void*, void*)>("TF_RegisterOpDefinition");
   const bool able = new_builder != nullptr && add_attribute != nullptr && new_status != nullptr &&
                     delete_status != nullptr && register_op != nullptr;
-  // Outside of TF_LoadLibrary() such an operation would end the process.
+  // Outside TF_LoadLibrary() such an operation would end the process.
   if (!able || !LoadedByTensorFlow()) {
     std::fprintf(stderr, "%s\n", objection.c_str());
     return;
@@ -89,7 +89,7 @@ __attribute__((constructor(101))) void Load() {
     Object(objection);
     return;
   }
-  // The same library under two names is two libraries to the loader, but the registry is one.
+  // To the loader, the same library under two names is two libraries, but there is only one registry.
   const Status status = RegisterServers();
   if (!status.ok()) Object("starwire cannot register its servers: " + StatusMessage(status));
 }

@@ -13,7 +13,7 @@
 namespace starwire {
 namespace {
 
-// The cluster of a server that ended: one task, which answers nothing.
+// The cluster of a stopped server: one task, whose every call fails.
 class ClosedWorkerCache : public tensorflow::WorkerCacheInterface {
  public:
   explicit ClosedWorkerCache(const std::string& target)
@@ -45,14 +45,14 @@ std::mutex* Mutex() {
   return mu;
 }
 
-// By target: the environment of the master that TensorFlow's table has. Never freed, as that table is not.
+// By target: the environment of the master in TensorFlow's table. Never freed, like that table.
 std::map<std::string, tensorflow::MasterEnv*>* Registered() {
   static auto* registered = new std::map<std::string, tensorflow::MasterEnv*>;
   return registered;
 }
 
 void Close(const std::string& target, tensorflow::MasterEnv* env) {
-  auto* cache = new ClosedWorkerCache(target);  // as immortal as `env`
+  auto* cache = new ClosedWorkerCache(target);  // never freed, like `env`
   env->worker_cache = cache;
   env->local_devices.clear();
   env->worker_cache_factory = [cache](const tensorflow::WorkerCacheFactoryOptions&,
@@ -76,7 +76,7 @@ void CloseMaster(const std::string& target, tensorflow::MasterEnv* own) {
   std::lock_guard<std::mutex> lock(*Mutex());
   Close(target, own);
   auto found = Registered()->find(target);
-  // A later server may have taken the entry over, but it is stopped before its successor at the same port can start.
+  // A later server may have taken over the entry, but it stops before its successor at the same port can start.
   if (found != Registered()->end() && found->second != own) Close(target, found->second);
 }
 

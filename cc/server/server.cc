@@ -19,8 +19,10 @@
 #include "cc/server/grpc_shutdown.h"
 #include "cc/server/local_masters.h"
 #include "cc/star/graphs.h"
+#include "cc/star/meter.h"
 #include "cc/star/ops.h"
 #include "cc/star/pass.h"
+#include "cc/star/row_ops.h"
 #include "cc/star/service.h"
 #include "cc/star/switch.h"
 #include "cc/worker/resolver.h"
@@ -55,11 +57,11 @@ constexpr Protocol kProtocols[] = {
     {"star_server_lite", "STARWIRE_STAR_LITE_SERVER"},
 };
 
-// Servers of this process, for as long as they exist. Python never destroys one.
+// The servers that exist in this process. Python never destroys one.
 struct Servers {
   std::mutex mu;
   std::vector<StarwireServer*> live;
-  pid_t pid = 0;  // of the process that made them
+  pid_t pid = 0;  // the process that created them
 };
 
 Servers* AllServers() {
@@ -78,7 +80,7 @@ const T& Value(const T& value) {
   return value;
 }
 
-// The port that TensorFlow will bind; 0 if it is to choose, or will refuse the ServerDef.
+// The port that TensorFlow will bind; 0 if it is to choose one, or will refuse the ServerDef.
 int RequestedPort(const ServerDef& def) {
   if (def.port() != 0) return def.port();
   const TaskAddresses addresses = AddressesOf(def.cluster());
@@ -116,9 +118,10 @@ Status RegisterServers() {
     for (const Protocol& protocol : kProtocols) {
       RegisterServerFactory(protocol.factory_name, new Factory(protocol.name));
     }
-    // Another copy of this library has its own passes, and one of each is enough.
+    // If another copy of this library is loaded, its passes are enough.
     if (RegisterFuseOps()) {
       RegisterStarOps();
+      RegisterRowOps();
       RegisterPartitionOps();
       RegisterStarPass();
       RegisterFusePass();
@@ -172,14 +175,14 @@ Status StarwireServer::Init(GrpcServerOptions options) {
     return new RendezvousMgr(env);
   };
   options.worker_func = [this](tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config) {
-    // Calls are found in partitions as they are shown.
+    // Star calls are found in the partitions that the first feature shows.
     const GraphFeatures features = {partitions_, std::make_shared<StarGraphs>()};
     auto worker = std::make_unique<StarwireWorker>(env, config, features);
     worker_ = worker.get();
     return std::unique_ptr<tensorflow::GrpcWorker>(std::move(worker));
   };
-  // Peers of ours use the data port: what TensorFlow keeps ready for them on the other (eight threads, 13,000 calls,
-  // 30 MB that gRPC never gives back) is for those who ask what we run and where.
+  // Peers use the data port; the gRPC port only tells other tasks what this one runs and where. By default TensorFlow
+  // keeps eight threads and 13,000 calls ready on it, and 30 MB that gRPC never frees.
   options.worker_service_options.num_serving_threads = 1;
   using Method = tensorflow::GrpcWorkerMethod;
   constexpr int kReadyCalls = 4;
@@ -196,7 +199,7 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   }
   initialised_ = true;
   SetServerFuseWish(TaskName(server_def().job_name(), server_def().task_index()),
-                    FuseWishOf(server_def().default_session_config()));
+                    FuseWishOf(server_def().default_session_config()), StarStyleOf(protocol_) != StarStyle::kNone);
   MarkSessions();
   PointLocalMasterAt(target(), own_master_env_, *master_env());
   {
@@ -208,6 +211,7 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   Engine::Services services;
   services.recv = std::make_shared<RecvService>(worker_env());
   services.worker = std::make_shared<WorkerService>(worker_, worker_env());
+  services.worker->SetEager(EagerServiceOf(this));
   services.star = std::make_shared<StarService>(worker_env());
   const std::weak_ptr<SessionObserver> observer = services.star;
   services.resolver = resolver_;
@@ -220,11 +224,12 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   worker_->SetSessionObserver(observer);
   worker_->SetErrands(engine_->errands());
   partitions_->Use(engine_->runs_partitions());
+  PathMeter::Attach(worker_env()->device_mgr, engine_, AddressesOf(server_def().cluster()));
   worker_->SetAdvertisement(engine_->advertisement());
   return OkStatus();
 }
 
-// The master makes the graphs of its sessions, and is told only by their configuration how.
+// The master creates the graphs of its sessions; their configuration is the only way to tell it how.
 void StarwireServer::MarkSessions() {
   const StarStyle style = StarStyleOf(protocol_);
   if (style == StarStyle::kNone) return;
@@ -258,7 +263,7 @@ Status StarwireServer::Stop() {
 }
 
 Status StarwireServer::AddMasterEagerContextToEagerService(ContextId context_id, tensorflow::EagerContext* context) {
-  // The eager service is deleted by ShutDown(): held until it has the context, and then it is kept.
+  // ShutDown() deletes the eager service unless it has a context: hold the lock until it has this one.
   std::lock_guard<std::mutex> lock(stop_mu_);
   if (shut_down_) return MakeStatus(kFailedPrecondition, "the server at " + target() + " was stopped");
   return GrpcServer::AddMasterEagerContextToEagerService(context_id, context);
@@ -269,11 +274,11 @@ Status StarwireServer::ShutDown() {
   if (shut_down_) return shutdown_status_;
   shut_down_ = true;
   if (worker_ != nullptr) worker_->SetAdvertisement("");
-  engine_->Stop();
+  const bool ended = engine_->Stop();
   resolver_->Shutdown();
   if (own_master_env_ != nullptr && initialised_) CloseMaster(target(), own_master_env_);
   constexpr int64_t kPatienceMs = 10000;
-  shutdown_status_ = ShutDownGrpcServer(this, kPatienceMs);
+  shutdown_status_ = ShutDownGrpcServer(this, ended, kPatienceMs);
   if (shutdown_status_.ok() && caches_->DropStock()) EndGrpcClients(this, kPatienceMs).IgnoreError();
   if (worker_env()->device_mgr != nullptr) worker_env()->device_mgr->ClearContainers({});
   return shutdown_status_;
@@ -308,13 +313,13 @@ Status StarwireServer::UpdateServerDef(const ServerDef& def) {
 }
 
 Status StarwireServer::StopCoordinationService() {
-  // Not before Init() was through: TensorFlow asks its session manager without looking whether there is one.
+  // Not before Init() has finished: TensorFlow uses its session manager without checking that there is one.
   if (worker_env()->session_mgr == nullptr || coordination_stopped_.exchange(true)) return OkStatus();
   return GrpcServer::StopCoordinationService();
 }
 
 std::unique_ptr<tensorflow::Master> StarwireServer::CreateMaster(tensorflow::MasterEnv* master_env) {
-  own_master_env_ = new tensorflow::MasterEnv(*master_env);  // filled in when Init() is through
+  own_master_env_ = new tensorflow::MasterEnv(*master_env);  // filled in at the end of Init()
   constexpr double kNeverCollectSessions = 0.0;
   return std::make_unique<tensorflow::Master>(own_master_env_, kNeverCollectSessions);
 }

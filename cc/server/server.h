@@ -18,10 +18,10 @@ namespace starwire {
 class PartitionGraphs;
 class WorkerCaches;
 
-// Makes TensorFlow know our protocols and operations. Calling it again does nothing.
+// Registers our protocols and operations with TensorFlow. Idempotent.
 Status RegisterServers();
 
-// What a server must not lose before TensorFlow's part of it is gone.
+// Members that must outlive TensorFlow's part of the server.
 struct OwnDevices {
   std::unique_ptr<tensorflow::DeviceMgr> own_devices;  // null: TensorFlow's
 };
@@ -35,19 +35,19 @@ class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
                        std::unique_ptr<tensorflow::ServerInterface>* out);
   ~StarwireServer() override;
 
-  // TensorFlow's contract for a started server: Unimplemented, and it goes on serving. Python calls this when the last
-  // reference to a Server goes, and programs that keep none (TensorFlow's own tutorial for parameter servers is one)
-  // rely on the server to live on. A server that was given up this way makes room when another one needs its port.
-  // Nobody asks twice by accident: the second call is a ShutDown() (starwire.stop() in Python).
+  // TensorFlow's contract for a started server: returns Unimplemented and keeps serving. Python calls this when the
+  // last reference to a Server is dropped, and programs that keep none (such as TensorFlow's own tutorial for parameter
+  // servers) rely on the server to live on. A server that was abandoned this way is shut down when another one needs
+  // its port. A second call is never accidental: it is a ShutDown() (starwire.stop() in Python).
   Status Stop() override;
   Status AddMasterEagerContextToEagerService(ContextId context_id, tensorflow::EagerContext* context) override;
   Status UpdateServerDef(const tensorflow::ServerDef& def) override;
   Status StopCoordinationService() override;
 
-  // Really ends it: our data port first, then TensorFlow's, and every thread of both. Idempotent.
+  // Ends the server: first the data port, then TensorFlow's port, and every thread of both. Idempotent.
   Status ShutDown();
 
-  // Starts to shut down each server of this process that was given up and holds the port.
+  // Starts to shut down each abandoned server of this process that holds the port.
   static void MakeRoom(int grpc_port);
 
  protected:
@@ -65,7 +65,7 @@ class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
   const std::shared_ptr<Resolver> resolver_;
   const std::shared_ptr<WorkerCaches> caches_;
   const std::shared_ptr<PartitionGraphs> partitions_;
-  StarwireWorker* worker_ = nullptr;                 // GrpcServer's
+  StarwireWorker* worker_ = nullptr;                 // owned by GrpcServer
   tensorflow::MasterEnv* own_master_env_ = nullptr;  // never freed: see local_masters.h
   bool initialised_ = false;
 

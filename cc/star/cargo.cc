@@ -1,5 +1,6 @@
 #include "cc/star/cargo.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -20,14 +21,14 @@ using tensorflow::Tensor;
 
 namespace {
 
-// Table: u32 number of values, u32 0, then for each u16 type, u8 encoding, u8 dimensions, u32 slot, u64 bytes and i64
-// per dimension. Encodings are those of tensors, and two of our own, for which everything else but the slot is 0.
+// Table: u32 number of values, u32 0, then for each value u16 type, u8 encoding, u8 dimensions, u32 slot, u64 bytes and
+// one i64 per dimension. Encodings are those of tensors and two others, whose other fields but the slot are 0.
 constexpr size_t kTableFixed = 8;
 constexpr size_t kEntryFixed = 16;
 constexpr uint8_t kDeadEncoding = 16;
 constexpr uint8_t kSlotEncoding = 17;
 
-// Tensors that are at least this long are sent from where they lie, as many as a message may have parts.
+// Tensors of at least this size are sent from their own memory, up to the number of parts that a message may have.
 constexpr uint64_t kScatterMinBytes = 8 << 10;
 constexpr size_t kMaxScattered = 1 << 14;
 
@@ -42,7 +43,7 @@ Status OutOfMemory(uint64_t bytes) {
 
 uint64_t Aligned(uint64_t offset) { return (offset + Slab::kAlignment - 1) & ~uint64_t{Slab::kAlignment - 1}; }
 
-// What becomes of one tensor that is sent.
+// How one tensor is sent.
 struct Outgoing {
   TensorEncoding encoding = TensorEncoding::kNone;
   bool scattered = false;
@@ -131,7 +132,7 @@ StarValue StarValue::Slot(uint32_t slot) {
 
 // ---- sending ----
 
-// What lives until the transport has sent it.
+// Memory that lives until the transport has sent it.
 struct CargoOut::Owned {
   std::unique_ptr<uint8_t[]> packed;
   std::vector<Tensor> scattered;
@@ -162,7 +163,9 @@ Status CargoOut::Pack(const StarValue* values, size_t n, std::vector<uint8_t>* m
     if (__builtin_add_overflow(bytes_, out.bytes, &bytes_)) return OutOfMemory(std::numeric_limits<uint64_t>::max());
     if (!out.scattered) packed = Aligned(packed) + out.bytes;
   }
-  if (table > kMaxStarMeta || meta->size() > kMaxStarMeta - table) {
+  // The head of a reply is written later.
+  const size_t head = std::max<size_t>(meta->size(), SW_STAR_HEAD_BYTES);
+  if (table > kMaxStarMeta || head > kMaxStarMeta - table) {
     return MakeStatus(kInvalidArgument, "starwire: " + std::to_string(n) +
                                             " tensors are too many for one star call: "
                                             "their table would take " +
@@ -179,9 +182,9 @@ Status CargoOut::Pack(const StarValue* values, size_t n, std::vector<uint8_t>* m
     if (owned_->packed == nullptr) return OutOfMemory(packed);
   }
   owned_->scattered.reserve(scattered);
-  // Parts begin where a tensor does; between the tensors of a part there are zero bytes.
+  // A part begins with a tensor; zero bytes separate the tensors of a part.
   uint8_t* const base = owned_->packed.get();
-  uint64_t piece = 0, end = 0;  // of what was packed since the last scattered one
+  uint64_t piece = 0, end = 0;  // of the tensors packed since the last scattered one
   for (size_t i = 0; i < n; ++i) {
     const Outgoing& out = all[i];
     entry = WriteEntry(values[i], out, entry);
@@ -354,7 +357,7 @@ Status CargoIn::Adopt(sw_bytes table, const sw_part* parts, size_t n, void* body
     status = Split(
         n, [parts](size_t part) { return parts[part].len; },
         [&](size_t part, size_t first, size_t end) {
-          // They lie one behind the other (sw_call_request).
+          // They are contiguous (sw_call_request).
           const uint64_t begin = static_cast<uint64_t>(static_cast<const uint8_t*>(parts[part].data) - base);
           for (size_t i = first; i < end; ++i) members_[i].at += begin;
           return OkStatus();
@@ -391,6 +394,14 @@ Status CargoIn::MakeTensor(const Member& member, Allocator* allocator, Tensor* t
       return status.ok() ? MakeObjects(proto, allocator, tensor) : status;
     }
   }
+}
+
+std::vector<uint32_t> CargoIn::slots() const {
+  std::vector<uint32_t> slots;
+  for (const Member& member : members_) {
+    if (member.kind == StarValue::Kind::kSlot) slots.push_back(member.slot);
+  }
+  return slots;
 }
 
 Status CargoIn::Finish(Allocator* allocator, std::vector<StarValue>* out) {

@@ -1,9 +1,9 @@
-// Many tensors in one message: the feeds of a star call, or its fetches. A table of them follows the head in the
-// metadata, their content is the payload (docs/protocol.md, "Star calls").
+// Many tensors in one message: the feeds or the fetches of a star call. Their table follows the head in the metadata,
+// their content is the payload (docs/protocol.md, "Star calls").
 //
-// Small tensors are packed into one part, large ones are sent from where they lie. The receiver's tensors lie where
-// they arrived: on a server in the call's body, on a worker small ones in one slab and each large one in memory of its
-// own.
+// Small tensors are packed into one part, large ones are sent from their own memory. The receiver's tensors stay where
+// they arrived: on a server, in the call's body; on a worker, small ones in one slab and each large one in its own
+// buffer.
 #ifndef STARWIRE_CC_STAR_CARGO_H_
 #define STARWIRE_CC_STAR_CARGO_H_
 
@@ -26,8 +26,8 @@ namespace starwire {
 struct StarValue {
   enum class Kind : uint8_t {
     kTensor,
-    kDead,  // a fetch: it was not computed in this run
-    kSlot,  // a feed: what an earlier call of the step has kept in `slot`; a fetch: it was kept and is not returned
+    kDead,  // a fetch that was not computed in this run
+    kSlot,  // a feed: the value that an earlier call of the step kept in `slot`; a fetch: kept and not returned
   };
 
   StarValue() = default;
@@ -48,11 +48,11 @@ class CargoOut {
   CargoOut& operator=(const CargoOut&) = delete;
 
   // Appends the table to `meta`. Tensors must be in memory that the CPU can read. Fails for an uninitialised tensor,
-  // for types that cannot travel, and if the metadata becomes too long.
+  // for types that cannot be sent, and if the metadata becomes too long.
   Status Pack(const StarValue* values, size_t n, std::vector<uint8_t>* meta);
-  // Adds a last part (StarReply::stats_bytes).
+  // Appends a last part (StarReply::stats_bytes).
   void AddPart(std::string bytes);
-  // For exactly one sw_channel_call() or sw_engine_reply(), which then owns it. NULL if there is nothing to send.
+  // For exactly one sw_channel_call() or sw_engine_star_done(), which then owns it. NULL if there is nothing to send.
   const sw_payload* Take();
 
   uint64_t bytes() const { return bytes_; }
@@ -73,19 +73,21 @@ class CargoIn {
   CargoIn(const CargoIn&) = delete;
   CargoIn& operator=(const CargoIn&) = delete;
 
-  // For sw_op_vtable.alloc. `table` is what is behind the head of the reply's metadata; it came from a peer, and so did
-  // the lengths: everything is checked. Without payload (n == 0), to be called before Finish() all the same. The last
-  // part is none of the tensors if `extra` bytes are announced there: extra() has them in the end.
+  // For sw_op_vtable.alloc; without payload (n == 0), to be called before Finish() all the same. `table` follows the
+  // head in the reply's metadata. It came from a peer, as did the lengths, so everything is checked. If `extra` is not
+  // 0, the last part is no tensor: extra() returns these bytes in the end.
   Status Prepare(sw_bytes table, size_t n, const uint64_t* lens, uint32_t extra, tensorflow::Allocator* allocator,
                  void** bufs);
-  // For a call that is there: takes `body` over in every case. The tensors keep it until the last of them is gone.
+  // For a call that has arrived. Takes ownership of `body` in every case; the last tensor in it releases it.
   Status Adopt(sw_bytes table, const sw_part* parts, size_t n, void* body, void (*release)(void* body));
-  // Makes the values, once.
+  // Creates the values. Once.
   Status Finish(tensorflow::Allocator* allocator, std::vector<StarValue>* out);
 
   size_t size() const { return members_.size(); }
+  // Slots of the values that were not sent, in order.
+  std::vector<uint32_t> slots() const;
   uint64_t bytes() const { return bytes_; }
-  // Finish() will make many objects: nothing for a reactor.
+  // Finish() creates many objects: too slow for a reactor.
   bool is_laborious() const { return made_bytes_ > kQuickBytes; }
   const std::string& extra() const { return extra_; }
 
@@ -95,17 +97,17 @@ class CargoIn {
     TensorEncoding encoding = TensorEncoding::kNone;
     StarValue::Kind kind = StarValue::Kind::kTensor;
     uint32_t slot = 0;
-    uint32_t own = kNoPlace;  // in this one of own_
+    uint32_t own = kNoPlace;  // its place in own_
     uint64_t bytes = 0;
-    uint64_t at = 0;  // else here in the slab
+    uint64_t at = 0;  // otherwise its offset in the slab
     tensorflow::TensorShape shape;
   };
   static constexpr uint32_t kNoPlace = UINT32_MAX;
   static constexpr uint64_t kQuickBytes = 64 << 10;
 
   Status Parse(sw_bytes table);
-  // Which members lie in which part. `place(i, first, end)` is told where part i begins: members_[first] to
-  // members_[end - 1] are in it, and their `at` counts from its begin.
+  // Assigns members to parts. Calls `place(i, first, end)` for each part i: it contains members_[first] to
+  // members_[end - 1], whose `at` counts from the start of the part.
   template <typename Lens, typename PlacePart>
   Status Split(size_t n, const Lens& lens, const PlacePart& place);
   Status MakeTensor(const Member& member, tensorflow::Allocator* allocator, tensorflow::Tensor* tensor);
@@ -116,7 +118,7 @@ class CargoIn {
   std::string extra_;
   Slab* slab_ = nullptr;
   uint64_t bytes_ = 0;
-  uint64_t made_bytes_ = 0;  // of these, what is not used as it lies
+  uint64_t made_bytes_ = 0;  // of these, bytes that are not used in place
 };
 
 }  // namespace starwire

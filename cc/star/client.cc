@@ -10,14 +10,14 @@
 namespace starwire {
 namespace {
 
-// A server that forgets a plan between its registration and the call is short of memory, or worse.
+// A server that evicts a plan between its registration and the call is short of memory, or worse.
 constexpr int kMaxRegistrations = 8;
-// More fetches than that take a while to hand out.
+// Handing out more fetches takes too long for a reactor.
 constexpr size_t kFewFetches = 64;
 
 sw_bytes BytesOf(const std::vector<uint8_t>& bytes) { return {bytes.data(), bytes.size()}; }
 
-// Answers that nobody waits for.
+// For replies that are ignored.
 struct Nobody {
   static sw_code Alloc(void*, sw_bytes, size_t, const uint64_t*, void**) { return kCancelled; }
   static void Done(void* op, const sw_result*) { delete static_cast<std::shared_ptr<Channel>*>(op); }
@@ -38,10 +38,9 @@ void StarStep::Freed(const std::string& task) {
 StarStep::~StarStep() {
   static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&Nobody::Alloc>, Guarded<&Nobody::Done>};
   for (const auto& entry : servers_) {
-    StarEnd end;
-    end.step_id = step_id_;
-    end.session = AsBytes(entry.second.session);
-    const std::vector<uint8_t> meta = EncodeStarEnd(end);
+    std::vector<uint8_t> meta;
+    // A call with this session's handle was made before.
+    if (!EncodeStarEnd(step_id_, AsBytes(entry.second.session), &meta).ok()) continue;
     sw_channel* channel = entry.second.channel->handle();
     sw_channel_call(channel, static_cast<uint32_t>(Method::kStarEnd), BytesOf(meta), nullptr, 0, 0, &kVtable,
                     new std::shared_ptr<Channel>(entry.second.channel));
@@ -104,14 +103,16 @@ void StarClient::Call() {
 void StarClient::Register() {
   static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&Nobody::Alloc>,
                                        Guarded<&StarClient::OnRegistered, &StarClient::DoneThrew>};
-  StarRegister registration;
-  registration.incarnation = callee_->incarnation;
-  registration.plan = callee_->hash;
-  registration.session = AsBytes(where_.session);
+  std::vector<uint8_t> meta;
+  const Status status = EncodeStarRegister(callee_->incarnation, callee_->hash, AsBytes(where_.session), &meta);
+  if (!status.ok()) {
+    Finish(status);
+    return;
+  }
   // The operation keeps the plan until `done`.
   const sw_part part = {callee_->plan.data(), callee_->plan.size()};
   const sw_payload payload = {&part, 1, nullptr, nullptr};
-  Send(static_cast<uint32_t>(Method::kStarRegister), EncodeStarRegister(registration), &payload, &kVtable);
+  Send(static_cast<uint32_t>(Method::kStarRegister), meta, &payload, &kVtable);
 }
 
 void StarClient::Send(uint32_t method, const std::vector<uint8_t>& meta, const sw_payload* payload,
@@ -147,16 +148,15 @@ void StarClient::Cancel() {
     if (!has_id_) return;
     id = id_;
   }
-  // Whoever cancels may hold a lock that the completion takes.
+  // The cancelling thread may hold a lock that the completion takes.
   CompletionBatch::DeferScope defer;
   sw_channel_cancel(where_.channel->handle(), id, kCancelled, AsBytes(kMessage));
 }
 
 Status StarClient::Take(sw_bytes meta, size_t n, const uint64_t* lens, void** bufs) {
-  size_t consumed = 0;
-  Status status = DecodeStarReply(meta, &reply_, &consumed);
-  if (!status.ok() || (reply_.flags & StarReply::kRegister) != 0) return status;
-  const sw_bytes table = {meta.data + consumed, meta.len - consumed};
+  Status status = DecodeStarReply(meta, &reply_);
+  if (!status.ok() || (reply_.flags & kRegister) != 0) return status;
+  const sw_bytes table = {meta.data + reply_.table, meta.len - reply_.table};
   return cargo_->Prepare(table, n, lens, reply_.stats_bytes, where_.allocator, bufs);
 }
 
@@ -171,10 +171,10 @@ sw_code StarClient::OnAlloc(void* op, sw_bytes meta, size_t n, const uint64_t* l
 void StarClient::OnDone(void* op, const sw_result* result) {
   auto* client = static_cast<StarClient*>(op);
   Status status = StatusFromResult(*result, client->callee_->task);
-  // A refusal of ours comes back as an error; its own words were kept.
+  // If OnAlloc refused the reply, its own status says more.
   if (!client->refused_.ok()) status = client->refused_;
   if (status.ok() && !client->taken_) status = client->Take(result->meta, 0, nullptr, nullptr);
-  const bool unknown = status.ok() && (client->reply_.flags & StarReply::kRegister) != 0;
+  const bool unknown = status.ok() && (client->reply_.flags & kRegister) != 0;
   const bool brief = client->cargo_->size() <= kFewFetches && !unknown;
   CompletionBatch::Add([client, status, unknown] { client->Arrived(status, unknown); },
                        brief ? CompletionBatch::Kind::kBrief : CompletionBatch::Kind::kAny);

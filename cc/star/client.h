@@ -1,4 +1,4 @@
-// One star call of a worker, from the feeds to the fetches: the plan is registered if the server asks for it.
+// One star call of a worker, from its feeds to its fetches. Registers the plan if the server asks for it.
 #ifndef STARWIRE_CC_STAR_CLIENT_H_
 #define STARWIRE_CC_STAR_CLIENT_H_
 
@@ -22,7 +22,7 @@
 
 namespace starwire {
 
-// The servers on which a step has left values in slots. Belongs to the step, and frees them when the step is over.
+// The servers on which a step has left values in slots. Belongs to the step and frees the slots when the step ends.
 class StarStep : public StepState {
  public:
   explicit StarStep(int64_t step_id) : step_id_(step_id) {}
@@ -30,9 +30,9 @@ class StarStep : public StepState {
   StarStep(const StarStep&) = delete;
   StarStep& operator=(const StarStep&) = delete;
 
-  // A call that keeps values is about to be made.
+  // Before a call that keeps values.
   void Keeps(const std::string& task, const std::shared_ptr<Channel>& channel, const std::string& session);
-  // The server has freed them.
+  // The server has freed the slots.
   void Freed(const std::string& task);
 
  private:
@@ -45,9 +45,9 @@ class StarStep : public StepState {
   std::map<std::string, Server> servers_;  // guarded by mu_
 };
 
-// What is the same in each step.
+// The parts of a call that are the same in every step.
 struct StarCallee {
-  // Of the operation, for messages.
+  // The operation's name, for messages.
   std::string name;
   // "/job:ps/replica:0/task:0"
   std::string task;
@@ -65,24 +65,24 @@ class StarClient : public tensorflow::core::RefCounted {
     std::shared_ptr<Channel> channel;
     std::string session;
     int64_t step_id = 0;
-    // Null if the call has nothing to do with slots.
+    // Null if the call does not use slots.
     StarStep* step = nullptr;
     tensorflow::Allocator* allocator = nullptr;
     // May be null.
     tensorflow::CancellationManager* cancellation = nullptr;
     bool trace = false;
   };
-  // Once, on a thread of TensorFlow's or on the one that started the call. `stats`: a serialised StepStats, if the call
-  // was traced.
+  // Called once, on one of TensorFlow's threads or on the thread that started the call. `stats`: a serialised StepStats
+  // if the call was traced.
   using Done = std::function<void(const Status& status, std::vector<StarValue> fetches, const std::string& stats)>;
 
-  // `callee`, and what `where` points at, stay until `done` has been called.
+  // `callee`, and everything that `where` points at, must outlive the call of `done`.
   static void Start(const StarCallee* callee, Where where, std::vector<StarValue> feeds, Done done);
 
  private:
   StarClient(const StarCallee* callee, Where where, std::vector<StarValue> feeds, Done done);
 
-  // Of the two methods: what the transport is to do next.
+  // The two requests.
   void Call();
   void Register();
   void Send(uint32_t method, const std::vector<uint8_t>& meta, const sw_payload* payload, const sw_op_vtable* vtable);
@@ -91,7 +91,7 @@ class StarClient : public tensorflow::core::RefCounted {
   static void OnRegistered(void* op, const sw_result* result);
   static void DoneThrew(const Status& thrown, void* op, const sw_result* result);
   void Cancel();
-  // The reply is there.
+  // The reply has arrived.
   void Arrived(const Status& status, bool unknown);
   void Finish(const Status& status);
   Status Named(const Status& status) const;
@@ -103,14 +103,14 @@ class StarClient : public tensorflow::core::RefCounted {
   Done done_;
   tensorflow::CancellationToken token_ = 0;
 
-  StarReply reply_;
+  StarReply reply_ = {};
   std::unique_ptr<CargoIn> cargo_;
-  bool taken_ = false;  // whether OnAlloc was asked: a reply without payload goes by it
-  Status refused_;      // what it had to say
+  bool taken_ = false;  // OnAlloc was called: not so for a reply without payload
+  Status refused_;      // its result
   int registrations_ = 0;
 
   std::mutex mu_;
-  // All guarded by mu_. An answer may overtake the return of its request, and so may the next request.
+  // All guarded by mu_. The reply, and even the next request, may come before sw_channel_call() returns.
   uint64_t attempt_ = 0;
   bool has_id_ = false;
   uint64_t id_ = 0;

@@ -24,7 +24,7 @@ bool Called(const NodeDef& node, GraphDef* graph) {
   return plan != node.attr().end() && graph->ParseFromString(plan->second.s());
 }
 
-// Every node, or this one.
+// `*` for every node, or one node's name.
 bool IsWatched(const std::string& watched, const std::string& name) { return watched == "*" || watched == name; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What users who look at a session's graphs see of those that run in calls.
+// Shows the users of a session's graphs the nodes that run in calls.
 #ifndef STARWIRE_CC_STAR_GRAPHS_H_
 #define STARWIRE_CC_STAR_GRAPHS_H_
 
@@ -11,11 +11,11 @@ namespace starwire {
 
 class StarGraphs : public GraphFeature {
  public:
-  // A debugger's watches are put on the nodes of partitions. Nodes that are run by a call are in none: a watch on one
-  // of them would wait for a tensor that never comes.
+  // A debugger watches nodes of partitions. A node that runs in a call is in no partition, so a watch on it would wait
+  // for a tensor that never arrives.
   Status Check(const tensorflow::RegisterGraphRequest& request) const override;
 
-  // RunOptions.output_partition_graphs: adds what the calls of a worker's partitions run on their servers.
+  // RunOptions.output_partition_graphs: adds the graphs that the calls of a worker's partitions run on their servers.
   void ShowGraphs(tensorflow::MutableRunGraphResponseWrapper* response) const override;
 };
 

@@ -1,4 +1,4 @@
-// Whose the kernels of a plan can be.
+// Whether the kernels of a plan can be shared.
 #ifndef STARWIRE_CC_STAR_KERNEL_STATE_H_
 #define STARWIRE_CC_STAR_KERNEL_STATE_H_
 
@@ -6,9 +6,9 @@
 
 namespace starwire {
 
-// Whether some kernel of this graph carries a state that is a session's own: random generators, iterators, tables,
-// queues, whatever TensorFlow calls stateful. Not so variables and what works on them: their state is in the device's
-// resource manager, where every kernel of that name finds it. What functions contain counts.
+// Whether some kernel of this graph has state that belongs to a session: random generators, iterators, tables, queues,
+// and everything else that TensorFlow calls stateful. Variables and the operations on them do not count: their state is
+// in the device's resource manager, where every kernel finds it by name. Functions count with their contents.
 bool HasKernelState(const tensorflow::GraphDef& graph);
 
 // Whether some node calls a function.

@@ -55,10 +55,10 @@ class StarCallKernel : public AsyncOpKernel {
     uses_slots_ = callee_.last;
     for (size_t fetch = 0; fetch < keeps_.size(); ++fetch) {
       if (keeps_[fetch] < 0) continue;
-      StarKeep keep;
+      StarKeep keep = {};
       keep.fetch = static_cast<uint32_t>(fetch);
       keep.slot = static_cast<uint32_t>(keeps_[fetch]);
-      if (returns_[fetch] >= 0) keep.flags = StarKeep::kAlsoReturned;
+      if (returns_[fetch] >= 0) keep.flags = kAlsoReturned;
       callee_.keeps.push_back(keep);
       uses_slots_ = true;
     }
@@ -84,7 +84,7 @@ class StarCallKernel : public AsyncOpKernel {
   }
 
  private:
-  // Several servers may be in this process: which one this is, the step's rendezvous knows.
+  // This process may have several servers; the step's rendezvous knows which one this is.
   Status FindWay(OpKernelContext* context, StarClient::Where* where) const {
     auto* rendezvous = dynamic_cast<RemoteRendezvous*>(context->rendezvous());
     tensorflow::WorkerSession* session = rendezvous == nullptr ? nullptr : rendezvous->worker_session();
@@ -130,7 +130,7 @@ class StarCallKernel : public AsyncOpKernel {
     return OkStatus();
   }
 
-  // What the server's kernels took goes where this worker's do.
+  // Statistics of the server's kernels go to the same collector as this worker's.
   static void KeepStats(OpKernelContext* context, const std::string& bytes) {
     auto* collector = dynamic_cast<tensorflow::StepStatsCollector*>(context->stats_collector());
     tensorflow::StepStats stats;
@@ -180,14 +180,14 @@ void RegisterStarOps() {
         .Attr("returns: list(int) = []")
         .Attr("last: bool = false")
         .SetIsStateful()
-        // Or the executor would turn Unavailable into Internal, and no session would recover.
+        // Otherwise the executor turns Unavailable into Internal, and no session recovers.
         .SetIsDistributedCommunication()
         .SetShapeFn(tensorflow::shape_inference::UnknownShape)
         .Doc("A parameter server's part of a graph: takes its feeds there, and brings its fetches back.")
         .Finalize(data);
   });
   const tensorflow::KernelDef* def = tensorflow::KernelDefBuilder(kStarCallOp).Device(tensorflow::DEVICE_CPU).Build();
-  // Its constructor is what registers.
+  // Its constructor registers the kernel.
   tensorflow::kernel_factory::OpKernelRegistrar(def, "starwire::StarCallKernel", &Create);
 }
 

@@ -1,4 +1,4 @@
-// The operation that stands for a parameter server's part of a graph: a call to it.
+// The operation that replaces a parameter server's part of a graph: a call to that server.
 #ifndef STARWIRE_CC_STAR_OPS_H_
 #define STARWIRE_CC_STAR_OPS_H_
 
@@ -14,30 +14,30 @@ namespace starwire {
 
 extern const char kStarCallOp[];
 
-// What one such operation is told, as its attributes.
+// The attributes of one such operation.
 struct StarCallSpec {
-  // The whole plan, and where it is to run: "/job:ps/replica:0/task:0".
+  // The whole plan, and the task that runs it: "/job:ps/replica:0/task:0".
   std::string plan;
   std::string task;
-  // Of the plan's device, as the session knows it.
+  // Incarnation of the plan's device as the session knows it.
   uint64_t incarnation = 0;
-  // Which of the step's calls it is.
+  // The call's place among those of the step.
   int number = 0;
   tensorflow::DataTypeVector inputs;
   tensorflow::DataTypeVector outputs;
-  // By feed: the slot on the server where it is found, or -1: the next input.
+  // By feed: its slot on the server, or -1 for the next input.
   std::vector<int32_t> feeds;
-  // By fetch: the slot on the server where it is kept, or -1.
+  // By fetch: the slot on the server that keeps it, or -1.
   std::vector<int32_t> keeps;
-  // By fetch: the output that it is, or -1.
+  // By fetch: its output, or -1.
   std::vector<int32_t> returns;
-  // No call of the step that comes later needs a slot on this server.
+  // No later call of the step needs a slot on this server.
   bool last = false;
 };
 
 void SetAttributes(const StarCallSpec& spec, tensorflow::NodeDef* def);
 
-// Makes TensorFlow know the operation and its kernel.
+// Registers the operation and its kernel with TensorFlow.
 void RegisterStarOps();
 
 }  // namespace starwire

@@ -11,6 +11,8 @@
 #include "cc/graph/description.h"
 #include "cc/graph/operations.h"
 #include "cc/graph/reference_reads.h"
+#include "cc/star/meter.h"
+#include "cc/star/rows.h"
 #include "cc/star/split.h"
 #include "include/starwire.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -30,7 +32,7 @@ using tensorflow::DeviceSet;
 using tensorflow::Graph;
 using tensorflow::Node;
 
-// Behind TensorFlow's own passes, before tensor_fuse, which then finds what is left with send and receive.
+// After TensorFlow's own passes and before tensor_fuse, which handles the edges that are left to send and receive.
 constexpr int kPhase = 9000;
 
 std::string TaskOf(const std::string& device) {
@@ -39,7 +41,7 @@ std::string TaskOf(const std::string& device) {
   return task;
 }
 
-// By number of the description's tasks: 1 for servers.
+// By task of the description: 1 for servers.
 Status FindServers(const GraphDescription& description, const DeviceSet& devices, const std::string& own,
                    std::vector<uint8_t>* servers) {
   std::vector<std::string> names = description.tasks();
@@ -69,7 +71,7 @@ bool CallsFunctions(const Node& node, const tensorflow::FunctionLibraryDefinitio
   return library != nullptr && library->Contains(node.type_string());
 }
 
-// A call runs on one device. What is in a function may be on any, and send and receive by itself.
+// A call runs on one device. A function's body may be on any, and may send and receive by itself.
 void LeaveWhatCallsCannot(const std::vector<uint8_t>& servers, const tensorflow::FunctionLibraryDefinition* library,
                           GraphDescription* description) {
   for (uint32_t number = 0; number < description->num_nodes(); ++number) {
@@ -82,9 +84,32 @@ void LeaveWhatCallsCannot(const std::vector<uint8_t>& servers, const tensorflow:
   }
 }
 
+// The number of bytes that is worth a separate call: as the environment says, or as the paths to the servers are.
+Status FindSplitBytes(const DeviceSet& devices, const std::vector<uint8_t>& servers, GraphDescription* description,
+                      uint64_t* bytes, std::string* path_text) {
+  ErrorHandle error;
+  const sw_code read = sw_star_split_bytes(bytes, Into(&error));
+  if (read != 0) return StatusFromError(read, error);
+  if (*bytes != 0) description->FindSizes(/*guess=*/true);
+  if (*bytes != SW_SPLIT_MEASURED) return OkStatus();
+  *bytes = sw_star_worthwhile_bytes(0, 0);
+  if (description->CrossingBytes() < SW_SPLIT_LEAST) return OkStatus();
+  std::vector<std::string> tasks;
+  for (uint32_t task = 0; task < servers.size(); ++task) {
+    if (servers[task] != 0) tasks.push_back(description->task(task));
+  }
+  const PathMeter::Path path = PathMeter::Narrowest(devices.client_device(), tasks);
+  if (path.bytes_per_s == 0) return OkStatus();
+  *bytes = sw_star_worthwhile_bytes(path.bytes_per_s, static_cast<uint64_t>(path.round_trip.count()));
+  *path_text = ", in parts of " + std::to_string(*bytes >> 10) + " KiB for a path of " +
+               std::to_string(path.bytes_per_s * 8 / 1'000'000) + " Mb/s and " +
+               std::to_string(path.round_trip.count() / 1000) + " us";
+  return OkStatus();
+}
+
 class StarPass : public tensorflow::GraphOptimizationPass {
  public:
-  // Runs in the process of the session's master.
+  // This is the process of the session's master.
   Status Run(const tensorflow::GraphOptimizationPassOptions& options) override {
     if (options.graph == nullptr || *options.graph == nullptr || options.session_options == nullptr ||
         options.device_set == nullptr || options.is_function_graph) {
@@ -105,7 +130,7 @@ class StarPass : public tensorflow::GraphOptimizationPass {
     }
     if (result.summary.empty()) return OkStatus();
     const uint64_t took = tensorflow::Env::Default()->NowMicros() - start;
-    LOG(INFO) << prefix + result.summary + " (planned in " + std::to_string(took / 1000) + " ms)";
+    LOG(INFO) << prefix + result.summary + " (planned in " + std::to_string(took / 1000) + " ms" + result.path + ")";
     return OkStatus();
   }
 };
@@ -115,25 +140,38 @@ class StarPass : public tensorflow::GraphOptimizationPass {
 Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::FunctionLibraryDefinition* library,
                  StarStyle style, StarResult* result, bool* touched) {
   *touched = false;
-  // Does no harm if nothing else comes of it.
+  // Harmless if nothing else follows.
   Status status = PinReferenceReads(graph);
   if (!status.ok()) return status;
-  GraphDescription description(*graph);
-  if (!description.crosses()) return OkStatus();
-  if (devices.client_device() == nullptr) {
-    return MakeStatus(kInternal, "starwire: the session has no client device");
-  }
-  const std::string own = TaskOf(devices.client_device()->name());
   std::vector<uint8_t> servers;
+  std::string own;
+  {
+    const GraphDescription placed(*graph);
+    if (!placed.crosses()) return OkStatus();
+    if (devices.client_device() == nullptr) {
+      return MakeStatus(kInternal, "starwire: the session has no client device");
+    }
+    own = TaskOf(devices.client_device()->name());
+    status = FindServers(placed, devices, own, &servers);
+    if (!status.ok()) return status;
+    std::vector<std::string> called;
+    for (uint32_t task = 0; task < servers.size(); ++task) {
+      if (servers[task] != 0) called.push_back(placed.task(task) + "/device:CPU:0");
+    }
+    status = SendRowsOnce(graph, own + "/device:CPU:0", called, &result->rows);
+    if (!status.ok()) {
+      *touched = true;
+      return status;
+    }
+  }
+  GraphDescription description(*graph);
   status = FindServers(description, devices, own, &servers);
   if (!status.ok()) return status;
   LeaveWhatCallsCannot(servers, library, &description);
   description.FindFeeds();
-  ErrorHandle error;
   uint64_t split_bytes = 0;
-  const sw_code read = sw_star_split_bytes(&split_bytes, Into(&error));
-  if (read != 0) return StatusFromError(read, error);
-  if (split_bytes != 0) description.FindSizes();
+  status = FindSplitBytes(devices, servers, &description, &split_bytes, &result->path);
+  if (!status.ok()) return status;
 
   const sw_plan_graph view = description.ForPlanner();
   sw_star_options options = {};
@@ -142,11 +180,16 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   options.servers = servers.data();
   options.n_tasks = servers.size();
   options.split_bytes = split_bytes;
+  ErrorHandle error;
   StarPlanHandle plan;
   const sw_code code = sw_star_plan_new(&view, &options, Into(&plan), Into(&error));
   if (code != 0) return StatusFromError(code, error);
   VLOG(1) << "starwire: " << NameOf(style) << ": " << AsString(sw_star_plan_text(plan.get()));
   result->summary = AsString(sw_star_plan_summary(plan.get()));
+  if (result->rows.lookups + result->rows.sums != 0) {
+    result->summary += ", the rows of " + std::to_string(result->rows.lookups) + " lookups and " +
+                       std::to_string(result->rows.sums) + " gradients cross once";
+  }
 
   StarSplit::Options how;
   how.client_device = own + "/device:CPU:0";

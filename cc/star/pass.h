@@ -1,10 +1,11 @@
-// star_server: rewrites a session's graphs so that a parameter server's part of them takes a few calls.
+// star_server: rewrites a session's graphs so that each parameter server's part takes a few calls.
 #ifndef STARWIRE_CC_STAR_PASS_H_
 #define STARWIRE_CC_STAR_PASS_H_
 
 #include <string>
 
 #include "cc/base/compat.h"
+#include "cc/star/rows.h"
 #include "cc/star/switch.h"
 #include "tensorflow/core/common_runtime/device_set.h"
 #include "tensorflow/core/framework/function.h"
@@ -12,20 +13,23 @@
 
 namespace starwire {
 
-// What became of one graph.
+// The result for one graph.
 struct StarResult {
   size_t calls = 0;
-  // For the log; empty if nothing crosses between tasks.
+  // For the log; empty if no edge crosses tasks.
   std::string summary;
+  RowsResult rows;
+  // How its calls were split; empty: as within one host.
+  std::string path;
 };
 
-// Splits a graph that is placed and not yet partitioned; `library` may be null. Fails without having touched the graph
-// if it cannot be planned: then *touched is false, and the graph can be run as it is.
+// Splits a graph that is placed and not yet partitioned; `library` may be null. If it fails with *touched false, the
+// graph is unchanged and can be run.
 Status StarGraph(tensorflow::Graph* graph, const tensorflow::DeviceSet& devices,
                  const tensorflow::FunctionLibraryDefinition* library, StarStyle style, StarResult* result,
                  bool* touched);
 
-// Makes TensorFlow apply it to the graphs of marked sessions (cc/star/switch.h), before tensors are fused.
+// Registers the pass, for the graphs of marked sessions (cc/star/switch.h). It runs before tensor_fuse's.
 void RegisterStarPass();
 
 }  // namespace starwire

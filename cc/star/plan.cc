@@ -10,17 +10,6 @@
 #include "tensorflow/core/protobuf/config.pb.h"
 
 namespace starwire {
-namespace {
-
-// The first runs make variables, ask for memory, and are measured.
-constexpr uint32_t kTrialRuns = 3;
-// After a run on a reactor that took this many times as long as it may, so many runs take place elsewhere: perhaps
-// somebody else holds a variable for long.
-constexpr uint64_t kTooLong = 4;
-constexpr int32_t kBanishedFor = 100;
-
-}  // namespace
-
 Status StarPlan::Compile(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
                          const tensorflow::GraphDef& graph, bool has_state, int threads, Census census,
                          std::shared_ptr<ServerErrands> errands, StarPlan** out) {
@@ -62,21 +51,6 @@ StarPlan::~StarPlan() {
 void StarPlan::Retire() {
   const std::shared_ptr<ServerErrands> errands = errands_;
   errands->slow.Run([this] { delete this; });
-}
-
-bool StarPlan::RunsInline(uint64_t limit_ns) {
-  if (may_wait_ || runs_.load(std::memory_order_relaxed) < kTrialRuns) return false;
-  if (banished_.load(std::memory_order_relaxed) > 0) {
-    banished_.fetch_sub(1, std::memory_order_relaxed);
-    return false;
-  }
-  const uint64_t cost = subgraph_->CostNanos();
-  return cost > 0 && cost <= limit_ns;
-}
-
-void StarPlan::Ran(uint64_t ns, bool on_reactor, uint64_t limit_ns) {
-  if (runs_.load(std::memory_order_relaxed) < kTrialRuns) runs_.fetch_add(1, std::memory_order_relaxed);
-  if (on_reactor && ns / kTooLong > limit_ns) banished_.store(kBanishedFor, std::memory_order_relaxed);
 }
 
 }  // namespace starwire

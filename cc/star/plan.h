@@ -1,4 +1,4 @@
-// A plan that a worker registered, compiled: what a star call runs.
+// A compiled plan: the graph that a star call runs.
 #ifndef STARWIRE_CC_STAR_PLAN_H_
 #define STARWIRE_CC_STAR_PLAN_H_
 
@@ -16,30 +16,27 @@
 
 namespace starwire {
 
-// The table of plans holds one reference, each run another. The last one ends it on another thread: kernels take a
-// while to go.
+// The transport holds one reference, each run another. The last one deletes it on another thread, because kernels take
+// time to delete.
 class StarPlan : public StarObject {
  public:
-  // Plans that exist; to be waited for before the devices go.
+  // The number of plans that exist. Devices must outlive them.
   using Census = std::shared_ptr<std::atomic<int64_t>>;
 
-  // `graph` is on one CPU of `session`. `has_state`: see HasKernelState(); then the plan is for `handle` only.
+  // `graph` is placed on one CPU of `session`. `has_state`: see HasKernelState(); then the plan is for `handle` only.
   static Status Compile(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
                         const tensorflow::GraphDef& graph, bool has_state, int threads, Census census,
                         std::shared_ptr<ServerErrands> errands, StarPlan** out);
 
   const SessionSubgraph& subgraph() const { return *subgraph_; }
   tensorflow::DeviceMgr* device_mgr() const { return session_->device_mgr(); }
-  // Some kernel wants a step container of its own.
+  // Some kernel needs its own step container.
   bool needs_container() const { return needs_container_; }
-  // Some kernel calls functions, which want a rendezvous.
+  // Some kernel calls functions, which need a rendezvous.
   bool needs_rendezvous() const { return needs_rendezvous_; }
 
-  // Whether a run may take place on a reactor: no kernel can wait, and they have been seen to take no more than
-  // `limit_ns` together.
-  bool RunsInline(uint64_t limit_ns);
-  // A run took so long from its first kernel to its answer.
-  void Ran(uint64_t ns, bool on_reactor, uint64_t limit_ns);
+  // Some kernel may wait or take long.
+  bool may_wait() const { return may_wait_; }
 
  private:
   StarPlan() = default;
@@ -53,9 +50,6 @@ class StarPlan : public StarObject {
   bool may_wait_ = true;
   bool needs_container_ = false;
   bool needs_rendezvous_ = false;
-  std::atomic<uint32_t> runs_{0};
-  // Runs that still have to take place elsewhere because one on a reactor took long.
-  std::atomic<int32_t> banished_{0};
 };
 
 }  // namespace starwire

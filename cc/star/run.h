@@ -1,4 +1,4 @@
-// One star call on a parameter server, from its arrival to its answer.
+// One run of a plan on a parameter server, from the call's arrival to its result.
 #ifndef STARWIRE_CC_STAR_RUN_H_
 #define STARWIRE_CC_STAR_RUN_H_
 
@@ -14,6 +14,7 @@
 #include "cc/base/handles.h"
 #include "cc/executor/subgraph.h"
 #include "cc/star/cargo.h"
+#include "cc/star/object.h"
 #include "cc/star/plan.h"
 #include "cc/star/wire.h"
 #include "include/starwire.h"
@@ -27,65 +28,46 @@ namespace starwire {
 
 class StarService;
 
-class StarRun : public Step, public std::enable_shared_from_this<StarRun> {
+// Has one reference to itself until it is over; the transport has another if it can be cancelled.
+class StarRun : public Step, public StarObject {
  public:
-  StarRun(std::shared_ptr<StarService> service, BodyHandle body, const sw_call_request& request);
-  ~StarRun() override;
+  StarRun(std::shared_ptr<StarService> service, const sw_star_request& request);
 
-  // Checks the request, and finds the feeds in its body.
-  Status Read(const sw_call_request& request);
-  // Whether TakeValues() takes long.
-  bool is_laborious() const { return cargo_.is_laborious(); }
-  Status TakeValues();
-  // Counts the call, and asks whether its peer may have one more.
-  Status Begin();
-  // Takes the reference to the plan over, and puts the feeds in place.
-  Status Prepare(StarPlan* plan);
-  // For runs that may take a while: before anybody else knows this one.
-  void MakeCancellable() { cancellation_.emplace(); }
-  // Runs the plan on this thread, as far as it goes; the answer follows. `alone`: on a reactor.
-  void Go(bool alone);
-
-  // Answers; the run is over. One of these, once, unless Go() was called.
-  void Fail(const Status& status);
-  void AskForPlan();
-
+  // Runs the plan, on this thread if the request wants it and the feeds are quickly made, else on TensorFlow's pool.
+  // Returns a reference to this run if it can be cancelled.
+  StarRun* Begin(const sw_star_request& request, BodyHandle body);
   void Cancel();
   void OnDone(const Status& status) override;
-
-  const sw_ticket ticket;
-  const std::string& session() const { return session_; }
-  const PlanHash& plan_hash() const { return call_.plan; }
-  uint64_t incarnation() const { return call_.incarnation; }
-  bool wants_trace() const { return (call_.flags & StarCall::kTrace) != 0; }
-  StarPlan* plan() const { return plan_; }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  Status TakeFeeds();
-  Status KeepFetches();
-  // Not OK: there was no answer.
+  ~StarRun() override;
+
+  // Finds the feeds in the body and in slots.
+  Status Read(const sw_star_request& request, BodyHandle body);
+  // Makes the feeds and starts the kernels.
+  void Launch();
+  Status MakeFeeds(bool* names_peer);
+  void Go();
   Status Answer();
-  // Before and after the answer: whoever has it may rely on what the table says.
+  void Fail(const Status& status, bool names_peer);
+  // Before and after the result: whoever has it may rely on everything being over.
   void Leave();
   void End();
 
   const std::shared_ptr<StarService> service_;
-  BodyHandle body_;  // until Read()
-  StarCall call_;
-  std::string session_;
+  const sw_ticket ticket_;
+  StarObjectPtr<StarPlan> plan_;  // until End()
+  const std::string session_;
+  const bool wants_trace_;
+  const std::vector<StarKeep> keeps_;
+  bool alone_ = false;  // on a reactor
   CargoIn cargo_;
-  std::vector<StarValue> values_;  // feeds, then fetches
-  StarPlan* plan_ = nullptr;
-  bool uses_slots_ = false;
-  bool began_ = false;
-  bool alone_ = false;
-  uint64_t bytes_in_ = 0;
-  uint64_t bytes_out_ = 0;
-  const Clock::time_point arrived_;
+  // What the slots hold, in their order; null: the slot is empty.
+  std::vector<uint32_t> slots_;
+  std::vector<StarObjectPtr<KeptValue>> kept_;
   Clock::time_point started_;
-  std::shared_ptr<StarRun> self_;  // while it runs
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> over_{false};
   std::optional<tensorflow::CancellationManager> cancellation_;

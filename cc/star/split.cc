@@ -15,7 +15,7 @@ using tensorflow::NodeDef;
 
 namespace {
 
-// Kernels of one name may be kept and shared by all graphs of a session: no two nodes of ours have the same.
+// TensorFlow may share kernels of the same name among all graphs of a session, so our nodes' names are unique.
 std::string NewName(const std::string& what) {
   static std::atomic<uint64_t> count{0};
   return "starwire_" + what + "_" + std::to_string(count.fetch_add(1));
@@ -93,7 +93,7 @@ Status StarSplit::AddNode(NodeDef def, Node** out) {
   return status;
 }
 
-// What is left of the Switch of a variable: which branch runs.
+// The remainder of a variable's Switch: which branch runs.
 Status StarSplit::AddPivot(uint32_t number) {
   const Node* node = description_.node(number);
   NodeDef def;
@@ -142,7 +142,7 @@ Status StarSplit::ConstantFor(uint32_t constant, const std::string& device, Node
   return OkStatus();
 }
 
-// Where an edge to a node that is in no call ends now.
+// The new end of an edge to a node that is in no call.
 void StarSplit::Connect(End from, uint32_t at) {
   const Edge* edge = description_.edge(at);
   const uint32_t consumer = NumberOf(edge->dst());
@@ -178,7 +178,7 @@ Status StarSplit::Rewire(uint32_t at) {
       if (status.ok()) Connect({node, edge->src_output()}, at);
       return status;
     case SW_WAY_COPY: {
-      // Copied themselves: gone, or kept with what they need.
+      // Copied nodes: gone, or kept with their inputs.
       if (places_[consumer] == SW_PLACE_COPIED) return OkStatus();
       const bool elsewhere = places_[consumer] == SW_PLACE_STAYS;
       const std::string device =
@@ -262,7 +262,7 @@ void StarSplit::Remove() {
   }
 }
 
-// A server's slots can be freed with a call if all others that use them are before it.
+// A call can free its server's slots if all other calls that use them precede it.
 void StarSplit::MarkLast() {
   const auto uses_slots = [](const Call& call) {
     const auto used = [](int32_t slot) { return slot >= 0; };

@@ -1,5 +1,5 @@
-// Carries out what star_server's planner decided: takes the parameter servers' part out of a graph, and puts calls in
-// its place.
+// Carries out the plan of star_server's planner: takes the parameter servers' part out of a graph and puts calls in its
+// place.
 #ifndef STARWIRE_CC_STAR_SPLIT_H_
 #define STARWIRE_CC_STAR_SPLIT_H_
 
@@ -24,16 +24,16 @@ namespace starwire {
 class StarSplit {
  public:
   struct Options {
-    // Where calls are made: the worker's first CPU.
+    // The device that makes the calls: the worker's first CPU.
     std::string client_device;
-    // Finds out a device's incarnation. Fails if there is no such device.
+    // Looks up a device's incarnation. Fails if there is no such device.
     std::function<Status(const std::string& device, uint64_t* incarnation)> incarnation_of;
   };
 
-  // `plan` was made from what `description` says of `graph`. All are borrowed.
+  // `plan` was made from `description`, which describes `graph`. All are borrowed.
   StarSplit(tensorflow::Graph* graph, const GraphDescription& description, const sw_star_plan* plan, Options options);
 
-  // Makes the plans. The graph is not touched yet.
+  // Creates the plans. Does not change the graph.
   Status Prepare();
   size_t num_calls() const { return calls_.size(); }
   const StarCallSpec& call(size_t number) const { return calls_[number].spec; }
@@ -50,15 +50,15 @@ class StarSplit {
     std::vector<Output> fetches;
     std::map<Output, size_t> feed_numbers;
     std::map<Output, size_t> fetch_numbers;
-    std::set<Output> returned;  // fetches that come back to the worker
+    std::set<Output> returned;  // fetches that return to the worker
     StarCallSpec spec;
     tensorflow::Node* op = nullptr;
   };
   struct Pivot {
     tensorflow::Node* branch = nullptr;        // Switch(predicate, predicate)
-    std::map<int, tensorflow::Node*> outputs;  // what runs in this branch
+    std::map<int, tensorflow::Node*> outputs;  // the nodes that run in this branch
   };
-  // An end of an edge in the new graph.
+  // One end of an edge in the new graph.
   struct End {
     tensorflow::Node* node = nullptr;
     int output = -1;

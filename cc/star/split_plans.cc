@@ -1,4 +1,4 @@
-// The first half of StarSplit: what each call takes along, brings back and runs.
+// The first half of StarSplit: the feeds, fetches and nodes of each call.
 #include <algorithm>
 #include <limits>
 
@@ -20,7 +20,7 @@ constexpr uint32_t kNoCall = std::numeric_limits<uint32_t>::max();
 
 tensorflow::DataType TypeOf(const Node& node, int output) { return tensorflow::BaseType(node.output_type(output)); }
 
-// What a plan does not need, and what only makes it longer.
+// Removes everything that a plan does not need.
 void Strip(NodeDef* def) {
   def->clear_input();
   def->clear_experimental_debug_info();
@@ -70,7 +70,7 @@ StarSplit::Call* StarSplit::CallOf(uint32_t node) {
   return calls_of_[node] == kNoCall ? nullptr : &calls_[calls_of_[node]];
 }
 
-// By name: the same for all workers, whose nodes may be numbered differently.
+// By name, so that all workers produce the same plan although they may number their nodes differently.
 void StarSplit::Number(std::vector<Output>* outputs, std::map<Output, size_t>* numbers) const {
   std::sort(outputs->begin(), outputs->end(), [this](const Output& a, const Output& b) {
     return std::tie(NameOf(a.first), a.second) < std::tie(NameOf(b.first), b.second);
@@ -87,7 +87,7 @@ void StarSplit::CollectFeeds() {
       const Output output(feed.src, feed.src_output);
       call.feeds.push_back(output);
       if (feed.way == SW_WAY_FEED) continue;
-      // What is not kept comes by way of the worker.
+      // A value that is not kept goes through the worker.
       Call* source = CallOf(feed.src);
       source->fetches.push_back(output);
       if (feed.way != SW_WAY_SLOT) {
@@ -120,7 +120,7 @@ void StarSplit::CollectFetches() {
     for (const Output& output : call.feeds) {
       const Call* source = CallOf(output.first);
       const auto slot = slots_.find(output);
-      // A server's slots are its own.
+      // Each server numbers its own slots.
       const bool finds = slot != slots_.end() && source != nullptr && source->it->task == call.it->task;
       call.spec.feeds.push_back(finds ? slot->second : -1);
       if (!finds) call.spec.inputs.push_back(TypeOf(*description_.node(output.first), output.second));
@@ -196,14 +196,14 @@ Status StarSplit::AddToPlan(const Call& call, uint32_t number, GraphDef* plan) c
   return OkStatus();
 }
 
-// As a NodeDef names it; empty: nothing within the call.
+// As NodeDef names an input; empty: it is not within the call.
 std::string StarSplit::InputOf(const Call& call, uint32_t node, uint32_t at) const {
   const Edge* edge = description_.edge(at);
   const uint32_t source = NumberOf(edge->src());
   const auto output = [&](const std::string& name, int number) {
     return edge->IsControlEdge() ? name : name + ":" + std::to_string(number);
   };
-  // Copies have nothing but copies before them.
+  // A copy's inputs are copies.
   if (call.nodes.count(node) == 0) return output(NameOf(source), edge->src_output());
   switch (ways_[at].way) {
     case SW_WAY_INSIDE:

@@ -3,7 +3,7 @@
 namespace starwire {
 namespace {
 
-// A kind of device that nobody has: TensorFlow passes over it, wherever the configuration goes. 0: the session wants no
+// A device type that does not exist: TensorFlow ignores it wherever the configuration goes. 0: the session opted out of
 // calls (python/starwire/_config.py).
 constexpr char kMark[] = "STARWIRE_STAR";
 
@@ -19,7 +19,7 @@ const char* NameOf(StarStyle style) { return style == StarStyle::kLite ? "star_s
 
 void MarkSession(StarStyle style, tensorflow::ConfigProto* config) {
   if (style == StarStyle::kNone) return;
-  // A session may have said no.
+  // The session may have opted out.
   config->mutable_device_count()->insert({kMark, style == StarStyle::kLite ? 2 : 1});
 }
 

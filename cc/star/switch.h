@@ -1,5 +1,5 @@
-// Which sessions have their graphs split into calls: those of servers of a star protocol. The server says so in the
-// session's configuration, which goes where the session's graphs are made.
+// Marks the sessions whose graphs are split into calls: those of servers with a star protocol. The server marks the
+// session's configuration, which reaches every process that rewrites the session's graphs.
 #ifndef STARWIRE_CC_STAR_SWITCH_H_
 #define STARWIRE_CC_STAR_SWITCH_H_
 
@@ -11,7 +11,7 @@ namespace starwire {
 
 enum class StarStyle { kNone, kRobust, kLite };
 
-// Of a server's protocol.
+// The style of a server's protocol.
 StarStyle StarStyleOf(const std::string& protocol);
 // "star_server" or "star_server_lite".
 const char* NameOf(StarStyle style);

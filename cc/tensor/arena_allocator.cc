@@ -17,7 +17,7 @@ using tensorflow::AllocationAttributes;
 using tensorflow::Allocator;
 using tensorflow::BFCAllocator;
 
-// The arena from its beginning to its end, piece after piece. Nothing is taken back: its pages must stay.
+// Hands out the arena piece by piece, from its beginning to its end. Nothing is freed: its pages must stay.
 class Supply : public tensorflow::SubAllocator {
  public:
   explicit Supply(const sw_arena& arena)
@@ -92,7 +92,7 @@ void* ArenaAllocator::AllocateRaw(size_t alignment, size_t bytes, const Allocati
 
 void* ArenaAllocator::AllocateInArena(size_t alignment, size_t bytes) {
   if (bytes < min_bytes_) return nullptr;
-  // When it is full, TensorFlow says so up to ten times in the log.
+  // Otherwise TensorFlow would log up to ten times that the arena is full.
   AllocationAttributes quietly;
   quietly.retry_on_failure = false;
   return pieces_.AllocateRaw(alignment, bytes, quietly);
@@ -111,7 +111,7 @@ Allocator* ArenaAllocator::WithRoomFor(uint64_t bytes) {
   if (bytes < min_bytes_) return this;
   const auto stats = pieces_.GetStats();
   const uint64_t limit = end_ - begin_;
-  // It grows by doubling. While all that was ever needed at a time fits twice, there is room for one more.
+  // It grows by doubling: there is room if twice the peak use, with this tensor added, fits.
   const auto peak = stats.has_value() ? static_cast<uint64_t>(std::max<int64_t>(stats->peak_bytes_in_use, 0)) : limit;
   return peak <= limit / 2 && bytes <= limit / 2 - peak ? this : base_;
 }

@@ -14,16 +14,16 @@
 
 namespace starwire {
 
-// Large tensors lie in the arena (sw_arena), whose pages an RDMA device may keep registered; small ones, and those that
-// find no room, come from another allocator.
+// Places large tensors in the arena (sw_arena), whose pages an RDMA device may keep registered. Small ones, and those
+// that do not fit, come from another allocator.
 class ArenaAllocator : public tensorflow::Allocator {
  public:
-  // The one of this process, never destroyed. Null: servers of this protocol have no arena. `base` is used the first
-  // time.
+  // The allocator of this process, never destroyed. Null if servers of this protocol have no arena. Only the first call
+  // uses `base`.
   static ArenaAllocator* ForProtocol(const std::string& protocol, tensorflow::Allocator* base);
-  // The one of this process, if it has one by now.
+  // The allocator of this process; null if it has none yet.
   static ArenaAllocator* OfProcess();
-  // Null: it is another one.
+  // Null if `allocator` is another one.
   static ArenaAllocator* Of(tensorflow::Allocator* allocator);
 
   // Neither the arena nor `base` is owned.
@@ -36,9 +36,9 @@ class ArenaAllocator : public tensorflow::Allocator {
   void DeallocateRaw(void* memory) override;
   tensorflow::AllocatorMemoryType GetMemoryType() const override { return base_->GetMemoryType(); }
 
-  // Null: they are too few to gain anything by it, or there is no room. Never waits; given back by DeallocateRaw().
+  // Null if `bytes` is too small to benefit, or if there is no room. Never waits. Freed by DeallocateRaw().
   void* AllocateInArena(size_t alignment, size_t bytes);
-  // Where as many bytes come from without waiting: itself, or its base.
+  // The allocator that has this much memory without waiting: this one, or its base.
   tensorflow::Allocator* WithRoomFor(uint64_t bytes);
 
  private:

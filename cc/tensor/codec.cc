@@ -33,20 +33,19 @@ constexpr uint8_t kVersion = 1;
 constexpr uint8_t kFlagDead = 1;
 constexpr size_t kFixedMeta = EncodedTensor::kFixedMeta;
 
-// Strings that are long on average are sent from where they lie; the others are packed into one buffer.
+// Strings that are long on average are sent in place; others are packed into one buffer.
 constexpr size_t kScatterMeanLength = 8 << 10;
 constexpr size_t kScatterMaxParts = 1 << 10;
 
-// A table of fused tensors that is longer does not fit into the metadata of a frame.
+// A longer table of fused tensors does not fit into the metadata of a frame.
 constexpr size_t kMaxTable = (1 << 20) - kFixedMeta;
-// Fused tensors that are at least this long are sent from where they lie; the others are packed into one buffer.
+// Fused tensors of at least this size are sent in place; others are packed into one buffer.
 constexpr uint64_t kScatterMinBytes = 8 << 10;
 constexpr size_t kFusedMaxParts = 1 << 16;
 
 void UnrefBuffer(void* owner) { static_cast<const TensorBuffer*>(owner)->Unref(); }
 
-// The owner of a scattered payload: what had to be written for it, and the tensor whose content is sent from where it
-// lies.
+// The owner of a scattered payload: the bytes written for it, and the tensor whose content is sent in place.
 struct Scattered {
   std::unique_ptr<uint8_t[]> written;
   Tensor tensor;
@@ -150,7 +149,7 @@ Status EncodedTensor::EncodeFused(const Tensor& tensor, const FusedTensors& fuse
   if (layout.payload_bytes() == 0) return OkStatus();
 
   const std::vector<FusedLayout::Member>& members = layout.members();
-  // Each member that is sent from where it lies has at most one packed piece before it.
+  // Each member that is sent in place has at most one packed piece before it.
   const bool may_scatter = 2 * members.size() + 1 <= kFusedMaxParts;
   const auto scattered = [may_scatter](const FusedLayout::Member& member) {
     return may_scatter && member.encoding == TensorEncoding::kRaw && member.bytes >= kScatterMinBytes;
@@ -161,9 +160,9 @@ Status EncodedTensor::EncodeFused(const Tensor& tensor, const FusedTensors& fuse
   if (buffer == nullptr) return NoMemory(packed, tensor.dtype(), tensor.shape());
 
   parts_.clear();
-  uint8_t* piece = buffer.get();  // begin of the packed piece, and its end
+  uint8_t* piece = buffer.get();  // start of the packed piece, and its end
   uint8_t* at = piece;
-  uint64_t end = 0;  // of what was placed, in the payload
+  uint64_t end = 0;  // of the payload so far
   for (size_t i = 0; i < members.size(); ++i) {
     const FusedLayout::Member& member = members[i];
     std::memset(at, 0, member.offset - end);
@@ -323,7 +322,7 @@ Status TensorReceiver::FinishFused(Allocator* allocator) {
   Status status = layout_.MakeTensors(slab_, allocator, &tensors);
   if (!status.ok()) return status;
   DropSlab();
-  // The host's: the variant is an object, and its tensors have their memory already.
+  // In host memory: the variant is an object, and its tensors already have their memory.
   tensor_ = Tensor(tensorflow::cpu_allocator(), tensorflow::DT_VARIANT, {});
   tensor_.scalar<tensorflow::Variant>()() = FusedTensors(std::move(tensors));
   return OkStatus();
@@ -351,7 +350,7 @@ Status DecodeObjects(sw_bytes bytes, DataType dtype, const TensorShape& shape, T
   }
   status = CheckTensor(*proto, bytes.len);
   if (!status.ok()) return status;
-  // The shape was found valid, so this constructor cannot abort.
+  // The shape is known to be valid, so this constructor cannot abort.
   const bool agrees = proto->dtype() == dtype && TensorShape(proto->tensor_shape()) == shape;
   const int values = dtype == tensorflow::DT_VARIANT ? proto->variant_val_size() : proto->resource_handle_val_size();
   if (!agrees || values != shape.num_elements()) {

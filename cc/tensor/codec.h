@@ -20,17 +20,17 @@
 
 namespace starwire {
 
-// What the metadata of a tensor says. All of it has been checked.
+// The metadata of a tensor. All of it has been checked.
 struct TensorHeader {
   tensorflow::DataType dtype = tensorflow::DT_INVALID;
   tensorflow::TensorShape shape;
   TensorEncoding encoding = TensorEncoding::kNone;
   bool is_dead = false;
   uint64_t payload_bytes = 0;
-  int64_t send_start_micros = 0;  // when the sender had it, by the sender's clock
+  int64_t send_start_micros = 0;  // when the sender had the tensor, by the sender's clock
 };
 
-// A tensor made ready to be sent. Holds no reference: the payload does, until its `release` is called.
+// A tensor, encoded for sending. Holds no reference: the payload does, until its `release` is called.
 class EncodedTensor {
  public:
   static constexpr size_t kFixedMeta = 24;
@@ -44,9 +44,9 @@ class EncodedTensor {
   sw_bytes meta() const {
     return long_meta_.empty() ? sw_bytes{meta_, meta_size_} : sw_bytes{long_meta_.data(), long_meta_.size()};
   }
-  // How many tensors travel as this one; 0 if it is an ordinary one.
+  // How many tensors are fused into this one; 0 if it is an ordinary one.
   size_t fused_tensors() const { return fused_tensors_; }
-  // To be handed to exactly one sw_engine_reply() or sw_channel_call(), which then owns it. NULL if there is nothing to
+  // To be passed to exactly one sw_engine_reply() or sw_channel_call(), which then owns it. NULL if there is nothing to
   // send besides the metadata.
   const sw_payload* payload() const { return payload_.n_parts == 0 ? nullptr : &payload_; }
 
@@ -66,18 +66,18 @@ class EncodedTensor {
   sw_payload payload_ = {nullptr, 0, nullptr, nullptr};
 };
 
-// Reads metadata that came from a peer. Everything is checked against everything else; the error says what is wrong
-// with it, the caller adds from whom it came. `fused` is the layout if the encoding is kFused.
+// Parses metadata from a peer and checks that it is consistent. The error says what is wrong; the caller adds the peer.
+// `fused` is the layout if the encoding is kFused.
 Status DecodeTensorHeader(sw_bytes meta, TensorHeader* header, FusedLayout* fused);
 
-// The content of encoding kProto.
+// The payload of encoding kProto.
 Status EncodeObjects(const tensorflow::Tensor& tensor, std::string* bytes);
-// Reads it: `bytes` came from a peer, who says that it is a tensor of this type and shape.
+// Decodes it: `bytes` came from a peer, which claims that it is a tensor of this type and shape.
 Status DecodeObjects(sw_bytes bytes, tensorflow::DataType dtype, const tensorflow::TensorShape& shape,
                      tensorflow::TensorProto* proto);
 Status MakeObjects(const tensorflow::TensorProto& proto, tensorflow::Allocator* allocator, tensorflow::Tensor* tensor);
 
-// Receives one tensor: Prepare() when the metadata is there, Finish() when the payload is.
+// Receives one tensor: Prepare() when the metadata has arrived, Finish() when the payload has.
 class TensorReceiver {
  public:
   TensorReceiver() = default;
@@ -85,20 +85,20 @@ class TensorReceiver {
   TensorReceiver(const TensorReceiver&) = delete;
   TensorReceiver& operator=(const TensorReceiver&) = delete;
 
-  // Allocates the destination from `allocator` and says where the `n` parts of lens[i] bytes are to be put. Fails with
-  // ResourceExhausted if there is not enough memory. With n == 0 only the metadata is checked and the tensor is
-  // complete after Finish().
+  // Allocates the destination from `allocator` and sets bufs[i] to the destination of each of the `n` parts of lens[i]
+  // bytes. Fails with ResourceExhausted if there is not enough memory. With n == 0 only the metadata is checked and the
+  // tensor is complete after Finish().
   Status Prepare(sw_bytes meta, size_t n, const uint64_t* lens, tensorflow::Allocator* allocator, void** bufs);
-  // Turns what arrived into the tensor. `allocator` as above.
+  // Builds the tensor from the payload. `allocator` as above.
   Status Finish(tensorflow::Allocator* allocator);
-  // Instead of Finish() if the encoding is kProto and the objects are to be made by somebody else.
+  // Instead of Finish() if the encoding is kProto and the caller creates the objects.
   Status ParseProto(tensorflow::TensorProto* proto);
-  // Back to the initial state, giving up all memory.
+  // Returns to the initial state and frees all memory.
   void Reset();
 
   bool prepared() const { return prepared_; }
   const TensorHeader& header() const { return header_; }
-  // How many tensors arrived as this one; 0 if it is an ordinary one.
+  // How many tensors are fused into this one; 0 if it is an ordinary one.
   size_t fused_tensors() const {
     return prepared_ && header_.encoding == TensorEncoding::kFused ? layout_.members().size() : 0;
   }

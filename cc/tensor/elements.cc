@@ -167,7 +167,7 @@ Status ReadStrings(const uint8_t* data, uint64_t bytes, bool wide, const TensorS
   const uint8_t* text = data + n * Width(wide);
   const uint64_t text_bytes = bytes - n * Width(wide);
 
-  // All lengths are checked before the first string is made.
+  // All lengths are checked before the first string is created.
   uint64_t sum = 0;
   for (size_t i = 0; i < n; ++i) {
     if (__builtin_add_overflow(sum, Length(data, i, wide), &sum) || sum > text_bytes) {

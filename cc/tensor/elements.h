@@ -1,4 +1,4 @@
-// How the elements of one tensor lie in a payload. The format is defined in docs/protocol.md, "Tensors".
+// The layout of a tensor's elements in a payload. The format is defined in docs/protocol.md, "Tensors".
 #ifndef STARWIRE_CC_TENSOR_ELEMENTS_H_
 #define STARWIRE_CC_TENSOR_ELEMENTS_H_
 
@@ -36,19 +36,19 @@ T Get(const uint8_t* at) {
 Status Malformed(const std::string& what);
 Status NoMemory(uint64_t bytes, tensorflow::DataType dtype, const tensorflow::TensorShape& shape);
 Status Uninitialized(const tensorflow::Tensor& tensor);
-// TensorFlow's CPU allocator waits ten seconds for memory that may come back before it gives up. A reactor must not
-// wait for what cannot be.
+// TensorFlow's CPU allocator waits ten seconds for memory to be freed before it gives up. A reactor must not wait for
+// memory that can never be free.
 bool MoreThanTheMachineHas(uint64_t bytes);
 
-// DataTypeCanUseMemcpy shifts by the number it is given, so the number must have been looked at before.
+// DataTypeCanUseMemcpy shifts by its argument, so check the number first.
 bool IsKnown(tensorflow::DataType dtype);
-// Of one element; 0 for types whose elements cannot be copied byte by byte.
+// The size of one element; 0 for types whose elements cannot be copied byte by byte.
 size_t RawSize(tensorflow::DataType dtype);
-// Reads a type and the sizes of dimensions that came from a peer.
+// These read a type and dimension sizes that came from a peer.
 Status ReadDataType(const uint8_t* at, tensorflow::DataType* dtype);
 Status ReadShape(const uint8_t* at, size_t dims, tensorflow::TensorShape* shape);
-// Whether `bytes` can be the content of such a tensor, as far as that can be said without looking at it. All of it came
-// from a peer.
+// Whether such a tensor can have `bytes` bytes of content, as far as its metadata tells. All arguments came from a
+// peer.
 Status CheckContent(TensorEncoding encoding, tensorflow::DataType dtype, const tensorflow::TensorShape& shape,
                     bool is_dead, uint64_t bytes);
 
@@ -64,7 +64,7 @@ StringsSize MeasureStrings(const tensorflow::Tensor& tensor);
 // Both return the end of what they wrote.
 uint8_t* WriteLengths(const tensorflow::Tensor& tensor, bool wide, uint8_t* at);
 uint8_t* WriteText(const tensorflow::Tensor& tensor, uint8_t* at);
-// Makes a tensor from `bytes` bytes that came from a peer.
+// Creates a tensor from `bytes` bytes that came from a peer.
 Status ReadStrings(const uint8_t* data, uint64_t bytes, bool wide, const tensorflow::TensorShape& shape,
                    tensorflow::Allocator* allocator, tensorflow::Tensor* out);
 

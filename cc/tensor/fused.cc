@@ -48,7 +48,7 @@ void FusedTensors::Encode(VariantTensorData* data) const {
   FusedLayout layout;
   const Status status = layout.Measure(tensors_);
   if (!status.ok()) {
-    // There is no way to say so from here: the receiver will say that this cannot be decoded.
+    // The error cannot be returned from here: the receiver will report that it cannot decode this.
     LOG(ERROR) << "starwire: fused tensors cannot be sent: " << StatusMessage(status);
     return;
   }
@@ -135,7 +135,7 @@ Status FusedLayout::Measure(const std::vector<Tensor>& tensors) {
 Status FusedLayout::Parse(sw_bytes table, size_t* consumed) {
   members_.clear();
   payload_bytes_ = 0;
-  if (table.data == nullptr || table.len < kTableFixed) return Malformed("a table of fused tensors without a head");
+  if (table.data == nullptr || table.len < kTableFixed) return Malformed("a table of fused tensors without a header");
   if (table.data[0] != kVersion) {
     return Malformed("a table of fused tensors of version " + std::to_string(table.data[0]) + ", expected " +
                      std::to_string(kVersion));

@@ -1,5 +1,5 @@
-// Several tensors that travel as one: the value that goes from a StarwireFuse op to its StarwireUnfuse, and its form on
-// the wire (docs/protocol.md, "Tensors").
+// Several tensors that travel as one: the value that a StarwireFuse op sends to its StarwireUnfuse, and its wire format
+// (docs/protocol.md, "Tensors").
 #ifndef STARWIRE_CC_TENSOR_FUSED_H_
 #define STARWIRE_CC_TENSOR_FUSED_H_
 
@@ -27,12 +27,12 @@ class FusedTensors {
 
   // Null if `tensor` holds anything else.
   static const FusedTensors* In(const tensorflow::Tensor& tensor);
-  // Types that can be members: whose elements can be copied, and strings.
+  // Whether tensors of this type can be members: types whose elements can be copied, and strings.
   static bool CanHold(tensorflow::DataType dtype);
 
   const std::vector<tensorflow::Tensor>& tensors() const { return tensors_; }
 
-  // What TensorFlow asks of a variant's content.
+  // The interface that TensorFlow requires of a variant's content.
   std::string TypeName() const { return kTypeName; }
   std::string DebugString() const;
   void Encode(tensorflow::VariantTensorData* data) const;
@@ -42,7 +42,7 @@ class FusedTensors {
   std::vector<tensorflow::Tensor> tensors_;
 };
 
-// Where the members lie in the payload: one behind the other, each from a multiple of Slab::kAlignment on.
+// The layout of the members in the payload: one after another, each at a multiple of Slab::kAlignment.
 class FusedLayout {
  public:
   struct Member {
@@ -56,7 +56,7 @@ class FusedLayout {
 
   // Fails for an uninitialised tensor and for types that cannot travel.
   Status Measure(const std::vector<tensorflow::Tensor>& tensors);
-  // Reads a table that came from a peer and begins `table`; everything in it is checked. `consumed` is its length.
+  // Parses and checks a table at the start of `table`, which came from a peer. `consumed` is its length.
   Status Parse(sw_bytes table, size_t* consumed);
 
   size_t table_bytes() const { return table_bytes_; }
@@ -67,7 +67,7 @@ class FusedLayout {
   void WriteTable(uint8_t* at) const;
   // Writes the member's content, member.bytes bytes.
   static void WriteMember(const Member& member, const tensorflow::Tensor& tensor, uint8_t* at);
-  // Makes the tensors of a slab that holds the payload and has room for members().size() pieces.
+  // Creates the tensors of a slab that holds the payload and has room for members().size() pieces.
   Status MakeTensors(Slab* slab, tensorflow::Allocator* allocator, std::vector<tensorflow::Tensor>* out) const;
 
  private:

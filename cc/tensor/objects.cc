@@ -14,6 +14,7 @@
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/platform/tstring.h"
+#include "tensorflow/core/protobuf/eager_service.pb.h"
 #include "tensorflow/core/protobuf/named_tensor.pb.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
 
@@ -26,10 +27,31 @@ namespace {
 
 // ---- the bytes ----
 
-// Messages that are looked into. All others cost no more than some multiple of their length.
-enum class Kind : uint8_t { kTensor, kVariant, kHandle, kNamed, kRunRequest, kRunResponse, kRecvResponse };
+// Messages whose fields are inspected. All others cost at most a small multiple of their length.
+enum class Kind : uint8_t {
+  kTensor,
+  kVariant,
+  kHandle,
+  kNamed,
+  kRunRequest,
+  kRunResponse,
+  kRecvResponse,
+  // Of the eager runtime.
+  kEnqueueRequest,
+  kQueueItem,
+  kOperation,
+  kInput,
+  kSentTensors,
+  kPackedHandle,
+  kPackedItem,
+  kLocalHandle,
+  kEnqueueResponse,
+  kQueueResponse,
+  kComponentRequest,
+  kComponentResponse,
+};
 
-// What parsing makes of one, besides its content.
+// The memory that parsing one takes, besides its content.
 uint64_t CostOf(Kind kind) {
   switch (kind) {
     case Kind::kTensor:
@@ -39,12 +61,24 @@ uint64_t CostOf(Kind kind) {
       return 128;
     case Kind::kVariant:
       return 96;
+    case Kind::kOperation:
+      return 256;
+    case Kind::kQueueItem:
+    case Kind::kQueueResponse:
+    case Kind::kSentTensors:
+    case Kind::kPackedHandle:
+      return 128;
+    case Kind::kInput:
+    case Kind::kPackedItem:
+    case Kind::kLocalHandle:
+      return 48;
     default:
       return 0;
   }
 }
 
 std::optional<Kind> ChildOf(Kind kind, uint64_t field) {
+  namespace eager = tensorflow::eager;
   switch (kind) {
     case Kind::kTensor:
       if (field == TensorProto::kVariantValFieldNumber) return Kind::kVariant;
@@ -65,6 +99,44 @@ std::optional<Kind> ChildOf(Kind kind, uint64_t field) {
     case Kind::kRecvResponse:
       if (field == tensorflow::RecvTensorResponse::kTensorFieldNumber) return Kind::kTensor;
       break;
+    case Kind::kEnqueueRequest:
+      if (field == eager::EnqueueRequest::kQueueFieldNumber) return Kind::kQueueItem;
+      break;
+    case Kind::kQueueItem:
+      if (field == eager::QueueItem::kOperationFieldNumber) return Kind::kOperation;
+      if (field == eager::QueueItem::kSendTensorFieldNumber) return Kind::kSentTensors;
+      if (field == eager::QueueItem::kSendPackedHandleFieldNumber) return Kind::kPackedHandle;
+      break;
+    case Kind::kOperation:
+      if (field == eager::Operation::kOpInputsFieldNumber) return Kind::kInput;
+      break;
+    case Kind::kInput:
+      if (field == eager::Operation::Input::kTensorFieldNumber) return Kind::kTensor;
+      break;
+    case Kind::kSentTensors:
+      if (field == eager::SendTensorOp::kTensorsFieldNumber) return Kind::kTensor;
+      break;
+    case Kind::kPackedHandle:
+      if (field == eager::SendPackedHandleOp::kHandlesFieldNumber) return Kind::kPackedItem;
+      break;
+    case Kind::kPackedItem:
+      if (field == eager::SendPackedHandleOp::Handle::kLocalHandleFieldNumber) return Kind::kLocalHandle;
+      break;
+    case Kind::kLocalHandle:
+      if (field == eager::SendPackedHandleOp::LocalTensorHandle::kTensorFieldNumber) return Kind::kTensor;
+      break;
+    case Kind::kEnqueueResponse:
+      if (field == eager::EnqueueResponse::kQueueResponseFieldNumber) return Kind::kQueueResponse;
+      break;
+    case Kind::kQueueResponse:
+      if (field == eager::QueueResponse::kTensorFieldNumber) return Kind::kTensor;
+      break;
+    case Kind::kComponentRequest:
+      if (field == eager::RunComponentFunctionRequest::kOperationFieldNumber) return Kind::kOperation;
+      break;
+    case Kind::kComponentResponse:
+      if (field == eager::RunComponentFunctionResponse::kTensorFieldNumber) return Kind::kTensor;
+      break;
     case Kind::kHandle:
       break;
   }
@@ -81,6 +153,14 @@ Kind KindOf(TensorCarrier carrier) {
       return Kind::kRunResponse;
     case TensorCarrier::kRecvTensorResponse:
       return Kind::kRecvResponse;
+    case TensorCarrier::kEnqueueRequest:
+      return Kind::kEnqueueRequest;
+    case TensorCarrier::kEnqueueResponse:
+      return Kind::kEnqueueResponse;
+    case TensorCarrier::kRunComponentFunctionRequest:
+      return Kind::kComponentRequest;
+    case TensorCarrier::kRunComponentFunctionResponse:
+      return Kind::kComponentResponse;
   }
   return Kind::kTensor;
 }
@@ -140,7 +220,7 @@ Status Walk(Kind kind, sw_bytes in, int depth, ObjectBudget* budget) {
         ok = Skip(&in, value);
         break;
       }
-      default:  // a group: none of these messages ever had one
+      default:  // a group: none of these messages has ever had one
         ok = false;
     }
     if (!ok) return NotAMessage();
@@ -150,7 +230,7 @@ Status Walk(Kind kind, sw_bytes in, int depth, ObjectBudget* budget) {
 
 // ---- what was parsed ----
 
-// Of one element in memory; known types only.
+// The size of one element in memory; known types only.
 uint64_t ElementSize(tensorflow::DataType dtype) {
   switch (dtype) {
     case tensorflow::DT_STRING:
@@ -225,12 +305,6 @@ Status CheckAttribute(const tensorflow::AttrValue& value, int depth) {
   return status;
 }
 
-Status CheckNode(const tensorflow::NodeDef& node) {
-  Status status = CheckAttributes(node.attr(), 0);
-  if (status.ok()) return status;
-  return MakeStatus(StatusNumber(status), StatusMessage(status) + " (in node " + node.name() + ")");
-}
-
 }  // namespace
 
 Status CheckWire(sw_bytes bytes, TensorCarrier carrier) {
@@ -258,7 +332,7 @@ Status CheckTensor(const TensorProto& proto, ObjectBudget* budget) {
     return CheckObjects(proto, elements, budget);
   }
   const uint64_t content = proto.tensor_content().size();
-  // Strings have their lengths in front of them: at least a byte each.
+  // Strings are preceded by their lengths: at least a byte each.
   const bool agrees = proto.dtype() == tensorflow::DT_STRING ? content >= elements : content == bytes;
   if (content != 0 && !agrees) {
     return Malformed(std::to_string(content) + " bytes for type " + tensorflow::DataTypeString(proto.dtype()) +
@@ -267,18 +341,35 @@ Status CheckTensor(const TensorProto& proto, ObjectBudget* budget) {
   return OkStatus();
 }
 
-Status CheckConstants(const tensorflow::GraphDef& graph) {
-  for (const auto& node : graph.node()) {
-    Status status = CheckNode(node);
+Status CheckConstants(const google::protobuf::Map<std::string, tensorflow::AttrValue>& attributes,
+                      const std::string& name) {
+  Status status = CheckAttributes(attributes, 0);
+  if (status.ok()) return status;
+  return MakeStatus(StatusNumber(status), StatusMessage(status) + " (in node " + name + ")");
+}
+
+Status CheckConstants(const tensorflow::FunctionDef& function) {
+  for (const auto& node : function.node_def()) {
+    Status status = CheckConstants(node.attr(), node.name());
     if (!status.ok()) return status;
   }
-  for (const auto& function : graph.library().function()) {
-    for (const auto& node : function.node_def()) {
-      Status status = CheckNode(node);
-      if (!status.ok()) return status;
-    }
+  return OkStatus();
+}
+
+Status CheckConstants(const tensorflow::FunctionDefLibrary& library) {
+  for (const auto& function : library.function()) {
+    Status status = CheckConstants(function);
+    if (!status.ok()) return status;
   }
   return OkStatus();
+}
+
+Status CheckConstants(const tensorflow::GraphDef& graph) {
+  for (const auto& node : graph.node()) {
+    Status status = CheckConstants(node.attr(), node.name());
+    if (!status.ok()) return status;
+  }
+  return CheckConstants(graph.library());
 }
 
 }  // namespace starwire

@@ -1,5 +1,5 @@
-// TensorProtos that came from a peer: variants and resource handles, and whatever else travels in a protocol buffer.
-// TensorFlow's own decoders believe what they read. Nothing gets to them that was not checked here.
+// Checks of TensorProtos that came from a peer: variants and resource handles, and whatever else travels in a protocol
+// buffer. TensorFlow's own decoders trust their input, so nothing may reach them that was not checked here.
 #ifndef STARWIRE_CC_TENSOR_OBJECTS_H_
 #define STARWIRE_CC_TENSOR_OBJECTS_H_
 
@@ -8,14 +8,17 @@
 #include <string>
 
 #include "cc/base/compat.h"
+#include "google/protobuf/map.h"
 #include "include/starwire.h"
+#include "tensorflow/core/framework/attr_value.pb.h"
+#include "tensorflow/core/framework/function.pb.h"
 #include "tensorflow/core/framework/graph.pb.h"
 #include "tensorflow/core/framework/tensor.pb.h"
 
 namespace starwire {
 
-// How much memory a message may make this process use: a small multiple of its own length. What TensorFlow itself
-// sends stays below it: a scalar of a TensorList, in 8 to 12 bytes, becomes an object of some 450.
+// How much memory a message may make this process use: a small multiple of its length. TensorFlow's own messages stay
+// below it: a scalar of a TensorList, in 8 to 12 bytes, becomes an object of some 450.
 class ObjectBudget {
  public:
   static constexpr uint64_t kPerByte = 64;
@@ -25,7 +28,7 @@ class ObjectBudget {
       : message_bytes_(message_bytes), left_(message_bytes > kMost ? kMost * kPerByte : message_bytes * kPerByte) {
     left_ += kFree;
   }
-  // False if that is too much.
+  // False if that exceeds the budget.
   bool Spend(uint64_t bytes) {
     if (bytes > left_) return false;
     left_ -= bytes;
@@ -39,31 +42,40 @@ class ObjectBudget {
   uint64_t left_;
 };
 
-// Nothing that TensorFlow's users build is nested more deeply.
+// Real programs do not nest objects more deeply.
 constexpr int kMaxObjectDepth = 32;
 
-// Messages with TensorProtos in them.
+// Messages that contain TensorProtos.
 enum class TensorCarrier : uint8_t {
   kTensor,  // one TensorProto
   kRunGraphRequest,
   kRunGraphResponse,
   kRecvTensorResponse,
+  kEnqueueRequest,
+  kEnqueueResponse,
+  kRunComponentFunctionRequest,
+  kRunComponentFunctionResponse,
 };
 
-// Before the bytes are parsed: a parser makes hundreds of bytes out of two. Counts what it would make, and how deeply
-// it is nested.
+// Call it before parsing, which can turn two bytes into hundreds: checks how much memory parsing would use, and how
+// deeply the message is nested.
 Status CheckWire(sw_bytes bytes, TensorCarrier carrier);
 
-// After that: types, shapes and numbers agree with each other, every variant is of a type that is accepted and is what
-// the decoder of that type expects, and no tensor is much larger than what came for it.
+// Call it after parsing: checks that types, shapes and numbers agree, that every variant has an accepted type and is
+// what the decoder of that type expects, and that no tensor is much larger than the bytes that arrived for it.
 Status CheckTensor(const tensorflow::TensorProto& proto, ObjectBudget* budget);
 Status CheckTensor(const tensorflow::TensorProto& proto, uint64_t message_bytes);
 
-// Constants of a graph that are variants or resource handles. Others may be compressed as they like: their kernels
-// check them.
+// Checks the constants of a graph that are variants or resource handles. Others may be compressed at will: their
+// kernels check them.
 Status CheckConstants(const tensorflow::GraphDef& graph);
+Status CheckConstants(const tensorflow::FunctionDef& function);
+Status CheckConstants(const tensorflow::FunctionDefLibrary& library);
+// Of an operation of TensorFlow's eager runtime, or any other owner of attributes; `name` is for the message.
+Status CheckConstants(const google::protobuf::Map<std::string, tensorflow::AttrValue>& attributes,
+                      const std::string& name);
 
-// The tensors of a RunGraphRequest or RunGraphResponse.
+// Checks the tensors of a RunGraphRequest or RunGraphResponse.
 template <typename NamedTensors>
 Status CheckTensors(const NamedTensors& tensors, uint64_t message_bytes) {
   ObjectBudget budget(message_bytes);

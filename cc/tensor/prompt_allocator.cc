@@ -11,7 +11,7 @@ namespace {
 
 using tensorflow::Allocator;
 
-// TensorFlow's own takes less than this from the system at once.
+// TensorFlow's allocator takes smaller tensors from the system without waiting.
 constexpr uint64_t kLarge = 256 << 10;
 
 class SystemAllocator : public Allocator {
@@ -24,7 +24,7 @@ class SystemAllocator : public Allocator {
   void DeallocateRaw(void* memory) override { std::free(memory); }
 };
 
-// Never destroyed: tensors may live longer than static objects.
+// Never destroyed: tensors may outlive static objects.
 Allocator* System() {
   static auto* system = new SystemAllocator;
   return system;
@@ -43,8 +43,8 @@ Allocator* PromptAllocator(Allocator* wanted, uint64_t bytes) {
   const auto limit = static_cast<uint64_t>(*stats->bytes_limit);
   const auto used = static_cast<uint64_t>(std::max<int64_t>(stats->bytes_in_use, 0));
   if (bytes > limit || used > limit - bytes) return nullptr;
-  // It grows by regions, each as big as all before, and never gives one back. While all that was ever needed at a time
-  // fits twice, there is room for one more; later there may be, but in pieces.
+  // It grows by regions, each as large as all before it together, and never frees one. There is room if twice the peak
+  // use, with this tensor added, fits; beyond that the free memory may be fragmented.
   const auto peak = static_cast<uint64_t>(std::max<int64_t>(stats->peak_bytes_in_use, 0));
   return peak <= limit / 2 && bytes <= limit / 2 - peak ? wanted : System();
 }

@@ -1,4 +1,4 @@
-// Memory for received tensors, without waiting: reactors ask for it.
+// Memory for received tensors without waiting, because reactors allocate it.
 #ifndef STARWIRE_CC_TENSOR_PROMPT_ALLOCATOR_H_
 #define STARWIRE_CC_TENSOR_PROMPT_ALLOCATOR_H_
 
@@ -8,10 +8,10 @@
 
 namespace starwire {
 
-// The allocator to take `bytes` from instead of `wanted`, with AllocationAttributes::retry_on_failure off; null: there
-// is not so much memory. It is `wanted` unless that one might make the caller wait: TensorFlow's allocator for CPUs
-// ignores the attribute, and waits ten seconds for memory to be given back, with a lock that whoever gives it back
-// needs. Where it is not sure to have room, memory comes from the system.
+// The allocator to use instead of `wanted` for `bytes`, with AllocationAttributes::retry_on_failure off; null if there
+// is not enough memory. It is `wanted` unless that one might make the caller wait: TensorFlow's CPU allocator ignores
+// the attribute, and waits ten seconds for memory to be freed, holding a lock that freeing needs. If it is not certain
+// to have room, memory comes from the system.
 tensorflow::Allocator* PromptAllocator(tensorflow::Allocator* wanted, uint64_t bytes);
 
 }  // namespace starwire

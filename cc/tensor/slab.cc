@@ -12,7 +12,7 @@ using tensorflow::Tensor;
 using tensorflow::TensorBuffer;
 using tensorflow::TensorShape;
 
-// The buffer of one tensor. It lies in a Place of its slab, and its end is the end of one reference to it.
+// The buffer of one tensor. It lies in a Place of its slab and releases one reference to the slab when it ends.
 class Slab::Piece : public TensorBuffer {
  public:
   Piece(uint8_t* data, uint64_t bytes) : TensorBuffer(data), bytes_(bytes) {}
@@ -26,7 +26,7 @@ class Slab::Piece : public TensorBuffer {
   }
 
   static void* operator new(size_t, void* place) { return place; }
-  // Runs after every destructor, when nothing touches the object any more.
+  // Runs after every destructor, when nothing uses the object any more.
   static void operator delete(void* place);
 
  private:
@@ -76,7 +76,7 @@ Tensor Slab::NewTensor(DataType dtype, const TensorShape& shape, uint64_t offset
   place->slab = this;
   auto* piece = new (place->piece) Piece(data_ + offset, bytes);
   Tensor tensor(dtype, shape, piece);
-  // The tensor holds the one reference that counts.
+  // The tensor holds the only reference from now on.
   piece->Unref();
   return tensor;
 }

@@ -1,4 +1,4 @@
-// One piece of memory that many tensors lie in.
+// One piece of memory that holds many tensors.
 #ifndef STARWIRE_CC_TENSOR_SLAB_H_
 #define STARWIRE_CC_TENSOR_SLAB_H_
 
@@ -11,25 +11,25 @@
 
 namespace starwire {
 
-// Lives until the last of its tensors is gone, and costs two allocations however many there are. Its tensors do not
-// overlap, so each counts as the only owner of its bytes: kernels may reuse them in place.
+// Lives until its last tensor is freed, and costs two allocations however many there are. Its tensors do not overlap,
+// so each counts as the only owner of its bytes: kernels may reuse them in place.
 class Slab {
  public:
-  // Where each tensor must begin, as TensorFlow's kernels expect of any buffer.
+  // The alignment of each tensor, as TensorFlow's kernels expect of any buffer.
   static constexpr size_t kAlignment = 64;
 
   // Memory for `bytes` bytes, which may be 0, and at most `pieces` tensors. Null if there is not enough.
   static Slab* New(tensorflow::Allocator* allocator, uint64_t bytes, size_t pieces);
-  // The same around memory that is there already and belongs to `owner`, until release(owner). If there is not enough
-  // memory, it still belongs to the caller.
+  // The same around existing memory that belongs to `owner`, until release(owner). On failure (out of memory) it still
+  // belongs to the caller.
   static Slab* Around(uint8_t* data, size_t pieces, void* owner, void (*release)(void* owner));
 
   uint8_t* data() const { return data_; }
-  // The tensor whose elements are `bytes` (not 0) bytes from `offset` (a multiple of kAlignment) on. At most as often
-  // as there are pieces, by one thread.
+  // The tensor whose elements are the `bytes` (not 0) bytes at `offset` (a multiple of kAlignment). Call it at most as
+  // often as there are pieces, from one thread.
   tensorflow::Tensor NewTensor(tensorflow::DataType dtype, const tensorflow::TensorShape& shape, uint64_t offset,
                                uint64_t bytes);
-  // Gives up the reference that New() returned. Tensors keep theirs.
+  // Releases the reference that New() returned. Tensors keep theirs.
   void Unref();
 
  private:

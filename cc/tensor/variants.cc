@@ -48,13 +48,13 @@ bool TakeVarint(const std::string& bytes, size_t* at, uint64_t* value) {
   return false;
 }
 
-// Metadata: how many elements are unset, the place of each, the elements' type, the most elements that there may be
-// (-1: any number), and their shape as a TensorShapeProto.
+// Metadata: how many elements are unset, the index of each, the elements' type, the maximum length (-1: none), and the
+// elements' shape as a TensorShapeProto.
 Status CheckTensorList(const VariantTensorDataProto& variant) {
   const std::string& metadata = variant.metadata();
   size_t at = 0;
   uint64_t unset = 0, value = 0;
-  // Each place takes a byte at least.
+  // Each index takes at least a byte.
   if (!TakeVarint(metadata, &at, &unset) || unset > metadata.size() - at) {
     return Bad(variant,
                std::to_string(unset) + " unset elements in " + std::to_string(metadata.size()) + " bytes of metadata");
@@ -104,7 +104,7 @@ Status CheckTensorMap(const VariantTensorDataProto& variant) {
   return OkStatus();
 }
 
-// The integers of a tensor that is small: CheckTensor() saw to it.
+// The integers of a tensor, which CheckTensor() has found to be small.
 bool ReadIntegers(const TensorProto& proto, std::vector<int64_t>* out) {
   Tensor tensor;
   if (proto.dtype() != tensorflow::DT_INT32 && proto.dtype() != tensorflow::DT_INT64) return false;
@@ -118,7 +118,7 @@ bool ReadIntegers(const TensorProto& proto, std::vector<int64_t>* out) {
   return true;
 }
 
-// From 0 up to `end`, never down.
+// Whether the offsets go from 0 to `end` and never decrease.
 bool Ascends(const std::vector<int64_t>& offsets, size_t first, size_t n, int64_t end) {
   if (n == 0 || offsets.size() < first + n || offsets[first] != 0 || offsets[first + n - 1] != end) return false;
   for (size_t i = first + 1; i < first + n; ++i) {
@@ -210,9 +210,9 @@ struct Accepted {
   Check check;
 };
 
-// Numbers are what TensorFlow's own tests put into variants. Not accepted, although TensorFlow has decoders for them:
-// "tensorflow::Iterator", whose decoder uncompresses what nobody has looked at, and the wrappers of data sets, which
-// TensorFlow itself cannot send.
+// TensorFlow's own tests put numbers into variants. Not accepted, although TensorFlow has decoders for them:
+// "tensorflow::Iterator", whose decoder decompresses unchecked data, and the wrappers of data sets, which TensorFlow
+// itself cannot send.
 constexpr Accepted kAccepted[] = {
     {"int", [](const VariantTensorDataProto& v) { return HasOnlyMetadata(v, sizeof(int)) ? OkStatus() : Unlike(v); }},
     {"bool", [](const VariantTensorDataProto& v) { return HasOnlyMetadata(v, sizeof(bool)) ? OkStatus() : Unlike(v); }},
@@ -227,7 +227,7 @@ constexpr Accepted kAccepted[] = {
     {"RaggedTensorVariant", &CheckRagged},
     {"tensorflow::data::Optional", &CheckOptional},
     {"tensorflow::CSRSparseMatrix", &CheckSparseMatrix},
-    // Both are a protocol buffer, and the first has tensors as well.
+    // Both are protocol buffers, and the first has tensors as well.
     {"CompositeTensorVariant", [](const VariantTensorDataProto&) { return OkStatus(); }},
     {"tensorflow.data.CompressedElement",
      [](const VariantTensorDataProto& v) { return v.tensors_size() == 0 ? OkStatus() : Unlike(v); }},
@@ -247,7 +247,7 @@ Status CheckVariant(const VariantTensorDataProto& variant, ObjectBudget* budget)
     }
     return accepted.check(variant);
   }
-  // Long or unprintable names are no one's.
+  // No real type has a long or unprintable name.
   std::string name = variant.type_name().substr(0, 100);
   for (char& c : name) c = c >= ' ' && c <= '~' ? c : '?';
   return MakeStatus(kInvalidArgument, "a variant of type \"" + name + "\" is not accepted from other tasks");

@@ -1,4 +1,4 @@
-// Which variants are accepted from other tasks, and what they have to consist of.
+// The variants that are accepted from other tasks, and their required content.
 #ifndef STARWIRE_CC_TENSOR_VARIANTS_H_
 #define STARWIRE_CC_TENSOR_VARIANTS_H_
 
@@ -8,9 +8,9 @@
 
 namespace starwire {
 
-// Whether the decoder that TensorFlow has registered for this type can be trusted with it. Types that are not on the
-// list are refused, as is a value that its type's own operations could not have made. The tensors in it are checked as
-// CheckTensor() does.
+// Whether the decoder that TensorFlow has registered for this type can be trusted with it. Refuses types that are not
+// on the list, and values that the type's own operations could not have created. The tensors in it are checked as by
+// CheckTensor().
 Status CheckVariant(const tensorflow::VariantTensorDataProto& variant, ObjectBudget* budget);
 
 }  // namespace starwire

@@ -1,4 +1,4 @@
-// How tasks find each other's data port without any file: the answer to TensorFlow's own gRPC GetStatus carries it.
+// How tasks find each other's data port without a file: in the answer to TensorFlow's own gRPC GetStatus.
 #ifndef STARWIRE_CC_WORKER_ADVERTISEMENT_H_
 #define STARWIRE_CC_WORKER_ADVERTISEMENT_H_
 
@@ -8,9 +8,8 @@
 
 namespace starwire {
 
-// Adds `starwire{advertisement}` to the description of the first CPU device in the reply, where it disturbs nobody:
-// peers that run another protocol ignore it, and our own masters ask over the data port, whose replies stay as they
-// are.
+// Adds `starwire{advertisement}` to the description of the first CPU device in the reply, where it is harmless: peers
+// with another protocol ignore it, and our own masters ask over the data port, whose replies stay unchanged.
 void AddAdvertisement(const std::string& advertisement, tensorflow::GetStatusResponse* response);
 // The advertisement in a reply; empty if there is none.
 std::string FindAdvertisement(const tensorflow::GetStatusResponse& response);

@@ -1,4 +1,4 @@
-// What features add to a worker: declared here, implemented above.
+// How features extend a worker: declared here, implemented in higher folders.
 #ifndef STARWIRE_CC_WORKER_HOOKS_H_
 #define STARWIRE_CC_WORKER_HOOKS_H_
 
@@ -21,15 +21,15 @@ class SessionObserver {
   virtual void AllCleanedUp() = 0;
 };
 
-// A feature that rewrites graphs: what else has to happen when a worker registers and runs them, and how its clients
-// get to see the graphs that they know.
+// A feature that rewrites graphs: what else it does when a worker registers and runs them, and how clients get to see
+// the graphs that they know.
 class GraphFeature {
  public:
   virtual ~GraphFeature() = default;
-  // Not OK refuses the graph.
+  // An error refuses the graph.
   virtual Status Check(const tensorflow::RegisterGraphRequest&) const { return OkStatus(); }
-  // Calls `next`, which registers the graph on this thread, with what the feature's pass needs meanwhile. `threads`:
-  // how many may work on one run of the graph.
+  // Calls `next`, which registers the graph on this thread, and meanwhile provides what the feature's pass needs.
+  // `threads`: how many may work on one run of the graph.
   virtual void Register(const tensorflow::RegisterGraphRequest&, int threads, const std::function<void()>& next) const {
     next();
   }

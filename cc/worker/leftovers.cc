@@ -25,7 +25,7 @@ void Leftovers::PeerGone(uint64_t conn) {
     connections_.erase(found);
     auto entry = entries_.find(key);
     --entry->second.connections;
-    // The same process may come back for what it has here.
+    // The same process may come back for its state.
     if (entry->second.connections == 0 && entry->second.life.empty()) entries_.erase(entry);
     task = key.first;
     Collect(task, &ended);

@@ -1,5 +1,5 @@
-// What masters in other tasks registered with this worker: graphs and worker sessions. A master that was killed gives
-// nothing back; once its task lives again as another process, nobody can use it any more.
+// The graphs and worker sessions that masters in other tasks have registered with this worker. A master that is killed
+// deregisters nothing; once another incarnation of its task is connected, nothing can use them any more.
 #ifndef STARWIRE_CC_WORKER_LEFTOVERS_H_
 #define STARWIRE_CC_WORKER_LEFTOVERS_H_
 
@@ -19,14 +19,14 @@ namespace starwire {
 
 class Leftovers {
  public:
-  // By graph handle: the session it was registered for, and whether that has a worker session of its own.
+  // By graph handle: the session it was registered for, and whether that has its own worker session.
   using Graphs = std::map<std::string, std::pair<std::string, bool>>;
   struct Life {
     Graphs graphs;
     std::set<std::string> sessions;
     bool empty() const { return graphs.empty() && sessions.empty(); }
   };
-  // Gets what an ended life of a task left, if anything. On a reactor thread.
+  // Gets the state that an ended incarnation of a task left, if any. Called on a reactor thread.
   using Drop = std::function<void(const std::string& task, Life life)>;
 
   explicit Leftovers(Drop drop) : drop_(std::move(drop)) {}
@@ -36,10 +36,10 @@ class Leftovers {
   void PeerCame(uint64_t conn, const std::string& task, uint64_t incarnation);
   void PeerGone(uint64_t conn);
 
-  // An error, with the name of the task that caused it.
+  // Adds the name of the task that caused it to an error.
   Status Named(const Status& status, uint64_t conn);
 
-  // What the peer behind a connection did, or wants to be done.
+  // Requests of the peer behind a connection.
   void GraphRegistered(uint64_t conn, const std::string& graph, const std::string& session, bool own_session);
   void GraphDeregistered(uint64_t conn, const std::string& graph);
   void SessionCreated(uint64_t conn, const std::string& session);
@@ -53,7 +53,7 @@ class Leftovers {
   };
 
   Entry* Of(uint64_t conn);
-  // A life has ended if it has no connection and the task another life that has.
+  // A life has ended if it has no connection and another life of the task has one.
   void Collect(const std::string& task, std::vector<Life>* ended);
   void DropAll(const std::string& task, std::vector<Life> ended);
 

@@ -32,14 +32,14 @@ struct Lent {
   tensorflow::thread::ThreadPool* pool;
 };
 
-// The producer goes on, which is code of TensorFlow's: not on a reactor.
+// Resumes the producer, which is TensorFlow code: not on a reactor.
 void ReleaseHook(void* owner) {
   std::unique_ptr<Lent> lent(static_cast<Lent*>(owner));
   BufRendezvous::Hook* hook = lent->hook;
   try {
     lent->pool->Schedule([hook] { BufRendezvous::DoneWithHook(hook); });
   } catch (...) {
-    // The producer waits for it: better here than never.
+    // The producer waits for it: better on this thread than never.
     BufRendezvous::DoneWithHook(hook);
   }
 }
@@ -104,7 +104,8 @@ void Send(tensorflow::WorkerEnv* env, const RecvBufRequest& request, BufRendezvo
 void ServeRecvBuf(tensorflow::WorkerEnv* env, const RecvBufRequest* request, OutgoingBuffer* out, StatusCallback done) {
   tensorflow::CollectiveExecutor::Handle executor(env->collective_executor_mgr->FindOrCreate(request->step_id()),
                                                   /*inherit_ref=*/true);
-  // A consumer that gave up does not take its place at the rendezvous back: the producer would wait for ever.
+  // Without a cancellation manager: a consumer that gives up does not withdraw from the rendezvous, and the producer
+  // would wait forever.
   executor.get()->remote_access()->buf_rendezvous()->ConsumeBuf(
       request->buf_rendezvous_key(), request->src_device(), request->src_incarnation(),
       [env, request, out, done = std::move(done)](const Status& status, BufRendezvous::Hook* hook) {

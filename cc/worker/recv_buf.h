@@ -1,4 +1,4 @@
-// RecvBuf, by which collectives fetch a peer's buffer, without a copy: the bytes leave from the producer's tensor and
+// RecvBuf, with which collectives fetch a peer's buffer, without a copy: the bytes leave from the producer's tensor and
 // arrive in the consumer's.
 #ifndef STARWIRE_CC_WORKER_RECV_BUF_H_
 #define STARWIRE_CC_WORKER_RECV_BUF_H_
@@ -10,7 +10,7 @@
 
 namespace starwire {
 
-// What answers a RecvBuf: the bytes, and what has to happen when they have left.
+// The answer to a RecvBuf: the bytes, and what must happen when they have been sent.
 class OutgoingBuffer {
  public:
   OutgoingBuffer() = default;
@@ -21,7 +21,7 @@ class OutgoingBuffer {
     part_ = {bytes, size};
     payload_ = {&part_, 1, owner, release};
   }
-  // To be handed to exactly one sw_engine_reply(), which then owns it.
+  // To be passed to exactly one sw_engine_reply(), which then owns it.
   const sw_payload* payload() const { return payload_.n_parts == 0 ? nullptr : &payload_; }
 
  private:
@@ -29,8 +29,8 @@ class OutgoingBuffer {
   sw_payload payload_ = {nullptr, 0, nullptr, nullptr};
 };
 
-// Waits until the buffer is there, and fills `out` in. The producer may use its tensor again when the payload was
-// released. `request` and `out` live until `done` ran.
+// Waits for the buffer and fills in `out`. The producer may use its tensor again when the payload has been released.
+// `request` and `out` must live until `done` has run.
 void ServeRecvBuf(tensorflow::WorkerEnv* env, const tensorflow::RecvBufRequest* request, OutgoingBuffer* out,
                   tensorflow::StatusCallback done);
 

@@ -11,6 +11,7 @@
 #include "cc/base/methods.h"
 #include "cc/base/status_codec.h"
 #include "cc/tensor/objects.h"
+#include "cc/worker/eager_messages.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/tensor_coding.h"
 #include "tensorflow/core/lib/strings/str_util.h"
@@ -25,7 +26,7 @@ using tensorflow::protobuf::MessageLite;
 
 namespace {
 
-// Connects TensorFlow's cancel callback with a call that may not have an id yet, or may be over.
+// Connects TensorFlow's cancel callback to a call that may not have an id yet, or may be over.
 class Cancellation {
  public:
   explicit Cancellation(std::shared_ptr<Channel> channel) : channel_(std::move(channel)) {}
@@ -65,7 +66,7 @@ class Cancellation {
   bool wanted_ = false;
 };
 
-// Of what a peer sent.
+// Parses what a peer sent.
 using Parser = std::function<Status(sw_bytes reply)>;
 
 Status NotExpected(sw_bytes reply) {
@@ -73,7 +74,7 @@ Status NotExpected(sw_bytes reply) {
                     "the reply is not the expected protocol buffer (" + std::to_string(reply.len) + " bytes)");
 }
 
-// One call under way. Belongs to the transport from sw_channel_call() to Done().
+// One call in progress. Belongs to the transport from sw_channel_call() to Done().
 class Call {
  public:
   Call(std::shared_ptr<Channel> channel, std::string target, Parser parse, StatusCallback done, CallOptions* opts)
@@ -83,7 +84,7 @@ class Call {
         done_(std::move(done)),
         opts_(opts) {}
 
-  // The reply is not parsed: it is `size` bytes for `to`.
+  // The reply is not parsed: its `size` bytes go to `to`.
   void ReceiveInto(void* to, size_t size) {
     destination_ = to;
     expected_ = size;
@@ -92,7 +93,7 @@ class Call {
 
   // Owns itself from here on.
   void Start(Method method, const MessageLite& request, uint32_t flags) {
-    // Of a graph that ran, a master takes note and counts down what still runs.
+    // After a graph has run, a master only records that and decrements a counter.
     brief_ = method == Method::kRunGraph || method == Method::kCleanupGraph;
     const size_t size = request.ByteSizeLong();
     if (size > static_cast<size_t>(std::numeric_limits<int>::max())) {
@@ -153,7 +154,7 @@ class Call {
 
   static void Done(void* op, const sw_result* result) {
     Call* call = static_cast<Call*>(op);
-    // A refusal of ours in Alloc() comes back as an error here; its own words were kept.
+    // An error from Alloc() comes back here; its original message has been stored.
     if (call->status_.ok()) call->status_ = StatusFromResult(*result, call->target_);
     const bool brief = call->brief_ && call->status_.ok() && call->size_ <= kBriefBytes;
     CompletionBatch::Add([call] { call->Finish(); },
@@ -217,10 +218,31 @@ Parser ParseInto(tensorflow::RunGraphResponse* response) {
     if (!status.ok()) return status;
     if (!response->ParseFromArray(reply.data, static_cast<int>(reply.len))) return NotExpected(reply);
     status = CheckTensors(response->recv(), reply.len);
-    // Nobody is to look at it after all.
+    // Discard tensors that did not pass the check.
     if (!status.ok()) response->Clear();
     return status;
   };
+}
+
+template <typename Response>
+Parser ParseEager(TensorCarrier carrier, Response* response) {
+  return [carrier, response](sw_bytes reply) {
+    Status status = CheckWire(reply, carrier);
+    if (!status.ok()) return status;
+    if (!response->ParseFromArray(reply.data, static_cast<int>(reply.len))) return NotExpected(reply);
+    status = CheckTensorsOf(*response, reply.len);
+    if (!status.ok()) response->Clear();
+    return status;
+  };
+}
+
+// `send(request)`, or a copy of the request that the peer accepts.
+template <typename Request, typename Send>
+void WithPlainObjects(const Request& request, const Send& send) {
+  if (!HasOpaqueObjects(request)) return send(request);
+  Request copy(request);
+  SpellOutObjects(&copy);
+  send(copy);
 }
 
 }  // namespace
@@ -233,8 +255,7 @@ RemoteWorker::RemoteWorker(std::string target, Status status, tensorflow::Worker
 
 RemoteWorker::~RemoteWorker() = default;
 
-// Requests are serialised here and now: TensorFlow may free them as soon as the completion ran, and changes none in
-// between.
+// Requests are serialised at once: TensorFlow may free them as soon as the completion has run.
 #define STARWIRE_START(method, request, parse, done, opts, flags)                                           \
   do {                                                                                                      \
     if (!status_.ok()) {                                                                                    \
@@ -293,8 +314,8 @@ void RemoteWorker::CleanupGraphAsync(const tensorflow::CleanupGraphRequest* requ
     done(status_);
     return;
   }
-  // The step is over and its client waits for the next: nobody has a use for the answer, which is empty, nor a remedy
-  // for a failure.
+  // The step is over and its client waits for the next: the answer is empty and not needed, and there is no remedy for
+  // a failure.
   (new Call(
        channel_, target_, [](sw_bytes) { return OkStatus(); }, [](const Status&) {}, nullptr))
       ->Start(Method::kCleanupGraph, *request, 0);
@@ -306,7 +327,7 @@ void RemoteWorker::CleanupAllAsync(const tensorflow::CleanupAllRequest* request,
   STARWIRE_START(Method::kCleanupAll, *request, ParseInto(response), done, nullptr, 0);
 }
 
-// The rendezvous asks for tensors with sw_channel_recv; this serves whoever uses the interface directly.
+// The rendezvous requests tensors with sw_channel_recv; this is for direct users of the interface.
 void RemoteWorker::RecvTensorAsync(CallOptions* opts, const tensorflow::RecvTensorRequest* request,
                                    tensorflow::TensorResponse* response, StatusCallback done) {
   auto parse = [response](sw_bytes reply) {
@@ -356,7 +377,7 @@ void RemoteWorker::RecvBufAsync(CallOptions* opts, const tensorflow::RecvBufRequ
     done(status_);
     return;
   }
-  // A response without transport options says that the bytes are where the request wanted them.
+  // A response without transport options means that the bytes are where the request wanted them.
   void* to = reinterpret_cast<void*>(static_cast<uintptr_t>(request->buf_ptr()));
   if (request->num_bytes() < 0 || (to == nullptr && request->num_bytes() != 0)) {
     done(MakeStatus(kInvalidArgument, "a request for " + std::to_string(request->num_bytes()) + " bytes of " + target_ +
@@ -381,6 +402,25 @@ void RemoteWorker::CompleteInstanceAsync(CallOptions* opts, const tensorflow::Co
 void RemoteWorker::GetStepSequenceAsync(const tensorflow::GetStepSequenceRequest* request,
                                         tensorflow::GetStepSequenceResponse* response, StatusCallback done) {
   STARWIRE_START(Method::kGetStepSequence, *request, ParseInto(response), done, nullptr, 0);
+}
+
+void RemoteWorker::EagerEnqueueAsync(CallOptions* opts, const tensorflow::eager::EnqueueRequest* request,
+                                     tensorflow::eager::EnqueueResponse* response, StatusCallback done) {
+  const auto named = [target = target_, done = std::move(done)](const Status& s) { done(FromRemoteTarget(s, target)); };
+  WithPlainObjects(*request, [&](const tensorflow::eager::EnqueueRequest& sent) {
+    STARWIRE_START(Method::kEagerEnqueue, sent, ParseEager(TensorCarrier::kEnqueueResponse, response), named, opts, 0);
+  });
+}
+
+void RemoteWorker::EagerRunComponentFunctionAsync(CallOptions* opts,
+                                                  const tensorflow::eager::RunComponentFunctionRequest* request,
+                                                  tensorflow::eager::RunComponentFunctionResponse* response,
+                                                  StatusCallback done) {
+  const auto named = [target = target_, done = std::move(done)](const Status& s) { done(FromRemoteTarget(s, target)); };
+  WithPlainObjects(*request, [&](const tensorflow::eager::RunComponentFunctionRequest& sent) {
+    STARWIRE_START(Method::kEagerRunComponentFunction, sent,
+                   ParseEager(TensorCarrier::kRunComponentFunctionResponse, response), named, opts, 0);
+  });
 }
 
 #undef STARWIRE_START

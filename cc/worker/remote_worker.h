@@ -8,21 +8,22 @@
 #include "cc/base/channel.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_logger.h"
 #include "tensorflow/core/distributed_runtime/worker_interface.h"
+#include "tensorflow/core/protobuf/eager_service.pb.h"
 
 namespace starwire {
 
-// The rendezvous finds its channel by casting what WorkerCacheInterface::GetOrCreateWorker() returned to this class. A
-// call keeps its own reference to the channel: the worker may be released while calls are under way.
+// The rendezvous finds its channel by casting the result of WorkerCacheInterface::GetOrCreateWorker() to this class. A
+// call keeps its own reference to the channel: the worker may be released while calls are in progress.
 class RemoteWorker : public tensorflow::WorkerInterface {
  public:
   // `logger` records transfers for timelines; it belongs to the worker cache, which outlives its workers.
   RemoteWorker(std::string target, std::shared_ptr<Channel> channel, tensorflow::WorkerCacheLogger* logger);
-  // The way to the task could not even be opened: every call fails with `status`, which says why. (TensorFlow dies of a
-  // null worker for a task that is in the cluster.)
+  // For a channel that could not be opened: every call fails with `status`, which says why. (TensorFlow crashes on a
+  // null worker for a task of the cluster.)
   RemoteWorker(std::string target, Status status, tensorflow::WorkerCacheLogger* logger);
   ~RemoteWorker() override;
 
-  // Not OK: channel() is null.
+  // If not OK, channel() is null.
   const Status& status() const { return status_; }
   sw_channel* channel() const { return channel_ == nullptr ? nullptr : channel_->handle(); }
   // For calls that may outlive the worker.
@@ -68,6 +69,14 @@ class RemoteWorker : public tensorflow::WorkerInterface {
                              tensorflow::CompleteInstanceResponse* response, tensorflow::StatusCallback done) override;
   void GetStepSequenceAsync(const tensorflow::GetStepSequenceRequest* request,
                             tensorflow::GetStepSequenceResponse* response, tensorflow::StatusCallback done) override;
+
+  // Of TensorFlow's EagerService. Errors name the task as TensorFlow's own client does.
+  virtual void EagerEnqueueAsync(tensorflow::CallOptions* opts, const tensorflow::eager::EnqueueRequest* request,
+                                 tensorflow::eager::EnqueueResponse* response, tensorflow::StatusCallback done);
+  virtual void EagerRunComponentFunctionAsync(tensorflow::CallOptions* opts,
+                                              const tensorflow::eager::RunComponentFunctionRequest* request,
+                                              tensorflow::eager::RunComponentFunctionResponse* response,
+                                              tensorflow::StatusCallback done);
 
  private:
   const std::string target_;

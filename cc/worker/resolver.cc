@@ -41,7 +41,7 @@ Resolver::~Resolver() = default;
 void Resolver::Register(const std::string& task, const std::string& address,
                         std::shared_ptr<tensorflow::WorkerCacheInterface> stock) {
   std::lock_guard<std::mutex> lock(mu_);
-  // A cache that is replaced is destroyed here unless its session still has it.
+  // A replaced cache is destroyed here unless its session still holds it.
   if (!shut_down_) caches_[{task, address}].swap(stock);
 }
 
@@ -69,7 +69,7 @@ void Resolver::Resolve(std::shared_ptr<sw_engine> engine, const std::string& tas
     query->Answer(refused, "");
     return;
   }
-  // gRPC may do DNS look-ups and take locks before the call is under way: not on the thread that asks, which is a
+  // gRPC may do DNS look-ups and take locks before the call is in progress: not on the calling thread, which is a
   // reactor.
   Guard(
       "asking a task for its data port",
@@ -124,7 +124,7 @@ void Resolver::Shutdown() {
   }
   for (const auto& query : under_way) query->opts.StartCancel();
   std::unique_lock<std::mutex> lock(mu_);
-  // gRPC ends a call by its deadline; the rest is scheduling.
+  // gRPC ends a call at its deadline; the rest allows for scheduling.
   const auto bound = std::chrono::milliseconds(kTimeoutMs + 5000);
   if (!idle_.wait_for(lock, bound, [this] { return queries_.empty(); })) {
     LOG(ERROR) << "starwire: " << std::to_string(queries_.size()) << " GetStatus calls outlived their deadline";

@@ -18,21 +18,21 @@ namespace starwire {
 
 class Resolver : public std::enable_shared_from_this<Resolver> {
  public:
-  // `protocol` is for the message to those who reach a server of another one.
+  // `protocol` is for the error message when a server speaks another one.
   explicit Resolver(std::string protocol);
   ~Resolver();
   Resolver(const Resolver&) = delete;
   Resolver& operator=(const Resolver&) = delete;
 
-  // `stock` is a worker cache of TensorFlow's whose cluster has `task` at `address`. The last one registered is asked.
+  // `stock` is a worker cache of TensorFlow's whose cluster has `task` at `address`. The last one registered is used.
   void Register(const std::string& task, const std::string& address,
                 std::shared_ptr<tensorflow::WorkerCacheInterface> stock);
 
-  // Answers sw_engine_resolved(engine, token, …) exactly once, from another thread, within kTimeoutMs and a bit. Does
-  // not block.
+  // Answers with sw_engine_resolved(engine, token, …) exactly once, from another thread, within little more than
+  // kTimeoutMs. Does not block.
   void Resolve(std::shared_ptr<sw_engine> engine, const std::string& task, const std::string& address, uint64_t token);
 
-  // Gives up on what is under way, waits for it, and forgets the worker caches.
+  // Cancels queries in progress, waits for them, and drops the worker caches.
   void Shutdown();
 
   static constexpr int64_t kTimeoutMs = 10000;

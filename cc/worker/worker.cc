@@ -25,10 +25,9 @@ using tensorflow::Tensor;
 namespace {
 
 // TensorFlow's worker remembers the ids of the last 100,000 RunGraph requests and refuses one that it has seen, because
-// gRPC may deliver a request twice. An id is the first random number of a fresh thread, whose generator is seeded with
-// 32 bits (TensorFlow 2.21): among so many ids two are soon equal, and a step in about 10^5 fails although all is well.
-// Neither the data port nor a call within a process delivers anything twice, so nothing has to be remembered. 0 says
-// so.
+// gRPC may deliver a request twice. An id is the first random number of a new thread, whose generator is seeded with 32
+// bits (TensorFlow 2.21): among so many ids two are soon equal, and about one step in 10^5 fails for no reason. Neither
+// the data port nor a call within a process delivers anything twice, so ids need not be remembered. 0 turns this off.
 constexpr int64_t kNoRequestId = 0;
 
 void FillResponse(const Tensor& tensor, bool is_dead, tensorflow::RecvTensorResponse* response) {
@@ -55,8 +54,8 @@ void StarwireWorker::GetStatusAsync(tensorflow::CallOptions* opts, const tensorf
     std::lock_guard<std::mutex> lock(mu_);
     advertisement = advertisement_;
   }
-  // Without a data port this server has yet to begin or is about to end. To answer would be to say that it is a stock
-  // one, which callers do not forgive.
+  // Without a data port, this server is starting or stopping. An answer without an advertisement would mean that this
+  // is a stock server, which callers treat as a permanent error.
   if (advertisement.empty()) {
     done(MakeStatus(kUnavailable, "the server is stopping"));
     return;
@@ -71,7 +70,7 @@ void StarwireWorker::GetStatusAsync(tensorflow::CallOptions* opts, const tensorf
 
 void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
                                    tensorflow::MutableRunGraphResponseWrapper* response, StatusCallback done) {
-  // What came over gRPC is not mutable, and keeps its id.
+  // Requests that came over gRPC are not mutable, and keep their id.
   auto* in_process = dynamic_cast<tensorflow::MutableRunGraphRequestWrapper*>(request);
   if (in_process != nullptr) in_process->set_request_id(kNoRequestId);
   if (!features_.empty()) {
@@ -80,7 +79,7 @@ void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::Ru
       for (const auto& feature : features_) {
         if (shows_graphs) feature->ShowGraphs(response);
       }
-      // Where a failed step is told: some masters want it in the response.
+      // Some masters want the error of a failed step in the response.
       const Status told = response->status();
       if (!told.ok()) response->set_status(Translate(told));
       done(Translate(status));
@@ -148,7 +147,7 @@ void StarwireWorker::PlainGetStatusAsync(tensorflow::CallOptions* opts, const te
   GrpcWorker::GetStatusAsync(opts, request, response, /*fail_fast=*/true, std::move(done));
 }
 
-// As TensorFlow's Worker::AbortStep, without a thread for each: an error that has happened gets a second to arrive.
+// As TensorFlow's Worker::AbortStep, without a thread for each: the original error gets a second to arrive.
 void StarwireWorker::AbortSoon(int64_t step_id) {
   constexpr auto kDelay = std::chrono::seconds(1);
   tensorflow::RemoteRendezvous* rendezvous = TakeReference(env_->rendezvous_mgr->Find(step_id));
@@ -204,7 +203,7 @@ void StarwireWorker::RecvTensorProtoAsync(tensorflow::CallOptions* opts, const t
         host.set_on_host(true);
         host.set_gpu_compatible(true);
         auto copy = std::make_shared<Tensor>(source->GetAllocator(host), tensor.dtype(), tensor.shape());
-        auto original = std::make_shared<Tensor>(tensor);  // the source of the copy lives until the copy is made
+        auto original = std::make_shared<Tensor>(tensor);  // the source must outlive the copy
         auto* context = send_args.device_context;
         context->Ref();
         context->CopyDeviceTensorToCPU(original.get(), "RecvTensor", source, copy.get(),

@@ -16,7 +16,7 @@
 
 namespace starwire {
 
-// In the order in which an answer passes them.
+// In the order in which they process an answer.
 using GraphFeatures = std::vector<std::shared_ptr<const GraphFeature>>;
 
 class StarwireWorker : public tensorflow::GrpcWorker {
@@ -33,33 +33,33 @@ class StarwireWorker : public tensorflow::GrpcWorker {
   // Requests of a master in this process, see kNoRequestId in worker.cc.
   void RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
                      tensorflow::MutableRunGraphResponseWrapper* response, tensorflow::StatusCallback done) override;
-  // What the data port answers.
+  // The answer over the data port.
   void ServeRunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequest* request,
                           tensorflow::RunGraphResponse* response, tensorflow::StatusCallback done);
 
-  // Tell the observer first.
+  // Notifies the observer first.
   void DeleteWorkerSessionAsync(tensorflow::CallOptions* opts, const tensorflow::DeleteWorkerSessionRequest* request,
                                 tensorflow::DeleteWorkerSessionResponse* response,
                                 tensorflow::StatusCallback done) override;
   void CleanupAllAsync(const tensorflow::CleanupAllRequest* request, tensorflow::CleanupAllResponse* response,
                        tensorflow::StatusCallback done) override;
-  // What it does later is done by these.
+  // Runs deferred work.
   void SetErrands(std::shared_ptr<ServerErrands> errands);
   void SetSessionObserver(std::weak_ptr<SessionObserver> observer);
 
   void RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request, tensorflow::RegisterGraphResponse* response,
                           tensorflow::StatusCallback done) override;
 
-  // What the data port answers: the same without the advertisement.
+  // The answer over the data port: the same without the advertisement.
   void PlainGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
                            tensorflow::GetStatusResponse* response, tensorflow::StatusCallback done);
 
-  // TensorFlow's own RecvTensor answers into gRPC's buffers only.
+  // TensorFlow's own RecvTensor can only answer into gRPC's buffers.
   void RecvTensorProtoAsync(tensorflow::CallOptions* opts, const tensorflow::RecvTensorRequest* request,
                             tensorflow::RecvTensorResponse* response, tensorflow::StatusCallback done);
 
  private:
-  // By all features.
+  // Applies the Translate() of all features.
   Status Translate(Status status) const;
   std::shared_ptr<SessionObserver> Observer();
   std::shared_ptr<ServerErrands> errands();

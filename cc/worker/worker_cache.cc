@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "cc/worker/eager_client.h"
 #include "tensorflow/core/util/device_name_utils.h"
 
 namespace starwire {
@@ -61,8 +62,8 @@ std::shared_ptr<WorkerCacheInterface> WorkerCache::stock() const {
   return stock_;
 }
 
-Status WorkerCache::Stopped() const {
-  return MakeStatus(kUnavailable, "the server of " + local_task_ + " was stopped");
+Status WorkerCache::Stopped(const std::string& task) {
+  return MakeStatus(kUnavailable, "the server of " + task + " was stopped");
 }
 
 void WorkerCache::ListWorkers(std::vector<std::string>* workers) const {
@@ -105,7 +106,7 @@ WorkerInterface* WorkerCache::CreateWorker(const std::string& target) {
     std::shared_ptr<Channel> channel;
     Status opened;
     if (stock_ == nullptr) {
-      opened = Stopped();
+      opened = Stopped(local_task_);
     } else {
       resolver_->Register(task, address->second, stock_);
       opened = channels_->OpenChannel(task, address->second, &channel);
@@ -129,7 +130,7 @@ void WorkerCache::GetDeviceLocalityAsync(const std::string& device, tensorflow::
                                          tensorflow::StatusCallback done) {
   auto stock = this->stock();
   if (stock == nullptr) {
-    done(Stopped());
+    done(Stopped(local_task_));
     return;
   }
   WorkerCacheInterface* asked = stock.get();
@@ -142,13 +143,35 @@ void WorkerCache::GetDeviceLocalityAsync(const std::string& device, tensorflow::
 
 Status WorkerCache::GetEagerClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache>* eager_client_cache) {
   const auto stock = this->stock();
-  return stock == nullptr ? Stopped() : stock->GetEagerClientCache(eager_client_cache);
+  if (stock == nullptr) return Stopped(local_task_);
+  std::unique_ptr<tensorflow::eager::EagerClientCache> plain;
+  const Status status = stock->GetEagerClientCache(&plain);
+  if (!status.ok()) return status;
+  // It may outlive this object.
+  auto open = [addresses = addresses_, local_task = local_task_, channels = channels_, resolver = resolver_,
+               weak = std::weak_ptr<WorkerCacheInterface>(stock)](const std::string& target) {
+    std::unique_ptr<RemoteWorker> worker;
+    const std::string task = TaskOf(target);
+    const auto address = addresses.find(task);
+    if (task == local_task || address == addresses.end()) return worker;
+    std::shared_ptr<Channel> channel;
+    Status opened = Stopped(local_task);
+    if (const auto stock = weak.lock()) {
+      resolver->Register(task, address->second, stock);
+      opened = channels->OpenChannel(task, address->second, &channel);
+    }
+    worker = opened.ok() ? std::make_unique<RemoteWorker>(task, std::move(channel), nullptr)
+                         : std::make_unique<RemoteWorker>(task, opened, nullptr);
+    return worker;
+  };
+  *eager_client_cache = std::make_unique<EagerPortClientCache>(std::move(plain), std::move(open));
+  return OkStatus();
 }
 
 Status WorkerCache::GetCoordinationClientCache(
     std::unique_ptr<tensorflow::CoordinationClientCache>* coordination_client_cache) {
   const auto stock = this->stock();
-  return stock == nullptr ? Stopped() : stock->GetCoordinationClientCache(coordination_client_cache);
+  return stock == nullptr ? Stopped(local_task_) : stock->GetCoordinationClientCache(coordination_client_cache);
 }
 
 void WorkerCache::SetLogging(bool active) {

@@ -28,11 +28,11 @@ std::string TaskName(const std::string& job, int task);
 
 class WorkerCache;
 
-// The worker caches of one server, so that a server that ends can take what is TensorFlow's out of them: sessions keep
-// their cache for as long as they like, but TensorFlow's part needs threads of the server.
+// The worker caches of one server. A server that stops removes TensorFlow's part from them: sessions keep their cache
+// as long as they like, but that part needs threads of the server.
 class WorkerCaches {
  public:
-  // Takes the stock caches away. True if they are gone: nobody is in the middle of using one.
+  // Drops the stock caches. True if they are destroyed, that is, none was in use.
   bool DropStock();
 
  private:
@@ -43,8 +43,8 @@ class WorkerCaches {
 
 class WorkerCache : public tensorflow::WorkerCacheInterface {
  public:
-  // `stock` keeps serving eager execution and coordination. `local_worker` is the one for `local_task`, which is in
-  // this process.
+  // `stock` keeps serving coordination, and the eager calls of cc/worker/eager_client.h. `local_worker` is the one for
+  // `local_task`, which is in this process.
   WorkerCache(std::unique_ptr<tensorflow::WorkerCacheInterface> stock, TaskAddresses addresses, std::string local_task,
               tensorflow::WorkerInterface* local_worker, std::shared_ptr<ChannelOpener> channels,
               std::shared_ptr<Resolver> resolver, std::shared_ptr<WorkerCaches> caches);
@@ -75,13 +75,13 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   tensorflow::WorkerInterface* CreateWorker(const std::string& target);
   // "/job:ps/replica:0/task:0" of a target that may go on to name a device; empty if it names no task.
   static std::string TaskOf(const std::string& target);
-  // Null when the server ended.
+  // Null once the server has stopped.
   std::shared_ptr<tensorflow::WorkerCacheInterface> stock() const;
-  Status Stopped() const;
+  static Status Stopped(const std::string& task);
 
   const TaskAddresses addresses_;
   const std::string local_task_;
-  tensorflow::WorkerInterface* const local_worker_;  // the server's
+  tensorflow::WorkerInterface* const local_worker_;  // owned by the server
   const std::shared_ptr<ChannelOpener> channels_;
   const std::shared_ptr<Resolver> resolver_;
   const std::shared_ptr<WorkerCaches> caches_;
@@ -91,7 +91,7 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   // All guarded by mu_.
   std::shared_ptr<tensorflow::WorkerCacheInterface> stock_;
   std::unordered_map<std::string, std::unique_ptr<RemoteWorker>> workers_;  // by task
-  std::unordered_map<std::string, RemoteWorker*> by_target_;                // by what was asked for
+  std::unordered_map<std::string, RemoteWorker*> by_target_;                // by requested target
 };
 
 }  // namespace starwire

@@ -12,12 +12,14 @@
 #include "cc/base/methods.h"
 #include "cc/base/status_codec.h"
 #include "cc/tensor/objects.h"
+#include "cc/worker/eager_messages.h"
 #include "cc/worker/recv_buf.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 #include "tensorflow/core/platform/logging.h"
+#include "tensorflow/core/protobuf/eager_service.pb.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
 
 namespace starwire {
@@ -54,7 +56,7 @@ void SendResponse(sw_engine* engine, sw_ticket ticket, const OutgoingBuffer& res
   sw_engine_reply(engine, ticket, 0, {nullptr, 0}, response.payload());
 }
 
-// What is looked for in a request before its bytes are parsed, and after: TensorFlow's worker believes what it gets.
+// Checks of a request before and after its bytes are parsed: TensorFlow's worker trusts its input.
 Status CheckBytes(sw_bytes, const MessageLite&) { return OkStatus(); }
 Status CheckRequest(const MessageLite&, uint64_t) { return OkStatus(); }
 
@@ -66,6 +68,18 @@ Status CheckRequest(const tensorflow::RunGraphRequest& request, uint64_t bytes) 
 }
 Status CheckRequest(const tensorflow::RegisterGraphRequest& request, uint64_t) {
   return CheckConstants(request.graph_def());
+}
+Status CheckBytes(sw_bytes body, const tensorflow::eager::EnqueueRequest&) {
+  return CheckWire(body, TensorCarrier::kEnqueueRequest);
+}
+Status CheckRequest(const tensorflow::eager::EnqueueRequest& request, uint64_t bytes) {
+  return CheckTensorsOf(request, bytes);
+}
+Status CheckBytes(sw_bytes body, const tensorflow::eager::RunComponentFunctionRequest&) {
+  return CheckWire(body, TensorCarrier::kRunComponentFunctionRequest);
+}
+Status CheckRequest(const tensorflow::eager::RunComponentFunctionRequest& request, uint64_t bytes) {
+  return CheckTensorsOf(request, bytes);
 }
 Status CheckRequest(const tensorflow::CompleteInstanceRequest& request, uint64_t) {
   if (tensorflow::TensorShape::IsValid(request.shape())) return OkStatus();
@@ -146,7 +160,7 @@ void WorkerService::Serve(const sw_call_request* request, Place place, Run run) 
       return;
     }
     run(self->worker_, call.get(), [self, call](const Status& status) { self->Finish(call, status); });
-    // A cancellation that came before the method had set its callback.
+    // A cancellation may have come before the method set its callback.
     if (call->cancelled.load() && !call->finished.load()) call->opts.StartCancel();
   };
   const auto fail = [self = shared_from_this(), call](const Status& thrown) { self->Finish(call, thrown); };
@@ -167,6 +181,12 @@ void WorkerService::Serve(const sw_call_request* request, Place place, Run run) 
       case Place::kErrand:
         errands_->slow.Run(std::move(work));
         break;
+      case Place::kThread: {
+        BlockingThreads::Work blocking = std::move(work);
+        // The process may have no thread left; TensorFlow's own service uses the pool as well.
+        if (!errands_->eager.Run(&blocking)) env_->compute_pool->Schedule(std::move(blocking));
+        break;
+      }
     }
   };
   Guard("a worker method", start, fail);
@@ -216,11 +236,11 @@ void WorkerService::OnPeerCame(uint64_t conn, sw_bytes task, uint64_t incarnatio
 void WorkerService::OnPeerGone(uint64_t conn) { leftovers_.PeerGone(conn); }
 
 void WorkerService::Drop(const std::string& task, Leftovers::Life life) {
-  // As text: not every version of TensorFlow exports what writes numbers to its log.
+  // As text: not every version of TensorFlow exports the functions that log numbers.
   LOG(INFO) << "starwire: " + task + " was restarted: releasing " + std::to_string(life.graphs.size()) +
                    " graphs and " + std::to_string(life.sessions.size()) + " sessions of its previous incarnation";
   running_.fetch_add(1, std::memory_order_relaxed);
-  // For Place::kErrand's reason.
+  // For the same reason as Place::kErrand.
   errands_->slow.Run([self = shared_from_this(), life = std::move(life)] {
     for (const auto& [handle, session] : life.graphs) {
       tensorflow::DeregisterGraphRequest request;
@@ -228,7 +248,7 @@ void WorkerService::Drop(const std::string& task, Leftovers::Life life) {
       request.set_graph_handle(handle);
       request.set_session_handle(session.first);
       request.set_create_worker_session_called(session.second);
-      // Ends before it returns. What cannot be found is gone already.
+      // Completes before it returns. A graph that is not found is already gone.
       self->worker_->DeregisterGraphAsync(&request, &response, [](const Status&) {});
     }
     for (const std::string& session : life.sessions) {
@@ -356,14 +376,33 @@ void WorkerService::OnCall(const sw_call_request* request) {
           request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
             worker->GetStepSequenceAsync(&call->request, &call->response, std::move(done));
           });
+    case Method::kEagerEnqueue:
+      if (eager_ == nullptr) break;
+      return Serve<eager::EnqueueRequest, eager::EnqueueResponse>(
+          request, Place::kThread, [eager = eager_](StarwireWorker*, auto* call, Done done) {
+            const Status status = eager->Enqueue(&call->opts, &call->request, &call->response);
+            SpellOutObjects(&call->response);
+            done(status);
+          });
+    case Method::kEagerRunComponentFunction:
+      if (eager_ == nullptr) break;
+      // It returns when the function has started.
+      return Serve<eager::RunComponentFunctionRequest, eager::RunComponentFunctionResponse>(
+          request, Place::kPool, [eager = eager_](StarwireWorker*, auto* call, Done done) {
+            eager->RunComponentFunction(&call->opts, &call->request, &call->response,
+                                        [call, done = std::move(done)](const Status& status) {
+                                          SpellOutObjects(&call->response);
+                                          done(status);
+                                        });
+          });
     case Method::kStarCall:
     case Method::kStarRegister:
     case Method::kStarEnd:
-      break;  // for StarService
+    case Method::kMeasure:
+      break;  // the transport serves them
   }
   const BodyHandle body(request->body);
-  ReplyError(engine_.get(), request->ticket,
-             MakeStatus(kUnimplemented, "this server has no worker method " + std::to_string(request->method)));
+  ReplyError(engine_.get(), request->ticket, MakeStatus(kUnimplemented, NoSuchMethod(request->method)));
 }
 
 }  // namespace starwire

@@ -14,30 +14,35 @@
 #include "cc/worker/leftovers.h"
 #include "cc/worker/worker.h"
 #include "include/starwire.h"
+#include "tensorflow/core/distributed_runtime/eager/eager_service_impl.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 
 namespace starwire {
 
 class WorkerService : public std::enable_shared_from_this<WorkerService> {
  public:
-  // Both outlive Shutdown().
+  // Both must outlive Shutdown().
   WorkerService(StarwireWorker* worker, tensorflow::WorkerEnv* env);
   ~WorkerService();
   WorkerService(const WorkerService&) = delete;
   WorkerService& operator=(const WorkerService&) = delete;
+
+  // The implementation of TensorFlow's eager service on the gRPC port, which has the contexts; must outlive Shutdown().
+  // Without it, the server does not have the methods. Call it before Start().
+  void SetEager(tensorflow::eager::EagerServiceImpl* eager) { eager_ = eager; }
 
   // Answers go to this engine.
   void Start(std::shared_ptr<sw_engine> engine, std::shared_ptr<ServerErrands> errands);
 
   // The handlers of sw_handlers; reactor threads.
   void OnCall(const sw_call_request* request);
-  // The caller gave up or went: the method is cancelled, as TensorFlow's service does.
+  // The caller gave up or disconnected: cancels the method, as TensorFlow's service does.
   void OnCancel(sw_ticket ticket);
   void OnPeerCame(uint64_t conn, sw_bytes task, uint64_t incarnation);
   void OnPeerGone(uint64_t conn);
 
-  // Cancels what is being served and waits for it, at most `timeout_ms`. To be called after the engine was stopped.
-  // False: something still runs.
+  // Cancels calls in progress and waits for them, at most `timeout_ms`. Call it after the engine has stopped. False if
+  // a call is still running.
   bool Shutdown(int64_t timeout_ms);
 
  private:
@@ -49,6 +54,7 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
     kReactor,  // at once on the reactor: short and never blocking
     kPool,     // on TensorFlow's compute pool
     kErrand,   // on the thread for slow errands: waits for work on the compute pool
+    kThread,   // on a thread of its own: may wait for anything
   };
   static constexpr size_t kShards = 16;
   struct TicketHash {
@@ -69,11 +75,12 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   Shard& ShardOf(sw_ticket ticket);
   void Finish(const std::shared_ptr<ServedCall>& call, const Status& status);
   void Cancel(const std::shared_ptr<ServedCall>& call);
-  // Gives back what nobody can use any more.
+  // Releases state that nothing can use any more.
   void Drop(const std::string& task, Leftovers::Life life);
 
   StarwireWorker* const worker_;
   tensorflow::WorkerEnv* const env_;
+  tensorflow::eager::EagerServiceImpl* eager_ = nullptr;
   std::shared_ptr<sw_engine> engine_;
   std::shared_ptr<ServerErrands> errands_;
   std::atomic<int64_t> running_{0};

@@ -1,4 +1,4 @@
-//! `sw_arena`: where tensors lie that travel over RDMA.
+//! `sw_arena`: memory for tensors that travel over RDMA.
 
 use std::ffi::c_void;
 
@@ -8,21 +8,21 @@ use super::types::{sw_bytes, sw_code};
 use starwire_engine::config::{ProcessEnv, Protocol, TransportChoice, verbs_config};
 use starwire_net::transport::verbs::{Arena, Device, Library};
 
-/// A range of memory of this process that is never unmapped, so that an RDMA device may keep it registered. Memory is
-/// used only where it is written to.
+/// A range of memory of this process that is never unmapped, so that an RDMA device may keep it registered. Physical
+/// memory is used only where it is written to.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct sw_arena {
-    /// Null: there is none.
+    /// NULL if there is no arena.
     pub data: *mut c_void,
     pub len: usize,
-    /// Tensors shorter than this gain nothing by lying in it.
+    /// Smaller tensors do not benefit from the arena.
     pub min_bytes: usize,
 }
 
-/// The arena for servers of this protocol; always the same one. There is none if the environment asks for no RDMA, for
-/// no arena, cannot be understood (which sw_engine_new reports), or if this host has no device that serves. An error:
-/// the arena itself cannot be had; servers work without.
+/// The arena for servers of this protocol; always the same one. There is none if the environment does not select RDMA,
+/// turns the arena off or is invalid (which sw_engine_new reports), or if this host has no device that works. An error
+/// means that the arena cannot be reserved; servers work without it.
 ///
 /// # Safety
 /// The protocol's bytes are valid during the call; `out` is writable, `error` writable or null.
@@ -55,6 +55,7 @@ fn reserve(protocol: Protocol) -> Result<Option<sw_arena>, String> {
         return Ok(None);
     }
     let arena = Arena::reserve(config.arena_bytes).map_err(|error| format!("starwire: {error}"))?;
-    let min_bytes = config.direct_min as usize;
+    // More than an address space has is never reached.
+    let min_bytes = usize::try_from(config.direct_min).unwrap_or(usize::MAX);
     Ok(Some(sw_arena { data: arena.start().cast(), len: arena.len(), min_bytes }))
 }

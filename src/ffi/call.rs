@@ -10,12 +10,12 @@ use super::host;
 use super::types::{SW_CALL_WAIT_FOR_READY, sw_body, sw_bytes, sw_code, sw_op_vtable, sw_payload, sw_ticket};
 use starwire_engine::{NewCall, NewRecv};
 
-/// Starts a call. meta is copied. payload may be NULL. deadline_ms 0: none. Returns the id for sw_channel_cancel. Never
-/// fails directly: a failure arrives in vt->done (possibly before this returns).
+/// Starts a call. meta is copied. payload may be NULL. deadline_ms 0: none. Returns the id for sw_channel_cancel. A
+/// failure is always reported to vt->done, possibly before this returns.
 ///
 /// # Safety
-/// `channel` is live; `vt` is valid for ever (make it static) and accepts `op` until its `done`; the rest as said at
-/// the structs.
+/// `channel` is live; `vt` stays valid for the life of the process (make it static) and accepts `op` until its `done`;
+/// the rest as the structs specify.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_channel_call(
     channel: *mut sw_channel,
@@ -81,10 +81,10 @@ pub unsafe extern "C" fn sw_channel_cancel(channel: *mut sw_channel, id: u64, co
 }
 
 /// Answers a request. code 0: meta + payload. Else: meta is the message, payload (optional) carries error details as
-/// one part. Takes the payload over in every case. May be called on any thread, also inside a handler.
+/// one part. Takes over the payload in every case. May be called on any thread, also inside a handler.
 ///
 /// # Safety
-/// `engine` is live; the rest as said at the structs.
+/// `engine` is live; the rest as the structs specify.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_reply(
     engine: *mut sw_engine,
@@ -100,10 +100,10 @@ pub unsafe extern "C" fn sw_engine_reply(
     guard((), move || engine.engine.reply(ticket.into(), code, meta, payload));
 }
 
-/// Gives an incoming call's metadata and payload back.
+/// Frees an incoming call's metadata and payload.
 ///
 /// # Safety
-/// `body` is from an sw_call_request and is given back once.
+/// `body` is from an sw_call_request and is freed once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_body_free(body: *mut sw_body) {
     // SAFETY: the caller's promise.

@@ -1,4 +1,4 @@
-//! `sw_channel`: the way from one engine to one peer task.
+//! `sw_channel`: an engine's handle to a peer.
 
 use super::engine::sw_engine;
 use super::error::sw_error;
@@ -8,15 +8,15 @@ use super::host::CChannel;
 use super::types::{sw_bytes, sw_code};
 use starwire_protocol::code;
 
-/// The way from one engine to one peer task. Owns reconnects; calls made while there is no connection wait or fail as
-/// asked.
+/// An engine's handle to a peer. It reconnects by itself; calls made while there is no connection wait or fail, as
+/// requested.
 #[allow(non_camel_case_types)]
 pub struct sw_channel {
     pub(super) channel: CChannel,
 }
 
-/// Opens (lazily: nothing is connected yet) the way to a task. If .endpoint_map exists and has grpc_address, that is
-/// tried first, else resolve() is asked. Channels to the same (task, grpc_address) share one connection.
+/// Opens a channel to a task, without connecting yet. If .endpoint_map exists and has grpc_address, its entry is tried
+/// first; otherwise resolve() is called. Channels to the same (task, grpc_address) share one connection.
 ///
 /// # Safety
 /// `engine` is a live engine, the bytes are valid during the call, `out` is writable, `error` writable or null.
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn sw_channel_open(
     unsafe { handle::hand_out(made.map(|channel| sw_channel { channel }), out, error) }
 }
 
-/// For the metrics: a reply that came over this channel carries `tensors` tensors as one.
+/// For the metrics: counts a reply over this channel that carries `tensors` tensors as one.
 ///
 /// # Safety
 /// `channel` is live.
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn sw_channel_count_fused(channel: *mut sw_channel, tensor
 }
 
 /// # Safety
-/// `channel` came from sw_channel_open and is not used afterwards. Calls in flight go on.
+/// `channel` came from sw_channel_open and is not used afterwards. Calls in flight continue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_channel_free(channel: *mut sw_channel) {
     // SAFETY: the caller's promise.

@@ -20,11 +20,11 @@ pub struct sw_engine {
 }
 
 /// Reads the environment and .endpoint_map (strictly: an error names file and line), binds the data port, starts the
-/// reactors. `handlers` is copied; `ctx` goes back to each handler.
+/// reactors. `handlers` is copied; `ctx` is passed to each handler.
 ///
 /// # Safety
 /// `options` and `handlers` are readable and their bytes valid during the call; the handlers accept `ctx` from any
-/// thread until sw_engine_stop returned; `out` is writable, `error` writable or null.
+/// thread until sw_engine_stop has returned; `out` is writable, `error` writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_new(
     options: *const sw_engine_options,
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn sw_engine_new(
         // SAFETY: the caller's promise.
         let identity = unsafe { identity(options) }.map_err(|e| (code::INVALID_ARGUMENT, e))?;
         // SAFETY: the caller's promise.
-        let host = unsafe { CHost::new(handlers, ctx) };
+        let host = unsafe { CHost::new(handlers, ctx)? };
         WARNED.store(true, Ordering::Relaxed);
         CEngine::start(&ProcessEnv, identity, options.incarnation, host).map_err(|e| (e.code(), e.to_string()))
     });
@@ -85,8 +85,8 @@ pub unsafe extern "C" fn sw_engine_banner(engine: *const sw_engine) -> sw_bytes 
     unsafe { borrow(engine) }.map_or(sw_bytes::EMPTY, |e| sw_bytes::of(e.engine.banner().as_bytes()))
 }
 
-/// What this server tells others about itself (put it into the GetStatus reply; give it to sw_engine_resolved on the
-/// other side). Opaque printable ASCII, no spaces. Valid as long as the engine.
+/// The server's advertisement: put it into the GetStatus reply, and pass it to sw_engine_resolved on the other side.
+/// Opaque printable ASCII, no spaces. Valid as long as the engine.
 ///
 /// # Safety
 /// See sw_engine_banner.
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn sw_engine_advertisement(engine: *const sw_engine) -> sw
     unsafe { borrow(engine) }.map_or(sw_bytes::EMPTY, |e| sw_bytes::of(e.engine.advertisement().as_bytes()))
 }
 
-/// 1 if partitions of this server's graphs are to run on the lock-free executor where it supports them, else 0.
+/// 1 if partitions of this server's graphs run on the lock-free executor where it supports them, else 0.
 ///
 /// # Safety
 /// See sw_engine_banner.
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn sw_engine_runs_partitions(engine: *const sw_engine) -> 
 }
 
 /// Ends every call (Cancelled/Unavailable), closes every connection, joins every thread. When it returns no handler
-/// runs or will run again. Idempotent. Not from a reactor thread.
+/// runs or will run again. Idempotent. Do not call it from a reactor thread.
 ///
 /// # Safety
 /// See sw_engine_banner.
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn sw_engine_stop(engine: *mut sw_engine) {
     }
 }
 
-/// Stops and frees. Do not sw_engine_reply afterwards; channels may be released later.
+/// Stops and frees the engine. Do not call sw_engine_reply afterwards; channels may be released later.
 ///
 /// # Safety
 /// See sw_engine_banner; the engine is not used afterwards.
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn sw_engine_free(engine: *mut sw_engine) {
     unsafe { handle::free(engine) }
 }
 
-/// Answers `resolve`: an advertisement (code 0) or an error. Harmless if the token is no longer wanted.
+/// Answers `resolve`: an advertisement (code 0) or an error. Harmless if the token is outdated.
 ///
 /// # Safety
 /// See sw_engine_banner; the bytes are valid during the call.
@@ -163,11 +163,11 @@ pub unsafe extern "C" fn sw_engine_metrics(engine: *const sw_engine) -> sw_strin
     string(text)
 }
 
-/// Set once an operator has seen the warnings about the environment.
+/// Set once the warnings about the environment have been given.
 static WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Warnings about STARWIRE variables that have no effect, one per line. Empty after the first call, and after an engine
-/// was started, which logs them itself. For processes without a server. Free with sw_string_free.
+/// has started, which logs them itself. For processes without a server. Free with sw_string_free.
 #[unsafe(no_mangle)]
 pub extern "C" fn sw_environment_warnings() -> sw_string {
     let text = guard(String::new(), || match WARNED.swap(true, Ordering::Relaxed) {
@@ -182,7 +182,7 @@ fn string(text: String) -> sw_string {
     sw_string { data: bytes.as_mut_ptr(), len: bytes.len(), cap: bytes.capacity() }
 }
 
-/// For the metrics: a reply was sent that carries `tensors` tensors as one.
+/// For the metrics: counts a sent reply that carries `tensors` tensors as one.
 ///
 /// # Safety
 /// See sw_engine_banner.

@@ -14,30 +14,30 @@ use starwire_protocol::code;
 
 /// The node's kernel ends through sw_run_report, on any thread.
 pub const SW_EXEC_ASYNC: u32 = 1;
-/// Runs as soon as one input is there; dead only if all are.
+/// Runs as soon as one input has arrived; dead only if all inputs are dead.
 pub const SW_EXEC_MERGE: u32 = 2;
 /// May leave outputs dead: sw_run_mark_dead.
 pub const SW_EXEC_MAY_DIE: u32 = 4;
-/// Runs although inputs are dead.
+/// Runs even if inputs are dead.
 pub const SW_EXEC_TRANSFER: u32 = 8;
 /// Dead inputs do not make it dead.
 pub const SW_EXEC_NEVER_DEAD: u32 = 16;
 /// Has no kernel, and no inputs.
 pub const SW_EXEC_NOTHING: u32 = 32;
-/// Its outputs' values are not of the run: never released.
+/// Its outputs do not belong to the run and are never released.
 pub const SW_EXEC_STATIC: u32 = 64;
-/// Never worth another core.
+/// Too cheap to be moved to another core.
 pub const SW_EXEC_CHEAP: u32 = 128;
-/// In place of an output's or input's number: a control edge.
+/// In place of the number of an output or input: a control edge.
 pub const SW_EXEC_CONTROL: u32 = u32::MAX;
 
-/// What sw_kernels.run returns.
+/// The result of sw_kernels.run.
 #[repr(u32)]
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub enum sw_outcome {
     Done,
-    /// sw_run_report will follow, or has come already.
+    /// sw_run_report will follow, or has already been called.
     Pending,
     Failed,
 }
@@ -45,7 +45,7 @@ pub enum sw_outcome {
 /// In the order of sw_outcome.
 const OUTCOMES: [Outcome; 3] = [Outcome::Done, Outcome::Pending, Outcome::Failed];
 
-/// For sw_run_go: shares nothing out to other threads.
+/// For sw_run_go: gives no work to other threads.
 pub const SW_EXEC_ALONE: u32 = 1;
 
 const _: () = assert!(
@@ -68,7 +68,7 @@ pub struct sw_exec_node {
     pub kind: u32,
     pub inputs: u32,
     pub outputs: u32,
-    /// What the kernel is thought to take; 0: not known. It is measured in any case.
+    /// The estimated time of the kernel; 0: not known. It is measured in any case.
     pub cost_ns: u32,
 }
 
@@ -83,7 +83,7 @@ pub struct sw_exec_edge {
     pub input: u32,
 }
 
-/// A sub-graph. Outputs have slots, numbered through in the order of the nodes.
+/// A sub-graph. Outputs have slots, numbered consecutively in the order of the nodes.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct sw_exec_spec {
@@ -96,8 +96,9 @@ pub struct sw_exec_spec {
     pub lanes: u32,
 }
 
-/// One node's turn. The numbers of slots lie in sw_exec_lists, from `first` on: `unshared` slots that this node is now
-/// the only reader of, then `released` slots that run() releases when the kernel has ended, in whatever way.
+/// One execution of a node. Its slot numbers are in sw_exec_lists, starting at `first`: `unshared` slots whose only
+/// remaining reader is this node, then `released` slots that run() releases when the kernel has ended, even if it
+/// failed.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct sw_task {
@@ -109,8 +110,8 @@ pub struct sw_task {
 
 const _: () = assert!(size_of::<sw_task>() == size_of::<Task>());
 
-/// Who has the kernels and the values. `scratch` is the memory for the values of one run; it is used by one run after
-/// the other. None of these may throw.
+/// The owner of the kernels and the values. `scratch` is the memory for the values of one run; successive runs reuse
+/// it. None of these functions may throw.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
@@ -119,13 +120,13 @@ pub struct sw_kernels {
     pub scratch_size: usize,
     /// A power of two.
     pub scratch_align: usize,
-    /// Makes zeroed memory into a scratch, when more runs are under way than ever before.
+    /// Makes a scratch of zeroed memory, when more runs are in progress than ever before.
     pub open: Option<unsafe extern "C" fn(owner: *mut c_void, scratch: *mut c_void)>,
-    /// Undoes `open`. May come after sw_exec_free.
+    /// Undoes `open`. May be called after sw_exec_free.
     pub close: Option<unsafe extern "C" fn(owner: *mut c_void, scratch: *mut c_void)>,
-    /// Runs a kernel: SW_OUTCOME_*. No other thread uses this lane of this run meanwhile. `detail` is the input that
-    /// came first for a merge, else 1 if an input is dead. `run` is for sw_run_mark_dead during the call, and for the
-    /// one sw_run_report of an asynchronous kernel.
+    /// Runs a kernel and returns SW_OUTCOME_*. No other thread uses this lane of this run at the same time. `detail` is
+    /// the input that came first for a merge, else 1 if an input is dead. `run` is for sw_run_mark_dead during the
+    /// call, and for the one sw_run_report of an asynchronous kernel.
     pub run: Option<
         unsafe extern "C" fn(
             scratch: *mut c_void,
@@ -135,13 +136,13 @@ pub struct sw_kernels {
             detail: u32,
         ) -> u32,
     >,
-    /// Nobody reads the slot any more in this run. It may be empty.
+    /// The slot has no more readers in this run. It may be empty.
     pub release: Option<unsafe extern "C" fn(scratch: *mut c_void, slot: u32)>,
     /// The slot has one reader left, which runs next and reads it once.
     pub unshare: Option<unsafe extern "C" fn(scratch: *mut c_void, slot: u32)>,
     /// The run is over: the last call for it. If it failed, slots may still be full.
     pub finished: Option<unsafe extern "C" fn(scratch: *mut c_void, failed: u32)>,
-    /// There is expensive work for another thread: have one call sw_run_help(helper), exactly once, at any time.
+    /// There is expensive work for another thread: have a thread call sw_run_help(helper), exactly once, at any time.
     pub invite: Option<unsafe extern "C" fn(scratch: *mut c_void, helper: *mut sw_run)>,
 }
 
@@ -316,7 +317,7 @@ pub unsafe extern "C" fn sw_exec_new(
     unsafe { handle::hand_out(made.map(|executor| sw_exec { executor }), out, error) }
 }
 
-/// Frees a plan. Runs that are under way end as if nothing had happened; each scratch is closed when its run has ended.
+/// Frees a plan. Runs in progress end normally; each scratch is closed when its run has ended.
 ///
 /// # Safety
 /// `plan` is null, or a live plan that is not used afterwards.
@@ -326,7 +327,7 @@ pub unsafe extern "C" fn sw_exec_free(plan: *mut sw_exec) {
     unsafe { handle::free(plan) }
 }
 
-/// What sw_task.first counts from. Valid as long as the plan or a run of it.
+/// The array that sw_task.first is an index into. Valid as long as the plan or a run of it.
 ///
 /// # Safety
 /// `plan` is live. The same holds for the next functions.
@@ -336,7 +337,7 @@ pub unsafe extern "C" fn sw_exec_lists(plan: *const sw_exec) -> *const u32 {
     unsafe { borrow(plan) }.map_or(std::ptr::null(), |plan| plan.executor.plan().lists().as_ptr())
 }
 
-/// What all kernels took, one after another, when they were last measured; 0: not known yet.
+/// The total time of all kernels when last measured; 0: not known yet.
 ///
 /// # Safety
 /// See sw_exec_lists.
@@ -362,8 +363,8 @@ pub unsafe extern "C" fn sw_exec_begin(plan: *const sw_exec, scratch: *mut *mut 
     })
 }
 
-/// Runs as far as it goes on this thread. sw_kernels.finished is called exactly once: before this returns, or where the
-/// last report arrives. `flags`: SW_EXEC_ALONE.
+/// Runs as far as possible on this thread. sw_kernels.finished is called exactly once: before this returns, or on the
+/// thread of the last report. `flags`: SW_EXEC_ALONE.
 ///
 /// # Safety
 /// `run` is from sw_exec_begin, and not used afterwards.
@@ -375,7 +376,7 @@ pub unsafe extern "C" fn sw_run_go(run: *mut sw_run, flags: u32) {
     }
 }
 
-/// Instead of sw_run_go: the run does not take place. sw_kernels.finished is not called.
+/// Instead of sw_run_go: drops the run. sw_kernels.finished is not called.
 ///
 /// # Safety
 /// As sw_run_go.
@@ -386,7 +387,7 @@ pub unsafe extern "C" fn sw_run_abandon(run: *mut sw_run) {
     guard((), || drop(run));
 }
 
-/// Of an SW_EXEC_MAY_DIE node that runs: this output is dead. Before its kernel's end.
+/// Marks an output of a running SW_EXEC_MAY_DIE node as dead. Call it before the kernel ends.
 ///
 /// # Safety
 /// `run` is what sw_kernels.run got for this node.
@@ -397,7 +398,7 @@ pub unsafe extern "C" fn sw_run_mark_dead(run: *mut sw_run, node: u32, output: u
     guard((), || run.iter().for_each(|run| run.mark_dead(node, output)));
 }
 
-/// The asynchronous kernel of this node has ended. Goes on with the run on this thread, if nobody else does.
+/// The asynchronous kernel of this node has ended. Continues the run on this thread unless another thread does.
 ///
 /// # Safety
 /// `run` is what sw_kernels.run got for this node, which returned or will return SW_OUTCOME_PENDING; once.
@@ -409,7 +410,7 @@ pub unsafe extern "C" fn sw_run_report(run: *mut sw_run, node: u32, failed: u32)
     }
 }
 
-/// The same, by a thread that is about to report another kernel of the same run: that report goes on with the run.
+/// The same, from a thread that is about to report another kernel of the same run: that report continues the run.
 ///
 /// # Safety
 /// See sw_run_report.

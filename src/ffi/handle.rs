@@ -47,7 +47,7 @@ pub unsafe fn free<T>(handle: *mut T) {
     }
 }
 
-/// What a function that makes something ends with: the thing behind `out`, or the reason behind `error`.
+/// The end of a function that creates an object: stores it behind `out`, or the reason behind `error`.
 ///
 /// # Safety
 /// `out` is writable, `error` writable or null.
@@ -80,7 +80,7 @@ pub fn numbered<T: Copy>(variants: &[T], number: u32) -> Option<T> {
     variants.get(usize::try_from(number).ok()?).copied()
 }
 
-/// The ABI's structs are others than the caller was compiled with.
+/// The caller was compiled with other structs of the ABI.
 pub fn other_structs() -> (sw_code, String) {
     (
         code::FAILED_PRECONDITION,

@@ -5,9 +5,10 @@ use std::mem::offset_of;
 use std::ptr::{self, NonNull};
 
 use super::handle;
+use super::star_server::CStar;
 use super::types::{
-    sw_body, sw_bytes, sw_call_request, sw_handlers, sw_op_vtable, sw_part, sw_payload, sw_recv_request, sw_result,
-    sw_ticket,
+    sw_body, sw_bytes, sw_call_request, sw_code, sw_handlers, sw_op_vtable, sw_part, sw_payload, sw_recv_request,
+    sw_result, sw_ticket,
 };
 use starwire_engine::{
     Buffers, ForeignMemory, Host, IncomingCall, Level, Op, OutPayload, PendingOp, Piece, RecvRequest, Ticket,
@@ -54,6 +55,7 @@ unsafe impl Send for CKey {}
 pub struct CHost {
     handlers: sw_handlers,
     ctx: *mut c_void,
+    star: Option<CStar>,
 }
 
 // SAFETY: sw_handlers' contract: every function may be called from every reactor thread with this ctx.
@@ -63,9 +65,12 @@ unsafe impl Sync for CHost {}
 
 impl CHost {
     /// # Safety
-    /// The functions in `handlers` accept `ctx` from any thread until the engine was stopped.
-    pub unsafe fn new(handlers: sw_handlers, ctx: *mut c_void) -> Self {
-        Self { handlers, ctx }
+    /// The functions in `handlers` accept `ctx` from any thread until the engine was stopped; so do those of
+    /// `handlers.star` with theirs.
+    pub unsafe fn new(handlers: sw_handlers, ctx: *mut c_void) -> Result<Self, (sw_code, String)> {
+        // SAFETY: the caller's promise.
+        let star = unsafe { CStar::new(handlers.star, handlers.star_ctx)? };
+        Ok(Self { handlers, ctx, star })
     }
 }
 
@@ -73,6 +78,7 @@ impl CHost {
 impl Host for CHost {
     type Key = CKey;
     type Op = COp;
+    type Star = CStar;
 
     fn resolves(&self) -> bool {
         self.handlers.resolve.is_some()
@@ -133,6 +139,10 @@ impl Host for CHost {
         };
         // SAFETY: see the impl; the handler owns the body from here.
         unsafe { on_call(self.ctx, &call) }
+    }
+
+    fn star(&self) -> Option<&CStar> {
+        self.star.as_ref()
     }
 
     fn cancelled(&self, ticket: Ticket, method: u16, tag: i64, peer_gone: bool) {

@@ -1,9 +1,9 @@
 //! Every `extern "C"` function, one file per noun. `include/starwire.h` is generated from here.
 //!
 //! Conventions: handles are opaque; a function whose name begins with a handle's type belongs to that type; who owns
-//! what, and what NULL means, is in [`handle`]. Each entry stands behind a panic boundary ([`guard`]); errors are a
-//! code plus a message in an out-parameter that comes last; callbacks take their context first. Numbers that C callers
-//! fill in are checked before they become an enum.
+//! what, and what NULL means, is in [`handle`]. Each entry point is a panic boundary ([`guard`]); errors are a code
+//! plus a message in an out-parameter that comes last; callbacks take their context first. Numbers that C callers fill
+//! in are checked before they become an enum.
 
 pub mod arena;
 pub mod call;
@@ -16,7 +16,8 @@ pub mod host;
 pub mod operations;
 pub mod plan;
 pub mod star;
-pub mod tables;
+pub mod star_server;
+pub mod star_wire;
 pub mod types;
 
 /// Version of this ABI: the shim refuses to run with another one.
@@ -28,7 +29,7 @@ pub extern "C" fn sw_abi_version() -> u32 {
     ABI_VERSION
 }
 
-/// Runs one entry of the ABI: a panic must not unwind into C++.
+/// Runs one entry point of the ABI: a panic must not unwind into C++.
 fn guard<R>(on_panic: R, f: impl FnOnce() -> R) -> R {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or(on_panic)
 }

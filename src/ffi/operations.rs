@@ -1,4 +1,4 @@
-//! What is known about TensorFlow's operations.
+//! The op table: properties of TensorFlow's operations.
 
 use super::guard;
 use super::types::sw_bytes;
@@ -10,7 +10,8 @@ pub const SW_OP_KNOWN: u32 = 1;
 pub const SW_OP_IS_PURE: u32 = 2;
 /// A variable.
 pub const SW_OP_IS_VARIABLE: u32 = 4;
-/// A constant, a variable or an object of the session that is found by its name: a copy of the node is the same one.
+/// A constant, a variable or another object of the session that is found by name: a copy of the node is the same
+/// object.
 pub const SW_OP_IS_NAMED: u32 = 8;
 /// Reads the variable behind input 0 and does nothing else.
 pub const SW_OP_READS: u32 = 16;
@@ -18,15 +19,14 @@ pub const SW_OP_READS: u32 = 16;
 pub const SW_OP_UPDATES: u32 = 32;
 /// Output 0 is the reference of input 0.
 pub const SW_OP_FORWARDS: u32 = 64;
-/// May wait for something that is no edge of its graph.
+/// May wait for something other than an edge of its graph.
 pub const SW_OP_WAITS: u32 = 128;
-/// Runs to its end in the time that its arithmetic takes: it waits for nothing and touches no file.
+/// Finishes in the time that its arithmetic takes: it waits for nothing and touches no file.
 pub const SW_OP_IS_PROMPT: u32 = 256;
-/// All that its kernel remembers is found by name: kernels of several sessions may be one.
+/// All state of its kernel is found by name: several sessions may share a kernel.
 pub const SW_OP_IS_SHAREABLE: u32 = 512;
 
-/// What starwire knows about an operation of TensorFlow: SW_OP_... together. 0: nothing, and nothing may be assumed of
-/// it.
+/// The SW_OP_... flags of an operation of TensorFlow. 0: it is not in the table, and nothing may be assumed about it.
 ///
 /// # Safety
 /// `op` is readable.
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn sw_op_knowledge(op: sw_bytes) -> u32 {
     })
 }
 
-/// The table's operations, one after the other: name `at`, or nothing after the last one. For checks of the table.
+/// The name of the table's operation number `at`; empty after the last one. For checks of the table.
 #[unsafe(no_mangle)]
 pub extern "C" fn sw_op_name(at: usize) -> sw_bytes {
     guard(sw_bytes::EMPTY, || ops::entries().nth(at).map_or(sw_bytes::EMPTY, |(name, _)| sw_bytes::of(name.as_bytes())))

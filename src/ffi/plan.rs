@@ -38,12 +38,12 @@ pub enum sw_node {
 
 /// sw_plan_node.flags: has effects beyond its outputs, or is not known to have none.
 pub const SW_NODE_IS_STATEFUL: u32 = 1;
-/// sw_plan_node.flags: may wait for something that is no edge of this graph (a queue, a collective, a receive; a feed
-/// of a partial run).
+/// sw_plan_node.flags: may wait for something other than an edge of this graph (a queue, a collective, a receive; a
+/// feed of a partial run).
 pub const SW_NODE_IS_BLOCKING: u32 = 2;
-/// sw_plan_node.flags: nothing may be put between it and its neighbours.
+/// sw_plan_node.flags: nothing may be inserted between it and its neighbours.
 pub const SW_NODE_IS_UNTOUCHABLE: u32 = 4;
-/// sw_plan_node.flags: a constant, or a variable that is found by its name (no inputs): a copy of it is it.
+/// sw_plan_node.flags: a constant, or a variable that is found by name (no inputs): a copy of it is the same object.
 pub const SW_NODE_IS_CLONEABLE: u32 = 8;
 /// sw_plan_node.flags: output 0 is the same reference as input 0 (Assign, ApplyX, ScatterX, RefSwitch ...).
 pub const SW_NODE_FORWARDS_REF: u32 = 16;
@@ -58,7 +58,7 @@ pub const SW_NODE_IS_UNKNOWN: u32 = 64;
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub enum sw_edge {
-    /// A tensor that is its bytes.
+    /// A tensor that consists of its bytes only.
     Plain,
     String,
     Variant,
@@ -89,11 +89,11 @@ pub struct sw_plan_node {
     pub device: u32,
     /// SW_NODE_PLAIN ...
     pub kind: u32,
-    /// SW_NODE_IS_... together.
+    /// SW_NODE_IS_... flags.
     pub flags: u32,
     /// See the kinds.
     pub detail: u32,
-    /// How long it runs, in microseconds; negative: nobody knows.
+    /// How long it runs, in microseconds; negative: unknown.
     pub cost_us: i32,
 }
 
@@ -111,7 +111,7 @@ pub struct sw_plan_edge {
     pub type_class: u32,
     /// SW_MEMORY_HOST ...
     pub memory: u32,
-    /// How much it carries; negative: nobody knows.
+    /// How much it carries; negative: unknown.
     pub bytes: i64,
 }
 
@@ -130,32 +130,32 @@ pub struct sw_plan_graph {
     pub name_ctx: *mut c_void,
 }
 
-/// What tensor_fuse may group, and what it may cost: crates/planner/src/fuse.rs says how they are used. Start from
+/// The limits and estimates of tensor_fuse; crates/planner/src/fuse.rs says how they are used. Start from
 /// sw_fuse_settings.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_fuse_limits {
     pub struct_size: usize,
-    /// What a message costs, both ends together.
+    /// The cost of a message, both ends together.
     pub message_us: u32,
-    /// How much crosses in a microsecond.
+    /// How many bytes cross in a microsecond.
     pub bytes_per_us: u32,
-    /// The cost of a node whose cost nobody knows.
+    /// The assumed cost of a node of unknown cost.
     pub node_us: u32,
-    /// No tensor waits longer for others of its group (as estimated).
+    /// The longest that a tensor may wait for others of its group (as estimated).
     pub wait_us: u32,
-    /// Sizes up to here are grouped with each other ...
+    /// Tensors up to this size are grouped with each other.
     pub small_bytes: u64,
-    /// ... and so are those above, up to here. Larger tensors travel alone.
+    /// So are larger ones up to this size. Still larger tensors travel alone.
     pub large_bytes: u64,
     /// The most that a group carries.
     pub group_bytes: u64,
     /// The most items of a group.
     pub group_items: u32,
-    /// 0: control edges are left alone.
+    /// 0: control edges are not grouped.
     pub fuse_control: u32,
-    /// 0: nothing inside of loops is grouped.
+    /// 0: nothing inside loops is grouped.
     pub fuse_loops: u32,
 }
 
@@ -165,9 +165,10 @@ pub struct sw_fuse_limits {
 #[derive(Clone, Copy)]
 pub struct sw_fuse_item {
     pub src: u32,
-    /// -1: control edges. They carry nothing: control edges into the group's first node and out of its last one do.
+    /// -1: control edges, which carry no data: control edges into the group's first node and out of its last one
+    /// replace them.
     pub src_output: i32,
-    /// Places in sw_plan_graph.edges, at least one.
+    /// Indices into sw_plan_graph.edges, at least one.
     pub edges: *const u32,
     pub n_edges: usize,
 }
@@ -196,14 +197,15 @@ pub struct sw_fuse_plan {
     _plan: FusePlan,
 }
 
-/// Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions that do not say it themselves, and
-/// the limits. An error names the variable and what it may be.
+/// Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions and functions without their own
+/// setting (1, 0, or -1 if the environment does not say), and the limits. An error names the variable and its valid
+/// values.
 ///
 /// # Safety
 /// `enabled` and `limits` are writable, `error` writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_fuse_settings(
-    enabled: *mut u32,
+    enabled: *mut i32,
     limits: *mut sw_fuse_limits,
     error: *mut *mut sw_error,
 ) -> sw_code {
@@ -214,7 +216,7 @@ pub unsafe extern "C" fn sw_fuse_settings(
         Ok(fusion) => {
             // SAFETY: the caller's promise.
             unsafe {
-                *enabled = fusion.on.into();
+                *enabled = fusion.on.map_or(-1, i32::from);
                 *limits = sw_fuse_limits::of(&fusion.limits);
             }
             0
@@ -224,8 +226,8 @@ pub unsafe extern "C" fn sw_fuse_settings(
     }
 }
 
-/// Decides which tensors cross from task to task together. `limits` may be NULL: the defaults. The same graph gives the
-/// same plan. An error says why the graph cannot be planned; it can still be run as it is.
+/// Decides which tensors cross from task to task together. `limits` may be NULL for the defaults. The same graph gives
+/// the same plan. An error says why the graph cannot be planned; it can still be run unchanged.
 ///
 /// # Safety
 /// `graph` and what it points at are readable during the call, and so is `limits` unless it is NULL; `out` is writable,
@@ -280,7 +282,7 @@ pub unsafe extern "C" fn sw_fuse_plan_crossings(plan: *const sw_fuse_plan) -> us
     unsafe { borrow(plan) }.map_or(0, |plan| plan.items)
 }
 
-/// The plan for people: groups, what stayed alone, and why. Valid as long as the plan.
+/// The plan as text: groups, tensors that travel alone, and why. Valid as long as the plan.
 ///
 /// # Safety
 /// `plan` came from sw_fuse_plan_new.
@@ -318,7 +320,7 @@ impl sw_fuse_limits {
 
 impl sw_fuse_plan {
     fn new(plan: FusePlan, text: String) -> Self {
-        // What the pointers lead to lies on the heap and is not touched again: moving the plan does not move it.
+        // The pointers point to the heap, and the data there is not modified again: moving the plan does not move it.
         let item = |number: &u32| {
             let item = &plan.items[*number as usize];
             sw_fuse_item {
@@ -345,7 +347,7 @@ impl sw_fuse_plan {
     }
 }
 
-/// Checks a graph and hands it on.
+/// Checks a graph and passes it to `plan`.
 ///
 /// # Safety
 /// What `graph` points at is readable during the call.

@@ -1,33 +1,36 @@
 //! star_server's planner: a graph in, calls out.
 
+use std::time::Duration;
+
 use super::error::{self, sw_error};
 use super::guard;
 use super::handle::{self, array, borrow, numbered, other_structs};
 use super::plan::{sw_plan_graph, with_graph};
 use super::types::{sw_bytes, sw_code};
 use starwire_engine::config::{Config, ProcessEnv};
+use starwire_planner::parts::{UNMEASURED_BYTES, worthwhile_bytes};
 use starwire_planner::placement::{Place, Reason, Roles};
 use starwire_planner::roles::{self, Task};
 use starwire_planner::star::{self, Call, StarPlan, Style, Way};
 use starwire_protocol::code;
 
-/// What becomes of a node (sw_star_plan_places).
+/// Where a node goes (sw_star_plan_places).
 #[repr(u32)]
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub enum sw_place {
-    /// It is not on a parameter server.
+    /// Unchanged: it is not on a parameter server.
     Stays = 0,
     /// To the worker's CPU.
     Moved = 1,
     /// To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is
     /// needed.
     Pivot = 2,
-    /// Wherever it is needed there is a copy of it, of the same name.
+    /// Copied, with the same name, to wherever it is needed.
     Copied = 3,
     /// Part of a call.
     Called = 4,
-    /// Left to send and receive, and why: numbers from here on.
+    /// Left to send and receive. Numbers from here on say why.
     Left = 16,
 }
 
@@ -36,7 +39,7 @@ pub enum sw_place {
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub enum sw_way {
-    /// As it was.
+    /// Unchanged.
     Untouched,
     /// Within one call.
     Inside,
@@ -83,7 +86,8 @@ pub struct sw_star_options {
     /// By task: 1 if it is a parameter server.
     pub servers: *const u8,
     pub n_tasks: usize,
-    /// A call that would carry at least twice as many bytes is made in parts of about so many, if it can be. 0: never.
+    /// A call that would carry at least twice this many bytes is split into parts of about this size if possible. 0:
+    /// never.
     pub split_bytes: u64,
 }
 
@@ -121,21 +125,21 @@ pub struct sw_star_feed {
 pub struct sw_star_call {
     pub task: u32,
     pub round: u32,
-    /// What it runs: nodes of this task, and no-ops of others (Plain, with nothing but control edges).
+    /// The nodes that it runs: nodes of this task, and no-ops of others (Plain, with nothing but control edges).
     pub nodes: *const u32,
     pub n_nodes: usize,
-    /// Copied nodes that what it runs needs as well.
+    /// Copied nodes that these need as well.
     pub copies: *const u32,
     pub n_copies: usize,
     pub feeds: *const sw_star_feed,
     pub n_feeds: usize,
-    /// What it brings back to the worker.
+    /// The values that it returns to the worker.
     pub fetches: *const sw_star_output,
     pub n_fetches: usize,
-    /// Calls (by their place in the list) that must be done before, and alive.
+    /// Calls (as indices into the list) that must be done before, and not dead.
     pub after: *const u32,
     pub n_after: usize,
-    /// Nodes outside of calls that must be done and alive; with an output: that output of a pivot.
+    /// Nodes outside calls that must be done and not dead; with an output: that output of a pivot.
     pub controls: *const sw_star_output,
     pub n_controls: usize,
 }
@@ -167,13 +171,13 @@ struct Lists {
 pub struct sw_star_task {
     /// "/job:ps/replica:0/task:0"
     pub name: sw_bytes,
-    /// Not 0: some variable of the graph is there.
+    /// Not 0 if it holds a variable of the graph.
     pub holds_variables: u32,
 }
 
-/// Who is a parameter server for the task `own`, which makes the calls: the jobs of STARWIRE_PS_JOBS, else those with a
-/// usual name, else those that hold variables. `servers` is as long as `tasks`. An error names the variable and what it
-/// may be.
+/// Which tasks are parameter servers for the task `own`, which makes the calls: those of the jobs in STARWIRE_PS_JOBS,
+/// else those of jobs with a usual name, else those that hold variables. `servers` is as long as `tasks`. An error
+/// names the variable and its valid values.
 ///
 /// # Safety
 /// `tasks` and the names in it are readable, `servers` is writable, `error` writable or null.
@@ -214,7 +218,24 @@ pub unsafe extern "C" fn sw_star_servers(
     }
 }
 
-/// sw_star_options.split_bytes as the environment wants it. An error names the variable and what it may be.
+/// For sw_star_split_bytes: the environment does not set it.
+pub const SW_SPLIT_MEASURED: u64 = u64::MAX;
+
+/// Nothing that carries less than this is worth splitting, on any path.
+pub const SW_SPLIT_LEAST: u64 = 65_536;
+
+/// sw_star_options.split_bytes for a path to a server that carries so many bytes per second, with this round trip. 0
+/// bytes per second: not measured, or within this host.
+#[unsafe(no_mangle)]
+pub extern "C" fn sw_star_worthwhile_bytes(bytes_per_s: u64, round_trip_ns: u64) -> u64 {
+    match bytes_per_s {
+        0 => UNMEASURED_BYTES,
+        _ => worthwhile_bytes(bytes_per_s, Duration::from_nanos(round_trip_ns)),
+    }
+}
+
+/// sw_star_options.split_bytes as the environment sets it, else SW_SPLIT_MEASURED. An error names the variable and its
+/// valid values.
 ///
 /// # Safety
 /// `bytes` is writable, `error` writable or null.
@@ -226,7 +247,7 @@ pub unsafe extern "C" fn sw_star_split_bytes(bytes: *mut u64, error: *mut *mut s
     match read {
         Ok(read) => {
             // SAFETY: the caller's promise.
-            unsafe { *bytes = read }
+            unsafe { *bytes = read.unwrap_or(SW_SPLIT_MEASURED) }
             0
         }
         // SAFETY: the caller's promise.
@@ -234,8 +255,8 @@ pub unsafe extern "C" fn sw_star_split_bytes(bytes: *mut u64, error: *mut *mut s
     }
 }
 
-/// Splits a graph into what stays and calls to parameter servers. The same graph gives the same plan. An error says why
-/// the graph cannot be planned; it can still be run as it is.
+/// Splits a graph into calls to parameter servers and the nodes that stay. The same graph gives the same plan. An error
+/// says why the graph cannot be planned; it can still be run unchanged.
 ///
 /// # Safety
 /// `graph` and `options` and what they point at are readable during the call; `out` is writable, `error` writable or
@@ -291,7 +312,7 @@ pub unsafe extern "C" fn sw_star_plan_places(plan: *const sw_star_plan, n: *mut 
     unsafe { lend(plan, n, |plan| &plan.places) }
 }
 
-/// By node: the place of its call in the list, or UINT32_MAX. Copied nodes have one if their value is fetched.
+/// By node: the index of its call, or UINT32_MAX. Copied nodes have one if their value is fetched.
 ///
 /// # Safety
 /// See sw_star_plan_calls.
@@ -301,7 +322,7 @@ pub unsafe extern "C" fn sw_star_plan_calls_of(plan: *const sw_star_plan, n: *mu
     unsafe { lend(plan, n, |plan| &plan.calls_of) }
 }
 
-/// Copied nodes that the graph keeps as well, because something that was left needs them.
+/// Copied nodes that the graph keeps as well, because an untouched edge needs them.
 ///
 /// # Safety
 /// See sw_star_plan_calls.
@@ -321,7 +342,7 @@ pub unsafe extern "C" fn sw_star_plan_ways(plan: *const sw_star_plan, n: *mut us
     unsafe { lend(plan, n, |plan| &plan.ways) }
 }
 
-/// The plan for people: calls, what stayed with send and receive, and why. Valid as long as the plan.
+/// The plan as text: calls, nodes that stay with send and receive, and why. Valid as long as the plan.
 ///
 /// # Safety
 /// `plan` came from sw_star_plan_new.
@@ -372,7 +393,7 @@ impl sw_star_plan {
             controls: call.controls.iter().map(output).collect(),
         };
         let lists: Vec<Lists> = plan.calls.iter().map(lists).collect();
-        // What the pointers lead to lies on the heap and is not touched again: moving the plan does not move it.
+        // The pointers point to the heap, and the data there is not modified again: moving the plan does not move it.
         let call = |(call, lists): (&Call, &Lists)| sw_star_call {
             task: call.task,
             round: call.round,

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use super::star_server::sw_star_handlers;
 use starwire_engine::InBody;
 
 /// Same numbers as tensorflow::error::Code; 0 is OK.
@@ -44,9 +45,9 @@ pub struct sw_part {
     pub len: usize,
 }
 
-/// A scattered payload that is sent from where it lies. `parts` is copied by the call that takes the payload; the
-/// memory that the parts point at stays valid and unchanged until `release(owner)` is called, which happens exactly
-/// once, from any thread, on success and on failure alike. `release` may be NULL.
+/// A scattered payload that is sent in place. `parts` is copied by the call that takes the payload; the memory that the
+/// parts point at stays valid and unchanged until `release(owner)` is called, which happens exactly once, from any
+/// thread, on success and on failure alike. `release` may be NULL.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct sw_payload {
@@ -56,7 +57,7 @@ pub struct sw_payload {
     pub release: Option<unsafe extern "C" fn(owner: *mut c_void)>,
 }
 
-/// What a call came to. Everything in it is borrowed for the duration of `done`.
+/// The outcome of a call. Everything in it is borrowed for the duration of `done`.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct sw_result {
@@ -69,8 +70,8 @@ pub struct sw_result {
     pub from_peer: u32,
 }
 
-/// How the owner of one outgoing call hears of it. All functions run on a reactor thread (or on the thread that starts
-/// or stops something, when a call fails at once), must not block, and must not throw.
+/// Callbacks to the owner of an outgoing call. All run on a reactor thread (or on the thread that starts or stops
+/// something, when a call fails at once), must not block, and must not throw.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct sw_op_vtable {
@@ -91,8 +92,8 @@ pub struct sw_op_vtable {
     pub done: Option<unsafe extern "C" fn(op: *mut c_void, result: *const sw_result)>,
 }
 
-/// Names an incoming call until it is answered. Plain data: copy it freely; answering twice, or after the connection
-/// went, is harmless.
+/// Identifies an incoming call until it is answered. Plain data: copy it freely; answering twice, or after the
+/// connection has ended, is harmless.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +111,7 @@ pub struct sw_recv_request {
     pub step_id: i64,
     /// What key_new returned for the key's prefix: everything before the last ';'.
     pub key: *mut c_void,
-    /// The two numbers behind the last ';' of a rendezvous key.
+    /// The two numbers after the last ';' of a rendezvous key.
     pub frame_id: u64,
     pub iter_id: u64,
 }
@@ -126,7 +127,7 @@ pub struct sw_body(
 #[allow(non_camel_case_types)]
 pub struct sw_call_request {
     pub ticket: sw_ticket,
-    /// Numbers are the caller's business: the shim's are in cc/base/methods.h.
+    /// The caller assigns the numbers: the shim's are in cc/base/methods.h.
     pub method: u32,
     /// 0: none.
     pub deadline_ms: u32,
@@ -134,54 +135,57 @@ pub struct sw_call_request {
     /// The payload, each part 64-byte aligned.
     pub parts: *const sw_part,
     pub n_parts: usize,
-    /// Owns `parts` and `meta`: they stay valid until sw_body_free(body), which the handler must see called exactly
-    /// once, at any time, from any thread.
+    /// Owns `parts` and `meta`: they stay valid until sw_body_free(body), which must be called exactly once, at any
+    /// time, from any thread.
     pub body: *mut sw_body,
 }
 
-/// What the engine asks of its owner. All run on reactor threads and must not block or throw; answers may come later
-/// from any thread.
+/// Callbacks from the engine to its owner. All run on reactor threads and must not block or throw; answers may come
+/// later from any thread.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_handlers {
     pub struct_size: usize,
-    /// Find out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be
-    /// reached and answer exactly once with sw_engine_resolved(engine, token, ...). Asked at each (re)connect for
-    /// channels without an entry in .endpoint_map; for those with one, when the entry leads nowhere or to a task of
-    /// another name.
+    /// Finds out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be
+    /// reached, and answers exactly once with sw_engine_resolved(engine, token, ...). Called at each (re)connect for
+    /// channels without an entry in .endpoint_map; for others, when the entry does not lead to a task, or leads to one
+    /// of another name.
     pub resolve: Option<unsafe extern "C" fn(ctx: *mut c_void, task: sw_bytes, grpc_address: sw_bytes, token: u64)>,
     /// A batch of rendezvous requests; each is answered by sw_engine_reply.
     pub on_recv: Option<unsafe extern "C" fn(ctx: *mut c_void, requests: *const sw_recv_request, n: usize)>,
     pub on_call: Option<unsafe extern "C" fn(ctx: *mut c_void, call: *const sw_call_request)>,
-    /// Optional, and asked for before on_call: memory for the payload of a call, 64-byte aligned. NULL: the engine is
-    /// to take its own.
+    /// Optional: allocates memory, 64-byte aligned, for the payload of a call, before on_call. NULL: the engine uses
+    /// its own memory.
     pub body_alloc: Option<unsafe extern "C" fn(ctx: *mut c_void, len: usize) -> *mut c_void>,
-    /// Gives back what body_alloc returned, once, from any thread. As bodies may outlive the engine it gets no ctx. Not
+    /// Frees what body_alloc returned, once, from any thread. It gets no ctx because bodies may outlive the engine. Not
     /// null if body_alloc is not.
     pub body_free: Option<unsafe extern "C" fn(memory: *mut c_void)>,
-    /// The caller of an unanswered request gave up, or its connection went (peer_gone = 1). method 0 is a rendezvous
+    /// The caller of an unanswered request gave up, or its connection ended (peer_gone = 1). method 0 is a rendezvous
     /// request, `tag` its step id; else tag is 0. An answer is still allowed (and dropped).
     pub on_cancel:
         Option<unsafe extern "C" fn(ctx: *mut c_void, ticket: sw_ticket, method: u32, tag: i64, peer_gone: u32)>,
-    /// A connection was established, in either direction: before anything else of it. `conn` is that of its tickets,
+    /// A connection was established, in either direction: the first call for it. `conn` is that of its tickets,
     /// `incarnation` the peer's.
     pub on_peer_came: Option<unsafe extern "C" fn(ctx: *mut c_void, conn: u64, task: sw_bytes, incarnation: u64)>,
-    /// It went: after everything else of it. Its number is not used again.
+    /// The connection ended: the last call for it. Its number is not used again.
     pub on_peer_gone: Option<unsafe extern "C" fn(ctx: *mut c_void, conn: u64)>,
     /// Interning of rendezvous keys, per connection. key_new gets the prefix; NULL means the key is malformed: requests
     /// that use it are refused. key_free is called when no request that uses it can be delivered any more (answers of
     /// delivered ones must not rely on it).
     pub key_new: Option<unsafe extern "C" fn(ctx: *mut c_void, prefix: sw_bytes) -> *mut c_void>,
     pub key_free: Option<unsafe extern "C" fn(ctx: *mut c_void, key: *mut c_void)>,
-    /// End of one round of a reactor: everything it had for us in this round has been delivered. For batching
-    /// completions (thread-local on the reactor's thread). Called once at the start of each reactor's thread as well.
+    /// The end of a reactor's round: all its calls to the handlers have been made. For batching completions
+    /// (thread-local on the reactor's thread). Also called once at the start of each reactor's thread.
     pub round_end: Option<unsafe extern "C" fn(ctx: *mut c_void)>,
-    /// Not 0: payloads may lie in memory that other processes cannot read (that of an accelerator's driver). Nothing is
-    /// lent then.
+    /// Not 0: payloads may lie in memory that other processes cannot read (that of an accelerator's driver). Then
+    /// nothing is lent.
     pub private_payloads: u32,
     /// level: 0 info, 1 warning, 2 error.
     pub log: Option<unsafe extern "C" fn(ctx: *mut c_void, level: i32, line: sw_bytes)>,
+    /// If this task serves star calls, else NULL. Copied. `star_ctx` is the context of its functions.
+    pub star: *const sw_star_handlers,
+    pub star_ctx: *mut c_void,
 }
 
 #[repr(C)]
@@ -196,7 +200,7 @@ pub struct sw_engine_options {
     pub job: sw_bytes,
     /// Own entry of the ClusterSpec, "host:port"; the port may be 0.
     pub grpc_address: sw_bytes,
-    /// Random, of this server's life.
+    /// A random number that identifies this start of the server.
     pub incarnation: u64,
     /// Number of tasks in the ClusterSpec, and length of the two arrays.
     pub cluster_tasks: u32,
@@ -215,5 +219,5 @@ pub struct sw_string {
     pub cap: usize,
 }
 
-/// For sw_channel_call: keep trying to connect until the deadline instead of failing with the first failed attempt.
+/// For sw_channel_call: keep trying to connect until the deadline instead of failing at the first failed attempt.
 pub const SW_CALL_WAIT_FOR_READY: u32 = 1;

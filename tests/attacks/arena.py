@@ -29,7 +29,7 @@ MOST_LOG_LINES = 30
 RETURNS = 1.1  # memory afterwards, relative to before …
 SLACK = 8 << 20  # … plus what the allocator keeps after first use
 PATIENCE = 10.0
-ROUNDS = 3  # of attack and control, until one keeps the pace: a slow round may be due to other load on the machine
+ROUNDS = 5  # of attack and control, until one keeps the pace: a slow round may be due to other load on the machine
 SECRET = "an attacker may know this one, or not"
 ENVIRONMENT = {
     "STARWIRE_STAR_LIMITS": "plans=64,values=4096,value_bytes=64M", "STARWIRE_STAR_MAX_TOTAL_BYTES": "256M",
@@ -293,6 +293,7 @@ class Arena:
         outcome.peak_memory = self.server.peak()
         if not judged:
             return outcome
+        log_lines *= attempt + 1
         self.settle(outcome, base_memory, base_threads, base_descriptors)
         new = (self.ps.full_log()[log:] + self.trainer.full_log()[worker_log:]).splitlines()
         new = [line for line in new if not any(words in line for words in OF_KERNELS)]
@@ -361,11 +362,17 @@ class Arena:
         return outcome
 
     def usable(self):
-        return self.cluster.tasks and all(task.poll() is None for task in self.cluster.tasks.values())
+        """Whether the next attack can begin: every task runs. Only stock gRPC may stop training on its own; see `close`."""
+        stopped = harness.is_stock(self.protocol) and self.trainer.ready()
+        return self.cluster.tasks and not stopped and all(task.poll() is None for task in self.cluster.tasks.values())
 
     def close(self):
         try:
             if self.usable() and not self.visitor.busy:
                 assert self.end_training() > 0
+        except (harness.TaskTimeout, harness.RemoteError):
+            # Stock gRPC refuses a step in 10^5 as received twice, because its request ids repeat (cc/worker/worker.cc), and some hang. The tests saw their own steps.
+            if not harness.is_stock(self.protocol):
+                raise
         finally:
             self.cluster.close()

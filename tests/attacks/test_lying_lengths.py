@@ -62,16 +62,17 @@ STRINGS = [struct.pack("<I", 0xFFFFFFFF), struct.pack("<II", 4, 0xFFFFFFF0) + b"
 
 
 def attack(target, pace):
-    ended, refused = 0, 0
+    ended, refused, plan = 0, 0, None
     kinds = len(headers()) + 13
     for round_ in pace(150, least=20):
         with client.Member(target) as member:
+            plan = plan or member.known_plan()
             for index in range(3):
                 one = tables()[(3 * round_ + index) % len(tables())]
-                reply = member.call(client.STAR_CALL, client.star_head(bytes(32), step=round_) + one)
+                reply = member.call(client.STAR_CALL, client.star_head(plan, step=round_) + one)
                 assert reply.code == 3, (one, reply)
                 content = STRINGS[index]
-                reply = member.star(bytes(32), [client.entry(protobuf.STRING, 2, (content.count(b"abcd") + 1,), content)], step=round_)
+                reply = member.star(plan, [client.entry(protobuf.STRING, 2, (content.count(b"abcd") + 1,), content)], step=round_)
                 assert reply.code in (3, 15), (content, reply)
                 refused += 2
             at = round_ % kinds

@@ -46,8 +46,9 @@ def send(feed):
     def attack(target, pace):
         answers = []
         with client.Member(target) as member:
+            plan = member.known_plan()
             for round_ in pace(20, least=6):
-                answers.append(member.star(bytes(32), [client.objects(feed)], step=round_))
+                answers.append(member.star(plan, [client.objects(feed)], step=round_))
         return answers
 
     return attack
@@ -84,9 +85,10 @@ def test_other_objects(trainer):
         answers = []
         names = [name for name in FEEDS if name not in ("a list of missing tensors", "one float for a huge shape")]
         with client.Member(target) as member:
+            plan = member.known_plan()
             for round_ in pace(100, least=3 * len(FEEDS)):
                 name = names[round_ % len(names)]
-                answers.append((name, member.star(bytes(32), [client.objects(FEEDS[name])], step=round_)))
+                answers.append((name, member.star(plan, [client.objects(FEEDS[name])], step=round_)))
         return answers
 
     outcome = trainer.under(attack, seconds=1.0)

@@ -328,6 +328,9 @@ def main():
     finally:
         fuzzer.clusters.close()
         runner.close()
+    if fuzzer.count["programs"] and fuzzer.count["programs"] == fuzzer.count["refused"] + fuzzer.count["not built"]:
+        print("no program ran over stock grpc: nothing was compared", flush=True)
+        return 1
     return 1 if failures else 0
 
 

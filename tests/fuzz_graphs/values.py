@@ -235,12 +235,38 @@ def dynamic(g, dev, v):
     return g.emit("Sum", g.device(), {"input": where, "axis": lit("int32", [0, 1])}, out=[("int64", ())])
 
 
+def embedding(g, dev, v):
+    """Looks rows up by ids of the worker, or adds up a sparse gradient's rows by them, as optimizers do before they apply it; returns what it makes of the result."""
+    if v.dtype not in FLOATS or not v.shape or not 0 < v.shape[0] < 100:
+        return unary(g, dev, v)
+    me = g.scope.only or ("me" if "me" in g.devices else g.device())
+    server = g.scope.only or g.rng.choice([one for one in g.devices if one.startswith("ps")])
+    count = v.shape[0]
+    kind = g.rng.choice(("int32", "int64"))
+    if g.chance(0.5):
+        table = g.emit("Neg", server, {"x": v}, out=[(v.dtype, v.shape)])[0]
+        ids = g.emit("FloorMod", me, {"x": g.want(kind, (5,), me), "y": lit(kind, count)}, out=[(kind, (5,))], feedable=False)[0]
+        rows = g.emit("GatherV2", server, {"params": table, "indices": ids, "axis": lit("int32", 0)}, out=[(v.dtype, (5,) + v.shape[1:])])[0]
+        return g.emit("Square", me, {"x": rows}, out=[(v.dtype, rows.shape)])
+    ids = g.emit("FloorMod", me, {"x": g.want(kind, (count,), me), "y": lit(kind, 3)}, out=[(kind, (count,))], feedable=False)[0]
+    rows = g.emit("Square", me, {"x": v}, out=[(v.dtype, v.shape)])[0]
+    unique, positions = g.emit("Unique", server, {"x": ids}, {"out_idx": "int32"}, out=[(kind, (-1,)), ("int32", (count,))], pool=False)
+    shape = g.emit("Shape", server, {"input": unique}, out=[("int32", (1,))], pool=False)[0]
+    ends = {"begin": lit("int32", [0]), "end": lit("int32", [1]), "strides": lit("int32", [1])}
+    length = g.emit("StridedSlice", server, {"input": shape, **ends}, {"shrink_axis_mask": 1}, out=[("int32", ())], pool=False)[0]
+    summed = g.emit("UnsortedSegmentSum", server, {"data": rows, "segment_ids": positions, "num_segments": length}, out=[(v.dtype, (-1,) + v.shape[1:])], pool=False)[0]
+    if g.chance(0.3):  # a use that the worker does not see
+        g.emit("Sum", server, {"input": positions, "axis": lit("int32", [0])}, out=[("int32", ())])
+    g.emit("Sum", g.device(), {"input": unique, "axis": lit("int32", [0])}, out=[(kind, ())])
+    return g.emit(g.rng.choice(("Sum", "Max")), g.device(), {"input": summed, "axis": lit("int32", list(range(len(v.shape))))}, out=[(v.dtype, ())])
+
+
 def act(g):
     dev = g.device()
     v = any_value(g, dev)
     if v.dtype in ("resource", "variant"):
         return
-    g.rng.choice((unary, unary, binary, binary, binary, compare, select, reshape, gather, concat, reduce, several, switch, switch, lists, dynamic))(g, dev, v)
+    g.rng.choice((unary, unary, binary, binary, binary, compare, select, reshape, gather, concat, reduce, several, switch, switch, lists, dynamic, embedding))(g, dev, v)
 
 
 def strings(g):

@@ -254,6 +254,39 @@ def recall(name):
     return state.get(name)
 
 
+def copy_after_an_error():
+    """An operation fails, and so does the copy of its output. The next copy waits for two seconds behind a function, and does not fail."""
+    with tf.device("/job:ps/task:0/device:CPU:0"):
+        far = tf.ones((300, 300))
+    with tf.device("/job:ps/task:1/device:CPU:0"):
+        x = tf.identity(far)
+        x.numpy()
+        try:
+            tf.reshape(far, [7]).numpy()
+        except tf.errors.InvalidArgumentError:
+            begin = time.monotonic()
+
+        @tf.function
+        def slow():
+            data = x
+            while tf.timestamp() < start + 2.0:
+                data = tf.matmul(data, x) / 300.0
+            return tf.reduce_sum(data)
+
+        start = tf.timestamp()
+        value, copy = slow(), x.numpy()
+    return copy.sum().item(), time.monotonic() - begin, float(value.numpy())
+
+
+def test_copies_after_an_error(fresh_cluster, protocol, runner):
+    cluster = fresh_cluster(shape=(("ps", 2),))
+    client = runner.task("eager-client")
+    client.call(connect, protocol, cluster.spec)
+    copied, took, computed = client.call(copy_after_an_error)
+    assert copied == computed == 90000.0 and took >= 2.0
+    client.kill()
+
+
 def test_remote_eager(fresh_cluster, protocol, runner):
     results = []
     for kind in dict.fromkeys(("grpc", protocol)):

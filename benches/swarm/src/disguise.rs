@@ -5,6 +5,7 @@ use std::cell::Cell;
 use crate::recording::{Call, Recording, Taken, Variable};
 use crate::star::{self, Caller, PlanName, StarCall};
 use crate::wire::{self, Malformed, Value};
+use starwire_protocol::star::StarError;
 
 // tensorflow/core/framework: graph.proto, node_def.proto, attr_value.proto, device_attributes.proto.
 const GRAPH_NODE: u32 = 1;
@@ -23,7 +24,7 @@ pub struct Disguise {
     pub task: String,
     session: String,
     recorded_task: String,
-    recorded_incarnation: u64,
+    recorded_incarnation: Option<u64>,
     ps: String,
     incarnation: u64,
     graph: Vec<u8>,
@@ -56,12 +57,12 @@ impl Disguise {
     }
 
     /// The metadata of a star call.
-    pub fn star_call(&self, call: &StarCall, step: u64) -> Vec<u8> {
+    pub fn star_call(&self, call: &StarCall, step: i64) -> Result<Vec<u8>, StarError> {
         call.meta(&self.caller(), step)
     }
 
     /// The metadata of a plan's registration.
-    pub fn star_register(&self, plan: &PlanName) -> Vec<u8> {
+    pub fn star_register(&self, plan: &PlanName) -> Result<Vec<u8>, StarError> {
         star::register_meta(plan, &self.caller())
     }
 
@@ -112,7 +113,7 @@ impl Disguise {
             }
         }
         if let Some(incarnation) = parts.get_mut(1) {
-            if u64::from_str_radix(incarnation, 16) == Ok(self.recorded_incarnation) {
+            if self.recorded_incarnation.is_some_and(|recorded| u64::from_str_radix(incarnation, 16) == Ok(recorded)) {
                 *incarnation = format!("{:016x}", self.incarnation);
             }
         }
@@ -132,7 +133,7 @@ impl Disguise {
                 },
                 Taken::Incarnation => {
                     let found = self.device_incarnation(reply, *number);
-                    self.incarnation = found.unwrap_or(0);
+                    self.incarnation = found.unwrap_or(self.incarnation);
                     found.is_some()
                 }
             };
@@ -190,7 +191,8 @@ impl Disguise {
         let incarnation = wire::find(entry, ENTRY_KEY)? == Some(Value::Bytes(b"send_device_incarnation"));
         map(entry, |field| match field.value {
             Value::Bytes(value) if field.number == ENTRY_VALUE => {
-                if incarnation && wire::find(value, ATTR_I)? == Some(Value::Varint(self.recorded_incarnation)) {
+                let recorded = self.recorded_incarnation.filter(|_| incarnation).map(Value::Varint);
+                if recorded.is_some() && wire::find(value, ATTR_I)? == recorded {
                     let mut changed = Vec::new();
                     wire::put(&mut changed, ATTR_I, Value::Varint(self.incarnation));
                     return Ok(Some(changed));
@@ -234,7 +236,7 @@ mod tests {
             model: String::new(),
             ps: PS.to_owned(),
             worker: WORKER.to_owned(),
-            incarnation: 0xAB,
+            incarnation: Some(0xAB),
             setup: Vec::new(),
             plans: Default::default(),
             steps: Vec::new(),

@@ -24,7 +24,7 @@ use bytes::{Buf, BufMut, Bytes};
 
 use crate::link::{Ask, Event, Events, Link, StarRequest, edge_of};
 use crate::tensor::Tensor;
-use crate::wire::{self, Value};
+use crate::wire::{self, Malformed, Value};
 use crate::worker::nothing;
 
 const SERVICE: &str = "tensorflow.WorkerService";
@@ -94,7 +94,13 @@ impl Link for Grpc {
     }
 
     fn pull(&self, token: u64, pull: Ask<'_>) {
-        self.start(token, "RecvTensor", (pull.request)(), Some(pull.bytes));
+        match (pull.request)() {
+            Ok(request) => self.start(token, "RecvTensor", request, Some(pull.bytes)),
+            Err(Malformed) => {
+                let result = Err("the recorded request is malformed".to_owned());
+                let _ = self.events.send(Event::Ended { token, result });
+            }
+        }
     }
 
     fn star(&self, token: u64, _: StarRequest) {

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::tensor::Tensor;
+use crate::wire::Malformed;
 
 /// The way of one worker to its parameter server, and back: what ends or is asked is told to the worker's `Events`.
 pub trait Link {
@@ -25,7 +26,7 @@ pub struct Ask<'a> {
     pub step: u64,
     pub key: &'a str,
     /// A serialised `RecvTensorRequest`.
-    pub request: &'a dyn Fn() -> Vec<u8>,
+    pub request: &'a dyn Fn() -> Result<Vec<u8>, Malformed>,
     /// How long the tensor is.
     pub bytes: u64,
 }

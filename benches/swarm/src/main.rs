@@ -1,5 +1,7 @@
 //! Simulates many workers on one real parameter server (benches/swarm/README.md).
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command prints")]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic, and its numbers are small"))]
 #![forbid(unsafe_code)]
 
 mod args;
@@ -53,7 +55,7 @@ struct Plan {
     recording: Rc<Recording>,
     protocol: Protocol,
     server: SocketAddr,
-    workers: usize,
+    workers: u32,
     first: SocketAddrV4,
     steps: u64,
     duration: Duration,
@@ -105,7 +107,7 @@ fn run() -> Result<String, Failure> {
     let Some(args) = Args::parse(std::env::args_os().skip(1))? else { return Ok(args::help()) };
     let plan = Plan::from(&args)?;
     // Two connections for each worker, the listener and what a process has anyway.
-    descriptors::allow(2 * plan.workers as u64 + 64).map_err(|error| Failure::Failed(error.to_string()))?;
+    descriptors::allow(2 * u64::from(plan.workers) + 64).map_err(|error| Failure::Failed(error.to_string()))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Failed(format!("cannot start an event loop: {error}")))?;
     let report = LocalSet::new().block_on(&runtime, plan.play()).map_err(|why| Failure::Failed(plan.explain(why)))?;
@@ -135,7 +137,7 @@ impl Plan {
             ))
         })?;
         let workers = args.number("--workers", 1, 1, 65536)?;
-        let last = u32::from(*first.ip()).checked_add(u32::try_from(workers).unwrap_or(u32::MAX));
+        let last = u32::from(*first.ip()).checked_add(workers);
         if last.is_none() {
             return Err(Failure::Usage(format!("fewer than {workers} addresses from {first} on")));
         }
@@ -158,8 +160,8 @@ impl Plan {
         })
     }
 
-    fn address(&self, worker: usize) -> SocketAddr {
-        let ip = u32::from(*self.first.ip()).wrapping_add(u32::try_from(worker).unwrap_or(0));
+    fn address(&self, worker: u32) -> SocketAddr {
+        let ip = u32::from(*self.first.ip()) + worker;
         SocketAddr::new(IpAddr::V4(Ipv4Addr::from(ip)), self.first.port())
     }
 
@@ -192,13 +194,11 @@ impl Plan {
         if let Some(process) = &self.process {
             process.forget_peak();
         }
-        let (own, begun) = (Process::own().look().unwrap_or_default(), Instant::now());
-        let server = self.process.as_ref().and_then(Process::look).unwrap_or_default();
+        let (own, server, begun) = (cpu(&Process::own())?, self.server_cpu()?, Instant::now());
         let workers = self.steps(workers, &counts, ALL, self.steps, self.duration).await?;
         report.elapsed = begun.elapsed();
-        report.server_cpu =
-            self.process.as_ref().and_then(Process::look).unwrap_or_default().cpu.saturating_sub(server.cpu);
-        report.own_cpu = Process::own().look().unwrap_or_default().cpu.saturating_sub(own.cpu);
+        report.server_cpu = self.server_cpu()?.saturating_sub(server);
+        report.own_cpu = cpu(&Process::own())?.saturating_sub(own);
         report.peak = self.process.as_ref().and_then(Process::peak);
 
         each(workers, ALL, |mut worker| async move {
@@ -244,7 +244,7 @@ impl Plan {
                 let link = tokio::time::timeout(CONNECT_PATIENCE, connecting).await;
                 let link = link.unwrap_or_else(|_| Err("no answer in time".to_owned()));
                 let link = link.map_err(|why| format!("worker {index} cannot connect: {why}"))?;
-                Ok(Worker::new(index, &recording, link, heard, patience))
+                Ok(Worker::new(index as usize, &recording, link, heard, patience))
             }
         })
         .await
@@ -281,6 +281,11 @@ impl Plan {
         .await
     }
 
+    /// Zero if there is no process to look at.
+    fn server_cpu(&self) -> Result<Duration, String> {
+        self.process.as_ref().map_or(Ok(Duration::ZERO), cpu)
+    }
+
     async fn look(&self) -> Option<Seen> {
         let process = self.process.as_ref()?;
         tokio::time::sleep(SETTLE).await;
@@ -300,6 +305,10 @@ impl Plan {
         }
         why
     }
+}
+
+fn cpu(process: &Process) -> Result<Duration, String> {
+    process.look().map(|seen| seen.cpu).ok_or_else(|| "the CPU time of a process cannot be read".to_owned())
 }
 
 /// Does the same for each of `items`, `at_once` of them at a time. The first failure ends all.

@@ -19,8 +19,8 @@ pub struct Recording {
     /// The task of the parameter server, and of the worker that was recorded.
     pub ps: String,
     pub worker: String,
-    /// The incarnation that the parameter server's device had.
-    pub incarnation: u64,
+    /// The incarnation that the parameter server's device had. None: no step pulls from it.
+    pub incarnation: Option<u64>,
     /// One after the other, before the first step.
     pub setup: Vec<Call>,
     /// What star calls run, by name.
@@ -122,7 +122,7 @@ impl Recording {
             model: text(&json, "model")?,
             ps: text(&json, "ps")?,
             worker: text(&json, "worker")?,
-            incarnation: incarnation(&steps).unwrap_or(0),
+            incarnation: incarnation(&steps),
             setup,
             plans,
             steps,
@@ -204,9 +204,8 @@ fn parse_call(json: &Json, blob: &Bytes) -> Result<Call, String> {
 fn parse_star(json: &Json, blob: &Bytes) -> Result<StarCall, String> {
     let parts = list(json, "parts")?.iter().map(|part| place_of(part, "parts", blob)).collect::<Result<_, _>>()?;
     let tensors = [number(json, "feeds")?, number(json, "fetches")?];
-    let (plan, meta) = (plan_name(&text(json, "star")?)?, place(json, "meta", blob)?);
-    StarCall::new(plan, &meta, parts, number(json, "bytes")?, tensors)
-        .ok_or("invalid metadata of a star call".to_owned())
+    let meta = place(json, "meta", blob)?;
+    StarCall::new(&meta, parts, number(json, "bytes")?, tensors).map_err(|error| error.to_string())
 }
 
 fn parse_plans(json: &Json, blob: &Bytes) -> Result<HashMap<PlanName, Arc<[Bytes]>>, String> {
@@ -298,7 +297,7 @@ aabbcccc"#;
     #[test]
     fn a_step_is_what_was_written_down() {
         let recording = parse(FILE).unwrap();
-        assert_eq!(recording.incarnation, 0xff);
+        assert_eq!(recording.incarnation, Some(0xff));
         let step = &recording.steps[0];
         assert_eq!(step.waited, 3);
         assert_eq!(step.operations.iter().map(|o| o.needs).collect::<Vec<_>>(), [0, 0, 1, 3]);

@@ -13,7 +13,7 @@ use crate::{Plan, Protocol};
 pub struct Report {
     protocol: Protocol,
     model: String,
-    workers: usize,
+    workers: u32,
     /// Per step: calls, tensors pulled, tensors pushed.
     operations: [usize; 3],
     /// Per step: tensors that travel, by themselves or in star calls.
@@ -54,7 +54,7 @@ impl Counts {
         let made = &self.made[played.which];
         made.set(made.get() + 1);
         self.times.borrow_mut().push(played.took);
-        self.registrations.set(self.registrations.get() + u64::from(played.registrations));
+        self.registrations.set(self.registrations.get() + played.registrations as u64);
     }
 
     /// What was made so far still counts as made, but not as measured.
@@ -135,7 +135,7 @@ impl Report {
         if let (Some(before), Some(connected), Some(ready), Some(warm), Some(after)) =
             (self.before, self.connected, self.ready, self.warm, self.after)
         {
-            let per_worker = |now: Seen| (now.rss_bytes as f64 - before.rss_bytes as f64) / self.workers as f64;
+            let per_worker = |now: Seen| (now.rss_bytes as f64 - before.rss_bytes as f64) / f64::from(self.workers);
             json["server"] = json!({
                 "cpu_s_per_step": self.server_cpu.as_secs_f64() / steps,
                 "cpu_s_per_call": self.server_cpu.as_secs_f64() / crossings,
@@ -153,6 +153,7 @@ impl Report {
         json
     }
 
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to the number of times")]
     fn quantile(&self, q: f64) -> f64 {
         let last = self.times.len().saturating_sub(1);
         self.times.get((last as f64 * q).round() as usize).map_or(0.0, Duration::as_secs_f64)

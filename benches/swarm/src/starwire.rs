@@ -125,7 +125,7 @@ impl Link for Starwire {
         let (mut proto, mut inbox) = (self.conn.proto.borrow_mut(), self.conn.inbox.borrow_mut());
         let prefix = pull.key.rsplit_once(';').map_or(pull.key, |(prefix, _)| prefix);
         let op = Waiting { token, content: None, bytes: 0, wanted: Some(pull.bytes), star: false };
-        let step = i64::try_from(pull.step).unwrap_or(0);
+        let step = i64::try_from(pull.step).expect("a step's number has 57 bits (Disguise::step_id)");
         let (id, prefix) = (self.next_id(), prefix.as_bytes());
         proto.recv(Instant::now(), Recv { id, step, prefix, frame: 0, iter: 0, deadline: None, op });
         inbox.take_events(&mut proto);
@@ -177,8 +177,10 @@ async fn serve(stream: TcpStream, incoming: Rc<Incoming>) {
     let events = incoming.events.clone();
     let why = drive(&conn, &stream, |id, step, edge| {
         let asker = number << 48 | id & ((1 << 48) - 1);
-        let step = u64::try_from(step).unwrap_or(0);
-        let _ = events.send(Event::Asked { step, edge, asker });
+        let _ = events.send(match u64::try_from(step) {
+            Ok(step) => Event::Asked { step, edge, asker },
+            Err(_) => Event::Lost(format!("the server requested {edge} of step {step}")),
+        });
     })
     .await;
     conn.end(&why);
@@ -430,9 +432,9 @@ fn read(
         match target {
             Target::Scratch { offset, len } => scratch = Some((*offset, *len)),
             Target::Reply { len, .. } | Target::Call { len, .. } | Target::Discard { len } => {
-                payload = usize::try_from(*len).unwrap_or(usize::MAX).saturating_add(payload);
-                if payload >= sink.len() {
-                    payload = sink.len();
+                let room = sink.len() - payload;
+                payload += usize::try_from(*len).map_or(room, |len| len.min(room));
+                if payload == sink.len() {
                     break;
                 }
             }
@@ -465,7 +467,8 @@ fn read(
 fn keep(proto: &mut Connection<Inbox>, targets: &[Target], mut arrived: &[u8]) {
     for target in targets {
         let (Target::Reply { len, .. } | Target::Call { len, .. } | Target::Discard { len }) = target else { return };
-        let (bytes, rest) = arrived.split_at(usize::try_from(*len).unwrap_or(usize::MAX).min(arrived.len()));
+        let len = usize::try_from(*len).map_or(arrived.len(), |len| len.min(arrived.len()));
+        let (bytes, rest) = arrived.split_at(len);
         if let Target::Reply { id, part, offset, .. } = target {
             if let Some(op) = proto.op_mut(*id) {
                 op.write_at(*part, *offset, bytes);

@@ -109,7 +109,7 @@ fn put_varint(out: &mut Vec<u8>, mut n: u64) {
         out.push((n & 0x7F) as u8 | 0x80);
         n >>= 7;
     }
-    out.push(n as u8);
+    out.push((n & 0x7F) as u8);
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::star;
 /// Marks the token of a registration: the rest is the token of the call that wants it.
 const REGISTRATION: u64 = 1 << 63;
 /// As a real worker (cc/star/client.cc): how often a server may forget a plan between its registration and the call.
-const MAX_REGISTRATIONS: u32 = 8;
+const MAX_REGISTRATIONS: usize = 8;
 
 pub struct Worker {
     pub index: usize,
@@ -35,7 +35,7 @@ pub struct Played {
     pub which: usize,
     pub took: Duration,
     /// Plans that the server wanted.
-    pub registrations: u32,
+    pub registrations: usize,
 }
 
 /// A step that is being played.
@@ -49,14 +49,14 @@ struct Progress {
     ended: Vec<usize>,
     /// Operations that the step still waits for.
     left: usize,
-    registrations: u32,
+    registrations: usize,
 }
 
 impl Progress {
     /// Which operation a token belongs to, and whether it is one of this step's.
     fn which(&self, token: u64) -> (usize, bool) {
         let token = token & !REGISTRATION;
-        let index = usize::try_from(token % MAX_OPERATIONS as u64).unwrap_or(0);
+        let index = usize::try_from(token % MAX_OPERATIONS as u64).expect("less than MAX_OPERATIONS");
         (index.min(self.needs.len() - 1), token / MAX_OPERATIONS as u64 == self.number)
     }
 }
@@ -99,7 +99,7 @@ impl Worker {
         let recording = self.recording.clone();
         let count = recording.steps.len();
         // Neighbours are at different steps.
-        let which = (self.index + usize::try_from(self.steps % count as u64).unwrap_or(0)) % count;
+        let which = (self.index + usize::try_from(self.steps % count as u64).expect("less than count")) % count;
         let step = &recording.steps[which];
         let begun = Instant::now();
         let mut progress = Progress {
@@ -151,13 +151,16 @@ impl Worker {
             }
             What::Pull(pull) => {
                 let key = self.disguise.key(&pull.key);
-                let request =
-                    || self.disguise.request(&pull.request, &pull.set, None, progress.id, &key).unwrap_or_default();
+                let request = || self.disguise.request(&pull.request, &pull.set, None, progress.id, &key);
                 self.outstanding += 1;
                 self.link.pull(token, Ask { step: progress.id, key: &key, request: &request, bytes: pull.bytes });
             }
             What::Star(call) => {
-                let meta = self.disguise.star_call(call, progress.id);
+                let step = i64::try_from(progress.id).map_err(|error| self.explain("a step", &error.to_string()))?;
+                let meta = self
+                    .disguise
+                    .star_call(call, step)
+                    .map_err(|error| self.explain("a star call", &error.to_string()))?;
                 let (parts, bytes) = (call.parts.clone(), call.bytes);
                 self.outstanding += 1;
                 self.link.star(token, StarRequest { method: star::CALL, meta, parts, bytes });
@@ -197,10 +200,11 @@ impl Worker {
                     return Err(self.explain("a plan", "requested by an operation that has none"));
                 };
                 progress.registrations += 1;
-                if !mine || progress.registrations > MAX_REGISTRATIONS * step.operations.len() as u32 {
+                if !mine || progress.registrations > MAX_REGISTRATIONS * step.operations.len() {
                     return Err(self.explain("a star call", "the server evicts plans as soon as they are registered"));
                 }
                 let meta = self.disguise.star_register(&call.plan);
+                let meta = meta.map_err(|error| self.explain("a star call", &error.to_string()))?;
                 let Some(parts) = self.recording.plans.get(&call.plan).cloned() else {
                     return Err(self.explain("a star call", "its plan was not recorded"));
                 };
@@ -230,8 +234,9 @@ impl Worker {
             let operation = &step.operations[index];
             progress.left -= usize::from(operation.wait && progress.left > 0);
             for &follower in &operation.followers {
-                progress.needs[follower] = progress.needs[follower].saturating_sub(1);
-                if progress.needs[follower] == 0 {
+                let needs = &mut progress.needs[follower];
+                *needs = needs.checked_sub(1).ok_or_else(|| self.explain("an operation", "it ended twice"))?;
+                if *needs == 0 {
                     self.start(step, progress, follower)?;
                 }
             }
@@ -357,7 +362,7 @@ aaaa"#;
 
     /// A step of one star call, whose plan is "plan".
     fn star_file() -> Bytes {
-        let (name, head) = ("07".repeat(32), [&[1; 1][..], &[0; 71]].concat());
+        let (name, head) = ("07".repeat(32), [&[1][..], &[0; 31], &[7; 32], &[0; 8]].concat());
         let json = format!(
             r#"{{"starwire_swarm":1,"model":"m","ps":"p","worker":"/job:worker/replica:0/task:0","setup":[],"plans":{{"{name}":[72,4]}},"steps":[{{"operations":[{{"star":"{name}","meta":[0,72],"parts":[],"bytes":0,"feeds":0,"fetches":1,"after":[]}}]}}]}}"#
         );
@@ -371,7 +376,7 @@ aaaa"#;
         assert_eq!((result, log), (Ok(0), ["unknown", "register b\"plan\"", "star call"].map(str::to_owned).to_vec()));
         let (result, log) = play_file(star_file(), &["forget"]);
         assert!(result.unwrap_err().contains("the server evicts plans as soon as they are registered"));
-        assert_eq!(log.len(), MAX_REGISTRATIONS as usize);
+        assert_eq!(log.len(), MAX_REGISTRATIONS);
     }
 
     #[test]

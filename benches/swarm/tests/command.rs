@@ -1,5 +1,7 @@
 //! The swarm's command line. tests/swarm plays it against real servers.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, and its numbers are small")]
+
 use std::process::{Command, Output};
 
 fn swarm(arguments: &[&str]) -> Output {

@@ -1,5 +1,12 @@
 //! Two engines in one process over real sockets: the cost of the transport without TensorFlow.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a test may panic, and its numbers are small"
+)]
+
 #[allow(dead_code)]
 #[path = "../tests/engine/harness.rs"]
 mod harness;

@@ -94,7 +94,7 @@ impl<H: Host> Channel<H> {
         self.channel.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn send(&self, command: Command<H::Op>) {
+    fn send(&self, command: Command<H>) {
         self.shared.send(self.channel.shard, command);
     }
 }

@@ -5,9 +5,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::channel::ChannelShared;
-use crate::host::Op;
+use crate::host::{Host, Op};
 use crate::memory::OutPayload;
 use crate::op::PendingOp;
+use crate::star::StarCommand;
 use starwire_net::transport::SocketAddress;
 
 /// A method call to start.
@@ -36,17 +37,17 @@ pub enum Door {
     Unix,
 }
 
-pub enum Command<O: Op> {
+pub enum Command<H: Host> {
     OpenChannel(Arc<ChannelShared>),
     Call {
         channel: u32,
         id: u64,
-        call: NewCall<O>,
+        call: NewCall<H::Op>,
     },
     Recv {
         channel: u32,
         id: u64,
-        recv: NewRecv<O>,
+        recv: NewRecv<H::Op>,
     },
     Cancel {
         channel: u32,
@@ -77,6 +78,7 @@ pub enum Command<O: Op> {
         fd: OwnedFd,
         door: Door,
     },
+    Star(Box<StarCommand<H>>),
     Stop,
 }
 
@@ -98,6 +100,10 @@ impl Meta {
             }
             _ => Self::Long(bytes.to_vec()),
         }
+    }
+
+    pub fn from_vec(bytes: Vec<u8>) -> Self {
+        Self::Long(bytes)
     }
 
     pub fn as_slice(&self) -> &[u8] {

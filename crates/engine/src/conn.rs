@@ -9,6 +9,7 @@ use crate::host::Host;
 use crate::memory::OutPayload;
 use crate::metrics::{ConnectionEntry, Recorder};
 use crate::moving::Way;
+use crate::star::Answer;
 use crate::system::peer_memory::{PeerMemory, WitnessWord};
 use starwire_net::reactor::driver::{Driver, IoPart, Token};
 use starwire_net::reactor::timers::Timer;
@@ -72,6 +73,8 @@ pub struct Conn<H: Host> {
     pub address: Option<SocketAddress>,
     /// A second handle of a local socket, until the peer's credentials were checked.
     pub guard: Option<OwnedFd>,
+    /// The peer was met over a unix socket.
+    pub on_this_host: bool,
     /// Why it is being closed. Only a farewell may still start; operations in flight are waited for.
     pub closing: Option<Failure>,
     /// The reason of a GOODBYE, of either side: then the end is not a loss.
@@ -124,6 +127,7 @@ impl<H: Host> Conn<H> {
             offered_pairs: false,
             address: None,
             guard: None,
+            on_this_host: false,
             closing: None,
             goodbye: None,
             sent_away: false,
@@ -161,6 +165,7 @@ impl<H: Host> Conn<H> {
         self.entry.add_bytes_in(now.bytes_in - then.bytes_in + borrowed);
         self.entry.add_bytes_out(now.bytes_out - then.bytes_out + lent);
         let in_flight = self.proto.in_flight();
+        #[expect(clippy::cast_possible_wrap, reason = "requests in memory are fewer than 2^63")]
         let change = in_flight as i64 - self.counted_in_flight as i64;
         match self.role {
             Role::Client { .. } => {
@@ -176,6 +181,12 @@ impl<H: Host> Conn<H> {
         self.entry.set_in_flight(in_flight);
         self.counted = now;
         self.counted_in_flight = in_flight;
+    }
+
+    /// Answers a request of the peer that needs nothing of the owner.
+    pub fn answer(&mut self, answer: Answer) {
+        let Answer { id, code, meta, payload } = answer;
+        self.proto.reply(id, code, meta.as_slice(), payload);
     }
 
     /// Announces this side's witness, so that it may lend.

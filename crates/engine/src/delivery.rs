@@ -5,11 +5,15 @@ use std::time::Instant;
 
 use crate::conn::Conn;
 use crate::host::{Host, IncomingCall, RecvRequest, Ticket};
+use crate::measure;
 use crate::memory::{InBody, OutPayload};
 use crate::metrics::Recorder;
 use crate::moving::MoveEvent;
 use crate::op::PendingOp;
 use crate::shared::Shared;
+use crate::star::{Answer, StarCommand, StarShard};
+use starwire_protocol::measure::MEASURE;
+use starwire_protocol::star::is_star;
 use starwire_protocol::{CallHead, Event, Failure, Outcome, Owner, PeerInfo, RecvFrame, code};
 
 /// Rendezvous keys of one connection as the host knows them, by number; None was refused as malformed.
@@ -47,6 +51,7 @@ pub struct Delivery<H: Host> {
     shared: Arc<Shared<H>>,
     pub memory: CallMemory<H>,
     batch: Vec<RecvRequest<H::Key>>,
+    star: Option<StarShard<H>>,
     /// The host was called in this round.
     delivered: bool,
     pub metrics: Recorder,
@@ -59,6 +64,7 @@ impl<H: Host> Delivery<H> {
         Self {
             metrics: shared.metrics.recorder(),
             memory: CallMemory(shared.clone()),
+            star: StarShard::new(&shared),
             shared,
             batch: Vec::with_capacity(BATCH),
             delivered: false,
@@ -85,13 +91,28 @@ impl<H: Host> Delivery<H> {
                     self.delivered = true;
                     self.metrics.calls_received.add(1);
                     let ticket = Ticket { conn: conn.key, id };
+                    if method == MEASURE {
+                        conn.answer(measure::answer(id, body.meta(), conn.on_this_host));
+                        continue;
+                    }
+                    if let Some(star) = self.star.as_mut().filter(|_| is_star(method)) {
+                        let answer = star.request(ticket, method, body, self.now, &self.metrics);
+                        if let Some(answer) = answer {
+                            conn.answer(answer);
+                        }
+                        continue;
+                    }
                     self.shared.host.call(IncomingCall { ticket, method, deadline_ms, body });
                 }
                 Event::RequestCancelled { id, method, tag, peer_gone } => {
                     self.flush();
                     self.delivered = true;
                     self.metrics.cancels_received.add(u64::from(!peer_gone));
-                    self.shared.host.cancelled(Ticket { conn: conn.key, id }, method, tag, peer_gone);
+                    let ticket = Ticket { conn: conn.key, id };
+                    match self.star.as_mut().filter(|_| is_star(method)) {
+                        Some(star) => star.cancelled(ticket),
+                        None => self.shared.host.cancelled(ticket, method, tag, peer_gone),
+                    }
                 }
                 // Keys count up, so the table's length is the number of the next one.
                 Event::KeyDefined { prefix, .. } => conn.keys.push(self.shared.host.key(prefix)),
@@ -101,6 +122,9 @@ impl<H: Host> Delivery<H> {
                     self.forget_keys(&mut conn.keys);
                 }
                 Event::Ready(peer) => {
+                    if let Some(star) = &mut self.star {
+                        star.peer_came(conn.key, &peer.task, peer.incarnation);
+                    }
                     self.shared.host.peer_came(conn.key, &peer.task, peer.incarnation);
                     break Some(Notice::Ready(peer.clone()));
                 }
@@ -122,6 +146,32 @@ impl<H: Host> Delivery<H> {
     pub fn finish(&mut self, conn: &mut Conn<H>) {
         while self.next(conn).is_some() {}
         self.forget_keys(&mut conn.keys);
+    }
+
+    /// This connection is closed; its last events were delivered.
+    pub fn peer_gone(&mut self, conn: u64) {
+        if let Some(star) = &mut self.star {
+            star.peer_gone(conn, &self.metrics);
+        }
+        self.shared.host.peer_gone(conn);
+    }
+
+    /// Returns the connection to answer, and the answer.
+    pub fn star_command(&mut self, command: StarCommand<H>) -> Option<(u64, Answer)> {
+        self.delivered = true;
+        self.star.as_mut()?.execute(command, self.now, &self.metrics)
+    }
+
+    /// No request follows.
+    pub fn stop_star(&mut self) {
+        if let Some(star) = self.star.take() {
+            star.stop();
+        }
+    }
+
+    /// The process is exiting: frees nothing.
+    pub fn freeze_star(&mut self) {
+        std::mem::forget(self.star.take());
     }
 
     fn forget_keys(&self, keys: &mut Keys<H>) {

@@ -31,7 +31,7 @@ pub fn token(shard: usize, channel: u32, attempt: u32) -> u64 {
 pub fn untoken(token: u64) -> (usize, u32, u32) {
     let [shard, channel @ .., _, _, _, _] = token.to_be_bytes();
     let [a, b, c] = channel;
-    (usize::from(shard), u32::from_be_bytes([0, a, b, c]), token as u32)
+    (usize::from(shard), u32::from_be_bytes([0, a, b, c]), (token & 0xffff_ffff) as u32)
 }
 
 impl<H: Host> Shard<H> {

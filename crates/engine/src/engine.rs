@@ -12,18 +12,17 @@ use std::time::Instant;
 
 use crate::channel::{Channel, ChannelShared};
 use crate::command::{Command, Door, Meta};
-use crate::config::{
-    Advertisement, Config, DriverChoice, Env, Identity, Running, Shortcut, StarConfig, TransportChoice,
-};
+use crate::config::{Advertisement, Config, DriverChoice, Env, Identity, Running, Shortcut, TransportChoice};
 use crate::control::ControlService;
 use crate::error::EngineError;
-use crate::host::{Host, Level, Op, Ticket};
+use crate::host::{Host, Level, Ticket};
 use crate::lending::Unreadable;
 use crate::memory::OutPayload;
-use crate::metrics::{Cells, Metrics, render_prometheus};
+use crate::metrics::{Metrics, render_prometheus};
 use crate::offenders::Offenders;
 use crate::shard::{self, Shard};
 use crate::shared::{self, Shared};
+use crate::star::{StarCommand, StarHost, StarOutcome, StarServer};
 use crate::system::exit::Freeze;
 use crate::system::{exit, fork};
 use crate::{dial, observe};
@@ -67,6 +66,7 @@ impl<H: Host> Engine<H> {
         };
         let shared = Arc::new(Shared {
             number: shared::next_engine_number(),
+            star: host.star().map(|_| StarServer::new(config.star.plans)),
             host,
             incarnation,
             machine,
@@ -187,14 +187,25 @@ impl<H: Host> Engine<H> {
         }
     }
 
-    /// Limits of star calls.
-    pub fn star(&self) -> &StarConfig {
-        &self.shared.config.star
+    /// The owner's [`Host::star`].
+    pub fn star_host(&self) -> Option<&H::Star> {
+        self.shared.host.star()
     }
 
-    /// Counts on a thread that has no recorder of its own.
-    pub fn count(&self, f: impl FnOnce(&Cells)) {
-        self.shared.metrics.count(f);
+    /// Ends a call that [`crate::star::StarHost::run`] was given.
+    pub fn star_done(&self, ticket: Ticket, outcome: StarOutcome<<H::Star as StarHost>::Value>) {
+        let command = Command::Star(Box::new(StarCommand::Done { ticket, outcome }));
+        self.shared.send(shard::shard_of(ticket.conn), command);
+    }
+
+    /// The session was deleted: drops its plans.
+    pub fn star_session_closed(&self, session: &[u8]) {
+        self.shared.star_session_closed(session);
+    }
+
+    /// Drops all plans.
+    pub fn star_forget_plans(&self) {
+        self.shared.star_forget_plans();
     }
 
     /// A reply was sent that carries this many tensors as one.
@@ -262,15 +273,15 @@ fn listen(config: &Config) -> Result<(OwnedFd, SocketAddr), EngineError> {
 }
 
 /// Reactor threads that have their driver and wait for each other.
-struct Reactors<O: Op> {
+struct Reactors<H: Host> {
     driver: String,
-    senders: Vec<Sender<Command<O>>>,
+    senders: Vec<Sender<Command<H>>>,
     starters: Vec<mpsc::Sender<Vec<(OwnedFd, Door)>>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl<O: Op> Reactors<O> {
-    fn start<H: Host<Op = O>>(shared: &Arc<Shared<H>>, alive: &Arc<()>) -> Result<Self, EngineError> {
+impl<H: Host> Reactors<H> {
+    fn start(shared: &Arc<Shared<H>>, alive: &Arc<()>) -> Result<Self, EngineError> {
         let mut made = Self { driver: String::new(), senders: Vec::new(), starters: Vec::new(), threads: Vec::new() };
         for index in 0..shared.config.reactors {
             let (told, tell) = mpsc::channel();
@@ -289,11 +300,7 @@ impl<O: Op> Reactors<O> {
         Ok(made)
     }
 
-    fn go<H: Host<Op = O>>(
-        self,
-        shared: &Shared<H>,
-        doors: Vec<(OwnedFd, Door)>,
-    ) -> Result<Vec<JoinHandle<()>>, EngineError> {
+    fn go(self, shared: &Shared<H>, doors: Vec<(OwnedFd, Door)>) -> Result<Vec<JoinHandle<()>>, EngineError> {
         let _ = shared.senders.set(self.senders);
         let mut doors = Some(doors);
         for (index, starter) in self.starters.iter().enumerate() {
@@ -303,13 +310,13 @@ impl<O: Op> Reactors<O> {
     }
 }
 
-type Told<O> = Result<(String, Sender<Command<O>>), EngineError>;
+type Told<H> = Result<(String, Sender<Command<H>>), EngineError>;
 
 /// A reactor thread, from the choice of its driver to its end.
 fn reactor<H: Host>(
     index: usize,
     shared: &Arc<Shared<H>>,
-    told: &mpsc::Sender<Told<H::Op>>,
+    told: &mpsc::Sender<Told<H>>,
     start: &mpsc::Receiver<Vec<(OwnedFd, Door)>>,
 ) {
     let made = make_driver(shared).map_err(|source| EngineError::Driver { index, source });

@@ -1,6 +1,7 @@
 //! The interface to the engine's owner. `ffi` implements it for C callers, starctl and the tests in safe Rust.
 
 use crate::memory::{Buffers, ForeignMemory, InBody};
+use crate::star::StarHost;
 use starwire_protocol::{Failure, Outcome};
 
 /// Identifies a peer's request until it is answered. Answering twice, or after the connection ended, is harmless.
@@ -48,6 +49,8 @@ pub trait Host: Send + Sync + Sized + 'static {
     type Key: Clone + Send;
     /// The owner of an outgoing request.
     type Op: Op;
+    /// The owner of a parameter server's kernels; `Infallible` without one.
+    type Star: StarHost;
 
     /// Whether [`Host::resolve`] is implemented.
     fn resolves(&self) -> bool;
@@ -73,6 +76,11 @@ pub trait Host: Send + Sync + Sized + 'static {
     /// The caller of an unanswered request cancelled it, or its connection ended. Method 0 is a rendezvous request,
     /// `tag` its step. A reply is still allowed, and dropped.
     fn cancelled(&self, _ticket: Ticket, _method: u16, _tag: i64, _peer_gone: bool) {}
+
+    /// If this task serves star calls. They are not given to [`Host::call`].
+    fn star(&self) -> Option<&Self::Star> {
+        None
+    }
 
     /// A connection opened, in either direction. Called before any other callback for it.
     fn peer_came(&self, _conn: u64, _task: &str, _incarnation: u64) {}

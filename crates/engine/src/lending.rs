@@ -44,9 +44,11 @@ impl<H: Host> Shard<H> {
     /// The process at the other end of a unix socket.
     pub(crate) fn met_local_peer(&mut self, key: u64, pid: i32) {
         let random = self.random();
-        let Some(conn) = self.conns.get_mut(&key).filter(|_| self.shared.config.loans == Shortcut::Auto) else {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.on_this_host = true;
+        if self.shared.config.loans != Shortcut::Auto {
             return;
-        };
+        }
         if self.shared.host.lends() {
             conn.lend(random);
         }

@@ -8,6 +8,15 @@
 //! statistics and Prometheus' `/metrics` on the data port), [`metrics`] (counters, gauges and latencies), and [`star`]
 //! (what a parameter server keeps for star calls).
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::unwrap_used,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        reason = "a test may panic, and its numbers are small"
+    )
+)]
 #![deny(unsafe_code)]
 
 #[cfg(not(target_pointer_width = "64"))]
@@ -26,6 +35,7 @@ mod engine;
 mod error;
 mod host;
 mod lending;
+mod measure;
 #[allow(unsafe_code)]
 mod memory;
 pub mod metrics;
@@ -34,6 +44,7 @@ mod observe;
 mod offenders;
 mod op;
 mod pace;
+mod parting;
 mod shard;
 mod shared;
 pub mod star;

@@ -9,18 +9,17 @@ use std::time::{Duration, Instant};
 
 use crate::channel::{ChannelState, Waiting, What};
 use crate::command::{Command, Door};
-use crate::conn::{Conn, DiscardBuffer, Farewell, Role};
+use crate::conn::{Conn, DiscardBuffer, Role};
 use crate::delivery::{CallMemory, Delivery, Notice};
 use crate::host::{Host, Level};
 use crate::metrics::{Direction, State};
-use crate::moving::Way;
 use crate::pace::{Pace, TimerKey};
 use crate::shared::{self, LocalQueue, Shared};
 use crate::strangers::Strangers;
 use starwire_net::reactor::driver::{Completion, Driver, Token};
 use starwire_net::reactor::mailbox::Receiver;
 use starwire_net::reactor::timers::Timers;
-use starwire_protocol::{Connection, ConnectionError, Failure, PeerInfo, Settings, Sniff, code};
+use starwire_protocol::{Connection, PeerInfo, Settings, code};
 
 /// A connection's key has its shard's index above this bit, and a number that is never reused below.
 pub const CONN_BITS: u32 = 48;
@@ -33,8 +32,6 @@ pub fn shard_of(conn: u64) -> usize {
 const COMMANDS_PER_ROUND: usize = 4096;
 /// How long a stopping reactor waits for the kernel to release its memory.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
-/// How long an exiting process waits for its last frames to reach the devices of its peers.
-const EXIT_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a peer has to take our last frame.
 pub(crate) const LAST_WORD: Duration = Duration::from_secs(1);
 
@@ -65,7 +62,7 @@ pub struct Shard<H: Host> {
     pub(crate) index: usize,
     pub(crate) shared: Arc<Shared<H>>,
     pub(crate) driver: Box<dyn Driver>,
-    pub(crate) mailbox: Receiver<Command<H::Op>>,
+    pub(crate) mailbox: Receiver<Command<H>>,
     pub(crate) conns: NumberMap<u64, Conn<H>>,
     pub(crate) tokens: NumberMap<u64, u64>,
     pub(crate) channels: NumberMap<u32, ChannelState<H::Op>>,
@@ -74,13 +71,13 @@ pub struct Shard<H: Host> {
     pub(crate) pace: Pace,
     listeners: Vec<(Token, Door)>,
     pub(crate) dirty: Vec<u64>,
-    discard: DiscardBuffer,
+    pub(crate) discard: DiscardBuffer,
     next_conn: u64,
     next_adopter: usize,
     pub(crate) strangers: Strangers,
     pub(crate) stopping: Option<Instant>,
-    queue: LocalQueue<H::Op>,
-    local: Vec<Command<H::Op>>,
+    queue: LocalQueue<H>,
+    local: Vec<Command<H>>,
     pub(crate) completions: Vec<Completion>,
     random: u64,
 }
@@ -90,7 +87,7 @@ impl<H: Host> Shard<H> {
         index: usize,
         shared: Arc<Shared<H>>,
         driver: Box<dyn Driver>,
-        mailbox: Receiver<Command<H::Op>>,
+        mailbox: Receiver<Command<H>>,
     ) -> Self {
         let pace = Pace::new(shared.config.polling);
         let strangers = Strangers::new(shared.config.reactors);
@@ -161,6 +158,7 @@ impl<H: Host> Shard<H> {
         }
         self.let_go();
         self.close_mailbox();
+        self.delivery.stop_star();
     }
 
     /// No operation may outlive its memory.
@@ -176,6 +174,7 @@ impl<H: Host> Shard<H> {
         self.conns.clear();
         self.channels.clear();
         self.close_mailbox();
+        self.delivery.stop_star();
     }
 
     pub(crate) fn finished(&self) -> bool {
@@ -187,35 +186,10 @@ impl<H: Host> Shard<H> {
         self.say_goodbye();
         std::mem::forget(std::mem::take(&mut self.conns));
         std::mem::forget(std::mem::take(&mut self.channels));
+        self.delivery.freeze_star();
         self.mailbox.close();
         while let Some(command) = self.mailbox.pop() {
             std::mem::forget(command);
-        }
-    }
-
-    /// GOODBYE of an exiting process, to peers with nothing else in flight, which could be memory of others.
-    fn say_goodbye(&mut self) {
-        for conn in self.conns.values_mut() {
-            let is_quiet = !conn.sending && !conn.has_unsent() && !conn.proto.wants_transmit();
-            if is_quiet && conn.peer.is_some() && conn.closing.is_none() {
-                conn.proto.leave("the process is exiting");
-                // A peer that does not receive it counts a loss.
-                let _ = conn.start_send(&mut *self.driver, self.delivery.now);
-            }
-        }
-        let until = Instant::now() + EXIT_PATIENCE;
-        let mut timeout = Duration::ZERO;
-        while self.driver.wait(Some(timeout), &mut self.completions).is_ok() {
-            for completion in self.completions.drain(..) {
-                if let Completion::Send { token, result: Ok(_) } = completion {
-                    // A queue pair ends with the process, whatever is in flight.
-                    self.driver.finish(token);
-                }
-            }
-            timeout = until.saturating_duration_since(Instant::now());
-            if !self.driver.is_finishing() || timeout.is_zero() {
-                return;
-            }
         }
     }
 
@@ -255,7 +229,7 @@ impl<H: Host> Shard<H> {
         self.local = local;
     }
 
-    fn execute(&mut self, command: Command<H::Op>, now: Instant) {
+    fn execute(&mut self, command: Command<H>, now: Instant) {
         match command {
             Command::Recv { channel, id, recv } => {
                 self.submit(channel, Waiting { id, what: What::Recv(recv), deadline: None, wait_for_ready: false }, now)
@@ -278,6 +252,13 @@ impl<H: Host> Shard<H> {
             Command::Resolved { channel, attempt, result } => self.resolved(channel, attempt, result, now),
             Command::Addresses { channel, attempt, result } => self.addresses(channel, attempt, result, now),
             Command::Adopt { fd, door } => self.adopt(fd, door, now),
+            Command::Star(command) => {
+                let Some((key, answer)) = self.delivery.star_command(*command) else { return };
+                if let Some(conn) = self.conns.get_mut(&key) {
+                    conn.answer(answer);
+                    mark(&mut self.dirty, conn);
+                }
+            }
             Command::Stop => self.stop(now),
         }
     }
@@ -299,21 +280,6 @@ impl<H: Host> Shard<H> {
         for key in keys {
             self.part(key, now);
         }
-    }
-
-    /// Shuts a connection down in order, so that the peer does not count a loss.
-    fn part(&mut self, key: u64, now: Instant) {
-        const REASON: &str = "the server was stopped";
-        let Some(conn) = self.conns.get_mut(&key) else { return };
-        if conn.closing.is_some() || conn.peer.is_none() {
-            return self.lose(key, code::UNAVAILABLE, REASON.into());
-        }
-        conn.proto.leave(REASON);
-        conn.goodbye = Some(REASON.into());
-        conn.closing = Some(Failure { code: code::UNAVAILABLE, message: REASON.into() });
-        conn.farewell = Some(Farewell::default());
-        self.rearm(key, now + LAST_WORD);
-        self.take_leave(key);
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
@@ -500,71 +466,7 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// The protocol ended this connection.
-    pub(crate) fn broken(&mut self, key: u64, error: ConnectionError, now: Instant) {
-        let Some(conn) = self.conns.get_mut(&key) else { return };
-        if let (ConnectionError::NotStarwire(sniff), Role::Server) = (&error, &conn.role) {
-            if matches!(sniff, Sniff::Http1 | Sniff::Http2) {
-                return self.hand_over_http(key);
-            }
-        }
-        let is_server = matches!(conn.role, Role::Server);
-        let name = conn.name.clone();
-        match error {
-            ConnectionError::PeerSilent { .. } => self.delivery.metrics.keepalive_losses.add(1),
-            ConnectionError::HandshakeTimeout { .. } if is_server => self.delivery.metrics.strangers_dropped.add(1),
-            ConnectionError::Refused { .. } | ConnectionError::NotStarwire(_) => self.delivery.metrics.refusals.add(1),
-            _ => {}
-        }
-        let last_word = conn.connected && conn.proto.wants_transmit();
-        if matches!(error, ConnectionError::RefusedByPeer { .. }) {
-            self.refused_by_peer(key);
-        }
-        if is_server && !matches!(error, ConnectionError::PeerSilent { .. }) {
-            self.log_offender(&name, &error.to_string(), now);
-        }
-        if !last_word {
-            return self.lose(key, error.code(), error.to_string());
-        }
-        let Some(conn) = self.conns.get_mut(&key) else { return };
-        conn.closing = Some(Failure { code: error.code(), message: error.to_string() });
-        conn.farewell = Some(Farewell::default());
-        // The peer has a second to take it.
-        self.rearm(key, now + LAST_WORD);
-        self.take_leave(key);
-    }
-
-    /// Continues the end of a connection whose peer is told the reason.
-    pub(crate) fn take_leave(&mut self, key: u64) {
-        let now = self.delivery.now;
-        let Some(conn) = self.conns.get_mut(&key) else { return };
-        if conn.farewell.is_none() {
-            return;
-        }
-        let driver = &mut *self.driver;
-        let going = conn.sending || conn.say_farewell(driver, now).is_ok();
-        let going = going && conn.start_receive(driver, &mut self.discard).is_ok();
-        if !going || conn.farewell.as_ref().is_some_and(Farewell::is_over) {
-            conn.farewell = None;
-            self.driver.close(conn.token);
-        }
-    }
-
-    /// The peer sends no more.
-    fn ended(&mut self, key: u64) {
-        if let Some(farewell) = self.conns.get_mut(&key).and_then(|conn| conn.farewell.as_mut()) {
-            farewell.heard_out = true;
-            return self.take_leave(key);
-        }
-        let goodbye = self.conns.get(&key).and_then(|conn| conn.goodbye.as_ref());
-        let message = match goodbye {
-            Some(reason) => format!("the peer ended the connection: {reason}"),
-            None => "the peer closed the connection".into(),
-        };
-        self.lose(key, code::UNAVAILABLE, message);
-    }
-
-    fn hand_over_http(&mut self, key: u64) {
+    pub(crate) fn hand_over_http(&mut self, key: u64) {
         let Some(token) = self.conns.get(&key).map(|conn| conn.token) else { return };
         let fd = match self.driver.release(token) {
             Ok(fd) => fd,
@@ -589,53 +491,6 @@ impl<H: Host> Shard<H> {
             Level::Warning,
             &format!("starwire: dropped a connection from {name}: {what} (repeats from this address are suppressed for a minute)"),
         );
-    }
-
-    /// Starts to close a connection: operations end once the kernel has released their memory.
-    pub(crate) fn lose(&mut self, key: u64, code: i32, message: String) {
-        let Some(conn) = self.conns.get_mut(&key) else { return };
-        if conn.closing.is_some() {
-            // Not even the last frame gets through.
-            if conn.farewell.take().is_some() {
-                self.driver.close(conn.token);
-            }
-            return;
-        }
-        conn.closing = Some(Failure { code, message });
-        self.driver.close(conn.token);
-    }
-
-    fn closed(&mut self, key: u64, now: Instant) {
-        let Some(mut conn) = self.conns.remove(&key) else { return };
-        let failure = conn.closing.take().unwrap_or(Failure { code: code::UNAVAILABLE, message: "closed".into() });
-        let message = format!("starwire: lost the connection to {}: {}", conn.name, failure.message);
-        let was_ready = conn.peer.is_some();
-        conn.proto.fail(failure.code, &message);
-        self.delivery.finish(&mut conn);
-        conn.witness = None;
-        conn.proto.take_back();
-        self.delivery.note();
-        conn.count(&self.delivery.metrics);
-        let metrics = &self.delivery.metrics;
-        if was_ready {
-            self.shared.host.peer_gone(key);
-            metrics.losses.add(u64::from(conn.goodbye.is_none()));
-            match conn.role {
-                Role::Server => metrics.connections_in.add(-1),
-                Role::Client { .. } => metrics.connections_out.add(-1),
-            }
-        }
-        match conn.role {
-            Role::Server => {
-                if !was_ready {
-                    self.stranger_gone(key, conn.sent_away);
-                }
-            }
-            Role::Client { channel } => {
-                let moving = conn.address.take().filter(|_| conn.way == Way::Moving && !was_ready);
-                self.lost_client(channel, key, was_ready, moving, failure, now);
-            }
-        }
     }
 
     fn became_ready(&mut self, key: u64, now: Instant) {

@@ -11,10 +11,11 @@ use std::time::Instant;
 use crate::command::Command;
 use crate::config::Config;
 use crate::control::ControlService;
-use crate::host::{Host, Level, Op};
+use crate::host::{Host, Level};
 use crate::lending::Unreadable;
 use crate::metrics::{Connections, Metrics};
 use crate::offenders::Offenders;
+use crate::star::StarServer;
 use crate::system::{fork, random};
 use starwire_net::reactor::mailbox::Sender;
 use starwire_net::reactor::topology::Topology;
@@ -28,7 +29,7 @@ pub struct Shared<H: Host> {
     pub(crate) config: Config,
     pub(crate) incarnation: u64,
     /// One per reactor, set once all are running.
-    pub(crate) senders: OnceLock<Vec<Sender<Command<H::Op>>>>,
+    pub(crate) senders: OnceLock<Vec<Sender<Command<H>>>>,
     /// The process is exiting: reactors stop where they are and make no callbacks.
     pub(crate) frozen: AtomicBool,
     pub(crate) forks: u64,
@@ -38,6 +39,8 @@ pub struct Shared<H: Host> {
     pub(crate) control: OnceLock<ControlService>,
     pub(crate) offenders: Offenders,
     pub(crate) unreadable: Unreadable,
+    /// If this task serves star calls.
+    pub(crate) star: Option<StarServer<H>>,
     /// As seen by the thread that made the engine, before any was pinned.
     pub(crate) topology: Option<Topology>,
     /// Equal on two servers only if they can reach each other's unix sockets.
@@ -57,9 +60,9 @@ struct Here {
 }
 
 /// Commands from a reactor's own callbacks. Saves the mailbox's atomics and the wake-up.
-pub struct LocalQueue<O: Op>(Rc<RefCell<Vec<Command<O>>>>);
+pub struct LocalQueue<H: Host>(Rc<RefCell<Vec<Command<H>>>>);
 
-impl<O: Op> LocalQueue<O> {
+impl<H: Host> LocalQueue<H> {
     /// Makes this thread the reactor thread of a shard.
     pub fn enter(engine: u64, shard: usize) -> Self {
         let queue = Rc::new(RefCell::new(Vec::new()));
@@ -72,7 +75,7 @@ impl<O: Op> LocalQueue<O> {
     }
 
     /// Takes the queued commands and returns the emptied vector of the last call.
-    pub fn take(&self, into: &mut Vec<Command<O>>) {
+    pub fn take(&self, into: &mut Vec<Command<H>>) {
         std::mem::swap(&mut *self.0.borrow_mut(), into);
     }
 }
@@ -127,10 +130,10 @@ impl<H: Host> Shared<H> {
         }
     }
 
-    pub fn send(&self, shard: usize, command: Command<H::Op>) {
+    pub fn send(&self, shard: usize, command: Command<H>) {
         let command = HERE.with_borrow(|here| {
             let here = here.as_ref().filter(|here| here.engine == self.number && here.shard == shard);
-            match here.and_then(|here| here.queue.downcast_ref::<RefCell<Vec<Command<H::Op>>>>()) {
+            match here.and_then(|here| here.queue.downcast_ref::<RefCell<Vec<Command<H>>>>()) {
                 Some(queue) => {
                     queue.borrow_mut().push(command);
                     None
@@ -165,7 +168,7 @@ pub(crate) fn host_of(name: &str) -> &str {
 }
 
 /// Ends a command that no reactor will take, so that no request stays unanswered.
-pub(crate) fn end<O: Op>(command: Command<O>, code: i32, message: &str) {
+pub(crate) fn end<H: Host>(command: Command<H>, code: i32, message: &str) {
     let outcome = Outcome::Local { code, message };
     match command {
         Command::Call { call, .. } => {
@@ -179,6 +182,7 @@ pub(crate) fn end<O: Op>(command: Command<O>, code: i32, message: &str) {
         | Command::Resolved { .. }
         | Command::Addresses { .. }
         | Command::Adopt { .. }
+        | Command::Star(_)
         | Command::Stop => {}
     }
 }

@@ -1,6 +1,8 @@
 //! The control service over real loopback sockets: a `Door` reads the first bytes as a reactor does, and clients of
 //! every kind connect to it.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, and its numbers are small")]
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -152,6 +154,10 @@ fn plain_http_serves_metrics_and_liveness() {
     assert!(metrics.contains("content-type: text/plain; version=0.0.4; charset=utf-8\r\n"));
     let line = "starwire_calls_sent_total{protocol=\"grpc++\",task=\"/job:ps/replica:0/task:0\"} 7\n";
     assert!(metrics.contains(line), "{metrics}");
+    let build = metrics.lines().find(|line| line.starts_with("starwire_build_info{")).unwrap();
+    assert!(build.starts_with("starwire_build_info{protocol=\"grpc++\",task=\"/job:ps/replica:0/task:0\",version=\""));
+    assert!(build.contains(&format!("version=\"{}\",wire_version=\"", env!("CARGO_PKG_VERSION"))), "{build}");
+    assert!(build.ends_with("\"} 1"), "{build}");
     assert!(door.get("/healthz").ends_with("\r\n\r\nok\n"));
     assert!(door.get("/").starts_with("HTTP/1.1 404 "));
     assert!(door.get("/metrics/x").starts_with("HTTP/1.1 404 "));

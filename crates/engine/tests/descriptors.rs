@@ -1,5 +1,12 @@
 //! Behaviour at the limit of descriptors. A separate test binary, because the limit is per process.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a test may panic, and its numbers are small"
+)]
+
 #[allow(dead_code)]
 #[path = "engine/harness.rs"]
 mod harness;

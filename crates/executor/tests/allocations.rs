@@ -1,6 +1,8 @@
 //! A run allocates nothing, in any mode. Counts the allocations of all threads of the process, so this must stay the
 //! only test in this file.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, and its numbers are small")]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};

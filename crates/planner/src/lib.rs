@@ -12,6 +12,16 @@
 //!   (what becomes of each node), [`aliases`] (which values are a variable's memory), [`rounds`] (when), [`reads`]
 //!   (which reads of variables can be deferred) and [`parts`] (which calls carry too much).
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::unwrap_used,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        reason = "a test may panic, and its numbers are small"
+    )
+)]
 #![forbid(unsafe_code)]
 
 pub mod aliases;

@@ -3,10 +3,11 @@
 //!
 //! A *component* of a call is a set of nodes connected by values. Control edges between components become an order of
 //! calls, so one round may get several levels. Components that carry next to nothing share one call per level; the
-//! others are collected, in name order, until they carry enough. A call with more values than fit into its table is
-//! split in the same way, by number of values.
+//! others are collected, in name order, until they carry enough. Many small components count as much as few large ones.
+//! A call with more values than fit into its table is split in the same way, by number of values.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::Duration;
 
 use super::classes::ClassId;
 use super::graph::{Edge, Graph, index};
@@ -15,10 +16,36 @@ use super::placement::{Place, Placement, Reason};
 /// The most parts that one call is split into. More would not be faster, and the number of calls that a worker may have
 /// in flight is limited.
 const MOST: u64 = 64;
-/// A component that carries less than this fraction of `enough` is not worth a part.
+/// A component that carries less than this fraction of `enough` is not worth a part …
 const LIGHT: u64 = 16;
+/// … unless all of them together are. Those with fewer bytes than this, such as counters and rates, never are.
+const TINY: u64 = 256;
 /// A value that several components need is fed to each of their calls if it is at most this fraction of `enough`.
 const SHARED: u64 = 64;
+
+/// The number of bytes that is worth a separate call within one host, or where the path was not measured.
+pub const UNMEASURED_BYTES: u64 = 1 << 20;
+/// The smallest one: below it, calls cost more than the wait for their bytes.
+const LEAST_BYTES: u64 = 32 << 10;
+/// A part should take about this long on the wire: some ten times what a call costs …
+const PART: Duration = Duration::from_micros(250);
+/// … or this fraction of a round trip, if that is longer.
+const ROUND_TRIP_PARTS: u32 = 8;
+
+/// The number of bytes that is worth a separate call on a path with this rate and round trip: 32 KiB, or four or
+/// sixteen times as much, or [`UNMEASURED_BYTES`]. So few, because workers whose measurements differ a little should
+/// still have the same plans.
+pub fn worthwhile_bytes(bytes_per_s: u64, round_trip: Duration) -> u64 {
+    let part = PART.max(round_trip / ROUND_TRIP_PARTS);
+    let micros = u64::try_from(part.as_micros()).unwrap_or(u64::MAX);
+    let bytes = bytes_per_s.saturating_mul(micros) / 1_000_000;
+    let mut found = LEAST_BYTES;
+    // Twice is the middle between one and four times.
+    while bytes > found * 2 && found < UNMEASURED_BYTES {
+        found *= 4;
+    }
+    found.min(UNMEASURED_BYTES)
+}
 
 /// The most feeds, and the most fetches, of a call: its table, with up to 14 dimensions each, has to fit into a
 /// message's metadata.
@@ -179,7 +206,8 @@ impl<'a> Parts<'a> {
         let of = self.components(group, nodes, &numbers);
         let loads = self.load(group, nodes, &of);
         let crowded = self.crowded.contains(&group);
-        let heavy = |component: usize| crowded || self.is_heavy(loads[component].bytes);
+        let light = self.light(&loads);
+        let heavy = |component: usize| crowded || loads[component].bytes > light;
         let Some(levels) = self.levels(nodes, &numbers, &of, &heavy) else { return };
         let enough = if self.enough == 0 { u64::MAX } else { self.enough.max(bytes / MOST) };
         let mut names: BTreeMap<usize, String> = BTreeMap::new();
@@ -218,8 +246,11 @@ impl<'a> Parts<'a> {
         }
     }
 
-    fn is_heavy(&self, bytes: u64) -> bool {
-        bytes > self.enough / LIGHT
+    /// Components with at most this many bytes share a call.
+    fn light(&self, loads: &[Load]) -> u64 {
+        let light = self.enough / LIGHT;
+        let shared = loads.iter().map(|load| load.bytes).filter(|bytes| *bytes <= light);
+        if shared.fold(0, u64::saturating_add) < self.enough.saturating_mul(2) { light } else { light.min(TINY) }
     }
 
     /// By position in `nodes`: the position of its component's representative.

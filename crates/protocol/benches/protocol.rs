@@ -1,6 +1,8 @@
 //! What the protocol costs without a network: time per request for both sides together, in batches as a busy reactor
 //! sees them.
 
+#![allow(clippy::cast_possible_truncation, reason = "test data is small")]
+
 use std::cell::RefCell;
 use std::time::Instant;
 

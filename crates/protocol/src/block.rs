@@ -67,7 +67,7 @@ pub fn seal(block: &mut Vec<u8>, bulk: u64, sequence: u64) {
     if bulk != 0 && block.len() < FIRST_READ {
         block.resize(FIRST_READ, 0);
     }
-    let control = (block.len() - HEADER) as u32;
+    let control = u32::try_from(block.len() - HEADER).expect("a control section has at most MAX_CONTROL bytes");
     block[..4].copy_from_slice(&MAGIC);
     block[4..8].copy_from_slice(&[VERSION, 0, 0, 0]);
     block[8..12].copy_from_slice(&control.to_le_bytes());

@@ -64,7 +64,8 @@ impl Hello {
             // protocol error.
             let bytes = &bytes[..bytes.len().min(MAX_HELLO_STRING)];
             out.extend_from_slice(&tag.to_le_bytes());
-            out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+            let len = u16::try_from(bytes.len()).expect("MAX_HELLO_STRING fits");
+            out.extend_from_slice(&len.to_le_bytes());
             out.extend_from_slice(bytes);
         };
         field(tag::PROTOCOL, self.protocol.as_bytes());

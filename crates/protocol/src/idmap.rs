@@ -42,7 +42,8 @@ impl Hasher for IdHasher {
 
     fn write_u64(&mut self, id: u64) {
         let mixed = u128::from(id ^ self.state ^ self.seed.add) * u128::from(self.seed.multiply);
-        self.state = (mixed as u64) ^ (mixed >> 64) as u64;
+        let (high, low) = ((mixed >> 64) as u64, (mixed & 0xffff_ffff_ffff_ffff) as u64);
+        self.state = high ^ low;
     }
 
     fn finish(&self) -> u64 {

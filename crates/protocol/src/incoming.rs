@@ -192,14 +192,14 @@ impl Incoming {
 
     /// `n` bytes arrived in the planned targets. Returns how many of them are bulk bytes, for `take_bulk`.
     pub fn arrived(&mut self, n: usize) -> Result<u64, ConnectionError> {
-        let bulk = self.planned_bulk.min(n as u64);
-        let scratch = n - bulk as usize;
+        let bulk = usize::try_from(self.planned_bulk).map_or(n, |planned| planned.min(n));
+        let scratch = n - bulk;
         if scratch > self.planned_scratch {
             return Err(ConnectionError::Misuse("more bytes reported than the recv plan requested"));
         }
         self.end += scratch;
         self.unplan();
-        Ok(bulk)
+        Ok(bulk as u64)
     }
 
     /// Advances the front piece by up to `n` arrived bulk bytes. Returns by how many, and the transfer's id if it is

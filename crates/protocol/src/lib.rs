@@ -12,7 +12,18 @@
 //!
 //! Only memory for payloads is requested while bytes are processed: from the [`Owner`] and its types.
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::unwrap_used,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        reason = "a test may panic, and its numbers are small"
+    )
+)]
 #![forbid(unsafe_code)]
+// The wire is little-endian on every machine.
+#![deny(clippy::host_endian_bytes)]
 
 mod block;
 mod client;
@@ -27,6 +38,7 @@ mod incoming;
 mod keys;
 mod lending;
 pub mod limits;
+pub mod measure;
 mod moving;
 mod open_steps;
 mod outgoing;
@@ -36,6 +48,7 @@ mod server;
 mod settings;
 mod sniff;
 mod spare;
+pub mod star;
 mod stats;
 
 pub use block::VERSION as WIRE_VERSION;

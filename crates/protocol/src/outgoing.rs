@@ -417,7 +417,7 @@ fn head_size<P: Payload>(head: &Head, payload: &P) -> usize {
 pub fn remaining_ms(now: Instant, deadline: Option<Instant>) -> u32 {
     deadline.map_or(0, |deadline| {
         let millis = deadline.saturating_duration_since(now).as_micros().div_ceil(1000);
-        millis.clamp(1, u128::from(u32::MAX)) as u32
+        u32::try_from(millis.max(1)).unwrap_or(u32::MAX)
     })
 }
 

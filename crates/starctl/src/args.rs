@@ -30,6 +30,14 @@ pub enum Failure {
     Failed(String),
 }
 
+impl Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Usage(message) | Self::Failed(message) => f.write_str(message),
+        }
+    }
+}
+
 pub enum Parsed {
     Help,
     Run(Args),

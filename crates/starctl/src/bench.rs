@@ -105,9 +105,9 @@ fn serve() -> Result<ExitCode, Failure> {
 
 fn start(env: &BenchEnv, task: &str, host: String, server: &str) -> Result<Probe, Failure> {
     let identity = identity(task, host, server);
-    // Only has to differ from the last one's.
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |d| d.as_nanos());
-    let incarnation = u64::try_from(now & u128::from(u64::MAX)).unwrap_or(1);
+    // Only has to differ from the last one's. Nanoseconds have 30 bits.
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let incarnation = now.map_or(1, |now| now.as_secs() << 30 | u64::from(now.subsec_nanos()));
     Probe::start(env, identity, incarnation).map_err(|e| Failure::Failed(e.to_string()))
 }
 
@@ -295,6 +295,7 @@ fn measure(title: &str, way: &Way, cases: &[Case], duration: Duration) -> Result
 
 fn report(case: &Case, times: &mut [Duration], elapsed: Duration, cpu: Option<Duration>) -> String {
     times.sort_unstable();
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to the number of times")]
     let quantile =
         |q: f64| times.get(((times.len() - 1) as f64 * q).round() as usize).map_or(0.0, Duration::as_secs_f64) * 1e6;
     let seconds = elapsed.as_secs_f64();

@@ -225,7 +225,7 @@ impl<'a> Tasks<'a> {
             self.names.push(task);
             self.names.len() - 1
         });
-        u32::try_from(at).unwrap_or(u32::MAX)
+        u32::try_from(at).expect("2^32 tasks do not fit into memory")
     }
 }
 

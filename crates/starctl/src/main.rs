@@ -1,10 +1,13 @@
 //! starctl: looks at a machine, at running servers and at graphs, and writes endpoint maps.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command prints")]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic, and its numbers are small"))]
 #![forbid(unsafe_code)]
 
 mod args;
 mod bench;
 mod cluster;
+mod discover;
 mod doctor;
 mod endpoint_map;
 mod graph_def;
@@ -12,6 +15,7 @@ mod health;
 mod plan;
 mod probe;
 mod remote;
+mod sd;
 mod sizes;
 mod top;
 
@@ -19,8 +23,8 @@ use std::process::ExitCode;
 
 use args::{Command, Failure, Parsed};
 
-const COMMANDS: [Command; 6] =
-    [doctor::COMMAND, top::COMMAND, health::COMMAND, endpoint_map::COMMAND, plan::COMMAND, bench::COMMAND];
+const COMMANDS: [Command; 7] =
+    [doctor::COMMAND, top::COMMAND, health::COMMAND, sd::COMMAND, endpoint_map::COMMAND, plan::COMMAND, bench::COMMAND];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = match std::env::args_os().skip(1).map(std::ffi::OsString::into_string).collect() {

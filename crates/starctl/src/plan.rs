@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use prost::Message;
 use starwire_engine::config::{Config, Fusion, ProcessEnv, Protocol};
 use starwire_planner::graph::Graph;
+use starwire_planner::parts::UNMEASURED_BYTES;
 use starwire_planner::placement::Roles;
 use starwire_planner::star::Style;
 use starwire_planner::{fuse, star};
@@ -22,7 +23,7 @@ pub const COMMAND: Command = Command {
         Opt { name: "--as", value: "WHAT", help: "star_server (default), star_server_lite or tensor_fuse" },
         Opt { name: "--fetch", value: "NAMES", help: "nodes that a step runs (a) and fetches (a:0), comma-separated; else the whole graph" },
         Opt { name: "--servers", value: "JOBS", help: "jobs of parameter servers, comma-separated (ps)" },
-        Opt { name: "--split", value: "BYTES", help: "bytes worth a separate call (STARWIRE_STAR_SPLIT_BYTES); 0: none" },
+        Opt { name: "--split", value: "BYTES", help: "bytes worth a separate call (STARWIRE_STAR_SPLIT_BYTES, else 1M); 0: none" },
         Opt { name: "--worker", value: "TASK", help: "task of nodes without a device (/job:worker/task:0)" },
     ],
     details: "\
@@ -53,7 +54,9 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     let planned = convert(&graph, &list("--fetch"), args.get("--worker")).map_err(failed)?;
     let split = match args.get("--split").map(str::parse) {
-        None => Config::star_split_bytes_from_env(&ProcessEnv).map_err(|error| Failure::Failed(error.to_string()))?,
+        None => Config::star_split_bytes_from_env(&ProcessEnv)
+            .map_err(|error| Failure::Failed(error.to_string()))?
+            .unwrap_or(UNMEASURED_BYTES),
         Some(Ok(bytes)) => bytes,
         Some(Err(_)) => return Err(Failure::Usage("--split must be a number of bytes".to_owned())),
     };

@@ -2,6 +2,7 @@
 //! with it.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -175,6 +176,7 @@ impl Host for ProbeHost {
     /// A tensor's length.
     type Key = usize;
     type Op = Request;
+    type Star = Infallible;
 
     fn resolves(&self) -> bool {
         true
@@ -240,7 +242,7 @@ impl Batch {
 
     fn finish(&self, failure: Option<String>) {
         let mut state = lock(&self.state);
-        state.left = state.left.saturating_sub(1);
+        state.left = state.left.checked_sub(1).expect("each call ends once");
         state.failure = state.failure.take().or(failure);
         if state.left == 0 {
             state.ended = Instant::now();

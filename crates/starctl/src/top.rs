@@ -12,19 +12,21 @@ use starwire_engine::metrics::{BUCKETS, Distribution};
 use tonic::transport::Channel;
 
 use crate::args::{Args, Command, Failure, Opt};
-use crate::remote;
+use crate::{discover, remote};
 
 pub const COMMAND: Command = Command {
     name: "top",
     about: "Shows the activity of servers, refreshed at an interval.",
-    positional: "ADDRESS...",
+    positional: "[ADDRESS...]",
     options: &[
+        discover::CLUSTER,
         Opt { name: "--interval-ms", value: "N", help: "time between two updates (2000)" },
         Opt { name: "--once", value: "", help: "print one table (of one interval) and exit" },
         Opt { name: "--connections", value: "", help: "list each server's connections, busiest first" },
     ],
     details: "\
-ADDRESS is the data port of a server, host:port, as in its start-up log line.
+ADDRESS is host:port of a server: the one of the ClusterSpec, which is asked for its data port, or the data port.
+Without an ADDRESS: all tasks of --cluster, or of $TF_CONFIG.
 Rates are per second of the last interval. p50/p99 are upper bounds (powers of two) of the time from the start to
 the end of the method calls and tensor requests that ended within the interval.
 ",
@@ -33,19 +35,17 @@ the end of the method calls and tensor requests that ended within the interval.
 
 /// A cluster may be large, but nobody looks at ten thousand lines.
 const MAX_CONNECTION_LINES: usize = 50;
+/// For a server's answer.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 fn run(args: &Args) -> Result<ExitCode, Failure> {
     let interval = Duration::from_millis(args.number("--interval-ms", 2000, 50, 3_600_000)?);
     let (once, connections) = (args.has("--once"), args.has("--connections"));
-    if args.positional.is_empty() {
-        return Err(Failure::Usage("no server: give the address of its data port".to_owned()));
-    }
+    let targets = discover::targets(args)?;
     let runtime = remote::runtime()?;
     runtime.block_on(async {
-        let mut servers = Vec::new();
-        for text in &args.positional {
-            servers.push(Server::new(remote::parse_address(text)?, connections)?);
-        }
+        let mut servers: Vec<Server> =
+            targets.into_iter().map(|target| Server::new(target.address, connections)).collect();
         let clear = std::io::stdout().is_terminal() && !once;
         look_at(&mut servers).await;
         loop {
@@ -69,21 +69,45 @@ async fn look_at(servers: &mut [Server]) {
     // A few at a time would do, but one server that hangs must not hold up the others.
     let mut tasks = Vec::new();
     for server in servers.iter() {
-        let (mut client, without_connections) = (server.client.clone(), !server.connections);
-        tasks.push(tokio::spawn(async move { client.stats(pb::StatsRequest { without_connections }).await }));
+        let (known, address, connections) = (server.client.clone(), server.address.clone(), server.connections);
+        tasks.push(tokio::spawn(async move { ask(known, &address, connections).await }));
     }
     for (server, task) in servers.iter_mut().zip(tasks) {
-        match task.await {
-            Ok(Ok(reply)) => server.saw(reply.into_inner()),
-            Ok(Err(status)) => server.lost(remote::explain(&status)),
-            Err(error) => server.lost(error.to_string()),
+        match task.await.unwrap_or_else(|error| Err(error.to_string())) {
+            Ok((client, reply)) => {
+                server.client = Some(client);
+                server.saw(reply);
+            }
+            Err(error) => server.lost(error),
         }
     }
 }
 
+/// The statistics of a server, which may have to be found first.
+async fn ask(
+    known: Option<ControlClient<Channel>>,
+    address: &HostPort,
+    connections: bool,
+) -> Result<(ControlClient<Channel>, pb::StatsReply), String> {
+    let mut client = match known {
+        Some(client) => client,
+        None => {
+            let data = discover::data_port(address, PATIENCE).await?;
+            let channel = remote::channel(&data, PATIENCE).map_err(|e| e.to_string())?;
+            // A thousand connections with long names take a few hundred kilobytes.
+            ControlClient::new(channel).max_decoding_message_size(64 << 20)
+        }
+    };
+    let request = pb::StatsRequest { without_connections: !connections };
+    let reply = client.stats(request).await.map_err(|status| remote::explain(&status))?;
+    Ok((client, reply.into_inner()))
+}
+
 struct Server {
+    /// As it was given.
     address: HostPort,
-    client: ControlClient<Channel>,
+    /// To its data port, once that is known.
+    client: Option<ControlClient<Channel>>,
     connections: bool,
     before: Option<Look>,
     now: Option<Look>,
@@ -97,11 +121,8 @@ struct Look {
 }
 
 impl Server {
-    fn new(address: HostPort, connections: bool) -> Result<Self, Failure> {
-        let channel = remote::channel(&address, Duration::from_secs(2))?;
-        // A thousand connections with long names take a few hundred kilobytes.
-        let client = ControlClient::new(channel).max_decoding_message_size(64 << 20);
-        Ok(Self { address, client, connections, before: None, now: None, error: None })
+    fn new(address: HostPort, connections: bool) -> Self {
+        Self { address, client: None, connections, before: None, now: None, error: None }
     }
 
     fn saw(&mut self, mut reply: pb::StatsReply) {
@@ -114,7 +135,8 @@ impl Server {
     }
 
     fn lost(&mut self, error: String) {
-        (self.before, self.now, self.error) = (None, None, Some(error));
+        // A restarted task has another data port.
+        (self.client, self.before, self.now, self.error) = (None, None, None, Some(error));
     }
 }
 
@@ -139,6 +161,7 @@ impl Look {
 
     fn buckets(&self, name: &str) -> [u64; BUCKETS] {
         match self.metrics.get(name) {
+            // A server of another version may have fewer.
             Some(pb::metric::Value::Histogram(h)) => std::array::from_fn(|i| h.buckets.get(i).copied().unwrap_or(0)),
             _ => [0; BUCKETS],
         }
@@ -183,9 +206,14 @@ fn render(servers: &[Server], connections: bool) -> String {
     text + &notes
 }
 
+/// What a counter has grown by. A server that was restarted meanwhile counts from 0 again: nothing.
+fn growth(before: u64, now: u64) -> u64 {
+    now.saturating_sub(before)
+}
+
 fn row(before: &Look, now: &Look) -> Vec<String> {
     let seconds = (now.at - before.at).as_secs_f64().max(1e-3);
-    let rate = |name: &str| now.counter(name).saturating_sub(before.counter(name)) as f64 / seconds;
+    let rate = |name: &str| growth(before.counter(name), now.counter(name)) as f64 / seconds;
     let served = rate("starwire_calls_received_total") + rate("starwire_tensor_requests_received_total");
     let server = now.reply.server.clone().unwrap_or_default();
     let connections = now.gauge("starwire_connections_out") + now.gauge("starwire_connections_in");
@@ -207,7 +235,7 @@ fn row(before: &Look, now: &Look) -> Vec<String> {
 
 fn quantiles(before: &Look, now: &Look, name: &str) -> String {
     let (then, now) = (before.buckets(name), now.buckets(name));
-    let during = Distribution { sum: 0, buckets: std::array::from_fn(|i| now[i].saturating_sub(then[i])) };
+    let during = Distribution { sum: 0, buckets: std::array::from_fn(|i| growth(then[i], now[i])) };
     if during.count() == 0 {
         return "–".to_owned();
     }
@@ -221,7 +249,7 @@ fn connection_table(before: &Look, now: &Look) -> String {
         before.reply.connections.iter().map(|c| (c.address.as_str(), c)).collect();
     let rate = |c: &pb::Connection, bytes: fn(&pb::Connection) -> u64| {
         let earlier = then.get(c.address.as_str()).map_or(0, |c| bytes(c));
-        bytes(c).saturating_sub(earlier) as f64 / seconds / 1e6
+        growth(earlier, bytes(c)) as f64 / seconds / 1e6
     };
     let mut lines: Vec<(f64, Vec<String>)> = now
         .reply

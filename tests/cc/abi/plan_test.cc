@@ -64,8 +64,9 @@ TEST_F(PlanFuse, GroupsTensorsThatCrossTogether) {
 
 TEST_F(PlanFuse, ObeysLimits) {
   sw_fuse_limits limits;
-  uint32_t enabled = 0;
+  int32_t enabled = 0;
   ASSERT_EQ(sw_fuse_settings(&enabled, &limits, nullptr), 0);
+  EXPECT_EQ(enabled, -1) << "the environment does not say";
   limits.large_bytes = 4095;
   ASSERT_EQ(Plan(&limits), 0) << Message();
   size_t n = 1;

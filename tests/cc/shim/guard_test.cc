@@ -22,23 +22,6 @@
 #include "cc/tensor/codec.h"
 #include "tests/cc/shim/rig.h"
 
-namespace {
-std::atomic<int> tables_made{0}, tables_freed{0};
-}  // namespace
-
-// Interposes the transport's functions for the whole process.
-extern "C" sw_code sw_star_tables_new(const sw_engine* engine, const sw_star_objects* objects, sw_star_tables** out,
-                                      sw_error** error) {
-  static const auto next = reinterpret_cast<decltype(&sw_star_tables_new)>(dlsym(RTLD_NEXT, "sw_star_tables_new"));
-  ++tables_made;
-  return next(engine, objects, out, error);
-}
-extern "C" void sw_star_tables_free(sw_star_tables* star) {
-  static const auto next = reinterpret_cast<decltype(&sw_star_tables_free)>(dlsym(RTLD_NEXT, "sw_star_tables_free"));
-  ++tables_freed;
-  next(star);
-}
-
 namespace starwire {
 namespace {
 
@@ -168,11 +151,6 @@ TEST(Errands, StopTimesOut) {
   EXPECT_TRUE(over);
 }
 
-class LonelyTask : public EngineTask {
- public:
-  explicit LonelyTask(const Cluster& cluster) : EngineTask("ps") { Start("star_server", cluster); }
-};
-
 // Aborting a step for each request of a lost peer must not start a thread each.
 TEST(Errands, ManyAbortsDoNotMakeManyThreads) {
   Errands* errands = Errands::OfProcess();
@@ -183,17 +161,6 @@ TEST(Errands, ManyAbortsDoNotMakeManyThreads) {
     CompletionBatch::Add([] { std::this_thread::sleep_for(std::chrono::microseconds(10)); });
   }
   EXPECT_LE(Threads(), before + 1);
-}
-
-TEST(Tables, AreFreedWithTheirServer) {
-  const int made = tables_made, freed = tables_freed;
-  {
-    Cluster cluster;
-    LonelyTask task(cluster);
-    EXPECT_EQ(tables_made, made + 1);
-    task.engine->Stop();
-  }
-  EXPECT_EQ(tables_freed, freed + 1);
 }
 
 }  // namespace

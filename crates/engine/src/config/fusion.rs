@@ -10,8 +10,8 @@ use starwire_planner::fuse::Limits;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fusion {
-    /// Whether tensors are fused in sessions whose configuration does not decide it.
-    pub on: bool,
+    /// Whether tensors are fused where no configuration decides it, if the environment says so.
+    pub on: Option<bool>,
     pub limits: Limits,
 }
 
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn off_by_default() {
+    fn undecided_by_default() {
         let limits = Limits {
             small_bytes: 16 << 10,
             large_bytes: 256 << 10,
@@ -55,7 +55,7 @@ mod tests {
             message_us: 100,
             ..Limits::FIXED
         };
-        assert_eq!(Fusion::default(), Fusion { on: false, limits });
+        assert_eq!(Fusion::default(), Fusion { on: None, limits });
     }
 
     #[test]
@@ -70,7 +70,13 @@ mod tests {
             message_us: 6,
             ..Limits::FIXED
         };
-        assert_eq!(Fusion::from_env(&env).unwrap(), Fusion { on: true, limits });
+        assert_eq!(Fusion::from_env(&env).unwrap(), Fusion { on: Some(true), limits });
+    }
+
+    #[test]
+    fn off_is_not_the_same_as_undecided() {
+        let env = MapEnv::new("/").set("STARWIRE_TENSOR_FUSE", "0");
+        assert_eq!(Fusion::from_env(&env).unwrap().on, Some(false));
     }
 
     #[test]

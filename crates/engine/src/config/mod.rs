@@ -166,8 +166,8 @@ impl Config {
         reader::Reader::new(env, Protocol::Grpc).get_if_set(&variables::PS_JOBS)
     }
 
-    /// Bytes that justify a star call; for code that builds a session's graphs.
-    pub fn star_split_bytes_from_env(env: &dyn Env) -> Result<u64, ConfigError> {
+    /// Bytes that justify a star call, if the environment says so; for code that builds a session's graphs.
+    pub fn star_split_bytes_from_env(env: &dyn Env) -> Result<Option<u64>, ConfigError> {
         reader::Reader::new(env, Protocol::Grpc).get(&variables::STAR_SPLIT_BYTES)
     }
 

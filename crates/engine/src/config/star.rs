@@ -14,7 +14,7 @@ pub struct StarConfig {
     /// Plans whose kernels take at most this long run on the reactor.
     pub inline: Duration,
     /// A call that would carry twice as much is split. Checked with the rest; sessions read it again when they need it.
-    pub split_bytes: u64,
+    pub split_bytes: Option<u64>,
 }
 
 /// Of the machine's memory, or of what its container may use.
@@ -80,7 +80,7 @@ mod tests {
             },
             steps: StepLimits { values: 5, bytes: 6, calls: 7, all_bytes: 11 << 20, idle: seconds(8) },
             inline: Duration::from_micros(9),
-            split_bytes: 10 << 10,
+            split_bytes: Some(10 << 10),
         };
         assert_eq!(read(&env).unwrap(), expected);
         assert!(read(&MapEnv::new("/").set("STARWIRE_STAR_LIMITS", "calls=0")).is_err());
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn limits_that_are_not_set_keep_their_defaults() {
         let default = read(&MapEnv::new("/")).unwrap();
-        assert_eq!((default.plans.plans, default.steps.calls, default.split_bytes), (4_096, 1_024, 1 << 20));
+        assert_eq!((default.plans.plans, default.steps.calls, default.split_bytes), (4_096, 1_024, None));
         let some = read(&MapEnv::new("/").set("STARWIRE_STAR_LIMITS", "calls=7")).unwrap();
         assert_eq!(some, StarConfig { steps: StepLimits { calls: 7, ..default.steps }, ..default });
     }

@@ -124,10 +124,10 @@ variables! {
         "Limits of one worker on this parameter server ([star_server.md](star_server.md)), in part or as a whole: `plans` and their `plan_bytes` as registered, `values` and `value_bytes` kept between the star calls of a step, `calls` in flight. After `plan_idle_s` seconds without use a plan is evicted (its users register it again), after `session_idle_s` a session with its kernels' state, after `step_idle_s` the values of a step.";
     STAR_MAX_TOTAL_BYTES: Bytes = "STARWIRE_STAR_MAX_TOTAL_BYTES", Bytes(1 << 20..=1 << 50), Machine(star::half_of_memory, "half of the memory"), ParameterServers,
         "Limit of all workers together on this parameter server, for the bytes of values and again for those of plans. A worker can take at most what is left over, so that there is always room for another; plans of the worker that has most are evicted first.";
-    STAR_SPLIT_BYTES: Bytes = "STARWIRE_STAR_SPLIT_BYTES", Bytes(0..=1 << 40), Is("1M"), Masters,
-        "A star call that would carry at least twice this many bytes is split into parts of about this size, where tensors' sizes are known and the parts are independent ([star_server.md](star_server.md)). 0: never.";
-    TENSOR_FUSE: Flag = "STARWIRE_TENSOR_FUSE", Flag, Is("false"), Masters,
-        "Fuse tensors in sessions whose configuration does not decide it ([tensor_fuse.md](tensor_fuse.md)). Over `grpc` as well, if every process has loaded the library.";
+    STAR_SPLIT_BYTES: Optional<Bytes> = "STARWIRE_STAR_SPLIT_BYTES", Optional(Bytes(0..=1 << 40)), Unset("measured when a graph is planned: `32K` to `1M`"), Masters,
+        "A star call that would carry at least twice this many bytes is split into parts of about this size, where the parts are independent ([star_server.md](star_server.md)). 0: never.";
+    TENSOR_FUSE: Optional<Flag> = "STARWIRE_TENSOR_FUSE", Optional(Flag), Unset("`true` for functions of a star protocol's servers, else `false`"), Masters,
+        "Fuse tensors in sessions and functions whose configuration does not decide it ([tensor_fuse.md](tensor_fuse.md)). Over `grpc` as well, if every process has loaded the library.";
     TENSOR_FUSE_LIMITS: Amounts<5> = "STARWIRE_TENSOR_FUSE_LIMITS",
         Amounts([
             Amount::bytes("small", 0..=1 << 30),
@@ -140,4 +140,6 @@ variables! {
         "Limits of tensor_fuse, in part or as a whole. Tensors up to `small` bytes are grouped with each other, and so are those above up to `large`; larger ones travel alone. A group carries at most `group` bytes. No tensor waits longer than `wait_us` microseconds for others (estimated when the graph is planned), and all the waiting of a group is at most `message_us` for each message that it saves.";
     LIBRARY: Optional<Text> = "STARWIRE_LIBRARY", Optional(Text("file")), Unset("found by version"), Python,
         "Path of the shared library that `import starwire` loads.";
+    PROTOCOL: Optional<Text> = "STARWIRE_PROTOCOL", Optional(Text("protocol")), Unset(""), Python,
+        "The protocol that whatever asks for `grpc` gets ([run.md](run.md)); `grpc` changes nothing.";
 }

@@ -14,8 +14,8 @@ use super::ControlState;
 use super::health::HealthService;
 use super::proto::health::health_server::HealthServer;
 use super::proto::starwire::control_server::ControlServer;
-use super::stats::StatsService;
-use crate::metrics::render_prometheus;
+use super::stats::{self, StatsService};
+use crate::metrics::{BUILD_INFO, render_prometheus, render_prometheus_info};
 
 /// Requests contain a name or a flag; nothing needs more.
 const MAX_REQUEST: usize = 4 << 10;
@@ -45,7 +45,12 @@ struct Shared {
 
 async fn metrics(State(shared): State<Shared>) -> Response {
     let server = shared.state.server();
-    let text = render_prometheus(&shared.state.metrics(), &[("protocol", &server.protocol), ("task", &server.task)]);
+    let own = [("protocol", server.protocol.as_str()), ("task", &server.task)];
+    let build = stats::build();
+    let wire_version = build.wire_version.to_string();
+    let facts = [("version", build.version.as_str()), ("wire_version", &wire_version), ("profile", &build.profile)];
+    let mut text = render_prometheus_info(&BUILD_INFO, &[own.as_slice(), facts.as_slice()].concat());
+    text += &render_prometheus(&shared.state.metrics(), &own);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 

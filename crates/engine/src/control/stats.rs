@@ -63,6 +63,7 @@ fn metric(sample: Sample) -> pb::Metric {
     pb::Metric { name: sample.description.name.to_owned(), value: Some(value) }
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "a reactor's number fits into the 8 bits of a token")]
 fn connection(c: ConnectionFacts) -> pb::Connection {
     let direction = match c.direction {
         Direction::Incoming => pb::connection::Direction::Incoming,

@@ -49,7 +49,8 @@ pub struct Histogram {
 
 impl Histogram {
     pub fn record(&self, duration: Duration) {
-        let nanos = duration.as_nanos() as u64; // 584 years fit
+        // 584 years fit, and end in the last bucket like everything above a minute.
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let bucket = &self.buckets[bucket_of(nanos)];
         bucket.store(bucket.load(Relaxed).wrapping_add(1), Relaxed);
         self.sum.store(self.sum.load(Relaxed).wrapping_add(nanos), Relaxed);

@@ -105,3 +105,10 @@ metrics! {
     Histogram star_run_time "starwire_star_run_seconds" "From the first kernel of a star call to its reply.";
     Histogram connect_time "starwire_connect_seconds" "From the first attempt to connect to a peer to the end of the handshake.";
 }
+
+/// Its value is always 1; the facts are its labels.
+pub const BUILD_INFO: Description = Description {
+    name: "starwire_build_info",
+    kind: Kind::Gauge,
+    help: "Always 1; the labels `version`, `wire_version` and `profile` (`release` or `debug`) describe the library.",
+};

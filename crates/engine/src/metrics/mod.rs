@@ -15,8 +15,8 @@ use crossbeam_utils::CachePadded;
 
 pub use cells::{BUCKETS, Counter, Distribution, Gauge, Histogram};
 pub use connections::{ConnectionEntry, ConnectionFacts, Connections, Direction, State};
-pub use list::{Cells, LIST};
-pub use prometheus::render as render_prometheus;
+pub use list::{BUILD_INFO, Cells, LIST};
+pub use prometheus::{render as render_prometheus, render_info as render_prometheus_info};
 
 /// The static description of a metric.
 #[derive(Debug, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl Deref for Recorder {
 /// The table of `docs/metrics.md`.
 pub fn markdown_table() -> String {
     let mut out = String::from("| name | kind | meaning |\n|---|---|---|\n");
-    for description in LIST {
+    for description in [BUILD_INFO].iter().chain(LIST) {
         let kind = Value::zero(description.kind).type_name();
         // Writing to a String cannot fail.
         let _ = writeln!(out, "| `{}` | {kind} | {} |", description.name, description.help);

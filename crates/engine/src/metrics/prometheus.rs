@@ -3,12 +3,11 @@
 use std::fmt::Write;
 
 use super::cells::Distribution;
-use super::{Sample, Value};
+use super::{Description, Sample, Value};
 
 /// `labels`: names and values on every line.
 pub fn render(samples: &[Sample], labels: &[(&str, &str)]) -> String {
-    let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect();
-    let labels = labels.join(",");
+    let labels = join(labels);
     let mut out = String::new();
     for sample in samples {
         let name = sample.description.name;
@@ -24,6 +23,17 @@ pub fn render(samples: &[Sample], labels: &[(&str, &str)]) -> String {
         };
     }
     out
+}
+
+/// A gauge that is always 1, for the sake of its labels.
+pub fn render_info(description: &Description, labels: &[(&str, &str)]) -> String {
+    let Description { name, help, .. } = description;
+    format!("# HELP {name} {help}\n# TYPE {name} gauge\n{name}{{{}}} 1\n", join(labels))
+}
+
+fn join(labels: &[(&str, &str)]) -> String {
+    let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect();
+    labels.join(",")
 }
 
 fn histogram(out: &mut String, name: &str, labels: &str, d: &Distribution) {

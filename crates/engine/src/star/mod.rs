@@ -1,13 +1,19 @@
-//! State of star calls on a parameter server: plans, which all sessions share, and values that stay between the calls
-//! of a step. Algorithms only: the caller defines plans, values and the time.
+//! Star calls on a parameter server. A call lives on the shard of its connection (`shard.rs`), with the values that
+//! stay between the calls of its step (`steps.rs`); the plans that all sessions share are in one table (`plans.rs`,
+//! `server.rs`), of which each shard keeps a copy. The owner of the kernels is a [`StarHost`] (`host.rs`).
 
 mod accounts;
+mod host;
 mod plans;
+mod server;
+mod shard;
 mod steps;
 
-pub use accounts::{Account, Accounts};
-pub use plans::{Claim, Compiled, Hash, Made, PlanLimits, Plans, Removed};
-pub use steps::{StepLimits, Steps};
+pub use host::{CompiledPlan, Job, Kept, ReplyMeta, Slots, StarCall, StarFailure, StarHost, StarOutcome, StarReply};
+pub use plans::PlanLimits;
+pub(crate) use server::StarServer;
+pub(crate) use shard::{Answer, StarCommand, StarShard};
+pub use steps::StepLimits;
 
 use starwire_protocol::code;
 

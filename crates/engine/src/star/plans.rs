@@ -5,13 +5,13 @@
 //! still needs it registers it again. A plan with a session's state is dropped only with its session.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::Refused;
+use starwire_protocol::star::PlanHash as Hash;
 
-/// SHA-256 of a plan.
-pub type Hash = [u8; 32];
+use super::Refused;
 
 /// Since any fixed moment; the same for all calls.
 type Time = Duration;
@@ -43,6 +43,22 @@ pub enum Claim<W> {
 /// Entries that left the table. The caller drops them outside of its lock.
 pub type Removed<P> = Vec<P>;
 
+/// A plan as one session uses it. May be kept beside the table until [`Plans::generation`] changes; its uses are noted
+/// here, because the table does not see them.
+#[derive(Clone, Debug)]
+pub struct Found<P> {
+    pub plan: P,
+    plan_used: Arc<AtomicU64>,
+    session_used: Arc<AtomicU64>,
+}
+
+impl<P> Found<P> {
+    pub fn note_use(&self, now: Time) {
+        self.plan_used.store(millis(now), Relaxed);
+        self.session_used.store(millis(now), Relaxed);
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Id(u64);
 
@@ -59,13 +75,13 @@ struct Plan<P> {
     owner: u32,
     /// Sessions that use it.
     users: u32,
-    used: AtomicU64,
+    used: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
 struct Session {
     plans: HashMap<Hash, Id>,
-    used: AtomicU64,
+    used: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
@@ -93,6 +109,7 @@ pub struct Plans<P, W> {
     /// Plans that turned out to have state: sessions do not wait for each other's.
     stateful: HashSet<Hash>,
     evicted: u64,
+    generation: Arc<AtomicU64>,
 }
 
 /// Most hashes of plans with state that are remembered; beyond, sessions wait for each other once more.
@@ -113,28 +130,34 @@ impl<P: Clone, W> Plans<P, W> {
             compiling: HashMap::new(),
             stateful: HashSet::new(),
             evicted: 0,
+            generation: Arc::default(),
         }
     }
 
+    /// Changes whenever a session may no longer use a plan that it could use before.
+    pub fn generation(&self) -> Arc<AtomicU64> {
+        self.generation.clone()
+    }
+
     /// The plan with this name for a session that has used or registered it.
-    pub fn find(&self, session: &[u8], hash: &Hash, now: Time) -> Option<P> {
+    pub fn find(&self, session: &[u8], hash: &Hash, now: Time) -> Option<Found<P>> {
         let session = self.sessions.get(session)?;
         let plan = self.plans.get(session.plans.get(hash)?)?;
-        let now = millis(now);
-        session.used.store(now, Relaxed);
-        plan.used.store(now, Relaxed);
-        Some(plan.value.clone())
+        let (plan_used, session_used) = (plan.used.clone(), session.used.clone());
+        let found = Found { plan: plan.value.clone(), plan_used, session_used };
+        found.note_use(now);
+        Some(found)
     }
 
     /// For a session that has not used the plan yet: looks for a shared one. `isolated`: the session has its own
     /// devices.
-    pub fn adopt(&mut self, session: &[u8], hash: &Hash, isolated: bool, now: Time) -> Option<P> {
+    pub fn adopt(&mut self, session: &[u8], hash: &Hash, isolated: bool, now: Time) -> Option<Found<P>> {
         if isolated {
             return None;
         }
         let id = *self.shared.get(hash)?;
         self.bind(session, *hash, id, now);
-        self.plans.get(&id).map(|plan| plan.value.clone())
+        self.find(session, hash, now)
     }
 
     /// A session registers a plan.
@@ -209,7 +232,7 @@ impl<P: Clone, W> Plans<P, W> {
             bytes: made.bytes,
             owner,
             users: 0,
-            used: AtomicU64::new(millis(now)),
+            used: Arc::new(AtomicU64::new(millis(now))),
         };
         if let Some(owner) = self.owners.get_mut(&owner) {
             owner.plans += 1;
@@ -286,6 +309,7 @@ impl<P: Clone, W> Plans<P, W> {
 
     fn remove(&mut self, id: Id, removed: &mut Removed<P>) {
         let Some(plan) = self.plans.remove(&id) else { return };
+        self.generation.fetch_add(1, Relaxed);
         if let Some(owner) = self.owners.get_mut(&plan.owner) {
             owner.plans -= 1;
             owner.bytes -= plan.bytes;
@@ -322,6 +346,7 @@ impl<P: Clone, W> Plans<P, W> {
     pub fn session_closed(&mut self, session: &[u8]) -> Removed<P> {
         let mut removed = Vec::new();
         let Some(gone) = self.sessions.remove(session) else { return removed };
+        self.generation.fetch_add(1, Relaxed);
         for id in gone.plans.into_values() {
             let Some(plan) = self.plans.get_mut(&id) else { continue };
             plan.users -= 1;
@@ -334,6 +359,7 @@ impl<P: Clone, W> Plans<P, W> {
 
     /// Drops everything.
     pub fn clear(&mut self) -> Removed<P> {
+        self.generation.fetch_add(1, Relaxed);
         self.shared.clear();
         self.sessions.clear();
         self.owners.clear();
@@ -345,7 +371,7 @@ impl<P: Clone, W> Plans<P, W> {
     /// Drops entries that were not used for too long.
     pub fn expire(&mut self, now: Time) -> Removed<P> {
         let mut removed = Vec::new();
-        let old = |used: &AtomicU64, idle: Duration| millis(now).saturating_sub(used.load(Relaxed)) > millis(idle);
+        let old = |used: &Arc<AtomicU64>, idle: Duration| millis(now).saturating_sub(used.load(Relaxed)) > millis(idle);
         let sessions = self.sessions.iter().filter(|(_, session)| old(&session.used, self.limits.session_idle));
         let sessions: Vec<Box<[u8]>> = sessions.map(|(name, _)| name.clone()).collect();
         for session in sessions {
@@ -364,7 +390,8 @@ impl<P: Clone, W> Plans<P, W> {
         self.plans.len()
     }
 
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
         self.plans.is_empty()
     }
 

@@ -1,6 +1,6 @@
 //! The table of plans over random histories of sessions, registrations and time.
 
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use proptest::prelude::*;
 
@@ -62,6 +62,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 
 /// A plan: its id, its session if it is not shared, and whether it is alive.
 type Value = Rc<(u8, Option<u8>)>;
+/// Plans by session and number.
+type Cache = HashMap<(u8, u8), Weak<(u8, Option<u8>)>>;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
@@ -72,10 +74,15 @@ proptest! {
         let mut compiling: Vec<(u8, u8)> = Vec::new();
         let mut waiting: Vec<(u8, u8)> = Vec::new();
         let mut now = 0;
+        // A cache beside the table, as a shard has it.
+        let generation = table.generation();
+        let mut cached: (u64, Cache) = (0, Cache::new());
         for event in events {
             match event {
                 Event::Use { session: s, plan } => {
-                    if let Some(value) = table.find(&session(s), &hash(plan), at(now)) {
+                    if let Some(found) = table.find(&session(s), &hash(plan), at(now)) {
+                        let value = found.plan;
+                        cached.1.insert((s, plan), Rc::downgrade(&value));
                         prop_assert_eq!(value.0, plan);
                         prop_assert!(value.1.is_none_or(|own| own == s), "another session's plan");
                         prop_assert!(value.1.is_some() == (isolated(s) || has_state(plan)));
@@ -137,6 +144,14 @@ proptest! {
                 }
             }
             table.check();
+            if std::mem::replace(&mut cached.0, generation.load(Relaxed)) != cached.0 {
+                cached.1.clear();
+            }
+            for ((s, plan), value) in &cached.1 {
+                let id = table.sessions.get(&session(*s)[..]).and_then(|session| session.plans.get(&hash(*plan)));
+                let found = id.and_then(|id| table.plans.get(id)).map(|plan| Rc::as_ptr(&plan.value));
+                prop_assert_eq!(found, Some(value.as_ptr()), "a session may use what is cached for it");
+            }
         }
         // Every waiter is notified in the end.
         while let Some((s, plan)) = compiling.pop() {
@@ -171,8 +186,8 @@ fn a_thousand_sessions_with_the_same_model_cost_one_plan() {
     for n in 0..1000u32 {
         let name = n.to_le_bytes();
         assert!(table.find(&name, &hash(2), at(1)).is_none());
-        assert_eq!(table.adopt(&name, &hash(2), false, at(1)), Some("plan"));
-        assert_eq!(table.find(&name, &hash(2), at(1)), Some("plan"));
+        assert_eq!(table.adopt(&name, &hash(2), false, at(1)).map(|found| found.plan), Some("plan"));
+        assert_eq!(table.find(&name, &hash(2), at(1)).map(|found| found.plan), Some("plan"));
     }
     assert_eq!(table.len(), 1);
     table.check();

@@ -45,14 +45,14 @@ impl<V> Step<V> {
     }
 }
 
-/// `V`: a value, cheap to clone. The caller drops the values that the functions return, outside of its lock.
+/// `V`: a value.
 pub struct Steps<V> {
     limits: StepLimits,
     peers: HashMap<u64, Peer<V>>,
     values: u64,
 }
 
-impl<V: Clone> Steps<V> {
+impl<V> Steps<V> {
     pub fn new(limits: StepLimits) -> Self {
         Self { limits, peers: HashMap::new(), values: 0 }
     }
@@ -75,27 +75,31 @@ impl<V: Clone> Steps<V> {
         self.peers.get(&connection).map(|peer| peer.account.name())
     }
 
-    /// A call arrived. `keeps`: it keeps values, or uses kept ones.
-    pub fn call_began(&mut self, connection: u64, step: i64, keeps: bool, now: Time) -> Result<(), Refused> {
+    /// A call arrived. `keeps`: it keeps values. Returns whether its step is on record: it is if some call of it keeps
+    /// values, or has.
+    pub fn call_began(&mut self, connection: u64, step: i64, keeps: bool, now: Time) -> Result<bool, Refused> {
         let peer = self.peers.get_mut(&connection).ok_or(Refused::Gone)?;
         peer.account.take_call(&self.limits)?;
         peer.calls += 1;
-        if keeps {
-            let step = peer.steps.entry(step).or_insert_with(|| Step::new(now));
-            step.calls += 1;
-            step.used = now;
-        }
-        Ok(())
+        let step = match keeps {
+            true => Some(peer.steps.entry(step).or_insert_with(|| Step::new(now))),
+            false => peer.steps.get_mut(&step),
+        };
+        let Some(step) = step else { return Ok(false) };
+        step.calls += 1;
+        step.used = now;
+        Ok(true)
     }
 
-    /// Ends a call that [`Steps::call_began`] allowed. `last`: the step needs nothing more of this server.
-    pub fn call_ended(&mut self, connection: u64, step: i64, keeps: bool, last: bool, now: Time) -> Vec<V> {
+    /// Ends a call that [`Steps::call_began`] allowed, with its result. `last`: the step needs nothing more of this
+    /// server.
+    pub fn call_ended(&mut self, connection: u64, step: i64, on_record: bool, last: bool, now: Time) -> Vec<V> {
         let Some(peer) = self.peers.get_mut(&connection) else { return Vec::new() };
         if let Some(calls) = peer.calls.checked_sub(1) {
             peer.calls = calls;
             peer.account.give_calls(1);
         }
-        if keeps {
+        if on_record {
             if let Some(step) = peer.steps.get_mut(&step) {
                 step.calls = step.calls.saturating_sub(1);
                 step.used = now;
@@ -131,8 +135,8 @@ impl<V: Clone> Steps<V> {
         Ok(step.slots.insert(slot, (value, bytes)).map(|(value, _)| value))
     }
 
-    pub fn get(&self, connection: u64, step: i64, slot: u32) -> Option<V> {
-        self.peers.get(&connection)?.steps.get(&step)?.slots.get(&slot).map(|(value, _)| value.clone())
+    pub fn get(&self, connection: u64, step: i64, slot: u32) -> Option<&V> {
+        self.peers.get(&connection)?.steps.get(&step)?.slots.get(&slot).map(|(value, _)| value)
     }
 
     /// The step needs nothing more of this server.
@@ -174,7 +178,8 @@ impl<V: Clone> Steps<V> {
         self.values
     }
 
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
         self.values == 0
     }
 }

@@ -57,7 +57,8 @@ proptest! {
         let accounts = Accounts::default();
         let alive = Rc::new(());
         let mut now = 0;
-        let mut calls: Vec<(u64, i64, bool)> = Vec::new();
+        // Connection, step, whether it keeps values, whether its step is on record.
+        let mut calls: Vec<(u64, i64, bool, bool)> = Vec::new();
         // The values that must be there: (connection, step, slot) -> number of the value.
         let mut model: BTreeMap<(u64, i64, u32), u64> = BTreeMap::new();
         let mut present = std::collections::BTreeSet::new();
@@ -83,7 +84,10 @@ proptest! {
                     let mine = calls.iter().filter(|(c, ..)| peer_of(*c) == peer_of(connection)).count() as u64;
                     let began = table.call_began(connection, step, keeps, at(now));
                     match began {
-                        Ok(()) => calls.push((connection, step, keeps)),
+                        Ok(on_record) => {
+                            prop_assert!(on_record || !keeps);
+                            calls.push((connection, step, keeps, on_record));
+                        }
                         Err(Refused::Gone) => prop_assert!(!present.contains(&connection)),
                         Err(Refused::Calls { peer, max }) => {
                             prop_assert!(mine == max && peer.ends_with(&peer_of(connection).to_string()));
@@ -92,8 +96,8 @@ proptest! {
                     }
                 }
                 Event::End(which, last) if !calls.is_empty() => {
-                    let (connection, step, keeps) = calls.swap_remove(which % calls.len());
-                    let dropped = table.call_ended(connection, step, keeps, last, at(now)).len();
+                    let (connection, step, _, on_record) = calls.swap_remove(which % calls.len());
+                    let dropped = table.call_ended(connection, step, on_record, last, at(now)).len();
                     let before = model.len();
                     if last {
                         model.retain(|(c, s, _), _| (*c, *s) != (connection, step));
@@ -103,7 +107,7 @@ proptest! {
                 Event::End(..) => {}
                 Event::Keep(connection, step, slot, bytes) => {
                     // Only calls keep.
-                    if !calls.contains(&(connection, step, true)) {
+                    if !calls.contains(&(connection, step, true, true)) {
                         continue;
                     }
                     numbers += 1;
@@ -138,7 +142,7 @@ proptest! {
                     let dropped: Vec<_> = table.expire(at(now)).into_iter().map(|(number, _)| number).collect();
                     model.retain(|(c, s, _), number| {
                         let gone = dropped.contains(number);
-                        assert!(!gone || !calls.contains(&(*c, *s, true)), "a step with calls is not idle");
+                        assert!(!gone || !calls.iter().any(|call| (call.0, call.1, call.3) == (*c, *s, true)), "a step with calls is not idle");
                         !gone
                     });
                 }
@@ -146,11 +150,11 @@ proptest! {
             prop_assert_eq!(table.len(), model.len() as u64);
             prop_assert_eq!(Rc::strong_count(&alive) - 1, model.len());
             for ((connection, step, slot), number) in &model {
-                prop_assert_eq!(table.get(*connection, *step, *slot).map(|(n, _)| n), Some(*number));
+                prop_assert_eq!(table.get(*connection, *step, *slot).map(|(n, _)| *n), Some(*number));
             }
         }
-        for (connection, step, keeps) in calls {
-            table.call_ended(connection, step, keeps, false, at(now));
+        for (connection, step, _, on_record) in calls {
+            table.call_ended(connection, step, on_record, false, at(now));
         }
         table.expire(at(now + 11));
         prop_assert!(table.is_empty());

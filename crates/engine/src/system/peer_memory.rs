@@ -80,7 +80,8 @@ impl PeerMemory {
     unsafe fn read(&self, local: &[libc::iovec], remote: &[libc::iovec]) -> io::Result<usize> {
         // SAFETY: the caller's promise; the other process is only read.
         let n = unsafe {
-            libc::process_vm_readv(self.pid, local.as_ptr(), local.len() as _, remote.as_ptr(), remote.len() as _, 0)
+            let (pieces, there) = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
+            libc::process_vm_readv(self.pid, local.as_ptr(), pieces, remote.as_ptr(), there, 0)
         };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
@@ -97,7 +98,7 @@ impl Cursor<'_> {
         while len != 0 {
             let Some((&(address, size), rest)) = self.pieces.split_first() else { return };
             let step = len.min(size - self.offset);
-            give(libc::iovec { iov_base: pointer(address.wrapping_add(self.offset)), iov_len: step as usize });
+            give(libc::iovec { iov_base: pointer(address.wrapping_add(self.offset)), iov_len: in_memory(step) });
             len -= step;
             self.offset += step;
             if self.offset == size {
@@ -109,7 +110,12 @@ impl Cursor<'_> {
 
 /// An address in another process.
 fn pointer(address: u64) -> *mut libc::c_void {
-    std::ptr::without_provenance_mut(address as usize)
+    std::ptr::without_provenance_mut(in_memory(address))
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a usize holds a u64 (lib.rs)")]
+fn in_memory(n: u64) -> usize {
+    n as usize
 }
 
 /// Drops the first `n` bytes.

@@ -12,6 +12,10 @@ use starwire_protocol::{Failure, Outcome, code};
 
 #[path = "../verbs/library.rs"]
 pub mod fake_library;
+#[path = "kernels.rs"]
+pub mod kernels;
+
+use kernels::Kernels;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -38,6 +42,7 @@ pub struct Seen {
     pub first: Mutex<Vec<Answer>>,
     questions: AtomicU64,
     pub released: Arc<AtomicU64>,
+    pub kernels: Arc<kernels::Seen>,
     engine: Mutex<Weak<Engine>>,
 }
 
@@ -54,7 +59,7 @@ pub struct Task {
 }
 
 /// The owner of a task's engine.
-pub struct Echo(Arc<Seen>);
+pub struct Echo(Arc<Seen>, Kernels);
 
 impl Echo {
     fn reply(&self, ticket: Ticket, code: i32, meta: &[u8], payload: Option<OutPayload>) {
@@ -72,6 +77,7 @@ impl Echo {
 impl Host for Echo {
     type Key = String;
     type Op = Request;
+    type Star = Kernels;
 
     fn resolves(&self) -> bool {
         true
@@ -118,6 +124,10 @@ impl Host for Echo {
 
     fn takes_calls(&self) -> bool {
         true
+    }
+
+    fn star(&self) -> Option<&Kernels> {
+        Some(&self.1)
     }
 
     fn call(&self, call: IncomingCall) {
@@ -200,7 +210,8 @@ impl Task {
             tasks: vec![("/job:ps/replica:0/task:0".into(), "somewhere:1".into())],
             cpus_allowed: 2,
         };
-        let engine = Engine::start(&vars, identity, incarnation, Echo(seen.clone()))?;
+        let engine = Engine::start(&vars, identity, incarnation, Echo(seen.clone(), Kernels(seen.kernels.clone())))?;
+        *seen.kernels.engine.lock().unwrap() = Arc::downgrade(&engine);
         *seen.engine.lock().unwrap() = Arc::downgrade(&engine);
         Ok(Self { engine: Some(engine), seen })
     }

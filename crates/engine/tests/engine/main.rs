@@ -1,6 +1,14 @@
 //! Engines in one process that talk over real sockets.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a test may panic, and its numbers are small"
+)]
+
 mod harness;
+mod star;
 mod strangers;
 mod whereabouts;
 
@@ -11,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use harness::*;
+use starwire_protocol::measure::{MEASURE, MOST_MEASURED, SAME_HOST};
 
 const PS: &str = "/job:ps/replica:0/task:0";
 const WORKER: &str = "/job:worker/replica:0/task:0";
@@ -105,6 +114,26 @@ fn tasks_of_one_host_copy_large_payloads_once() {
                 assert_eq!((lent > all, borrowed > all), (expected, expected), "{lent} {borrowed} {road:?}");
                 assert_eq!(count(task, "starwire_bytes_sent_total") < all, expected);
             }
+        }
+    }
+}
+
+#[test]
+fn the_path_to_a_task_can_be_measured() {
+    for (unix, same_host) in [("auto", SAME_HOST), ("off", 0)] {
+        // The witness of lending must not be what tells the hosts apart.
+        let (_ps, worker) = pair(&[("STARWIRE_UNIX", unix), ("STARWIRE_LOANS", "off")]);
+        let channel = worker.channel(PS);
+        for bytes in [0, 1, 100_000, MOST_MEASURED] {
+            let end = call(&channel, MEASURE, &u32::try_from(bytes).unwrap().to_le_bytes(), None);
+            assert_eq!((end.code, &end.meta[..]), (0, &[same_host][..]), "{unix}: {}", end.message);
+            let parts = if bytes == 0 { vec![] } else { vec![vec![0; bytes]] };
+            assert!(end.parts == parts, "{bytes} bytes over {unix}");
+        }
+        for meta in [&u32::try_from(MOST_MEASURED + 1).unwrap().to_le_bytes()[..], b"", b"12345"] {
+            let end = call(&channel, MEASURE, meta, None);
+            assert_eq!(end.code, 3, "{}", end.message);
+            assert!(end.message.contains("malformed measurement"), "{}", end.message);
         }
     }
 }

@@ -212,6 +212,7 @@ fn an_orderly_stop_is_no_loss() {
 /// Run in its own process by the next test: connects to a server, makes a call and exits.
 #[test]
 #[ignore = "a part of another test"]
+#[expect(clippy::exit, reason = "ends without an orderly shutdown")]
 fn visitor() {
     let Ok(advertisement) = std::env::var("STARWIRE_TEST_VISIT") else { return };
     let worker = Task::start("/job:worker/replica:0/task:0", &[]);

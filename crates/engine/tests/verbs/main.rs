@@ -1,5 +1,14 @@
 //! RDMA without hardware: all tests run against the fake libibverbs of `fake/`, loaded with `dlopen` like a real one.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::print_stderr,
+    reason = "a test may panic, and its numbers are small"
+)]
+
 mod driver;
 mod farewell;
 mod faults;

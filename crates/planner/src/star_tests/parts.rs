@@ -1,9 +1,10 @@
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::super::generate::training_case;
 use super::super::graph::Class::Plain;
 use super::super::graph::Graph;
-use super::super::parts::MOST_VALUES;
+use super::super::parts::{MOST_VALUES, UNMEASURED_BYTES, worthwhile_bytes};
 use super::super::placement::{Place, Reason};
 use super::super::star::{self, Style, Way};
 use super::build::Build;
@@ -80,6 +81,41 @@ fn parts_have_a_worthwhile_size() {
     assert_eq!(calls(&[MB / 2; 8]), 9);
     // At most 64 parts each way (and a partly filled one), even for the largest model.
     assert!(calls(&[MB; 1000]) <= 131);
+}
+
+#[test]
+fn many_small_values_are_worth_parts_as_well() {
+    let calls = |sizes: &[u64]| large_step(sizes, false).0.check(Style::Robust).calls.len();
+    // Too little for two parts.
+    assert_eq!(calls(&[4 << 10; 500]), 2);
+    // Four parts each way, and the counter.
+    assert_eq!(calls(&[4 << 10; 1024]), 9);
+    // However many there are, values of a few bytes travel together.
+    assert_eq!(calls(&[256; 8192]), 2);
+    // Next to large ones, small ones still share a part.
+    let mut mixed = vec![MB; 2];
+    mixed.extend([4 << 10; 100]);
+    assert_eq!(calls(&mixed), 7);
+}
+
+#[test]
+fn parts_suit_the_path() {
+    const GBIT: u64 = 125_000_000;
+    let micros = Duration::from_micros;
+    for (rate, round_trip, bytes) in [
+        (1, 0, 32 << 10),
+        (GBIT / 10, 1_000, 32 << 10),
+        (GBIT, 200, 32 << 10),
+        (GBIT, 1_000, 32 << 10),
+        // Fewer calls do where a round trip is long.
+        (GBIT, 10_000, 128 << 10),
+        (GBIT * 5, 100, 128 << 10),
+        (GBIT * 10, 50, 512 << 10),
+        (GBIT * 40, 30, UNMEASURED_BYTES),
+        (u64::MAX, 1_000_000, UNMEASURED_BYTES),
+    ] {
+        assert_eq!(worthwhile_bytes(rate, micros(round_trip)), bytes, "{rate} bytes/s, {round_trip} us");
+    }
 }
 
 #[test]

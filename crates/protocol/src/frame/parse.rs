@@ -172,11 +172,11 @@ fn parse<'a>(layout: &Layout, zeros: u32, cursor: &mut Cursor<'a>) -> Result<Fra
         kind::LEND => {
             let witness = Witness { address: cursor.u64()?, value: id };
             let count = cursor.u64()?;
-            if count > MAX_SEGMENTS as u64 {
+            let Some(pieces) = usize::try_from(count).ok().filter(|pieces| *pieces <= MAX_SEGMENTS) else {
                 let limit = MAX_SEGMENTS as u64;
                 return Err(ProtocolError::TooLarge { what: "number of pieces of a loan", value: count, limit });
-            }
-            Frame::Lend { witness, pieces: cursor.take(count as usize * 16)? }
+            };
+            Frame::Lend { witness, pieces: cursor.take(pieces * 16)? }
         }
         kind::TAKEN => Frame::Taken { blocks: id },
         kind::PING => Frame::Ping { nonce: id },

@@ -48,7 +48,7 @@ impl<'a> Parts<'a> {
                 return Part { len: word & !BULK_BIT, inline: None };
             }
             // The parser checked that all inline parts are there.
-            let len = (word as usize).min(inline.len());
+            let len = usize::try_from(word).map_or(inline.len(), |len| len.min(inline.len()));
             let (part, rest) = inline.split_at(len);
             inline = rest.get(pad8(len) - len..).unwrap_or_default();
             Part { len: word, inline: Some(part) }
@@ -64,10 +64,16 @@ pub struct Placement {
 
 impl Placement {
     pub fn is_bulk(&mut self, len: u64) -> bool {
-        if len >= BULK_MIN || self.inline + pad8(len as usize) > MAX_INLINE {
-            return len != 0;
-        }
-        self.inline += pad8(len as usize);
-        false
+        self.inline(len).is_none()
+    }
+
+    /// The length of a part that travels inline.
+    pub(super) fn inline(&mut self, len: u64) -> Option<usize> {
+        let len = usize::try_from(len).ok().filter(|_| len < BULK_MIN)?;
+        let sum = self.inline + pad8(len);
+        (sum <= MAX_INLINE).then(|| {
+            self.inline = sum;
+            len
+        })
     }
 }

@@ -10,8 +10,8 @@ fn head(out: &mut Vec<u8>, kind: u8, flags: u8, code: u16, meta_len: usize, id: 
     bytes[0] = kind;
     bytes[1] = flags;
     bytes[2..4].copy_from_slice(&code.to_le_bytes());
-    // Callers keep metadata below MAX_META.
-    bytes[4..8].copy_from_slice(&(meta_len as u32).to_le_bytes());
+    let meta_len = u32::try_from(meta_len).expect("callers keep metadata below MAX_META");
+    bytes[4..8].copy_from_slice(&meta_len.to_le_bytes());
     bytes[8..16].copy_from_slice(&id.to_le_bytes());
     out.extend_from_slice(&bytes);
 }
@@ -128,7 +128,7 @@ pub fn reply<P: Payload>(out: &mut Vec<u8>, id: u64, code: i32, meta: &[u8], pay
 /// Part count (and reserved bits), part lengths, metadata, inline parts.
 fn append_payload<P: Payload>(out: &mut Vec<u8>, payload: Option<&P>, meta: &[u8], reserved: bool) {
     let count = payload.map_or(0, Payload::part_count);
-    out.extend_from_slice(&(count as u32).to_le_bytes());
+    out.extend_from_slice(&u32::try_from(count).expect("callers keep the parts below MAX_PARTS").to_le_bytes());
     if reserved {
         out.extend_from_slice(&[0; 4]);
     }
@@ -142,9 +142,8 @@ fn append_payload<P: Payload>(out: &mut Vec<u8>, payload: Option<&P>, meta: &[u8
     padded(out, meta);
     let mut placement = Placement::default();
     for part in 0..count {
-        let len = payload.part_len(part);
-        if !placement.is_bulk(len) {
-            let end = out.len() + len as usize;
+        if let Some(len) = placement.inline(payload.part_len(part)) {
+            let end = out.len() + len;
             payload.copy_part(part, out);
             debug_assert_eq!(out.len(), end, "a payload copied a length other than it announced");
             // The frame stays well-formed in any case.

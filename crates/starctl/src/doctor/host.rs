@@ -76,7 +76,10 @@ fn limits(text: &str) -> Vec<Finding> {
     // Soft limit; a number or "unlimited".
     let soft = |name: &str| {
         let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
-        rest.split_whitespace().next().map(|word| word.parse::<u64>().unwrap_or(u64::MAX))
+        match rest.split_whitespace().next()? {
+            "unlimited" => Some(u64::MAX),
+            number => number.parse().ok(),
+        }
     };
     if let Some(files) = soft("Max open files") {
         let subject = "open files";

@@ -17,6 +17,14 @@
 //!
 //! No device supports remote writes or atomics, and none can be opened before `ibv_fork_init`.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::print_stderr,
+    reason = "a test may panic, and its numbers are small"
+)]
 #![allow(clippy::missing_safety_doc, reason = "the C library documents them")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "handles come from this library, as in C")]
 #![allow(dead_code, reason = "the interface is shared with its user")]

@@ -1,0 +1,274 @@
+#include "cc/star/row_ops.h"
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cc/base/compat.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_def_builder.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/platform/denormal.h"
+
+namespace starwire {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// Numbers ids by their first appearance.
+template <typename Id>
+class Numbering {
+ public:
+  explicit Numbering(size_t ids) {
+    size_t slots = 16;
+    while (slots < ids * 2) slots *= 2;
+    slots_.assign(slots, -1);
+    unique_.reserve(ids);
+  }
+
+  int32_t NumberOf(Id id) {
+    const size_t mask = slots_.size() - 1;
+    // Ids are often consecutive or multiples of a number: Fibonacci hashing spreads both.
+    size_t at = static_cast<size_t>((static_cast<uint64_t>(id) * 0x9E3779B97F4A7C15u) >> 32) & mask;
+    while (slots_[at] >= 0) {
+      if (unique_[static_cast<size_t>(slots_[at])] == id) return slots_[at];
+      at = (at + 1) & mask;
+    }
+    slots_[at] = static_cast<int32_t>(unique_.size());
+    unique_.push_back(id);
+    return slots_[at];
+  }
+
+  const std::vector<Id>& unique() const { return unique_; }
+
+ private:
+  std::vector<int32_t> slots_;  // -1: free
+  std::vector<Id> unique_;
+};
+
+Status CheckCount(const OpKernel& kernel, const Tensor& ids) {
+  if (ids.NumElements() < std::numeric_limits<int32_t>::max() / 4) return OkStatus();
+  return MakeStatus(kInvalidArgument, "starwire: " + kernel.name() + " got " + std::to_string(ids.NumElements()) +
+                                          " ids, which are too many");
+}
+
+template <typename Id>
+Status SetIds(OpKernelContext* context, const std::vector<Id>& unique) {
+  Tensor* out = nullptr;
+  const Status status = context->allocate_output(0, TensorShape({static_cast<int64_t>(unique.size())}), &out);
+  if (status.ok() && !unique.empty()) std::memcpy(out->flat<Id>().data(), unique.data(), unique.size() * sizeof(Id));
+  return status;
+}
+
+template <typename Id>
+class UniqueIds : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& ids = context->input(0);
+    OP_REQUIRES_OK(context, CheckCount(*this, ids));
+    Tensor* positions = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(1, ids.shape(), &positions));
+    const auto from = ids.flat<Id>();
+    auto to = positions->flat<int32_t>();
+    Numbering<Id> numbers(static_cast<size_t>(from.size()));
+    for (int64_t i = 0; i < from.size(); ++i) to(i) = numbers.NumberOf(from(i));
+    OP_REQUIRES_OK(context, SetIds(context, numbers.unique()));
+  }
+};
+
+class CopyRows : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& rows = context->input(0);
+    const Tensor& positions = context->input(1);
+    OP_REQUIRES(context, rows.dims() >= 1,
+                MakeStatus(kInvalidArgument, "starwire: " + name() + " got no rows, but " + rows.DebugString()));
+    TensorShape shape = positions.shape();
+    for (int dim = 1; dim < rows.dims(); ++dim) shape.AddDim(rows.dim_size(dim));
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &out));
+    const int64_t count = rows.dim_size(0);
+    const auto from = positions.flat<int32_t>();
+    const size_t bytes = count == 0 ? 0 : rows.TotalBytes() / static_cast<size_t>(count);
+    const char* source = rows.tensor_data().data();
+    char* target = const_cast<char*>(out->tensor_data().data());
+    for (int64_t i = 0; i < from.size(); ++i) {
+      const int32_t row = from(i);
+      OP_REQUIRES(context, row >= 0 && row < count,
+                  MakeStatus(kInternal, "starwire: " + name() + " got " + std::to_string(count) +
+                                            " rows, but needs row " + std::to_string(row)));
+      if (bytes != 0)
+        std::memcpy(target + static_cast<size_t>(i) * bytes, source + static_cast<size_t>(row) * bytes, bytes);
+    }
+  }
+};
+
+template <typename Id, typename T>
+class SumRows : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& ids = context->input(0);
+    const Tensor& rows = context->input(1);
+    OP_REQUIRES_OK(context, CheckCount(*this, ids));
+    OP_REQUIRES(context, ids.dims() == 1,
+                MakeStatus(kInvalidArgument, "unique expects a 1D vector. (" + name() + " got ids of shape " +
+                                                 ids.shape().DebugString() + ")"));
+    OP_REQUIRES(context, rows.dims() >= 1 && rows.dim_size(0) == ids.dim_size(0),
+                MakeStatus(kInvalidArgument, "data.shape = " + rows.shape().DebugString() +
+                                                 " does not start with segment_ids.shape = " +
+                                                 ids.shape().DebugString() + " (" + name() + ")"));
+    const auto from = ids.vec<Id>();
+    Numbering<Id> numbers(static_cast<size_t>(from.size()));
+    std::vector<int32_t> at(static_cast<size_t>(from.size()));
+    for (int64_t i = 0; i < from.size(); ++i) at[static_cast<size_t>(i)] = numbers.NumberOf(from(i));
+    OP_REQUIRES_OK(context, SetIds(context, numbers.unique()));
+    TensorShape shape = rows.shape();
+    shape.set_dim(0, static_cast<int64_t>(numbers.unique().size()));
+    Tensor* sums = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(1, shape, &sums));
+    const size_t width = at.empty() ? 0 : static_cast<size_t>(rows.NumElements()) / at.size();
+    if (width == 0) return;
+    // TensorFlow's kernels flush denormal numbers on every thread that they run on.
+    const tensorflow::port::ScopedFlushDenormal flush;
+    AddUp(rows.flat<T>().data(), at, width, sums->flat<T>().data(), static_cast<size_t>(sums->NumElements()));
+  }
+
+ private:
+  // As UnsortedSegmentSum: begins with zeros, and adds in the order of the rows.
+  static void AddUp(const T* __restrict rows, const std::vector<int32_t>& at, size_t width, T* __restrict sums,
+                    size_t elements) {
+    for (size_t i = 0; i < elements; ++i) sums[i] = T(0);
+    for (size_t row = 0; row < at.size(); ++row) {
+      T* __restrict sum = sums + static_cast<size_t>(at[row]) * width;
+      const T* __restrict from = rows + row * width;
+      for (size_t i = 0; i < width; ++i) sum[i] += from[i];
+    }
+  }
+};
+
+Status UniqueShapes(InferenceContext* context) {
+  context->set_output(0, context->Vector(InferenceContext::kUnknownDim));
+  context->set_output(1, context->input(0));
+  return OkStatus();
+}
+
+Status CopiedShape(InferenceContext* context) {
+  ShapeHandle row, out;
+  Status status = context->Subshape(context->input(0), 1, &row);
+  if (status.ok()) status = context->Concatenate(context->input(1), row, &out);
+  if (status.ok()) context->set_output(0, out);
+  return status;
+}
+
+Status SummedShapes(InferenceContext* context) {
+  context->set_output(0, context->Vector(InferenceContext::kUnknownDim));
+  ShapeHandle row, out;
+  Status status = context->Subshape(context->input(1), 1, &row);
+  if (status.ok()) status = context->Concatenate(context->Vector(InferenceContext::kUnknownDim), row, &out);
+  if (status.ok()) context->set_output(1, out);
+  return status;
+}
+
+template <typename Kernel>
+OpKernel* Create(OpKernelConstruction* context) {
+  return new Kernel(context);
+}
+
+// Its constructor registers the kernel.
+template <typename Kernel>
+void Register(tensorflow::KernelDefBuilder* builder, const char* name) {
+  const tensorflow::KernelDef* def = builder->Device(tensorflow::DEVICE_CPU).Build();
+  tensorflow::kernel_factory::OpKernelRegistrar(def, name, &Create<Kernel>);
+}
+
+template <typename Id, typename T>
+void RegisterSums() {
+  tensorflow::KernelDefBuilder sums(kSumRowsOp);
+  sums.template TypeConstraint<Id>("Tids").template TypeConstraint<T>("T");
+  Register<SumRows<Id, T>>(&sums, "starwire::SumRows");
+}
+
+template <typename Id>
+void RegisterForIds() {
+  tensorflow::KernelDefBuilder unique(kUniqueIdsOp);
+  unique.template TypeConstraint<Id>("Tids");
+  Register<UniqueIds<Id>>(&unique, "starwire::UniqueIds");
+  RegisterSums<Id, float>();
+  RegisterSums<Id, double>();
+}
+
+}  // namespace
+
+bool CanCopyRows(tensorflow::DataType type) {
+  switch (type) {
+    case tensorflow::DT_FLOAT:
+    case tensorflow::DT_DOUBLE:
+    case tensorflow::DT_HALF:
+    case tensorflow::DT_BFLOAT16:
+    case tensorflow::DT_INT32:
+    case tensorflow::DT_INT64:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void RegisterRowOps() {
+  auto* ops = tensorflow::OpRegistry::Global();
+  ops->Register([](tensorflow::OpRegistrationData* data) {
+    return tensorflow::OpDefBuilder(kUniqueIdsOp)
+        .Input("ids: Tids")
+        .Output("unique: Tids")
+        .Output("positions: int32")
+        .Attr("Tids: {int32, int64}")
+        .SetShapeFn(UniqueShapes)
+        .Doc("Each id once, in the order of its first appearance, and where each input went.")
+        .Finalize(data);
+  });
+  ops->Register([](tensorflow::OpRegistrationData* data) {
+    return tensorflow::OpDefBuilder(kCopyRowsOp)
+        .Input("rows: T")
+        .Input("positions: int32")
+        .Output("copies: T")
+        .Attr("T: {float, double, half, bfloat16, int32, int64}")
+        .SetShapeFn(CopiedShape)
+        .Doc("The row at each position.")
+        .Finalize(data);
+  });
+  ops->Register([](tensorflow::OpRegistrationData* data) {
+    return tensorflow::OpDefBuilder(kSumRowsOp)
+        .Input("ids: Tids")
+        .Input("rows: T")
+        .Output("unique: Tids")
+        .Output("sums: T")
+        .Attr("Tids: {int32, int64}")
+        .Attr("T: {float, double}")
+        .SetShapeFn(SummedShapes)
+        .Doc("Each id once, in the order of its first appearance, and the sum of its rows.")
+        .Finalize(data);
+  });
+  RegisterForIds<int32_t>();
+  RegisterForIds<int64_t>();
+  tensorflow::KernelDefBuilder copies(kCopyRowsOp);
+  Register<CopyRows>(&copies, "starwire::CopyRows");
+}
+
+}  // namespace starwire

@@ -1,0 +1,92 @@
+// Clients of other tasks' EagerService (TensorFlow 2). What a step waits for goes over the data port: unary Enqueue and
+// RunComponentFunction. Contexts, keep-alive and streams stay with TensorFlow's own client.
+#ifndef STARWIRE_CC_WORKER_EAGER_CLIENT_H_
+#define STARWIRE_CC_WORKER_EAGER_CLIENT_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "cc/base/compat.h"
+#include "cc/worker/remote_worker.h"
+#include "tensorflow/core/distributed_runtime/eager/eager_client.h"
+
+namespace starwire {
+
+// The order of requests is that of TensorFlow's client. It sends unary requests concurrently, but an unary request does
+// not overtake a streamed one that is on its way, because both use one connection. Here they would use two. An unary
+// request therefore follows the streamed ones over TensorFlow's client while any of them is unanswered.
+//
+// A peer that does not have the methods (an older starwire) is reached through TensorFlow's client alone.
+class EagerPortClient : public tensorflow::eager::EagerClient {
+ public:
+  EagerPortClient(tensorflow::core::RefCountPtr<tensorflow::eager::EagerClient> stock,
+                  std::unique_ptr<RemoteWorker> worker);
+  ~EagerPortClient() override;
+
+  void CreateContextAsync(const tensorflow::eager::CreateContextRequest* request,
+                          tensorflow::eager::CreateContextResponse* response, tensorflow::StatusCallback done) override;
+  // Without `override`: version 2.12 does not have it.
+  virtual void CreateContextAsync(const tensorflow::eager::CreateContextRequest* request,
+                                  tensorflow::eager::CreateContextResponse* response, tensorflow::StatusCallback done,
+                                  int64_t timeout_ms, int retries);
+  void UpdateContextAsync(const tensorflow::eager::UpdateContextRequest* request,
+                          tensorflow::eager::UpdateContextResponse* response, tensorflow::StatusCallback done) override;
+  void WaitQueueDoneAsync(const tensorflow::eager::WaitQueueDoneRequest* request,
+                          tensorflow::eager::WaitQueueDoneResponse* response, tensorflow::StatusCallback done) override;
+  void KeepAliveAsync(const tensorflow::eager::KeepAliveRequest* request,
+                      tensorflow::eager::KeepAliveResponse* response, tensorflow::StatusCallback done) override;
+  void CloseContextAsync(const tensorflow::eager::CloseContextRequest* request,
+                         tensorflow::eager::CloseContextResponse* response, tensorflow::StatusCallback done) override;
+  void EnqueueAsync(tensorflow::CallOptions* opts, const tensorflow::eager::EnqueueRequest* request,
+                    tensorflow::eager::EnqueueResponse* response, tensorflow::StatusCallback done) override;
+  void RunComponentFunctionAsync(tensorflow::CallOptions* opts,
+                                 const tensorflow::eager::RunComponentFunctionRequest* request,
+                                 tensorflow::eager::RunComponentFunctionResponse* response,
+                                 tensorflow::StatusCallback done) override;
+  void StreamingEnqueueAsync(bool streaming, tensorflow::CallOptions* opts,
+                             const tensorflow::eager::EnqueueRequest* request,
+                             tensorflow::eager::EnqueueResponse* response, tensorflow::StatusCallback done) override;
+  bool allow_multiple_pending_requests() const override;
+
+ private:
+  // Whether the peer has the methods.
+  enum class Offer { kUnknown, kYes, kNo };
+
+  template <typename Request, typename Response, typename OverPort, typename OverGrpc>
+  void Start(const Request* request, Response* response, tensorflow::StatusCallback done, OverPort over_port,
+             OverGrpc over_grpc);
+  // Keeps this client until `done` has run.
+  tensorflow::StatusCallback Held(tensorflow::StatusCallback done);
+
+  const tensorflow::core::RefCountPtr<tensorflow::eager::EagerClient> stock_;
+  const std::unique_ptr<RemoteWorker> worker_;
+  std::atomic<Offer> offer_{Offer::kUnknown};
+  std::atomic<int64_t> streamed_{0};  // requests on the stream that are not answered yet
+};
+
+// Hands out one client for each task.
+class EagerPortClientCache : public tensorflow::eager::EagerClientCache {
+ public:
+  // Null for a task that TensorFlow's client serves alone.
+  using Open = std::function<std::unique_ptr<RemoteWorker>(const std::string& target)>;
+  EagerPortClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache> stock, Open open);
+  ~EagerPortClientCache() override;
+
+  Status GetClient(const std::string& target,
+                   tensorflow::core::RefCountPtr<tensorflow::eager::EagerClient>* client) override;
+
+ private:
+  const std::unique_ptr<tensorflow::eager::EagerClientCache> stock_;
+  const Open open_;
+  std::mutex mu_;
+  // Guarded by mu_.
+  std::unordered_map<std::string, tensorflow::core::RefCountPtr<tensorflow::eager::EagerClient>> clients_;
+};
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_WORKER_EAGER_CLIENT_H_

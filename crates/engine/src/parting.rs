@@ -1,0 +1,174 @@
+//! The end of a connection: orderly shutdowns, broken protocols, lost peers.
+
+use std::time::{Duration, Instant};
+
+use crate::conn::{Farewell, Role};
+use crate::host::Host;
+use crate::moving::Way;
+use crate::shard::{LAST_WORD, Shard};
+use starwire_net::reactor::driver::Completion;
+use starwire_protocol::{ConnectionError, Failure, Sniff, code};
+
+/// How long an exiting process waits for its last frames to reach the devices of its peers.
+const EXIT_PATIENCE: Duration = Duration::from_millis(100);
+
+/// A table of connections with room for no more than this many keeps it.
+const SMALL_TABLE: usize = 128;
+
+impl<H: Host> Shard<H> {
+    /// GOODBYE of an exiting process, to peers with nothing else in flight, which could be memory of others.
+    pub(crate) fn say_goodbye(&mut self) {
+        for conn in self.conns.values_mut() {
+            let is_quiet = !conn.sending && !conn.has_unsent() && !conn.proto.wants_transmit();
+            if is_quiet && conn.peer.is_some() && conn.closing.is_none() {
+                conn.proto.leave("the process is exiting");
+                // A peer that does not receive it counts a loss.
+                let _ = conn.start_send(&mut *self.driver, self.delivery.now);
+            }
+        }
+        let until = Instant::now() + EXIT_PATIENCE;
+        let mut timeout = Duration::ZERO;
+        while self.driver.wait(Some(timeout), &mut self.completions).is_ok() {
+            for completion in self.completions.drain(..) {
+                if let Completion::Send { token, result: Ok(_) } = completion {
+                    // A queue pair ends with the process, whatever is in flight.
+                    self.driver.finish(token);
+                }
+            }
+            timeout = until.saturating_duration_since(Instant::now());
+            if !self.driver.is_finishing() || timeout.is_zero() {
+                return;
+            }
+        }
+    }
+
+    /// Shuts a connection down in order, so that the peer does not count a loss.
+    pub(crate) fn part(&mut self, key: u64, now: Instant) {
+        const REASON: &str = "the server was stopped";
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.closing.is_some() || conn.peer.is_none() {
+            return self.lose(key, code::UNAVAILABLE, REASON.into());
+        }
+        conn.proto.leave(REASON);
+        conn.goodbye = Some(REASON.into());
+        conn.closing = Some(Failure { code: code::UNAVAILABLE, message: REASON.into() });
+        conn.farewell = Some(Farewell::default());
+        self.rearm(key, now + LAST_WORD);
+        self.take_leave(key);
+    }
+
+    /// The protocol ended this connection.
+    pub(crate) fn broken(&mut self, key: u64, error: ConnectionError, now: Instant) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if let (ConnectionError::NotStarwire(sniff), Role::Server) = (&error, &conn.role) {
+            if matches!(sniff, Sniff::Http1 | Sniff::Http2) {
+                return self.hand_over_http(key);
+            }
+        }
+        let is_server = matches!(conn.role, Role::Server);
+        let name = conn.name.clone();
+        match error {
+            ConnectionError::PeerSilent { .. } => self.delivery.metrics.keepalive_losses.add(1),
+            ConnectionError::HandshakeTimeout { .. } if is_server => self.delivery.metrics.strangers_dropped.add(1),
+            ConnectionError::Refused { .. } | ConnectionError::NotStarwire(_) => self.delivery.metrics.refusals.add(1),
+            _ => {}
+        }
+        let last_word = conn.connected && conn.proto.wants_transmit();
+        if matches!(error, ConnectionError::RefusedByPeer { .. }) {
+            self.refused_by_peer(key);
+        }
+        if is_server && !matches!(error, ConnectionError::PeerSilent { .. }) {
+            self.log_offender(&name, &error.to_string(), now);
+        }
+        if !last_word {
+            return self.lose(key, error.code(), error.to_string());
+        }
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.closing = Some(Failure { code: error.code(), message: error.to_string() });
+        conn.farewell = Some(Farewell::default());
+        // The peer has a second to take it.
+        self.rearm(key, now + LAST_WORD);
+        self.take_leave(key);
+    }
+
+    /// Continues the end of a connection whose peer is told the reason.
+    pub(crate) fn take_leave(&mut self, key: u64) {
+        let now = self.delivery.now;
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.farewell.is_none() {
+            return;
+        }
+        let driver = &mut *self.driver;
+        let going = conn.sending || conn.say_farewell(driver, now).is_ok();
+        let going = going && conn.start_receive(driver, &mut self.discard).is_ok();
+        if !going || conn.farewell.as_ref().is_some_and(Farewell::is_over) {
+            conn.farewell = None;
+            self.driver.close(conn.token);
+        }
+    }
+
+    /// The peer sends no more.
+    pub(crate) fn ended(&mut self, key: u64) {
+        if let Some(farewell) = self.conns.get_mut(&key).and_then(|conn| conn.farewell.as_mut()) {
+            farewell.heard_out = true;
+            return self.take_leave(key);
+        }
+        let goodbye = self.conns.get(&key).and_then(|conn| conn.goodbye.as_ref());
+        let message = match goodbye {
+            Some(reason) => format!("the peer ended the connection: {reason}"),
+            None => "the peer closed the connection".into(),
+        };
+        self.lose(key, code::UNAVAILABLE, message);
+    }
+
+    /// Starts to close a connection: operations end once the kernel has released their memory.
+    pub(crate) fn lose(&mut self, key: u64, code: i32, message: String) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        if conn.closing.is_some() {
+            // Not even the last frame gets through.
+            if conn.farewell.take().is_some() {
+                self.driver.close(conn.token);
+            }
+            return;
+        }
+        conn.closing = Some(Failure { code, message });
+        self.driver.close(conn.token);
+    }
+
+    pub(crate) fn closed(&mut self, key: u64, now: Instant) {
+        let Some(mut conn) = self.conns.remove(&key) else { return };
+        // A table never shrinks by itself, and a crowd's would keep kilobytes for each connection that it ever had.
+        if self.conns.capacity() > SMALL_TABLE && self.conns.len() < self.conns.capacity() / 8 {
+            self.conns.shrink_to(self.conns.len() * 2);
+        }
+        let failure = conn.closing.take().unwrap_or(Failure { code: code::UNAVAILABLE, message: "closed".into() });
+        let message = format!("starwire: lost the connection to {}: {}", conn.name, failure.message);
+        let was_ready = conn.peer.is_some();
+        conn.proto.fail(failure.code, &message);
+        self.delivery.finish(&mut conn);
+        conn.witness = None;
+        conn.proto.take_back();
+        self.delivery.note();
+        conn.count(&self.delivery.metrics);
+        if was_ready {
+            self.delivery.peer_gone(key);
+            let metrics = &self.delivery.metrics;
+            metrics.losses.add(u64::from(conn.goodbye.is_none()));
+            match conn.role {
+                Role::Server => metrics.connections_in.add(-1),
+                Role::Client { .. } => metrics.connections_out.add(-1),
+            }
+        }
+        match conn.role {
+            Role::Server => {
+                if !was_ready {
+                    self.stranger_gone(key, conn.sent_away);
+                }
+            }
+            Role::Client { channel } => {
+                let moving = conn.address.take().filter(|_| conn.way == Way::Moving && !was_ready);
+                self.lost_client(channel, key, was_ready, moving, failure, now);
+            }
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! A parameter server's part that all shards share: the table of plans, and registrations, which run on the owner's
+//! threads.
+
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::accounts::Accounts;
+use super::host::{StarFailure, StarHost};
+use super::plans::{Claim, Found, Made, Plans};
+use super::shard::StarCommand;
+use crate::command::{Command, Meta};
+use crate::host::{Host, Ticket};
+use crate::memory::{InBody, OutPayload};
+use crate::shard::shard_of;
+use crate::shared::Shared;
+use starwire_protocol::code;
+use starwire_protocol::star::{PlanHash, RegisterHead, plan_hash};
+
+/// How often unused entries are looked for while there are calls.
+pub(super) const TICK: Duration = Duration::from_secs(5);
+/// The first runs create variables, allocate memory, and are measured.
+const TRIAL_RUNS: u32 = 3;
+/// After a run on a reactor that took this many times as long as it may, the next ones take place elsewhere: another
+/// thread may be holding a variable.
+const TOO_LONG: u32 = 4;
+const BANISHED_FOR: i32 = 100;
+
+/// A compiled plan and its history.
+pub struct ServedPlan<P> {
+    pub plan: P,
+    may_wait: bool,
+    runs: AtomicU32,
+    cost_ns: AtomicU64,
+    /// Runs that still take place elsewhere because one on a reactor took too long.
+    banished: AtomicI32,
+}
+
+impl<P> ServedPlan<P> {
+    fn new(plan: P, may_wait: bool) -> Self {
+        let (runs, cost_ns, banished) = (AtomicU32::new(0), AtomicU64::new(0), AtomicI32::new(0));
+        Self { plan, may_wait, runs, cost_ns, banished }
+    }
+
+    /// Whether a run may take place on a reactor: no kernel can wait, and they have been measured to take no more than
+    /// `limit` together.
+    pub fn runs_inline(&self, limit: Duration) -> bool {
+        if self.may_wait || self.runs.load(Ordering::Relaxed) < TRIAL_RUNS {
+            return false;
+        }
+        if self.banished.load(Ordering::Relaxed) > 0 {
+            self.banished.fetch_sub(1, Ordering::Relaxed);
+            return false;
+        }
+        let cost = self.cost_ns.load(Ordering::Relaxed);
+        cost > 0 && u128::from(cost) <= limit.as_nanos()
+    }
+
+    /// A run ended.
+    pub fn ran(&self, run: Duration, cost: Duration, inline: bool, limit: Duration) {
+        if self.runs.load(Ordering::Relaxed) < TRIAL_RUNS {
+            self.runs.fetch_add(1, Ordering::Relaxed);
+        }
+        // Half a millennium does not fit.
+        self.cost_ns.store(u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        if inline && run / TOO_LONG > limit {
+            self.banished.store(BANISHED_FOR, Ordering::Relaxed);
+        }
+    }
+}
+
+pub type FoundPlan<H> = Found<Arc<ServedPlan<<<H as Host>::Star as StarHost>::Plan>>>;
+type PlanTable<H> = Plans<Arc<ServedPlan<<<H as Host>::Star as StarHost>::Plan>>, Registration>;
+
+/// The state of star calls that all shards share.
+pub struct StarServer<H: Host> {
+    started: Instant,
+    plans: Mutex<PlanTable<H>>,
+    pub(super) generation: Arc<AtomicU64>,
+    pub(super) accounts: Accounts,
+    next_tick: AtomicU64,
+    evicted: AtomicU64,
+}
+
+/// A plan on its way into the table.
+pub struct Registration {
+    ticket: Ticket,
+    peer: String,
+    hash: PlanHash,
+    session: Box<[u8]>,
+    body: Box<InBody>,
+}
+
+impl<H: Host> StarServer<H> {
+    pub fn new(limits: super::PlanLimits) -> Self {
+        let plans = Plans::new(limits);
+        Self {
+            started: Instant::now(),
+            generation: plans.generation(),
+            plans: Mutex::new(plans),
+            accounts: Accounts::default(),
+            next_tick: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn time(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.started)
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn plans(&self) -> MutexGuard<'_, PlanTable<H>> {
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The plan as the session may use it.
+    pub(super) fn find(&self, session: &[u8], hash: &PlanHash) -> Option<FoundPlan<H>> {
+        self.plans().find(session, hash, self.now())
+    }
+}
+
+// The table's locks are released before anything that left it is dropped.
+impl<H: Host> Shared<H> {
+    /// For a session that has not used the plan yet: looks for one that all share. On a thread that may block.
+    pub(super) fn star_adopt(&self, ticket: Ticket, session: &[u8], hash: &PlanHash) {
+        let (Some(star), Some(host)) = (&self.star, self.host.star()) else { return };
+        let adopt = |isolated| star.plans().adopt(session, hash, isolated, star.now());
+        let adopted = host.is_isolated(session).map(adopt);
+        self.send(shard_of(ticket.conn), Command::Star(Box::new(StarCommand::Adopted { ticket, adopted })));
+    }
+
+    /// Checks a registration's head, and continues on the owner's threads.
+    pub(super) fn star_register(
+        self: &Arc<Self>,
+        ticket: Ticket,
+        peer: &str,
+        body: Box<InBody>,
+    ) -> Result<(), StarFailure> {
+        let Some(host) = self.host.star() else { return Ok(()) };
+        let head = RegisterHead::read(body.meta()).map_err(|error| StarFailure::malformed(error.to_string()))?;
+        self.star_check_incarnation(head.incarnation)?;
+        let parts = body.pieces().len();
+        if parts != 1 {
+            let message = format!("starwire: a plan arrived in {parts} parts instead of one");
+            return Err(StarFailure::malformed(message));
+        }
+        let (hash, session) = (head.plan, head.session.into());
+        let registration = Registration { ticket, peer: peer.to_owned(), hash, session, body };
+        let shared = self.clone();
+        // Hashing, parsing and making kernels takes time.
+        host.spawn(Box::new(move || shared.star_claim(registration)));
+        Ok(())
+    }
+
+    pub(super) fn star_check_incarnation(&self, expected: u64) -> Result<(), StarFailure> {
+        let known = self.host.star().is_some_and(|host| host.incarnations().contains(&expected));
+        if expected == 0 || known {
+            return Ok(());
+        }
+        let task = &self.config.identity.task;
+        let message = format!("starwire: {task} was restarted: create the session again to use it");
+        Err(StarFailure::new(code::ABORTED, message))
+    }
+
+    fn star_claim(self: &Arc<Self>, registration: Registration) {
+        let (Some(star), Some(host)) = (&self.star, self.host.star()) else { return };
+        let plan = registration.body.parts().next().unwrap_or_default();
+        let isolated = match host.is_isolated(&registration.session) {
+            Ok(isolated) if plan_hash(plan) == registration.hash => isolated,
+            Ok(_) => {
+                let message = "starwire: plan hash mismatch: the registered bytes do not match the hash in the request";
+                return self.star_answer(&registration, Err(StarFailure::malformed(message)));
+            }
+            Err(failure) => return self.star_answer(&registration, Err(failure)),
+        };
+        let (hash, session) = (registration.hash, registration.session.clone());
+        let claimed = star.plans().claim(&session, &hash, isolated, registration, star.now());
+        match claimed {
+            Claim::Known(registration) => self.star_answer(&registration, Ok(())),
+            Claim::Compile(registration) => {
+                let compiled = self.star_compile(&registration, isolated);
+                self.star_answer(&registration, compiled);
+            }
+            Claim::Waits => {}
+        }
+    }
+
+    fn star_compile(self: &Arc<Self>, registration: &Registration, isolated: bool) -> Result<(), StarFailure> {
+        let (Some(star), Some(host)) = (&self.star, self.host.star()) else { return Ok(()) };
+        let Registration { peer, hash, session, body, .. } = registration;
+        let plan = body.parts().next().unwrap_or_default();
+        let (made, failure) = match host.compile(session, plan) {
+            Ok(compiled) => {
+                let value = Arc::new(ServedPlan::new(compiled.plan, compiled.may_wait));
+                let (bytes, peer, has_state) = (plan.len() as u64, peer.clone(), compiled.has_state);
+                (Some(Made { value, bytes, peer, has_state, isolated }), None)
+            }
+            Err(failure) => (None, Some(failure)),
+        };
+        let compiled = star.plans().compiled(session, hash, made, star.now());
+        if failure.is_none() {
+            self.metrics.count(|cells| cells.star_registrations.add(1));
+        }
+        self.star_drop(compiled.removed);
+        for waiter in compiled.waiters {
+            match &failure {
+                None => {
+                    let shared = self.clone();
+                    host.spawn(Box::new(move || shared.star_claim(waiter)));
+                }
+                Some(failure) => self.star_answer(&waiter, Err(failure.clone())),
+            }
+        }
+        let refused = compiled.refused.map(|refused| StarFailure::new(refused.code(), refused.to_string()));
+        failure.or(refused).map_or(Ok(()), Err)
+    }
+
+    fn star_answer(&self, registration: &Registration, result: Result<(), StarFailure>) {
+        let Registration { ticket: Ticket { conn, id }, peer, .. } = registration;
+        let (code, meta, payload) = match result {
+            Ok(()) => (0, Meta::of(b""), None),
+            Err(failure) => failure.into_reply(Some(peer)),
+        };
+        self.send(shard_of(*conn), Command::Reply { conn: *conn, id: *id, code, meta, payload });
+    }
+
+    pub(crate) fn star_session_closed(&self, session: &[u8]) {
+        let Some(star) = &self.star else { return };
+        let removed = star.plans().session_closed(session);
+        self.star_drop(removed);
+    }
+
+    pub(crate) fn star_forget_plans(&self) {
+        let Some(star) = &self.star else { return };
+        let removed = star.plans().clear();
+        self.star_drop(removed);
+    }
+
+    /// Drops plans that were not used for too long.
+    pub(super) fn star_tick(&self, now: Instant) {
+        let Some(star) = &self.star else { return };
+        let seconds = |time: Duration| time.as_secs();
+        let (due, now) = (star.next_tick.load(Ordering::Relaxed), star.time(now));
+        let next = seconds(now + TICK);
+        if seconds(now) < due
+            || star.next_tick.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
+            return;
+        }
+        let removed = star.plans().expire(now);
+        self.star_drop(removed);
+    }
+
+    /// Drops what left the table of plans, here and in the shards' caches.
+    fn star_drop<P>(&self, removed: Vec<P>) {
+        let Some(star) = &self.star else { return };
+        if !removed.is_empty() {
+            for shard in 0..self.config.reactors {
+                self.send(shard, Command::Star(Box::new(StarCommand::Forget)));
+            }
+        }
+        drop(removed);
+        let (plans, evicted) = {
+            let plans = star.plans();
+            (plans.len(), plans.evicted())
+        };
+        let new = evicted.saturating_sub(star.evicted.fetch_max(evicted, Ordering::Relaxed));
+        self.metrics.count(|cells| {
+            // Memory ends before these numbers do.
+            cells.star_plans.set(i64::try_from(plans).unwrap_or(i64::MAX));
+            cells.star_evictions.add(new);
+        });
+    }
+}
+
+impl StarFailure {
+    /// Code, metadata and payload of a reply.
+    pub(super) fn into_reply(self, peer: Option<&str>) -> (i32, Meta, Option<OutPayload>) {
+        let message = match peer.filter(|_| self.names_peer) {
+            Some(peer) => format!("{} (from {peer})", self.message),
+            None => self.message,
+        };
+        let details = (!self.details.is_empty()).then(|| OutPayload::of(vec![self.details]));
+        (self.code, Meta::of(message.as_bytes()), details)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_micros(10);
+
+    #[test]
+    fn plans_run_on_reactors_after_they_were_measured_cheap() {
+        let cost = Duration::from_micros(7);
+        let plan = ServedPlan::new((), false);
+        for _ in 0..TRIAL_RUNS {
+            assert!(!plan.runs_inline(LIMIT));
+            plan.ran(cost, cost, false, LIMIT);
+        }
+        assert!(plan.runs_inline(LIMIT));
+        assert!(!plan.runs_inline(cost / 2), "too expensive");
+        plan.ran(cost, Duration::ZERO, false, LIMIT);
+        assert!(!plan.runs_inline(LIMIT), "the cost is not known");
+        let waits = ServedPlan::new((), true);
+        for _ in 0..=TRIAL_RUNS {
+            waits.ran(cost, cost, false, LIMIT);
+        }
+        assert!(!waits.runs_inline(LIMIT));
+    }
+
+    #[test]
+    fn a_plan_that_held_a_reactor_up_runs_elsewhere_for_a_while() {
+        let cost = Duration::from_micros(7);
+        let plan = ServedPlan::new((), false);
+        for _ in 0..TRIAL_RUNS {
+            plan.ran(cost, cost, false, LIMIT);
+        }
+        plan.ran(LIMIT * 3, cost, true, LIMIT);
+        assert!(plan.runs_inline(LIMIT), "a little longer");
+        plan.ran(LIMIT * 5, cost, false, LIMIT);
+        assert!(plan.runs_inline(LIMIT), "it was not on a reactor");
+        plan.ran(LIMIT * 5, cost, true, LIMIT);
+        for _ in 0..BANISHED_FOR {
+            assert!(!plan.runs_inline(LIMIT));
+        }
+        assert!(plan.runs_inline(LIMIT));
+    }
+}

@@ -1,0 +1,356 @@
+//! A shard's part of a parameter server: the calls of its connections, the values that they keep, and the plans that
+//! they use. Nothing here is shared, so nothing is locked.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::host::{Slots, StarCall, StarFailure, StarHost, StarOutcome, StarReply};
+use super::server::{FoundPlan, ServedPlan, TICK};
+use super::steps::Steps;
+use crate::command::Meta;
+use crate::host::{Host, Ticket};
+use crate::memory::{InBody, OutPayload};
+use crate::metrics::Recorder;
+use crate::shared::Shared;
+use starwire_protocol::code;
+use starwire_protocol::star::{
+    self, CallHead, EndHead, Keep, LAST, PlanHash, REPLY_BYTES, ReplyHead, SESSION_AT, TRACE, UNKNOWN_PLAN,
+};
+
+/// News for the shard that owns a call's connection.
+pub enum StarCommand<H: Host> {
+    /// A run ended.
+    Done { ticket: Ticket, outcome: StarOutcome<<H::Star as StarHost>::Value> },
+    /// Whether there is a plan that the caller's session may use as well.
+    Adopted { ticket: Ticket, adopted: Result<Option<FoundPlan<H>>, StarFailure> },
+    /// Plans have left the table.
+    Forget,
+}
+
+/// The reply to a request of star calls.
+pub struct Answer {
+    pub id: u64,
+    pub code: i32,
+    pub meta: Meta,
+    pub payload: Option<OutPayload>,
+}
+
+type Served<H> = Arc<ServedPlan<<<H as Host>::Star as StarHost>::Plan>>;
+
+/// A call from its arrival to its answer.
+struct InFlight<H: Host> {
+    step: i64,
+    /// See [`Steps::call_began`].
+    on_record: bool,
+    last: bool,
+    arrived: Instant,
+    bytes: u64,
+    cancelled: bool,
+    stage: Stage<H>,
+}
+
+enum Stage<H: Host> {
+    /// Its session has not used the plan yet: the owner is asked whether it may.
+    Asking(Request),
+    Running(Served<H>, Option<<H::Star as StarHost>::Run>),
+}
+
+/// The parts of a call that its run needs.
+struct Request {
+    body: Box<InBody>,
+    keeps: Vec<Keep>,
+    trace: bool,
+    session: Range<usize>,
+    table: usize,
+}
+
+/// The figures of a run, for the metrics.
+struct Ran {
+    inline: bool,
+    queue: Duration,
+    run: Duration,
+    bytes: u64,
+}
+
+pub struct StarShard<H: Host> {
+    shared: Arc<Shared<H>>,
+    steps: Steps<<H::Star as StarHost>::Value>,
+    calls: HashMap<(u64, u64), InFlight<H>>,
+    /// Plans by session, as the shared table had them when it was of this generation.
+    known: HashMap<Box<[u8]>, HashMap<PlanHash, FoundPlan<H>>>,
+    generation: u64,
+    inline: Duration,
+    next_tick: Instant,
+}
+
+impl<H: Host> StarShard<H> {
+    /// None: the owner serves no star calls.
+    pub fn new(shared: &Arc<Shared<H>>) -> Option<Self> {
+        let generation = shared.star.as_ref()?.generation.load(Ordering::Acquire);
+        let config = &shared.config.star;
+        Some(Self {
+            steps: Steps::new(config.steps),
+            calls: HashMap::new(),
+            known: HashMap::new(),
+            generation,
+            inline: config.inline,
+            next_tick: Instant::now(),
+            shared: shared.clone(),
+        })
+    }
+
+    pub fn peer_came(&mut self, conn: u64, task: &str, incarnation: u64) {
+        if let Some(star) = &self.shared.star {
+            self.steps.peer_came(conn, star.accounts.of(task, incarnation));
+        }
+    }
+
+    /// After the cancellations of its calls.
+    pub fn peer_gone(&mut self, conn: u64, metrics: &Recorder) {
+        drop(self.steps.peer_gone(conn));
+        self.count_slots(metrics);
+    }
+
+    /// A peer's request. None: it is answered later.
+    pub fn request(
+        &mut self,
+        ticket: Ticket,
+        method: u16,
+        body: Box<InBody>,
+        now: Instant,
+        metrics: &Recorder,
+    ) -> Option<Answer> {
+        let answered = match method {
+            star::CALL => self.call(ticket, body, now, metrics).map(|()| None),
+            star::REGISTER => {
+                let peer = self.steps.name(ticket.conn).unwrap_or("a disconnected worker");
+                self.shared.star_register(ticket, peer, body).map(|()| None)
+            }
+            _ => self.end_step(ticket.conn, body.meta(), metrics).map(|()| Some(Meta::of(b""))),
+        };
+        match answered {
+            Ok(meta) => meta.map(|meta| Answer { id: ticket.id, code: 0, meta, payload: None }),
+            Err(failure) => Some(self.refusal(ticket, failure)),
+        }
+    }
+
+    fn end_step(&mut self, conn: u64, meta: &[u8], metrics: &Recorder) -> Result<(), StarFailure> {
+        let head = EndHead::read(meta).map_err(|error| StarFailure::malformed(error.to_string()))?;
+        drop(self.steps.step_ended(conn, head.step));
+        self.count_slots(metrics);
+        Ok(())
+    }
+
+    fn call(&mut self, ticket: Ticket, body: Box<InBody>, now: Instant, metrics: &Recorder) -> Result<(), StarFailure> {
+        self.tick(now, metrics);
+        let (head, table) = CallHead::read(body.meta()).map_err(|error| StarFailure::malformed(error.to_string()))?;
+        self.shared.star_check_incarnation(head.incarnation)?;
+        let CallHead { flags, step, plan: hash, session, keeps, .. } = head;
+        let time = self.time(now);
+        let began = self.steps.call_began(ticket.conn, step, !keeps.is_empty(), time);
+        let on_record = began.map_err(|refused| StarFailure::new(refused.code(), refused.to_string()))?;
+        let plan = self.find(session, &hash, time);
+        let session = SESSION_AT..SESSION_AT + session.len();
+        let (last, trace) = (flags & LAST != 0, flags & TRACE != 0);
+        let bytes = body.pieces().iter().map(|piece| piece.len as u64).sum();
+        let request = Request { body, keeps, trace, session, table };
+        let stage = match plan {
+            Some(plan) => self.run(ticket, step, request, plan),
+            None => {
+                self.ask(ticket, &request, hash);
+                Stage::Asking(request)
+            }
+        };
+        let call = InFlight { step, on_record, last, arrived: now, bytes, cancelled: false, stage };
+        self.calls.insert((ticket.conn, ticket.id), call);
+        Ok(())
+    }
+
+    /// The plan as this session may use it.
+    fn find(&mut self, session: &[u8], hash: &PlanHash, time: Duration) -> Option<Served<H>> {
+        let star = self.shared.star.as_ref()?;
+        // Before the look at the table: what leaves it later changes the generation once more.
+        let generation = star.generation.load(Ordering::Acquire);
+        if self.generation != generation {
+            self.known.clear();
+            self.generation = generation;
+        }
+        if let Some(found) = self.known.get(session).and_then(|plans| plans.get(hash)) {
+            found.note_use(time);
+            return Some(found.plan.clone());
+        }
+        let found = star.find(session, hash)?;
+        let plan = found.plan.clone();
+        self.known.entry(session.into()).or_default().insert(*hash, found);
+        Some(plan)
+    }
+
+    /// Whether the session exists is a question that may block.
+    fn ask(&self, ticket: Ticket, request: &Request, hash: PlanHash) {
+        let Some(host) = self.shared.host.star() else { return };
+        let session: Box<[u8]> = request.body.meta()[request.session.clone()].into();
+        let shared = self.shared.clone();
+        host.spawn(Box::new(move || shared.star_adopt(ticket, &session, &hash)));
+    }
+
+    fn run(&self, ticket: Ticket, step: i64, request: Request, plan: Served<H>) -> Stage<H> {
+        let Request { body, keeps, trace, session, table } = request;
+        let inline = !trace && plan.runs_inline(self.inline);
+        let slots = Slots { steps: &self.steps, conn: ticket.conn, step };
+        let call = StarCall { ticket, plan: &plan.plan, step, keeps, trace, inline, slots, body, session, table };
+        let run = self.shared.host.star().and_then(|host| host.run(call));
+        Stage::Running(plan, run)
+    }
+
+    /// The caller of a request no longer needs its answer.
+    pub fn cancelled(&mut self, ticket: Ticket) {
+        let Some(call) = self.calls.get_mut(&(ticket.conn, ticket.id)) else { return };
+        call.cancelled = true;
+        if let (Stage::Running(_, Some(run)), Some(host)) = (&call.stage, self.shared.host.star()) {
+            host.cancel(run);
+        }
+    }
+
+    pub fn execute(&mut self, command: StarCommand<H>, now: Instant, metrics: &Recorder) -> Option<(u64, Answer)> {
+        let (ticket, answer) = match command {
+            StarCommand::Done { ticket, outcome } => (ticket, self.done(ticket, outcome, now, metrics)),
+            StarCommand::Adopted { ticket, adopted } => (ticket, self.adopted(ticket, adopted, now, metrics)),
+            StarCommand::Forget => {
+                self.known.clear();
+                return None;
+            }
+        };
+        answer.map(|answer| (ticket.conn, answer))
+    }
+
+    fn done(
+        &mut self,
+        ticket: Ticket,
+        outcome: StarOutcome<<H::Star as StarHost>::Value>,
+        now: Instant,
+        metrics: &Recorder,
+    ) -> Option<Answer> {
+        let call = self.calls.remove(&(ticket.conn, ticket.id))?;
+        let StarOutcome { result, run, cost, inline } = outcome;
+        let queue = now.saturating_duration_since(call.arrived).saturating_sub(run);
+        let result = result.and_then(|reply| self.keep(ticket, call.step, reply));
+        let bytes = result.as_ref().map_or(0, |reply| reply.bytes);
+        if let (Ok(_), Stage::Running(plan, _)) = (&result, &call.stage) {
+            plan.ran(run, cost, inline, self.inline);
+        }
+        self.end(ticket, &call, Some(Ran { inline, queue, run, bytes }), now, metrics);
+        let StarReply { meta, payload, stats_bytes, .. } = match result {
+            Ok(reply) => reply,
+            Err(failure) => return Some(self.refusal(ticket, failure)),
+        };
+        let head = ReplyHead { flags: 0, queue_micros: micros(queue), run_micros: micros(run), stats_bytes };
+        let mut meta = meta.0;
+        meta[..REPLY_BYTES].copy_from_slice(&head.bytes());
+        Some(Answer { id: ticket.id, code: 0, meta: Meta::from_vec(meta), payload })
+    }
+
+    fn keep(
+        &mut self,
+        ticket: Ticket,
+        step: i64,
+        mut reply: StarReply<<H::Star as StarHost>::Value>,
+    ) -> Result<StarReply<<H::Star as StarHost>::Value>, StarFailure> {
+        for kept in std::mem::take(&mut reply.kept) {
+            let kept = self.steps.keep(ticket.conn, step, kept.slot, kept.value, kept.bytes);
+            kept.map_err(|(_, refused)| StarFailure::new(refused.code(), refused.to_string()))?;
+        }
+        Ok(reply)
+    }
+
+    fn adopted(
+        &mut self,
+        ticket: Ticket,
+        adopted: Result<Option<FoundPlan<H>>, StarFailure>,
+        now: Instant,
+        metrics: &Recorder,
+    ) -> Option<Answer> {
+        let mut call = self.calls.remove(&(ticket.conn, ticket.id))?;
+        let found = match adopted {
+            Ok(_) if call.cancelled => Err(StarFailure::new(code::CANCELLED, "cancelled before it was started")),
+            found => found,
+        };
+        match (found, call.stage) {
+            (Ok(Some(found)), Stage::Asking(request)) => {
+                call.stage = self.run(ticket, call.step, request, found.plan);
+                self.calls.insert((ticket.conn, ticket.id), call);
+                None
+            }
+            (Ok(_), stage) => {
+                call.stage = stage;
+                self.end(ticket, &call, None, now, metrics);
+                let head = ReplyHead { flags: UNKNOWN_PLAN, ..ReplyHead::default() };
+                Some(Answer { id: ticket.id, code: 0, meta: Meta::of(&head.bytes()), payload: None })
+            }
+            (Err(failure), stage) => {
+                call.stage = stage;
+                self.end(ticket, &call, None, now, metrics);
+                Some(self.refusal(ticket, failure))
+            }
+        }
+    }
+
+    /// A call is over. `ran`: its plan was known.
+    fn end(&mut self, ticket: Ticket, call: &InFlight<H>, ran: Option<Ran>, now: Instant, metrics: &Recorder) {
+        // A call that asks for its plan comes again.
+        let last = call.last && ran.is_some();
+        let freed = self.steps.call_ended(ticket.conn, call.step, call.on_record, last, self.time(now));
+        drop(freed);
+        metrics.star_calls.add(1);
+        metrics.star_bytes_received.add(call.bytes);
+        if let Some(Ran { inline, queue, run, bytes }) = ran {
+            metrics.star_plan_hits.add(1);
+            metrics.star_calls_inline.add(u64::from(inline));
+            metrics.star_bytes_sent.add(bytes);
+            metrics.star_queue_time.record(queue);
+            metrics.star_run_time.record(run);
+        }
+        self.count_slots(metrics);
+    }
+
+    fn refusal(&self, ticket: Ticket, failure: StarFailure) -> Answer {
+        let (code, meta, payload) = failure.into_reply(self.steps.name(ticket.conn));
+        Answer { id: ticket.id, code, meta, payload }
+    }
+
+    fn time(&self, now: Instant) -> Duration {
+        self.shared.star.as_ref().map_or(Duration::ZERO, |star| star.time(now))
+    }
+
+    /// Drops what was not used for too long, while there are calls.
+    fn tick(&mut self, now: Instant, metrics: &Recorder) {
+        if now < self.next_tick {
+            return;
+        }
+        self.next_tick = now + TICK;
+        drop(self.steps.expire(self.time(now)));
+        self.count_slots(metrics);
+        self.shared.star_tick(now);
+    }
+
+    fn count_slots(&self, metrics: &Recorder) {
+        // Memory ends before these numbers do.
+        metrics.star_slots.set(i64::try_from(self.steps.len()).unwrap_or(i64::MAX));
+    }
+
+    /// The shard is over: cancels what still runs.
+    pub fn stop(self) {
+        for call in self.calls.into_values() {
+            if let (Stage::Running(_, Some(run)), Some(host)) = (&call.stage, self.shared.host.star()) {
+                host.cancel(run);
+            }
+        }
+    }
+}
+
+/// An hour and more reads as 71 minutes.
+fn micros(time: Duration) -> u32 {
+    u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,148 @@
+//! A parameter server's kernels, without TensorFlow. A plan is a text whose words say how it behaves. It answers with
+//! the table that it was given; a table "slot N" stands for the value in that slot.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::time::Duration;
+
+use starwire_engine::Ticket;
+use starwire_engine::star::{
+    CompiledPlan, Job, Kept, ReplyMeta, StarCall, StarFailure, StarHost, StarOutcome, StarReply,
+};
+use starwire_protocol::code;
+
+use super::{Engine, PATIENCE};
+
+pub const INCARNATION: u64 = 77;
+
+#[derive(Default)]
+pub struct Seen {
+    pub engine: Mutex<Weak<Engine>>,
+    /// Plans and values that exist.
+    pub alive: Arc<AtomicUsize>,
+    pub compiled: AtomicU64,
+    pub inline: AtomicU64,
+    pub cancelled: AtomicU64,
+    pub running: AtomicU64,
+}
+
+pub struct Alive(Arc<AtomicUsize>);
+
+impl Alive {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+pub struct Plan(String, #[allow(dead_code, reason = "only dropped")] Alive);
+pub struct Value(Vec<u8>, #[allow(dead_code, reason = "only dropped")] Alive);
+
+#[derive(Default)]
+pub struct Run {
+    cancelled: Mutex<bool>,
+    changed: Condvar,
+}
+
+pub struct Kernels(pub Arc<Seen>);
+
+impl StarHost for Kernels {
+    type Plan = Arc<Plan>;
+    type Value = Value;
+    type Run = Arc<Run>;
+
+    fn incarnations(&self) -> &[u64] {
+        &[INCARNATION]
+    }
+
+    fn spawn(&self, job: Job) {
+        std::thread::spawn(job);
+    }
+
+    fn is_isolated(&self, session: &[u8]) -> Result<bool, StarFailure> {
+        match session {
+            b"one" | b"two" => Ok(false),
+            b"alone" => Ok(true),
+            _ => Err(StarFailure::new(code::ABORTED, "no such session")),
+        }
+    }
+
+    fn compile(&self, _session: &[u8], plan: &[u8]) -> Result<CompiledPlan<Arc<Plan>>, StarFailure> {
+        let text = String::from_utf8(plan.to_vec()).unwrap();
+        self.0.compiled.fetch_add(1, Ordering::Relaxed);
+        if text.contains("slowly") {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        if text.contains("bad") {
+            let details = b"details".to_vec();
+            let failure = StarFailure::new(code::INVALID_ARGUMENT, "a bad plan");
+            return Err(StarFailure { details, names_peer: true, ..failure });
+        }
+        let (has_state, may_wait) = (text.contains("state"), text.contains("block"));
+        Ok(CompiledPlan { plan: Arc::new(Plan(text, Alive::new(&self.0.alive))), has_state, may_wait })
+    }
+
+    fn run(&self, call: StarCall<'_, Self>) -> Option<Arc<Run>> {
+        self.0.inline.fetch_add(u64::from(call.inline), Ordering::Relaxed);
+        let slot = std::str::from_utf8(call.table()).ok().and_then(|table| table.strip_prefix("slot ")?.parse().ok());
+        let table = match slot {
+            None => Ok(call.table().to_vec()),
+            Some(slot) => match call.slots.get(slot) {
+                Some(value) => Ok(value.0.clone()),
+                None => Err(StarFailure::new(code::FAILED_PRECONDITION, "the slot is empty")),
+            },
+        };
+        let kept = call.keeps.iter().map(|keep| {
+            let value = Value(call.table().to_vec(), Alive::new(&self.0.alive));
+            Kept { slot: keep.slot, bytes: value.0.len() as u64, value }
+        });
+        let reply = |table: Vec<u8>| StarReply {
+            kept: kept.collect(),
+            meta: ReplyMeta::new(&table),
+            payload: None,
+            stats_bytes: 0,
+            bytes: 3,
+        };
+        let (run, cost) = (Duration::from_micros(5), Duration::from_micros(1));
+        let outcome = StarOutcome { result: table.map(reply), run, cost, inline: call.inline };
+        let (seen, ticket, plan) = (self.0.clone(), call.ticket, call.plan.clone());
+        if call.inline {
+            done(&seen, ticket, outcome);
+            return None;
+        }
+        let run = Arc::new(Run::default());
+        let waiting = run.clone();
+        std::thread::spawn(move || {
+            if !plan.0.contains("block") {
+                return done(&seen, ticket, outcome);
+            }
+            seen.running.fetch_add(1, Ordering::Relaxed);
+            let cancelled = waiting.cancelled.lock().unwrap();
+            let (cancelled, _) = waiting.changed.wait_timeout_while(cancelled, PATIENCE, |no| !*no).unwrap();
+            assert!(*cancelled, "it is cancelled in time");
+            seen.running.fetch_sub(1, Ordering::Relaxed);
+            let result = Err(StarFailure::new(code::CANCELLED, "cancelled while it ran"));
+            done(&seen, ticket, StarOutcome { result, ..outcome });
+        });
+        Some(run)
+    }
+
+    fn cancel(&self, run: &Arc<Run>) {
+        self.0.cancelled.fetch_add(1, Ordering::Relaxed);
+        *run.cancelled.lock().unwrap() = true;
+        run.changed.notify_all();
+    }
+}
+
+fn done(seen: &Seen, ticket: Ticket, outcome: StarOutcome<Value>) {
+    let engine = seen.engine.lock().unwrap().upgrade();
+    if let Some(engine) = engine {
+        engine.star_done(ticket, outcome);
+    }
+}

@@ -1,0 +1,302 @@
+//! Star calls over real connections, to kernels without TensorFlow.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use starwire_protocol::code;
+use starwire_protocol::star::{
+    CALL, CallHead, END, EndHead, Keep, LAST, PlanHash, REGISTER, REPLY_BYTES, RegisterHead, ReplyHead, TRACE,
+    UNKNOWN_PLAN, plan_hash,
+};
+
+use crate::harness::kernels::INCARNATION;
+use crate::harness::{self, Channel, End, Options, Task, Waiter, eventually, payload};
+use crate::{PS, WORKER};
+
+struct Pair {
+    ps: Task,
+    _worker: Task,
+    channel: Channel,
+}
+
+fn pair(env: &[(&str, &str)]) -> Pair {
+    let ps = Task::try_start(PS, "star_server", 1, env).unwrap();
+    let worker = Task::try_start(WORKER, "star_server", 1, env).unwrap();
+    worker.knows(PS, &ps);
+    let channel = worker.channel(PS);
+    Pair { ps, _worker: worker, channel }
+}
+
+/// The head of a call of this plan.
+fn head<'a>(session: &'a str, plan: &str, step: i64) -> CallHead<'a> {
+    let (plan, session) = (plan_hash(plan.as_bytes()), session.as_bytes());
+    CallHead { flags: 0, number: 0, step, incarnation: INCARNATION, plan, session, keeps: Vec::new() }
+}
+
+fn keeping<'a>(session: &'a str, plan: &str, step: i64, slots: &[u32]) -> CallHead<'a> {
+    let keeps = slots.iter().map(|slot| Keep { fetch: 0, slot: *slot, flags: 0 }).collect();
+    CallHead { keeps, ..head(session, plan, step) }
+}
+
+impl Pair {
+    fn begin(&self, head: &CallHead<'_>, table: &str) -> (u64, Arc<Waiter>) {
+        let mut meta = Vec::new();
+        head.write(&mut meta).unwrap();
+        meta.extend_from_slice(table.as_bytes());
+        harness::call_with(&self.channel, CALL, &meta, None, &Options::default())
+    }
+
+    fn call(&self, head: &CallHead<'_>, table: &str) -> End {
+        self.begin(head, table).1.wait()
+    }
+
+    fn begin_register(&self, session: &str, hash: PlanHash, parts: Vec<Vec<u8>>, incarnation: u64) -> Arc<Waiter> {
+        let mut meta = Vec::new();
+        RegisterHead { incarnation, plan: hash, session: session.as_bytes() }.write(&mut meta).unwrap();
+        let payload = payload(parts, &self.ps.seen.released);
+        harness::call_with(&self.channel, REGISTER, &meta, Some(payload), &Options::default()).1
+    }
+
+    fn register(&self, session: &str, plan: &str) -> End {
+        let plan = plan.as_bytes();
+        self.begin_register(session, plan_hash(plan), vec![plan.to_vec()], INCARNATION).wait()
+    }
+
+    fn end_step(&self, step: i64) -> End {
+        let mut meta = Vec::new();
+        EndHead { step, session: b"one" }.write(&mut meta).unwrap();
+        harness::call(&self.channel, END, &meta, None)
+    }
+
+    fn metric(&self, name: &str) -> f64 {
+        let text = self.ps.engine().metrics_text();
+        let line = text.lines().find(|line| line.starts_with(&format!("starwire_star_{name}{{"))).unwrap();
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    fn has(&self, name: &str, value: f64) {
+        eventually(&format!("{name} = {value}"), || self.metric(name) == value);
+    }
+}
+
+/// The table of the reply to a call whose plan is known.
+fn table(end: &End) -> String {
+    assert_eq!(end.code, 0, "{}", end.message);
+    assert_eq!(ReplyHead::read(&end.meta).unwrap().flags, 0);
+    String::from_utf8(end.meta[REPLY_BYTES..].to_vec()).unwrap()
+}
+
+fn asks_for_plan(end: &End) -> bool {
+    assert_eq!(end.code, 0, "{}", end.message);
+    ReplyHead::read(&end.meta).unwrap().flags == UNKNOWN_PLAN
+}
+
+#[test]
+fn sessions_share_plans() {
+    let pair = pair(&[]);
+    assert!(asks_for_plan(&pair.call(&head("one", "echo", 1), "x")));
+    assert_eq!(pair.register("one", "echo").code, 0);
+    assert_eq!(table(&pair.call(&head("one", "echo", 1), "hello")), "hello");
+    assert_eq!(table(&pair.call(&head("two", "echo", 1), "adopted")), "adopted");
+    assert!(asks_for_plan(&pair.call(&head("alone", "echo", 1), "own devices")));
+    assert_eq!(pair.call(&head("nobody", "echo", 1), "").code, code::ABORTED);
+    pair.has("plans", 1.0);
+    pair.has("registrations_total", 1.0);
+    pair.has("calls_total", 5.0);
+    pair.has("plan_hits_total", 2.0);
+}
+
+#[test]
+fn cheap_plans_run_on_the_reactor() {
+    let pair = pair(&[("STARWIRE_STAR_INLINE_US", "1000000")]);
+    for plan in ["echo", "echo, and one may block"] {
+        pair.register("one", plan);
+    }
+    let kernels = &pair.ps.seen.kernels;
+    for round in 0..10 {
+        assert_eq!(table(&pair.call(&head("one", "echo", round), "x")), "x");
+        assert_eq!(kernels.inline.load(Relaxed), u64::try_from(round - 2).unwrap_or(0), "after three runs elsewhere");
+    }
+    let traced = CallHead { flags: TRACE, ..head("one", "echo", 1) };
+    assert_eq!(table(&pair.call(&traced, "x")), "x");
+    assert_eq!(kernels.inline.load(Relaxed), 7, "a traced run takes longer");
+    pair.has("calls_inline_total", 7.0);
+}
+
+#[test]
+fn values_stay_for_later_calls_of_the_step() {
+    let mut pair = pair(&[]);
+    pair.register("one", "echo");
+    assert_eq!(table(&pair.call(&keeping("one", "echo", 11, &[5]), "kept")), "kept");
+    pair.has("slots", 1.0);
+    assert_eq!(table(&pair.call(&head("one", "echo", 11), "slot 5")), "kept");
+    assert_eq!(pair.call(&head("one", "echo", 11), "slot 6").code, code::FAILED_PRECONDITION);
+    assert_eq!(pair.call(&head("one", "echo", 12), "slot 5").code, code::FAILED_PRECONDITION, "another step's");
+    let last = CallHead { flags: LAST, ..head("one", "echo", 11) };
+    assert_eq!(table(&pair.call(&last, "slot 5")), "kept");
+    pair.has("slots", 0.0);
+    assert_eq!(pair.call(&last, "slot 5").code, code::FAILED_PRECONDITION);
+    // So does the end of the step ...
+    pair.call(&keeping("one", "echo", 11, &[5, 6]), "kept");
+    pair.has("slots", 2.0);
+    assert_eq!(pair.end_step(11).code, 0);
+    pair.has("slots", 0.0);
+    // ... and the end of the connection.
+    pair.call(&keeping("one", "echo", 11, &[5, 6]), "kept");
+    pair.has("slots", 2.0);
+    pair._worker.stop();
+    pair.has("slots", 0.0);
+    eventually("the values go", || pair.ps.seen.kernels.alive.load(Relaxed) == 1);
+}
+
+#[test]
+fn limits_name_the_peer() {
+    let pair = pair(&[("STARWIRE_STAR_LIMITS", "values=1,calls=1")]);
+    for plan in ["echo", "block"] {
+        pair.register("one", plan);
+    }
+    assert_eq!(pair.call(&keeping("one", "echo", 1, &[1]), "a").code, 0);
+    let refused = pair.call(&keeping("one", "echo", 1, &[2]), "b");
+    assert_eq!(refused.code, code::RESOURCE_EXHAUSTED);
+    assert!(refused.message.contains("/job:worker/replica:0/task:0 keeps 2 values"), "{}", refused.message);
+    let (id, waiting) = pair.begin(&head("one", "block", 2), "");
+    eventually("it runs", || pair.ps.seen.kernels.running.load(Relaxed) == 1);
+    let refused = pair.call(&head("one", "echo", 2), "");
+    assert_eq!(refused.code, code::RESOURCE_EXHAUSTED);
+    assert!(refused.message.contains("STARWIRE_STAR_LIMITS=calls"), "{}", refused.message);
+    pair.channel.cancel(id, code::CANCELLED, "enough".into());
+    waiting.wait();
+    eventually("the call ends", || pair.call(&head("one", "echo", 2), "").code == 0);
+    eventually("the refused value goes", || pair.ps.seen.kernels.alive.load(Relaxed) == 3);
+}
+
+#[test]
+fn a_cancelled_run_is_told_and_ends() {
+    let pair = pair(&[]);
+    pair.register("one", "block");
+    let kernels = &pair.ps.seen.kernels;
+    let (id, waiting) = pair.begin(&head("one", "block", 1), "");
+    eventually("it runs", || kernels.running.load(Relaxed) == 1);
+    pair.channel.cancel(id, code::CANCELLED, "no longer wanted".into());
+    assert_eq!(waiting.wait().code, code::CANCELLED);
+    eventually("it ends", || kernels.running.load(Relaxed) == 0);
+    pair.has("calls_total", 1.0);
+    assert_eq!(kernels.cancelled.load(Relaxed), 1);
+}
+
+#[test]
+fn runs_of_a_lost_peer_are_cancelled() {
+    let mut pair = pair(&[]);
+    pair.register("one", "block");
+    let (_, waiting) = pair.begin(&head("one", "block", 1), "");
+    eventually("it runs", || pair.ps.seen.kernels.running.load(Relaxed) == 1);
+    pair._worker.stop();
+    assert_eq!(waiting.wait().code, code::UNAVAILABLE);
+    eventually("it is cancelled", || pair.ps.seen.kernels.running.load(Relaxed) == 0);
+    pair.has("calls_total", 1.0);
+}
+
+#[test]
+fn a_stop_cancels_runs_and_drops_plans() {
+    let mut pair = pair(&[]);
+    pair.register("one", "block");
+    let kernels = pair.ps.seen.kernels.clone();
+    let (_, waiting) = pair.begin(&head("one", "block", 1), "");
+    eventually("it runs", || kernels.running.load(Relaxed) == 1);
+    let engine = pair.ps.engine().clone();
+    engine.stop();
+    assert_eq!(waiting.wait().code, code::UNAVAILABLE);
+    eventually("it is cancelled", || kernels.running.load(Relaxed) == 0);
+    assert_eq!(kernels.alive.load(Relaxed), 1, "the table has the plan");
+    engine.star_forget_plans();
+    eventually("the plan goes", || kernels.alive.load(Relaxed) == 0);
+    drop(engine);
+    pair.ps.stop();
+}
+
+#[test]
+fn what_leaves_the_table_leaves_the_shards() {
+    let pair = pair(&[("STARWIRE_STAR_LIMITS", "plans=2")]);
+    let alive = || pair.ps.seen.kernels.alive.load(Relaxed);
+    for round in 0..3 {
+        for plan in ["a", "b", "c"] {
+            assert!(asks_for_plan(&pair.call(&head("one", plan, 1), "x")), "evicted: {plan}, {round}");
+            assert_eq!(pair.register("one", plan).code, 0);
+            assert_eq!(table(&pair.call(&head("one", plan, 1), "x")), "x");
+        }
+    }
+    pair.has("evictions_total", 7.0);
+    eventually("evicted plans go", || alive() == 2);
+    pair.ps.engine().star_forget_plans();
+    eventually("all plans go", || alive() == 0);
+    assert!(asks_for_plan(&pair.call(&head("one", "c", 1), "x")));
+    pair.has("plans", 0.0);
+}
+
+#[test]
+fn a_closed_session_takes_its_plans_along() {
+    let pair = pair(&[]);
+    for (session, plan) in [("one", "echo with state"), ("two", "echo with state"), ("one", "echo")] {
+        pair.register(session, plan);
+        assert_eq!(table(&pair.call(&head(session, plan, 1), "x")), "x");
+    }
+    pair.has("plans", 3.0);
+    pair.ps.engine().star_session_closed(b"one");
+    pair.has("plans", 2.0);
+    eventually("the plan goes", || pair.ps.seen.kernels.alive.load(Relaxed) == 2);
+    assert!(asks_for_plan(&pair.call(&head("one", "echo with state", 1), "x")));
+    assert_eq!(table(&pair.call(&head("two", "echo with state", 1), "x")), "x");
+    assert_eq!(table(&pair.call(&head("one", "echo", 1), "x")), "x", "what all share is adopted again");
+}
+
+#[test]
+fn a_plan_is_compiled_once_whoever_registers_it() {
+    let pair = pair(&[]);
+    for (plan, outcome) in [("echo slowly", 0), ("bad, slowly", code::INVALID_ARGUMENT)] {
+        let before = pair.ps.seen.kernels.compiled.load(Relaxed);
+        let begin = |session| {
+            let bytes = plan.as_bytes();
+            pair.begin_register(session, plan_hash(bytes), vec![bytes.to_vec()], INCARNATION)
+        };
+        let all: Vec<_> = (0..20).map(|n| begin(if n % 2 == 0 { "one" } else { "two" })).collect();
+        for waiter in all {
+            let end = waiter.wait();
+            assert_eq!(end.code, outcome, "{}", end.message);
+            if outcome != 0 {
+                assert_eq!(end.message, format!("a bad plan (from {WORKER})"));
+                assert_eq!(end.meta, b"details");
+            }
+        }
+        let compiled = pair.ps.seen.kernels.compiled.load(Relaxed) - before;
+        assert!(compiled == 1 || outcome != 0, "{compiled}");
+    }
+    pair.has("plans", 1.0);
+}
+
+#[test]
+fn requests_that_break_the_rules_are_refused() {
+    let pair = pair(&[]);
+    pair.register("one", "echo");
+    let restarted = CallHead { incarnation: INCARNATION + 1, ..head("one", "echo", 1) };
+    let end = pair.call(&restarted, "x");
+    assert_eq!(end.code, code::ABORTED);
+    assert_eq!(end.message, format!("starwire: {PS} was restarted: create the session again to use it"));
+    assert_eq!(table(&pair.call(&CallHead { incarnation: 0, ..restarted }, "any")), "any");
+    for method in [CALL, REGISTER, END] {
+        let end = harness::call(&pair.channel, method, b"nonsense", None);
+        assert_eq!(end.code, code::INVALID_ARGUMENT);
+        assert!(
+            end.message.starts_with("starwire: malformed ")
+                && end.message.ends_with("(from /job:worker/replica:0/task:0)")
+        );
+    }
+    let register = |hash, parts| pair.begin_register("one", hash, parts, INCARNATION).wait();
+    let other = register(plan_hash(b"other"), vec![b"plan".to_vec()]);
+    assert_eq!(other.code, code::INVALID_ARGUMENT);
+    assert!(other.message.contains("plan hash mismatch"), "{}", other.message);
+    let parts = register(plan_hash(b"plan"), vec![b"pl".to_vec(), b"an".to_vec()]);
+    assert!(parts.message.contains("in 2 parts instead of one"), "{}", parts.message);
+    assert_eq!(pair.begin_register("one", [0; 32], vec![b"x".to_vec()], 5).wait().code, code::ABORTED);
+    assert_eq!(pair.begin_register("nobody", plan_hash(b"x"), vec![b"x".to_vec()], 0).wait().code, code::ABORTED);
+    assert_eq!(table(&pair.call(&head("one", "echo", 1), "it serves on")), "it serves on");
+}

@@ -1,0 +1,268 @@
+// Which of TensorFlow's eager requests go over the data port, and which over its own client.
+#include "cc/worker/eager_client.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/base/methods.h"
+#include "cc/base/status_codec.h"
+#include "tensorflow/core/distributed_runtime/call_options.h"
+#include "tensorflow/core/protobuf/eager_service.pb.h"
+#include "tensorflow/core/protobuf/worker.pb.h"
+
+namespace starwire {
+namespace {
+
+using tensorflow::CallOptions;
+using tensorflow::StatusCallback;
+using namespace tensorflow::eager;  // NOLINT: the names of the messages
+using tensorflow::core::RefCountPtr;
+
+constexpr char kTask[] = "/job:worker/replica:0/task:0";
+
+// What happened, in order: "port enqueue 7" is an Enqueue for context 7 over the data port.
+using Journal = std::vector<std::string>;
+
+class StockClient : public EagerClient {
+ public:
+  explicit StockClient(Journal* journal) : journal_(journal) {}
+
+  void CreateContextAsync(const CreateContextRequest*, CreateContextResponse*, StatusCallback done) override {
+    Note("create", 0, std::move(done));
+  }
+  virtual void CreateContextAsync(const CreateContextRequest*, CreateContextResponse*, StatusCallback done,
+                                  int64_t timeout_ms, int retries) {
+    Note("create with " + std::to_string(timeout_ms) + " ms and retries", static_cast<uint64_t>(retries),
+         std::move(done));
+  }
+  void UpdateContextAsync(const UpdateContextRequest*, UpdateContextResponse*, StatusCallback done) override {
+    Note("update", 0, std::move(done));
+  }
+  void WaitQueueDoneAsync(const WaitQueueDoneRequest*, WaitQueueDoneResponse*, StatusCallback done) override {
+    Note("wait", 0, std::move(done));
+  }
+  void KeepAliveAsync(const KeepAliveRequest*, KeepAliveResponse*, StatusCallback done) override {
+    Note("keep alive", 0, std::move(done));
+  }
+  void CloseContextAsync(const CloseContextRequest*, CloseContextResponse*, StatusCallback done) override {
+    Note("close", 0, std::move(done));
+  }
+  void EnqueueAsync(CallOptions* opts, const EnqueueRequest* request, EnqueueResponse*, StatusCallback done) override {
+    Note(opts == nullptr ? "enqueue" : "enqueue with options", request->context_id(), std::move(done));
+  }
+  void RunComponentFunctionAsync(CallOptions*, const RunComponentFunctionRequest* request,
+                                 RunComponentFunctionResponse*, StatusCallback done) override {
+    Note("run", request->context_id(), std::move(done));
+  }
+  void StreamingEnqueueAsync(bool streaming, CallOptions*, const EnqueueRequest* request, EnqueueResponse*,
+                             StatusCallback done) override {
+    journal_->push_back("grpc stream " + std::to_string(request->context_id()));
+    EXPECT_TRUE(streaming);
+    streamed.push_back(std::move(done));
+  }
+  bool allow_multiple_pending_requests() const override { return streams; }
+
+  bool streams = true;
+  std::vector<StatusCallback> streamed;  // not answered yet
+
+ private:
+  void Note(const std::string& what, uint64_t number, StatusCallback done) {
+    journal_->push_back("grpc " + what + (number == 0 ? "" : " " + std::to_string(number)));
+    done(OkStatus());
+  }
+
+  Journal* const journal_;
+};
+
+class Port : public RemoteWorker {
+ public:
+  explicit Port(Journal* journal)
+      : RemoteWorker(kTask, MakeStatus(kInternal, "no channel"), nullptr), journal_(journal) {}
+
+  void EagerEnqueueAsync(CallOptions*, const EnqueueRequest* request, EnqueueResponse*, StatusCallback done) override {
+    journal_->push_back("port enqueue " + std::to_string(request->context_id()));
+    if (before_answer) before_answer();
+    done(answer);
+  }
+  void EagerRunComponentFunctionAsync(CallOptions*, const RunComponentFunctionRequest* request,
+                                      RunComponentFunctionResponse*, StatusCallback done) override {
+    journal_->push_back("port run " + std::to_string(request->context_id()));
+    done(answer);
+  }
+  void CleanupGraphAsync(const tensorflow::CleanupGraphRequest* request, tensorflow::CleanupGraphResponse*,
+                         StatusCallback done) override {
+    journal_->push_back("port cleanup " + std::to_string(request->step_id()));
+    done(OkStatus());
+  }
+
+  Status answer;
+  std::function<void()> before_answer;
+
+ private:
+  Journal* const journal_;
+};
+
+class EagerPortClientTest : public testing::Test {
+ protected:
+  EagerPortClientTest()
+      : stock_(new StockClient(&journal_)),
+        port_(new Port(&journal_)),
+        client_(new EagerPortClient(RefCountPtr<EagerClient>(stock_), std::unique_ptr<RemoteWorker>(port_))) {}
+
+  Status Enqueue(uint64_t context, CallOptions* opts = nullptr) {
+    auto request = std::make_unique<EnqueueRequest>();
+    request->set_context_id(context);
+    // TensorFlow may free the request as soon as it has been sent.
+    port_->before_answer = [&request] { request.reset(); };
+    EnqueueResponse response;
+    Status ended = MakeStatus(kInternal, "not called");
+    client_->EnqueueAsync(opts, request.get(), &response, [&ended](const Status& status) { ended = status; });
+    return ended;
+  }
+  Status Run(uint64_t context) {
+    RunComponentFunctionRequest request;
+    RunComponentFunctionResponse response;
+    request.set_context_id(context);
+    CallOptions opts;
+    Status ended = MakeStatus(kInternal, "not called");
+    client_->RunComponentFunctionAsync(&opts, &request, &response, [&ended](const Status& status) { ended = status; });
+    return ended;
+  }
+  void Stream(uint64_t context, bool streaming = true) {
+    EnqueueRequest request;
+    EnqueueResponse response;
+    request.set_context_id(context);
+    client_->StreamingEnqueueAsync(streaming, nullptr, &request, &response,
+                                   [this](const Status&) { journal_.push_back("answered"); });
+  }
+  Journal Take() { return std::exchange(journal_, {}); }
+
+  Journal journal_;
+  StockClient* const stock_;
+  Port* const port_;
+  const RefCountPtr<EagerPortClient> client_;
+};
+
+TEST_F(EagerPortClientTest, WhatAStepWaitsForUsesThePort) {
+  EXPECT_TRUE(Enqueue(1).ok());
+  EXPECT_TRUE(Run(2).ok());
+  EXPECT_EQ(Take(), Journal({"port enqueue 1", "port run 2"}));
+}
+
+TEST_F(EagerPortClientTest, TheRestDoesNot) {
+  CreateContextRequest create;
+  CreateContextResponse created;
+  CloseContextRequest close;
+  CloseContextResponse closed;
+  KeepAliveRequest keep;
+  KeepAliveResponse kept;
+  int done = 0;
+  client_->CreateContextAsync(&create, &created, [&done](const Status&) { ++done; });
+  client_->KeepAliveAsync(&keep, &kept, [&done](const Status&) { ++done; });
+  client_->CloseContextAsync(&close, &closed, [&done](const Status&) { ++done; });
+  EXPECT_EQ(done, 3);
+  EXPECT_EQ(Take(), Journal({"grpc create", "grpc keep alive", "grpc close"}));
+}
+
+TEST_F(EagerPortClientTest, CleanupsAreNotWaitedFor) {
+  EnqueueRequest request;
+  EnqueueResponse response;
+  request.add_queue()->mutable_cleanup_function()->set_step_id(-77);
+  bool done = false;
+  client_->EnqueueAsync(nullptr, &request, &response, [&done](const Status& status) { done = status.ok(); });
+  EXPECT_TRUE(done);
+  EXPECT_EQ(Take(), Journal({"port cleanup -77"}));
+  // Only as the only one.
+  request.add_queue()->mutable_handle_to_decref();
+  client_->EnqueueAsync(nullptr, &request, &response, [](const Status&) {});
+  EXPECT_EQ(Take(), Journal({"port enqueue 0"}));
+}
+
+TEST_F(EagerPortClientTest, AnUnaryRequestDoesNotOvertakeAStreamedOne) {
+  Stream(1);
+  EXPECT_TRUE(Enqueue(2).ok());
+  EXPECT_TRUE(Run(3).ok());
+  Stream(4);
+  stock_->streamed[0](OkStatus());
+  EXPECT_TRUE(Enqueue(5).ok());
+  stock_->streamed[1](MakeStatus(kUnavailable, "lost"));
+  EXPECT_TRUE(Enqueue(6).ok());
+  EXPECT_EQ(Take(), Journal({"grpc stream 1", "grpc enqueue 2", "grpc run 3", "grpc stream 4", "answered",
+                             "grpc enqueue 5", "answered", "port enqueue 6"}));
+}
+
+TEST_F(EagerPortClientTest, WithoutStreamsRequestsAreWaitedFor) {
+  Stream(1, false);
+  stock_->streams = false;
+  Stream(2, true);
+  EXPECT_EQ(Take(), Journal({"port enqueue 1", "answered", "port enqueue 2", "answered"}));
+}
+
+// As RemoteWorker reports it.
+Status Missing(Method method) {
+  return FromRemoteTarget(MakeStatus(kUnimplemented, NoSuchMethod(static_cast<uint32_t>(method))), kTask);
+}
+
+TEST_F(EagerPortClientTest, APeerWithoutTheMethodsIsReachedOverGrpc) {
+  port_->answer = Missing(Method::kEagerEnqueue);
+  CallOptions opts;
+  EXPECT_TRUE(Enqueue(1, &opts).ok());
+  EXPECT_TRUE(Run(2).ok());
+  EXPECT_EQ(Take(), Journal({"port enqueue 1", "grpc enqueue with options 1", "grpc run 2"}));
+}
+
+TEST_F(EagerPortClientTest, AsTheFirstFunctionFindsOut) {
+  port_->answer = Missing(Method::kEagerRunComponentFunction);
+  EXPECT_TRUE(Run(1).ok());
+  EXPECT_TRUE(Enqueue(2).ok());
+  EXPECT_EQ(Take(), Journal({"port run 1", "grpc run 1", "grpc enqueue 2"}));
+}
+
+TEST_F(EagerPortClientTest, UnimplementedByAnOperationIsItsError) {
+  for (const char* message : {"not implemented for this type", "this server has no worker method 200"}) {
+    port_->answer = MakeStatus(kUnimplemented, message);
+    EXPECT_EQ(StatusNumber(Enqueue(1)), kUnimplemented);
+    EXPECT_EQ(Take(), Journal({"port enqueue 1"})) << "it has been executed, and must not be again";
+  }
+  port_->answer = OkStatus();
+  EXPECT_TRUE(Enqueue(2).ok());
+  EXPECT_EQ(Take(), Journal({"port enqueue 2"}));
+}
+
+// A request that was sent when the methods were known to exist cannot be repeated.
+TEST_F(EagerPortClientTest, APeerThatWasReplacedByAnOlderOne) {
+  EXPECT_TRUE(Enqueue(1).ok());
+  port_->answer = Missing(Method::kEagerEnqueue);
+  EXPECT_EQ(StatusNumber(Enqueue(2)), kUnimplemented);
+  EXPECT_TRUE(Enqueue(3).ok());
+  EXPECT_EQ(Take(), Journal({"port enqueue 1", "port enqueue 2", "grpc enqueue 3"}));
+}
+
+TEST_F(EagerPortClientTest, ErrorsOfTheWayDecideNothing) {
+  port_->answer = MakeStatus(kUnavailable, "lost");
+  EXPECT_EQ(StatusNumber(Enqueue(1)), kUnavailable);
+  port_->answer = Missing(Method::kEagerEnqueue);
+  EXPECT_TRUE(Enqueue(2).ok());
+  EXPECT_EQ(Take(), Journal({"port enqueue 1", "port enqueue 2", "grpc enqueue 2"}));
+}
+
+TEST(RemoteTarget, IsNamedOnce) {
+  Status status = MakeStatus(kInvalidArgument, "told so");
+  SetStatusPayload(&status, "type.example/mark", "kept");
+  const Status named = FromRemoteTarget(status, kTask);
+  EXPECT_EQ(StatusNumber(named), kInvalidArgument);
+  EXPECT_NE(StatusMessage(named).find("told so\nAdditional GRPC error information from remote target /job:worker/"),
+            std::string::npos)
+      << StatusMessage(named);
+  EXPECT_EQ(EncodeErrorDetails(named), EncodeErrorDetails(status));
+  EXPECT_EQ(StatusMessage(FromRemoteTarget(named, kTask)), StatusMessage(named));
+  EXPECT_TRUE(FromRemoteTarget(OkStatus(), kTask).ok());
+}
+
+}  // namespace
+}  // namespace starwire

@@ -1,0 +1,113 @@
+"""The emulated network that `make bench-wire` measures on: it delays, limits and drops, and a benchmark runs over it. Skipped where no namespaces can be made."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster import ROOT, is_stock, library_path
+
+RUN = ROOT / "benches" / "wire" / "run.py"
+
+
+def experiment(name):
+    done = subprocess.run([sys.executable, str(Path(__file__).with_name("emulated.py")), name], capture_output=True, text=True, timeout=120)
+    if done.returncode == 3:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_round_trip_takes_both_delays():
+    took = experiment("round_trips")
+    assert took["none"] < 0.005
+    # The relay may deliver a few microseconds early.
+    assert 0.00998 <= took["5 ms"] < 0.015
+
+
+def test_a_cable_has_its_rate_in_each_direction():
+    took = experiment("rates")
+    # Queues and socket buffers take some bytes at once, so a transfer may seem shorter. Upper bounds leave room for a busy machine.
+    assert 0.9 <= took["one direction"] < 1.7
+    # Half duplex would take two seconds.
+    assert 0.9 <= took["both directions"] < 1.7
+    # The switch has one cable to the receiver.
+    assert 0.9 <= took["two to one"] < 1.7
+
+
+def test_a_full_queue_drops():
+    seen = experiment("full_queue")
+    assert seen["arrived"] + seen["dropped"] == 200
+    # 30 fit into the queue; others leave it (117 a second) while the datagrams are sent.
+    assert 30 <= seen["arrived"] <= 31 + 118 * seen["sent in s"]
+
+
+def run(tmp_path, *arguments, **environment):
+    command = [sys.executable, str(RUN), "--out", str(tmp_path), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
+
+
+def test_a_benchmark_runs_over_it(tmp_path, protocol):
+    experiment("round_trips")  # skips
+    library = [] if is_stock(protocol) else ["--library", library_path()]
+    # Other tests may keep the machine busy: round trips may take longer, but not less.
+    done = run(tmp_path, "--tolerance", "1", "--quick", "--rounds", "1", "--cases", "1x4KB", "--wires", "100M/20ms", "--protocols", f"grpc,{protocol}", *library)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wire = json.loads((tmp_path / "results.json").read_text())["wires"][0]
+    assert wire["title"] == "100 Mb/s, 20 ms"
+    assert 0.018 <= wire["measured"]["round_trip_s"] <= 0.04
+    case = wire["cases"]["1x4KB"]
+    assert case["checked"]
+    for column in case["columns"].values():
+        # A step pulls and pushes 4096 bytes, one after the other.
+        assert column["p50_s"]["median"] >= 2 * 0.018
+        assert column["pulled_bytes_per_step"]["median"] >= 4096
+        assert column["pushed_bytes_per_step"]["median"] >= 4096
+    # 4 KB take 0.35 ms in each direction, beside the two round trips.
+    assert case["bare"]["wire"]["p50_s"]["median"] >= 2 * 0.018 + 0.0006
+    assert "1 variable × 4 KB" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("protocol", ["star_server", "star_server_lite"])
+def test_parts_of_star_calls_suit_the_wire(tmp_path, protocol):
+    experiment("round_trips")  # skips
+    arguments = ("--tolerance", "1", "--quick", "--rounds", "1", "--cases", "100x4KB", "--wires", "100M/20ms", "--protocols", protocol, "--library", library_path())
+    done = run(tmp_path, *arguments, TF_CPP_MIN_LOG_LEVEL="0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = (tmp_path / "logs" / f"100x4KB.{protocol}.worker0.log").read_text()
+    plans = re.findall(r"(\d+) calls in .*, in parts of 32 KiB for a path of (\d+) Mb/s and (\d+) us", log)
+    # 13 parts of 400 KB pulled, as many pushed, and the counter. Measured is what TCP gets in the first moments.
+    calls, megabits, micros = max((int(calls), int(rate), int(time)) for calls, rate, time in plans)
+    assert 20 <= calls <= 30
+    assert 20 <= megabits <= 110
+    assert 18_000 <= micros <= 60_000
+
+
+def test_a_wire_that_is_not_as_asked_fails_the_run(tmp_path):
+    experiment("round_trips")  # skips
+    done = run(tmp_path, "--only-wires", "--wires", "100M/20ms", "--tolerance", "0.00001")
+    assert done.returncode == 1
+    assert "instead of 100 Mb/s" in done.stdout and "instead of 20 ms" in done.stdout
+    assert json.loads((tmp_path / "results.json").read_text())["wires"] == []
+
+
+@pytest.mark.parametrize("wires", ["1G", "1T/1ms", "1G/1ms,fast"])
+def test_an_unknown_wire_is_refused(tmp_path, wires):
+    done = run(tmp_path, "--only-wires", "--wires", wires)
+    assert done.returncode == 1
+    assert "is not a wire" in done.stderr and "10G/50us" in done.stderr
+
+
+def test_a_machine_without_tun_is_told(tmp_path):
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "--fork"]
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode or not os.path.exists("/dev/net/tun"):
+        pytest.skip("no user and mount namespaces here")
+    command = f"mount --bind /dev/null /dev/net/tun && exec {sys.executable} {RUN} --only-wires --out {tmp_path}"
+    done = subprocess.run([*unshare, "sh", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "no network can be emulated here (needs root or user namespaces, and a /dev/net/tun that can be opened)" in done.stderr

@@ -1,0 +1,225 @@
+"""Rows of embeddings that a batch uses several times cross once, and change nothing: the same bits as over stock gRPC."""
+
+import re
+
+import pytest
+
+from cluster import tf
+from test_differential import digest
+from test_training import cluster, stock  # noqa: F401
+
+pytestmark = pytest.mark.ours
+
+OPTIMIZERS = ("Adagrad", "GradientDescent", "Adam", "Ftrl", "Momentum")
+ROWS = 40
+
+
+def one():
+    return tf.compat.v1
+
+
+# In the worker process. -----------------------------------------------------------------------------------------------
+
+
+def optimizer(name):
+    train = one().train
+    return train.MomentumOptimizer(0.1, 0.9) if name == "Momentum" else getattr(train, f"{name}Optimizer")(0.05)
+
+
+def build(name, use_resource):
+    """Tables in one and in two parts, of two types, looked up by ids of two types and ranks. Returns the feeds, the loss and the update."""
+    feeds, losses = [], []
+    setter = one().train.replica_device_setter(ps_tasks=2, worker_device="/job:worker/task:0")
+    with one().device(setter):
+        for at in range(6):
+            ids = one().placeholder(tf.int64 if at % 2 else tf.int32, [None] if at < 4 else [None, 3])
+            table = one().get_variable(
+                f"table{at}", (ROWS, 8), tf.float64 if at == 3 else tf.float32, one().random_normal_initializer(seed=at), use_resource=use_resource,
+                partitioner=one().fixed_size_partitioner(2) if at % 3 else None,
+            )  # fmt: skip
+            rows = tf.nn.embedding_lookup(table, ids)
+            # Every example has another gradient, so that the order of additions matters.
+            position = tf.cast(tf.range(tf.size(ids)), rows.dtype)
+            losses.append(tf.cast(tf.reduce_sum(tf.sin(rows) * tf.reshape(position, tf.concat([tf.shape(ids), [1]], 0))), tf.float32))
+            feeds.append(ids)
+        loss = tf.add_n(losses)
+        train = optimizer(name).minimize(loss, global_step=one().train.get_or_create_global_step())
+    return feeds, loss, train
+
+
+def batches(feeds):
+    import numpy as np
+
+    rng = np.random.default_rng(3)
+    for count, different in ((64, 5), (0, 1), (1, ROWS), (7, 2), (300, ROWS), (64, 1)):
+        yield {feed: rng.integers(0, different, (count,) if len(feed.shape) == 1 else (count, 3)) for feed in feeds}
+
+
+def train_sparse(target, name, use_resource):
+    with tf.Graph().as_default():
+        feeds, loss, train = build(name, use_resource)
+        with one().Session(target) as sess:
+            sess.run(one().global_variables_initializer())
+            seen = [digest(sess.run([loss, train], batch)[0]) for batch in batches(feeds)]
+            # Slots as well.
+            return seen + [digest(value) for value in sess.run(one().global_variables())]
+
+
+def look_up(target, ids):
+    with tf.Graph().as_default(), one().Session(target) as sess:
+        with one().device("/job:ps/task:0"):
+            table = one().get_variable("looked_up", (4, 2), initializer=one().ones_initializer(), use_resource=True)
+        with one().device("/job:worker/task:0"):
+            feed = one().placeholder(tf.int32, [None])
+            rows = tf.nn.embedding_lookup(table, feed) * 2.0
+        sess.run(table.initializer)
+        try:
+            return digest(sess.run(rows, {feed: ids}))
+        except tf.errors.OpError as error:
+            return type(error).__name__
+
+
+def gathered(params, ids, **how):
+    with one().device("/job:ps/task:0"):
+        return tf.gather(params, ids, **how)
+
+
+def summed(ids, rows, also=None, after=None, length=None):
+    """The rows of equal ids, added up on the server as optimizers do; `also` is made of the positions."""
+    with one().device("/job:ps/task:0"), tf.control_dependencies([after] if after is not None else []):
+        unique, positions = tf.unique(ids)
+        sums = tf.math.unsorted_segment_sum(rows, positions, tf.shape(unique)[0] if length is None else length)
+        return [unique, sums] + ([also(positions)] if also else [])
+
+
+def on_server(value):
+    with one().device("/job:ps/task:0"):
+        return tf.negative(-value)
+
+
+# By name: what is fetched, of a table on the server and of ids and rows on the worker. Each lookup or sum differs in one thing from those that cross once.
+PATTERNS = {
+    "a lookup": (1, 0, lambda table, ids, rows: [gathered(table, ids)]),
+    "a lookup by ids of two dimensions": (1, 0, lambda table, ids, rows: [gathered(table, tf.reshape(ids, [2, -1]))]),
+    "two lookups by the same ids": (2, 0, lambda table, ids, rows: [gathered(table, ids), gathered(on_server(table), ids)]),
+    "a sum": (0, 1, lambda table, ids, rows: summed(ids, rows)),
+    "a lookup along another axis": (0, 0, lambda table, ids, rows: [gathered(table, ids % 3, axis=1)]),
+    "a lookup in batches": (0, 0, lambda table, ids, rows: [gathered(tf.reshape(table, [2, 4, 3]), tf.reshape(ids, [2, -1]) % 4, batch_dims=1)]),
+    "a lookup by ids of the server": (0, 0, lambda table, ids, rows: [gathered(table, on_server(ids))]),
+    "a lookup that the server uses": (0, 0, lambda table, ids, rows: (lambda found: [on_server(found), found])(gathered(table, ids))),
+    "a lookup of truth values": (0, 0, lambda table, ids, rows: [gathered(table > 3.0, ids)]),
+    "a sum of whole numbers": (0, 0, lambda table, ids, rows: summed(ids, tf.cast(rows, tf.int32))),
+    "a sum over ids of the server": (0, 0, lambda table, ids, rows: summed(on_server(ids), rows)),
+    "a sum of rows of the server": (0, 0, lambda table, ids, rows: summed(ids, on_server(rows))),
+    "a sum whose positions are used": (0, 0, lambda table, ids, rows: summed(ids, rows, also=lambda positions: positions * 2)),
+    "a sum that waits": (0, 0, lambda table, ids, rows: summed(ids, rows, after=on_server(rows))),
+    "a sum of another length": (0, 0, lambda table, ids, rows: summed(ids, rows, length=9)),
+}
+
+
+def run_pattern(target, name):
+    import numpy as np
+
+    config = one().ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with tf.Graph().as_default(), one().Session(target, config=config) as sess:
+        with one().device("/job:worker/task:0"):
+            ids, rows = one().placeholder(tf.int32, [None]), one().placeholder(tf.float32, [None, 3])
+            ids_here, rows_here = ids + 0, rows * 1.0
+        with one().device("/job:ps/task:0"):
+            table = one().get_variable("pattern_" + name.replace(" ", "_"), (8, 3), initializer=one().random_normal_initializer(seed=1), use_resource=True) * 1.0
+        with one().device("/job:worker/task:0"):
+            fetches = [value * tf.ones([], value.dtype) if value.dtype != tf.bool else ~value for value in PATTERNS[name][2](table, ids_here, rows_here)]
+        sess.run(one().global_variables_initializer())
+        rng = np.random.default_rng(2)
+        return [digest(value) for value in sess.run(fetches, {ids: rng.integers(0, 8, 10), rows: rng.standard_normal((10, 3))})]
+
+
+def sum_rows(ids, rows):
+    """The sums of the kernel and of TensorFlow's own, as bytes."""
+    import numpy as np
+
+    with tf.Graph().as_default() as graph, one().Session() as sess:
+        ids, rows = tf.constant(ids), tf.constant(rows)
+        ours = graph.create_op("StarwireSumRows", [ids, rows], [ids.dtype, rows.dtype]).outputs
+        unique, positions = tf.unique(ids)
+        theirs = [unique, tf.math.unsorted_segment_sum(rows, positions, tf.shape(unique)[0])]
+        once, where = graph.create_op("StarwireUniqueIds", [ids], [ids.dtype, tf.int32]).outputs
+        copied = graph.create_op("StarwireCopyRows", [tf.gather(rows, tf.range(tf.size(once))), where], [rows.dtype]).outputs[0]
+        expected = tf.gather(rows, positions)
+        made = sess.run([ours, theirs, [once, where], [unique, positions], [copied], [expected]])
+    return [[np.asarray(value).tobytes() for value in values] for values in made]
+
+
+def unusual_numbers(ids_type, rows_type):
+    """Denormals, zeros of both signs, infinities, numbers of any size; one kind of NaN, as the sum of two may have the bits of either."""
+    import numpy as np
+
+    rng = np.random.default_rng(11)
+    results = []
+    for count, different, width in ((0, 1, 3), (1, 1, 1), (5, 2, 0), (1000, 7, 5), (1000, 10**9, 16), (40000, 300, 3)):
+        info = np.finfo(rows_type)
+        rows = (rng.standard_normal((count, width)) * 10.0 ** rng.integers(-20, 20, (count, width))).astype(rows_type)
+        special = np.array([0.0, -0.0, np.inf, -np.inf, info.tiny / 4, -info.tiny / 8, info.max, np.nan], rows_type)
+        rows = np.where(rng.random(rows.shape) < 0.05, special[rng.integers(0, len(special), rows.shape)], rows)
+        ids = (rng.integers(0, different, count) - different // 2).astype(ids_type)
+        results.append(sum_rows(ids, rows))
+    return results
+
+
+def copies_of_no_row():
+    with tf.Graph().as_default() as graph, one().Session() as sess:
+        copied = graph.create_op("StarwireCopyRows", [tf.zeros([2, 3]), tf.constant([1, 2])], [tf.float32]).outputs[0]
+        try:
+            return sess.run(copied).tolist()
+        except tf.errors.InternalError as error:
+            return error.message
+
+
+# Tests. ---------------------------------------------------------------------------------------------------------------
+
+
+def chief(cluster, function, *args):
+    return cluster["worker", 0].call(function, cluster.target("worker", 0), *args, timeout=120)
+
+
+@pytest.fixture(scope="module", params=("star_server", "star_server_lite"))
+def protocol(request):
+    return request.param
+
+
+@pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_sparse_training_gives_the_same_bits(cluster, stock, name, use_resource):
+    log = cluster["worker", 0].log_size()
+    assert chief(cluster, train_sparse, name, use_resource) == chief(stock, train_sparse, name, use_resource)
+    once = re.search(r"the rows of (\d+) lookups and (\d+) gradients cross once", cluster["worker", 0].full_log()[log:])
+    # Ten parts of tables. Gradient descent scatters its gradients without adding them up first.
+    assert once and once.groups() == ("10", "0" if name == "GradientDescent" else "10"), cluster["worker", 0].log()
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_only_what_is_known_to_be_the_same_crosses_once(cluster, stock, name):
+    log = cluster["worker", 0].log_size()
+    assert chief(cluster, run_pattern, name) == chief(stock, run_pattern, name)
+    text = cluster["worker", 0].full_log()[log:]
+    found = re.findall(r"the rows of (\d+) lookups and (\d+) gradients cross once", text)
+    lookups, sums, _ = PATTERNS[name]
+    assert found == ([(str(lookups), str(sums))] if lookups or sums else []), text[-3000:]
+
+
+@pytest.mark.parametrize("ids", [[], [3], [1, 1, 1], [0, 4], [-1]], ids=str)
+def test_a_lookup_gives_the_same_rows_or_error(cluster, stock, ids):
+    assert chief(cluster, look_up, ids) == chief(stock, look_up, ids)
+
+
+@pytest.mark.parametrize("rows_type", ["float32", "float64"])
+@pytest.mark.parametrize("ids_type", ["int32", "int64"])
+def test_kernels_do_what_tensorflows_do(cluster, ids_type, rows_type):
+    for ours, theirs, once, unique, copied, expected in cluster["worker", 0].call(unusual_numbers, ids_type, rows_type, timeout=120):
+        assert ours == theirs
+        assert (once, copied) == (unique, expected)
+
+
+def test_a_position_outside_the_rows_is_an_error(cluster):
+    assert "got 2 rows, but needs row 2" in cluster["worker", 0].call(copies_of_no_row)
