@@ -188,11 +188,16 @@ class OneOp(Case):
 
 
 class Ctr(Case):
-    """A click-through-rate model: 26 embeddings and their wide weights over two ps, a small perceptron, Adagrad, two asynchronous workers."""
+    """A click-through-rate model: 26 embeddings and their wide weights over two ps, a small perceptron, Adagrad, two asynchronous workers.
+
+    models.py has others: `deep` and `wide` fetch embeddings, `perceptron` is a stack of layers, `logits` combines them.
+    """
 
     ps, workers = 2, 2
     FIELDS, DENSE, DIM, VOCABULARY, BATCHES = 26, 13, 16, 10_000, 8
     LAYERS = (128, 64)
+    # Rows of each table.
+    rows = (VOCABULARY,) * FIELDS
     reduce = staticmethod(tf.reduce_mean)
     use_resource, parts = True, None
 
@@ -203,44 +208,61 @@ class Ctr(Case):
     def optimizer(self):
         return tf1.train.AdagradOptimizer(0.05)
 
+    def variable(self, name, shape, scale):
+        self.seed += 1
+        return tf1.get_variable(name, shape, initializer=tf1.random_uniform_initializer(-scale, scale, seed=self.seed))
+
+    def embedding(self, name, field, scale, width):
+        column = self.column(field)
+        with tf1.variable_scope("", partitioner=tf1.fixed_size_partitioner(self.parts) if self.parts else None):
+            table = self.variable(f"{name}{field}", [self.rows[field], width], scale)
+        return tf.nn.embedding_lookup(table, column)
+
+    def column(self, field):
+        """The ids of a field."""
+        if field not in self.columns:
+            self.columns[field] = self.batch_ids[:, field]
+        return self.columns[field]
+
+    def deep(self, field):
+        return self.embedding("deep", field, 0.05, self.DIM)
+
+    def wide(self, field):
+        return self.embedding("wide", field, 0.01, 1)
+
+    def perceptron(self, layer, widths, name=""):
+        """Layers of these widths, all but the last with rectifiers."""
+        for index, width in enumerate(widths):
+            fan_in = int(layer.shape[1])
+            layer = tf.matmul(layer, self.variable(f"{name}weights{index}", [fan_in, width], fan_in**-0.5)) + self.variable(f"{name}bias{index}", [width], 1e-6)
+            if index < len(widths) - 1:
+                layer = tf.nn.relu(layer)
+        return layer
+
+    def logits(self, dense):
+        deep, wide = [dense], []
+        for field in range(self.FIELDS):
+            deep.append(self.deep(field))
+            wide.append(self.wide(field))
+        return self.perceptron(tf.concat(deep, axis=1), self.LAYERS + (1,)) + tf.add_n(wide)
+
     def build(self, worker):
         random = np.random.RandomState(7 + worker)
-        ids = (random.zipf(1.3, (self.BATCHES, self.batch, self.FIELDS)) * 7919 % self.VOCABULARY).astype(np.int64)
+        ids = (random.zipf(1.3, (self.BATCHES, self.batch, self.FIELDS)) * 7919 % np.array(self.rows)).astype(np.int64)
         dense = random.rand(self.BATCHES, self.batch, self.DENSE).astype(np.float32)
         clicks = ((ids[:, :, :3].sum(axis=2) % 5 < 2) ^ (dense[:, :, 0] > 0.9)).astype(np.float32)[:, :, None]
-        seed = [100]
-
-        def variable(name, shape, scale):
-            seed[0] += 1
-            return tf1.get_variable(name, shape, initializer=tf1.random_uniform_initializer(-scale, scale, seed=seed[0]))
-
-        def table(name, scale, width):
-            with tf1.variable_scope("", partitioner=tf1.fixed_size_partitioner(self.parts) if self.parts else None):
-                return variable(name, [self.VOCABULARY, width], scale)
-
+        self.seed, self.columns = 100, {}
         setter = None if local else tf1.train.replica_device_setter(ps_tasks=self.ps, worker_device=_worker(worker).rsplit("/device", 1)[0])
         with tf1.device(setter), tf1.variable_scope("", use_resource=self.use_resource):
             total = tf1.train.get_or_create_global_step()
             self.batch_index = tf1.placeholder(tf.int32, [])
-            batch_ids = tf.gather(tf.constant(ids), self.batch_index)
+            self.batch_ids = tf.gather(tf.constant(ids), self.batch_index)
             batch_dense = tf.gather(tf.constant(dense), self.batch_index)
             labels = tf.gather(tf.constant(clicks), self.batch_index)
-            deep, wide = [batch_dense], []
-            for field in range(self.FIELDS):
-                column = batch_ids[:, field]
-                deep.append(tf.nn.embedding_lookup(table(f"deep{field}", 0.05, self.DIM), column))
-                wide.append(tf.nn.embedding_lookup(table(f"wide{field}", 0.01, 1), column))
-            layer = tf.concat(deep, axis=1)
-            for index, width in enumerate(self.LAYERS + (1,)):
-                fan_in = int(layer.shape[1])
-                layer = tf.matmul(layer, variable(f"weights{index}", [fan_in, width], fan_in**-0.5)) + variable(f"bias{index}", [width], 1e-6)
-                if index < len(self.LAYERS):
-                    layer = tf.nn.relu(layer)
-            logits = layer + tf.add_n(wide)
-            self.loss = self.reduce(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
+            self.loss = self.reduce(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=self.logits(batch_dense)))
             optimizer = self.optimizer()
             self.train_op = optimizer.minimize(self.loss, global_step=total)
-            self.more(total, batch_ids)
+            self.more(total, self.batch_ids)
             self.accumulators = [optimizer.get_slot(v, "accumulator") for v in tf1.trainable_variables()]
         self.init_op = tf1.global_variables_initializer()
 

@@ -46,6 +46,27 @@ def free_port():
         return sock.getsockname()[1]
 
 
+class Loopback:
+    """The network of a cluster on this host. benches/wire/network.py has an emulated one."""
+
+    def host(self, job, index):
+        """Where a task runs: `address()` is an unused one, `enter()` brings the calling process there."""
+        return self
+
+    def address(self):
+        return f"127.0.0.1:{free_port()}"
+
+    def enter(self):
+        pass
+
+    def counters(self):
+        return None
+
+    def since(self, before, steps, elapsed):
+        """Measurements of the network itself in a turn that began at `before` (`counters()`)."""
+        return {}
+
+
 def _die_with_parent():
     # Servers must not outlive the orchestrator, even if it is killed.
     PR_SET_PDEATHSIG = 1
@@ -53,7 +74,7 @@ def _die_with_parent():
 
 
 class Process:
-    def __init__(self, spec, env, log, serve=node.serve):
+    def __init__(self, spec, env, log, serve=node.serve, host=Loopback()):
         mine, theirs = socket.socketpair()
         self.name, self.log = f"{spec['job']}:{spec['task']}", log
         sys.stdout.flush()
@@ -67,6 +88,7 @@ class Process:
                 os.dup2(out, 1)
                 os.dup2(out, 2)
                 os.environ.update(env)
+                host.enter()
                 serve(Channel(theirs), spec)
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -100,13 +122,13 @@ class Process:
 class Cluster:
     """The processes of one column for one case."""
 
-    def __init__(self, case, column, library, logs):
+    def __init__(self, case, column, library, logs, network=Loopback()):
         tasks = [("ps", i) for i in range(case.ps)] + [("worker", i) for i in range(case.workers)]
         if not column.protocol:
             tasks = [("worker", 0)]
         addresses = {"ps": [], "worker": []}
-        for job, _ in tasks:
-            addresses[job].append(f"127.0.0.1:{free_port()}")
+        for job, index in tasks:
+            addresses[job].append(network.host(job, index).address())
         env = {**case.env, **column.env}  # the column takes precedence
         self.processes, self.workers = [], []
         try:
@@ -114,7 +136,7 @@ class Cluster:
                 spec = {"cluster": addresses, "job": job, "task": index, "protocol": column.protocol, "library": library if column.needs_library else None, "case": case}
                 log = logs / f"{case.name}.{column.name.replace(':', '-')}.{job}{index}.log"
                 log.unlink(missing_ok=True)
-                self.processes.append(Process(spec, env, log))
+                self.processes.append(Process(spec, env, log, host=network.host(job, index)))
             self.workers = [process for process in self.processes if process.name.startswith("worker")]
             for process in self.processes:
                 process.hear()

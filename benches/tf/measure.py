@@ -5,7 +5,7 @@ import time
 
 import columns as columns_module
 import procstat
-from cluster import BenchError, Cluster
+from cluster import BenchError, Cluster, Loopback
 
 # Steps from the initial state after which the columns are compared bit by bit.
 TRACE_STEPS = 6
@@ -20,8 +20,9 @@ def spread(values):
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": values}
 
 
-def _window(case, cluster, seconds, tensors):
+def _window(case, cluster, seconds, tensors, network):
     """Measures one turn of one column."""
+    carried = network.counters()
     busy, stolen = procstat.machine_busy_s()
     before = procstat.usage(cluster.pids)
     answers = cluster.each_worker(timeout=seconds + 60, do="window", seconds=seconds)
@@ -30,13 +31,15 @@ def _window(case, cluster, seconds, tensors):
     elapsed = max(answer["elapsed"] for answer in answers)
     took = [t for answer in answers for t in answer["took"]]
     steps = len(took)
+    carried = network.since(carried, steps, elapsed)
     turn = {
+        **carried,
         "steps_per_s": sum(len(answer["took"]) / answer["elapsed"] for answer in answers),
         "p50_s": percentile(took, 0.50),
         "cpu_s_per_step": used.cpu_s / steps,
         "switches_per_step": used.switches / steps,
         # Share of the machine's time that other processes used: if it is high, the turn says little.
-        "foreign_load": max(0.0, busy_after - busy - used.cpu_s) / elapsed,
+        "foreign_load": max(0.0, (busy_after - busy - used.cpu_s) / elapsed - carried.get("relay_cores", 0.0)),
         "stolen": (stolen_after - stolen) / elapsed,
     }
     if case.examples:
@@ -59,17 +62,17 @@ def _column_result(turns, took, facts):
     return {**result, **facts}
 
 
-def run_case(case, columns, library, logs, rounds, seconds, bare, with_local):
-    """→ {"columns": {name: …}, "bare": {kind: …}, "local": …, "checked": True} or raises BenchError."""
+def run_case(case, columns, library, logs, rounds, seconds, limits, with_local, network=Loopback()):
+    """→ {"columns": {name: …}, "bare": {kind: …}, "local": …, "checked": True} or raises BenchError. `limits`: as Bare.limits."""
     seconds *= case.turn_share
-    clusters, facts = {}, {column.name: {} for column in columns}
+    clusters, facts, warm = {}, {column.name: {} for column in columns}, {}
     try:
         for column in columns:
             start = time.monotonic()
-            cluster = clusters[column.name] = Cluster(case, column, library, logs)
+            cluster = clusters[column.name] = Cluster(case, column, library, logs, network)
             traced = cluster.workers[0].call(timeout=120, do="trace", steps=TRACE_STEPS)
             edges = cluster.workers[0].call(timeout=120, do="edges")
-            cluster.each_worker(timeout=60 + seconds, do="window", seconds=min(1.0, seconds / 2))
+            warm[column.name] = _window(case, cluster, min(1.0, seconds / 2), edges["tensors"], network)[0]
             facts[column.name] = {"digest": traced["digest"], "tensors_per_step": edges["tensors"], "messages_per_step": edges["messages"], "setup_s": time.monotonic() - start}
         local_turns = []
         if with_local:
@@ -86,18 +89,17 @@ def run_case(case, columns, library, logs, rounds, seconds, bare, with_local):
             procstat.reset_peak_rss(cluster.pids)
 
         turns, took, bares = {column.name: [] for column in columns}, {column.name: [] for column in columns}, {}
+        bounds = limits(case, warm)
         for index in range(rounds):
             # Every other round is reversed, so that no column always comes first.
             for column in columns if index % 2 == 0 else reversed(columns):
-                turn, steps = _window(case, clusters[column.name], seconds, facts[column.name]["tensors_per_step"])
+                turn, steps = _window(case, clusters[column.name], seconds, facts[column.name]["tensors_per_step"], network)
                 turns[column.name].append(turn)
                 took[column.name] += steps
             if with_local:
-                local_turns.append(_window(case, local, min(1.0, seconds), 0)[0])
-            if case.bare:
-                count, size, kinds = case.bare
-                for kind in kinds:
-                    bares.setdefault(kind, []).append(bare.run(kind, count, size, min(0.5, seconds / 2)))
+                local_turns.append(_window(case, local, min(1.0, seconds), 0, Loopback())[0])
+            for kind, bound in bounds.items():
+                bares.setdefault(kind, []).append(bound(min(0.5, seconds / 2)))
 
         for column in columns:
             cluster = clusters[column.name]

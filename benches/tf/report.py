@@ -12,6 +12,8 @@ def _engineering(value, unit):
                 return f"{value * factor:.3g} {name}s"
     if unit == "B/s":
         return f"{value / 1e9:.2f} GB/s" if value >= 1e9 else f"{value / 1e6:.0f} MB/s"
+    if unit == "B":
+        return f"{value / 1e6:.3g} MB" if value >= 1e6 else f"{value / 1e3:.3g} KB" if value >= 1e3 else f"{value:.0f} B"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -31,6 +33,12 @@ METRICS = [
     ("cpu_s_per_tensor", "CPU per tensor", "CPU s", "cpu_s_per_step"),
     ("examples_per_cpu_s", "examples per CPU second", "", None),
     ("switches_per_step", "context switches per step", "", "switches_per_step"),
+    # Over an emulated network.
+    ("pulled_bytes_per_step", "bytes to the workers per step", "B", None),
+    ("pushed_bytes_per_step", "bytes from the workers per step", "B", None),
+    ("dropped_per_step", "dropped segments per step", "", None),
+    ("relay_cores", "cores used by the relay", "", None),
+    ("relay_late_p99_s", "lateness of the relay, p99 at most", "s", None),
 ]
 
 
@@ -40,6 +48,8 @@ BARE = {
     "tcp+math": "bare C loop over TCP that also does the arithmetic",
     "unix+math": "bare C loop over a unix socket that also does the arithmetic",
     "memcpy": "memcpy, one thread",
+    "wire": "bare sockets, pull, then push",
+    "wire+overlap": "bare sockets, pull and push at the same time",
 }
 
 
@@ -51,13 +61,43 @@ def machine_line(machine):
 
 
 def table(results):
-    columns = results["columns"]
+    return f"{_head(results)}\n\n{_rows(results['columns'], results['cases'])}"
+
+
+def wire_tables(results):
+    """The results of benches/wire: a table for each wire."""
+    relay = results["relay"]
+    parts = [
+        _head(results),
+        f"Emulated network: priority of the relay {relay['priority']}, congestion control {relay['congestion_control']}; without limits, a round trip takes "
+        f"{_engineering(relay['round_trip_s'], 's')} and a cable carries {relay['bits_per_s'] / 1e9:.3g} Gb/s.",
+    ]
+    for wire in results["wires"]:
+        parts += [f"## {wire['title']}", f"Measured: {wire_line(wire)}. Queues of {wire['queue_bytes'] // 1024} KiB.", _rows(results["columns"], wire["cases"])]
+    return "\n\n".join(parts)
+
+
+def wire_line(wire):
+    measured = wire["measured"]
+    return (
+        f"round trip {_engineering(measured['round_trip_s'], 's')}, {measured['bits_per_s_to_worker'] / 1e9:.3g} Gb/s to the worker, "
+        f"{measured['bits_per_s_from_worker'] / 1e9:.3g} Gb/s from it"
+    )
+
+
+def _head(results):
+    return (
+        f"Machine: {machine_line(results['machine'])}.\n\n"
+        f"{results['rounds']} turns of {results['window_s']:g} s per case and column, in alternation; median (min … max) over the turns; ratios are medians over "
+        f"neighbouring turns, to `{results['columns'][0]}`."
+    )
+
+
+def _rows(columns, cases):
     base = columns[0]
-    lines = [f"Machine: {machine_line(results['machine'])}.", ""]
-    lines += [f"{results['rounds']} turns of {results['window_s']:g} s per case and column, in alternation; median (min … max) over the turns; ratios are medians over neighbouring turns, to `{base}`.", ""]
     heads = ["case", "tensors/step", "measure"] + [f"`{name}`" for name in columns] + [f"ratio `{name}`" for name in columns[1:]]
-    lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for case in results["cases"].values():
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for case in cases.values():
         first = True
         for key, heading, unit, ratio in METRICS:
             if key not in case["columns"][base] or (key in ("bytes_per_s", "cpu_s_per_tensor") and not _worth(case, key)):
@@ -78,8 +118,12 @@ def table(results):
         for kind, limit in case["bare"].items():
             what = BARE[kind]
             text = _cell(limit["bytes_per_s"], "B/s")
+            if kind.startswith("wire"):
+                text = f"{_cell(limit['steps_per_s'], '')} steps/s"
             if "p50_s" in limit:
                 text += f", step p50 {_engineering(limit['p50_s']['median'], 's')}"
+            if kind.startswith("wire"):
+                text += f", p99 {_engineering(limit['p99_s']['median'], 's')}, {_engineering(limit['cpu_s_per_step']['median'], 'CPU s')} CPU per step"
             lines.append("| " + " | ".join(["", "", f"limit: {what}", text] + [""] * (2 * len(columns) - 2)) + " |")
         if case["local"]:
             local = case["local"]
