@@ -18,6 +18,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 VERSION = runpy.run_path(str(ROOT / "python/starwire/_version.py"))["__version__"]
 SUMMARY = "A thread-per-core transport and parameter-server runtime that plugs into stock TensorFlow"
 DIST_INFO = f"starwire-{VERSION}.dist-info"
+PACKAGES = ("starwire", "starwire_run")
+# Python runs this line at its start, so that STARWIRE_PROTOCOL works for every script of the environment.
+HOOK = "import os; os.environ.get('STARWIRE_PROTOCOL') and __import__('starwire_run.hook').hook.install()\n"
 
 
 def get_requires_for_build_wheel(config_settings=None):
@@ -34,14 +37,16 @@ def get_requires_for_build_sdist(config_settings=None):
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     version, library = _build_library()
-    files = {f"starwire/{path.name}": path.read_bytes() for path in sorted((ROOT / "python/starwire").glob("*.py"))}
+    sources = sorted(path for package in PACKAGES for path in (ROOT / "python" / package).rglob("*.py"))
+    files = {str(path.relative_to(ROOT / "python")): path.read_bytes() for path in sources}
+    files["starwire.pth"] = HOOK.encode()
     files[f"starwire/lib/tf-{version}/libstarwire.so"] = library.read_bytes()
     return _write_wheel(wheel_directory, files)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
     _build_library()
-    return _write_wheel(wheel_directory, {"starwire-checkout.pth": f"{ROOT / 'python'}\n".encode()})
+    return _write_wheel(wheel_directory, {"starwire-checkout.pth": f"{ROOT / 'python'}\n{HOOK}".encode()})
 
 
 def build_sdist(sdist_directory, config_settings=None):
@@ -91,6 +96,7 @@ def _write_wheel(directory, files):
     files = dict(files)
     files[f"{DIST_INFO}/METADATA"] = _metadata()
     files[f"{DIST_INFO}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: starwire_build\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
+    files[f"{DIST_INFO}/entry_points.txt"] = b"[console_scripts]\nstarwire = starwire_run.command:main\n"
     if (ROOT / "LICENSE").is_file():
         files[f"{DIST_INFO}/LICENSE"] = (ROOT / "LICENSE").read_bytes()
     name = f"starwire-{VERSION}-{tag}.whl"

@@ -1,0 +1,60 @@
+"""Ports of this machine for a local cluster."""
+
+import random
+import socket
+
+_FIRST = 10000
+
+
+def free(count):
+    """Returns ports on which nothing listens, outside the range from which the kernel takes ports for connections: nobody gets them by chance."""
+    end = _first_ephemeral()
+    found = []
+    for port in random.sample(range(_FIRST, end), end - _FIRST):
+        if len(found) == count:
+            break
+        if _is_free(port):
+            found.append(port)
+    if len(found) < count:
+        raise OSError(f"only {len(found)} of {count} ports are free between {_FIRST} and {end}")
+    return found
+
+
+def listening():
+    """Returns the TCP ports on which anything on this machine listens; without connecting to them."""
+    ports = set()
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(path, encoding="ascii") as lines:
+                next(lines)
+                for line in lines:
+                    fields = line.split()
+                    if fields[3] == "0A":
+                        ports.add(int(fields[1].rpartition(":")[2], 16))
+        except OSError:
+            continue
+    return ports
+
+
+def _first_ephemeral():
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            first = int(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 32768
+    return first if first >= _FIRST + 1000 else 65536
+
+
+def _is_free(port):
+    for family, host in ((socket.AF_INET, ""), (socket.AF_INET6, "::")):
+        try:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((host, port))
+        except OSError as error:
+            if family == socket.AF_INET6 and error.errno in (97, 99):  # no IPv6 here
+                continue
+            return False
+    return True

@@ -1,0 +1,23 @@
+"""The names of protocols, and the one that the environment asks for."""
+
+import os
+
+# What starwire adds to TensorFlow.
+OURS = ("grpc++", "star_server", "star_server_lite", "grpc+verbs")
+STOCK = "grpc"
+VARIABLE = "STARWIRE_PROTOCOL"
+# Used by `starwire run` if neither its option nor the variable is given.
+DEFAULT = "grpc++"
+
+
+def check(protocol, source):
+    """Returns the protocol. Raises ValueError, which names its source, if there is no such protocol."""
+    if protocol != STOCK and protocol not in OURS:
+        raise ValueError(f"starwire: {source} is {protocol!r}, which is not a protocol: use {', '.join(OURS)}, or {STOCK} for TensorFlow's own")
+    return protocol
+
+
+def wanted():
+    """Returns the protocol that STARWIRE_PROTOCOL asks for, or None. Raises ValueError if there is no such protocol."""
+    value = os.environ.get(VARIABLE, "").strip()
+    return check(value, VARIABLE) if value else None

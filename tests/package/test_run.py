@@ -1,0 +1,499 @@
+"""`starwire run` and STARWIRE_PROTOCOL: the hook, the replacement of the protocol, and local clusters."""
+
+import ast
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python" / "starwire_run"
+SITE = PACKAGE / "site"
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
+
+
+def environment(*paths, **variables):
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("STARWIRE_", "PYTHON", "CARGO_TARGET_DIR", "TF_CONFIG"))}
+    return {**kept, **QUIET, "PYTHONPATH": os.pathsep.join(map(str, paths)), **variables}
+
+
+def python(*words, paths=(ROOT / "python",), cwd="/", timeout=120, **variables):
+    """Runs a fresh interpreter; returns (exit status, stdout, stderr)."""
+    result = subprocess.run([sys.executable, *map(str, words)], env=environment(*paths, **variables), cwd=cwd, capture_output=True, text=True, timeout=timeout)
+    return result.returncode, result.stdout, result.stderr
+
+
+def run(*words, **options):
+    """`starwire run …`"""
+    return python("-m", "starwire", "run", *words, **options)
+
+
+def script(folder, text, name="train.py"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+# The hook, with a package that only has TensorFlow's name. ------------------------------------------------------------
+
+
+@pytest.fixture
+def hooked(tmp_path):
+    """Runs code under the hook, with another TensorFlow."""
+    fake = tmp_path / "fake" / "tensorflow"
+    fake.mkdir(parents=True)
+    (fake / "__init__.py").write_text("print('executed', __spec__.loader.get_source('tensorflow') is not None)\n")
+
+    def call(code, *more, **variables):
+        return python("-c", code, paths=(*more, SITE, ROOT / "python", fake.parent), **variables)
+
+    return call
+
+
+def test_a_process_without_tensorflow_loads_next_to_nothing(hooked):
+    code, out, err = hooked("import sys; print(sorted(m for m in sys.modules if 'starwire' in m or 'argparse' in m or 'tensorflow' in m))", STARWIRE_PROTOCOL="star_server")
+    assert (code, err) == (0, "")
+    assert ast.literal_eval(out) == ["starwire_run", "starwire_run.hook", "starwire_run.protocols"]
+
+
+def test_without_the_variable_nothing_happens(hooked):
+    code, out, err = hooked("import sys; print([m for m in sys.modules if 'starwire' in m]); import tensorflow")
+    assert (code, out, err) == (0, "[]\nexecuted True\n", "")
+
+
+def test_an_unknown_protocol_fails_the_import_before_it_starts_and_every_time(hooked):
+    code, out, err = hooked(
+        "for _ in range(2):\n    try:\n        import tensorflow\n    except ImportError as error:\n        print(error)",
+        STARWIRE_PROTOCOL="star-server",
+    )
+    message = "starwire: STARWIRE_PROTOCOL is 'star-server', which is not a protocol: use grpc++, star_server, star_server_lite, grpc+verbs, or grpc for TensorFlow's own\n"
+    assert (code, out, err) == (0, 2 * message, "")
+
+
+def test_stock_grpc_changes_nothing(hooked):
+    assert hooked("import tensorflow, sys; print('starwire' in sys.modules)", STARWIRE_PROTOCOL="grpc") == (0, "executed True\nFalse\n", "")
+
+
+def test_a_tensorflow_that_starwire_does_not_know_is_an_error(hooked):
+    code, _, err = hooked("import tensorflow", STARWIRE_PROTOCOL="grpc++")
+    assert code == 1
+    assert "ImportError" in err or "ModuleNotFoundError" in err
+
+
+def test_a_folder_with_the_name_is_not_tensorflow(tmp_path):
+    (tmp_path / "tensorflow").mkdir()
+    code = "import sys; sys.path = [path for path in sys.path if 'site-packages' not in path]; import tensorflow; print(tensorflow.__file__)"
+    assert python("-c", code, paths=(SITE, ROOT / "python", tmp_path), STARWIRE_PROTOCOL="grpc++") == (0, "None\n", "")
+
+
+def test_the_hidden_sitecustomize_runs_too(hooked, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "sitecustomize.py").write_text("import sys; print('other', __file__, sys.modules['sitecustomize'].__file__)\n")
+    code, out, err = python("-c", "import sitecustomize; print(sitecustomize.__file__)", paths=(SITE, tmp_path / "other"))
+    other = str(tmp_path / "other" / "sitecustomize.py")
+    assert (code, out, err) == (0, f"other {other} {other}\n{other}\n", "")
+
+
+def test_sitecustomize_can_be_read_by_old_pythons():
+    text = (SITE / "sitecustomize.py").read_text()
+    ast.parse(text, feature_version=(3, 4))
+    assert 'f"' not in text and "f'" not in text
+
+
+# The replacement, with TensorFlow. ------------------------------------------------------------------------------------
+
+SERVERS = """
+import os, subprocess, sys
+import multiprocessing
+
+def serve(pipe):
+    import tensorflow as tf
+    pipe.send(tf.distribute.Server({"ps": ["localhost:0"]}, job_name="ps", task_index=0, protocol="grpc").server_def.protocol)
+    pipe.close()
+    os._exit(0)
+
+if __name__ == "__main__":
+    mine, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,))
+    child.start()
+    print("spawn", mine.recv())
+    child.join()
+    code = "import tensorflow.compat.v1 as tf; print('subprocess', tf.train.Server.create_local_server().server_def.protocol)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+    import tensorflow as tf
+    spec = tf.train.ClusterSpec({"ps": ["localhost:0"]})
+    def protocol(*arguments, **named):
+        server = tf.distribute.Server(*arguments, **named)
+        assert server.target.startswith("grpc://"), server.target
+        return server.server_def.protocol
+    print("default", protocol(spec, "ps", 0))
+    print("v1", tf.compat.v1.train.Server(spec, job_name="ps", task_index=0).server_def.protocol)
+    made = tf.train.ServerDef(cluster=spec.as_cluster_def(), job_name="ps", task_index=0, protocol="grpc")
+    print("ServerDef", protocol(made), made.protocol)
+    print("named", protocol(spec, "ps", 0, protocol="star_server_lite"))
+    import starwire
+    server = tf.distribute.Server(spec, job_name="ps", task_index=0)
+    print("stop", starwire.stop(server))
+    print(sys.argv[1:])
+"""
+ANSWERS = """spawn star_server
+subprocess star_server
+default star_server
+v1 star_server
+ServerDef star_server grpc
+named star_server_lite
+stop None
+['--x', 'y']
+"""
+
+
+def test_servers_of_a_script(tmp_path):
+    code, out, err = run("--protocol", "star_server", script(tmp_path, SERVERS), "--x", "y")
+    assert (code, out) == (0, ANSWERS), err
+
+
+def test_servers_of_a_module(tmp_path):
+    script(tmp_path, SERVERS, "trainer.py")
+    code, out, err = run("-m", "trainer", "--x", "y", cwd=tmp_path, STARWIRE_PROTOCOL="star_server")
+    assert (code, out) == (0, ANSWERS), err
+
+
+def test_another_command_and_its_exit_status():
+    code, out, err = run("sh", "-c", "echo $STARWIRE_PROTOCOL; exit 5")
+    assert (code, out, err) == (5, "grpc++\n", "")
+
+
+def test_eager_execution_and_collectives_use_it(tmp_path):
+    """TensorFlow 2's ways to a server: connect_to_cluster, and a collective strategy."""
+    text = """
+import os, sys
+import tensorflow as tf
+if sys.argv[1] == "collectives":
+    os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["localhost:%s"]}, "task": {"type": "worker", "index": 0}}' % sys.argv[2]
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    print(strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(3.0))).numpy())
+else:
+    server = tf.distribute.Server({"worker": ["localhost:0"]}, job_name="worker", task_index=0)
+    tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec({"worker": [server.target[len("grpc://"):]]}), protocol="grpc")
+    with tf.device("/job:worker/task:0"):
+        print(tf.add(tf.constant(1.0), 2.0).numpy())
+sys.stdout.flush()
+os._exit(0)
+"""
+    path = script(tmp_path, text)
+    for words, servers in ((["eager"], 2), (["collectives", str(free_port())], 1)):
+        code, out, err = run("--protocol", "grpc++", path, *words, TF_CPP_MIN_LOG_LEVEL="0")
+        assert (code, out) == (0, "3.0\n"), err
+        # Each server of ours has one such line.
+        assert err.count("starwire: grpc++ on ") == servers, err
+
+
+def test_a_missing_library_fails_the_script(tmp_path):
+    path = script(tmp_path, "import tensorflow\nprint('trained')\n")
+    code, out, err = run(path, STARWIRE_LIBRARY="/nowhere/lib.so")
+    assert (code, out) == (2, "")
+    assert err.endswith("starwire run: error: STARWIRE_LIBRARY names '/nowhere/lib.so', which is not a file\n")
+    code, out, err = python(path, paths=(SITE, ROOT / "python"), STARWIRE_LIBRARY="/nowhere/lib.so", STARWIRE_PROTOCOL="grpc++")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1] == "ImportError: starwire: STARWIRE_LIBRARY names '/nowhere/lib.so', which is not a file"
+
+
+def test_import_of_starwire_follows_the_variable_without_the_hook():
+    code = "import starwire, tensorflow as tf; print(tf.distribute.Server({'ps': ['localhost:0']}, job_name='ps', task_index=0).server_def.protocol)"
+    status, out, err = python("-c", code, STARWIRE_PROTOCOL="star_server_lite")
+    assert (status, out) == (0, "star_server_lite\n"), err
+    status, out, err = python("-c", code, STARWIRE_PROTOCOL="typo")
+    assert status == 1 and "STARWIRE_PROTOCOL is 'typo'" in err.splitlines()[-1]
+
+
+def test_a_whole_cluster_trains(tmp_path):
+    """Between-graph training over star_server; the script asks for grpc. Every task counts its steps in the same variable."""
+    path = script(
+        tmp_path,
+        """
+import json, os
+import tensorflow as tf
+v1 = tf.compat.v1
+v1.disable_eager_execution()
+config = json.loads(os.environ["TF_CONFIG"])
+task, cluster = config["task"], config["cluster"]
+server = v1.train.Server(cluster, job_name=task["type"], task_index=task["index"], protocol="grpc")
+if task["type"] == "ps":
+    server.join()
+with v1.device(v1.train.replica_device_setter(cluster=cluster)):
+    step = v1.train.get_or_create_global_step()
+    count = v1.assign_add(step, 1, use_locking=True)
+    done = v1.get_variable("done", initializer=tf.zeros([], tf.int32))
+    finish = v1.assign_add(done, 1, use_locking=True)
+filters = v1.ConfigProto(device_filters=["/job:ps", "/job:worker/task:%d" % task["index"]])
+with v1.train.MonitoredTrainingSession(server.target, is_chief=task["index"] == 0, config=filters) as session:
+    for _ in range(100):
+        session.run(count)
+    session.run(finish)
+    while session.run(done) < 2:
+        pass
+    print("steps", session.run(step), server.server_def.protocol)
+""",
+    )
+    code, out, err = run("--protocol", "star_server", "--ps", 2, "--worker", 2, "--logs", tmp_path / "logs", path)
+    assert code == 0, out + err
+    assert re.search(r"^worker 0 \| steps 200 star_server$", out, re.M) and re.search(r"^worker 1 \| steps 200 star_server$", out, re.M), out
+    assert re.search(r"^starwire \| ps 1 serves at localhost:\d+ after [\d.]+ s$", out, re.M), out
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["ps-0.log", "ps-1.log", "worker-0.log", "worker-1.log"]
+    assert "steps 200 star_server\n" in (tmp_path / "logs" / "worker-1.log").read_text()
+
+
+# Local clusters of scripts that do not need TensorFlow. ---------------------------------------------------------------
+
+TASK = """
+import json, os, signal, subprocess, sys, time
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+job, index = task["type"], task["index"]
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Runs a cluster of a small script; returns (exit status, output). The output names no files, so that it can be compared."""
+
+    def call(text, *options, words=(), timeout=60, **variables):
+        path = script(tmp_path, TASK + text)
+        status, out, err = run(*options, "--logs", tmp_path / "logs", path, *words, timeout=timeout, **variables)
+        assert err == "", err
+        assert not left_behind(path)
+        return status, out
+
+    return call
+
+
+def left_behind(path):
+    """Processes that have the script in their command line."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0") if folder.name.isdigit() else []
+            if os.fsencode(path) in words and (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append(folder.name)
+        except OSError:
+            continue
+    return found
+
+
+def free_port():
+    sys.path.insert(0, str(PACKAGE.parent))
+    from starwire_run import ports
+
+    return ports.free(1)[0]
+
+
+def test_each_task_has_its_tf_config(cluster, tmp_path):
+    status, out = cluster("print(os.environ['TF_CONFIG'], os.environ['STARWIRE_PROTOCOL'])", "--ps", 2, "--worker", 1, "--chief", "--evaluator", "--wait", "chief,worker,ps,evaluator")
+    assert status == 0, out
+    said = {match[1]: json.loads(match[2]) for match in re.finditer(r"^(\w+ \d) +\| (\{.*\}) grpc\+\+$", out, re.M)}
+    assert set(said) == {"ps 0", "ps 1", "chief 0", "worker 0", "evaluator 0"}
+    clusters = [config["cluster"] for config in said.values()]
+    assert all(one == clusters[0] for one in clusters)
+    assert {job: len(tasks) for job, tasks in clusters[0].items()} == {"ps": 2, "chief": 1, "worker": 1}
+    addresses = [address for tasks in clusters[0].values() for address in tasks]
+    assert len(set(addresses)) == 4 and all(re.fullmatch(r"localhost:\d+", address) for address in addresses)
+    assert {name: f"{c['task']['type']} {c['task']['index']}" for name, c in said.items()} == {name: name for name in said}
+    assert json.loads((tmp_path / "logs" / "evaluator-0.log").read_text().rpartition(" ")[0])["task"] == {"type": "evaluator", "index": 0}
+
+
+def test_placeholders_and_other_braces(cluster):
+    status, out = cluster("print(sys.argv[1:])", "--ps", 1, "--worker", 1, "--wait", "ps,worker", words=["--ps={ps_hosts}", "--at={job}:{index}", '{"a": {}}', "{chief_hosts}"])
+    assert status == 0
+    said = dict(re.findall(r"^(\w+ 0) +\| (\[.*\])$", out, re.M))
+    assert re.fullmatch(r"""\['--ps=localhost:\d+', '--at=worker:0', '\{"a": \{\}\}', ''\]""", said["worker 0"]), out
+    assert "--at=ps:0" in said["ps 0"]
+
+
+def test_the_workers_end_the_run_and_parameter_servers_are_stopped(cluster):
+    status, out = cluster("time.sleep(100 if job == 'ps' else 0.1 + 0.3 * index)\nprint('bye')", "--ps", 1, "--worker", 2)
+    assert status == 0
+    assert out.count("| bye") == 2 and "worker 1 finished after" in out and out.splitlines()[-1].startswith("starwire | done after ")
+
+
+def test_the_chief_ends_the_run_and_workers_may_finish(cluster):
+    text = "time.sleep({'chief': 0.2, 'ps': 100}.get(job, 1.0 if index == 0 else 100))\nprint('bye', job, index)"
+    began = time.monotonic()
+    status, out = cluster(text, "--ps", 1, "--worker", 2, "--chief", "--linger", 3)
+    assert status == 0 and time.monotonic() - began < 20
+    assert "starwire | chief finished; worker 0, worker 1: 3 s to finish too" in out
+    assert "| bye worker 0" in out and "bye worker 1" not in out
+
+
+def test_jobs_to_wait_for(cluster):
+    status, out = cluster("time.sleep({'ps': 100, 'chief': 0, 'worker': 2}[job])\nprint('bye', job)", "--ps", 1, "--worker", 1, "--chief", "--linger", 0, "--wait", "chief,worker")
+    assert status == 0 and "| bye worker" in out
+
+
+@pytest.mark.parametrize("job, kind, status, words", [("worker", "sys.exit(7)", 7, "exit status 7"), ("ps", "os.kill(os.getpid(), 9)", 137, "killed by SIGKILL")])
+def test_the_death_of_a_task_ends_the_run(cluster, job, kind, status, words, tmp_path):
+    text = f"if (job, index) == ('{job}', 1):\n    print('the reason', end='', flush=True)\n    {kind}\ntime.sleep(100)"
+    began = time.monotonic()
+    got, out = cluster(text, "--ps", 2, "--worker", 2)
+    assert got == status and time.monotonic() - began < 20
+    lines = out.splitlines()
+    assert f"{job + ' 1':<8} | the reason" in lines
+    assert lines[-1] == f"starwire | {job} 1 failed: {words}; its log is {tmp_path}/logs/{job}-1.log"
+
+
+def test_a_worker_that_fails_after_the_chief_counts(cluster):
+    status, _ = cluster("time.sleep({'ps': 100, 'chief': 0, 'worker': 0.5}[job])\nsys.exit(job == 'worker')", "--ps", 1, "--worker", 1, "--chief")
+    assert status == 1
+
+
+def started(tmp_path, text, *options):
+    """A launcher that runs in the background; returns once a task has said `ready`."""
+    path = script(tmp_path, TASK + text)
+    words = [sys.executable, "-m", "starwire", "run", *map(str, options), "--logs", str(tmp_path / "logs"), str(path)]
+    process = subprocess.Popen(words, env=environment(ROOT / "python"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    seen = ""
+    while seen.count("ready") < 2:
+        line = process.stdout.readline()
+        assert line, seen
+        seen += line
+    return process, path
+
+
+def test_ctrl_c_stops_workers_first_then_parameter_servers(tmp_path):
+    text = """
+if job == "worker":
+    print("ready", flush=True)
+    try:
+        time.sleep(100)
+    except KeyboardInterrupt:
+        time.sleep(0.5)
+        print("saved", flush=True)
+        sys.exit(3)
+signal.signal(signal.SIGTERM, lambda *_: (print("ps ends", flush=True), sys.exit(0)))
+print("ready", flush=True)
+time.sleep(100)
+"""
+    process, path = started(tmp_path, text, "--ps", 1, "--worker", 1)
+    process.send_signal(signal.SIGINT)
+    out = process.communicate(timeout=30)[0]
+    assert process.returncode == 130
+    assert out.index("worker 0 | saved") < out.index("ps 0     | ps ends")
+    assert "starwire | stopping after SIGINT" in out and "failed" not in out
+    assert not left_behind(path)
+
+
+def test_tasks_that_do_not_stop_are_killed_with_their_children(tmp_path):
+    text = """
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)", __file__])
+print("ready", flush=True)
+time.sleep(100)
+"""
+    process, path = started(tmp_path, text, "--ps", 1, "--worker", 1, "--grace", 0.5)
+    assert len(left_behind(path)) == 5
+    process.terminate()
+    out = process.communicate(timeout=30)[0]
+    assert process.returncode == 143
+    assert "worker 0 does not stop and is killed" in out and not left_behind(path)
+
+
+def test_a_second_ctrl_c_kills_at_once(tmp_path):
+    text = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(100)"
+    process, path = started(tmp_path, text, "--ps", 1, "--worker", 1, "--grace", 60)
+    process.send_signal(signal.SIGINT)
+    while "stopping" not in process.stdout.readline():
+        pass
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130 and time.monotonic() - began < 10 and not left_behind(path)
+
+
+def test_the_tasks_of_a_killed_launcher_end(tmp_path):
+    process, path = started(tmp_path, "print('ready', flush=True)\ntime.sleep(100)", "--ps", 1, "--worker", 1)
+    process.kill()
+    process.communicate(timeout=10)
+    deadline = time.monotonic() + 10
+    while left_behind(path):
+        assert time.monotonic() < deadline, left_behind(path)
+        time.sleep(0.05)
+
+
+def test_output_is_prefixed_coloured_and_complete(tmp_path):
+    text = "os.write(1, b'one\\ntw') if index == 0 else 0\ntime.sleep(0.2)\nos.write(2, b'o \\xff\\n10%\\r20%\\r\\n' + b'x' * 200000) if index == 0 else 0"
+    path = script(tmp_path, TASK + text)
+    result = subprocess.run([sys.executable, "-m", "starwire", "run", "--worker", "2", "--color", "always", "--logs", str(tmp_path / "logs"), str(path)], env=environment(ROOT / "python"), capture_output=True, timeout=60)
+    lines = [line for line in result.stdout.split(b"\n") if b"worker 0 |" in line]
+    prefix = b"\x1b[36mworker 0 |\x1b[0m "
+    assert lines[:3] == [prefix + b"one", prefix + b"two \xff", prefix + b"20%"], lines[:3]
+    assert all(line.startswith(prefix) for line in lines) and sum(line.count(b"x") for line in lines) == 200000
+    assert (tmp_path / "logs" / "worker-0.log").read_bytes() == b"one\ntwo \xff\n10%\r20%\r\n" + b"x" * 200000
+
+
+def test_quiet_and_a_closed_pipe(cluster, tmp_path):
+    status, out = cluster("print('hello')", "--worker", 1, "--quiet")
+    assert status == 0 and "hello" not in out and (tmp_path / "logs" / "worker-0.log").read_text() == "hello\n"
+    path = script(tmp_path, TASK + "for i in range(3000):\n    print('line', i, flush=True)\nopen(sys.argv[1], 'w').write('done')")
+    command = f"{sys.executable} -m starwire run --worker 1 --logs {tmp_path}/logs {path} {tmp_path}/done | head -3; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], env=environment(ROOT / "python"), capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (tmp_path / "done").read_text() == "done" and (tmp_path / "logs" / "worker-0.log").read_text().endswith("line 2999\n")
+
+
+def test_progress_on_a_terminal(tmp_path):
+    import pty
+
+    path = script(tmp_path, TASK + "print('begun')\ntime.sleep(1)")
+    leader, follower = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-m", "starwire", "run", "--ps", "1", "--worker", "1", "--logs", str(tmp_path / "logs"), str(path)], env=dict(environment(ROOT / "python"), TERM="xterm"), stdin=subprocess.DEVNULL, stdout=follower, stderr=follower, start_new_session=True)
+    os.close(follower)
+    seen = b""
+    try:
+        while True:
+            data = os.read(leader, 65536)
+            if not data:
+                break
+            seen += data
+    except OSError:
+        pass
+    os.close(leader)
+    assert process.wait(timeout=30) == 0
+    assert b"ps 0 up of 1" in seen and b"worker 1 ended of 1" in seen, seen
+    assert b"\x1b[36mps 0     |\x1b[0m begun" in seen and b"\r\x1b[K" in seen
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "what should be run? Give SCRIPT.py, -m MODULE or a command"),
+        (["--protocol", "grcp", "x.py"], "starwire: --protocol is 'grcp', which is not a protocol: use grpc++, star_server, star_server_lite, grpc+verbs, or grpc for TensorFlow's own"),
+        (["nowhere.py"], "'nowhere.py' does not exist"),
+        (["no-such-command"], "'no-such-command' is neither a Python script (.py) nor a command on PATH"),
+        (["--ps", "2", __file__], "a cluster needs a worker or a chief: give --worker N or --chief"),
+        (["--ps", "x", __file__], "argument --ps: 'x' is not a number from 0 to 256"),
+        (["--worker", "1", "--wait", "boss", __file__], "--wait: 'boss' is not a job: use ps, chief, worker, evaluator"),
+        (["--worker", "1", "--wait", "ps", __file__], "--wait: this cluster has no ps"),
+        (["--quiet", __file__], "--quiet needs a local cluster: --ps and --worker"),
+    ],
+)
+def test_mistakes_are_explained(words, message):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert err.endswith(f"starwire run: error: {message}\n"), err
+
+
+def test_a_cluster_inside_a_cluster_is_refused():
+    code, _, err = run("--worker", "1", __file__, TF_CONFIG="{}")
+    assert code == 2 and "TF_CONFIG is set, which describes another cluster" in err
+
+
+def test_the_command_itself_loads_no_tensorflow():
+    code, out, err = python("-X", "importtime", "-m", "starwire", "--version")
+    assert code == 0 and re.fullmatch(r"starwire \d+\.\d+\.\d+\n", out)
+    assert "tensorflow" not in err and "starwire_run.command" in err
