@@ -73,6 +73,12 @@ bench: build ## Measure grpc++ against stock grpc (12 min; BENCH_ARGS="--quick":
 	@$(PYTHON) benches/tf/run.py --library $(PLUGIN) --out $(BENCH) $(BENCH_ARGS)
 	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/results.json $(BENCH)/plot.svg
 
+.PHONY: bench-wire
+bench-wire: build ## The same over an emulated network, at several rates and delays (1 h; WIRE_ARGS="--quick": 4 min); writes to target/bench/wire/
+	@$(MAKE) $(BENCH)/venv/.done
+	@$(PYTHON) benches/wire/run.py --library $(PLUGIN) --out $(BENCH)/wire $(WIRE_ARGS)
+	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/wire/results.json $(BENCH)/wire/plot.svg
+
 .PHONY: bench-swarm
 bench-swarm: build ## Run many simulated workers against one parameter server (20 min; SWARM_ARGS="--quick": 1 min); writes to target/bench/swarm/
 	@$(MAKE) $(BENCH)/venv/.done
@@ -93,6 +99,12 @@ test: ## Run every test (ONLY="rust abi …": only these stages)
 .PHONY: test-slow
 test-slow: ## Run the end-to-end tests that need much time or 12 GB of memory, which `test` skips (15 min)
 	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/test slow
+
+.PHONY: test-frameworks
+test-frameworks: tools ## Run Keras, DeepCTR, TFRA and EasyRec unmodified under `starwire run` (15 min; ARGS="-k deepctr")
+	@for version in 2.15.1 2.12.1; do $(MAKE) build TF_VERSION=$$version; done
+	@scripts/venv-install .venvs/2.15.1 pytest
+	@.venvs/2.15.1/bin/python -m pytest -q -p no:cacheprovider tests/frameworks $(ARGS)
 
 .PHONY: test-rdma
 test-rdma: ## Run the RDMA tests over soft-RoCE in a virtual machine (ARGS="driver engine kill doctor train")
@@ -136,6 +148,7 @@ fuzz: build ## Fuzz the protocol, the parsers and the tensor decoders, FUZZ_SECO
 
 .PHONY: fuzz-graphs
 fuzz-graphs: build ## Compare random graphs over grpc and every protocol, bit for bit, for FUZZ_SECONDS (default 300; ARGS="--seed 1 --seconds 3600 --protocols star_server")
+	@scripts/venv-install $(VENV) pytest
 	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) tests/fuzz_graphs/run.py $(if $(filter file,$(origin FUZZ_SECONDS)),--seconds 300,--seconds $(FUZZ_SECONDS)) $(ARGS)
 
 .PHONY: clean
