@@ -148,6 +148,10 @@ impl<H: Host> StarShard<H> {
         self.tick(now, metrics);
         let (head, table) = CallHead::read(body.meta()).map_err(|error| StarFailure::malformed(error.to_string()))?;
         self.shared.star_check_incarnation(head.incarnation)?;
+        // Free again on the connection since the call was cancelled, but its run is not over.
+        if self.calls.contains_key(&(ticket.conn, ticket.id)) {
+            return Err(StarFailure::malformed(format!("starwire: malformed star call: id {} is in use", ticket.id)));
+        }
         let CallHead { flags, step, plan: hash, session, keeps, .. } = head;
         let time = self.time(now);
         let began = self.steps.call_began(ticket.conn, step, !keeps.is_empty(), time);

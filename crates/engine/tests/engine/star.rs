@@ -1,5 +1,6 @@
 //! Star calls over real connections, to kernels without TensorFlow.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,6 +12,7 @@ use starwire_protocol::star::{
 
 use crate::harness::kernels::INCARNATION;
 use crate::harness::{self, Channel, End, Options, Task, Waiter, eventually, payload};
+use crate::strangers::{self, CANCEL, REPLY, WELCOME, connect, heard, hello_of};
 use crate::{PS, WORKER};
 
 struct Pair {
@@ -182,6 +184,32 @@ fn a_cancelled_run_is_told_and_ends() {
     eventually("it ends", || kernels.running.load(Relaxed) == 0);
     pair.has("calls_total", 1.0);
     assert_eq!(kernels.cancelled.load(Relaxed), 1);
+}
+
+#[test]
+fn the_id_of_a_cancelled_call_is_in_use_until_its_run_ends() {
+    let pair = pair(&[strangers::ANY_WAY]);
+    pair.register("one", "block");
+    let kernels = &pair.ps.seen.kernels;
+    let mut peer = connect(&pair.ps);
+    peer.write_all(&hello_of("star_server", 0, &[])).unwrap();
+    assert_eq!(heard(&mut peer).unwrap()[0], WELCOME);
+    let mut meta = Vec::new();
+    head("one", "block", 1).write(&mut meta).unwrap();
+    let call = strangers::frame(strangers::CALL, CALL, 1, &[0], &meta);
+    let cancel = strangers::frame(CANCEL, 1, 1, &[], b"");
+    peer.write_all(&strangers::block(1, &[call.clone(), cancel, call].concat())).unwrap();
+    let mut replies = Vec::new();
+    while !replies.windows(9).any(|text| text == b"is in use") {
+        let control = heard(&mut peer).unwrap();
+        assert_eq!(control[0], REPLY);
+        replies.extend(control);
+    }
+    eventually("it ends", || kernels.running.load(Relaxed) == 0);
+    pair.has("calls_total", 1.0);
+    assert_eq!(kernels.cancelled.load(Relaxed), 1);
+    drop(peer);
+    assert!(asks_for_plan(&pair.call(&head("one", "another", 1), "it serves on")));
 }
 
 #[test]

@@ -15,16 +15,18 @@ use crate::{PS, count, data_port, http, pair, pattern, roads};
 const SECRET: (&str, &str) = ("STARWIRE_SECRET", "a-secret-of-enough-length");
 const TCP: (&str, &str) = ("STARWIRE_UNIX", "off");
 /// The strangers in this file speak TCP.
-const ANY_WAY: (&str, &str) = ("STARWIRE_VERBS_FALLBACK", "true");
+pub const ANY_WAY: (&str, &str) = ("STARWIRE_VERBS_FALLBACK", "true");
 
 const HELLO: u8 = 1;
-const WELCOME: u8 = 2;
+pub const WELCOME: u8 = 2;
 const REFUSE: u8 = 4;
-const CALL: u8 = 12;
+pub const CALL: u8 = 12;
+pub const REPLY: u8 = 13;
 const DATA: u8 = 14;
+pub const CANCEL: u8 = 15;
 const LEND: u8 = 16;
 
-fn frame(kind: u8, code: u16, id: u64, fixed: &[u64], meta: &[u8]) -> Vec<u8> {
+pub fn frame(kind: u8, code: u16, id: u64, fixed: &[u64], meta: &[u8]) -> Vec<u8> {
     let mut out = vec![kind, 0];
     out.extend(code.to_le_bytes());
     out.extend(u32::try_from(meta.len()).unwrap().to_le_bytes());
@@ -35,7 +37,7 @@ fn frame(kind: u8, code: u16, id: u64, fixed: &[u64], meta: &[u8]) -> Vec<u8> {
     out
 }
 
-fn block(sequence: u64, control: &[u8]) -> Vec<u8> {
+pub fn block(sequence: u64, control: &[u8]) -> Vec<u8> {
     let mut out = b"SWB1\x01\0\0\0".to_vec();
     out.extend(u32::try_from(control.len()).unwrap().to_le_bytes());
     out.extend([0; 12]);
@@ -47,6 +49,10 @@ fn block(sequence: u64, control: &[u8]) -> Vec<u8> {
 }
 
 fn hello(features: u64, more: &[(u16, &[u8])]) -> Vec<u8> {
+    hello_of("grpc++", features, more)
+}
+
+pub fn hello_of(protocol: &str, features: u64, more: &[(u16, &[u8])]) -> Vec<u8> {
     let mut limits = Vec::new();
     limits.extend([1000u32, 1000].iter().flat_map(|n| n.to_le_bytes()));
     limits.extend((1u64 << 30).to_le_bytes());
@@ -54,7 +60,7 @@ fn hello(features: u64, more: &[(u16, &[u8])]) -> Vec<u8> {
     limits.extend((1u64 << 32).to_le_bytes());
     let incarnation = 77u64.to_le_bytes();
     let mut all: Vec<(u16, &[u8])> =
-        vec![(1, b"grpc++"), (2, b"/job:worker/replica:0/task:9"), (3, &incarnation), (6, &[1; 32]), (9, &limits)];
+        vec![(1, protocol.as_bytes()), (2, b"/job:worker/replica:0/task:9"), (3, &incarnation), (6, &[1; 32]), (9, &limits)];
     all.extend_from_slice(more);
     let mut fields = Vec::new();
     for (tag, value) in all {
@@ -66,7 +72,7 @@ fn hello(features: u64, more: &[(u16, &[u8])]) -> Vec<u8> {
 }
 
 /// Reads the control section of the next block.
-fn heard(stream: &mut impl Read) -> std::io::Result<Vec<u8>> {
+pub fn heard(stream: &mut impl Read) -> std::io::Result<Vec<u8>> {
     let mut header = [0; 32];
     stream.read_exact(&mut header)?;
     let mut control = vec![0; u32::from_le_bytes(header[8..12].try_into().unwrap()) as usize];
@@ -74,11 +80,11 @@ fn heard(stream: &mut impl Read) -> std::io::Result<Vec<u8>> {
     Ok(control)
 }
 
-fn meta(frame: &[u8]) -> &[u8] {
+pub fn meta(frame: &[u8]) -> &[u8] {
     &frame[16..16 + u32::from_le_bytes(frame[4..8].try_into().unwrap()) as usize]
 }
 
-fn connect(task: &Task) -> TcpStream {
+pub fn connect(task: &Task) -> TcpStream {
     let stream = TcpStream::connect(data_port(task)).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
