@@ -25,6 +25,7 @@ from cluster import BenchError  # noqa: E402
 
 SWARM, LIBRARY = os.environ["STARWIRE_SWARM"], os.environ["STARWIRE_LIBRARY"]
 WORKERS, STEPS, BATCH, TIMEOUT = 2, 20, 8, 60
+FLOAT, INT64 = 1, 9
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +87,12 @@ def test_star_calls_carry_what_others_send_separately(recording, star_recording)
     """One pull and one push carry all tensors of a step."""
     for alone, together in zip(record.load(recording)["steps"], record.load(star_recording)["steps"]):
         pull, push = together["operations"]
-        count = lambda kind: sum(kind in operation for operation in alone["operations"])  # noqa: E731
-        assert (pull["fetches"], pull["feeds"] + push["feeds"]) == (count("pull"), count("push"))
+        pushed = [operation["dtype"] for operation in alone["operations"] if "push" in operation]
+        assert pull["fetches"] == sum("pull" in operation for operation in alone["operations"])
+        # Ids go with the pull and with the push. The gradients of all wide tables are one tensor, until they are added up by different ids.
+        fields, gradients = model.SwarmCtr.FIELDS, pushed.count(FLOAT)
+        assert pushed.count(INT64) == 2 * fields and pull["feeds"] == fields
+        assert push["feeds"] == fields + gradients - 1 + fields
         assert (push["fetches"], pull["after"], push["after"]) == (0, [], [0])
         assert alone["adds"] == pytest.approx(together["adds"], rel=1e-3)
 
@@ -113,10 +118,9 @@ def test_gradients_that_are_not_applied_fail_the_run(protocol, recording, star_r
     recording = star_recording if protocol == "star_server" else recording
     head, blob = recording.read_bytes().split(b"\n", 1)
     blob = bytearray(blob)
-    floats = 1
     for step in json.loads(head)["steps"]:
         for operation in step["operations"]:
-            places = operation.get("parts", [operation["content"]] if operation.get("dtype") == floats else [])
+            places = operation.get("parts", [operation["content"]] if operation.get("dtype") == FLOAT else [])
             for offset, length in places:
                 blob[offset : offset + length] = bytes(length)
     empty = tmp_path / "empty.recording"
