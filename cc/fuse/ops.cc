@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "cc/base/compat.h"
+#include "cc/base/register_kernel.h"
 #include "cc/tensor/fused.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/kernel_def_builder.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_def_builder.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -72,18 +72,6 @@ class UnfuseOp : public OpKernel {
   bool IsExpensive() override { return false; }
 };
 
-template <typename Kernel>
-OpKernel* Create(OpKernelConstruction* context) {
-  return new Kernel(context);
-}
-
-template <typename Kernel>
-void RegisterKernel(const char* op, const char* kernel) {
-  const tensorflow::KernelDef* def = tensorflow::KernelDefBuilder(op).Device(tensorflow::DEVICE_CPU).Build();
-  // The constructor registers the kernel.
-  tensorflow::kernel_factory::OpKernelRegistrar(def, kernel, &Create<Kernel>);
-}
-
 bool DecodeFused(Variant* variant) {
   auto* proto = variant->get<tensorflow::VariantTensorDataProto>();
   if (proto == nullptr) return false;
@@ -121,8 +109,10 @@ bool RegisterFuseOps() {
         .Doc("Unpacks the tensors that a StarwireFuse op on another task packed.")
         .Finalize(data);
   });
-  RegisterKernel<FuseOp>(kFuseOp, "starwire::FuseOp");
-  RegisterKernel<UnfuseOp>(kUnfuseOp, "starwire::UnfuseOp");
+  tensorflow::KernelDefBuilder fuse(kFuseOp);
+  RegisterCpuKernel<FuseOp>(&fuse, "starwire::FuseOp");
+  tensorflow::KernelDefBuilder unfuse(kUnfuseOp);
+  RegisterCpuKernel<UnfuseOp>(&unfuse, "starwire::UnfuseOp");
   return true;
 }
 

@@ -7,10 +7,10 @@
 #include <unordered_map>
 #include <utility>
 
+#include "cc/base/register_kernel.h"
 #include "cc/partition/partition.h"
 #include "cc/partition/registration.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/kernel_def_builder.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_def_builder.h"
@@ -105,11 +105,8 @@ void RegisterPartitionOps() {
         .Doc("Runs a partition of a graph. Workers create this op themselves; a graph cannot contain it.")
         .Finalize(data);
   });
-  const tensorflow::KernelDef* def = tensorflow::KernelDefBuilder(kPartitionOp).Device(tensorflow::DEVICE_CPU).Build();
-  // The constructor registers the kernel.
-  tensorflow::kernel_factory::OpKernelRegistrar(
-      def, "PartitionKernel",
-      [](OpKernelConstruction* context) -> tensorflow::OpKernel* { return new PartitionKernel(context); });
+  tensorflow::KernelDefBuilder partition(kPartitionOp);
+  RegisterCpuKernel<PartitionKernel>(&partition, "PartitionKernel");
 }
 
 void ShowPartition(tensorflow::GraphDef* graph) {

@@ -6,6 +6,7 @@
 
 #include "cc/base/status_codec.h"
 #include "cc/star/ops.h"
+#include "cc/star/rows.h"
 #include "tensorflow/core/framework/attr_value.pb.h"
 #include "tensorflow/core/framework/graph.pb.h"
 #include "tensorflow/core/framework/node_def.pb.h"
@@ -27,11 +28,28 @@ bool Called(const NodeDef& node, GraphDef* graph) {
 // `*` for every node, or one node's name.
 bool IsWatched(const std::string& watched, const std::string& name) { return watched == "*" || watched == name; }
 
+Status CheckReplaced(const NodeDef& node, const tensorflow::DebugOptions& options) {
+  const auto replaced = node.attr().find(kReplacesAttr);
+  if (replaced == node.attr().end()) return OkStatus();
+  for (const std::string& name : replaced->second.list().s()) {
+    for (const auto& watch : options.debug_tensor_watch_opts()) {
+      if (!IsWatched(watch.node_name(), name)) continue;
+      return MakeStatus(kUnimplemented,
+                        "starwire: a debugger watches " + watch.node_name() + ", but " + node.name() +
+                            " does the work of " + name +
+                            " with fewer rows: configure this session with starwire.config(star=False)");
+    }
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 Status StarGraphs::Check(const tensorflow::RegisterGraphRequest& request) const {
   if (request.debug_options().debug_tensor_watch_opts_size() == 0) return OkStatus();
   for (const NodeDef& node : request.graph_def().node()) {
+    const Status replaced = CheckReplaced(node, request.debug_options());
+    if (!replaced.ok()) return replaced;
     GraphDef called;
     if (!Called(node, &called)) continue;
     const std::string& server = node.attr().at("task").s();

@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "cc/base/register_kernel.h"
 #include "cc/base/status_codec.h"
 #include "cc/rendezvous/rendezvous.h"
 #include "cc/star/client.h"
@@ -12,7 +13,6 @@
 #include "tensorflow/core/distributed_runtime/worker_session.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/device_base.h"
-#include "tensorflow/core/framework/kernel_def_builder.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_def_builder.h"
@@ -147,8 +147,6 @@ class StarCallKernel : public AsyncOpKernel {
   bool uses_slots_ = false;
 };
 
-tensorflow::OpKernel* Create(OpKernelConstruction* context) { return new StarCallKernel(context); }
-
 }  // namespace
 
 void SetAttributes(const StarCallSpec& spec, tensorflow::NodeDef* def) {
@@ -186,9 +184,8 @@ void RegisterStarOps() {
         .Doc("A parameter server's part of a graph: takes its feeds there, and brings its fetches back.")
         .Finalize(data);
   });
-  const tensorflow::KernelDef* def = tensorflow::KernelDefBuilder(kStarCallOp).Device(tensorflow::DEVICE_CPU).Build();
-  // Its constructor registers the kernel.
-  tensorflow::kernel_factory::OpKernelRegistrar(def, "starwire::StarCallKernel", &Create);
+  tensorflow::KernelDefBuilder call(kStarCallOp);
+  RegisterCpuKernel<StarCallKernel>(&call, "starwire::StarCallKernel");
 }
 
 }  // namespace starwire

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cc/base/compat.h"
+#include "cc/base/register_kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_def_builder.h"
@@ -58,20 +59,6 @@ class Numbering {
   std::vector<Id> unique_;
 };
 
-Status CheckCount(const OpKernel& kernel, const Tensor& ids) {
-  if (ids.NumElements() < std::numeric_limits<int32_t>::max() / 4) return OkStatus();
-  return MakeStatus(kInvalidArgument, "starwire: " + kernel.name() + " got " + std::to_string(ids.NumElements()) +
-                                          " ids, which are too many");
-}
-
-template <typename Id>
-Status SetIds(OpKernelContext* context, const std::vector<Id>& unique) {
-  Tensor* out = nullptr;
-  const Status status = context->allocate_output(0, TensorShape({static_cast<int64_t>(unique.size())}), &out);
-  if (status.ok() && !unique.empty()) std::memcpy(out->flat<Id>().data(), unique.data(), unique.size() * sizeof(Id));
-  return status;
-}
-
 template <typename Id>
 class UniqueIds : public OpKernel {
  public:
@@ -79,14 +66,19 @@ class UniqueIds : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     const Tensor& ids = context->input(0);
-    OP_REQUIRES_OK(context, CheckCount(*this, ids));
+    OP_REQUIRES(context, ids.NumElements() < std::numeric_limits<int32_t>::max() / 4,
+                MakeStatus(kInvalidArgument, "starwire: " + name() + " got " + std::to_string(ids.NumElements()) +
+                                                 " ids, which are too many"));
     Tensor* positions = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(1, ids.shape(), &positions));
     const auto from = ids.flat<Id>();
     auto to = positions->flat<int32_t>();
     Numbering<Id> numbers(static_cast<size_t>(from.size()));
     for (int64_t i = 0; i < from.size(); ++i) to(i) = numbers.NumberOf(from(i));
-    OP_REQUIRES_OK(context, SetIds(context, numbers.unique()));
+    const std::vector<Id>& unique = numbers.unique();
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({static_cast<int64_t>(unique.size())}), &out));
+    if (!unique.empty()) std::memcpy(out->flat<Id>().data(), unique.data(), unique.size() * sizeof(Id));
   }
 };
 
@@ -119,7 +111,7 @@ class CopyRows : public OpKernel {
   }
 };
 
-template <typename Id, typename T>
+template <typename T>
 class SumRows : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -127,7 +119,8 @@ class SumRows : public OpKernel {
   void Compute(OpKernelContext* context) override {
     const Tensor& ids = context->input(0);
     const Tensor& rows = context->input(1);
-    OP_REQUIRES_OK(context, CheckCount(*this, ids));
+    const Tensor& unique = context->input(2);
+    const Tensor& positions = context->input(3);
     OP_REQUIRES(context, ids.dims() == 1,
                 MakeStatus(kInvalidArgument, "unique expects a 1D vector. (" + name() + " got ids of shape " +
                                                  ids.shape().DebugString() + ")"));
@@ -135,31 +128,28 @@ class SumRows : public OpKernel {
                 MakeStatus(kInvalidArgument, "data.shape = " + rows.shape().DebugString() +
                                                  " does not start with segment_ids.shape = " +
                                                  ids.shape().DebugString() + " (" + name() + ")"));
-    const auto from = ids.vec<Id>();
-    Numbering<Id> numbers(static_cast<size_t>(from.size()));
-    std::vector<int32_t> at(static_cast<size_t>(from.size()));
-    for (int64_t i = 0; i < from.size(); ++i) at[static_cast<size_t>(i)] = numbers.NumberOf(from(i));
-    OP_REQUIRES_OK(context, SetIds(context, numbers.unique()));
+    const int64_t count = rows.dim_size(0), different = unique.NumElements();
+    OP_REQUIRES(context, positions.NumElements() == count,
+                MakeStatus(kInternal, "starwire: " + name() + " got " + std::to_string(count) + " rows, but " +
+                                          std::to_string(positions.NumElements()) + " positions"));
     TensorShape shape = rows.shape();
-    shape.set_dim(0, static_cast<int64_t>(numbers.unique().size()));
+    shape.set_dim(0, different);
     Tensor* sums = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(1, shape, &sums));
-    const size_t width = at.empty() ? 0 : static_cast<size_t>(rows.NumElements()) / at.size();
-    if (width == 0) return;
-    // TensorFlow's kernels flush denormal numbers on every thread that they run on.
+    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &sums));
+    const int64_t width = count == 0 ? 0 : rows.NumElements() / count;
+    const auto at = positions.flat<int32_t>();
+    const T* __restrict from = rows.flat<T>().data();
+    T* __restrict to = sums->flat<T>().data();
+    // As UnsortedSegmentSum: begins with zeros, adds in the order of the rows, and flushes denormal numbers, as
+    // TensorFlow's kernels do on every thread that they run on.
     const tensorflow::port::ScopedFlushDenormal flush;
-    AddUp(rows.flat<T>().data(), at, width, sums->flat<T>().data(), static_cast<size_t>(sums->NumElements()));
-  }
-
- private:
-  // As UnsortedSegmentSum: begins with zeros, and adds in the order of the rows.
-  static void AddUp(const T* __restrict rows, const std::vector<int32_t>& at, size_t width, T* __restrict sums,
-                    size_t elements) {
-    for (size_t i = 0; i < elements; ++i) sums[i] = T(0);
-    for (size_t row = 0; row < at.size(); ++row) {
-      T* __restrict sum = sums + static_cast<size_t>(at[row]) * width;
-      const T* __restrict from = rows + row * width;
-      for (size_t i = 0; i < width; ++i) sum[i] += from[i];
+    for (int64_t i = 0; i < sums->NumElements(); ++i) to[i] = T(0);
+    for (int64_t row = 0; row < count; ++row) {
+      OP_REQUIRES(context, at(row) >= 0 && at(row) < different,
+                  MakeStatus(kInternal, "starwire: " + name() + " got " + std::to_string(different) +
+                                            " ids, but needs id " + std::to_string(at(row))));
+      T* __restrict sum = to + at(row) * width;
+      for (int64_t i = 0; i < width; ++i) sum[i] += from[row * width + i];
     }
   }
 };
@@ -178,41 +168,26 @@ Status CopiedShape(InferenceContext* context) {
   return status;
 }
 
-Status SummedShapes(InferenceContext* context) {
-  context->set_output(0, context->Vector(InferenceContext::kUnknownDim));
+Status SummedShape(InferenceContext* context) {
   ShapeHandle row, out;
   Status status = context->Subshape(context->input(1), 1, &row);
   if (status.ok()) status = context->Concatenate(context->Vector(InferenceContext::kUnknownDim), row, &out);
-  if (status.ok()) context->set_output(1, out);
+  if (status.ok()) context->set_output(0, out);
   return status;
 }
 
-template <typename Kernel>
-OpKernel* Create(OpKernelConstruction* context) {
-  return new Kernel(context);
-}
-
-// Its constructor registers the kernel.
-template <typename Kernel>
-void Register(tensorflow::KernelDefBuilder* builder, const char* name) {
-  const tensorflow::KernelDef* def = builder->Device(tensorflow::DEVICE_CPU).Build();
-  tensorflow::kernel_factory::OpKernelRegistrar(def, name, &Create<Kernel>);
-}
-
-template <typename Id, typename T>
-void RegisterSums() {
-  tensorflow::KernelDefBuilder sums(kSumRowsOp);
-  sums.template TypeConstraint<Id>("Tids").template TypeConstraint<T>("T");
-  Register<SumRows<Id, T>>(&sums, "starwire::SumRows");
-}
-
 template <typename Id>
-void RegisterForIds() {
+void RegisterUniqueIds() {
   tensorflow::KernelDefBuilder unique(kUniqueIdsOp);
-  unique.template TypeConstraint<Id>("Tids");
-  Register<UniqueIds<Id>>(&unique, "starwire::UniqueIds");
-  RegisterSums<Id, float>();
-  RegisterSums<Id, double>();
+  unique.TypeConstraint<Id>("Tids");
+  RegisterCpuKernel<UniqueIds<Id>>(&unique, "starwire::UniqueIds");
+}
+
+template <typename T>
+void RegisterSumRows() {
+  tensorflow::KernelDefBuilder sums(kSumRowsOp);
+  sums.TypeConstraint<T>("T");
+  RegisterCpuKernel<SumRows<T>>(&sums, "starwire::SumRows");
 }
 
 }  // namespace
@@ -257,18 +232,21 @@ void RegisterRowOps() {
     return tensorflow::OpDefBuilder(kSumRowsOp)
         .Input("ids: Tids")
         .Input("rows: T")
-        .Output("unique: Tids")
+        .Input("unique: Tids")
+        .Input("positions: int32")
         .Output("sums: T")
         .Attr("Tids: {int32, int64}")
         .Attr("T: {float, double}")
-        .SetShapeFn(SummedShapes)
-        .Doc("Each id once, in the order of its first appearance, and the sum of its rows.")
+        .SetShapeFn(SummedShape)
+        .Doc("The sum of the rows of each unique id, by the positions of the ids among them.")
         .Finalize(data);
   });
-  RegisterForIds<int32_t>();
-  RegisterForIds<int64_t>();
+  RegisterUniqueIds<int32_t>();
+  RegisterUniqueIds<int64_t>();
+  RegisterSumRows<float>();
+  RegisterSumRows<double>();
   tensorflow::KernelDefBuilder copies(kCopyRowsOp);
-  Register<CopyRows>(&copies, "starwire::CopyRows");
+  RegisterCpuKernel<CopyRows>(&copies, "starwire::CopyRows");
 }
 
 }  // namespace starwire

@@ -10,7 +10,8 @@ namespace starwire {
 inline constexpr char kUniqueIdsOp[] = "StarwireUniqueIds";
 // (rows, positions) -> the row at each position.
 inline constexpr char kCopyRowsOp[] = "StarwireCopyRows";
-// (ids, rows) -> each id once, as above, and the sum of its rows, added up in order.
+// (ids, rows, unique, positions) -> the sum of the rows of each unique id, added up in order. `ids` must have one
+// dimension; the others are of kUniqueIdsOp, for the same ids in any shape.
 inline constexpr char kSumRowsOp[] = "StarwireSumRows";
 
 bool CanCopyRows(tensorflow::DataType type);

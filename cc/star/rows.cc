@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "cc/star/row_ops.h"
@@ -91,8 +92,8 @@ class Rewrite {
       if (node->type_string() == "ResourceGather" || node->type_string() == "GatherV2") gathers.push_back(node);
     }
     Status status;
-    for (size_t i = 0; status.ok() && i < uniques.size(); ++i) status = Sum(uniques[i], &result->sums);
     for (size_t i = 0; status.ok() && i < gathers.size(); ++i) status = LookUp(gathers[i], &result->lookups);
+    for (size_t i = 0; status.ok() && i < uniques.size(); ++i) status = Sum(uniques[i], &result->sums);
     return status;
   }
 
@@ -125,6 +126,44 @@ class Rewrite {
     if (!used) graph_->RemoveNode(node);
   }
 
+  static void Replaces(Node* node, const std::vector<const Node*>& replaced) {
+    std::vector<std::string> names;
+    for (const Node* one : replaced) names.push_back(one->name());
+    node->AddAttr(kReplacesAttr, names);
+  }
+
+  Status UniqueIds(const Output& ids, DataType type, Node** out) {
+    Node*& unique = uniques_[{ids.node, ids.number}];
+    Status status;
+    if (unique == nullptr) {
+      const std::string name = ids.node->name() + "/starwire_unique_" + std::to_string(ids.number);
+      status = Add(name, kUniqueIdsOp, {{"Tids", type}}, &unique);
+      if (status.ok()) graph_->AddEdge(ids.node, ids.number, unique, 0);
+    }
+    *out = unique;
+    return status;
+  }
+
+  // Gradients flatten the ids of a lookup: the ids as that lookup has them, whose unique ids cross anyway.
+  Output AsLookedUp(const Output& ids) const {
+    Output from, shape;
+    if (ids.node->type_string() != "Reshape" || HasControlEdges(*ids.node)) return ids;
+    if (!Input(*ids.node, 0, &from) || !Input(*ids.node, 1, &shape)) return ids;
+    return uniques_.count({from.node, from.number}) > 0 && ComesFrom(*shape.node, from, 5) ? from : ids;
+  }
+
+  // Whether `node` follows from `origin` alone. It then runs in a branch if and only if `origin` does.
+  static bool ComesFrom(const Node& node, const Output& origin, int depth) {
+    static const std::set<std::string> known = {"Const", "Size", "Shape", "ExpandDims", "Pack", "Cast", "Identity"};
+    if (depth == 0 || known.count(node.type_string()) == 0) return false;
+    return std::all_of(node.in_edges().begin(), node.in_edges().end(), [&](const Edge* edge) {
+      if (!edge->src()->IsOp()) return true;
+      if (edge->IsControlEdge()) return false;
+      const bool is_origin = edge->src() == origin.node && edge->src_output() == origin.number;
+      return is_origin || ComesFrom(*edge->src(), origin, depth - 1);
+    });
+  }
+
   // What optimizers make of a sparse gradient before they apply it: Unique(ids), and
   // UnsortedSegmentSum(values, positions, Shape(unique)[0]).
   Status Sum(Node* unique, size_t* count) {
@@ -155,21 +194,27 @@ class Rewrite {
         (type != tensorflow::DT_FLOAT && type != tensorflow::DT_DOUBLE)) {
       return OkStatus();
     }
-    Node* rows = nullptr;
-    Status status = Add(sum->name() + "/starwire_rows", kSumRowsOp, {{"Tids", id_type}, {"T", type}}, &rows);
+    Node *once = nullptr, *rows = nullptr;
+    Status status = UniqueIds(AsLookedUp(ids), id_type, &once);
+    if (status.ok()) {
+      status = Add(sum->name() + "/starwire_rows", kSumRowsOp, {{"Tids", id_type}, {"T", type}}, &rows);
+    }
     if (!status.ok()) return status;
+    Replaces(rows, {unique, sum, length.node, shape.node});
     graph_->AddEdge(ids.node, ids.number, rows, 0);
     graph_->AddEdge(values.node, values.number, rows, 1);
+    graph_->AddEdge(once, 0, rows, 2);
+    graph_->AddEdge(once, 1, rows, 3);
     std::vector<Node*> constants;
     for (int input = 1; input <= 3; ++input) {
       Output constant;
       if (Input(*length.node, input, &constant)) constants.push_back(constant.node);
     }
     for (Node* node : {sum, length.node, shape.node}) {
-      if (node == sum) Redirect(*sum, 0, rows, 1);
+      if (node == sum) Redirect(*sum, 0, rows, 0);
       graph_->RemoveNode(node);
     }
-    Redirect(*unique, 0, rows, 0);
+    Redirect(*unique, 0, once, 0);
     graph_->RemoveNode(unique);
     std::sort(constants.begin(), constants.end());
     constants.erase(std::unique(constants.begin(), constants.end()), constants.end());
@@ -196,17 +241,11 @@ class Rewrite {
         !IsId(id_type) || !CanCopyRows(type)) {
       return OkStatus();
     }
-    Node*& unique = uniques_[{ids.node, ids.number}];
-    Status status;
-    if (unique == nullptr) {
-      const std::string name = ids.node->name() + "/starwire_unique_" + std::to_string(ids.number);
-      status = Add(name, kUniqueIdsOp, {{"Tids", id_type}}, &unique);
-      if (!status.ok()) return status;
-      graph_->AddEdge(ids.node, ids.number, unique, 0);
-    }
-    Node* copied = nullptr;
-    status = Add(gather->name() + "/starwire_rows", kCopyRowsOp, {{"T", type}}, &copied);
+    Node *unique = nullptr, *copied = nullptr;
+    Status status = UniqueIds(ids, id_type, &unique);
+    if (status.ok()) status = Add(gather->name() + "/starwire_rows", kCopyRowsOp, {{"T", type}}, &copied);
     if (!status.ok()) return status;
+    Replaces(gather, {gather});
     const Edge* old = nullptr;
     status = gather->input_edge(1, &old);
     if (!status.ok()) return status;

@@ -13,6 +13,9 @@
 
 namespace starwire {
 
+// Of a node: the names of those whose values no longer exist because of it.
+inline constexpr char kReplacesAttr[] = "_starwire_replaces";
+
 struct RowsResult {
   size_t lookups = 0;
   size_t sums = 0;

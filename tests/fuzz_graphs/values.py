@@ -1,5 +1,7 @@
 """Stateless operations."""
 
+import math
+
 from program import COMPLEX, FLOATS, INTS, NUMBERS, REAL, lit
 
 DTYPES = ("float32", "float64", "int32", "int64", "int8", "uint8", "int16", "bool", "complex64", "float16", "bfloat16", "string")
@@ -235,30 +237,56 @@ def dynamic(g, dev, v):
     return g.emit("Sum", g.device(), {"input": where, "axis": lit("int32", [0, 1])}, out=[("int64", ())])
 
 
+def looked_up(g, server, me, v, ids):
+    table = g.emit("Neg", server, {"x": v}, out=[(v.dtype, v.shape)])[0]
+    rows = g.emit("GatherV2", server, {"params": table, "indices": ids, "axis": lit("int32", 0)}, out=[(v.dtype, ids.shape + v.shape[1:])])[0]
+    return g.emit("Square", me, {"x": rows}, out=[(v.dtype, rows.shape)])[0]
+
+
+def flattened(g, me, ids):
+    """As gradients of lookups do it, or by a shape that comes from elsewhere."""
+    count = math.prod(ids.shape)
+    if g.chance(0.7):
+        size = g.emit("Size", me, {"input": ids}, out=[("int32", ())], pool=False)[0]
+        shape = g.emit("ExpandDims", me, {"input": size, "dim": lit("int32", 0)}, out=[("int32", (1,))], pool=False)[0]
+    else:
+        shape = g.emit("Abs", me, {"x": lit("int32", [count])}, out=[("int32", (1,))], pool=False)[0]
+    return g.emit("Reshape", me, {"tensor": ids, "shape": shape}, out=[(ids.dtype, (count,))])[0]
+
+
+def added_up(g, server, ids, rows):
+    count = ids.shape[0]
+    unique, positions = g.emit("Unique", server, {"x": ids}, {"out_idx": "int32"}, out=[(ids.dtype, (-1,)), ("int32", (count,))], pool=False)
+    shape = g.emit("Shape", server, {"input": unique}, out=[("int32", (1,))], pool=False)[0]
+    ends = {"begin": lit("int32", [0]), "end": lit("int32", [1]), "strides": lit("int32", [1])}
+    length = g.emit("StridedSlice", server, {"input": shape, **ends}, {"shrink_axis_mask": 1}, out=[("int32", ())], pool=False)[0]
+    summed = g.emit("UnsortedSegmentSum", server, {"data": rows, "segment_ids": positions, "num_segments": length}, out=[(rows.dtype, (-1,) + rows.shape[1:])], pool=False)[0]
+    if g.chance(0.3):  # a use that the worker does not see
+        g.emit("Sum", server, {"input": positions, "axis": lit("int32", [0])}, out=[("int32", ())])
+    g.emit("Sum", g.device(), {"input": unique, "axis": lit("int32", [0])}, out=[(ids.dtype, ())])
+    return g.emit(g.rng.choice(("Sum", "Max")), g.device(), {"input": summed, "axis": lit("int32", list(range(len(rows.shape))))}, out=[(rows.dtype, ())])
+
+
 def embedding(g, dev, v):
-    """Looks rows up by ids of the worker, or adds up a sparse gradient's rows by them, as optimizers do before they apply it; returns what it makes of the result."""
+    """Looks rows up by ids of the worker, adds up a sparse gradient's rows by them as optimizers do before they apply it, or both; returns what it makes of the result."""
     if v.dtype not in FLOATS or not v.shape or not 0 < v.shape[0] < 100:
         return unary(g, dev, v)
     me = g.scope.only or ("me" if "me" in g.devices else g.device())
     server = g.scope.only or g.rng.choice([one for one in g.devices if one.startswith("ps")])
-    count = v.shape[0]
     kind = g.rng.choice(("int32", "int64"))
-    if g.chance(0.5):
-        table = g.emit("Neg", server, {"x": v}, out=[(v.dtype, v.shape)])[0]
-        ids = g.emit("FloorMod", me, {"x": g.want(kind, (5,), me), "y": lit(kind, count)}, out=[(kind, (5,))], feedable=False)[0]
-        rows = g.emit("GatherV2", server, {"params": table, "indices": ids, "axis": lit("int32", 0)}, out=[(v.dtype, (5,) + v.shape[1:])])[0]
-        return g.emit("Square", me, {"x": rows}, out=[(v.dtype, rows.shape)])
-    ids = g.emit("FloorMod", me, {"x": g.want(kind, (count,), me), "y": lit(kind, 3)}, out=[(kind, (count,))], feedable=False)[0]
-    rows = g.emit("Square", me, {"x": v}, out=[(v.dtype, v.shape)])[0]
-    unique, positions = g.emit("Unique", server, {"x": ids}, {"out_idx": "int32"}, out=[(kind, (-1,)), ("int32", (count,))], pool=False)
-    shape = g.emit("Shape", server, {"input": unique}, out=[("int32", (1,))], pool=False)[0]
-    ends = {"begin": lit("int32", [0]), "end": lit("int32", [1]), "strides": lit("int32", [1])}
-    length = g.emit("StridedSlice", server, {"input": shape, **ends}, {"shrink_axis_mask": 1}, out=[("int32", ())], pool=False)[0]
-    summed = g.emit("UnsortedSegmentSum", server, {"data": rows, "segment_ids": positions, "num_segments": length}, out=[(v.dtype, (-1,) + v.shape[1:])], pool=False)[0]
-    if g.chance(0.3):  # a use that the worker does not see
-        g.emit("Sum", server, {"input": positions, "axis": lit("int32", [0])}, out=[("int32", ())])
-    g.emit("Sum", g.device(), {"input": unique, "axis": lit("int32", [0])}, out=[(kind, ())])
-    return g.emit(g.rng.choice(("Sum", "Max")), g.device(), {"input": summed, "axis": lit("int32", list(range(len(v.shape))))}, out=[(v.dtype, ())])
+    does = g.rng.choice(("look up", "add up", "both"))
+    shape, most = ((v.shape[0],), 3) if does == "add up" else (g.rng.choice(((5,), (2, 3))), v.shape[0])
+    ids = g.emit("FloorMod", me, {"x": g.want(kind, shape, me), "y": lit(kind, most)}, out=[(kind, shape)], feedable=False)[0]
+    if does == "add up":
+        rows = g.emit("Square", me, {"x": v}, out=[(v.dtype, v.shape)])[0]
+        return added_up(g, server, ids, rows)
+    rows = looked_up(g, server, me, v, ids)
+    if does == "look up":
+        return [rows]
+    flat = flattened(g, me, ids)
+    as_rows = flat.shape + v.shape[1:]
+    rows = g.emit("Reshape", me, {"tensor": rows, "shape": lit("int32", list(as_rows))}, out=[(v.dtype, as_rows)])[0]
+    return added_up(g, server, flat, rows)
 
 
 def act(g):

@@ -1,5 +1,7 @@
 """Rows of embeddings that a batch uses several times cross once, and change nothing: the same bits as over stock gRPC."""
 
+import collections
+import os
 import re
 
 import pytest
@@ -92,6 +94,16 @@ def summed(ids, rows, also=None, after=None, length=None):
         return [unique, sums] + ([also(positions)] if also else [])
 
 
+def found_and_summed(table, ids, rows, flatten):
+    """A lookup and its gradient: both have the same ids."""
+    ids = tf.reshape(ids, [2, -1])
+    return [gathered(table, ids)] + summed(flatten(ids), rows)
+
+
+def sized(ids):
+    return tf.reshape(ids, tf.expand_dims(tf.size(ids), 0))
+
+
 def on_server(value):
     with one().device("/job:ps/task:0"):
         return tf.negative(-value)
@@ -103,6 +115,8 @@ PATTERNS = {
     "a lookup by ids of two dimensions": (1, 0, lambda table, ids, rows: [gathered(table, tf.reshape(ids, [2, -1]))]),
     "two lookups by the same ids": (2, 0, lambda table, ids, rows: [gathered(table, ids), gathered(on_server(table), ids)]),
     "a sum": (0, 1, lambda table, ids, rows: summed(ids, rows)),
+    "a lookup and its gradient": (1, 1, lambda table, ids, rows: found_and_summed(table, ids, rows, sized)),
+    "a lookup and a sum over ids of a shape from elsewhere": (1, 1, lambda table, ids, rows: found_and_summed(table, ids, rows, lambda two: tf.reshape(two, tf.shape(rows)[:1]))),
     "a lookup along another axis": (0, 0, lambda table, ids, rows: [gathered(table, ids % 3, axis=1)]),
     "a lookup in batches": (0, 0, lambda table, ids, rows: [gathered(tf.reshape(table, [2, 4, 3]), tf.reshape(ids, [2, -1]) % 4, batch_dims=1)]),
     "a lookup by ids of the server": (0, 0, lambda table, ids, rows: [gathered(table, on_server(ids))]),
@@ -141,10 +155,10 @@ def sum_rows(ids, rows):
 
     with tf.Graph().as_default() as graph, one().Session() as sess:
         ids, rows = tf.constant(ids), tf.constant(rows)
-        ours = graph.create_op("StarwireSumRows", [ids, rows], [ids.dtype, rows.dtype]).outputs
-        unique, positions = tf.unique(ids)
-        theirs = [unique, tf.math.unsorted_segment_sum(rows, positions, tf.shape(unique)[0])]
         once, where = graph.create_op("StarwireUniqueIds", [ids], [ids.dtype, tf.int32]).outputs
+        ours = graph.create_op("StarwireSumRows", [ids, rows, once, where], [rows.dtype]).outputs
+        unique, positions = tf.unique(ids)
+        theirs = [tf.math.unsorted_segment_sum(rows, positions, tf.shape(unique)[0])]
         copied = graph.create_op("StarwireCopyRows", [tf.gather(rows, tf.range(tf.size(once))), where], [rows.dtype]).outputs[0]
         expected = tf.gather(rows, positions)
         made = sess.run([ours, theirs, [once, where], [unique, positions], [copied], [expected]])
@@ -167,13 +181,31 @@ def unusual_numbers(ids_type, rows_type):
     return results
 
 
-def copies_of_no_row():
+def error_of(op, inputs):
+    """Nothing but these operations keeps their inputs consistent, and graphs come from anywhere."""
     with tf.Graph().as_default() as graph, one().Session() as sess:
-        copied = graph.create_op("StarwireCopyRows", [tf.zeros([2, 3]), tf.constant([1, 2])], [tf.float32]).outputs[0]
+        made = graph.create_op(op, [tf.constant(value, dtype) for value, dtype in inputs], [tf.float32]).outputs[0]
         try:
-            return sess.run(copied).tolist()
-        except tf.errors.InternalError as error:
-            return error.message
+            return str(sess.run(made))
+        except tf.errors.OpError as error:
+            return f"{type(error).__name__}: {error.message}"
+
+
+def nodes_of_training(target, name, watched=None):
+    """The worker's nodes of ours by operation, or the error of watching what one of these replaced."""
+    with tf.Graph().as_default() as graph:
+        feeds, loss, train = build(name, True)
+        with one().Session(target) as sess:
+            sess.run(one().global_variables_initializer())
+            options, metadata = one().RunOptions(output_partition_graphs=True), one().RunMetadata()
+            if watched:
+                node = next(op for op in graph.get_operations() if op.type == watched)
+                options.debug_options.debug_tensor_watch_opts.add(node_name=node.name, output_slot=0, debug_ops=["DebugNanCount"], debug_urls=[f"file://{os.getcwd()}/watched"])
+            try:
+                sess.run([loss, train], next(batches(feeds)), options=options, run_metadata=metadata)
+            except tf.errors.OpError as error:
+                return f"{type(error).__name__}: {error.message}"
+            return collections.Counter(node.op for part in metadata.partition_graphs for node in part.node if node.op.startswith("Starwire"))
 
 
 # Tests. ---------------------------------------------------------------------------------------------------------------
@@ -221,5 +253,30 @@ def test_kernels_do_what_tensorflows_do(cluster, ids_type, rows_type):
         assert (once, copied) == (unique, expected)
 
 
-def test_a_position_outside_the_rows_is_an_error(cluster):
-    assert "got 2 rows, but needs row 2" in cluster["worker", 0].call(copies_of_no_row)
+INTS, FLOATS = "int32", "float32"
+WRONG = {
+    "a row that is not there": ("StarwireCopyRows", [([[1.0]] * 2, FLOATS), ([1, 2], INTS)], "InternalError: .*got 2 rows, but needs row 2"),
+    "rows of no dimension": ("StarwireCopyRows", [(1.0, FLOATS), ([0], INTS)], "InvalidArgumentError: .*got no rows"),
+    "ids of two dimensions": ("StarwireSumRows", [([[1]], INTS), ([[1.0]], FLOATS), ([1], INTS), ([0], INTS)], "InvalidArgumentError: .*unique expects a 1D vector"),
+    "fewer rows than ids": ("StarwireSumRows", [([1, 1], INTS), ([[1.0]], FLOATS), ([1], INTS), ([0, 0], INTS)], "InvalidArgumentError: .*data.shape"),
+    "more positions than rows": ("StarwireSumRows", [([1], INTS), ([[1.0]], FLOATS), ([1], INTS), ([0, 0], INTS)], "InternalError: .*1 rows, but 2 positions"),
+    "an id that is not there": ("StarwireSumRows", [([1], INTS), ([[1.0]], FLOATS), ([1], INTS), ([1], INTS)], "InternalError: .*got 1 ids, but needs id 1"),
+    "a position below zero": ("StarwireSumRows", [([1], INTS), ([[1.0]], FLOATS), ([1], INTS), ([-1], INTS)], "InternalError: .*got 1 ids, but needs id -1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_inputs_that_do_not_fit_are_errors(cluster, name):
+    op, inputs, expected = WRONG[name]
+    assert re.match(f"(?s){expected}", cluster["worker", 0].call(error_of, op, inputs))
+
+
+def test_a_lookup_and_its_gradient_send_the_same_ids(cluster):
+    nodes = chief(cluster, nodes_of_training, "Adagrad")
+    # Partitioned tables split their ids on the worker, before the lookups.
+    assert nodes["StarwireUniqueIds"] == nodes["StarwireCopyRows"] == nodes["StarwireSumRows"] == 10, nodes
+
+
+@pytest.mark.parametrize("op", ["Unique", "UnsortedSegmentSum", "ResourceGather"])
+def test_watch_on_what_was_replaced_is_an_error(cluster, op):
+    assert re.match(r"(?s)UnimplementedError: .*a debugger watches .*starwire\.config\(star=False\)", chief(cluster, nodes_of_training, "Adagrad", op))
