@@ -200,6 +200,7 @@ class Ctr(Case):
     rows = (VOCABULARY,) * FIELDS
     reduce = staticmethod(tf.reduce_mean)
     use_resource, parts = True, None
+    data_seed, first_seed = 7, 100
 
     def __init__(self, name, title, batch):
         super().__init__(name, title)
@@ -247,11 +248,11 @@ class Ctr(Case):
         return self.perceptron(tf.concat(deep, axis=1), self.LAYERS + (1,)) + tf.add_n(wide)
 
     def build(self, worker):
-        random = np.random.RandomState(7 + worker)
+        random = np.random.RandomState(self.data_seed + worker)
         ids = (random.zipf(1.3, (self.BATCHES, self.batch, self.FIELDS)) * 7919 % np.array(self.rows)).astype(np.int64)
         dense = random.rand(self.BATCHES, self.batch, self.DENSE).astype(np.float32)
         clicks = ((ids[:, :, :3].sum(axis=2) % 5 < 2) ^ (dense[:, :, 0] > 0.9)).astype(np.float32)[:, :, None]
-        self.seed, self.columns = 100, {}
+        self.seed, self.columns = self.first_seed, {}
         setter = None if local else tf1.train.replica_device_setter(ps_tasks=self.ps, worker_device=_worker(worker).rsplit("/device", 1)[0])
         with tf1.device(setter), tf1.variable_scope("", use_resource=self.use_resource):
             total = tf1.train.get_or_create_global_step()

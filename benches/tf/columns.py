@@ -13,6 +13,8 @@ class Column:
     env: dict = dataclasses.field(default_factory=dict)
     # The library is loaded even if the protocol is stock (a graph pass works over any protocol).
     needs_library: bool = True
+    # Steps that overlap (starwire.config(pipeline=…)), while they are measured: the first steps are compared without.
+    pipeline: int = 0
 
 
 # Names known to `--protocols`. Any other name is a protocol without switches.
@@ -25,6 +27,10 @@ KNOWN = {
     "grpc++:off": Column("grpc++:off", "grpc++", {"STARWIRE_EXECUTOR": "off"}),
     "grpc++:fuse": Column("grpc++:fuse", "grpc++", {"STARWIRE_TENSOR_FUSE": "1"}),
     "grpc:fuse": Column("grpc:fuse", "grpc", {"STARWIRE_TENSOR_FUSE": "1"}),
+    "grpc:pipeline": Column("grpc:pipeline", "grpc", pipeline=1),
+    "grpc++:pipeline": Column("grpc++:pipeline", "grpc++", pipeline=1),
+    "star_server:pipeline": Column("star_server:pipeline", "star_server", pipeline=1),
+    "star_server:pipeline2": Column("star_server:pipeline2", "star_server", pipeline=2),
 }
 
 

@@ -4,6 +4,9 @@ Commands and answers are JSON lines over a socket to the orchestrator.
 """
 
 import json
+import os
+import pathlib
+import sys
 import time
 import traceback
 
@@ -32,6 +35,17 @@ def serve(channel, spec):
         channel.answer({"ok": False, "error": f"{type(error).__name__}: {error}"[:2000], "traceback": traceback.format_exc()[-4000:]})
 
 
+def pipelined(case, target, graph, spec):
+    """A session whose steps overlap, and its steps."""
+    os.environ["STARWIRE_LIBRARY"] = spec["library"]
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
+    import starwire
+    import tensorflow as tf
+
+    case.open(tf.compat.v1.Session(target, graph=graph, config=starwire.config(pipeline=spec["pipeline"])))
+    return case.session, case._run
+
+
 class Worker:
     def __init__(self, target, spec):
         import cases
@@ -42,6 +56,7 @@ class Worker:
         graph = tf.Graph()
         with graph.as_default():
             self.case.build(spec["task"])
+        self.pipeline = spec.get("pipeline") and pipelined(self.case, target, graph, spec)
         self.case.open(tf.compat.v1.Session(target, graph=graph))
 
     def trace(self, steps):
@@ -67,6 +82,9 @@ class Worker:
 
     def window(self, seconds):
         """Runs steps for `seconds`; returns the time of each step."""
+        case = self.case
+        if self.pipeline:
+            sequential, (case.session, case._run) = (case.session, case._run), self.pipeline
         step, clock, took = self.case.run, time.perf_counter, []
         begin = last = clock()
         end = begin + seconds
@@ -75,7 +93,21 @@ class Worker:
             t = clock()
             took.append(t - last)
             last = t
+        if self.pipeline:
+            case.session.run([])  # waits for the last steps
+            last = clock()
+            case.session, case._run = sequential
         return {"elapsed": last - begin, "took": took}
+
+    def losses(self, steps):
+        """The loss of each of `steps` steps from the initial state."""
+        self.case.init()
+        if self.pipeline:
+            self.case.session, self.case._run = self.pipeline
+        self.case.steps, self.case.losses = 0, []
+        for _ in range(steps):
+            self.case.run()
+        return {"losses": self.case.losses}
 
     def steps(self):
         return {"steps": self.case.steps}

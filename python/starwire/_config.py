@@ -1,6 +1,6 @@
 """Session options that TensorFlow's ConfigProto has no fields for."""
 
-from starwire import _wire
+from starwire import _pipeline, _wire
 
 # DeepRec's ConfigProto.tensor_fuse: a varint field. TensorFlow's ConfigProto does not know it and passes it on unchanged.
 _FIELD = 201
@@ -9,7 +9,7 @@ _TENSOR_FUSE = {True: b"\xc8\x0c\x01", False: b"\xc8\x0c\x00"}
 _STAR = "STARWIRE_STAR"
 
 
-def config(proto=None, *, tensor_fuse=None, star=None):
+def config(proto=None, *, tensor_fuse=None, star=None, pipeline=None):
     """Returns a ConfigProto for a session, a server, a RunConfig or a MonitoredTrainingSession.
 
     Args:
@@ -18,6 +18,8 @@ def config(proto=None, *, tensor_fuse=None, star=None):
         and ``STARWIRE_TENSOR_FUSE``. None: keep those settings, or the one in ``proto``.
       star: False: make no star calls even if the server's protocol is ``star_server`` or ``star_server_lite``; the session runs as over
         ``grpc++``, for example under a debugger. None: follow the protocol.
+      pipeline: the number of steps that may be under way when the next one begins (docs/pipeline.md). ``session.run`` of a training step
+        then returns the results of an earlier one. 0: none, as always in TensorFlow. None: keep the number in ``proto``.
     """
     import tensorflow as tf
 
@@ -29,4 +31,8 @@ def config(proto=None, *, tensor_fuse=None, star=None):
         if star:
             raise ValueError("starwire.config(star=...) can only be False: only the server's protocol (star_server) turns star calls on")
         made.device_count[_STAR] = 0
+    if pipeline is not None:
+        made.device_count[_pipeline.MARK] = _pipeline.checked(pipeline)
+    if made.device_count.get(_pipeline.MARK, 0) > 0:
+        _pipeline.apply()
     return made

@@ -1,0 +1,344 @@
+"""starwire.config(pipeline=N): steps overlap by at most N, nothing is lost or reordered, and results are those of an earlier step."""
+
+import threading
+import time
+
+import pytest
+
+import test_training
+from cluster import RemoteError, tf
+from test_training import chief_call, cluster, one, stock  # noqa: F401
+
+
+# In the worker process. -----------------------------------------------------------------------------------------------
+
+
+def session(target, depth):
+    import starwire
+
+    return one().Session(target, config=starwire.config(pipeline=depth))
+
+
+def on_server():
+    return one().device("/job:ps/task:0")
+
+
+def counting(name):
+    """A step: takes a number of the worker along, and adds it up on the server. Returns feed, fetches, sum and count."""
+    with one().device("/job:worker/task:0"):
+        number = one().placeholder(tf.int64, [None], name="number")
+        total_here = tf.reduce_sum(number)
+    with on_server(), one().variable_scope(name, use_resource=True):
+        total = one().get_variable("total", initializer=tf.constant(0, tf.int64))
+        count = one().get_variable("count", initializer=tf.constant(0, tf.int64))
+        step = tf.group(total.assign_add(total_here), count.assign_add(1))
+    return number, {"step": step, "of": [total_here * 10]}, total, count
+
+
+def results(target, depth, runs, name):
+    """What `runs` runs return, and what they did."""
+    import numpy as np
+
+    with tf.Graph().as_default():
+        number, fetches, total, count = counting(name)
+        with session(target, depth) as sess:
+            sess.run(one().global_variables_initializer())
+            array, seen = np.zeros(1000, np.int64), []
+            for run in range(1, runs + 1):
+                array[:] = run  # the array belongs to the caller again when run() returns
+                got = sess.run(dict(fetches), {number: array})
+                assert got["step"] is None and list(got) == ["step", "of"], got
+                seen.append(int(got["of"][0]) // 10_000)
+            return seen, [int(value) for value in sess.run([total, count])]
+
+
+def overlap(target, depth):
+    """How many steps are under way when the caller comes back, and how many at most."""
+    with tf.Graph().as_default():
+        with on_server():
+            begun = tf.queue.FIFOQueue(100, [tf.int32], [()], shared_name=f"begun{depth}")
+            go = tf.queue.FIFOQueue(100, [tf.int32], [()], shared_name=f"go{depth}")
+            with tf.control_dependencies([begun.enqueue(1)]):
+                step = tf.group(go.dequeue())
+            allow, size = go.enqueue(1), begun.size()
+        with session(target, depth) as sess, one().Session(target) as other:
+            other.run(allow)
+            sess.run(step)
+            for _ in range(depth):
+                sess.run(step)  # returns, although nothing lets these go on
+
+            def have_begun(number):
+                deadline = time.monotonic() + 20
+                while other.run(size) < number and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                return int(other.run(size))
+
+            counts = [have_begun(1 + depth)]
+            thread = threading.Thread(target=sess.run, args=(step,))
+            thread.start()
+            counts.append(have_begun(2 + depth))
+            time.sleep(0.2)
+            counts.append((int(other.run(size)), thread.is_alive() or depth == 0))
+            for _ in range(depth + 1):
+                other.run(allow)
+            thread.join(20)
+            return counts, thread.is_alive()
+
+
+def two_threads(target):
+    """Each thread gets the results of its own steps; close() waits for those of both."""
+    with tf.Graph().as_default():
+        number, fetches, total, count = counting("two_threads")
+        seen = {}
+        with session(target, 2) as sess, one().Session(target) as other:
+            other.run(one().global_variables_initializer())
+
+            def steps(first):
+                seen[first] = [int(sess.run(fetches, {number: [first + step]})["of"][0]) // 10 - first for step in range(20)]
+
+            threads = [threading.Thread(target=steps, args=(first,)) for first in (1000, 2000)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            sess.close()
+            return seen, [int(value) for value in other.run([total, count])]
+
+
+def failing(target, where):
+    """The fourth step fails. Returns the runs that raised, the error, and the count afterwards."""
+    with tf.Graph().as_default():
+        number, fetches, total, count = counting(f"failing_{where}")
+        with one().device("/job:worker/task:0"):
+            check = one().debugging.assert_less(number, tf.constant(4, tf.int64), message="too large")
+        with tf.control_dependencies([check]):
+            fetches = [fetches["step"], tf.reduce_sum(tf.identity(number))]
+        sess, other = session(target, 1), one().Session(target)
+        other.run(one().global_variables_initializer())
+        raised = []
+        for run in range(1, 5 if where == "close" else 8):
+            try:
+                sess.run(fetches, {number: [run if run == 4 else 1]})
+            except tf.errors.InvalidArgumentError as error:
+                raised.append((run, "too large" in error.message))
+        try:
+            sess.close()
+        except tf.errors.InvalidArgumentError as error:
+            raised.append(("close", "too large" in error.message))
+        return raised, int(other.run(count))
+
+
+def a_dataset(target, depth):
+    """Every batch is used once."""
+    with tf.Graph().as_default():
+        with one().device("/job:worker/task:0"):
+            batch = one().data.make_one_shot_iterator(tf.data.Dataset.range(50)).get_next()
+        with on_server(), one().variable_scope(f"dataset{depth}", use_resource=True):
+            total = one().get_variable("total", initializer=tf.constant(0, tf.int64))
+            step = tf.group(total.assign_add(batch))
+        with session(target, depth) as sess:
+            sess.run(total.initializer)
+            runs = 0
+            try:
+                while True:
+                    sess.run(step)
+                    runs += 1
+            except tf.errors.OutOfRangeError:
+                return int(sess.run(total)), runs
+
+
+def is_a_step(target):
+    """Which runs may return what was there before: what each sees of a counter that another session sets."""
+    import numpy as np
+
+    with tf.Graph().as_default():
+        with on_server(), one().variable_scope("is_a_step", use_resource=True):
+            counter = one().get_variable("counter", initializer=tf.constant(0))
+            value = counter.read_value()
+            nothing, feed = tf.no_op(), one().placeholder(tf.int32, [])
+            setting = counter.assign(feed)
+        seen = {}
+        with session(target, 1) as sess, one().Session(target) as other:
+            called = (lambda call: lambda: call(3)[0])(sess.make_callable([value, nothing], [feed]))
+            calls_reads = (lambda call: lambda: call()[0])(sess.make_callable([value, value]))
+            kinds = {
+                "with an operation": lambda: sess.run([value, nothing])[0],
+                "by name": lambda: sess.run([value.name, nothing])[0],
+                "in a tuple in a dictionary": lambda: sess.run({"a": (value, [nothing])})["a"][0],
+                "fed data": lambda: sess.run([value, nothing], {feed: 3})[0],
+                "fed lists": lambda: sess.run([value, nothing], {feed: np.int32(3)})[0],
+                "called": called,
+                "without an operation": lambda: sess.run([value, value])[0],
+                "called, without an operation": calls_reads,
+                "with options": lambda: sess.run([value, nothing], options=one().RunOptions())[0],
+                "with metadata": lambda: sess.run([value, nothing], run_metadata=one().RunMetadata())[0],
+                "fed an object": lambda: sess.run([value, nothing], {feed: Three()})[0],
+            }
+            for name, run in kinds.items():
+                seen[name] = []
+                for number in (1, 2):
+                    other.run(setting, {feed: number})
+                    seen[name].append(int(run()))
+            # A run of another kind comes after all steps before it.
+            alternating = []
+            for number in range(6):
+                other.run(setting, {feed: number})
+                alternating.append(int(sess.run([value, nothing] if number % 2 else {"v": value, "n": nothing}, {})[0 if number % 2 else "v"]))
+        return seen, alternating
+
+
+class Three:
+    def __array__(self, dtype=None, copy=None):
+        import numpy as np
+
+        return np.array(3, dtype)
+
+
+def train(target, depth, steps=8):
+    """As test_training.train with Adam, with this depth; None: without a configuration."""
+    import numpy as np
+
+    with tf.Graph().as_default():
+        with one().device(test_training.setter()):
+            ids, x, loss = test_training.regression(True)
+            train_op = one().train.AdamOptimizer(0.01).minimize(loss)
+        with session(target, depth) if depth is not None else one().Session(target) as sess:
+            sess.run(one().global_variables_initializer())
+            losses = []
+            for step in range(steps):
+                i, xs = test_training.batch(step % 8)
+                losses.append(float(sess.run([loss, train_op], {ids: i, x: xs})[0]))
+            return losses, [np.asarray(value).tobytes() for value in sess.run(one().global_variables())]
+
+
+def monitored(target, directory, depth, until):
+    """Returns how often it ran, the steps that a hook saw, and the last checkpoint's name and global step."""
+    import starwire
+
+    class Seen(one().train.SessionRunHook):
+        def __init__(self):
+            self.steps = []
+
+        def before_run(self, run_context):
+            return one().train.SessionRunArgs(one().train.get_global_step())
+
+        def after_run(self, run_context, run_values):
+            self.steps.append(int(run_values.results))
+
+    seen, runs = Seen(), 0
+    with tf.Graph().as_default():
+        with one().device(test_training.setter()):
+            step = one().train.get_or_create_global_step()
+            ids, x, loss = test_training.regression(True)
+            train_op = one().train.AdagradOptimizer(0.1).minimize(loss, global_step=step)
+        hooks = [seen, one().train.StopAtStepHook(last_step=until), one().train.NanTensorHook(loss), one().train.LoggingTensorHook([loss], every_n_iter=7)]
+        with one().train.MonitoredTrainingSession(
+            target, checkpoint_dir=directory, hooks=hooks, save_checkpoint_steps=10, save_summaries_steps=None, save_summaries_secs=None, config=starwire.config(pipeline=depth)
+        ) as sess:
+            while not sess.should_stop():
+                i, xs = test_training.batch(runs)
+                sess.run([train_op, loss], {ids: i, x: xs})
+                runs += 1
+    last = tf.train.latest_checkpoint(directory)
+    return runs, seen.steps, int(last.rsplit("-", 1)[1]), int(tf.train.load_variable(last, "global_step"))
+
+
+def losing_the_server(target, depth):
+    """Steps until something fails. Returns the error's type and message."""
+    with tf.Graph().as_default():
+        number, fetches, _, _ = counting("losing")
+        sess = session(target, depth)
+        sess.run(one().global_variables_initializer())
+        deadline = time.monotonic() + 40
+        try:
+            while time.monotonic() < deadline:
+                sess.run(fetches, {number: [1]})
+        except tf.errors.OpError as error:
+            return type(error).__name__
+        return None
+
+
+def refused(depth):
+    import starwire
+
+    starwire.config(pipeline=depth)
+
+
+# Tests. ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_results_are_those_of_an_earlier_step(cluster, depth):
+    seen, (total, count) = chief_call(cluster, results, depth, 12, f"results{depth}")
+    assert seen == [max(1, run - depth) for run in range(1, 13)]
+    assert (total, count) == (1000 * sum(range(1, 13)), 12), "nothing is lost, and a later run sees all of it"
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_steps_overlap_by_the_depth(cluster, depth):
+    (after_depth, with_another, (at_most, waits)), stuck = chief_call(cluster, overlap, depth)
+    assert (after_depth, with_another, at_most, waits, stuck) == (1 + depth, 2 + depth, 2 + depth, True, False)
+
+
+def test_threads_have_sequences_of_their_own(cluster):
+    seen, (total, count) = chief_call(cluster, two_threads)
+    assert seen == {first: [max(0, step - 2) for step in range(20)] for first in (1000, 2000)}
+    assert (total, count) == (3000 * 20 + 2 * sum(range(20)), 40)
+
+
+def test_an_error_is_raised_by_a_later_run(cluster):
+    raised, count = chief_call(cluster, failing, "run")
+    # Step 4 failed beside step 5, which counts; run 6 was the first of a new sequence.
+    assert raised == [(5, True)] and count >= 5
+
+
+def test_an_error_of_the_last_step_is_raised_by_close(cluster):
+    raised, count = chief_call(cluster, failing, "close")
+    assert raised == [("close", True)] and count >= 3
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_a_dataset_is_used_once(cluster, depth):
+    total, runs = chief_call(cluster, a_dataset, depth)
+    assert total == sum(range(50)) and 50 <= runs <= 50 + depth
+
+
+def test_only_steps_return_earlier_results(cluster):
+    seen, alternating = chief_call(cluster, is_a_step)
+    steps = ("with an operation", "by name", "in a tuple in a dictionary", "fed data", "fed lists", "called")
+    assert seen == {name: [1, 1] if name in steps else [1, 2] for name in seen}
+    assert alternating == list(range(6))
+
+
+def test_depth_zero_trains_with_the_same_bits(cluster, stock):
+    assert chief_call(cluster, train, 0) == chief_call(cluster, train, None) == chief_call(stock, train, 0)
+
+
+def test_overlapping_steps_learn(cluster):
+    losses, _ = chief_call(cluster, train, 2, 400)
+    sequential, _ = chief_call(cluster, train, 0, 400)
+    assert losses[-1] < 0.5 * losses[0] and losses[-1] < 1.5 * sequential[-1] + 0.05
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_monitored_session(cluster, tmp_path, depth):
+    runs, steps, name, saved = chief_call(cluster, monitored, str(tmp_path / "model"), depth, 45, timeout=120)
+    # The hook that stops counts on from an earlier step, but then asks once more, after all steps so far.
+    assert 45 <= runs <= 45 + depth
+    assert len(steps) == runs and all(run - 2 * depth - 1 <= step <= run for run, step in enumerate(steps, 1)), steps
+    # Every run is a step, and the last checkpoint has them all.
+    assert name == saved == runs
+
+
+def test_a_lost_server_is_an_error(make_cluster):
+    cluster = make_cluster(environment={"MINE": "1"})
+    cluster["worker", 0].begin(losing_the_server, cluster.target("worker", 0), 2)
+    time.sleep(3)
+    cluster["ps", 0].kill()
+    assert cluster["worker", 0].result(60) in ("UnavailableError", "AbortedError")
+
+
+@pytest.mark.parametrize("depth", [-1, 17, 1.5, True, "2"])
+def test_a_depth_that_makes_no_sense_is_refused(cluster, depth):
+    with pytest.raises(RemoteError, match="must be a number of steps from 0 to 16"):
+        cluster["worker", 0].call(refused, depth)
