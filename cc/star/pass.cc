@@ -11,6 +11,7 @@
 #include "cc/graph/description.h"
 #include "cc/graph/operations.h"
 #include "cc/graph/reference_reads.h"
+#include "cc/star/counters.h"
 #include "cc/star/meter.h"
 #include "cc/star/rows.h"
 #include "cc/star/split.h"
@@ -159,6 +160,9 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
       if (servers[task] != 0) called.push_back(placed.task(task) + "/device:CPU:0");
     }
     status = SendRowsOnce(graph, own + "/device:CPU:0", called, &result->rows);
+    if (status.ok() && style == StarStyle::kLite) {
+      status = UncoupleCounters(graph, own + "/device:CPU:0", called, &result->counters);
+    }
     if (!status.ok()) {
       *touched = true;
       return status;
@@ -189,6 +193,9 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   if (result->rows.lookups + result->rows.sums != 0) {
     result->summary += ", the rows of " + std::to_string(result->rows.lookups) + " lookups and " +
                        std::to_string(result->rows.sums) + " gradients cross once";
+  }
+  if (result->counters != 0) {
+    result->summary += ", " + std::to_string(result->counters) + " counters wait for no other server";
   }
 
   StarSplit::Options how;

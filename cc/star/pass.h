@@ -19,6 +19,8 @@ struct StarResult {
   // For the log; empty if no edge crosses tasks.
   std::string summary;
   RowsResult rows;
+  // That wait for no other server (cc/star/counters.h).
+  size_t counters = 0;
   // How its calls were split; empty: as within one host.
   std::string path;
 };
