@@ -406,6 +406,9 @@ class Generator:
                 self.guard = ()
                 values.wide(self)
         self.guard = ()
+        if self.chance(0.3):
+            states.step_counter(self)
+        self.guard = ()
         if self.chance(0.07):
             states.error(self)
         self.guard = ()

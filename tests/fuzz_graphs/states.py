@@ -559,6 +559,27 @@ def counters(g):
     return targets, fetch
 
 
+def step_counter(g):
+    """Counts on one server after updates on any, gathered as optimizers do it. Mostly nothing but the end of the step comes after it."""
+    kind, dtype = g.rng.choice((RefVariable, ResourceVariable)), g.rng.choice(("int32", "int64"))
+    found = [s for s in g.states if (s.kind, s.dtype, s.shape) == (kind, dtype, ())]
+    state = g.rng.choice(found) if found and g.chance(0.6) else kind.made(g, kind.place(g), dtype, ())
+    awaited = [number for s in g.states if s is not state for number, guard in s.writes if not guard]
+    awaited = g.rng.sample(awaited, g.rng.randint(0, len(awaited)))
+    cut = g.rng.randint(0, len(awaited))
+    parts = [g.record("NoOp", g.device(), ctl=part) for part in (awaited[:cut], awaited[cut:]) if part]
+    gathered = [g.record("NoOp", g.device(), ctl=parts)] if parts and g.chance(0.7) else parts
+    by = lit(dtype, g.rng.choice((1, 1, 5))) if g.chance(0.9) else g.want(dtype, (), state.dev)
+    if kind is RefVariable:
+        made = g.emit("AssignAdd", state.dev, {"ref": kind.reference(g, state), "value": by}, {"use_locking": g.chance(0.5)}, out=[(dtype, ())], writes=[state], ctl=gathered, pool=False)
+    else:
+        made = g.emit("AssignAddVariableOp", state.dev, {"resource": state.handle, "value": by}, writes=[state], ctl=gathered)
+    if g.chance(0.15) and kind is RefVariable:
+        from generate import Ref
+
+        snapshot(g, Ref(made[0].ref, dtype, (), state.dev, made[0].guard, [state]))
+
+
 def error(g):
     """A kernel that fails in some runs, after everything before it and ordered before nothing else."""
     dev = g.device()

@@ -248,7 +248,7 @@ def flattened(g, me, ids):
     count = math.prod(ids.shape)
     if g.chance(0.7):
         size = g.emit("Size", me, {"input": ids}, out=[("int32", ())], pool=False)[0]
-        shape = g.emit("ExpandDims", me, {"input": size, "dim": lit("int32", 0)}, out=[("int32", (1,))], pool=False)[0]
+        shape = g.emit("ExpandDims", me, {"input": size, "axis": lit("int32", 0)}, out=[("int32", (1,))], pool=False)[0]
     else:
         shape = g.emit("Abs", me, {"x": lit("int32", [count])}, out=[("int32", (1,))], pool=False)[0]
     return g.emit("Reshape", me, {"tensor": ids, "shape": shape}, out=[(ids.dtype, (count,))])[0]
