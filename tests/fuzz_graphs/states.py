@@ -70,6 +70,11 @@ class RefVariable(Kind):
         return Ref(state.handle, state.dtype, state.shape, state.dev, (), [state])
 
     @classmethod
+    def add(cls, g, state, value, ctl=()):
+        out = [(state.dtype, state.shape)]
+        return g.emit("AssignAdd", state.dev, {"ref": cls.reference(g, state), "value": value}, {"use_locking": g.chance(0.5)}, out=out, writes=[state], ctl=ctl, pool=False)
+
+    @classmethod
     def act(cls, g, state):
         use_reference(g, cls.reference(g, state))
 
@@ -227,6 +232,10 @@ class ResourceVariable(Kind):
         start = record_in(g, g.init, "Fill", dev, {"dims": lit("int32", list(shape)) if shape else {"lit": ["int32", 0, [0]]}, "value": small(g, dtype)}, out=[(dtype, shape)])
         record_in(g, g.init, "AssignVariableOp", dev, {"resource": f"{number}:0", "value": f"{start}:0"}, target=True)
         return cls.new(g, number, dev, dtype, shape)
+
+    @staticmethod
+    def add(g, state, value, ctl=()):
+        g.emit("AssignAddVariableOp", state.dev, {"resource": state.handle, "value": value}, writes=[state], ctl=ctl)
 
     @classmethod
     def act(cls, g, state):
@@ -564,17 +573,21 @@ def step_counter(g):
     kind, dtype = g.rng.choice((RefVariable, ResourceVariable)), g.rng.choice(("int32", "int64"))
     found = [s for s in g.states if (s.kind, s.dtype, s.shape) == (kind, dtype, ())]
     state = g.rng.choice(found) if found and g.chance(0.6) else kind.made(g, kind.place(g), dtype, ())
+    pushed = []
+    if g.chance(0.7):
+        for dev in [d for d in ("ps0", "ps1") if d in g.devices]:
+            one = g.rng.choice((RefVariable, ResourceVariable)).made(g, dev, "float32", (2,))
+            delta = g.emit("Mul", "me" if "me" in g.devices else dev, {"x": values.fed(g, "float32", (2,), dev), "y": lit("float32", 3)}, out=[("float32", (2,))])[0]
+            one.kind.add(g, one, delta)
+            pushed.append(one.writes[-1][0])
     awaited = [number for s in g.states if s is not state for number, guard in s.writes if not guard]
-    awaited = g.rng.sample(awaited, g.rng.randint(0, len(awaited)))
+    awaited = [number for number in awaited if number in pushed or g.chance(0.3)]
     cut = g.rng.randint(0, len(awaited))
     parts = [g.record("NoOp", g.device(), ctl=part) for part in (awaited[:cut], awaited[cut:]) if part]
     gathered = [g.record("NoOp", g.device(), ctl=parts)] if parts and g.chance(0.7) else parts
     by = lit(dtype, g.rng.choice((1, 1, 5))) if g.chance(0.9) else g.want(dtype, (), state.dev)
-    if kind is RefVariable:
-        made = g.emit("AssignAdd", state.dev, {"ref": kind.reference(g, state), "value": by}, {"use_locking": g.chance(0.5)}, out=[(dtype, ())], writes=[state], ctl=gathered, pool=False)
-    else:
-        made = g.emit("AssignAddVariableOp", state.dev, {"resource": state.handle, "value": by}, writes=[state], ctl=gathered)
-    if g.chance(0.15) and kind is RefVariable:
+    made = kind.add(g, state, by, gathered)
+    if made and g.chance(0.15):
         from generate import Ref
 
         snapshot(g, Ref(made[0].ref, dtype, (), state.dev, made[0].guard, [state]))
