@@ -133,7 +133,7 @@ class Cluster:
         self.processes, self.workers = [], []
         try:
             for job, index in tasks:
-                spec = {"cluster": addresses, "job": job, "task": index, "protocol": column.protocol, "library": library if column.needs_library else None, "case": case, "pipeline": column.pipeline}
+                spec = {"cluster": addresses, "job": job, "task": index, "protocol": column.protocol, "library": library if column.needs_library else None, "case": case, "options": column.options}
                 log = logs / f"{case.name}.{column.name.replace(':', '-')}.{job}{index}.log"
                 log.unlink(missing_ok=True)
                 self.processes.append(Process(spec, env, log, host=network.host(job, index)))

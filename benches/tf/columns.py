@@ -13,8 +13,8 @@ class Column:
     env: dict = dataclasses.field(default_factory=dict)
     # The library is loaded even if the protocol is stock (a graph pass works over any protocol).
     needs_library: bool = True
-    # Steps that overlap (starwire.config(pipeline=…)), while they are measured: the first steps are compared without.
-    pipeline: int = 0
+    # Arguments of starwire.config() for the steps that are measured; the first steps, which are compared, are made without.
+    options: dict = dataclasses.field(default_factory=dict)
 
 
 # Names known to `--protocols`. Any other name is a protocol without switches.
@@ -27,10 +27,13 @@ KNOWN = {
     "grpc++:off": Column("grpc++:off", "grpc++", {"STARWIRE_EXECUTOR": "off"}),
     "grpc++:fuse": Column("grpc++:fuse", "grpc++", {"STARWIRE_TENSOR_FUSE": "1"}),
     "grpc:fuse": Column("grpc:fuse", "grpc", {"STARWIRE_TENSOR_FUSE": "1"}),
-    "grpc:pipeline": Column("grpc:pipeline", "grpc", pipeline=1),
-    "grpc++:pipeline": Column("grpc++:pipeline", "grpc++", pipeline=1),
-    "star_server:pipeline": Column("star_server:pipeline", "star_server", pipeline=1),
-    "star_server:pipeline2": Column("star_server:pipeline2", "star_server", pipeline=2),
+    "grpc:pipeline": Column("grpc:pipeline", "grpc", options={"pipeline": 1}),
+    "grpc++:pipeline": Column("grpc++:pipeline", "grpc++", options={"pipeline": 1}),
+    "grpc++:bfloat16": Column("grpc++:bfloat16", "grpc++", options={"wire_dtype": "bfloat16"}),
+    "star_server:pipeline": Column("star_server:pipeline", "star_server", options={"pipeline": 1}),
+    "star_server:pipeline2": Column("star_server:pipeline2", "star_server", options={"pipeline": 2}),
+    "star_server:bfloat16": Column("star_server:bfloat16", "star_server", options={"wire_dtype": "bfloat16"}),
+    "star_server:both": Column("star_server:both", "star_server", options={"pipeline": 1, "wire_dtype": "bfloat16"}),
 }
 
 

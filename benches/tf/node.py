@@ -35,14 +35,15 @@ def serve(channel, spec):
         channel.answer({"ok": False, "error": f"{type(error).__name__}: {error}"[:2000], "traceback": traceback.format_exc()[-4000:]})
 
 
-def pipelined(case, target, graph, spec):
-    """A session whose steps overlap, and its steps."""
-    os.environ["STARWIRE_LIBRARY"] = spec["library"]
+def configured(case, target, graph, spec):
+    """A session with the column's options, and its steps."""
+    if spec["library"]:
+        os.environ["STARWIRE_LIBRARY"] = spec["library"]
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
     import starwire
     import tensorflow as tf
 
-    case.open(tf.compat.v1.Session(target, graph=graph, config=starwire.config(pipeline=spec["pipeline"])))
+    case.open(tf.compat.v1.Session(target, graph=graph, config=starwire.config(**spec["options"])))
     return case.session, case._run
 
 
@@ -56,7 +57,7 @@ class Worker:
         graph = tf.Graph()
         with graph.as_default():
             self.case.build(spec["task"])
-        self.pipeline = spec.get("pipeline") and pipelined(self.case, target, graph, spec)
+        self.configured = spec.get("options") and configured(self.case, target, graph, spec)
         self.case.open(tf.compat.v1.Session(target, graph=graph))
 
     def trace(self, steps):
@@ -83,8 +84,8 @@ class Worker:
     def window(self, seconds):
         """Runs steps for `seconds`; returns the time of each step."""
         case = self.case
-        if self.pipeline:
-            sequential, (case.session, case._run) = (case.session, case._run), self.pipeline
+        if self.configured:
+            sequential, (case.session, case._run) = (case.session, case._run), self.configured
         step, clock, took = self.case.run, time.perf_counter, []
         begin = last = clock()
         end = begin + seconds
@@ -93,7 +94,7 @@ class Worker:
             t = clock()
             took.append(t - last)
             last = t
-        if self.pipeline:
+        if self.configured:
             case.session.run([])  # waits for the last steps
             last = clock()
             case.session, case._run = sequential
@@ -102,8 +103,8 @@ class Worker:
     def losses(self, steps):
         """The loss of each of `steps` steps from the initial state."""
         self.case.init()
-        if self.pipeline:
-            self.case.session, self.case._run = self.pipeline
+        if self.configured:
+            self.case.session, self.case._run = self.configured
         self.case.steps, self.case.losses = 0, []
         for _ in range(steps):
             self.case.run()

@@ -108,6 +108,16 @@ Status FindSplitBytes(const DeviceSet& devices, const std::vector<uint8_t>& serv
   return OkStatus();
 }
 
+// For sessions without calls.
+Status Narrow(Graph* graph, const DeviceSet& devices, tensorflow::DataType dtype) {
+  if (dtype == tensorflow::DT_INVALID || devices.client_device() == nullptr) return OkStatus();
+  NarrowResult result;
+  const Status status = NarrowWire(graph, TaskOf(devices.client_device()->name()) + "/device:CPU:0", dtype, &result);
+  const std::string text = TextOf(result, dtype);
+  if (!text.empty()) LOG(INFO) << "starwire" + text;
+  return status;
+}
+
 class StarPass : public tensorflow::GraphOptimizationPass {
  public:
   // This is the process of the session's master.
@@ -117,12 +127,13 @@ class StarPass : public tensorflow::GraphOptimizationPass {
       return OkStatus();
     }
     const StarStyle style = StarStyleOf(options.session_options->config);
-    if (style == StarStyle::kNone) return OkStatus();
+    const tensorflow::DataType wire_dtype = WireDtypeOf(options.session_options->config);
+    if (style == StarStyle::kNone) return Narrow(options.graph->get(), *options.device_set, wire_dtype);
     const uint64_t start = tensorflow::Env::Default()->NowMicros();
     StarResult result;
     bool touched = false;
     const Status status =
-        StarGraph(options.graph->get(), *options.device_set, options.flib_def, style, &result, &touched);
+        StarGraph(options.graph->get(), *options.device_set, options.flib_def, style, wire_dtype, &result, &touched);
     const std::string prefix = std::string("starwire: ") + NameOf(style) + ": ";
     if (!status.ok()) {
       if (touched) return status;
@@ -139,7 +150,7 @@ class StarPass : public tensorflow::GraphOptimizationPass {
 }  // namespace
 
 Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::FunctionLibraryDefinition* library,
-                 StarStyle style, StarResult* result, bool* touched) {
+                 StarStyle style, tensorflow::DataType wire_dtype, StarResult* result, bool* touched) {
   *touched = false;
   // Harmless if nothing else follows.
   Status status = PinReferenceReads(graph);
@@ -163,6 +174,7 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
     if (status.ok() && style == StarStyle::kLite) {
       status = UncoupleCounters(graph, own + "/device:CPU:0", called, &result->counters);
     }
+    if (status.ok()) status = NarrowWire(graph, own + "/device:CPU:0", wire_dtype, &result->narrow);
     if (!status.ok()) {
       *touched = true;
       return status;
@@ -197,6 +209,7 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   if (result->counters != 0) {
     result->summary += ", " + std::to_string(result->counters) + " counters wait for no other server";
   }
+  result->summary += TextOf(result->narrow, wire_dtype);
 
   StarSplit::Options how;
   how.client_device = own + "/device:CPU:0";

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cc/base/compat.h"
+#include "cc/graph/narrow.h"
 #include "cc/star/rows.h"
 #include "cc/star/switch.h"
 #include "tensorflow/core/common_runtime/device_set.h"
@@ -21,17 +22,19 @@ struct StarResult {
   RowsResult rows;
   // That wait for no other server (cc/star/counters.h).
   size_t counters = 0;
+  NarrowResult narrow;
   // How its calls were split; empty: as within one host.
   std::string path;
 };
 
-// Splits a graph that is placed and not yet partitioned; `library` may be null. If it fails with *touched false, the
-// graph is unchanged and can be run.
+// Splits a graph that is placed and not yet partitioned; `library` may be null. `wire_dtype`: as cc/graph/narrow.h. If
+// it fails with *touched false, the graph is unchanged and can be run.
 Status StarGraph(tensorflow::Graph* graph, const tensorflow::DeviceSet& devices,
-                 const tensorflow::FunctionLibraryDefinition* library, StarStyle style, StarResult* result,
-                 bool* touched);
+                 const tensorflow::FunctionLibraryDefinition* library, StarStyle style, tensorflow::DataType wire_dtype,
+                 StarResult* result, bool* touched);
 
-// Registers the pass, for the graphs of marked sessions (cc/star/switch.h). It runs before tensor_fuse's.
+// Registers the pass, for the graphs of marked sessions (cc/star/switch.h), and of those with a type for the wire. It
+// runs before tensor_fuse's.
 void RegisterStarPass();
 
 }  // namespace starwire

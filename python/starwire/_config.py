@@ -7,9 +7,11 @@ _FIELD = 201
 _TENSOR_FUSE = {True: b"\xc8\x0c\x01", False: b"\xc8\x0c\x00"}
 # A device type that does not exist; the server looks for it (cc/star/switch.cc).
 _STAR = "STARWIRE_STAR"
+# The same (cc/graph/narrow.cc).
+_WIRE_DTYPE = "STARWIRE_WIRE_DTYPE"
 
 
-def config(proto=None, *, tensor_fuse=None, star=None, pipeline=None):
+def config(proto=None, *, tensor_fuse=None, star=None, pipeline=None, wire_dtype=None):
     """Returns a ConfigProto for a session, a server, a RunConfig or a MonitoredTrainingSession.
 
     Args:
@@ -20,6 +22,8 @@ def config(proto=None, *, tensor_fuse=None, star=None, pipeline=None):
         ``grpc++``, for example under a debugger. None: follow the protocol.
       pipeline: the number of steps that may be under way when the next one begins (docs/pipeline.md). ``session.run`` of a training step
         then returns the results of an earlier one. 0: none, as always in TensorFlow. None: keep the number in ``proto``.
+      wire_dtype: ``"bfloat16"`` (or ``tf.bfloat16``): in training steps, float32 parameters and gradients cross the network with 16 bits
+        (docs/wire_dtype.md). ``"float32"``: they do not. None: keep the setting in ``proto``.
     """
     import tensorflow as tf
 
@@ -31,6 +35,11 @@ def config(proto=None, *, tensor_fuse=None, star=None, pipeline=None):
         if star:
             raise ValueError("starwire.config(star=...) can only be False: only the server's protocol (star_server) turns star calls on")
         made.device_count[_STAR] = 0
+    if wire_dtype is not None:
+        dtype = tf.dtypes.as_dtype(wire_dtype)
+        if dtype not in (tf.bfloat16, tf.float32):
+            raise ValueError(f"starwire.config(wire_dtype=...) must be bfloat16 or float32, not {dtype.name}")
+        made.device_count[_WIRE_DTYPE] = dtype.as_datatype_enum
     if pipeline is not None:
         made.device_count[_pipeline.MARK] = _pipeline.checked(pipeline)
     if made.device_count.get(_pipeline.MARK, 0) > 0:
