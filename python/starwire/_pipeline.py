@@ -9,10 +9,13 @@ import collections
 import copy
 import queue
 import threading
+import time
 
 # A device type that does not exist, as in _config.py: sessions find their depth there.
 MARK = "STARWIRE_PIPELINE"
 MOST = 16
+# Seconds for which close() waits for the steps of other threads.
+PATIENCE = 60
 _ATTRIBUTE = "_starwire_pipeline"
 _lock = threading.Lock()
 _thread = threading.local()
@@ -100,10 +103,10 @@ class Pipeline:
     def close(self):
         with self._lock:
             sequences, self._sequences = self._sequences, []
-        error = None
+        own, error = getattr(self._local, "sequence", None), None
         for sequence in sequences:
             try:
-                sequence.close()
+                sequence.close(sequence is own)
             except Exception as one:  # the first is raised when all have ended
                 error = error or one
         if error is not None:
@@ -141,8 +144,9 @@ class _Sequence:
             return self._last
 
     def _wait(self):
-        step = self._steps.popleft()
+        step = self._steps[0]
         step.done.wait()
+        self._steps.popleft()
         if step.error is not None:
             # The steps behind it have begun: they end before anything else does.
             for other in self._steps:
@@ -156,15 +160,20 @@ class _Sequence:
         while self._steps:
             self._wait()
 
-    def close(self):
-        with self._lock:
-            try:
-                self._finish()
-            finally:
-                self._key = self._last = None
-                for _ in range(self._threads):
-                    self._queue.put(None)
-                self._threads = 0
+    def close(self, is_own):
+        """`is_own`: by the thread that runs the steps. Those of another may wait for something that only the end of the session ends."""
+        if not self._lock.acquire(blocking=is_own):
+            return  # it waits for a step in run()
+        try:
+            deadline = None if is_own else time.monotonic() + PATIENCE
+            while self._steps and self._steps[0].done.wait(None if is_own else max(0, deadline - time.monotonic())):
+                self._wait()
+        finally:
+            self._key = self._last = None
+            for _ in range(self._threads):
+                self._queue.put(None)
+            self._threads = 0
+            self._lock.release()
 
 
 class _Step:
@@ -204,11 +213,13 @@ def _parts(fetches):
 
 
 def _has_operation(fetches):
-    """Whether it may be a step: what only reads must not return what was there before."""
+    """Whether it may be a step: what only reads must not return what was there before, and what fills a queue waits there for long."""
     from tensorflow.python.framework import ops
 
     parts = _parts(fetches)
-    return isinstance(fetches, ops.Operation) if parts is None else any(_has_operation(part) for part in parts)
+    if parts is None:
+        return isinstance(fetches, ops.Operation) and "Queue" not in fetches.type
+    return any(_has_operation(part) for part in parts)
 
 
 def _key(fetches):

@@ -105,6 +105,32 @@ def two_threads(target):
             return seen, [int(value) for value in other.run([total, count])]
 
 
+def blocked(target):
+    """close() while another thread waits in a step: how long it takes, and what that thread sees."""
+    with tf.Graph().as_default():
+        with on_server():
+            never = tf.queue.FIFOQueue(1, [tf.int32], [()], shared_name="never")
+            step = tf.group(never.dequeue())
+            put = never.enqueue(1)
+        sess, seen = session(target, 1), []
+
+        def steps():
+            try:
+                while True:
+                    sess.run(step)
+            except tf.errors.OpError as error:
+                seen.append(type(error).__name__)
+
+        sess.run(put)
+        thread = threading.Thread(target=steps)
+        thread.start()
+        time.sleep(1)
+        begin = time.monotonic()
+        sess.close()
+        thread.join(20)
+        return time.monotonic() - begin, thread.is_alive(), seen
+
+
 def failing(target, where):
     """The fourth step fails. Returns the runs that raised, the error, and the count afterwards."""
     with tf.Graph().as_default():
@@ -284,6 +310,11 @@ def test_threads_have_sequences_of_their_own(cluster):
     seen, (total, count) = chief_call(cluster, two_threads)
     assert seen == {first: [max(0, step - 2) for step in range(20)] for first in (1000, 2000)}
     assert (total, count) == (3000 * 20 + 2 * sum(range(20)), 40)
+
+
+def test_close_ends_the_steps_of_a_thread_that_waits(cluster):
+    took, stuck, seen = chief_call(cluster, blocked)
+    assert took < 20 and not stuck and seen == ["CancelledError"]
 
 
 def test_an_error_is_raised_by_a_later_run(cluster):
