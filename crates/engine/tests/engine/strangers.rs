@@ -59,8 +59,13 @@ pub fn hello_of(protocol: &str, features: u64, more: &[(u16, &[u8])]) -> Vec<u8>
     limits.extend([1000u32, 1 << 20].iter().flat_map(|n| n.to_le_bytes()));
     limits.extend((1u64 << 32).to_le_bytes());
     let incarnation = 77u64.to_le_bytes();
-    let mut all: Vec<(u16, &[u8])> =
-        vec![(1, protocol.as_bytes()), (2, b"/job:worker/replica:0/task:9"), (3, &incarnation), (6, &[1; 32]), (9, &limits)];
+    let mut all: Vec<(u16, &[u8])> = vec![
+        (1, protocol.as_bytes()),
+        (2, b"/job:worker/replica:0/task:9"),
+        (3, &incarnation),
+        (6, &[1; 32]),
+        (9, &limits),
+    ];
     all.extend_from_slice(more);
     let mut fields = Vec::new();
     for (tag, value) in all {
