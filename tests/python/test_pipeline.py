@@ -202,6 +202,7 @@ def is_a_step(target):
             }
             for name, run in kinds.items():
                 seen[name] = []
+                sess.run([])  # ends the sequence of the kind before, whose fetches may be the same
                 for number in (1, 2):
                     other.run(setting, {feed: number})
                     seen[name].append(int(run()))
