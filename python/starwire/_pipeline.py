@@ -44,7 +44,8 @@ def apply():
         pipeline = _of(self)
         if pipeline is None or getattr(_thread, "runs", False):  # a callable may call run()
             return run(self, fetches, feed_dict, options, run_metadata)
-        is_step = options is None and run_metadata is None and _has_operation(fetches)
+        # MonitoredSession always passes both. Without an option nothing is recorded.
+        is_step = not (options and options.ByteSize()) and _has_operation(fetches)
         return pipeline.run(lambda feeds: run(self, fetches, feeds, options, run_metadata), feed_dict, _key(fetches) if is_step else None)
 
     def pipelined_make_callable(self, fetches, feed_list=None, accept_options=False):

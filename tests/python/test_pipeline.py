@@ -196,8 +196,8 @@ def is_a_step(target):
                 "called": called,
                 "without an operation": lambda: sess.run([value, value])[0],
                 "called, without an operation": calls_reads,
-                "with options": lambda: sess.run([value, nothing], options=one().RunOptions())[0],
-                "with metadata": lambda: sess.run([value, nothing], run_metadata=one().RunMetadata())[0],
+                "with options": lambda: sess.run([value, nothing], options=one().RunOptions(trace_level=one().RunOptions.SOFTWARE_TRACE), run_metadata=one().RunMetadata())[0],
+                "with empty options": lambda: sess.run([value, nothing], options=one().RunOptions(), run_metadata=one().RunMetadata())[0],
                 "fed an object": lambda: sess.run([value, nothing], {feed: Three()})[0],
             }
             for name, run in kinds.items():
@@ -337,7 +337,7 @@ def test_a_dataset_is_used_once(cluster, depth):
 
 def test_only_steps_return_earlier_results(cluster):
     seen, alternating = chief_call(cluster, is_a_step)
-    steps = ("with an operation", "by name", "in a tuple in a dictionary", "fed data", "fed lists", "called")
+    steps = ("with an operation", "by name", "in a tuple in a dictionary", "fed data", "fed lists", "called", "with empty options")
     assert seen == {name: [1, 1] if name in steps else [1, 2] for name in seen}
     assert alternating == list(range(6))
 
