@@ -72,6 +72,9 @@
 // All state of its kernel is found by name: several sessions may share a kernel.
 #define SW_OP_IS_SHAREABLE 512
 
+// Waits for something other than an edge of its graph, or is waited for in this way.
+#define SW_OP_IS_TIED 1024
+
 // sw_plan_node.flags: has effects beyond its outputs, or is not known to have none.
 #define SW_NODE_IS_STATEFUL 1
 

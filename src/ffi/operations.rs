@@ -25,6 +25,8 @@ pub const SW_OP_WAITS: u32 = 128;
 pub const SW_OP_IS_PROMPT: u32 = 256;
 /// All state of its kernel is found by name: several sessions may share a kernel.
 pub const SW_OP_IS_SHAREABLE: u32 = 512;
+/// Waits for something other than an edge of its graph, or is waited for in this way.
+pub const SW_OP_IS_TIED: u32 = 1024;
 
 /// The SW_OP_... flags of an operation of TensorFlow. 0: it is not in the table, and nothing may be assumed about it.
 ///
@@ -56,6 +58,7 @@ fn flags(it: Knowledge) -> u32 {
         (SW_OP_WAITS, it.waits),
         (SW_OP_IS_PROMPT, it.is_prompt()),
         (SW_OP_IS_SHAREABLE, it.is_shareable()),
+        (SW_OP_IS_TIED, it.is_tied()),
     ]
     .into_iter()
     .filter(|(_, set)| *set)

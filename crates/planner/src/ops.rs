@@ -32,6 +32,8 @@ pub struct Knowledge {
     pub session: bool,
     /// May wait for something that is not an edge of its graph. Its kernel is asynchronous.
     pub waits: bool,
+    /// Never waits, but something that is not an edge of its graph may wait for it.
+    pub sends: bool,
     /// Reads or writes files.
     pub files: bool,
 }
@@ -52,6 +54,7 @@ impl Knowledge {
                 "forwards" => &mut all.forwards,
                 "session" => &mut all.session,
                 "waits" => &mut all.waits,
+                "sends" => &mut all.sends,
                 "files" => &mut all.files,
                 _ => return None,
             };
@@ -69,12 +72,17 @@ impl Knowledge {
 
     /// Takes only as long as its arithmetic: it neither waits nor touches the disk.
     pub fn is_prompt(self) -> bool {
-        !self.waits && !self.files
+        !self.is_tied() && !self.files
+    }
+
+    /// Waits for something that is not an edge of its graph, or is waited for in this way.
+    pub fn is_tied(self) -> bool {
+        self.waits || self.sends
     }
 
     /// Its kernel keeps no state except in objects found by name, so several sessions can share one kernel.
     pub fn is_shareable(self) -> bool {
-        !self.session && !self.waits
+        !self.session && !self.is_tied()
     }
 }
 
@@ -120,7 +128,7 @@ mod tests {
     #[test]
     fn entries_do_not_contradict_themselves() {
         for (name, it) in entries() {
-            let effects = it.updates || it.session || it.waits || it.files || it.checks;
+            let effects = it.updates || it.session || it.is_tied() || it.files || it.checks;
             assert!(!(it.is_pure() && (effects || it.reads || it.variable)), "{name} is pure and is not");
             assert!(!(it.reads && (effects || it.forwards)), "{name} only reads and does not");
             assert!(!it.variable || it.named, "{name} is a variable without a name");
@@ -136,6 +144,8 @@ mod tests {
         assert!(known("Mul").pure && known("Const").constant && known("Const").named);
         assert!(known("AssignAdd").updates && known("AssignAdd").forwards && !known("CountUpTo").forwards);
         assert!(known("ReadFile").files && !known("ReadFile").is_prompt() && known("ReadFile").is_shareable());
+        assert!(known("_Send").is_tied() && !known("_Send").waits && !known("_Send").is_prompt());
+        assert!(known("_Recv").is_tied() && known("_Recv").waits);
         assert!(known("QueueDequeueV2").waits && !known("LookupTableFindV2").is_shareable());
     }
 }

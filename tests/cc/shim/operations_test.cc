@@ -144,6 +144,14 @@ TEST(Operations, UnknownOperationsMayDoAnything) {
     EXPECT_TRUE(MayWait(node)) << name;
     EXPECT_FALSE(IsPrompt(node)) << name;
   }
+  // A server's partition that sends something would otherwise be left to TensorFlow's executor.
+  tensorflow::NodeDef send;
+  send.set_op("_Send");
+  EXPECT_FALSE(MayWait(send));
+  EXPECT_FALSE(IsPrompt(send));
+  tensorflow::NodeDef receive;
+  receive.set_op("_Recv");
+  EXPECT_TRUE(MayWait(receive));
   tensorflow::NodeDef read;
   read.set_op("ReadFile");
   EXPECT_FALSE(MayWait(read));
