@@ -63,7 +63,9 @@ pub struct Shard<H: Host> {
     pub(crate) shared: Arc<Shared<H>>,
     pub(crate) driver: Box<dyn Driver>,
     pub(crate) mailbox: Receiver<Command<H>>,
-    pub(crate) conns: NumberMap<u64, Conn<H>>,
+    /// Boxed: a table that holds connections by value is one block, copied whenever it grows, and the allocator keeps what
+    /// a crowd of them left behind.
+    pub(crate) conns: NumberMap<u64, Box<Conn<H>>>,
     pub(crate) tokens: NumberMap<u64, u64>,
     pub(crate) channels: NumberMap<u32, ChannelState<H::Op>>,
     pub(crate) delivery: Delivery<H>,
@@ -349,7 +351,7 @@ impl<H: Host> Shard<H> {
             Role::Server => (Direction::Incoming, State::Handshake),
         };
         let entry = self.shared.connections.enter(direction, state, &name, self.index);
-        self.conns.insert(key, Conn::new(key, token, role, proto, name, entry));
+        self.conns.insert(key, Box::new(Conn::new(key, token, role, proto, name, entry)));
         key
     }
 
