@@ -205,6 +205,24 @@ def test_a_loop_stays(run_with):
     assert wrapped(kernels) == {"worker"}
 
 
+def test_what_stays_with_tensorflow(make_cluster):
+    """Partitions that only look wrapped: the wrapper's contents may still run on TensorFlow's executor, and only the log says so."""
+    log = {"TF_CPP_MAX_VLOG_LEVEL": "0", "TF_CPP_VMODULE": "pass=1,ops=1"}
+    cluster = make_cluster(environment={"STARWIRE_EXECUTOR": "on", **log}, spawn=True)
+
+    def stays(function):
+        before = {name: task.log_size() for name, task in cluster.tasks.items()}
+        cluster["worker", 0].call(function, cluster.target("worker", 0), timeout=120)
+        texts = {name: task.full_log()[before[name] :] for name, task in cluster.tasks.items()}
+        return {name: re.findall(r"TensorFlow's executor runs the partition of \S+: (.*)", text) for name, text in texts.items()}
+
+    # The server's partition sends its variable and receives the update; the worker's does the reverse.
+    assert not any(stays(pull_and_push).values())
+    kept = stays(loop)
+    assert kept["ps", 0] and all("belongs to a loop" in reason for reason in kept["ps", 0])
+    assert not kept["worker", 0]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_same_results(run_with, name):
     ours, stock = (run_with(executor, differential.run_case, name, 3) for executor in ("on", "off"))
