@@ -270,6 +270,37 @@ def monitored(target, directory, depth, until):
     return runs, seen.steps, int(last.rsplit("-", 1)[1]), int(tf.train.load_variable(last, "global_step"))
 
 
+def monitored_overlap(target, directory, depth):
+    """How many steps of a MonitoredTrainingSession with its usual hooks are under way when the caller comes back."""
+    import starwire
+
+    with tf.Graph().as_default():
+        with on_server():
+            counted = one().train.get_or_create_global_step()
+            begun = tf.queue.FIFOQueue(100, [tf.int32], [()], shared_name="monitored_begun")
+            go = tf.queue.FIFOQueue(100, [tf.int32], [()], shared_name="monitored_go")
+            with tf.control_dependencies([begun.enqueue(1)]):
+                taken = go.dequeue()
+            with tf.control_dependencies([taken]):
+                step = tf.group(counted.assign_add(1))
+            allow, size = go.enqueue(1), begun.size()
+        config = starwire.config(pipeline=depth)
+        with one().train.MonitoredTrainingSession(target, checkpoint_dir=directory, config=config) as sess, one().Session(target) as other:
+            # The first run's hooks read the global step, so the second is waited for as well.
+            for _ in range(2):
+                other.run(allow)
+                sess.run(step)
+            for _ in range(depth):
+                sess.run(step)  # returns, although nothing lets these go on
+            deadline = time.monotonic() + 20
+            while other.run(size) < 2 + depth and time.monotonic() < deadline:
+                time.sleep(0.01)
+            under_way = int(other.run(size)) - 2
+            for _ in range(depth):
+                other.run(allow)
+    return under_way, int(tf.train.load_variable(directory, "global_step"))
+
+
 def losing_the_server(target, depth):
     """Steps until something fails. Returns the error's type and message."""
     with tf.Graph().as_default():
@@ -360,6 +391,10 @@ def test_monitored_session(cluster, tmp_path, depth):
     assert len(steps) == runs and all(run - 2 * depth - 1 <= step <= run for run, step in enumerate(steps, 1)), steps
     # Every run is a step, and the last checkpoint has them all.
     assert name == saved == runs
+
+
+def test_steps_of_a_monitored_session_overlap(cluster, tmp_path):
+    assert chief_call(cluster, monitored_overlap, str(tmp_path / "model"), 2, timeout=120) == (2, 4)
 
 
 def test_a_lost_server_is_an_error(make_cluster):
