@@ -86,6 +86,11 @@ bench-swarm: build ## Run many simulated workers against one parameter server (2
 	@$(PYTHON) benches/swarm/run.py --library $(PLUGIN) --swarm target/release/swarm --out $(BENCH)/swarm $(SWARM_ARGS)
 	@$(BENCH)/venv/bin/python benches/swarm/plot.py $(BENCH)/swarm/results.json $(BENCH)/swarm/plot.svg
 
+.PHONY: bench-reconnect
+bench-reconnect: build ## Kill and restart a parameter server under 1000 simulated workers (5 min; RECONNECT_ARGS="--quick": 1 min)
+	@$(CARGO) build --release --bin swarm
+	@$(PYTHON) benches/swarm/reconnect.py --library $(PLUGIN) --swarm target/release/swarm --out $(BENCH)/reconnect $(RECONNECT_ARGS)
+
 .PHONY: bench-executor
 bench-executor: build ## Measure the executors' cost per kernel (1 min)
 	@$(MAKE) -f benches/executor/bench.mk FOLDER=$(FOLDER) ROUNDS="$(ROUNDS)" MS="$(MS)"

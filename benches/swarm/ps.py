@@ -53,21 +53,24 @@ def serve(channel, spec):
 
 
 class Server:
-    """One such process, ready for `count` simulated workers."""
+    """One such process, ready for `count` simulated workers. `after`: takes the addresses of a server that is gone."""
 
-    def __init__(self, protocol, library, case, count, logs):
-        self.address, data = (f"127.0.0.1:{free_port()}" for _ in range(2))
-        self.first_worker = f"127.1.0.1:{free_port()}"
+    def __init__(self, protocol, library, case, count, logs, after=None):
+        if after is None:
+            self.address, self.data = (f"127.0.0.1:{free_port()}" for _ in range(2))
+            self.first_worker = f"127.1.0.1:{free_port()}"
+        else:
+            self.address, self.data, self.first_worker = after.address, after.data, after.first_worker
         workers = worker_addresses(self.first_worker, count)
         ours = protocol != "grpc"
         endpoint_map = logs / f"{protocol}.{count}.endpoint_map"
-        endpoint_map.write_text("".join(f"{line}\n" for line in [f"{self.address}={data}"] + [f"{worker}={worker}" for worker in workers]))
+        endpoint_map.write_text("".join(f"{line}\n" for line in [f"{self.address}={self.data}"] + [f"{worker}={worker}" for worker in workers]))
         # The address that workers connect to.
-        self.door = data if ours else self.address
+        self.door = self.data if ours else self.address
         spec = {
             "job": "ps", "task": 0, "protocol": protocol, "library": library if ours else None, "address": self.address, "workers": workers, "endpoint_map": str(endpoint_map), "case": case,
         }  # fmt: skip
-        self.log = logs / f"ps.{protocol}.{count}.log"
+        self.log = logs / f"ps.{protocol}.{count}{'' if after is None else '.successor'}.log"
         self.log.unlink(missing_ok=True)
         self.process = Process(spec, {}, self.log, serve)
         try:

@@ -3,6 +3,7 @@
 Needs STARWIRE_LIBRARY and STARWIRE_SWARM; `make test ONLY=swarm` sets both.
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -20,6 +21,7 @@ import record  # noqa: E402  (first, because it sets up the environment)
 import record_star  # noqa: E402
 import model  # noqa: E402
 import ps  # noqa: E402
+import reconnect  # noqa: E402
 import run  # noqa: E402
 from cluster import BenchError  # noqa: E402
 
@@ -105,6 +107,25 @@ def test_plans_are_registered_on_demand(star_recording, server):
     assert plans <= first["registrations"] <= plans * WORKERS, first
     again = run.play(SWARM, star_recording, server, "star_server", WORKERS, 0, 1, TIMEOUT)
     assert again["registrations"] == 0, again
+
+
+def test_workers_get_over_the_loss_of_their_server(star_recording, tmp_path):
+    """They make their steps with its successor, which has applied each of them."""
+    recording = tmp_path / "ctr.recording"
+    recording.write_bytes(star_recording.read_bytes())
+    arguments = argparse.Namespace(workers=4, library=LIBRARY, swarm=SWARM, steps=3)
+    outage = reconnect.turn(arguments, model.SwarmCtr(BATCH), recording, "star_server")
+    assert 0 <= outage["first_s"] <= outage["all_s"] < TIMEOUT and outage["attempts_per_worker"] >= 1, outage
+
+
+def test_a_server_that_is_not_lost_fails_the_simulation_of_an_outage(star_recording, server):
+    server = server("star_server")
+    command = [
+        SWARM, "--recording", star_recording, "--protocol", "star_server", "--server", server.door, "--first-worker", server.first_worker, "--workers", str(WORKERS),
+        "--steps", "1", "--outage", "1",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 1 and "the server was not lost in time" in done.stderr, done
 
 
 def test_star_calls_need_a_star_protocol(star_recording, server):

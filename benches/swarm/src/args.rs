@@ -24,7 +24,7 @@ const fn opt(name: &'static str, value: &'static str, help: &'static str) -> Opt
     Opt { name, value, help }
 }
 
-const OPTIONS: [Opt; 9] = [
+const OPTIONS: [Opt; 10] = [
     opt("--recording", "FILE", "recorded steps, from benches/swarm/record.py"),
     opt("--protocol", "NAME", "grpc, grpc++, star_server or star_server_lite"),
     opt("--server", "ADDRESS", "the server: its gRPC port for grpc, else its data port"),
@@ -33,6 +33,7 @@ const OPTIONS: [Opt; 9] = [
     opt("--steps", "N", "least steps per worker (5)"),
     opt("--seconds", "N", "least duration (5)"),
     opt("--pid", "PID", "the server's process, to measure its memory and CPU"),
+    opt("--outage", "SECONDS", "expect the server's loss and its successor at the same address; then --steps again"),
     opt("--patience", "SECONDS", "silence after which a worker gives up (120)"),
 ];
 

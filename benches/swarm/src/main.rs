@@ -6,9 +6,11 @@
 
 mod args;
 mod disguise;
+mod factory;
 mod grpc;
 mod link;
 mod observe;
+mod outage;
 mod recording;
 mod report;
 mod star;
@@ -19,23 +21,23 @@ mod worker;
 
 use std::cell::Cell;
 use std::fmt::Display;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, ToSocketAddrs};
+use std::net::{SocketAddr, SocketAddrV4, ToSocketAddrs};
 use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use serde_json::Value as Json;
 use starwire_net::transport::descriptors;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::{JoinSet, LocalSet};
 
 use args::{Args, Failure};
-use link::Link;
+use factory::Factory;
 use observe::{Process, Seen};
 use recording::Recording;
-use report::Report;
+use report::{Counts, Report};
 use worker::Worker;
 
 /// Connections that are made, graphs that are registered, and first steps, in which the server connects to the workers,
@@ -48,8 +50,6 @@ const ALL: usize = Semaphore::MAX_PERMITS;
 const SETTLE: Duration = Duration::from_millis(300);
 /// How long a process may take to end.
 const DYING: Duration = Duration::from_secs(1);
-/// What a connection attempt may take.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
 
 struct Plan {
     recording: Rc<Recording>,
@@ -61,6 +61,8 @@ struct Plan {
     duration: Duration,
     process: Option<Process>,
     patience: Duration,
+    /// Within which the server is lost once, and all workers train again.
+    outage: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,12 +159,12 @@ impl Plan {
             duration: Duration::from_secs(args.number("--seconds", 5, 0, 3600)?),
             process,
             patience: Duration::from_secs(args.number("--patience", 120, 1, 3600)?),
+            outage: args
+                .get("--outage")
+                .map(|_| args.number("--outage", 0, 1, 3600))
+                .transpose()?
+                .map(Duration::from_secs),
         })
-    }
-
-    fn address(&self, worker: u32) -> SocketAddr {
-        let ip = u32::from(*self.first.ip()) + worker;
-        SocketAddr::new(IpAddr::V4(Ipv4Addr::from(ip)), self.first.port())
     }
 
     async fn play(&self) -> Result<Report, String> {
@@ -172,7 +174,8 @@ impl Plan {
         report.before = self.look().await;
 
         let begun = Instant::now();
-        let workers = self.connect(listener).await?;
+        let factory = Factory::new(self, listener);
+        let workers = self.connect(&factory).await?;
         report.connecting = begun.elapsed();
         report.connected = self.look().await;
 
@@ -186,10 +189,19 @@ impl Plan {
         report.ready = self.look().await;
 
         // The first steps connect the server to the workers, and make kernels.
-        let counts = Rc::new(report::Counts::new(self.recording.steps.len()));
+        let counts = Rc::new(Counts::new(self.recording.steps.len()));
         let workers = self.steps(workers, &counts, WARMING_UP, 1, Duration::ZERO).await?;
         report.warm = self.look().await;
         counts.begin_measuring();
+
+        if let Some(within) = self.outage {
+            let begun = Instant::now();
+            let (counts, outage) = self.outage(workers, &factory, within).await?;
+            report.elapsed = begun.elapsed();
+            report.outage = Some(outage);
+            report.count(&counts);
+            return Ok(report);
+        }
 
         if let Some(process) = &self.process {
             process.forget_peak();
@@ -211,50 +223,37 @@ impl Plan {
         Ok(report)
     }
 
-    async fn connect(&self, listener: TcpListener) -> Result<Vec<Worker>, String> {
-        let (starwire_doors, grpc_doors) = (starwire::Doors::default(), grpc::Doors::default());
-        match self.protocol {
-            Protocol::Starwire(_) => {
-                tokio::task::spawn_local(starwire::accept(listener, starwire_doors.clone()));
-            }
-            Protocol::Grpc => {
-                tokio::task::spawn_local(grpc::serve(listener, grpc_doors.clone()));
-            }
-        }
-        let job = self.recording.worker.rsplit_once(':').map_or(self.recording.worker.as_str(), |(job, _)| job);
-        each((0..self.workers).collect(), CONNECTING, |index| {
-            let (starwire_doors, grpc_doors) = (starwire_doors.clone(), grpc_doors.clone());
-            let (recording, protocol, server, own) =
-                (self.recording.clone(), self.protocol, self.server, self.address(index));
-            let (task, patience) = (format!("{job}:{index}"), self.patience);
-            async move {
-                let (events, heard) = unbounded_channel();
-                let connecting = async {
-                    Ok::<Box<dyn Link>, String>(match protocol {
-                        Protocol::Starwire(name) => {
-                            let identity = starwire::Identity::new(name, task);
-                            Box::new(
-                                starwire::Starwire::connect(server, own, identity, &recording, &starwire_doors, events)
-                                    .await?,
-                            )
-                        }
-                        Protocol::Grpc => Box::new(grpc::Grpc::connect(server, own, &grpc_doors, events).await?),
-                    })
-                };
-                let link = tokio::time::timeout(CONNECT_PATIENCE, connecting).await;
-                let link = link.unwrap_or_else(|_| Err("no answer in time".to_owned()));
-                let link = link.map_err(|why| format!("worker {index} cannot connect: {why}"))?;
-                Ok(Worker::new(index as usize, &recording, link, heard, patience))
-            }
+    async fn connect(&self, factory: &Factory) -> Result<Vec<Worker>, String> {
+        let all = (0..self.workers as usize).collect();
+        each(all, CONNECTING, |index| {
+            let factory = factory.clone();
+            async move { factory.worker(index).await }
         })
         .await
+    }
+
+    /// Lets all workers train until the server is lost, and again with its successor.
+    async fn outage(
+        &self,
+        workers: Vec<Worker>,
+        factory: &Factory,
+        within: Duration,
+    ) -> Result<(Counts, Json), String> {
+        let (counts, until) = (Rc::new(Counts::new(self.recording.steps.len())), Instant::now() + within);
+        let survived = each(workers, ALL, |worker| {
+            let (counts, factory, least) = (counts.clone(), factory.clone(), self.steps);
+            async move { outage::survive(worker, &factory, &counts, least, until).await }
+        })
+        .await?;
+        let counts = Rc::into_inner(counts).ok_or("internal error: steps are still counted")?;
+        Ok((counts, outage::json(&survived)))
     }
 
     /// Lets all workers, `at_once` of them at a time, make at least `least` steps, and go on for `duration`.
     async fn steps(
         &self,
         workers: Vec<Worker>,
-        counts: &Rc<report::Counts>,
+        counts: &Rc<Counts>,
         at_once: usize,
         least: u64,
         duration: Duration,

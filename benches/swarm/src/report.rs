@@ -33,6 +33,8 @@ pub struct Report {
     pub elapsed: Duration,
     pub server_cpu: Duration,
     pub own_cpu: Duration,
+    /// How the workers got over the loss of the server.
+    pub outage: Option<Json>,
     times: Vec<Duration>,
     /// How often each recorded step was made, warming up included.
     made: Vec<u64>,
@@ -94,6 +96,7 @@ impl Report {
             elapsed: Duration::ZERO,
             server_cpu: Duration::ZERO,
             own_cpu: Duration::ZERO,
+            outage: None,
             times: Vec::new(),
             made: Vec::new(),
         }
@@ -131,6 +134,9 @@ impl Report {
             "set_up_s": self.setting_up.as_secs_f64(),
             "swarm_cpu_s_per_step": self.own_cpu.as_secs_f64() / steps,
         });
+        if let Some(outage) = &self.outage {
+            json["outage"] = outage.clone();
+        }
         // Without a process to look at there is nothing to say about it.
         if let (Some(before), Some(connected), Some(ready), Some(warm), Some(after)) =
             (self.before, self.connected, self.ready, self.warm, self.after)

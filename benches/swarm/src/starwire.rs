@@ -188,7 +188,7 @@ async fn serve(stream: TcpStream, incoming: Rc<Incoming>) {
 }
 
 /// The hash seeds of the standard library are as random as a benchmark needs.
-fn random() -> u64 {
+pub fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 

@@ -15,6 +15,8 @@ use crate::star;
 const REGISTRATION: u64 = 1 << 63;
 /// As a real worker (cc/star/client.cc): how often a server may forget a plan between its registration and the call.
 const MAX_REGISTRATIONS: usize = 8;
+/// How long after its requests the end of a connection is heard of.
+const NEWS: Duration = Duration::from_millis(500);
 
 pub struct Worker {
     pub index: usize,
@@ -27,6 +29,7 @@ pub struct Worker {
     steps: u64,
     /// Requests whose end was not heard of yet.
     outstanding: usize,
+    is_lost: bool,
 }
 
 /// How a step went.
@@ -70,7 +73,17 @@ impl Worker {
         patience: Duration,
     ) -> Self {
         let disguise = Disguise::new(index, recording);
-        Self { index, recording: recording.clone(), disguise, link, events, patience, steps: 0, outstanding: 0 }
+        Self {
+            index,
+            recording: recording.clone(),
+            disguise,
+            link,
+            events,
+            patience,
+            steps: 0,
+            outstanding: 0,
+            is_lost: false,
+        }
     }
 
     /// Makes the calls that come before the first step.
@@ -260,9 +273,20 @@ impl Worker {
             },
         };
         let event = event.unwrap_or_else(|| Event::Lost("its connection has ended".to_owned()));
+        self.is_lost |= matches!(event, Event::Lost(_));
         let ended = matches!(event, Event::Ended { .. } | Event::Unknown { .. });
         self.outstanding -= usize::from(ended && self.outstanding > 0);
         Ok(event)
+    }
+
+    /// Whether a step failed because the connection is gone: requests that are under way fail first.
+    pub async fn has_lost_its_server(&mut self) -> bool {
+        let heard = async {
+            while !self.is_lost {
+                self.is_lost = matches!(self.events.recv().await, Some(Event::Lost(_)) | None);
+            }
+        };
+        tokio::time::timeout(NEWS, heard).await.is_ok()
     }
 
     fn explain(&self, what: &str, why: &str) -> String {

@@ -11,7 +11,7 @@ use crate::host::{Host, Op};
 use crate::op::PendingOp;
 use crate::shared::Shared;
 use crate::whereabouts::Expected;
-use starwire_net::transport::SocketAddress;
+use starwire_net::transport::{SocketAddress, backoff};
 use starwire_protocol::{Failure, Outcome};
 
 /// Requests may wait for a peer until their deadline (TensorFlow waits for tasks that start later). After this time,
@@ -223,14 +223,11 @@ impl<O: Op> ChannelState<O> {
         self.errors.clear();
     }
 
-    /// Counts a failed attempt and returns the time until the next: 20 ms, growing to half a second, with ±25 % jitter
-    /// so that a thousand workers do not reconnect in step. An attempt without a map looks the address up over
-    /// TensorFlow's gRPC first, which itself connects once a second; this back-off comes on top of that.
+    /// Counts a failed attempt and sets the time of the next. An attempt without a map looks the address up over
+    /// TensorFlow's gRPC first, which itself connects once a second; the pause comes on top of that.
     pub fn failed(&mut self, now: Instant, random: u64) {
-        let base = 20u64.saturating_mul(1 << self.failures.min(7)).min(500);
+        self.not_before = Some(now + backoff::pause(self.failures, random));
         self.failures = self.failures.saturating_add(1);
-        let jittered = base * 3 / 4 + random % (base / 2 + 1);
-        self.not_before = Some(now + Duration::from_millis(jittered));
         self.attempt_ends = None;
     }
 

@@ -1,6 +1,7 @@
 //! Sockets and addresses.
 
 mod address;
+pub mod backoff;
 pub mod descriptors;
 pub mod host;
 mod raw_address;
