@@ -3,12 +3,22 @@
 #include <utility>
 
 #include "cc/worker/eager_client.h"
+#include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/util/device_name_utils.h"
 
 namespace starwire {
 
 using tensorflow::WorkerCacheInterface;
 using tensorflow::WorkerInterface;
+
+namespace {
+
+// With fewer tasks in a job, sessions that ask all of them are no burden.
+constexpr int kManySiblings = 16;
+
+std::string JobOf(const std::string& task) { return task.substr(0, task.find("/replica:")); }
+
+}  // namespace
 
 std::string TaskName(const std::string& job, int task) {
   return "/job:" + job + "/replica:0/task:" + std::to_string(task);
@@ -113,9 +123,19 @@ WorkerInterface* WorkerCache::CreateWorker(const std::string& target) {
     }
     worker = opened.ok() ? std::make_unique<RemoteWorker>(task, std::move(channel), &logger_)
                          : std::make_unique<RemoteWorker>(task, opened, &logger_);
+    if (JobOf(task) == JobOf(local_task_) && ++siblings_ == kManySiblings) AdviseFilters();
   }
   by_target_[target] = worker.get();
   return worker.get();
+}
+
+void WorkerCache::AdviseFilters() {
+  std::call_once(caches_->advice_, [this] {
+    LOG(WARNING) << "starwire: a session of " << local_task_ << " asks the other tasks of " << JobOf(local_task_)
+                 << " for their devices and waits for all of them; sessions that use only parameter servers and their"
+                 << " own task should set ConfigProto(device_filters=[\"/job:ps\", \""
+                 << JobOf(local_task_) << local_task_.substr(local_task_.find("/task:")) << "\"])";
+  });
 }
 
 // Workers belong to the cache, or to the server.

@@ -39,6 +39,7 @@ class WorkerCaches {
   friend class WorkerCache;
   std::mutex mu_;
   std::set<WorkerCache*> caches_;
+  std::once_flag advice_;
 };
 
 class WorkerCache : public tensorflow::WorkerCacheInterface {
@@ -73,6 +74,8 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   friend class WorkerCaches;
 
   tensorflow::WorkerInterface* CreateWorker(const std::string& target);
+  // A session without device filters asks every task for its devices, and so does every other worker's.
+  void AdviseFilters();
   // "/job:ps/replica:0/task:0" of a target that may go on to name a device; empty if it names no task.
   static std::string TaskOf(const std::string& target);
   // Null once the server has stopped.
@@ -92,6 +95,7 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   std::shared_ptr<tensorflow::WorkerCacheInterface> stock_;
   std::unordered_map<std::string, std::unique_ptr<RemoteWorker>> workers_;  // by task
   std::unordered_map<std::string, RemoteWorker*> by_target_;                // by requested target
+  int siblings_ = 0;                                                        // the workers_ of the local task's job
 };
 
 }  // namespace starwire

@@ -382,3 +382,28 @@ def test_environment_is_that_of_each_process():
     """The suite's own environment sets none of the variables under test."""
     ours = [name for name in os.environ if name.startswith("STARWIRE_") and not name.startswith("STARWIRE_TEST_") and name != "STARWIRE_LIBRARY"]
     assert not ours, f"unset {ours} for this suite"
+
+
+# Sessions that ask every task. ----------------------------------------------------------------------------------------
+
+
+def run_with_filters(target, filters):
+    with tf.Graph().as_default():
+        value = tf.constant(1.0) + 1.0
+        with tf.compat.v1.Session(target, config=tf.compat.v1.ConfigProto(device_filters=filters)) as sess:
+            return float(sess.run(value))
+
+
+@pytest.mark.parametrize("others, advised", [(16, True), (15, False)])
+def test_sessions_without_filters_are_advised(fresh_cluster, others, advised):
+    cluster = fresh_cluster(shape=(("ps", 1), ("worker", 1 + others)), start=False)
+    cluster.start("ps", 0)
+    worker = cluster.start("worker", 0)
+    filters = ["/job:ps", "/job:worker/task:0"]
+    assert worker.call(run_with_filters, cluster.target("worker", 0), filters, timeout=60) == 2.0
+    assert "device_filters" not in worker.full_log()
+    # Without filters it waits for the tasks that do not run, and TensorFlow says so after ten seconds.
+    worker.begin(run_with_filters, cluster.target("worker", 0), [])
+    log = worker.wait_for_log("Session still waiting", timeout=60)
+    assert (f'ConfigProto(device_filters=["{filters[0]}", "{filters[1]}"])' in log) == advised, log
+    worker.kill()
