@@ -15,8 +15,12 @@ MOST_ROWS = 200_000
 
 
 class Criteo(Ctr):
-    workers, parts = 1, 2
+    workers = 1
     rows = tuple(min(values, MOST_ROWS) for values in VALUES)
+
+    def __init__(self, name, title, batch, ps=2, workers=1):
+        super().__init__(name, f"{title}, {ps} ps, {f'{workers} workers, ' if workers > 1 else ''}batch {batch}", batch)
+        self.ps, self.parts, self.workers = ps, ps, workers
 
 
 class WideAndDeep(Criteo):
@@ -48,4 +52,10 @@ class Dlrm(Criteo):
 
 def all_models():
     kinds = (("wdl", "Wide & Deep", WideAndDeep), ("dlrm", "DLRM", Dlrm), ("deepfm", "DeepFM", DeepFm))
-    return [kind(f"{name}-{batch}", f"{title}, 2 ps, batch {batch}", batch) for name, title, kind in kinds for batch in (512, 2048)]
+    return [kind(f"{name}-{batch}", title, batch) for name, title, kind in kinds for batch in (512, 2048)]
+
+
+def other_sizes():
+    """The first model with other numbers of tasks; only `--cases` selects these."""
+    sizes = [(512, 1, 1), (512, 4, 1), (2048, 2, 2)]
+    return [WideAndDeep(f"wdl-{batch}-{ps}ps-{workers}w", "Wide & Deep", batch, ps, workers) for batch, ps, workers in sizes]

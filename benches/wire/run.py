@@ -47,7 +47,9 @@ def all_cases():
 def selected(arguments):
     if arguments.only_wires:
         return []
-    cases = suite_module.select(all_cases(), arguments.cases)
+    import models
+
+    cases = suite_module.select(all_cases() + (models.other_sizes() if arguments.cases else []), arguments.cases)
     return [case for case in cases if arguments.cases or not arguments.quick or case.examples <= 512]
 
 
