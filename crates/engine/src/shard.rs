@@ -63,8 +63,8 @@ pub struct Shard<H: Host> {
     pub(crate) shared: Arc<Shared<H>>,
     pub(crate) driver: Box<dyn Driver>,
     pub(crate) mailbox: Receiver<Command<H>>,
-    /// Boxed: a table that holds connections by value is one block, copied whenever it grows, and the allocator keeps what
-    /// a crowd of them left behind.
+    /// Boxed: a table that holds connections by value is one block, copied whenever it grows, and the allocator keeps
+    /// what a crowd of them left behind.
     pub(crate) conns: NumberMap<u64, Box<Conn<H>>>,
     pub(crate) tokens: NumberMap<u64, u64>,
     pub(crate) channels: NumberMap<u32, ChannelState<H::Op>>,

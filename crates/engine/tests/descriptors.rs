@@ -63,7 +63,7 @@ fn connect(socket: &TcpStream, to: SocketAddr) {
 
 #[test]
 fn the_limit_is_reported_once_and_recovered_from() {
-    // The limit itself stays as it is during the test: io_uring applies the one that held when the accept was submitted.
+    // It stays as it is during the test: io_uring applies the limit that held when the accept was submitted.
     set_limit(256);
     for driver in ["epoll", "io_uring"] {
         let Ok(task) = Task::try_start("/job:ps/replica:0/task:0", "grpc++", 1, &[("STARWIRE_DRIVER", driver)]) else {
