@@ -133,8 +133,8 @@ void WorkerCache::AdviseFilters() {
   std::call_once(caches_->advice_, [this] {
     LOG(WARNING) << "starwire: a session of " << local_task_ << " asks the other tasks of " << JobOf(local_task_)
                  << " for their devices and waits for all of them; sessions that use only parameter servers and their"
-                 << " own task should set ConfigProto(device_filters=[\"/job:ps\", \""
-                 << JobOf(local_task_) << local_task_.substr(local_task_.find("/task:")) << "\"])";
+                 << " own task should set ConfigProto(device_filters=[\"/job:ps\", \"" << JobOf(local_task_)
+                 << local_task_.substr(local_task_.find("/task:")) << "\"])";
   });
 }
 
