@@ -1074,6 +1074,13 @@ void sw_run_report_more(struct sw_run *run, uint32_t node, uint32_t failed);
 // `helper` is from sw_kernels.invite; once.
 void sw_run_help(struct sw_run *helper);
 
+// Reads STARWIRE_ROW_UPDATES: 1 if sparse updates have our kernels, else 0. An error names the variable and its valid
+// values.
+//
+// # Safety
+// `on` is writable, `error` writable or null.
+sw_code sw_row_updates(uint32_t *on, struct sw_error **error);
+
 // The SW_OP_... flags of an operation of TensorFlow. 0: it is not in the table, and nothing may be assumed about it.
 //
 // # Safety

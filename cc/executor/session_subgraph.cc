@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cc/executor/exact_updates.h"
+#include "cc/executor/row_updates.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/common_runtime/graph_constructor.h"
@@ -138,9 +139,11 @@ Status SessionSubgraph::Build(const tensorflow::GraphDef& definition, const tens
   params.create_kernel = [session, of_session, runtime, device](
                              const std::shared_ptr<const tensorflow::NodeProperties>& properties, OpKernel** kernel) {
     if (!of_session || !BelongsToSession(runtime, properties->node_def)) {
-      return runtime->CreateKernel(WithExactUpdates(properties), kernel);
+      return runtime->CreateKernel(WithRowUpdates(WithExactUpdates(properties), device), kernel);
     }
-    auto create = [runtime, &properties](OpKernel** made) { return runtime->CreateKernel(properties, made); };
+    auto create = [runtime, device, &properties](OpKernel** made) {
+      return runtime->CreateKernel(WithRowUpdates(properties, device), made);
+    };
     return device->op_segment()->FindOrCreate(session, properties->node_def.name(), kernel, create);
   };
   params.delete_kernel = [of_session, runtime](OpKernel* kernel) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cc/executor/exact_updates.h"
+#include "cc/executor/row_updates.h"
 #include "cc/graph/operations.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/graph_optimizer.h"
@@ -37,11 +38,13 @@ tensorflow::LocalExecutorParams ParamsFor(FunctionLibraryRuntime* runtime, const
   params.create_kernel = [runtime, session, device](const std::shared_ptr<const tensorflow::NodeProperties>& properties,
                                                     OpKernel** kernel) {
     if (!BelongsToSession(runtime, properties->node_def.op())) {
-      return runtime->CreateKernel(WithExactUpdates(properties), kernel);
+      return runtime->CreateKernel(WithRowUpdates(WithExactUpdates(properties), device), kernel);
     }
     return device->op_segment()->FindOrCreate(
         session, properties->node_def.name(), kernel,
-        [runtime, &properties](OpKernel** made) { return runtime->CreateKernel(properties, made); });
+        [runtime, device, &properties](OpKernel** made) {
+          return runtime->CreateKernel(WithRowUpdates(properties, device), made);
+        });
   };
   params.delete_kernel = [runtime](OpKernel* kernel) {
     if (kernel != nullptr && !BelongsToSession(runtime, kernel->type_string())) delete kernel;

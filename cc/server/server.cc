@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/executor/row_updates.h"
 #include "cc/fuse/ops.h"
 #include "cc/fuse/pass.h"
 #include "cc/fuse/switch.h"
@@ -122,6 +123,7 @@ Status RegisterServers() {
     if (RegisterFuseOps()) {
       RegisterStarOps();
       RegisterRowOps();
+      RegisterRowUpdates();
       RegisterPartitionOps();
       RegisterStarPass();
       RegisterFusePass();

@@ -4,10 +4,11 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use super::error::sw_error;
+use super::error::{self, sw_error};
 use super::guard;
 use super::handle::{self, array, borrow, numbered, other_structs};
 use super::types::sw_code;
+use starwire_engine::config::{Config, ProcessEnv};
 use starwire_executor::arena::Arena;
 use starwire_executor::{CONTROL, Call, Edge, Executor, Helper, Kernels, Node, Outcome, Plan, Run, RunRef, Task, kind};
 use starwire_protocol::code;
@@ -431,5 +432,26 @@ pub unsafe extern "C" fn sw_run_help(helper: *mut sw_run) {
     // SAFETY: the caller's promise.
     if let Some(run) = unsafe { reference(helper) } {
         guard((), || Helper::from_ref(run).help());
+    }
+}
+
+/// Reads STARWIRE_ROW_UPDATES: 1 if sparse updates have our kernels, else 0. An error names the variable and its valid
+/// values.
+///
+/// # Safety
+/// `on` is writable, `error` writable or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_row_updates(on: *mut u32, error: *mut *mut sw_error) -> sw_code {
+    let read = guard(Err((code::INTERNAL, "starwire: internal error while reading settings".to_string())), || {
+        Config::row_updates_from_env(&ProcessEnv).map_err(|error| (code::INVALID_ARGUMENT, error.to_string()))
+    });
+    match read {
+        Ok(read) => {
+            // SAFETY: the caller's promise.
+            unsafe { *on = read.into() }
+            0
+        }
+        // SAFETY: the caller's promise.
+        Err((code, message)) => unsafe { error::store(error, code, message) },
     }
 }

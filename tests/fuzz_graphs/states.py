@@ -129,9 +129,15 @@ def update(g, ref):
         choices += ["CountUpTo"]
     if dtype in FLOATS + COMPLEX:
         choices += ["ApplyGradientDescent"]
+    twin = slot(g, RefVariable, ref.states[0]) if len(ref.states) == 1 and can_be_sparse(dtype, shape) else None
+    if twin is not None:
+        choices += ["SparseApplyAdagrad", "SparseApplyAdagradV2"]
     op = g.rng.choice(choices)
     out = [(dtype, shape)]
-    if op == "StridedSliceAssign":
+    if op.startswith("SparseApply"):
+        ins = {"var": ref, "accum": RefVariable.reference(g, twin), **sparse_gradient(g, op, dtype, shape, dev)}
+        made = g.emit(op, dev, ins, {"use_locking": g.chance(0.5), "update_slots": g.chance(0.8)}, out=out, writes=[*ref.states, twin], pool=False)
+    elif op == "StridedSliceAssign":
         at = g.rng.randrange(shape[0])
         value = g.want(dtype, (1,) + shape[1:], dev)
         ins = {"ref": ref, "begin": lit("int32", [at]), "end": lit("int32", [at + 1]), "strides": lit("int32", [1]), "value": value}
@@ -161,6 +167,25 @@ def update(g, ref):
     elif g.chance(0.2):
         read_directly(g, again)
     return again
+
+
+def can_be_sparse(dtype, shape):
+    return dtype in FLOATS and bool(shape) and 0 < shape[0] < 100 and 0 not in shape
+
+
+def slot(g, kind, state):
+    """Another variable like this one, for an optimizer to keep its sums in."""
+    for other in g.states:
+        if other is not state and other.kind is kind and (other.dev, other.dtype, other.shape) == (state.dev, state.dtype, state.shape):
+            return other
+    return kind.made(g, state.dev, state.dtype, state.shape) if len(g.scopes) == 1 else None
+
+
+def sparse_gradient(g, op, dtype, shape, dev):
+    """What an optimizer's sparse update takes besides variables. Ids may repeat."""
+    count = g.rng.choice((1, 2, 3))
+    numbers = ("lr", "epsilon") if op.endswith("V2") else ("lr",)
+    return {name: small(g, dtype) for name in numbers} | {"grad": g.want(dtype, (count,) + shape[1:], dev), "indices": values.index(g, shape[0], (count,), dev)}
 
 
 def references(g):
@@ -249,6 +274,9 @@ class ResourceVariable(Kind):
             choices += ["ResourceCountUpTo"]
         if dtype in FLOATS + COMPLEX:
             choices += ["ResourceApplyGradientDescent"]
+        twin = slot(g, ResourceVariable, state) if can_be_sparse(dtype, shape) else None
+        if twin is not None:
+            choices += ["ResourceSparseApplyAdagrad", "ResourceSparseApplyAdagradV2"]
         op = g.rng.choice(choices)
         if op == "ReadVariableOp":
             g.emit(op, dev, {"resource": handle}, {"dtype": dtype}, out=[(dtype, shape)], reads=[state])
@@ -259,6 +287,9 @@ class ResourceVariable(Kind):
             at = values.index(g, shape[0], (1,), dev)
             what = g.want(dtype, (1,) + shape[1:], dev)
             g.emit(op, dev, {"resource": handle, "indices": at, "updates": what}, writes=[state])
+        elif op.startswith("ResourceSparseApply"):
+            ins = {"var": handle, "accum": twin.handle, **sparse_gradient(g, op, dtype, shape, dev)}
+            g.emit(op, dev, ins, {"use_locking": g.chance(0.5), "update_slots": g.chance(0.8)}, writes=[state, twin])
         elif op == "ResourceCountUpTo":
             g.emit(op, dev, {"resource": handle}, {"limit": 10**9, "T": dtype}, out=[(dtype, ())], writes=[state])
         elif op == "ResourceApplyGradientDescent":

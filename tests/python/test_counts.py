@@ -59,7 +59,7 @@ def descent(use_resource):
 
 
 def sparse(kind, use_locking, own_rows):
-    """`kind`: scatter or apply, on a reference or a resource. With `own_rows`, each worker updates only its own rows."""
+    """`kind`: scatter, apply or adagrad, on a reference or a resource. With `own_rows`, each worker updates only its own rows."""
     use_resource = kind.startswith("resource")
 
     def make(name, unit, worker):
@@ -71,6 +71,12 @@ def sparse(kind, use_locking, own_rows):
             return v, tf.raw_ops.ScatterAdd(ref=ref, indices=rows, updates=values, use_locking=use_locking).op
         if kind == "resource scatter":
             return v, tf.raw_ops.ResourceScatterAdd(resource=ref, indices=rows, updates=values)
+        if "adagrad" in kind:
+            # The accumulator counts: it gets the squares of the gradients.
+            table = one().get_variable(f"{name}_table", (ROWS, WIDTH), tf.float32, initializer=one().zeros_initializer(), use_resource=use_resource)
+            apply = tf.raw_ops.ResourceSparseApplyAdagradV2 if use_resource else tf.raw_ops.SparseApplyAdagradV2
+            update = apply(var=table.handle if use_resource else table._ref(), accum=ref, lr=0.0, epsilon=1.0, grad=values, indices=rows, use_locking=use_locking)
+            return v, update if use_resource else update.op
         # Apply updates a row once even if its index repeats, so indices are unique.
         rows, values = (rows, values) if own_rows else (rows[1:], values[1:])
         apply = tf.raw_ops.ResourceSparseApplyProximalGradientDescent if use_resource else tf.raw_ops.SparseApplyProximalGradientDescent
@@ -94,6 +100,10 @@ PROMISED = {
     "resource_scatter_own_rows": sparse("resource scatter", False, True),
     "resource_apply": sparse("resource apply", True, False),
     "resource_apply_own_rows": sparse("resource apply", False, True),
+    "adagrad": sparse("adagrad", True, False),
+    "adagrad_own_rows": sparse("adagrad", False, True),
+    "resource_adagrad": sparse("resource adagrad", True, False),
+    "resource_adagrad_own_rows": sparse("resource adagrad", False, True),
 }
 # Guaranteed only by our executor. Many of them, so that some concurrent updates overlap.
 OURS = {"unlocked": assign_add((), False), "unlocked_sub": assign_sub, **{f"unlocked_long{i}": assign_add((LONG,), False) for i in range(20)}}
@@ -111,7 +121,7 @@ def expected(name, v, steps):
         for worker, count in enumerate(steps):
             want[[1 + worker, 1 + worker + WORKERS]] = count
     else:
-        want[0] = 2 * total if name.startswith("scatter") else total
+        want[0] = 2 * total if name.startswith(("scatter", "adagrad", "resource_adagrad")) else total
         want[5] = total
     return want
 

@@ -144,6 +144,8 @@ pub struct Config {
     pub fusion: Fusion,
     pub star: StarConfig,
     pub executor: ExecutorChoice,
+    /// Checked with the rest; read again when kernels are made.
+    pub row_updates: bool,
     /// The effective value of every variable, for statistics; without secrets.
     pub settings: Vec<Setting>,
     /// Warnings for the operator: misspelt variables, doubtful addresses.
@@ -169,6 +171,11 @@ impl Config {
     /// Bytes that justify a star call, if the environment says so; for code that builds a session's graphs.
     pub fn star_split_bytes_from_env(env: &dyn Env) -> Result<Option<u64>, ConfigError> {
         reader::Reader::new(env, Protocol::Grpc).get(&variables::STAR_SPLIT_BYTES)
+    }
+
+    /// Whether sparse updates have starwire's kernels; for code that makes kernels.
+    pub fn row_updates_from_env(env: &dyn Env) -> Result<bool, ConfigError> {
+        reader::Reader::new(env, Protocol::Grpc).get(&variables::ROW_UPDATES)
     }
 
     /// Whether partitions of this server's graphs run on the lock-free executor, if it supports them.

@@ -54,6 +54,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     let fusion = Fusion::read(reader)?;
     let star = StarConfig::read(reader)?;
     let executor = reader.get(&variables::EXECUTOR)?;
+    let row_updates = reader.get(&variables::ROW_UPDATES)?;
 
     Ok(Config {
         role,
@@ -77,6 +78,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         fusion,
         star,
         executor,
+        row_updates,
         settings: std::mem::take(&mut reader.settings),
         warnings,
         identity,

@@ -1,0 +1,312 @@
+#include "cc/executor/row_updates.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "cc/base/compat.h"
+#include "cc/base/handles.h"
+#include "cc/base/register_kernel.h"
+#include "cc/executor/held_variables.h"
+#include "cc/executor/row_math.h"
+#include "cc/executor/row_trial.h"
+#include "include/starwire.h"
+#include "tensorflow/core/framework/attr_value.pb.h"
+#include "tensorflow/core/framework/node_def.pb.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+
+namespace starwire {
+namespace {
+
+using tensorflow::DataType;
+using tensorflow::NodeDef;
+using tensorflow::NodeProperties;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+// TensorFlow chooses among the kernels of an operation by this attribute.
+constexpr char kLabelAttr[] = "_kernel";
+constexpr char kLabel[] = "starwire";
+
+// Below this many elements, waking another thread takes longer than the update.
+constexpr int64_t kElementsPerThread = 1 << 15;
+
+bool Overlap(const Tensor& a, const Tensor& b) {
+  const auto first = a.tensor_data(), second = b.tensor_data();
+  const std::less<const char*> before;
+  return before(first.data(), second.data() + second.size()) && before(second.data(), first.data() + first.size());
+}
+
+template <typename T>
+bool IsScalar(const Tensor& tensor) {
+  return tensor.dims() == 0 && tensor.dtype() == tensorflow::DataTypeToEnum<T>::value;
+}
+
+// An update whose arithmetic is ours and whose errors are TensorFlow's.
+class RowUpdate : public OpKernel {
+ public:
+  explicit RowUpdate(OpKernelConstruction* context) : OpKernel(context) {
+    NodeDef plain = def();
+    plain.mutable_attr()->erase(kLabelAttr);
+    std::shared_ptr<const NodeProperties> properties;
+    OP_REQUIRES_OK(context, NodeProperties::CreateFromNodeDef(std::move(plain), tensorflow::OpRegistry::Global(),
+                                                              &properties));
+    OpKernel* stock = nullptr;
+    OP_REQUIRES_OK(context, tensorflow::CreateOpKernel(context->device_type(), context->device(),
+                                                       context->device()->GetAllocator({}),
+                                                       context->function_library(), properties,
+                                                       context->graph_def_version(), &stock));
+    stock_.reset(stock);
+  }
+
+  void Compute(OpKernelContext* context) final {
+    if (!Update(context)) {
+      stock_->Compute(context);
+    } else if (tensorflow::IsRefType(context->input_dtype(0))) {
+      context->forward_ref_input_to_ref_output(0, 0);
+    }
+  }
+
+ protected:
+  // Makes the update, or returns false and has done nothing.
+  virtual bool Update(OpKernelContext* context) = 0;
+
+  // What all updates have in common: tables of one shape, rows of that width for a list of valid ids.
+  template <typename T, typename Id>
+  static bool ReadRows(const HeldVariables& tables, int count, const Tensor& rows, const Tensor& ids,
+                       SparseRows<T, Id>* out) {
+    const Tensor& table = tables[0];
+    for (int i = 0; i < count; ++i) {
+      const Tensor& one = tables[i];
+      if (!one.IsInitialized() || one.dtype() != tensorflow::DataTypeToEnum<T>::value) return false;
+      if (!one.shape().IsSameSize(table.shape()) || Overlap(one, rows) || Overlap(one, ids)) return false;
+      for (int other = 0; other < i; ++other) {
+        if (Overlap(one, tables[other])) return false;
+      }
+    }
+    if (table.dims() < 1 || rows.dims() != table.dims() || ids.dims() != 1) return false;
+    if (rows.dtype() != table.dtype() || ids.dtype() != tensorflow::DataTypeToEnum<Id>::value) return false;
+    if (rows.dim_size(0) != ids.dim_size(0)) return false;
+    int64_t width = 1;
+    for (int dim = 1; dim < table.dims(); ++dim) {
+      if (rows.dim_size(dim) != table.dim_size(dim)) return false;
+      width *= table.dim_size(dim);
+    }
+    if (width == 0) return false;
+    *out = {rows.flat<T>().data(), ids.flat<Id>().data(), ids.dim_size(0), width};
+    const int64_t limit = table.dim_size(0);
+    return std::all_of(out->ids, out->ids + out->count,
+                       [limit](Id id) { return static_cast<uint64_t>(id) < static_cast<uint64_t>(limit); });
+  }
+
+  // Calls `apply` with all rows, or with parts of them on several threads.
+  template <typename Rows, typename Apply>
+  static void InParts(OpKernelContext* context, const Rows& rows, Apply apply) {
+    auto* pool = context->device()->tensorflow_cpu_worker_threads()->workers;
+    const int64_t parts = std::min<int64_t>(pool->NumThreads(), rows.count * rows.width / kElementsPerThread);
+    if (parts < 2) {
+      apply(rows);
+      return;
+    }
+    using Pool = tensorflow::thread::ThreadPool;
+    const Pool::SchedulingParams one_each(Pool::SchedulingStrategy::kFixedBlockSize, std::nullopt, 1);
+    pool->ParallelFor(parts, one_each, [&](int64_t begin, int64_t end) {
+      for (Rows part = rows; begin < end; ++begin) {
+        part.part = begin;
+        part.parts = parts;
+        apply(part);
+      }
+    });
+  }
+
+ private:
+  std::unique_ptr<OpKernel> stock_;
+};
+
+template <typename T, typename Id, bool kHasEpsilon>
+class AdagradUpdate : public RowUpdate {
+ public:
+  explicit AdagradUpdate(OpKernelConstruction* context) : RowUpdate(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("use_locking", &is_exclusive_));
+    OP_REQUIRES_OK(context, context->GetAttr("update_slots", &numbers_.updates_slot));
+    numbers_.has_epsilon = kHasEpsilon;
+    numbers_.epsilon = T(0);
+  }
+
+ private:
+  bool Update(OpKernelContext* context) override {
+    AdagradNumbers<T> numbers = numbers_;
+    if (!IsScalar<T>(context->input(2))) return false;
+    numbers.rate = context->input(2).scalar<T>()();
+    if (kHasEpsilon) {
+      if (!IsScalar<T>(context->input(3))) return false;
+      numbers.epsilon = context->input(3).scalar<T>()();
+    }
+    HeldVariables tables;
+    SparseRows<T, Id> rows;
+    constexpr int kRows = kHasEpsilon ? 4 : 3;
+    if (!tables.Hold(context, 2, is_exclusive_)) return false;
+    if (!ReadRows(tables, 2, context->input(kRows), context->input(kRows + 1), &rows)) return false;
+    T* table = const_cast<T*>(tables[0].flat<T>().data());
+    T* accumulator = const_cast<T*>(tables[1].flat<T>().data());
+    InParts(context, rows,
+            [&](const SparseRows<T, Id>& part) { ApplyAdagrad(part, numbers, table, accumulator); });
+    return true;
+  }
+
+  bool is_exclusive_ = false;
+  AdagradNumbers<T> numbers_;
+};
+
+template <typename T, typename Id>
+class MomentumUpdate : public RowUpdate {
+ public:
+  explicit MomentumUpdate(OpKernelConstruction* context) : RowUpdate(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("use_locking", &is_exclusive_));
+    OP_REQUIRES_OK(context, context->GetAttr("use_nesterov", &nesterov_));
+  }
+
+ private:
+  bool Update(OpKernelContext* context) override {
+    const Tensor &rate = context->input(2), &momentum = context->input(5);
+    // TensorFlow rounds Nesterov's formula in another way than it is written.
+    if (nesterov_ || !IsScalar<T>(rate) || !IsScalar<T>(momentum)) return false;
+    const MomentumNumbers<T> numbers = {rate.scalar<T>()(), momentum.scalar<T>()()};
+    HeldVariables tables;
+    SparseRows<T, Id> rows;
+    if (!tables.Hold(context, 2, is_exclusive_)) return false;
+    if (!ReadRows(tables, 2, context->input(3), context->input(4), &rows)) return false;
+    T* table = const_cast<T*>(tables[0].flat<T>().data());
+    T* accumulator = const_cast<T*>(tables[1].flat<T>().data());
+    InParts(context, rows, [&](const SparseRows<T, Id>& part) { ApplyMomentum(part, numbers, table, accumulator); });
+    return true;
+  }
+
+  bool is_exclusive_ = false;
+  bool nesterov_ = false;
+};
+
+template <typename T, typename Id, Sign kSign>
+class ScatterUpdate : public RowUpdate {
+ public:
+  explicit ScatterUpdate(OpKernelConstruction* context) : RowUpdate(context) {
+    // TensorFlow always holds a resource variable's lock here.
+    is_exclusive_ = context->input_type(0) == tensorflow::DT_RESOURCE;
+    if (!is_exclusive_) OP_REQUIRES_OK(context, context->GetAttr("use_locking", &is_exclusive_));
+  }
+
+ private:
+  bool Update(OpKernelContext* context) override {
+    HeldVariables tables;
+    SparseRows<T, Id> rows;
+    if (!tables.Hold(context, 1, is_exclusive_)) return false;
+    if (!ReadRows(tables, 1, context->input(2), context->input(1), &rows)) return false;
+    T* table = const_cast<T*>(tables[0].flat<T>().data());
+    InParts(context, rows, [&](const SparseRows<T, Id>& part) { ScatterRows(part, kSign, table); });
+    return true;
+  }
+
+  bool is_exclusive_ = false;
+};
+
+// An operation that we have kernels for.
+struct Known {
+  const char* op;
+  // The operation on reference variables with the same arithmetic.
+  const char* tried;
+  // The attribute with the type of the rows.
+  const char* type;
+};
+
+constexpr Known kKnown[] = {
+    {"SparseApplyAdagrad", "SparseApplyAdagrad", "T"},
+    {"ResourceSparseApplyAdagrad", "SparseApplyAdagrad", "T"},
+    {"SparseApplyAdagradV2", "SparseApplyAdagradV2", "T"},
+    {"ResourceSparseApplyAdagradV2", "SparseApplyAdagradV2", "T"},
+    {"SparseApplyMomentum", "SparseApplyMomentum", "T"},
+    {"ResourceSparseApplyMomentum", "SparseApplyMomentum", "T"},
+    {"ScatterAdd", "ScatterAdd", "T"},
+    {"ResourceScatterAdd", "ScatterAdd", "dtype"},
+    {"ScatterSub", "ScatterSub", "T"},
+    {"ResourceScatterSub", "ScatterSub", "dtype"},
+};
+
+const Known* FindKnown(const std::string& op) {
+  const auto* found = std::find_if(std::begin(kKnown), std::end(kKnown), [&op](const Known& one) { return op == one.op; });
+  return found == std::end(kKnown) ? nullptr : found;
+}
+
+bool TypeOf(const NodeDef& node, const char* attribute, DataType* type) {
+  const auto found = node.attr().find(attribute);
+  if (found == node.attr().end()) return false;
+  *type = found->second.type();
+  return true;
+}
+
+bool IsSwitchedOn() {
+  uint32_t on = 0;
+  ErrorHandle error;
+  // A server does not start with an environment that is invalid.
+  return sw_row_updates(&on, Into(&error)) == 0 && on != 0;
+}
+
+// Registers a kernel for all operations that are tried as `tried`.
+template <typename Kernel, typename T, typename Id>
+void RegisterFor(const char* tried, const char* name) {
+  for (const Known& known : kKnown) {
+    if (std::strcmp(known.tried, tried) != 0) continue;
+    tensorflow::KernelDefBuilder kernel(known.op);
+    kernel.TypeConstraint<T>(known.type).template TypeConstraint<Id>("Tindices").Label(kLabel);
+    RegisterCpuKernel<Kernel>(&kernel, name);
+  }
+}
+
+template <typename T, typename Id>
+void RegisterAll() {
+  RegisterFor<AdagradUpdate<T, Id, false>, T, Id>("SparseApplyAdagrad", "starwire::AdagradUpdate");
+  RegisterFor<AdagradUpdate<T, Id, true>, T, Id>("SparseApplyAdagradV2", "starwire::AdagradUpdate");
+  RegisterFor<MomentumUpdate<T, Id>, T, Id>("SparseApplyMomentum", "starwire::MomentumUpdate");
+  RegisterFor<ScatterUpdate<T, Id, Sign::kAdd>, T, Id>("ScatterAdd", "starwire::ScatterUpdate");
+  RegisterFor<ScatterUpdate<T, Id, Sign::kSubtract>, T, Id>("ScatterSub", "starwire::ScatterUpdate");
+}
+
+}  // namespace
+
+void SelectRowUpdate(NodeDef* node) { (*node->mutable_attr())[kLabelAttr].set_s(kLabel); }
+
+std::shared_ptr<const NodeProperties> WithRowUpdates(const std::shared_ptr<const NodeProperties>& properties,
+                                                     tensorflow::Device* device) {
+  const NodeDef& node = properties->node_def;
+  const Known* known = FindKnown(node.op());
+  if (known == nullptr || node.attr().count(kLabelAttr) != 0) return properties;
+  DataType type, id_type;
+  if (!TypeOf(node, known->type, &type) || (type != tensorflow::DT_FLOAT && type != tensorflow::DT_DOUBLE)) return properties;
+  if (!TypeOf(node, "Tindices", &id_type)) return properties;
+  static const bool possible = HasRowMath() && IsSwitchedOn();
+  if (!possible || !HasSameBits(known->tried, type, device)) return properties;
+  NodeDef labelled = node;
+  SelectRowUpdate(&labelled);
+  return std::make_shared<NodeProperties>(properties->op_def, std::move(labelled), properties->input_types,
+                                          properties->output_types);
+}
+
+void RegisterRowUpdates() {
+  RegisterAll<float, int32_t>();
+  RegisterAll<float, int64_t>();
+  RegisterAll<double, int32_t>();
+  RegisterAll<double, int64_t>();
+}
+
+}  // namespace starwire

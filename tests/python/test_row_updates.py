@@ -1,0 +1,257 @@
+"""Sparse updates by starwire's kernels: the same bits, and the same errors, as by TensorFlow's."""
+
+import re
+
+import pytest
+
+from cluster import tf
+
+pytestmark = pytest.mark.ours
+
+LABEL = "starwire"  # selects our kernel of an operation
+
+
+def one():
+    return tf.compat.v1
+
+
+# In a worker process. -------------------------------------------------------------------------------------------------
+
+SLOTS, NESTEROV = ({"update_slots": True}, {"update_slots": False}), ({"use_nesterov": True}, {"use_nesterov": False})
+# By name: the number of tables, the inputs after them (rows are "grad"), and the attributes to vary.
+UPDATES = {
+    "SparseApplyAdagrad": (2, ("lr", "grad", "indices"), SLOTS),
+    "SparseApplyAdagradV2": (2, ("lr", "epsilon", "grad", "indices"), SLOTS),
+    "SparseApplyMomentum": (2, ("lr", "grad", "indices", "momentum"), NESTEROV),
+    "ScatterAdd": (1, ("indices", "grad"), ({},)),
+    "ScatterSub": (1, ("indices", "grad"), ({},)),
+}
+
+
+def is_scatter(op):
+    return op.startswith("Scatter")
+
+
+def numbers_of(op):
+    """The inputs that are scalars."""
+    return [name for name in UPDATES[op][1] if name not in ("grad", "indices")]
+
+
+# By name: the shape of the tables, the ids. The rows are as many as the ids.
+SHAPES = {
+    "one": ((3,), [1]),
+    "one element each": ((40, 1), [3, 3, 39, 0, 17, 3]),
+    "vectors of no dimension": ((40,), [3, 3, 39, 0, 17, 3]),
+    "narrow": ((9, 3), [0, 8, 8, 1]),
+    "a vector": ((9, 8), [0, 8, 8, 1]),
+    "a vector and a rest": ((9, 13), [5, 5, 5, 5, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8]),
+    "wide": ((5, 300), [4, 0, 4]),
+    "three dimensions": ((6, 2, 5), [5, 0, 1, 5]),
+    "no ids": ((4, 4), []),
+    # On several threads, where TensorFlow's kernels may overwrite each other's updates if an id repeats: none does.
+    "many": ((5000, 16), None),
+    "many with a rest": ((5000, 33), None),
+}
+
+
+def unusual(rng, shape, dtype, positive=False):
+    """Numbers of any size, zeros of both signs, denormals, infinities, NaN."""
+    import numpy as np
+
+    info = tf.as_dtype(dtype)
+    kind = np.float64 if dtype == "float64" else np.float32
+    exponents = rng.integers(-30, 30, shape) if info.size > 2 else rng.integers(-6, 6, shape)
+    values = rng.standard_normal(shape).astype(kind) * kind(2.0) ** exponents
+    tiny = np.finfo(kind).tiny
+    special = np.array([0.0, -0.0, np.inf, -np.inf, tiny / 4, -tiny / 8, np.finfo(kind).max, np.nan], kind)
+    values = np.where(rng.random(shape) < 0.03, special[rng.integers(0, len(special), shape)], values).astype(kind)
+    return (np.abs(values) if positive else values).astype(info.as_numpy_dtype)
+
+
+def label(labelled):
+    return {"_kernel": one().AttrValue(s=LABEL.encode())} if labelled else {}
+
+
+def make(op, dtype, ids_dtype, use_resource, labelled, attrs, state):
+    """The update and its variables, with placeholders for whatever else it takes: {name: placeholder}."""
+    feeds = {name: one().placeholder(ids_dtype if name == "indices" else dtype) for name in UPDATES[op][1]}
+    tables = [one().Variable(value, use_resource=use_resource, name=f"table{at}", validate_shape=False) for at, value in enumerate(state)]
+    graph = one().get_default_graph()
+    refs = [table.handle if use_resource else table._ref() for table in tables]
+    types = {"dtype" if use_resource and is_scatter(op) else "T": dtype, "Tindices": ids_dtype}
+    values = {name: one().AttrValue(type=tf.as_dtype(kind).as_datatype_enum) for name, kind in types.items()}
+    values |= {name: one().AttrValue(b=value) for name, value in attrs.items()} | label(labelled)
+    made = graph.create_op(("Resource" if use_resource else "") + op, [*refs, *feeds.values()], [] if use_resource else [refs[0].dtype], name="update", attrs=values)
+    return made, tables, feeds
+
+
+def after_updates(labelled, op, dtype, ids_dtype, use_resource, attrs, use_locking, shape, ids):
+    """The tables after three updates, as bytes. The first update of a resource variable is always TensorFlow's."""
+    import numpy as np
+
+    rng = np.random.default_rng(5)
+    count, numbers = UPDATES[op][0], numbers_of(op)
+    if not (use_resource and is_scatter(op)):
+        attrs = {**attrs, "use_locking": use_locking}
+    with tf.Graph().as_default():
+        state = [unusual(rng, shape, dtype, positive=at > 0) for at in range(count)]
+        update, tables, feeds = make(op, dtype, ids_dtype, use_resource, labelled, attrs, state)
+        with one().Session() as sess:
+            sess.run(one().global_variables_initializer())
+            seen = []
+            for _ in range(3):
+                some = rng.permutation(shape[0])[:4500] if ids is None else ids
+                values = {"grad": unusual(rng, (len(some), *shape[1:]), dtype), "indices": some}
+                values |= {name: np.asarray(0.1 * (at + 1), tf.as_dtype(dtype).as_numpy_dtype) for at, name in enumerate(numbers)}
+                sess.run(update, {feeds[name]: value for name, value in values.items()})
+                # Of two NaN with different signs, the result has either, as compilers order the operands.
+                seen.append([np.where(np.isnan(value), value.dtype.type(np.nan), value).tobytes() for value in sess.run(tables)])
+            return seen
+
+
+def differences(op, dtype, ids_dtype, use_resource):
+    """The cases in which our kernel leaves other bits than TensorFlow's, and the number of cases."""
+    differ, cases = [], 0
+    for attrs in UPDATES[op][2]:
+        for name, (shape, ids) in SHAPES.items():
+            cases += 1
+            how = (op, dtype, ids_dtype, use_resource, attrs, cases % 2 == 0, shape, ids)
+            if after_updates(True, *how) != after_updates(False, *how):
+                differ.append((name, attrs))
+    return differ, cases
+
+
+def error_of(labelled, op, use_resource, shapes, ids, initialised=True, twice=False):
+    """What goes wrong, by name of the input that does not fit; and the tables afterwards."""
+    import numpy as np
+
+    count, numbers = UPDATES[op][0], numbers_of(op)
+    with tf.Graph().as_default():
+        state = [np.ones(shapes.get(f"table{at}", (4, 3)), np.float32) for at in range(count)]
+        try:
+            update, tables, feeds = make(op, "float32", "int32", use_resource, labelled, {}, state)
+        except ValueError as error:
+            return str(error).replace(f', _kernel="{LABEL}"', "")  # found before anything runs
+        with one().Session() as sess:
+            if initialised:
+                sess.run(one().global_variables_initializer())
+            good = {"grad": np.ones((2, 3), np.float32), "indices": [0, 1], **{name: np.float32(0.5) for name in numbers}}
+            bad = {**good, "indices": ids, **{name: np.ones(shape, np.float32) for name, shape in shapes.items() if name in feeds}}
+            try:
+                # In the mode that sparse updates leave a variable in.
+                for values in ([good] if twice else []) + [bad]:
+                    sess.run(update, {feeds[name]: value for name, value in values.items()})
+            except tf.errors.OpError as error:
+                return error.message, [value.tolist() for value in sess.run(tables)] if initialised else None
+            return "no error"
+
+
+def errors(*args):
+    return [error_of(labelled, *args) for labelled in (False, True)]
+
+
+def overlapping(labelled, op, use_resource):
+    """Updates of a table by its own rows, as its own accumulator."""
+    import numpy as np
+
+    count = UPDATES[op][0]
+    with tf.Graph().as_default() as graph:
+        table = one().Variable(np.arange(1, 33, dtype=np.float32).reshape(4, 8), use_resource=use_resource)
+        ref = table.handle if use_resource else table._ref()
+        rows = tf.identity(ref)[1:3] if not use_resource else table.read_value()[1:3]
+        inputs = [{"grad": rows, "indices": tf.constant([2, 2])}.get(name, tf.constant(0.5)) for name in UPDATES[op][1]]
+        attrs = {"dtype" if use_resource and is_scatter(op) else "T": one().AttrValue(type=tf.float32.as_datatype_enum), "Tindices": one().AttrValue(type=tf.int32.as_datatype_enum), **label(labelled)}
+        update = graph.create_op(("Resource" if use_resource else "") + op, [*[ref] * count, *inputs], [] if use_resource else [ref.dtype], attrs=attrs)
+        with one().Session() as sess:
+            sess.run(table.initializer)
+            for _ in range(3):
+                sess.run(update)
+            return sess.run(table).tobytes()
+
+
+def both_overlapping(*args):
+    return [overlapping(labelled, *args) for labelled in (False, True)]
+
+
+def trained(target, name, use_resource):
+    """The loss and all variables after steps with sparse gradients."""
+    from test_star_rows import train_sparse
+
+    return train_sparse(target, name, use_resource)
+
+
+# Tests. ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def worker(make_cluster):
+    return make_cluster((("worker", 1),), protocol="grpc++")["worker", 0]
+
+
+KINDS = pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+
+
+@KINDS
+@pytest.mark.parametrize("ids_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("op", UPDATES)
+def test_updates_have_the_same_bits(worker, op, dtype, ids_dtype, use_resource):
+    assert worker.call(differences, op, dtype, ids_dtype, use_resource, timeout=240) == ([], len(SHAPES) * len(UPDATES[op][2]))
+
+
+WRONG = {
+    "an id too large": ({}, [1, 4]),
+    "an id below zero": ({}, [-1, 1]),
+    "more ids than rows": ({}, [0, 1, 2]),
+    "ids of two dimensions": ({}, [[0, 1]]),
+    "rows of another width": ({"grad": (2, 4)}, [0, 1]),
+    "tables of different shapes": ({"table1": (4, 2)}, [0, 1]),
+    "a table of no dimension": ({"table0": (), "table1": ()}, [0, 1]),
+    "rows of no elements": ({"table0": (4, 0), "table1": (4, 0), "grad": (2, 0)}, [0, 1]),
+    "a rate for each row": ({"lr": (2,)}, [0, 1]),
+}
+
+
+ALWAYS = ("an id too large", "an id below zero", "more ids than rows")
+
+
+@KINDS
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("op", UPDATES)
+def test_what_does_not_fit_is_the_same_error(worker, op, name, use_resource):
+    shapes, ids = WRONG[name]
+    twice = not any(key.startswith("table") for key in shapes)
+    theirs, ours = worker.call(errors, op, use_resource, shapes, ids, True, twice, timeout=60)
+    assert ours == theirs
+    assert theirs != "no error" or name not in ALWAYS
+
+
+@KINDS
+@pytest.mark.parametrize("op", UPDATES)
+def test_a_variable_without_a_value_is_the_same_error(worker, op, use_resource):
+    theirs, ours = worker.call(errors, op, use_resource, {}, [0, 1], False, timeout=60)
+    assert ours == theirs != "no error"
+
+
+@KINDS
+@pytest.mark.parametrize("op", UPDATES)
+def test_overlapping_tables_have_the_same_bits(worker, op, use_resource):
+    theirs, ours = worker.call(both_overlapping, op, use_resource, timeout=60)
+    assert ours == theirs
+
+
+USED = {"Adagrad": {"SparseApplyAdagrad"}, "Momentum": {"SparseApplyMomentum"}, "GradientDescent": {"ScatterSub"}, "Ftrl": set()}
+
+
+@KINDS
+@pytest.mark.parametrize("name", USED)
+def test_servers_use_them_unless_switched_off(fresh_cluster, name, use_resource):
+    results, used = [], []
+    for switch in ("true", "false"):
+        cluster = fresh_cluster((("ps", 2), ("worker", 1)), protocol="star_server", environment={"STARWIRE_ROW_UPDATES": switch})
+        results.append(cluster["worker", 0].call(trained, cluster.target("worker", 0), name, use_resource, timeout=120))
+        text = "".join(cluster["ps", at].full_log() for at in range(2))
+        used.append(set(re.findall(r"starwire's kernels make the sparse updates of (\w+) \((\w+)\)", text)))
+    ops = {"ScatterAdd"} if name == "GradientDescent" and use_resource else USED[name]
+    assert used == [{(op, kind) for op in ops for kind in ("float", "double")}, set()]
+    assert results[0] == results[1]
