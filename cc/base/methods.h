@@ -36,6 +36,8 @@ enum class Method : uint32_t {
   kEagerRunComponentFunction = 21,
   // cc/star/meter.h. The transport serves it.
   kMeasure = 22,
+  // cc/star/peers.h: whether star calls may name handles of eager contexts.
+  kStarHandles = 23,
 };
 
 // The message, with Unimplemented, of a server that does not have a method. Clients compare it, so that they can tell

@@ -62,6 +62,7 @@ GraphDescription::GraphDescription(const tensorflow::Graph& graph)
     }
   }
   if (!crosses_) return;
+  for (Node* node : graph.op_nodes()) has_captures_ = has_captures_ || IsCaptured(*node);
   for (Node* node : graph.op_nodes()) AddNode(node);
   // In a fixed order: by node, then by input.
   std::vector<const Edge*> in;
@@ -126,8 +127,11 @@ void GraphDescription::AddNode(Node* node) {
     out.kind = SW_NODE_FETCH;
   } else if (node->IsRecv()) {
     out.kind = SW_NODE_RECEIVE;
-  } else if (IsVariable(*node)) {
-    out.detail = variables_.emplace(VariableName(*node), static_cast<uint32_t>(variables_.size() + 1)).first->second;
+  } else if (IsCaptured(*node) || IsVariable(*node)) {
+    // Any two handles of a function that is given handles may be the same variable.
+    const bool is_handle = has_captures_ && node->output_type(0) == tensorflow::DT_RESOURCE;
+    const std::string name = is_handle ? std::string() : VariableName(*node);
+    out.detail = variables_.emplace(name, static_cast<uint32_t>(variables_.size() + 1)).first->second;
   }
   // The client's feeds are present when the step begins, except in partial runs: see FindFeeds().
   if (out.kind == SW_NODE_FEED || out.kind == SW_NODE_FETCH) {

@@ -67,6 +67,7 @@ class GraphDescription {
   std::vector<sw_plan_node> plan_nodes_;  // may extend beyond nodes_, as plan_edges_ beyond edges_: see AddBlocker
   std::vector<sw_plan_edge> plan_edges_;
   bool crosses_ = false;
+  bool has_captures_ = false;
 };
 
 }  // namespace starwire

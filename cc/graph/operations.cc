@@ -59,6 +59,8 @@ bool IsPrompt(const tensorflow::NodeDef& node) {
 
 bool IsVariable(const Node& node) { return (KnowledgeOf(node.type_string()) & SW_OP_IS_VARIABLE) != 0; }
 
+bool IsCaptured(const Node& node) { return node.IsArg() && node.output_type(0) == tensorflow::DT_RESOURCE; }
+
 uint32_t NodeFlags(const Node& node) {
   const uint32_t known = KnowledgeOf(node.type_string());
   if (known == 0) return SW_NODE_IS_UNKNOWN | SW_NODE_IS_STATEFUL | SW_NODE_IS_BLOCKING;
@@ -66,6 +68,7 @@ uint32_t NodeFlags(const Node& node) {
   if ((known & SW_OP_IS_PURE) == 0 || HasFunctions(node.def())) flags |= SW_NODE_IS_STATEFUL;
   if ((known & SW_OP_IS_TIED) != 0 || HasFunctions(node.def())) flags |= SW_NODE_IS_BLOCKING;
   if ((known & SW_OP_IS_NAMED) != 0 && TextOf(node, "shared_name") != kAnonymous) flags |= SW_NODE_IS_CLONEABLE;
+  if (IsCaptured(node)) flags |= SW_NODE_IS_CLONEABLE;
   if (ForwardsReference(node, known)) flags |= SW_NODE_FORWARDS_REF;
   if ((known & SW_OP_READS) != 0 || ReadsReference(node)) flags |= SW_NODE_IS_READ;
   return flags;

@@ -26,6 +26,10 @@ bool IsPrompt(const tensorflow::NodeDef& node);
 // Whether the node is a variable, rather than a constant or something else that is found by name.
 bool IsVariable(const tensorflow::Node& node);
 
+// Whether the node is a resource handle that a function is given: a variable or another object on the node's device,
+// which is the same wherever the argument is copied to. Two of them may be the same object.
+bool IsCaptured(const tensorflow::Node& node);
+
 // The node's SW_NODE_IS_… flags for the planners.
 uint32_t NodeFlags(const tensorflow::Node& node);
 

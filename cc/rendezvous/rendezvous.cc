@@ -35,8 +35,8 @@ thread_local const CleanUp* CleanUp::current = nullptr;
 
 }  // namespace
 
-RemoteRendezvous::RemoteRendezvous(const tensorflow::WorkerEnv* env, StepId step_id)
-    : BaseRemoteRendezvous(env, step_id) {}
+RemoteRendezvous::RemoteRendezvous(const tensorflow::WorkerEnv* env, StepId step_id, std::shared_ptr<HandleBoard> board)
+    : BaseRemoteRendezvous(env, step_id), board_(std::move(board)) {}
 
 RemoteRendezvous::~RemoteRendezvous() {
   Route* route = routes_.load(std::memory_order_acquire);
@@ -132,7 +132,8 @@ void RemoteRendezvous::Fetch(const Route* route, const ParsedKey& key, const Ren
   });
 }
 
-RendezvousMgr::RendezvousMgr(const tensorflow::WorkerEnv* env) : BaseRendezvousMgr(env) {}
+RendezvousMgr::RendezvousMgr(const tensorflow::WorkerEnv* env, std::shared_ptr<HandleBoard> board)
+    : BaseRendezvousMgr(env), board_(std::move(board)) {}
 
 void RendezvousMgr::RecvLocalAsync(StepId step_id, const Rendezvous::ParsedKey& key, Rendezvous::DoneCallback done) {
   tensorflow::RemoteRendezvous* rendezvous = TakeReference(Find(step_id));
@@ -146,7 +147,7 @@ void RendezvousMgr::Cleanup(StepId step_id) {
 }
 
 CreatedRendezvous RendezvousMgr::Create(StepId step_id, const tensorflow::WorkerEnv* env) {
-  return CreatedRendezvous(new RemoteRendezvous(env, step_id));
+  return CreatedRendezvous(new RemoteRendezvous(env, step_id, board_));
 }
 
 }  // namespace starwire

@@ -11,6 +11,7 @@
 
 #include "cc/base/compat.h"
 #include "cc/rendezvous/route.h"
+#include "cc/worker/step_handles.h"
 #include "tensorflow/core/distributed_runtime/base_rendezvous_mgr.h"
 
 namespace starwire {
@@ -24,7 +25,7 @@ class StepState {
 // The rendezvous of one step.
 class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
  public:
-  RemoteRendezvous(const tensorflow::WorkerEnv* env, StepId step_id);
+  RemoteRendezvous(const tensorflow::WorkerEnv* env, StepId step_id, std::shared_ptr<HandleBoard> board);
 
   // Goes straight to the network for tensors of other tasks. The base class would first copy the key and wrap `done`.
   void RecvAsync(const ParsedKey& key, const tensorflow::Rendezvous::Args& args, DoneCallback done) override;
@@ -43,6 +44,8 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
 
   // Null until the step is set up.
   tensorflow::WorkerSession* worker_session() { return session(); }
+  // The server's; null without one.
+  const std::shared_ptr<HandleBoard>& board() const { return board_; }
   // The step's T, a StepState that is created from the step's id at the first call and freed with the step.
   template <typename T>
   T* State() {
@@ -86,6 +89,8 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
   Status MakeRoute(tensorflow::WorkerSession* session, const ParsedKey& key, const Route** out);
   void Fetch(const Route* route, const ParsedKey& key, const tensorflow::Rendezvous::Args& args, DoneCallback done);
 
+  const std::shared_ptr<HandleBoard> board_;
+
   // Receives without an answer, and values without a receiver. A thread that adds to them reads abort_owed_ afterwards,
   // and a thread that sets that reads them afterwards: at least one of the two sees the other and aborts.
   std::atomic<int64_t> waiting_{0};
@@ -103,7 +108,7 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
 // FailedPrecondition.
 class RendezvousMgr : public tensorflow::BaseRendezvousMgr {
  public:
-  explicit RendezvousMgr(const tensorflow::WorkerEnv* env);
+  explicit RendezvousMgr(const tensorflow::WorkerEnv* env, std::shared_ptr<HandleBoard> board = nullptr);
 
   void RecvLocalAsync(StepId step_id, const tensorflow::Rendezvous::ParsedKey& key,
                       tensorflow::Rendezvous::DoneCallback done) override;
@@ -111,6 +116,9 @@ class RendezvousMgr : public tensorflow::BaseRendezvousMgr {
 
  protected:
   CreatedRendezvous Create(StepId step_id, const tensorflow::WorkerEnv* env) override;
+
+ private:
+  const std::shared_ptr<HandleBoard> board_;
 };
 
 }  // namespace starwire

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cc/base/private_members.h"
 #include "grpcpp/server.h"
 #include "tensorflow/core/distributed_runtime/master.h"
 #include "tensorflow/core/distributed_runtime/rpc/eager/grpc_eager_service_impl.h"
@@ -22,18 +23,7 @@ using tensorflow::eager::EagerServiceImpl;
 using tensorflow::eager::GrpcEagerServiceImpl;
 
 // GrpcServer::Stop() returns Unimplemented and has no hook, although every part of the server can be shut down. The
-// parts are private. An explicit instantiation may name private members (C++17 [temp.spec]/6), and this is how they are
-// reached here: by name and type, so that a TensorFlow without one of them fails to compile instead of misbehaving.
-template <typename Tag, auto kMember>
-struct Expose {
-  friend auto Reach(Tag) { return kMember; }
-};
-#define STARWIRE_REACH(name, member) \
-  struct name {                      \
-    friend auto Reach(name);         \
-  };                                 \
-  template struct Expose<name, &member>
-
+// parts are private.
 STARWIRE_REACH(MuTag, GrpcServer::mu_);
 STARWIRE_REACH(StateTag, GrpcServer::state_);
 STARWIRE_REACH(ServerTag, GrpcServer::server_);
@@ -51,8 +41,6 @@ STARWIRE_REACH(CoordinationPoolTag, CoordinationPoolOwner::coordination_compute_
 STARWIRE_REACH(EagerImplTag, GrpcEagerServiceImpl::local_impl_);
 STARWIRE_REACH(EagerContextsMuTag, EagerServiceImpl::contexts_mu_);
 STARWIRE_REACH(EagerContextsTag, EagerServiceImpl::contexts_);
-
-#undef STARWIRE_REACH
 
 // enum State { NEW, STARTED, STOPPED } of GrpcServer
 enum class State { kNew = 0, kStarted = 1, kStopped = 2 };

@@ -17,16 +17,19 @@
 #include "cc/rendezvous/recv_service.h"
 #include "cc/rendezvous/rendezvous.h"
 #include "cc/server/arena_devices.h"
+#include "cc/server/eager_handles.h"
 #include "cc/server/grpc_shutdown.h"
 #include "cc/server/local_masters.h"
 #include "cc/star/graphs.h"
 #include "cc/star/meter.h"
 #include "cc/star/ops.h"
 #include "cc/star/pass.h"
+#include "cc/star/peers.h"
 #include "cc/star/row_ops.h"
 #include "cc/star/service.h"
 #include "cc/star/switch.h"
 #include "cc/worker/resolver.h"
+#include "cc/worker/step_handles.h"
 #include "cc/worker/worker_cache.h"
 #include "cc/worker/worker_service.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
@@ -141,7 +144,8 @@ StarwireServer::StarwireServer(std::string protocol, const ServerDef& def)
       engine_(std::make_shared<Engine>()),
       resolver_(std::make_shared<Resolver>(protocol_)),
       caches_(std::make_shared<WorkerCaches>()),
-      partitions_(std::make_shared<PartitionGraphs>()) {}
+      partitions_(std::make_shared<PartitionGraphs>()),
+      board_(std::make_shared<HandleBoard>()) {}
 
 Status StarwireServer::Create(const std::string& protocol, const ServerDef& def,
                               const tensorflow::ServerFactory::Options& options,
@@ -173,8 +177,9 @@ Status StarwireServer::Create(const std::string& protocol, const ServerDef& def,
 }
 
 Status StarwireServer::Init(GrpcServerOptions options) {
-  options.rendezvous_mgr_func = [](const tensorflow::WorkerEnv* env) -> tensorflow::RendezvousMgrInterface* {
-    return new RendezvousMgr(env);
+  options.rendezvous_mgr_func = [board =
+                                     board_](const tensorflow::WorkerEnv* env) -> tensorflow::RendezvousMgrInterface* {
+    return new RendezvousMgr(env, board);
   };
   options.worker_func = [this](tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config) {
     // Star calls are found in the partitions that the first feature shows.
@@ -213,8 +218,13 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   Engine::Services services;
   services.recv = std::make_shared<RecvService>(worker_env());
   services.worker = std::make_shared<WorkerService>(worker_, worker_env());
-  services.worker->SetEager(EagerServiceOf(this));
+  const StarStyle style =
+      OptsOutOfStar(server_def().default_session_config()) ? StarStyle::kNone : StarStyleOf(protocol_);
+  services.worker->SetEager(EagerServiceOf(this), [style](auto* request) { MarkFunctions(style, request); });
   services.star = std::make_shared<StarService>(worker_env());
+  const std::string own_task = TaskName(server_def().job_name(), server_def().task_index());
+  eager_handles_ = std::make_unique<EagerHandles>(EagerServiceOf(this), own_task + "/device:CPU:0");
+  services.star->SetHandles(eager_handles_.get());
   const std::weak_ptr<SessionObserver> observer = services.star;
   services.resolver = resolver_;
   services.compute_pool = worker_env()->compute_pool;
@@ -227,8 +237,15 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   worker_->SetErrands(engine_->errands());
   partitions_->Use(engine_->runs_partitions());
   PathMeter::Attach(worker_env()->device_mgr, engine_, AddressesOf(server_def().cluster()));
+  StarPeers::Attach(own_task, [this](const std::string& task) { return OpenTask(task); });
   worker_->SetAdvertisement(engine_->advertisement());
   return OkStatus();
+}
+
+std::shared_ptr<Channel> StarwireServer::OpenTask(const std::string& task) {
+  const auto cache = worker_env()->session_mgr->LegacySession()->GetSharedWorkerCache();
+  auto* worker = cache == nullptr ? nullptr : dynamic_cast<RemoteWorker*>(cache->GetOrCreateWorker(task));
+  return worker == nullptr || !worker->status().ok() ? nullptr : worker->shared_channel();
 }
 
 // The master creates the graphs of its sessions; their configuration is the only way to tell it how.
@@ -244,6 +261,7 @@ void StarwireServer::MarkSessions() {
 }
 
 StarwireServer::~StarwireServer() {
+  StarPeers::Detach(TaskName(server_def().job_name(), server_def().task_index()));
   const Status status = ShutDown();
   if (!status.ok()) LOG(ERROR) << "starwire: " << target() << " is being destroyed but did not stop: " << status;
   if (initialised_) ReleaseMaster(this).release();
@@ -331,9 +349,9 @@ Status StarwireServer::WorkerCacheFactory(const WorkerCacheFactoryOptions& optio
   WorkerCacheInterface* stock = nullptr;
   const Status status = GrpcServer::WorkerCacheFactory(options, &stock);
   if (!status.ok()) return status;
-  *worker_cache =
-      new WorkerCache(std::unique_ptr<WorkerCacheInterface>(stock), AddressesOf(Value(options.cluster_def)),
-                      TaskName(Value(options.job_name), options.task_index), worker_, engine_, resolver_, caches_);
+  *worker_cache = new WorkerCache(std::unique_ptr<WorkerCacheInterface>(stock), AddressesOf(Value(options.cluster_def)),
+                                  TaskName(Value(options.job_name), options.task_index), worker_, engine_, resolver_,
+                                  caches_, board_);
   return OkStatus();
 }
 

@@ -15,6 +15,8 @@
 
 namespace starwire {
 
+class EagerHandles;
+class HandleBoard;
 class PartitionGraphs;
 class WorkerCaches;
 
@@ -59,12 +61,16 @@ class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
   StarwireServer(std::string protocol, const tensorflow::ServerDef& def);
   Status Init(tensorflow::GrpcServerOptions options);
   void MarkSessions();
+  // Null if there is no such task.
+  std::shared_ptr<Channel> OpenTask(const std::string& task);
 
   const std::string protocol_;
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<Resolver> resolver_;
   const std::shared_ptr<WorkerCaches> caches_;
   const std::shared_ptr<PartitionGraphs> partitions_;
+  const std::shared_ptr<HandleBoard> board_;
+  std::unique_ptr<EagerHandles> eager_handles_;
   StarwireWorker* worker_ = nullptr;                 // owned by GrpcServer
   tensorflow::MasterEnv* own_master_env_ = nullptr;  // never freed: see local_masters.h
   bool initialised_ = false;

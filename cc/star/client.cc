@@ -53,7 +53,7 @@ void StarClient::Start(const StarCallee* callee, Where where, std::vector<StarVa
     client->token_ = cancellation->get_cancellation_token();
     if (!cancellation->RegisterCallback(client->token_, [client] { client->Cancel(); })) {
       const Done finished = std::move(client->done_);
-      const Status status = client->Named(MakeStatus(kCancelled, "the step was already cancelled"));
+      const Status status = Named(*callee, MakeStatus(kCancelled, "the step was already cancelled"));
       client->Unref();
       finished(status, {}, std::string());
       return;
@@ -65,11 +65,11 @@ void StarClient::Start(const StarCallee* callee, Where where, std::vector<StarVa
 StarClient::StarClient(const StarCallee* callee, Where where, std::vector<StarValue> feeds, Done done)
     : callee_(callee), where_(std::move(where)), feeds_(std::move(feeds)), done_(std::move(done)) {}
 
-Status StarClient::Named(const Status& status) const {
-  Status named = MakeStatus(StatusNumber(status),
-                            StatusMessage(status) + " (" + callee_->name + ", a call to " + callee_->task + ")");
+Status StarClient::Named(const StarCallee& callee, const Status& status) {
+  Status named =
+      MakeStatus(StatusNumber(status), StatusMessage(status) + " (" + callee.name + ", a call to " + callee.task + ")");
   DecodeErrorDetails(AsBytes(EncodeErrorDetails(status)), &named);
-  return named;
+  return callee.of_function ? FromRemoteTarget(named, callee.task) : named;
 }
 
 void StarClient::Call() {
@@ -221,7 +221,7 @@ void StarClient::Finish(const Status& outcome) {
     stats = cargo_->extra();
     if (callee_->last && where_.step != nullptr) where_.step->Freed(callee_->task);
   } else {
-    status = Named(status);
+    status = Named(*callee_, status);
   }
   const Done done = std::move(done_);
   Unref();

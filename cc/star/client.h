@@ -57,6 +57,8 @@ struct StarCallee {
   uint16_t number = 0;
   std::vector<StarKeep> keeps;
   bool last = false;
+  // Part of a function, whose callers expect errors to name the remote target as TensorFlow's gRPC client does.
+  bool of_function = false;
 };
 
 class StarClient : public tensorflow::core::RefCounted {
@@ -72,6 +74,8 @@ class StarClient : public tensorflow::core::RefCounted {
     tensorflow::CancellationManager* cancellation = nullptr;
     bool trace = false;
   };
+  // An error of a call.
+  static Status Named(const StarCallee& callee, const Status& status);
   // Called once, on one of TensorFlow's threads or on the thread that started the call. `stats`: a serialised StepStats
   // if the call was traced.
   using Done = std::function<void(const Status& status, std::vector<StarValue> fetches, const std::string& stats)>;
@@ -94,7 +98,6 @@ class StarClient : public tensorflow::core::RefCounted {
   // The reply has arrived.
   void Arrived(const Status& status, bool unknown);
   void Finish(const Status& status);
-  Status Named(const Status& status) const;
   Status Take(sw_bytes meta, size_t n, const uint64_t* lens, void** bufs);
 
   const StarCallee* const callee_;

@@ -8,6 +8,7 @@
 #include "cc/rendezvous/rendezvous.h"
 #include "cc/star/client.h"
 #include "cc/worker/remote_worker.h"
+#include "cc/worker/step_handles.h"
 #include "tensorflow/core/common_runtime/step_stats_collector.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"
@@ -41,6 +42,8 @@ class StarCallKernel : public AsyncOpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("keeps", &keeps_));
     OP_REQUIRES_OK(context, context->GetAttr("returns", &returns_));
     OP_REQUIRES_OK(context, context->GetAttr("last", &callee_.last));
+    OP_REQUIRES_OK(context, context->GetAttr("handles", &handles_));
+    OP_REQUIRES_OK(context, context->GetAttr("function", &function_));
     int inputs = 0, outputs = 0;
     for (int32_t slot : feeds_) inputs += slot < 0 ? 1 : 0;
     bool agree = keeps_.size() == returns_.size();
@@ -49,6 +52,7 @@ class StarCallKernel : public AsyncOpKernel {
     OP_REQUIRES(context, agree && inputs == num_inputs() && outputs == num_outputs(),
                 MakeStatus(kInvalidArgument, "starwire: inconsistent attributes of " + name()));
     callee_.name = name();
+    callee_.of_function = !function_.empty();
     callee_.hash = PlanHashOf(AsBytes(callee_.plan));
     callee_.incarnation = static_cast<uint64_t>(incarnation);
     callee_.number = static_cast<uint16_t>(number);
@@ -66,7 +70,8 @@ class StarCallKernel : public AsyncOpKernel {
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     StarClient::Where where;
-    OP_REQUIRES_OK_ASYNC(context, FindWay(context, &where), done);
+    std::shared_ptr<HandleBoard> board;
+    OP_REQUIRES_OK_ASYNC(context, FindWay(context, &where, &board), done);
     std::vector<StarValue> feeds;
     feeds.reserve(feeds_.size());
     int input = 0;
@@ -80,19 +85,58 @@ class StarCallKernel : public AsyncOpKernel {
       if (!stats.empty()) KeepStats(context, stats);
       done();
     };
-    StarClient::Start(&callee_, std::move(where), std::move(feeds), std::move(finish));
+    if (handles_.empty()) {
+      StarClient::Start(&callee_, std::move(where), std::move(feeds), std::move(finish));
+      return;
+    }
+    const std::string session = where.session;
+    HandleBoard* const asked = board.get();
+    asked->Get(session, context->step_id(), callee_.task + "/device:CPU:0", function_, context->cancellation_manager(),
+               [this, board = std::move(board), where = std::move(where), feeds = std::move(feeds),
+                finish = std::move(finish)](const Status& status, const HandleBoard::Found& found) mutable {
+                 tensorflow::Tensor names;
+                 const Status named = status.ok() ? NameHandles(*found, &names) : status;
+                 if (!named.ok()) {
+                   finish(StarClient::Named(callee_, named), {}, std::string());
+                   return;
+                 }
+                 feeds.push_back(StarValue(std::move(names)));
+                 StarClient::Start(&callee_, std::move(where), std::move(feeds), std::move(finish));
+               });
   }
 
  private:
+  // The context, then the name of each handle.
+  Status NameHandles(const StepHandles& handles, tensorflow::Tensor* names) const {
+    *names = tensorflow::Tensor(tensorflow::DT_INT64,
+                                tensorflow::TensorShape({1 + 2 * static_cast<int64_t>(handles_.size())}));
+    auto flat = names->flat<int64_t>();
+    flat(0) = static_cast<int64_t>(handles.context_id);
+    int64_t at = 1;
+    for (const int32_t argument : handles_) {
+      const bool is_known = argument >= 0 && static_cast<size_t>(argument) < handles.names.size();
+      const StepHandles::Name name = is_known ? handles.names[argument] : StepHandles::Name();
+      if (name.output < 0) {
+        return MakeStatus(kUnimplemented, "starwire: a resource of " + callee_.task +
+                                              " is given to a function by a handle that is stored on another task: "
+                                              "configure the server of this task with starwire.config(star=False)");
+      }
+      flat(at++) = name.op_id;
+      flat(at++) = name.output;
+    }
+    return OkStatus();
+  }
+
   // This process may have several servers; the step's rendezvous knows which one this is.
-  Status FindWay(OpKernelContext* context, StarClient::Where* where) const {
+  Status FindWay(OpKernelContext* context, StarClient::Where* where, std::shared_ptr<HandleBoard>* board) const {
     auto* rendezvous = dynamic_cast<RemoteRendezvous*>(context->rendezvous());
     tensorflow::WorkerSession* session = rendezvous == nullptr ? nullptr : rendezvous->worker_session();
-    if (session == nullptr) {
+    if (session == nullptr || (!handles_.empty() && rendezvous->board() == nullptr)) {
       return MakeStatus(kFailedPrecondition,
                         "starwire: " + name() + " can only run in a session of a star_server server");
     }
     const auto cache = session->GetSharedWorkerCache();
+    *board = rendezvous->board();
     auto* worker = dynamic_cast<RemoteWorker*>(cache->GetOrCreateWorker(callee_.task));
     if (worker == nullptr) {
       return MakeStatus(kFailedPrecondition, "starwire: " + callee_.task + " cannot be called by " + name() +
@@ -143,7 +187,8 @@ class StarCallKernel : public AsyncOpKernel {
   }
 
   StarCallee callee_;
-  std::vector<int32_t> feeds_, keeps_, returns_;
+  std::vector<int32_t> feeds_, keeps_, returns_, handles_;
+  std::string function_;
   bool uses_slots_ = false;
 };
 
@@ -160,6 +205,8 @@ void SetAttributes(const StarCallSpec& spec, tensorflow::NodeDef* def) {
   tensorflow::AddNodeAttr("keeps", spec.keeps, def);
   tensorflow::AddNodeAttr("returns", spec.returns, def);
   tensorflow::AddNodeAttr("last", spec.last, def);
+  tensorflow::AddNodeAttr("handles", spec.handles, def);
+  tensorflow::AddNodeAttr("function", spec.function, def);
 }
 
 void RegisterStarOps() {
@@ -177,6 +224,8 @@ void RegisterStarOps() {
         .Attr("keeps: list(int) = []")
         .Attr("returns: list(int) = []")
         .Attr("last: bool = false")
+        .Attr("handles: list(int) = []")
+        .Attr("function: string = ''")
         .SetIsStateful()
         // Otherwise the executor turns Unavailable into Internal, and no session recovers.
         .SetIsDistributedCommunication()

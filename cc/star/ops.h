@@ -33,6 +33,10 @@ struct StarCallSpec {
   std::vector<int32_t> returns;
   // No later call of the step needs a slot on this server.
   bool last = false;
+  // Handles that follow the feeds: each is an argument of the device's part of the function.
+  std::vector<int32_t> handles;
+  // The function whose handles they are: kHandlesOfAttr (cc/worker/step_handles.h).
+  std::string function;
 };
 
 void SetAttributes(const StarCallSpec& spec, tensorflow::NodeDef* def);

@@ -1,6 +1,8 @@
 #include "cc/star/pass.h"
 
+#include <atomic>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -13,6 +15,7 @@
 #include "cc/graph/reference_reads.h"
 #include "cc/star/counters.h"
 #include "cc/star/meter.h"
+#include "cc/star/peers.h"
 #include "cc/star/rows.h"
 #include "cc/star/split.h"
 #include "include/starwire.h"
@@ -72,14 +75,23 @@ bool CallsFunctions(const Node& node, const tensorflow::FunctionLibraryDefinitio
   return library != nullptr && library->Contains(node.type_string());
 }
 
+// What a function is given on a server and returns there belongs to the part of the function that runs there, except
+// handles. State of a kernel belongs to that part as well: each task that runs the function has its own.
+bool BelongsToPart(const Node& node) {
+  if (node.IsArg()) return !IsCaptured(node);
+  const uint32_t known = KnowledgeOf(node.type_string());
+  return node.IsRetval() || (known != 0 && (known & SW_OP_IS_SHAREABLE) == 0);
+}
+
 // A call runs on one device. A function's body may be on any, and may send and receive by itself.
 void LeaveWhatCallsCannot(const std::vector<uint8_t>& servers, const tensorflow::FunctionLibraryDefinition* library,
-                          GraphDescription* description) {
+                          bool is_function, GraphDescription* description) {
   for (uint32_t number = 0; number < description->num_nodes(); ++number) {
     const uint32_t task = description->task_of(number);
     if (servers[task] == 0) continue;
     const Node* node = description->node(number);
-    if (node->assigned_device_name() != description->task(task) + "/device:CPU:0" || CallsFunctions(*node, library)) {
+    if (node->assigned_device_name() != description->task(task) + "/device:CPU:0" || CallsFunctions(*node, library) ||
+        (is_function && BelongsToPart(*node))) {
       description->LeaveAlone(number);
     }
   }
@@ -108,6 +120,38 @@ Status FindSplitBytes(const DeviceSet& devices, const std::vector<uint8_t>& serv
   return OkStatus();
 }
 
+// The servers that cannot find a function's handles.
+std::set<std::string> AskServers(const GraphDescription& description, const std::string& own,
+                                 const std::vector<uint8_t>& servers) {
+  std::vector<std::string> asked;
+  for (uint32_t task = 0; task < servers.size(); ++task) {
+    if (servers[task] != 0) asked.push_back(description.task(task));
+  }
+  const std::vector<bool> answers = StarPeers::TakeHandles(own, asked);
+  std::set<std::string> unable;
+  for (size_t i = 0; i < asked.size(); ++i) {
+    if (!answers[i]) unable.insert(asked[i]);
+  }
+  return unable;
+}
+
+void Exclude(const GraphDescription& description, const std::set<std::string>& tasks, std::vector<uint8_t>* servers) {
+  for (uint32_t task = 0; task < servers->size(); ++task) {
+    if (tasks.count(description.task(task)) != 0) (*servers)[task] = 0;
+  }
+}
+
+// Where a function is called.
+std::string CallingTask(const tensorflow::GraphOptimizationPassOptions& options) {
+  if (options.default_function_device != nullptr && options.default_function_device->IsLocal()) {
+    return TaskOf(options.default_function_device->name());
+  }
+  for (const tensorflow::Device* device : options.device_set->devices()) {
+    if (device->IsLocal()) return TaskOf(device->name());
+  }
+  return std::string();
+}
+
 // For sessions without calls.
 Status Narrow(Graph* graph, const DeviceSet& devices, tensorflow::DataType dtype) {
   if (dtype == tensorflow::DT_INVALID || devices.client_device() == nullptr) return OkStatus();
@@ -120,21 +164,30 @@ Status Narrow(Graph* graph, const DeviceSet& devices, tensorflow::DataType dtype
 
 class StarPass : public tensorflow::GraphOptimizationPass {
  public:
-  // This is the process of the session's master.
+  // This is the process of the session's master, or of the task that calls the function. The parts of a function that
+  // other tasks run do not come here again.
   Status Run(const tensorflow::GraphOptimizationPassOptions& options) override {
     if (options.graph == nullptr || *options.graph == nullptr || options.session_options == nullptr ||
-        options.device_set == nullptr || options.is_function_graph) {
+        options.device_set == nullptr) {
       return OkStatus();
     }
-    const StarStyle style = StarStyleOf(options.session_options->config);
-    const tensorflow::DataType wire_dtype = WireDtypeOf(options.session_options->config);
-    if (style == StarStyle::kNone) return Narrow(options.graph->get(), *options.device_set, wire_dtype);
+    const tensorflow::ConfigProto& config = options.session_options->config;
+    StarCaller caller;
+    caller.is_function = options.is_function_graph;
+    caller.style = caller.is_function ? FunctionStyleOf(config) : StarStyleOf(config);
+    const tensorflow::DataType wire_dtype = caller.is_function ? tensorflow::DT_INVALID : WireDtypeOf(config);
+    if (caller.style == StarStyle::kNone) return Narrow(options.graph->get(), *options.device_set, wire_dtype);
+    if (caller.is_function) {
+      caller.task = CallingTask(options);
+    } else if (const tensorflow::Device* client = options.device_set->client_device()) {
+      caller.task = TaskOf(client->name());
+    }
     const uint64_t start = tensorflow::Env::Default()->NowMicros();
     StarResult result;
     bool touched = false;
     const Status status =
-        StarGraph(options.graph->get(), *options.device_set, options.flib_def, style, wire_dtype, &result, &touched);
-    const std::string prefix = std::string("starwire: ") + NameOf(style) + ": ";
+        StarGraph(options.graph->get(), *options.device_set, options.flib_def, caller, wire_dtype, &result, &touched);
+    const std::string prefix = std::string("starwire: ") + NameOf(caller.style) + ": ";
     if (!status.ok()) {
       if (touched) return status;
       LOG(WARNING) << prefix + "running a graph unchanged: " + StatusMessage(status);
@@ -150,28 +203,29 @@ class StarPass : public tensorflow::GraphOptimizationPass {
 }  // namespace
 
 Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::FunctionLibraryDefinition* library,
-                 StarStyle style, tensorflow::DataType wire_dtype, StarResult* result, bool* touched) {
+                 const StarCaller& caller, tensorflow::DataType wire_dtype, StarResult* result, bool* touched) {
   *touched = false;
   // Harmless if nothing else follows.
   Status status = PinReferenceReads(graph);
   if (!status.ok()) return status;
   std::vector<uint8_t> servers;
-  std::string own;
+  std::set<std::string> unable;
+  const std::string& own = caller.task;
   {
     const GraphDescription placed(*graph);
     if (!placed.crosses()) return OkStatus();
-    if (devices.client_device() == nullptr) {
-      return MakeStatus(kInternal, "starwire: the session has no client device");
-    }
-    own = TaskOf(devices.client_device()->name());
+    if (own.empty()) return MakeStatus(kInternal, "starwire: the session has no client device");
     status = FindServers(placed, devices, own, &servers);
     if (!status.ok()) return status;
+    if (caller.is_function) unable = AskServers(placed, own, servers);
+    Exclude(placed, unable, &servers);
     std::vector<std::string> called;
     for (uint32_t task = 0; task < servers.size(); ++task) {
       if (servers[task] != 0) called.push_back(placed.task(task) + "/device:CPU:0");
     }
     status = SendRowsOnce(graph, own + "/device:CPU:0", called, &result->rows);
-    if (status.ok() && style == StarStyle::kLite) {
+    // In a function, another handle may be that of the counter.
+    if (status.ok() && caller.style == StarStyle::kLite && !caller.is_function) {
       status = UncoupleCounters(graph, own + "/device:CPU:0", called, &result->counters);
     }
     if (status.ok()) status = NarrowWire(graph, own + "/device:CPU:0", wire_dtype, &result->narrow);
@@ -183,7 +237,8 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   GraphDescription description(*graph);
   status = FindServers(description, devices, own, &servers);
   if (!status.ok()) return status;
-  LeaveWhatCallsCannot(servers, library, &description);
+  Exclude(description, unable, &servers);
+  LeaveWhatCallsCannot(servers, library, caller.is_function, &description);
   description.FindFeeds();
   uint64_t split_bytes = 0;
   status = FindSplitBytes(devices, servers, &description, &split_bytes, &result->path);
@@ -192,7 +247,7 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   const sw_plan_graph view = description.ForPlanner();
   sw_star_options options = {};
   options.struct_size = sizeof(options);
-  options.style = style == StarStyle::kLite ? SW_STYLE_LITE : SW_STYLE_ROBUST;
+  options.style = caller.style == StarStyle::kLite ? SW_STYLE_LITE : SW_STYLE_ROBUST;
   options.servers = servers.data();
   options.n_tasks = servers.size();
   options.split_bytes = split_bytes;
@@ -200,7 +255,7 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   StarPlanHandle plan;
   const sw_code code = sw_star_plan_new(&view, &options, Into(&plan), Into(&error));
   if (code != 0) return StatusFromError(code, error);
-  VLOG(1) << "starwire: " << NameOf(style) << ": " << AsString(sw_star_plan_text(plan.get()));
+  VLOG(1) << "starwire: " << NameOf(caller.style) << ": " << AsString(sw_star_plan_text(plan.get()));
   result->summary = AsString(sw_star_plan_summary(plan.get()));
   if (result->rows.lookups + result->rows.sums != 0) {
     result->summary += ", the rows of " + std::to_string(result->rows.lookups) + " lookups and " +
@@ -213,6 +268,8 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
 
   StarSplit::Options how;
   how.client_device = own + "/device:CPU:0";
+  static std::atomic<uint64_t> functions{0};
+  if (caller.is_function) how.function = std::to_string(functions.fetch_add(1));
   how.incarnation_of = [&devices](const std::string& name, uint64_t* incarnation) {
     const tensorflow::Device* device = devices.FindDeviceByName(name);
     if (device == nullptr) return MakeStatus(kInternal, "starwire: the session has no device " + name);

@@ -27,14 +27,23 @@ struct StarResult {
   std::string path;
 };
 
+// The task that makes the calls.
+struct StarCaller {
+  // "/job:worker/replica:0/task:0"
+  std::string task;
+  StarStyle style = StarStyle::kNone;
+  // The graph is that of a function, which an eager context runs on this task.
+  bool is_function = false;
+};
+
 // Splits a graph that is placed and not yet partitioned; `library` may be null. `wire_dtype`: as cc/graph/narrow.h. If
 // it fails with *touched false, the graph is unchanged and can be run.
 Status StarGraph(tensorflow::Graph* graph, const tensorflow::DeviceSet& devices,
-                 const tensorflow::FunctionLibraryDefinition* library, StarStyle style, tensorflow::DataType wire_dtype,
-                 StarResult* result, bool* touched);
+                 const tensorflow::FunctionLibraryDefinition* library, const StarCaller& caller,
+                 tensorflow::DataType wire_dtype, StarResult* result, bool* touched);
 
-// Registers the pass, for the graphs of marked sessions (cc/star/switch.h), and of those with a type for the wire. It
-// runs before tensor_fuse's.
+// Registers the pass, for the graphs of marked sessions and functions (cc/star/switch.h), and of sessions with a type
+// for the wire. It runs before tensor_fuse's.
 void RegisterStarPass();
 
 }  // namespace starwire

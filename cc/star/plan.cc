@@ -1,5 +1,7 @@
 #include "cc/star/plan.h"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "cc/graph/operations.h"
@@ -10,6 +12,26 @@
 #include "tensorflow/core/protobuf/config.pb.h"
 
 namespace starwire {
+
+const char kHandleAttr[] = "_starwire_handle";
+
+namespace {
+
+// Checks that they are the last feeds.
+Status CountHandles(const tensorflow::GraphDef& graph, size_t num_feeds, size_t* count) {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  for (const tensorflow::NodeDef& node : graph.node()) {
+    if (node.op() != "_Arg" || node.attr().count(kHandleAttr) == 0) continue;
+    ++*count;
+    const auto index = node.attr().find("index");
+    if (index != node.attr().end()) first = std::min(first, index->second.i());
+  }
+  if (*count == 0 || (*count <= num_feeds && first == static_cast<int64_t>(num_feeds - *count))) return OkStatus();
+  return MakeStatus(kInvalidArgument, "starwire: a registered plan has handles in front of other feeds");
+}
+
+}  // namespace
+
 Status StarPlan::Compile(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
                          const tensorflow::GraphDef& graph, bool has_state, int threads, Census census,
                          std::shared_ptr<ServerErrands> errands, StarPlan** out) {
@@ -30,6 +52,7 @@ Status StarPlan::Compile(std::shared_ptr<tensorflow::WorkerSession> session, con
   const auto kernels = has_state ? SessionSubgraph::Kernels::kSessions : SessionSubgraph::Kernels::kOwn;
   Status status = SessionSubgraph::Register(std::move(session), handle, graph, tensorflow::ConfigProto(), threads,
                                             kernels, &plan->subgraph_);
+  if (status.ok()) status = CountHandles(graph, plan->subgraph_->num_feeds(), &plan->num_handles_);
   if (!status.ok()) {
     delete plan;
     return status;

@@ -16,6 +16,10 @@
 
 namespace starwire {
 
+// An attribute of the arguments of a plan that are handles of an eager context: the call names them, in one feed that
+// follows the others.
+extern const char kHandleAttr[];
+
 // The transport holds one reference, each run another. The last one deletes it on another thread, because kernels take
 // time to delete.
 class StarPlan : public StarObject {
@@ -35,6 +39,9 @@ class StarPlan : public StarObject {
   // Some kernel calls functions, which need a rendezvous.
   bool needs_rendezvous() const { return needs_rendezvous_; }
 
+  // How many of the last feeds are handles.
+  size_t num_handles() const { return num_handles_; }
+
   // Some kernel may wait or take long.
   bool may_wait() const { return may_wait_; }
 
@@ -47,6 +54,7 @@ class StarPlan : public StarObject {
   std::shared_ptr<ServerErrands> errands_;
   std::shared_ptr<tensorflow::WorkerSession> session_;
   std::unique_ptr<SessionSubgraph> subgraph_;
+  size_t num_handles_ = 0;
   bool may_wait_ = true;
   bool needs_container_ = false;
   bool needs_rendezvous_ = false;

@@ -57,10 +57,8 @@ StarRun* StarRun::Begin(const sw_star_request& request, BodyHandle body) {
     return nullptr;
   }
   alone_ = request.run_inline != 0 && !cargo_.is_laborious();
-  if (alone_) {
-    Launch();
-    return nullptr;
-  }
+  if (alone_ && Launch()) return nullptr;
+  alone_ = false;
   const Status scheduled = Guard(
       "a star call",
       [this] {
@@ -88,31 +86,38 @@ Status StarRun::Read(const sw_star_request& request, BodyHandle body) {
   return OkStatus();
 }
 
-void StarRun::Launch() {
-  bool names_peer = false;
+bool StarRun::Launch() {
+  bool names_peer = false, late = false;
   const Status status = Guard(
       "a star call",
       [&] {
-        Status made = MakeFeeds(&names_peer);
-        if (made.ok()) Go();
+        Status made = MakeFeeds(&names_peer, &late);
+        if (made.ok() && !late) Go();
         return made;
       },
       [](const Status& thrown) { return thrown; });
   if (!status.ok()) Fail(status, names_peer);
+  return !status.ok() || !late;
 }
 
-Status StarRun::MakeFeeds(bool* names_peer) {
-  std::vector<StarValue> values;
-  Status status = cargo_.Finish(tensorflow::cpu_allocator(), &values);
-  for (const StarValue& value : values) {
-    if (!status.ok() || value.kind != StarValue::Kind::kDead) continue;
-    status = MakeStatus(kInvalidArgument, "starwire: a star call has a dead feed");
+Status StarRun::MakeFeeds(bool* names_peer, bool* late) {
+  if (!has_values_) {
+    Status status = cargo_.Finish(tensorflow::cpu_allocator(), &values_);
+    for (const StarValue& value : values_) {
+      if (!status.ok() || value.kind != StarValue::Kind::kDead) continue;
+      status = MakeStatus(kInvalidArgument, "starwire: a star call has a dead feed");
+    }
+    *names_peer = !status.ok();
+    if (!status.ok()) return status;
+    has_values_ = true;
   }
-  *names_peer = !status.ok();
-  if (!status.ok()) return status;
+  if (plan_->num_handles() != 0) {
+    const Status status = FindHandles(late);
+    if (!status.ok() || *late) return status;
+  }
   const SessionSubgraph& subgraph = plan_->subgraph();
-  if (values.size() != subgraph.num_feeds()) {
-    return MakeStatus(kInvalidArgument, "starwire: a star call has " + std::to_string(values.size()) +
+  if (values_.size() != subgraph.num_feeds()) {
+    return MakeStatus(kInvalidArgument, "starwire: a star call has " + std::to_string(values_.size()) +
                                             " feeds, but its plan has " + std::to_string(subgraph.num_feeds()));
   }
   for (const StarKeep& keep : keeps_) {
@@ -121,9 +126,9 @@ Status StarRun::MakeFeeds(bool* names_peer) {
                                             ", but its plan has " + std::to_string(subgraph.num_fetches()));
   }
   fetches.resize(subgraph.num_fetches());
-  feeds.reserve(values.size());
+  feeds.reserve(values_.size());
   auto kept = kept_.begin();
-  for (StarValue& value : values) {
+  for (StarValue& value : values_) {
     if (value.kind == StarValue::Kind::kTensor) {
       feeds.push_back(std::move(value.tensor));
       continue;
@@ -136,6 +141,30 @@ Status StarRun::MakeFeeds(bool* names_peer) {
     }
     feeds.push_back(found->tensor);
   }
+  values_.clear();
+  return OkStatus();
+}
+
+Status StarRun::FindHandles(bool* late) {
+  const size_t n = plan_->num_handles();
+  const tensorflow::Tensor* names = values_.empty() ? nullptr : &values_.back().tensor;
+  if (names == nullptr || values_.back().kind != StarValue::Kind::kTensor || names->dtype() != tensorflow::DT_INT64 ||
+      names->dims() != 1 || names->NumElements() != 1 + 2 * static_cast<int64_t>(n)) {
+    return MakeStatus(kInvalidArgument,
+                      "starwire: a star call does not name the " + std::to_string(n) + " handles that its plan needs");
+  }
+  if (service_->handles_ == nullptr) {
+    return MakeStatus(kFailedPrecondition, "starwire: " + service_->task_ + " has no eager contexts");
+  }
+  const auto flat = names->flat<int64_t>();
+  std::vector<std::pair<int64_t, int32_t>> wanted;
+  for (size_t i = 0; i < n; ++i) wanted.emplace_back(flat(1 + 2 * i), static_cast<int32_t>(flat(2 + 2 * i)));
+  std::vector<tensorflow::Tensor> handles;
+  const Status status =
+      service_->handles_->Find(static_cast<uint64_t>(flat(0)), wanted, /*may_wait=*/!alone_, late, &handles);
+  if (!status.ok() || *late) return status;
+  values_.pop_back();
+  for (tensorflow::Tensor& handle : handles) values_.push_back(StarValue(std::move(handle)));
   return OkStatus();
 }
 

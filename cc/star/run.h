@@ -46,9 +46,12 @@ class StarRun : public Step, public StarObject {
 
   // Finds the feeds in the body and in slots.
   Status Read(const sw_star_request& request, BodyHandle body);
-  // Makes the feeds and starts the kernels.
-  void Launch();
-  Status MakeFeeds(bool* names_peer);
+  // Makes the feeds and starts the kernels. False if that has to wait, which a reactor cannot.
+  bool Launch();
+  // *late: a handle is not there yet. Call it again where it may wait.
+  Status MakeFeeds(bool* names_peer, bool* late);
+  // Replaces the value that names handles by the handles.
+  Status FindHandles(bool* late);
   void Go();
   Status Answer();
   void Fail(const Status& status, bool names_peer);
@@ -64,6 +67,8 @@ class StarRun : public Step, public StarObject {
   const std::vector<StarKeep> keeps_;
   bool alone_ = false;  // on a reactor
   CargoIn cargo_;
+  bool has_values_ = false;
+  std::vector<StarValue> values_;  // of the cargo
   // What the slots hold, in their order; null: the slot is empty.
   std::vector<uint32_t> slots_;
   std::vector<StarObjectPtr<KeptValue>> kept_;

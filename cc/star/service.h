@@ -16,6 +16,7 @@
 #include "cc/base/compat.h"
 #include "cc/base/errands.h"
 #include "cc/base/handles.h"
+#include "cc/star/handles.h"
 #include "cc/star/plan.h"
 #include "cc/worker/hooks.h"
 #include "include/starwire.h"
@@ -37,6 +38,8 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
 
   // For sw_handlers.star, with this object as the context; valid as long as it.
   sw_star_handlers Handlers() const;
+  // Without it, calls cannot name handles. It outlives Shutdown(). Call it before Start().
+  void SetHandles(HandleSource* handles) { handles_ = handles; }
   // Results go to this engine; `task` is for messages. Calls wait for it.
   void Start(std::shared_ptr<sw_engine> engine, const std::string& task, std::shared_ptr<ServerErrands> errands);
 
@@ -69,6 +72,7 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
 
   tensorflow::WorkerEnv* const env_;
   std::vector<uint64_t> incarnations_;
+  HandleSource* handles_ = nullptr;
   std::atomic<bool> started_{false};
   std::shared_ptr<sw_engine> engine_;
   std::string task_;

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <utility>
 
+#include "cc/graph/operations.h"
+#include "cc/worker/step_handles.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/graph/algorithm.h"
 
@@ -250,10 +252,15 @@ void StarSplit::Remove() {
         node->set_assigned_device_name(options_.client_device);
         break;
       case SW_PLACE_COPIED:
-        if (!IsKept(number)) graph_->RemoveNode(node);
+      case SW_PLACE_CALLED:
+        // A handle stays even without users: TensorFlow then says whose it is in each step.
+        if (IsCaptured(*node)) {
+          node->AddAttr(kHandlesOfAttr, options_.function);
+        } else if (places_[number] == SW_PLACE_CALLED || !IsKept(number)) {
+          graph_->RemoveNode(node);
+        }
         break;
       case SW_PLACE_PIVOT:
-      case SW_PLACE_CALLED:
         graph_->RemoveNode(node);
         break;
       default:

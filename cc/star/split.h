@@ -28,6 +28,8 @@ class StarSplit {
     std::string client_device;
     // Looks up a device's incarnation. Fails if there is no such device.
     std::function<Status(const std::string& device, uint64_t* incarnation)> incarnation_of;
+    // For the graph of a function: a name of its own in this process.
+    std::string function;
   };
 
   // `plan` was made from `description`, which describes `graph`. All are borrowed.
@@ -78,6 +80,9 @@ class StarSplit {
   void CollectFeeds();
   void CollectFetches();
   Status MakePlan(Call* call);
+  // What a copied handle becomes in a plan: an argument behind the feeds.
+  void AddHandle(uint32_t node, Call* call, tensorflow::NodeDef* def) const;
+  int32_t ArgumentNumber(uint32_t node) const;
   Status AddToPlan(const Call& call, uint32_t node, tensorflow::GraphDef* plan) const;
   std::string InputOf(const Call& call, uint32_t node, uint32_t edge) const;
   static std::string FeedName(size_t number) { return "starwire_feed_" + std::to_string(number); }

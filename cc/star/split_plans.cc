@@ -3,6 +3,8 @@
 #include <limits>
 
 #include "cc/base/status_codec.h"
+#include "cc/graph/operations.h"
+#include "cc/star/plan.h"
 #include "cc/star/split.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/lib/strings/proto_serialization.h"
@@ -129,6 +131,7 @@ void StarSplit::CollectFetches() {
 }
 
 Status StarSplit::MakePlan(Call* call) {
+  call->spec.function = options_.function;
   GraphDef plan;
   *plan.mutable_versions() = graph_->versions();
   std::vector<uint32_t> nodes(call->it->nodes, call->it->nodes + call->it->n_nodes);
@@ -146,6 +149,7 @@ Status StarSplit::MakePlan(Call* call) {
   for (uint32_t node : nodes) {
     Status status = AddToPlan(*call, node, &plan);
     if (!status.ok()) return status;
+    if (IsCaptured(*description_.node(node))) AddHandle(node, call, plan.mutable_node(plan.node_size() - 1));
   }
   for (size_t i = 0; i < call->fetches.size(); ++i) {
     const Output& output = call->fetches[i];
@@ -164,6 +168,29 @@ Status StarSplit::MakePlan(Call* call) {
                           " nodes, is too large to send (2 GB at most): turn large constants into variables");
   }
   return OkStatus();
+}
+
+void StarSplit::AddHandle(uint32_t number, Call* call, NodeDef* def) const {
+  auto& attributes = *def->mutable_attr();
+  attributes["index"].set_i(static_cast<int64_t>(call->feeds.size() + call->spec.handles.size()));
+  attributes[kHandleAttr].set_b(true);
+  call->spec.handles.push_back(ArgumentNumber(number));
+}
+
+// TensorFlow gives the component function of a device the arguments there, in the order of the whole function's.
+int32_t StarSplit::ArgumentNumber(uint32_t number) const {
+  const auto index_of = [](const Node* node) {
+    int64_t index = 0;
+    tensorflow::TryGetNodeAttr(node->attrs(), "index", &index);
+    return index;
+  };
+  const Node* node = description_.node(number);
+  int32_t before = 0;
+  for (const Node* other : graph_->op_nodes()) {
+    const bool is_beside = other->IsArg() && other->assigned_device_name() == node->assigned_device_name();
+    if (is_beside && index_of(other) < index_of(node)) ++before;
+  }
+  return before;
 }
 
 Status StarSplit::AddToPlan(const Call& call, uint32_t number, GraphDef* plan) const {

@@ -1,11 +1,12 @@
-// Marks the sessions whose graphs are split into calls: those of servers with a star protocol. The server marks the
-// session's configuration, which reaches every process that rewrites the session's graphs.
+// Marks the sessions and functions whose graphs are split into calls: those of servers with a star protocol. The server
+// marks their configuration, which reaches every process that rewrites the graphs.
 #ifndef STARWIRE_CC_STAR_SWITCH_H_
 #define STARWIRE_CC_STAR_SWITCH_H_
 
 #include <string>
 
 #include "tensorflow/core/protobuf/config.pb.h"
+#include "tensorflow/core/protobuf/eager_service.pb.h"
 
 namespace starwire {
 
@@ -18,6 +19,13 @@ const char* NameOf(StarStyle style);
 
 void MarkSession(StarStyle style, tensorflow::ConfigProto* config);
 StarStyle StarStyleOf(const tensorflow::ConfigProto& config);
+// Whether the configuration of a session, function or server asks for no calls: starwire.config(star=False).
+bool OptsOutOfStar(const tensorflow::ConfigProto& config);
+
+// The same for functions that an eager context is asked to run: marks them in a request that came from another task.
+// Functions that they call are not marked, nor are those of sessions: nobody learns which handles they are given.
+void MarkFunctions(StarStyle style, tensorflow::eager::EnqueueRequest* request);
+StarStyle FunctionStyleOf(const tensorflow::ConfigProto& config);
 
 }  // namespace starwire
 

@@ -43,8 +43,9 @@ bool IsMissing(const Status& status) {
 
 }  // namespace
 
-EagerPortClient::EagerPortClient(RefCountPtr<EagerClient> stock, std::unique_ptr<RemoteWorker> worker)
-    : stock_(std::move(stock)), worker_(std::move(worker)) {}
+EagerPortClient::EagerPortClient(RefCountPtr<EagerClient> stock, std::unique_ptr<RemoteWorker> worker,
+                                 std::string target, std::shared_ptr<HandleBoard> board)
+    : stock_(std::move(stock)), worker_(std::move(worker)), target_(std::move(target)), board_(std::move(board)) {}
 
 EagerPortClient::~EagerPortClient() = default;
 
@@ -76,6 +77,10 @@ void EagerPortClient::KeepAliveAsync(const tensorflow::eager::KeepAliveRequest* 
 
 void EagerPortClient::CloseContextAsync(const tensorflow::eager::CloseContextRequest* request,
                                         tensorflow::eager::CloseContextResponse* response, StatusCallback done) {
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    contexts_.erase(request->context_id());
+  }
   stock_->CloseContextAsync(request, response, std::move(done));
 }
 
@@ -116,6 +121,10 @@ void EagerPortClient::Start(const Request* request, Response* response, StatusCa
 
 void EagerPortClient::EnqueueAsync(CallOptions* opts, const EnqueueRequest* request, EnqueueResponse* response,
                                    StatusCallback done) {
+  if (EndsHere(*request, response)) {
+    done(OkStatus());
+    return;
+  }
   if (IsCleanup(*request)) {
     // TensorFlow waits for the answer before it ends the step, but has no use for it. Every starwire server has the
     // method, which does the same as the clean-up of a function.
@@ -135,8 +144,71 @@ void EagerPortClient::EnqueueAsync(CallOptions* opts, const EnqueueRequest* requ
       });
 }
 
+bool EagerPortClient::EndsHere(const EnqueueRequest& request, EnqueueResponse* response) {
+  const bool ends = IsCleanup(request) ? !CleansUp(request.context_id(), request.queue(0).cleanup_function().step_id())
+                                       : RegistersNothing(request);
+  if (ends) response->add_queue_response();
+  return ends;
+}
+
+bool EagerPortClient::RegistersNothing(const EnqueueRequest& request) {
+  if (request.queue_size() != 1 || !request.queue(0).has_register_function()) return false;
+  const auto& registered = request.queue(0).register_function();
+  const auto& function = registered.function_def();
+  const auto& signature = function.signature();
+  if (!registered.is_component_function()) return false;
+  Component component;
+  component.is_nothing =
+      function.node_def_size() == 0 && signature.output_arg_size() == 0 && signature.control_output_size() == 0;
+  for (const auto& argument : function.arg_attr()) {
+    const auto handles_of = argument.second.attr().find(kHandlesOfAttr);
+    if (handles_of != argument.second.attr().end()) component.handles_of = handles_of->second.s();
+  }
+  const bool is_nothing = component.is_nothing;
+  if (is_nothing || !component.handles_of.empty()) {
+    std::lock_guard<std::mutex> lock(mu_);
+    contexts_[request.context_id()].components[signature.name()] = std::move(component);
+  }
+  return is_nothing;
+}
+
+bool EagerPortClient::RunsNothing(const RunComponentFunctionRequest& request) {
+  Component component;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    Context& context = contexts_[request.context_id()];
+    const auto found = context.components.find(request.operation().name());
+    if (found != context.components.end()) component = found->second;
+    StepRuns& runs = context.steps[request.operation().func_step_id()];
+    ++runs.begun;
+    runs.sent = runs.sent || !component.is_nothing;
+  }
+  if (!component.handles_of.empty()) board_->Put(component.handles_of, request);
+  return component.is_nothing;
+}
+
+bool EagerPortClient::CleansUp(uint64_t context_id, int64_t step_id) {
+  bool sent = true;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto context = contexts_.find(context_id);
+    if (context == contexts_.end()) return true;
+    const auto runs = context->second.steps.find(step_id);
+    if (runs == context->second.steps.end()) return true;
+    sent = runs->second.sent;
+    if (--runs->second.begun > 0) return sent;
+    context->second.steps.erase(runs);
+  }
+  board_->Drop(context_id, step_id, target_);
+  return sent;
+}
+
 void EagerPortClient::RunComponentFunctionAsync(CallOptions* opts, const RunComponentFunctionRequest* request,
                                                 RunComponentFunctionResponse* response, StatusCallback done) {
+  if (RunsNothing(*request)) {
+    done(OkStatus());
+    return;
+  }
   Start(
       request, response, std::move(done),
       [this, opts, response](const RunComponentFunctionRequest* sent, StatusCallback answered) {
@@ -150,6 +222,10 @@ void EagerPortClient::RunComponentFunctionAsync(CallOptions* opts, const RunComp
 void EagerPortClient::StreamingEnqueueAsync(bool streaming, CallOptions* opts, const EnqueueRequest* request,
                                             EnqueueResponse* response, StatusCallback done) {
   if (streaming && stock_->allow_multiple_pending_requests()) {
+    if (EndsHere(*request, response)) {
+      done(OkStatus());
+      return;
+    }
     streamed_.fetch_add(1, std::memory_order_acq_rel);
     stock_->StreamingEnqueueAsync(streaming, opts, request, response,
                                   Held([this, done = std::move(done)](const Status& status) {
@@ -166,8 +242,9 @@ void EagerPortClient::StreamingEnqueueAsync(bool streaming, CallOptions* opts, c
 
 bool EagerPortClient::allow_multiple_pending_requests() const { return stock_->allow_multiple_pending_requests(); }
 
-EagerPortClientCache::EagerPortClientCache(std::unique_ptr<EagerClientCache> stock, Open open)
-    : stock_(std::move(stock)), open_(std::move(open)) {}
+EagerPortClientCache::EagerPortClientCache(std::unique_ptr<EagerClientCache> stock, Open open,
+                                           std::shared_ptr<HandleBoard> board)
+    : stock_(std::move(stock)), open_(std::move(open)), board_(std::move(board)) {}
 
 EagerPortClientCache::~EagerPortClientCache() = default;
 
@@ -179,7 +256,7 @@ Status EagerPortClientCache::GetClient(const std::string& target, RefCountPtr<Ea
     Status status = stock_->GetClient(target, &made);
     if (!status.ok()) return status;
     std::unique_ptr<RemoteWorker> worker = open_(target);
-    if (worker != nullptr) made.reset(new EagerPortClient(std::move(made), std::move(worker)));
+    if (worker != nullptr) made.reset(new EagerPortClient(std::move(made), std::move(worker), target, board_));
     found = clients_.emplace(target, std::move(made)).first;
   }
   found->second->Ref();

@@ -12,6 +12,7 @@
 
 #include "cc/base/compat.h"
 #include "cc/worker/remote_worker.h"
+#include "cc/worker/step_handles.h"
 #include "tensorflow/core/distributed_runtime/eager/eager_client.h"
 
 namespace starwire {
@@ -21,10 +22,14 @@ namespace starwire {
 // request therefore follows the streamed ones over TensorFlow's client while any of them is unanswered.
 //
 // A peer that does not have the methods (an older starwire) is reached through TensorFlow's client alone.
+//
+// A component function without nodes and outputs does nothing. star_server leaves such functions: star calls do their
+// work. The peer is told neither of them nor of the steps that run nothing else there.
 class EagerPortClient : public tensorflow::eager::EagerClient {
  public:
+  // `board` is told which handles the steps of component functions have.
   EagerPortClient(tensorflow::core::RefCountPtr<tensorflow::eager::EagerClient> stock,
-                  std::unique_ptr<RemoteWorker> worker);
+                  std::unique_ptr<RemoteWorker> worker, std::string target, std::shared_ptr<HandleBoard> board);
   ~EagerPortClient() override;
 
   void CreateContextAsync(const tensorflow::eager::CreateContextRequest* request,
@@ -59,6 +64,29 @@ class EagerPortClient : public tensorflow::eager::EagerClient {
   template <typename Request, typename Response, typename OverPort, typename OverGrpc>
   void Start(const Request* request, Response* response, tensorflow::StatusCallback done, OverPort over_port,
              OverGrpc over_grpc);
+  // A component function.
+  struct Component {
+    bool is_nothing = false;
+    std::string handles_of;  // kHandlesOfAttr; empty: nobody wants to know its handles
+  };
+  // What a step runs on the target. A function and those that it calls share one.
+  struct StepRuns {
+    int64_t begun = 0;  // and not cleaned up
+    bool sent = false;
+  };
+  struct Context {
+    std::unordered_map<std::string, Component> components;  // those that are special, by name
+    std::unordered_map<int64_t, StepRuns> steps;
+  };
+
+  // Notes what the request registers or cleans up. Whether the peer need not be told.
+  bool EndsHere(const tensorflow::eager::EnqueueRequest& request, tensorflow::eager::EnqueueResponse* response);
+  // Whether the request only registers a component function that does nothing.
+  bool RegistersNothing(const tensorflow::eager::EnqueueRequest& request);
+  // Notes what a request is about to run. Whether there is nothing to run.
+  bool RunsNothing(const tensorflow::eager::RunComponentFunctionRequest& request);
+  // Whether the peer has to be told.
+  bool CleansUp(uint64_t context_id, int64_t step_id);
   // Keeps this client until `done` has run.
   tensorflow::StatusCallback Held(tensorflow::StatusCallback done);
 
@@ -66,6 +94,10 @@ class EagerPortClient : public tensorflow::eager::EagerClient {
   const std::unique_ptr<RemoteWorker> worker_;
   std::atomic<Offer> offer_{Offer::kUnknown};
   std::atomic<int64_t> streamed_{0};  // requests on the stream that are not answered yet
+  const std::string target_;          // a task or one of its devices
+  const std::shared_ptr<HandleBoard> board_;
+  std::mutex mu_;
+  std::unordered_map<uint64_t, Context> contexts_;  // guarded by mu_
 };
 
 // Hands out one client for each task.
@@ -73,7 +105,8 @@ class EagerPortClientCache : public tensorflow::eager::EagerClientCache {
  public:
   // Null for a task that TensorFlow's client serves alone.
   using Open = std::function<std::unique_ptr<RemoteWorker>(const std::string& target)>;
-  EagerPortClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache> stock, Open open);
+  EagerPortClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache> stock, Open open,
+                       std::shared_ptr<HandleBoard> board);
   ~EagerPortClientCache() override;
 
   Status GetClient(const std::string& target,
@@ -82,6 +115,7 @@ class EagerPortClientCache : public tensorflow::eager::EagerClientCache {
  private:
   const std::unique_ptr<tensorflow::eager::EagerClientCache> stock_;
   const Open open_;
+  const std::shared_ptr<HandleBoard> board_;
   std::mutex mu_;
   // Guarded by mu_.
   std::unordered_map<std::string, tensorflow::core::RefCountPtr<tensorflow::eager::EagerClient>> clients_;

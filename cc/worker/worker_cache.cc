@@ -50,13 +50,15 @@ bool WorkerCaches::DropStock() {
 
 WorkerCache::WorkerCache(std::unique_ptr<WorkerCacheInterface> stock, TaskAddresses addresses, std::string local_task,
                          WorkerInterface* local_worker, std::shared_ptr<ChannelOpener> channels,
-                         std::shared_ptr<Resolver> resolver, std::shared_ptr<WorkerCaches> caches)
+                         std::shared_ptr<Resolver> resolver, std::shared_ptr<WorkerCaches> caches,
+                         std::shared_ptr<HandleBoard> board)
     : addresses_(std::move(addresses)),
       local_task_(std::move(local_task)),
       local_worker_(local_worker),
       channels_(std::move(channels)),
       resolver_(std::move(resolver)),
       caches_(std::move(caches)),
+      board_(std::move(board)),
       stock_(std::move(stock)) {
   std::lock_guard<std::mutex> lock(caches_->mu_);
   caches_->caches_.insert(this);
@@ -184,7 +186,7 @@ Status WorkerCache::GetEagerClientCache(std::unique_ptr<tensorflow::eager::Eager
                          : std::make_unique<RemoteWorker>(task, opened, nullptr);
     return worker;
   };
-  *eager_client_cache = std::make_unique<EagerPortClientCache>(std::move(plain), std::move(open));
+  *eager_client_cache = std::make_unique<EagerPortClientCache>(std::move(plain), std::move(open), board_);
   return OkStatus();
 }
 

@@ -15,6 +15,7 @@
 #include "cc/base/compat.h"
 #include "cc/worker/remote_worker.h"
 #include "cc/worker/resolver.h"
+#include "cc/worker/step_handles.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_logger.h"
 #include "tensorflow/core/protobuf/cluster.pb.h"
@@ -48,7 +49,8 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   // `local_task`, which is in this process.
   WorkerCache(std::unique_ptr<tensorflow::WorkerCacheInterface> stock, TaskAddresses addresses, std::string local_task,
               tensorflow::WorkerInterface* local_worker, std::shared_ptr<ChannelOpener> channels,
-              std::shared_ptr<Resolver> resolver, std::shared_ptr<WorkerCaches> caches);
+              std::shared_ptr<Resolver> resolver, std::shared_ptr<WorkerCaches> caches,
+              std::shared_ptr<HandleBoard> board);
   ~WorkerCache() override;
 
   void ListWorkers(std::vector<std::string>* workers) const override;
@@ -88,6 +90,7 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   const std::shared_ptr<ChannelOpener> channels_;
   const std::shared_ptr<Resolver> resolver_;
   const std::shared_ptr<WorkerCaches> caches_;
+  const std::shared_ptr<HandleBoard> board_;
   tensorflow::WorkerCacheLogger logger_;
 
   mutable std::shared_mutex mu_;

@@ -379,7 +379,8 @@ void WorkerService::OnCall(const sw_call_request* request) {
     case Method::kEagerEnqueue:
       if (eager_ == nullptr) break;
       return Serve<eager::EnqueueRequest, eager::EnqueueResponse>(
-          request, Place::kThread, [eager = eager_](StarwireWorker*, auto* call, Done done) {
+          request, Place::kThread, [this, eager = eager_](StarwireWorker*, auto* call, Done done) {
+            prepare_(&call->request);
             const Status status = eager->Enqueue(&call->opts, &call->request, &call->response);
             SpellOutObjects(&call->response);
             done(status);
@@ -395,6 +396,12 @@ void WorkerService::OnCall(const sw_call_request* request) {
                                           done(status);
                                         });
           });
+    case Method::kStarHandles: {
+      if (eager_ == nullptr) break;
+      const BodyHandle body(request->body);
+      sw_engine_reply(engine_.get(), request->ticket, 0, {nullptr, 0}, nullptr);
+      return;
+    }
     case Method::kStarCall:
     case Method::kStarRegister:
     case Method::kStarEnd:

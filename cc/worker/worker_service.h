@@ -5,9 +5,11 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "cc/base/compat.h"
 #include "cc/base/errands.h"
@@ -28,8 +30,13 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   WorkerService& operator=(const WorkerService&) = delete;
 
   // The implementation of TensorFlow's eager service on the gRPC port, which has the contexts; must outlive Shutdown().
-  // Without it, the server does not have the methods. Call it before Start().
-  void SetEager(tensorflow::eager::EagerServiceImpl* eager) { eager_ = eager; }
+  // Without it, the server does not have the methods. `prepare` is called for each Enqueue that arrived. Call it before
+  // Start().
+  using Prepare = std::function<void(tensorflow::eager::EnqueueRequest* request)>;
+  void SetEager(tensorflow::eager::EagerServiceImpl* eager, Prepare prepare) {
+    eager_ = eager;
+    prepare_ = std::move(prepare);
+  }
 
   // Answers go to this engine.
   void Start(std::shared_ptr<sw_engine> engine, std::shared_ptr<ServerErrands> errands);
@@ -81,6 +88,7 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   StarwireWorker* const worker_;
   tensorflow::WorkerEnv* const env_;
   tensorflow::eager::EagerServiceImpl* eager_ = nullptr;
+  Prepare prepare_;
   std::shared_ptr<sw_engine> engine_;
   std::shared_ptr<ServerErrands> errands_;
   std::atomic<int64_t> running_{0};

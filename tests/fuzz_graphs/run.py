@@ -1,6 +1,7 @@
 """The differential fuzzer (`make fuzz-graphs`): runs random programs over stock gRPC, twice, and over every protocol; see README.md.
 
     run.py [--seconds N] [--programs N] [--seed N] [--protocols grpc++,star_server+fuse] [--replay FILE…] [--stop] [--no-shrink]
+    run.py --only functions [--seconds N] [--programs N] [--seed N] [--protocols grpc++,star_server]
 """
 
 import argparse
@@ -20,6 +21,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT / "tests" / "pyt
 
 import cluster as harness  # noqa: E402
 import compare  # noqa: E402
+import functions  # noqa: E402
 import program as programs  # noqa: E402
 import remote  # noqa: E402
 import shrink  # noqa: E402
@@ -29,6 +31,7 @@ STOCK, AGAIN = "grpc", "grpc again"
 PROTOCOLS = ("grpc+fuse", "grpc++", "grpc+++fuse", "star_server", "star_server+fuse", "star_server_lite")
 # Group every tensor that can be grouped.
 EAGER = {"STARWIRE_TENSOR_FUSE_LIMITS": "wait_us=60000000,message_us=1000000"}
+FUNCTION_PROTOCOLS = ("grpc++", "star_server", "star_server_lite")
 SHAPE = {"ps": 2, "worker": 2}
 
 
@@ -267,7 +270,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=float(os.environ.get("FUZZ_SECONDS", 300)))
     parser.add_argument("--programs", type=int, default=0, help="stop after so many")
     parser.add_argument("--seed", type=int, default=None, help="the first seed (default: the time)")
-    parser.add_argument("--protocols", default=",".join(PROTOCOLS))
+    parser.add_argument("--protocols", default=None, help=f"default: {','.join(PROTOCOLS)}; functions: {','.join(FUNCTION_PROTOCOLS)}")
+    parser.add_argument("--only", choices=("graphs", "functions"), default="graphs", help="graphs of sessions, or functions of TensorFlow 2 (functions.py)")
     parser.add_argument("--timeout", type=float, default=20.0, help="seconds after which a step hangs")
     parser.add_argument("--replay", nargs="*", default=None, help="programs from files instead of random ones")
     parser.add_argument("--stop", action="store_true", help="stop at the first difference")
@@ -283,9 +287,15 @@ def main():
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
     runner = harness.Runner(keep=lambda: arguments.keep_logs)
-    fuzzer = Fuzzer(runner, [p for p in arguments.protocols.split(",") if p], arguments.timeout)
-    fuzzer.report_stock = arguments.report_stock
     seed = arguments.seed if arguments.seed is not None else int(time.time()) * 1000
+    chosen = [p for p in (arguments.protocols or "").split(",") if p]
+    if arguments.only == "functions":
+        try:
+            return 1 if functions.fuzz(harness, runner, chosen or FUNCTION_PROTOCOLS, seed, arguments.programs, arguments.seconds, out) else 0
+        finally:
+            runner.close()
+    fuzzer = Fuzzer(runner, chosen or PROTOCOLS, arguments.timeout)
+    fuzzer.report_stock = arguments.report_stock
     started = said = time.monotonic()
     failures = []
 

@@ -1,6 +1,7 @@
 """Functions of TensorFlow 2 on several tasks, over every protocol: the same bits as over stock gRPC.
 
-One worker, so that the steps have an order. With tensor_fuse, which is on by default over the star protocols, the servers' metrics show that it was used.
+One worker, so that the steps have an order. The servers' metrics show that star calls were made over the star protocols, and that tensors were fused with
+tensor_fuse, which is also on over the star protocols but has little left to do there.
 """
 
 import pytest
@@ -9,8 +10,10 @@ import compared as ways
 from cluster import free_port, load, state, tf
 from test_differential import digest
 from test_fuse import OFF, ON, fused_counters
+from test_star import counters
 
 SHAPE = (("ps", 2), ("worker", 1))
+OPT_OUT = b"\x0a\x11\x0a\x0dSTARWIRE_STAR\x10\x00"  # ConfigProto.device_count, as starwire.config(star=False) sets it
 PS = ("/job:ps/replica:0/task:0/device:CPU:0", "/job:ps/replica:0/task:1/device:CPU:0")
 
 
@@ -28,13 +31,13 @@ def coordinate(protocol, spec, config=b""):
     state["coordinator"] = tf.distribute.coordinator.ClusterCoordinator(state["strategy"])
 
 
-def start(runner, protocol, environment=None, config=None, chief_config=b""):
+def start(runner, protocol, environment=None, config=None, chief_config=b"", shape=SHAPE):
     """Returns (cluster, chief task)."""
     from cluster import Cluster
 
-    cluster = Cluster(runner, protocol, dict(SHAPE), environment=environment, config=config, start=False)
+    cluster = Cluster(runner, protocol, dict(shape), environment=environment, config=config, start=False)
     cluster.spec["chief"] = [f"127.0.0.1:{free_port()}"]
-    for job, count in SHAPE:
+    for job, count in shape:
         for index in range(count):
             cluster.start(job, index)
     chief = cluster.process("chief", 0)
@@ -302,6 +305,10 @@ def stock(clusters):
     return get
 
 
+def star_calls(cluster):
+    return sum(counters(cluster["ps", index])["star_calls"] for index in range(2))
+
+
 def fused_messages(cluster):
     return sum(fused_counters(cluster[job, index])["fused_messages_sent"] for job, count in SHAPE for index in range(count))
 
@@ -311,12 +318,13 @@ def fused_messages(cluster):
 def test_functions(clusters, stock, way, scenario):
     expected = stock(scenario)
     cluster, chief = clusters(way)
-    before = fused_messages(cluster)
+    fused, calls = fused_messages(cluster), star_calls(cluster)
     assert chief.call(scenario, timeout=120) == expected, f"{way} (left) and stock gRPC (right) differ"
-    fused = fused_messages(cluster) - before
+    fused, calls = fused_messages(cluster) - fused, star_calls(cluster) - calls
+    assert (calls > 0) == way.startswith("star_server")
     if way == "grpc++":
         assert fused == 0
-    elif scenario in (many_variables, optimizers, embeddings, half_precision, datasets):
+    elif way == "fused" and scenario in (many_variables, optimizers, embeddings, half_precision, datasets):
         assert fused > 0
 
 
@@ -339,8 +347,10 @@ def test_functions(clusters, stock, way, scenario):
     ],
 )
 def test_switch(runner, protocol, environment, server, chief, fuses):
-    """In order of precedence: the function's configuration, which is the chief's; the worker's server; its environment; the protocol."""
-    cluster, task = start(runner, protocol, {"STARWIRE_TENSOR_FUSE": environment} if environment else {}, server, chief)
+    """In order of precedence: the function's configuration, which is the chief's; the worker's server; its environment; the protocol. Without star calls, which
+    leave nothing to fuse."""
+    config = (server or b"") + OPT_OUT
+    cluster, task = start(runner, protocol, {"STARWIRE_TENSOR_FUSE": environment} if environment else {}, config, chief)
     with cluster:
         task.call(many_variables, timeout=120)
         assert (fused_messages(cluster) > 0) == fuses

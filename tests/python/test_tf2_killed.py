@@ -1,5 +1,5 @@
 """TensorFlow 2 while tasks are killed: peers of a collective; chief, workers and parameter servers of ParameterServerStrategy. Also over star protocols and
-with tensor_fuse, though these do not change such graphs: the same errors as over stock gRPC, in bounded time."""
+with tensor_fuse: the same errors as over stock gRPC, in bounded time."""
 
 import json
 import os

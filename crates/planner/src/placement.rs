@@ -135,6 +135,11 @@ impl<'a> Placement<'a> {
         self.roots.of(edge)
     }
 
+    /// Like [`Self::root`], but equal for two nodes that are the same variable.
+    pub fn variable(&self, edge: &Edge) -> Option<u32> {
+        self.roots.variable(edge)
+    }
+
     /// The consumer has a copy of the producer wherever it runs (or the producer itself stays in the graph for it), so
     /// it waits for nothing.
     pub fn is_copied(&self, graph: &Graph, edge: &Edge) -> bool {

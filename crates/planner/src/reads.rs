@@ -28,7 +28,7 @@ impl<'a> Reads<'a> {
         let mut all = Self { graph, placement, changers: HashMap::new(), unclear: HashSet::new() };
         for edge in graph.edges().iter().filter(|edge| placement.is_tied(edge)) {
             let passes_on = matches!(placement.place(edge.dst), Place::Pivot | Place::Copied);
-            match placement.root(edge) {
+            match placement.variable(edge) {
                 _ if passes_on || graph.node(edge.dst).pure_read => {}
                 Some(variable) => {
                     all.changers.entry(variable).or_default().insert(edge.dst);
@@ -49,7 +49,7 @@ impl<'a> Reads<'a> {
         let changers = |variable: u32| self.changers.get(&variable).unwrap_or(&none);
         let mut open = BTreeSet::new();
         for edge in variables() {
-            match self.placement.root(edge) {
+            match self.placement.variable(edge) {
                 Some(variable) => open.extend(changers(variable)),
                 None => return false,
             }

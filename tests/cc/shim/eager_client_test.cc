@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,6 +25,7 @@ using namespace tensorflow::eager;  // NOLINT: the names of the messages
 using tensorflow::core::RefCountPtr;
 
 constexpr char kTask[] = "/job:worker/replica:0/task:0";
+constexpr char kDevice[] = "/job:worker/replica:0/task:0/device:CPU:0";
 
 // What happened, in order: "port enqueue 7" is an Enqueue for context 7 over the data port.
 using Journal = std::vector<std::string>;
@@ -112,7 +114,9 @@ class EagerPortClientTest : public testing::Test {
   EagerPortClientTest()
       : stock_(new StockClient(&journal_)),
         port_(new Port(&journal_)),
-        client_(new EagerPortClient(RefCountPtr<EagerClient>(stock_), std::unique_ptr<RemoteWorker>(port_))) {}
+        board_(std::make_shared<HandleBoard>()),
+        client_(new EagerPortClient(RefCountPtr<EagerClient>(stock_), std::unique_ptr<RemoteWorker>(port_), kDevice,
+                                    board_)) {}
 
   Status Enqueue(uint64_t context, CallOptions* opts = nullptr) {
     auto request = std::make_unique<EnqueueRequest>();
@@ -145,6 +149,7 @@ class EagerPortClientTest : public testing::Test {
   Journal journal_;
   StockClient* const stock_;
   Port* const port_;
+  const std::shared_ptr<HandleBoard> board_;
   const RefCountPtr<EagerPortClient> client_;
 };
 
@@ -262,6 +267,139 @@ TEST(RemoteTarget, IsNamedOnce) {
   EXPECT_EQ(EncodeErrorDetails(named), EncodeErrorDetails(status));
   EXPECT_EQ(StatusMessage(FromRemoteTarget(named, kTask)), StatusMessage(named));
   EXPECT_TRUE(FromRemoteTarget(OkStatus(), kTask).ok());
+}
+
+// Functions whose work is done by star calls. ------------------------------------------------------------------------
+
+class ComponentFunctionTest : public EagerPortClientTest {
+ protected:
+  void Register(const std::string& name, const std::string& handles_of, bool has_nodes) {
+    EnqueueRequest request;
+    EnqueueResponse response;
+    request.set_context_id(7);
+    auto* registered = request.add_queue()->mutable_register_function();
+    registered->set_is_component_function(true);
+    auto* function = registered->mutable_function_def();
+    function->mutable_signature()->set_name(name);
+    if (has_nodes) function->add_node_def()->set_op("NoOp");
+    if (!handles_of.empty()) (*(*function->mutable_arg_attr())[0].mutable_attr())[kHandlesOfAttr].set_s(handles_of);
+    client_->EnqueueAsync(nullptr, &request, &response, [](const Status& status) { EXPECT_TRUE(status.ok()); });
+  }
+  void RunIt(const std::string& name, int64_t step, int64_t op_id) {
+    RunComponentFunctionRequest request;
+    RunComponentFunctionResponse response;
+    request.set_context_id(7);
+    auto* operation = request.mutable_operation();
+    operation->set_name(name);
+    operation->set_device(kDevice);
+    operation->set_func_step_id(step);
+    auto* handle = operation->add_op_inputs()->mutable_remote_handle();
+    handle->set_op_id(op_id);
+    handle->set_output_num(1);
+    handle->set_op_device(kDevice);
+    auto* elsewhere = operation->add_op_inputs()->mutable_remote_handle();
+    elsewhere->set_op_id(op_id + 1);
+    elsewhere->set_op_device(std::string(kTask) + "1/device:CPU:0");
+    CallOptions opts;
+    client_->RunComponentFunctionAsync(&opts, &request, &response,
+                                       [](const Status& status) { EXPECT_TRUE(status.ok()); });
+  }
+  void CleanUp(int64_t step) {
+    EnqueueRequest request;
+    EnqueueResponse response;
+    request.set_context_id(7);
+    request.add_queue()->mutable_cleanup_function()->set_step_id(step);
+    client_->EnqueueAsync(nullptr, &request, &response, [](const Status& status) { EXPECT_TRUE(status.ok()); });
+  }
+  // The operations of the handles of a step; empty: it waits.
+  std::vector<int64_t> Handles(int64_t step, const std::string& function,
+                               tensorflow::CancellationManager* cancellation = nullptr) {
+    std::vector<int64_t> handles;
+    board_->Get("eager_7", step, kDevice, function, cancellation, [&](const Status& status, HandleBoard::Found found) {
+      if (!status.ok()) return;
+      for (const auto& name : found->names) handles.push_back(name.output < 0 ? -1 : name.op_id);
+    });
+    return handles;
+  }
+};
+
+TEST_F(ComponentFunctionTest, AFunctionThatDoesNothingIsKeptFromThePeer) {
+  Register("empty", "f", false);
+  RunIt("empty", 1, 40);
+  EXPECT_EQ(Handles(1, "f"), (std::vector<int64_t>{40, -1})) << "the second one is on another task";
+  CleanUp(1);
+  EXPECT_EQ(Take(), Journal());
+  EXPECT_EQ(board_->size(), 0);
+}
+
+TEST_F(ComponentFunctionTest, OneThatDoesSomethingIsSentAsEver) {
+  Register("some", "f", true);
+  RunIt("some", 1, 40);
+  EXPECT_EQ(Handles(1, "f"), (std::vector<int64_t>{40, -1}));
+  CleanUp(1);
+  EXPECT_EQ(Take(), Journal({"port enqueue 7", "port run 7", "port cleanup 1"}));
+  EXPECT_EQ(board_->size(), 0);
+}
+
+TEST_F(ComponentFunctionTest, AFunctionThatIsCalledByAnotherSharesItsStep) {
+  Register("outer", "f", false);
+  Register("inner", "", true);
+  RunIt("outer", 1, 40);
+  RunIt("inner", 1, 50);
+  CleanUp(1);
+  EXPECT_EQ(Handles(1, "f"), (std::vector<int64_t>{40, -1})) << "the outer one is not over, and has its own handles";
+  CleanUp(1);
+  EXPECT_EQ(board_->size(), 0);
+  EXPECT_EQ(Take(), Journal({"port enqueue 7", "port run 7", "port cleanup 1", "port cleanup 1"}));
+}
+
+TEST_F(ComponentFunctionTest, ACallWaitsForTheHandles) {
+  Register("empty", "f", false);
+  std::vector<int64_t> got;
+  board_->Get("eager_7", 1, kDevice, "f", nullptr, [&](const Status& status, HandleBoard::Found found) {
+    ASSERT_TRUE(status.ok());
+    got.push_back(found->names[0].op_id);
+  });
+  RunIt("empty", 2, 30);
+  EXPECT_TRUE(got.empty()) << "another step";
+  RunIt("empty", 1, 40);
+  EXPECT_EQ(got, std::vector<int64_t>{40});
+}
+
+TEST_F(ComponentFunctionTest, TheEndOfTheStepEndsTheWait) {
+  Register("empty", "g", false);
+  int code = 0;
+  board_->Get("eager_7", 1, kDevice, "f", nullptr,
+              [&code](const Status& status, HandleBoard::Found) { code = StatusNumber(status); });
+  RunIt("empty", 1, 40);
+  CleanUp(1);
+  EXPECT_EQ(code, kCancelled);
+  EXPECT_EQ(board_->size(), 0);
+}
+
+TEST_F(ComponentFunctionTest, CancellationEndsTheWait) {
+  tensorflow::CancellationManager cancellation;
+  std::promise<int> code;
+  board_->Get("eager_7", 1, kDevice, "f", &cancellation,
+              [&code](const Status& status, HandleBoard::Found) { code.set_value(StatusNumber(status)); });
+  EXPECT_EQ(board_->size(), 1);
+  cancellation.StartCancel();
+  EXPECT_EQ(code.get_future().get(), kCancelled);
+  EXPECT_EQ(board_->size(), 0);
+  int late = 0;
+  board_->Get("eager_7", 1, kDevice, "f", &cancellation,
+              [&late](const Status& status, HandleBoard::Found) { late = StatusNumber(status); });
+  EXPECT_EQ(late, kCancelled);
+}
+
+TEST_F(ComponentFunctionTest, AClosedContextIsForgotten) {
+  Register("empty", "f", false);
+  CloseContextRequest close;
+  CloseContextResponse closed;
+  close.set_context_id(7);
+  client_->CloseContextAsync(&close, &closed, [](const Status&) {});
+  RunIt("empty", 1, 40);
+  EXPECT_EQ(Take(), Journal({"grpc close", "port run 7"})) << "a function of another context may have this name";
 }
 
 }  // namespace

@@ -211,5 +211,82 @@ TEST_F(StarServiceTest, ErrorsNameTheNode) {
   EXPECT_NE(StatusMessage(result.status).find("{{node read}}"), std::string::npos) << result.status;
 }
 
+// Handles of eager contexts.
+// -------------------------------------------------------------------------------------------
+
+// Knows one context, 7, whose handles are numbers: ten times the operation plus the output.
+class FakeHandles : public HandleSource {
+ public:
+  Status Find(uint64_t context_id, const std::vector<std::pair<int64_t, int32_t>>& names, bool may_wait,
+              bool* would_wait, std::vector<Tensor>* handles) override {
+    if (context_id != 7) return MakeStatus(kAborted, "no such context");
+    if (late && !may_wait) {
+      *would_wait = true;
+      return OkStatus();
+    }
+    for (const auto& name : names) handles->push_back(Floats({10.0f * name.first + name.second}));
+    return OkStatus();
+  }
+  std::atomic<bool> late{false};
+};
+
+// Adds feed 0 and two handles.
+std::string SumOfHandles(int first = 1) {
+  Plan plan;
+  plan.Arg(first == 1 ? 0 : 2, "x");
+  for (int i = 0; i < 2; ++i) {
+    plan.Arg(first + i, "handle_" + std::to_string(i));
+    (*plan.def()->mutable_node(plan.def()->node_size() - 1)->mutable_attr())[kHandleAttr].set_b(true);
+  }
+  NodeDef* sum = plan.Add("sum", "AddN", {"x", "handle_0", "handle_1"});
+  plan.Type(sum, DT_FLOAT);
+  (*sum->mutable_attr())["N"].set_i(3);
+  plan.Retval(0, "sum");
+  return plan.bytes();
+}
+
+Tensor Names(std::vector<int64_t> values) {
+  Tensor tensor(tensorflow::DT_INT64, TensorShape({static_cast<int64_t>(values.size())}));
+  for (size_t i = 0; i < values.size(); ++i) tensor.flat<int64_t>()(i) = values[i];
+  return tensor;
+}
+
+TEST_F(StarServiceTest, ACallNamesHandles) {
+  FakeHandles handles;
+  Restart({{"STARWIRE_STAR_INLINE_US", "1000000"}});
+  ps_->star->SetHandles(&handles);
+  const std::string plan = SumOfHandles();
+  for (int i = 0; i < 10; ++i) {
+    // Those that are not there yet are waited for, which a reactor must not.
+    handles.late = i >= 6;
+    const Result result = Do("one", plan, {Floats({0.5f}), Names({7, i, 1, 2, 3})});
+    ASSERT_TRUE(result.status.ok()) << result.status;
+    EXPECT_EQ(result.first(), 0.5f + 10 * i + 1 + 23);
+  }
+  const double inlined = ps_->Metric("calls_inline_total");
+  EXPECT_GT(inlined, 0);
+  EXPECT_LE(inlined, 6);
+  Stop();
+}
+
+TEST_F(StarServiceTest, BadNamesOfHandlesAreRefused) {
+  FakeHandles handles;
+  ps_->star->SetHandles(&handles);
+  const std::string plan = SumOfHandles();
+  const auto message = [&](const Tensor& names) { return StatusMessage(Do("one", plan, {Floats({1}), names}).status); };
+  const std::string expected = "does not name the 2 handles that its plan needs";
+  EXPECT_NE(message(Names({7, 1, 1})).find(expected), std::string::npos);
+  EXPECT_NE(message(Names({7, 1, 1, 2, 2, 3, 3})).find(expected), std::string::npos);
+  EXPECT_NE(message(Floats({1, 2, 3, 4, 5})).find(expected), std::string::npos);
+  EXPECT_EQ(StatusNumber(Do("one", plan).status), kInvalidArgument);
+  EXPECT_EQ(StatusNumber(Do("one", plan, {Floats({1}), Names({8, 1, 1, 2, 2})}).status), kAborted);
+  EXPECT_NE(StatusMessage(Do("one", SumOfHandles(/*first=*/0), {Names({7, 1, 1, 2, 2})}).status)
+                .find("has handles in front of other feeds"),
+            std::string::npos);
+  ps_->star->SetHandles(nullptr);
+  EXPECT_NE(message(Names({7, 1, 1, 2, 2})).find("has no eager contexts"), std::string::npos);
+  Stop();
+}
+
 }  // namespace
 }  // namespace starwire

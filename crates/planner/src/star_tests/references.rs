@@ -185,3 +185,25 @@ fn a_handle_is_no_snapshot() {
     let plan = b.check(Style::Robust);
     assert_eq!(plan.places[triple as usize], Place::Moved);
 }
+
+/// Two handles of one variable: a read through one waits for no later call, which an update through the other may
+/// overtake.
+#[test]
+fn a_read_is_not_deferred_if_another_handle_is_updated() {
+    for (style, same) in [(Style::Robust, true), (Style::Lite, true), (Style::Robust, false), (Style::Lite, false)] {
+        let mut b = Build::default();
+        let (handle, other, third) = (b.variable(1), b.variable(1), b.variable(1));
+        for (number, variable) in (1..).zip([handle, other, third]) {
+            b.nodes[variable as usize].detail = if same { 1 } else { number };
+        }
+        let (read, first) = (b.read(handle), b.read(third));
+        let gradient = b.op(0, &[(first, Plain)]);
+        b.after(first, gradient);
+        b.update(other, &[]);
+        let late = b.update(third, &[gradient, read]);
+        let plan = b.check(style);
+        let call = |node: u32| plan.calls_of[node as usize];
+        let at_once = call(read).is_some_and(|it| Some(it) != call(late));
+        assert_eq!(at_once, same, "{style:?}");
+    }
+}

@@ -1,0 +1,275 @@
+"""Random functions of TensorFlow 2 (`run.py --only functions`): a ClusterCoordinator runs them over stock gRPC and over every protocol, and every result
+and the final content of every variable must have the same bits.
+
+A program is JSON: {"seed", "variables": [{"server", "dtype", "rows"}], "functions": [[op…]…], "schedule": [function…]}. Values are vectors of WIDTH numbers.
+An op is {"op", "at": device, "in": [value…], "var": handle, "after": [op…]}; `value` is the number of an earlier op that has one. A handle is [variable,
+alias]: alias 1 is a second handle of the same variable, which the function captures separately. If one of two users of a variable writes it, `after` orders
+them, whatever handles they use.
+"""
+
+import random
+
+from cluster import free_port, state, tf
+
+SHAPE = {"ps": 2, "worker": 2}
+PLACES = ("ps0", "ps1", "worker")
+WIDTH = 4
+DEVICES = {"ps0": "/job:ps/replica:0/task:0/device:CPU:0", "ps1": "/job:ps/replica:0/task:1/device:CPU:0"}
+READS = ("read", "gather")
+WRITES = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_update")
+PURE = ("add", "mul", "sum", "reverse", "halve")
+
+
+# Seed → program. ------------------------------------------------------------------------------------------------------
+
+
+class Function:
+    def __init__(self, rng, variables):
+        self.rng, self.variables, self.ops = rng, variables, []
+        self.users = [[] for _ in variables]  # (op, writes)
+
+    def values(self, ops):
+        return [number for number, op in enumerate(ops) if op["op"] not in WRITES]
+
+    def touch(self, number, variable, writes):
+        """Orders a user of a variable behind those that it may not overtake."""
+        after = [user for user, wrote in self.users[variable] if writes or wrote]
+        self.users[variable].append((number, writes))
+        return after
+
+    def emit(self, depth=0):
+        rng, number = self.rng, len(self.ops)
+        inputs = self.values(self.ops)
+        kind = rng.choice(("read", "write", "write", "pure", "pure") + (("cond", "while") if depth == 0 else ()))
+        op = {"op": "constant", "at": rng.choice(PLACES), "in": [], "after": [], "value": rng.randrange(1, 5)}
+        if kind in ("read", "write"):
+            variable = rng.randrange(len(self.variables))
+            op["op"] = rng.choice(READS if kind == "read" or not inputs else WRITES)
+            if self.variables[variable]["rows"] == 0:
+                op["op"] = {"gather": "read", "scatter_add": "assign_add", "scatter_update": "assign"}.get(op["op"], op["op"])
+            op["var"] = [variable, rng.randrange(2)]
+            op["row"] = [rng.randrange(max(1, self.variables[variable]["rows"])) for _ in range(2)]
+            op["in"] = [rng.choice(inputs)] if op["op"] in WRITES else []
+            op["after"] = self.touch(number, variable, op["op"] in WRITES)
+        elif kind == "pure" and inputs:
+            op["op"] = rng.choice(PURE)
+            op["in"] = [rng.choice(inputs) for _ in range(2)]
+        elif kind in ("cond", "while") and inputs:
+            # Bodies read and update variables of their own choice, in the order of their list.
+            op["op"], op["in"] = kind, [rng.choice(inputs)]
+            op["bodies"] = []
+            chosen = set()
+            for _ in range(2 if kind == "cond" else 1):
+                body = [{"update": rng.choice(("assign_add", "assign", None)), "var": [rng.randrange(len(self.variables)), rng.randrange(2)]} for _ in range(rng.randrange(1, 4))]
+                chosen.update(step["var"][0] for step in body)
+                op["bodies"].append(body)
+            for variable in sorted(chosen):
+                op["after"] += self.touch(number, variable, True)
+        if rng.random() < 0.2 and number:
+            op["after"].append(rng.randrange(number))
+        op["after"] = sorted(set(op["after"]))
+        self.ops.append(op)
+
+
+def generate(seed):
+    rng = random.Random(seed)
+    variables = [
+        {"server": rng.randrange(2), "dtype": rng.choice(("float32", "float32", "int64")), "rows": rng.choice((0, 0, 3, 7))} for _ in range(rng.randrange(2, 7))
+    ]
+    functions = []
+    for _ in range(rng.randrange(1, 3)):
+        made = Function(rng, variables)
+        for _ in range(rng.randrange(4, 30)):
+            made.emit()
+        functions.append(made.ops)
+    schedule = [rng.randrange(len(functions)) for _ in range(rng.randrange(3, 7))]
+    return {"seed": seed, "variables": variables, "functions": functions, "schedule": schedule}
+
+
+# In the chief's process. ----------------------------------------------------------------------------------------------
+
+
+def coordinate(protocol, spec):
+    from cluster import load
+
+    load(protocol)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer=protocol)
+    state["strategy"] = tf.distribute.ParameterServerStrategy(resolver)
+    state["coordinator"] = tf.distribute.coordinator.ClusterCoordinator(state["strategy"])
+
+
+class Body:
+    """Builds one function."""
+
+    def __init__(self, program, handles):
+        self.program, self.handles = program, handles
+
+    def dtype(self, variable):
+        return tf.as_dtype(self.program["variables"][variable]["dtype"])
+
+    def read(self, var):
+        value = tf.raw_ops.ReadVariableOp(resource=self.handles[var[0]][var[1]], dtype=self.dtype(var[0]))
+        return tf.cast(value if self.program["variables"][var[0]]["rows"] == 0 else value[0], tf.float32)
+
+    def write(self, op, var, value, rows):
+        handle, dtype = self.handles[var[0]][var[1]], self.dtype(var[0])
+        count = self.program["variables"][var[0]]["rows"]
+        value = tf.cast(tf.clip_by_value(value, -1e6, 1e6), dtype)
+        if op.startswith("scatter"):
+            made = tf.raw_ops.ResourceScatterAdd if op == "scatter_add" else tf.raw_ops.ResourceScatterUpdate
+            # Equal rows with equal values: whichever is last.
+            return made(resource=handle, indices=tf.constant(rows, tf.int32), updates=tf.stack([value, value]))
+        value = value if count == 0 else tf.tile(value[tf.newaxis], [count, 1])
+        made = {"assign": tf.raw_ops.AssignVariableOp, "assign_add": tf.raw_ops.AssignAddVariableOp, "assign_sub": tf.raw_ops.AssignSubVariableOp}[op]
+        return made(resource=handle, value=value)
+
+    def place(self, at):
+        return tf.device(DEVICES.get(at))
+
+    def on_server(self, var):
+        return self.place(f"ps{self.program['variables'][var[0]]['server']}")
+
+    def steps(self, body, value):
+        """Reads and updates in order; returns a value."""
+        last = []
+        for step in body:
+            with tf.control_dependencies(last):
+                with self.on_server(step["var"]):
+                    value = value * 0.5 + self.read(step["var"])
+                    last = [value]
+                    if step["update"]:
+                        with tf.control_dependencies([value]):
+                            last = [self.write(step["update"], step["var"], value, [0, 0])]
+        with tf.control_dependencies(last):
+            return tf.identity(value)
+
+    def branch(self, op, value):
+        if op["op"] == "cond":
+            first, second = op["bodies"]
+            return tf.cond(tf.reduce_sum(value) > 3.0, lambda: self.steps(first, value), lambda: self.steps(second, value))
+        return tf.while_loop(lambda i, _: i < 2, lambda i, at: (i + 1, self.steps(op["bodies"][0], at)), (tf.constant(0), value))[1]
+
+    def build(self, ops):
+        values, done = [], []
+        for op in ops:
+            inputs = [values[number] for number in op["in"]]
+            device = self.on_server(op["var"]) if "var" in op else self.place(op["at"])
+            with tf.control_dependencies([done[number] for number in op["after"]]), device:
+                kind, value = op["op"], None
+                if kind == "constant":
+                    value = tf.fill((WIDTH,), float(op["value"]))
+                elif kind == "read":
+                    value = self.read(op["var"])
+                elif kind == "gather":
+                    rows = tf.raw_ops.ResourceGather(resource=self.handles[op["var"][0]][op["var"][1]], indices=op["row"], dtype=self.dtype(op["var"][0]))
+                    value = tf.cast(tf.reduce_sum(rows, 0), tf.float32)
+                elif kind in WRITES:
+                    effect = self.write(kind, op["var"], inputs[0], op["row"])
+                elif kind == "add":
+                    value = inputs[0] + inputs[1]
+                elif kind == "mul":
+                    value = tf.clip_by_value(inputs[0] * inputs[1], -1e3, 1e3)
+                elif kind == "sum":
+                    value = tf.fill((WIDTH,), tf.reduce_sum(inputs[0]))
+                elif kind == "reverse":
+                    value = tf.reverse(inputs[0], [0])
+                elif kind == "halve":
+                    value = inputs[0] * 0.5
+                else:
+                    value = self.branch(op, inputs[0])
+            values.append(value)
+            done.append(effect if kind in WRITES else value)
+        with tf.control_dependencies(done):
+            return [tf.identity(value) for value in values if value is not None][-6:]
+
+
+def execute(program):
+    """Returns the results as (dtype, shape, bytes), one list for each step and one for the variables."""
+    import numpy as np
+
+    def plain(tensor):
+        array = np.asarray(tensor)
+        return str(array.dtype), list(array.shape), array.tobytes()
+
+    variables, handles = [], []
+    for number, it in enumerate(program["variables"]):
+        shape = (WIDTH,) if it["rows"] == 0 else (it["rows"], WIDTH)
+        with state["strategy"].scope(), tf.device(DEVICES[f"ps{it['server']}"]):
+            made = tf.Variable((np.arange(np.prod(shape)).reshape(shape) % 5 + number).astype(it["dtype"]))
+            again = tf.identity(made.handle)
+        variables.append(made)
+        handles.append((made.handle, again))
+    body = Body(program, handles)
+    functions = [tf.function(lambda ops=ops: body.build(ops), autograph=False) for ops in program["functions"]]
+    out = []
+    for number in program["schedule"]:
+        result = state["coordinator"].schedule(functions[number])
+        state["coordinator"].join()
+        out.append([plain(value) for value in result.fetch()])
+    out.append([plain(v.numpy()) for v in variables])
+    return out
+
+
+# Clusters. ------------------------------------------------------------------------------------------------------------
+
+
+def start(harness, runner, protocol):
+    """Returns (cluster, chief task)."""
+    made = harness.Cluster(runner, protocol, SHAPE, environment={"TF_CPP_MIN_LOG_LEVEL": "1"}, start=False)
+    made.spec["chief"] = [f"127.0.0.1:{free_port()}"]
+    for job, count in SHAPE.items():
+        for index in range(count):
+            made.start(job, index)
+    chief = made.process("chief", 0)
+    chief.call(coordinate, protocol, made.spec, timeout=60)
+    return made, chief
+
+
+def fuzz(harness, runner, protocols, seed, programs, seconds, out, timeout=60):
+    """Returns the seeds that differ. One program at a time, over all protocols at once."""
+    import json
+    import time
+
+    begun, clusters, wrong, count = time.monotonic(), {}, [], 0
+    names = ("grpc", *protocols)
+    try:
+        while time.monotonic() - begun < seconds and (programs == 0 or count < programs):
+            program = generate(seed + count)
+            count += 1
+            for name in names:
+                if name not in clusters:
+                    clusters[name] = start(harness, runner, name)
+                clusters[name][1].begin(execute, program)
+            results = {}
+            for name in names:
+                try:
+                    results[name] = clusters[name][1].result(timeout)
+                except (harness.RemoteError, harness.TaskDied, TimeoutError, AssertionError) as error:
+                    results[name] = f"{type(error).__name__}: {str(error)[:600]}"
+                    clusters.pop(name)[0].close()
+            differ = [name for name in protocols if results[name] != results["grpc"]]
+            if isinstance(results["grpc"], str):
+                print(f"seed {program['seed']}: fails over grpc: {results['grpc']}", flush=True)
+            if differ:
+                wrong.append(program["seed"])
+                (out / f"functions-{program['seed']}.json").write_text(json.dumps(program, indent=1))
+                for name in differ:
+                    print(f"seed {program['seed']}: {name}: {show(results['grpc'], results[name])}", flush=True)
+        print(f"{time.monotonic() - begun:.0f} s: {count} programs of functions, differences in {wrong or 'none'}", flush=True)
+    finally:
+        for cluster, _ in clusters.values():
+            cluster.close()
+    return wrong
+
+
+def show(stock, other):
+    if isinstance(stock, str) or isinstance(other, str):
+        return f"{stock if isinstance(stock, str) else 'values'} over grpc, {other if isinstance(other, str) else 'values'} here"
+    import numpy as np
+
+    for step, (a, b) in enumerate(zip(stock, other)):
+        for k, (x, y) in enumerate(zip(a, b)):
+            if x != y:
+                what = "variable" if step == len(stock) - 1 else f"step {step}, value"
+                return f"{what} {k}: {np.frombuffer(x[2], x[0])[:8]} over grpc, {np.frombuffer(y[2], y[0])[:8]} here"
+    return "another number of values"
