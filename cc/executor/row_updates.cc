@@ -244,7 +244,8 @@ constexpr Known kKnown[] = {
 };
 
 const Known* FindKnown(const std::string& op) {
-  const auto* found = std::find_if(std::begin(kKnown), std::end(kKnown), [&op](const Known& one) { return op == one.op; });
+  const auto* found =
+      std::find_if(std::begin(kKnown), std::end(kKnown), [&op](const Known& one) { return op == one.op; });
   return found == std::end(kKnown) ? nullptr : found;
 }
 
@@ -292,7 +293,8 @@ std::shared_ptr<const NodeProperties> WithRowUpdates(const std::shared_ptr<const
   const Known* known = FindKnown(node.op());
   if (known == nullptr || node.attr().count(kLabelAttr) != 0) return properties;
   DataType type, id_type;
-  if (!TypeOf(node, known->type, &type) || (type != tensorflow::DT_FLOAT && type != tensorflow::DT_DOUBLE)) return properties;
+  if (!TypeOf(node, known->type, &type)) return properties;
+  if (type != tensorflow::DT_FLOAT && type != tensorflow::DT_DOUBLE) return properties;
   if (!TypeOf(node, "Tindices", &id_type)) return properties;
   static const bool possible = HasRowMath() && IsSwitchedOn();
   if (!possible || !HasSameBits(known->tried, type, device)) return properties;

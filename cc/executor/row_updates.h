@@ -2,8 +2,8 @@
 //
 //   return runtime->CreateKernel(WithRowUpdates(properties, device), kernel);
 //
-// Most of a parameter server's time in a step with embeddings goes into these updates. TensorFlow's kernels evaluate two
-// tensor expressions per row and wait for memory at each; ours make one pass, and fetch the next rows meanwhile.
+// Most of a parameter server's time in a step with embeddings goes into these updates. TensorFlow's kernels evaluate
+// two tensor expressions per row and wait for memory at each; ours make one pass, and fetch the next rows meanwhile.
 //
 // Each of our kernels contains TensorFlow's kernel of the node, and leaves to it whatever is not an ordinary update:
 // every error, tables and rows that overlap, and the first update of a resource variable, which changes its mode.
