@@ -203,9 +203,9 @@ void ScatterRows(const SparseRows<T, Id>&, Sign, T*) {}
 
 #endif
 
-#define STARWIRE_ROW_MATH(T, Id)                                                                   \
-  template void ApplyAdagrad(const SparseRows<T, Id>&, const AdagradNumbers<T>&, T*, T*);          \
-  template void ApplyMomentum(const SparseRows<T, Id>&, const MomentumNumbers<T>&, T*, T*);        \
+#define STARWIRE_ROW_MATH(T, Id)                                                            \
+  template void ApplyAdagrad(const SparseRows<T, Id>&, const AdagradNumbers<T>&, T*, T*);   \
+  template void ApplyMomentum(const SparseRows<T, Id>&, const MomentumNumbers<T>&, T*, T*); \
   template void ScatterRows(const SparseRows<T, Id>&, Sign, T*)
 
 STARWIRE_ROW_MATH(float, int32_t);

@@ -61,13 +61,12 @@ class RowUpdate : public OpKernel {
     NodeDef plain = def();
     plain.mutable_attr()->erase(kLabelAttr);
     std::shared_ptr<const NodeProperties> properties;
-    OP_REQUIRES_OK(context, NodeProperties::CreateFromNodeDef(std::move(plain), tensorflow::OpRegistry::Global(),
-                                                              &properties));
+    OP_REQUIRES_OK(context,
+                   NodeProperties::CreateFromNodeDef(std::move(plain), tensorflow::OpRegistry::Global(), &properties));
     OpKernel* stock = nullptr;
     OP_REQUIRES_OK(context, tensorflow::CreateOpKernel(context->device_type(), context->device(),
-                                                       context->device()->GetAllocator({}),
-                                                       context->function_library(), properties,
-                                                       context->graph_def_version(), &stock));
+                                                       context->device()->GetAllocator({}), context->function_library(),
+                                                       properties, context->graph_def_version(), &stock));
     stock_.reset(stock);
   }
 
@@ -161,8 +160,7 @@ class AdagradUpdate : public RowUpdate {
     if (!ReadRows(tables, 2, context->input(kRows), context->input(kRows + 1), &rows)) return false;
     T* table = const_cast<T*>(tables[0].flat<T>().data());
     T* accumulator = const_cast<T*>(tables[1].flat<T>().data());
-    InParts(context, rows,
-            [&](const SparseRows<T, Id>& part) { ApplyAdagrad(part, numbers, table, accumulator); });
+    InParts(context, rows, [&](const SparseRows<T, Id>& part) { ApplyAdagrad(part, numbers, table, accumulator); });
     return true;
   }
 

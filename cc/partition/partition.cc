@@ -40,11 +40,10 @@ tensorflow::LocalExecutorParams ParamsFor(FunctionLibraryRuntime* runtime, const
     if (!BelongsToSession(runtime, properties->node_def.op())) {
       return runtime->CreateKernel(WithRowUpdates(WithExactUpdates(properties), device), kernel);
     }
-    return device->op_segment()->FindOrCreate(
-        session, properties->node_def.name(), kernel,
-        [runtime, device, &properties](OpKernel** made) {
-          return runtime->CreateKernel(WithRowUpdates(properties, device), made);
-        });
+    return device->op_segment()->FindOrCreate(session, properties->node_def.name(), kernel,
+                                              [runtime, device, &properties](OpKernel** made) {
+                                                return runtime->CreateKernel(WithRowUpdates(properties, device), made);
+                                              });
   };
   params.delete_kernel = [runtime](OpKernel* kernel) {
     if (kernel != nullptr && !BelongsToSession(runtime, kernel->type_string())) delete kernel;
