@@ -31,12 +31,27 @@ STARWIRE_REACH(ContextsTag, EagerServiceImpl::contexts_);
 
 constexpr uint64_t kContext = 7;
 
+class Workers : public NoWorkers {
+ public:
+  void ListWorkers(std::vector<std::string>* workers) const override { workers->clear(); }
+  void ListWorkersInJob(const std::string&, std::vector<std::string>* workers) const override { workers->clear(); }
+  Status GetEagerClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache>*) override { return OkStatus(); }
+};
+
 class EagerHandlesTest : public StarServiceTest {
  protected:
   void SetUp() override {
     StarServiceTest::SetUp();
     rendezvous_ = std::make_unique<RendezvousMgr>(&ps_->env);
     ps_->env.rendezvous_mgr = rendezvous_.get();
+    ps_->sessions = std::make_unique<tensorflow::SessionMgr>(
+        &ps_->env, ps_->name, std::make_unique<Workers>(),
+        [](const tensorflow::ServerDef&, tensorflow::WorkerCacheInterface** cache) {
+          *cache = new Workers;
+          return OkStatus();
+        },
+        nullptr);
+    ps_->env.session_mgr = ps_->sessions.get();
     service_ = std::make_unique<EagerServiceImpl>(&ps_->env);
     tensorflow::eager::CreateContextRequest request;
     tensorflow::eager::CreateContextResponse response;
@@ -110,22 +125,6 @@ TEST_F(EagerHandlesTest, WhatIsNoResourceOfTheDeviceIsRefused) {
   Status status;
   Find({{1, 0}}, &status);
   EXPECT_EQ(StatusNumber(status), kUnimplemented);
-}
-
-TEST_F(EagerHandlesTest, HandlesThatAreNotThereYet) {
-  TensorHandle* empty =
-      TensorHandle::CreateEmptyLocalHandle(device(), device(), device(), tensorflow::DT_RESOURCE, context_);
-  Add(1, empty);
-  Status status;
-  bool late = false;
-  Find({{1, 0}}, &status, /*may_wait=*/false, &late);
-  EXPECT_TRUE(status.ok() && late);
-  std::thread later([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    EXPECT_TRUE(empty->SetTensor(Resource("late"), device()).ok());
-  });
-  EXPECT_EQ(Find({{1, 0}}, &status, /*may_wait=*/true, &late), std::vector<std::string>{"late"});
-  later.join();
 }
 
 TEST_F(EagerHandlesTest, HandlesAreDeletedMeanwhile) {
