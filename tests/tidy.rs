@@ -84,7 +84,7 @@ const FOLDERS: [(&str, &[&str]); 10] = [
     ("fuse", &["base", "graph", "tensor"]),
     ("partition", &["base", "executor", "graph", "worker"]),
     ("star", &["base", "executor", "graph", "rendezvous", "tensor", "worker"]),
-    ("server", &["base", "fuse", "partition", "rendezvous", "star", "tensor", "worker"]),
+    ("server", &["base", "executor", "fuse", "partition", "rendezvous", "star", "tensor", "worker"]),
 ];
 
 /// What `#include "…"` names, by line.
