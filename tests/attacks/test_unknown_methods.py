@@ -4,7 +4,7 @@ import os
 
 import client
 
-UNKNOWN = [12, 23, 24, 255, 256, 4711, 65535]
+UNKNOWN = [12, 24, 25, 255, 256, 4711, 65535]
 KNOWN = [*range(1, 12), *range(13, 23)]
 
 
