@@ -45,9 +45,7 @@ fn limits_of_the_protocol() {
     check("docs/protocol.md", begin, &starwire_protocol::limits::markdown_table());
 }
 
-/// Checks links to files of the repository and file names in backticks.
-#[test]
-fn links_and_file_names() {
+fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
     for folder in [".", "deploy", "deploy/kubernetes", "docs", "examples", "fuzz", "bazel", "benches/swarm"] {
@@ -57,8 +55,28 @@ fn links_and_file_names() {
         );
     }
     assert!(files.len() > 10);
+    files
+}
+
+/// Code blocks begin and end on lines of their own; wrapping a document must not join them with text.
+#[test]
+fn code_blocks() {
+    for file in documents() {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let fences = text.lines().filter(|line| line.contains("```"));
+        let fences: Vec<&str> = fences.map(str::trim_start).collect();
+        let joined = fences.iter().find(|fence| !fence.starts_with("```") || fence[3..].contains([' ', '`']));
+        assert_eq!(joined, None, "{}: a code block is joined with text", file.display());
+        assert!(fences.len() % 2 == 0, "{}: a code block does not end", file.display());
+    }
+}
+
+/// Checks links to files of the repository and file names in backticks.
+#[test]
+fn links_and_file_names() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut dead = Vec::new();
-    for file in files {
+    for file in documents() {
         let text = std::fs::read_to_string(&file).unwrap();
         let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         let links = links.filter(|link| !link.contains("://") && !link.starts_with('#'));

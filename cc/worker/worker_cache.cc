@@ -35,17 +35,33 @@ TaskAddresses AddressesOf(const tensorflow::ClusterDef& cluster) {
 bool WorkerCaches::DropStock() {
   bool gone = true;
   std::lock_guard<std::mutex> lock(mu_);
-  for (WorkerCache* cache : caches_) {
-    std::shared_ptr<WorkerCacheInterface> stock;
+  for (StockCache* stock : stock_) {
+    std::shared_ptr<WorkerCacheInterface> cache;
     {
-      std::unique_lock<std::shared_mutex> cache_lock(cache->mu_);
-      stock.swap(cache->stock_);
+      std::unique_lock<std::shared_mutex> stock_lock(stock->mu_);
+      cache.swap(stock->cache_);
     }
-    const std::weak_ptr<WorkerCacheInterface> rest = stock;
-    stock.reset();
+    const std::weak_ptr<WorkerCacheInterface> rest = cache;
+    cache.reset();
     if (!rest.expired()) gone = false;
   }
   return gone;
+}
+
+StockCache::StockCache(std::unique_ptr<WorkerCacheInterface> cache, std::shared_ptr<WorkerCaches> caches)
+    : caches_(std::move(caches)), cache_(std::move(cache)) {
+  std::lock_guard<std::mutex> lock(caches_->mu_);
+  caches_->stock_.insert(this);
+}
+
+StockCache::~StockCache() {
+  std::lock_guard<std::mutex> lock(caches_->mu_);
+  caches_->stock_.erase(this);
+}
+
+std::shared_ptr<WorkerCacheInterface> StockCache::Get() const {
+  std::shared_lock<std::shared_mutex> lock(mu_);
+  return cache_;
 }
 
 WorkerCache::WorkerCache(std::unique_ptr<WorkerCacheInterface> stock, TaskAddresses addresses, std::string local_task,
@@ -59,20 +75,9 @@ WorkerCache::WorkerCache(std::unique_ptr<WorkerCacheInterface> stock, TaskAddres
       resolver_(std::move(resolver)),
       caches_(std::move(caches)),
       board_(std::move(board)),
-      stock_(std::move(stock)) {
-  std::lock_guard<std::mutex> lock(caches_->mu_);
-  caches_->caches_.insert(this);
-}
+      stock_(std::make_shared<StockCache>(std::move(stock), caches_)) {}
 
-WorkerCache::~WorkerCache() {
-  std::lock_guard<std::mutex> lock(caches_->mu_);
-  caches_->caches_.erase(this);
-}
-
-std::shared_ptr<WorkerCacheInterface> WorkerCache::stock() const {
-  std::shared_lock<std::shared_mutex> lock(mu_);
-  return stock_;
-}
+WorkerCache::~WorkerCache() = default;
 
 Status WorkerCache::Stopped(const std::string& task) {
   return MakeStatus(kUnavailable, "the server of " + task + " was stopped");
@@ -80,12 +85,12 @@ Status WorkerCache::Stopped(const std::string& task) {
 
 void WorkerCache::ListWorkers(std::vector<std::string>* workers) const {
   workers->clear();
-  if (const auto stock = this->stock()) stock->ListWorkers(workers);
+  if (const auto stock = stock_->Get()) stock->ListWorkers(workers);
 }
 
 void WorkerCache::ListWorkersInJob(const std::string& job_name, std::vector<std::string>* workers) const {
   workers->clear();
-  if (const auto stock = this->stock()) stock->ListWorkersInJob(job_name, workers);
+  if (const auto stock = stock_->Get()) stock->ListWorkersInJob(job_name, workers);
 }
 
 std::string WorkerCache::TaskOf(const std::string& target) {
@@ -117,10 +122,10 @@ WorkerInterface* WorkerCache::CreateWorker(const std::string& target) {
   if (worker == nullptr) {
     std::shared_ptr<Channel> channel;
     Status opened;
-    if (stock_ == nullptr) {
+    if (const auto stock = stock_->Get(); stock == nullptr) {
       opened = Stopped(local_task_);
     } else {
-      resolver_->Register(task, address->second, stock_);
+      resolver_->Register(task, address->second, stock);
       opened = channels_->OpenChannel(task, address->second, &channel);
     }
     worker = opened.ok() ? std::make_unique<RemoteWorker>(task, std::move(channel), &logger_)
@@ -144,13 +149,13 @@ void WorkerCache::AdviseFilters() {
 void WorkerCache::ReleaseWorker(const std::string&, WorkerInterface*) {}
 
 bool WorkerCache::GetDeviceLocalityNonBlocking(const std::string& device, tensorflow::DeviceLocality* locality) {
-  const auto stock = this->stock();
+  const auto stock = stock_->Get();
   return stock != nullptr && stock->GetDeviceLocalityNonBlocking(device, locality);
 }
 
 void WorkerCache::GetDeviceLocalityAsync(const std::string& device, tensorflow::DeviceLocality* locality,
                                          tensorflow::StatusCallback done) {
-  auto stock = this->stock();
+  auto stock = stock_->Get();
   if (stock == nullptr) {
     done(Stopped(local_task_));
     return;
@@ -164,21 +169,21 @@ void WorkerCache::GetDeviceLocalityAsync(const std::string& device, tensorflow::
 }
 
 Status WorkerCache::GetEagerClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache>* eager_client_cache) {
-  const auto stock = this->stock();
+  const auto stock = stock_->Get();
   if (stock == nullptr) return Stopped(local_task_);
   std::unique_ptr<tensorflow::eager::EagerClientCache> plain;
   const Status status = stock->GetEagerClientCache(&plain);
   if (!status.ok()) return status;
   // It may outlive this object.
   auto open = [addresses = addresses_, local_task = local_task_, channels = channels_, resolver = resolver_,
-               weak = std::weak_ptr<WorkerCacheInterface>(stock)](const std::string& target) {
+               shared = stock_](const std::string& target) {
     std::unique_ptr<RemoteWorker> worker;
     const std::string task = TaskOf(target);
     const auto address = addresses.find(task);
     if (task == local_task || address == addresses.end()) return worker;
     std::shared_ptr<Channel> channel;
     Status opened = Stopped(local_task);
-    if (const auto stock = weak.lock()) {
+    if (const auto stock = shared->Get()) {
       resolver->Register(task, address->second, stock);
       opened = channels->OpenChannel(task, address->second, &channel);
     }
@@ -192,23 +197,23 @@ Status WorkerCache::GetEagerClientCache(std::unique_ptr<tensorflow::eager::Eager
 
 Status WorkerCache::GetCoordinationClientCache(
     std::unique_ptr<tensorflow::CoordinationClientCache>* coordination_client_cache) {
-  const auto stock = this->stock();
+  const auto stock = stock_->Get();
   return stock == nullptr ? Stopped(local_task_) : stock->GetCoordinationClientCache(coordination_client_cache);
 }
 
 void WorkerCache::SetLogging(bool active) {
   logger_.SetLogging(active);
-  if (const auto stock = this->stock()) stock->SetLogging(active);
+  if (const auto stock = stock_->Get()) stock->SetLogging(active);
 }
 
 void WorkerCache::ClearLogs() {
   logger_.ClearLogs();
-  if (const auto stock = this->stock()) stock->ClearLogs();
+  if (const auto stock = stock_->Get()) stock->ClearLogs();
 }
 
 bool WorkerCache::RetrieveLogs(int64_t step_id, tensorflow::StepStats* ss) {
   bool any = logger_.RetrieveLogs(step_id, ss);
-  if (const auto stock = this->stock()) any = stock->RetrieveLogs(step_id, ss) || any;
+  if (const auto stock = stock_->Get()) any = stock->RetrieveLogs(step_id, ss) || any;
   return any;
 }
 

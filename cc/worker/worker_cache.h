@@ -27,7 +27,7 @@ using TaskAddresses = std::map<std::string, std::string>;
 TaskAddresses AddressesOf(const tensorflow::ClusterDef& cluster);
 std::string TaskName(const std::string& job, int task);
 
-class WorkerCache;
+class StockCache;
 
 // The worker caches of one server. A server that stops removes TensorFlow's part from them: sessions keep their cache
 // as long as they like, but that part needs threads of the server.
@@ -37,10 +37,27 @@ class WorkerCaches {
   bool DropStock();
 
  private:
+  friend class StockCache;
   friend class WorkerCache;
   std::mutex mu_;
-  std::set<WorkerCache*> caches_;
+  std::set<StockCache*> stock_;  // guarded by mu_
   std::once_flag advice_;
+};
+
+// TensorFlow's part of a worker cache. The cache and the eager clients that it handed out share it: TensorFlow replaces
+// a cache when a cluster changes, while steps still open clients that they got from the old one.
+class StockCache {
+ public:
+  StockCache(std::unique_ptr<tensorflow::WorkerCacheInterface> cache, std::shared_ptr<WorkerCaches> caches);
+  ~StockCache();
+  // Null once the server has stopped.
+  std::shared_ptr<tensorflow::WorkerCacheInterface> Get() const;
+
+ private:
+  friend class WorkerCaches;
+  const std::shared_ptr<WorkerCaches> caches_;
+  mutable std::shared_mutex mu_;
+  std::shared_ptr<tensorflow::WorkerCacheInterface> cache_;  // guarded by mu_
 };
 
 class WorkerCache : public tensorflow::WorkerCacheInterface {
@@ -73,15 +90,11 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   bool RetrieveLogs(int64_t step_id, tensorflow::StepStats* ss) override;
 
  private:
-  friend class WorkerCaches;
-
   tensorflow::WorkerInterface* CreateWorker(const std::string& target);
   // A session without device filters asks every task for its devices, and so does every other worker's.
   void AdviseFilters();
   // "/job:ps/replica:0/task:0" of a target that may go on to name a device; empty if it names no task.
   static std::string TaskOf(const std::string& target);
-  // Null once the server has stopped.
-  std::shared_ptr<tensorflow::WorkerCacheInterface> stock() const;
   static Status Stopped(const std::string& task);
 
   const TaskAddresses addresses_;
@@ -91,11 +104,11 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   const std::shared_ptr<Resolver> resolver_;
   const std::shared_ptr<WorkerCaches> caches_;
   const std::shared_ptr<HandleBoard> board_;
+  const std::shared_ptr<StockCache> stock_;
   tensorflow::WorkerCacheLogger logger_;
 
   mutable std::shared_mutex mu_;
   // All guarded by mu_.
-  std::shared_ptr<tensorflow::WorkerCacheInterface> stock_;
   std::unordered_map<std::string, std::unique_ptr<RemoteWorker>> workers_;  // by task
   std::unordered_map<std::string, RemoteWorker*> by_target_;                // by requested target
   int siblings_ = 0;                                                        // the workers_ of the local task's job

@@ -12,7 +12,9 @@
 
 #include "cc/base/methods.h"
 #include "cc/base/status_codec.h"
+#include "cc/worker/worker_cache.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
+#include "tensorflow/core/distributed_runtime/worker_cache_wrapper.h"
 #include "tensorflow/core/protobuf/eager_service.pb.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
 
@@ -400,6 +402,61 @@ TEST_F(ComponentFunctionTest, AClosedContextIsForgotten) {
   client_->CloseContextAsync(&close, &closed, [](const Status&) {});
   RunIt("empty", 1, 40);
   EXPECT_EQ(Take(), Journal({"grpc close", "port run 7"})) << "a function of another context may have this name";
+}
+
+// TensorFlow's part of a worker cache, as far as its eager clients go.
+class StockCacheOfClients : public tensorflow::WorkerCacheWrapper {
+ public:
+  explicit StockCacheOfClients(Journal* journal) : WorkerCacheWrapper(nullptr), journal_(journal) {}
+  Status GetEagerClientCache(std::unique_ptr<EagerClientCache>* cache) override {
+    class Clients : public EagerClientCache {
+     public:
+      explicit Clients(Journal* journal) : journal_(journal) {}
+      Status GetClient(const std::string&, RefCountPtr<EagerClient>* client) override {
+        client->reset(new StockClient(journal_));
+        return OkStatus();
+      }
+
+     private:
+      Journal* const journal_;
+    };
+    *cache = std::make_unique<Clients>(journal_);
+    return OkStatus();
+  }
+
+ private:
+  Journal* const journal_;
+};
+
+class Opener : public ChannelOpener {
+ public:
+  Status OpenChannel(const std::string& task, const std::string&, std::shared_ptr<Channel>*) override {
+    opened.push_back(task);
+    return MakeStatus(kInternal, "no channel");
+  }
+  Journal opened;
+};
+
+// TensorFlow replaces a worker cache when the cluster changes, for example after a worker's restart, and clients of the
+// old one are opened meanwhile.
+TEST(EagerClientsOfAWorkerCache, OutliveItButNotTheServer) {
+  Journal journal;
+  auto opener = std::make_shared<Opener>();
+  auto caches = std::make_shared<WorkerCaches>();
+  const TaskAddresses addresses = {{kTask, "127.0.0.1:1"}, {"/job:ps/replica:0/task:0", "127.0.0.1:2"}};
+  auto cache = std::make_unique<WorkerCache>(std::make_unique<StockCacheOfClients>(&journal), addresses,
+                                             "/job:chief/replica:0/task:0", nullptr, opener,
+                                             std::make_shared<Resolver>("grpc++"), caches,
+                                             std::make_shared<HandleBoard>());
+  std::unique_ptr<EagerClientCache> clients;
+  ASSERT_TRUE(cache->GetEagerClientCache(&clients).ok());
+  cache.reset();
+  RefCountPtr<EagerClient> client;
+  ASSERT_TRUE(clients->GetClient(kTask, &client).ok());
+  EXPECT_EQ(opener->opened, Journal({kTask}));
+  caches->DropStock();
+  ASSERT_TRUE(clients->GetClient("/job:ps/replica:0/task:0", &client).ok());
+  EXPECT_EQ(opener->opened, Journal({kTask})) << "the server was stopped";
 }
 
 }  // namespace
