@@ -40,6 +40,8 @@ class Case:
     """`name`, `title` (for tables), cluster size, traffic per step. Subclasses build the graph."""
 
     ps, workers = 1, 1
+    # The job whose processes make the steps.
+    driver = "worker"
     env = {}
     # (message count, message size, socket kinds) of the bare limit for this case.
     bare = None

@@ -124,11 +124,13 @@ class Cluster:
 
     def __init__(self, case, column, library, logs, network=Loopback()):
         tasks = [("ps", i) for i in range(case.ps)] + [("worker", i) for i in range(case.workers)]
+        if case.driver not in ("ps", "worker"):
+            tasks.append((case.driver, 0))
         if not column.protocol:
-            tasks = [("worker", 0)]
-        addresses = {"ps": [], "worker": []}
+            tasks = [(case.driver, 0)]
+        addresses = {}
         for job, index in tasks:
-            addresses[job].append(network.host(job, index).address())
+            addresses.setdefault(job, []).append(network.host(job, index).address())
         env = {**case.env, **column.env}  # the column takes precedence
         self.processes, self.workers = [], []
         try:
@@ -137,7 +139,7 @@ class Cluster:
                 log = logs / f"{case.name}.{column.name.replace(':', '-')}.{job}{index}.log"
                 log.unlink(missing_ok=True)
                 self.processes.append(Process(spec, env, log, host=network.host(job, index)))
-            self.workers = [process for process in self.processes if process.name.startswith("worker")]
+            self.workers = [process for process in self.processes if process.name.startswith(case.driver)]
             for process in self.processes:
                 process.hear()
             for worker in self.workers:

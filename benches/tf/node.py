@@ -1,4 +1,4 @@
-"""One process of the cluster: a ps serves; a worker serves and runs steps on command.
+"""One process of the cluster: a ps serves; a worker serves and runs steps on command; a chief schedules steps on command.
 
 Commands and answers are JSON lines over a socket to the orchestrator.
 """
@@ -19,7 +19,7 @@ def serve(channel, spec):
         if spec["library"]:
             tf.load_library(spec["library"])
         target = ""
-        if spec["protocol"]:
+        if spec["protocol"] and spec["job"] != "chief":
             server = tf.distribute.Server(spec["cluster"], job_name=spec["job"], task_index=spec["task"], protocol=spec["protocol"])
             target = server.target
         channel.answer({"ok": True})
@@ -27,7 +27,7 @@ def serve(channel, spec):
         for line in channel.lines():
             command = json.loads(line)
             if command["do"] == "open":
-                worker = Worker(target, spec)
+                worker = Chief(spec) if spec["case"].driver == "chief" else Worker(target, spec)
                 channel.answer({"ok": True})
             else:
                 channel.answer({"ok": True, **getattr(worker, command.pop("do"))(**command)})
@@ -109,6 +109,46 @@ class Worker:
         for _ in range(steps):
             self.case.run()
         return {"losses": self.case.losses}
+
+    def steps(self):
+        return {"steps": self.case.steps}
+
+    def check(self, total_steps):
+        return {"sum": self.case.check(total_steps)}
+
+
+class Chief:
+    """Functions of TensorFlow 2."""
+
+    def __init__(self, spec):
+        import tensorflow as tf
+
+        self.case = spec["case"]
+        if spec["options"]:
+            raise ValueError(f"functions have no session, and so no options {spec['options']}")
+        resolver = None
+        if spec["protocol"]:
+            resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(spec["cluster"]), task_type="chief", task_id=0, rpc_layer=spec["protocol"])
+        self.case.connect(resolver)
+
+    def trace(self, steps):
+        return {"digest": self.case.trace(steps), "steps": self.case.steps}
+
+    def edges(self):
+        """TensorFlow does not tell how it cut a function."""
+        return {"tensors": 0, "messages": None}
+
+    def window(self, seconds):
+        """Runs steps for `seconds`, some at a time; returns the mean time of a step in each of these bursts, for each step."""
+        case, clock, took = self.case, time.perf_counter, []
+        steps = case.burst()
+        begin = last = clock()
+        while last < begin + seconds:
+            case.run(steps)
+            t = clock()
+            took += [(t - last) * case.workers / steps] * steps
+            last = t
+        return {"elapsed": last - begin, "took": took}
 
     def steps(self):
         return {"steps": self.case.steps}

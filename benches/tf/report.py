@@ -99,10 +99,13 @@ def _rows(columns, cases):
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for case in cases.values():
         first = True
+        messages = [case["columns"][name]["messages_per_step"] for name in columns]
+        # Unknown for functions.
+        tensors = "–" if None in messages else str(case["columns"][base]["tensors_per_step"])
         for key, heading, unit, ratio in METRICS:
             if key not in case["columns"][base] or (key in ("bytes_per_s", "cpu_s_per_tensor") and not _worth(case, key)):
                 continue
-            row = [case["title"] if first else "", str(case["columns"][base]["tensors_per_step"]) if first else "", heading]
+            row = [case["title"] if first else "", tensors if first else "", heading]
             for name in columns:
                 value = case["columns"][name][key]
                 row.append(_cell(value, unit) if isinstance(value, dict) else _engineering(value, unit))
@@ -110,8 +113,8 @@ def _rows(columns, cases):
                 row.append(f"**{case['columns'][name]['ratio'][ratio]['median']:.2f}×**" if ratio else "")
             lines.append("| " + " | ".join(row) + " |")
             first = False
-        row = ["", "", "messages per step"] + [str(case["columns"][name]["messages_per_step"]) for name in columns]
-        lines.append("| " + " | ".join(row + [""] * (len(columns) - 1)) + " |")
+        if None not in messages:
+            lines.append("| " + " | ".join(["", "", "messages per step", *map(str, messages)] + [""] * (len(columns) - 1)) + " |")
         row = ["", "", "peak resident memory, all processes"]
         row += [f"{sum(case['columns'][name]['peak_rss_bytes'].values()) / 2**20:,.0f} MiB" for name in columns]
         lines.append("| " + " | ".join(row + [""] * (len(columns) - 1)) + " |")

@@ -29,11 +29,12 @@ def main():
     bare = Bare(suite.out)
 
     import cases as cases_module
+    import functions
     import models
 
     # The models are for slower networks (benches/wire), and here on request.
     more = models.all_models() + models.other_sizes() if arguments.cases else []
-    cases = suite_module.select(cases_module.all_cases() + more, arguments.cases)
+    cases = suite_module.select(cases_module.all_cases() + functions.all_functions() + more, arguments.cases)
     results = suite.results(arguments.quick)
     begin = time.monotonic()
     results["cases"], results["failures"] = suite.run(cases, bare.limits, with_local=not arguments.quick)

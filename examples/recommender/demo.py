@@ -1,4 +1,4 @@
-"""Trains the same recommender over stock grpc, grpc++ and star_server in real processes, and compares speed and results.
+"""Trains the same recommender over stock grpc, grpc++ and star_server in real processes, as sessions and as functions, and compares speed and results.
 
 The clusters run side by side and train in alternating turns, so that other load on the machine affects all of them alike.
 """
@@ -47,7 +47,7 @@ class Log:
 
 
 class Task:
-    """A process that runs one server and takes commands over a pipe."""
+    """A process of the cluster, which takes commands over a pipe."""
 
     def __init__(self, cluster, job, task, protocol, batch):
         self.name = f"{protocol} /job:{job}/task:{task}"
@@ -84,52 +84,67 @@ def _run(pipe, cluster, job, task, protocol, batch):
     try:
         import task as tasks
 
-        if job == "ps":
+        if job == "ps" or (job == "worker" and "chief" in cluster.jobs):
             server, _ = tasks.serve(cluster, job, task, protocol)
             pipe.send(("ready", None))
             server.join()
-        worker = tasks.Worker(cluster, task, protocol, batch)
+        if job == "chief":
+            import coordinated
+
+            driver = coordinated.Chief(cluster, protocol, batch)
+        else:
+            tasks.sessions_only()
+            driver = tasks.Worker(cluster, task, protocol, batch)
         pipe.send(("ready", None))
         while True:
-            (steps,) = pipe.recv()
-            pipe.send(("trained", worker.train(steps)))
+            steps, exactly = pipe.recv()
+            pipe.send(("trained", driver.train(steps, exactly)))
     except EOFError:
         pass
     except BaseException:
         pipe.send(("error", traceback.format_exc()))
 
 
-class Cluster:
+class Job:
+    """A cluster of one protocol, and the processes that drive its training."""
+
     def __init__(self, protocol, options):
         import tensorflow as tf
 
-        self.protocol = protocol
-        ports = _free_ports(options.ps + options.workers)
+        self.protocol, self.workers = protocol, options.workers
+        ports = _free_ports(options.ps + options.workers + 1)
         addresses = [f"localhost:{port}" for port in ports]
-        spec = tf.train.ClusterSpec({"ps": addresses[: options.ps], "worker": addresses[options.ps :]})
-        self.servers = [Task(spec, "ps", number, protocol, options.batch) for number in range(options.ps)]
-        self.workers = []
-        for server in self.servers:
-            server.receive()
-        for number in range(options.workers):
-            self.workers.append(Task(spec, "worker", number, protocol, options.batch))
-            self.workers[-1].receive()
+        spec = {"ps": addresses[: options.ps], "worker": addresses[options.ps : -1], **self.more_tasks(addresses[-1])}
+        self._cluster, self._batch, self.tasks = tf.train.ClusterSpec(spec), options.batch, []
+        self.drivers = self.start(options)
         self.rates, self.losses, self.steps, self.exact = [], [], 0, []
 
+    def more_tasks(self, address):
+        return {}
+
+    def start(self, options):
+        """Starts the tasks and returns those that train on command."""
+        raise NotImplementedError
+
+    def task(self, job, number):
+        self.tasks.append(Task(self._cluster, job, number, self.protocol, self._batch))
+        return self.tasks[-1]
+
     def train_exactly(self):
-        """Trains on worker 0 only, so that the result does not depend on timing."""
-        self.workers[0].send(EXACT_STEPS)
-        _, self.exact, at = self.workers[0].receive()
+        """Trains in a way that the result does not depend on timing."""
+        self.drivers[0].send(EXACT_STEPS, True)
+        _, self.exact, at = self.drivers[0].receive(120)
         self._count(at, EXACT_STEPS)
 
     def train(self, steps, measured=True):
         """Trains `steps` steps on every worker at once."""
-        for worker in self.workers:
-            worker.send(steps)
-        answers = [worker.receive(120) for worker in self.workers]
-        self._count(max(at for _, _, at in answers), steps * len(self.workers))
+        share = steps * self.workers // len(self.drivers)
+        for driver in self.drivers:
+            driver.send(share, False)
+        answers = [driver.receive(120) for driver in self.drivers]
+        self._count(max(at for _, _, at in answers), share * len(self.drivers))
         if measured:
-            self.rates.append(sum(steps / seconds for seconds, _, _ in answers))
+            self.rates.append(sum(share / seconds for seconds, _, _ in answers))
         self.losses.append(statistics.mean(float(loss) for _, losses, _ in answers for loss in losses[-10:]))
 
     def _count(self, at, steps):
@@ -138,8 +153,45 @@ class Cluster:
             raise Failure(f"{self.protocol}: the parameter server counted {at} steps, the workers ran {self.steps}")
 
     def stop(self):
-        for task in self.workers + self.servers:
+        for task in self.tasks:
             task.stop()
+
+
+class Sessions(Job):
+    title = "Sessions (TensorFlow 1 code, Estimator)"
+    exactly = "one worker, same seed"
+
+    def start(self, options):
+        for number in range(options.ps):
+            self.task("ps", number)
+        for task in self.tasks:
+            task.receive()
+        drivers = []
+        for number in range(options.workers):
+            drivers.append(self.task("worker", number))
+            drivers[-1].receive()
+        return drivers
+
+
+class Functions(Job):
+    title = "Functions (TensorFlow 2: ParameterServerStrategy and ClusterCoordinator)"
+    exactly = "one step at a time, same seed"
+
+    def more_tasks(self, address):
+        return {"chief": [address]}
+
+    def start(self, options):
+        for job, count in (("ps", options.ps), ("worker", options.workers)):
+            for number in range(count):
+                self.task(job, number)
+        for task in self.tasks:
+            task.receive()
+        chief = self.task("chief", 0)
+        chief.receive(120)
+        return [chief]
+
+
+JOBS = {"sessions": Sessions, "functions": Functions}
 
 
 def _free_ports(count):
@@ -152,74 +204,114 @@ def _free_ports(count):
     return ports
 
 
-def compare(options):
-    import tensorflow as tf
+class Progress:
+    """A line that is drawn again and again on a terminal, and once for each call elsewhere."""
 
-    tf.compat.v1.disable_eager_execution()
-    clusters = []
+    WIDTH = 24
+
+    def __init__(self, total):
+        self._total, self._done, self._live = total, 0, sys.stdout.isatty()
+
+    def show(self, text):
+        bar = "#" * (self.WIDTH * self._done // self._total)
+        line = f"   [{bar:{self.WIDTH}}] {text}"
+        print(f"\r\033[K{line}" if self._live else line, end="" if self._live else "\n", flush=True)
+        self._done = min(self._total, self._done + 1)
+
+    def close(self):
+        if self._live:
+            print("\r\033[K", end="", flush=True)
+
+
+def compare(kind, options):
+    """→ [the finished job of each protocol, …], stock grpc's first."""
+    protocols = ["grpc", *options.protocols]
+    progress = Progress(len(protocols) * (options.turns + 2))
+    jobs = []
     try:
-        for protocol in ["grpc", *options.protocols]:
-            print(f"starting {options.ps} parameter servers and {options.workers} workers over {protocol}", flush=True)
-            clusters.append(Cluster(protocol, options))
-        for cluster in clusters:
-            cluster.train_exactly()
-        # Warm up, and measure the pace to size the turns.
-        for cluster in clusters:
-            cluster.train(20)
-        steps = max(20, int(min(cluster.rates[0] for cluster in clusters) / options.workers * options.seconds))
+        for protocol in protocols:
+            progress.show(f"starting {options.ps} parameter servers and {options.workers} workers over {protocol}")
+            jobs.append(kind(protocol, options))
+        # The first steps are compared bit for bit; the next show the pace, which sizes the turns.
+        for job in jobs:
+            progress.show(f"first steps over {job.protocol}")
+            job.train_exactly()
+            job.train(20)
+        steps = max(20, int(min(job.rates[0] for job in jobs) / options.workers * options.seconds))
         for turn in range(options.turns):
-            for cluster in clusters if turn % 2 == 0 else reversed(clusters):
-                cluster.train(steps)
-                rate = cluster.rates[-1]
-                print(f"  {cluster.protocol:12} {rate:8.1f} steps/s  {rate * options.batch:9.0f} examples/s  loss {cluster.losses[-1]:.4f}", flush=True)
+            for job in jobs if turn % 2 == 0 else reversed(jobs):
+                job.train(steps)
+                progress.show(f"turn {turn + 1} of {options.turns}: {job.protocol:12} {job.rates[-1]:7.1f} steps/s, {job.rates[-1] * options.batch:8.0f} examples/s, loss {job.losses[-1]:.4f}")
     finally:
-        for cluster in clusters:
-            cluster.stop()
-    return clusters
+        progress.close()
+        for job in jobs:
+            job.stop()
+    return jobs
 
 
-def report(clusters, options):
-    """Prints the measurements and checks; returns True if all checks passed."""
-    stock, *ours = clusters
-    print()
-    for cluster in clusters:
-        print(f"{cluster.protocol:12} {statistics.median(cluster.rates[1:]):8.1f} steps/s (median of {options.turns} turns)")
-    for cluster in ours:
-        ratios = [b / a for a, b in zip(stock.rates[1:], cluster.rates[1:])]
-        print(f"{cluster.protocol} : {stock.protocol} = {statistics.median(ratios):.2f} (turns: {', '.join(f'{ratio:.2f}' for ratio in ratios)})")
-    print()
+def verify(jobs):
+    """Prints the checks of a kind of job; returns True if all passed."""
+    stock, *ours = jobs
     checks = []
-    for cluster in ours:
-        same = sum(a.tobytes() == b.tobytes() for a, b in zip(stock.exact, cluster.exact))
-        checks.append((f"one worker, same seed: {same} of {EXACT_STEPS} losses are the same bits over {cluster.protocol} and {stock.protocol}", same == EXACT_STEPS))
-    counts = ", ".join(f"{cluster.steps} ({cluster.protocol})" for cluster in clusters)
-    checks.append((f"no update lost: {counts} steps run, as many counted on the parameter server", True))
-    for cluster in clusters:
-        first, last = float(cluster.exact[0]), cluster.losses[-1]
-        checks.append((f"{cluster.protocol} learns: loss {first:.4f} -> {last:.4f}", last < first - 0.005))
+    for job in ours:
+        same = sum(a.tobytes() == b.tobytes() for a, b in zip(stock.exact, job.exact))
+        checks.append((f"{job.exactly}: {same} of {EXACT_STEPS} losses are the same bits over {job.protocol} and {stock.protocol}", same == EXACT_STEPS))
+    counts = ", ".join(f"{job.steps} ({job.protocol})" for job in jobs)
+    checks.append((f"no update lost: {counts} steps run, as many counted on the parameter servers", True))
+    for job in jobs:
+        first, last = float(job.exact[0]), job.losses[-1]
+        checks.append((f"{job.protocol} learns: loss {first:.4f} -> {last:.4f}", last < first - 0.005))
     for text, held in checks:
-        print(("verified: " if held else "FAILED:   ") + text)
+        print(("   verified: " if held else "   FAILED:   ") + text)
     return all(held for _, held in checks)
+
+
+def summary(results):
+    """The table of all kinds: median steps per second, and the median ratio of neighbouring turns."""
+    rows = []
+    for name, jobs in results.items():
+        stock = jobs[0]
+        row = [f"{name}, steps/s", f"{statistics.median(stock.rates[1:]):.1f}"]
+        for job in jobs[1:]:
+            ratio = statistics.median(b / a for a, b in zip(stock.rates[1:], job.rates[1:]))
+            row.append(f"{statistics.median(job.rates[1:]):.1f}  ({ratio:.2f}x)")
+        rows.append(row)
+    heads = ["", *(job.protocol for job in jobs)]
+    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
+    for row in [heads, *rows]:
+        print("   " + row[0].ljust(widths[0]) + "".join("   " + cell.rjust(width) for cell, width in zip(row[1:], widths[1:])))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--protocols", nargs="+", default=["grpc++", "star_server"], help="what to compare with stock grpc")
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--ps", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="about the length of a turn")
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=2.5, help="about the length of a turn")
     options = parser.parse_args()
-    log, failed = Log(), True
+    import tensorflow as tf
+
+    print(f"starwire: a recommender (26 embedding tables, a perceptron, Adagrad) over stock grpc, {' and '.join(options.protocols)}")
+    print(f"   {options.ps} parameter servers and {options.workers} workers for each, in turns, batch {options.batch}; {os.cpu_count()} cores, TensorFlow {tf.__version__}")
+    log, failed, results = Log(), True, {}
     try:
-        clusters = compare(options)
+        sound = True
+        for number, name in enumerate(options.jobs):
+            print(f"\n{number + 1}. {JOBS[name].title}", flush=True)
+            results[name] = compare(JOBS[name], options)
+            sound = verify(results[name]) and sound
         failed = False
     except Failure as failure:
         sys.exit(f"demo: {failure}")
     finally:
         log.close(show=failed)
-    sys.exit(0 if report(clusters, options) else 1)
+    print("\nSummary (medians of the turns)")
+    summary(results)
+    print("\nNext: examples/ has programs to start from, README.md says how to switch yours.")
+    sys.exit(0 if sound else 1)
 
 
 if __name__ == "__main__":

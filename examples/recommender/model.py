@@ -25,7 +25,7 @@ def build(cluster, task, batch):
     with v1.device(v1.train.replica_device_setter(worker_device=worker, cluster=cluster)):
         global_step = v1.train.get_or_create_global_step()
         step = v1.placeholder(tf.int32, [], name="step")
-        ids, labels = _examples(step, task, batch)
+        ids, labels = examples(step, task, batch)
         embedded = []
         wide = []
         for feature in range(FEATURES):
@@ -44,7 +44,7 @@ def build(cluster, task, batch):
     return Model(step, loss, train, global_step, init, uninitialized)
 
 
-def _examples(step, task, batch):
+def examples(step, task, batch):
     """Returns random features, and labels that follow a learnable rule."""
     ids = tf.random.stateless_uniform([batch, FEATURES], seed=tf.stack([step, SEED + task]), maxval=VOCABULARY, dtype=tf.int32)
     rule = np.random.RandomState(SEED).normal(size=[FEATURES * VOCABULARY]).astype(np.float32)

@@ -8,13 +8,20 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 
+def sessions_only():
+    """TensorFlow 1 code; before anything else is done."""
+    import tensorflow as tf
+
+    tf.compat.v1.disable_eager_execution()
+
+
 def serve(cluster, job, task, protocol):
     """Starts this task's server."""
     import tensorflow as tf
 
     if protocol != "grpc":
         import starwire  # noqa: F401  registers the protocols
-    config = tf.compat.v1.ConfigProto(device_filters=["/job:ps", f"/job:{job}/task:{task}"]) if job == "worker" else None
+    config = tf.compat.v1.ConfigProto(device_filters=["/job:ps", f"/job:{job}/task:{task}"]) if job == "worker" and "chief" not in cluster.jobs else None
     return tf.distribute.Server(cluster, job_name=job, task_index=task, protocol=protocol, config=config), config
 
 
@@ -35,8 +42,8 @@ class Worker:
         while self._session.run(self._model.uninitialized).size:
             time.sleep(0.2)
 
-    def train(self, steps):
-        """Returns (seconds, losses, global step afterwards)."""
+    def train(self, steps, one_by_one=True):
+        """Returns (seconds, losses, global step afterwards). A session's steps follow each other in any case."""
         model, losses = self._model, []
         started = time.perf_counter()
         for _ in range(steps):
@@ -62,7 +69,7 @@ def main():
     arguments = parser.parse_args()
     import tensorflow as tf
 
-    tf.compat.v1.disable_eager_execution()
+    sessions_only()
     cluster = tf.train.ClusterSpec({"ps": arguments.ps.split(","), "worker": arguments.worker.split(",")})
     if arguments.job == "ps":
         serve(cluster, "ps", arguments.task, arguments.protocol)[0].join()

@@ -1,0 +1,171 @@
+"""Training steps of TensorFlow 2: functions that a ClusterCoordinator schedules on the workers of a ParameterServerStrategy.
+
+The chief, which has no server, drives them. Values are checked as in cases.py.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from cases import KB, MB, Case, Ctr, _digest
+
+# Steps that the chief schedules for each worker before it waits for them.
+AHEAD = 16
+
+
+class Functions(Case):
+    """Subclasses build `step`, a tf.function that takes the number of the step."""
+
+    driver = "chief"
+    ps, workers = 2, 1
+    # Variables of at least so many bytes are cut into a part for each server.
+    part_bytes = None
+
+    def connect(self, resolver):
+        """Makes this process the chief; without a resolver, everything stays in it."""
+        self.strategy = self.coordinator = None
+        if resolver is not None:
+            partitioner = self.part_bytes and tf.distribute.experimental.partitioners.MinSizePartitioner(min_shard_bytes=self.part_bytes, max_shards=self.ps)
+            self.strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner or None)
+            self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+            with self.strategy.scope():
+                self.build()
+        else:
+            self.build()
+
+    def run(self, steps=1):
+        """Returns the last step's result."""
+        result = None
+        for number in range(self.steps, self.steps + steps):
+            number = tf.constant(number, tf.int64)
+            result = self.coordinator.schedule(self.step, args=(number,)) if self.coordinator else self.step(number)
+        if self.coordinator:
+            self.coordinator.join()
+            result = result.fetch()
+        self.steps += steps
+        return result
+
+    def burst(self):
+        """The steps that are scheduled together."""
+        return self.workers * AHEAD
+
+
+class FunctionVariables(Functions):
+    """`count` float variables of `size` bytes: each is pulled and turned into a gradient, which is pushed and applied."""
+
+    def __init__(self, name, title, count, size):
+        super().__init__(name, title)
+        self.count, self.elements = count, size // 4
+
+    def _start(self):
+        base = (np.arange(self.elements, dtype=np.float32) % 64 + 1) / np.float32(64)
+        return base[None, :] + np.arange(self.count, dtype=np.float32)[:, None] % 13
+
+    def _rates(self):
+        return (1 + np.arange(self.count) % 7).astype(np.float32) / np.float32(16384)
+
+    def build(self):
+        rates = self._rates()
+        self.variables = [tf.Variable(value) for value in self._start()]
+
+        @tf.function
+        def step(number):
+            for variable, rate in zip(self.variables, rates):
+                variable.assign_sub(variable * rate)
+
+        self.step = step
+
+    def init(self):
+        for variable, value in zip(self.variables, self._start()):
+            variable.assign(value)
+
+    def state(self):
+        return [variable.numpy() for variable in self.variables]
+
+    def check(self, total_steps):
+        want, rates = self._start(), self._rates()[:, None]
+        for _ in range(total_steps):
+            want -= want * rates
+        for index, got in enumerate(self.state()):
+            assert np.array_equal(got, want[index]), f"variable {index} differs from numpy after {total_steps} steps: {got[:4]} is not {want[index, :4]}"
+        return float(want.sum())
+
+
+class KerasCtr(Functions):
+    """The click-through-rate model of cases.py in Keras: 26 embeddings in parts and a perceptron, Adagrad."""
+
+    part_bytes = 1 * KB
+
+    def __init__(self, name, title, batch, workers):
+        super().__init__(name, title)
+        self.batch = self.examples = batch
+        self.workers = workers
+
+    def build(self):
+        try:
+            import tf_keras as keras
+        except ImportError:  # before TensorFlow 2.16, this is TensorFlow's Keras
+            keras = tf.keras
+        random = np.random.RandomState(Ctr.data_seed)
+        ids = (random.zipf(1.3, (Ctr.BATCHES, self.batch, Ctr.FIELDS)) * 7919 % Ctr.VOCABULARY).astype(np.int64)
+        dense = random.rand(Ctr.BATCHES, self.batch, Ctr.DENSE).astype(np.float32)
+        clicks = ((ids[:, :, :3].sum(axis=2) % 5 < 2) ^ (dense[:, :, 0] > 0.9)).astype(np.float32)[:, :, None]
+
+        inputs = [keras.Input([Ctr.DENSE])] + [keras.Input([], dtype=tf.int64) for _ in range(Ctr.FIELDS)]
+        layer = keras.layers.Concatenate()(inputs[:1] + [keras.layers.Embedding(Ctr.VOCABULARY, Ctr.DIM)(field) for field in inputs[1:]])
+        for width in Ctr.LAYERS:
+            layer = keras.layers.Dense(width, "relu")(layer)
+        self.model = keras.Model(inputs, keras.layers.Dense(1)(layer))
+        self.optimizer = keras.optimizers.Adagrad(0.05)
+        self.optimizer.build(self.model.trainable_variables)
+
+        def replica(dense, ids, clicks):
+            with tf.GradientTape() as tape:
+                logits = self.model([dense] + tf.unstack(ids, axis=1), training=True)
+                loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=clicks, logits=logits))
+            gradients = tape.gradient(loss, self.model.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables))
+            return loss
+
+        @tf.function
+        def step(number):
+            index = number % Ctr.BATCHES
+            batch = [tf.gather(tf.constant(values), index) for values in (dense, ids, clicks)]
+            return self.strategy.run(replica, args=batch) if self.strategy else replica(*batch)
+
+        self.step, self.losses = step, []
+
+    def run(self, steps=1):
+        self.losses.append(float(super().run(steps)))
+
+    def init(self):
+        random = np.random.RandomState(Ctr.first_seed)
+        for variable in self.model.trainable_variables:
+            variable.assign(random.uniform(-0.05, 0.05, variable.shape).astype(np.float32))
+        for variable in self.optimizer.variables:
+            variable.assign(tf.fill(variable.shape, tf.cast(0.1, variable.dtype)) if len(variable.shape) else tf.cast(variable, variable.dtype))
+        self.optimizer.iterations.assign(0)
+        self.losses.clear()
+
+    def trace(self, steps):
+        self.init()
+        self.steps = 0
+        for _ in range(steps):
+            self.run()
+        return _digest([np.array(self.losses, np.float32)])
+
+    def check(self, total_steps):
+        got = int(self.optimizer.iterations.numpy())
+        assert got == total_steps, f"the workers made {total_steps} steps, the optimizer counted {got}"
+        early, late = np.mean(self.losses[:5]), np.mean(self.losses[-5:])
+        assert np.isfinite(late) and late < early, f"the loss did not fall: {early} → {late}"
+        return float(late)
+
+
+def all_functions():
+    return [
+        FunctionVariables("tf2-300x1KB", "TensorFlow 2: 300 variables × 1 KB, 2 ps", 300, 1 * KB),
+        FunctionVariables("tf2-100x4KB", "TensorFlow 2: 100 variables × 4 KB, 2 ps", 100, 4 * KB),
+        FunctionVariables("tf2-10x1MB", "TensorFlow 2: 10 variables × 1 MB, 2 ps", 10, 1 * MB),
+        KerasCtr("tf2-ctr", "TensorFlow 2: Keras CTR model, 2 ps, 1 worker, batch 512", 512, 1),
+        KerasCtr("tf2-ctr-2w", "TensorFlow 2: Keras CTR model, 2 ps, 2 workers, batch 512", 512, 2),
+    ]
