@@ -42,6 +42,8 @@ class Case:
     ps, workers = 1, 1
     # The job whose processes make the steps.
     driver = "worker"
+    # The workers are servers of one process: for many that do little.
+    together = False
     env = {}
     # (message count, message size, socket kinds) of the bare limit for this case.
     bare = None

@@ -135,7 +135,10 @@ class Cluster:
         self.processes, self.workers = [], []
         try:
             for job, index in tasks:
-                spec = {"cluster": addresses, "job": job, "task": index, "protocol": column.protocol, "library": library if column.needs_library else None, "case": case, "options": column.options}
+                if case.together and job == "worker" and index > 0:
+                    continue
+                servers = case.workers if case.together and job == "worker" else 1
+                spec = {"cluster": addresses, "job": job, "task": index, "servers": servers, "protocol": column.protocol, "library": library if column.needs_library else None, "case": case, "options": column.options}
                 log = logs / f"{case.name}.{column.name.replace(':', '-')}.{job}{index}.log"
                 log.unlink(missing_ok=True)
                 self.processes.append(Process(spec, env, log, host=network.host(job, index)))

@@ -90,6 +90,36 @@ class FunctionVariables(Functions):
         return float(want.sum())
 
 
+class Tiny(Functions):
+    """A function that does next to nothing: what a coordinator and its workers take for a step. All workers are in one process."""
+
+    ps = 1
+    together = True
+
+    def __init__(self, name, title, workers):
+        super().__init__(name, title)
+        self.workers = workers
+
+    def build(self):
+        self.counter = tf.Variable(0, dtype=tf.int64)
+
+        @tf.function
+        def step(number):
+            self.counter.assign_add(1, read_value=False)
+
+        self.step = step
+
+    def init(self):
+        self.counter.assign(0)
+
+    def state(self):
+        return [self.counter.numpy()]
+
+    def check(self, total_steps):
+        assert self.state()[0] == total_steps, f"the counter is {self.state()[0]} after {total_steps} steps"
+        return float(total_steps)
+
+
 class KerasCtr(Functions):
     """The click-through-rate model of cases.py in Keras: 26 embeddings in parts and a perceptron, Adagrad."""
 
@@ -169,3 +199,8 @@ def all_functions():
         KerasCtr("tf2-ctr", "TensorFlow 2: Keras CTR model, 2 ps, 1 worker, batch 512", 512, 1),
         KerasCtr("tf2-ctr-2w", "TensorFlow 2: Keras CTR model, 2 ps, 2 workers, batch 512", 512, 2),
     ]
+
+
+def coordinators():
+    """Many workers; only `--cases` selects these."""
+    return [Tiny(f"tf2-tiny-{workers}w", f"TensorFlow 2: a step that adds 1, {workers} workers", workers) for workers in (1, 4, 16, 64)]

@@ -12,7 +12,7 @@ import traceback
 
 
 def serve(channel, spec):
-    """Runs in a forked child. `spec`: cluster, job, task, protocol ("": no server), library, case (object). Never returns normally: the orchestrator closes the channel."""
+    """Runs in a forked child. `spec`: cluster, job, task, servers (how many, from this task on), protocol ("": no server), library, case (object). Never returns normally: the orchestrator closes the channel."""
     try:
         import tensorflow as tf
 
@@ -20,8 +20,9 @@ def serve(channel, spec):
             tf.load_library(spec["library"])
         target = ""
         if spec["protocol"] and spec["job"] != "chief":
-            server = tf.distribute.Server(spec["cluster"], job_name=spec["job"], task_index=spec["task"], protocol=spec["protocol"])
-            target = server.target
+            tasks = range(spec["task"], spec["task"] + spec["servers"])
+            servers = [tf.distribute.Server(spec["cluster"], job_name=spec["job"], task_index=task, protocol=spec["protocol"]) for task in tasks]
+            target = servers[0].target
         channel.answer({"ok": True})
         worker = None
         for line in channel.lines():

@@ -32,8 +32,8 @@ def main():
     import functions
     import models
 
-    # The models are for slower networks (benches/wire), and here on request.
-    more = models.all_models() + models.other_sizes() if arguments.cases else []
+    # The models are for slower networks (benches/wire).
+    more = models.all_models() + models.other_sizes() + functions.coordinators() if arguments.cases else []
     cases = suite_module.select(cases_module.all_cases() + functions.all_functions() + more, arguments.cases)
     results = suite.results(arguments.quick)
     begin = time.monotonic()

@@ -24,7 +24,7 @@ impl Roles {
 pub enum Place {
     /// Not on a parameter server.
     Stays,
-    /// Moved to the worker: it decides which nodes are dead, which a call cannot.
+    /// Moved to the worker: it decides which nodes are dead, which a call cannot, or only waits for calls.
     Moved,
     /// A Switch of a variable's handle: the variable is cloned where it is needed, and the worker keeps only the choice
     /// of the branch.
@@ -115,6 +115,7 @@ impl<'a> Placement<'a> {
             }
         }
         all.keep_with_consumers(graph, flow, classes);
+        all.wait_on_worker(graph, flow);
         let needed = |edge: &u32| !all.is_copied(graph, graph.edge(*edge));
         let fetched = |node: u32| all.place(node) == Place::Copied && graph.outs(node).iter().any(needed);
         all.fetched = graph.ids().map(fetched).collect();
@@ -197,6 +198,26 @@ impl<'a> Placement<'a> {
             if fits && graph.outs(node).iter().all(|edge| kin(graph.edge(*edge).dst)) {
                 self.places[index(node)] = Place::Called;
                 self.classes[index(node)] = class;
+            }
+        }
+    }
+
+    /// Moves to the worker the no-ops that wait for calls if nothing else in their call waits for them: to wait for the
+    /// parts of a call, or for another server's call, would take a call and a round trip.
+    fn wait_on_worker(&mut self, graph: &Graph, flow: &Flow) {
+        for step in flow.order.iter().rev() {
+            let Step::Node(node) = *step else { continue };
+            if self.place(node) != Place::Called || !is_no_op(graph, flow, node) {
+                continue;
+            }
+            let waits = graph.ins(node).iter().any(|edge| self.place(graph.edge(*edge).src) == Place::Called);
+            let free = graph.outs(node).iter().map(|edge| graph.edge(*edge).dst).all(|next| match self.place(next) {
+                Place::Stays | Place::Moved => true,
+                Place::Called => self.class(next) != self.class(node),
+                Place::Pivot | Place::Copied | Place::Left(_) => false,
+            });
+            if waits && free {
+                self.places[index(node)] = Place::Moved;
             }
         }
     }

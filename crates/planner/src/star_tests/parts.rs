@@ -72,6 +72,27 @@ fn large_values_get_separate_calls_and_small_ones_share_one() {
 }
 
 #[test]
+fn the_worker_waits_for_the_parts() {
+    // tf.group of the updates of two servers, on the first one: no call for it, in parts or not.
+    for (style, size, calls) in [(Style::Robust, MB, 8), (Style::Lite, MB, 8), (Style::Robust, 4, 4), (Style::Lite, 4, 4)] {
+        let mut b = Build::default();
+        let all = b.op(1, &[]);
+        for task in [1, 1, 2, 2] {
+            let variable = b.variable(task);
+            let read = b.read(variable);
+            let gradient = b.op(0, &[(read, Plain)]);
+            b.edges.last_mut().unwrap().bytes = Some(size);
+            let update = b.update(variable, &[gradient]);
+            b.edges.last_mut().unwrap().bytes = Some(size);
+            b.after(update, all);
+        }
+        let plan = b.check(style);
+        assert_eq!((plan.places[all as usize], plan.calls.len()), (Place::Moved, calls));
+        assert_eq!(plan.calls.iter().map(|call| call.round).max(), Some(2));
+    }
+}
+
+#[test]
 fn parts_have_a_worthwhile_size() {
     let calls = |sizes: &[u64]| large_step(sizes, false).0.check(Style::Robust).calls.len();
     // A pull and a push: too little for two parts.
