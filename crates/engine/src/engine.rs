@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use crate::channel::{Channel, ChannelShared};
 use crate::command::{Command, Door, Meta};
-use crate::config::{Advertisement, Config, DriverChoice, Env, Identity, Running, Shortcut, TransportChoice};
+use crate::config::{Advertisement, Config, DriverChoice, Env, Identity, Ports, Running, Shortcut, TransportChoice};
 use crate::control::{Behind, ControlService, Limits};
 use crate::error::EngineError;
 use crate::host::{Host, Level, Ticket};
@@ -63,6 +63,13 @@ impl<H: Host> Engine<H> {
             Some(Port { listener, bound, grpc }) => (listener, bound, Some(grpc.hide()?)),
             None => port::listen(&config).map(|(listener, bound)| (listener, bound, None))?,
         };
+        if config.secret.is_none() && !bound.ip().is_loopback() {
+            let what = if config.ports == Ports::One { "" } else { " or TensorFlow's gRPC port" };
+            let line = format!(
+                "starwire: whoever can reach {bound}{what} can run code here: only this cluster's own tasks should be able to (STARWIRE_SECRET_FILE with STARWIRE_PORTS=one keeps others out)"
+            );
+            host.log(Level::Warning, &line);
+        }
         let local =
             if config.unix == Shortcut::Auto { listen_locally(hidden.is_some().then_some(bound)) } else { None };
         let machine = local.as_ref().and_then(|_| transport::host::identity());

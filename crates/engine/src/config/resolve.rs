@@ -12,7 +12,7 @@ use super::reader::Reader;
 use super::retired::unread_variables;
 use super::secret::Secret;
 use super::star::StarConfig;
-use super::{Config, GrpcAccess, Identity, Keepalive, Ports, Role, variables, verbs};
+use super::{Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, Role, variables, verbs};
 
 /// Of jobs that are neither workers nor parameter servers.
 const OTHER_REACTORS: usize = 16;
@@ -53,6 +53,9 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     let verbs = verbs::read(reader)?;
     let max_call_bytes = reader.get(&variables::MAX_CALL_BYTES)?;
     let control = reader.get(&variables::CONTROL)?;
+    if reader.get(&variables::REQUIRE_AUTH)? {
+        require_auth(secret.is_some(), ports, passes_grpc, control)?;
+    }
     let fusion = Fusion::read(reader)?;
     let star = StarConfig::read(reader)?;
     let executor = reader.get(&variables::EXECUTOR)?;
@@ -137,6 +140,19 @@ fn passes_grpc(
         GrpcAccess::Everybody => true,
         GrpcAccess::Nobody => false,
     })
+}
+
+/// Nothing may answer another host without proof of the secret.
+fn require_auth(has_secret: bool, ports: Ports, passes_grpc: bool, control: ControlAccess) -> Result<(), ConfigError> {
+    let (secret, ports_name) = (variables::SECRET_FILE.name, variables::PORTS.name);
+    let needed = [
+        (!has_secret, secret.to_owned()),
+        (ports == Ports::Two, format!("{ports_name}=one")),
+        (has_secret && passes_grpc, format!("{}=auto", variables::GRPC.name)),
+        (control == ControlAccess::Everybody, format!("{}=loopback", variables::CONTROL.name)),
+    ];
+    let needed: Vec<String> = needed.into_iter().filter(|(lacks, _)| *lacks).map(|(_, remedy)| remedy).collect();
+    if needed.is_empty() { Ok(()) } else { Err(ConfigError::Open(needed.join(", "))) }
 }
 
 /// The addresses to listen on and to advertise.

@@ -62,6 +62,8 @@ variables! {
         "Secret of the cluster, the same in every task. Both sides of a connection prove that they know it (HMAC-SHA256) without sending it.";
     SECRET_FILE: Optional<Text> = "STARWIRE_SECRET_FILE", Optional(Text("file")), Unset(""), Servers,
         "A file that contains the secret; one trailing newline is not part of it.";
+    REQUIRE_AUTH: Flag = "STARWIRE_REQUIRE_AUTH", Flag, Is("false"), Servers,
+        "`true`: a server that would answer other hosts without proof of the secret does not start. It needs a secret, `STARWIRE_PORTS=one`, `STARWIRE_GRPC` not `on`, and `STARWIRE_CONTROL` not `on`.";
     CLUSTER_ID: Optional<ClusterId> = "STARWIRE_CLUSTER_ID", Optional(ClusterId), Unset(""), Servers,
         "Name of the cluster. Peers with another one are refused, so that two jobs cannot mix.";
     UNIX: Choice<Shortcut> = "STARWIRE_UNIX", Choice(&[("auto", Shortcut::Auto), ("off", Shortcut::Off)]), Is("auto"), Servers,

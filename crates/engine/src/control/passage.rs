@@ -15,7 +15,16 @@ use crate::port::Hidden;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEADER: usize = 9;
+/// The longest frame, as neither side announces another.
+const MAX_FRAME: usize = 16 << 10;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const ACK: u8 = 1;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
 const SETTING: usize = 6;
 /// No client has so many settings.
 const MAX_SETTINGS: usize = 1024;
@@ -100,16 +109,59 @@ async fn flow(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin)
     }
 }
 
-/// What a client is told that is not passed on: the server's settings, and the end with the reason.
-pub fn refusal(reason: &str) -> Vec<u8> {
-    const GOAWAY: u8 = 7;
-    const INADEQUATE_SECURITY: u32 = 12;
-    let frame = |kind: u8, payload: &[u8]| {
-        let length = u32::try_from(payload.len()).unwrap_or_default().to_be_bytes();
-        [&length[1..], &[kind, 0, 0, 0, 0, 0], payload].concat()
+/// Answers each request of a client that is not passed on with PERMISSION_DENIED and the reason, until the client ends
+/// the connection. TensorFlow's clients connect again and again to a server that only closes it.
+pub async fn deny(mut client: impl AsyncRead + AsyncWrite + Unpin, reason: &str) -> io::Result<()> {
+    client.read_exact(&mut [0; PREFACE.len()]).await?;
+    client.write_all(&frame(SETTINGS, 0, [0; 4], &[])).await?;
+    let mut payload = vec![0; MAX_FRAME];
+    loop {
+        let mut header = [0; FRAME_HEADER];
+        client.read_exact(&mut header).await?;
+        let [a, b, c, kind, flags, stream @ ..] = header;
+        let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+        let payload = payload.get_mut(..length).ok_or(io::ErrorKind::InvalidData)?;
+        client.read_exact(payload).await?;
+        let answer = match kind {
+            SETTINGS | PING if flags & ACK != 0 => continue,
+            SETTINGS => frame(SETTINGS, ACK, stream, &[]),
+            PING => frame(PING, ACK, stream, payload),
+            HEADERS => {
+                // The rest of the request is not wanted.
+                let end = frame(RST_STREAM, 0, stream, &[0; 4]);
+                [frame(HEADERS, END_STREAM | END_HEADERS, stream, &denial(reason)), end].concat()
+            }
+            GOAWAY => return client.shutdown().await,
+            _ => continue,
+        };
+        client.write_all(&answer).await?;
+    }
+}
+
+fn frame(kind: u8, flags: u8, stream: [u8; 4], payload: &[u8]) -> Vec<u8> {
+    let [a, b, c] = match u32::try_from(payload.len()).unwrap_or_default().to_be_bytes() {
+        [_, rest @ ..] => rest,
     };
-    let end = [&0u32.to_be_bytes(), &INADEQUATE_SECURITY.to_be_bytes(), reason.as_bytes()].concat();
-    [frame(SETTINGS, &[]), frame(GOAWAY, &end)].concat()
+    [&[a, b, c, kind, flags], &stream[..], payload].concat()
+}
+
+/// The header block of a gRPC response without a message.
+fn denial(reason: &str) -> Vec<u8> {
+    const STATUS_200: u8 = 0x88;
+    const PERMISSION_DENIED: &str = "7";
+    // Literal, not indexed, not compressed; longer texts would have longer lengths.
+    let text = |text: &str| {
+        let bytes = &text.as_bytes()[..text.len().min(126)];
+        [&[u8::try_from(bytes.len()).unwrap_or_default()], bytes].concat()
+    };
+    let mut block = vec![STATUS_200];
+    let fields = [("content-type", "application/grpc"), ("grpc-status", PERMISSION_DENIED), ("grpc-message", reason)];
+    for (name, value) in fields {
+        block.push(0);
+        block.extend(text(name));
+        block.extend(text(value));
+    }
+    block
 }
 
 #[cfg(test)]
@@ -145,12 +197,40 @@ mod tests {
         assert_eq!(recipient(&strange), Some(Recipient::ControlService));
     }
 
-    #[test]
-    fn a_refusal_is_two_frames() {
-        let bytes = refusal("no");
-        assert_eq!(
-            bytes,
-            [&[0, 0, 0, 4, 0, 0, 0, 0, 0][..], &[0, 0, 10, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12], b"no"].concat()
-        );
+    #[tokio::test]
+    async fn each_request_is_denied_with_the_reason() {
+        let (mut client, server) = tokio::io::duplex(1 << 16);
+        let denied = tokio::spawn(async move { deny(server, "no").await.map_err(|error| error.kind()) });
+        client.write_all(&core()).await.unwrap();
+        let mut read = async |wanted: &[u8]| {
+            let mut seen = vec![0; wanted.len()];
+            client.read_exact(&mut seen).await.unwrap();
+            assert_eq!(seen, wanted);
+            &mut client
+        };
+        read(&[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0]).await;
+        let client = read(&[0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0]).await;
+        client.write_all(&frame(SETTINGS, ACK, [0; 4], &[])).await.unwrap();
+        client.write_all(&frame(PING, 0, [0; 4], b"12345678")).await.unwrap();
+        read(&frame(PING, ACK, [0; 4], b"12345678")).await;
+        for stream in [1, 3] {
+            let id = [0, 0, 0, stream];
+            let client = read(&[]).await;
+            client.write_all(&frame(HEADERS, END_HEADERS, id, b"whatever")).await.unwrap();
+            client.write_all(&frame(0, END_STREAM, id, &[0; 100])).await.unwrap();
+            let answer = b"\x88\0\x0ccontent-type\x10application/grpc\0\x0bgrpc-status\x017\0\x0cgrpc-message\x02no";
+            read(&frame(HEADERS, END_STREAM | END_HEADERS, id, answer)).await;
+            read(&frame(RST_STREAM, 0, id, &[0; 4])).await;
+        }
+        let client = read(&[]).await;
+        client.write_all(&frame(GOAWAY, 0, [0; 4], &[0; 8])).await.unwrap();
+        assert_eq!(denied.await.unwrap(), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_frame_that_is_too_long_ends_the_connection() {
+        let (mut client, server) = tokio::io::duplex(1 << 16);
+        client.write_all(&[PREFACE, &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat()).await.unwrap();
+        assert_eq!(deny(server, "no").await.unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

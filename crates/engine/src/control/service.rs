@@ -10,12 +10,11 @@ use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
-use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::activity::{Activity, watched};
-use super::passage::{Recipient, pass_on, refusal, sort};
+use super::passage::{Recipient, deny, pass_on, sort};
 use super::places::{Place, Places};
 use super::stream::{Replayed, Socket};
 use super::{ControlAccess, ControlState, Limits, http};
@@ -262,14 +261,18 @@ async fn welcome(
                 () = place.lost() => return Ok(()),
             };
             if recipient == Recipient::TensorFlow {
-                if !behind.is_open {
-                    gate.state.refused(&name, &ControlError::NoGrpc);
-                    stream.write_all(&refusal(&ControlError::NoGrpc.to_string())).await?;
-                    return stream.shutdown().await;
-                }
-                gate.state.passed_on();
+                let client = stream.replay(first);
+                let served = async {
+                    if behind.is_open {
+                        gate.state.passed_on();
+                        pass_on(client.patient(), &behind.socket).await
+                    } else {
+                        gate.state.refused(&name, &ControlError::NoGrpc);
+                        deny(client, &ControlError::NoGrpc.to_string()).await
+                    }
+                };
                 return tokio::select! {
-                    passed = pass_on(stream.replay(first).patient(), &behind.socket) => passed,
+                    served = served => served,
                     () = place.lost() => Ok(()),
                     stopped = serving.wait_for(|serving| !serving) => stopped.map(drop).map_err(io::Error::other),
                 };

@@ -75,6 +75,7 @@ fn the_cluster_spec_has_the_data_address() {
         let end = call(&channel, ECHO, b"hello", None);
         assert_eq!((end.code, &end.meta[..]), (0, &b"hello"[..]), "{}", end.message);
         assert_eq!(worker.task.seen.asked(), 0, "nobody's gRPC port is asked");
+        assert_eq!(ps.task.logged("whoever can reach 0.0.0.0:"), usize::from(at.starts_with("0.0.0.0")));
         // Tasks of one host still meet over a unix socket.
         let advertisement = ps.task.engine().advertisement().to_string();
         let Some(name) = advertisement.split(';').find_map(|field| field.strip_prefix("unix=")) else {
@@ -204,9 +205,14 @@ fn with_a_secret_grpc_is_refused_unless_it_is_allowed() {
         }
         let mut client = ps.connect();
         client.write_all(&[PREFACE, CORE_SETTINGS].concat()).unwrap();
+        client.write_all(&[0, 0, 1, 1, 4, 0, 0, 0, 1, 0x82]).unwrap();
         let mut answer = Vec::new();
-        client.read_to_end(&mut answer).unwrap();
-        assert!(String::from_utf8_lossy(&answer).contains("STARWIRE_GRPC=on opens it"), "{answer:?}");
+        while !String::from_utf8_lossy(&answer).contains("STARWIRE_GRPC=on opens it") {
+            let mut some = [0; 1000];
+            let n = client.read(&mut some).unwrap();
+            assert!(n > 0, "{answer:?}");
+            answer.extend_from_slice(&some[..n]);
+        }
         assert!(ps.grpc.try_recv().is_err());
         eventually("the log line", || ps.task.logged("TensorFlow's gRPC is closed on this port") == 1);
     }
