@@ -130,8 +130,7 @@ Status Engine::Bind(const std::string& protocol, const tensorflow::ServerDef& de
   const Options made(protocol, def, 0);
   if (const Status status = made.Check(); !status.ok()) return status;
   ErrorHandle error;
-  const sw_code code =
-      sw_port_bind(&made.options, static_cast<uint16_t>(requested_port), Into(&port_), Into(&error));
+  const sw_code code = sw_port_bind(&made.options, static_cast<uint16_t>(requested_port), Into(&port_), Into(&error));
   return code == 0 ? OkStatus() : StatusFromError(code, error);
 }
 

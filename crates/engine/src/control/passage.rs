@@ -197,32 +197,30 @@ mod tests {
         assert_eq!(recipient(&strange), Some(Recipient::ControlService));
     }
 
+    async fn expect(client: &mut tokio::io::DuplexStream, wanted: &[u8]) {
+        let mut seen = vec![0; wanted.len()];
+        client.read_exact(&mut seen).await.unwrap();
+        assert_eq!(seen, wanted);
+    }
+
     #[tokio::test]
     async fn each_request_is_denied_with_the_reason() {
         let (mut client, server) = tokio::io::duplex(1 << 16);
         let denied = tokio::spawn(async move { deny(server, "no").await.map_err(|error| error.kind()) });
         client.write_all(&core()).await.unwrap();
-        let mut read = async |wanted: &[u8]| {
-            let mut seen = vec![0; wanted.len()];
-            client.read_exact(&mut seen).await.unwrap();
-            assert_eq!(seen, wanted);
-            &mut client
-        };
-        read(&[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0]).await;
-        let client = read(&[0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0]).await;
+        expect(&mut client, &frame(SETTINGS, 0, [0; 4], &[])).await;
+        expect(&mut client, &frame(SETTINGS, ACK, [0; 4], &[])).await;
         client.write_all(&frame(SETTINGS, ACK, [0; 4], &[])).await.unwrap();
         client.write_all(&frame(PING, 0, [0; 4], b"12345678")).await.unwrap();
-        read(&frame(PING, ACK, [0; 4], b"12345678")).await;
+        expect(&mut client, &frame(PING, ACK, [0; 4], b"12345678")).await;
         for stream in [1, 3] {
             let id = [0, 0, 0, stream];
-            let client = read(&[]).await;
             client.write_all(&frame(HEADERS, END_HEADERS, id, b"whatever")).await.unwrap();
             client.write_all(&frame(0, END_STREAM, id, &[0; 100])).await.unwrap();
             let answer = b"\x88\0\x0ccontent-type\x10application/grpc\0\x0bgrpc-status\x017\0\x0cgrpc-message\x02no";
-            read(&frame(HEADERS, END_STREAM | END_HEADERS, id, answer)).await;
-            read(&frame(RST_STREAM, 0, id, &[0; 4])).await;
+            expect(&mut client, &frame(HEADERS, END_STREAM | END_HEADERS, id, answer)).await;
+            expect(&mut client, &frame(RST_STREAM, 0, id, &[0; 4])).await;
         }
-        let client = read(&[]).await;
         client.write_all(&frame(GOAWAY, 0, [0; 4], &[0; 8])).await.unwrap();
         assert_eq!(denied.await.unwrap(), Ok(()));
     }

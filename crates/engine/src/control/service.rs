@@ -66,7 +66,8 @@ struct Gate {
     access: ControlAccess,
     limits: Limits,
     places: Arc<Places>,
-    behind: Option<Behind>,
+    /// None once the service is stopped: the engine may be kept longer.
+    behind: Mutex<Option<Arc<Behind>>>,
     /// Of connections that are passed on, or may be.
     passage: Arc<Places>,
 }
@@ -111,7 +112,14 @@ impl ControlService {
         let most = descriptors::allowed() / SHARE_OF_DESCRIPTORS;
         let passage = Places::new(&Limits { connections: most, local: most, ..limits });
         Self {
-            gate: Arc::new(Gate { state, access, limits, places: Places::new(&limits), behind, passage }),
+            gate: Arc::new(Gate {
+                state,
+                access,
+                limits,
+                places: Places::new(&limits),
+                behind: Mutex::new(behind.map(Arc::new)),
+                passage,
+            }),
             thread: Mutex::new(Thread::NotStarted),
             topology: Topology::detect().ok(),
         }
@@ -122,7 +130,7 @@ impl ControlService {
     pub fn handle(&self, stream: OwnedFd, first_bytes: Vec<u8>) -> Result<(), ControlError> {
         let socket = Socket::new(stream).map_err(ControlError::Gone)?;
         let (source, is_local) = (socket.source(), socket.is_local());
-        let unsorted = self.gate.behind.is_some() && first_bytes.starts_with(b"PRI ");
+        let unsorted = self.gate.behind().is_some() && first_bytes.starts_with(b"PRI ");
         let admitted = if unsorted {
             let place = self.gate.passage.take(source, is_local);
             place.ok_or_else(|| ControlError::TooMany(self.gate.passage.most()))
@@ -158,6 +166,7 @@ impl ControlService {
     /// fraction of a second at most.
     pub fn stop(&self) {
         let before = std::mem::replace(&mut *self.lock(), Thread::Stopped);
+        *self.gate.behind.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let Thread::Running(Running { pid, connections, join }) = before else { return };
         if pid != std::process::id() {
             // In a forked child, neither the thread nor its runtime's state is ours.
@@ -195,6 +204,10 @@ impl Drop for ControlService {
 }
 
 impl Gate {
+    fn behind(&self) -> Option<Arc<Behind>> {
+        self.behind.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// A place for a client of the control service.
     fn admit(&self, source: Source, is_local: bool) -> Result<Place, ControlError> {
         let allowed = match self.access {
@@ -252,7 +265,7 @@ async fn welcome(
 ) -> io::Result<()> {
     let Handed { socket, mut first, mut place, unsorted } = handed;
     let (name, source, is_local) = (socket.name(), socket.source(), socket.is_local());
-    let stream = match gate.behind.as_ref().filter(|_| unsorted) {
+    let stream = match gate.behind().filter(|_| unsorted) {
         None => Replayed::new(socket, first, gate.limits.idle)?,
         Some(behind) => {
             let mut stream = Replayed::new(socket, Vec::new(), gate.limits.idle)?;

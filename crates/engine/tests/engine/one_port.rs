@@ -123,7 +123,9 @@ fn clients_of_tensorflow_are_passed_on_in_both_directions() {
         assert!(seen == bytes);
         client.read_exact(&mut seen).unwrap();
         assert!(seen == bytes);
-        threads.map(|thread| thread.join().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
     }
     // Each side learns that the other has ended.
     drop(client);
