@@ -13,7 +13,9 @@ pub enum EngineError {
     Config(#[from] ConfigError),
     #[error("starwire: data port: {0}; choose another address with STARWIRE_BIND or .endpoint_map")]
     Transport(#[from] TransportError),
-    #[error("starwire: {0}; with STARWIRE_PORTS=one this is the port of the ClusterSpec")]
+    #[error(
+        "starwire: {0}; with STARWIRE_PORTS=one the port is the one of the ClusterSpec, and STARWIRE_BIND may choose the address"
+    )]
     OnePort(TransportError),
     #[error(
         "starwire: found no directory for the private socket of TensorFlow's gRPC server; TMPDIR names another ({0})"

@@ -4,8 +4,8 @@
 //! behind when a task is killed; an abstract name disappears with its socket and can be reached exactly from the same
 //! network namespace, which is easy to compare (see `host`). In place of a directory with mode 0700, the peer's
 //! credentials keep others out: both ends call [`check_peer`], which rejects foreign clients as well as a foreign
-//! process that took over the name of a dead task. Names contain 128 random bits, so they do not collide, or the address
-//! of the one port that the task has (see [`beside`]).
+//! process that took over the name of a dead task. Names contain 128 random bits, so they do not collide, or the
+//! address of the one port that the task has (see [`beside`]).
 
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
