@@ -307,6 +307,9 @@ typedef struct sw_exec sw_exec;
 // What crosses together. Free with sw_fuse_plan_free.
 typedef struct sw_fuse_plan sw_fuse_plan;
 
+// The port of the ClusterSpec, bound before TensorFlow's gRPC server is made, which then listens behind it.
+typedef struct sw_port sw_port;
+
 // One run of a plan.
 typedef struct sw_run sw_run;
 
@@ -405,6 +408,8 @@ typedef struct sw_engine_options {
   const struct sw_bytes *cluster_addresses;
   // The task names they belong to, for messages.
   const struct sw_bytes *cluster_names;
+  // From sw_port_bind, or NULL. The engine takes its content over; the caller still frees it.
+  const struct sw_port *port;
 } sw_engine_options;
 
 // One rendezvous request of a peer.
@@ -1130,6 +1135,36 @@ struct sw_bytes sw_fuse_plan_text(const struct sw_fuse_plan *plan);
 // # Safety
 // `plan` is null or came from sw_fuse_plan_new, and is not used afterwards.
 void sw_fuse_plan_free(struct sw_fuse_plan *plan);
+
+// Reads the environment and binds the port of the server's own ClusterSpec entry, or `requested` if that is not 0.
+// Connections wait until an engine takes the port over. A port whose number is 0: the server has two ports
+// (STARWIRE_PORTS), and nothing was bound.
+//
+// # Safety
+// `options` is readable and its bytes valid during the call; `out` is writable, `error` writable or null.
+sw_code sw_port_bind(const struct sw_engine_options *options,
+                     uint16_t requested,
+                     struct sw_port **out,
+                     struct sw_error **error);
+
+// The number of the bound port; 0: the server has two ports.
+//
+// # Safety
+// `port` is live, or NULL. The same holds for every function of this file.
+uint16_t sw_port_number(const struct sw_port *port);
+
+// Where TensorFlow's gRPC server has to listen before sw_engine_new is called: an address as gRPC writes it. Valid as
+// long as the port.
+//
+// # Safety
+// See sw_port_number.
+struct sw_bytes sw_port_grpc_address(const struct sw_port *port);
+
+// Closes the port, unless an engine has taken it over.
+//
+// # Safety
+// See sw_port_number; the port is not used afterwards.
+void sw_port_free(struct sw_port *port);
 
 // Which tasks are parameter servers for the task `own`, which makes the calls: those of the jobs in STARWIRE_PS_JOBS,
 // else those of jobs with a usual name, else those that hold variables. `servers` is as long as `tasks`. An error

@@ -16,6 +16,7 @@ struct FreeHandle {
   void operator()(sw_error* error) const { sw_error_free(error); }
   void operator()(sw_exec* plan) const { sw_exec_free(plan); }
   void operator()(sw_fuse_plan* plan) const { sw_fuse_plan_free(plan); }
+  void operator()(sw_port* port) const { sw_port_free(port); }
   void operator()(sw_star_plan* plan) const { sw_star_plan_free(plan); }
 };
 
@@ -28,6 +29,7 @@ using EngineHandle = Handle<sw_engine>;
 using ErrorHandle = Handle<sw_error>;
 using ExecHandle = Handle<sw_exec>;
 using FusePlanHandle = Handle<sw_fuse_plan>;
+using PortHandle = Handle<sw_port>;
 using StarPlanHandle = Handle<sw_star_plan>;
 
 // For ABI functions that return objects through out-parameters. The handle owns the object once the statement ends:

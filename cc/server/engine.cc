@@ -80,6 +80,44 @@ struct Engine::Handlers {
   }
 };
 
+// Not movable: the options point at the other members.
+struct Engine::Options {
+  // `bound_port` replaces port 0 in the task's own entry.
+  Options(const std::string& protocol, const tensorflow::ServerDef& def, int bound_port)
+      : task(TaskName(def.job_name(), def.task_index())), addresses(AddressesOf(def.cluster())) {
+    const auto own = addresses.find(task);
+    if (own == addresses.end()) return;
+    const size_t colon = own->second.rfind(':');
+    if (colon != std::string::npos && own->second.substr(colon + 1) == "0") {
+      own->second = own->second.substr(0, colon + 1) + std::to_string(bound_port);
+    }
+    for (const auto& entry : addresses) {
+      names.push_back(AsBytes(entry.first));
+      grpc_addresses.push_back(AsBytes(entry.second));
+    }
+    options.struct_size = sizeof(options);
+    options.protocol = AsBytes(protocol);
+    options.task = AsBytes(task);
+    options.job = AsBytes(def.job_name());
+    options.grpc_address = AsBytes(own->second);
+    options.cluster_tasks = static_cast<uint32_t>(addresses.size());
+    options.cluster_addresses = grpc_addresses.data();
+    options.cluster_names = names.data();
+  }
+  Options(const Options&) = delete;
+  Options& operator=(const Options&) = delete;
+
+  Status Check() const {
+    if (options.struct_size != 0) return OkStatus();
+    return MakeStatus(kInvalidArgument, "task " + task + " is not in the cluster of its own ServerDef");
+  }
+
+  const std::string task;
+  TaskAddresses addresses;
+  std::vector<sw_bytes> names, grpc_addresses;
+  sw_engine_options options = {};
+};
+
 Engine::Engine() = default;
 
 Engine::~Engine() = default;
@@ -88,34 +126,24 @@ sw_engine* Engine::handle() const { return handle_.load(std::memory_order_acquir
 
 std::shared_ptr<sw_engine> Engine::shared_handle() { return std::shared_ptr<sw_engine>(shared_from_this(), handle()); }
 
+Status Engine::Bind(const std::string& protocol, const tensorflow::ServerDef& def, int requested_port) {
+  const Options made(protocol, def, 0);
+  if (const Status status = made.Check(); !status.ok()) return status;
+  ErrorHandle error;
+  const sw_code code = sw_port_bind(&made.options, static_cast<uint16_t>(requested_port), Into(&port_), Into(&error));
+  return code == 0 ? OkStatus() : StatusFromError(code, error);
+}
+
+std::string Engine::grpc_address() const { return AsString(sw_port_grpc_address(port_.get())); }
+
 Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& def, int bound_grpc_port,
                      Services services) {
   if (handle() != nullptr) return MakeStatus(kFailedPrecondition, "starwire: the engine is already started");
-  task_ = TaskName(def.job_name(), def.task_index());
-  TaskAddresses addresses = AddressesOf(def.cluster());
-  auto own = addresses.find(task_);
-  if (own == addresses.end())
-    return MakeStatus(kInvalidArgument, "task " + task_ + " is not in the cluster of its own ServerDef");
-  const size_t colon = own->second.rfind(':');
-  if (colon != std::string::npos && own->second.substr(colon + 1) == "0") {
-    own->second = own->second.substr(0, colon + 1) + std::to_string(bound_grpc_port);
-  }
-
-  std::vector<sw_bytes> names, grpc_addresses;
-  for (const auto& entry : addresses) {
-    names.push_back(AsBytes(entry.first));
-    grpc_addresses.push_back(AsBytes(entry.second));
-  }
-  sw_engine_options options = {};
-  options.struct_size = sizeof(options);
-  options.protocol = AsBytes(protocol);
-  options.task = AsBytes(task_);
-  options.job = AsBytes(def.job_name());
-  options.grpc_address = AsBytes(own->second);
-  options.incarnation = tensorflow::random::New64();
-  options.cluster_tasks = static_cast<uint32_t>(addresses.size());
-  options.cluster_addresses = grpc_addresses.data();
-  options.cluster_names = names.data();
+  Options made(protocol, def, bound_grpc_port);
+  if (const Status status = made.Check(); !status.ok()) return status;
+  task_ = made.task;
+  made.options.incarnation = tensorflow::random::New64();
+  made.options.port = port_.get();
   sw_handlers handlers = {};
   handlers.struct_size = sizeof(handlers);
   handlers.resolve = Guarded<&Handlers::Resolve, &Handlers::ResolveThrew>;
@@ -138,7 +166,7 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
   compute_pool_ = services.compute_pool;
   services_ = std::move(services);
   ErrorHandle error;
-  const sw_code code = sw_engine_new(&options, &handlers, this, Into(&owned_), Into(&error));
+  const sw_code code = sw_engine_new(&made.options, &handlers, this, Into(&owned_), Into(&error));
   if (code != 0) {
     services_ = Services();
     return StatusFromError(code, error);

@@ -42,8 +42,15 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Reads the environment and .endpoint_map, binds the data port, starts the reactors. `bound_grpc_port` replaces port
-  // 0 in the task's own entry.
+  // Binds the port of the ClusterSpec if it is the server's only one; `requested_port` replaces that of the task's own
+  // entry if it is not 0. Call it before TensorFlow's gRPC server is made, which then listens at grpc_address().
+  Status Bind(const std::string& protocol, const tensorflow::ServerDef& def, int requested_port);
+  // The server's only port; 0: it has two.
+  int only_port() const { return sw_port_number(port_.get()); }
+  std::string grpc_address() const;
+
+  // Reads the environment and .endpoint_map, binds the data port unless Bind() has, starts the reactors.
+  // `bound_grpc_port` replaces port 0 in the task's own entry.
   Status Start(const std::string& protocol, const tensorflow::ServerDef& def, int bound_grpc_port, Services services);
   // Ends every call and joins the engine's threads. Idempotent; not to be called from a reactor thread. False if a
   // worker method is still running.
@@ -63,6 +70,7 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
 
  private:
   struct Handlers;  // the C functions of sw_handlers
+  struct Options;   // sw_engine_options and what they point at
 
   std::atomic<sw_engine*> handle_{nullptr};  // owned_, once it is published to all threads
   std::atomic<bool> ready_{false};
@@ -73,6 +81,7 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
   const std::shared_ptr<ServerErrands> errands_ = std::make_shared<ServerErrands>();
   std::string task_;
   std::string advertisement_;
+  PortHandle port_;
   EngineHandle owned_;  // last: its threads end before the members that they use
 };
 

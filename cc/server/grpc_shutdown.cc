@@ -98,6 +98,14 @@ void EndEagerService(GrpcServer* server) {
   service = nullptr;
 }
 
+void EndCoordination(GrpcServer* server) {
+  auto& mu = server->*Reach(MuTag());
+  mu.lock();
+  const bool started = StateOf(server) == State::kStarted;
+  mu.unlock();
+  if (started) server->StopCoordinationService().IgnoreError();
+}
+
 void EndServices(GrpcServer* server, bool eager_idle) {
   // Completion queues may be shut down only after their server. Each loop ends when its queue is drained; that of the
   // coordination service was told to end before.
@@ -148,14 +156,15 @@ EagerServiceImpl* EagerServiceOf(GrpcServer* server) {
   return service == nullptr ? nullptr : &ImplOf(service);
 }
 
+Status SignOff(GrpcServer* server, int64_t timeout_ms) {
+  return Bounded(timeout_ms, [server] { EndCoordination(server); });
+}
+
 Status ShutDownGrpcServer(GrpcServer* server, bool eager_idle, int64_t timeout_ms) {
   return Bounded(timeout_ms, [server, eager_idle] {
-    auto& mu = server->*Reach(MuTag());
-    mu.lock();
-    const bool started = StateOf(server) == State::kStarted;
-    mu.unlock();
     // Before the port closes: its agent signs off over it.
-    if (started) server->StopCoordinationService().IgnoreError();
+    EndCoordination(server);
+    auto& mu = server->*Reach(MuTag());
     mu.lock();
     ClosePort(server);
     if (StateOf(server) == State::kStarted) {

@@ -15,6 +15,9 @@ namespace starwire {
 // ShutDownGrpcServer(). Null before the server has been initialised.
 tensorflow::eager::EagerServiceImpl* EagerServiceOf(tensorflow::GrpcServer* server);
 
+// Ends the server's part in the coordination service. ShutDownGrpcServer() does that as well, unless it was done.
+Status SignOff(tensorflow::GrpcServer* server, int64_t timeout_ms);
+
 // Closes the port, ends the services and their threads, and leaves the server stopped, so that it can be destroyed and
 // its port bound again. `eager_idle`: no call to the eager service is running outside of gRPC; otherwise the service is
 // kept. DeadlineExceeded if a call does not end within `timeout_ms`: a thread keeps waiting for it, and the server must

@@ -18,6 +18,7 @@
 #include "cc/rendezvous/rendezvous.h"
 #include "cc/server/arena_devices.h"
 #include "cc/server/eager_handles.h"
+#include "cc/server/grpc_listener.h"
 #include "cc/server/grpc_shutdown.h"
 #include "cc/server/local_masters.h"
 #include "cc/star/graphs.h"
@@ -196,7 +197,16 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   for (Method method : {Method::kRunGraph, Method::kCleanupGraph, Method::kRecvTensor, Method::kRecvBuf}) {
     options.worker_service_options.queue_depth[static_cast<int>(method)] = kReadyCalls;
   }
-  Status status = GrpcServer::Init(options);
+  Status status = engine_->Bind(protocol_, server_def(), RequestedPort(server_def()));
+  if (!status.ok()) return status;
+  Status moved = OkStatus();
+  if (engine_->only_port() != 0) {
+    options.service_func = [this, &moved](const tensorflow::WorkerEnv*, ::grpc::ServerBuilder* builder) {
+      moved = ListenBehind(this, builder, engine_->grpc_address(), engine_->only_port());
+    };
+  }
+  status = GrpcServer::Init(options);
+  if (!moved.ok()) status = moved;
   if (!status.ok()) {
     const std::string reason = StatusMessage(status);
     if (reason != "Could not start gRPC server") return status;
@@ -294,10 +304,12 @@ Status StarwireServer::ShutDown() {
   if (shut_down_) return shutdown_status_;
   shut_down_ = true;
   if (worker_ != nullptr) worker_->SetAdvertisement("");
+  constexpr int64_t kPatienceMs = 10000;
+  // The coordination service's agent signs off over the only port.
+  if (engine_->only_port() != 0) SignOff(this, kPatienceMs).IgnoreError();
   const bool ended = engine_->Stop();
   resolver_->Shutdown();
   if (own_master_env_ != nullptr && initialised_) CloseMaster(target(), own_master_env_);
-  constexpr int64_t kPatienceMs = 10000;
   shutdown_status_ = ShutDownGrpcServer(this, ended, kPatienceMs);
   if (shutdown_status_.ok() && caches_->DropStock()) EndGrpcClients(this, kPatienceMs).IgnoreError();
   if (worker_env()->device_mgr != nullptr) worker_env()->device_mgr->ClearContainers({});

@@ -8,6 +8,7 @@ use super::error::sw_error;
 use super::guard;
 use super::handle::{self, borrow, other_structs};
 use super::host::{CEngine, CHost};
+use super::port::sw_port;
 use super::types::{sw_bytes, sw_code, sw_engine_options, sw_handlers, sw_string};
 use starwire_engine::config::{Identity, ProcessEnv, UnknownProtocol, unread_variables};
 use starwire_net::reactor::topology::Topology;
@@ -43,8 +44,10 @@ pub unsafe extern "C" fn sw_engine_new(
         let identity = unsafe { identity(options) }.map_err(|e| (code::INVALID_ARGUMENT, e))?;
         // SAFETY: the caller's promise.
         let host = unsafe { CHost::new(handlers, ctx)? };
+        // SAFETY: the caller's promise.
+        let port = unsafe { borrow(options.port) }.and_then(sw_port::take);
         WARNED.store(true, Ordering::Relaxed);
-        CEngine::start(&ProcessEnv, identity, options.incarnation, host).map_err(|e| (e.code(), e.to_string()))
+        CEngine::start(&ProcessEnv, identity, options.incarnation, host, port).map_err(|e| (e.code(), e.to_string()))
     });
     // SAFETY: the caller's promise.
     unsafe { handle::hand_out(made.map(|engine| sw_engine { engine }), out, error) }
@@ -52,7 +55,7 @@ pub unsafe extern "C" fn sw_engine_new(
 
 /// # Safety
 /// The options' bytes are valid during the call.
-unsafe fn identity(o: &sw_engine_options) -> Result<Identity, String> {
+pub(super) unsafe fn identity(o: &sw_engine_options) -> Result<Identity, String> {
     let text = |b: &sw_bytes, what: &str| {
         // SAFETY: the caller's promise.
         String::from_utf8(unsafe { b.as_slice() }.to_vec()).map_err(|_| format!("starwire: {what} is not UTF-8"))

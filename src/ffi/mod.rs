@@ -15,6 +15,7 @@ pub mod handle;
 pub mod host;
 pub mod operations;
 pub mod plan;
+pub mod port;
 pub mod star;
 pub mod star_server;
 pub mod star_wire;

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use super::port::sw_port;
 use super::star_server::sw_star_handlers;
 use starwire_engine::InBody;
 
@@ -208,6 +209,8 @@ pub struct sw_engine_options {
     pub cluster_addresses: *const sw_bytes,
     /// The task names they belong to, for messages.
     pub cluster_names: *const sw_bytes,
+    /// From sw_port_bind, or NULL. The engine takes its content over; the caller still frees it.
+    pub port: *const sw_port,
 }
 
 /// Bytes that starwire allocated: free with sw_string_free.

@@ -137,7 +137,7 @@ impl<H: Host> Shard<H> {
         let literals: Vec<_> = targets.iter().map_while(literal).collect();
         if literals.len() == targets.len() {
             first.extend(literals.into_iter().map(SocketAddress::from));
-            return self.connect_next(number, first, now);
+            return self.connect_first(number, first, now);
         }
         let names = targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let (shared, shard) = (self.shared.clone(), self.index);
@@ -171,13 +171,19 @@ impl<H: Host> Shard<H> {
             return;
         }
         match result {
-            Ok(found) => self.connect_next(number, found, now),
+            Ok(found) => self.connect_first(number, found, now),
             Err(message) => self.attempt_failed(number, code::UNAVAILABLE, &message, now),
         }
     }
 
     fn is_current(&self, number: u32, attempt: u32) -> bool {
         self.channels.get(&number).is_some_and(|c| c.attempt == attempt && matches!(c.state, State::LookingUp))
+    }
+
+    fn connect_first(&mut self, number: u32, found: VecDeque<SocketAddress>, now: Instant) {
+        let mapped = self.channels.get(&number).is_some_and(|channel| channel.shared.mapped.is_some());
+        let all = self.with_short_ways(found, mapped);
+        self.connect_next(number, all, now);
     }
 
     fn connect_next(&mut self, number: u32, mut rest: VecDeque<SocketAddress>, now: Instant) {
@@ -190,6 +196,7 @@ impl<H: Host> Shard<H> {
                     }
                     return;
                 }
+                Err(_) if self.is_guess(&address) => {}
                 Err(error) => {
                     if let Some(channel) = self.channels.get_mut(&number) {
                         channel.errors.push(format!("{name}: {error}"));
@@ -214,7 +221,7 @@ impl<H: Host> Shard<H> {
                 (fd, Some(guard))
             }
         };
-        let mut settings = self.settings(expected);
+        let mut settings = self.shared.settings(expected);
         let offered_pairs = matches!(address, SocketAddress::Inet(_)) && {
             let shunned = self.channels.get(&number).and_then(|c| c.no_pairs_before);
             self.offer_pairs(&mut settings, shunned.is_none_or(|until| until <= now))
@@ -338,7 +345,8 @@ impl<H: Host> Shard<H> {
                     let ended = channel.fail_waiting(code::UNAVAILABLE, "starwire: the server was stopped", true);
                     self.delivery.metrics.ended_locally.add(ended);
                 } else if failure.code == code::UNAVAILABLE && !was_ready {
-                    channel.errors.push(text);
+                    // That a guess fails is no news.
+                    channel.errors.extend(Some(text).filter(|text| !text.is_empty()));
                     self.connect_next(number, rest, now);
                 } else {
                     self.attempt_failed(number, failure.code, &text, now);

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak, mpsc};
@@ -12,14 +12,15 @@ use std::time::Instant;
 
 use crate::channel::{Channel, ChannelShared};
 use crate::command::{Command, Door, Meta};
-use crate::config::{Advertisement, Config, DriverChoice, Env, Identity, Running, Shortcut, TransportChoice};
-use crate::control::ControlService;
+use crate::config::{Advertisement, Config, DriverChoice, Env, Identity, Ports, Running, Shortcut, TransportChoice};
+use crate::control::{Behind, ControlService, Limits};
 use crate::error::EngineError;
 use crate::host::{Host, Level, Ticket};
 use crate::lending::Unreadable;
 use crate::memory::OutPayload;
 use crate::metrics::{Metrics, render_prometheus};
 use crate::offenders::Offenders;
+use crate::port::{self, Port};
 use crate::shard::{self, Shard};
 use crate::shared::{self, Shared};
 use crate::star::{StarCommand, StarHost, StarOutcome, StarServer};
@@ -33,7 +34,7 @@ use starwire_net::reactor::mailbox::{EventWaker, Sender, mailbox};
 use starwire_net::reactor::topology::Topology;
 use starwire_net::reactor::uring::UringDriver;
 use starwire_net::reactor::verbs::VerbsDriver;
-use starwire_net::transport::{self, SocketAddress, tcp, unix};
+use starwire_net::transport::{self, SocketAddress, unix};
 
 pub struct Engine<H: Host> {
     shared: Arc<Shared<H>>,
@@ -45,15 +46,32 @@ pub struct Engine<H: Host> {
 }
 
 impl<H: Host> Engine<H> {
-    /// Reads the environment, binds the data port, starts the reactors.
-    pub fn start(env: &dyn Env, identity: Identity, incarnation: u64, host: H) -> Result<Arc<Self>, EngineError> {
+    /// Reads the environment, binds the data port unless there is a `port`, starts the reactors.
+    pub fn start(
+        env: &dyn Env,
+        identity: Identity,
+        incarnation: u64,
+        host: H,
+        port: Option<Port>,
+    ) -> Result<Arc<Self>, EngineError> {
         fork::watch();
         let config = Config::from_env(env, identity)?;
         for warning in &config.warnings {
             host.log(Level::Warning, warning);
         }
-        let (listener, bound) = listen(&config)?;
-        let local = if config.unix == Shortcut::Auto { unix::listen().ok() } else { None };
+        let (listener, bound, hidden) = match port {
+            Some(Port { listener, bound, grpc }) => (listener, bound, Some(grpc.hide()?)),
+            None => port::listen(&config).map(|(listener, bound)| (listener, bound, None))?,
+        };
+        if config.secret.is_none() && !bound.ip().is_loopback() {
+            let what = if config.ports == Ports::One { "" } else { " or TensorFlow's gRPC port" };
+            let line = format!(
+                "starwire: whoever can reach {bound}{what} can run code here: only this cluster's own tasks should be able to (STARWIRE_SECRET_FILE with STARWIRE_PORTS=one keeps others out)"
+            );
+            host.log(Level::Warning, &line);
+        }
+        let local =
+            if config.unix == Shortcut::Auto { listen_locally(hidden.is_some().then_some(bound)) } else { None };
         let machine = local.as_ref().and_then(|_| transport::host::identity());
         let advertisement = Advertisement {
             protocol: config.identity.protocol.to_string(),
@@ -89,7 +107,9 @@ impl<H: Host> Engine<H> {
         let driver = reactors.driver.clone();
         let banner = shared.config.banner(Running { driver: &driver, bound });
         let view = observe::View::new(&shared, banner.clone());
-        let _ = shared.control.set(ControlService::new(Arc::new(view), shared.config.control));
+        let behind = hidden.map(|socket| Behind { socket, is_open: shared.config.passes_grpc });
+        let control = ControlService::in_front(behind, Arc::new(view), shared.config.control, Limits::default());
+        let _ = shared.control.set(control);
         let threads = reactors.go(&shared, doors)?;
         let engine = Arc::new(Self {
             shared,
@@ -244,32 +264,19 @@ impl<H: Host> Drop for Engine<H> {
     }
 }
 
+/// A unix socket for peers on this host: beside the only port, or under a fresh name that is advertised.
+fn listen_locally(only_port: Option<SocketAddr>) -> Option<(OwnedFd, SocketAddress)> {
+    let Some(bound) = only_port else { return unix::listen().ok() };
+    let address = unix::beside(bound);
+    unix::listen_at(&address).ok().map(|fd| (fd, address))
+}
+
 /// The socket address that peers connect to.
 fn unix_name(address: &SocketAddress) -> Option<String> {
     match address {
         SocketAddress::Unix(path) => path.to_str().map(String::from),
         SocketAddress::Inet(_) => None,
     }
-}
-
-/// Binds the data port to the first address that is free.
-fn listen(config: &Config) -> Result<(OwnedFd, SocketAddr), EngineError> {
-    let mut failure = None;
-    for address in &config.bind {
-        let made = if address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
-            tcp::listen_everywhere(address.port())
-        } else {
-            tcp::listen(*address)
-        };
-        match made {
-            Ok(fd) => match tcp::local_address(fd.as_fd())? {
-                Some(SocketAddress::Inet(bound)) => return Ok((fd, bound)),
-                _ => failure = None,
-            },
-            Err(error) => failure = Some(error),
-        }
-    }
-    Err(failure.map_or(EngineError::NoAddress, EngineError::Transport))
 }
 
 /// Reactor threads that have their driver and wait for each other.

@@ -13,6 +13,16 @@ pub enum EngineError {
     Config(#[from] ConfigError),
     #[error("starwire: data port: {0}; choose another address with STARWIRE_BIND or .endpoint_map")]
     Transport(#[from] TransportError),
+    #[error(
+        "starwire: {0}; with STARWIRE_PORTS=one the port is the one of the ClusterSpec, and STARWIRE_BIND may choose the address"
+    )]
+    OnePort(TransportError),
+    #[error(
+        "starwire: found no directory for the private socket of TensorFlow's gRPC server; TMPDIR names another ({0})"
+    )]
+    NoPrivateSocket(String),
+    #[error("starwire: TensorFlow's gRPC server does not listen on its private socket: {0}")]
+    GrpcSocket(io::Error),
     #[error("starwire: data port: no address to listen on; set STARWIRE_BIND")]
     NoAddress,
     #[error("starwire: cannot start reactor thread {index}: {source}")]
@@ -36,9 +46,9 @@ impl EngineError {
     pub fn code(&self) -> i32 {
         match self {
             Self::Config(_) | Self::NotInMap { .. } => 3,
-            Self::Transport(_) | Self::NoAddress | Self::Thread { .. } | Self::Driver { .. } => 14,
-            Self::Forked | Self::Verbs(_) => 9,
-            Self::Died { .. } => 13,
+            Self::Transport(_) | Self::OnePort(_) | Self::NoAddress | Self::Thread { .. } | Self::Driver { .. } => 14,
+            Self::Forked | Self::Verbs(_) | Self::NoPrivateSocket(_) => 9,
+            Self::Died { .. } | Self::GrpcSocket(_) => 13,
             Self::TooMany => 8,
         }
     }

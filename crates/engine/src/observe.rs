@@ -1,9 +1,10 @@
 //! The control service's view of an engine.
 
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use crate::config::Setting;
-use crate::control::{ControlState, ServerFacts};
+use crate::control::{ControlError, ControlState, ServerFacts};
 use crate::host::Host;
 use crate::metrics::{ConnectionFacts, Sample};
 use crate::shared::Shared;
@@ -21,6 +22,16 @@ impl<H: Host> View<H> {
 }
 
 impl<H: Host> ControlState for View<H> {
+    fn passed_on(&self) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        shared.metrics.count(|cells| cells.grpc_connections.add(1));
+    }
+
+    fn refused(&self, client: &str, why: &ControlError) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        shared.log_refusal(client, why, Instant::now());
+    }
+
     fn server(&self) -> ServerFacts {
         let Some(shared) = self.shared.upgrade() else { return ServerFacts::default() };
         let identity = &shared.config.identity;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::config::Ports;
 use crate::conn::{Farewell, Role};
 use crate::host::Host;
 use crate::moving::Way;
@@ -81,7 +82,13 @@ impl<H: Host> Shard<H> {
             self.log_offender(&name, &error.to_string(), now);
         }
         if !last_word {
-            return self.lose(key, error.code(), error.to_string());
+            let hint = match (&error, is_server, self.shared.config.ports) {
+                (ConnectionError::NotStarwire(_), false, Ports::One) => {
+                    "; STARWIRE_PORTS=one is for tasks that all have it, and a starwire protocol"
+                }
+                _ => "",
+            };
+            return self.lose(key, error.code(), format!("{error}{hint}"));
         }
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.closing = Some(Failure { code: error.code(), message: error.to_string() });
@@ -141,9 +148,12 @@ impl<H: Host> Shard<H> {
         if self.conns.capacity() > SMALL_TABLE && self.conns.len() < self.conns.capacity() / 8 {
             self.conns.shrink_to(self.conns.len() * 2);
         }
-        let failure = conn.closing.take().unwrap_or(Failure { code: code::UNAVAILABLE, message: "closed".into() });
+        let mut failure = conn.closing.take().unwrap_or(Failure { code: code::UNAVAILABLE, message: "closed".into() });
         let message = format!("starwire: lost the connection to {}: {}", conn.name, failure.message);
         let was_ready = conn.peer.is_some();
+        if !conn.connected && conn.address.as_ref().is_some_and(|address| self.is_guess(address)) {
+            failure.message.clear();
+        }
         conn.proto.fail(failure.code, &message);
         self.delivery.finish(&mut conn);
         conn.witness = None;

@@ -19,7 +19,7 @@ use crate::strangers::Strangers;
 use starwire_net::reactor::driver::{Completion, Driver, Token};
 use starwire_net::reactor::mailbox::Receiver;
 use starwire_net::reactor::timers::Timers;
-use starwire_protocol::{Connection, PeerInfo, Settings, code};
+use starwire_protocol::{Connection, PeerInfo, code};
 
 /// A connection's key has its shard's index above this bit, and a number that is never reused below.
 pub const CONN_BITS: u32 = 48;
@@ -353,10 +353,6 @@ impl<H: Host> Shard<H> {
         let entry = self.shared.connections.enter(direction, state, &name, self.index);
         self.conns.insert(key, Box::new(Conn::new(key, token, role, proto, name, entry)));
         key
-    }
-
-    pub(crate) fn settings(&mut self, expected_task: Option<String>) -> Settings {
-        self.shared.settings(expected_task)
     }
 
     fn received(&mut self, key: u64, n: usize, now: Instant) {

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use crate::command::Command;
 use crate::config::Config;
-use crate::control::ControlService;
+use crate::control::{ControlError, ControlService};
 use crate::host::{Host, Level};
 use crate::lending::Unreadable;
 use crate::metrics::{Connections, Metrics};
@@ -94,7 +94,15 @@ pub(crate) fn next_engine_number() -> u64 {
 const MAX_RECVS: u32 = 65_536;
 
 impl<H: Host> Shared<H> {
-    /// Settings of a new connection.
+    /// Settings of a connection of a peer.
+    pub(crate) fn settings_for_peer(&self) -> Settings {
+        let mut settings = self.settings(None);
+        // Replies need no bound: they were requested, and are bounded by what their receivers allocate.
+        settings.limits.max_payload = self.config.max_call_bytes;
+        settings
+    }
+
+    /// Settings of a connection to a peer.
     pub(crate) fn settings(&self, expected_task: Option<String>) -> Settings {
         let config = &self.config;
         let mut settings =
@@ -106,11 +114,6 @@ impl<H: Host> Shared<H> {
         settings.keepalive_timeout = config.keepalive.timeout;
         settings.limits.max_recvs = MAX_RECVS;
         settings.limits.max_call_bytes = settings.limits.max_call_bytes.min(config.max_call_bytes);
-        if settings.expected_task.is_none() {
-            // A server bounds the payloads of calls. (Replies were requested, and are bounded by what their receivers
-            // allocate.)
-            settings.limits.max_payload = config.max_call_bytes;
-        }
         settings
     }
 
@@ -121,7 +124,12 @@ impl<H: Host> Shared<H> {
 
     /// A connection that speaks HTTP: for the control service.
     pub(crate) fn serve_http(&self, fd: OwnedFd, first: Vec<u8>, name: &str, now: Instant) {
-        let Some(Err(error)) = self.control.get().map(|c| c.handle(fd, first)) else { return };
+        if let Some(Err(error)) = self.control.get().map(|c| c.handle(fd, first)) {
+            self.log_refusal(name, &error, now);
+        }
+    }
+
+    pub(crate) fn log_refusal(&self, name: &str, error: &ControlError, now: Instant) {
         if self.offenders.is_news(&format!("HTTP {}", host_of(name)), now) {
             let line = format!(
                 "starwire: refused an HTTP client on the data port, {name}: {error} (repeats from this address are suppressed for a minute)"

@@ -64,7 +64,7 @@ impl<H: Host> Shard<H> {
             Err(error) => return self.log_offender(&name, &error.to_string(), now),
         };
         let source = local_peer.map_or(source, |peer| Source::Process(peer.pid));
-        let mut settings = self.settings(None);
+        let mut settings = self.shared.settings_for_peer();
         if door == Door::Tcp {
             self.offer_pairs(&mut settings, true);
         } else {

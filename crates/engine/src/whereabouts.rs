@@ -4,16 +4,18 @@
 //! ClusterSpec calls it, its advertisement has the name and the incarnation to expect at the data port. With a map, the
 //! address is known and the name is the one of the ClusterSpec; the gRPC port is asked if the address leads nowhere,
 //! because a peer that is up need not be waited for.
+//!
+//! If tasks have one port, its address is the one of the ClusterSpec, and nobody is asked.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::channel::{ChannelState, State};
-use crate::config::{Advertisement, HostPort, MapLine, Shortcut};
+use crate::config::{Advertisement, HostPort, MapLine, Ports, Shortcut};
 use crate::dial::token;
 use crate::host::{Host, Level, Op};
 use crate::shard::Shard;
-use starwire_net::transport::SocketAddress;
+use starwire_net::transport::{SocketAddress, unix};
 use starwire_protocol::{Failure, PeerInfo, code};
 
 /// How long a gRPC port may take to answer why its data port cannot be reached.
@@ -71,12 +73,42 @@ impl<H: Host> Shard<H> {
                 channel.expected = task.map(|task| Expected { task, incarnation: None });
                 self.look_up(number, attempt, VecDeque::new(), vec![line.data], now);
             }
+            None if self.shared.config.ports == Ports::One => self.seek_only_port(number, attempt, now),
             _ if asks => self.ask(number, attempt),
             _ => {
                 let message = format!("no data address for {}: add it to .endpoint_map", channel.shared.task);
                 self.attempt_failed(number, code::FAILED_PRECONDITION, &message, now);
             }
         }
+    }
+
+    /// With one port, the ClusterSpec has the data address, and whoever answers there is the peer.
+    fn seek_only_port(&mut self, number: u32, attempt: u32, now: Instant) {
+        let Some(channel) = self.channels.get(&number) else { return };
+        match channel.shared.grpc_address.parse::<HostPort>() {
+            Ok(target) => self.look_up(number, attempt, VecDeque::new(), vec![target], now),
+            Err(error) => self.attempt_failed(number, code::INVALID_ARGUMENT, &error.to_string(), now),
+        }
+    }
+
+    /// With one port, the address of a task on this host leads to its unix socket as well, which is tried first.
+    pub(crate) fn with_short_ways(&self, found: VecDeque<SocketAddress>, mapped: bool) -> VecDeque<SocketAddress> {
+        let config = &self.shared.config;
+        if mapped || config.ports == Ports::Two || config.unix == Shortcut::Off {
+            return found;
+        }
+        let beside = |address: &SocketAddress| match address {
+            SocketAddress::Inet(address) => unix::possibly_beside(*address),
+            SocketAddress::Unix(_) => Vec::new(),
+        };
+        let mut all: VecDeque<SocketAddress> = found.iter().flat_map(beside).collect();
+        all.extend(found);
+        all
+    }
+
+    /// A unix socket of which nobody has said that it exists.
+    pub(crate) fn is_guess(&self, address: &SocketAddress) -> bool {
+        self.shared.config.ports == Ports::One && matches!(address, SocketAddress::Unix(_))
     }
 
     fn ask(&self, number: u32, attempt: u32) {

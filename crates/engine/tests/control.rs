@@ -31,6 +31,10 @@ struct Fake {
 }
 
 impl ControlState for Fake {
+    fn passed_on(&self) {}
+
+    fn refused(&self, _client: &str, _why: &ControlError) {}
+
     fn server(&self) -> ServerFacts {
         ServerFacts {
             protocol: "grpc++".to_owned(),

@@ -16,6 +16,7 @@ mod plan;
 mod probe;
 mod remote;
 mod sd;
+mod secret;
 mod sizes;
 mod top;
 
@@ -23,8 +24,16 @@ use std::process::ExitCode;
 
 use args::{Command, Failure, Parsed};
 
-const COMMANDS: [Command; 7] =
-    [doctor::COMMAND, top::COMMAND, health::COMMAND, sd::COMMAND, endpoint_map::COMMAND, plan::COMMAND, bench::COMMAND];
+const COMMANDS: [Command; 8] = [
+    doctor::COMMAND,
+    top::COMMAND,
+    health::COMMAND,
+    sd::COMMAND,
+    endpoint_map::COMMAND,
+    secret::COMMAND,
+    plan::COMMAND,
+    bench::COMMAND,
+];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = match std::env::args_os().skip(1).map(std::ffi::OsString::into_string).collect() {

@@ -33,7 +33,7 @@ impl Probe {
     pub fn start(env: &dyn Env, identity: Identity, incarnation: u64) -> Result<Self, EngineError> {
         let known = Arc::new(Known::default());
         let tasks = identity.tasks.clone();
-        let engine = Engine::start(env, identity, incarnation, ProbeHost(known.clone()))?;
+        let engine = Engine::start(env, identity, incarnation, ProbeHost(known.clone()), None)?;
         // No request can have come before: no address is known yet.
         let _ = known.engine.set(Arc::downgrade(&engine));
         Ok(Self { engine, known, tasks })

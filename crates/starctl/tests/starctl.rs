@@ -48,12 +48,29 @@ fn server() -> (Probe, String) {
 #[test]
 fn every_command_explains_itself() {
     let overview = out(&starctl(&["--help"]));
-    for command in ["doctor", "top", "health", "sd", "endpoint-map", "plan", "bench"] {
+    for command in ["doctor", "top", "health", "sd", "endpoint-map", "secret", "plan", "bench"] {
         assert!(overview.contains(&format!("\n  {command} ")), "{overview}");
         let help = starctl(&[command, "--help"]);
         assert!(help.status.success());
         assert!(out(&help).contains(&format!("usage: starctl {command} ")), "{}", out(&help));
     }
+}
+
+#[test]
+fn a_secret_is_written_for_its_owner_only_and_never_overwritten() {
+    use std::os::unix::fs::PermissionsExt;
+    let printed = out(&starctl(&["secret"]));
+    assert!(printed.len() == 65 && printed.trim_end().bytes().all(|b| b.is_ascii_hexdigit()), "{printed}");
+    let path = std::env::temp_dir().join(format!("starctl-secret-{}", std::process::id()));
+    let file = path.to_str().unwrap();
+    assert!(starctl(&["secret", "--file", file]).status.success());
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let secret = std::fs::read_to_string(&path).unwrap();
+    let again = starctl(&["secret", "--file", file]);
+    let after = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(err(&again).contains(&format!("cannot write {file}")), "{}", err(&again));
+    assert!(secret.len() == 65 && secret == after && secret != printed);
 }
 
 #[test]

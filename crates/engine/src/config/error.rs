@@ -16,6 +16,8 @@ pub enum ConfigError {
     Conflict { first: &'static str, second: &'static str, reason: String },
     #[error("{name} is inconsistent: {reason}")]
     Contradiction { name: &'static str, reason: String },
+    #[error("STARWIRE_REQUIRE_AUTH forbids this server, which would answer without proof of a secret: set {0}")]
+    Open(String),
     #[error("{name} names {}, which cannot be read: {source}", path.display())]
     File { name: &'static str, path: PathBuf, source: io::Error },
     #[error("the ClusterSpec address {address:?} of {task} is unusable: {reason}")]

@@ -83,6 +83,24 @@ pub enum ControlAccess {
     Nobody,
 }
 
+/// The TCP ports of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ports {
+    /// The one of the ClusterSpec, for everything: TensorFlow's gRPC is behind it.
+    One,
+    /// TensorFlow's gRPC has the one of the ClusterSpec; the data port is another.
+    Two,
+}
+
+/// Whether clients of TensorFlow's gRPC are passed on to it, if a server has one port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GrpcAccess {
+    /// Unless the cluster has a secret.
+    Auto,
+    Everybody,
+    Nobody,
+}
+
 /// Partitions of TensorFlow's graphs that run on the lock-free executor, if it supports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutorChoice {
@@ -121,6 +139,9 @@ pub struct Config {
     pub connect_timeout: Duration,
     /// Has a line for every task in `identity.tasks`.
     pub endpoint_map: Option<EndpointMap>,
+    pub ports: Ports,
+    /// With one port: clients of TensorFlow's gRPC are passed on to it.
+    pub passes_grpc: bool,
     /// Addresses to listen on: the first that can be bound. Port 0: the system chooses. `[::]` means dual stack.
     pub bind: Vec<SocketAddr>,
     /// The address to advertise. No port: the one that was bound.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::address::{HostAndMaybePort, HostPort, default_bind, is_loopback, is_unspecified};
-use super::endpoint_map::EndpointMap;
+use super::endpoint_map::{EndpointMap, FILE_NAME};
 use super::env::Env;
 use super::error::ConfigError;
 use super::fusion::Fusion;
@@ -12,7 +12,7 @@ use super::reader::Reader;
 use super::retired::unread_variables;
 use super::secret::Secret;
 use super::star::StarConfig;
-use super::{Config, Identity, Keepalive, Role, variables, verbs};
+use super::{Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, Role, variables, verbs};
 
 /// Of jobs that are neither workers nor parameter servers.
 const OTHER_REACTORS: usize = 16;
@@ -37,7 +37,8 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         map.require(identity.tasks.iter().map(|(task, address)| (task.as_str(), address.as_str())))?;
         map.require([(identity.task.as_str(), identity.grpc_address.as_str())])?;
     }
-    let (bind, advertise) = addresses(reader, env, &identity, endpoint_map.as_ref(), &mut warnings)?;
+    let ports = reader.get(&variables::PORTS)?;
+    let (bind, advertise) = addresses(reader, env, &identity, ports, endpoint_map.as_ref(), &mut warnings)?;
 
     let driver = reader.get(&variables::DRIVER)?;
     let keepalive = Keepalive {
@@ -45,12 +46,16 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         timeout: Duration::from_millis(reader.get(&variables::KEEPALIVE_TIMEOUT_MS)?),
     };
     let secret = Secret::read(reader, &mut warnings)?;
+    let passes_grpc = passes_grpc(reader, ports, secret.is_some(), &mut warnings)?;
     let cluster_id = reader.get(&variables::CLUSTER_ID)?.unwrap_or_default();
     let unix = reader.get(&variables::UNIX)?;
     let loans = reader.get(&variables::LOANS)?;
     let verbs = verbs::read(reader)?;
     let max_call_bytes = reader.get(&variables::MAX_CALL_BYTES)?;
     let control = reader.get(&variables::CONTROL)?;
+    if reader.get(&variables::REQUIRE_AUTH)? {
+        require_auth(secret.is_some(), ports, passes_grpc, control)?;
+    }
     let fusion = Fusion::read(reader)?;
     let star = StarConfig::read(reader)?;
     let executor = reader.get(&variables::EXECUTOR)?;
@@ -63,6 +68,8 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         pinning,
         connect_timeout,
         endpoint_map,
+        ports,
+        passes_grpc,
         bind,
         advertise,
         driver,
@@ -115,11 +122,45 @@ fn reactors(reader: &mut Reader<'_>, identity: &Identity, role: Role, pinning: b
     Ok(exact)
 }
 
+/// Whether clients of TensorFlow's gRPC are passed on. Whoever may use it may read the secret.
+fn passes_grpc(
+    reader: &mut Reader<'_>,
+    ports: Ports,
+    has_secret: bool,
+    warnings: &mut Vec<String>,
+) -> Result<bool, ConfigError> {
+    let access = reader.get(&variables::GRPC)?;
+    let has_effect = access == GrpcAccess::Auto || ports == Ports::One;
+    if !has_effect {
+        let (grpc, ports) = (variables::GRPC.name, variables::PORTS.name);
+        warnings.push(format!("{grpc} has no effect without {ports}=one: TensorFlow's gRPC has its own port"));
+    }
+    Ok(match access {
+        GrpcAccess::Auto => !has_secret,
+        GrpcAccess::Everybody => true,
+        GrpcAccess::Nobody => false,
+    })
+}
+
+/// Nothing may answer another host without proof of the secret.
+fn require_auth(has_secret: bool, ports: Ports, passes_grpc: bool, control: ControlAccess) -> Result<(), ConfigError> {
+    let (secret, ports_name) = (variables::SECRET_FILE.name, variables::PORTS.name);
+    let needed = [
+        (!has_secret, secret.to_owned()),
+        (ports == Ports::Two, format!("{ports_name}=one")),
+        (has_secret && passes_grpc, format!("{}=auto", variables::GRPC.name)),
+        (control == ControlAccess::Everybody, format!("{}=loopback", variables::CONTROL.name)),
+    ];
+    let needed: Vec<String> = needed.into_iter().filter(|(lacks, _)| *lacks).map(|(_, remedy)| remedy).collect();
+    if needed.is_empty() { Ok(()) } else { Err(ConfigError::Open(needed.join(", "))) }
+}
+
 /// The addresses to listen on and to advertise.
 fn addresses(
     reader: &mut Reader<'_>,
     env: &dyn Env,
     identity: &Identity,
+    ports: Ports,
     map: Option<&EndpointMap>,
     warnings: &mut Vec<String>,
 ) -> Result<(Vec<SocketAddr>, HostAndMaybePort), ConfigError> {
@@ -131,11 +172,17 @@ fn addresses(
         })?;
     let mapped = map.and_then(|map| map.get(&identity.grpc_address));
     let reached_as = mapped.map_or(own.host.as_str(), |data| data.host.as_str());
-    let mapped_port = mapped.map_or(0, |data| data.port);
-
-    let bind = match reader.get(&variables::BIND)? {
-        Some((ip, port)) => vec![SocketAddr::new(ip, port.unwrap_or(mapped_port))],
-        None => default_bind(reached_as, mapped_port),
+    let chosen = reader.get(&variables::BIND)?;
+    let port = match ports {
+        Ports::One => {
+            only_port(identity, own.port, map, chosen.and_then(|(_, port)| port))?;
+            own.port
+        }
+        Ports::Two => mapped.map_or(0, |data| data.port),
+    };
+    let bind = match chosen {
+        Some((ip, chosen)) => vec![SocketAddr::new(ip, chosen.unwrap_or(port))],
+        None => default_bind(reached_as, port),
     };
     let advertise = match reader.get(&variables::ADVERTISE)? {
         Some(address) => address,
@@ -152,6 +199,22 @@ fn addresses(
         ));
     }
     Ok((bind, advertise))
+}
+
+/// With one port, neither the map nor `STARWIRE_BIND` may name another.
+fn only_port(identity: &Identity, own: u16, map: Option<&EndpointMap>, chosen: Option<u16>) -> Result<(), ConfigError> {
+    let conflict = |second, what: String| {
+        let reason =
+            format!("{what} for {}, whose only port is {own}, the one of its ClusterSpec entry", identity.task);
+        Err(ConfigError::Conflict { first: variables::PORTS.name, second, reason })
+    };
+    if let Some(line) = map.and_then(|map| map.line(&identity.grpc_address)).filter(|line| line.data.port != own) {
+        return conflict(FILE_NAME, format!("{line} gives data port {}", line.data));
+    }
+    match chosen.filter(|port| *port != own) {
+        Some(port) => conflict(variables::BIND.name, format!("port {port} was chosen")),
+        None => Ok(()),
+    }
 }
 
 /// A server whose own entry is 0.0.0.0 or [::] uses the name of its machine.

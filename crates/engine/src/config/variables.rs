@@ -7,7 +7,7 @@ use super::kinds::{
 };
 use super::row::Initial::{Is, Machine, Star, Unset, Verbs};
 use super::row::{ReadBy, Row, Variable};
-use super::{ControlAccess, DriverChoice, ExecutorChoice, Shortcut, star};
+use super::{ControlAccess, DriverChoice, ExecutorChoice, GrpcAccess, Ports, Shortcut, star};
 
 macro_rules! variables {
     ($($row:ident: $kind:ty = $name:literal, $value:expr, $default:expr, $read_by:ident, $meaning:literal;)*) => {
@@ -40,8 +40,13 @@ variables! {
         "Directory of `.endpoint_map`. If set, the file must exist.";
     ENDPOINT_MAP: Optional<Text> = "STARWIRE_ENDPOINT_MAP", Optional(Text("file")), Unset("`./.endpoint_map`, if it exists"), Servers,
         "The endpoint map, under any file name, if `TF_SEASTAR_ENDPOINT_MAP_PATH` is unset. If set, the file must exist.";
+    PORTS: Choice<Ports> = "STARWIRE_PORTS", Choice(&[("two", Ports::Two), ("one", Ports::One)]), Is("two"), Servers,
+        "`two`: TensorFlow's gRPC has the port of the ClusterSpec, and the data port is another. `one`: the port of the ClusterSpec serves everything ([ports.md](ports.md)). All tasks need the same.";
+    GRPC: Choice<GrpcAccess> = "STARWIRE_GRPC",
+        Choice(&[("auto", GrpcAccess::Auto), ("on", GrpcAccess::Everybody), ("off", GrpcAccess::Nobody)]), Is("auto"), Servers,
+        "With one port: whether clients of TensorFlow's gRPC (sessions by `grpc://`, eager contexts, the coordination service) are passed on to it. `auto`: unless the cluster has a secret ([ports.md](ports.md#with-a-secret)).";
     BIND: Optional<BindAddress> = "STARWIRE_BIND", Optional(BindAddress), Unset("from the server's ClusterSpec entry"), Servers,
-        "Address of the data port: `0.0.0.0`, `[::]:7000`. Without a port: the one of the endpoint map, else one that the system chooses.";
+        "Address of the data port: `0.0.0.0`, `[::]:7000`. Without a port: the one of the endpoint map, else one that the system chooses; with one port per task, that of the ClusterSpec.";
     ADVERTISE: Optional<PeerAddress> = "STARWIRE_ADVERTISE", Optional(PeerAddress), Unset("host of the server's ClusterSpec entry"), Servers,
         "Address that peers connect to, for servers behind address translation.";
     REACTORS: Optional<Number<usize>> = "STARWIRE_REACTORS", Optional(Number(1..=256)), Unset("`NETWORK_…_CORE_NUMBER`"), Servers,
@@ -57,6 +62,8 @@ variables! {
         "Secret of the cluster, the same in every task. Both sides of a connection prove that they know it (HMAC-SHA256) without sending it.";
     SECRET_FILE: Optional<Text> = "STARWIRE_SECRET_FILE", Optional(Text("file")), Unset(""), Servers,
         "A file that contains the secret; one trailing newline is not part of it.";
+    REQUIRE_AUTH: Flag = "STARWIRE_REQUIRE_AUTH", Flag, Is("false"), Servers,
+        "`true`: a server that would answer other hosts without proof of the secret does not start. It needs a secret, `STARWIRE_PORTS=one`, `STARWIRE_GRPC` not `on`, and `STARWIRE_CONTROL` not `on`.";
     CLUSTER_ID: Optional<ClusterId> = "STARWIRE_CLUSTER_ID", Optional(ClusterId), Unset(""), Servers,
         "Name of the cluster. Peers with another one are refused, so that two jobs cannot mix.";
     UNIX: Choice<Shortcut> = "STARWIRE_UNIX", Choice(&[("auto", Shortcut::Auto), ("off", Shortcut::Off)]), Is("auto"), Servers,

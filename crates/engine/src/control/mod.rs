@@ -1,11 +1,13 @@
 //! The control service on the data port: gRPC health, statistics, Prometheus' `/metrics`.
 //!
 //! A reactor that finds HTTP on a new connection hands the socket over, with the bytes it has read. One small thread
-//! serves all of them; it starts with the first. Everything here is read-only.
+//! serves all of them; it starts with the first. Everything here is read-only. If the port is the task's only one, the
+//! thread also passes clients of TensorFlow's gRPC on to it.
 
 mod activity;
 mod health;
 mod http;
+mod passage;
 mod places;
 pub mod proto;
 mod service;
@@ -18,10 +20,14 @@ pub use crate::config::ControlAccess;
 use crate::config::Setting;
 use crate::metrics::{ConnectionFacts, Sample};
 pub use http::router;
-pub use service::{ControlError, ControlService};
+pub use service::{Behind, ControlError, ControlService};
 
 /// The service's view of its server. Called on the control thread; must return at once.
 pub trait ControlState: Send + Sync + 'static {
+    /// A client was passed on to TensorFlow's gRPC.
+    fn passed_on(&self);
+    /// A client was sent away.
+    fn refused(&self, client: &str, why: &ControlError);
     fn server(&self) -> ServerFacts;
     fn metrics(&self) -> Vec<Sample>;
     fn connections(&self) -> Vec<ConnectionFacts>;

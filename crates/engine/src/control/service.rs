@@ -11,13 +11,21 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
 
 use super::activity::{Activity, watched};
+use super::passage::{Recipient, deny, pass_on, sort};
 use super::places::{Place, Places};
 use super::stream::{Replayed, Socket};
 use super::{ControlAccess, ControlState, Limits, http};
+use crate::crowd::Source;
+use crate::port::Hidden;
 use starwire_net::reactor::topology::Topology;
+use starwire_net::transport::descriptors;
 
+/// Connections that are passed on have two descriptors each, and take no more than half of what the process may have:
+/// this part from other hosts, and as many from this one.
+const SHARE_OF_DESCRIPTORS: usize = 8;
 /// How long connections have to learn that the server stops.
 const FAREWELL: Duration = Duration::from_millis(200);
 
@@ -33,17 +41,35 @@ pub enum ControlError {
     Start(io::Error),
     #[error("the connection is closed: {0}")]
     Gone(io::Error),
+    #[error("TensorFlow's gRPC is closed on this port (STARWIRE_GRPC=on opens it)")]
+    NoGrpc,
+}
+
+/// TensorFlow's gRPC server behind the same port.
+pub struct Behind {
+    pub socket: Hidden,
+    /// Clients are passed on to it.
+    pub is_open: bool,
 }
 
 /// The control service of one engine. Costs nothing until the first HTTP connection.
 pub struct ControlService {
+    gate: Arc<Gate>,
+    thread: Mutex<Thread>,
+    /// As seen by the thread that made the engine; a reactor that starts this thread may be pinned.
+    topology: Option<Topology>,
+}
+
+/// Who may come in.
+struct Gate {
     state: Arc<dyn ControlState>,
     access: ControlAccess,
     limits: Limits,
     places: Arc<Places>,
-    thread: Mutex<Thread>,
-    /// As seen by the thread that made the engine; a reactor that starts this thread may be pinned.
-    topology: Option<Topology>,
+    /// None once the service is stopped: the engine may be kept longer.
+    behind: Mutex<Option<Arc<Behind>>>,
+    /// Of connections that are passed on, or may be.
+    passage: Arc<Places>,
 }
 
 enum Thread {
@@ -63,6 +89,8 @@ struct Handed {
     socket: Socket,
     first: Vec<u8>,
     place: Place,
+    /// It may be for TensorFlow.
+    unsorted: bool,
 }
 
 impl ControlService {
@@ -71,11 +99,27 @@ impl ControlService {
     }
 
     pub fn with_limits(state: Arc<dyn ControlState>, access: ControlAccess, limits: Limits) -> Self {
+        Self::in_front(None, state, access, limits)
+    }
+
+    /// With TensorFlow's gRPC server behind the same port.
+    pub fn in_front(
+        behind: Option<Behind>,
+        state: Arc<dyn ControlState>,
+        access: ControlAccess,
+        limits: Limits,
+    ) -> Self {
+        let most = descriptors::allowed() / SHARE_OF_DESCRIPTORS;
+        let passage = Places::new(&Limits { connections: most, local: most, ..limits });
         Self {
-            state,
-            access,
-            limits,
-            places: Places::new(&limits),
+            gate: Arc::new(Gate {
+                state,
+                access,
+                limits,
+                places: Places::new(&limits),
+                behind: Mutex::new(behind.map(Arc::new)),
+                passage,
+            }),
             thread: Mutex::new(Thread::NotStarted),
             topology: Topology::detect().ok(),
         }
@@ -85,23 +129,20 @@ impl ControlService {
     /// connection is closed, after a reply with the reason if the client speaks HTTP/1.
     pub fn handle(&self, stream: OwnedFd, first_bytes: Vec<u8>) -> Result<(), ControlError> {
         let socket = Socket::new(stream).map_err(ControlError::Gone)?;
-        let allowed = match self.access {
-            ControlAccess::Everybody => true,
-            ControlAccess::Loopback => socket.is_local(),
-            ControlAccess::Nobody => false,
+        let (source, is_local) = (socket.source(), socket.is_local());
+        let unsorted = self.gate.behind().is_some() && first_bytes.starts_with(b"PRI ");
+        let admitted = if unsorted {
+            let place = self.gate.passage.take(source, is_local);
+            place.ok_or_else(|| ControlError::TooMany(self.gate.passage.most()))
+        } else {
+            self.gate.admit(source, is_local)
         };
-        if !allowed {
-            refuse(
-                socket,
-                &first_bytes,
-                "403 Forbidden",
-                "the control service is disabled for this client (STARWIRE_CONTROL)\n",
-            );
-            return Err(ControlError::NotAllowed);
-        }
-        let Some(place) = self.places.take(socket.source(), socket.is_local()) else {
-            refuse(socket, &first_bytes, "503 Service Unavailable", "too many connections\n");
-            return Err(ControlError::TooMany(self.places.most()));
+        let place = match admitted {
+            Ok(place) => place,
+            Err(error) => {
+                refuse(socket, &first_bytes, &error);
+                return Err(error);
+            }
         };
         let mut thread = self.lock();
         if matches!(*thread, Thread::NotStarted) {
@@ -110,7 +151,7 @@ impl ControlService {
         match &*thread {
             Thread::Running(running) => running
                 .connections
-                .send(Handed { socket, first: first_bytes, place })
+                .send(Handed { socket, first: first_bytes, place, unsorted })
                 .map_err(|_| ControlError::Stopped),
             Thread::NotStarted | Thread::Stopped => Err(ControlError::Stopped),
         }
@@ -118,13 +159,14 @@ impl ControlService {
 
     /// Number of open connections.
     pub fn connections(&self) -> usize {
-        self.places.open()
+        self.gate.places.open()
     }
 
     /// Notifies watchers that the server stops, closes every connection and ends the thread. Idempotent; takes a
     /// fraction of a second at most.
     pub fn stop(&self) {
         let before = std::mem::replace(&mut *self.lock(), Thread::Stopped);
+        *self.gate.behind.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let Thread::Running(Running { pid, connections, join }) = before else { return };
         if pid != std::process::id() {
             // In a forked child, neither the thread nor its runtime's state is ours.
@@ -141,11 +183,11 @@ impl ControlService {
     fn start(&self) -> io::Result<Running> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let (connections, receiver) = mpsc::unbounded_channel();
-        let (state, limits, topology) = (Arc::clone(&self.state), self.limits, self.topology.clone());
+        let (gate, topology) = (Arc::clone(&self.gate), self.topology.clone());
         let join = std::thread::Builder::new().name("starwire-control".to_owned()).spawn(move || {
             // On failure, the thread shares a CPU with a reactor.
             let _ = topology.as_ref().map(Topology::unpin_current_thread);
-            runtime.block_on(serve(state, limits, receiver));
+            runtime.block_on(serve(gate, receiver));
         })?;
         Ok(Running { pid: std::process::id(), connections, join })
     }
@@ -161,8 +203,33 @@ impl Drop for ControlService {
     }
 }
 
-fn refuse(socket: Socket, first_bytes: &[u8], status: &str, text: &str) {
+impl Gate {
+    fn behind(&self) -> Option<Arc<Behind>> {
+        self.behind.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A place for a client of the control service.
+    fn admit(&self, source: Source, is_local: bool) -> Result<Place, ControlError> {
+        let allowed = match self.access {
+            ControlAccess::Everybody => true,
+            ControlAccess::Loopback => is_local,
+            ControlAccess::Nobody => false,
+        };
+        if !allowed {
+            return Err(ControlError::NotAllowed);
+        }
+        self.places.take(source, is_local).ok_or_else(|| ControlError::TooMany(self.places.most()))
+    }
+}
+
+fn refuse(socket: Socket, first_bytes: &[u8], error: &ControlError) {
     let http2 = first_bytes.starts_with(b"PRI ");
+    let (status, text) = match error {
+        ControlError::NotAllowed => {
+            ("403 Forbidden", "the control service is disabled for this client (STARWIRE_CONTROL)\n")
+        }
+        _ => ("503 Service Unavailable", "too many connections\n"),
+    };
     let answer = format!(
         "HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{text}",
         text.len()
@@ -171,26 +238,73 @@ fn refuse(socket: Socket, first_bytes: &[u8], status: &str, text: &str) {
 }
 
 /// Serves connections until the engine drops its end of the channel.
-async fn serve(state: Arc<dyn ControlState>, limits: Limits, mut connections: mpsc::UnboundedReceiver<Handed>) {
+async fn serve(gate: Arc<Gate>, mut connections: mpsc::UnboundedReceiver<Handed>) {
     let (serving, watch_serving) = watch::channel(true);
-    let router = http::router(state, watch_serving.clone());
+    let router = http::router(Arc::clone(&gate.state), watch_serving.clone());
     let (alive, mut all_gone) = mpsc::channel::<()>(1);
-    while let Some(Handed { socket, first, place }) = connections.recv().await {
-        // Registering a descriptor can fail (out of memory, or the peer reset it): the connection is closed then.
-        let Ok(stream) = Replayed::new(socket, first, limits.idle) else { continue };
-        let (router, watch_serving, alive) = (router.clone(), watch_serving.clone(), alive.clone());
+    while let Some(handed) = connections.recv().await {
+        let (gate, router, watch_serving, alive) = (gate.clone(), router.clone(), watch_serving.clone(), alive.clone());
         tokio::spawn(async move {
-            tokio::select! {
-                () = connection(stream, router, watch_serving, limits) => {}
-                () = place.lost() => {}
-            }
-            drop((place, alive));
+            // Errors of a client's connection are the client's.
+            let _ = welcome(gate, handed, router, watch_serving).await;
+            drop(alive);
         });
     }
     // Health watchers are notified before their connections close.
     serving.send_replace(false);
     drop(alive);
-    let _ = tokio::time::timeout(FAREWELL, all_gone.recv()).await;
+    let _ = timeout(FAREWELL, all_gone.recv()).await;
+}
+
+/// Serves a connection, or passes it on, until it ends or its place is needed.
+async fn welcome(
+    gate: Arc<Gate>,
+    handed: Handed,
+    router: Router,
+    mut serving: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let Handed { socket, mut first, mut place, unsorted } = handed;
+    let (name, source, is_local) = (socket.name(), socket.source(), socket.is_local());
+    let stream = match gate.behind().filter(|_| unsorted) {
+        None => Replayed::new(socket, first, gate.limits.idle)?,
+        Some(behind) => {
+            let mut stream = Replayed::new(socket, Vec::new(), gate.limits.idle)?;
+            let recipient = tokio::select! {
+                recipient = timeout(gate.limits.idle, sort(&mut stream, &mut first)) => recipient??,
+                () = place.lost() => return Ok(()),
+            };
+            if recipient == Recipient::TensorFlow {
+                let client = stream.replay(first);
+                let served = async {
+                    if behind.is_open {
+                        gate.state.passed_on();
+                        pass_on(client.patient(), &behind.socket).await
+                    } else {
+                        gate.state.refused(&name, &ControlError::NoGrpc);
+                        deny(client, &ControlError::NoGrpc.to_string()).await
+                    }
+                };
+                return tokio::select! {
+                    served = served => served,
+                    () = place.lost() => Ok(()),
+                    stopped = serving.wait_for(|serving| !serving) => stopped.map(drop).map_err(io::Error::other),
+                };
+            }
+            place = match gate.admit(source, is_local) {
+                Ok(place) => place,
+                Err(error) => {
+                    gate.state.refused(&name, &error);
+                    return Ok(());
+                }
+            };
+            stream.replay(first)
+        }
+    };
+    tokio::select! {
+        () = connection(stream, router, serving, gate.limits) => {}
+        () = place.lost() => {}
+    }
+    Ok(())
 }
 
 async fn connection(stream: Replayed, router: Router, mut serving: watch::Receiver<bool>, limits: Limits) {
@@ -219,7 +333,7 @@ async fn connection(stream: Replayed, router: Router, mut serving: watch::Receiv
     };
     connection.as_mut().graceful_shutdown();
     if has_rested {
-        let _ = tokio::time::timeout(FAREWELL, connection).await;
+        let _ = timeout(FAREWELL, connection).await;
     } else {
         // Open streams may end by themselves: watchers receive their last reply.
         let _ = connection.await;

@@ -42,6 +42,16 @@ impl Socket {
         }
     }
 
+    /// The peer's address, for messages.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Tcp(tcp) => {
+                tcp.peer_addr().map_or_else(|_| "a peer that is gone".to_owned(), |peer| peer.to_string())
+            }
+            Self::Unix(_) => "a local process".to_owned(),
+        }
+    }
+
     pub fn source(&self) -> Source {
         match self {
             Self::Tcp(tcp) => tcp.peer_addr().map_or(Source::Unknown, |peer| Source::of_ip(peer.ip())),
@@ -85,7 +95,8 @@ pub struct Replayed {
     first: Vec<u8>,
     replayed: usize,
     inner: Inner,
-    idle: Duration,
+    /// `None`: silence does not end it.
+    idle: Option<Duration>,
     deadline: Pin<Box<Sleep>>,
 }
 
@@ -96,12 +107,23 @@ impl Replayed {
             Socket::Tcp(tcp) => Inner::Tcp(TcpStream::from_std(tcp)?),
             Socket::Unix(unix) => Inner::Unix(UnixStream::from_std(unix)?),
         };
-        Ok(Self { first, replayed: 0, inner, idle, deadline: Box::pin(sleep(idle)) })
+        Ok(Self { first, replayed: 0, inner, idle: Some(idle), deadline: Box::pin(sleep(idle)) })
+    }
+
+    /// The same stream, which begins with these bytes again. All bytes were read.
+    pub fn replay(self, first: Vec<u8>) -> Self {
+        Self { first, replayed: 0, ..self }
+    }
+
+    /// The same stream, which may be silent as long as it likes.
+    pub fn patient(self) -> Self {
+        Self { idle: None, ..self }
     }
 
     fn progress<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        let Some(idle) = self.idle else { return result };
         if result.is_ready() {
-            self.deadline.as_mut().reset(Instant::now() + self.idle);
+            self.deadline.as_mut().reset(Instant::now() + idle);
             return result;
         }
         ready!(self.deadline.as_mut().poll(cx));

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use starwire_engine::config::{Identity, MapEnv};
 use starwire_engine::{
-    Buffers, EngineError, Host, IncomingCall, Level, NewCall, NewRecv, Op, OutPayload, PendingOp, RecvRequest, Ticket,
+    Buffers, EngineError, Host, IncomingCall, Level, NewCall, NewRecv, Op, OutPayload, PendingOp, Port, RecvRequest,
+    Ticket,
 };
 use starwire_protocol::{Failure, Outcome, code};
 
@@ -191,6 +192,18 @@ impl Task {
     }
 
     pub fn try_start(name: &str, protocol: &str, incarnation: u64, env: &[(&str, &str)]) -> Result<Self, EngineError> {
+        Self::start_behind(name, protocol, incarnation, env, "localhost:0", |_| {})
+    }
+
+    /// With this address in the ClusterSpec. If the task has one port, `listens` does what TensorFlow's server would.
+    pub fn start_behind(
+        name: &str,
+        protocol: &str,
+        incarnation: u64,
+        env: &[(&str, &str)],
+        grpc_address: &str,
+        listens: impl FnOnce(&Port),
+    ) -> Result<Self, EngineError> {
         let seen = Arc::new(Seen::default());
         let mut vars = MapEnv::new("/nonexistent");
         // STARWIRE_TEST_TRANSPORT=verbs: the same tests over queue pairs of the fake libibverbs.
@@ -205,12 +218,17 @@ impl Task {
             protocol: protocol.parse().unwrap(),
             job: name.split(['/', ':']).nth(2).unwrap().into(),
             task: name.into(),
-            grpc_address: "localhost:0".into(),
+            grpc_address: grpc_address.into(),
             // Tasks of the cluster are held to their names.
             tasks: vec![("/job:ps/replica:0/task:0".into(), "somewhere:1".into())],
             cpus_allowed: 2,
         };
-        let engine = Engine::start(&vars, identity, incarnation, Echo(seen.clone(), Kernels(seen.kernels.clone())))?;
+        let port = Port::bind(&vars, identity.clone(), 0)?;
+        if let Some(port) = &port {
+            listens(port);
+        }
+        let engine =
+            Engine::start(&vars, identity, incarnation, Echo(seen.clone(), Kernels(seen.kernels.clone())), port)?;
         *seen.kernels.engine.lock().unwrap() = Arc::downgrade(&engine);
         *seen.engine.lock().unwrap() = Arc::downgrade(&engine);
         Ok(Self { engine: Some(engine), seen })

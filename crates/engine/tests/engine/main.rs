@@ -8,6 +8,7 @@
 )]
 
 mod harness;
+mod one_port;
 mod star;
 mod strangers;
 mod whereabouts;

@@ -4,9 +4,11 @@
 //! behind when a task is killed; an abstract name disappears with its socket and can be reached exactly from the same
 //! network namespace, which is easy to compare (see `host`). In place of a directory with mode 0700, the peer's
 //! credentials keep others out: both ends call [`check_peer`], which rejects foreign clients as well as a foreign
-//! process that took over the name of a dead task. Names contain 128 random bits, so they do not collide.
+//! process that took over the name of a dead task. Names contain 128 random bits, so they do not collide, or the
+//! address of the one port that the task has (see [`beside`]).
 
 use std::io::{self, Read};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -15,20 +17,42 @@ use super::{RawAddress, SocketAddress, TransportError, socklen};
 
 /// A listener on a fresh name, and that name.
 pub fn listen() -> Result<(OwnedFd, SocketAddress), TransportError> {
-    let mut address = SocketAddress::Unix(PathBuf::from("@starwire"));
-    let result = (|| {
-        let mut random = [0u8; 16];
-        std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
-        let name = format!("@starwire-{:032x}", u128::from_ne_bytes(random));
-        address = SocketAddress::Unix(PathBuf::from(name));
+    let mut random = [0u8; 16];
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut random));
+    read.map_err(|source| TransportError::Listen { address: named("starwire"), source })?;
+    let address = named(&format!("starwire-{:032x}", u128::from_ne_bytes(random)));
+    Ok((listen_at(&address)?, address))
+}
+
+/// A listener on this name.
+pub fn listen_at(address: &SocketAddress) -> Result<OwnedFd, TransportError> {
+    let made = || {
         let fd = stream_socket(libc::AF_UNIX)?;
-        bind_and_listen(&fd, &RawAddress::new(&address)?)?;
+        bind_and_listen(&fd, &RawAddress::new(address)?)?;
         Ok(fd)
-    })();
-    match result {
-        Ok(fd) => Ok((fd, address)),
-        Err(source) => Err(TransportError::Listen { address, source }),
+    };
+    made().map_err(|source| TransportError::Listen { address: address.clone(), source })
+}
+
+/// The name beside a TCP listener on this address, for those that know no more than the address. Two processes of a
+/// network namespace cannot have the same one, as they cannot listen on the same port.
+pub fn beside(listener: SocketAddr) -> SocketAddress {
+    let (ip, port) = (listener.ip().to_canonical(), listener.port());
+    if ip.is_unspecified() { named(&format!("starwire-*:{port}")) } else { named(&format!("starwire-{ip}:{port}")) }
+}
+
+/// The names that may be beside the listener that answers at this address, if the address is one of this host's.
+pub fn possibly_beside(address: SocketAddr) -> Vec<SocketAddress> {
+    // Only an own address can be bound to.
+    if UdpSocket::bind((address.ip(), 0)).is_err() {
+        return Vec::new();
     }
+    let everywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port());
+    vec![beside(address), beside(everywhere)]
+}
+
+fn named(name: &str) -> SocketAddress {
+    SocketAddress::Unix(PathBuf::from(format!("@{name}")))
 }
 
 /// A non-blocking socket for connecting to a unix address.
@@ -99,6 +123,24 @@ mod tests {
         // SAFETY: pointer and length describe the address.
         assert_eq!(unsafe { libc::connect(client.as_raw_fd(), raw.as_ptr(), raw.size()) }, -1);
         assert_eq!(io::Error::last_os_error().kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn names_beside_a_listener_follow_from_its_address() {
+        let beside = |address: &str| super::beside(address.parse().unwrap()).to_string();
+        assert_eq!(beside("10.0.0.7:2222"), "unix:@starwire-10.0.0.7:2222");
+        assert_eq!(beside("[::1]:2222"), "unix:@starwire-::1:2222");
+        assert_eq!(beside("[::ffff:10.0.0.7]:2222"), beside("10.0.0.7:2222"));
+        assert_eq!([beside("0.0.0.0:2222"), beside("[::]:2222")], ["unix:@starwire-*:2222", "unix:@starwire-*:2222"]);
+        let possible = |address: &str| possibly_beside(address.parse().unwrap());
+        let names = possible("127.0.0.1:2222").iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(names, [beside("127.0.0.1:2222"), beside("0.0.0.0:2222")]);
+        // A documentation address (RFC 5737) is no host's.
+        assert_eq!(possible("192.0.2.1:2222"), []);
+        let address = super::beside("127.0.0.1:1".parse().unwrap());
+        let first = listen_at(&address).unwrap();
+        assert!(listen_at(&address).unwrap_err().to_string().contains("another process"));
+        drop(first);
     }
 
     #[test]

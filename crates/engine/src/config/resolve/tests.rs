@@ -116,6 +116,51 @@ fn reactors_are_limited_by_tasks_by_cpus_and_by_the_jobs_variable() {
 }
 
 #[test]
+fn one_port_is_the_one_of_the_cluster_spec() {
+    let one = env().set("STARWIRE_PORTS", "one");
+    let c = config(&one, "worker");
+    assert_eq!(c.bind, ["127.0.0.1:2222".parse().unwrap(), "[::1]:2222".parse().unwrap()]);
+    assert_eq!(config(&one.clone().set("STARWIRE_BIND", "0.0.0.0"), "ps").bind, ["0.0.0.0:2222".parse().unwrap()]);
+    assert_eq!(config(&one.clone().set("STARWIRE_BIND", "[::]:2222"), "ps").bind, ["[::]:2222".parse().unwrap()]);
+    let other = error(&one.clone().set("STARWIRE_BIND", "0.0.0.0:7000"), "ps");
+    assert!(other.starts_with("STARWIRE_PORTS and STARWIRE_BIND conflict: port 7000 was chosen"), "{other}");
+
+    let folder = TempDir::new("one-port");
+    let map = |own: u16| {
+        let line = |i: u16, data: u16| format!("localhost:{}=10.0.0.{i}:{data}\n", 2222 + i);
+        let text = [line(0, own), line(1, 9), line(2, 9), line(3, 9)].concat();
+        std::fs::write(folder.path().join(".endpoint_map"), text).unwrap();
+        one.clone().set("TF_SEASTAR_ENDPOINT_MAP_PATH", folder.path())
+    };
+    assert_eq!(config(&map(2222), "ps").bind, ["0.0.0.0:2222".parse().unwrap()]);
+    let other = error(&map(7000), "ps");
+    assert!(other.starts_with("STARWIRE_PORTS and .endpoint_map conflict") && other.contains(":1 gives"), "{other}");
+}
+
+#[test]
+fn grpc_is_open_unless_there_is_a_secret() {
+    let secret = ("STARWIRE_SECRET", "0123456789abcdef");
+    for (grpc, without, with) in [("auto", true, false), ("on", true, true), ("off", false, false)] {
+        let env = env().set("STARWIRE_PORTS", "one").set("STARWIRE_GRPC", grpc);
+        assert_eq!(config(&env, "ps").passes_grpc, without, "{grpc}");
+        assert_eq!(config(&env.set(secret.0, secret.1), "ps").passes_grpc, with, "{grpc}");
+    }
+    let warnings = config(&env().set("STARWIRE_GRPC", "off"), "ps").warnings;
+    assert!(warnings.len() == 1 && warnings[0].contains("has no effect without STARWIRE_PORTS=one"), "{warnings:?}");
+}
+
+#[test]
+fn required_authentication_leaves_nothing_open() {
+    let required = env().set("STARWIRE_REQUIRE_AUTH", "true");
+    let told = error(&required, "ps");
+    assert!(told.ends_with("set STARWIRE_SECRET_FILE, STARWIRE_PORTS=one, STARWIRE_CONTROL=loopback"), "{told}");
+    let closed = required.set("STARWIRE_SECRET", "0123456789abcdef").set("STARWIRE_PORTS", "one");
+    let closed = closed.set("STARWIRE_CONTROL", "loopback");
+    config(&closed, "ps");
+    assert!(error(&closed.set("STARWIRE_GRPC", "on"), "ps").ends_with("set STARWIRE_GRPC=auto"));
+}
+
+#[test]
 fn more_pinned_reactors_than_cpus_is_an_error() {
     let env = env().set("STARWIRE_REACTORS", "65").set("PS_DISABLE_PIN_CORES", "false");
     assert_eq!(

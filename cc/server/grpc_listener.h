@@ -1,0 +1,20 @@
+// Moves TensorFlow's own gRPC server behind the only port of a task.
+#ifndef STARWIRE_CC_SERVER_GRPC_LISTENER_H_
+#define STARWIRE_CC_SERVER_GRPC_LISTENER_H_
+
+#include <string>
+
+#include "cc/base/compat.h"
+#include "grpcpp/server_builder.h"
+#include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
+
+namespace starwire {
+
+// The server that `builder` is about to start listens at `address` ("unix:/path") instead of a port of its own, and
+// presents `port` as the one that it has bound.
+Status ListenBehind(tensorflow::GrpcServer* server, ::grpc::ServerBuilder* builder, const std::string& address,
+                    int port);
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_SERVER_GRPC_LISTENER_H_
