@@ -113,8 +113,7 @@ test-frameworks: tools ## Run Keras, DeepCTR, TFRA and EasyRec unmodified under 
 
 .PHONY: tensorflow-tests
 tensorflow-tests: build ## Run TensorFlow's own tests over every protocol (STARWIRE_TF_SOURCE=/its/sources; PROTOCOLS="grpc++", ONLY="remote_test": only these)
-	@scripts/venv-install $(VENV) portpicker dill tblib
-	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) scripts/tensorflow-tests --source "$(STARWIRE_TF_SOURCE)" $(if $(PROTOCOLS),--protocols $(PROTOCOLS)) $(if $(ONLY),--only $(ONLY))
+	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) scripts/tensorflow-tests "$(STARWIRE_TF_SOURCE)" $(if $(PROTOCOLS),--protocols $(PROTOCOLS)) $(if $(ONLY),--only $(ONLY))
 
 .PHONY: test-rdma
 test-rdma: ## Run the RDMA tests over soft-RoCE in a virtual machine (ARGS="driver engine kill doctor train")
