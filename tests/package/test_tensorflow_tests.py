@@ -1,4 +1,4 @@
-"""The runner of TensorFlow's own tests (tests/tensorflow/run.py), with a test file that only prints what TensorFlow's tests print."""
+"""The runner of TensorFlow's own tests (tests/tensorflow/run.py), with a file that prints what such tests print."""
 
 import os
 import subprocess
@@ -27,10 +27,11 @@ def run(tmp_path, protocol):
     folder = tmp_path / "source" / "tensorflow" / "python" / "some"
     folder.mkdir(parents=True)
     (folder / "some_test.py").write_text(TESTS)
-    words = ["--source", tmp_path / "source", "--only", "some/some_test", "--protocols", protocol, "--patience", "3", "--out", tmp_path / "out"]
-    result = subprocess.run(
-        [sys.executable, RUNNER, *map(str, words)], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120
-    )
+    words = ["--source", tmp_path / "source", "--out", tmp_path / "out", "--only", "some/some_test"]
+    words += ["--protocols", protocol, "--patience", "3"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, RUNNER, *map(str, words)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     return result.returncode, result.stdout + result.stderr
 
 
