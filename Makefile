@@ -117,6 +117,10 @@ test-frameworks: tools ## Run Keras, DeepCTR, TFRA and EasyRec unmodified under 
 	@scripts/venv-install .venvs/2.15.1 pytest
 	@.venvs/2.15.1/bin/python -m pytest -q -p no:cacheprovider tests/frameworks $(ARGS)
 
+.PHONY: tensorflow-tests
+tensorflow-tests: build ## Run TensorFlow's own tests over every protocol (STARWIRE_TF_SOURCE=/its/sources; PROTOCOLS="grpc++", ONLY="remote_test": only these)
+	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) scripts/tensorflow-tests "$(STARWIRE_TF_SOURCE)" $(if $(PROTOCOLS),--protocols $(PROTOCOLS)) $(if $(ONLY),--only $(ONLY))
+
 .PHONY: test-rdma
 test-rdma: ## Run the RDMA tests over soft-RoCE in a virtual machine (ARGS="driver engine kill doctor train")
 	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" tests/rdma/run $(ARGS)

@@ -30,6 +30,7 @@ KNOWN = {
     "grpc:pipeline": Column("grpc:pipeline", "grpc", options={"pipeline": 1}),
     "grpc++:pipeline": Column("grpc++:pipeline", "grpc++", options={"pipeline": 1}),
     "grpc++:bfloat16": Column("grpc++:bfloat16", "grpc++", options={"wire_dtype": "bfloat16"}),
+    "star_server:stock-updates": Column("star_server:stock-updates", "star_server", {"STARWIRE_ROW_UPDATES": "false"}),
     "star_server:pipeline": Column("star_server:pipeline", "star_server", options={"pipeline": 1}),
     "star_server:pipeline2": Column("star_server:pipeline2", "star_server", options={"pipeline": 2}),
     "star_server:bfloat16": Column("star_server:bfloat16", "star_server", options={"wire_dtype": "bfloat16"}),

@@ -149,10 +149,11 @@ class RecvService::Key {
     if (!status.ok()) return status;
     const auto own = source_->attributes().incarnation();
     if (own == outside_loops_.src_incarnation) return OkStatus();
-    return MakeStatus(kAborted, "a tensor was requested from incarnation " +
-                                    std::to_string(outside_loops_.src_incarnation) + " of " +
-                                    std::string(outside_loops_.src_device) + ", which is now incarnation " +
-                                    std::to_string(own) + ": this task was restarted since the step was planned");
+    // TensorFlow's words, by which programs recognise a restarted task.
+    return MakeStatus(kAborted, "RecvTensor expects a different device incarnation: " +
+                                    std::to_string(outside_loops_.src_incarnation) + " vs. " + std::to_string(own) +
+                                    ": the task of " + std::string(outside_loops_.src_device) +
+                                    " was restarted since the step was planned");
   }
 
   std::string prefix_;

@@ -62,7 +62,8 @@ Status EagerHandles::Find(uint64_t context_id, const std::vector<std::pair<int64
     auto& contexts = service_->*Reach(ContextsTag());
     const auto context = contexts.find(context_id);
     if (context == contexts.end()) {
-      return MakeStatus(kAborted, "starwire: there is no eager context " + std::to_string(context_id) +
+      // TensorFlow's words, by which programs recognise a restarted task.
+      return MakeStatus(kAborted, "starwire: Unable to find a context_id " + std::to_string(context_id) +
                                       ": the task was restarted, or the context was closed");
     }
     context->second->RecordAccess();

@@ -60,7 +60,7 @@ impl<H: Host> Shard<H> {
     fn start(&mut self, key: u64, waiting: Waiting<H::Op>, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key).filter(|c| c.closing.is_none()) else {
             // The connection is being closed; a new request shares its fate.
-            return refuse(waiting, "starwire: the connection was just lost");
+            return refuse(waiting, "starwire: the connection was just lost (Socket closed)");
         };
         let Waiting { id, what, deadline, .. } = waiting;
         match what {

@@ -123,7 +123,8 @@ impl<H: Host> Shard<H> {
         let goodbye = self.conns.get(&key).and_then(|conn| conn.goodbye.as_ref());
         let message = match goodbye {
             Some(reason) => format!("the peer ended the connection: {reason}"),
-            None => "the peer closed the connection".into(),
+            // As gRPC says it: programs look for these words.
+            None => "Socket closed by the peer".into(),
         };
         self.lose(key, code::UNAVAILABLE, message);
     }

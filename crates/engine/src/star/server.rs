@@ -161,7 +161,9 @@ impl<H: Host> Shared<H> {
             return Ok(());
         }
         let task = &self.config.identity.task;
-        let message = format!("starwire: {task} was restarted: create the session again to use it");
+        // Programs recognise a restarted task by this sentence of TensorFlow's.
+        let sentence = "RecvTensor expects a different device incarnation";
+        let message = format!("starwire: {task} was restarted: create the session again to use it ({sentence})");
         Err(StarFailure::new(code::ABORTED, message))
     }
 
