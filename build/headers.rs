@@ -33,9 +33,29 @@ pub fn prepare(tensorflow: &TensorFlow, compiler: &Path, folder: &Path) -> Resul
         Some(folder) => folder,
         None => generate(tensorflow, compiler, &source, folder)?,
     };
-    // In this order: declarations that replace headers, the wheel, and what it lacks.
+    extract_methods(&source, folder)?;
+    // In this order: what replaces headers, the wheel, and what it lacks.
     let replaced = std::env::current_dir().map_err(|error| error.to_string())?.join("build/tf1/include");
-    Ok(vec![replaced, include.clone(), include.join("external/farmhash_archive/src"), source, messages])
+    let farmhash = include.join("external/farmhash_archive/src");
+    Ok(vec![replaced, folder.to_path_buf(), include, farmhash, source, messages])
+}
+
+/// The rest of the header that enumerates the worker's methods needs gRPC. DeepRec has more of them than 1.15.
+fn extract_methods(source: &Path, folder: &Path) -> Result<(), String> {
+    const HEADER: &str = "tensorflow/core/distributed_runtime/rpc/grpc_worker_service_impl.h";
+    let (from, to) = (source.join(HEADER), folder.join(HEADER));
+    let text = fs::read_to_string(&from).map_err(|error| format!("{}: {error}", from.display()))?;
+    let start = text.find("enum class GrpcWorkerMethod").unwrap_or(text.len());
+    let length = text[start..].find("};").ok_or(format!("{} does not list the methods", from.display()))?;
+    let methods = &text[start..start + length];
+    let made =
+        format!("#pragma once\n#include \"{PROTO_FOLDER}/worker.pb.h\"\nnamespace tensorflow {{\n{methods}}};\n}}\n");
+    if fs::read_to_string(&to).is_ok_and(|old| old == made) {
+        return Ok(());
+    }
+    fs::create_dir_all(to.parent().unwrap_or(folder))
+        .and_then(|()| fs::write(&to, made))
+        .map_err(|error| format!("{}: {error}", to.display()))
 }
 
 fn source_tree(tensorflow: &TensorFlow) -> Result<PathBuf, String> {

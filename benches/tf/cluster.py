@@ -135,7 +135,7 @@ class Cluster:
             for job, index in tasks:
                 spec = {"cluster": addresses, "job": job, "task": index, "protocol": column.protocol, "library": library if column.needs_library else None, "case": case, "options": column.options}
                 log = logs / f"{case.name}.{column.name.replace(':', '-')}.{job}{index}.log"
-                log.unlink(missing_ok=True)
+                log.exists() and log.unlink()
                 self.processes.append(Process(spec, env, log, host=network.host(job, index)))
             self.workers = [process for process in self.processes if process.name.startswith("worker")]
             for process in self.processes:

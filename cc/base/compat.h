@@ -169,8 +169,8 @@ auto TakeReference(Smart found) -> decltype(found.release()) {
   return found.release();
 }
 
-// TensorFlow's 64 bits: `long long` in 1.15, int64_t (`long`) later. Attributes, tensors' elements and overrides need the
-// right one.
+// TensorFlow's 64 bits: `long long` in 1.15, int64_t (`long`) later. Attributes, tensors' elements and overrides need
+// the right one.
 using Int64 = StepId;
 
 }  // namespace starwire

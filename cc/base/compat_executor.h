@@ -140,8 +140,8 @@ template <typename Kernel>
 const ::tensorflow::Tensor* ConstTensor(const Kernel& kernel) {
   return compat_internal::ConstTensor(kernel, 0);
 }
-// Operations whose errors say that a peer is unavailable. The executors of 2.x rename that error in all others; those of
-// 1.15 do not, and know no such mark.
+// Operations whose errors say that a peer is unavailable. The executors of 2.x rename that error in all others; those
+// of 1.15 do not, and know no such mark.
 template <typename OpDef>
 bool IsCommunication(const OpDef& op) {
   return compat_internal::IsCommunication(op, 0);
@@ -156,29 +156,29 @@ Builder& MarkCommunication(Builder* op) {
 // Copies a member that both have, or calls the method of its name. In 1.15 runs have no time and deadline, no agent of
 // the coordination service and no stack trace; the session's configuration is there from 2.17 on; the last two are
 // DeepRec's.
-#define STARWIRE_RUN_MEMBERS(M)  \
-  M(start_time_usecs)            \
-  M(deadline)                    \
-  M(run_all_kernels_inline)      \
-  M(coordination_service_agent)  \
-  M(stack_trace)                 \
-  M(session_config)              \
-  M(round_step_id)               \
+#define STARWIRE_RUN_MEMBERS(M) \
+  M(start_time_usecs)           \
+  M(deadline)                   \
+  M(run_all_kernels_inline)     \
+  M(coordination_service_agent) \
+  M(stack_trace)                \
+  M(session_config)             \
+  M(round_step_id)              \
   M(global_rendezvous)
 
 namespace compat_internal {
-#define STARWIRE_COPIES(member)                                                                                  \
-  template <typename From, typename To>                                                                          \
-  auto Copy_##member(const From& from, To* to, int)->decltype(void(to->member = from.member)) {                  \
-    to->member = from.member;                                                                                    \
-  }                                                                                                              \
-  template <typename From, typename To>                                                                          \
-  void Copy_##member(const From&, To*, long) {}                                                                  \
-  template <typename Context, typename To>                                                                       \
-  auto Pass_##member(const Context& context, To* to, int)->decltype(void(to->member = context.member())) {       \
-    to->member = context.member();                                                                               \
-  }                                                                                                              \
-  template <typename Context, typename To>                                                                       \
+#define STARWIRE_COPIES(member)                                                                            \
+  template <typename From, typename To>                                                                    \
+  auto Copy_##member(const From& from, To* to, int)->decltype(void(to->member = from.member)) {            \
+    to->member = from.member;                                                                              \
+  }                                                                                                        \
+  template <typename From, typename To>                                                                    \
+  void Copy_##member(const From&, To*, long) {}                                                            \
+  template <typename Context, typename To>                                                                 \
+  auto Pass_##member(const Context& context, To* to, int)->decltype(void(to->member = context.member())) { \
+    to->member = context.member();                                                                         \
+  }                                                                                                        \
+  template <typename Context, typename To>                                                                 \
   void Pass_##member(const Context&, To*, long) {}
 STARWIRE_RUN_MEMBERS(STARWIRE_COPIES)
 #undef STARWIRE_COPIES
@@ -401,8 +401,8 @@ using LocalRendezvous = compat_internal::Existing<::tensorflow::RefCountedIntraP
 
 namespace compat_internal {
 template <typename Pool, typename Work>
-auto ForEachPart(Pool* pool, int64_t parts, Work work, int) -> decltype(void(typename Pool::SchedulingParams(
-    Pool::SchedulingStrategy::kFixedBlockSize, std::nullopt, 1))) {
+auto ForEachPart(Pool* pool, int64_t parts, Work work, int)
+    -> decltype(void(typename Pool::SchedulingParams(Pool::SchedulingStrategy::kFixedBlockSize, std::nullopt, 1))) {
   const typename Pool::SchedulingParams one_each(Pool::SchedulingStrategy::kFixedBlockSize, std::nullopt, 1);
   pool->ParallelFor(parts, one_each, work);
 }

@@ -29,8 +29,9 @@ class EagerContext;
 
 namespace starwire {
 
-// From 2.12 to 2.18, each of TensorFlow's two libraries has a copy of ServerFactory with its own registry, and TF_NewServer
-// uses the one that our calls are not bound to: register in every distinct copy. 1.15, and 2.19 and later, have one.
+// From 2.12 to 2.18, each of TensorFlow's two libraries has a copy of ServerFactory with its own registry, and
+// TF_NewServer uses the one that our calls are not bound to: register in every distinct copy. 1.15, and 2.19 and later,
+// have one.
 inline void RegisterServerFactory(const std::string& name, ::tensorflow::ServerFactory* factory) {
   using Register = void (*)(const std::string&, ::tensorflow::ServerFactory*);
   constexpr char kSymbol[] =
@@ -293,8 +294,7 @@ auto ConsumeBuf(R* rendezvous, int, Rest&&... rest)
   return rendezvous->ConsumeBuf(std::forward<Rest>(rest)..., nullptr);
 }
 template <typename R, typename... Rest>
-auto ConsumeBuf(R* rendezvous, long, Rest&&... rest)
-    -> decltype(rendezvous->ConsumeBuf(std::forward<Rest>(rest)...)) {
+auto ConsumeBuf(R* rendezvous, long, Rest&&... rest) -> decltype(rendezvous->ConsumeBuf(std::forward<Rest>(rest)...)) {
   return rendezvous->ConsumeBuf(std::forward<Rest>(rest)...);
 }
 }  // namespace compat_internal
@@ -309,15 +309,15 @@ void ConsumeBuf(Rendezvous* rendezvous, Rest&&... rest) {
 
 // STARWIRE_OWNER(member_): OwnerOf_member_ is GrpcServer if it has the member, else a stand-in that has it. The name is
 // ambiguous in a class that inherits it from two bases, even if one of them keeps it private.
-#define STARWIRE_OWNER(member)                                                               \
-  struct No_##member {                                                                       \
-    int member = 0;                                                                          \
-  };                                                                                         \
-  struct OwnOrNo_##member : ::tensorflow::GrpcServer, No_##member {};                        \
-  template <typename T>                                                                      \
-  auto FindOwnerOf_##member(int)->decltype(&T::member, No_##member());                       \
-  template <typename T>                                                                      \
-  ::tensorflow::GrpcServer FindOwnerOf_##member(...);                                        \
+#define STARWIRE_OWNER(member)                                         \
+  struct No_##member {                                                 \
+    int member = 0;                                                    \
+  };                                                                   \
+  struct OwnOrNo_##member : ::tensorflow::GrpcServer, No_##member {};  \
+  template <typename T>                                                \
+  auto FindOwnerOf_##member(int)->decltype(&T::member, No_##member()); \
+  template <typename T>                                                \
+  ::tensorflow::GrpcServer FindOwnerOf_##member(...);                  \
   using OwnerOf_##member = decltype(FindOwnerOf_##member<OwnOrNo_##member>(0))
 
 namespace compat_internal {
@@ -345,8 +345,8 @@ void ShutDownNow(std::unique_ptr<Server>* server, long) {
 }
 }  // namespace compat_internal
 
-// Closes a gRPC server's port, and cancels its calls at once: the deadline is in the past. Without gRPC's headers (1.15)
-// all that is known of it is that its destructor is virtual, and that waits for the calls in progress.
+// Closes a gRPC server's port, and cancels its calls at once: the deadline is in the past. Without gRPC's headers
+// (1.15) all that is known of it is that its destructor is virtual, and that waits for the calls in progress.
 template <typename Server>
 void ShutDownNow(std::unique_ptr<Server>* server) {
   compat_internal::ShutDownNow(server, 0);

@@ -108,6 +108,25 @@ auto DefaultDeviceOf(const Options& options) {
   return compat_internal::DefaultDeviceOf(options, 0);
 }
 
+// ---- Configuration ----
+
+namespace compat_internal {
+template <typename C>
+auto HasTensorFuse(const C& config, int) -> decltype(bool(config.tensor_fuse())) {
+  return config.tensor_fuse();
+}
+template <typename C>
+bool HasTensorFuse(const C&, long) {
+  return false;
+}
+}  // namespace compat_internal
+
+// DeepRec's own field, which is among the unknown fields elsewhere.
+template <typename ConfigProto>
+bool HasTensorFuse(const ConfigProto& config) {
+  return compat_internal::HasTensorFuse(config, 0);
+}
+
 // ---- Devices ----
 
 namespace compat_internal {

@@ -155,8 +155,7 @@ StarwireServer::StarwireServer(std::string protocol, const ServerDef& def)
       partitions_(std::make_shared<PartitionGraphs>()),
       board_(std::make_shared<HandleBoard>()) {}
 
-Status StarwireServer::Create(const std::string& protocol, const ServerDef& def,
-                              const FactoryOptions& options,
+Status StarwireServer::Create(const std::string& protocol, const ServerDef& def, const FactoryOptions& options,
                               std::unique_ptr<tensorflow::ServerInterface>* out) {
   Servers* servers = AllServers();
   {

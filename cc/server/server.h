@@ -9,8 +9,8 @@
 
 #include "cc/base/compat.h"
 #include "cc/base/compat_server.h"
-#include "cc/star/handles.h"
 #include "cc/server/engine.h"
+#include "cc/star/handles.h"
 #include "cc/worker/worker.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
@@ -33,8 +33,7 @@ struct OwnDevices {
 // our data port.
 class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
  public:
-  static Status Create(const std::string& protocol, const tensorflow::ServerDef& def,
-                       const FactoryOptions& options,
+  static Status Create(const std::string& protocol, const tensorflow::ServerDef& def, const FactoryOptions& options,
                        std::unique_ptr<tensorflow::ServerInterface>* out);
   ~StarwireServer() override;
 

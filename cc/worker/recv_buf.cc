@@ -107,15 +107,15 @@ void ServeRecvBuf(tensorflow::WorkerEnv* env, const RecvBufRequest* request, Out
                                                   /*inherit_ref=*/true);
   // Without a cancellation manager: a consumer that gives up does not withdraw from the rendezvous, and the producer
   // would wait forever.
-  ConsumeBuf(
-      executor.get()->remote_access()->buf_rendezvous(), request->buf_rendezvous_key(), request->src_device(), request->src_incarnation(),
-      [env, request, out, done = std::move(done)](const Status& status, BufRendezvous::Hook* hook) {
-        if (status.ok()) {
-          Send(env, *request, hook, out, done);
-        } else {
-          done(status);
-        }
-      });
+  ConsumeBuf(executor.get()->remote_access()->buf_rendezvous(), request->buf_rendezvous_key(), request->src_device(),
+             request->src_incarnation(),
+             [env, request, out, done = std::move(done)](const Status& status, BufRendezvous::Hook* hook) {
+               if (status.ok()) {
+                 Send(env, *request, hook, out, done);
+               } else {
+                 done(status);
+               }
+             });
 }
 
 }  // namespace starwire

@@ -232,13 +232,13 @@ RemoteWorker::RemoteWorker(std::string target, Status status, tensorflow::Worker
 RemoteWorker::~RemoteWorker() = default;
 
 // Requests are serialised at once: TensorFlow may free them as soon as the completion has run.
-#define STARWIRE_START(method, request, parse, done, opts, flags)                                           \
-  do {                                                                                                      \
-    if (!status_.ok()) {                                                                                    \
-      (done)(status_);                                                                                      \
-    } else {                                                                                                \
+#define STARWIRE_START(method, request, parse, done, opts, flags)                                              \
+  do {                                                                                                         \
+    if (!status_.ok()) {                                                                                       \
+      (done)(status_);                                                                                         \
+    } else {                                                                                                   \
       (new OneCall(channel_, target_, (parse), std::move(done), (opts)))->Start((method), (request), (flags)); \
-    }                                                                                                       \
+    }                                                                                                          \
   } while (false)
 
 void RemoteWorker::GetStatusAsync(CallOptions* opts, const tensorflow::GetStatusRequest* request,

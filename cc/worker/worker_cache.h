@@ -83,8 +83,7 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
                               tensorflow::StatusCallback done) override;
   Status GetEagerClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache>* eager_client_cache) override;
   // Without `override`: 1.15 does not have it.
-  Status GetCoordinationClientCache(
-      std::unique_ptr<tensorflow::CoordinationClientCache>* coordination_client_cache);
+  Status GetCoordinationClientCache(std::unique_ptr<tensorflow::CoordinationClientCache>* coordination_client_cache);
 
   void SetLogging(bool active) override;
   void ClearLogs() override;

@@ -243,7 +243,7 @@ def test_cluster_spec_propagation(runner, protocol):
     tasks = [runner.task(f"propagation{i}") for i in range(3)]
     try:
         targets = [task.call(local_server, protocol) for task in tasks]
-        addresses = [target.removeprefix("grpc://") for target in targets]
+        addresses = [target[len("grpc://") :] for target in targets]
         names, values = tasks[0].call(propagated, targets[0], {"here": {0: addresses[0]}, "there": {0: addresses[1], 1: addresses[2]}})
         assert any(name.startswith("/job:there/replica:0/task:1") for name in names)
         assert values == [[20.0, 30.0], [30.0, 40.0], [40.0, 50.0]]
