@@ -31,11 +31,6 @@
 #define TF_NO_THREAD_SAFETY_ANALYSIS NO_THREAD_SAFETY_ANALYSIS
 #endif
 
-namespace tensorflow {
-class IntraProcessRendezvous;            // in 1.15
-class RefCountedIntraProcessRendezvous;  // later
-}  // namespace tensorflow
-
 namespace starwire {
 
 // ---- What kernels are made from ----
@@ -68,7 +63,7 @@ namespace compat_internal {
 template <typename Source>
 struct Sources {
   template <typename Node>
-  static const Source& Of(const Node& node) {
+  static Source Of(const Node& node) {
     return node.properties();
   }
   static Status Of(::tensorflow::NodeDef def, Source* source) {
@@ -86,7 +81,7 @@ struct Sources<::tensorflow::NodeDef> {
 };
 }  // namespace compat_internal
 
-inline const KernelSource& SourceOf(const ::tensorflow::Node& node) {
+inline decltype(auto) SourceOf(const ::tensorflow::Node& node) {
   return compat_internal::Sources<KernelSource>::Of(node);
 }
 inline Status MakeSource(::tensorflow::NodeDef def, KernelSource* source) {
@@ -382,20 +377,8 @@ std::unique_ptr<::tensorflow::ProcessFunctionLibraryRuntime> NewRuntime(Devices*
 // 1.15's constructor takes no parent: the new manager registers with it.
 using LinkedCancellation = compat_internal::LinkedCancellation<::tensorflow::CancellationManager>;
 
-namespace compat_internal {
-template <typename Later, typename Early, typename = void>
-struct Existing {
-  using Type = Early;
-};
-template <typename Later, typename Early>
-struct Existing<Later, Early, std::void_t<decltype(sizeof(Later))>> {
-  using Type = Later;
-};
-}  // namespace compat_internal
-
-// The reference counted rendezvous of one process.
-using LocalRendezvous = compat_internal::Existing<::tensorflow::RefCountedIntraProcessRendezvous,
-                                                  ::tensorflow::IntraProcessRendezvous>::Type;
+// The reference counted rendezvous of one process: the name of the class in 1.15, another name of it later.
+using LocalRendezvous = ::tensorflow::IntraProcessRendezvous;
 
 // ---- Threads ----
 

@@ -17,35 +17,35 @@ namespace starwire {
 
 namespace compat_internal {
 template <typename S>
-auto SessionNameOf(const S& session, int) -> decltype(std::string(session.session_name())) {
+auto SessionNameOf(S& session, int) -> decltype(std::string(session.session_name())) {
   return session.session_name();
 }
 template <typename S>
-auto SessionNameOf(const S& session, long) -> decltype(std::string(session.session_name)) {
+auto SessionNameOf(S& session, long) -> decltype(std::string(session.session_name)) {
   return session.session_name;
 }
 template <typename S>
-auto WorkerNameOf(const S& session, int) -> decltype(std::string(session.worker_name())) {
+auto WorkerNameOf(S& session, int) -> decltype(std::string(session.worker_name())) {
   return session.worker_name();
 }
 template <typename S>
-auto WorkerNameOf(const S& session, long) -> decltype(std::string(session.worker_name)) {
+auto WorkerNameOf(S& session, long) -> decltype(std::string(session.worker_name)) {
   return session.worker_name;
 }
 template <typename S>
-auto WorkerCacheOf(const S& session, int) -> decltype(session.worker_cache()) {
+auto WorkerCacheOf(S& session, int) -> decltype(session.worker_cache()) {
   return session.worker_cache();
 }
 template <typename S>
-auto WorkerCacheOf(const S& session, long) -> decltype(session.worker_cache.get()) {
+auto WorkerCacheOf(S& session, long) -> decltype(session.worker_cache.get()) {
   return session.worker_cache.get();
 }
 template <typename S>
-auto SharedWorkerCacheOf(const S& session, int) -> decltype(session.GetSharedWorkerCache()) {
+auto SharedWorkerCacheOf(S& session, int) -> decltype(session.GetSharedWorkerCache()) {
   return session.GetSharedWorkerCache();
 }
 template <typename S>
-auto SharedWorkerCacheOf(const S& session, long)
+auto SharedWorkerCacheOf(S& session, long)
     -> std::shared_ptr<std::remove_pointer_t<decltype(session.worker_cache.get())>> {
   using Cache = std::remove_pointer_t<decltype(session.worker_cache.get())>;
   return std::shared_ptr<Cache>(std::shared_ptr<Cache>(), session.worker_cache.get());
@@ -60,19 +60,18 @@ auto ClusterOf(S* session, long) -> decltype(session->cluster_flr.get()) {
 }
 }  // namespace compat_internal
 
-inline std::string SessionNameOf(const ::tensorflow::WorkerSession& session) {
+inline std::string SessionNameOf(::tensorflow::WorkerSession& session) {
   return compat_internal::SessionNameOf(session, 0);
 }
-inline std::string WorkerNameOf(const ::tensorflow::WorkerSession& session) {
+inline std::string WorkerNameOf(::tensorflow::WorkerSession& session) {
   return compat_internal::WorkerNameOf(session, 0);
 }
-inline ::tensorflow::WorkerCacheInterface* WorkerCacheOf(const ::tensorflow::WorkerSession& session) {
+inline ::tensorflow::WorkerCacheInterface* WorkerCacheOf(::tensorflow::WorkerSession& session) {
   return compat_internal::WorkerCacheOf(session, 0);
 }
 // For those that may outlive the session's use of it. In 1.15 the session never gets another cache and owns it alone:
 // there the result must not outlive the session.
-inline std::shared_ptr<::tensorflow::WorkerCacheInterface> SharedWorkerCacheOf(
-    const ::tensorflow::WorkerSession& session) {
+inline std::shared_ptr<::tensorflow::WorkerCacheInterface> SharedWorkerCacheOf(::tensorflow::WorkerSession& session) {
   return compat_internal::SharedWorkerCacheOf(session, 0);
 }
 inline auto ClusterOf(::tensorflow::WorkerSession* session) { return compat_internal::ClusterOf(session, 0); }

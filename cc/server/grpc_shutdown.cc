@@ -12,10 +12,11 @@
 #include "cc/base/compat_server.h"
 #include "cc/base/private_members.h"
 #include "tensorflow/core/distributed_runtime/master.h"
-#include "tensorflow/core/distributed_runtime/rpc/async_service_interface.h"
 #include "tensorflow/core/platform/logging.h"
 #if STARWIRE_EAGER_PORT
 #include "tensorflow/core/distributed_runtime/rpc/eager/grpc_eager_service_impl.h"
+#else
+#include "tensorflow/core/distributed_runtime/rpc/async_service_interface.h"
 #endif
 
 namespace starwire {
