@@ -305,6 +305,28 @@ void ConsumeBuf(Rendezvous* rendezvous, Rest&&... rest) {
   compat_internal::ConsumeBuf(rendezvous, 0, std::forward<Rest>(rest)...);
 }
 
+// ---- Eager clients ----
+
+namespace compat_internal {
+template <typename Client, typename Request, typename Response, typename Done>
+auto CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t timeout_ms,
+                        int retries, int)
+    -> decltype(client->CreateContextAsync(request, response, std::move(done), timeout_ms, retries)) {
+  client->CreateContextAsync(request, response, std::move(done), timeout_ms, retries);
+}
+template <typename Client, typename Request, typename Response, typename Done>
+void CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t, int, long) {
+  client->CreateContextAsync(request, response, std::move(done));
+}
+}  // namespace compat_internal
+
+// The call with a timeout and a number of retries, which early versions (2.12) do not have and never make.
+template <typename Client, typename Request, typename Response, typename Done>
+void CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t timeout_ms,
+                        int retries) {
+  compat_internal::CreateEagerContext(client, request, response, std::move(done), timeout_ms, retries, 0);
+}
+
 // ---- Private members that some versions lack ----
 
 // STARWIRE_OWNER(member_): OwnerOf_member_ is GrpcServer if it has the member, else a stand-in that has it. The name is
@@ -335,43 +357,20 @@ using ClientsOwner = compat_internal::OwnerOf_grpc_worker_env_;
 
 namespace compat_internal {
 template <typename Server>
-auto ShutDownNow(std::unique_ptr<Server>* server, int)
-    -> decltype((*server)->Shutdown(gpr_timespec{0, 0, GPR_CLOCK_MONOTONIC})) {
-  (*server)->Shutdown(gpr_timespec{0, 0, GPR_CLOCK_MONOTONIC});
+auto ShutDownNow(Server* server, gpr_timespec deadline, int) -> decltype(server->Shutdown(deadline)) {
+  server->Shutdown(deadline);
 }
 template <typename Server>
-void ShutDownNow(std::unique_ptr<Server>* server, long) {
-  server->reset();
+void ShutDownNow(Server* server, gpr_timespec deadline, long) {
+  server->ShutdownInternal(deadline);
 }
 }  // namespace compat_internal
 
 // Closes a gRPC server's port, and cancels its calls at once: the deadline is in the past. Without gRPC's headers
-// (1.15) all that is known of it is that its destructor is virtual, and that waits for the calls in progress.
+// (1.15) there is only the virtual function behind Shutdown().
 template <typename Server>
-void ShutDownNow(std::unique_ptr<Server>* server) {
-  compat_internal::ShutDownNow(server, 0);
-}
-
-// ---- Eager clients ----
-
-namespace compat_internal {
-template <typename Client, typename Request, typename Response, typename Done>
-auto CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t timeout_ms,
-                        int retries, int)
-    -> decltype(client->CreateContextAsync(request, response, std::move(done), timeout_ms, retries)) {
-  client->CreateContextAsync(request, response, std::move(done), timeout_ms, retries);
-}
-template <typename Client, typename Request, typename Response, typename Done>
-void CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t, int, long) {
-  client->CreateContextAsync(request, response, std::move(done));
-}
-}  // namespace compat_internal
-
-// The call with a timeout and a number of retries, which early versions (2.12) do not have and never make.
-template <typename Client, typename Request, typename Response, typename Done>
-void CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t timeout_ms,
-                        int retries) {
-  compat_internal::CreateEagerContext(client, request, response, std::move(done), timeout_ms, retries, 0);
+void ShutDownNow(Server* server) {
+  compat_internal::ShutDownNow(server, gpr_timespec{0, 0, GPR_CLOCK_MONOTONIC}, 0);
 }
 
 }  // namespace starwire

@@ -70,7 +70,7 @@ void ShutDownService(GrpcServer* server, Tag tag) {
 
 void ClosePort(GrpcServer* server) {
   auto& grpc = server->*Reach(ServerTag());
-  if (grpc != nullptr) ShutDownNow(&grpc);
+  if (grpc != nullptr) ShutDownNow(grpc.get());
 }
 
 // Resets a member, unless GrpcServer does not have it in this version.

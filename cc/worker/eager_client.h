@@ -10,7 +10,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "cc/base/compat.h"
+#include "cc/base/compat_server.h"
 #include "cc/worker/remote_eager.h"
 #include "cc/worker/step_handles.h"
 #include "tensorflow/core/distributed_runtime/eager/eager_client.h"
