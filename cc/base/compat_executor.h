@@ -178,13 +178,26 @@ namespace compat_internal {
 STARWIRE_RUN_MEMBERS(STARWIRE_COPIES)
 #undef STARWIRE_COPIES
 
-template <typename Params, typename Factory>
-auto SetRendezvousFactory(Params* params, const Factory& from, int)
-    -> decltype(void(params->create_rendezvous = &from.rendezvous_factory)) {
-  params->create_rendezvous = &from.rendezvous_factory;
+template <typename Devices>
+Status NewRendezvous(const Devices* devices, ::tensorflow::Rendezvous** out) {
+  *out = new ::tensorflow::IntraProcessRendezvous(devices);
+  return OkStatus();
 }
-template <typename Params, typename Factory>
-void SetRendezvousFactory(Params*, const Factory&, long) {}
+template <typename Params>
+auto SetRendezvousFactory(Params* params, int) -> decltype(void(*params->create_rendezvous)) {
+  static const std::decay_t<decltype(*params->create_rendezvous)> kLocal = [](auto, const auto* devices, auto** out) {
+    return NewRendezvous(devices, out);
+  };
+  params->create_rendezvous = &kLocal;
+}
+template <typename Params>
+void SetRendezvousFactory(Params*, long) {}
+template <typename Params>
+auto SetExecutorsFactory(Params* params, int) -> decltype(void(params->rendezvous_factory)) {
+  params->rendezvous_factory = [](auto, const auto* devices, auto** out) { return NewRendezvous(devices, out); };
+}
+template <typename Params>
+void SetExecutorsFactory(Params*, long) {}
 template <typename Params>
 auto SetRequired(Params* params, bool* required, int) -> decltype(void(params->outputs_required_array = required)) {
   params->outputs_required_array = required;
@@ -210,9 +223,9 @@ void PassRunMembers(const Context& context, Args* args) {
 #undef STARWIRE_RUN_MEMBERS
 
 // Functions that are called from a kernel of 1.15 make their rendezvous with this.
-template <typename Params, typename ExecutorParams>
-void SetRendezvousFactory(Params* params, const ExecutorParams& from) {
-  compat_internal::SetRendezvousFactory(params, from, 0);
+template <typename Params>
+void SetRendezvousFactory(Params* params) {
+  compat_internal::SetRendezvousFactory(params, 0);
 }
 // Which outputs have readers. 1.15 computes all of them.
 template <typename Params>
@@ -358,8 +371,10 @@ using RunArgs = compat_internal::RunArgs<::tensorflow::Executor::Args>;
 // TensorFlow's executor for a graph that goes on to exist: in 1.15 it gets a copy, which it owns.
 inline Status NewStockExecutor(const ::tensorflow::LocalExecutorParams& params, const ::tensorflow::Graph& graph,
                                std::unique_ptr<::tensorflow::Executor>* out) {
+  ::tensorflow::LocalExecutorParams own = params;
+  compat_internal::SetExecutorsFactory(&own, 0);
   ::tensorflow::Executor* made = nullptr;
-  const Status status = compat_internal::NewExecutor(params, graph, &made, 0);
+  const Status status = compat_internal::NewExecutor(own, graph, &made, 0);
   out->reset(made);
   return status;
 }

@@ -231,7 +231,7 @@ OpKernelContext::Params* Scratch::Prepare(Parameters* parameters, const Subgraph
     if (parameters->run == 0) {
       params.session_metadata = table_->params.session_metadata;
       params.function_library = table_->params.function_library;
-      SetRendezvousFactory(&params, table_->params);
+      SetRendezvousFactory(&params);
       params.frame_iter = tensorflow::FrameAndIter(0, 0);
       // SubgraphTable refuses kernels that need these.
       params.inc_num_deferred_ops_function = [] {};

@@ -194,7 +194,9 @@ def test_server_again_in_one_process(fresh_cluster, protocol, runner):
     assert task.call(steps.open_files) <= files + forgotten + 3
     now = task.call(steps.threads)
     # Not per server: a TensorFlow pool shared by all servers may still grow.
-    assert sum(now.values()) <= sum(threads.values()) + 3, (threads, now)
+    # The servers of TensorFlow 1 leave three threads each.
+    kept = 3 * 5 if is_tensorflow_1() else 0
+    assert sum(now.values()) <= sum(threads.values()) + 3 + kept, (threads, now)
     for ours in ("starwire", "grpcpp"):
         assert count(now, ours) <= count(threads, ours), (threads, now)
     # TensorFlow leaks 2 MiB per server.
@@ -250,6 +252,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.ours
+@pytest.mark.tensorflow2  # the allocator with this limit
 def test_a_tensor_without_room_does_not_stall_others(fresh_cluster, protocol):
     """TensorFlow's allocator waits 10 s for memory. If the worker's only reactor did, it would block all its transfers."""
     limits = {"TF_MKL_ALLOC_MAX_BYTES": 100 * MIB, "TF_ENABLE_ONEDNN_OPTS": "1", "STARWIRE_REACTORS": "1"}
