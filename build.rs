@@ -5,6 +5,8 @@
 
 #[path = "build/elf.rs"]
 mod elf;
+#[path = "build/headers.rs"]
+mod headers;
 #[path = "build/shim.rs"]
 mod shim;
 #[path = "build/tensorflow.rs"]

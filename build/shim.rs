@@ -5,6 +5,7 @@
 //! they are precompiled once (`cc/base/pch.h`). STARWIRE_PCH=0 turns that off.
 
 use crate::elf;
+use crate::headers;
 use crate::tensorflow::TensorFlow;
 use std::collections::HashSet;
 use std::fs;
@@ -29,7 +30,7 @@ pub fn build() -> Result<(), String> {
     println!("cargo::rerun-if-changed={}", tensorflow.libraries()[0].display());
 
     let shim = Shim::new(&tensorflow)?;
-    let sources = sources(Path::new("cc"))?;
+    let sources = sources(Path::new("cc"), tensorflow.left_out())?;
     if sources.is_empty() {
         return Err("cc/ has no sources".to_string());
     }
@@ -38,16 +39,16 @@ pub fn build() -> Result<(), String> {
     let archive = shim.archive(&linkable)?;
     shim.write_flags(&tensorflow, &objects)?;
 
-    let folder = tensorflow.folder.display();
     for argument in [
         // lld, rustc's default since 1.90, rejects TensorFlow 2.12's libraries as corrupt.
         "-fuse-ld=bfd".to_string(),
         "-Wl,--whole-archive".to_string(),
         archive.display().to_string(),
         "-Wl,--no-whole-archive,--no-as-needed".to_string(),
-        format!("-L{folder}"),
-        "-l:libtensorflow_framework.so.2".to_string(),
-        "-l:libtensorflow_cc.so.2".to_string(),
+    ]
+    .into_iter()
+    .chain(tensorflow.link_arguments())
+    .chain([
         "-Wl,--as-needed".to_string(),
         "-lstdc++".to_string(),
         "-lm".to_string(),
@@ -57,7 +58,7 @@ pub fn build() -> Result<(), String> {
         "-Wl,-z,noexecstack".to_string(),
         // TensorFlow's libraries have dependencies that are only resolved at load time.
         "-Wl,--allow-shlib-undefined".to_string(),
-    ] {
+    ]) {
         println!("cargo::rustc-link-arg-cdylib={argument}");
     }
     println!("cargo::rustc-env=STARWIRE_TF_VERSION={}", tensorflow.version);
@@ -90,18 +91,18 @@ impl Shim {
             "-fstack-protector-strong",
             "-U_FORTIFY_SOURCE",
             "-D_FORTIFY_SOURCE=2",
-            // These three determine the layout of TensorFlow's classes.
+            // Together with `layout_flags` this determines the layout of TensorFlow's classes.
             "-DNDEBUG",
-            "-D_GLIBCXX_USE_CXX11_ABI=1",
-            "-DEIGEN_MAX_ALIGN_BYTES=64",
             "-Iinclude",
             "-I.",
         ]
         .map(String::from)
         .to_vec();
+        flags.extend(tensorflow.layout_flags.iter().cloned());
         flags.push(format!("-DSTARWIRE_TF_VERSION=\"{}\"", tensorflow.version));
         flags.push(format!("-DSTARWIRE_TF_MINOR={}", tensorflow.minor));
-        for dir in tensorflow.include_dirs() {
+        let headers = headers::prepare(tensorflow, &compiler, &folder.join("headers"))?;
+        for dir in headers {
             flags.extend(["-isystem".to_string(), dir.display().to_string()]);
         }
         flags.extend(std::env::var("CXXFLAGS").unwrap_or_default().split_whitespace().map(String::from));
@@ -225,11 +226,13 @@ impl Shim {
         let quoted: Vec<String> = self.flags.iter().map(|flag| format!("'{flag}'")).collect();
         let objects: Vec<String> = objects.iter().map(|object| object.display().to_string()).collect();
         let text = format!(
-            "SHIM_CXX = {}\nSHIM_CXXFLAGS = {}\nSHIM_OBJECTS = {}\nSHIM_TF = {}\n",
+            "SHIM_CXX = {}\nSHIM_CXXFLAGS = {}\nSHIM_OBJECTS = {}\nSHIM_TF = {}\nSHIM_LINK = {}\nSHIM_LEFT_OUT = {}\n",
             self.compiler.display(),
             quoted.join(" "),
             objects.join(" "),
-            tensorflow.folder.display()
+            tensorflow.folder.display(),
+            tensorflow.link_arguments().join(" "),
+            tensorflow.left_out().join(" ")
         );
         write(&self.folder.join("flags.mk"), text)
     }
@@ -299,7 +302,7 @@ impl Unit {
     }
 }
 
-fn sources(folder: &Path) -> Result<Vec<PathBuf>, String> {
+fn sources(folder: &Path, left_out: &[&str]) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_path_buf()];
     while let Some(folder) = folders.pop() {
@@ -309,6 +312,7 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>, String> {
                 folders.push(path);
             } else if path.extension().is_some_and(|extension| extension == "cc")
                 && !path.to_string_lossy().ends_with("_test.cc")
+                && !left_out.iter().any(|name| path == Path::new(name))
             {
                 found.push(path);
             }

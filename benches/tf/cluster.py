@@ -140,7 +140,7 @@ class Cluster:
                 servers = case.workers if case.together and job == "worker" else 1
                 spec = {"cluster": addresses, "job": job, "task": index, "servers": servers, "protocol": column.protocol, "library": library if column.needs_library else None, "case": case, "options": column.options}
                 log = logs / f"{case.name}.{column.name.replace(':', '-')}.{job}{index}.log"
-                log.unlink(missing_ok=True)
+                log.exists() and log.unlink()
                 self.processes.append(Process(spec, env, log, host=network.host(job, index)))
             self.workers = [process for process in self.processes if process.name.startswith(case.driver)]
             for process in self.processes:

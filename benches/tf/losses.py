@@ -37,7 +37,7 @@ def losses(protocol, library, logs, depth, seed, steps):
 
 def tenths(values):
     size = len(values) // 10
-    return [statistics.fmean(values[at * size : (at + 1) * size]) for at in range(10)]
+    return [statistics.mean(values[at * size : (at + 1) * size]) for at in range(10)]
 
 
 def main():
@@ -59,7 +59,7 @@ def main():
     print(f"mean loss in each tenth of {arguments.steps} steps, {arguments.seeds} seeds (in brackets: of the single seeds in the last tenth)")
     for depth, of_seeds in runs.items():
         curves = [tenths(one) for one in of_seeds]
-        means = " ".join(f"{statistics.fmean(values):.4f}" for values in zip(*curves))
+        means = " ".join(f"{statistics.mean(values):.4f}" for values in zip(*curves))
         print(f"{depth}: {means} ({', '.join(f'{curve[-1]:.4f}' for curve in curves)})")
     sys.stdout.flush()
 

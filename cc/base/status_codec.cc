@@ -38,7 +38,7 @@ std::string RemoteTarget(const std::string& target) {
 std::string EncodeErrorDetails(const Status& status) {
   std::string out;
   if (status.ok()) return out;
-  status.ForEachPayload([&out](absl::string_view url, const auto& value) {
+  ForEachPayload(status, [&out](absl::string_view url, const auto& value) {
     const std::string bytes(value);
     if (url.size() > std::numeric_limits<uint32_t>::max() || bytes.size() > std::numeric_limits<uint32_t>::max()) {
       return;
@@ -77,10 +77,7 @@ Status FromRemoteTarget(const Status& status, const std::string& target) {
   if (status.ok()) return status;
   const std::string message = StatusMessage(status), sentence = RemoteTarget(target);
   if (message.find(sentence) != std::string::npos) return status;
-  Status named = MakeStatus(StatusNumber(status), message + sentence + ": none");
-  status.ForEachPayload(
-      [&named](absl::string_view url, const auto& value) { SetStatusPayload(&named, url, std::string(value)); });
-  return named;
+  return WithMessage(status, message + sentence + ": none");
 }
 
 void ReplyError(sw_engine* engine, sw_ticket ticket, const Status& status) {

@@ -8,18 +8,16 @@
 
 namespace starwire {
 
-using tensorflow::NodeProperties;
-
-std::shared_ptr<const NodeProperties> WithExactUpdates(const std::shared_ptr<const NodeProperties>& properties) {
-  const std::string& op = properties->node_def.op();
-  if (op != "AssignAdd" && op != "AssignSub") return properties;
-  const auto& attributes = properties->node_def.attr();
+KernelSource WithExactUpdates(const KernelSource& source) {
+  const tensorflow::NodeDef& node = DefOf(source);
+  const std::string& op = node.op();
+  if (op != "AssignAdd" && op != "AssignSub") return source;
+  const auto& attributes = node.attr();
   const auto found = attributes.find("use_locking");
-  if (found != attributes.end() && found->second.b()) return properties;
-  tensorflow::NodeDef locked = properties->node_def;
+  if (found != attributes.end() && found->second.b()) return source;
+  tensorflow::NodeDef locked = node;
   (*locked.mutable_attr())["use_locking"].set_b(true);
-  return std::make_shared<NodeProperties>(properties->op_def, std::move(locked), properties->input_types,
-                                          properties->output_types);
+  return WithDef(source, std::move(locked));
 }
 
 }  // namespace starwire

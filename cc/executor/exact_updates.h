@@ -1,6 +1,6 @@
 // Exact counters: `AssignAdd` and `AssignSub` of a reference variable hold the variable's lock.
 //
-//   return runtime->CreateKernel(WithExactUpdates(properties), kernel);
+//   return runtime->CreateKernel(WithExactUpdates(source), kernel);
 //
 // An optimizer increments the global step with `use_locking=False`: load, add, store, with nothing to keep another step
 // from doing the same in between. Our steps are short, and the calls of several workers often run on several threads at
@@ -9,15 +9,12 @@
 #ifndef STARWIRE_CC_EXECUTOR_EXACT_UPDATES_H_
 #define STARWIRE_CC_EXECUTOR_EXACT_UPDATES_H_
 
-#include <memory>
-
-#include "tensorflow/core/framework/node_properties.h"
+#include "cc/base/compat_executor.h"
 
 namespace starwire {
 
-// Returns `properties` itself unless it is such an update without a lock.
-std::shared_ptr<const tensorflow::NodeProperties> WithExactUpdates(
-    const std::shared_ptr<const tensorflow::NodeProperties>& properties);
+// Returns `source` itself unless it is such an update without a lock.
+KernelSource WithExactUpdates(const KernelSource& source);
 
 }  // namespace starwire
 

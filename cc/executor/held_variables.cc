@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "cc/base/compat.h"
+#include "cc/base/compat_executor.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/types.h"
 

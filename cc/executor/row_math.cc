@@ -209,8 +209,10 @@ void ScatterRows(const SparseRows<T, Id>&, Sign, T*) {}
   template void ScatterRows(const SparseRows<T, Id>&, Sign, T*)
 
 STARWIRE_ROW_MATH(float, int32_t);
-STARWIRE_ROW_MATH(float, int64_t);
+STARWIRE_ROW_MATH(float, long);
+STARWIRE_ROW_MATH(float, long long);
 STARWIRE_ROW_MATH(double, int32_t);
-STARWIRE_ROW_MATH(double, int64_t);
+STARWIRE_ROW_MATH(double, long);
+STARWIRE_ROW_MATH(double, long long);
 
 }  // namespace starwire

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cc/base/compat.h"
+#include "cc/base/compat_executor.h"
 #include "cc/executor/row_updates.h"
 #include "tensorflow/core/framework/attr_value.pb.h"
 #include "tensorflow/core/framework/node_def.pb.h"
@@ -151,8 +152,8 @@ class Trial {
     OpKernelContext::Params params;
     params.device = device_;
     params.op_kernel = kernel;
-    params.inputs = {inputs.data(), inputs.size()};
-    params.input_alloc_attrs = {attributes.data(), attributes.size()};
+    KernelInputs<OpKernelContext::Params> lists;
+    lists.Set(&params, inputs.data(), attributes.data(), inputs.size());
     params.output_attr_array = &output;
     OpKernelContext context(&params, 1);
     kernel->Compute(&context);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "cc/base/compat.h"
+#include "cc/base/compat_executor.h"
 #include "cc/base/handles.h"
 #include "cc/base/register_kernel.h"
 #include "cc/executor/held_variables.h"
@@ -30,7 +31,6 @@ namespace {
 
 using tensorflow::DataType;
 using tensorflow::NodeDef;
-using tensorflow::NodeProperties;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -60,13 +60,12 @@ class RowUpdate : public OpKernel {
   explicit RowUpdate(OpKernelConstruction* context) : OpKernel(context) {
     NodeDef plain = def();
     plain.mutable_attr()->erase(kLabelAttr);
-    std::shared_ptr<const NodeProperties> properties;
-    OP_REQUIRES_OK(context,
-                   NodeProperties::CreateFromNodeDef(std::move(plain), tensorflow::OpRegistry::Global(), &properties));
+    KernelSource source;
+    OP_REQUIRES_OK(context, MakeSource(std::move(plain), &source));
     OpKernel* stock = nullptr;
     OP_REQUIRES_OK(context, tensorflow::CreateOpKernel(context->device_type(), context->device(),
                                                        context->device()->GetAllocator({}), context->function_library(),
-                                                       properties, context->graph_def_version(), &stock));
+                                                       source, context->graph_def_version(), &stock));
     stock_.reset(stock);
   }
 
@@ -119,9 +118,7 @@ class RowUpdate : public OpKernel {
       apply(rows);
       return;
     }
-    using Pool = tensorflow::thread::ThreadPool;
-    const Pool::SchedulingParams one_each(Pool::SchedulingStrategy::kFixedBlockSize, std::nullopt, 1);
-    pool->ParallelFor(parts, one_each, [&](int64_t begin, int64_t end) {
+    ForEachPart(pool, parts, [&](int64_t begin, int64_t end) {
       for (Rows part = rows; begin < end; ++begin) {
         part.part = begin;
         part.parts = parts;
@@ -285,28 +282,26 @@ void RegisterAll() {
 
 void SelectRowUpdate(NodeDef* node) { (*node->mutable_attr())[kLabelAttr].set_s(kLabel); }
 
-std::shared_ptr<const NodeProperties> WithRowUpdates(const std::shared_ptr<const NodeProperties>& properties,
-                                                     tensorflow::Device* device) {
-  const NodeDef& node = properties->node_def;
+KernelSource WithRowUpdates(const KernelSource& source, tensorflow::Device* device) {
+  const NodeDef& node = DefOf(source);
   const Known* known = FindKnown(node.op());
-  if (known == nullptr || node.attr().count(kLabelAttr) != 0) return properties;
+  if (known == nullptr || node.attr().count(kLabelAttr) != 0) return source;
   DataType type, id_type;
-  if (!TypeOf(node, known->type, &type)) return properties;
-  if (type != tensorflow::DT_FLOAT && type != tensorflow::DT_DOUBLE) return properties;
-  if (!TypeOf(node, "Tindices", &id_type)) return properties;
+  if (!TypeOf(node, known->type, &type)) return source;
+  if (type != tensorflow::DT_FLOAT && type != tensorflow::DT_DOUBLE) return source;
+  if (!TypeOf(node, "Tindices", &id_type)) return source;
   static const bool possible = HasRowMath() && IsSwitchedOn();
-  if (!possible || !HasSameBits(known->tried, type, device)) return properties;
+  if (!possible || !HasSameBits(known->tried, type, device)) return source;
   NodeDef labelled = node;
   SelectRowUpdate(&labelled);
-  return std::make_shared<NodeProperties>(properties->op_def, std::move(labelled), properties->input_types,
-                                          properties->output_types);
+  return WithDef(source, std::move(labelled));
 }
 
 void RegisterRowUpdates() {
   RegisterAll<float, int32_t>();
-  RegisterAll<float, int64_t>();
+  RegisterAll<float, Int64>();
   RegisterAll<double, int32_t>();
-  RegisterAll<double, int64_t>();
+  RegisterAll<double, Int64>();
 }
 
 }  // namespace starwire

@@ -1,6 +1,6 @@
 // Faster kernels for sparse updates of variables, with the results of TensorFlow's, bit by bit.
 //
-//   return runtime->CreateKernel(WithRowUpdates(properties, device), kernel);
+//   return runtime->CreateKernel(WithRowUpdates(source, device), kernel);
 //
 // Most of a parameter server's time in a step with embeddings goes into these updates. TensorFlow's kernels evaluate
 // two tensor expressions per row and wait for memory at each; ours make one pass, and fetch the next rows meanwhile.
@@ -12,17 +12,14 @@
 #ifndef STARWIRE_CC_EXECUTOR_ROW_UPDATES_H_
 #define STARWIRE_CC_EXECUTOR_ROW_UPDATES_H_
 
-#include <memory>
-
+#include "cc/base/compat_executor.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/framework/node_def.pb.h"
-#include "tensorflow/core/framework/node_properties.h"
 
 namespace starwire {
 
-// Returns `properties` itself unless we have a kernel for the node: else with a label that selects it.
-std::shared_ptr<const tensorflow::NodeProperties> WithRowUpdates(
-    const std::shared_ptr<const tensorflow::NodeProperties>& properties, tensorflow::Device* device);
+// Returns `source` itself unless we have a kernel for the node: else with a label that selects it.
+KernelSource WithRowUpdates(const KernelSource& source, tensorflow::Device* device);
 
 // Gives the node the label, whatever it is.
 void SelectRowUpdate(tensorflow::NodeDef* node);

@@ -211,10 +211,8 @@ uint32_t Scratch::Fetch(const SubgraphNode& node, const sw_task& task) {
 OpKernelContext::Params* Scratch::Prepare(Parameters* parameters, const SubgraphNode& node) {
   OpKernelContext::Params& params = parameters->params;
   if (parameters->run != runs_) {
-    const tensorflow::Executor::Args& args = step_->args;
+    const RunArgs& args = step_->args;
     params.step_id = args.step_id;
-    params.start_time_usecs = args.start_time_usecs;
-    params.deadline = args.deadline;
     params.device = device_;
     params.resource_manager = device_->resource_manager();
     params.step_container = args.step_container;
@@ -226,16 +224,14 @@ OpKernelContext::Params* Scratch::Prepare(Parameters* parameters, const Subgraph
     params.call_frame = args.call_frame;
     params.runner = &step_->args.runner;
     params.stats_collector = args.stats_collector;
-    params.run_all_kernels_inline = args.run_all_kernels_inline;
     params.slice_reader_cache = &*slice_readers_;
     params.track_allocations = false;
-    params.coordination_service_agent = args.coordination_service_agent;
-    params.stack_trace = args.stack_trace;
-    SetSessionConfig(args, &params);
+    CopyRunMembers(args, &params);
     if (params.session_handle != args.session_handle) params.session_handle = args.session_handle;
     if (parameters->run == 0) {
       params.session_metadata = table_->params.session_metadata;
       params.function_library = table_->params.function_library;
+      SetRendezvousFactory(&params);
       params.frame_iter = tensorflow::FrameAndIter(0, 0);
       // SubgraphTable refuses kernels that need these.
       params.inc_num_deferred_ops_function = [] {};
@@ -244,10 +240,10 @@ OpKernelContext::Params* Scratch::Prepare(Parameters* parameters, const Subgraph
     parameters->run = runs_;
   }
   params.op_kernel = node.kernel;
-  params.inputs = {inputs_.data() + node.first_input, node.num_inputs};
-  params.input_alloc_attrs = {table_->input_attributes.data() + node.first_input, node.num_inputs};
+  parameters->inputs.Set(&params, inputs_.data() + node.first_input, table_->input_attributes.data() + node.first_input,
+                         node.num_inputs);
   params.output_attr_array = table_->output_attributes.data() + node.first_slot;
-  params.outputs_required_array = node.outputs_required;
+  SetRequired(&params, node.outputs_required);
   return &params;
 }
 
@@ -353,7 +349,7 @@ Status Scratch::KeepUnusual(sw_run* run, const SubgraphNode& node, uint32_t outp
 }
 
 NodeExecStatsInterface* Scratch::StartStats(const SubgraphNode& node, OpKernelContext::Params* params) {
-  NodeExecStatsInterface* stats = step_->args.stats_collector->CreateNodeExecStats(&node.kernel->def());
+  NodeExecStatsInterface* stats = table_->timeline_nodes->Begin(step_->args.stats_collector, *node.kernel);
   params->track_allocations = stats != nullptr && stats->TrackAllocations();
   if (stats != nullptr) {
     stats->SetScheduled(NowNanos());

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "cc/base/compat.h"
+#include "cc/base/compat_executor.h"
 #include "cc/executor/subgraph.h"
 #include "cc/executor/subgraph_table.h"
 #include "include/starwire.h"
@@ -76,6 +76,7 @@ class Scratch {
   // A kernel's parameters. Those that are the same throughout a run are filled in once per run.
   struct Parameters {
     tensorflow::OpKernelContext::Params params;
+    KernelInputs<tensorflow::OpKernelContext::Params> inputs;
     std::optional<tensorflow::OpKernelContext> context;
     uint64_t run = 0;
   };

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/compat_executor.h"
+#include "cc/base/compat_session.h"
 #include "cc/executor/exact_updates.h"
 #include "cc/executor/row_updates.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -27,20 +29,26 @@ class StockRun : public tensorflow::CallFrameInterface {
  public:
   static void Start(tensorflow::Executor* executor, Step* step) {
     auto* run = new StockRun(step);
-    tensorflow::Executor::Args args = step->args;
-    args.call_frame = run;
-    executor->RunAsync(args, [run](const Status& status) {
+    step->args.call_frame = run;
+    executor->RunAsync(step->args, [run](const Status& status) {
       Step* step = run->step_;
       delete run;
+      step->args.call_frame = nullptr;
       for (Tensor& feed : step->feeds) feed = Tensor();
       step->OnDone(status);
     });
   }
   size_t num_args() const override { return step_->feeds.size(); }
   size_t num_retvals() const override { return step_->fetches.size(); }
-  Status GetArg(int index, const Tensor** value) override {
+  // Without `override`: only the second in 1.15, only the first later.
+  Status GetArg(int index, const Tensor** value) {
     if (index < 0 || static_cast<size_t>(index) >= step_->feeds.size()) return Missing("argument", index);
     *value = &step_->feeds[index];
+    return OkStatus();
+  }
+  Status GetArg(int index, Tensor* value) const {
+    if (index < 0 || static_cast<size_t>(index) >= step_->feeds.size()) return Missing("argument", index);
+    *value = step_->feeds[index];
     return OkStatus();
   }
   Status SetRetval(int index, const Tensor& value) override {
@@ -104,9 +112,8 @@ Status SessionSubgraph::Build(const tensorflow::GraphDef& definition, const tens
   if (!status.ok()) return status;
   library_ =
       std::make_unique<tensorflow::FunctionLibraryDefinition>(tensorflow::OpRegistry::Global(), definition.library());
-  runtime_ = std::make_unique<tensorflow::ProcessFunctionLibraryRuntime>(
-      session_->device_mgr(), tensorflow::Env::Default(), &config, definition.versions().producer(), library_.get(),
-      config.graph_options().optimizer_options(), nullptr, session_->cluster_flr());
+  runtime_ = NewRuntime(session_->device_mgr(), config, definition.versions().producer(), library_.get(),
+                        ClusterOf(session_.get()));
   tensorflow::FunctionLibraryRuntime* runtime = runtime_->GetFLR(device->name());
   if (runtime == nullptr)
     return MakeStatus(kInternal, "starwire: device " + device->name() + " has no function library");
@@ -136,25 +143,21 @@ Status SessionSubgraph::Build(const tensorflow::GraphDef& definition, const tens
   tensorflow::LocalExecutorParams params;
   params.device = device;
   params.function_library = runtime;
-  params.create_kernel = [session, of_session, runtime, device](
-                             const std::shared_ptr<const tensorflow::NodeProperties>& properties, OpKernel** kernel) {
-    if (!of_session || !BelongsToSession(runtime, properties->node_def)) {
-      return runtime->CreateKernel(WithRowUpdates(WithExactUpdates(properties), device), kernel);
+  params.create_kernel = [session, of_session, runtime, device](const KernelSource& source, OpKernel** kernel) {
+    if (!of_session || !BelongsToSession(runtime, DefOf(source))) {
+      return runtime->CreateKernel(WithRowUpdates(WithExactUpdates(source), device), kernel);
     }
-    auto create = [runtime, device, &properties](OpKernel** made) {
-      return runtime->CreateKernel(WithRowUpdates(properties, device), made);
+    auto create = [runtime, device, &source](OpKernel** made) {
+      return runtime->CreateKernel(WithRowUpdates(source, device), made);
     };
-    return device->op_segment()->FindOrCreate(session, properties->node_def.name(), kernel, create);
+    return device->op_segment()->FindOrCreate(session, DefOf(source).name(), kernel, create);
   };
   params.delete_kernel = [of_session, runtime](OpKernel* kernel) {
     if (kernel != nullptr && !(of_session && BelongsToSession(runtime, kernel->def()))) delete kernel;
   };
   status = Subgraph::Compile(params, graph, threads, &subgraph_, &unsupported_);
   if (!status.ok() || unsupported_.empty()) return status;
-  tensorflow::Executor* stock = nullptr;
-  status = tensorflow::NewLocalExecutor(params, graph, &stock);
-  stock_.reset(stock);
-  return status;
+  return NewStockExecutor(params, graph, &stock_);
 }
 
 void SessionSubgraph::Run(Step* step) const {

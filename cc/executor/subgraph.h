@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cc/base/compat.h"
+#include "cc/base/compat_executor.h"
 #include "tensorflow/core/common_runtime/executor.h"
 #include "tensorflow/core/common_runtime/local_executor_params.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -39,7 +40,7 @@ class Step {
 
   // As for TensorFlow's executors. `runner` must be set: it runs expensive kernels on other threads, unless
   // `run_all_kernels_inline` is set. `call_frame` is not used, nor is `sync_on_finish`: a CPU has nothing to wait for.
-  tensorflow::Executor::Args args;
+  RunArgs args;
   // Asynchronous kernels end on threads that have no time for what follows, or that hold locks: continue the run with
   // `runner`.
   bool goes_on_elsewhere = false;

@@ -52,6 +52,7 @@ Status SubgraphTable::Compile(const Graph& graph, int threads, std::string* unsu
     *unsupported = "device " + params.device->name() + " is not a CPU";
     return OkStatus();
   }
+  timeline_nodes.emplace(graph);
   index_.assign(graph.num_node_ids(), 0);
   for (const Node* node : graph.op_nodes()) {
     index_[node->id()] = static_cast<uint32_t>(nodes.size());
@@ -92,7 +93,7 @@ Status SubgraphTable::AddNode(const Node& node, std::string* unsupported) {
   item.is_transfer = tensorflow::IsTransferNode(&node);
   item.may_die = node.IsSwitch() || node.IsRecv();
   item.reads_uninitialized = node.op_def().allows_uninitialized_input();
-  item.is_communication = node.op_def().is_distributed_communication();
+  item.is_communication = IsCommunication(node.op_def());
   input_slots.resize(input_slots.size() + item.num_inputs, kNoSlot);
   input_kinds.resize(input_slots.size(), InputKind::kValue);
   input_attributes.resize(input_slots.size());
@@ -118,15 +119,15 @@ Status SubgraphTable::AddNode(const Node& node, std::string* unsupported) {
   } else if (node.type_string() == "NoOp") {
     plan_node.kind = SW_EXEC_NOTHING;
   } else {
-    Status status = params.create_kernel(node.properties(), &item.kernel);
+    Status status = params.create_kernel(SourceOf(node), &item.kernel);
     if (!status.ok()) return tensorflow::AttachDef(status, node.def());
     kernels_.push_back(item.kernel);
-    if (item.kernel->is_deferred()) {
+    if (IsDeferred(*item.kernel)) {
       *unsupported = "node " + node.name() + " continues after its kernel returns";
       return OkStatus();
     }
     item.async = item.kernel->AsAsync();
-    const tensorflow::Tensor* constant = item.num_outputs == 1 ? item.kernel->const_tensor() : nullptr;
+    const tensorflow::Tensor* constant = item.num_outputs == 1 ? ConstTensor(*item.kernel) : nullptr;
     if (constant != nullptr && item.num_inputs == 0) {
       constants.emplace_back(item.first_slot, *constant);
       plan_node.kind = SW_EXEC_NOTHING | SW_EXEC_STATIC;

@@ -3,10 +3,12 @@
 #define STARWIRE_CC_EXECUTOR_SUBGRAPH_TABLE_H_
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "cc/base/compat.h"
+#include "cc/base/compat_executor.h"
 #include "cc/base/handles.h"
 #include "include/starwire.h"
 #include "tensorflow/core/common_runtime/local_executor_params.h"
@@ -69,6 +71,7 @@ class SubgraphTable : public tensorflow::core::RefCounted {
   size_t num_fetches = 0;
   uint32_t num_asyncs = 0;
   uint32_t lanes = 1;
+  std::optional<TimelineNodes> timeline_nodes;
   ExecHandle plan;
   const uint32_t* lists = nullptr;
 

@@ -89,7 +89,7 @@ bool RegisterFuseOps() {
   variants->RegisterDecodeFn(FusedTensors::kTypeName, &DecodeFused);
 
   auto* ops = tensorflow::OpRegistry::Global();
-  ops->Register([](tensorflow::OpRegistrationData* data) {
+  ops->Register([](tensorflow::OpRegistrationData* data) -> Status {
     return tensorflow::OpDefBuilder(kFuseOp)
         .Input("tensors: T")
         .Output("fused: variant")
@@ -99,7 +99,7 @@ bool RegisterFuseOps() {
         .Doc("Packs several tensors into one scalar, which travels to another task in one message.")
         .Finalize(data);
   });
-  ops->Register([](tensorflow::OpRegistrationData* data) {
+  ops->Register([](tensorflow::OpRegistrationData* data) -> Status {
     return tensorflow::OpDefBuilder(kUnfuseOp)
         .Input("fused: variant")
         .Output("tensors: T")

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/compat_session.h"
 #include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
 #include "cc/fuse/ops.h"
@@ -148,11 +149,11 @@ class FusePass : public tensorflow::GraphOptimizationPass {
       return OkStatus();
     }
     // Most functions are local.
-    if (options.is_function_graph && IsLocal(*options.device_set)) return OkStatus();
-    const std::string task = options.is_function_graph ? CallingTask(options) : ClientTask(*options.device_set);
+    if (IsFunctionGraph(options) && IsLocal(*options.device_set)) return OkStatus();
+    const std::string task = IsFunctionGraph(options) ? CallingTask(options) : ClientTask(*options.device_set);
     FuseSettings settings;
     Status status = ReadFuseSettings(options.session_options->config, task,
-                                     options.is_function_graph ? FuseScope::kFunction : FuseScope::kSession, &settings);
+                                     IsFunctionGraph(options) ? FuseScope::kFunction : FuseScope::kSession, &settings);
     if (!status.ok() || !settings.on) return status;
     const uint64_t start = tensorflow::Env::Default()->NowMicros();
     FuseResult result;
@@ -191,8 +192,9 @@ class FusePass : public tensorflow::GraphOptimizationPass {
 
   // Functions have no client device.
   static std::string CallingTask(const tensorflow::GraphOptimizationPassOptions& options) {
-    if (options.default_function_device != nullptr && options.default_function_device->IsLocal()) {
-      return TaskOf(options.default_function_device);
+    const tensorflow::Device* called = DefaultDeviceOf(options);
+    if (called != nullptr && called->IsLocal()) {
+      return TaskOf(called);
     }
     for (const tensorflow::Device* device : options.device_set->devices()) {
       if (device->IsLocal()) return TaskOf(device);

@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cc/base/compat_session.h"
 #include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
 #include "google/protobuf/unknown_field_set.h"
@@ -53,7 +54,7 @@ FuseWish FuseWishOf(const tensorflow::ConfigProto& config, FuseWish of_server) {
     if (field.number() != kTensorFuseField || field.type() != google::protobuf::UnknownField::TYPE_VARINT) continue;
     wishes.push_back(field.varint() != 0 ? FuseWish::kOn : FuseWish::kOff);
   }
-  if (wishes.empty()) return FuseWish::kUnsaid;
+  if (wishes.empty()) return HasTensorFuse(config) ? FuseWish::kOn : FuseWish::kUnsaid;
   // TensorFlow appends the server's configuration to the session's, and also prepends it if the session comes from
   // another process. If two wishes differ, one of them is therefore the server's.
   for (FuseWish wish : wishes) {

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "cc/base/compat_executor.h"
 #include "cc/base/register_kernel.h"
 #include "cc/partition/partition.h"
 #include "cc/partition/registration.h"
@@ -81,12 +82,12 @@ class PartitionKernel : public AsyncOpKernel {
   }
 
  private:
-  int64_t number_ = -1;
+  Int64 number_ = -1;
   std::unique_ptr<Partition> partition_;
 };
 
 std::shared_ptr<const Graph> FindPartition(const tensorflow::NodeDef& node) {
-  int64_t number = -1;
+  Int64 number = -1;
   if (node.op() != kPartitionOp || !tensorflow::TryGetNodeAttr(node, kPartitionNumberAttr, &number)) return nullptr;
   Partitions* partitions = AllPartitions();
   std::lock_guard<std::mutex> lock(partitions->mu);
@@ -98,9 +99,9 @@ std::shared_ptr<const Graph> FindPartition(const tensorflow::NodeDef& node) {
 
 void RegisterPartitionOps() {
   tensorflow::OpRegistry::Global()->Register([](tensorflow::OpRegistrationData* data) -> Status {
-    return tensorflow::OpDefBuilder(kPartitionOp)
+    tensorflow::OpDefBuilder builder(kPartitionOp);
+    return MarkCommunication(&builder)
         .Attr(std::string(kPartitionNumberAttr) + ": int")
-        .SetIsDistributedCommunication()
         .SetShapeFn(tensorflow::shape_inference::NoOutputs)
         .Doc("Runs a partition of a graph. Workers create this op themselves; a graph cannot contain it.")
         .Finalize(data);
@@ -138,7 +139,7 @@ Status WithoutPartition(const Status& status) {
     message.erase(at, end + 2 - at);
     found = true;
   }
-  return found ? tensorflow::errors::CreateWithUpdatedMessage(status, message) : status;
+  return found ? WithMessage(status, message) : status;
 }
 
 }  // namespace starwire

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "cc/base/compat_executor.h"
 #include "cc/executor/exact_updates.h"
 #include "cc/executor/row_updates.h"
 #include "cc/graph/operations.h"
@@ -35,14 +36,13 @@ tensorflow::LocalExecutorParams ParamsFor(FunctionLibraryRuntime* runtime, const
   tensorflow::LocalExecutorParams params;
   params.device = device;
   params.function_library = runtime;
-  params.create_kernel = [runtime, session, device](const std::shared_ptr<const tensorflow::NodeProperties>& properties,
-                                                    OpKernel** kernel) {
-    if (!BelongsToSession(runtime, properties->node_def.op())) {
-      return runtime->CreateKernel(WithRowUpdates(WithExactUpdates(properties), device), kernel);
+  params.create_kernel = [runtime, session, device](const KernelSource& source, OpKernel** kernel) {
+    if (!BelongsToSession(runtime, DefOf(source).op())) {
+      return runtime->CreateKernel(WithRowUpdates(WithExactUpdates(source), device), kernel);
     }
-    return device->op_segment()->FindOrCreate(session, properties->node_def.name(), kernel,
-                                              [runtime, device, &properties](OpKernel** made) {
-                                                return runtime->CreateKernel(WithRowUpdates(properties, device), made);
+    return device->op_segment()->FindOrCreate(session, DefOf(source).name(), kernel,
+                                              [runtime, device, &source](OpKernel** made) {
+                                                return runtime->CreateKernel(WithRowUpdates(source, device), made);
                                               });
   };
   params.delete_kernel = [runtime](OpKernel* kernel) {
@@ -52,7 +52,7 @@ tensorflow::LocalExecutorParams ParamsFor(FunctionLibraryRuntime* runtime, const
 }
 
 // A run gets the arguments that the kernel of the whole partition got.
-void CopyArgs(OpKernelContext* context, CancellationManager* cancellation, tensorflow::Executor::Args* args) {
+void CopyArgs(OpKernelContext* context, CancellationManager* cancellation, RunArgs* args) {
   args->step_id = context->step_id();
   args->rendezvous = context->rendezvous();
   args->stats_collector = context->stats_collector();
@@ -62,12 +62,7 @@ void CopyArgs(OpKernelContext* context, CancellationManager* cancellation, tenso
   args->tensor_store = context->tensor_store();
   args->step_container = context->step_container();
   args->collective_executor = context->collective_executor();
-  args->coordination_service_agent = context->coordination_service_agent();
-  args->start_time_usecs = context->start_time_usecs();
-  args->deadline = context->deadline();
-  args->stack_trace = context->stack_trace();
-  args->run_all_kernels_inline = context->run_all_kernels_inline();
-  PassSessionConfig(*context, args);
+  PassRunMembers(*context, args);
   auto* runner = context->runner();
   args->runner = [runner](std::function<void()> work) { (*runner)(std::move(work)); };
 }
@@ -79,7 +74,7 @@ class PartitionRun : public Step {
     // failure later, can tell it from a cancellation from outside.
     CancellationManager* whole = context->cancellation_manager();
     if (whole != nullptr) cancellation_.emplace(whole);
-    CopyArgs(context, whole == nullptr ? nullptr : &*cancellation_, &args);
+    CopyArgs(context, whole == nullptr ? nullptr : cancellation_->get(), &args);
     goes_on_elsewhere = true;
   }
 
@@ -93,7 +88,7 @@ class PartitionRun : public Step {
 
  private:
   std::function<void(const Status&)> done_;
-  std::optional<CancellationManager> cancellation_;
+  std::optional<LinkedCancellation> cancellation_;
 };
 
 }  // namespace
@@ -110,10 +105,9 @@ Status Partition::Compile(FunctionLibraryRuntime* runtime, const std::string& se
   // own thread. Known asynchronous kernels do not occupy a thread.
   std::string waits;
   tensorflow::LocalExecutorParams watched = params;
-  watched.create_kernel = [&params, &waits](const std::shared_ptr<const tensorflow::NodeProperties>& properties,
-                                            OpKernel** kernel) {
-    Status status = params.create_kernel(properties, kernel);
-    const tensorflow::NodeDef& node = properties->node_def;
+  watched.create_kernel = [&params, &waits](const KernelSource& source, OpKernel** kernel) {
+    Status status = params.create_kernel(source, kernel);
+    const tensorflow::NodeDef& node = DefOf(source);
     const bool may_hold = status.ok() && (*kernel)->AsAsync() == nullptr && MayWait(node);
     if (may_hold || KnowledgeOf(node.op()) == 0) waits = node.name();
     return status;
@@ -127,9 +121,7 @@ Status Partition::Compile(FunctionLibraryRuntime* runtime, const std::string& se
   }
   partition->subgraph_ = std::move(subgraph);
   if (!partition->unsupported_.empty()) {
-    tensorflow::Executor* stock = nullptr;
-    status = tensorflow::NewLocalExecutor(params, *partition->graph_, &stock);
-    partition->stock_.reset(stock);
+    status = NewStockExecutor(params, *partition->graph_, &partition->stock_);
   }
   if (status.ok()) *out = std::move(partition);
   return status;
@@ -140,7 +132,7 @@ void Partition::Run(OpKernelContext* context, std::function<void(const Status&)>
     subgraph_->Run(new PartitionRun(context, std::move(done)));
     return;
   }
-  tensorflow::Executor::Args args;
+  RunArgs args;
   CopyArgs(context, context->cancellation_manager(), &args);
   stock_->RunAsync(args, std::move(done));
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cc/base/compat.h"
+#include "cc/base/compat_session.h"
 #include "cc/partition/ops.h"
 #include "cc/partition/registration.h"
 #include "tensorflow/core/common_runtime/optimization_registry.h"
@@ -41,7 +42,7 @@ Status Wrap(Registration* registration, const std::string& device, std::unique_p
   def.set_name(kPartitionNodePrefix + std::to_string(number));
   def.set_op(kPartitionOp);
   def.set_device(device);
-  tensorflow::AddNodeAttr(kPartitionNumberAttr, number, &def);
+  tensorflow::AddNodeAttr(kPartitionNumberAttr, Int64{number}, &def);
   Status status;
   Node* node = wrapped->AddNode(std::move(def), &status);
   if (!status.ok()) {
@@ -59,7 +60,7 @@ class PartitionPass : public tensorflow::GraphOptimizationPass {
   // Runs on the worker for the graphs of sessions, and possibly for functions during their registration.
   Status Run(const tensorflow::GraphOptimizationPassOptions& options) override {
     Registration* registration = Registration::Current();
-    if (registration == nullptr || options.partition_graphs == nullptr || options.is_function_graph) return OkStatus();
+    if (registration == nullptr || options.partition_graphs == nullptr || IsFunctionGraph(options)) return OkStatus();
     const std::string all_stay = WhyAllStay(registration->request());
     for (auto& [device, graph] : *options.partition_graphs) {
       const std::string reason = all_stay.empty() ? WhyPartitionStays(*graph, device) : all_stay;

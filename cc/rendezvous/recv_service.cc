@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "cc/base/compat_session.h"
 #include "cc/base/guard.h"
 #include "cc/base/status_codec.h"
 #include "cc/rendezvous/rendezvous.h"
@@ -35,7 +36,7 @@ bool IsOfEagerContext(tensorflow::RemoteRendezvous* rendezvous, int64_t step_id)
   auto* ours = dynamic_cast<RemoteRendezvous*>(rendezvous);
   tensorflow::WorkerSession* session = ours == nullptr ? nullptr : ours->worker_session();
   // As TensorFlow's eager service names the sessions of its contexts.
-  return session != nullptr && session->session_name() == "eager_" + std::to_string(static_cast<uint64_t>(step_id));
+  return session != nullptr && SessionNameOf(*session) == "eager_" + std::to_string(static_cast<uint64_t>(step_id));
 }
 
 // The destination of the answer to one request.
@@ -108,7 +109,7 @@ struct Answer {
       Refuse(status);
       return;
     }
-    const bool on_device = source->tensorflow_accelerator_device_info() != nullptr && !send_args.alloc_attrs.on_host();
+    const bool on_device = IsAccelerator(*source) && !send_args.alloc_attrs.on_host();
     if (on_device && !is_dead && tensor.NumElements() > 0) {
       SendFromDevice(send_args, tensor, is_dead);
     } else {

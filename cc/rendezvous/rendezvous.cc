@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "cc/base/compat_session.h"
 #include "cc/rendezvous/recv_call.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/util/device_name_utils.h"
@@ -68,7 +69,7 @@ Status RemoteRendezvous::MakeRoute(tensorflow::WorkerSession* session, const Par
 
 void RemoteRendezvous::RecvAsync(const ParsedKey& key, const Rendezvous::Args& args, DoneCallback done) {
   tensorflow::WorkerSession* session = this->session();
-  const Route* route = session == nullptr ? nullptr : FindRoute(key, session->worker_cache());
+  const Route* route = session == nullptr ? nullptr : FindRoute(key, WorkerCacheOf(*session));
   if (route == nullptr) {
     const bool local = !tensorflow::DeviceNameUtils::HasSomeDetails(key.src) ||
                        tensorflow::DeviceNameUtils::IsSameAddressSpace(key.src, key.dst);
@@ -120,13 +121,13 @@ void RemoteRendezvous::Fetch(const Route* route, const ParsedKey& key, const Ren
   // From here on the step's abort and the caller's cancellation reach the call, until DeregisterCall() returns.
   RegisterCall(call, args);
   if (!call->status().ok()) {
-    DeregisterCall(call, args);
+    Deregister(call, args, 0);
     waiting_.fetch_sub(1);
     call->CompleteUnstarted();
     return;
   }
   call->Start(key, [this, call] {
-    DeregisterCall(call, call->args());
+    Deregister(call, call->args(), 0);
     waiting_.fetch_sub(1);
     call->Complete();
   });

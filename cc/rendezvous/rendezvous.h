@@ -85,6 +85,16 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
     };
   }
 
+  // 1.15's DeregisterCall() takes only the call.
+  template <typename Call>
+  auto Deregister(Call* call, const tensorflow::Rendezvous::Args& args, int) -> decltype(DeregisterCall(call, args)) {
+    DeregisterCall(call, args);
+  }
+  template <typename Call>
+  void Deregister(Call* call, const tensorflow::Rendezvous::Args&, long) {
+    DeregisterCall(call);
+  }
+
   const Route* FindRoute(const ParsedKey& key, const tensorflow::WorkerCacheInterface* cache) const;
   Status MakeRoute(tensorflow::WorkerSession* session, const ParsedKey& key, const Route** out);
   void Fetch(const Route* route, const ParsedKey& key, const tensorflow::Rendezvous::Args& args, DoneCallback done);

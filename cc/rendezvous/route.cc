@@ -1,5 +1,6 @@
 #include "cc/rendezvous/route.h"
 
+#include "cc/base/compat_session.h"
 #include "cc/worker/remote_worker.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/framework/types.h"
@@ -12,7 +13,7 @@ Status Route::Make(tensorflow::WorkerSession* session, const tensorflow::Rendezv
   if (session == nullptr) {
     return MakeStatus(kInternal, "a tensor was requested before its step was set up: " + std::string(key.FullKey()));
   }
-  const std::string& own = session->worker_name();
+  const std::string own = WorkerNameOf(*session);
   if (key.dst_device.compare(0, own.size(), own) != 0) {
     return MakeStatus(kInvalidArgument,
                       "the destination of " + std::string(key.FullKey()) + " is not a device of " + own);
@@ -28,13 +29,14 @@ Status Route::Make(tensorflow::WorkerSession* session, const tensorflow::Rendezv
   if (!status.ok()) return status;
   route->destination_is_host_ = route->destination_->device_type() == tensorflow::DEVICE_CPU;
 
-  route->cache_ = session->GetSharedWorkerCache();
-  route->worker_ = route->cache_->GetOrCreateWorker(route->task_);
-  if (route->worker_ == nullptr) {
+  route->cache_ = SharedWorkerCacheOf(*session);
+  tensorflow::WorkerInterface* worker = route->cache_->GetOrCreateWorker(route->task_);
+  if (worker == nullptr) {
     return MakeStatus(kInternal, "unknown task " + route->task_);
   }
-  auto* remote = dynamic_cast<RemoteWorker*>(route->worker_);
+  auto* remote = dynamic_cast<RemoteWorker*>(worker);
   if (remote == nullptr) {
+    route->cache_->ReleaseWorker(route->task_, worker);
     return MakeStatus(kFailedPrecondition, route->task_ + " is not reached over starwire");
   }
   if (!remote->status().ok()) return remote->status();
@@ -43,10 +45,6 @@ Status Route::Make(tensorflow::WorkerSession* session, const tensorflow::Rendezv
   if (logger != nullptr && logger->LoggingActive()) route->logger_ = logger;
   *out = std::move(route);
   return OkStatus();
-}
-
-Route::~Route() {
-  if (worker_ != nullptr) cache_->ReleaseWorker(task_, worker_);
 }
 
 }  // namespace starwire

@@ -22,7 +22,6 @@ class Route {
   // of ours.
   static Status Make(tensorflow::WorkerSession* session, const tensorflow::Rendezvous::ParsedKey& key,
                      std::unique_ptr<Route>* out);
-  ~Route();
   Route(const Route&) = delete;
   Route& operator=(const Route&) = delete;
 
@@ -52,7 +51,6 @@ class Route {
   std::string dst_device_;
   std::string task_;
   std::shared_ptr<tensorflow::WorkerCacheInterface> cache_;
-  tensorflow::WorkerInterface* worker_ = nullptr;
   sw_channel* channel_ = nullptr;
   tensorflow::Device* destination_ = nullptr;
   bool destination_is_host_ = true;

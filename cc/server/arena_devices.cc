@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/compat_server.h"
 #include "cc/tensor/arena_allocator.h"
 #include "cc/worker/worker_cache.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -38,7 +39,7 @@ Status MakeArenaDevices(const std::string& protocol, const tensorflow::ServerDef
     const tensorflow::DeviceLocality locality = device->attributes().locality();
     device = std::make_unique<tensorflow::ThreadPoolDevice>(options, name, limit, locality, arena);
   }
-  *out = std::make_unique<tensorflow::DynamicDeviceMgr>(std::move(devices));
+  *out = std::make_unique<OwnDeviceMgr>(std::move(devices));
   return OkStatus();
 }
 

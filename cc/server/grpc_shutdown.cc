@@ -9,18 +9,24 @@
 #include <type_traits>
 #include <utility>
 
+#include "cc/base/compat_server.h"
 #include "cc/base/private_members.h"
-#include "grpcpp/server.h"
 #include "tensorflow/core/distributed_runtime/master.h"
-#include "tensorflow/core/distributed_runtime/rpc/eager/grpc_eager_service_impl.h"
 #include "tensorflow/core/platform/logging.h"
+#if STARWIRE_EAGER_PORT
+#include "tensorflow/core/distributed_runtime/rpc/eager/grpc_eager_service_impl.h"
+#else
+#include "tensorflow/core/distributed_runtime/rpc/async_service_interface.h"
+#endif
 
 namespace starwire {
 namespace {
 
 using tensorflow::GrpcServer;
+#if STARWIRE_EAGER_PORT
 using tensorflow::eager::EagerServiceImpl;
 using tensorflow::eager::GrpcEagerServiceImpl;
+#endif
 
 // GrpcServer::Stop() returns Unimplemented and has no hook, although every part of the server can be shut down. The
 // parts are private.
@@ -31,16 +37,17 @@ STARWIRE_REACH(MasterTag, GrpcServer::master_impl_);
 STARWIRE_REACH(MasterServiceTag, GrpcServer::master_service_);
 STARWIRE_REACH(WorkerServiceTag, GrpcServer::worker_service_);
 STARWIRE_REACH(EagerServiceTag, GrpcServer::eager_service_);
-STARWIRE_REACH(CoordinationServiceTag, GrpcServer::coordination_service_);
 STARWIRE_REACH(MasterThreadTag, GrpcServer::master_thread_);
 STARWIRE_REACH(WorkerThreadTag, GrpcServer::worker_thread_);
 STARWIRE_REACH(EagerThreadTag, GrpcServer::eager_thread_);
-STARWIRE_REACH(CoordinationThreadTag, GrpcServer::coordination_thread_);
-STARWIRE_REACH(ClientsTag, GrpcServer::grpc_worker_env_);
+STARWIRE_REACH(CoordinationThreadTag, CoordinationThreadOwner::coordination_thread_);
+STARWIRE_REACH(ClientsTag, ClientsOwner::grpc_worker_env_);
 STARWIRE_REACH(CoordinationPoolTag, CoordinationPoolOwner::coordination_compute_pool_);
+#if STARWIRE_EAGER_PORT
 STARWIRE_REACH(EagerImplTag, GrpcEagerServiceImpl::local_impl_);
 STARWIRE_REACH(EagerContextsMuTag, EagerServiceImpl::contexts_mu_);
 STARWIRE_REACH(EagerContextsTag, EagerServiceImpl::contexts_);
+#endif
 
 // enum State { NEW, STARTED, STOPPED } of GrpcServer
 enum class State { kNew = 0, kStarted = 1, kStopped = 2 };
@@ -63,20 +70,16 @@ void ShutDownService(GrpcServer* server, Tag tag) {
 
 void ClosePort(GrpcServer* server) {
   auto& grpc = server->*Reach(ServerTag());
-  if (grpc == nullptr) return;
-  // A deadline in the past: calls in progress are cancelled at once.
-  const gpr_timespec now_at_the_latest = {0, 0, GPR_CLOCK_MONOTONIC};
-  static_cast<::grpc::ServerInterface*>(grpc.get())->Shutdown(now_at_the_latest);
+  if (grpc != nullptr) ShutDownNow(grpc.get());
 }
 
-// The pool runs requests that the service has yet to answer, so it ends after the service's loop.
-template <typename Server>
-void EndCoordinationPool(Server* server) {
-  if constexpr (std::is_same<CoordinationPoolOwner, Server>::value) {
-    (server->*Reach(CoordinationPoolTag())).reset();
-  }
+// Resets a member, unless GrpcServer does not have it in this version.
+template <typename Owner, typename Server, typename Tag>
+void Reset(Server* server, Tag tag) {
+  if constexpr (std::is_same<Owner, Server>::value) (server->*Reach(tag)).reset();
 }
 
+#if STARWIRE_EAGER_PORT
 template <typename Service>
 EagerServiceImpl& ImplOf(Service* service) {
   return static_cast<GrpcEagerServiceImpl*>(service)->*Reach(EagerImplTag());
@@ -97,13 +100,17 @@ void EndEagerService(GrpcServer* server) {
   delete service;
   service = nullptr;
 }
+#else
+// Ends with the server.
+void EndEagerService(GrpcServer*) {}
+#endif
 
 void EndCoordination(GrpcServer* server) {
   auto& mu = server->*Reach(MuTag());
   mu.lock();
   const bool started = StateOf(server) == State::kStarted;
   mu.unlock();
-  if (started) server->StopCoordinationService().IgnoreError();
+  if (started) StopCoordination(server).IgnoreError();
 }
 
 void EndServices(GrpcServer* server, bool eager_idle) {
@@ -116,8 +123,9 @@ void EndServices(GrpcServer* server, bool eager_idle) {
   (server->*Reach(MasterThreadTag())).reset();
   (server->*Reach(WorkerThreadTag())).reset();
   (server->*Reach(EagerThreadTag())).reset();
-  (server->*Reach(CoordinationThreadTag())).reset();
-  EndCoordinationPool(server);
+  Reset<CoordinationThreadOwner>(server, CoordinationThreadTag());
+  // It runs requests that the service has yet to answer, so it ends after the service's loop.
+  Reset<CoordinationPoolOwner>(server, CoordinationPoolTag());
   if (eager_idle) EndEagerService(server);
 }
 
@@ -151,10 +159,12 @@ Status Bounded(int64_t timeout_ms, std::function<void()> work) {
 
 }  // namespace
 
+#if STARWIRE_EAGER_PORT
 EagerServiceImpl* EagerServiceOf(GrpcServer* server) {
   auto* service = server->*Reach(EagerServiceTag());
   return service == nullptr ? nullptr : &ImplOf(service);
 }
+#endif
 
 Status SignOff(GrpcServer* server, int64_t timeout_ms) {
   return Bounded(timeout_ms, [server] { EndCoordination(server); });
@@ -178,7 +188,7 @@ Status ShutDownGrpcServer(GrpcServer* server, bool eager_idle, int64_t timeout_m
 }
 
 Status EndGrpcClients(GrpcServer* server, int64_t timeout_ms) {
-  return Bounded(timeout_ms, [server] { (server->*Reach(ClientsTag())).reset(); });
+  return Bounded(timeout_ms, [server] { Reset<ClientsOwner>(server, ClientsTag()); });
 }
 
 std::unique_ptr<tensorflow::Master> ReleaseMaster(GrpcServer* server) { return std::move(server->*Reach(MasterTag())); }

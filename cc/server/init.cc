@@ -52,9 +52,10 @@ bool LoadedByTensorFlow() {
   const int n = backtrace(frames, 64);
   for (int i = 0; i < n; ++i) {
     Dl_info info;
-    if (dladdr(frames[i], &info) != 0 && info.dli_fname != nullptr &&
-        std::strstr(info.dli_fname, "libtensorflow_") != nullptr) {
-      return true;
+    if (dladdr(frames[i], &info) == 0 || info.dli_fname == nullptr) continue;
+    // The second has the loading functions of 1.15.
+    for (const char* name : {"libtensorflow_", "_pywrap_tensorflow_internal"}) {
+      if (std::strstr(info.dli_fname, name) != nullptr) return true;
     }
   }
   return false;

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cc/base/compat.h"
+#include "cc/base/compat_server.h"
 #include "cc/worker/remote_worker.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 
@@ -30,7 +30,8 @@ class ClosedWorkerCache : public tensorflow::WorkerCacheInterface {
     done(reason_);
   }
   Status GetEagerClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache>*) override { return reason_; }
-  Status GetCoordinationClientCache(std::unique_ptr<tensorflow::CoordinationClientCache>*) override { return reason_; }
+  // Without `override`: 1.15 does not have it.
+  Status GetCoordinationClientCache(std::unique_ptr<tensorflow::CoordinationClientCache>*) { return reason_; }
 
   const Status& reason() const { return reason_; }
 

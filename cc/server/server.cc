@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/compat_server.h"
+#include "cc/base/compat_session.h"
 #include "cc/executor/row_updates.h"
 #include "cc/fuse/ops.h"
 #include "cc/fuse/pass.h"
@@ -17,7 +19,6 @@
 #include "cc/rendezvous/recv_service.h"
 #include "cc/rendezvous/rendezvous.h"
 #include "cc/server/arena_devices.h"
-#include "cc/server/eager_handles.h"
 #include "cc/server/grpc_listener.h"
 #include "cc/server/grpc_shutdown.h"
 #include "cc/server/local_masters.h"
@@ -39,6 +40,9 @@
 #include "tensorflow/core/distributed_runtime/session_mgr.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/logging.h"
+#if STARWIRE_EAGER_PORT
+#include "cc/server/eager_handles.h"
+#endif
 
 namespace starwire {
 
@@ -87,7 +91,7 @@ const T& Value(const T& value) {
 
 // The port that TensorFlow will bind; 0 if it is to choose one, or will refuse the ServerDef.
 int RequestedPort(const ServerDef& def) {
-  if (def.port() != 0) return def.port();
+  if (PortOf(def) != 0) return PortOf(def);
   const TaskAddresses addresses = AddressesOf(def.cluster());
   const auto own = addresses.find(TaskName(def.job_name(), def.task_index()));
   if (own == addresses.end()) return 0;
@@ -107,9 +111,13 @@ class Factory : public tensorflow::ServerFactory {
 
   bool AcceptsOptions(const ServerDef& def) override { return def.protocol() == protocol_; }
 
-  Status NewServer(const ServerDef& def, const Options& options,
-                   std::unique_ptr<tensorflow::ServerInterface>* out) override {
+  // Without `override`: 1.15 has the second, later versions the first.
+  Status NewServer(const ServerDef& def, const FactoryOptions& options,
+                   std::unique_ptr<tensorflow::ServerInterface>* out) {
     return StarwireServer::Create(protocol_, def, options, out);
+  }
+  Status NewServer(const ServerDef& def, std::unique_ptr<tensorflow::ServerInterface>* out) {
+    return StarwireServer::Create(protocol_, def, FactoryOptions(), out);
   }
 
  private:
@@ -148,8 +156,7 @@ StarwireServer::StarwireServer(std::string protocol, const ServerDef& def)
       partitions_(std::make_shared<PartitionGraphs>()),
       board_(std::make_shared<HandleBoard>()) {}
 
-Status StarwireServer::Create(const std::string& protocol, const ServerDef& def,
-                              const tensorflow::ServerFactory::Options& options,
+Status StarwireServer::Create(const std::string& protocol, const ServerDef& def, const FactoryOptions& options,
                               std::unique_ptr<tensorflow::ServerInterface>* out) {
   Servers* servers = AllServers();
   {
@@ -166,8 +173,10 @@ Status StarwireServer::Create(const std::string& protocol, const ServerDef& def,
   std::unique_ptr<StarwireServer> server(new StarwireServer(protocol, def));
   GrpcServerOptions grpc_options;
   Status status = OkStatus();
-  if (options.local_device_mgr == nullptr) status = MakeArenaDevices(protocol, def, &server->own_devices);
-  grpc_options.local_device_mgr = server->own_devices == nullptr ? options.local_device_mgr : server->own_devices.get();
+  if (CanUseDevices(grpc_options)) {
+    if (options.local_device_mgr == nullptr) status = MakeArenaDevices(protocol, def, &server->own_devices);
+    UseDevices(&grpc_options, server->own_devices == nullptr ? options.local_device_mgr : server->own_devices.get());
+  }
   if (status.ok()) status = server->Init(std::move(grpc_options));
   if (!status.ok()) {
     LOG(ERROR) << status;
@@ -228,13 +237,15 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   Engine::Services services;
   services.recv = std::make_shared<RecvService>(worker_env());
   services.worker = std::make_shared<WorkerService>(worker_, worker_env());
+  services.star = std::make_shared<StarService>(worker_env());
+  const std::string own_task = TaskName(server_def().job_name(), server_def().task_index());
+#if STARWIRE_EAGER_PORT
   const StarStyle style =
       OptsOutOfStar(server_def().default_session_config()) ? StarStyle::kNone : StarStyleOf(protocol_);
   services.worker->SetEager(EagerServiceOf(this), [style](auto* request) { MarkFunctions(style, request); });
-  services.star = std::make_shared<StarService>(worker_env());
-  const std::string own_task = TaskName(server_def().job_name(), server_def().task_index());
   eager_handles_ = std::make_unique<EagerHandles>(EagerServiceOf(this), own_task + "/device:CPU:0");
   services.star->SetHandles(eager_handles_.get());
+#endif
   const std::weak_ptr<SessionObserver> observer = services.star;
   services.resolver = resolver_;
   services.compute_pool = worker_env()->compute_pool;
@@ -253,7 +264,7 @@ Status StarwireServer::Init(GrpcServerOptions options) {
 }
 
 std::shared_ptr<Channel> StarwireServer::OpenTask(const std::string& task) {
-  const auto cache = worker_env()->session_mgr->LegacySession()->GetSharedWorkerCache();
+  const auto cache = SharedWorkerCacheOf(*worker_env()->session_mgr->LegacySession());
   auto* worker = cache == nullptr ? nullptr : dynamic_cast<RemoteWorker*>(cache->GetOrCreateWorker(task));
   return worker == nullptr || !worker->status().ok() ? nullptr : worker->shared_channel();
 }
@@ -339,7 +350,7 @@ Status StarwireServer::UpdateServerDef(const ServerDef& def) {
     std::lock_guard<std::mutex> lock(stop_mu_);
     if (shut_down_) return MakeStatus(kFailedPrecondition, "the server at " + target() + " was stopped");
   }
-  const Status status = GrpcServer::UpdateServerDef(def);
+  const Status status = StockUpdateServerDef(this, def);
   if (status.ok()) PointLocalMasterAt(target(), own_master_env_, *master_env());
   return status;
 }
@@ -347,7 +358,7 @@ Status StarwireServer::UpdateServerDef(const ServerDef& def) {
 Status StarwireServer::StopCoordinationService() {
   // Not before Init() has finished: TensorFlow uses its session manager without checking that there is one.
   if (worker_env()->session_mgr == nullptr || coordination_stopped_.exchange(true)) return OkStatus();
-  return GrpcServer::StopCoordinationService();
+  return StockStopCoordination(this);
 }
 
 std::unique_ptr<tensorflow::Master> StarwireServer::CreateMaster(tensorflow::MasterEnv* master_env) {

@@ -8,14 +8,15 @@
 #include <string>
 
 #include "cc/base/compat.h"
+#include "cc/base/compat_server.h"
 #include "cc/server/engine.h"
+#include "cc/star/handles.h"
 #include "cc/worker/worker.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
 
 namespace starwire {
 
-class EagerHandles;
 class HandleBoard;
 class PartitionGraphs;
 class WorkerCaches;
@@ -32,8 +33,7 @@ struct OwnDevices {
 // our data port.
 class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
  public:
-  static Status Create(const std::string& protocol, const tensorflow::ServerDef& def,
-                       const tensorflow::ServerFactory::Options& options,
+  static Status Create(const std::string& protocol, const tensorflow::ServerDef& def, const FactoryOptions& options,
                        std::unique_ptr<tensorflow::ServerInterface>* out);
   ~StarwireServer() override;
 
@@ -42,9 +42,10 @@ class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
   // servers) rely on the server to live on. A server that was abandoned this way is shut down when another one needs
   // its port. A second call is never accidental: it is a ShutDown() (starwire.stop() in Python).
   Status Stop() override;
-  Status AddMasterEagerContextToEagerService(ContextId context_id, tensorflow::EagerContext* context) override;
-  Status UpdateServerDef(const tensorflow::ServerDef& def) override;
-  Status StopCoordinationService() override;
+  // Without `override`: 1.15 does not have them.
+  Status AddMasterEagerContextToEagerService(ContextId context_id, tensorflow::EagerContext* context);
+  Status UpdateServerDef(const tensorflow::ServerDef& def);
+  Status StopCoordinationService();
 
   // Ends the server: first the data port, then TensorFlow's port, and every thread of both. Idempotent.
   Status ShutDown();
@@ -70,7 +71,7 @@ class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
   const std::shared_ptr<WorkerCaches> caches_;
   const std::shared_ptr<PartitionGraphs> partitions_;
   const std::shared_ptr<HandleBoard> board_;
-  std::unique_ptr<EagerHandles> eager_handles_;
+  std::unique_ptr<HandleSource> eager_handles_;
   StarwireWorker* worker_ = nullptr;                 // owned by GrpcServer
   tensorflow::MasterEnv* own_master_env_ = nullptr;  // never freed: see local_masters.h
   bool initialised_ = false;

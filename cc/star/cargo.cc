@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "cc/base/compat_tensor.h"
 #include "cc/base/guard.h"
 #include "cc/star/wire.h"
 #include "cc/tensor/codec.h"
@@ -318,8 +319,7 @@ Status CargoIn::Prepare(sw_bytes table, size_t n, const uint64_t* lens, uint32_t
       [&](size_t part, size_t first, size_t end) {
         Member& member = members_[first];
         if (end == first + 1 && member.encoding == TensorEncoding::kRaw && member.bytes >= kScatterMinBytes) {
-          tensorflow::AllocationAttributes attributes;
-          attributes.retry_on_failure = false;
+          const PromptAllocation attributes;
           Allocator* prompt = PromptAllocator(allocator, member.bytes);
           if (prompt == nullptr) return OutOfMemory(member.bytes);
           own_.emplace_back(prompt, member.dtype, member.shape, attributes);

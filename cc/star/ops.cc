@@ -3,6 +3,8 @@
 #include <memory>
 #include <utility>
 
+#include "cc/base/compat_executor.h"
+#include "cc/base/compat_session.h"
 #include "cc/base/register_kernel.h"
 #include "cc/base/status_codec.h"
 #include "cc/rendezvous/rendezvous.h"
@@ -33,7 +35,7 @@ using tensorflow::OpKernelContext;
 class StarCallKernel : public AsyncOpKernel {
  public:
   explicit StarCallKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
-    int64_t incarnation = 0, number = 0;
+    Int64 incarnation = 0, number = 0;
     OP_REQUIRES_OK(context, context->GetAttr("plan", &callee_.plan));
     OP_REQUIRES_OK(context, context->GetAttr("task", &callee_.task));
     OP_REQUIRES_OK(context, context->GetAttr("incarnation", &incarnation));
@@ -110,7 +112,7 @@ class StarCallKernel : public AsyncOpKernel {
   Status NameHandles(const StepHandles& handles, tensorflow::Tensor* names) const {
     *names = tensorflow::Tensor(tensorflow::DT_INT64,
                                 tensorflow::TensorShape({1 + 2 * static_cast<int64_t>(handles_.size())}));
-    auto flat = names->flat<int64_t>();
+    auto flat = names->flat<Int64>();
     flat(0) = static_cast<int64_t>(handles.context_id);
     int64_t at = 1;
     for (const int32_t argument : handles_) {
@@ -135,7 +137,7 @@ class StarCallKernel : public AsyncOpKernel {
       return MakeStatus(kFailedPrecondition,
                         "starwire: " + name() + " can only run in a session of a star_server server");
     }
-    const auto cache = session->GetSharedWorkerCache();
+    const auto cache = SharedWorkerCacheOf(*session);
     *board = rendezvous->board();
     auto* worker = dynamic_cast<RemoteWorker*>(cache->GetOrCreateWorker(callee_.task));
     if (worker == nullptr) {
@@ -144,7 +146,7 @@ class StarCallKernel : public AsyncOpKernel {
     }
     if (!worker->status().ok()) return worker->status();
     where->channel = worker->shared_channel();
-    where->session = session->session_name();
+    where->session = SessionNameOf(*session);
     where->step_id = context->step_id();
     if (uses_slots_) where->step = rendezvous->State<StarStep>();
     where->allocator = context->device()->GetAllocator(tensorflow::AllocatorAttributes());
@@ -199,8 +201,8 @@ void SetAttributes(const StarCallSpec& spec, tensorflow::NodeDef* def) {
   tensorflow::AddNodeAttr("Tout", spec.outputs, def);
   tensorflow::AddNodeAttr("plan", spec.plan, def);
   tensorflow::AddNodeAttr("task", spec.task, def);
-  tensorflow::AddNodeAttr("incarnation", static_cast<int64_t>(spec.incarnation), def);
-  tensorflow::AddNodeAttr("number", static_cast<int64_t>(spec.number), def);
+  tensorflow::AddNodeAttr("incarnation", static_cast<Int64>(spec.incarnation), def);
+  tensorflow::AddNodeAttr("number", static_cast<Int64>(spec.number), def);
   tensorflow::AddNodeAttr("feeds", spec.feeds, def);
   tensorflow::AddNodeAttr("keeps", spec.keeps, def);
   tensorflow::AddNodeAttr("returns", spec.returns, def);
@@ -210,8 +212,10 @@ void SetAttributes(const StarCallSpec& spec, tensorflow::NodeDef* def) {
 }
 
 void RegisterStarOps() {
-  tensorflow::OpRegistry::Global()->Register([](tensorflow::OpRegistrationData* data) {
-    return tensorflow::OpDefBuilder(kStarCallOp)
+  tensorflow::OpRegistry::Global()->Register([](tensorflow::OpRegistrationData* data) -> Status {
+    tensorflow::OpDefBuilder builder(kStarCallOp);
+    // Otherwise the executor turns Unavailable into Internal, and no session recovers.
+    return MarkCommunication(&builder)
         .Input("inputs: Tin")
         .Output("outputs: Tout")
         .Attr("Tin: list(type) >= 0")
@@ -227,8 +231,6 @@ void RegisterStarOps() {
         .Attr("handles: list(int) = []")
         .Attr("function: string = ''")
         .SetIsStateful()
-        // Otherwise the executor turns Unavailable into Internal, and no session recovers.
-        .SetIsDistributedCommunication()
         .SetShapeFn(tensorflow::shape_inference::UnknownShape)
         .Doc("A parameter server's part of a graph: takes its feeds there, and brings its fetches back.")
         .Finalize(data);

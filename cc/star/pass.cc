@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/compat_session.h"
 #include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
 #include "cc/graph/description.h"
@@ -143,8 +144,9 @@ void Exclude(const GraphDescription& description, const std::set<std::string>& t
 
 // Where a function is called.
 std::string CallingTask(const tensorflow::GraphOptimizationPassOptions& options) {
-  if (options.default_function_device != nullptr && options.default_function_device->IsLocal()) {
-    return TaskOf(options.default_function_device->name());
+  const tensorflow::Device* called = DefaultDeviceOf(options);
+  if (called != nullptr && called->IsLocal()) {
+    return TaskOf(called->name());
   }
   for (const tensorflow::Device* device : options.device_set->devices()) {
     if (device->IsLocal()) return TaskOf(device->name());
@@ -173,7 +175,7 @@ class StarPass : public tensorflow::GraphOptimizationPass {
     }
     const tensorflow::ConfigProto& config = options.session_options->config;
     StarCaller caller;
-    caller.is_function = options.is_function_graph;
+    caller.is_function = IsFunctionGraph(options);
     caller.style = caller.is_function ? FunctionStyleOf(config) : StarStyleOf(config);
     const tensorflow::DataType wire_dtype = caller.is_function ? tensorflow::DT_INVALID : WireDtypeOf(config);
     if (caller.style == StarStyle::kNone) return Narrow(options.graph->get(), *options.device_set, wire_dtype);

@@ -208,7 +208,7 @@ bool CanCopyRows(tensorflow::DataType type) {
 
 void RegisterRowOps() {
   auto* ops = tensorflow::OpRegistry::Global();
-  ops->Register([](tensorflow::OpRegistrationData* data) {
+  ops->Register([](tensorflow::OpRegistrationData* data) -> Status {
     return tensorflow::OpDefBuilder(kUniqueIdsOp)
         .Input("ids: Tids")
         .Output("unique: Tids")
@@ -218,7 +218,7 @@ void RegisterRowOps() {
         .Doc("Each id once, in the order of its first appearance, and where each input went.")
         .Finalize(data);
   });
-  ops->Register([](tensorflow::OpRegistrationData* data) {
+  ops->Register([](tensorflow::OpRegistrationData* data) -> Status {
     return tensorflow::OpDefBuilder(kCopyRowsOp)
         .Input("rows: T")
         .Input("positions: int32")
@@ -228,7 +228,7 @@ void RegisterRowOps() {
         .Doc("The row at each position.")
         .Finalize(data);
   });
-  ops->Register([](tensorflow::OpRegistrationData* data) {
+  ops->Register([](tensorflow::OpRegistrationData* data) -> Status {
     return tensorflow::OpDefBuilder(kSumRowsOp)
         .Input("ids: Tids")
         .Input("rows: T")
@@ -242,7 +242,7 @@ void RegisterRowOps() {
         .Finalize(data);
   });
   RegisterUniqueIds<int32_t>();
-  RegisterUniqueIds<int64_t>();
+  RegisterUniqueIds<Int64>();
   RegisterSumRows<float>();
   RegisterSumRows<double>();
   tensorflow::KernelDefBuilder copies(kCopyRowsOp);

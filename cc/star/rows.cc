@@ -71,11 +71,11 @@ bool IsConstant(const Node& node, int number, int64_t expected) {
   if (!Input(node, number, &from) || from.node->type_string() != "Const" || HasControlEdges(*from.node)) return false;
   if (!tensorflow::GetNodeAttr(from.node->attrs(), "value", &value).ok() || value.NumElements() != 1) return false;
   if (value.dtype() == tensorflow::DT_INT32) return value.flat<int32_t>()(0) == expected;
-  return value.dtype() == tensorflow::DT_INT64 && value.flat<int64_t>()(0) == expected;
+  return value.dtype() == tensorflow::DT_INT64 && value.flat<Int64>()(0) == expected;
 }
 
 bool AttributeIs(const Node& node, const char* name, int64_t expected) {
-  int64_t value = 0;
+  Int64 value = 0;
   return tensorflow::GetNodeAttr(node.attrs(), name, &value).ok() && value == expected;
 }
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "cc/base/compat_executor.h"
 #include "cc/base/guard.h"
 #include "cc/base/status_codec.h"
 #include "cc/star/service.h"
@@ -156,7 +157,7 @@ Status StarRun::FindHandles(bool* late) {
   if (service_->handles_ == nullptr) {
     return MakeStatus(kFailedPrecondition, "starwire: " + service_->task_ + " has no eager contexts");
   }
-  const auto flat = names->flat<int64_t>();
+  const auto flat = names->flat<Int64>();
   std::vector<std::pair<int64_t, int32_t>> wanted;
   for (size_t i = 0; i < n; ++i) wanted.emplace_back(flat(1 + 2 * i), static_cast<int32_t>(flat(2 + 2 * i)));
   std::vector<tensorflow::Tensor> handles;
@@ -195,7 +196,7 @@ void StarRun::Go() {
     args.step_container = &service_->no_container_;
   }
   if (plan_->needs_rendezvous()) {
-    rendezvous_ = new tensorflow::RefCountedIntraProcessRendezvous(plan_->device_mgr());
+    rendezvous_ = new LocalRendezvous(plan_->device_mgr());
     args.rendezvous = rendezvous_;
   }
   if (wants_trace_) {

@@ -144,7 +144,7 @@ Status StarSplit::MakePlan(Call* call) {
     def->set_device(call->device);
     const Output& output = call->feeds[i];
     tensorflow::AddNodeAttr("T", TypeOf(*description_.node(output.first), output.second), def);
-    tensorflow::AddNodeAttr("index", static_cast<int64_t>(i), def);
+    tensorflow::AddNodeAttr("index", static_cast<Int64>(i), def);
   }
   for (uint32_t node : nodes) {
     Status status = AddToPlan(*call, node, &plan);
@@ -159,7 +159,7 @@ Status StarSplit::MakePlan(Call* call) {
     def->set_device(call->device);
     def->add_input(NameOf(output.first) + ":" + std::to_string(output.second));
     tensorflow::AddNodeAttr("T", TypeOf(*description_.node(output.first), output.second), def);
-    tensorflow::AddNodeAttr("index", static_cast<int64_t>(i), def);
+    tensorflow::AddNodeAttr("index", static_cast<Int64>(i), def);
   }
   if (!tensorflow::SerializeToStringDeterministic(plan, &call->spec.plan)) {
     return MakeStatus(kInternal,
@@ -180,7 +180,7 @@ void StarSplit::AddHandle(uint32_t number, Call* call, NodeDef* def) const {
 // TensorFlow gives the component function of a device the arguments there, in the order of the whole function's.
 int32_t StarSplit::ArgumentNumber(uint32_t number) const {
   const auto index_of = [](const Node* node) {
-    int64_t index = 0;
+    Int64 index = 0;
     tensorflow::TryGetNodeAttr(node->attrs(), "index", &index);
     return index;
   };

@@ -1,5 +1,7 @@
 #include "cc/star/switch.h"
 
+#include "cc/base/compat.h"
+
 namespace starwire {
 namespace {
 
@@ -39,6 +41,7 @@ bool OptsOutOfStar(const tensorflow::ConfigProto& config) {
   return found != config.device_count().end() && found->second == 0;
 }
 
+#if STARWIRE_EAGER_PORT
 void MarkFunctions(StarStyle style, tensorflow::eager::EnqueueRequest* request) {
   if (style == StarStyle::kNone) return;
   tensorflow::ConfigProto mark;
@@ -50,6 +53,8 @@ void MarkFunctions(StarStyle style, tensorflow::eager::EnqueueRequest* request) 
     if (config != item.mutable_operation()->mutable_attrs()->end()) mark.AppendToString(config->second.mutable_s());
   }
 }
+
+#endif
 
 StarStyle FunctionStyleOf(const tensorflow::ConfigProto& config) {
   return OptsOutOfStar(config) ? StarStyle::kNone : StyleOf(config, kFunctionMark);

@@ -23,8 +23,12 @@ class Supply : public tensorflow::SubAllocator {
   explicit Supply(const sw_arena& arena)
       : SubAllocator({}, {}), next_(reinterpret_cast<uintptr_t>(arena.data)), end_(next_ + arena.len) {}
 
-  // The caller holds a lock.
-  void* Alloc(size_t alignment, size_t bytes, size_t* received) override {
+  // The caller holds a lock. Without `override`: 1.15 has the first and third only, 2.x the others.
+  void* Alloc(size_t alignment, size_t bytes) {
+    size_t received = 0;
+    return Alloc(alignment, bytes, &received);
+  }
+  void* Alloc(size_t alignment, size_t bytes, size_t* received) {
     const uintptr_t mask = std::max<uintptr_t>(alignment, 1) - 1;
     const uintptr_t begin = (next_ + mask) & ~mask;
     *received = 0;
@@ -34,30 +38,24 @@ class Supply : public tensorflow::SubAllocator {
     return reinterpret_cast<void*>(begin);
   }
   void Free(void*, size_t) override {}
-  bool SupportsCoalescing() const override { return true; }
+  bool SupportsCoalescing() const { return true; }
 
  private:
   uintptr_t next_;
   const uintptr_t end_;
 };
 
-BFCAllocator::Options PieceOptions() {
-  BFCAllocator::Options options;
-  options.allow_growth = true;
-  options.allow_retry_on_failure = false;
-  return options;
-}
-
 std::atomic<ArenaAllocator*> the_allocator{nullptr};
 
 }  // namespace
 
 ArenaAllocator::ArenaAllocator(const sw_arena& arena, Allocator* base)
-    : begin_(reinterpret_cast<uintptr_t>(arena.data)),
+    : HostAllocator(base),
+      begin_(reinterpret_cast<uintptr_t>(arena.data)),
       end_(begin_ + arena.len),
       min_bytes_(arena.min_bytes),
       base_(base),
-      pieces_(std::make_unique<Supply>(arena), arena.len, "starwire_arena_pieces", PieceOptions()) {}
+      pieces_(NewPieces<BFCAllocator>(std::make_unique<Supply>(arena), arena.len, "starwire_arena_pieces")) {}
 
 ArenaAllocator* ArenaAllocator::ForProtocol(const std::string& protocol, Allocator* base) {
   sw_arena arena;
@@ -93,9 +91,7 @@ void* ArenaAllocator::AllocateRaw(size_t alignment, size_t bytes, const Allocati
 void* ArenaAllocator::AllocateInArena(size_t alignment, size_t bytes) {
   if (bytes < min_bytes_) return nullptr;
   // Otherwise TensorFlow would log up to ten times that the arena is full.
-  AllocationAttributes quietly;
-  quietly.retry_on_failure = false;
-  return pieces_.AllocateRaw(alignment, bytes, quietly);
+  return pieces_.AllocateRaw(alignment, bytes, PromptAllocation());
 }
 
 void ArenaAllocator::DeallocateRaw(void* memory) {

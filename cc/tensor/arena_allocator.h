@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cc/base/compat.h"
+#include "cc/base/compat_tensor.h"
 #include "include/starwire.h"
 #include "tensorflow/core/common_runtime/bfc_allocator.h"
 #include "tensorflow/core/framework/allocator.h"
@@ -16,7 +17,7 @@ namespace starwire {
 
 // Places large tensors in the arena (sw_arena), whose pages an RDMA device may keep registered. Small ones, and those
 // that do not fit, come from another allocator.
-class ArenaAllocator : public tensorflow::Allocator {
+class ArenaAllocator : public HostAllocator {
  public:
   // The allocator of this process, never destroyed. Null if servers of this protocol have no arena. Only the first call
   // uses `base`.
@@ -34,7 +35,6 @@ class ArenaAllocator : public tensorflow::Allocator {
   void* AllocateRaw(size_t alignment, size_t bytes) override;
   void* AllocateRaw(size_t alignment, size_t bytes, const tensorflow::AllocationAttributes& attributes) override;
   void DeallocateRaw(void* memory) override;
-  tensorflow::AllocatorMemoryType GetMemoryType() const override { return base_->GetMemoryType(); }
 
   // Null if `bytes` is too small to benefit, or if there is no room. Never waits. Freed by DeallocateRaw().
   void* AllocateInArena(size_t alignment, size_t bytes);

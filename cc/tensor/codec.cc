@@ -7,6 +7,7 @@
 #include <new>
 #include <string>
 
+#include "cc/base/compat_tensor.h"
 #include "cc/base/guard.h"
 #include "cc/tensor/objects.h"
 #include "cc/tensor/prompt_allocator.h"
@@ -271,8 +272,7 @@ Status TensorReceiver::Prepare(sw_bytes meta, size_t n, const uint64_t* lens, Al
       tensor_ = Tensor(allocator, header_.dtype, header_.shape);
     }
   } else if (header_.encoding == TensorEncoding::kRaw) {
-    tensorflow::AllocationAttributes attributes;
-    attributes.retry_on_failure = false;
+    const PromptAllocation attributes;
     tensor_ = Tensor(allocator, header_.dtype, header_.shape, attributes);
     if (!tensor_.IsInitialized()) return NoMemory(total, header_.dtype, header_.shape);
     base = static_cast<uint8_t*>(tensorflow::DMAHelper::base(&tensor_));

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "cc/base/compat_tensor.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/tstring.h"
 
@@ -71,9 +72,9 @@ Status ReadDataType(const uint8_t* at, DataType* dtype) {
 
 Status ReadShape(const uint8_t* at, size_t dims, TensorShape* shape) {
   if (dims > kMaxDims) return Malformed(std::to_string(dims) + " dimensions");
-  int64_t sizes[kMaxDims];
+  Int64 sizes[kMaxDims];
   for (size_t i = 0; i < dims; ++i) sizes[i] = Get<int64_t>(at + 8 * i);
-  const Status status = TensorShape::BuildTensorShape({sizes, dims}, shape);
+  const Status status = BuildShape(sizes, dims, shape);
   return status.ok() ? OkStatus() : Malformed(StatusMessage(status));
 }
 

@@ -14,7 +14,6 @@
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/platform/tstring.h"
-#include "tensorflow/core/protobuf/eager_service.pb.h"
 #include "tensorflow/core/protobuf/named_tensor.pb.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
 
@@ -78,7 +77,6 @@ uint64_t CostOf(Kind kind) {
 }
 
 std::optional<Kind> ChildOf(Kind kind, uint64_t field) {
-  namespace eager = tensorflow::eager;
   switch (kind) {
     case Kind::kTensor:
       if (field == TensorProto::kVariantValFieldNumber) return Kind::kVariant;
@@ -100,42 +98,42 @@ std::optional<Kind> ChildOf(Kind kind, uint64_t field) {
       if (field == tensorflow::RecvTensorResponse::kTensorFieldNumber) return Kind::kTensor;
       break;
     case Kind::kEnqueueRequest:
-      if (field == eager::EnqueueRequest::kQueueFieldNumber) return Kind::kQueueItem;
+      if (field == eager_fields::kEnqueueQueue) return Kind::kQueueItem;
       break;
     case Kind::kQueueItem:
-      if (field == eager::QueueItem::kOperationFieldNumber) return Kind::kOperation;
-      if (field == eager::QueueItem::kSendTensorFieldNumber) return Kind::kSentTensors;
-      if (field == eager::QueueItem::kSendPackedHandleFieldNumber) return Kind::kPackedHandle;
+      if (field == eager_fields::kItemOperation) return Kind::kOperation;
+      if (field == eager_fields::kItemSendTensor) return Kind::kSentTensors;
+      if (field == eager_fields::kItemSendPackedHandle) return Kind::kPackedHandle;
       break;
     case Kind::kOperation:
-      if (field == eager::Operation::kOpInputsFieldNumber) return Kind::kInput;
+      if (field == eager_fields::kOperationInputs) return Kind::kInput;
       break;
     case Kind::kInput:
-      if (field == eager::Operation::Input::kTensorFieldNumber) return Kind::kTensor;
+      if (field == eager_fields::kInputTensor) return Kind::kTensor;
       break;
     case Kind::kSentTensors:
-      if (field == eager::SendTensorOp::kTensorsFieldNumber) return Kind::kTensor;
+      if (field == eager_fields::kSentTensors) return Kind::kTensor;
       break;
     case Kind::kPackedHandle:
-      if (field == eager::SendPackedHandleOp::kHandlesFieldNumber) return Kind::kPackedItem;
+      if (field == eager_fields::kPackedHandles) return Kind::kPackedItem;
       break;
     case Kind::kPackedItem:
-      if (field == eager::SendPackedHandleOp::Handle::kLocalHandleFieldNumber) return Kind::kLocalHandle;
+      if (field == eager_fields::kLocalHandle) return Kind::kLocalHandle;
       break;
     case Kind::kLocalHandle:
-      if (field == eager::SendPackedHandleOp::LocalTensorHandle::kTensorFieldNumber) return Kind::kTensor;
+      if (field == eager_fields::kLocalHandleTensor) return Kind::kTensor;
       break;
     case Kind::kEnqueueResponse:
-      if (field == eager::EnqueueResponse::kQueueResponseFieldNumber) return Kind::kQueueResponse;
+      if (field == eager_fields::kEnqueueResponses) return Kind::kQueueResponse;
       break;
     case Kind::kQueueResponse:
-      if (field == eager::QueueResponse::kTensorFieldNumber) return Kind::kTensor;
+      if (field == eager_fields::kResponseTensor) return Kind::kTensor;
       break;
     case Kind::kComponentRequest:
-      if (field == eager::RunComponentFunctionRequest::kOperationFieldNumber) return Kind::kOperation;
+      if (field == eager_fields::kComponentOperation) return Kind::kOperation;
       break;
     case Kind::kComponentResponse:
-      if (field == eager::RunComponentFunctionResponse::kTensorFieldNumber) return Kind::kTensor;
+      if (field == eager_fields::kComponentTensor) return Kind::kTensor;
       break;
     case Kind::kHandle:
       break;

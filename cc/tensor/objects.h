@@ -86,6 +86,24 @@ Status CheckTensors(const NamedTensors& tensors, uint64_t message_bytes) {
   return OkStatus();
 }
 
+// The numbers of the fields of TensorFlow's eager runtime that lead to tensors. TensorFlow 1 does not know all of them.
+namespace eager_fields {
+inline constexpr int kEnqueueQueue = 3;
+inline constexpr int kItemOperation = 2;
+inline constexpr int kItemSendTensor = 3;
+inline constexpr int kItemSendPackedHandle = 7;
+inline constexpr int kOperationInputs = 10;
+inline constexpr int kInputTensor = 2;
+inline constexpr int kSentTensors = 2;
+inline constexpr int kPackedHandles = 2;
+inline constexpr int kLocalHandle = 1;
+inline constexpr int kLocalHandleTensor = 1;
+inline constexpr int kEnqueueResponses = 1;
+inline constexpr int kResponseTensor = 2;
+inline constexpr int kComponentOperation = 2;
+inline constexpr int kComponentTensor = 2;
+}  // namespace eager_fields
+
 }  // namespace starwire
 
 #endif  // STARWIRE_CC_TENSOR_OBJECTS_H_

@@ -3,6 +3,7 @@
 #include <limits>
 #include <new>
 
+#include "cc/base/compat_tensor.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
 
 namespace starwire {
@@ -56,8 +57,7 @@ Slab* Slab::New(tensorflow::Allocator* allocator, uint64_t bytes, size_t pieces)
   if (bytes > std::numeric_limits<size_t>::max() / 2) return nullptr;
   uint8_t* data = nullptr;
   if (bytes != 0) {
-    tensorflow::AllocationAttributes attributes;
-    attributes.retry_on_failure = false;
+    const PromptAllocation attributes;
     data = static_cast<uint8_t*>(allocator->AllocateRaw(kAlignment, bytes, attributes));
     if (data == nullptr) return nullptr;
   }

@@ -113,7 +113,7 @@ bool ReadIntegers(const TensorProto& proto, std::vector<int64_t>* out) {
   out->resize(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) {
     (*out)[static_cast<size_t>(i)] =
-        proto.dtype() == tensorflow::DT_INT32 ? tensor.flat<int32_t>()(i) : tensor.flat<int64_t>()(i);
+        proto.dtype() == tensorflow::DT_INT32 ? tensor.flat<int32_t>()(i) : tensor.flat<Int64>()(i);
   }
   return true;
 }

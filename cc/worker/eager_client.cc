@@ -43,7 +43,7 @@ bool IsMissing(const Status& status) {
 
 }  // namespace
 
-EagerPortClient::EagerPortClient(RefCountPtr<EagerClient> stock, std::unique_ptr<RemoteWorker> worker,
+EagerPortClient::EagerPortClient(RefCountPtr<EagerClient> stock, std::unique_ptr<RemoteEager> worker,
                                  std::string target, std::shared_ptr<HandleBoard> board)
     : stock_(std::move(stock)), worker_(std::move(worker)), target_(std::move(target)), board_(std::move(board)) {}
 
@@ -255,13 +255,39 @@ Status EagerPortClientCache::GetClient(const std::string& target, RefCountPtr<Ea
     RefCountPtr<EagerClient> made;
     Status status = stock_->GetClient(target, &made);
     if (!status.ok()) return status;
-    std::unique_ptr<RemoteWorker> worker = open_(target);
+    std::unique_ptr<RemoteEager> worker = open_(target);
     if (worker != nullptr) made.reset(new EagerPortClient(std::move(made), std::move(worker), target, board_));
     found = clients_.emplace(target, std::move(made)).first;
   }
   found->second->Ref();
   client->reset(found->second.get());
   return OkStatus();
+}
+
+void HandleBoard::Put(const std::string& function, const tensorflow::eager::RunComponentFunctionRequest& request) {
+  const auto& operation = request.operation();
+  auto handles = std::make_shared<StepHandles>();
+  handles->context_id = request.context_id();
+  handles->names.reserve(operation.op_inputs_size());
+  for (const auto& input : operation.op_inputs()) {
+    StepHandles::Name name;
+    const auto& handle = input.remote_handle();
+    // TensorFlow takes a handle that is elsewhere for another one of this task, or fetches it: neither has this name.
+    const bool is_there = input.has_remote_handle() &&
+                          (handle.op_device() == operation.device() || handle.device() == operation.device());
+    if (is_there) name = {handle.op_id(), handle.output_num()};
+    handles->names.push_back(name);
+  }
+  std::map<uint64_t, Waiting> waiting;
+  const Found found = std::move(handles);
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    Entry& entry =
+        entries_[{EagerSessionOf(request.context_id()), operation.func_step_id(), operation.device(), function}];
+    entry.found = found;
+    waiting.swap(entry.waiting);
+  }
+  for (auto& one : waiting) Answer(std::move(one.second), OkStatus(), found);
 }
 
 }  // namespace starwire

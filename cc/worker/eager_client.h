@@ -10,8 +10,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "cc/base/compat.h"
-#include "cc/worker/remote_worker.h"
+#include "cc/base/compat_server.h"
+#include "cc/worker/remote_eager.h"
 #include "cc/worker/step_handles.h"
 #include "tensorflow/core/distributed_runtime/eager/eager_client.h"
 
@@ -29,7 +29,7 @@ class EagerPortClient : public tensorflow::eager::EagerClient {
  public:
   // `board` is told which handles the steps of component functions have.
   EagerPortClient(tensorflow::core::RefCountPtr<tensorflow::eager::EagerClient> stock,
-                  std::unique_ptr<RemoteWorker> worker, std::string target, std::shared_ptr<HandleBoard> board);
+                  std::unique_ptr<RemoteEager> worker, std::string target, std::shared_ptr<HandleBoard> board);
   ~EagerPortClient() override;
 
   void CreateContextAsync(const tensorflow::eager::CreateContextRequest* request,
@@ -91,7 +91,7 @@ class EagerPortClient : public tensorflow::eager::EagerClient {
   tensorflow::StatusCallback Held(tensorflow::StatusCallback done);
 
   const tensorflow::core::RefCountPtr<tensorflow::eager::EagerClient> stock_;
-  const std::unique_ptr<RemoteWorker> worker_;
+  const std::unique_ptr<RemoteEager> worker_;
   std::atomic<Offer> offer_{Offer::kUnknown};
   std::atomic<int64_t> streamed_{0};  // requests on the stream that are not answered yet
   const std::string target_;          // a task or one of its devices
@@ -104,7 +104,7 @@ class EagerPortClient : public tensorflow::eager::EagerClient {
 class EagerPortClientCache : public tensorflow::eager::EagerClientCache {
  public:
   // Null for a task that TensorFlow's client serves alone.
-  using Open = std::function<std::unique_ptr<RemoteWorker>(const std::string& target)>;
+  using Open = std::function<std::unique_ptr<RemoteEager>(const std::string& target)>;
   EagerPortClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache> stock, Open open,
                        std::shared_ptr<HandleBoard> board);
   ~EagerPortClientCache() override;

@@ -18,6 +18,23 @@ using tensorflow::eager::RunComponentFunctionResponse;
 
 namespace {
 
+using tensorflow::eager::QueueItem;
+using tensorflow::eager::SendPackedHandleOp;
+static_assert(EnqueueRequest::kQueueFieldNumber == eager_fields::kEnqueueQueue);
+static_assert(QueueItem::kOperationFieldNumber == eager_fields::kItemOperation);
+static_assert(QueueItem::kSendTensorFieldNumber == eager_fields::kItemSendTensor);
+static_assert(QueueItem::kSendPackedHandleFieldNumber == eager_fields::kItemSendPackedHandle);
+static_assert(Operation::kOpInputsFieldNumber == eager_fields::kOperationInputs);
+static_assert(Operation::Input::kTensorFieldNumber == eager_fields::kInputTensor);
+static_assert(tensorflow::eager::SendTensorOp::kTensorsFieldNumber == eager_fields::kSentTensors);
+static_assert(SendPackedHandleOp::kHandlesFieldNumber == eager_fields::kPackedHandles);
+static_assert(SendPackedHandleOp::Handle::kLocalHandleFieldNumber == eager_fields::kLocalHandle);
+static_assert(SendPackedHandleOp::LocalTensorHandle::kTensorFieldNumber == eager_fields::kLocalHandleTensor);
+static_assert(EnqueueResponse::kQueueResponseFieldNumber == eager_fields::kEnqueueResponses);
+static_assert(tensorflow::eager::QueueResponse::kTensorFieldNumber == eager_fields::kResponseTensor);
+static_assert(RunComponentFunctionRequest::kOperationFieldNumber == eager_fields::kComponentOperation);
+static_assert(RunComponentFunctionResponse::kTensorFieldNumber == eager_fields::kComponentTensor);
+
 // Each calls `visit(tensor)` for every tensor of the message, until it returns false; false if one did.
 template <typename Visit>
 bool ForEachTensor(const Operation& operation, const Visit& visit) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cc/base/compat.h"
+#include "cc/base/compat_server.h"
 #include "cc/base/guard.h"
 #include "tensorflow/core/common_runtime/buf_rendezvous.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -106,16 +107,15 @@ void ServeRecvBuf(tensorflow::WorkerEnv* env, const RecvBufRequest* request, Out
                                                   /*inherit_ref=*/true);
   // Without a cancellation manager: a consumer that gives up does not withdraw from the rendezvous, and the producer
   // would wait forever.
-  executor.get()->remote_access()->buf_rendezvous()->ConsumeBuf(
-      request->buf_rendezvous_key(), request->src_device(), request->src_incarnation(),
-      [env, request, out, done = std::move(done)](const Status& status, BufRendezvous::Hook* hook) {
-        if (status.ok()) {
-          Send(env, *request, hook, out, done);
-        } else {
-          done(status);
-        }
-      },
-      /*cancellation_manager=*/nullptr);
+  ConsumeBuf(executor.get()->remote_access()->buf_rendezvous(), request->buf_rendezvous_key(), request->src_device(),
+             request->src_incarnation(),
+             [env, request, out, done = std::move(done)](const Status& status, BufRendezvous::Hook* hook) {
+               if (status.ok()) {
+                 Send(env, *request, hook, out, done);
+               } else {
+                 done(status);
+               }
+             });
 }
 
 }  // namespace starwire

@@ -8,10 +8,8 @@
 
 #include "cc/base/completion_batch.h"
 #include "cc/base/guard.h"
-#include "cc/base/methods.h"
 #include "cc/base/status_codec.h"
 #include "cc/tensor/objects.h"
-#include "cc/worker/eager_messages.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/tensor_coding.h"
 #include "tensorflow/core/lib/strings/str_util.h"
@@ -66,18 +64,17 @@ class Cancellation {
   bool wanted_ = false;
 };
 
-// Parses what a peer sent.
 using Parser = std::function<Status(sw_bytes reply)>;
 
-Status NotExpected(sw_bytes reply) {
+Status Unexpected(sw_bytes reply) {
   return MakeStatus(kInternal,
                     "the reply is not the expected protocol buffer (" + std::to_string(reply.len) + " bytes)");
 }
 
 // One call in progress. Belongs to the transport from sw_channel_call() to Done().
-class Call {
+class OneCall {
  public:
-  Call(std::shared_ptr<Channel> channel, std::string target, Parser parse, StatusCallback done, CallOptions* opts)
+  OneCall(std::shared_ptr<Channel> channel, std::string target, Parser parse, StatusCallback done, CallOptions* opts)
       : channel_(std::move(channel)),
         target_(std::move(target)),
         parse_(std::move(parse)),
@@ -112,8 +109,8 @@ class Call {
       cancellation = std::make_shared<Cancellation>(channel_);
       opts_->SetCancelCallback([cancellation] { cancellation->Cancel(); });
     }
-    static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&Call::Alloc>,
-                                         Guarded<&Call::Done, &Call::DoneThrew>};
+    static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&OneCall::Alloc>,
+                                         Guarded<&OneCall::Done, &OneCall::DoneThrew>};
     const std::shared_ptr<Channel> channel = channel_;  // `this` may be gone when sw_channel_call returns
     uint64_t id;
     if (size == 0) {
@@ -132,7 +129,7 @@ class Call {
 
  private:
   static sw_code Alloc(void* op, sw_bytes, size_t n, const uint64_t* lens, void** bufs) {
-    Call* call = static_cast<Call*>(op);
+    OneCall* call = static_cast<OneCall*>(op);
     if (call->into_) {
       if (n != 1 || lens[0] != call->expected_) {
         call->status_ = call->WrongSize(n == 1 ? lens[0] : 0);
@@ -153,7 +150,7 @@ class Call {
   }
 
   static void Done(void* op, const sw_result* result) {
-    Call* call = static_cast<Call*>(op);
+    OneCall* call = static_cast<OneCall*>(op);
     // An error from Alloc() comes back here; its original message has been stored.
     if (call->status_.ok()) call->status_ = StatusFromResult(*result, call->target_);
     const bool brief = call->brief_ && call->status_.ok() && call->size_ <= kBriefBytes;
@@ -162,7 +159,7 @@ class Call {
   }
 
   static void DoneThrew(const Status& thrown, void* op, const sw_result*) {
-    Call* call = static_cast<Call*>(op);
+    OneCall* call = static_cast<OneCall*>(op);
     call->status_ = thrown;
     call->Finish();
   }
@@ -208,7 +205,7 @@ class Call {
 
 Parser ParseInto(MessageLite* response) {
   return [response](sw_bytes reply) {
-    return response->ParseFromArray(reply.data, static_cast<int>(reply.len)) ? OkStatus() : NotExpected(reply);
+    return response->ParseFromArray(reply.data, static_cast<int>(reply.len)) ? OkStatus() : Unexpected(reply);
   };
 }
 
@@ -216,33 +213,12 @@ Parser ParseInto(tensorflow::RunGraphResponse* response) {
   return [response](sw_bytes reply) {
     Status status = CheckWire(reply, TensorCarrier::kRunGraphResponse);
     if (!status.ok()) return status;
-    if (!response->ParseFromArray(reply.data, static_cast<int>(reply.len))) return NotExpected(reply);
+    if (!response->ParseFromArray(reply.data, static_cast<int>(reply.len))) return Unexpected(reply);
     status = CheckTensors(response->recv(), reply.len);
     // Discard tensors that did not pass the check.
     if (!status.ok()) response->Clear();
     return status;
   };
-}
-
-template <typename Response>
-Parser ParseEager(TensorCarrier carrier, Response* response) {
-  return [carrier, response](sw_bytes reply) {
-    Status status = CheckWire(reply, carrier);
-    if (!status.ok()) return status;
-    if (!response->ParseFromArray(reply.data, static_cast<int>(reply.len))) return NotExpected(reply);
-    status = CheckTensorsOf(*response, reply.len);
-    if (!status.ok()) response->Clear();
-    return status;
-  };
-}
-
-// `send(request)`, or a copy of the request that the peer accepts.
-template <typename Request, typename Send>
-void WithPlainObjects(const Request& request, const Send& send) {
-  if (!HasOpaqueObjects(request)) return send(request);
-  Request copy(request);
-  SpellOutObjects(&copy);
-  send(copy);
 }
 
 }  // namespace
@@ -256,18 +232,29 @@ RemoteWorker::RemoteWorker(std::string target, Status status, tensorflow::Worker
 RemoteWorker::~RemoteWorker() = default;
 
 // Requests are serialised at once: TensorFlow may free them as soon as the completion has run.
-#define STARWIRE_START(method, request, parse, done, opts, flags)                                           \
-  do {                                                                                                      \
-    if (!status_.ok()) {                                                                                    \
-      (done)(status_);                                                                                      \
-    } else {                                                                                                \
-      (new Call(channel_, target_, (parse), std::move(done), (opts)))->Start((method), (request), (flags)); \
-    }                                                                                                       \
+#define STARWIRE_START(method, request, parse, done, opts, flags)                                              \
+  do {                                                                                                         \
+    if (!status_.ok()) {                                                                                       \
+      (done)(status_);                                                                                         \
+    } else {                                                                                                   \
+      (new OneCall(channel_, target_, (parse), std::move(done), (opts)))->Start((method), (request), (flags)); \
+    }                                                                                                          \
   } while (false)
 
 void RemoteWorker::GetStatusAsync(CallOptions* opts, const tensorflow::GetStatusRequest* request,
                                   tensorflow::GetStatusResponse* response, bool fail_fast, StatusCallback done) {
   STARWIRE_START(Method::kGetStatus, *request, ParseInto(response), done, opts, fail_fast ? 0 : SW_CALL_WAIT_FOR_READY);
+}
+
+void RemoteWorker::GetStatusAsync(const tensorflow::GetStatusRequest* request, tensorflow::GetStatusResponse* response,
+                                  StatusCallback done) {
+  GetStatusAsync(nullptr, request, response, /*fail_fast=*/false, std::move(done));
+}
+
+void RemoteWorker::GetStatusAsyncWithOptions(const tensorflow::GetStatusRequest* request,
+                                             tensorflow::GetStatusResponse* response, StatusCallback done,
+                                             CallOptions* opts) {
+  GetStatusAsync(opts, request, response, /*fail_fast=*/false, std::move(done));
 }
 
 void RemoteWorker::CreateWorkerSessionAsync(const tensorflow::CreateWorkerSessionRequest* request,
@@ -316,7 +303,7 @@ void RemoteWorker::CleanupGraphAsync(const tensorflow::CleanupGraphRequest* requ
   }
   // The step is over and its client waits for the next: the answer is empty and not needed, and there is no remedy for
   // a failure.
-  (new Call(
+  (new OneCall(
        channel_, target_, [](sw_bytes) { return OkStatus(); }, [](const Status&) {}, nullptr))
       ->Start(Method::kCleanupGraph, *request, 0);
   done(OkStatus());
@@ -334,7 +321,7 @@ void RemoteWorker::RecvTensorAsync(CallOptions* opts, const tensorflow::RecvTens
     tensorflow::RecvTensorResponse proto;
     Status status = CheckWire(reply, TensorCarrier::kRecvTensorResponse);
     if (!status.ok()) return status;
-    if (!proto.ParseFromArray(reply.data, static_cast<int>(reply.len))) return NotExpected(reply);
+    if (!proto.ParseFromArray(reply.data, static_cast<int>(reply.len))) return Unexpected(reply);
     status = CheckTensor(proto.tensor(), reply.len);
     return status.ok() || proto.is_dead() ? response->InitFrom(&proto) : status;
   };
@@ -384,7 +371,7 @@ void RemoteWorker::RecvBufAsync(CallOptions* opts, const tensorflow::RecvBufRequ
                                           " has no destination buffer"));
     return;
   }
-  auto* call = new Call(channel_, target_, nullptr, std::move(done), opts);
+  auto* call = new OneCall(channel_, target_, nullptr, std::move(done), opts);
   call->ReceiveInto(to, static_cast<size_t>(request->num_bytes()));
   call->Start(Method::kRecvBuf, *request, 0);
 }
@@ -404,23 +391,11 @@ void RemoteWorker::GetStepSequenceAsync(const tensorflow::GetStepSequenceRequest
   STARWIRE_START(Method::kGetStepSequence, *request, ParseInto(response), done, nullptr, 0);
 }
 
-void RemoteWorker::EagerEnqueueAsync(CallOptions* opts, const tensorflow::eager::EnqueueRequest* request,
-                                     tensorflow::eager::EnqueueResponse* response, StatusCallback done) {
-  const auto named = [target = target_, done = std::move(done)](const Status& s) { done(FromRemoteTarget(s, target)); };
-  WithPlainObjects(*request, [&](const tensorflow::eager::EnqueueRequest& sent) {
-    STARWIRE_START(Method::kEagerEnqueue, sent, ParseEager(TensorCarrier::kEnqueueResponse, response), named, opts, 0);
-  });
-}
+Status RemoteWorker::NotExpected(sw_bytes reply) { return Unexpected(reply); }
 
-void RemoteWorker::EagerRunComponentFunctionAsync(CallOptions* opts,
-                                                  const tensorflow::eager::RunComponentFunctionRequest* request,
-                                                  tensorflow::eager::RunComponentFunctionResponse* response,
-                                                  StatusCallback done) {
-  const auto named = [target = target_, done = std::move(done)](const Status& s) { done(FromRemoteTarget(s, target)); };
-  WithPlainObjects(*request, [&](const tensorflow::eager::RunComponentFunctionRequest& sent) {
-    STARWIRE_START(Method::kEagerRunComponentFunction, sent,
-                   ParseEager(TensorCarrier::kRunComponentFunctionResponse, response), named, opts, 0);
-  });
+void RemoteWorker::Call(Method method, const MessageLite& request, Parser parse, StatusCallback done,
+                        CallOptions* opts) {
+  STARWIRE_START(method, request, std::move(parse), done, opts, 0);
 }
 
 #undef STARWIRE_START

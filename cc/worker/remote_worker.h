@@ -2,13 +2,15 @@
 #ifndef STARWIRE_CC_WORKER_REMOTE_WORKER_H_
 #define STARWIRE_CC_WORKER_REMOTE_WORKER_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "cc/base/channel.h"
+#include "cc/base/methods.h"
+#include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_logger.h"
 #include "tensorflow/core/distributed_runtime/worker_interface.h"
-#include "tensorflow/core/protobuf/eager_service.pb.h"
 
 namespace starwire {
 
@@ -32,9 +34,13 @@ class RemoteWorker : public tensorflow::WorkerInterface {
   const std::string& target() const { return target_; }
   tensorflow::WorkerCacheLogger* logger() const { return logger_; }
 
+  // Without `override`: in 2.x TensorFlow has the first, in 1.15 the second, in DeepRec the second and third.
   void GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
-                      tensorflow::GetStatusResponse* response, bool fail_fast,
-                      tensorflow::StatusCallback done) override;
+                      tensorflow::GetStatusResponse* response, bool fail_fast, tensorflow::StatusCallback done);
+  void GetStatusAsync(const tensorflow::GetStatusRequest* request, tensorflow::GetStatusResponse* response,
+                      tensorflow::StatusCallback done);
+  void GetStatusAsyncWithOptions(const tensorflow::GetStatusRequest* request, tensorflow::GetStatusResponse* response,
+                                 tensorflow::StatusCallback done, tensorflow::CallOptions* opts);
   void CreateWorkerSessionAsync(const tensorflow::CreateWorkerSessionRequest* request,
                                 tensorflow::CreateWorkerSessionResponse* response,
                                 tensorflow::StatusCallback done) override;
@@ -70,13 +76,13 @@ class RemoteWorker : public tensorflow::WorkerInterface {
   void GetStepSequenceAsync(const tensorflow::GetStepSequenceRequest* request,
                             tensorflow::GetStepSequenceResponse* response, tensorflow::StatusCallback done) override;
 
-  // Of TensorFlow's EagerService. Errors name the task as TensorFlow's own client does.
-  virtual void EagerEnqueueAsync(tensorflow::CallOptions* opts, const tensorflow::eager::EnqueueRequest* request,
-                                 tensorflow::eager::EnqueueResponse* response, tensorflow::StatusCallback done);
-  virtual void EagerRunComponentFunctionAsync(tensorflow::CallOptions* opts,
-                                              const tensorflow::eager::RunComponentFunctionRequest* request,
-                                              tensorflow::eager::RunComponentFunctionResponse* response,
-                                              tensorflow::StatusCallback done);
+ protected:
+  // Parses what a peer sent.
+  using Parser = std::function<Status(sw_bytes reply)>;
+  static Status NotExpected(sw_bytes reply);
+  // `opts` may be null. The request is serialised at once.
+  void Call(Method method, const tensorflow::protobuf::MessageLite& request, Parser parse,
+            tensorflow::StatusCallback done, tensorflow::CallOptions* opts);
 
  private:
   const std::string target_;

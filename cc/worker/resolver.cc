@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/compat_server.h"
+#include "cc/base/errands.h"
 #include "cc/base/guard.h"
 #include "cc/base/status_codec.h"
 #include "cc/worker/advertisement.h"
@@ -26,6 +28,7 @@ struct Resolver::Query {
   tensorflow::GetStatusRequest request;
   tensorflow::GetStatusResponse response;
 
+  Task Key() const { return {task, address}; }
   std::string Who() const { return "task " + task + (address.empty() ? "" : " at " + address); }
 
   void Answer(const Status& status, const std::string& advertisement) {
@@ -83,17 +86,53 @@ void Resolver::Ask(std::shared_ptr<Query> query) {
     Answered(query, MakeStatus(kInternal, query->Who() + " has no gRPC channel"));
     return;
   }
+  if (!kStatusCallsEnd && !IsFirst(query)) return;
   query->opts.SetTimeout(kTimeoutMs);
-  query->worker->GetStatusAsync(
-      &query->opts, &query->request, &query->response, /*fail_fast=*/true,
-      [self = shared_from_this(), query](const Status& status) { self->Answered(query, status); });
+  AskStatus(query->worker, &query->opts, &query->request, &query->response,
+            [self = shared_from_this(), query](const Status& status) { self->Answered(query, status); });
+}
+
+bool Resolver::IsFirst(const std::shared_ptr<Query>& query) {
+  Errands::OfProcess()->RunAfter(std::chrono::milliseconds(kTimeoutMs), [self = shared_from_this(), query] {
+    self->GiveUp(query, "no answer within " + std::to_string(kTimeoutMs) + " ms");
+  });
+  std::lock_guard<std::mutex> lock(mu_);
+  const bool is_first = sharing_.count(query->Key()) == 0;
+  sharing_[query->Key()].insert(query);
+  return is_first;
+}
+
+void Resolver::GiveUp(const std::shared_ptr<Query>& query, const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto sharing = sharing_.find(query->Key());
+    if (sharing == sharing_.end() || sharing->second.erase(query) == 0) return;
+  }
+  Answer(query, *query, MakeStatus(kUnavailable, reason));
 }
 
 void Resolver::Answered(const std::shared_ptr<Query>& query, const Status& status) {
-  if (query->worker != nullptr) query->stock->ReleaseWorker(query->task, query->worker);
-  const std::string advertisement = status.ok() ? FindAdvertisement(query->response) : "";
+  std::set<std::shared_ptr<Query>> sharing = {query};
+  if (query->worker != nullptr) {
+    if (!kStatusCallsEnd) {
+      std::lock_guard<std::mutex> lock(mu_);
+      sharing = std::move(sharing_[query->Key()]);
+      sharing_.erase(query->Key());
+    }
+    query->stock->ReleaseWorker(query->task, query->worker);
+  }
+  if (kStatusCallsEnd) {
+    query->stock.reset();
+  } else {
+    // The last user of a cache of 1.15 waits for the cache's threads, and this is one of them.
+    Errands::OfProcess()->Run([stock = std::move(query->stock)] {});
+  }
+  for (const auto& one : sharing) Answer(one, *query, status);
+}
+
+void Resolver::Answer(const std::shared_ptr<Query>& query, const Query& asked, const Status& status) {
+  const std::string advertisement = status.ok() ? FindAdvertisement(asked.response) : "";
   if (!status.ok()) {
-    constexpr int kDeadlineExceeded = 4, kUnavailable = 14;
     const int code = StatusNumber(status) == kDeadlineExceeded ? kUnavailable : StatusNumber(status);
     query->Answer(
         MakeStatus(code, query->Who() + " does not answer GetStatus on its gRPC port: " + StatusMessage(status)), "");
@@ -107,7 +146,6 @@ void Resolver::Answered(const std::shared_ptr<Query>& query, const Status& statu
   } else {
     query->Answer(OkStatus(), advertisement);
   }
-  query->stock.reset();
   std::lock_guard<std::mutex> lock(mu_);
   queries_.erase(query);
   idle_.notify_all();
@@ -115,14 +153,17 @@ void Resolver::Answered(const std::shared_ptr<Query>& query, const Status& statu
 
 void Resolver::Shutdown() {
   std::vector<std::shared_ptr<Query>> under_way;
-  std::map<std::pair<std::string, std::string>, std::shared_ptr<tensorflow::WorkerCacheInterface>> caches;
+  std::map<Task, std::shared_ptr<tensorflow::WorkerCacheInterface>> caches;
   {
     std::lock_guard<std::mutex> lock(mu_);
     shut_down_ = true;
     under_way.assign(queries_.begin(), queries_.end());
     caches.swap(caches_);
   }
-  for (const auto& query : under_way) query->opts.StartCancel();
+  for (const auto& query : under_way) {
+    query->opts.StartCancel();
+    GiveUp(query, "the server is stopping");
+  }
   std::unique_lock<std::mutex> lock(mu_);
   // gRPC ends a call at its deadline; the rest allows for scheduling.
   const auto bound = std::chrono::milliseconds(kTimeoutMs + 5000);

@@ -39,16 +39,26 @@ class Resolver : public std::enable_shared_from_this<Resolver> {
 
  private:
   struct Query;
+  using Task = std::pair<std::string, std::string>;
   void Ask(std::shared_ptr<Query> query);
   void Answered(const std::shared_ptr<Query>& query, const Status& status);
+  // Answers a query with the answer to `asked`, which may be another one.
+  void Answer(const std::shared_ptr<Query>& query, const Query& asked, const Status& status);
+  // For calls that may never end (kStatusCallsEnd): one per task, for all queries that come before it ends. Whether
+  // `query` is the first.
+  bool IsFirst(const std::shared_ptr<Query>& query);
+  // Gives up a query whose call goes on.
+  void GiveUp(const std::shared_ptr<Query>& query, const std::string& reason);
 
   const std::string protocol_;
   std::mutex mu_;
   std::condition_variable idle_;
   bool shut_down_ = false;
   // (task, address): sessions may give the same task different addresses (ClusterSpec propagation).
-  std::map<std::pair<std::string, std::string>, std::shared_ptr<tensorflow::WorkerCacheInterface>> caches_;
+  std::map<Task, std::shared_ptr<tensorflow::WorkerCacheInterface>> caches_;
   std::set<std::shared_ptr<Query>> queries_;
+  // Those that share a call, by task; there is an entry while the call is in progress.
+  std::map<Task, std::set<std::shared_ptr<Query>>> sharing_;
 };
 
 }  // namespace starwire

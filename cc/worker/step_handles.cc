@@ -11,32 +11,6 @@ const char kHandlesOfAttr[] = "_starwire_handles_of";
 
 std::string EagerSessionOf(uint64_t context_id) { return "eager_" + std::to_string(context_id); }
 
-void HandleBoard::Put(const std::string& function, const tensorflow::eager::RunComponentFunctionRequest& request) {
-  const auto& operation = request.operation();
-  auto handles = std::make_shared<StepHandles>();
-  handles->context_id = request.context_id();
-  handles->names.reserve(operation.op_inputs_size());
-  for (const auto& input : operation.op_inputs()) {
-    StepHandles::Name name;
-    const auto& handle = input.remote_handle();
-    // TensorFlow takes a handle that is elsewhere for another one of this task, or fetches it: neither has this name.
-    const bool is_there = input.has_remote_handle() &&
-                          (handle.op_device() == operation.device() || handle.device() == operation.device());
-    if (is_there) name = {handle.op_id(), handle.output_num()};
-    handles->names.push_back(name);
-  }
-  std::map<uint64_t, Waiting> waiting;
-  const Found found = std::move(handles);
-  {
-    std::lock_guard<std::mutex> lock(mu_);
-    Entry& entry =
-        entries_[{EagerSessionOf(request.context_id()), operation.func_step_id(), operation.device(), function}];
-    entry.found = found;
-    waiting.swap(entry.waiting);
-  }
-  for (auto& one : waiting) Answer(std::move(one.second), OkStatus(), found);
-}
-
 void HandleBoard::Get(const std::string& session, int64_t step_id, const std::string& device,
                       const std::string& function, CancellationManager* cancellation, Callback callback) {
   Found found;

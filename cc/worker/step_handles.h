@@ -14,7 +14,12 @@
 
 #include "cc/base/compat.h"
 #include "tensorflow/core/framework/cancellation.h"
-#include "tensorflow/core/protobuf/eager_service.pb.h"
+
+namespace tensorflow {
+namespace eager {
+class RunComponentFunctionRequest;  // 1.15 does not have it
+}
+}  // namespace tensorflow
 
 namespace starwire {
 
@@ -48,7 +53,8 @@ class HandleBoard {
   HandleBoard(const HandleBoard&) = delete;
   HandleBoard& operator=(const HandleBoard&) = delete;
 
-  // `request` runs a component function whose arguments have kHandlesOfAttr = `function`.
+  // `request` runs a component function whose arguments have kHandlesOfAttr = `function`. Defined beside the only
+  // callers, the eager clients, which builds for TensorFlow 1 lack.
   void Put(const std::string& function, const tensorflow::eager::RunComponentFunctionRequest& request);
   // Calls `callback` exactly once: now, when the handles are put, when the step is cleaned up, or when `cancellation`
   // (may be null) is cancelled. `session`: EagerSessionOf() the context. `device`: of the component function.

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "cc/base/compat_server.h"
 #include "cc/worker/advertisement.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
@@ -18,6 +19,7 @@
 
 namespace starwire {
 
+using tensorflow::GrpcWorker;
 using tensorflow::Rendezvous;
 using tensorflow::StatusCallback;
 using tensorflow::Tensor;
@@ -60,12 +62,17 @@ void StarwireWorker::GetStatusAsync(tensorflow::CallOptions* opts, const tensorf
     done(MakeStatus(kUnavailable, "the server is stopping"));
     return;
   }
-  GrpcWorker::GetStatusAsync(
-      opts, request, response, fail_fast,
+  StockStatus<GrpcWorker>(
+      this, opts, request, response, fail_fast,
       [response, advertisement = std::move(advertisement), done = std::move(done)](const Status& status) {
         if (status.ok()) AddAdvertisement(advertisement, response);
         done(status);
       });
+}
+
+void StarwireWorker::GetStatusAsync(const tensorflow::GetStatusRequest* request,
+                                    tensorflow::GetStatusResponse* response, StatusCallback done) {
+  GetStatusAsync(nullptr, request, response, /*fail_fast=*/true, std::move(done));
 }
 
 void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
@@ -80,7 +87,7 @@ void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::Ru
         if (shows_graphs) feature->ShowGraphs(response);
       }
       // Some masters want the error of a failed step in the response.
-      const Status told = response->status();
+      const Status told = ToldStatus(*response);
       if (!told.ok()) response->set_status(Translate(told));
       done(Translate(status));
     };
@@ -144,7 +151,7 @@ void StarwireWorker::CleanupAllAsync(const tensorflow::CleanupAllRequest* reques
 
 void StarwireWorker::PlainGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
                                          tensorflow::GetStatusResponse* response, StatusCallback done) {
-  GrpcWorker::GetStatusAsync(opts, request, response, /*fail_fast=*/true, std::move(done));
+  StockStatus<GrpcWorker>(this, opts, request, response, /*fail_fast=*/true, std::move(done));
 }
 
 // As TensorFlow's Worker::AbortStep, without a thread for each: the original error gets a second to arrive.

@@ -26,9 +26,11 @@ class StarwireWorker : public tensorflow::GrpcWorker {
   // Empty: advertise nothing (no data port yet, or none any more).
   void SetAdvertisement(const std::string& advertisement);
 
+  // Without `override`: 2.x has the first, 1.15 and DeepRec the second.
   void GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
-                      tensorflow::GetStatusResponse* response, bool fail_fast,
-                      tensorflow::StatusCallback done) override;
+                      tensorflow::GetStatusResponse* response, bool fail_fast, tensorflow::StatusCallback done);
+  void GetStatusAsync(const tensorflow::GetStatusRequest* request, tensorflow::GetStatusResponse* response,
+                      tensorflow::StatusCallback done);
 
   // Requests of a master in this process, see kNoRequestId in worker.cc.
   void RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,

@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#if STARWIRE_EAGER_PORT
 #include "cc/worker/eager_client.h"
+#endif
 #include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/util/device_name_utils.h"
 
@@ -171,13 +173,14 @@ void WorkerCache::GetDeviceLocalityAsync(const std::string& device, tensorflow::
 Status WorkerCache::GetEagerClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache>* eager_client_cache) {
   const auto stock = stock_->Get();
   if (stock == nullptr) return Stopped(local_task_);
+#if STARWIRE_EAGER_PORT
   std::unique_ptr<tensorflow::eager::EagerClientCache> plain;
   const Status status = stock->GetEagerClientCache(&plain);
   if (!status.ok()) return status;
   // It may outlive this object.
   auto open = [addresses = addresses_, local_task = local_task_, channels = channels_, resolver = resolver_,
                shared = stock_](const std::string& target) {
-    std::unique_ptr<RemoteWorker> worker;
+    std::unique_ptr<RemoteEager> worker;
     const std::string task = TaskOf(target);
     const auto address = addresses.find(task);
     if (task == local_task || address == addresses.end()) return worker;
@@ -187,18 +190,21 @@ Status WorkerCache::GetEagerClientCache(std::unique_ptr<tensorflow::eager::Eager
       resolver->Register(task, address->second, stock);
       opened = channels->OpenChannel(task, address->second, &channel);
     }
-    worker = opened.ok() ? std::make_unique<RemoteWorker>(task, std::move(channel), nullptr)
-                         : std::make_unique<RemoteWorker>(task, opened, nullptr);
+    worker = opened.ok() ? std::make_unique<RemoteEager>(task, std::move(channel), nullptr)
+                         : std::make_unique<RemoteEager>(task, opened, nullptr);
     return worker;
   };
   *eager_client_cache = std::make_unique<EagerPortClientCache>(std::move(plain), std::move(open), board_);
   return OkStatus();
+#else
+  return stock->GetEagerClientCache(eager_client_cache);
+#endif
 }
 
 Status WorkerCache::GetCoordinationClientCache(
     std::unique_ptr<tensorflow::CoordinationClientCache>* coordination_client_cache) {
   const auto stock = stock_->Get();
-  return stock == nullptr ? Stopped(local_task_) : stock->GetCoordinationClientCache(coordination_client_cache);
+  return stock == nullptr ? Stopped(local_task_) : CoordinationClients(stock.get(), coordination_client_cache);
 }
 
 void WorkerCache::SetLogging(bool active) {
@@ -211,7 +217,7 @@ void WorkerCache::ClearLogs() {
   if (const auto stock = stock_->Get()) stock->ClearLogs();
 }
 
-bool WorkerCache::RetrieveLogs(int64_t step_id, tensorflow::StepStats* ss) {
+bool WorkerCache::RetrieveLogs(StepId step_id, tensorflow::StepStats* ss) {
   bool any = logger_.RetrieveLogs(step_id, ss);
   if (const auto stock = stock_->Get()) any = stock->RetrieveLogs(step_id, ss) || any;
   return any;

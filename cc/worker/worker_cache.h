@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cc/base/channel.h"
-#include "cc/base/compat.h"
+#include "cc/base/compat_server.h"
 #include "cc/worker/remote_worker.h"
 #include "cc/worker/resolver.h"
 #include "cc/worker/step_handles.h"
@@ -82,12 +82,12 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   void GetDeviceLocalityAsync(const std::string& device, tensorflow::DeviceLocality* locality,
                               tensorflow::StatusCallback done) override;
   Status GetEagerClientCache(std::unique_ptr<tensorflow::eager::EagerClientCache>* eager_client_cache) override;
-  Status GetCoordinationClientCache(
-      std::unique_ptr<tensorflow::CoordinationClientCache>* coordination_client_cache) override;
+  // Without `override`: 1.15 does not have it.
+  Status GetCoordinationClientCache(std::unique_ptr<tensorflow::CoordinationClientCache>* coordination_client_cache);
 
   void SetLogging(bool active) override;
   void ClearLogs() override;
-  bool RetrieveLogs(int64_t step_id, tensorflow::StepStats* ss) override;
+  bool RetrieveLogs(StepId step_id, tensorflow::StepStats* ss) override;
 
  private:
   tensorflow::WorkerInterface* CreateWorker(const std::string& target);

@@ -12,15 +12,16 @@
 #include "cc/base/methods.h"
 #include "cc/base/status_codec.h"
 #include "cc/tensor/objects.h"
-#include "cc/worker/eager_messages.h"
 #include "cc/worker/recv_buf.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 #include "tensorflow/core/platform/logging.h"
-#include "tensorflow/core/protobuf/eager_service.pb.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
+#if STARWIRE_EAGER_PORT
+#include "cc/worker/eager_messages.h"
+#endif
 
 namespace starwire {
 
@@ -69,6 +70,7 @@ Status CheckRequest(const tensorflow::RunGraphRequest& request, uint64_t bytes) 
 Status CheckRequest(const tensorflow::RegisterGraphRequest& request, uint64_t) {
   return CheckConstants(request.graph_def());
 }
+#if STARWIRE_EAGER_PORT
 Status CheckBytes(sw_bytes body, const tensorflow::eager::EnqueueRequest&) {
   return CheckWire(body, TensorCarrier::kEnqueueRequest);
 }
@@ -81,6 +83,7 @@ Status CheckBytes(sw_bytes body, const tensorflow::eager::RunComponentFunctionRe
 Status CheckRequest(const tensorflow::eager::RunComponentFunctionRequest& request, uint64_t bytes) {
   return CheckTensorsOf(request, bytes);
 }
+#endif
 Status CheckRequest(const tensorflow::CompleteInstanceRequest& request, uint64_t) {
   if (tensorflow::TensorShape::IsValid(request.shape())) return OkStatus();
   return MakeStatus(kInvalidArgument, "the shape of collective instance " + request.name() + " is invalid");
@@ -376,6 +379,7 @@ void WorkerService::OnCall(const sw_call_request* request) {
           request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
             worker->GetStepSequenceAsync(&call->request, &call->response, std::move(done));
           });
+#if STARWIRE_EAGER_PORT
     case Method::kEagerEnqueue:
       if (eager_ == nullptr) break;
       return Serve<eager::EnqueueRequest, eager::EnqueueResponse>(
@@ -396,6 +400,11 @@ void WorkerService::OnCall(const sw_call_request* request) {
                                           done(status);
                                         });
           });
+#else
+    case Method::kEagerEnqueue:
+    case Method::kEagerRunComponentFunction:
+      break;
+#endif
     case Method::kStarHandles: {
       if (eager_ == nullptr) break;
       const BodyHandle body(request->body);

@@ -71,7 +71,7 @@ def _build_library():
     environment["STARWIRE_PYTHON"] = sys.executable
     result = subprocess.run([str(ROOT / "scripts/build-plugin"), sys.executable], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     if result.returncode != 0:
-        sys.exit("starwire: the library was not built; see the error above. The build needs cargo, g++ and, in this environment, TensorFlow 2.12 or later")
+        sys.exit("starwire: the library was not built; see the error above. The build needs cargo, g++ and, in this environment, TensorFlow 1.15.5, or 2.12 or later")
     library = ROOT / result.stdout.splitlines()[-1].rpartition(": ")[2]
     return library.parent.name[len("tf-") :], library
 
@@ -84,7 +84,7 @@ def _metadata():
         f"Version: {VERSION}",
         f"Summary: {SUMMARY}",
         "License: Apache-2.0",
-        "Requires-Python: >=3.8",
+        "Requires-Python: >=3.7",
         "Description-Content-Type: text/markdown",
     ]
     return ("\n".join(head) + "\n\n" + readme).encode()

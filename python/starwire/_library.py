@@ -61,7 +61,7 @@ def _tensorflow_version():
     try:
         import tensorflow as tf
     except ImportError as error:
-        raise ImportError(f"starwire needs TensorFlow 2.12 or later, which cannot be imported: {error}") from error
+        raise ImportError(f"starwire needs TensorFlow 1.15.5, or 2.12 or later, which cannot be imported: {error}") from error
     return tf.__version__
 
 

@@ -10,15 +10,18 @@ def stop(server):
     Raises ValueError for a server that uses one of TensorFlow's own protocols.
     """
     import tensorflow as tf
-    from tensorflow.python.client import pywrap_tf_session
 
+    try:
+        from tensorflow.python.client.pywrap_tf_session import TF_ServerStop
+    except ImportError:  # TensorFlow 1
+        from tensorflow.python.pywrap_tensorflow import TF_ServerStop
     protocol = server.server_def.protocol
     from starwire import protocols
 
     if protocol not in protocols():
         raise ValueError(f"starwire: a server with protocol {protocol!r} cannot be stopped: it is not one of starwire's ({', '.join(protocols())})")
     try:
-        pywrap_tf_session.TF_ServerStop(server._server)
+        TF_ServerStop(server._server)
     except tf.errors.UnimplementedError:
         # The first stop of a running server fails with Unimplemented, as TensorFlow's does; the second one stops it.
-        pywrap_tf_session.TF_ServerStop(server._server)
+        TF_ServerStop(server._server)

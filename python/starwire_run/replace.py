@@ -25,8 +25,6 @@ def apply(protocol):
     if _applied is not None:
         return
     from tensorflow.core.protobuf import tensorflow_server_pb2
-    from tensorflow.python import pywrap_tfe
-    from tensorflow.python.client import pywrap_tf_session
     from tensorflow.python.training import server_lib
 
     def replaced(server_def):
@@ -44,6 +42,18 @@ def apply(protocol):
         call.__name__, call.__doc__ = function.__name__, function.__doc__
         return call
 
+    def follow():
+        # So that Server.server_def tells the truth. In TensorFlow 1, where nothing else asks for servers, this is all.
+        original = server_lib._make_server_def
+        server_lib._make_server_def = lambda *arguments, **named: replaced(original(*arguments, **named))
+
+    try:
+        from tensorflow.python import pywrap_tfe
+        from tensorflow.python.client import pywrap_tf_session
+    except ImportError:
+        follow()
+        _applied = protocol
+        return
     found = {name for name in _EAGER if hasattr(pywrap_tfe, name)}
     missing = sorted(_REQUIRED - found)
     missing += [name for owner, name in ((pywrap_tf_session, "TF_NewServer"), (server_lib, "_make_server_def")) if not hasattr(owner, name)]
@@ -54,7 +64,5 @@ def apply(protocol):
     for name in found:
         setattr(pywrap_tfe, name, translated(getattr(pywrap_tfe, name)))
     pywrap_tf_session.TF_NewServer = translated(pywrap_tf_session.TF_NewServer)
-    # So that Server.server_def tells the truth.
-    original = server_lib._make_server_def
-    server_lib._make_server_def = lambda *arguments, **named: replaced(original(*arguments, **named))
+    follow()
     _applied = protocol

@@ -30,7 +30,7 @@ shim: $(SHIM_OUT)/shim_test
 	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) $< --gtest_brief=1 2>$(SHIM_OUT)/stderr.log || { tail -n 50 $(SHIM_OUT)/stderr.log >&2; exit 1; }
 
 $(SHIM_OUT)/shim_test: $(SHIM_TESTS) $(SHIM_OBJECTS) $(CORE)
-	$(SHIM_CXX) -o $@ $(SHIM_TESTS) $(SHIM_OBJECTS) $(CORE) -Wl,--no-as-needed -L$(SHIM_TF) -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 \
+	$(SHIM_CXX) -o $@ $(SHIM_TESTS) $(SHIM_OBJECTS) $(CORE) -Wl,--no-as-needed $(SHIM_LINK) \
 	  -Wl,--allow-shlib-undefined $(GTEST)
 
 $(SHIM_OUT)/%.o: tests/cc/shim/%.cc $(FOLDER)/flags.mk
@@ -38,7 +38,7 @@ $(SHIM_OUT)/%.o: tests/cc/shim/%.cc $(FOLDER)/flags.mk
 	$(SHIM_CXX) $(SHIM_CXXFLAGS) -MMD -MP -c -o $@ $<
 
 # The decoders of peers' messages, on their fuzz corpus and mutations of it (fuzz/README.md). Counts all memory that they allocate.
-LINK_TF = -Wl,--no-as-needed -L$(SHIM_TF) -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 -Wl,--allow-shlib-undefined -lpthread
+LINK_TF = -Wl,--no-as-needed $(SHIM_LINK) -Wl,--allow-shlib-undefined -lpthread
 DECODERS := $(patsubst fuzz/decoders/%.cc,$(SHIM_OUT)/decoders-%.o,$(wildcard fuzz/decoders/*.cc))
 DECODER_ROUNDS ?= 20000
 
@@ -71,7 +71,7 @@ sanitized: $(SANITIZED_OUT)/shim_test
 	  $< --gtest_brief=1 2>$(SANITIZED_OUT)/stderr.log || { tail -n 80 $(SANITIZED_OUT)/stderr.log >&2; exit 1; }
 
 $(SANITIZED_OUT)/shim_test: $(SANITIZED_OBJECTS) $(CORE)
-	$(SHIM_CXX) $(SANITIZE) -o $@ $(SANITIZED_OBJECTS) $(CORE) -Wl,--no-as-needed -L$(SHIM_TF) -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 \
+	$(SHIM_CXX) $(SANITIZE) -o $@ $(SANITIZED_OBJECTS) $(CORE) -Wl,--no-as-needed $(SHIM_LINK) \
 	  -Wl,--allow-shlib-undefined $(GTEST)
 
 define SANITIZED_RULE

@@ -17,7 +17,8 @@ class Builder:
         from tensorflow.python.framework import op_def_registry
 
         self.tf, self.program, self.devices = tf, program, device_names(worker)
-        self.op_def = op_def_registry.get
+        # TensorFlow 1 has no get().
+        self.op_def = getattr(op_def_registry, "get", None) or op_def_registry.get_registered_ops().get
         self.tensors = {}  # "id:k" -> tensor
         self.operations = {}  # id -> operation
         self.feeds = {}  # id -> (dtype, shape)

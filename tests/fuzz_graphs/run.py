@@ -39,7 +39,7 @@ def parts(name):
     """Splits a protocol's name in this tool into (cluster's name, protocol, fuse)."""
     if name in (STOCK, AGAIN):
         return name, "grpc", None
-    base = name.removesuffix("+fuse")
+    base = name[: -len("+fuse")] if name.endswith("+fuse") else name
     return ("library over grpc" if base == "grpc" else base), base, name.endswith("+fuse")
 
 

@@ -1,6 +1,7 @@
 """Stateless operations."""
 
-import math
+import functools
+import operator
 
 from program import COMPLEX, FLOATS, INTS, NUMBERS, REAL, lit
 
@@ -42,7 +43,8 @@ def make(g, dtype, shape, dev):
     """Creates a value of that type."""
     how = g.rng.random()
     if how < 0.3 and len(g.scopes) == 1:
-        g.scope.values.append(value := fed(g, dtype, shape, dev))
+        value = fed(g, dtype, shape, dev)
+        g.scope.values.append(value)
         return value
     if how < 0.6 or 0 in shape:
         if 0 in shape:
@@ -85,7 +87,8 @@ def predicate(g, dev):
         if found:
             return found
     if how < 0.6 and len(g.scopes) == 1:
-        g.scope.values.append(value := fed(g, "bool", (), dev))
+        value = fed(g, "bool", (), dev)
+        g.scope.values.append(value)
         return value
     source = g.pick(dev, lambda v: v.dtype in REAL)
     if source is None:
@@ -245,7 +248,7 @@ def looked_up(g, server, me, v, ids):
 
 def flattened(g, me, ids):
     """As gradients of lookups do it, or by a shape that comes from elsewhere."""
-    count = math.prod(ids.shape)
+    count = functools.reduce(operator.mul, ids.shape, 1)
     if g.chance(0.7):
         size = g.emit("Size", me, {"input": ids}, out=[("int32", ())], pool=False)[0]
         shape = g.emit("ExpandDims", me, {"input": size, "axis": lit("int32", 0)}, out=[("int32", (1,))], pool=False)[0]

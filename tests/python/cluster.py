@@ -4,6 +4,7 @@ A `Task` is one process. A test sends it module-level functions (`task.call(f, â
 exceptions come back. A `Cluster` is a set of tasks with one server each. Every wait has a timeout that raises with the tail of the process's log.
 """
 
+import importlib.util
 import os
 import random
 import shutil
@@ -41,6 +42,11 @@ class _Lazy:
 
 
 tf = _Lazy()
+
+
+def is_tensorflow_1():
+    """Without importing it: its package is a facade of another one."""
+    return importlib.util.find_spec("tensorflow_core") is not None
 
 
 class TaskTimeout(AssertionError):

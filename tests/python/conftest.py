@@ -19,6 +19,12 @@ import cluster as harness  # noqa: E402
 from compared import OURS, Compared  # noqa: E402
 
 
+# Functions, strategies and coordinators, which TensorFlow 1 lacks or does not run over several tasks.
+TENSORFLOW_2 = ["test_eager_calls.py", "test_functions.py", "test_star_functions.py", "test_tf2.py", "test_tf2_killed.py"]
+IS_TENSORFLOW_1 = harness.is_tensorflow_1()
+collect_ignore = TENSORFLOW_2 if IS_TENSORFLOW_1 else []
+
+
 def pytest_addoption(parser):
     parser.addoption("--protocol", default=os.environ.get("STARWIRE_TEST_PROTOCOL", "grpc++"), help="the protocol under test")
     parser.addoption("--keep-logs", action="store_true", help="do not delete the logs of the task processes")
@@ -26,6 +32,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "ours: tests something that stock gRPC does not have; skipped with --protocol grpc")
+    config.addinivalue_line("markers", "tensorflow2: needs something that TensorFlow 1 lacks")
     config.addinivalue_line("markers", "slow: takes long or much memory; runs with STARWIRE_SLOW_TESTS=1 (`make test-slow`)")
     if not harness.is_stock(config.getoption("--protocol")):
         os.environ["STARWIRE_LIBRARY"] = harness.library_path()  # look it up once, for all task processes
@@ -36,6 +43,10 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("ours"):
                 item.add_marker(pytest.mark.skip(reason="not a feature of stock gRPC"))
+    if IS_TENSORFLOW_1:
+        for item in items:
+            if item.get_closest_marker("tensorflow2"):
+                item.add_marker(pytest.mark.skip(reason="needs TensorFlow 2"))
     if not os.environ.get("STARWIRE_SLOW_TESTS"):
         # Deselected rather than skipped, so that the summary does not mention them.
         slow = [item for item in items if item.get_closest_marker("slow")]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import steps
-from cluster import ROOT, RemoteError, is_stock, library_path, load, start_server, state, tf
+from cluster import ROOT, RemoteError, is_stock, is_tensorflow_1, library_path, load, start_server, state, tf
 
 
 def wait_for(path, timeout=60):
@@ -30,9 +30,9 @@ def worker_call(cluster, function, *args, **kwargs):
 
 @pytest.mark.parametrize("blocked", [False, True], ids=["busy", "blocked"])
 def test_ps_killed_mid_step(fresh_cluster, protocol, tmp_path, blocked):
-    """SIGKILL of the ps: the step ends with Unavailable or Aborted within 5 s. Prints stock gRPC's time."""
+    """SIGKILL of the ps: the step ends with Unavailable or Aborted within 5 s. Prints stock gRPC's time, unless it is that of TensorFlow 1: minutes."""
     took = {}
-    for kind in dict.fromkeys((protocol, "grpc")):
+    for kind in (protocol,) if is_tensorflow_1() else dict.fromkeys((protocol, "grpc")):
         cluster = fresh_cluster(protocol=kind)
         started = str(tmp_path / f"started-{kind}")
         cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started, blocked)
@@ -194,7 +194,9 @@ def test_server_again_in_one_process(fresh_cluster, protocol, runner):
     assert task.call(steps.open_files) <= files + forgotten + 3
     now = task.call(steps.threads)
     # Not per server: a TensorFlow pool shared by all servers may still grow.
-    assert sum(now.values()) <= sum(threads.values()) + 3, (threads, now)
+    # The servers of TensorFlow 1 leave three threads each.
+    kept = 3 * 5 if is_tensorflow_1() else 0
+    assert sum(now.values()) <= sum(threads.values()) + 3 + kept, (threads, now)
     for ours in ("starwire", "grpcpp"):
         assert count(now, ours) <= count(threads, ours), (threads, now)
     # TensorFlow leaks 2 MiB per server.
@@ -250,6 +252,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.ours
+@pytest.mark.tensorflow2  # the allocator with this limit
 def test_a_tensor_without_room_does_not_stall_others(fresh_cluster, protocol):
     """TensorFlow's allocator waits 10 s for memory. If the worker's only reactor did, it would block all its transfers."""
     limits = {"TF_MKL_ALLOC_MAX_BYTES": 100 * MIB, "TF_ENABLE_ONEDNN_OPTS": "1", "STARWIRE_REACTORS": "1"}

@@ -5,7 +5,7 @@ and forks a child per request. It can also run one task directly (`--task ADDRES
 
 Protocol with the test process (multiprocessing.connection over a unix socket; the address is the first argument):
   ("fork", task_address, log_path, environment, directory) -> pid
-  ("poll", pid) -> None while it runs, else its exit status as returned by os.waitstatus_to_exitcode
+  ("poll", pid) -> None while it runs, else its exit status as returned by exit_code
 """
 
 import ctypes
@@ -21,6 +21,11 @@ PR_SET_PDEATHSIG = 1
 
 class Leave(BaseException):
     """Unwinds a forked child to the top, so that it ends like a normal interpreter (atexit, finalisers, static destructors)."""
+
+
+def exit_code(status):
+    """As os.waitstatus_to_exitcode, which Python 3.7 lacks."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def die_with_parent():
@@ -111,7 +116,7 @@ def run_zygote(address):
             if pid not in exited:
                 done, status = os.waitpid(pid, os.WNOHANG)
                 if done:
-                    exited[pid] = os.waitstatus_to_exitcode(status)
+                    exited[pid] = exit_code(status)
             control.send(exited.get(pid))
 
 

@@ -146,6 +146,10 @@ mod tests {
         assert!(known("ReadFile").files && !known("ReadFile").is_prompt() && known("ReadFile").is_shareable());
         assert!(known("_Send").is_tied() && !known("_Send").waits && !known("_Send").is_prompt());
         assert!(known("_Recv").is_tied() && known("_Recv").waits);
+        // A lookup in an embedding variable counts the key, and may add it.
+        let lookup = known("KvResourceGather");
+        assert!(lookup.updates && !lookup.reads && known("KvVarHandleOp").variable && known("KvVariableShape").reads);
+        assert_eq!(knowledge("_OPT_KvResourceLookupID"), None, "its result is an address");
         assert!(known("QueueDequeueV2").waits && !known("LookupTableFindV2").is_shareable());
     }
 }

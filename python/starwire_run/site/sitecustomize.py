@@ -7,7 +7,7 @@ _here = os.path.dirname(os.path.abspath(__file__))
 
 
 def _install():
-    if sys.version_info < (3, 8) or not os.environ.get("STARWIRE_PROTOCOL"):
+    if sys.version_info < (3, 7) or not os.environ.get("STARWIRE_PROTOCOL"):
         return
     root = os.path.dirname(os.path.dirname(_here))
     # At the end: an installed starwire comes first.

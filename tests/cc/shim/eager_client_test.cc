@@ -83,10 +83,10 @@ class StockClient : public EagerClient {
   Journal* const journal_;
 };
 
-class Port : public RemoteWorker {
+class Port : public RemoteEager {
  public:
   explicit Port(Journal* journal)
-      : RemoteWorker(kTask, MakeStatus(kInternal, "no channel"), nullptr), journal_(journal) {}
+      : RemoteEager(kTask, MakeStatus(kInternal, "no channel"), nullptr), journal_(journal) {}
 
   void EagerEnqueueAsync(CallOptions*, const EnqueueRequest* request, EnqueueResponse*, StatusCallback done) override {
     journal_->push_back("port enqueue " + std::to_string(request->context_id()));
@@ -117,7 +117,7 @@ class EagerPortClientTest : public testing::Test {
       : stock_(new StockClient(&journal_)),
         port_(new Port(&journal_)),
         board_(std::make_shared<HandleBoard>()),
-        client_(new EagerPortClient(RefCountPtr<EagerClient>(stock_), std::unique_ptr<RemoteWorker>(port_), kDevice,
+        client_(new EagerPortClient(RefCountPtr<EagerClient>(stock_), std::unique_ptr<RemoteEager>(port_), kDevice,
                                     board_)) {}
 
   Status Enqueue(uint64_t context, CallOptions* opts = nullptr) {
@@ -444,10 +444,9 @@ TEST(EagerClientsOfAWorkerCache, OutliveItButNotTheServer) {
   auto opener = std::make_shared<Opener>();
   auto caches = std::make_shared<WorkerCaches>();
   const TaskAddresses addresses = {{kTask, "127.0.0.1:1"}, {"/job:ps/replica:0/task:0", "127.0.0.1:2"}};
-  auto cache = std::make_unique<WorkerCache>(std::make_unique<StockCacheOfClients>(&journal), addresses,
-                                             "/job:chief/replica:0/task:0", nullptr, opener,
-                                             std::make_shared<Resolver>("grpc++"), caches,
-                                             std::make_shared<HandleBoard>());
+  auto cache = std::make_unique<WorkerCache>(
+      std::make_unique<StockCacheOfClients>(&journal), addresses, "/job:chief/replica:0/task:0", nullptr, opener,
+      std::make_shared<Resolver>("grpc++"), caches, std::make_shared<HandleBoard>());
   std::unique_ptr<EagerClientCache> clients;
   ASSERT_TRUE(cache->GetEagerClientCache(&clients).ok());
   cache.reset();

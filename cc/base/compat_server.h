@@ -1,0 +1,378 @@
+// The differences between the servers and workers of TensorFlow 1.15, DeepRec and 2.12 to 2.21: see compat.h.
+#ifndef STARWIRE_CC_BASE_COMPAT_SERVER_H_
+#define STARWIRE_CC_BASE_COMPAT_SERVER_H_
+
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "cc/base/compat.h"
+#include "grpcpp/server.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
+#include "tensorflow/core/distributed_runtime/call_options.h"
+#include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
+#include "tensorflow/core/distributed_runtime/server_lib.h"
+#include "tensorflow/core/distributed_runtime/worker_cache.h"
+#include "tensorflow/core/distributed_runtime/worker_interface.h"
+#include "tensorflow/core/protobuf/worker.pb.h"
+
+// 1.15 has neither a coordination service nor device managers that can change.
+namespace tensorflow {
+class CoordinationClientCache;
+class DynamicDeviceMgr;
+class EagerContext;
+}  // namespace tensorflow
+
+namespace starwire {
+
+// From 2.12 to 2.18, each of TensorFlow's two libraries has a copy of ServerFactory with its own registry, and
+// TF_NewServer uses the one that our calls are not bound to: register in every distinct copy. 1.15, and 2.19 and later,
+// have one.
+inline void RegisterServerFactory(const std::string& name, ::tensorflow::ServerFactory* factory) {
+  using Register = void (*)(const std::string&, ::tensorflow::ServerFactory*);
+  constexpr char kSymbol[] =
+      "_ZN10tensorflow13ServerFactory8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEPS0_";
+  constexpr const char* kLibraries[] = {"libtensorflow_framework.so.2", "libtensorflow_cc.so.2"};
+  void* done = nullptr;
+  for (const char* library : kLibraries) {
+    void* handle = dlopen(library, RTLD_NOLOAD | RTLD_LAZY);
+    if (handle == nullptr) continue;
+    void* symbol = dlsym(handle, kSymbol);
+    if (symbol != nullptr && symbol != done) {
+      reinterpret_cast<Register>(symbol)(name, factory);
+      done = symbol;
+    }
+    dlclose(handle);
+  }
+  if (done == nullptr) ::tensorflow::ServerFactory::Register(name, factory);
+}
+
+// ---- ServerFactory ----
+
+namespace compat_internal {
+template <typename F, typename = void>
+struct FactoryOptions {
+  struct Type {
+    ::tensorflow::DeviceMgr* local_device_mgr = nullptr;
+  };
+};
+template <typename F>
+struct FactoryOptions<F, std::void_t<typename F::Options>> {
+  using Type = typename F::Options;
+};
+template <typename O, typename D>
+auto UseDevices(O* options, D* devices, int) -> decltype(options->local_device_mgr = devices, true) {
+  options->local_device_mgr = devices;
+  return true;
+}
+template <typename O, typename D>
+bool UseDevices(O*, D*, long) {
+  return false;
+}
+template <typename O>
+auto CanUseDevices(const O& options, int) -> decltype(options.local_device_mgr, true) {
+  return true;
+}
+template <typename O>
+bool CanUseDevices(const O&, long) {
+  return false;
+}
+}  // namespace compat_internal
+
+// What a factory is asked for besides the ServerDef. 1.15 asks for nothing.
+using FactoryOptions = compat_internal::FactoryOptions<::tensorflow::ServerFactory>::Type;
+
+namespace compat_internal {
+template <typename Later, typename Early, typename = void>
+struct DeviceMgrOf {
+  using Type = Early;
+};
+template <typename Later, typename Early>
+struct DeviceMgrOf<Later, Early, std::void_t<decltype(sizeof(Later))>> {
+  using Type = Later;
+};
+}  // namespace compat_internal
+
+// One with given devices: DeviceMgr is abstract from 2.x on.
+using OwnDeviceMgr = compat_internal::DeviceMgrOf<::tensorflow::DynamicDeviceMgr, ::tensorflow::DeviceMgr>::Type;
+
+// Whether a server can be given devices: in 1.15 it makes its own.
+template <typename Options>
+bool CanUseDevices(const Options& options) {
+  return compat_internal::CanUseDevices(options, 0);
+}
+template <typename Options, typename Devices>
+void UseDevices(Options* options, Devices* devices) {
+  compat_internal::UseDevices(options, devices, 0);
+}
+
+// ---- ServerDef ----
+
+namespace compat_internal {
+template <typename T>
+auto Replica(const T& def, int) -> decltype(def.replica()) {
+  return def.replica();
+}
+template <typename T>
+int Replica(const T&, ...) {
+  return 0;
+}
+}  // namespace compat_internal
+
+// The replica of its job that a server belongs to. Early versions (1.15, 2.12) have only one.
+template <typename ServerDef>
+int ReplicaOf(const ServerDef& def) {
+  return compat_internal::Replica(def, 0);
+}
+
+namespace compat_internal {
+template <typename T>
+auto Port(const T& def, int) -> decltype(static_cast<int>(def.port())) {
+  return def.port();
+}
+template <typename T>
+int Port(const T&, ...) {
+  return 0;
+}
+}  // namespace compat_internal
+
+// The port that a server asks for; 0: that of its task, which is all that 1.15 knows.
+template <typename ServerDef>
+int PortOf(const ServerDef& def) {
+  return compat_internal::Port(def, 0);
+}
+
+// ---- Methods of servers and workers that some versions lack ----
+
+// Classes of ours declare these methods without `override`: where TensorFlow's class has no such method, theirs is an
+// ordinary one, which nobody calls.
+
+namespace compat_internal {
+template <typename S, typename = void>
+struct ContextId {
+  using Type = uint64_t;
+};
+template <typename S>
+struct ContextId<S, std::void_t<decltype(&S::AddMasterEagerContextToEagerService)>> {
+  using Type = typename Method<decltype(&S::AddMasterEagerContextToEagerService)>::Argument;
+};
+
+inline Status NotThere(const char* method) {
+  return MakeStatus(kUnimplemented, std::string("this version of TensorFlow has no ") + method);
+}
+template <typename Base, typename... Args>
+auto StockUpdate(Base* server, int, const Args&... args) -> decltype(server->Base::UpdateServerDef(args...)) {
+  return server->Base::UpdateServerDef(args...);
+}
+template <typename Base, typename... Args>
+Status StockUpdate(Base*, long, const Args&...) {
+  return NotThere("UpdateServerDef");
+}
+template <typename Base>
+auto StockStopCoordination(Base* server, int) -> decltype(server->Base::StopCoordinationService()) {
+  return server->Base::StopCoordinationService();
+}
+template <typename Base>
+Status StockStopCoordination(Base*, long) {
+  return OkStatus();
+}
+template <typename Server>
+auto StopCoordination(Server* server, int) -> decltype(server->StopCoordinationService()) {
+  return server->StopCoordinationService();
+}
+template <typename Server>
+Status StopCoordination(Server*, long) {
+  return OkStatus();
+}
+template <typename Cache, typename Clients>
+auto CoordinationClients(Cache* cache, Clients* clients, int) -> decltype(cache->GetCoordinationClientCache(clients)) {
+  return cache->GetCoordinationClientCache(clients);
+}
+template <typename Cache, typename Clients>
+Status CoordinationClients(Cache*, Clients*, long) {
+  return NotThere("coordination service");
+}
+}  // namespace compat_internal
+
+// The id of an eager context: a 64-bit unsigned integer, whose name depends on the version.
+using ContextId = compat_internal::ContextId<::tensorflow::ServerInterface>::Type;
+
+inline Status StockUpdateServerDef(::tensorflow::GrpcServer* server, const ::tensorflow::ServerDef& def) {
+  return compat_internal::StockUpdate(server, 0, def);
+}
+inline Status StockStopCoordination(::tensorflow::GrpcServer* server) {
+  return compat_internal::StockStopCoordination(server, 0);
+}
+// Calls the overridden method.
+inline Status StopCoordination(::tensorflow::GrpcServer* server) {
+  return compat_internal::StopCoordination(server, 0);
+}
+template <typename Cache, typename Clients>
+Status CoordinationClients(Cache* cache, Clients* clients) {
+  return compat_internal::CoordinationClients(cache, clients, 0);
+}
+
+// ---- GetStatusAsync ----
+
+namespace compat_internal {
+template <typename W, typename Request, typename Response, typename Done>
+auto AskStatus(W* worker, ::tensorflow::CallOptions* opts, const Request* request, Response* response, Done done, int)
+    -> decltype(worker->GetStatusAsync(opts, request, response, true, done), std::true_type()) {
+  worker->GetStatusAsync(opts, request, response, /*fail_fast=*/true, std::move(done));
+  return {};
+}
+template <typename W, typename Request, typename Response, typename Done>
+auto AskStatus(W* worker, ::tensorflow::CallOptions* opts, const Request* request, Response* response, Done done, long)
+    -> decltype(worker->GetStatusAsyncWithOptions(request, response, done, opts), std::true_type()) {
+  worker->GetStatusAsyncWithOptions(request, response, std::move(done), opts);
+  return {};
+}
+template <typename W, typename Request, typename Response, typename Done>
+auto AskStatus(W* worker, ::tensorflow::CallOptions*, const Request* request, Response* response, Done done, ...)
+    -> std::false_type {
+  worker->GetStatusAsync(request, response, std::move(done));
+  return {};
+}
+template <typename Base, typename Worker, typename Request, typename Response, typename Done>
+auto StockStatus(Worker* worker, ::tensorflow::CallOptions* opts, const Request* request, Response* response,
+                 bool fail_fast, Done done, int)
+    -> decltype(worker->Base::GetStatusAsync(opts, request, response, fail_fast, done)) {
+  worker->Base::GetStatusAsync(opts, request, response, fail_fast, std::move(done));
+}
+template <typename Base, typename Worker, typename Request, typename Response, typename Done>
+void StockStatus(Worker* worker, ::tensorflow::CallOptions*, const Request* request, Response* response, bool,
+                 Done done, long) {
+  worker->Base::GetStatusAsync(request, response, std::move(done));
+}
+}  // namespace compat_internal
+
+// Asks a task for its status. DeepRec's method with options has another name; 1.15's has none.
+inline void AskStatus(::tensorflow::WorkerInterface* worker, ::tensorflow::CallOptions* opts,
+                      const ::tensorflow::GetStatusRequest* request, ::tensorflow::GetStatusResponse* response,
+                      ::tensorflow::StatusCallback done) {
+  compat_internal::AskStatus(worker, opts, request, response, std::move(done), 0);
+}
+// Whether the call has a deadline and can be cancelled: that of 1.15 waits for its peer.
+inline constexpr bool kStatusCallsEnd = decltype(compat_internal::AskStatus(
+    std::declval<::tensorflow::WorkerInterface*>(), nullptr, std::declval<const ::tensorflow::GetStatusRequest*>(),
+    std::declval<::tensorflow::GetStatusResponse*>(), std::declval<::tensorflow::StatusCallback>(), 0))::value;
+// What `Base` answers, a class that `worker` overrides.
+template <typename Base, typename Worker>
+void StockStatus(Worker* worker, ::tensorflow::CallOptions* opts, const ::tensorflow::GetStatusRequest* request,
+                 ::tensorflow::GetStatusResponse* response, bool fail_fast, ::tensorflow::StatusCallback done) {
+  compat_internal::StockStatus<Base>(worker, opts, request, response, fail_fast, std::move(done), 0);
+}
+
+// ---- The error of a graph's run within the response ----
+
+namespace compat_internal {
+template <typename R>
+auto ToldStatus(const R& response, int) -> decltype(Status(response.status())) {
+  return response.status();
+}
+template <typename R>
+Status ToldStatus(const R& response, long) {
+  return MakeStatus(static_cast<int>(response.status_code()), response.status_error_message());
+}
+}  // namespace compat_internal
+
+template <typename Response>
+Status ToldStatus(const Response& response) {
+  return compat_internal::ToldStatus(response, 0);
+}
+
+// ---- Rendezvous and collectives ----
+
+namespace compat_internal {
+template <typename R, typename... Rest>
+auto ConsumeBuf(R* rendezvous, int, Rest&&... rest)
+    -> decltype(rendezvous->ConsumeBuf(std::forward<Rest>(rest)..., nullptr)) {
+  return rendezvous->ConsumeBuf(std::forward<Rest>(rest)..., nullptr);
+}
+template <typename R, typename... Rest>
+auto ConsumeBuf(R* rendezvous, long, Rest&&... rest) -> decltype(rendezvous->ConsumeBuf(std::forward<Rest>(rest)...)) {
+  return rendezvous->ConsumeBuf(std::forward<Rest>(rest)...);
+}
+}  // namespace compat_internal
+
+// Without a cancellation manager, which 1.15 does not take.
+template <typename Rendezvous, typename... Rest>
+void ConsumeBuf(Rendezvous* rendezvous, Rest&&... rest) {
+  compat_internal::ConsumeBuf(rendezvous, 0, std::forward<Rest>(rest)...);
+}
+
+// ---- Eager clients ----
+
+namespace compat_internal {
+template <typename Client, typename Request, typename Response, typename Done>
+auto CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t timeout_ms,
+                        int retries, int)
+    -> decltype(client->CreateContextAsync(request, response, std::move(done), timeout_ms, retries)) {
+  client->CreateContextAsync(request, response, std::move(done), timeout_ms, retries);
+}
+template <typename Client, typename Request, typename Response, typename Done>
+void CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t, int, long) {
+  client->CreateContextAsync(request, response, std::move(done));
+}
+}  // namespace compat_internal
+
+// The call with a timeout and a number of retries, which early versions (2.12) do not have and never make.
+template <typename Client, typename Request, typename Response, typename Done>
+void CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t timeout_ms,
+                        int retries) {
+  compat_internal::CreateEagerContext(client, request, response, std::move(done), timeout_ms, retries, 0);
+}
+
+// ---- Private members that some versions lack ----
+
+// STARWIRE_OWNER(member_): OwnerOf_member_ is GrpcServer if it has the member, else a stand-in that has it. The name is
+// ambiguous in a class that inherits it from two bases, even if one of them keeps it private.
+#define STARWIRE_OWNER(member)                                         \
+  struct No_##member {                                                 \
+    int member = 0;                                                    \
+  };                                                                   \
+  struct OwnOrNo_##member : ::tensorflow::GrpcServer, No_##member {};  \
+  template <typename T>                                                \
+  auto FindOwnerOf_##member(int)->decltype(&T::member, No_##member()); \
+  template <typename T>                                                \
+  ::tensorflow::GrpcServer FindOwnerOf_##member(...);                  \
+  using OwnerOf_##member = decltype(FindOwnerOf_##member<OwnOrNo_##member>(0))
+
+namespace compat_internal {
+STARWIRE_OWNER(coordination_compute_pool_);
+STARWIRE_OWNER(coordination_thread_);
+STARWIRE_OWNER(grpc_worker_env_);
+}  // namespace compat_internal
+#undef STARWIRE_OWNER
+
+// GrpcServer in newer versions (2.21 has it, 2.18 does not).
+using CoordinationPoolOwner = compat_internal::OwnerOf_coordination_compute_pool_;
+// GrpcServer, but not in 1.15.
+using CoordinationThreadOwner = compat_internal::OwnerOf_coordination_thread_;
+using ClientsOwner = compat_internal::OwnerOf_grpc_worker_env_;
+
+namespace compat_internal {
+template <typename Server>
+auto ShutDownNow(Server* server, gpr_timespec deadline, int) -> decltype(server->Shutdown(deadline)) {
+  server->Shutdown(deadline);
+}
+template <typename Server>
+void ShutDownNow(Server* server, gpr_timespec deadline, long) {
+  server->ShutdownInternal(deadline);
+}
+}  // namespace compat_internal
+
+// Closes a gRPC server's port, and cancels its calls at once: the deadline is in the past. Without gRPC's headers
+// (1.15) there is only the virtual function behind Shutdown().
+template <typename Server>
+void ShutDownNow(Server* server) {
+  compat_internal::ShutDownNow(server, gpr_timespec{0, 0, GPR_CLOCK_MONOTONIC}, 0);
+}
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_BASE_COMPAT_SERVER_H_
