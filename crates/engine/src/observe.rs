@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use crate::config::Setting;
 use crate::control::{ControlState, ServerFacts};
 use crate::host::Host;
-use crate::metrics::{ConnectionFacts, Sample};
+use crate::metrics::{ConnectionFacts, PeerFacts, Sample};
 use crate::shared::Shared;
 
 /// Reads from an engine without keeping it alive.
@@ -39,6 +39,10 @@ impl<H: Host> ControlState for View<H> {
 
     fn connections(&self) -> Vec<ConnectionFacts> {
         self.shared.upgrade().map_or_else(Vec::new, |s| s.connections.list())
+    }
+
+    fn peers(&self) -> Vec<PeerFacts> {
+        self.shared.upgrade().map_or_else(Vec::new, |s| s.connections.peers())
     }
 
     fn settings(&self) -> Vec<Setting> {
