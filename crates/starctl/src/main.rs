@@ -7,6 +7,7 @@
 mod args;
 mod bench;
 mod cluster;
+mod completions;
 mod discover;
 mod doctor;
 mod endpoint_map;
@@ -23,8 +24,16 @@ use std::process::ExitCode;
 
 use args::{Command, Failure, Parsed};
 
-const COMMANDS: [Command; 7] =
-    [doctor::COMMAND, top::COMMAND, health::COMMAND, sd::COMMAND, endpoint_map::COMMAND, plan::COMMAND, bench::COMMAND];
+const COMMANDS: [Command; 8] = [
+    doctor::COMMAND,
+    top::COMMAND,
+    health::COMMAND,
+    sd::COMMAND,
+    endpoint_map::COMMAND,
+    plan::COMMAND,
+    bench::COMMAND,
+    completions::COMMAND,
+];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = match std::env::args_os().skip(1).map(std::ffi::OsString::into_string).collect() {
