@@ -166,6 +166,25 @@ fuzz-graphs: build ## Compare random graphs over grpc and every protocol, bit fo
 	@scripts/venv-install $(VENV) pytest
 	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) tests/fuzz_graphs/run.py $(if $(filter file,$(origin FUZZ_SECONDS)),--seconds 300,--seconds $(FUZZ_SECONDS)) $(ARGS)
 
+# ---- ship it
+
+.PHONY: wheels
+wheels: tools ## Build one wheel for all TensorFlows, into target/dist/ (VERSIONS="2.15.1 2.21.0": only these; URL=…: for its metadata)
+	@CARGO="$(CARGO)" URL="$(URL)" scripts/wheels $(VERSIONS)
+
+.PHONY: test-wheel
+test-wheel: venv ## Install that wheel where there is no compiler, for each Python at hand; train, restart, upgrade TensorFlow (10 min)
+	@scripts/venv-install $(VENV) pytest
+	@$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/wheel $(ARGS)
+
+.PHONY: release
+release: tools ## Check versions; build wheels, source archive, SBOM and checksums into target/dist/ (VERSIONS=…, DIRTY=1: a trial)
+	@CARGO="$(CARGO)" URL="$(URL)" scripts/release $(VERSIONS)
+
+.PHONY: docs
+docs: ## Build the documentation site into target/docs/site/
+	@scripts/docs
+
 .PHONY: clean
 clean: ## Remove build outputs; keep the virtual environments
 	rm -rf target

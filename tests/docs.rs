@@ -108,6 +108,66 @@ fn links_and_file_names() {
     assert!(dead.is_empty(), "{}", dead.join("\n"));
 }
 
+/// The anchors that GitHub and mkdocs make of headings.
+fn anchors(text: &str) -> Vec<String> {
+    let mut in_code = false;
+    let mut found: Vec<String> = Vec::new();
+    for line in text.lines() {
+        in_code ^= line.trim_start().starts_with("```");
+        let Some(heading) = line.strip_prefix('#').filter(|_| !in_code) else { continue };
+        let heading = heading.trim_start_matches('#').trim();
+        // Of a link, its text.
+        let (mut plain, mut rest) = (String::new(), heading);
+        while let Some((before, (label, after))) = rest.split_once('[').and_then(|(before, inner)| {
+            Some((before, inner.split_once("](").and_then(|(l, r)| Some((l, r.split_once(')')?.1)))?))
+        }) {
+            plain = plain + before + label;
+            rest = after;
+        }
+        plain += rest;
+        let kept =
+            plain.to_lowercase().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>();
+        found.push(kept.replace(' ', "-"));
+    }
+    found
+}
+
+#[test]
+fn anchors_of_links_exist() {
+    let mut dead = Vec::new();
+    for file in documents() {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for (target, anchor) in links.filter(|link| !link.contains("://")).filter_map(|link| link.split_once('#')) {
+            let path = if target.is_empty() { file.clone() } else { file.parent().unwrap().join(target) };
+            let there = std::fs::read_to_string(&path).is_ok_and(|text| anchors(&text).iter().any(|a| a == anchor));
+            if !there {
+                dead.push(format!("{}: {target}#{anchor}", file.display()));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "{}", dead.join("\n"));
+}
+
+/// The navigation of the site (`make docs`) has every document of docs/, and no other file.
+#[test]
+fn the_site_shows_every_document() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(root.join("mkdocs.yml")).unwrap();
+    let listed: Vec<&str> = text.lines().filter_map(|line| line.rsplit_once(": ")).map(|(_, path)| path).collect();
+    let pages: Vec<&str> = listed.into_iter().filter(|path| path.ends_with(".md")).collect();
+    for page in &pages {
+        assert!(root.join(page).exists(), "mkdocs.yml lists {page}, which does not exist");
+    }
+    for entry in std::fs::read_dir(root.join("docs")).unwrap() {
+        let name = entry.unwrap().file_name().to_string_lossy().into_owned();
+        assert!(
+            !name.ends_with(".md") || pages.contains(&format!("docs/{name}").as_str()),
+            "mkdocs.yml lacks docs/{name}"
+        );
+    }
+}
+
 /// Rows of the tables in `docs/protocol.md`, with trimmed cells.
 fn protocol_rows() -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/protocol.md")).unwrap();

@@ -22,6 +22,28 @@ namespace {
 // The version of include/starwire.h that this file was compiled with.
 constexpr uint32_t kAbiVersion = SW_ABI_VERSION;
 
+// Each row holds the releases that one library fits; the rest of it is null.
+constexpr const char* kReleases[][4] = {
+#include "python/starwire/releases.inc"
+};
+
+// Whether this library fits the running release. Not every release equals the string of its package:
+// 2.15.0.post1 calls itself 2.15.0.
+bool Fits(const char* running) {
+  if (std::strcmp(running, STARWIRE_TF_VERSION) == 0) return true;
+  for (const auto& row : kReleases) {
+    bool has_running = false;
+    bool has_built = false;
+    for (const char* release : row) {
+      if (release == nullptr) break;
+      has_running |= std::strcmp(release, running) == 0;
+      has_built |= std::strcmp(release, STARWIRE_TF_VERSION) == 0;
+    }
+    if (has_running && has_built) return true;
+  }
+  return false;
+}
+
 template <typename F>
 F Find(const char* name) {
   return reinterpret_cast<F>(dlsym(RTLD_DEFAULT, name));
@@ -35,7 +57,7 @@ std::string Objection() {
                        " but this process has no TensorFlow: import tensorflow first");
   }
   const char* running = version();
-  if (std::strcmp(running, STARWIRE_TF_VERSION) != 0) {
+  if (!Fits(running)) {
     return std::string("starwire was built for TensorFlow " STARWIRE_TF_VERSION " but TensorFlow ") + running +
            " is running: rebuild with `make build TF_VERSION=" + running + "`";
   }

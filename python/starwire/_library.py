@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import threading
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
@@ -24,9 +25,10 @@ def library_path():
         return os.path.abspath(override)
     running = _tensorflow_version()
     built = _built_versions()
-    if running in built:
-        return str(built[running])
-    raise ImportError(_advice(running, sorted(built)))
+    for version in _row(running):
+        if version in built:
+            return str(built[version])
+    raise ImportError(_advice(running, built))
 
 
 def load():
@@ -43,6 +45,12 @@ def load():
         except Exception as error:
             raise ImportError(f"starwire: TensorFlow {_tensorflow_version()} refused {path}: {error}") from error
         _loaded = path
+
+
+def _row(version):
+    """The releases whose library fits ``version``, itself first: releases.inc."""
+    rows = (re.findall(r'"(.+?)"', line) for line in (_PACKAGE / "releases.inc").read_text().splitlines() if line.startswith("{"))
+    return [version] + [other for row in rows if version in row for other in row if other != version]
 
 
 def _built_versions():
@@ -66,9 +74,10 @@ def _tensorflow_version():
 
 
 def _advice(running, built):
-    there = "built for TensorFlow " + ", ".join(built) if built else "not built yet"
+    versions = sorted({fits for version in built for fits in _row(version)}, key=lambda version: [int(number) for number in re.findall(r"\d+", version)])
+    there = "built for TensorFlow " + ", ".join(versions) if versions else "not built yet"
     if (_CHECKOUT / "Cargo.toml").is_file():
-        command = f"make -C {_CHECKOUT} build TF_VERSION={running}"
+        advice = f"Build it for that version: make -C {_CHECKOUT} build TF_VERSION={running}"
     else:
-        command = "pip install --force-reinstall --no-deps PATH_OF_THE_STARWIRE_CHECKOUT"
-    return f"starwire is {there}, but TensorFlow {running} is running. Build it for that version: {command}"
+        advice = "Install one of these versions, a newer starwire, or build it from source: pip install --no-cache-dir --force-reinstall --no-deps PATH_OF_THE_STARWIRE_CHECKOUT"
+    return f"starwire is {there}, but TensorFlow {running} is running. {advice}"

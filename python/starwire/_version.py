@@ -1,3 +1,3 @@
 """Version of this package and of the library; must match Cargo.toml."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

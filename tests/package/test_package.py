@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,32 @@ def test_another_version_is_refused_before_loading(tmp_path):
     )
 
 
+def test_an_installed_package_lists_what_it_supports(tmp_path):
+    """Without a checkout around it, and with rows of releases that share a library."""
+    package = tmp_path / "site" / "starwire"
+    shutil.copytree(ROOT / "python" / "starwire", package)
+    shutil.copytree(ROOT / "python" / "starwire_run", tmp_path / "site" / "starwire_run")
+    for version in ("2.15.1", "2.9.0", "2.99.1"):
+        (package / "lib" / f"tf-{version}").mkdir(parents=True)
+        (package / "lib" / f"tf-{version}" / "libstarwire.so").write_text("")
+    code, _, err = python("import starwire", tmp_path / "site")
+    assert code != 0
+    assert "ImportError: starwire is built for TensorFlow 2.9.0, 2.15.0, 2.15.0.post1, 2.15.1, 2.99.1, but TensorFlow " in err
+    assert " is running. Install one of these versions, a newer starwire, or build it from source: pip install " in err
+
+
+def test_a_library_serves_the_releases_of_its_row(tmp_path):
+    """The running release is made one of a row; the library itself, whose list is compiled in, is not loaded."""
+    package = tmp_path / "site" / "starwire"
+    shutil.copytree(ROOT / "python" / "starwire", package)
+    shutil.copytree(ROOT / "python" / "starwire_run", tmp_path / "site" / "starwire_run")
+    (package / "releases.inc").write_text(f'{{"2.98.1", "{version_of_tensorflow()}"}},\n')
+    (package / "lib" / "tf-2.98.1").mkdir(parents=True)
+    shutil.copy(library_of_checkout(), package / "lib" / "tf-2.98.1" / "libstarwire.so")
+    code, out, err = python("import starwire; print(starwire.library_path())", tmp_path / "site")
+    assert (code, out) == (0, str(package / "lib" / "tf-2.98.1" / "libstarwire.so")), err
+
+
 def test_nothing_built_says_how_to_build(tmp_path):
     code, _, err = python("import starwire", ROOT / "python", CARGO_TARGET_DIR=str(tmp_path))
     assert code != 0
@@ -125,7 +152,45 @@ def test_pip_installs_it(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     result = subprocess.run([tmp_path / "bin" / "starwire", "run", "sh", "-c", "echo $STARWIRE_PROTOCOL"], env=environment, capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (0, "grpc++\n", "")
-    assert (tmp_path / "starwire-0.1.0.dist-info" / "METADATA").read_text().startswith("Metadata-Version: 2.1\nName: starwire\n")
+    (information,) = tmp_path.glob("starwire-*.dist-info")
+    assert information.name.endswith(f"+tf{version_of_tensorflow()}.dist-info")
+    assert (information / "METADATA").read_text().startswith("Metadata-Version: 2.1\nName: starwire\n")
+
+
+def test_metadata_is_made_without_compiling(tmp_path):
+    """pip asks for it first, and shows nothing meanwhile."""
+    backend = f"import sys; sys.path.insert(0, {str(ROOT / 'python' / 'build_backend')!r}); import starwire_build; print(starwire_build.prepare_metadata_for_build_wheel({str(tmp_path)!r}))"
+    code, out, err = python(backend, PATH="/nonexistent")
+    assert code == 0, err
+    version = re.search(r'__version__ = "(.*)"', (ROOT / "python/starwire/_version.py").read_text())[1]
+    assert out == f"starwire-{version}+tf{version_of_tensorflow()}.dist-info"
+    assert f"\nVersion: {version}+tf{version_of_tensorflow()}\n" in (tmp_path / out / "METADATA").read_text()
+    assert "starwire = starwire_run.command:main" in (tmp_path / out / "entry_points.txt").read_text()
+
+
+def test_a_wheel_is_the_same_bytes_for_the_same_contents(tmp_path):
+    sys.path.insert(0, str(ROOT / "python" / "build_backend"))
+    import starwire_wheel
+
+    digests = set()
+    for n in range(2):
+        (tmp_path / str(n)).mkdir()
+        name = starwire_wheel.write(tmp_path / str(n), "1.0", "py3-none-any", {"starwire/a.py": b"x", "starwire-1.0.data/scripts/starctl": b"y"})
+        digests.add((tmp_path / str(n) / name).read_bytes())
+    assert len(digests) == 1
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--target", str(tmp_path / "to"), str(tmp_path / "0" / name)]
+    result = subprocess.run(install, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert os.access(tmp_path / "to" / "bin" / "starctl", os.X_OK)
+    names = zipfile.ZipFile(tmp_path / "0" / name).namelist()
+    assert names[-1] == "starwire-1.0.dist-info/RECORD"
+
+
+def test_the_list_of_releases_fits_the_table_of_the_documentation():
+    rows = [re.findall(r'"(.+?)"', line) for line in (ROOT / "python/starwire/releases.inc").read_text().splitlines() if line.startswith("{")]
+    table = (ROOT / "docs/install.md").read_text()
+    for first, *others in rows:
+        assert re.search(rf"^\| {re.escape(first)} \| {re.escape(', '.join(others))} ?\|$", table, re.M), first
 
 
 def test_sdist_holds_what_a_build_needs(tmp_path):

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::config::Setting;
 use crate::control::{ControlError, ControlState, ServerFacts};
 use crate::host::Host;
-use crate::metrics::{ConnectionFacts, Sample};
+use crate::metrics::{ConnectionFacts, PeerFacts, Sample};
 use crate::shared::Shared;
 
 /// Reads from an engine without keeping it alive.
@@ -50,6 +50,10 @@ impl<H: Host> ControlState for View<H> {
 
     fn connections(&self) -> Vec<ConnectionFacts> {
         self.shared.upgrade().map_or_else(Vec::new, |s| s.connections.list())
+    }
+
+    fn peers(&self) -> Vec<PeerFacts> {
+        self.shared.upgrade().map_or_else(Vec::new, |s| s.connections.peers())
     }
 
     fn settings(&self) -> Vec<Setting> {

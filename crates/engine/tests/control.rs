@@ -18,7 +18,7 @@ use starwire_engine::control::proto::health::{HealthCheckRequest, HealthCheckRes
 use starwire_engine::control::proto::starwire as pb;
 use starwire_engine::control::proto::starwire::control_client::ControlClient;
 use starwire_engine::control::{ControlAccess, ControlError, ControlService, ControlState, Limits, ServerFacts};
-use starwire_engine::metrics::{ConnectionFacts, Connections, Direction, Metrics, Sample, State};
+use starwire_engine::metrics::{ConnectionFacts, Connections, Direction, Metrics, PeerFacts, Sample, State};
 use starwire_net::reactor::topology::Topology;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request};
@@ -51,6 +51,10 @@ impl ControlState for Fake {
 
     fn connections(&self) -> Vec<ConnectionFacts> {
         self.connections.list()
+    }
+
+    fn peers(&self) -> Vec<PeerFacts> {
+        self.connections.peers()
     }
 
     fn settings(&self) -> Vec<Setting> {
@@ -163,8 +167,34 @@ fn plain_http_serves_metrics_and_liveness() {
     assert!(build.contains(&format!("version=\"{}\",wire_version=\"", env!("CARGO_PKG_VERSION"))), "{build}");
     assert!(build.ends_with("\"} 1"), "{build}");
     assert!(door.get("/healthz").ends_with("\r\n\r\nok\n"));
-    assert!(door.get("/").starts_with("HTTP/1.1 404 "));
     assert!(door.get("/metrics/x").starts_with("HTTP/1.1 404 "));
+}
+
+#[test]
+fn metrics_tell_of_peers_and_of_the_process() {
+    let state = fake();
+    let entry = state.connections.enter(Direction::Incoming, State::Ready, "10.0.0.1:5", 0);
+    entry.set_peer("/job:worker/task:1");
+    entry.add_bytes_in(42);
+    let door = Door::open(ControlService::new(state, ControlAccess::Everybody));
+    let metrics = door.get("/metrics");
+    let own = "protocol=\"grpc++\",task=\"/job:ps/replica:0/task:0\"";
+    let line = format!("\nstarwire_peer_bytes_received_total{{{own},peer=\"/job:worker/task:1\"}} 42\n");
+    assert!(metrics.contains(&line), "{metrics}");
+    assert!(metrics.contains("\nprocess_resident_memory_bytes "), "{metrics}");
+}
+
+/// Nothing but the page itself, and it may load nothing.
+#[test]
+fn the_page_is_whole_and_confined() {
+    let page = Door::plain().get("/");
+    assert!(page.starts_with("HTTP/1.1 200 OK\r\ncontent-type: text/html; charset=utf-8\r\n"), "{page}");
+    assert!(page.contains("\r\ncontent-security-policy: default-src 'none'; "), "{page}");
+    let (_, text) = page.split_once("\r\n\r\n").unwrap();
+    assert!(text.trim_end().ends_with("</html>"));
+    for outside in ["src=", "@import", "url(", "innerHTML", "http:", "https:"] {
+        assert!(!text.contains(outside), "the page contains {outside}");
+    }
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub struct Opt {
     pub help: &'static str,
 }
 
+pub const JSON: Opt = Opt { name: "--json", value: "", help: "print JSON, for programs" };
+
 pub enum Failure {
     /// The command line is wrong.
     Usage(String),

@@ -6,7 +6,9 @@ mod settings;
 
 use std::process::ExitCode;
 
-use crate::args::{Args, Command, Failure, Opt};
+use serde_json::json;
+
+use crate::args::{Args, Command, Failure, JSON, Opt};
 use crate::cluster::{self, Cluster};
 
 pub const COMMAND: Command = Command {
@@ -18,6 +20,7 @@ pub const COMMAND: Command = Command {
         Opt { name: "--job", value: "NAME", help: "check as a task of this job (from $TF_CONFIG, else the first one)" },
         Opt { name: "--protocol", value: "NAME", help: "check for this protocol (grpc++)" },
         Opt { name: "--connect", value: "", help: "also connect to each data port of the endpoint map" },
+        JSON,
     ],
     details: "\
 Without --cluster, the cluster is taken from $TF_CONFIG; without either, checks that need a cluster are skipped.
@@ -61,7 +64,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     let cluster = Cluster::from_args(args, tf_config.as_deref())?;
     let mut findings = host::examine();
     findings.extend(settings::examine(args, cluster.as_ref())?);
-    print!("{}", render(&findings));
+    print!("{}", if args.has(JSON.name) { render_json(&findings) } else { render(&findings) });
     let bad = findings.iter().any(|f| f.verdict == Verdict::Bad);
     Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -81,6 +84,18 @@ fn render(findings: &[Finding]) -> String {
     text + &format!("{} ok, {} notes, {} bad\n", count(Verdict::Ok), count(Verdict::Note), count(Verdict::Bad))
 }
 
+fn render_json(findings: &[Finding]) -> String {
+    let of = |finding: &Finding| {
+        let verdict = match finding.verdict {
+            Verdict::Ok => "ok",
+            Verdict::Note => "note",
+            Verdict::Bad => "bad",
+        };
+        json!({"verdict": verdict, "subject": finding.subject, "text": finding.text})
+    };
+    format!("{:#}\n", findings.iter().map(of).collect::<serde_json::Value>())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,5 +104,7 @@ mod tests {
     fn findings_line_up_and_are_counted() {
         let findings = [Finding::ok("a", "x"), Finding::note("long", "y"), Finding::bad("c", "z")];
         assert_eq!(render(&findings), "ok    a     x\nnote  long  y\nBAD   c     z\n1 ok, 1 notes, 1 bad\n");
+        let parsed: serde_json::Value = serde_json::from_str(&render_json(&findings)).unwrap();
+        assert_eq!(parsed[1], json!({"verdict": "note", "subject": "long", "text": "y"}));
     }
 }

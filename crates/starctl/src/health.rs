@@ -3,10 +3,11 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use serde_json::json;
 use starwire_engine::control::proto::health::HealthCheckRequest;
 use starwire_engine::control::proto::health::health_client::HealthClient;
 
-use crate::args::{Args, Command, Failure, Opt};
+use crate::args::{Args, Command, Failure, JSON, Opt};
 use crate::discover::{self, Target};
 use crate::remote;
 
@@ -18,6 +19,7 @@ pub const COMMAND: Command = Command {
         discover::CLUSTER,
         Opt { name: "--service", value: "NAME", help: "check one service instead of the whole server" },
         Opt { name: "--timeout-ms", value: "N", help: "time to wait for an answer (2000)" },
+        JSON,
     ],
     details: "\
 ADDRESS is host:port of a server: the one of the ClusterSpec, which is asked for its data port, or the data port.
@@ -31,7 +33,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     let service = args.get("--service").unwrap_or_default();
     let targets = discover::targets(args)?;
     let runtime = remote::runtime()?;
-    let mut all_well = true;
+    let (mut all_well, mut answers) = (true, Vec::new());
     for Target { address, .. } in &targets {
         let asked = runtime.block_on(async {
             let data = discover::data_port(address, timeout).await?;
@@ -39,17 +41,19 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
             let request = HealthCheckRequest { service: service.to_owned() };
             HealthClient::new(channel).check(request).await.map_err(|status| remote::explain(&status))
         });
-        match asked {
-            Ok(reply) => {
-                let status = reply.into_inner().status();
-                println!("{address} {}", status.as_str_name());
-                all_well &= status.as_str_name() == "SERVING";
-            }
-            Err(reason) => {
-                println!("{address} UNREACHABLE ({reason})");
-                all_well = false;
-            }
+        let (status, reason) = match asked {
+            Ok(reply) => (reply.into_inner().status().as_str_name(), None),
+            Err(reason) => ("UNREACHABLE", Some(reason)),
+        };
+        all_well &= status == "SERVING";
+        if args.has(JSON.name) {
+            answers.push(json!({"address": address.to_string(), "status": status, "reason": reason}));
+        } else {
+            println!("{address} {status}{}", reason.map_or_else(String::new, |reason| format!(" ({reason})")));
         }
+    }
+    if args.has(JSON.name) {
+        println!("{:#}", serde_json::Value::from(answers));
     }
     Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -7,6 +7,7 @@
 mod args;
 mod bench;
 mod cluster;
+mod completions;
 mod discover;
 mod doctor;
 mod endpoint_map;
@@ -24,7 +25,7 @@ use std::process::ExitCode;
 
 use args::{Command, Failure, Parsed};
 
-const COMMANDS: [Command; 8] = [
+const COMMANDS: [Command; 9] = [
     doctor::COMMAND,
     top::COMMAND,
     health::COMMAND,
@@ -33,6 +34,7 @@ const COMMANDS: [Command; 8] = [
     secret::COMMAND,
     plan::COMMAND,
     bench::COMMAND,
+    completions::COMMAND,
 ];
 
 fn main() -> ExitCode {

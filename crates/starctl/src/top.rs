@@ -5,13 +5,14 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use starwire_engine::config::HostPort;
 use starwire_engine::control::proto::starwire as pb;
 use starwire_engine::control::proto::starwire::control_client::ControlClient;
 use starwire_engine::metrics::{BUCKETS, Distribution};
 use tonic::transport::Channel;
 
-use crate::args::{Args, Command, Failure, Opt};
+use crate::args::{Args, Command, Failure, JSON, Opt};
 use crate::{discover, remote};
 
 pub const COMMAND: Command = Command {
@@ -23,12 +24,14 @@ pub const COMMAND: Command = Command {
         Opt { name: "--interval-ms", value: "N", help: "time between two updates (2000)" },
         Opt { name: "--once", value: "", help: "print one table (of one interval) and exit" },
         Opt { name: "--connections", value: "", help: "list each server's connections, busiest first" },
+        JSON,
     ],
     details: "\
 ADDRESS is host:port of a server: the one of the ClusterSpec, which is asked for its data port, or the data port.
 Without an ADDRESS: all tasks of --cluster, or of $TF_CONFIG.
 Rates are per second of the last interval. p50/p99 are upper bounds (powers of two) of the time from the start to
-the end of the method calls and tensor requests that ended within the interval.
+the end of the method calls and tensor requests that ended within the interval. With --json: one object per line and
+server and update, with the raw metrics and connections.
 ",
     run,
 };
@@ -40,21 +43,24 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 fn run(args: &Args) -> Result<ExitCode, Failure> {
     let interval = Duration::from_millis(args.number("--interval-ms", 2000, 50, 3_600_000)?);
-    let (once, connections) = (args.has("--once"), args.has("--connections"));
+    let (once, connections, json) = (args.has("--once"), args.has("--connections"), args.has(JSON.name));
     let targets = discover::targets(args)?;
     let runtime = remote::runtime()?;
     runtime.block_on(async {
         let mut servers: Vec<Server> =
             targets.into_iter().map(|target| Server::new(target.address, connections)).collect();
-        let clear = std::io::stdout().is_terminal() && !once;
+        let clear = std::io::stdout().is_terminal() && !once && !json;
         look_at(&mut servers).await;
         loop {
             tokio::time::sleep(interval).await;
             look_at(&mut servers).await;
-            let table = render(&servers, connections);
+            let text = match json {
+                true => servers.iter().map(|server| format!("{}\n", server.json())).collect(),
+                false => render(&servers, connections) + "\n",
+            };
             let cleared = if clear { "\x1b[2J\x1b[H" } else { "" };
             // A closed pipe (`| head`) is the end of the show.
-            if writeln!(std::io::stdout(), "{cleared}{table}").is_err() {
+            if write!(std::io::stdout(), "{cleared}{text}").is_err() {
                 return Ok(ExitCode::SUCCESS);
             }
             if once {
@@ -132,6 +138,33 @@ impl Server {
         self.before = if restarted { None } else { self.now.take() };
         self.now = Some(look);
         self.error = None;
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let Some(now) = self.now.as_ref() else {
+            return json!({"address": self.address.to_string(), "error": self.error});
+        };
+        let metrics = now.metrics.iter().map(|(name, value)| {
+            let value = match value {
+                pb::metric::Value::Counter(n) => json!(n),
+                pb::metric::Value::Gauge(n) => json!(n),
+                // Nanoseconds. Bucket i counts values below 2^(i + 10) that are in no bucket before it.
+                pb::metric::Value::Histogram(h) => json!({"count": h.count, "sum": h.sum, "buckets": h.buckets}),
+            };
+            (name.clone(), value)
+        });
+        let connections = now.reply.connections.iter().map(|c| {
+            let direction = if c.direction() == pb::connection::Direction::Outgoing { "outgoing" } else { "incoming" };
+            json!({"peer": c.peer, "address": c.address, "direction": direction, "state": c.state, "reactor": c.reactor,
+                "bytes_in": c.bytes_in, "bytes_out": c.bytes_out, "in_flight": c.calls_in_flight, "age_ms": c.age_ms})
+        });
+        let server = now.reply.server.clone().unwrap_or_default();
+        json!({
+            "address": self.address.to_string(), "task": server.task, "protocol": server.protocol, "pid": server.pid,
+            "uptime_ms": server.uptime_ms, "version": now.reply.build.as_ref().map(|build| build.version.clone()),
+            "metrics": metrics.collect::<serde_json::Map<_, _>>(),
+            "connections": self.connections.then(|| connections.collect::<Vec<_>>()),
+        })
     }
 
     fn lost(&mut self, error: String) {

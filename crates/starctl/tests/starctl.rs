@@ -48,7 +48,7 @@ fn server() -> (Probe, String) {
 #[test]
 fn every_command_explains_itself() {
     let overview = out(&starctl(&["--help"]));
-    for command in ["doctor", "top", "health", "sd", "endpoint-map", "secret", "plan", "bench"] {
+    for command in ["doctor", "top", "health", "sd", "endpoint-map", "secret", "plan", "bench", "completions"] {
         assert!(overview.contains(&format!("\n  {command} ")), "{overview}");
         let help = starctl(&[command, "--help"]);
         assert!(help.status.success());
@@ -85,8 +85,10 @@ fn invalid_command_lines_exit_with_2_and_a_reason() {
         (&["sd", "a:1", "--label", "x"], "--label \"x\" must be NAME=VALUE"),
         (&["endpoint-map"], "no cluster:"),
         (&["plan"], "no graph:"),
-        (&["doctor", "--frob"], "unknown option --frob; known: --cluster, --job, --protocol, --connect"),
+        (&["doctor", "--frob"], "unknown option --frob; known: --cluster, --job, --protocol, --connect, --json"),
         (&["bench", "--serve", "--to", "a:1"], "exclude each other"),
+        (&["completions"], "give one shell: bash, zsh or fish"),
+        (&["completions", "tcsh"], "give one shell: bash, zsh or fish"),
         (&["bench", "now"], "unexpected argument \"now\""),
     ] {
         let output = starctl(arguments);
@@ -351,4 +353,50 @@ fn doctor_examines_rdma() {
     command.args(["-c", script, env!("CARGO_BIN_EXE_starctl")]).env("STARWIRE_VERBS_LIBRARY", fake_library::path());
     let output = command.output().unwrap();
     assert!(out(&output).contains("64 KiB: RDMA pins buffers"), "{}", out(&output));
+}
+
+#[test]
+fn programs_get_json() {
+    let (_server, address) = server();
+    let health = starctl(&["health", "--json", &address, "127.0.0.1:1"]);
+    let parsed: serde_json::Value = serde_json::from_str(&out(&health)).unwrap();
+    assert_eq!(parsed[0], serde_json::json!({"address": address, "status": "SERVING", "reason": null}));
+    assert_eq!(parsed[1]["status"], "UNREACHABLE");
+    assert!(parsed[1]["reason"].as_str().unwrap().contains("refused"), "{parsed}");
+    assert_eq!(health.status.code(), Some(1));
+
+    let top = starctl(&["top", "--json", "--once", "--interval-ms", "50", &address, "127.0.0.1:1"]);
+    let text = out(&top);
+    let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((lines.len(), &lines[0]["task"]), (2, &serde_json::json!("/job:ps/replica:0/task:0")));
+    assert!(lines[0]["metrics"]["starwire_waits_total"].as_u64().unwrap() > 0, "{text}");
+    assert_eq!(lines[0]["metrics"]["starwire_call_seconds"]["count"], 0);
+    assert!(lines[1]["error"].as_str().unwrap().contains("refused"), "{text}");
+
+    let doctor: serde_json::Value = serde_json::from_str(&out(&starctl(&["doctor", "--json"]))).unwrap();
+    assert!(doctor.as_array().unwrap().iter().any(|finding| finding["verdict"] == "ok"), "{doctor}");
+}
+
+/// bash completes commands, and options of the command.
+#[test]
+fn a_shell_completes_command_lines() {
+    let complete = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let script = format!(
+            "eval \"$({} completions bash)\"; COMP_WORDS=({}); COMP_CWORD={}; _starctl; echo \"${{COMPREPLY[*]}}\"",
+            env!("CARGO_BIN_EXE_starctl"),
+            words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" "),
+            words.len() - 1
+        );
+        let output = Command::new("bash").args(["--norc", "-c", &script]).output().unwrap();
+        assert!(output.status.success(), "{}", err(&output));
+        out(&output).trim().to_owned()
+    };
+    assert_eq!(complete("starctl he"), "health");
+    assert_eq!(complete("starctl health --t"), "--timeout-ms");
+    assert_eq!(complete("starctl top --"), "--cluster --interval-ms --once --connections --json --help");
+    for shell in ["zsh", "fish"] {
+        let script = out(&starctl(&["completions", shell]));
+        assert!(script.contains("timeout-ms") && script.contains("endpoint-map"), "{script}");
+    }
 }

@@ -15,10 +15,16 @@ use super::health::HealthService;
 use super::proto::health::health_server::HealthServer;
 use super::proto::starwire::control_server::ControlServer;
 use super::stats::{self, StatsService};
-use crate::metrics::{BUILD_INFO, render_prometheus, render_prometheus_info};
+use crate::metrics::{BUILD_INFO, render_process, render_prometheus, render_prometheus_info, render_prometheus_peers};
 
 /// Requests contain a name or a flag; nothing needs more.
 const MAX_REQUEST: usize = 4 << 10;
+
+/// Shows what /metrics says, which it reads again and again.
+const PAGE: &str = include_str!("page.html");
+/// The page loads nothing and speaks to nobody else, whatever peers call themselves.
+const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+                           base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The routes of the control service.
 pub fn router(state: Arc<dyn ControlState>, serving: watch::Receiver<bool>) -> Router {
@@ -27,6 +33,7 @@ pub fn router(state: Arc<dyn ControlState>, serving: watch::Receiver<bool>) -> R
     Router::new()
         .route_service(&grpc_path(&health), health)
         .route_service(&grpc_path(&control), control)
+        .route("/", get(page))
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
         .fallback(unknown)
@@ -43,6 +50,16 @@ struct Shared {
     serving: watch::Receiver<bool>,
 }
 
+async fn page() -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    (headers, PAGE).into_response()
+}
+
 async fn metrics(State(shared): State<Shared>) -> Response {
     let server = shared.state.server();
     let own = [("protocol", server.protocol.as_str()), ("task", &server.task)];
@@ -51,6 +68,8 @@ async fn metrics(State(shared): State<Shared>) -> Response {
     let facts = [("version", build.version.as_str()), ("wire_version", &wire_version), ("profile", &build.profile)];
     let mut text = render_prometheus_info(&BUILD_INFO, &[own.as_slice(), facts.as_slice()].concat());
     text += &render_prometheus(&shared.state.metrics(), &own);
+    text += &render_prometheus_peers(&shared.state.peers(), &own);
+    text += &render_process();
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
@@ -71,7 +90,7 @@ async fn unknown(headers: HeaderMap, request: Request) -> Response {
     }
     (
         StatusCode::NOT_FOUND,
-        "a starwire server answers GET /metrics, GET /healthz and gRPC health and statistics here\n",
+        "a starwire server answers GET /, GET /metrics, GET /healthz and gRPC health and statistics here\n",
     )
         .into_response()
 }

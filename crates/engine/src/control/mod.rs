@@ -1,4 +1,4 @@
-//! The control service on the data port: gRPC health, statistics, Prometheus' `/metrics`.
+//! The control service on the data port: gRPC health, statistics, Prometheus' `/metrics`, and a page for people.
 //!
 //! A reactor that finds HTTP on a new connection hands the socket over, with the bytes it has read. One small thread
 //! serves all of them; it starts with the first. Everything here is read-only. If the port is the task's only one, the
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 pub use crate::config::ControlAccess;
 use crate::config::Setting;
-use crate::metrics::{ConnectionFacts, Sample};
+use crate::metrics::{ConnectionFacts, PeerFacts, Sample};
 pub use http::router;
 pub use service::{Behind, ControlError, ControlService};
 
@@ -31,6 +31,7 @@ pub trait ControlState: Send + Sync + 'static {
     fn server(&self) -> ServerFacts;
     fn metrics(&self) -> Vec<Sample>;
     fn connections(&self) -> Vec<ConnectionFacts>;
+    fn peers(&self) -> Vec<PeerFacts>;
     fn settings(&self) -> Vec<Setting>;
 }
 

@@ -68,11 +68,58 @@ pub struct ConnectionFacts {
     pub age: Duration,
 }
 
+/// The traffic with a peer since it was first seen, over all connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PeerFacts {
+    /// Its task, or [`OTHER_PEERS`].
+    pub peer: String,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
+    /// Open ones.
+    pub connections: u64,
+    pub in_flight: u64,
+}
+
+/// Peers that are told apart, first come, first served; the rest counts as one, because a monitoring system keeps a
+/// series for each.
+pub const MAX_PEERS: usize = 64;
+pub const OTHER_PEERS: &str = "other";
+
 /// The table of an engine.
 #[derive(Debug, Default)]
 pub struct Connections {
     next: AtomicU64,
-    entries: Mutex<BTreeMap<u64, Arc<Entry>>>,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    entries: BTreeMap<u64, Arc<Entry>>,
+    /// Bytes received from and sent to each peer over connections that have ended.
+    ended: BTreeMap<String, (u64, u64)>,
+}
+
+impl Table {
+    /// Under which name a peer counts.
+    fn name<'a>(&self, peer: &'a str) -> &'a str {
+        if self.ended.contains_key(peer) { peer } else { OTHER_PEERS }
+    }
+
+    fn meet(&mut self, peer: &str) {
+        if self.ended.len() < MAX_PEERS {
+            self.ended.entry(peer.to_owned()).or_default();
+        }
+    }
+
+    fn leave(&mut self, number: u64) {
+        let Some(entry) = self.entries.remove(&number) else { return };
+        let facts = entry.facts();
+        if !facts.peer.is_empty() {
+            let ended = self.ended.entry(self.name(&facts.peer).to_owned()).or_default();
+            ended.0 = ended.0.wrapping_add(facts.bytes_in);
+            ended.1 = ended.1.wrapping_add(facts.bytes_out);
+        }
+    }
 }
 
 impl Connections {
@@ -96,18 +143,37 @@ impl Connections {
             bytes_out: Counter::default(),
             in_flight: AtomicU64::new(0),
         });
-        self.lock().insert(number, Arc::clone(&entry));
+        self.lock().entries.insert(number, Arc::clone(&entry));
         ConnectionEntry { table: Arc::clone(self), number, entry }
     }
 
     /// Oldest first.
     pub fn list(&self) -> Vec<ConnectionFacts> {
-        let entries: Vec<Arc<Entry>> = self.lock().values().cloned().collect();
+        let entries: Vec<Arc<Entry>> = self.lock().entries.values().cloned().collect();
         entries.iter().map(|entry| entry.facts()).collect()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Arc<Entry>>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    /// By name; at most [`MAX_PEERS`] and [`OTHER_PEERS`]. The numbers of bytes never fall.
+    pub fn peers(&self) -> Vec<PeerFacts> {
+        let table = self.lock();
+        let mut peers: BTreeMap<&str, PeerFacts> = BTreeMap::new();
+        for (peer, (bytes_in, bytes_out)) in &table.ended {
+            let facts = PeerFacts { bytes_in: *bytes_in, bytes_out: *bytes_out, ..PeerFacts::default() };
+            peers.insert(peer, facts);
+        }
+        let live: Vec<ConnectionFacts> = table.entries.values().map(|entry| entry.facts()).collect();
+        for connection in live.iter().filter(|connection| !connection.peer.is_empty()) {
+            let facts = peers.entry(table.name(&connection.peer)).or_default();
+            facts.bytes_in = facts.bytes_in.wrapping_add(connection.bytes_in);
+            facts.bytes_out = facts.bytes_out.wrapping_add(connection.bytes_out);
+            facts.connections += 1;
+            facts.in_flight = facts.in_flight.saturating_add(connection.in_flight);
+        }
+        peers.into_iter().map(|(peer, facts)| PeerFacts { peer: peer.to_owned(), ..facts }).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -125,6 +191,7 @@ impl ConnectionEntry {
     }
 
     pub fn set_peer(&self, task: &str) {
+        self.table.lock().meet(task);
         task.clone_into(&mut self.entry.peer.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -143,7 +210,7 @@ impl ConnectionEntry {
 
 impl Drop for ConnectionEntry {
     fn drop(&mut self) {
-        self.table.lock().remove(&self.number);
+        self.table.lock().leave(self.number);
     }
 }
 
@@ -206,5 +273,43 @@ mod tests {
         assert_eq!(table.list().len(), 1);
         drop(second);
         assert!(table.list().is_empty());
+    }
+
+    #[test]
+    fn traffic_of_a_peer_outlives_its_connections() {
+        let table = Arc::new(Connections::default());
+        let enter = |peer: &str, bytes: u64| {
+            let entry = table.enter(Direction::Incoming, State::Ready, "a:1", 0);
+            entry.set_peer(peer);
+            entry.add_bytes_in(bytes);
+            entry.set_in_flight(1);
+            entry
+        };
+        let nameless = table.enter(Direction::Incoming, State::Handshake, "b:1", 0);
+        nameless.add_bytes_in(1);
+        drop((enter("worker", 5), enter("worker", 6)));
+        let again = enter("worker", 7);
+        let worker = PeerFacts { peer: "worker".to_owned(), bytes_in: 18, bytes_out: 0, connections: 1, in_flight: 1 };
+        assert_eq!(table.peers(), std::slice::from_ref(&worker));
+        drop(again);
+        assert_eq!(table.peers(), [PeerFacts { connections: 0, in_flight: 0, ..worker }]);
+    }
+
+    #[test]
+    fn only_so_many_peers_are_told_apart() {
+        let table = Arc::new(Connections::default());
+        for n in 0..2 * MAX_PEERS {
+            let entry = table.enter(Direction::Incoming, State::Ready, "a:1", 0);
+            entry.set_peer(&format!("worker {n}"));
+            entry.add_bytes_out(10);
+        }
+        let late = table.enter(Direction::Incoming, State::Ready, "a:1", 0);
+        late.set_peer("late");
+        late.add_bytes_out(3);
+        let peers = table.peers();
+        assert_eq!(peers.len(), MAX_PEERS + 1);
+        let other = peers.iter().find(|peer| peer.peer == OTHER_PEERS).unwrap();
+        assert_eq!((other.bytes_out, other.connections), (10 * MAX_PEERS as u64 + 3, 1));
+        assert_eq!(peers.iter().find(|peer| peer.peer == "worker 5").unwrap().bytes_out, 10);
     }
 }

@@ -113,3 +113,27 @@ pub const BUILD_INFO: Description = Description {
     kind: Kind::Gauge,
     help: "Always 1; the labels `version`, `wire_version` and `profile` (`release` or `debug`) describe the library.",
 };
+
+/// Series of a peer, each with the label `peer`; at most as many as `MAX_PEERS` says, and one for the others.
+pub const OF_PEERS: [Description; 4] = [
+    Description {
+        name: "starwire_peer_bytes_received_total",
+        kind: Kind::Counter,
+        help: "Bytes received from a peer over sockets and queue pairs (label `peer`: its task, or `other` for all but the first 64).",
+    },
+    Description {
+        name: "starwire_peer_bytes_sent_total",
+        kind: Kind::Counter,
+        help: "Bytes sent to a peer over sockets and queue pairs (label `peer`).",
+    },
+    Description {
+        name: "starwire_peer_connections",
+        kind: Kind::Gauge,
+        help: "Open connections with a peer, in both directions (label `peer`).",
+    },
+    Description {
+        name: "starwire_peer_requests_in_flight",
+        kind: Kind::Gauge,
+        help: "Requests that wait for a reply of a peer (label `peer`).",
+    },
+];

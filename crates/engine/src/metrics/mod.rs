@@ -4,6 +4,7 @@
 mod cells;
 mod connections;
 mod list;
+mod process;
 mod prometheus;
 
 use std::fmt::{self, Write};
@@ -14,9 +15,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crossbeam_utils::CachePadded;
 
 pub use cells::{BUCKETS, Counter, Distribution, Gauge, Histogram};
-pub use connections::{ConnectionEntry, ConnectionFacts, Connections, Direction, State};
-pub use list::{BUILD_INFO, Cells, LIST};
-pub use prometheus::{render as render_prometheus, render_info as render_prometheus_info};
+pub use connections::{
+    ConnectionEntry, ConnectionFacts, Connections, Direction, MAX_PEERS, OTHER_PEERS, PeerFacts, State,
+};
+pub use list::{BUILD_INFO, Cells, LIST, OF_PEERS};
+pub use process::render as render_process;
+pub use prometheus::{
+    render as render_prometheus, render_info as render_prometheus_info, render_peers as render_prometheus_peers,
+};
 
 /// The static description of a metric.
 #[derive(Debug, PartialEq, Eq)]
@@ -133,7 +139,7 @@ impl Deref for Recorder {
 /// The table of `docs/metrics.md`.
 pub fn markdown_table() -> String {
     let mut out = String::from("| name | kind | meaning |\n|---|---|---|\n");
-    for description in [BUILD_INFO].iter().chain(LIST) {
+    for description in [BUILD_INFO].iter().chain(LIST).chain(&OF_PEERS) {
         let kind = Value::zero(description.kind).type_name();
         // Writing to a String cannot fail.
         let _ = writeln!(out, "| `{}` | {kind} | {} |", description.name, description.help);
@@ -188,7 +194,7 @@ mod tests {
     #[test]
     fn names_follow_the_rules_and_are_unique() {
         let mut seen = HashSet::new();
-        for d in LIST {
+        for d in LIST.iter().chain(&OF_PEERS) {
             assert!(seen.insert(d.name), "{} is there twice", d.name);
             assert!(
                 d.name.starts_with("starwire_") && d.name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'),

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::cells::Distribution;
-use super::{Description, Sample, Value};
+use super::{Description, OF_PEERS, PeerFacts, Sample, Value};
 
 /// `labels`: names and values on every line.
 pub fn render(samples: &[Sample], labels: &[(&str, &str)]) -> String {
@@ -29,6 +29,21 @@ pub fn render(samples: &[Sample], labels: &[(&str, &str)]) -> String {
 pub fn render_info(description: &Description, labels: &[(&str, &str)]) -> String {
     let Description { name, help, .. } = description;
     format!("# HELP {name} {help}\n# TYPE {name} gauge\n{name}{{{}}} 1\n", join(labels))
+}
+
+/// The series of each peer.
+pub fn render_peers(peers: &[PeerFacts], labels: &[(&str, &str)]) -> String {
+    let labels = join(labels);
+    let mut out = String::new();
+    let numbers: [fn(&PeerFacts) -> u64; OF_PEERS.len()] =
+        [|peer| peer.bytes_in, |peer| peer.bytes_out, |peer| peer.connections, |peer| peer.in_flight];
+    for (Description { name, kind, help }, number) in OF_PEERS.iter().zip(numbers) {
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {}", Value::zero(*kind).type_name());
+        for peer in peers {
+            let _ = writeln!(out, "{name}{{{labels},peer=\"{}\"}} {}", escape(&peer.peer), number(peer));
+        }
+    }
+    out
 }
 
 fn join(labels: &[(&str, &str)]) -> String {
@@ -94,5 +109,23 @@ mod tests {
         let text = render(&Metrics::default().snapshot(), &[]);
         assert_eq!(line(&text, "starwire_calls_sent_total"), "starwire_calls_sent_total{} 0");
         assert_eq!(line(&text, "starwire_call_seconds_bucket"), "starwire_call_seconds_bucket{le=\"0.000001024\"} 0");
+    }
+
+    #[test]
+    fn a_peer_has_a_line_of_each_kind() {
+        let peer = PeerFacts { peer: "/job:\"x\"".to_owned(), bytes_in: 1, bytes_out: 2, connections: 3, in_flight: 4 };
+        let text = render_peers(&[peer], &[("task", "t")]);
+        let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        let labels = r#"{task="t",peer="/job:\"x\""}"#;
+        assert_eq!(
+            lines,
+            [
+                format!("starwire_peer_bytes_received_total{labels} 1"),
+                format!("starwire_peer_bytes_sent_total{labels} 2"),
+                format!("starwire_peer_connections{labels} 3"),
+                format!("starwire_peer_requests_in_flight{labels} 4"),
+            ]
+        );
+        assert!(text.contains("# TYPE starwire_peer_bytes_sent_total counter\n"));
     }
 }
