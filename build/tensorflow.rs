@@ -16,9 +16,11 @@ pub struct TensorFlow {
     pub python: String,
 }
 
-/// Sources that only serve functions of TensorFlow 2: cc/base/compat.h, STARWIRE_EAGER_PORT.
-const ONLY_TENSORFLOW_2: [&str; 4] = [
+/// Sources that only serve functions of TensorFlow 2 (cc/base/compat.h, STARWIRE_EAGER_PORT), and one that needs gRPC's
+/// headers.
+const ONLY_TENSORFLOW_2: [&str; 5] = [
     "cc/server/eager_handles.cc",
+    "cc/server/grpc_listener.cc",
     "cc/worker/eager_client.cc",
     "cc/worker/eager_messages.cc",
     "cc/worker/remote_eager.cc",

@@ -74,7 +74,9 @@ fn large_values_get_separate_calls_and_small_ones_share_one() {
 #[test]
 fn the_worker_waits_for_the_parts() {
     // tf.group of the updates of two servers, on the first one: no call for it, in parts or not.
-    for (style, size, calls) in [(Style::Robust, MB, 8), (Style::Lite, MB, 8), (Style::Robust, 4, 4), (Style::Lite, 4, 4)] {
+    for (style, size, calls) in
+        [(Style::Robust, MB, 8), (Style::Lite, MB, 8), (Style::Robust, 4, 4), (Style::Lite, 4, 4)]
+    {
         let mut b = Build::default();
         let all = b.op(1, &[]);
         for task in [1, 1, 2, 2] {
