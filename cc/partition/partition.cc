@@ -63,8 +63,8 @@ void CopyArgs(OpKernelContext* context, CancellationManager* cancellation, RunAr
   args->step_container = context->step_container();
   args->collective_executor = context->collective_executor();
   PassRunMembers(*context, args);
-  auto* runner = context->runner();
-  args->runner = [runner](std::function<void()> work) { (*runner)(std::move(work)); };
+  // A copy: the threads of a dataset's iterator keep it beyond the step.
+  args->runner = *context->runner();
 }
 
 class PartitionRun : public Step {
