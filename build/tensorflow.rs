@@ -26,8 +26,8 @@ const ONLY_TENSORFLOW_2: [&str; 5] = [
     "cc/worker/remote_eager.cc",
 ];
 
-/// Looks in every distribution that installs the package `tensorflow`. That of version 1 only refers to another package,
-/// and only TensorFlow itself knows how it was compiled.
+/// Looks in every distribution that installs the package `tensorflow`. That of version 1 only refers to another
+/// package, and only TensorFlow itself knows how it was compiled.
 const ASK: &str = r#"
 import importlib.util, sys
 try:

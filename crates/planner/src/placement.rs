@@ -115,7 +115,7 @@ impl<'a> Placement<'a> {
             }
         }
         all.keep_with_consumers(graph, flow, classes);
-        all.wait_on_worker(graph, flow);
+        all.wait_on_worker(graph, flow, roles);
         let needed = |edge: &u32| !all.is_copied(graph, graph.edge(*edge));
         let fetched = |node: u32| all.place(node) == Place::Copied && graph.outs(node).iter().any(needed);
         all.fetched = graph.ids().map(fetched).collect();
@@ -203,8 +203,9 @@ impl<'a> Placement<'a> {
     }
 
     /// Moves to the worker the no-ops that wait for calls if nothing else in their call waits for them: to wait for the
-    /// parts of a call, or for another server's call, would take a call and a round trip.
-    fn wait_on_worker(&mut self, graph: &Graph, flow: &Flow) {
+    /// parts of a call, or for another server's call, would take a call and a round trip. Those that had joined them
+    /// from the worker go back.
+    fn wait_on_worker(&mut self, graph: &Graph, flow: &Flow, roles: &Roles) {
         for step in flow.order.iter().rev() {
             let Step::Node(node) = *step else { continue };
             if self.place(node) != Place::Called || !is_no_op(graph, flow, node) {
@@ -217,7 +218,8 @@ impl<'a> Placement<'a> {
                 Place::Pivot | Place::Copied | Place::Left(_) => false,
             });
             if waits && free {
-                self.places[index(node)] = Place::Moved;
+                let from_server = roles.is_server(graph.node(node).task);
+                self.places[index(node)] = if from_server { Place::Moved } else { Place::Stays };
             }
         }
     }
