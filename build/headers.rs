@@ -105,7 +105,7 @@ fn generated(source: &Path) -> Option<PathBuf> {
 fn generate(tensorflow: &TensorFlow, compiler: &Path, source: &Path, folder: &Path) -> Result<PathBuf, String> {
     fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let done = |name: &&str| folder.join(PROTO_FOLDER).join(format!("{name}.pb.h")).exists();
-    if MESSAGES.iter().all(|name| done(&name)) {
+    if MESSAGES.iter().all(done) {
         return Ok(folder.to_path_buf());
     }
     let mut protoc = Command::new("protoc");
