@@ -367,8 +367,8 @@ def started(tmp_path, text, *options):
 def test_ctrl_c_stops_workers_first_then_parameter_servers(tmp_path):
     text = """
 if job == "worker":
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         time.sleep(100)
     except KeyboardInterrupt:
         time.sleep(0.5)
@@ -396,6 +396,10 @@ print("ready", flush=True)
 time.sleep(100)
 """
     process, path = started(tmp_path, text, "--ps", 1, "--worker", 1, "--grace", 0.5)
+    # A process that has just been started shows no command line for a moment.
+    end = time.monotonic() + 10
+    while len(left_behind(path)) != 5 and time.monotonic() < end:
+        time.sleep(0.01)
     assert len(left_behind(path)) == 5
     process.terminate()
     out = process.communicate(timeout=30)[0]
