@@ -7,7 +7,6 @@
 #include "cc/base/compat.h"
 #include "grpcpp/server_builder.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
-#include "tensorflow/core/public/version.h"
 
 namespace starwire {
 
@@ -19,8 +18,9 @@ Status ListenBehind(tensorflow::GrpcServer* server, ::grpc::ServerBuilder* build
 #else
 // TensorFlow 1.15 comes without gRPC's headers.
 inline Status ListenBehind(tensorflow::GrpcServer*, ::grpc::ServerBuilder*, const std::string&, int) {
-  return MakeStatus(kUnimplemented, "STARWIRE_PORTS=one needs TensorFlow 2.12 or later: TensorFlow " TF_VERSION_STRING
-                                    "'s gRPC server cannot be moved behind the port");
+  return MakeStatus(kUnimplemented,
+                    "STARWIRE_PORTS=one needs TensorFlow 2.12 or later: the gRPC server of " STARWIRE_TF_VERSION
+                    " cannot be moved behind the port");
 }
 #endif
 
