@@ -86,6 +86,8 @@ impl Shim {
             "-fvisibility-inlines-hidden",
             "-Wall",
             "-Wno-sign-compare",
+            // What the newest TensorFlow deprecates is all that the oldest has.
+            "-Wno-deprecated-declarations",
             "-pthread",
             // Hardening, as these files parse peers' bytes. Some distributions' compilers predefine _FORTIFY_SOURCE.
             "-fstack-protector-strong",

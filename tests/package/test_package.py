@@ -138,6 +138,17 @@ def test_nothing_built_says_how_to_build(tmp_path):
     assert "ImportError: starwire is not built yet" in err and "make -C" in err
 
 
+def test_a_build_that_takes_a_while_succeeds(tmp_path):
+    """The first report of progress comes after five seconds, when nothing may have been compiled yet."""
+    cargo = tmp_path / "cargo"
+    cargo.write_text('#!/bin/bash\nsleep 7\nmkdir -p "$CARGO_TARGET_DIR/release"\necho built >"$CARGO_TARGET_DIR/release/libstarwire.so"\n')
+    cargo.chmod(0o755)
+    environment = os.environ | {"CARGO": str(cargo), "CARGO_TARGET_DIR": str(tmp_path / "target")}
+    run = subprocess.run([ROOT / "scripts/build-plugin", sys.executable], env=environment, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert next((tmp_path / "target").glob("tf-*/libstarwire.so")).read_text() == "built\n"
+
+
 def test_pip_installs_it(tmp_path):
     """Under pip's build isolation, the backend must find the environment's TensorFlow itself."""
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target", str(tmp_path), str(ROOT)]
