@@ -1,5 +1,5 @@
-"""Random functions of TensorFlow 2 (`run.py --only functions`): a ClusterCoordinator runs them over stock gRPC and over every protocol, and every result
-and the final content of every variable must have the same bits.
+"""Random functions of TensorFlow 2 (`run.py --only functions`): a ClusterCoordinator runs them over stock gRPC and over every protocol, and a session of a
+worker runs the same operations as a graph. Every result and the final content of every variable must have the same bits.
 
 A program is JSON: {"seed", "variables": [{"server", "dtype", "rows"}], "functions": [[op…]…], "schedule": [function…]}. Values are vectors of WIDTH numbers.
 An op is {"op", "at": device, "in": [value…], "var": handle, "after": [op…]}; `value` is the number of an earlier op that has one. A handle is [variable,
@@ -13,6 +13,7 @@ from cluster import free_port, state, tf
 
 SHAPE = {"ps": 2, "worker": 2}
 PLACES = ("ps0", "ps1", "worker")
+AS_A_GRAPH = " as a graph"
 WIDTH = 4
 DEVICES = {"ps0": "/job:ps/replica:0/task:0/device:CPU:0", "ps1": "/job:ps/replica:0/task:1/device:CPU:0"}
 READS = ("read", "gather")
@@ -101,8 +102,8 @@ def coordinate(protocol, spec):
 class Body:
     """Builds one function."""
 
-    def __init__(self, program, handles):
-        self.program, self.handles = program, handles
+    def __init__(self, program, handles, worker):
+        self.program, self.handles, self.worker = program, handles, worker
 
     def dtype(self, variable):
         return tf.as_dtype(self.program["variables"][variable]["dtype"])
@@ -124,7 +125,7 @@ class Body:
         return made(resource=handle, value=value)
 
     def place(self, at):
-        return tf.device(DEVICES.get(at))
+        return tf.device(DEVICES.get(at, self.worker))
 
     def on_server(self, var):
         return self.place(f"ps{self.program['variables'][var[0]]['server']}")
@@ -147,7 +148,13 @@ class Body:
         if op["op"] == "cond":
             first, second = op["bodies"]
             return tf.cond(tf.reduce_sum(value) > 3.0, lambda: self.steps(first, value), lambda: self.steps(second, value))
-        return tf.while_loop(lambda i, _: i < 2, lambda i, at: (i + 1, self.steps(op["bodies"][0], at)), (tf.constant(0), value))[1]
+
+        def body(i, at):
+            at = self.steps(op["bodies"][0], at)
+            with tf.control_dependencies([at]):  # in a graph, iterations overlap otherwise
+                return i + 1, at
+
+        return tf.while_loop(lambda i, _: i < 2, body, (tf.constant(0), value))[1]
 
     def build(self, ops):
         values, done = [], []
@@ -183,23 +190,31 @@ class Body:
             return [tf.identity(value) for value in values if value is not None][-6:]
 
 
-def execute(program):
-    """Returns the results as (dtype, shape, bytes), one list for each step and one for the variables."""
+def plain(tensor):
     import numpy as np
 
-    def plain(tensor):
-        array = np.asarray(tensor)
-        return str(array.dtype), list(array.shape), array.tobytes()
+    array = np.asarray(tensor)
+    return str(array.dtype), list(array.shape), array.tobytes()
 
+
+def first_value(program, number):
+    import numpy as np
+
+    it = program["variables"][number]
+    shape = (WIDTH,) if it["rows"] == 0 else (it["rows"], WIDTH)
+    return (np.arange(np.prod(shape)).reshape(shape) % 5 + number).astype(it["dtype"])
+
+
+def execute(program):
+    """Returns the results as (dtype, shape, bytes), one list for each step and one for the variables."""
     variables, handles = [], []
     for number, it in enumerate(program["variables"]):
-        shape = (WIDTH,) if it["rows"] == 0 else (it["rows"], WIDTH)
         with state["strategy"].scope(), tf.device(DEVICES[f"ps{it['server']}"]):
-            made = tf.Variable((np.arange(np.prod(shape)).reshape(shape) % 5 + number).astype(it["dtype"]))
+            made = tf.Variable(first_value(program, number))
             again = tf.identity(made.handle)
         variables.append(made)
         handles.append((made.handle, again))
-    body = Body(program, handles)
+    body = Body(program, handles, worker=None)
     functions = [tf.function(lambda ops=ops: body.build(ops), autograph=False) for ops in program["functions"]]
     out = []
     for number in program["schedule"]:
@@ -207,6 +222,34 @@ def execute(program):
         state["coordinator"].join()
         out.append([plain(value) for value in result.fetch()])
     out.append([plain(v.numpy()) for v in variables])
+    return out
+
+
+# In worker 0, whose server runs the same as a graph. ------------------------------------------------------------------
+
+
+def execute_graph(program, target):
+    """Returns the same as `execute`."""
+    config = tf.compat.v1.ConfigProto(device_filters=["/job:ps", "/job:worker/task:0"])
+    graph = tf.Graph()
+    with graph.as_default():
+        handles, first, contents, last = [], [], [], []
+        for number, it in enumerate(program["variables"]):
+            value = first_value(program, number)
+            with tf.device(DEVICES[f"ps{it['server']}"]):
+                names = {"shared_name": f"fuzz-{program['seed']}-{number}", "dtype": value.dtype, "shape": value.shape}
+                both = tuple(tf.raw_ops.VarHandleOp(**names) for _ in range(2))
+                first.append(tf.raw_ops.AssignVariableOp(resource=both[0], value=tf.constant(value)))
+                contents.append(tf.raw_ops.ReadVariableOp(resource=both[0], dtype=value.dtype))
+                last.append(tf.raw_ops.DestroyResourceOp(resource=both[0]))
+            handles.append(both)
+        body = Body(program, handles, worker="/job:worker/replica:0/task:0/device:CPU:0")
+        functions = [body.build(ops) for ops in program["functions"]]
+        with tf.compat.v1.Session(target, graph=graph, config=config) as session:
+            session.run(first)
+            out = [[plain(value) for value in session.run(functions[number])] for number in program["schedule"]]
+            out.append([plain(value) for value in session.run(contents)])
+            session.run(last)
     return out
 
 
@@ -233,17 +276,24 @@ def fuzz(harness, runner, protocols, seed, programs, seconds, out, timeout=60):
     begun, clusters, wrong, count, hang = time.monotonic(), {}, [], 0, 0
 
     def run(program, names):
+        """The key of a graph's results is the protocol and " as a graph"."""
+        running = {}
         for name in names:
             if name not in clusters:
                 clusters[name] = start(harness, runner, name)
-            clusters[name][1].begin(execute, program)
-        results = {}
-        for name in names:
+            cluster, chief = clusters[name]
+            chief.begin(execute, program)
+            cluster["worker", 0].begin(execute_graph, program, cluster.target("worker", 0))
+            running[name], running[name + AS_A_GRAPH] = chief, cluster["worker", 0]
+        results, failed = {}, set()
+        for key, task in running.items():
             try:
-                results[name] = clusters[name][1].result(timeout)
+                results[key] = task.result(timeout)
             except (harness.RemoteError, harness.TaskDied, TimeoutError, AssertionError) as error:
-                results[name] = f"{type(error).__name__}: {str(error)[:600]}"
-                clusters.pop(name)[0].close()
+                results[key] = f"{type(error).__name__}: {str(error)[:600]}"
+                failed.add(key.removesuffix(AS_A_GRAPH))
+        for name in failed:
+            clusters.pop(name)[0].close()
         return results
 
     def hangs(result):
@@ -254,16 +304,19 @@ def fuzz(harness, runner, protocols, seed, programs, seconds, out, timeout=60):
             program = generate(seed + count)
             count += 1
             results = run(program, ("grpc", *protocols))
-            if hangs(results["grpc"]):
+            if hangs(results["grpc"]) or hangs(results["grpc" + AS_A_GRAPH]):
                 # Now and then, on a busy machine. The second time counts.
                 hang += 1
                 print(f"seed {program['seed']}: hangs over grpc", flush=True)
                 results.update(run(program, ("grpc",)))
-                if hangs(results["grpc"]):
+                if hangs(results["grpc"]) or hangs(results["grpc" + AS_A_GRAPH]):
                     continue
-            differ = [name for name in protocols if results[name] != results["grpc"]]
-            if isinstance(results["grpc"], str):
-                print(f"seed {program['seed']}: fails over grpc: {results['grpc']}", flush=True)
+            for name in ("grpc", "grpc" + AS_A_GRAPH):
+                if isinstance(results[name], str):
+                    print(f"seed {program['seed']}: fails over {name}: {results[name]}", flush=True)
+            # A failure has other words in a graph.
+            alike = [name for name in results if not (name.endswith(AS_A_GRAPH) and isinstance(results["grpc"], str))]
+            differ = [name for name in alike if results[name] != results["grpc"]]
             if differ:
                 wrong.append(program["seed"])
                 (out / f"functions-{program['seed']}.json").write_text(json.dumps(program, indent=1))
