@@ -302,7 +302,7 @@ class Generator:
         parts = {}
         for name, (scope, out, ctl) in zip(("then", "else"), bodies):
             parts.update({name: scope.records, f"{name}_out": self.show(out) or [], f"{name}_ctl": ctl})
-        self.structured("@cond", dev, {"pred": pred}, types, reads, writes, parts | {"style": style})
+        self.structured("@cond", dev, {"pred": pred}, types, reads, writes, {**parts, "style": style})
         self.guard = guard
 
     def structured(self, op, dev, ins, types, reads, writes, parts):

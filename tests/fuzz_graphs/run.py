@@ -66,7 +66,7 @@ class Clusters:
 
         # Enough threads that kernels that block, such as those of staging areas, do not starve others.
         config = ConfigProto(inter_op_parallelism_threads=5 if key == AGAIN else 12, intra_op_parallelism_threads=1 if key == AGAIN else 2).SerializeToString()
-        made = harness.Cluster(self.runner, protocol, SHAPE, environment=EAGER | {"TF_CPP_MIN_LOG_LEVEL": "1"}, start=False, config=config)
+        made = harness.Cluster(self.runner, protocol, SHAPE, environment={**EAGER, "TF_CPP_MIN_LOG_LEVEL": "1"}, start=False, config=config)
         for job, count in SHAPE.items():
             for index in range(count):
                 task = made.process(job, index)

@@ -11,9 +11,8 @@ from program import CONTROLS, OUTS, is_lit, lit, node_of, walk
 
 PARTS = ("init", "body", "final")
 # Operations that return their reference input.
-PASS_ON = {"RefIdentity": "input", "ApplyGradientDescent": "var"} | {
-    op: "ref" for op in ("Assign", "AssignAdd", "AssignSub", "ScatterAdd", "ScatterSub", "ScatterMul", "ScatterUpdate", "StridedSliceAssign")
-}
+PASS_ON = {op: "ref" for op in ("Assign", "AssignAdd", "AssignSub", "ScatterAdd", "ScatterSub", "ScatterMul", "ScatterUpdate", "StridedSliceAssign")}
+PASS_ON.update(RefIdentity="input", ApplyGradientDescent="var")
 REFERENCES = {"VariableV2", "RefSwitch", "RefMerge", "RefSelect", "Barrier", "ConditionalAccumulator", "FIFOQueue"}
 OPAQUE = ("resource", "variant")
 

@@ -185,7 +185,8 @@ def sparse_gradient(g, op, dtype, shape, dev):
     """What an optimizer's sparse update takes besides variables. Ids may repeat."""
     count = g.rng.choice((1, 2, 3))
     numbers = ("lr", "epsilon") if op.endswith("V2") else ("lr",)
-    return {name: small(g, dtype) for name in numbers} | {"grad": g.want(dtype, (count,) + shape[1:], dev), "indices": values.index(g, shape[0], (count,), dev)}
+    numbers = {name: small(g, dtype) for name in numbers}
+    return {**numbers, "grad": g.want(dtype, (count,) + shape[1:], dev), "indices": values.index(g, shape[0], (count,), dev)}
 
 
 def references(g):
@@ -456,11 +457,11 @@ class Random(Kind):
             g.emit(op, dev, {"value": g.want("int32", (3,), dev)}, seeds, out=[("int32", (3,))], writes=[state])
         elif op == "Multinomial":
             ins = {"logits": {"lit": ["float32", [[0.1, 0.3, 0.9]]]}, "num_samples": lit("int32", 3)}
-            g.emit(op, dev, ins, seeds | {"output_dtype": "int64"}, out=[("int64", (1, 3))], writes=[state])
+            g.emit(op, dev, ins, {**seeds, "output_dtype": "int64"}, out=[("int64", (1, 3))], writes=[state])
         elif op == "RandomUniformInt":
             g.emit(op, dev, {"shape": dims, "minval": lit("int32", 0), "maxval": lit("int32", 1000)}, seeds, out=[("int32", shape)], writes=[state])
         else:
-            g.emit(op, dev, {"shape": dims}, seeds | {"dtype": "float32"}, out=[("float32", shape)], writes=[state])
+            g.emit(op, dev, {"shape": dims}, {**seeds, "dtype": "float32"}, out=[("float32", shape)], writes=[state])
 
 
 class File(Kind):
