@@ -121,6 +121,8 @@ def fail_the_other():
 
 
 def take_after_all():
+    # The worker tells the server to give up, the chief tells it of the element: nothing orders the two.
+    time.sleep(2)
     state["queue"].enqueue(tf.constant(41, tf.int64))
     result = state["coordinator"].schedule(state["take"])
     state["coordinator"].join()

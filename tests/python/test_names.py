@@ -51,9 +51,15 @@ def compute(first, second):
     with tf.device(second), tf.GradientTape() as tape:
         loss = tf.reduce_sum(v * v)
     out["gradient"] = tape.gradient(loss, v).numpy().tolist(), v.device
-    try:
+
+    # In a function: after the failure of a single operation, stock TensorFlow now and then fails others or waits for ever.
+    @tf.function
+    def bad(shape):
         with tf.device(second):
-            tf.reshape(x, [7]).numpy()
+            return tf.reshape(x, shape)
+
+    try:
+        bad(tf.constant([7]))
     except tf.errors.InvalidArgumentError as error:
         out["error"] = "Input to reshape is a tensor with 9000 values" in error.message
     return out

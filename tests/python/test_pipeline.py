@@ -380,7 +380,8 @@ def test_depth_zero_trains_with_the_same_bits(cluster, stock):
 def test_overlapping_steps_learn(cluster):
     losses, _ = chief_call(cluster, train, 2, 400)
     sequential, _ = chief_call(cluster, train, 0, 400)
-    assert losses[-1] < 0.5 * losses[0] and losses[-1] < 1.5 * sequential[-1] + 0.05
+    # Which updates a step sees depends on the machine: from 0.5 to 0.9 of 23 were seen, and 0.5 without overlap.
+    assert losses[-1] < 0.1 * losses[0] and sequential[-1] < 0.05 * losses[0]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
