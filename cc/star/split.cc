@@ -36,6 +36,7 @@ std::string ShortName(const std::string& task) {
   return name;
 }
 
+// The nodes that have run, or will not run in this step, when `node` does. A Merge waits for one of its values only.
 std::set<const Node*> AllBefore(const Node* node) {
   std::set<const Node*> before = {node};
   std::vector<const Node*> open = {node};
@@ -43,6 +44,7 @@ std::set<const Node*> AllBefore(const Node* node) {
     const Node* at = open.back();
     open.pop_back();
     for (const Edge* edge : at->in_edges()) {
+      if (at->IsMerge() && !edge->IsControlEdge()) continue;
       if (before.insert(edge->src()).second) open.push_back(edge->src());
     }
   }

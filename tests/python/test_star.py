@@ -453,6 +453,35 @@ def test_a_dead_worker_leaves_nothing_on_the_server(fresh_cluster, protocol, tmp
         time.sleep(0.1)
 
 
+def overtaken_call(target):
+    """Three calls share a value that stays on the server. The last of them lies behind a Merge whose other branch is taken, so it may run first."""
+    with tf.Graph().as_default():
+        go = one().placeholder(tf.bool, ())
+        with tf.device(PS0):
+            v = one().get_variable("v", initializer=[1.0, 2.0], use_resource=True)
+            kept = v * 2.0
+        with tf.device(WORKER0):
+            slow = one().py_func(lambda x: time.sleep(0.5) or x, [kept + 1.0], tf.float32)
+            slow.set_shape((2,))
+        with tf.device(PS0):
+            late = kept + slow
+        with tf.device(WORKER0):
+            not_taken, _ = tf.raw_ops.Switch(data=late + 1.0, pred=go)
+            _, taken = tf.raw_ops.Switch(data=tf.constant([3.0, 4.0]), pred=go)
+            merged = tf.raw_ops.Merge(inputs=[not_taken, taken])[0] * 1.0
+        with tf.device(PS0):
+            early = kept * merged
+        with tf.device(WORKER0):
+            out = [late * 1.0, early * 1.0]
+        with one().Session(target) as sess:
+            sess.run(v.initializer)
+            return [[value.tolist() for value in sess.run(out, {go: True})] for _ in range(2)]
+
+
+def test_a_call_behind_a_merge_does_not_end_the_step_for_others(cluster):
+    assert chief(cluster, overtaken_call) == [[[5.0, 9.0], [6.0, 16.0]]] * 2
+
+
 # Roles. ---------------------------------------------------------------------------------------------------------------
 
 
