@@ -1,18 +1,24 @@
 //! Feeds bytes and blocks to connections of the protocol.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use starwire_protocol::{
     Call, CallBuffer, CallHead, Connection, ConnectionError, Event, FEATURE_LENDING, Failure, Payload, Recv,
-    ReplyBuffer, Segment, Settings, Target, Witness,
+    ReplyBuffer, Secret, Segment, Settings, Target, Witness,
 };
 
-/// The first bytes of a stream, fed to a server and to a client.
+static SECRET: LazyLock<Secret> = LazyLock::new(|| Secret::new(b"a secret of some length"));
+
+/// The first bytes of a stream, fed to a server and to a client, without and with a secret.
 pub fn raw(data: &[u8]) {
     let now = Instant::now();
     let (cut, data) = data.split_first().unwrap_or((&0, &[]));
-    for connection in [Connection::server(settings(1), now), Connection::client(settings(2), now)] {
+    let with_secret = |nonce| Settings { secret: Some(SECRET.clone()), ..settings(nonce) };
+    let plain = [Connection::server(settings(1), now), Connection::client(settings(2), now)];
+    let secret = [Connection::server(with_secret(1), now), Connection::client(with_secret(2), now)];
+    for connection in plain.into_iter().chain(secret) {
         let mut end = End::new(connection, now);
         end.feed(data, usize::from(*cut) + 1);
         end.talk();
@@ -124,7 +130,7 @@ fn block(sequence: u64, control: &[u8], bulk: &[u8]) -> Vec<u8> {
     if !bulk.is_empty() && control.len() < 992 {
         control.resize(992, 0);
     }
-    let mut out = b"SWB1\x01\0\0\0".to_vec();
+    let mut out = b"SWB1\x02\0\0\0".to_vec();
     out.extend_from_slice(&(control.len() as u32).to_le_bytes());
     out.extend_from_slice(&[0; 4]);
     out.extend_from_slice(&(bulk.len() as u64).to_le_bytes());

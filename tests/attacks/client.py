@@ -1,9 +1,10 @@
 """A client of the data port, written from docs/protocol.md without the library's code, that can send arbitrary bytes.
 
-Pure Python, sockets only. tests/python/wire.py provides frames and blocks; this adds a member's part: the proof of the secret, calls and replies,
+Pure Python, sockets only. tests/python/wire.py provides frames and blocks; this adds a member's part: the keys of a secret, calls and replies,
 tensors, star calls and loans; and the HTTP/2 that strangers speak to the same port.
 """
 
+import functools
 import hashlib
 import hmac
 import os
@@ -59,15 +60,14 @@ class Reply(NamedTuple):
 # Handshake. -----------------------------------------------------------------------------------------------------------
 
 
-def without_padding(frame):
-    return frame[: 16 + struct.unpack_from("<I", frame, 4)[0]]
+@functools.cache
+def stretched(secret):
+    return hashlib.pbkdf2_hmac("sha256", secret.encode(), b"starwire 2 secret", 200_000)
 
 
-def proof(secret, hello, welcome, label=b"starwire 1 client proof\0"):
-    mac = hmac.new(hashlib.sha256(secret.encode()).digest(), label, hashlib.sha256)
-    for frame in (hello, welcome):
-        mac.update(struct.pack("<Q", len(frame)) + frame)
-    return mac.digest()
+def key(secret, sender, client, server):
+    """The key of the blocks that the client or the server sends on the connection with these challenges."""
+    return hmac.digest(stretched(secret), b"starwire 2 " + sender + b"\0" + client + server, "sha256")
 
 
 class Stranger(wire.Peer):
@@ -85,13 +85,16 @@ class Stranger(wire.Peer):
 
     def hello(self, **options):
         options.setdefault("protocol", self.target.protocol)
-        return wire.hello(has_secret=bool(self.target.secret), **options)
+        return wire.hello(**options)
 
-    def half_open(self):
-        """Stops where a peer without the secret must stop: after WELCOME, owing the proof."""
-        self.send_block(self.hello())
-        kind, code, _, meta = self.first_frame()
-        assert kind == wire.WELCOME, (kind, code, meta)
+    def challenge(self):
+        """Exchanges challenges; returns both. A peer without the secret gets no further."""
+        ours = os.urandom(32)
+        self.send_block(wire.frame(wire.CHALLENGE, meta=ours))
+        kind, code, _, theirs = self.first_frame()
+        if kind != wire.CHALLENGE:
+            raise ConnectionRefusedError(code, theirs.decode(errors="replace"))
+        return ours, theirs
 
 
 class Member(Stranger):
@@ -100,18 +103,13 @@ class Member(Stranger):
     def __init__(self, target, task="/job:worker/replica:0/task:9", timeout=10, unix=False, features=0):
         super().__init__(target, timeout, unix)
         self.answers, self.open, self.next_id, self.said = {}, {}, 1, []
-        hello = self.hello(task=task, features=features)
-        self.send_block(hello)
-        section = self.read_block()
-        (kind, _, code, length, _) = struct.unpack_from("<BBHIQ", section)
-        if kind != wire.WELCOME:
-            raise ConnectionRefusedError(code, section[16 : 16 + length].decode(errors="replace"))
         if target.secret:
-            welcome = without_padding(section)
-            at = len(welcome) + -len(welcome) % 8
-            theirs = proof(target.secret, without_padding(hello), welcome, b"starwire 1 server proof\0")
-            assert section[at] == wire.PROOF and hmac.compare_digest(section[at + 16 : at + 48], theirs), "the server does not know the secret"
-            self.send_block(wire.frame(wire.PROOF, meta=proof(target.secret, without_padding(hello), welcome)))
+            challenges = self.challenge()
+            self.key, self.their_key = (key(target.secret, sender, *challenges) for sender in (b"client", b"server"))
+        self.send_block(self.hello(task=task, features=features))
+        kind, code, _, meta = self.first_frame()
+        if kind != wire.WELCOME:
+            raise ConnectionRefusedError(code, meta.decode(errors="replace"))
 
     # Requests.
 
@@ -147,7 +145,7 @@ class Member(Stranger):
         head = self._take(32)
         assert head[:4] == wire.MAGIC, head
         control_length, _, bulk_length, _ = struct.unpack("<IIQQ", head[8:32])
-        control, bulk = self._take(control_length), self._take(bulk_length)
+        control, bulk = self.authentic(head, self._take(control_length)), self._take(bulk_length)
         at, pongs = 0, b""
         while at < len(control) and control[at]:
             kind, flags, code, length, ident = struct.unpack_from("<BBHIQ", control, at)

@@ -1,4 +1,4 @@
-"""Strangers that send HELLO but never the proof of the secret, more than the server keeps: members must still get in."""
+"""Strangers that exchange challenges but never prove the secret, more than the server keeps: members must still get in."""
 
 import contextlib
 import time
@@ -16,7 +16,7 @@ def crowd(hosts):
         """`hosts`: number of addresses that the strangers connect from."""
         strangers, refused = [], 0
         peer = client.Stranger(target)
-        block = wire.block(peer.hello())
+        block = wire.block(wire.frame(wire.CHALLENGE, meta=bytes(32)))
         strangers.append(peer)
         prefix = target.source.rsplit(".", 1)[0]
         for round_ in pace(4000, least=MOST):
@@ -54,27 +54,23 @@ def test_a_crowd_at_the_door(trainer, hosts):
 
 
 def test_forged_proofs(trainer):
-    """Proofs that are all zeros, the server's own, from another connection, or for a wrong secret or hello: all are refused."""
+    """HELLOs with codes that are all zeros, from another connection, for the other direction, for a wrong secret or another HELLO: all are refused."""
 
     def attack(target, pace):
         tried = 0
-        old = None
+        old = bytes(wire.TAG)
         for round_ in pace(100, least=50):
             with client.Stranger(target) as peer:
                 hello = peer.hello()
-                peer.send_block(hello)
-                section = peer.read_block()
-                welcome = client.without_padding(section)
-                at = len(welcome) + -len(welcome) % 8
-                forged = [
-                    bytes(32), section[at + 16 : at + 48], old or bytes(range(32)), client.proof("a guess of somebody", client.without_padding(hello), welcome),
-                    client.proof(target.secret, client.without_padding(hello)[:-1] + b"x", welcome),
-                ][round_ % 5]  # fmt: skip
-                old = client.proof(target.secret, client.without_padding(hello), welcome)
+                challenges = peer.challenge()
+                right, reflected, guess = (client.key(*what, *challenges) for what in ((target.secret, b"client"), (target.secret, b"server"), ("a guess of somebody", b"client")))
+                code = lambda key, hello=hello: wire.block(hello, 1, key=key)[-wire.TAG :]  # noqa: E731
+                forged = [bytes(wire.TAG), old, code(reflected), code(guess), code(right, peer.hello(task="/job:worker/replica:0/task:8"))][round_ % 5]
+                old = code(right)
                 answered = b""
                 with contextlib.suppress(OSError):
-                    peer.send_block(wire.frame(wire.PROOF, meta=forged[:32]))
-                    peer.send_block(client.call(1, client.GET_STATUS)[0])
+                    peer.send(wire.block(hello + forged, 1))
+                    peer.send(wire.block(client.call(1, client.GET_STATUS)[0], 2, key=right))
                     peer.socket.settimeout(5)
                     while data := peer.socket.recv(65536):
                         answered += data

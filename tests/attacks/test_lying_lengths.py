@@ -82,7 +82,7 @@ def attack(target, pace):
                     member.send(bytes(64))
                 else:
                     lie = headers()[at - 13]
-                    member.send(wire.block(lie.pop("control"), lie.pop("sequence", member.sequence), **lie))
+                    member.send(wire.block(lie.pop("control"), lie.pop("sequence", member.sequence), key=member.key, **lie))
                     # Half of these headers announce bytes that never come.
                     member.socket.shutdown(1)
             assert member.wait_closed(5), f"lie {at} is believed"

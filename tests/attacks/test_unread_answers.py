@@ -24,7 +24,7 @@ def attack(target, pace):
         if member in stuck:
             continue
         control, bulk = client.call(member.new_id(), client.STAR_CALL, client.star_head(name, step=round_) + client.table([feed]), client.parts_of([feed]))
-        data = wire.block(control, member.sequence, bulk)
+        data = wire.block(control, member.sequence, bulk, key=member.key)
         member.sequence += 1
         try:
             if member.socket.send(data) < len(data):

@@ -79,7 +79,8 @@ ATTACKS = {
     "zeros": lambda a: send_and_wait(a, bytes(4096)),
     "a TLS hello": lambda a: send_and_wait(a, bytes.fromhex("160301020001fc0303") + bytes(500)),
     "wrong magic in a good block": lambda a: send_and_wait(a, wire.block(wire.hello(), magic=b"SWB2")),
-    "wrong version": lambda a: send_and_wait(a, wire.block(wire.hello(), version=9)),
+    "the wire version before": lambda a: send_and_wait(a, wire.block(wire.hello(), version=1)),
+    "another wire version": lambda a: send_and_wait(a, wire.block(wire.hello(), version=9)),
     "wrong checksum": lambda a: send_and_wait(a, wire.block(wire.hello(), crc=12345)),
     "oversized control length": lambda a: send_and_wait(a, wire.block(wire.hello(), control_length=0xFFFFFFF8)),
     "4 GiB hello field": lambda a: send_and_wait(a, wire.block(wire.frame(wire.HELLO, code=1, meta=b"x" * 64, meta_length=0xFFFFFFFF))),
@@ -88,7 +89,6 @@ ATTACKS = {
     "hello with newlines in the name": lambda a: send_and_wait(a, wire.block(wire.hello(task="/job:worker\nstarwire: all is well"))),
     "a request before hello": lambda a: send_and_wait(a, wire.block(wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 1, 1)))),
     "bulk bytes in the handshake": lambda a: send_and_wait(a, wire.block(wire.hello(), bulk=bytes(10000))),
-    "another wire version": lambda a: send_and_wait(a, wire.block(wire.hello(version=77))),
     "another protocol": lambda a: send_and_wait(a, wire.block(wire.hello(protocol="star_server"))),
     "another task expected": lambda a: send_and_wait(a, wire.block(wire.hello(expected="/job:ps/replica:0/task:5"))),
     "garbage after a good handshake": lambda a: after_handshake(a, raw=b"\xff" * 4096),
@@ -341,19 +341,23 @@ def test_stranger_without_the_secret(fresh_cluster, tmp_path):
     cluster = fresh_cluster(environment={"STARWIRE_SECRET": SECRET, **QUICK})
     address = data_port(cluster["ps", 0])
     with training(cluster, tmp_path):
-        # Peers that offer no secret, prove it wrongly, or send nothing after the welcome.
-        send_and_wait(address, wire.block(wire.hello()))
+        # Peers that have no secret, another one, or none for their requests. None of them gets more than a challenge.
         with wire.Peer(address) as peer:
-            peer.send_block(wire.hello(has_secret=True))
-            kind, *_ = peer.first_frame()
-            assert kind == wire.WELCOME
-            peer.send_block(wire.frame(wire.PROOF, meta=bytes(32)))
+            peer.send_block(wire.hello())
+            kind, code, _, reason = peer.first_frame()
+            assert (kind, code) == (wire.REFUSE, 16) and b"/job:" not in reason
             assert peer.wait_closed()
-        with wire.Peer(address) as peer:
-            peer.send_block(wire.hello(has_secret=True))
-            peer.first_frame()
-            peer.send_block(wire.frame(wire.KEY, ident=0, meta=PREFIX) + wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 1, 1)))
-            assert peer.wait_closed()
+        requests = wire.frame(wire.KEY, ident=0, meta=PREFIX) + wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 1, 1))
+        for key, frames in ((bytes(32), wire.hello()), (None, wire.hello()), (None, requests)):
+            with wire.Peer(address) as peer:
+                peer.send_block(wire.frame(wire.CHALLENGE, meta=bytes(32)))
+                kind, _, _, challenge = peer.first_frame()
+                assert kind == wire.CHALLENGE and len(challenge) == 32
+                peer.key = key
+                peer.send_block(frames)
+                kind, code, _, reason = peer.first_frame()
+                assert (kind, code) == (wire.REFUSE, 16) and b"/job:" not in reason
+                assert peer.wait_closed()
 
 
 def test_cluster_ids(fresh_cluster):

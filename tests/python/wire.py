@@ -1,6 +1,7 @@
 """A separate, minimal implementation of docs/protocol.md that can send what a correct peer never would."""
 
 import hashlib
+import hmac
 import os
 import socket
 import struct
@@ -8,7 +9,8 @@ import time
 
 MAGIC = b"SWB1"
 FIRST_READ = 1024
-PAD, HELLO, WELCOME, PROOF, REFUSE, KEY, RECV, CALL, REPLY, DATA, CANCEL, PING, PONG, GOODBYE = 0, 1, 2, 3, 4, 10, 11, 12, 13, 14, 15, 20, 21, 22
+TAG = 16  # bytes of the code that authenticates a block
+PAD, HELLO, WELCOME, CHALLENGE, REFUSE, KEY, RECV, CALL, REPLY, DATA, CANCEL, PING, PONG, GOODBYE = 0, 1, 2, 3, 4, 10, 11, 12, 13, 14, 15, 20, 21, 22
 
 
 def _crc_table():
@@ -38,30 +40,38 @@ def frame(kind, code=0, ident=0, fixed=b"", meta=b"", flags=0, meta_length=None)
     return body + b"\0" * (-len(body) % 8)
 
 
-def block(control, sequence=0, bulk=b"", magic=MAGIC, version=1, flags=0, reserved=0, control_length=None, bulk_length=None, crc=None):
+def block(control, sequence=0, bulk=b"", magic=MAGIC, version=2, flags=0, reserved=0, control_length=None, bulk_length=None, crc=None, key=None):
+    """`key`: of the code at the end, if there is one."""
+    tag = TAG if key else 0
     if bulk or bulk_length:
-        control = control + b"\0" * max(0, FIRST_READ - 32 - len(control))
+        control = control + b"\0" * max(0, FIRST_READ - 32 - tag - len(control))
+    control += bytes(tag)
     head = lambda checksum: magic + struct.pack(  # noqa: E731
         "<BBHIIQQ", version, flags, reserved, len(control) if control_length is None else control_length, checksum, len(bulk) if bulk_length is None else bulk_length, sequence
     )
+    if key:
+        control = control[:-TAG] + code(key, head(0), control[:-TAG])
     return head(crc32c(head(0) + control) if crc is None else crc) + control + bulk
+
+
+def code(key, head, control):
+    """What authenticates a block: covers all of its header but the checksum, and its control section."""
+    return hmac.digest(key, head[:12] + head[16:] + control, "sha256")[:TAG]
 
 
 def field(tag, value):
     return struct.pack("<HH", tag, len(value)) + value
 
 
-def hello(task="/job:worker/replica:0/task:9", protocol="grpc++", version=1, expected=None, cluster=None, extra=b"", features=0, has_secret=False):
+def hello(task="/job:worker/replica:0/task:9", protocol="grpc++", expected=None, cluster=None, extra=b"", features=0):
     limits = struct.pack("<IIQIIQ", 1 << 18, 1 << 14, 256 << 20, 1 << 16, 16 << 20, 64 << 30)
     fields = field(1, protocol.encode()) + field(2, task.encode()) + field(3, hashlib.sha256(f"{os.getpid()} {task}".encode()).digest()[:8])
     if expected is not None:
         fields += field(4, expected.encode())
     if cluster is not None:
         fields += field(5, cluster.encode())
-    fields += field(6, os.urandom(32)) + field(8, struct.pack("<I", os.getpid())) + field(9, limits)
-    if has_secret:
-        fields += field(11, b"")
-    return frame(HELLO, code=version, ident=features, meta=fields + extra)
+    fields += field(9, limits)
+    return frame(HELLO, ident=features, meta=fields + extra)
 
 
 source = "127.0.0.1"  # source address of connections: a server logs an offending host once a minute
@@ -69,6 +79,9 @@ source = "127.0.0.1"  # source address of connections: a server logs an offendin
 
 class Peer:
     """A connection to a data port."""
+
+    key = None  # of the blocks that this side sends, with a secret
+    their_key = None
 
     def __init__(self, address, timeout=10):
         host, port = address.rsplit(":", 1)
@@ -80,7 +93,7 @@ class Peer:
         self.socket.sendall(data)
 
     def send_block(self, control, bulk=b"", **options):
-        self.send(block(control, self.sequence, bulk, **options))
+        self.send(block(control, self.sequence, bulk, key=self.key, **options))
         self.sequence += 1
 
     def _take(self, count):
@@ -93,14 +106,21 @@ class Peer:
         return taken
 
     def read_block(self):
-        """Checks the next block; returns its control section."""
+        """Checks the next block; returns its frames."""
         head = self._take(32)
         assert head[:4] == MAGIC, head
         control_length, crc, bulk_length, _ = struct.unpack("<IIQQ", head[8:32])
         control = self._take(control_length)
         assert crc32c(head[:12] + b"\0" * 4 + head[16:] + control) == crc
         self._take(bulk_length)
-        return control
+        return self.authentic(head, control)
+
+    def authentic(self, head, control):
+        """The frames of a control section, whose code must be right."""
+        if self.their_key is None:
+            return control
+        assert hmac.compare_digest(control[-TAG:], code(self.their_key, head, control[:-TAG])), "the server does not know the secret"
+        return control[:-TAG]
 
     def first_frame(self):
         control = self.read_block()

@@ -20,7 +20,7 @@ use crate::system::{fork, random};
 use starwire_net::reactor::mailbox::Sender;
 use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::tcp::TcpOptions;
-use starwire_protocol::{Outcome, Secret, Settings};
+use starwire_protocol::{Outcome, Settings};
 
 pub struct Shared<H: Host> {
     /// Tells engines of one process apart.
@@ -109,7 +109,7 @@ impl<H: Host> Shared<H> {
             Settings::new(&config.identity.task, config.identity.protocol.name(), self.incarnation, random::bytes());
         settings.cluster_id.clone_from(&config.cluster_id);
         settings.expected_task = expected_task;
-        settings.secret = config.secret.as_ref().map(|s| Secret::new(s.bytes()));
+        settings.secret.clone_from(&config.secret);
         settings.keepalive_interval = config.keepalive.interval;
         settings.keepalive_timeout = config.keepalive.timeout;
         settings.limits.max_recvs = MAX_RECVS;

@@ -99,10 +99,9 @@ impl<H: Host> Shard<H> {
         self.delivery.metrics.strangers_dropped.add(1);
         self.log_offender(&name, "it had not completed the handshake, and too many connections have not", now);
         let Some(conn) = self.conns.get_mut(&key).filter(|conn| conn.closing.is_none()) else { return };
-        let reason = format!(
-            "{} has too many connections that have not completed the handshake: try again",
-            self.shared.config.identity.task
-        );
+        // Who has not proved that it knows the secret is not told whose port this is.
+        let who = if self.shared.config.secret.is_some() { "this task" } else { &self.shared.config.identity.task };
+        let reason = format!("{who} has too many connections that have not completed the handshake: try again");
         if self.strangers.sent_away >= self.strangers.tcp.limit() {
             return self.lose(key, code::UNAVAILABLE, reason);
         }

@@ -6,6 +6,9 @@
 //! because a peer that is up need not be waited for.
 //!
 //! If tasks have one port, its address is the one of the ClusterSpec, and nobody is asked.
+//!
+//! If there is a secret, a task must have the name that the ClusterSpec has for it: what its gRPC port or a name
+//! service say may be somebody else's invention.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -160,8 +163,16 @@ impl<H: Host> Shard<H> {
 
     /// Whether this is the expected task; otherwise, why not.
     pub(crate) fn recognises(&self, number: u32, peer: &PeerInfo) -> Result<(), String> {
-        let expected = self.channels.get(&number).and_then(|channel| channel.expected.as_ref());
-        expected.and_then(|expected| expected.misses(peer)).map_or(Ok(()), Err)
+        let Some(channel) = self.channels.get(&number) else { return Ok(()) };
+        let task = &channel.shared.task;
+        // The secret has proved its name; the address and the name to expect there may be somebody else's invention.
+        if peer.authenticated && peer.task != *task {
+            return Err(format!(
+                "expected {task} at this address but found {}: with a secret, a task must have the name that the ClusterSpec gives it",
+                peer.task
+            ));
+        }
+        channel.expected.as_ref().and_then(|expected| expected.misses(peer)).map_or(Ok(()), Err)
     }
 
     /// An attempt failed. True: before any request ends (or waits longer), the gRPC port is asked, for the first time

@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use divan::counter::ItemsCount;
 use starwire_protocol::{
-    Call, CallHead, Connection, Event, Failure, Outcome, Owner, Payload, Recv, ReplyBuffer, Segment, Settings, Target,
+    Call, CallHead, Connection, Event, Failure, Outcome, Owner, Payload, Recv, ReplyBuffer, Secret, Segment, Settings,
+    Target,
 };
 
 fn main() {
@@ -129,21 +130,37 @@ impl Side {
     }
 }
 
-fn pair(now: Instant) -> (Side, Side) {
-    let settings = |task: &str, nonce| Settings::new(task, "grpc++", 1, [nonce; 32]);
+fn pair(now: Instant, has_secret: bool) -> (Side, Side) {
+    let secret = has_secret.then(|| Secret::new(b"a secret of some length"));
+    let settings = |task: &str, challenge| Settings {
+        secret: secret.clone(),
+        ..Settings::new(task, "grpc++", 1, [challenge; 32])
+    };
     let mut client = Side::new(Connection::client(settings("/job:worker/task:0", 1), now));
     let mut server = Side::new(Connection::server(settings("/job:ps/task:0", 2), now));
-    client.send_to(&mut server, now);
-    server.send_to(&mut client, now);
+    for _ in 0..2 {
+        client.send_to(&mut server, now);
+        server.send_to(&mut client, now);
+    }
     assert!(client.connection.is_ready() && server.connection.is_ready());
     (client, server)
 }
 
 /// Rendezvous requests with known keys: request, delivery, reply of `LEN` bytes, completion.
 #[divan::bench(args = [(1, 64), (1, 4096), (100, 64), (100, 4096), (1000, 64), (1000, 4096), (100, 65536)])]
-fn recv_round_trip(bencher: divan::Bencher, (batch, len): (u64, usize)) {
+fn recv_round_trip(bencher: divan::Bencher, args: (u64, usize)) {
+    recvs(bencher, args, false);
+}
+
+/// The same with a secret.
+#[divan::bench(args = [(1, 64), (1, 4096), (100, 4096), (1000, 4096), (100, 65536)])]
+fn recv_round_trip_with_a_secret(bencher: divan::Bencher, args: (u64, usize)) {
+    recvs(bencher, args, true);
+}
+
+fn recvs(bencher: divan::Bencher, (batch, len): (u64, usize), has_secret: bool) {
     let now = Instant::now();
-    let (mut client, mut server) = pair(now);
+    let (mut client, mut server) = pair(now, has_secret);
     let keys: Vec<String> = (0..batch)
         .map(|n| format!("/job:ps/replica:0/task:0/device:CPU:0;0123456789abcdef;/job:worker/replica:0/task:0/device:CPU:0;edge_{n}_weights/read"))
         .collect();
@@ -170,7 +187,7 @@ fn recv_round_trip(bencher: divan::Bencher, (batch, len): (u64, usize)) {
 #[divan::bench(args = [1, 100])]
 fn call_round_trip(bencher: divan::Bencher, batch: u64) {
     let now = Instant::now();
-    let (mut client, mut server) = pair(now);
+    let (mut client, mut server) = pair(now, false);
     let mut id = 0;
     bencher.counter(ItemsCount::new(batch)).bench_local(|| {
         for _ in 0..batch {

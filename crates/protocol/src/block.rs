@@ -1,10 +1,11 @@
 //! The block header: the lengths of the sections that follow, and a checksum over header and control section.
 
 use super::error::ProtocolError;
-use super::limits::{FIRST_READ, HEADER, MAX_BULK};
+use super::limits::{FIRST_READ, HEADER, MAX_BULK, TAG};
+use super::secret::BlockKey;
 
 pub const MAGIC: [u8; 4] = *b"SWB1";
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// The checked fields of a block header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,18 +62,21 @@ impl BlockHeader {
 }
 
 /// Fills in the header of a block: `block` is room for the header and the control section (a multiple of 8 long), which
-/// is padded if a bulk section follows.
-pub fn seal(block: &mut Vec<u8>, bulk: u64, sequence: u64) {
+/// is padded if a bulk section follows. With a key, a code is appended.
+pub fn seal(block: &mut Vec<u8>, bulk: u64, sequence: u64, key: Option<&BlockKey>) {
     debug_assert!(block.len() >= HEADER && block.len() % 8 == 0);
-    if bulk != 0 && block.len() < FIRST_READ {
-        block.resize(FIRST_READ, 0);
-    }
+    let tag = if key.is_some() { TAG } else { 0 };
+    let len = if bulk == 0 { block.len() } else { block.len().max(FIRST_READ - tag) };
+    block.resize(len + tag, 0);
     let control = u32::try_from(block.len() - HEADER).expect("a control section has at most MAX_CONTROL bytes");
     block[..4].copy_from_slice(&MAGIC);
     block[4..8].copy_from_slice(&[VERSION, 0, 0, 0]);
     block[8..12].copy_from_slice(&control.to_le_bytes());
     block[16..24].copy_from_slice(&bulk.to_le_bytes());
     block[24..32].copy_from_slice(&sequence.to_le_bytes());
+    if let Some(key) = key {
+        key.sign(block);
+    }
     let sum = checksum(block);
     block[12..16].copy_from_slice(&sum.to_le_bytes());
 }

@@ -7,6 +7,7 @@ use super::client::Client;
 use super::error::{ConnectionError, ProtocolError, code};
 use super::event::{Event, Events};
 use super::frame::{Frame, Frames, loan_pieces, put};
+use super::handshake::refused_by_stranger;
 use super::hello::Role;
 use super::idmap::IdHash;
 use super::incoming::{Incoming, Step};
@@ -14,6 +15,7 @@ use super::limits::{MAX_CONTROL, MAX_HANDSHAKE_CONTROL};
 use super::moving::Step as MoveStep;
 use super::outgoing::{Answers, Outgoing};
 use super::owner::Owner;
+use super::secret::BlockKey;
 use super::segment::{Segment, Target};
 use super::server::Server;
 use super::settings::{PeerInfo, Settings};
@@ -51,15 +53,11 @@ pub(super) enum Side<O: Owner> {
 }
 
 pub(super) enum Phase {
-    /// Server: waits for HELLO. Client: waits for WELCOME; `hello` is the HELLO that it sent.
+    /// With a secret: waits for the peer's challenge.
+    Challenge,
+    /// Server: waits for HELLO; from then on the key authenticates what it sends. Client: waits for WELCOME.
     Hello {
-        hello: Vec<u8>,
-    },
-    /// Waits for the peer's proof, which covers both frames.
-    Proof {
-        hello: Vec<u8>,
-        welcome: Vec<u8>,
-        peer: Box<PeerInfo>,
+        key: Option<BlockKey>,
     },
     /// Client: the connection moves to a queue pair.
     Moving {
@@ -80,6 +78,7 @@ impl<O: Owner> Connection<O> {
     pub(super) fn new(settings: Settings, now: Instant, side: Side<O>, hash: IdHash) -> Self {
         Connection {
             incoming: Incoming::new(hash, matches!(side, Side::Server(_))),
+            phase: if settings.secret.is_some() { Phase::Challenge } else { Phase::Hello { key: None } },
             settings,
             side,
             peer: None,
@@ -88,7 +87,6 @@ impl<O: Owner> Connection<O> {
             stats: Stats::default(),
             failure: None,
             unblocked: false,
-            phase: Phase::Hello { hello: Vec::new() },
             parting: None,
             born: now,
             last_received: now,
@@ -170,7 +168,7 @@ impl<O: Owner> Connection<O> {
             Phase::Broken(_) => return None,
             Phase::Ready => self.keepalive_at(),
             Phase::Moving { .. } => Some(self.born + self.move_limit()),
-            Phase::Hello { .. } | Phase::Proof { .. } => Some(self.born + self.settings.handshake_timeout),
+            Phase::Challenge | Phase::Hello { .. } => Some(self.born + self.settings.handshake_timeout),
         };
         let deadline = match &self.side {
             Side::Client(client) => client.next_deadline(),
@@ -311,7 +309,7 @@ impl<O: Owner> Connection<O> {
         if let Err(error) = &result {
             let refusal = match error {
                 ConnectionError::Refused { code, message } => Some((*code, message.clone())),
-                ConnectionError::Protocol(_) => Some((code::UNAVAILABLE, error.to_string())),
+                ConnectionError::Protocol(_) => Some((error.code(), error.to_string())),
                 _ => None,
             };
             let refusal = refusal.map(|(code, reason)| move |out: &mut Vec<u8>| put::refuse(out, code, &reason));
@@ -342,10 +340,16 @@ impl<O: Owner> Connection<O> {
         self.return_loan();
         loop {
             let max_control = if self.is_ready() { MAX_CONTROL } else { MAX_HANDSHAKE_CONTROL };
-            let Step::Section { from, to } = self.incoming.step(max_control)? else { break };
-            self.stats.blocks_in += 1;
+            let (from, to, is_forged) = match self.incoming.step(max_control)? {
+                Step::Wait => break,
+                Step::Section { from, to } => (from, to, false),
+                Step::Forged { from, to } => (from, to, true),
+            };
             let scratch = self.incoming.lend_scratch();
-            let result = self.section(scratch.get(from..to).unwrap_or_default(), owner);
+            let section = scratch.get(from..to).unwrap_or_default();
+            let result =
+                if is_forged { Err(self.forged(self.stats.blocks_in, section)) } else { self.section(section, owner) };
+            self.stats.blocks_in += 1;
             self.incoming.return_scratch(scratch);
             result?;
             self.incoming.section_done()?;
@@ -361,12 +365,19 @@ impl<O: Owner> Connection<O> {
             Role::Client => Role::Server,
             Role::Server => Role::Client,
         };
+        let is_unproved = self.settings.secret.is_some() && self.incoming.key.is_none();
         let mut frames = Frames::new(section, from);
         while let Some(frame) = frames.next()? {
             self.stats.frames_in += 1;
+            if is_unproved {
+                self.check_unproved(&frame, frames.name())?;
+            }
             if let Frame::Refuse { code, reason } = frame {
-                let code = if code == 0 { code::UNAVAILABLE } else { code };
-                return Err(ConnectionError::RefusedByPeer { code, message: printable(reason) });
+                return Err(match code {
+                    _ if !self.is_ready() => refused_by_stranger(code, reason),
+                    0 => ConnectionError::RefusedByPeer { code: code::UNAVAILABLE, message: printable(reason) },
+                    code => ConnectionError::RefusedByPeer { code, message: printable(reason) },
+                });
             }
             match (&self.phase, &self.side) {
                 (Phase::Ready, Side::Client(_)) => self.client_frame(frame, frames.name())?,

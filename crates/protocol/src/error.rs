@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::block::VERSION;
 use super::sniff::Sniff;
 
 /// Numbers of `tensorflow::error::Code`.
@@ -54,7 +55,9 @@ impl ConnectionError {
     pub fn code(&self) -> i32 {
         match self {
             ConnectionError::RefusedByPeer { code, .. } | ConnectionError::Refused { code, .. } => *code,
-            ConnectionError::NotStarwire(_) => code::FAILED_PRECONDITION,
+            ConnectionError::NotStarwire(_) | ConnectionError::Protocol(ProtocolError::Version { .. }) => {
+                code::FAILED_PRECONDITION
+            }
             ConnectionError::Misuse(_) => code::INTERNAL,
             ConnectionError::Left(_)
             | ConnectionError::Protocol(_)
@@ -70,7 +73,9 @@ impl ConnectionError {
 pub enum ProtocolError {
     #[error("block {block} does not start with the magic number")]
     Magic { block: u64 },
-    #[error("block {block} has version {found}, this side speaks version 1")]
+    #[error(
+        "block {block} has version {found} of the starwire protocol, this side speaks version {VERSION}: use the same starwire release on all tasks"
+    )]
     Version { block: u64, found: u8 },
     #[error("block {block} has reserved header bits set")]
     Reserved { block: u64 },
@@ -78,6 +83,8 @@ pub enum ProtocolError {
     Sequence { block: u64, found: u64 },
     #[error("the checksum of block {block} does not match: damaged in transit")]
     Checksum { block: u64 },
+    #[error("block {block} was changed on its way, or was not sent by the peer: its authentication code is wrong")]
+    Forged { block: u64 },
     #[error("{what} is {value}, at most {limit} is allowed")]
     TooLarge { what: &'static str, value: u64, limit: u64 },
     #[error("malformed {frame} frame: {why}")]

@@ -1,100 +1,126 @@
-//! The handshake: HELLO, WELCOME, proofs. `hello.rs` has the contents of the frames.
+//! The handshake: challenges (with a secret), HELLO, WELCOME. `hello.rs` has the contents of the frames, `secret.rs`
+//! the keys.
 
 use std::time::Instant;
 
 use super::client::Client;
-use super::connection::{Connection, Phase, Side, unexpected};
+use super::connection::{Connection, Phase, Side, printable, unexpected};
 use super::error::{ConnectionError, ProtocolError, code};
-use super::frame::{FRAME_HEADER, Frame, put};
-use super::hello::{self, Hello, Role, WIRE_VERSION};
+use super::frame::{Frame, Frames, put};
+use super::hello::{self, Hello, Role};
 use super::idmap::IdHash;
+use super::limits::CHALLENGE;
 use super::moving::{FEATURE_QUEUE_PAIRS, Step as MoveStep};
 use super::owner::Owner;
 use super::settings::{PeerInfo, Settings};
 
 impl<O: Owner> Connection<O> {
-    /// The side that connected. HELLO waits in `poll_transmit`; requests may be made at once and wait for the
+    /// The side that connected. Its first frame waits in `poll_transmit`; requests may be made at once and wait for the
     /// handshake.
     pub fn client(settings: Settings, now: Instant) -> Self {
         let hash = IdHash::new();
         let mut connection = Self::new(settings, now, Side::Client(Client::new(hash)), hash);
-        let fields = Hello::ours(&connection.settings, connection.settings.features).encode();
-        let features = connection.settings.features;
-        let hello = frame_bytes(|out| put::hello(out, WIRE_VERSION, features, &fields), fields.len());
-        connection.say(|out| put::hello(out, WIRE_VERSION, features, &fields));
-        connection.out.cut_alone();
-        connection.phase = Phase::Hello { hello };
+        if connection.settings.secret.is_some() {
+            connection.say_challenge();
+        } else {
+            connection.say_hello();
+        }
         connection
+    }
+
+    fn say_challenge(&mut self) {
+        let challenge = self.settings.challenge;
+        self.say(|out| put::challenge(out, &challenge));
+        self.out.cut_alone();
+    }
+
+    fn say_hello(&mut self) {
+        let features = self.settings.features;
+        let fields = Hello::ours(&self.settings, features).encode();
+        self.say(|out| put::hello(out, features, &fields));
+        self.out.cut_alone();
+        self.phase = Phase::Hello { key: None };
     }
 
     pub(super) fn handshake_frame(&mut self, frame: Frame<'_>, name: &'static str) -> Result<(), ConnectionError> {
         let interrupted = Phase::Broken(ConnectionError::Misuse("the handshake was interrupted"));
         match (std::mem::replace(&mut self.phase, interrupted), frame) {
-            (Phase::Hello { .. }, Frame::Hello(frame)) => {
-                check_version(frame.version)?;
-                let theirs = Hello::decode("HELLO", frame.version, frame.features, frame.fields)?;
+            (Phase::Challenge, Frame::Challenge(theirs)) => self.challenged(theirs),
+            (Phase::Hello { key }, Frame::Hello(frame)) => {
+                // Nothing is said in the server's name before the client has proved that it knows the secret.
+                self.out.key = key;
+                let theirs = Hello::decode("HELLO", frame.features, frame.fields)?;
                 hello::check(Role::Server, &self.settings, &theirs)?;
-                self.welcome(theirs, frame.bytes);
+                self.welcome(theirs);
             }
-            (Phase::Hello { hello }, Frame::Welcome(frame)) => {
-                check_version(frame.version)?;
-                let theirs = Hello::decode("WELCOME", frame.version, frame.features, frame.fields)?;
+            (Phase::Hello { .. }, Frame::Welcome(frame)) => {
+                let theirs = Hello::decode("WELCOME", frame.features, frame.fields)?;
                 hello::check(Role::Client, &self.settings, &theirs)?;
                 if frame.features & !self.settings.features != 0 {
                     let why = "it accepts features that were not offered";
                     return Err(ProtocolError::Frame { frame: "WELCOME", why }.into());
                 }
-                let authenticated = self.settings.secret.is_some();
-                let peer = Box::new(theirs.into_peer(frame.features, authenticated));
-                if authenticated {
-                    self.phase = Phase::Proof { hello, welcome: frame.bytes.to_vec(), peer };
-                } else {
-                    self.handshake_done(*peer);
-                }
+                self.handshake_done(theirs.into_peer(frame.features, self.settings.secret.is_some()));
             }
-            (Phase::Proof { hello, welcome, peer }, Frame::Proof { mac }) => {
-                let Some(secret) = self.settings.secret.clone() else {
-                    return Err(ConnectionError::Misuse("a PROOF without a shared secret"));
-                };
-                let (role, prover) = match self.role() {
-                    Role::Client => (Role::Client, Role::Server),
-                    Role::Server => (Role::Server, Role::Client),
-                };
-                if !hello::verify(&secret, prover, &hello, &welcome, mac) {
-                    let message = format!("{} and {} have different shared secrets", self.settings.task, peer.task);
-                    return Err(ConnectionError::Refused { code: code::UNAUTHENTICATED, message });
-                }
-                if role == Role::Client {
-                    let mac = hello::prove(&secret, Role::Client, &hello, &welcome);
-                    self.say(|out| put::proof(out, &mac));
-                    self.out.cut_alone();
-                }
-                self.handshake_done(*peer);
+            (Phase::Hello { .. }, Frame::Challenge(_)) if self.settings.secret.is_none() => {
+                return Err(one_has_no_secret());
             }
             _ => return Err(unexpected(name, "at this point in the handshake")),
         }
         Ok(())
     }
 
-    /// Answers a HELLO that was accepted.
-    fn welcome(&mut self, theirs: Hello, hello_bytes: &[u8]) {
-        let features = theirs.features & self.settings.features;
-        let fields = Hello::ours(&self.settings, features).encode();
-        let welcome = frame_bytes(|out| put::welcome(out, WIRE_VERSION, features, &fields), fields.len());
-        self.say(|out| put::welcome(out, WIRE_VERSION, features, &fields));
-        let peer = theirs.into_peer(features, self.settings.secret.is_some());
-        match &self.settings.secret {
-            None => {
-                self.out.cut_alone();
-                self.handshake_done(peer);
+    /// The keys are known: everything from the next block on is authenticated.
+    fn challenged(&mut self, theirs: &[u8; CHALLENGE]) {
+        let Some(secret) = &self.settings.secret else { return };
+        let key = |sender, client, server| Some(secret.key(sender, client, server));
+        let ours = &self.settings.challenge;
+        match self.role() {
+            Role::Client => {
+                self.out.key = key(Role::Client, ours, theirs);
+                self.incoming.key = key(Role::Server, ours, theirs);
+                self.say_hello();
             }
-            Some(secret) => {
-                let mac = hello::prove(secret, Role::Server, hello_bytes, &welcome);
-                self.say(|out| put::proof(out, &mac));
-                self.out.cut_alone();
-                self.phase = Phase::Proof { hello: hello_bytes.to_vec(), welcome, peer: Box::new(peer) };
+            Role::Server => {
+                self.incoming.key = key(Role::Client, theirs, ours);
+                let key = key(Role::Server, theirs, ours);
+                self.say_challenge();
+                self.phase = Phase::Hello { key };
             }
         }
+    }
+
+    /// With a secret, nothing but this is believed in blocks that are not authenticated.
+    pub(super) fn check_unproved(&self, frame: &Frame<'_>, name: &'static str) -> Result<(), ConnectionError> {
+        match frame {
+            Frame::Challenge(_) | Frame::Refuse { .. } => Ok(()),
+            Frame::Hello(_) | Frame::Welcome(_) => Err(one_has_no_secret()),
+            _ => Err(unexpected(name, "before the peer has proved that it knows the secret")),
+        }
+    }
+
+    /// A block without the right code.
+    pub(super) fn forged(&self, block: u64, section: &[u8]) -> ConnectionError {
+        if !matches!(self.phase, Phase::Hello { .. }) {
+            return ProtocolError::Forged { block }.into();
+        }
+        // A server that could not verify HELLO, or that has no place, says so without a code.
+        if let (Role::Client, Ok(Some(Frame::Refuse { code, reason }))) =
+            (self.role(), Frames::new(section, Role::Server).next())
+        {
+            return refused_by_stranger(code, reason);
+        }
+        let message = "the two sides have different shared secrets, or their connection was tampered with: compare STARWIRE_SECRET or STARWIRE_SECRET_FILE";
+        ConnectionError::Refused { code: code::UNAUTHENTICATED, message: message.to_owned() }
+    }
+
+    /// Answers a HELLO that was accepted.
+    fn welcome(&mut self, theirs: Hello) {
+        let features = theirs.features & self.settings.features;
+        let fields = Hello::ours(&self.settings, features).encode();
+        self.say(|out| put::welcome(out, features, &fields));
+        self.out.cut_alone();
+        self.handshake_done(theirs.into_peer(features, self.settings.secret.is_some()));
     }
 
     fn handshake_done(&mut self, peer: PeerInfo) {
@@ -116,20 +142,16 @@ impl<O: Owner> Connection<O> {
     }
 }
 
-fn check_version(version: u16) -> Result<(), ConnectionError> {
-    if version == WIRE_VERSION {
-        return Ok(());
-    }
-    let message = format!(
-        "one side speaks version {WIRE_VERSION} of the starwire protocol, the other speaks version {version}: use the same starwire release on all tasks"
-    );
-    Err(ConnectionError::Refused { code: code::FAILED_PRECONDITION, message })
+fn one_has_no_secret() -> ConnectionError {
+    let message = "one side requires a shared secret and the other has none: set STARWIRE_SECRET or STARWIRE_SECRET_FILE for all tasks of the cluster";
+    ConnectionError::Refused { code: code::UNAUTHENTICATED, message: message.to_owned() }
 }
 
-/// A frame without its padding.
-fn frame_bytes(encode: impl FnOnce(&mut Vec<u8>), meta_len: usize) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    encode(&mut bytes);
-    bytes.truncate(FRAME_HEADER + meta_len);
-    bytes
+/// A peer that has proved nothing may turn this side away, but not choose how its requests end.
+pub(super) fn refused_by_stranger(code: i32, reason: &[u8]) -> ConnectionError {
+    let code = match code {
+        code::FAILED_PRECONDITION | code::UNAUTHENTICATED => code,
+        _ => code::UNAVAILABLE,
+    };
+    ConnectionError::RefusedByPeer { code, message: printable(reason) }
 }

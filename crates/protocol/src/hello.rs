@@ -1,14 +1,9 @@
-//! The contents of the handshake: names, limits, and the proof that both sides have the same secret.
-
-use hmac::{Hmac, Mac};
-use sha2::{Digest, Sha256};
+//! The contents of the handshake: names and limits.
 
 use super::error::{ConnectionError, ProtocolError, code};
 use super::limits::{Limits, MAX_HELLO_STRING};
 use super::moving::FEATURE_QUEUE_PAIRS;
-use super::settings::{PeerInfo, Secret, Settings};
-
-pub const WIRE_VERSION: u16 = 1;
+use super::settings::{PeerInfo, Settings};
 
 mod tag {
     pub const PROTOCOL: u16 = 1;
@@ -16,17 +11,15 @@ mod tag {
     pub const INCARNATION: u16 = 3;
     pub const EXPECTED_TASK: u16 = 4;
     pub const CLUSTER: u16 = 5;
-    pub const NONCE: u16 = 6;
-    // 7 and 8 were the host and the process.
+    // 6 was a nonce, 7 and 8 were the host and the process.
     pub const LIMITS: u16 = 9;
     pub const REQUIRED_FEATURES: u16 = 10;
-    pub const HAS_SECRET: u16 = 11;
+    // 11 said that there is a secret.
 }
 
 /// The contents of a HELLO or WELCOME.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    pub version: u16,
     pub features: u64,
     pub required_features: u64,
     pub protocol: String,
@@ -34,16 +27,13 @@ pub struct Hello {
     pub incarnation: u64,
     pub expected_task: Option<String>,
     pub cluster_id: String,
-    pub nonce: [u8; 32],
     pub limits: Limits,
-    pub has_secret: bool,
 }
 
 impl Hello {
     /// Our own. `features` are those that we offer (HELLO) or that both sides have (WELCOME).
     pub fn ours(settings: &Settings, features: u64) -> Hello {
         Hello {
-            version: WIRE_VERSION,
             features,
             required_features: settings.required_features,
             protocol: settings.protocol.clone(),
@@ -51,9 +41,7 @@ impl Hello {
             incarnation: settings.incarnation,
             expected_task: settings.expected_task.clone(),
             cluster_id: settings.cluster_id.clone(),
-            nonce: settings.nonce,
             limits: settings.limits,
-            has_secret: settings.secret.is_some(),
         }
     }
 
@@ -77,19 +65,15 @@ impl Hello {
         if !self.cluster_id.is_empty() {
             field(tag::CLUSTER, self.cluster_id.as_bytes());
         }
-        field(tag::NONCE, &self.nonce);
         field(tag::LIMITS, &encode_limits(&self.limits));
         if self.required_features != 0 {
             field(tag::REQUIRED_FEATURES, &self.required_features.to_le_bytes());
-        }
-        if self.has_secret {
-            field(tag::HAS_SECRET, &[]);
         }
         out
     }
 
     /// Reads the fields; `frame` is for messages. Unknown fields are skipped, so that later versions may add some.
-    pub fn decode(frame: &'static str, version: u16, features: u64, fields: &[u8]) -> Result<Hello, ProtocolError> {
+    pub fn decode(frame: &'static str, features: u64, fields: &[u8]) -> Result<Hello, ProtocolError> {
         let error = |why| ProtocolError::Frame { frame, why };
         let mut found = Fields::default();
         let mut rest = fields;
@@ -118,16 +102,13 @@ impl Hello {
                 tag::INCARNATION => found.incarnation = Some(number(value).ok_or_else(wrong)?),
                 tag::EXPECTED_TASK => found.expected_task = Some(text()?),
                 tag::CLUSTER => found.cluster_id = text()?,
-                tag::NONCE => found.nonce = Some(value.try_into().map_err(|_| wrong())?),
                 tag::LIMITS => found.limits = Some(decode_limits(value).ok_or_else(wrong)?),
                 tag::REQUIRED_FEATURES => found.required_features = number(value).ok_or_else(wrong)?,
-                tag::HAS_SECRET => found.has_secret = true,
                 _ => {}
             }
         }
         let missing = || error("a required field is missing");
         Ok(Hello {
-            version,
             features,
             required_features: found.required_features,
             protocol: found.protocol.ok_or_else(missing)?,
@@ -135,9 +116,7 @@ impl Hello {
             incarnation: found.incarnation.ok_or_else(missing)?,
             expected_task: found.expected_task,
             cluster_id: found.cluster_id,
-            nonce: found.nonce.ok_or_else(missing)?,
             limits: found.limits.ok_or_else(missing)?,
-            has_secret: found.has_secret,
         })
     }
 
@@ -162,10 +141,8 @@ struct Fields {
     incarnation: Option<u64>,
     expected_task: Option<String>,
     cluster_id: String,
-    nonce: Option<[u8; 32]>,
     limits: Option<Limits>,
     required_features: u64,
-    has_secret: bool,
 }
 
 /// Text that may go into a log line.
@@ -212,15 +189,8 @@ pub enum Role {
 
 /// Compares the peer's fields with our settings. The error goes into both sides' logs, so it names both values.
 pub fn check(role: Role, settings: &Settings, peer: &Hello) -> Result<(), ConnectionError> {
-    let refuse = |code, message| Err(ConnectionError::Refused { code, message });
-    let precondition = |message| refuse(code::FAILED_PRECONDITION, message);
+    let precondition = |message| Err(ConnectionError::Refused { code: code::FAILED_PRECONDITION, message });
     let (ours, theirs) = (&settings.task, &peer.task);
-    if peer.version != WIRE_VERSION {
-        return precondition(format!(
-            "{ours} speaks version {WIRE_VERSION} of the starwire protocol, {theirs} speaks version {}: use the same starwire release on all tasks",
-            peer.version
-        ));
-    }
     if peer.protocol != settings.protocol {
         return precondition(format!(
             "{ours} runs protocol \"{}\", {theirs} runs \"{}\": all tasks of a cluster must use the same protocol",
@@ -250,25 +220,6 @@ pub fn check(role: Role, settings: &Settings, peer: &Hello) -> Result<(), Connec
     if lacks_theirs != 0 {
         return precondition(format!("{theirs} needs {}, which {ours} does not have", features(lacks_theirs)));
     }
-    match (settings.secret.is_some(), peer.has_secret) {
-        (true, false) => {
-            return refuse(
-                code::UNAUTHENTICATED,
-                format!(
-                    "{ours} requires a shared secret and {theirs} has none: set STARWIRE_SECRET or STARWIRE_SECRET_FILE"
-                ),
-            );
-        }
-        (false, true) => {
-            return refuse(
-                code::UNAUTHENTICATED,
-                format!(
-                    "{theirs} requires a shared secret and {ours} has none: set STARWIRE_SECRET or STARWIRE_SECRET_FILE"
-                ),
-            );
-        }
-        _ => {}
-    }
     if !peer.limits.is_usable() {
         return precondition(format!("the limits of {theirs} are too low: {:?}", peer.limits));
     }
@@ -281,32 +232,4 @@ fn features(bits: u64) -> String {
     } else {
         format!("features {bits:#x}")
     }
-}
-
-/// HMAC-SHA256 over the role and both sides' handshake frames, which hold both nonces, tasks, incarnations, protocols,
-/// features and limits.
-fn mac(secret: &Secret, prover: Role, hello: &[u8], welcome: &[u8]) -> Hmac<Sha256> {
-    let label: &[u8] = match prover {
-        Role::Client => b"starwire 1 client proof\0",
-        Role::Server => b"starwire 1 server proof\0",
-    };
-    // The key is the secret's digest in a block of SHA-256: it fits for secrets of any length.
-    let mut key = [0; 64];
-    key[..32].copy_from_slice(&Sha256::digest(secret.bytes()));
-    let mut mac = <Hmac<Sha256> as Mac>::new(&key.into());
-    mac.update(label);
-    mac.update(&(hello.len() as u64).to_le_bytes());
-    mac.update(hello);
-    mac.update(&(welcome.len() as u64).to_le_bytes());
-    mac.update(welcome);
-    mac
-}
-
-pub fn prove(secret: &Secret, prover: Role, hello: &[u8], welcome: &[u8]) -> [u8; 32] {
-    mac(secret, prover, hello, welcome).finalize().into_bytes().into()
-}
-
-/// Compares in constant time.
-pub fn verify(secret: &Secret, prover: Role, hello: &[u8], welcome: &[u8], proof: &[u8]) -> bool {
-    mac(secret, prover, hello, welcome).verify_slice(proof).is_ok()
 }

@@ -7,7 +7,8 @@ use super::error::{ConnectionError, ProtocolError};
 use super::frame::Parts;
 use super::idmap::{IdHash, IdMap};
 use super::lending::Loan;
-use super::limits::{FIRST_READ, HEADER, MAX_BULK, MAX_TARGETS};
+use super::limits::{FIRST_READ, HEADER, MAX_BULK, MAX_TARGETS, TAG};
+use super::secret::BlockKey;
 use super::segment::Target;
 use super::sniff::{Sniff, sniff};
 use super::spare;
@@ -44,8 +45,10 @@ struct Piece {
 pub enum Step {
     /// Not enough bytes for the next step.
     Wait,
-    /// A checked control section: `scratch[from..to]`.
+    /// The frames of a checked control section: `scratch[from..to]`.
     Section { from: usize, to: usize },
+    /// The same of a section that does not end with the right code: nothing in it is the peer's.
+    Forged { from: usize, to: usize },
 }
 
 pub struct Incoming {
@@ -54,6 +57,8 @@ pub struct Incoming {
     end: usize,
     header: Option<BlockHeader>,
     sequence: u64,
+    /// The blocks from the next one on must be authenticated by it.
+    pub key: Option<BlockKey>,
     pieces: VecDeque<Piece>,
     transfers: IdMap<Transfer>,
     planned: Vec<u64>,
@@ -76,6 +81,7 @@ impl Incoming {
             end: 0,
             header: None,
             sequence: 0,
+            key: None,
             pieces: VecDeque::new(),
             transfers: IdMap::with_hasher(hash),
             planned: Vec::new(),
@@ -265,7 +271,11 @@ impl Incoming {
         let from = self.start + HEADER;
         self.start += len;
         self.sequence += 1;
-        Ok(Step::Section { from, to: self.start })
+        Ok(match &self.key {
+            None => Step::Section { from, to: self.start },
+            Some(key) if key.verify(block) => Step::Section { from, to: self.start - TAG },
+            Some(_) => Step::Forged { from, to: self.start },
+        })
     }
 
     /// All frames of a section were processed: its bulk section follows, or the next block.
@@ -412,7 +422,7 @@ mod tests {
         let mut stream = Vec::new();
         for (sequence, control) in [(0, 8), (1, 300_000), (2, 5000), (3, 300_000)] {
             let mut one = vec![0; HEADER + control];
-            block::seal(&mut one, 0, sequence);
+            block::seal(&mut one, 0, sequence, None);
             stream.extend(one);
         }
         let (first, rest) = stream.split_at(HEADER + 8 + 100_000);

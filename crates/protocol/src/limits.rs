@@ -29,6 +29,10 @@ limits! {
     MAX_CONTROL: usize = 4 << 20;
     /// the same before the handshake is done
     MAX_HANDSHAKE_CONTROL: usize = 4096;
+    /// bytes of a challenge
+    CHALLENGE: usize = 32;
+    /// bytes of the code that authenticates a block, at the end of its control section
+    TAG: usize = 16;
     /// bulk bytes of a block, lent ones as well
     MAX_BULK: u64 = 16 << 20;
     /// bytes of metadata of a CALL or REPLY, and of a HELLO or WELCOME
@@ -57,6 +61,8 @@ limits! {
 
 // Limits that only the sender needs. A block has at most `MAX_SEGMENTS` segments, lent or not.
 
+/// A header and the frames of one block have at most this many bytes, so that there is room for a code.
+pub const MAX_FRAMES: usize = HEADER + MAX_CONTROL - TAG;
 /// A block takes no further control frames beyond this many bytes …
 pub const CONTROL_SOFT: usize = 256 << 10;
 /// … and no further bulk bytes beyond this many, so that small frames overtake large tensors.

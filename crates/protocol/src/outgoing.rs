@@ -13,10 +13,11 @@ use super::frame::{DATA_FRAME, FRAME_HEADER, Placement, put};
 use super::idmap::{IdHash, IdMap};
 use super::lending::Lender;
 use super::limits::{
-    BULK_SOFT, CONTROL_SOFT, EXPRESS_MAX, EXPRESS_SHARE, HEADER, MAX_CONTROL, MAX_INLINE, MAX_SEGMENTS,
+    BULK_SOFT, CONTROL_SOFT, EXPRESS_MAX, EXPRESS_SHARE, HEADER, MAX_FRAMES, MAX_INLINE, MAX_SEGMENTS,
     OUTGOING_HIGH_WATER,
 };
 use super::owner::Payload;
+use super::secret::BlockKey;
 use super::segment::Segment;
 use super::spare;
 use super::stats::Stats;
@@ -106,6 +107,8 @@ pub struct Outgoing<P> {
     ping: Option<u64>,
     pong: Option<u64>,
     sequence: u64,
+    /// Authenticates the blocks, from the next one on.
+    pub key: Option<BlockKey>,
     /// Only this many more of the closed chunks may leave.
     held: Option<usize>,
     /// The last frame was sent.
@@ -154,6 +157,7 @@ impl<P: Payload> Outgoing<P> {
             ping: None,
             pong: None,
             sequence: 0,
+            key: None,
             held: None,
             mute: false,
             lender: Lender::new(),
@@ -343,13 +347,13 @@ impl<P: Payload> Outgoing<P> {
             spare::give_out(chunk.bytes);
             return if self.is_empty() { (0, Answers::default()) } else { self.poll(now, stats, out) };
         }
-        let room = (HEADER + MAX_CONTROL).saturating_sub(chunk.bytes.len());
+        let room = MAX_FRAMES.saturating_sub(chunk.bytes.len());
         if self.lender.lend(&mut chunk.bytes, out, first + 1, bulk, room) {
             stats.frames_out += 1;
             stats.lent += bulk;
             bulk = 0;
         }
-        block::seal(&mut chunk.bytes, bulk, self.sequence);
+        block::seal(&mut chunk.bytes, bulk, self.sequence, self.key.as_ref());
         self.sequence += 1;
         let len = chunk.bytes.len() as u64 + bulk;
         stats.blocks_out += 1;
@@ -385,13 +389,13 @@ impl<P: Payload> Outgoing<P> {
             }
             if let Some(head) = &transfer.head {
                 let size = head_size(head, &*transfer.payload);
-                if block.chunk.bytes.len() + size + DATA_FRAME > HEADER + MAX_CONTROL {
+                if block.chunk.bytes.len() + size + DATA_FRAME > MAX_FRAMES {
                     self.lanes_first = true;
                     return;
                 }
                 block.announce(id, head, &*transfer.payload);
                 transfer.head = None;
-            } else if block.chunk.bytes.len() + DATA_FRAME > HEADER + MAX_CONTROL {
+            } else if block.chunk.bytes.len() + DATA_FRAME > MAX_FRAMES {
                 return;
             }
             block.continue_transfer(id, transfer, room);

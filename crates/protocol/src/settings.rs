@@ -1,29 +1,9 @@
 //! Settings of a connection, and what the handshake reveals about its peer.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::limits::Limits;
-
-/// A shared secret. Never printed.
-#[derive(Clone)]
-pub struct Secret(Arc<[u8]>);
-
-impl Secret {
-    pub fn new(bytes: &[u8]) -> Self {
-        Secret(bytes.into())
-    }
-
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret(…)")
-    }
-}
+use super::limits::{CHALLENGE, Limits};
+use super::secret::Secret;
 
 /// Names, limits and timeouts of one side.
 #[derive(Clone, Debug)]
@@ -51,13 +31,13 @@ pub struct Settings {
     /// … and end the connection if nothing arrives within this time.
     pub keepalive_timeout: Duration,
     pub handshake_timeout: Duration,
-    /// Fresh random bytes for this one connection (handshake challenge, hash seeds).
-    pub nonce: [u8; 32],
+    /// Fresh random bytes for this one connection.
+    pub challenge: [u8; CHALLENGE],
 }
 
 impl Settings {
     /// Settings with default timeouts and limits.
-    pub fn new(task: &str, protocol: &str, incarnation: u64, nonce: [u8; 32]) -> Self {
+    pub fn new(task: &str, protocol: &str, incarnation: u64, challenge: [u8; CHALLENGE]) -> Self {
         Settings {
             task: task.to_owned(),
             protocol: protocol.to_owned(),
@@ -71,7 +51,7 @@ impl Settings {
             keepalive_interval: Duration::from_secs(1),
             keepalive_timeout: Duration::from_secs(3),
             handshake_timeout: Duration::from_secs(10),
-            nonce,
+            challenge,
         }
     }
 }

@@ -5,8 +5,14 @@ use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
+use crate::system::environment;
+
 pub trait Env {
     fn var(&self, name: &str) -> Option<OsString>;
+    /// A variable whose value nobody else should see.
+    fn secret(&self, name: &str) -> Option<OsString> {
+        self.var(name)
+    }
     /// Names of all variables that are set (those that are valid UTF-8).
     fn names(&self) -> Vec<String>;
     fn current_dir(&self) -> io::Result<PathBuf>;
@@ -20,6 +26,10 @@ pub struct ProcessEnv;
 impl Env for ProcessEnv {
     fn var(&self, name: &str) -> Option<OsString> {
         std::env::var_os(name)
+    }
+
+    fn secret(&self, name: &str) -> Option<OsString> {
+        environment::take(name)
     }
 
     fn names(&self) -> Vec<String> {

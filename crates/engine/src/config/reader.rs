@@ -47,7 +47,8 @@ impl<'a> Reader<'a> {
     }
 
     fn raw<K: Kind>(&self, row: &Row<K>) -> Result<Option<String>, ConfigError> {
-        let raw = self.env.var(row.name).map(std::ffi::OsString::into_string).transpose();
+        let found = if row.kind.is_secret() { self.env.secret(row.name) } else { self.env.var(row.name) };
+        let raw = found.map(std::ffi::OsString::into_string).transpose();
         raw.map_err(|raw| match row.kind.is_secret() {
             true => ConfigError::Secret { name: row.name, reason: "it is not UTF-8 text".to_owned() },
             false => {

@@ -10,9 +10,8 @@ use super::error::ConfigError;
 use super::fusion::Fusion;
 use super::reader::Reader;
 use super::retired::unread_variables;
-use super::secret::Secret;
 use super::star::StarConfig;
-use super::{Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, Role, variables, verbs};
+use super::{Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, Role, secret, variables, verbs};
 
 /// Of jobs that are neither workers nor parameter servers.
 const OTHER_REACTORS: usize = 16;
@@ -45,7 +44,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         interval: Duration::from_millis(reader.get(&variables::KEEPALIVE_MS)?),
         timeout: Duration::from_millis(reader.get(&variables::KEEPALIVE_TIMEOUT_MS)?),
     };
-    let secret = Secret::read(reader, &mut warnings)?;
+    let secret = secret::read(reader, &mut warnings)?;
     let passes_grpc = passes_grpc(reader, ports, secret.is_some(), &mut warnings)?;
     let cluster_id = reader.get(&variables::CLUSTER_ID)?.unwrap_or_default();
     let unix = reader.get(&variables::UNIX)?;
@@ -56,6 +55,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     if reader.get(&variables::REQUIRE_AUTH)? {
         require_auth(secret.is_some(), ports, passes_grpc, control)?;
     }
+    let control = control.unwrap_or(if secret.is_some() { ControlAccess::Loopback } else { ControlAccess::Everybody });
     let fusion = Fusion::read(reader)?;
     let star = StarConfig::read(reader)?;
     let executor = reader.get(&variables::EXECUTOR)?;
@@ -143,13 +143,18 @@ fn passes_grpc(
 }
 
 /// Nothing may answer another host without proof of the secret.
-fn require_auth(has_secret: bool, ports: Ports, passes_grpc: bool, control: ControlAccess) -> Result<(), ConfigError> {
+fn require_auth(
+    has_secret: bool,
+    ports: Ports,
+    passes_grpc: bool,
+    control: Option<ControlAccess>,
+) -> Result<(), ConfigError> {
     let (secret, ports_name) = (variables::SECRET_FILE.name, variables::PORTS.name);
     let needed = [
         (!has_secret, secret.to_owned()),
         (ports == Ports::Two, format!("{ports_name}=one")),
         (has_secret && passes_grpc, format!("{}=auto", variables::GRPC.name)),
-        (control == ControlAccess::Everybody, format!("{}=loopback", variables::CONTROL.name)),
+        (control == Some(ControlAccess::Everybody), format!("{}=loopback", variables::CONTROL.name)),
     ];
     let needed: Vec<String> = needed.into_iter().filter(|(lacks, _)| *lacks).map(|(_, remedy)| remedy).collect();
     if needed.is_empty() { Ok(()) } else { Err(ConfigError::Open(needed.join(", "))) }

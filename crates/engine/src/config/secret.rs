@@ -1,65 +1,48 @@
 //! The shared secret of a cluster.
 
-use std::fmt;
-
 use super::error::ConfigError;
 use super::reader::Reader;
 use super::variables;
+use starwire_protocol::Secret;
 
 /// Shorter secrets can be guessed from one recorded handshake.
 const MIN_LEN: usize = 16;
 const MAX_LEN: usize = 4096;
 
-/// Bytes that are never displayed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Vec<u8>);
-
-impl Secret {
-    pub fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    pub(super) fn read(reader: &mut Reader<'_>, warnings: &mut Vec<String>) -> Result<Option<Self>, ConfigError> {
-        let value_name = variables::SECRET.name;
-        let file_name = variables::SECRET_FILE.name;
-        let value = reader.get(&variables::SECRET)?;
-        let file = reader.get(&variables::SECRET_FILE)?;
-        match (value, file) {
-            (None, None) => Ok(None),
-            (Some(_), Some(_)) => Err(ConfigError::Conflict {
-                first: value_name,
-                second: file_name,
-                reason: "both are set; unset one".to_owned(),
-            }),
-            (Some(value), None) => Self::new(value_name, value.into_bytes()).map(Some),
-            (None, Some(path)) => {
-                let unreadable = |source| ConfigError::File { name: file_name, path: path.clone().into(), source };
-                let mut bytes = std::fs::read(&path).map_err(unreadable)?;
-                if bytes.ends_with(b"\n") {
+pub(super) fn read(reader: &mut Reader<'_>, warnings: &mut Vec<String>) -> Result<Option<Secret>, ConfigError> {
+    let value_name = variables::SECRET.name;
+    let file_name = variables::SECRET_FILE.name;
+    let value = reader.get(&variables::SECRET)?;
+    let file = reader.get(&variables::SECRET_FILE)?;
+    match (value, file) {
+        (None, None) => Ok(None),
+        (Some(_), Some(_)) => Err(ConfigError::Conflict {
+            first: value_name,
+            second: file_name,
+            reason: "both are set; unset one".to_owned(),
+        }),
+        (Some(value), None) => check(value_name, value.as_bytes()).map(Some),
+        (None, Some(path)) => {
+            let unreadable = |source| ConfigError::File { name: file_name, path: path.clone().into(), source };
+            let mut bytes = std::fs::read(&path).map_err(unreadable)?;
+            if bytes.ends_with(b"\n") {
+                bytes.pop();
+                if bytes.ends_with(b"\r") {
                     bytes.pop();
-                    if bytes.ends_with(b"\r") {
-                        bytes.pop();
-                    }
                 }
-                warn_if_open(&path, warnings);
-                Self::new(file_name, bytes).map(Some)
             }
+            warn_if_open(&path, warnings);
+            check(file_name, &bytes).map(Some)
         }
-    }
-
-    fn new(name: &'static str, bytes: Vec<u8>) -> Result<Self, ConfigError> {
-        if !(MIN_LEN..=MAX_LEN).contains(&bytes.len()) {
-            let reason = format!("it has {} bytes, {MIN_LEN} to {MAX_LEN} are required", bytes.len());
-            return Err(ConfigError::Secret { name, reason });
-        }
-        Ok(Self(bytes))
     }
 }
 
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
+fn check(name: &'static str, bytes: &[u8]) -> Result<Secret, ConfigError> {
+    if !(MIN_LEN..=MAX_LEN).contains(&bytes.len()) {
+        let reason = format!("it has {} bytes, {MIN_LEN} to {MAX_LEN} are required", bytes.len());
+        return Err(ConfigError::Secret { name, reason });
     }
+    Ok(Secret::new(bytes))
 }
 
 fn warn_if_open(path: &str, warnings: &mut Vec<String>) {
@@ -82,7 +65,7 @@ mod tests {
 
     fn read(env: &MapEnv) -> (Result<Option<Secret>, String>, Vec<String>) {
         let mut warnings = Vec::new();
-        let secret = Secret::read(&mut Reader::new(env, Protocol::GrpcPlusPlus), &mut warnings);
+        let secret = super::read(&mut Reader::new(env, Protocol::GrpcPlusPlus), &mut warnings);
         (secret.map_err(|e| e.to_string()), warnings)
     }
 
@@ -90,7 +73,7 @@ mod tests {
     fn from_the_variable() {
         assert_eq!(read(&MapEnv::new("/")).0, Ok(None));
         let env = MapEnv::new("/").set("STARWIRE_SECRET", GOOD);
-        assert_eq!(read(&env).0.unwrap().unwrap().bytes(), GOOD.as_bytes());
+        assert_eq!(read(&env).0.unwrap().unwrap(), Secret::new(GOOD.as_bytes()));
     }
 
     #[test]
@@ -104,7 +87,7 @@ mod tests {
             std::fs::write(&path, format!("{GOOD}{end}")).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
             let (secret, warnings) = read(&env);
-            assert_eq!(secret.unwrap().unwrap().bytes(), GOOD.as_bytes());
+            assert_eq!(secret.unwrap().unwrap(), Secret::new(GOOD.as_bytes()));
             assert!(warnings.is_empty());
         }
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
@@ -118,13 +101,12 @@ mod tests {
         let empty = MapEnv::new("/").set("STARWIRE_SECRET", "");
         assert_eq!(
             read(&empty).0.unwrap_err(),
-            "STARWIRE_SECRET is unusable: it is set, but empty; unset it to run without a secret"
+            "STARWIRE_SECRET is unusable: it is set, but empty: unset it to run without a secret, or use STARWIRE_SECRET_FILE if a server emptied it that started this process"
         );
         let both = MapEnv::new("/").set("STARWIRE_SECRET", GOOD).set("STARWIRE_SECRET_FILE", "/x");
         assert_eq!(
             read(&both).0.unwrap_err(),
             "STARWIRE_SECRET and STARWIRE_SECRET_FILE conflict: both are set; unset one"
         );
-        assert_eq!(format!("{:?}", Secret::new("x", GOOD.into()).unwrap()), "Secret(…)");
     }
 }

@@ -108,9 +108,9 @@ variables! {
         "The jobs that are parameter servers. If unset, the star protocols also find them by other means ([star_server.md](star_server.md)).";
     MAX_CALL_BYTES: Bytes = "STARWIRE_MAX_CALL_BYTES", Bytes(1 << 20..=1 << 40), Is("16G"), Servers,
         "Maximum payload of one incoming call; larger ones are refused with `ResourceExhausted` before memory is allocated.";
-    CONTROL: Choice<ControlAccess> = "STARWIRE_CONTROL",
-        Choice(&[("on", ControlAccess::Everybody), ("off", ControlAccess::Nobody), ("loopback", ControlAccess::Loopback)]), Is("on"), Servers,
-        "Access to the control service (health, statistics, `/metrics`) on the data port: from everywhere, from nowhere, or from this host only.";
+    CONTROL: Choice<Option<ControlAccess>> = "STARWIRE_CONTROL",
+        Choice(&[("auto", None), ("on", Some(ControlAccess::Everybody)), ("off", Some(ControlAccess::Nobody)), ("loopback", Some(ControlAccess::Loopback))]), Is("auto"), Servers,
+        "Access to the control service (health, statistics, `/metrics`) on the data port, which asks for no secret: from everywhere, from nowhere, or from this host only. `auto`: from everywhere, but only from this host if the cluster has a secret.";
     EXECUTOR: Choice<ExecutorChoice> = "STARWIRE_EXECUTOR",
         Choice(&[("auto", ExecutorChoice::Auto), ("on", ExecutorChoice::All), ("off", ExecutorChoice::None)]), Is("auto"), Servers,
         "The partitions of graphs that run on starwire's executor instead of TensorFlow's ([executor.md](executor.md)): `auto` those of parameter servers (job `ps` or `STARWIRE_PS_JOBS`), `on` this server's, `off` none.";

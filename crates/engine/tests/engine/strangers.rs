@@ -19,6 +19,7 @@ pub const ANY_WAY: (&str, &str) = ("STARWIRE_VERBS_FALLBACK", "true");
 
 const HELLO: u8 = 1;
 pub const WELCOME: u8 = 2;
+const CHALLENGE: u8 = 3;
 const REFUSE: u8 = 4;
 pub const CALL: u8 = 12;
 pub const REPLY: u8 = 13;
@@ -38,7 +39,7 @@ pub fn frame(kind: u8, code: u16, id: u64, fixed: &[u64], meta: &[u8]) -> Vec<u8
 }
 
 pub fn block(sequence: u64, control: &[u8]) -> Vec<u8> {
-    let mut out = b"SWB1\x01\0\0\0".to_vec();
+    let mut out = b"SWB1\x02\0\0\0".to_vec();
     out.extend(u32::try_from(control.len()).unwrap().to_le_bytes());
     out.extend([0; 12]);
     out.extend(sequence.to_le_bytes());
@@ -59,13 +60,8 @@ pub fn hello_of(protocol: &str, features: u64, more: &[(u16, &[u8])]) -> Vec<u8>
     limits.extend([1000u32, 1 << 20].iter().flat_map(|n| n.to_le_bytes()));
     limits.extend((1u64 << 32).to_le_bytes());
     let incarnation = 77u64.to_le_bytes();
-    let mut all: Vec<(u16, &[u8])> = vec![
-        (1, protocol.as_bytes()),
-        (2, b"/job:worker/replica:0/task:9"),
-        (3, &incarnation),
-        (6, &[1; 32]),
-        (9, &limits),
-    ];
+    let mut all: Vec<(u16, &[u8])> =
+        vec![(1, protocol.as_bytes()), (2, b"/job:worker/replica:0/task:9"), (3, &incarnation), (9, &limits)];
     all.extend_from_slice(more);
     let mut fields = Vec::new();
     for (tag, value) in all {
@@ -73,7 +69,7 @@ pub fn hello_of(protocol: &str, features: u64, more: &[(u16, &[u8])]) -> Vec<u8>
         fields.extend(u16::try_from(value.len()).unwrap().to_le_bytes());
         fields.extend(value);
     }
-    block(0, &frame(HELLO, 1, features, &[], &fields))
+    block(0, &frame(HELLO, 0, features, &[], &fields))
 }
 
 /// Reads the control section of the next block.
@@ -107,7 +103,7 @@ fn crowd(task: &Task, lost: u64, strangers: &mut Vec<TcpStream>, come: impl Fn(&
 
 #[test]
 fn strangers_are_evicted_for_members() {
-    for (secret, word) in [(Some(SECRET), &b""[..]), (None, b""), (None, b"SWB1\x01"), (Some(SECRET), b"hello")] {
+    for (secret, word) in [(Some(SECRET), &b""[..]), (None, b""), (None, b"SWB1\x02"), (Some(SECRET), b"challenge")] {
         let env: Vec<_> =
             [Some(TCP), Some(ANY_WAY), Some(("STARWIRE_REACTORS", "2")), secret].into_iter().flatten().collect();
         let ps = Task::start(PS, &env);
@@ -116,7 +112,7 @@ fn strangers_are_evicted_for_members() {
         let say = |ps: &Task| {
             let mut stranger = connect(ps);
             match word {
-                b"hello" => stranger.write_all(&hello(0, &[(11, b"")])).unwrap(),
+                b"challenge" => stranger.write_all(&block(0, &frame(CHALLENGE, 0, 0, &[], &[7; 32]))).unwrap(),
                 word => stranger.write_all(word).unwrap(),
             }
             stranger
@@ -138,7 +134,8 @@ fn strangers_are_evicted_for_members() {
         let refusal = words.iter().find(|control| control[0] == REFUSE).expect("a reason");
         let reason = String::from_utf8_lossy(meta(refusal)).into_owned();
         assert_eq!(refusal[2], 14);
-        assert!(reason.contains(PS) && reason.contains("too many connections"), "{reason}");
+        assert_eq!(reason.contains(PS), secret.is_none(), "{reason}");
+        assert!(reason.contains("too many connections"), "{reason}");
     }
 }
 
@@ -164,24 +161,20 @@ fn a_member_is_never_evicted() {
 
 #[test]
 fn a_stranger_learns_nothing_of_host_and_process() {
-    for secret in [Some(SECRET), None] {
-        let env: Vec<_> = [ANY_WAY].into_iter().chain(secret).collect();
-        let ps = Task::start(PS, &env);
-        let mut stranger = connect(&ps);
-        let more: &[(u16, &[u8])] = if secret.is_some() { &[(11, b"")] } else { &[] };
-        stranger.write_all(&hello(0, more)).unwrap();
-        let welcome = heard(&mut stranger).unwrap();
-        assert_eq!(welcome[0], WELCOME);
-        let mut fields = meta(&welcome);
-        let mut tags = Vec::new();
-        while let [a, b, c, d, rest @ ..] = fields {
-            tags.push(u16::from_le_bytes([*a, *b]));
-            fields = &rest[usize::from(u16::from_le_bytes([*c, *d]))..];
-        }
-        assert!(tags.contains(&6) && !tags.contains(&7) && !tags.contains(&8), "{tags:?}");
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-        assert!(!String::from_utf8_lossy(&welcome).contains(boot.trim()));
+    let ps = Task::start(PS, &[ANY_WAY]);
+    let mut stranger = connect(&ps);
+    stranger.write_all(&hello(0, &[])).unwrap();
+    let welcome = heard(&mut stranger).unwrap();
+    assert_eq!(welcome[0], WELCOME);
+    let mut fields = meta(&welcome);
+    let mut tags = Vec::new();
+    while let [a, b, c, d, rest @ ..] = fields {
+        tags.push(u16::from_le_bytes([*a, *b]));
+        fields = &rest[usize::from(u16::from_le_bytes([*c, *d]))..];
     }
+    assert!(tags.contains(&2) && !tags.contains(&7) && !tags.contains(&8), "{tags:?}");
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    assert!(!String::from_utf8_lossy(&welcome).contains(boot.trim()));
 }
 
 fn number(engine: &Engine, name: &str) -> u64 {

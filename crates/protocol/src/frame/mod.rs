@@ -8,7 +8,7 @@ mod tests;
 
 use super::hello::Role;
 use super::lending::Witness;
-use super::limits::{MAX_KEY, MAX_META, MAX_REASON};
+use super::limits::{CHALLENGE, MAX_KEY, MAX_META, MAX_REASON};
 
 pub use parse::{Frames, loan_pieces};
 pub use parts::{Parts, Placement};
@@ -90,9 +90,9 @@ macro_rules! layouts {
 
 layouts! {
      0 PAD     Both   zero zero 0,           0;
-     1 HELLO   Client id   code 0,           MAX_META;
-     2 WELCOME Server id   code 0,           MAX_META;
-     3 PROOF   Both   zero zero 0,           32;
+     1 HELLO   Client id   zero 0,           MAX_META;
+     2 WELCOME Server id   zero 0,           MAX_META;
+     3 CHALLENGE Both zero zero 0,           CHALLENGE;
      4 REFUSE  Both   zero code 0,           MAX_REASON;
      5 MOVE    Both   zero code 0,           MAX_REASON;
     10 KEY     Client id   zero FLAG_FORGET, MAX_KEY;
@@ -124,9 +124,7 @@ static BY_KIND: [Option<(Layout, u32)>; 23] = {
 pub enum Frame<'a> {
     Hello(HelloFrame<'a>),
     Welcome(HelloFrame<'a>),
-    Proof {
-        mac: &'a [u8],
-    },
+    Challenge(&'a [u8; CHALLENGE]),
     Refuse {
         code: i32,
         reason: &'a [u8],
@@ -176,11 +174,8 @@ pub enum Frame<'a> {
 /// HELLO or WELCOME.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloFrame<'a> {
-    pub version: u16,
     pub features: u64,
     pub fields: &'a [u8],
-    /// The whole frame without padding, for the transcript.
-    pub bytes: &'a [u8],
 }
 
 /// A rendezvous request: RECV.

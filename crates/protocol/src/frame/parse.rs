@@ -126,14 +126,16 @@ impl Head {
 }
 
 fn parse<'a>(layout: &Layout, zeros: u32, cursor: &mut Cursor<'a>) -> Result<Frame<'a>, ProtocolError> {
-    let start = cursor.bytes;
     let Head { flags, code, meta, id } = Head::take(layout, zeros, cursor)?;
-    let hello = |fields| HelloFrame { version: code, features: id, fields, bytes: &start[..FRAME_HEADER + meta] };
+    let hello = |fields| HelloFrame { features: id, fields };
     let status = i32::from(code);
     Ok(match layout.kind {
         kind::HELLO => Frame::Hello(hello(cursor.take_padded(meta)?)),
         kind::WELCOME => Frame::Welcome(hello(cursor.take_padded(meta)?)),
-        kind::PROOF => Frame::Proof { mac: cursor.take_padded(meta)? },
+        kind::CHALLENGE => {
+            let random = cursor.take_padded(meta)?;
+            Frame::Challenge(random.try_into().map_err(|_| cursor.error("it has another length"))?)
+        }
         kind::REFUSE => Frame::Refuse { code: status, reason: cursor.take_padded(meta)? },
         kind::MOVE => Frame::Move { code: status, meta: cursor.take_padded(meta)? },
         kind::KEY => Frame::Key { key: id, forget: flags & FLAG_FORGET != 0, prefix: cursor.take_padded(meta)? },

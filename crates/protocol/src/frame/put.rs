@@ -2,7 +2,7 @@
 
 use super::{BULK_BIT, FLAG_ABORT, FLAG_FORGET, FLAG_LOOP, FRAME_HEADER, Placement, RecvFrame, kind, pad8};
 use crate::lending::Witness;
-use crate::limits::MAX_REASON;
+use crate::limits::{CHALLENGE, MAX_REASON};
 use crate::owner::Payload;
 
 fn head(out: &mut Vec<u8>, kind: u8, flags: u8, code: u16, meta_len: usize, id: u64) {
@@ -21,19 +21,19 @@ fn padded(out: &mut Vec<u8>, bytes: &[u8]) {
     out.resize(pad8(out.len()), 0);
 }
 
-pub fn hello(out: &mut Vec<u8>, version: u16, features: u64, fields: &[u8]) {
-    head(out, kind::HELLO, 0, version, fields.len(), features);
+pub fn hello(out: &mut Vec<u8>, features: u64, fields: &[u8]) {
+    head(out, kind::HELLO, 0, 0, fields.len(), features);
     padded(out, fields);
 }
 
-pub fn welcome(out: &mut Vec<u8>, version: u16, features: u64, fields: &[u8]) {
-    head(out, kind::WELCOME, 0, version, fields.len(), features);
+pub fn welcome(out: &mut Vec<u8>, features: u64, fields: &[u8]) {
+    head(out, kind::WELCOME, 0, 0, fields.len(), features);
     padded(out, fields);
 }
 
-pub fn proof(out: &mut Vec<u8>, mac: &[u8; 32]) {
-    head(out, kind::PROOF, 0, 0, mac.len(), 0);
-    padded(out, mac);
+pub fn challenge(out: &mut Vec<u8>, random: &[u8; CHALLENGE]) {
+    head(out, kind::CHALLENGE, 0, 0, random.len(), 0);
+    padded(out, random);
 }
 
 pub fn refuse(out: &mut Vec<u8>, code: i32, reason: &str) {

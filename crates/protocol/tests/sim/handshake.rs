@@ -82,11 +82,33 @@ fn p21_a_mismatch_is_refused_with_both_values_in_the_text() {
 
 #[test]
 fn p21_another_wire_version_is_refused() {
-    let mut stranger = Stranger::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
-    stranger.say(&[wire::hello(&[]).code(2)]);
-    let Some(ConnectionError::Refused { code: 9, message }) = &stranger.end.error else { panic!("not refused") };
-    assert!(message.contains("version 1") && message.contains("version 2"), "{message}");
-    assert_eq!(stranger.listen_frames(), [(wire::REFUSE, 0)]);
+    for version in [1, 3] {
+        for (mut stranger, mut block) in [
+            (server_stranger(None), wire::block(0, wire::section(&[wire::hello(&[])]), &[])),
+            (client_stranger(None), wire::block(0, wire::section(&[wire::welcome(&[])]), &[])),
+        ] {
+            stranger.listen();
+            block[4] = version;
+            stranger.send(&block);
+            let error = stranger.end.error.clone().expect("refused");
+            assert_eq!(error.code(), 9);
+            let words = format!("version {version} of the starwire protocol, this side speaks version 2: use the same");
+            assert!(error.to_string().contains(&words), "{error}");
+            assert_eq!(stranger.listen_frames(), [(wire::REFUSE, 0)]);
+        }
+    }
+}
+
+fn server_stranger(secret: Option<&[u8]>) -> Stranger {
+    let mut settings = settings("/job:ps/task:0", 2);
+    settings.secret = secret.map(Secret::new);
+    Stranger::new(End::server(settings, std::time::Instant::now()))
+}
+
+fn client_stranger(secret: Option<&[u8]>) -> Stranger {
+    let mut settings = settings("/job:worker/task:0", 1);
+    settings.secret = secret.map(Secret::new);
+    Stranger::new(End::client(settings, std::time::Instant::now()))
 }
 
 #[test]
@@ -107,82 +129,98 @@ fn p22_equal_secrets_are_proved_both_ways() {
 
 #[test]
 fn p22_different_or_missing_secrets_are_refused() {
-    let cases = [(Some("a"), Some("b")), (Some("a"), None), (None, Some("b"))];
-    for (left, right) in cases {
-        let (code, text) = refused(&pair(|client, server| {
+    for (left, right) in [(Some("a"), None), (None, Some("b")), (Some("a"), Some("b"))] {
+        let pair = pair(|client, server| {
             client.secret = left.map(|secret| Secret::new(secret.as_bytes()));
             server.secret = right.map(|secret| Secret::new(secret.as_bytes()));
-        }));
+        });
+        let (code, text) = refused(&pair);
         assert_eq!(code, 16);
-        assert!(text.contains("secret") && text.contains("/job:worker/task:0"), "{text}");
-    }
-}
-
-/// Replaces the bytes of a PROOF frame.
-fn spoil_proof(wire: &mut std::collections::VecDeque<u8>, mac: Option<&[u8]>) -> Option<Vec<u8>> {
-    let mut bytes: Vec<u8> = wire.drain(..).collect();
-    let at = (32..bytes.len())
-        .step_by(8)
-        .find(|at| bytes[*at..*at + 16] == RawFrame::new(wire::PROOF, 0).meta(&[0; 32]).bytes()[..16]);
-    let found = at.map(|at| bytes[at + 16..at + 48].to_vec());
-    if let (Some(at), Some(mac)) = (at, mac) {
-        bytes[at + 16..at + 48].copy_from_slice(mac);
-        let control = u32::from_le_bytes(bytes[8..12].try_into().expect("4 bytes")) as usize;
-        wire::seal(&mut bytes[..32 + control]);
-    }
-    wire.extend(bytes);
-    found
-}
-
-#[test]
-fn p22_a_forged_or_reflected_or_replayed_proof_is_refused() {
-    let with_secret = |task, nonce| {
-        let mut settings = settings(task, nonce);
-        settings.secret = Some(Secret::new(b"s"));
-        settings
-    };
-    // The client's proof of an honest connection, for the replay.
-    let mut honest = Pair::new(with_secret("/job:worker/task:0", 1), with_secret("/job:ps/task:0", 2));
-    honest.client.send(honest.now, &mut honest.to_server);
-    honest.deliver(usize::MAX);
-    honest.server.send(honest.now, &mut honest.to_client);
-    honest.deliver(usize::MAX);
-    honest.client.send(honest.now, &mut honest.to_server);
-    let old = spoil_proof(&mut honest.to_server, None).expect("a proof");
-
-    for case in ["forged", "reflected", "replayed"] {
-        let mut pair = Pair::new(with_secret("/job:worker/task:0", 1), with_secret("/job:ps/task:0", 3));
-        pair.client.send(pair.now, &mut pair.to_server);
-        pair.deliver(usize::MAX);
-        pair.server.send(pair.now, &mut pair.to_client);
-        let server_proof = spoil_proof(&mut pair.to_client, None).expect("a proof");
-        pair.deliver(usize::MAX);
-        pair.client.send(pair.now, &mut pair.to_server);
-        let mut forged = server_proof.clone();
-        forged[31] ^= 1;
-        let mac = match case {
-            "forged" => forged,
-            "reflected" => server_proof,
-            _ => old.clone(),
-        };
-        spoil_proof(&mut pair.to_server, Some(&mac)).expect("a proof");
-        pair.deliver(usize::MAX);
-        assert!(matches!(&pair.server.error, Some(ConnectionError::Refused { code: 16, .. })), "{case}");
-        assert!(pair.server.owner.ready.is_none());
+        assert!(text.contains("secret") && text.contains("STARWIRE_SECRET_FILE"), "{text}");
     }
 }
 
 #[test]
-fn p22_a_server_that_skips_its_proof_gets_no_requests() {
-    let mut client = settings("/job:worker/task:0", 1);
-    client.secret = Some(Secret::new(b"s"));
-    let mut stranger = Stranger::new(End::client(client, std::time::Instant::now()));
-    stranger.listen();
-    stranger.say(&[wire::welcome(&[(11, b"")])]);
-    assert!(!stranger.end.connection.is_ready());
-    stranger.say(&[wire::reply(1, &[])]);
-    assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))));
-    assert!(stranger.end.owner.ready.is_none());
+fn p22_a_side_without_proof_is_not_listened_to() {
+    let frames: [RawFrame; 6] = [
+        wire::hello(&[]),
+        RawFrame::new(wire::MOVE, 0),
+        wire::key(0, KEY),
+        wire::call(1, &[]),
+        RawFrame::new(wire::PING, 1),
+        RawFrame::new(wire::GOODBYE, 0),
+    ];
+    for frame in frames {
+        // Before the challenge, in the same block as the challenge, and after it.
+        let challenge = RawFrame::new(wire::CHALLENGE, 0).meta(&[1; 32]);
+        for blocks in [
+            vec![vec![frame.clone()]],
+            vec![vec![challenge.clone(), frame.clone()]],
+            vec![vec![challenge], vec![frame]],
+        ] {
+            let mut stranger = server_stranger(Some(b"s"));
+            for frames in &blocks {
+                stranger.say(frames);
+            }
+            assert!(stranger.end.error.is_some());
+            assert!(stranger.end.owner.ready.is_none() && stranger.end.owner.requests.is_empty());
+        }
+    }
+}
+
+#[test]
+fn p22_a_server_that_does_not_prove_itself_gets_nothing_but_the_clients_proof() {
+    let answers: [Vec<RawFrame>; 4] = [
+        vec![wire::welcome(&[])],
+        vec![RawFrame::new(wire::CHALLENGE, 0).meta(&[2; 32]), wire::welcome(&[])],
+        vec![RawFrame::new(wire::CHALLENGE, 0).meta(&[2; 32]), wire::reply(1, &[])],
+        // The client's own challenge and, below, its own blocks.
+        vec![RawFrame::new(wire::CHALLENGE, 0).meta(&[1; 32])],
+    ];
+    for answer in answers {
+        let mut stranger = client_stranger(Some(b"s"));
+        assert_eq!(stranger.listen_frames(), [(wire::CHALLENGE, 0)]);
+        stranger.say(&answer);
+        let reflected = stranger.listen();
+        stranger.send(&reflected);
+        assert!(stranger.end.error.is_some() && stranger.end.owner.ready.is_none(), "{:?}", stranger.end.error);
+        stranger.end.recv_key(stranger.now, 1, KEY);
+        let said = stranger.listen();
+        assert!(said.is_empty() || said[32] == wire::REFUSE);
+    }
+}
+
+#[test]
+fn p22_a_stranger_gets_nothing_to_test_guesses_with() {
+    let mut stranger = server_stranger(Some(b"s"));
+    stranger.say(&[RawFrame::new(wire::CHALLENGE, 0).meta(&[1; 32])]);
+    assert_eq!(
+        stranger.listen(),
+        wire::block(0, wire::section(&[RawFrame::new(wire::CHALLENGE, 0).meta(&[2; 32])]), &[])
+    );
+    stranger.say(&[wire::hello(&[])]);
+    let Some(ConnectionError::Refused { code: 16, message }) = stranger.end.error.clone() else { panic!("let in") };
+    // Exactly the reason, without a code made from the secret.
+    let refusal = RawFrame::new(wire::REFUSE, 0).code(16).meta(message.as_bytes());
+    assert_eq!(stranger.listen(), wire::block(1, wire::section(&[refusal]), &[]));
+    assert!(!message.contains("/job:"), "{message}");
+}
+
+#[test]
+fn p22_a_stranger_chooses_no_code() {
+    for code in [0, 1, 10, 11, 255, 14, 9, 16] {
+        for challenged in [false, true] {
+            let mut stranger = client_stranger(Some(b"s"));
+            if challenged {
+                stranger.say(&[RawFrame::new(wire::CHALLENGE, 0).meta(&[2; 32])]);
+            }
+            stranger.say(&[RawFrame::new(wire::REFUSE, 0).code(code).meta(b"go away")]);
+            let Some(ConnectionError::RefusedByPeer { code: seen, message }) = &stranger.end.error else {
+                panic!("{:?}", stranger.end.error)
+            };
+            assert_eq!((*seen, message.as_str()), (if matches!(code, 9 | 16) { code.into() } else { 14 }, "go away"));
+        }
+    }
 }
 
 #[test]
@@ -231,13 +269,14 @@ fn p24_strangers_cost_next_to_nothing_before_the_handshake() {
 fn p24_broken_hellos_are_protocol_errors() {
     let long = vec![b'x'; 513];
     let cases: Vec<(&str, RawFrame)> = vec![
-        ("empty", RawFrame::new(wire::HELLO, 0).code(1)),
+        ("empty", RawFrame::new(wire::HELLO, 0)),
+        ("code", wire::hello(&[]).code(1)),
         ("twice", wire::hello(&[(2, b"/job:x")])),
         ("too long", wire::hello(&[(5, &long)])),
         ("not text", wire::hello(&[(5, b"\xff\xfe")])),
         ("control characters", wire::hello(&[(5, b"a\nb")])),
         ("wrong width", wire::hello(&[(10, b"1234567")])),
-        ("cut off", RawFrame::new(wire::HELLO, 0).code(1).meta(&[1, 0, 9, 0, b'g'])),
+        ("cut off", RawFrame::new(wire::HELLO, 0).meta(&[1, 0, 9, 0, b'g'])),
     ];
     for (what, frame) in cases {
         let mut stranger = Stranger::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));

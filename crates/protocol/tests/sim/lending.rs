@@ -126,7 +126,7 @@ fn trusting() -> Stranger {
     let mut settings = settings("/job:ps/task:0", 2);
     settings.features = FEATURE_LENDING;
     let mut stranger = Stranger::new(End::server(settings, std::time::Instant::now()));
-    stranger.say(&[RawFrame::new(HELLO, FEATURE_LENDING).code(1).meta(&fields("/job:worker/task:0", 1, &[]))]);
+    stranger.say(&[RawFrame::new(HELLO, FEATURE_LENDING).meta(&fields("/job:worker/task:0", &[]))]);
     stranger.end.connection.allow_lending();
     stranger
 }

@@ -17,6 +17,7 @@ mod owner;
 mod pair;
 mod promises;
 mod random;
+mod relay;
 mod strangers;
 mod wire;
 mod world;

@@ -146,7 +146,7 @@ fn p28_frames_of_the_other_side_are_protocol_errors() {
         wire::hello(&[]),
         wire::welcome(&[]),
         wire::reply(1, &[]),
-        RawFrame::new(wire::PROOF, 0).meta(&[0; 32]),
+        RawFrame::new(wire::CHALLENGE, 0).meta(&[0; 32]),
         RawFrame::new(77, 0),
     ];
     for frame in servers {

@@ -8,7 +8,7 @@ use crate::pair::End;
 
 pub const HELLO: u8 = 1;
 pub const WELCOME: u8 = 2;
-pub const PROOF: u8 = 3;
+pub const CHALLENGE: u8 = 3;
 pub const REFUSE: u8 = 4;
 pub const MOVE: u8 = 5;
 pub const KEY: u8 = 10;
@@ -106,7 +106,7 @@ pub fn data(id: u64, len: u64) -> RawFrame {
 }
 
 /// Fields of a HELLO or WELCOME.
-pub fn fields(task: &str, nonce: u8, more: &[(u16, &[u8])]) -> Vec<u8> {
+pub fn fields(task: &str, more: &[(u16, &[u8])]) -> Vec<u8> {
     let mut limits = Vec::new();
     limits.extend_from_slice(&1000u32.to_le_bytes());
     limits.extend_from_slice(&1000u32.to_le_bytes());
@@ -115,10 +115,7 @@ pub fn fields(task: &str, nonce: u8, more: &[(u16, &[u8])]) -> Vec<u8> {
     limits.extend_from_slice(&(1u32 << 20).to_le_bytes());
     limits.extend_from_slice(&(1u64 << 32).to_le_bytes());
     let incarnation = 77u64.to_le_bytes();
-    let nonce = [nonce; 32];
-    let pid = 4242u32.to_le_bytes();
-    let mut all: Vec<(u16, &[u8])> =
-        vec![(1, b"grpc++"), (2, task.as_bytes()), (3, &incarnation), (6, &nonce), (8, &pid), (9, &limits)];
+    let mut all: Vec<(u16, &[u8])> = vec![(1, b"grpc++"), (2, task.as_bytes()), (3, &incarnation), (9, &limits)];
     all.extend_from_slice(more);
     let mut out = Vec::new();
     for (tag, value) in all {
@@ -130,11 +127,11 @@ pub fn fields(task: &str, nonce: u8, more: &[(u16, &[u8])]) -> Vec<u8> {
 }
 
 pub fn hello(more: &[(u16, &[u8])]) -> RawFrame {
-    RawFrame::new(HELLO, 0).code(1).meta(&fields("/job:worker/task:0", 1, more))
+    RawFrame::new(HELLO, 0).meta(&fields("/job:worker/task:0", more))
 }
 
 pub fn welcome(more: &[(u16, &[u8])]) -> RawFrame {
-    RawFrame::new(WELCOME, 0).code(1).meta(&fields("/job:ps/task:0", 2, more))
+    RawFrame::new(WELCOME, 0).meta(&fields("/job:ps/task:0", more))
 }
 
 pub fn section(frames: &[RawFrame]) -> Vec<u8> {
@@ -146,7 +143,7 @@ pub fn block(sequence: u64, mut control: Vec<u8>, bulk: &[u8]) -> Vec<u8> {
     if !bulk.is_empty() && control.len() < 1024 - 32 {
         control.resize(1024 - 32, 0);
     }
-    let mut out = b"SWB1\x01\0\0\0".to_vec();
+    let mut out = b"SWB1\x02\0\0\0".to_vec();
     out.extend_from_slice(&(control.len() as u32).to_le_bytes());
     out.extend_from_slice(&[0; 4]);
     out.extend_from_slice(&(bulk.len() as u64).to_le_bytes());

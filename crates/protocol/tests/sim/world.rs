@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use starwire_protocol::{Call, ConnectionError, FEATURE_LENDING, Recv, Secret, Settings};
@@ -12,6 +13,9 @@ use starwire_protocol::{Call, ConnectionError, FEATURE_LENDING, Recv, Secret, Se
 use crate::owner::{BAD_PREFIX, Ended, REFUSED_META, REFUSED_METHOD, Request};
 use crate::pair::{End, settings};
 use crate::random::{Random, parts_of};
+
+/// Stretching takes its time.
+static SECRET: LazyLock<Secret> = LazyLock::new(|| Secret::new(b"simulated"));
 
 const DEFAULT_SEEDS: u64 = 200;
 const STEPS: u64 = 120;
@@ -85,7 +89,7 @@ impl Link {
         tighten(&mut client);
         tighten(&mut server);
         if random.chance(30) {
-            client.secret = Some(Secret::new(b"simulated"));
+            client.secret = Some(SECRET.clone());
             server.secret = client.secret.clone();
         }
         let neighbours = random.chance(40);

@@ -153,11 +153,20 @@ fn grpc_is_open_unless_there_is_a_secret() {
 fn required_authentication_leaves_nothing_open() {
     let required = env().set("STARWIRE_REQUIRE_AUTH", "true");
     let told = error(&required, "ps");
-    assert!(told.ends_with("set STARWIRE_SECRET_FILE, STARWIRE_PORTS=one, STARWIRE_CONTROL=loopback"), "{told}");
+    assert!(told.ends_with("set STARWIRE_SECRET_FILE, STARWIRE_PORTS=one"), "{told}");
     let closed = required.set("STARWIRE_SECRET", "0123456789abcdef").set("STARWIRE_PORTS", "one");
-    let closed = closed.set("STARWIRE_CONTROL", "loopback");
     config(&closed, "ps");
+    let open = closed.clone().set("STARWIRE_CONTROL", "on");
+    assert!(error(&open, "ps").ends_with("set STARWIRE_CONTROL=loopback"));
     assert!(error(&closed.set("STARWIRE_GRPC", "on"), "ps").ends_with("set STARWIRE_GRPC=auto"));
+}
+
+#[test]
+fn with_a_secret_the_control_service_is_for_this_host_only() {
+    let secret = env().set("STARWIRE_SECRET", "0123456789abcdef");
+    assert_eq!(config(&env(), "ps").control, ControlAccess::Everybody);
+    assert_eq!(config(&secret, "ps").control, ControlAccess::Loopback);
+    assert_eq!(config(&secret.set("STARWIRE_CONTROL", "on"), "ps").control, ControlAccess::Everybody);
 }
 
 #[test]
@@ -178,7 +187,7 @@ fn bad_values_name_the_variable_the_value_and_what_is_allowed() {
         ("STARWIRE_UNIX", "on", "one of auto, off"),
         ("STARWIRE_LOANS", "on", "one of auto, off"),
         ("STARWIRE_EXECUTOR", "true", "one of auto, on, off"),
-        ("STARWIRE_CONTROL", "yes", "one of on, off, loopback"),
+        ("STARWIRE_CONTROL", "yes", "one of auto, on, off, loopback"),
         ("STARWIRE_PS_JOBS", "ps,,x", "job names (letters, digits, '_') separated by commas"),
         ("STARWIRE_CLUSTER_ID", "a b", "at most 128 printable ASCII characters without spaces"),
         ("STARWIRE_MAX_CALL_BYTES", "1K", "a number of bytes from 1048576 to 1099511627776 (suffixes K, M, G, T)"),
