@@ -13,6 +13,8 @@ use crate::{PS, WORKER, count, data_port, http};
 
 const SECRET: (&str, &str) = ("STARWIRE_SECRET", "a-secret-of-enough-length");
 const TCP: (&str, &str) = ("STARWIRE_UNIX", "off");
+/// A relay sees nothing of what goes over queue pairs.
+const NO_RDMA: (&str, &str) = ("STARWIRE_TRANSPORT", "tcp");
 const GOODBYE: u8 = 22;
 
 /// What a relay makes of a block: its number, and its header and control section.
@@ -93,7 +95,7 @@ fn numbered(number: u64, mut block: Vec<u8>) -> Vec<u8> {
 
 /// A worker that reaches the server through the relay.
 fn through(relay: &Relay, ps: &Task) -> Task {
-    let worker = Task::start(WORKER, &[SECRET, TCP, ANY_WAY]);
+    let worker = Task::start(WORKER, &[SECRET, TCP, NO_RDMA]);
     let mut address: Advertisement = ps.engine().advertisement().to_string().parse().unwrap();
     address.data[0].port = relay.port;
     worker.seen.addresses.lock().unwrap().push((PS.into(), Ok(address.to_string())));
@@ -102,10 +104,10 @@ fn through(relay: &Relay, ps: &Task) -> Task {
 
 #[test]
 fn a_relay_can_only_cut() {
-    let ps = Task::start(PS, &[SECRET, TCP, ANY_WAY]);
+    let ps = Task::start(PS, &[SECRET, TCP, NO_RDMA]);
     let relay = Relay::new(data_port(&ps));
     let worker = through(&relay, &ps);
-    let bystander = Task::start("/job:worker/replica:0/task:1", &[SECRET, TCP, ANY_WAY]);
+    let bystander = Task::start("/job:worker/replica:0/task:1", &[SECRET, TCP, NO_RDMA]);
     bystander.knows(PS, &ps);
     let other = bystander.channel(PS);
     let channel = worker.channel(PS);

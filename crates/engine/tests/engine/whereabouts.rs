@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use starwire_engine::config::Advertisement;
@@ -22,8 +23,17 @@ fn advertisement(task: &Task, change: impl FnOnce(&mut Advertisement)) -> String
     said.to_string()
 }
 
+/// A port that nobody listens on, and that no other call has returned.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static GIVEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+    let mut given = GIVEN.lock().unwrap();
+    loop {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        if !given.contains(&port) {
+            given.push(port);
+            return port;
+        }
+    }
 }
 
 /// A worker with a map in which `data` is the data address of the task at somewhere:1 (line 3).
