@@ -255,7 +255,7 @@ impl Kind for Hidden {
 
     fn parse(&self, text: &str, _: &str) -> Result<String, String> {
         if text.is_empty() {
-            return Err("it is set, but empty: unset it to run without a secret, or use STARWIRE_SECRET_FILE if a server emptied it that started this process".to_owned());
+            return Err("it is set, but empty: unset it to run without a secret, or use STARWIRE_SECRET_FILE if this process was started by a server, which has emptied it".to_owned());
         }
         Ok(text.to_owned())
     }

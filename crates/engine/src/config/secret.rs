@@ -101,7 +101,7 @@ mod tests {
         let empty = MapEnv::new("/").set("STARWIRE_SECRET", "");
         assert_eq!(
             read(&empty).0.unwrap_err(),
-            "STARWIRE_SECRET is unusable: it is set, but empty: unset it to run without a secret, or use STARWIRE_SECRET_FILE if a server emptied it that started this process"
+            "STARWIRE_SECRET is unusable: it is set, but empty: unset it to run without a secret, or use STARWIRE_SECRET_FILE if this process was started by a server, which has emptied it"
         );
         let both = MapEnv::new("/").set("STARWIRE_SECRET", GOOD).set("STARWIRE_SECRET_FILE", "/x");
         assert_eq!(
