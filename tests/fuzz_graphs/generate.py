@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import states
 import values
+import variables
 from program import DEVICES, closure, dependencies, lit
 
 
@@ -83,7 +84,7 @@ class Generator:
         self.weights["while"] = min(self.weights["while"], 1)  # loops take the most time
         self.kinds = self.rng.sample(states.KINDS, self.rng.randint(1, 4))
         if self.rng.random() < 0.6:
-            self.kinds.append(states.RefVariable)
+            self.kinds.append(variables.RefVariable)
         self.dtypes = self.rng.choice((["float32", "int32"], ["int64", "float32"], ["float32", "int32", "int64", "float64", "string"], list(values.DTYPES)))
         self.shapes = self.rng.choice(([()], [(2,)], [(), (2,), (3,)], [(2, 3), (2,), ()], [(0,), (1,), (0, 2), (2,)], [(4,), (5000,)], [(2,), (3,), (2, 3), (1,), (0,), ()]))
         if self.rng.random() < 0.02:
@@ -375,7 +376,7 @@ class Generator:
         values.merge(self)
 
     def act_refs(self):
-        states.references(self)
+        variables.references(self)
 
     def act_pure(self):
         values.act(self)
@@ -407,7 +408,7 @@ class Generator:
                 values.wide(self)
         self.guard = ()
         if self.chance(0.3):
-            states.step_counter(self)
+            variables.step_counter(self)
         self.guard = ()
         if self.chance(0.07):
             states.error(self)
@@ -440,7 +441,7 @@ class Generator:
 
     def together(self, records):
         """Returns a run that several threads execute concurrently and repeatedly, each on the session of its lane."""
-        targets, fetch = states.counters(self)
+        targets, fetch = variables.counters(self)
         fed = sorted(closure(records, targets) & {r["id"] for r in records if r["op"] == "@feed"})
         lanes = [number % self.sessions for number in range(self.rng.randint(2, 4))]
         return {"fetch": fetch, "targets": targets, "feed": fed, "mode": "together", "lanes": lanes, "times": self.rng.choice((3, 10, 25))}
