@@ -400,6 +400,8 @@ typedef struct sw_engine_options {
   struct sw_bytes job;
   // Own entry of the ClusterSpec, "host:port"; the port may be 0.
   struct sw_bytes grpc_address;
+  // Not 0: TensorFlow's gRPC server can listen behind the port of the ClusterSpec (sw_port_grpc_address).
+  uint32_t grpc_gives_way;
   // A random number that identifies this start of the server.
   uint64_t incarnation;
   // Number of tasks in the ClusterSpec, and length of the two arrays.

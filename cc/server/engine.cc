@@ -100,6 +100,7 @@ struct Engine::Options {
     options.task = AsBytes(task);
     options.job = AsBytes(def.job_name());
     options.grpc_address = AsBytes(own->second);
+    options.grpc_gives_way = STARWIRE_EAGER_PORT;
     options.cluster_tasks = static_cast<uint32_t>(addresses.size());
     options.cluster_addresses = grpc_addresses.data();
     options.cluster_names = names.data();

@@ -74,6 +74,7 @@ pub(super) unsafe fn identity(o: &sw_engine_options) -> Result<Identity, String>
         grpc_address: text(&o.grpc_address, "the server's address")?,
         tasks,
         cpus_allowed: Topology::detect().map_or(1, |t| t.cores()),
+        grpc_gives_way: o.grpc_gives_way != 0,
     })
 }
 

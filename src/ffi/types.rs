@@ -201,6 +201,8 @@ pub struct sw_engine_options {
     pub job: sw_bytes,
     /// Own entry of the ClusterSpec, "host:port"; the port may be 0.
     pub grpc_address: sw_bytes,
+    /// Not 0: TensorFlow's gRPC server can listen behind the port of the ClusterSpec (sw_port_grpc_address).
+    pub grpc_gives_way: u32,
     /// A random number that identifies this start of the server.
     pub incarnation: u64,
     /// Number of tasks in the ClusterSpec, and length of the two arrays.

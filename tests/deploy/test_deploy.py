@@ -199,13 +199,13 @@ def test_names_of_the_cluster_are_those_of_the_pods():
         assert services[service]["clusterIP"] == "None" and services[service]["publishNotReadyAddresses"] is True
         assert services[service]["selector"].items() <= labels.items()
     assert workers["spec"]["parallelism"] == workers["spec"]["completions"]
-    # One data port everywhere.
-    port = int(settings["STARWIRE_BIND"].rpartition(":")[2])
+    # One port everywhere.
+    assert settings["STARWIRE_PORTS"] == "one" and "STARWIRE_BIND" not in settings
     policy = documents(KUBERNETES / "networkpolicy.yaml")[0]["spec"]["ingress"]
-    assert [[one["port"] for one in rule["ports"]] for rule in policy] == [[2222, port], [port]]
+    assert [[one["port"] for one in rule["ports"]] for rule in policy] == [[2222], [2222]]
     for name, pod in pods():
-        assert port in [one["containerPort"] for one in pod["containers"][0]["ports"]], name
-    assert servers["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["grpc"]["port"] == port
+        assert [one["containerPort"] for one in pod["containers"][0]["ports"]] == [2222], name
+    assert servers["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["grpc"]["port"] == 2222
 
 
 @pytest.mark.parametrize("name, job", [("ps.yaml", "ps"), ("worker.yaml", "worker")])

@@ -119,6 +119,7 @@ fn identity(task: &str, host: String, server: &str) -> Identity {
         tasks: vec![(SERVER.to_owned(), server.to_owned()), (CLIENT.to_owned(), format!("{host}:0"))],
         grpc_address: HostPort { host, port: 0 }.to_string(),
         cpus_allowed: std::thread::available_parallelism().map_or(1, usize::from),
+        grpc_gives_way: false,
     }
 }
 

@@ -330,6 +330,7 @@ mod tests {
             grpc_address: "localhost:0".to_owned(),
             tasks: (0..3).map(|i| (format!("/job:starctl/replica:0/task:{i}"), format!("localhost:{i}"))).collect(),
             cpus_allowed: 2,
+            grpc_gives_way: false,
         };
         Probe::start(env, identity, 7).unwrap()
     }

@@ -38,6 +38,7 @@ fn server() -> (Probe, String) {
         grpc_address: "localhost:0".to_owned(),
         tasks: Vec::new(),
         cpus_allowed: 1,
+        grpc_gives_way: false,
     };
     let server = Probe::start(&MapEnv::new("/nonexistent"), identity, 1).unwrap();
     let said: Advertisement = server.advertisement().parse().unwrap();

@@ -55,6 +55,8 @@ pub struct Identity {
     pub tasks: Vec<(String, String)>,
     /// CPUs that the process may use: affinity and cgroup.
     pub cpus_allowed: usize,
+    /// TensorFlow's gRPC server can be put behind the task's only port.
+    pub grpc_gives_way: bool,
 }
 
 /// The purpose of a job, as far as the environment distinguishes jobs.
@@ -81,6 +83,14 @@ pub enum ControlAccess {
     Everybody,
     Loopback,
     Nobody,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortsChoice {
+    /// One where that is possible and the endpoint map does not plan another.
+    Auto,
+    One,
+    Two,
 }
 
 /// The TCP ports of a server.

@@ -1,6 +1,6 @@
 //! From variables to a [`Config`]: which variable applies to which job, and what follows from it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::address::{HostAndMaybePort, HostPort, default_bind, is_loopback, is_unspecified};
@@ -11,7 +11,9 @@ use super::fusion::Fusion;
 use super::reader::Reader;
 use super::retired::unread_variables;
 use super::star::StarConfig;
-use super::{Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, Role, secret, variables, verbs};
+use super::{
+    Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, PortsChoice, Role, secret, variables, verbs,
+};
 
 /// Of jobs that are neither workers nor parameter servers.
 const OTHER_REACTORS: usize = 16;
@@ -36,8 +38,9 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         map.require(identity.tasks.iter().map(|(task, address)| (task.as_str(), address.as_str())))?;
         map.require([(identity.task.as_str(), identity.grpc_address.as_str())])?;
     }
-    let ports = reader.get(&variables::PORTS)?;
-    let (bind, advertise) = addresses(reader, env, &identity, ports, endpoint_map.as_ref(), &mut warnings)?;
+    let chosen = Chosen { bind: reader.get(&variables::BIND)?, advertise: reader.get(&variables::ADVERTISE)? };
+    let ports = ports(reader, &identity, endpoint_map.as_ref(), &chosen)?;
+    let (bind, advertise) = addresses(env, &identity, ports, endpoint_map.as_ref(), chosen, &mut warnings)?;
 
     let driver = reader.get(&variables::DRIVER)?;
     let keepalive = Keepalive {
@@ -122,6 +125,31 @@ fn reactors(reader: &mut Reader<'_>, identity: &Identity, role: Role, pinning: b
     Ok(exact)
 }
 
+/// Addresses from variables.
+struct Chosen {
+    bind: Option<(IpAddr, Option<u16>)>,
+    advertise: Option<HostAndMaybePort>,
+}
+
+fn ports(
+    reader: &mut Reader<'_>,
+    identity: &Identity,
+    map: Option<&EndpointMap>,
+    chosen: &Chosen,
+) -> Result<Ports, ConfigError> {
+    let choice = reader.get(&variables::PORTS)?;
+    let own = identity.grpc_address.parse::<HostPort>().ok().map(|own| own.port);
+    let mapped = map.and_then(|map| map.get(&identity.grpc_address)).map(|data| data.port);
+    let planned = [mapped, chosen.bind.and_then(|(_, port)| port)];
+    // Only peers that ask for the data port learn an address that is advertised.
+    let plans_another = chosen.advertise.is_some() || planned.into_iter().flatten().any(|planned| Some(planned) != own);
+    Ok(match choice {
+        PortsChoice::One => Ports::One,
+        PortsChoice::Auto if identity.grpc_gives_way && !plans_another => Ports::One,
+        PortsChoice::Auto | PortsChoice::Two => Ports::Two,
+    })
+}
+
 /// Whether clients of TensorFlow's gRPC are passed on. Whoever may use it may read the secret.
 fn passes_grpc(
     reader: &mut Reader<'_>,
@@ -162,11 +190,11 @@ fn require_auth(
 
 /// The addresses to listen on and to advertise.
 fn addresses(
-    reader: &mut Reader<'_>,
     env: &dyn Env,
     identity: &Identity,
     ports: Ports,
     map: Option<&EndpointMap>,
+    chosen: Chosen,
     warnings: &mut Vec<String>,
 ) -> Result<(Vec<SocketAddr>, HostAndMaybePort), ConfigError> {
     let own: HostPort =
@@ -177,27 +205,30 @@ fn addresses(
         })?;
     let mapped = map.and_then(|map| map.get(&identity.grpc_address));
     let reached_as = mapped.map_or(own.host.as_str(), |data| data.host.as_str());
-    let chosen = reader.get(&variables::BIND)?;
     let port = match ports {
         Ports::One => {
-            only_port(identity, own.port, map, chosen.and_then(|(_, port)| port))?;
+            only_port(identity, own.port, map, chosen.bind.and_then(|(_, port)| port))?;
             own.port
         }
         Ports::Two => mapped.map_or(0, |data| data.port),
     };
-    let bind = match chosen {
+    let is_elsewhere = |address: &str| address.parse::<HostPort>().is_ok_and(|other| !is_loopback(&other.host));
+    let is_spread = identity.tasks.iter().any(|(_, address)| is_elsewhere(address));
+    let bind = match chosen.bind {
         Some((ip, chosen)) => vec![SocketAddr::new(ip, chosen.unwrap_or(port))],
+        // Peers know a task that calls itself localhost by another name.
+        None if ports == Ports::One && is_spread && is_loopback(reached_as) => default_bind("0.0.0.0", port),
         None => default_bind(reached_as, port),
     };
-    let advertise = match reader.get(&variables::ADVERTISE)? {
+    let is_learnt = ports == Ports::Two && map.is_none();
+    let advertise = match chosen.advertise {
         Some(address) => address,
         None => HostAndMaybePort {
-            host: own_host(env, identity, reached_as, warnings)?,
+            host: own_host(env, identity, reached_as, is_learnt.then_some(&mut *warnings))?,
             port: mapped.map(|data| data.port),
         },
     };
-    let elsewhere = |address: &str| address.parse::<HostPort>().is_ok_and(|other| !is_loopback(&other.host));
-    if map.is_none() && is_loopback(&advertise.host) && identity.tasks.iter().any(|(_, address)| elsewhere(address)) {
+    if is_learnt && is_spread && is_loopback(&advertise.host) {
         warnings.push(format!(
             "peers on other hosts of this cluster will try to reach {} at {}; set STARWIRE_ADVERTISE to a host that they can reach",
             identity.task, advertise.host
@@ -223,7 +254,12 @@ fn only_port(identity: &Identity, own: u16, map: Option<&EndpointMap>, chosen: O
 }
 
 /// A server whose own entry is 0.0.0.0 or [::] uses the name of its machine.
-fn own_host(env: &dyn Env, identity: &Identity, host: &str, warnings: &mut Vec<String>) -> Result<String, ConfigError> {
+fn own_host(
+    env: &dyn Env,
+    identity: &Identity,
+    host: &str,
+    warnings: Option<&mut Vec<String>>,
+) -> Result<String, ConfigError> {
     if !is_unspecified(host) {
         return Ok(host.to_owned());
     }
@@ -232,7 +268,9 @@ fn own_host(env: &dyn Env, identity: &Identity, host: &str, warnings: &mut Vec<S
         address: identity.grpc_address.clone(),
         reason: "peers cannot connect to it, and this machine has no host name; set STARWIRE_ADVERTISE".to_owned(),
     })?;
-    warnings.push(format!("this task's ClusterSpec entry is {host}, so it advertises {name}; set STARWIRE_ADVERTISE if peers cannot reach that"));
+    if let Some(warnings) = warnings {
+        warnings.push(format!("this task's ClusterSpec entry is {host}, so it advertises {name}; set STARWIRE_ADVERTISE if peers cannot reach that"));
+    }
     Ok(name)
 }
 

@@ -7,7 +7,7 @@ use super::kinds::{
 };
 use super::row::Initial::{Is, Machine, Star, Unset, Verbs};
 use super::row::{ReadBy, Row, Variable};
-use super::{ControlAccess, DriverChoice, ExecutorChoice, GrpcAccess, Ports, Shortcut, star};
+use super::{ControlAccess, DriverChoice, ExecutorChoice, GrpcAccess, PortsChoice, Shortcut, star};
 
 macro_rules! variables {
     ($($row:ident: $kind:ty = $name:literal, $value:expr, $default:expr, $read_by:ident, $meaning:literal;)*) => {
@@ -40,13 +40,14 @@ variables! {
         "Directory of `.endpoint_map`. If set, the file must exist.";
     ENDPOINT_MAP: Optional<Text> = "STARWIRE_ENDPOINT_MAP", Optional(Text("file")), Unset("`./.endpoint_map`, if it exists"), Servers,
         "The endpoint map, under any file name, if `TF_SEASTAR_ENDPOINT_MAP_PATH` is unset. If set, the file must exist.";
-    PORTS: Choice<Ports> = "STARWIRE_PORTS", Choice(&[("two", Ports::Two), ("one", Ports::One)]), Is("two"), Servers,
-        "`two`: TensorFlow's gRPC has the port of the ClusterSpec, and the data port is another. `one`: the port of the ClusterSpec serves everything ([ports.md](ports.md)). All tasks need the same.";
+    PORTS: Choice<PortsChoice> = "STARWIRE_PORTS",
+        Choice(&[("auto", PortsChoice::Auto), ("one", PortsChoice::One), ("two", PortsChoice::Two)]), Is("auto"), Servers,
+        "`one`: the port of the ClusterSpec serves everything ([ports.md](ports.md)). `two`: TensorFlow's gRPC has that port, and the data port is another. `auto`: `one`, unless the endpoint map or `STARWIRE_BIND` gives this task another port, `STARWIRE_ADVERTISE` is set, or TensorFlow is 1.15. All tasks need the same.";
     GRPC: Choice<GrpcAccess> = "STARWIRE_GRPC",
         Choice(&[("auto", GrpcAccess::Auto), ("on", GrpcAccess::Everybody), ("off", GrpcAccess::Nobody)]), Is("auto"), Servers,
         "With one port: whether clients of TensorFlow's gRPC (sessions by `grpc://`, eager contexts, the coordination service) are passed on to it. `auto`: unless the cluster has a secret ([ports.md](ports.md#with-a-secret)).";
     BIND: Optional<BindAddress> = "STARWIRE_BIND", Optional(BindAddress), Unset("from the server's ClusterSpec entry"), Servers,
-        "Address of the data port: `0.0.0.0`, `[::]:7000`. Without a port: the one of the endpoint map, else one that the system chooses; with one port per task, that of the ClusterSpec.";
+        "Address to listen on: `0.0.0.0`, `[::]:7000`. Without a port: that of the ClusterSpec; for the data port of a task with two ports, that of the endpoint map, else one that the system chooses.";
     ADVERTISE: Optional<PeerAddress> = "STARWIRE_ADVERTISE", Optional(PeerAddress), Unset("host of the server's ClusterSpec entry"), Servers,
         "Address that peers connect to, for servers behind address translation.";
     REACTORS: Optional<Number<usize>> = "STARWIRE_REACTORS", Optional(Number(1..=256)), Unset("`NETWORK_…_CORE_NUMBER`"), Servers,

@@ -222,6 +222,7 @@ impl Task {
             // Tasks of the cluster are held to their names.
             tasks: vec![("/job:ps/replica:0/task:0".into(), "somewhere:1".into())],
             cpus_allowed: 2,
+            grpc_gives_way: env.iter().any(|(name, _)| *name == "STARWIRE_PORTS"),
         };
         let port = Port::bind(&vars, identity.clone(), 0)?;
         if let Some(port) = &port {

@@ -216,6 +216,7 @@ fn reader() {
             grpc_address: "127.0.0.1:1".into(),
             tasks: Vec::new(),
             cpus_allowed: 1,
+            grpc_gives_way: false,
         };
         Config::from_env(&ProcessEnv, identity).unwrap().secret.unwrap()
     };

@@ -31,7 +31,15 @@ fn identity(args: &Args, cluster: Option<&Cluster>) -> Result<Identity, Failure>
     let Some(cluster) = cluster else {
         let task = format!("/job:{job}/replica:0/task:0");
         let grpc_address = "localhost:0".to_owned();
-        return Ok(Identity { protocol, job, task, grpc_address, tasks: Vec::new(), cpus_allowed });
+        return Ok(Identity {
+            protocol,
+            job,
+            task,
+            grpc_address,
+            tasks: Vec::new(),
+            cpus_allowed,
+            grpc_gives_way: true,
+        });
     };
     let me = own.filter(|task| task.job == job).or_else(|| cluster.tasks.iter().find(|task| task.job == job));
     let me = me.ok_or_else(|| Failure::Usage(format!("the cluster has no job {job:?}; choose one with --job")))?;
@@ -42,6 +50,7 @@ fn identity(args: &Args, cluster: Option<&Cluster>) -> Result<Identity, Failure>
         grpc_address: me.address.clone(),
         tasks: cluster.tasks.iter().map(|task| (task.name(), task.address.clone())).collect(),
         cpus_allowed,
+        grpc_gives_way: true,
     })
 }
 
@@ -128,6 +137,7 @@ mod tests {
             grpc_address: "localhost:0".to_owned(),
             tasks: Vec::new(),
             cpus_allowed: 4,
+            grpc_gives_way: true,
         }
     }
 

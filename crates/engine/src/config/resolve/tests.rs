@@ -14,6 +14,7 @@ fn identity(job: &str, tasks: usize) -> Identity {
             .map(|i| (format!("/job:{job}/replica:0/task:{i}"), format!("localhost:{}", 2222 + i)))
             .collect(),
         cpus_allowed: 64,
+        grpc_gives_way: true,
     }
 }
 
@@ -50,7 +51,7 @@ fn defaults() {
     assert_eq!(c.keepalive, Keepalive { interval: Duration::from_secs(5), timeout: Duration::from_secs(15) });
     assert_eq!(c.max_call_bytes, 16 << 30);
     assert!(c.endpoint_map.is_none() && c.secret.is_none() && c.cluster_id.is_empty() && c.warnings.is_empty());
-    assert_eq!(c.bind, ["127.0.0.1:0".parse().unwrap(), "[::1]:0".parse().unwrap()]);
+    assert_eq!(c.bind, ["127.0.0.1:2222".parse().unwrap(), "[::1]:2222".parse().unwrap()]);
     assert_eq!(c.advertised("127.0.0.1:9".parse().unwrap()).to_string(), "localhost:9");
 }
 
@@ -138,6 +139,29 @@ fn one_port_is_the_one_of_the_cluster_spec() {
 }
 
 #[test]
+fn one_port_is_the_default_unless_the_map_plans_another() {
+    let folder = TempDir::new("ports");
+    let ports = |choice: &str, mapped: Option<u16>, grpc_gives_way: bool| {
+        let mut env = env().set("STARWIRE_PORTS", choice);
+        if let Some(own) = mapped {
+            std::fs::write(folder.path().join(".endpoint_map"), format!("localhost:2222=10.0.0.1:{own}\n")).unwrap();
+            env = env.set("TF_SEASTAR_ENDPOINT_MAP_PATH", folder.path());
+        }
+        from_env(&env, Identity { grpc_gives_way, ..identity("ps", 1) }).unwrap().ports
+    };
+    assert_eq!(config(&env(), "ps").ports, Ports::One);
+    let other = [("STARWIRE_BIND", "0.0.0.0"), ("STARWIRE_BIND", "0.0.0.0:7000"), ("STARWIRE_ADVERTISE", "a")];
+    let other = other.map(|(name, value)| config(&env().set(name, value), "ps").ports);
+    assert_eq!(other, [Ports::One, Ports::Two, Ports::Two]);
+    assert_eq!(
+        [None, Some(2222), Some(7000)].map(|own| ports("auto", own, true)),
+        [Ports::One, Ports::One, Ports::Two]
+    );
+    assert_eq!([None, Some(2222), Some(7000)].map(|own| ports("auto", own, false)), [Ports::Two; 3]);
+    assert_eq!([None, Some(2222), Some(7000)].map(|own| ports("two", own, true)), [Ports::Two; 3]);
+}
+
+#[test]
 fn grpc_is_open_unless_there_is_a_secret() {
     let secret = ("STARWIRE_SECRET", "0123456789abcdef");
     for (grpc, without, with) in [("auto", true, false), ("on", true, true), ("off", false, false)] {
@@ -145,14 +169,14 @@ fn grpc_is_open_unless_there_is_a_secret() {
         assert_eq!(config(&env, "ps").passes_grpc, without, "{grpc}");
         assert_eq!(config(&env.set(secret.0, secret.1), "ps").passes_grpc, with, "{grpc}");
     }
-    let warnings = config(&env().set("STARWIRE_GRPC", "off"), "ps").warnings;
+    let warnings = config(&env().set("STARWIRE_PORTS", "two").set("STARWIRE_GRPC", "off"), "ps").warnings;
     assert!(warnings.len() == 1 && warnings[0].contains("has no effect without STARWIRE_PORTS=one"), "{warnings:?}");
 }
 
 #[test]
 fn required_authentication_leaves_nothing_open() {
     let required = env().set("STARWIRE_REQUIRE_AUTH", "true");
-    let told = error(&required, "ps");
+    let told = error(&required.clone().set("STARWIRE_PORTS", "two"), "ps");
     assert!(told.ends_with("set STARWIRE_SECRET_FILE, STARWIRE_PORTS=one"), "{told}");
     let closed = required.set("STARWIRE_SECRET", "0123456789abcdef").set("STARWIRE_PORTS", "one");
     config(&closed, "ps");
@@ -218,7 +242,7 @@ fn bind_and_advertise_are_separate() {
         (c.bind[0].to_string(), c.advertised(SocketAddr::new(c.bind[0].ip(), 7)).to_string())
     };
     let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
-    assert_eq!(with("0.0.0.0", ""), pair("0.0.0.0:0", "localhost:7"));
+    assert_eq!(with("0.0.0.0", ""), pair("0.0.0.0:2222", "localhost:7"));
     assert_eq!(with("[::]:5000", "ps0.svc"), pair("[::]:5000", "ps0.svc:7"));
     assert_eq!(with("::1", "2001:db8::1"), pair("[::1]:0", "[2001:db8::1]:7"));
     assert_eq!(with("10.0.0.1:80", "nat.example.org:31000"), pair("10.0.0.1:80", "nat.example.org:31000"));
@@ -249,19 +273,23 @@ fn an_own_entry_that_nobody_can_reach_is_warned_about() {
     let mut id = identity("ps", 1);
     id.tasks.push(("/job:worker/replica:0/task:0".to_owned(), "10.0.0.9:2222".to_owned()));
     let c = from_env(&env(), id.clone()).unwrap();
+    assert!(c.warnings.is_empty(), "with one port, peers need not be told: {:?}", c.warnings);
+    assert_eq!(c.bind, ["0.0.0.0:2222".parse().unwrap()]);
+    let env = env().set("STARWIRE_PORTS", "two");
+    let c = from_env(&env, id.clone()).unwrap();
     assert_eq!(
         c.warnings,
         ["peers on other hosts of this cluster will try to reach /job:ps/replica:0/task:0 at localhost; \
           set STARWIRE_ADVERTISE to a host that they can reach"]
     );
     id.grpc_address = "0.0.0.0:2222".to_owned();
-    let c = from_env(&env(), id.clone()).unwrap();
+    let c = from_env(&env, id.clone()).unwrap();
     assert_eq!(c.advertise.host, "test-host");
     assert_eq!(c.warnings.len(), 1);
     assert_eq!(c.bind, ["0.0.0.0:0".parse().unwrap()]);
     id.grpc_address = "ps0".to_owned();
     assert_eq!(
-        from_env(&env(), id).unwrap_err().to_string(),
+        from_env(&env, id).unwrap_err().to_string(),
         "the ClusterSpec address \"ps0\" of /job:ps/replica:0/task:0 is unusable: the port is missing (host:port)"
     );
 }
