@@ -165,7 +165,8 @@ impl<H: Host> Shard<H> {
     pub(crate) fn recognises(&self, number: u32, peer: &PeerInfo, is_proved: bool) -> Result<(), String> {
         let Some(channel) = self.channels.get(&number) else { return Ok(()) };
         let task = &channel.shared.task;
-        // A secret or a certificate has proved its name; the address and the name to expect there may be somebody else's invention.
+        // A secret or a certificate has proved its name; the address and the name to expect there may be somebody
+        // else's invention.
         if is_proved && peer.task != *task {
             return Err(format!(
                 "expected {task} at this address but found {}: with a secret or TLS, a task must have the name that the ClusterSpec gives it",

@@ -16,7 +16,9 @@ use super::credentials::ALPN;
 use super::explain;
 
 /// Ciphertext received at a time: on an idle connection, and in steps on a busy one.
-const ROOMS: [usize; 3] = [4 << 10, 32 << 10, 256 << 10];
+const ROOMS: [usize; 3] = [8 << 10, 32 << 10, 256 << 10];
+/// So many receives or sends in a row that need little make a buffer small again. Keep-alive alone brings them.
+const CALM: u32 = 16;
 /// The longest record on the wire.
 const RECORD: usize = 5 + (16 << 10) + 256;
 /// Plaintext in a record, and what encryption adds to it.
@@ -35,9 +37,11 @@ pub struct Session {
     incoming: Vec<u8>,
     start: usize,
     end: usize,
-    /// Bytes of the last receive, and whether it filled the buffer.
-    last: usize,
+    /// The last receive filled the buffer.
     was_full: bool,
+    /// Receives and sends in a row that needed little.
+    calm_in: u32,
+    calm_out: u32,
     /// Decrypted bytes without a place; those before `placed` are done.
     plain: Vec<u8>,
     placed: usize,
@@ -110,8 +114,9 @@ impl Session {
             incoming: Vec::new(),
             start: 0,
             end: 0,
-            last: 0,
             was_full: true,
+            calm_in: 0,
+            calm_out: 0,
             plain: Vec::new(),
             placed: 0,
             outgoing: Out::default(),
@@ -160,13 +165,13 @@ impl Session {
         &mut self.incoming[self.end..]
     }
 
-    /// A receive that filled the buffer asks for a larger one, one that hardly used it for a smaller one.
+    /// A receive that filled the buffer asks for a larger one, many that hardly used it for a smaller one.
     fn next_size(&self) -> usize {
         let now = self.incoming.len();
         let most = if self.established { ROOMS[2] } else { LONGEST_HANDSHAKE };
         match ROOMS.into_iter().find(|room| *room > now) {
             Some(larger) if self.was_full && larger <= most => larger,
-            _ if self.last < ROOMS[0] && self.end == 0 => ROOMS[0],
+            _ if self.calm_in >= CALM && self.end == 0 => ROOMS[0],
             _ => now,
         }
     }
@@ -174,7 +179,7 @@ impl Session {
     /// `n` bytes were received into the room.
     pub fn arrived(&mut self, n: usize) {
         self.end += n;
-        self.last = n;
+        self.calm_in = if n < ROOMS[0] { self.calm_in.saturating_add(1) } else { 0 };
         self.was_full = self.end == self.incoming.len();
     }
 
@@ -334,6 +339,7 @@ impl Session {
     /// The kernel took `n` bytes.
     pub fn sent(&mut self, n: usize) {
         self.sent += n;
+        self.calm_out = if self.outgoing.ready < ROOMS[0] { self.calm_out.saturating_add(1) } else { 0 };
         if self.sent >= self.outgoing.ready {
             (self.sent, self.outgoing.ready) = (0, 0);
         }
@@ -341,7 +347,7 @@ impl Session {
 
     /// Nothing more is to be sent at the moment.
     pub fn rest(&mut self) {
-        if self.outgoing.ready == 0 && self.outgoing.bytes.len() > ROOMS[0] {
+        if self.outgoing.ready == 0 && self.outgoing.bytes.len() > ROOMS[0] && self.calm_out >= CALM {
             self.outgoing = Out::default();
         }
     }
