@@ -98,7 +98,8 @@ fn main() {
     for driver in ["epoll", "io_uring"] {
         let (mut plain, mut sealed) = (pair(driver, None), pair(driver, Some(&identities)));
         for (count, size) in CASES {
-            (plain.step(count, size), sealed.step(count, size));
+            plain.step(count, size);
+            sealed.step(count, size);
             let turns: Vec<_> = (0..TURNS).map(|_| (plain.turn(count, size), sealed.turn(count, size))).collect();
             let [low, ratio, high] = quartiles(turns.iter().map(|(plain, sealed)| sealed / plain).collect());
             let [_, of_plain, _] = quartiles(turns.iter().map(|turn| turn.0).collect());

@@ -63,9 +63,12 @@ struct State {
     looked: Instant,
 }
 
-/// What changes when a file is written or replaced.
+/// Of each file, what changes when it is written or replaced; None: it is not there.
 #[derive(PartialEq, Eq)]
-struct Stamps([Option<(u64, u64, u64, i64, i64, i64, i64)>; 3]);
+struct Stamps([Option<Stamp>; 3]);
+
+/// Device, number and size, and the seconds and nanoseconds of two times.
+type Stamp = ([u64; 3], [i64; 4]);
 
 /// What connections need that begin now.
 pub struct Credentials {
@@ -147,8 +150,8 @@ impl Stamps {
     fn of(files: &Files) -> Self {
         Self([&files.certificate, &files.key, &files.authorities].map(|path| {
             let found = std::fs::metadata(path).ok()?;
-            let (changed, written) = ((found.ctime(), found.ctime_nsec()), (found.mtime(), found.mtime_nsec()));
-            Some((found.dev(), found.ino(), found.size(), changed.0, changed.1, written.0, written.1))
+            let times = [found.ctime(), found.ctime_nsec(), found.mtime(), found.mtime_nsec()];
+            Some(([found.dev(), found.ino(), found.size()], times))
         }))
     }
 }
