@@ -312,7 +312,7 @@ def test_hosts(fresh_cluster, host):
 def test_bind_and_advertise(fresh_cluster):
     """The ps listens on one address and port and advertises it explicitly."""
     port = free_port()
-    cluster = fresh_cluster(start=False)
+    cluster = fresh_cluster(start=False, environment={"STARWIRE_PORTS": "two"})
     cluster.start("ps", 0, STARWIRE_BIND=f"127.0.0.2:{port}", STARWIRE_ADVERTISE=f"127.0.0.2:{port}")
     cluster.start("worker", 0, STARWIRE_UNIX="off")
     assert f"127.0.0.2:{port}" in start_line(cluster)
@@ -324,7 +324,7 @@ def test_bind_and_advertise(fresh_cluster):
 
 def test_advertised_address_that_leads_nowhere(fresh_cluster):
     """With a wrong STARWIRE_ADVERTISE, a session waits as for any task that is down, but the log soon names the peer, the address and the reason."""
-    cluster = fresh_cluster(start=False, environment={"STARWIRE_UNIX": "off"})
+    cluster = fresh_cluster(start=False, environment={"STARWIRE_UNIX": "off", "STARWIRE_PORTS": "two"})
     nowhere = f"127.0.0.1:{free_port()}"
     cluster.start("ps", 0, STARWIRE_ADVERTISE=nowhere)
     cluster.start("worker", 0)
@@ -338,9 +338,10 @@ def test_advertised_address_that_leads_nowhere(fresh_cluster):
 # Incompatible peers. --------------------------------------------------------------------------------------------------
 
 
-def test_peer_that_runs_stock_grpc(fresh_cluster, protocol):
+@pytest.mark.parametrize("ports", ["auto", "two"])
+def test_peer_that_runs_stock_grpc(fresh_cluster, protocol, ports):
     """ps on stock gRPC, worker on ours: FailedPrecondition within seconds, naming the task and the protocol it must be started with."""
-    cluster = fresh_cluster(start=False)
+    cluster = fresh_cluster(start=False, environment={"STARWIRE_PORTS": ports})
     cluster.start("ps", 0, protocol="grpc")
     cluster.start("worker", 0)
     start = time.monotonic()

@@ -168,7 +168,7 @@ def test_a_taken_port_is_an_error(fresh_cluster):
 @pytest.mark.parametrize("other", ["two ports", "stock gRPC"])
 def test_a_task_of_another_kind_is_named(fresh_cluster, other):
     cluster = fresh_cluster(start=False)
-    cluster.start("ps", 0, protocol="grpc" if other == "stock gRPC" else None)
+    cluster.start("ps", 0, protocol="grpc" if other == "stock gRPC" else None, STARWIRE_PORTS="two")
     cluster.start("worker", 0, **ONE)
     start = time.monotonic()
     error = attempt(cluster)

@@ -11,6 +11,7 @@ use crate::metrics::{ConnectionEntry, Recorder};
 use crate::moving::Way;
 use crate::star::Answer;
 use crate::system::peer_memory::{PeerMemory, WitnessWord};
+use crate::tls::{Opened, Session};
 use starwire_net::reactor::driver::{Driver, IoPart, Token};
 use starwire_net::reactor::timers::Timer;
 use starwire_net::transport::SocketAddress;
@@ -20,6 +21,8 @@ use starwire_protocol::{Connection, Failure, PeerInfo, Segment, Stats, Target};
 const MAX_PARTS: usize = 1024;
 /// Most bytes that one send offers to the kernel; more would only delay other connections.
 const MAX_SEND: u64 = 8 << 20;
+/// The same if they are encrypted first.
+const SEALED: u64 = 256 << 10;
 /// Most bytes that are read and dropped after the peer was told to leave.
 const MAX_DRAINED: u64 = 64 << 20;
 /// Unwanted bytes are received into a buffer of this size, one over the other.
@@ -61,6 +64,8 @@ pub struct Conn<H: Host> {
     /// The memory of a peer on this host, if it can be read: the peer may lend.
     pub peer_memory: Option<PeerMemory>,
     pub proto: Connection<CallMemory<H>>,
+    /// Between the socket and `proto`.
+    pub tls: Option<Box<Session>>,
     /// For messages: the peer's address, later its task.
     pub name: String,
     pub peer: Option<PeerInfo>,
@@ -120,6 +125,7 @@ impl<H: Host> Conn<H> {
             witness: None,
             peer_memory: None,
             proto,
+            tls: None,
             name,
             peer: None,
             connected: accepted,
@@ -205,6 +211,27 @@ impl<H: Host> Conn<H> {
         if self.closing.is_some() {
             return self.drain(driver, discard).map(|()| None);
         }
+        if self.tls.as_ref().is_some_and(|tls| tls.receives) {
+            return self.receive_ciphertext(driver).map(|()| None);
+        }
+        self.plan(discard)?;
+        if self.parts.is_empty() {
+            // The protocol is paused until some of its answers have left.
+            return Ok(None);
+        }
+        if self.proto.loan().is_some() {
+            return self.borrow().map(Some);
+        }
+        // SAFETY: scratch belongs to `proto` and does not move while a plan is outstanding; reply and call buffers are
+        // valid until their op or body goes, which `proto` delays until the receive was reported (or the connection was
+        // closed and the driver confirmed it); the discard buffer outlives the driver.
+        unsafe { driver.recv(self.token, &self.parts)? };
+        self.receiving = true;
+        Ok(None)
+    }
+
+    /// Finds the memory for the next bytes of the stream.
+    fn plan(&mut self, discard: &mut DiscardBuffer) -> io::Result<()> {
         self.targets.clear();
         self.parts.clear();
         self.proto.recv_plan(&mut self.targets);
@@ -234,19 +261,7 @@ impl<H: Host> Conn<H> {
                 break;
             }
         }
-        if self.parts.is_empty() {
-            // The protocol is paused until some of its answers have left.
-            return Ok(None);
-        }
-        if is_lent {
-            return self.borrow().map(Some);
-        }
-        // SAFETY: scratch belongs to `proto` and does not move while a plan is outstanding; reply and call buffers are
-        // valid until their op or body goes, which `proto` delays until the receive was reported (or the connection was
-        // closed and the driver confirmed it); the discard buffer outlives the driver.
-        unsafe { driver.recv(self.token, &self.parts)? };
-        self.receiving = true;
-        Ok(None)
+        Ok(())
     }
 
     /// Copies the planned bytes from the peer's memory.
@@ -293,17 +308,10 @@ impl<H: Host> Conn<H> {
         if self.sending || !self.connected || (self.closing.is_some() && self.farewell.is_none()) {
             return Ok(());
         }
-        if self.written == self.out.len() {
-            self.out.clear();
-            self.written = 0;
-            let mut bytes = 0;
-            while self.out.len() < MAX_PARTS / 2 && bytes < MAX_SEND {
-                match self.proto.poll_transmit(now, &mut self.out) {
-                    0 => break,
-                    more => bytes += more,
-                }
-            }
+        if self.tls.as_ref().is_some_and(|tls| tls.sends) {
+            return self.send_ciphertext(driver, now);
         }
+        self.take_blocks(now, MAX_SEND);
         if self.out.is_empty() {
             return Ok(());
         }
@@ -332,9 +340,38 @@ impl<H: Host> Conn<H> {
         Ok(())
     }
 
+    /// The next blocks, once the last ones are done.
+    fn take_blocks(&mut self, now: Instant, most: u64) {
+        if self.written < self.out.len() {
+            return;
+        }
+        self.out.clear();
+        self.written = 0;
+        let mut bytes = 0;
+        while self.out.len() < MAX_PARTS / 2 && bytes < most {
+            match self.proto.poll_transmit(now, &mut self.out) {
+                0 => break,
+                more => bytes += more,
+            }
+        }
+    }
+
     /// The kernel took `n` bytes.
     pub fn sent(&mut self, n: usize) {
         self.sending = false;
+        match self.tls.as_mut().filter(|tls| tls.sends) {
+            Some(tls) => {
+                tls.sent(n);
+                if self.written == self.out.len() && !self.proto.wants_transmit() {
+                    tls.rest();
+                }
+            }
+            None => self.written(n),
+        }
+    }
+
+    /// The first `n` bytes of what waits are done.
+    fn written(&mut self, n: usize) {
         let mut left = n as u64;
         while let Some(first) = self.out.get_mut(self.written) {
             let rest = first.len() - self.out_offset;
@@ -354,7 +391,105 @@ impl<H: Host> Conn<H> {
 
     /// A send is in flight, or only part of a block was taken.
     pub fn has_unsent(&self) -> bool {
-        self.written < self.out.len()
+        self.written < self.out.len() || self.tls.as_ref().is_some_and(|tls| tls.sends && tls.has_unsent())
+    }
+
+    // TLS.
+
+    /// The TLS handshake is under way.
+    pub fn shakes_hands(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| !tls.is_established())
+    }
+
+    /// Sends bytes that are not the protocol's, to a peer that does not speak it.
+    pub fn say_plainly(&mut self, bytes: &[u8]) {
+        self.out.push(Segment::Control(bytes.to_vec()));
+    }
+
+    /// Starts a receive of ciphertext, unless what was received has no place yet.
+    fn receive_ciphertext(&mut self, driver: &mut dyn Driver) -> io::Result<()> {
+        self.targets.clear();
+        self.proto.recv_plan(&mut self.targets);
+        let Some(tls) = self.tls.as_mut().filter(|tls| !tls.has_plain() && !self.targets.is_empty()) else {
+            return Ok(());
+        };
+        let room = tls.room();
+        if room.is_empty() {
+            return Err(io::Error::other("a TLS record is too long"));
+        }
+        let part = IoPart { ptr: room.as_mut_ptr(), len: room.len() };
+        // SAFETY: the room belongs to the session, which neither moves nor reads it until the receive was reported (or
+        // the connection was closed and the driver confirmed it).
+        unsafe { driver.recv(self.token, &[part])? };
+        self.receiving = true;
+        Ok(())
+    }
+
+    /// Decrypts received bytes into the targets of the next bytes of the stream.
+    pub fn open(&mut self, discard: &mut DiscardBuffer) -> Result<Opened, String> {
+        if self.proto.loan().is_some() {
+            return Err("a loan over TLS: the memory of another host cannot be read".to_owned());
+        }
+        self.plan(discard).map_err(|error| error.to_string())?;
+        let Some(tls) = &mut self.tls else { return Ok(Opened::Nothing) };
+        let mut parts = self.parts.iter();
+        let mut part = parts.next().copied();
+        tls.open(&mut |mut bytes| {
+            let mut placed = 0;
+            while let Some(target) = part.filter(|_| !bytes.is_empty()) {
+                let n = target.len.min(bytes.len());
+                // SAFETY: `plan` found memory for as many bytes, which nobody else uses while the plan is outstanding.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.ptr, n) };
+                placed += n;
+                bytes = &bytes[n..];
+                let rest = IoPart { ptr: target.ptr.wrapping_add(n), len: target.len - n };
+                part = if rest.len == 0 { parts.next().copied() } else { Some(rest) };
+            }
+            placed
+        })
+    }
+
+    /// Encrypts what waits, and sends it.
+    fn send_ciphertext(&mut self, driver: &mut dyn Driver, now: Instant) -> io::Result<()> {
+        while self.seal_next(now)? {}
+        let Some(tls) = self.tls.as_mut() else { return Ok(()) };
+        let bytes = tls.unsent();
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let part = IoPart { ptr: bytes.as_mut_ptr(), len: bytes.len() };
+        // SAFETY: the session neither moves nor changes these bytes until the send was reported (or the connection was
+        // closed and the driver confirmed it).
+        unsafe { driver.send(self.token, &[part])? };
+        self.sending = true;
+        Ok(())
+    }
+
+    /// Encrypts the beginning of what waits. False: nothing waits, or enough is encrypted.
+    fn seal_next(&mut self, now: Instant) -> io::Result<bool> {
+        let Some(tls) = self.tls.as_mut().filter(|tls| tls.is_established()) else { return Ok(false) };
+        // In order: what the handshake has added precedes what is encrypted now.
+        tls.unsent();
+        self.take_blocks(now, SEALED);
+        let offset = self.out_offset;
+        let bytes = match self.out.get_mut(self.written) {
+            None => return Ok(false),
+            Some(Segment::Control(bytes)) => bytes.get(usize::try_from(offset).map_err(io::Error::other)?..),
+            Some(Segment::Part { payload, part, offset: from, len }) => {
+                let ptr = payload.pointer(*part, *from, *len);
+                let size = usize::try_from(*len - offset).map_err(io::Error::other)?;
+                let start = ptr.wrapping_add(usize::try_from(offset).map_err(io::Error::other)?);
+                // SAFETY: the payload has `len` readable bytes there, and stays in `out` and unchanged until they are
+                // written.
+                (!ptr.is_null()).then(|| unsafe { std::slice::from_raw_parts(start, size) })
+            }
+        };
+        let bytes = bytes.ok_or_else(|| io::Error::other("a piece to send lies outside its payload"))?;
+        let is_empty = bytes.is_empty();
+        let Some(tls) = self.tls.as_mut() else { return Ok(false) };
+        let sealed = tls.seal(bytes).map_err(io::Error::other)?;
+        self.written(sealed);
+        Ok(sealed > 0 || is_empty)
     }
 }
 

@@ -229,11 +229,13 @@ impl<H: Host> Shard<H> {
         if guard.is_some() {
             self.offer_loans(&mut settings);
         }
+        let session = self.session_to(address)?.map(Box::new);
         let proto = Connection::client(settings, now);
         let token = self.driver.register(fd).map_err(|e| e.to_string())?;
         let key = self.add_conn(token, Role::Client { channel: number }, proto, format!("{task} at {address}"));
         if let Some(conn) = self.conns.get_mut(&key) {
             conn.guard = guard;
+            conn.tls = session;
             conn.offered_pairs = offered_pairs;
             conn.address = Some(address.clone());
         }

@@ -26,7 +26,7 @@ use crate::shared::{self, Shared};
 use crate::star::{StarCommand, StarHost, StarOutcome, StarServer};
 use crate::system::exit::Freeze;
 use crate::system::{exit, fork};
-use crate::{dial, observe};
+use crate::{dial, observe, sealed};
 use starwire_net::reactor::driver::Driver;
 use starwire_net::reactor::epoll::EpollDriver;
 use starwire_net::reactor::error::DriverError;
@@ -63,10 +63,10 @@ impl<H: Host> Engine<H> {
             Some(Port { listener, bound, grpc }) => (listener, bound, Some(grpc.hide()?)),
             None => port::listen(&config).map(|(listener, bound)| (listener, bound, None))?,
         };
-        if config.secret.is_none() && !bound.ip().is_loopback() {
+        if config.secret.is_none() && config.tls.is_none() && !bound.ip().is_loopback() {
             let what = if config.ports == Ports::One { "" } else { " or TensorFlow's gRPC port" };
             let line = format!(
-                "starwire: whoever can reach {bound}{what} can run code here: only this cluster's own tasks should be able to (STARWIRE_SECRET_FILE with STARWIRE_PORTS=one keeps others out)"
+                "starwire: whoever can reach {bound}{what} can run code here: only this cluster's own tasks should be able to (STARWIRE_PORTS=one with STARWIRE_TLS_CERT or STARWIRE_SECRET_FILE keeps others out)"
             );
             host.log(Level::Warning, &line);
         }
@@ -107,8 +107,11 @@ impl<H: Host> Engine<H> {
         let driver = reactors.driver.clone();
         let banner = shared.config.banner(Running { driver: &driver, bound });
         let view = observe::View::new(&shared, banner.clone());
-        let behind = hidden.map(|socket| Behind { socket, is_open: shared.config.passes_grpc });
-        let control = ControlService::in_front(behind, Arc::new(view), shared.config.control, Limits::default());
+        let (is_open, is_open_to_members) = (shared.config.passes_grpc, shared.config.passes_members);
+        let behind = hidden.map(|socket| Behind { socket, is_open, is_open_to_members });
+        let guard = sealed::guard(&shared);
+        let access = shared.config.control;
+        let control = ControlService::in_front(behind, guard, Arc::new(view), access, Limits::default());
         let _ = shared.control.set(control);
         let threads = reactors.go(&shared, doors)?;
         let engine = Arc::new(Self {

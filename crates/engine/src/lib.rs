@@ -46,12 +46,14 @@ mod op;
 mod pace;
 mod parting;
 mod port;
+mod sealed;
 mod shard;
 mod shared;
 pub mod star;
 mod strangers;
 #[allow(unsafe_code)]
 mod system;
+pub mod tls;
 mod whereabouts;
 
 pub use channel::Channel;

@@ -79,6 +79,9 @@ impl<H: Host> Shard<H> {
         match offload.prepare(token).and_then(|own| offload.connect_pair(token, endpoint).map(|()| own)) {
             Ok(own) => {
                 conn.way = Way::Moving;
+                if let Some(tls) = &mut conn.tls {
+                    tls.receives = false;
+                }
                 conn.proto.accept_move(&own);
                 mark(&mut self.dirty, conn);
             }
@@ -103,6 +106,7 @@ impl<H: Host> Shard<H> {
         match offload.connect_pair(token, endpoint) {
             Ok(()) => {
                 offload.move_sends(token);
+                conn.tls = None;
                 conn.proto.moved();
                 mark(&mut self.dirty, conn);
             }
@@ -138,6 +142,7 @@ impl<H: Host> Shard<H> {
             if let Some(offload) = self.driver.offload() {
                 offload.move_sends(conn.token);
             }
+            conn.tls = None;
             conn.way = Way::QueuePair;
             conn.proto.resume();
             self.delivery.metrics.verbs_connections.add(1);

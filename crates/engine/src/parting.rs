@@ -7,6 +7,7 @@ use crate::conn::{Farewell, Role};
 use crate::host::Host;
 use crate::moving::Way;
 use crate::shard::{LAST_WORD, Shard};
+use crate::tls::NO_TLS;
 use starwire_net::reactor::driver::Completion;
 use starwire_protocol::{ConnectionError, Failure, Sniff, code};
 
@@ -62,8 +63,11 @@ impl<H: Host> Shard<H> {
     pub(crate) fn broken(&mut self, key: u64, error: ConnectionError, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if let (ConnectionError::NotStarwire(sniff), Role::Server) = (&error, &conn.role) {
-            if matches!(sniff, Sniff::Http1 | Sniff::Http2) {
-                return self.hand_over_http(key);
+            match sniff {
+                // Over TLS, the client has said that it is a task.
+                Sniff::Http1 | Sniff::Http2 if conn.tls.is_none() => return self.hand_over_http(key),
+                Sniff::Tls => conn.say_plainly(&NO_TLS),
+                _ => {}
             }
         }
         let is_server = matches!(conn.role, Role::Server);
@@ -74,7 +78,7 @@ impl<H: Host> Shard<H> {
             ConnectionError::Refused { .. } | ConnectionError::NotStarwire(_) => self.delivery.metrics.refusals.add(1),
             _ => {}
         }
-        let last_word = conn.connected && conn.proto.wants_transmit();
+        let last_word = conn.connected && (conn.proto.wants_transmit() || conn.has_unsent());
         if matches!(error, ConnectionError::RefusedByPeer { .. }) {
             self.refused_by_peer(key);
         }
@@ -84,9 +88,10 @@ impl<H: Host> Shard<H> {
         if !last_word {
             let hint = match (&error, is_server, self.shared.config.ports) {
                 (ConnectionError::NotStarwire(_), false, Ports::One) => {
-                    "; STARWIRE_PORTS=one is for tasks that all have it, and a starwire protocol"
+                    let protocol = self.shared.config.identity.protocol;
+                    format!("; it needs protocol=\"{protocol}\" and one port, as this task has (STARWIRE_PORTS=one)")
                 }
-                _ => "",
+                _ => String::new(),
             };
             return self.lose(key, error.code(), format!("{error}{hint}"));
         }
@@ -124,6 +129,9 @@ impl<H: Host> Shard<H> {
         let message = match goodbye {
             Some(reason) => format!("the peer ended the connection: {reason}"),
             // As gRPC says it: programs look for these words.
+            None if self.conns.get(&key).is_some_and(|conn| conn.shakes_hands()) => {
+                "Socket closed by the peer during the TLS handshake".into()
+            }
             None => "Socket closed by the peer".into(),
         };
         self.lose(key, code::UNAVAILABLE, message);

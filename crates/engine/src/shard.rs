@@ -362,9 +362,21 @@ impl<H: Host> Shard<H> {
             return self.take_leave(key);
         }
         conn.receiving = false;
+        if let Some(tls) = conn.tls.as_mut().filter(|tls| tls.receives) {
+            tls.arrived(n);
+            return self.receive_on(key);
+        }
+        if self.took(key, n, now) {
+            self.receive_on(key);
+        }
+    }
+
+    /// `n` bytes are in the targets of the plan. False: the connection ends.
+    pub(crate) fn took(&mut self, key: u64, n: usize, now: Instant) -> bool {
+        let Some(conn) = self.conns.get_mut(&key) else { return false };
         let result = conn.proto.on_received(now, n, &mut self.delivery.memory);
         self.deliver(key, now);
-        let Some(conn) = self.conns.get_mut(&key) else { return };
+        let Some(conn) = self.conns.get_mut(&key) else { return false };
         conn.count(&self.delivery.metrics);
         if conn.proto.wants_transmit() {
             mark(&mut self.dirty, conn);
@@ -372,9 +384,12 @@ impl<H: Host> Shard<H> {
         match result {
             Ok(()) => {
                 self.arm(key);
-                self.receive_on(key);
+                true
             }
-            Err(error) => self.broken(key, error, now),
+            Err(error) => {
+                self.broken(key, error, now);
+                false
+            }
         }
     }
 
@@ -394,7 +409,8 @@ impl<H: Host> Shard<H> {
     pub(crate) fn greeted(&mut self, key: u64, peer: PeerInfo, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if let Role::Client { channel } = conn.role {
-            if let Err(why) = self.recognises(channel, &peer) {
+            let is_proved = peer.authenticated || self.shared.config.tls.is_some();
+            if let Err(why) = self.recognises(channel, &peer, is_proved) {
                 self.delivery.metrics.refusals.add(1);
                 return self.lose(key, code::FAILED_PRECONDITION, why);
             }
@@ -414,6 +430,9 @@ impl<H: Host> Shard<H> {
     }
 
     pub(crate) fn receive_on(&mut self, key: u64) {
+        if self.conns.get(&key).is_some_and(|conn| conn.tls.is_some()) && !self.open_records(key) {
+            return;
+        }
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let is_loan = conn.proto.loan().is_some();
         match conn.start_receive(&mut *self.driver, &mut self.discard) {
@@ -477,7 +496,8 @@ impl<H: Host> Shard<H> {
         self.tokens.remove(&token.0);
         if let Some(conn) = self.conns.remove(&key) {
             self.delivery.metrics.control_connections.add(1);
-            self.shared.serve_http(fd, conn.proto.unread().to_vec(), &conn.name, self.delivery.now);
+            let first = conn.tls.as_ref().map_or(conn.proto.unread(), |tls| tls.received()).to_vec();
+            self.shared.serve_http(fd, first, &conn.name, self.delivery.now);
         }
     }
 

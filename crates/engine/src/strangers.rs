@@ -81,6 +81,12 @@ impl<H: Host> Shard<H> {
                 return;
             }
         };
+        if door == Door::Tcp {
+            let session = self.session_from().map(Box::new);
+            if let Some(conn) = self.conns.get_mut(&key) {
+                conn.tls = session;
+            }
+        }
         let crowd = if door == Door::Tcp { &mut self.strangers.tcp } else { &mut self.strangers.unix };
         if let Some(other) = crowd.enter(key, source) {
             self.send_away(other, now);

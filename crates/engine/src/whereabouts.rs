@@ -7,7 +7,7 @@
 //!
 //! If tasks have one port, its address is the one of the ClusterSpec, and nobody is asked.
 //!
-//! If there is a secret, a task must have the name that the ClusterSpec has for it: what its gRPC port or a name
+//! If there is a secret or TLS, a task must have the name that the ClusterSpec has for it: what its gRPC port or a name
 //! service say may be somebody else's invention.
 
 use std::collections::VecDeque;
@@ -162,13 +162,14 @@ impl<H: Host> Shard<H> {
     }
 
     /// Whether this is the expected task; otherwise, why not.
-    pub(crate) fn recognises(&self, number: u32, peer: &PeerInfo) -> Result<(), String> {
+    pub(crate) fn recognises(&self, number: u32, peer: &PeerInfo, is_proved: bool) -> Result<(), String> {
         let Some(channel) = self.channels.get(&number) else { return Ok(()) };
         let task = &channel.shared.task;
-        // The secret has proved its name; the address and the name to expect there may be somebody else's invention.
-        if peer.authenticated && peer.task != *task {
+        // A secret or a certificate has proved its name; the address and the name to expect there may be somebody
+        // else's invention.
+        if is_proved && peer.task != *task {
             return Err(format!(
-                "expected {task} at this address but found {}: with a secret, a task must have the name that the ClusterSpec gives it",
+                "expected {task} at this address but found {}: with a secret or TLS, a task must have the name that the ClusterSpec gives it",
                 peer.task
             ));
         }

@@ -45,7 +45,12 @@ pub struct Connection<O: Owner> {
     pub(super) pings: u64,
     /// Server: the client proposed a move; it may do so once.
     pub(super) move_seen: bool,
+    /// Server: whether the client may have the name that it claims.
+    pub(super) client_check: Option<ClientCheck>,
 }
+
+/// Whether a client may have this name; otherwise, why not.
+pub type ClientCheck = Box<dyn FnOnce(&str) -> Result<(), String> + Send>;
 
 pub(super) enum Side<O: Owner> {
     Client(Client<O>),
@@ -93,7 +98,13 @@ impl<O: Owner> Connection<O> {
             ping_sent: None,
             pings: 0,
             move_seen: false,
+            client_check: None,
         }
+    }
+
+    /// Server: the name in the client's HELLO is checked before anything else that it sends is believed.
+    pub fn check_client(&mut self, check: ClientCheck) {
+        self.client_check = Some(check);
     }
 
     // Events.

@@ -51,6 +51,10 @@ impl<O: Owner> Connection<O> {
                 self.out.key = key;
                 let theirs = Hello::decode("HELLO", frame.features, frame.fields)?;
                 hello::check(Role::Server, &self.settings, &theirs)?;
+                if let Some(check) = self.client_check.take() {
+                    check(&theirs.task)
+                        .map_err(|message| ConnectionError::Refused { code: code::UNAUTHENTICATED, message })?;
+                }
                 self.welcome(theirs);
             }
             (Phase::Hello { .. }, Frame::Welcome(frame)) => {

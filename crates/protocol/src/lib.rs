@@ -54,7 +54,7 @@ mod stats;
 
 pub use block::VERSION as WIRE_VERSION;
 pub use client::{Call, Recv};
-pub use connection::Connection;
+pub use connection::{ClientCheck, Connection};
 pub use error::{ConnectionError, ProtocolError, code};
 pub use event::{Event, Outcome};
 pub use frame::{LAYOUTS, Layout, RecvFrame, Sender};

@@ -8,6 +8,8 @@ pub enum Sniff {
     Starwire,
     Http2,
     Http1,
+    /// The handshake of TLS. Nothing in this crate speaks it.
+    Tls,
     /// Too short to tell.
     NeedMore,
     Garbage,
@@ -19,6 +21,7 @@ impl std::fmt::Display for Sniff {
             Sniff::Starwire => "starwire",
             Sniff::Http2 => "HTTP/2",
             Sniff::Http1 => "HTTP/1",
+            Sniff::Tls => "TLS, for which this task has no certificate: set STARWIRE_TLS_CERT, or in no task",
             Sniff::NeedMore => "too few bytes to tell",
             Sniff::Garbage => "unknown protocol",
         })
@@ -26,6 +29,8 @@ impl std::fmt::Display for Sniff {
 }
 
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// A handshake record, of any version so far.
+const TLS_HANDSHAKE: &[u8] = &[0x16, 3];
 const HTTP1_METHODS: [&[u8]; 7] = [b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH "];
 
 /// Recognises the protocol of a connection by its first bytes; at most 24 of them.
@@ -38,7 +43,13 @@ pub fn sniff(first: &[u8]) -> Sniff {
         Sniff::Http2
     } else if HTTP1_METHODS.iter().any(|method| has(method)) {
         Sniff::Http1
-    } else if agrees(&MAGIC) || agrees(HTTP2_PREFACE) || HTTP1_METHODS.iter().any(|method| agrees(method)) {
+    } else if has(TLS_HANDSHAKE) {
+        Sniff::Tls
+    } else if agrees(&MAGIC)
+        || agrees(TLS_HANDSHAKE)
+        || agrees(HTTP2_PREFACE)
+        || HTTP1_METHODS.iter().any(|method| agrees(method))
+    {
         Sniff::NeedMore
     } else {
         Sniff::Garbage
@@ -55,10 +66,11 @@ mod tests {
         assert_eq!(sniff(HTTP2_PREFACE), Sniff::Http2);
         assert_eq!(sniff(b"GET /metrics HTTP/1.1\r\n"), Sniff::Http1);
         assert_eq!(sniff(b"POST / HTTP/1.1\r\n"), Sniff::Http1);
-        for beginning in [&b""[..], b"S", b"SWB", b"P", b"PRI * HT", b"GE"] {
+        for beginning in [&b""[..], b"S", b"SWB", b"P", b"PRI * HT", b"GE", b"\x16"] {
             assert_eq!(sniff(beginning), Sniff::NeedMore, "{beginning:?}");
         }
-        for other in [&b"\x16\x03\x01"[..], b"SWB2", b"PRI * HTTP/3", b"SSH-2.0", b"\0"] {
+        assert_eq!(sniff(b"\x16\x03\x01"), Sniff::Tls);
+        for other in [&b"\x16\x05\x01"[..], b"SWB2", b"PRI * HTTP/3", b"SSH-2.0", b"\0"] {
             assert_eq!(sniff(other), Sniff::Garbage, "{other:?}");
         }
     }

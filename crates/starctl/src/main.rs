@@ -18,6 +18,7 @@ mod probe;
 mod remote;
 mod sd;
 mod secret;
+mod secure;
 mod sizes;
 mod top;
 

@@ -7,6 +7,7 @@ use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::args::Failure;
+use crate::secure::{self, Connector};
 
 pub fn parse_address(text: &str) -> Result<HostPort, Failure> {
     let address: HostPort = text.parse().map_err(|e| Failure::Usage(format!("{text:?} is not an address: {e}")))?;
@@ -20,7 +21,11 @@ pub fn parse_address(text: &str) -> Result<HostPort, Failure> {
 pub fn channel(address: &HostPort, timeout: Duration) -> Result<Channel, Failure> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|e| Failure::Usage(format!("{address} cannot be used: {e}")))?;
-    Ok(endpoint.connect_timeout(timeout).timeout(timeout).connect_lazy())
+    let endpoint = endpoint.connect_timeout(timeout).timeout(timeout);
+    Ok(match secure::from_env()? {
+        Some(tls) => endpoint.connect_with_connector_lazy(Connector { tls, address: address.clone() }),
+        None => endpoint.connect_lazy(),
+    })
 }
 
 /// Why a call to a server did not work, for people.

@@ -21,7 +21,7 @@ impl Config {
         let shortcut = |s| if s == Shortcut::Auto { "auto" } else { "off" };
         let mut line = format!(
             "starwire: {} on {} reactor{} ({}, poll={}, pin={}), data port {}, advertised as {}, endpoint map {}, connection timeout {} ms, \
-             keep-alive {}+{} ms, unix={}, secret={}, control={}",
+             keep-alive {}+{} ms, unix={}, secret={}, tls={}, control={}",
             self.identity.protocol,
             self.reactors,
             if self.reactors == 1 { "" } else { "s" },
@@ -36,6 +36,7 @@ impl Config {
             self.keepalive.timeout.as_millis(),
             shortcut(self.unix),
             on(self.secret.is_some()),
+            on(self.tls.is_some()),
             match self.control {
                 super::ControlAccess::Everybody => "on",
                 super::ControlAccess::Loopback => "loopback",

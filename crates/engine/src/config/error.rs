@@ -16,7 +16,11 @@ pub enum ConfigError {
     Conflict { first: &'static str, second: &'static str, reason: String },
     #[error("{name} is inconsistent: {reason}")]
     Contradiction { name: &'static str, reason: String },
-    #[error("STARWIRE_REQUIRE_AUTH forbids this server, which would answer without proof of a secret: set {0}")]
+    #[error("TLS needs STARWIRE_TLS_CERT, STARWIRE_TLS_KEY and STARWIRE_TLS_CA: set {0} as well, or none of them")]
+    HalfTls(String),
+    #[error("{name} names {}, which cannot be used for TLS: {reason}", path.display())]
+    TlsFile { name: &'static str, path: PathBuf, reason: String },
+    #[error("STARWIRE_REQUIRE_AUTH forbids this server, which would answer without proof of identity: set {0}")]
     Open(String),
     #[error("{name} names {}, which cannot be read: {source}", path.display())]
     File { name: &'static str, path: PathBuf, source: io::Error },

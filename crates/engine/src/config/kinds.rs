@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use super::address::{HostAndMaybePort, is_unspecified};
+use crate::tls::Names;
 
 pub trait Kind: Sync {
     type Value;
@@ -319,6 +320,29 @@ impl Kind for Jobs {
 
     fn show(&self, value: &Vec<String>) -> String {
         value.join(",")
+    }
+
+    fn describe(&self) -> String {
+        "names separated by commas".to_owned()
+    }
+
+    fn empty_is_unset(&self) -> bool {
+        true
+    }
+}
+
+/// Names of certificates.
+pub struct CertificateNames;
+
+impl Kind for CertificateNames {
+    type Value = Names;
+
+    fn parse(&self, text: &str, _: &str) -> Result<Names, String> {
+        Names::parse(text)
+    }
+
+    fn show(&self, value: &Names) -> String {
+        value.to_string()
     }
 
     fn describe(&self) -> String {

@@ -15,6 +15,7 @@ mod retired;
 mod row;
 mod secret;
 mod star;
+mod tls;
 mod variables;
 mod verbs;
 
@@ -22,8 +23,10 @@ mod verbs;
 pub(crate) mod testing;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+pub use crate::tls::Tls;
 pub use address::{AddressError, HostAndMaybePort, HostPort, default_bind, is_loopback, is_unspecified};
 pub use advertisement::{Advertisement, AdvertisementError};
 pub use banner::Running;
@@ -105,7 +108,7 @@ pub enum Ports {
 /// Whether clients of TensorFlow's gRPC are passed on to it, if a server has one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrpcAccess {
-    /// Unless the cluster has a secret.
+    /// Unless the cluster has a secret. With TLS: tasks of the cluster only.
     Auto,
     Everybody,
     Nobody,
@@ -150,8 +153,10 @@ pub struct Config {
     /// Has a line for every task in `identity.tasks`.
     pub endpoint_map: Option<EndpointMap>,
     pub ports: Ports,
-    /// With one port: clients of TensorFlow's gRPC are passed on to it.
+    /// With one port: clients of TensorFlow's gRPC are passed on to it …
     pub passes_grpc: bool,
+    /// … and those that have proved by TLS that they are tasks of the cluster.
+    pub passes_members: bool,
     /// Addresses to listen on: the first that can be bound. Port 0: the system chooses. `[::]` means dual stack.
     pub bind: Vec<SocketAddr>,
     /// The address to advertise. No port: the one that was bound.
@@ -159,6 +164,7 @@ pub struct Config {
     pub driver: DriverChoice,
     pub keepalive: Keepalive,
     pub secret: Option<Secret>,
+    pub tls: Option<Arc<Tls>>,
     /// May be empty. Printable ASCII without spaces.
     pub cluster_id: String,
     /// Unix sockets between tasks on one host.
@@ -171,6 +177,8 @@ pub struct Config {
     /// Largest payload of one incoming call.
     pub max_call_bytes: u64,
     pub control: ControlAccess,
+    /// Of clients whose certificate was verified.
+    pub control_by_tls: ControlAccess,
     /// Checked with the rest; sessions read it again when they need it.
     pub fusion: Fusion,
     pub star: StarConfig,
@@ -202,6 +210,11 @@ impl Config {
     /// Bytes that justify a star call, if the environment says so; for code that builds a session's graphs.
     pub fn star_split_bytes_from_env(env: &dyn Env) -> Result<Option<u64>, ConfigError> {
         reader::Reader::new(env, Protocol::Grpc).get(&variables::STAR_SPLIT_BYTES)
+    }
+
+    /// The TLS of a tool that is no server, such as starctl.
+    pub fn tls_from_env(env: &dyn Env) -> Result<Option<Tls>, ConfigError> {
+        tls::read(&mut reader::Reader::new(env, Protocol::Grpc))
     }
 
     /// Whether sparse updates have starwire's kernels; for code that makes kernels.

@@ -12,7 +12,7 @@ use super::reader::Reader;
 use super::retired::unread_variables;
 use super::star::StarConfig;
 use super::{
-    Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, PortsChoice, Role, secret, variables, verbs,
+    Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, PortsChoice, Role, secret, tls, variables, verbs,
 };
 
 /// Of jobs that are neither workers nor parameter servers.
@@ -48,17 +48,25 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         timeout: Duration::from_millis(reader.get(&variables::KEEPALIVE_TIMEOUT_MS)?),
     };
     let secret = secret::read(reader, &mut warnings)?;
-    let passes_grpc = passes_grpc(reader, ports, secret.is_some(), &mut warnings)?;
+    let tls = tls::read(reader)?;
+    let has_proof = secret.is_some() || tls.is_some();
+    let grpc = grpc_access(reader, ports, &mut warnings)?;
+    // Whoever may use it may read the secret.
+    let passes_grpc = grpc == GrpcAccess::Everybody || (grpc == GrpcAccess::Auto && !has_proof);
+    let passes_members = grpc == GrpcAccess::Everybody || (grpc == GrpcAccess::Auto && secret.is_none());
     let cluster_id = reader.get(&variables::CLUSTER_ID)?.unwrap_or_default();
     let unix = reader.get(&variables::UNIX)?;
     let loans = reader.get(&variables::LOANS)?;
     let verbs = verbs::read(reader)?;
+    let allows_rdma = reader.get(&variables::TLS_ALLOW_RDMA)?;
+    let tls = tls::for_server(tls, allows_rdma, ports, verbs.transport, &identity)?;
     let max_call_bytes = reader.get(&variables::MAX_CALL_BYTES)?;
     let control = reader.get(&variables::CONTROL)?;
     if reader.get(&variables::REQUIRE_AUTH)? {
-        require_auth(secret.is_some(), ports, passes_grpc, control)?;
+        require_auth(has_proof, ports, passes_grpc, control)?;
     }
-    let control = control.unwrap_or(if secret.is_some() { ControlAccess::Loopback } else { ControlAccess::Everybody });
+    let control_by_tls = control.unwrap_or(ControlAccess::Everybody);
+    let control = control.unwrap_or(if has_proof { ControlAccess::Loopback } else { ControlAccess::Everybody });
     let fusion = Fusion::read(reader)?;
     let star = StarConfig::read(reader)?;
     let executor = reader.get(&variables::EXECUTOR)?;
@@ -73,11 +81,13 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         endpoint_map,
         ports,
         passes_grpc,
+        passes_members,
         bind,
         advertise,
         driver,
         keepalive,
         secret,
+        tls,
         cluster_id,
         unix,
         loans,
@@ -85,6 +95,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         ps_jobs,
         max_call_bytes,
         control,
+        control_by_tls,
         fusion,
         star,
         executor,
@@ -150,38 +161,29 @@ fn ports(
     })
 }
 
-/// Whether clients of TensorFlow's gRPC are passed on. Whoever may use it may read the secret.
-fn passes_grpc(
-    reader: &mut Reader<'_>,
-    ports: Ports,
-    has_secret: bool,
-    warnings: &mut Vec<String>,
-) -> Result<bool, ConfigError> {
+/// Whether clients of TensorFlow's gRPC are passed on.
+fn grpc_access(reader: &mut Reader<'_>, ports: Ports, warnings: &mut Vec<String>) -> Result<GrpcAccess, ConfigError> {
     let access = reader.get(&variables::GRPC)?;
     let has_effect = access == GrpcAccess::Auto || ports == Ports::One;
     if !has_effect {
         let (grpc, ports) = (variables::GRPC.name, variables::PORTS.name);
         warnings.push(format!("{grpc} has no effect without {ports}=one: TensorFlow's gRPC has its own port"));
     }
-    Ok(match access {
-        GrpcAccess::Auto => !has_secret,
-        GrpcAccess::Everybody => true,
-        GrpcAccess::Nobody => false,
-    })
+    Ok(access)
 }
 
-/// Nothing may answer another host without proof of the secret.
+/// Nothing may answer another host without proof of the secret, or a certificate.
 fn require_auth(
-    has_secret: bool,
+    has_proof: bool,
     ports: Ports,
     passes_grpc: bool,
     control: Option<ControlAccess>,
 ) -> Result<(), ConfigError> {
-    let (secret, ports_name) = (variables::SECRET_FILE.name, variables::PORTS.name);
+    let ports_name = variables::PORTS.name;
     let needed = [
-        (!has_secret, secret.to_owned()),
+        (!has_proof, format!("{} or {}", variables::SECRET_FILE.name, variables::TLS_CERT.name)),
         (ports == Ports::Two, format!("{ports_name}=one")),
-        (has_secret && passes_grpc, format!("{}=auto", variables::GRPC.name)),
+        (has_proof && passes_grpc, format!("{}=auto", variables::GRPC.name)),
         (control == Some(ControlAccess::Everybody), format!("{}=loopback", variables::CONTROL.name)),
     ];
     let needed: Vec<String> = needed.into_iter().filter(|(lacks, _)| *lacks).map(|(_, remedy)| remedy).collect();

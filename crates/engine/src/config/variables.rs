@@ -3,7 +3,8 @@
 use starwire_net::transport::verbs::{Arena, TransportChoice};
 
 use super::kinds::{
-    Amount, Amounts, BindAddress, Bytes, Choice, ClusterId, Flag, Hidden, Jobs, Number, Optional, PeerAddress, Text,
+    Amount, Amounts, BindAddress, Bytes, CertificateNames, Choice, ClusterId, Flag, Hidden, Jobs, Number, Optional,
+    PeerAddress, Text,
 };
 use super::row::Initial::{Is, Machine, Star, Unset, Verbs};
 use super::row::{ReadBy, Row, Variable};
@@ -45,7 +46,7 @@ variables! {
         "`one`: the port of the ClusterSpec serves everything ([ports.md](ports.md)). `two`: TensorFlow's gRPC has that port, and the data port is another. `auto`: `one`, unless the endpoint map or `STARWIRE_BIND` gives this task another port, `STARWIRE_ADVERTISE` is set, or TensorFlow is 1.15. All tasks need the same.";
     GRPC: Choice<GrpcAccess> = "STARWIRE_GRPC",
         Choice(&[("auto", GrpcAccess::Auto), ("on", GrpcAccess::Everybody), ("off", GrpcAccess::Nobody)]), Is("auto"), Servers,
-        "With one port: whether clients of TensorFlow's gRPC (sessions by `grpc://`, eager contexts, the coordination service) are passed on to it. `auto`: unless the cluster has a secret ([ports.md](ports.md#with-a-secret)).";
+        "With one port: whether clients of TensorFlow's gRPC (sessions by `grpc://`, eager contexts, the coordination service) are passed on to it. `auto`: unless the cluster has a secret ([ports.md](ports.md#with-a-secret)); with TLS, those that are tasks by their certificate.";
     BIND: Optional<BindAddress> = "STARWIRE_BIND", Optional(BindAddress), Unset("from the server's ClusterSpec entry"), Servers,
         "Address to listen on: `0.0.0.0`, `[::]:7000`. Without a port: that of the ClusterSpec; for the data port of a task with two ports, that of the endpoint map, else one that the system chooses.";
     ADVERTISE: Optional<PeerAddress> = "STARWIRE_ADVERTISE", Optional(PeerAddress), Unset("host of the server's ClusterSpec entry"), Servers,
@@ -63,8 +64,18 @@ variables! {
         "Secret of the cluster, the same in every task. Both sides of a connection prove that they know it (HMAC-SHA256) without sending it.";
     SECRET_FILE: Optional<Text> = "STARWIRE_SECRET_FILE", Optional(Text("file")), Unset(""), Servers,
         "A file that contains the secret; one trailing newline is not part of it.";
+    TLS_CERT: Optional<Text> = "STARWIRE_TLS_CERT", Optional(Text("file")), Unset(""), Servers,
+        "The task's certificate in PEM format, followed by those of intermediate CAs. With it, `STARWIRE_TLS_KEY` and `STARWIRE_TLS_CA`, everything on the port uses mutual TLS 1.3 ([tls.md](tls.md)); needs `STARWIRE_PORTS=one`. The files are read again when they change.";
+    TLS_KEY: Optional<Text> = "STARWIRE_TLS_KEY", Optional(Text("file")), Unset(""), Servers,
+        "The private key of the certificate, in PEM format, without a passphrase.";
+    TLS_CA: Optional<Text> = "STARWIRE_TLS_CA", Optional(Text("file")), Unset(""), Servers,
+        "The CAs that issue the certificates of the cluster's tasks, in PEM format.";
+    TLS_PEERS: CertificateNames = "STARWIRE_TLS_PEERS", CertificateNames, Is("{host}"), Servers,
+        "The names that a task's certificate must have, one of them as a subject alternative name: `{host}` is the host of the task's ClusterSpec address, `{job}` its job, `{task}` its number ([tls.md](tls.md#who-may-be-which-task)).";
+    TLS_ALLOW_RDMA: Flag = "STARWIRE_TLS_ALLOW_RDMA", Flag, Is("false"), Servers,
+        "`true`: RDMA may be used with TLS, although what it carries is neither encrypted nor authenticated.";
     REQUIRE_AUTH: Flag = "STARWIRE_REQUIRE_AUTH", Flag, Is("false"), Servers,
-        "`true`: a server that would answer other hosts without proof of the secret does not start. It needs a secret, `STARWIRE_PORTS=one`, `STARWIRE_GRPC` not `on`, and `STARWIRE_CONTROL` not `on`.";
+        "`true`: a server that would answer other hosts without proof of the secret or a certificate does not start. It needs a secret or TLS, `STARWIRE_PORTS=one`, `STARWIRE_GRPC` not `on`, and `STARWIRE_CONTROL` not `on`.";
     CLUSTER_ID: Optional<ClusterId> = "STARWIRE_CLUSTER_ID", Optional(ClusterId), Unset(""), Servers,
         "Name of the cluster. Peers with another one are refused, so that two jobs cannot mix.";
     UNIX: Choice<Shortcut> = "STARWIRE_UNIX", Choice(&[("auto", Shortcut::Auto), ("off", Shortcut::Off)]), Is("auto"), Servers,
@@ -111,7 +122,7 @@ variables! {
         "Maximum payload of one incoming call; larger ones are refused with `ResourceExhausted` before memory is allocated.";
     CONTROL: Choice<Option<ControlAccess>> = "STARWIRE_CONTROL",
         Choice(&[("auto", None), ("on", Some(ControlAccess::Everybody)), ("off", Some(ControlAccess::Nobody)), ("loopback", Some(ControlAccess::Loopback))]), Is("auto"), Servers,
-        "Access to the control service (health, statistics, `/metrics`) on the data port, which asks for no secret: from everywhere, from nowhere, or from this host only. `auto`: from everywhere, but only from this host if the cluster has a secret.";
+        "Access to the control service (health, statistics, `/metrics`) on the data port, which asks for no secret: from everywhere, from nowhere, or from this host only. `auto`: from everywhere, but only from this host if the cluster has a secret or TLS. With TLS and a certificate of its CAs, `auto` answers from everywhere.";
     EXECUTOR: Choice<ExecutorChoice> = "STARWIRE_EXECUTOR",
         Choice(&[("auto", ExecutorChoice::Auto), ("on", ExecutorChoice::All), ("off", ExecutorChoice::None)]), Is("auto"), Servers,
         "The partitions of graphs that run on starwire's executor instead of TensorFlow's ([executor.md](executor.md)): `auto` those of parameter servers (job `ps` or `STARWIRE_PS_JOBS`), `on` this server's, `off` none.";

@@ -20,7 +20,7 @@ pub use crate::config::ControlAccess;
 use crate::config::Setting;
 use crate::metrics::{ConnectionFacts, PeerFacts, Sample};
 pub use http::router;
-pub use service::{Behind, ControlError, ControlService};
+pub use service::{Behind, ControlError, ControlService, Guard};
 
 /// The service's view of its server. Called on the control thread; must return at once.
 pub trait ControlState: Send + Sync + 'static {

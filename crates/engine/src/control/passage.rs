@@ -101,6 +101,8 @@ async fn flow(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin)
             return to.shutdown().await;
         }
         to.write_all(&buffer[..n]).await?;
+        // TLS may keep what the socket did not take.
+        to.flush().await?;
         if n == buffer.len() {
             buffer.resize(BUSY_BUFFER, 0);
         } else if n < IDLE_BUFFER && buffer.len() > IDLE_BUFFER {

@@ -10,8 +10,11 @@ use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
+use rustls::pki_types::CertificateDer;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use super::activity::{Activity, watched};
 use super::passage::{Recipient, deny, pass_on, sort};
@@ -20,6 +23,7 @@ use super::stream::{Replayed, Socket};
 use super::{ControlAccess, ControlState, Limits, http};
 use crate::crowd::Source;
 use crate::port::Hidden;
+use crate::tls::{self, HANDSHAKE};
 use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::descriptors;
 
@@ -43,13 +47,40 @@ pub enum ControlError {
     Gone(io::Error),
     #[error("TensorFlow's gRPC is closed on this port (STARWIRE_GRPC=on opens it)")]
     NoGrpc,
+    #[error("TensorFlow's gRPC is closed to clients without TLS on this port (STARWIRE_GRPC=on opens it)")]
+    NoPlainGrpc,
+    #[error("TensorFlow's gRPC is for tasks of the cluster, and the client's certificate is none of theirs")]
+    NoMember,
+    #[error("the TLS handshake of an HTTP client failed: {0}")]
+    Tls(String),
 }
 
 /// TensorFlow's gRPC server behind the same port.
 pub struct Behind {
     pub socket: Hidden,
-    /// Clients are passed on to it.
+    /// Clients are passed on to it …
     pub is_open: bool,
+    /// … and those that have proved by TLS that they are tasks of the cluster.
+    pub is_open_to_members: bool,
+}
+
+/// The service over TLS.
+pub trait Guard: Send + Sync + 'static {
+    fn server(&self) -> Arc<rustls::ServerConfig>;
+    /// Whether the certificate, which was verified, is that of a task of the cluster.
+    fn is_member(&self, certificate: &CertificateDer<'_>) -> bool;
+    /// Access of clients whose certificate was verified.
+    fn access(&self) -> ControlAccess;
+}
+
+/// What is known of a client.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Client {
+    Plain,
+    /// Its certificate was verified; is it a task's?
+    Verified {
+        is_member: bool,
+    },
 }
 
 /// The control service of one engine. Costs nothing until the first HTTP connection.
@@ -64,6 +95,7 @@ pub struct ControlService {
 struct Gate {
     state: Arc<dyn ControlState>,
     access: ControlAccess,
+    guard: Option<Arc<dyn Guard>>,
     limits: Limits,
     places: Arc<Places>,
     /// None once the service is stopped: the engine may be kept longer.
@@ -99,12 +131,13 @@ impl ControlService {
     }
 
     pub fn with_limits(state: Arc<dyn ControlState>, access: ControlAccess, limits: Limits) -> Self {
-        Self::in_front(None, state, access, limits)
+        Self::in_front(None, None, state, access, limits)
     }
 
-    /// With TensorFlow's gRPC server behind the same port.
+    /// With TensorFlow's gRPC server behind the same port, and TLS. `access` is that of clients without.
     pub fn in_front(
         behind: Option<Behind>,
+        guard: Option<Arc<dyn Guard>>,
         state: Arc<dyn ControlState>,
         access: ControlAccess,
         limits: Limits,
@@ -115,6 +148,7 @@ impl ControlService {
             gate: Arc::new(Gate {
                 state,
                 access,
+                guard,
                 limits,
                 places: Places::new(&limits),
                 behind: Mutex::new(behind.map(Arc::new)),
@@ -130,12 +164,16 @@ impl ControlService {
     pub fn handle(&self, stream: OwnedFd, first_bytes: Vec<u8>) -> Result<(), ControlError> {
         let socket = Socket::new(stream).map_err(ControlError::Gone)?;
         let (source, is_local) = (socket.source(), socket.is_local());
-        let unsorted = self.gate.behind().is_some() && first_bytes.starts_with(b"PRI ");
-        let admitted = if unsorted {
+        let is_tls = first_bytes.first() == Some(&HANDSHAKE);
+        let unsorted = !is_tls && self.gate.behind().is_some() && first_bytes.starts_with(b"PRI ");
+        let admitted = if is_tls {
+            // Who it is comes later.
+            self.gate.place(source, is_local)
+        } else if unsorted {
             let place = self.gate.passage.take(source, is_local);
             place.ok_or_else(|| ControlError::TooMany(self.gate.passage.most()))
         } else {
-            self.gate.admit(source, is_local)
+            self.gate.admit(source, is_local, Client::Plain)
         };
         let place = match admitted {
             Ok(place) => place,
@@ -208,22 +246,56 @@ impl Gate {
         self.behind.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Whether TensorFlow's gRPC is open to this client.
+    fn passes(&self, behind: &Behind, client: Client) -> Result<(), ControlError> {
+        match client {
+            _ if behind.is_open => Ok(()),
+            Client::Verified { is_member: true } if behind.is_open_to_members => Ok(()),
+            Client::Verified { .. } if behind.is_open_to_members => Err(ControlError::NoMember),
+            Client::Plain if behind.is_open_to_members => Err(ControlError::NoPlainGrpc),
+            _ => Err(ControlError::NoGrpc),
+        }
+    }
+
     /// A place for a client of the control service.
-    fn admit(&self, source: Source, is_local: bool) -> Result<Place, ControlError> {
-        let allowed = match self.access {
+    fn admit(&self, source: Source, is_local: bool, client: Client) -> Result<Place, ControlError> {
+        self.allow(is_local, client)?;
+        self.place(source, is_local)
+    }
+
+    fn allow(&self, is_local: bool, client: Client) -> Result<(), ControlError> {
+        let access = match (client, &self.guard) {
+            (Client::Verified { .. }, Some(guard)) => guard.access(),
+            _ => self.access,
+        };
+        let allowed = match access {
             ControlAccess::Everybody => true,
             ControlAccess::Loopback => is_local,
             ControlAccess::Nobody => false,
         };
-        if !allowed {
-            return Err(ControlError::NotAllowed);
-        }
+        if allowed { Ok(()) } else { Err(ControlError::NotAllowed) }
+    }
+
+    fn place(&self, source: Source, is_local: bool) -> Result<Place, ControlError> {
         self.places.take(source, is_local).ok_or_else(|| ControlError::TooMany(self.places.most()))
     }
 }
 
+/// The TLS handshake of an HTTP client.
+async fn shake_hands(guard: &dyn Guard, stream: Replayed) -> Result<(TlsStream<Replayed>, Client), ControlError> {
+    let failed = |error: io::Error| {
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        ControlError::Tls(inner.map_or_else(|| error.to_string(), tls::explain))
+    };
+    let stream = TlsAcceptor::from(guard.server()).accept(stream).await.map_err(failed)?;
+    let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+    let client = Client::Verified { is_member: certificate.is_some_and(|certificate| guard.is_member(certificate)) };
+    Ok((stream, client))
+}
+
 fn refuse(socket: Socket, first_bytes: &[u8], error: &ControlError) {
-    let http2 = first_bytes.starts_with(b"PRI ");
+    // Neither HTTP/2 nor TLS begins with words.
+    let http1 = first_bytes.first().is_some_and(u8::is_ascii_uppercase) && !first_bytes.starts_with(b"PRI ");
     let (status, text) = match error {
         ControlError::NotAllowed => {
             ("403 Forbidden", "the control service is disabled for this client (STARWIRE_CONTROL)\n")
@@ -234,7 +306,7 @@ fn refuse(socket: Socket, first_bytes: &[u8], error: &ControlError) {
         "HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{text}",
         text.len()
     );
-    socket.close_with(if http2 { b"" } else { answer.as_bytes() });
+    socket.close_with(if http1 { answer.as_bytes() } else { b"" });
 }
 
 /// Serves connections until the engine drops its end of the channel.
@@ -263,25 +335,57 @@ async fn welcome(
     router: Router,
     mut serving: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let Handed { socket, mut first, mut place, unsorted } = handed;
+    let Handed { socket, mut first, mut place, mut unsorted } = handed;
     let (name, source, is_local) = (socket.name(), socket.source(), socket.is_local());
+    let (mut client, mut unwrapped) = (Client::Plain, None);
+    let is_tls = first.first() == Some(&HANDSHAKE);
+    let socket = match gate.guard.as_ref().filter(|_| is_tls) {
+        None => Some(socket),
+        Some(guard) => {
+            let stream = Replayed::new(socket, std::mem::take(&mut first), gate.limits.idle)?;
+            let accepted = tokio::select! {
+                accepted = timeout(gate.limits.idle, shake_hands(&**guard, stream)) => accepted?,
+                () = place.lost() => return Ok(()),
+            };
+            let (stream, found) = accepted.map_err(|error| {
+                gate.state.refused(&name, &error);
+                io::Error::other(error)
+            })?;
+            unsorted = gate.behind().is_some() && stream.get_ref().1.alpn_protocol() == Some(b"h2");
+            if !unsorted {
+                gate.allow(is_local, found)
+                    .inspect_err(|error| gate.state.refused(&name, error))
+                    .map_err(io::Error::other)?;
+            }
+            client = found;
+            unwrapped = Some(Replayed::over_tls(stream, gate.limits.idle));
+            None
+        }
+    };
+    let plain = socket.map(|socket| Replayed::new(socket, Vec::new(), gate.limits.idle)).transpose()?;
+    let Some(mut stream) = plain.or(unwrapped) else { return Ok(()) };
     let stream = match gate.behind().filter(|_| unsorted) {
-        None => Replayed::new(socket, first, gate.limits.idle)?,
+        None => stream.replay(first),
         Some(behind) => {
-            let mut stream = Replayed::new(socket, Vec::new(), gate.limits.idle)?;
             let recipient = tokio::select! {
                 recipient = timeout(gate.limits.idle, sort(&mut stream, &mut first)) => recipient??,
                 () = place.lost() => return Ok(()),
             };
             if recipient == Recipient::TensorFlow {
-                let client = stream.replay(first);
+                if is_tls {
+                    place = gate.passage.take(source, is_local).ok_or(io::ErrorKind::QuotaExceeded)?;
+                }
+                let stream = stream.replay(first);
                 let served = async {
-                    if behind.is_open {
-                        gate.state.passed_on();
-                        pass_on(client.patient(), &behind.socket).await
-                    } else {
-                        gate.state.refused(&name, &ControlError::NoGrpc);
-                        deny(client, &ControlError::NoGrpc.to_string()).await
+                    match gate.passes(&behind, client) {
+                        Ok(()) => {
+                            gate.state.passed_on();
+                            pass_on(stream.patient(), &behind.socket).await
+                        }
+                        Err(error) => {
+                            gate.state.refused(&name, &error);
+                            deny(stream, &error.to_string()).await
+                        }
                     }
                 };
                 return tokio::select! {
@@ -290,7 +394,7 @@ async fn welcome(
                     stopped = serving.wait_for(|serving| !serving) => stopped.map(drop).map_err(io::Error::other),
                 };
             }
-            place = match gate.admit(source, is_local) {
+            place = match gate.admit(source, is_local, client) {
                 Ok(place) => place,
                 Err(error) => {
                     gate.state.refused(&name, &error);

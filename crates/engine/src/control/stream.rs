@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, Sleep, sleep};
+use tokio_rustls::server::TlsStream;
 
 use crate::crowd::Source;
 
@@ -88,6 +89,7 @@ where
 enum Inner {
     Tcp(TcpStream),
     Unix(UnixStream),
+    Tls(Box<TlsStream<Replayed>>),
 }
 
 /// The stream that HTTP is served on.
@@ -110,13 +112,22 @@ impl Replayed {
         Ok(Self { first, replayed: 0, inner, idle: Some(idle), deadline: Box::pin(sleep(idle)) })
     }
 
+    /// What comes out of a TLS stream.
+    pub fn over_tls(stream: TlsStream<Replayed>, idle: Duration) -> Self {
+        let inner = Inner::Tls(Box::new(stream));
+        Self { first: Vec::new(), replayed: 0, inner, idle: Some(idle), deadline: Box::pin(sleep(idle)) }
+    }
+
     /// The same stream, which begins with these bytes again. All bytes were read.
     pub fn replay(self, first: Vec<u8>) -> Self {
         Self { first, replayed: 0, ..self }
     }
 
     /// The same stream, which may be silent as long as it likes.
-    pub fn patient(self) -> Self {
+    pub fn patient(mut self) -> Self {
+        if let Inner::Tls(tls) = &mut self.inner {
+            tls.get_mut().0.idle = None;
+        }
         Self { idle: None, ..self }
     }
 
@@ -147,6 +158,7 @@ impl AsyncRead for Replayed {
         let result = match &mut this.inner {
             Inner::Tcp(tcp) => Pin::new(tcp).poll_read(cx, buf),
             Inner::Unix(unix) => Pin::new(unix).poll_read(cx, buf),
+            Inner::Tls(tls) => Pin::new(tls).poll_read(cx, buf),
         };
         this.progress(cx, result)
     }
@@ -158,6 +170,7 @@ impl AsyncWrite for Replayed {
         let result = match &mut this.inner {
             Inner::Tcp(tcp) => Pin::new(tcp).poll_write(cx, buf),
             Inner::Unix(unix) => Pin::new(unix).poll_write(cx, buf),
+            Inner::Tls(tls) => Pin::new(tls).poll_write(cx, buf),
         };
         this.progress(cx, result)
     }
@@ -166,6 +179,7 @@ impl AsyncWrite for Replayed {
         match &mut self.inner {
             Inner::Tcp(tcp) => Pin::new(tcp).poll_flush(cx),
             Inner::Unix(unix) => Pin::new(unix).poll_flush(cx),
+            Inner::Tls(tls) => Pin::new(tls).poll_flush(cx),
         }
     }
 
@@ -173,6 +187,7 @@ impl AsyncWrite for Replayed {
         match &mut self.inner {
             Inner::Tcp(tcp) => Pin::new(tcp).poll_shutdown(cx),
             Inner::Unix(unix) => Pin::new(unix).poll_shutdown(cx),
+            Inner::Tls(tls) => Pin::new(tls).poll_shutdown(cx),
         }
     }
 }

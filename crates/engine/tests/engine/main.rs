@@ -12,6 +12,7 @@ mod one_port;
 mod secret;
 mod star;
 mod strangers;
+mod tls;
 mod whereabouts;
 
 use std::io::{Read, Write};

@@ -10,19 +10,19 @@ use super::harness::*;
 use super::{PS, WORKER, pattern};
 
 const ONE: (&str, &str) = ("STARWIRE_PORTS", "one");
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The first frame of gRPC's C core: its own setting, and nothing else.
-const CORE_SETTINGS: &[u8] = &[0, 0, 6, 4, 0, 0, 0, 0, 0, 0xfe, 3, 0, 0, 0, 1];
+pub const CORE_SETTINGS: &[u8] = &[0, 0, 6, 4, 0, 0, 0, 0, 0, 0xfe, 3, 0, 0, 0, 1];
 
-struct OnePort {
-    task: Task,
-    address: SocketAddr,
+pub struct OnePort {
+    pub task: Task,
+    pub address: SocketAddr,
     /// The connections of TensorFlow's server.
     grpc: mpsc::Receiver<UnixStream>,
     grpc_path: String,
 }
 
-fn try_start(name: &str, env: &[(&str, &str)], at: &str) -> Result<OnePort, String> {
+pub fn try_start(name: &str, env: &[(&str, &str)], at: &str) -> Result<OnePort, String> {
     let (sender, grpc) = mpsc::channel();
     let (mut number, mut grpc_path) = (0, String::new());
     let task = Task::start_behind(name, "grpc++", 1, &[&[ONE], env].concat(), at, |port| {
@@ -41,13 +41,13 @@ fn start(name: &str, env: &[(&str, &str)]) -> OnePort {
 }
 
 impl OnePort {
-    fn connect(&self) -> TcpStream {
+    pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     }
 
-    fn accepted(&self) -> UnixStream {
+    pub fn accepted(&self) -> UnixStream {
         let stream = self.grpc.recv_timeout(PATIENCE).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream

@@ -294,7 +294,7 @@ fn p25_http_is_told_apart_and_its_bytes_are_kept() {
     for (bytes, kind) in [
         (&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0"[..], Sniff::Http2),
         (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", Sniff::Http1),
-        (b"\x16\x03\x01\x02\x00\x01", Sniff::Garbage),
+        (b"\x16\x03\x01\x02\x00\x01", Sniff::Tls),
     ] {
         for max in [1, 3, usize::MAX] {
             let mut end = End::server(settings("/job:ps/task:0", 2), std::time::Instant::now());

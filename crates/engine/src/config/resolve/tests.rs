@@ -177,12 +177,51 @@ fn grpc_is_open_unless_there_is_a_secret() {
 fn required_authentication_leaves_nothing_open() {
     let required = env().set("STARWIRE_REQUIRE_AUTH", "true");
     let told = error(&required.clone().set("STARWIRE_PORTS", "two"), "ps");
-    assert!(told.ends_with("set STARWIRE_SECRET_FILE, STARWIRE_PORTS=one"), "{told}");
+    assert!(told.ends_with("set STARWIRE_SECRET_FILE or STARWIRE_TLS_CERT, STARWIRE_PORTS=one"), "{told}");
     let closed = required.set("STARWIRE_SECRET", "0123456789abcdef").set("STARWIRE_PORTS", "one");
     config(&closed, "ps");
     let open = closed.clone().set("STARWIRE_CONTROL", "on");
     assert!(error(&open, "ps").ends_with("set STARWIRE_CONTROL=loopback"));
     assert!(error(&closed.set("STARWIRE_GRPC", "on"), "ps").ends_with("set STARWIRE_GRPC=auto"));
+}
+
+/// The environment of a task with TLS; the files are in the directory.
+fn with_tls(folder: &TempDir) -> MapEnv {
+    let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let issuer = rcgen::CertifiedIssuer::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let own = rcgen::CertificateParams::new(vec!["task.example".to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
+    let ca: &rcgen::Certificate = issuer.as_ref();
+    let mut env = env().set("STARWIRE_PORTS", "one").set("STARWIRE_TLS_PEERS", "task.example");
+    let files = [("CERT", own.pem()), ("KEY", key.serialize_pem()), ("CA", ca.pem())];
+    for (name, text) in files {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        env = env.set(&format!("STARWIRE_TLS_{name}"), &path);
+    }
+    env
+}
+
+#[test]
+fn with_tls_only_those_with_a_certificate_get_in() {
+    let folder = TempDir::new("tls");
+    let env = with_tls(&folder);
+    let of = |env: &MapEnv| {
+        let config = config(env, "ps");
+        (config.passes_grpc, config.passes_members, config.control, config.control_by_tls)
+    };
+    use ControlAccess::{Everybody, Loopback, Nobody};
+    assert_eq!(of(&env), (false, true, Loopback, Everybody));
+    assert_eq!(of(&env.clone().set("STARWIRE_SECRET", "0123456789abcdef")), (false, false, Loopback, Everybody));
+    assert_eq!(of(&env.clone().set("STARWIRE_GRPC", "on")), (true, true, Loopback, Everybody));
+    assert_eq!(of(&env.clone().set("STARWIRE_GRPC", "off")), (false, false, Loopback, Everybody));
+    assert_eq!(of(&env.clone().set("STARWIRE_CONTROL", "on")), (false, true, Everybody, Everybody));
+    assert_eq!(of(&env.clone().set("STARWIRE_CONTROL", "loopback")), (false, true, Loopback, Loopback));
+    assert_eq!(of(&env.clone().set("STARWIRE_CONTROL", "off")), (false, true, Nobody, Nobody));
+    let required = env.set("STARWIRE_REQUIRE_AUTH", "true");
+    assert!(config(&required, "ps").tls.is_some());
+    assert!(error(&required.set("STARWIRE_GRPC", "on"), "ps").ends_with("set STARWIRE_GRPC=auto"));
 }
 
 #[test]
@@ -306,7 +345,7 @@ fn the_banner_says_what_is_in_force_and_never_a_secret() {
     assert_eq!(
         config(&env(), "ps").banner(running),
         "starwire: grpc++ on 4 reactors (io_uring, poll=off, pin=off), data port 127.0.0.1:4711, advertised as localhost:4711, \
-         endpoint map none, connection timeout 120000 ms, keep-alive 5000+15000 ms, unix=auto, secret=off, control=on"
+         endpoint map none, connection timeout 120000 ms, keep-alive 5000+15000 ms, unix=auto, secret=off, tls=off, control=on"
     );
     let env = env()
         .set("STARWIRE_SECRET", "correct horse battery staple")
@@ -318,6 +357,6 @@ fn the_banner_says_what_is_in_force_and_never_a_secret() {
         banner.starts_with("starwire: grpc++ on 1 reactor (io_uring, poll=on, pin=off), data port 127.0.0.1:4711"),
         "{banner}"
     );
-    assert!(banner.ends_with("secret=on, control=loopback; set: PS_ENABLE_POLLING=true STARWIRE_REACTORS=1 STARWIRE_SECRET=set STARWIRE_CONTROL=loopback"), "{banner}");
+    assert!(banner.ends_with("secret=on, tls=off, control=loopback; set: PS_ENABLE_POLLING=true STARWIRE_REACTORS=1 STARWIRE_SECRET=set STARWIRE_CONTROL=loopback"), "{banner}");
     assert!(!banner.contains("horse"));
 }

@@ -1,0 +1,190 @@
+//! Connections with TLS: who comes through the door, handshakes, and received records.
+
+use std::sync::{Arc, Weak};
+
+use crate::config::Identity;
+use crate::conn::{Farewell, Role};
+use crate::control::{ControlAccess, Guard};
+use crate::host::Host;
+use crate::shard::{LAST_WORD, Shard, mark};
+use crate::shared::Shared;
+use crate::tls::{Opened, Session, Subject, Tls, Visitor};
+use rustls::pki_types::CertificateDer;
+use starwire_net::transport::SocketAddress;
+use starwire_protocol::{Failure, Sniff, code};
+
+const PLAIN_TASK: &str = "this port requires TLS, and the connection began without: set STARWIRE_TLS_CERT, STARWIRE_TLS_KEY and STARWIRE_TLS_CA for all tasks of the cluster";
+
+impl<H: Host> Shared<H> {
+    fn credentials(&self) -> Option<Arc<crate::tls::Credentials>> {
+        let tls = self.config.tls.as_ref()?;
+        Some(tls.current(|level, line| self.host.log(level, line)))
+    }
+}
+
+/// The task of this name, with its address in the ClusterSpec.
+fn subject<'a>(identity: &'a Identity, task: &'a str) -> Subject<'a> {
+    let address = identity.tasks.iter().find(|(name, _)| name == task).map(|(_, address)| address.as_str());
+    Subject { task, address }
+}
+
+/// TLS for the control service, if the task has it. Does not keep the engine alive.
+pub fn guard<H: Host>(shared: &Arc<Shared<H>>) -> Option<Arc<dyn Guard>> {
+    let tls = shared.config.tls.clone()?;
+    Some(Arc::new(HttpGuard { tls, shared: Arc::downgrade(shared) }))
+}
+
+struct HttpGuard<H: Host> {
+    tls: Arc<Tls>,
+    shared: Weak<Shared<H>>,
+}
+
+impl<H: Host> Guard for HttpGuard<H> {
+    fn server(&self) -> Arc<rustls::ServerConfig> {
+        let log = |level, line: &str| {
+            if let Some(shared) = self.shared.upgrade() {
+                shared.host.log(level, line);
+            }
+        };
+        self.tls.current(log).http.clone()
+    }
+
+    fn is_member(&self, certificate: &CertificateDer<'_>) -> bool {
+        let Some(shared) = self.shared.upgrade() else { return false };
+        let tasks = &shared.config.identity.tasks;
+        tasks.iter().any(|(task, address)| {
+            self.tls.speaks_for(Some(certificate), &Subject { task, address: Some(address) }).is_ok()
+        })
+    }
+
+    fn access(&self) -> ControlAccess {
+        self.shared.upgrade().map_or(ControlAccess::Nobody, |shared| shared.config.control_by_tls)
+    }
+}
+
+impl<H: Host> Shard<H> {
+    /// The session of a connection to this address. None: it is plain.
+    pub(crate) fn session_to(&self, address: &SocketAddress) -> Result<Option<Session>, String> {
+        // On this host the kernel says who the peer is.
+        let SocketAddress::Inet(address) = address else { return Ok(None) };
+        let Some(credentials) = self.shared.credentials() else { return Ok(None) };
+        Session::client(credentials.client.clone(), address.ip().to_canonical().into()).map(Some)
+    }
+
+    /// The session of a connection that was accepted over TCP.
+    pub(crate) fn session_from(&self) -> Option<Session> {
+        self.shared.credentials().map(|credentials| Session::server(credentials.server.clone()))
+    }
+
+    /// Takes what was received over TLS as far as it goes. True: more can be received.
+    pub(crate) fn open_records(&mut self, key: u64) -> bool {
+        loop {
+            let Some(conn) = self.conns.get_mut(&key) else { return false };
+            if conn.receiving || conn.closing.is_some() {
+                return !conn.receiving;
+            }
+            let Some(tls) = conn.tls.as_mut().filter(|tls| tls.receives) else { return true };
+            match tls.visitor() {
+                Ok(Visitor::Task) => {}
+                Ok(Visitor::Unknown) => return true,
+                Ok(Visitor::Http) => {
+                    self.hand_over_http(key);
+                    return false;
+                }
+                Ok(Visitor::Plain(sniff)) => {
+                    self.turn_away(key, sniff);
+                    return false;
+                }
+                Err(why) => {
+                    self.broken_tls(key, why);
+                    return false;
+                }
+            }
+            let was_established = tls.is_established();
+            let opened = conn.open(&mut self.discard);
+            let is_established = conn.tls.as_ref().is_some_and(|tls| tls.is_established());
+            if conn.has_unsent() || (is_established && !was_established) {
+                mark(&mut self.dirty, conn);
+            }
+            if is_established && !was_established && !self.shook_hands(key) {
+                return false;
+            }
+            match opened {
+                Ok(Opened::Bytes(n)) if self.took(key, n, self.delivery.now) => {}
+                Ok(Opened::Bytes(_)) => return false,
+                Ok(Opened::Nothing) => return true,
+                Ok(Opened::End) => {
+                    self.ended(key);
+                    return false;
+                }
+                Err(why) => {
+                    self.broken_tls(key, why);
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// The peer's certificate was verified. A server must have the name of the task that was dialled; what a client may
+    /// call itself is checked when it says so. False: the connection ends.
+    fn shook_hands(&mut self, key: u64) -> bool {
+        self.delivery.metrics.tls_handshakes.add(1);
+        let Some(conn) = self.conns.get_mut(&key) else { return false };
+        let certificate = conn.tls.as_ref().and_then(|tls| tls.certificate()).cloned();
+        let Role::Client { channel } = conn.role else {
+            let shared = self.shared.clone();
+            conn.proto.check_client(Box::new(move |task| {
+                let Some(tls) = &shared.config.tls else { return Ok(()) };
+                tls.speaks_for(certificate.as_ref(), &subject(&shared.config.identity, task))
+            }));
+            return true;
+        };
+        let (Some(tls), Some(channel)) = (&self.shared.config.tls, self.channels.get(&channel)) else { return false };
+        let subject = Subject { task: &channel.shared.task, address: Some(&channel.shared.grpc_address) };
+        match tls.speaks_for(certificate.as_ref(), &subject) {
+            Ok(()) => true,
+            Err(why) => {
+                self.delivery.metrics.refusals.add(1);
+                self.lose(key, code::UNAUTHENTICATED, format!("refused the peer: {why}"));
+                false
+            }
+        }
+    }
+
+    /// A connection that does not begin with TLS. A task is told the reason.
+    fn turn_away(&mut self, key: u64, sniff: Sniff) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.tls = None;
+        let is_task = sniff == Sniff::Starwire;
+        if is_task {
+            conn.proto.refuse(code::UNAUTHENTICATED, PLAIN_TASK);
+        }
+        let name = conn.name.clone();
+        self.delivery.metrics.refusals.add(1);
+        let what = if is_task { "a starwire task" } else { "unknown" };
+        self.log_offender(&name, &format!("this port requires TLS, and it began without ({what})"), self.delivery.now);
+        self.leave_after_last_word(key, Failure { code: code::UNAUTHENTICATED, message: PLAIN_TASK.to_owned() });
+    }
+
+    /// The handshake failed, or a record was not the peer's.
+    fn broken_tls(&mut self, key: u64, why: String) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        let is_server = matches!(conn.role, Role::Server);
+        let code = if conn.peer.is_some() { code::UNAVAILABLE } else { code::UNAUTHENTICATED };
+        let name = conn.name.clone();
+        self.delivery.metrics.tls_failures.add(1);
+        if is_server {
+            self.log_offender(&name, &why, self.delivery.now);
+        }
+        self.leave_after_last_word(key, Failure { code, message: why });
+    }
+
+    /// Ends a connection, whose peer has a second to take what waits to be sent.
+    fn leave_after_last_word(&mut self, key: u64, failure: Failure) {
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.closing = Some(failure);
+        conn.farewell = Some(Farewell::default());
+        self.rearm(key, self.delivery.now + LAST_WORD);
+        self.take_leave(key);
+    }
+}

@@ -1,0 +1,129 @@
+"""Mutual TLS on the one port of servers: training, statistics, TensorFlow's gRPC, and those who have no certificate or the wrong one."""
+
+import http.client
+import shutil
+import ssl
+import subprocess
+
+import pytest
+
+import steps
+from cluster import RemoteError
+from test_addresses import start_error
+from test_failure import worker_call
+from test_one_port import ONE, stock_session
+from test_security import QUICK, attempt, training
+
+pytestmark = [pytest.mark.ours, pytest.mark.skipif(not shutil.which("openssl"), reason="needs the openssl command")]
+
+# Tasks of one host would use unix sockets, without TLS.
+TCP = {**ONE, "STARWIRE_UNIX": "off"}
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+def openssl(*words):
+    run = subprocess.run(["openssl", *map(str, words)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+class Authority:
+    """A CA and its certificates, made as docs/tls.md says."""
+
+    def __init__(self, folder):
+        folder.mkdir()
+        self.folder = folder
+        openssl("req", "-x509", *NEW_KEY, "-days", 2, "-subj", f"/CN={folder.name}", "-keyout", folder / "ca.key", "-out", folder / "ca.crt")
+
+    def issue(self, name, *names, days=2):
+        """Returns the environment of a task whose certificate has these names."""
+        path = self.folder / name
+        path.with_suffix(".ext").write_text(f"subjectAltName={','.join(names)}\nextendedKeyUsage=serverAuth,clientAuth\n")
+        openssl("req", *NEW_KEY, "-subj", f"/CN={name}", "-keyout", path.with_suffix(".key"), "-out", path.with_suffix(".csr"))
+        ca = ("-CA", self.folder / "ca.crt", "-CAkey", self.folder / "ca.key", "-CAcreateserial")
+        out = ("-extfile", path.with_suffix(".ext"), "-out", path.with_suffix(".crt"))
+        openssl("x509", "-req", "-in", path.with_suffix(".csr"), *ca, "-days", days, *out)
+        return {"STARWIRE_TLS_CERT": path.with_suffix(".crt"), "STARWIRE_TLS_KEY": path.with_suffix(".key"), "STARWIRE_TLS_CA": self.folder / "ca.crt"}
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path / "training-ca")
+
+
+def https_get(address, path, identity=None):
+    """Returns status and body; `identity` has the files of the client."""
+    context = ssl.create_default_context(cafile=identity and identity["STARWIRE_TLS_CA"])
+    context.check_hostname = False
+    if identity:
+        context.load_cert_chain(identity["STARWIRE_TLS_CERT"], identity["STARWIRE_TLS_KEY"])
+    else:
+        context.verify_mode = ssl.CERT_NONE
+    host, port = address.rsplit(":", 1)
+    connection = http.client.HTTPSConnection(host, int(port), timeout=10, context=context)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    return response.status, response.read().decode()
+
+
+def metric(address, name, identity):
+    status, body = https_get(address, "/metrics", identity)
+    assert status == 200
+    return sum(float(line.rsplit(" ", 1)[1]) for line in body.splitlines() if line.startswith((name + "{", name + " ")))
+
+
+def test_training_over_one_port(fresh_cluster, authority):
+    """Each task has its own certificate, a SPIFFE id, and one for its address."""
+    tasks = [(job, index) for job in ("ps", "worker") for index in range(2)]
+    identities = {(job, index): authority.issue(f"{job}-{index}", f"URI:spiffe://example.org/train/{job}/{index}") for job, index in tasks}
+    names = {"STARWIRE_TLS_PEERS": "spiffe://example.org/train/{job}/{task}"}
+    cluster = fresh_cluster(shape=(("ps", 2), ("worker", 2)), environment={**TCP, **names}, per_task=identities)
+    assert worker_call(cluster, steps.run_steps, 20) == 20
+    ps = cluster.spec["ps"][0]
+    scraper = authority.issue("prometheus", "DNS:prometheus")
+    assert metric(ps, "starwire_tls_handshakes_total", scraper) >= 1
+    assert metric(ps, "starwire_payload_bytes_sent_total", scraper) > 20 * 400_000
+    assert metric(ps, "starwire_tls_failures_total", scraper) == 0
+    assert https_get(ps, "/healthz", scraper) == (200, "ok\n")
+    with pytest.raises((ssl.SSLError, OSError, http.client.HTTPException)):
+        https_get(ps, "/metrics")
+
+
+def test_hosts_and_required_authentication(fresh_cluster, authority):
+    """Without STARWIRE_TLS_PEERS, a certificate names the host of the ClusterSpec."""
+    identity = authority.issue("here", "IP:127.0.0.1")
+    cluster = fresh_cluster(environment={**TCP, **identity, "STARWIRE_REQUIRE_AUTH": "true"})
+    assert worker_call(cluster, steps.run_steps, 5) == 5
+
+
+def test_those_without_a_certificate_are_refused(fresh_cluster, authority, tmp_path):
+    identity = authority.issue("here", "IP:127.0.0.1")
+    cluster = fresh_cluster(environment={**TCP, **QUICK, **identity})
+    client = cluster.runner.task("stock-client", {})
+    with training(cluster, tmp_path):
+        with pytest.raises(RemoteError) as caught:
+            client.call(stock_session, cluster.target("ps", 0), 1, timeout=30)
+    assert caught.value.type == "PermissionDeniedError" and "without TLS" in caught.value.message, caught.value
+    plain = fresh_cluster(per_task={("ps", 0): {**TCP, **identity}, ("worker", 0): TCP})
+    error = attempt(plain)
+    assert isinstance(error, RemoteError) and "requires TLS" in error.message, error
+    plain = fresh_cluster(per_task={("ps", 0): TCP, ("worker", 0): {**TCP, **identity}})
+    error = attempt(plain)
+    assert isinstance(error, RemoteError) and "does not use TLS" in error.message, error
+
+
+def test_foreign_certificates(fresh_cluster, authority, tmp_path):
+    ours, theirs = authority.issue("here", "IP:127.0.0.1"), Authority(tmp_path / "foreign-ca").issue("there", "IP:127.0.0.1")
+    cluster = fresh_cluster(per_task={("ps", 0): {**TCP, **ours}, ("worker", 0): {**TCP, **theirs}})
+    error = attempt(cluster)
+    assert isinstance(error, RemoteError) and error.type == "UnauthenticatedError", error
+    assert "not issued by a CA" in error.message and "/job:ps/replica:0/task:0" in error.message, error.message
+
+
+def test_unusable_files_are_named(fresh_cluster, authority):
+    cluster = fresh_cluster(start=False, environment=TCP)
+    wrong = authority.issue("elsewhere", "IP:10.0.0.1")
+    error = start_error(cluster, **wrong)
+    assert error.type == "InvalidArgumentError" and "elsewhere.crt" in error.message and "127.0.0.1" in error.message, error
+    mixed = {**authority.issue("here", "IP:127.0.0.1"), "STARWIRE_TLS_KEY": wrong["STARWIRE_TLS_KEY"]}
+    error = start_error(cluster, **mixed)
+    assert error.type == "InvalidArgumentError" and "elsewhere.key" in error.message, error
