@@ -215,7 +215,7 @@ fn addresses(
         Ports::Two => mapped.map_or(0, |data| data.port),
     };
     let is_elsewhere = |address: &str| address.parse::<HostPort>().is_ok_and(|other| !is_loopback(&other.host));
-    let is_spread = identity.tasks.iter().any(|(_, address)| is_elsewhere(address));
+    let is_spread = identity.tasks.iter().any(|(task, address)| *task != identity.task && is_elsewhere(address));
     let bind = match chosen.bind {
         Some((ip, chosen)) => vec![SocketAddr::new(ip, chosen.unwrap_or(port))],
         // Peers know a task that calls itself localhost by another name.
