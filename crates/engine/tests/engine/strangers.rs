@@ -106,6 +106,7 @@ fn strangers_are_evicted_for_members() {
     for (secret, word) in [(Some(SECRET), &b""[..]), (None, b""), (None, b"SWB1\x02"), (Some(SECRET), b"challenge")] {
         let env: Vec<_> =
             [Some(TCP), Some(ANY_WAY), Some(("STARWIRE_REACTORS", "2")), secret].into_iter().flatten().collect();
+        let begin = Instant::now();
         let ps = Task::start(PS, &env);
         // More half-open connections than there is room for.
         let mut strangers = Vec::new();
@@ -125,7 +126,10 @@ fn strangers_are_evicted_for_members() {
             let end = call(&worker.channel(PS), ECHO, b"let me in", None);
             assert_eq!(end.meta, b"let me in", "peer {number} was turned away: {}", end.message);
         }
-        assert_eq!(ps.logged("dropped a connection"), 1, "{:?}", ps.seen.lines.lock().unwrap());
+        // One line for each minute; a slow machine needs more than one.
+        let lines = ps.logged("dropped a connection");
+        let minutes = usize::try_from(begin.elapsed().as_secs() / 60).unwrap();
+        assert!((1..=1 + minutes).contains(&lines), "{:?}", ps.seen.lines.lock().unwrap());
         // The oldest was told the reason.
         let mut words = Vec::new();
         while let Ok(control) = heard(&mut strangers[0]) {
