@@ -85,18 +85,19 @@ impl<H: Host> Shard<H> {
         if is_server && !matches!(error, ConnectionError::PeerSilent { .. }) {
             self.log_offender(&name, &error.to_string(), now);
         }
+        let hint = match (&error, is_server, self.shared.config.ports) {
+            (ConnectionError::NotStarwire(_), false, Ports::One) => {
+                let protocol = self.shared.config.identity.protocol;
+                format!("; it needs protocol=\"{protocol}\" and one port, as this task has (STARWIRE_PORTS=one)")
+            }
+            _ => String::new(),
+        };
+        let message = format!("{error}{hint}");
         if !last_word {
-            let hint = match (&error, is_server, self.shared.config.ports) {
-                (ConnectionError::NotStarwire(_), false, Ports::One) => {
-                    let protocol = self.shared.config.identity.protocol;
-                    format!("; it needs protocol=\"{protocol}\" and one port, as this task has (STARWIRE_PORTS=one)")
-                }
-                _ => String::new(),
-            };
-            return self.lose(key, error.code(), format!("{error}{hint}"));
+            return self.lose(key, error.code(), message);
         }
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        conn.closing = Some(Failure { code: error.code(), message: error.to_string() });
+        conn.closing = Some(Failure { code: error.code(), message });
         conn.farewell = Some(Farewell::default());
         // The peer has a second to take it.
         self.rearm(key, now + LAST_WORD);
