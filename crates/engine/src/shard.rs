@@ -430,10 +430,14 @@ impl<H: Host> Shard<H> {
     }
 
     pub(crate) fn receive_on(&mut self, key: u64) {
-        if self.conns.get(&key).is_some_and(|conn| conn.tls.is_some()) && !self.open_records(key) {
-            return;
+        let Some(mut conn) = self.conns.get_mut(&key) else { return };
+        if conn.tls.is_some() {
+            if !self.open_records(key) {
+                return;
+            }
+            let Some(same) = self.conns.get_mut(&key) else { return };
+            conn = same;
         }
-        let Some(conn) = self.conns.get_mut(&key) else { return };
         let is_loan = conn.proto.loan().is_some();
         match conn.start_receive(&mut *self.driver, &mut self.discard) {
             Ok(None) => {}

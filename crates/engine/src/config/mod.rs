@@ -90,7 +90,7 @@ pub enum ControlAccess {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortsChoice {
-    /// One where that is possible and the endpoint map does not plan another.
+    /// One where that is possible and nobody has planned another.
     Auto,
     One,
     Two,
