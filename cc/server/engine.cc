@@ -211,6 +211,21 @@ bool Engine::Stop() {
   return ended_;
 }
 
+Status Engine::FindEntrance(const std::string& grpc_address, std::string* out) {
+  sw_engine* handle = this->handle();
+  if (handle == nullptr) {
+    *out = grpc_address;
+    return OkStatus();
+  }
+  sw_string entrance;
+  ErrorHandle error;
+  const sw_code code = sw_engine_entrance(handle, AsBytes(grpc_address), &entrance, Into(&error));
+  if (code != 0) return StatusFromError(code, error);
+  out->assign(reinterpret_cast<const char*>(entrance.data), entrance.len);
+  sw_string_free(entrance);
+  return OkStatus();
+}
+
 Status Engine::OpenChannel(const std::string& task, const std::string& grpc_address, std::shared_ptr<Channel>* out) {
   sw_engine* handle = this->handle();
   if (handle == nullptr)

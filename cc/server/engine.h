@@ -66,6 +66,10 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
   // Whether partitions of this server's graphs use the lock-free executor. Valid after Start().
   bool runs_partitions() const { return sw_engine_runs_partitions(handle()) != 0; }
 
+  // Where a gRPC client of this process reaches the server of the task with this address in the ClusterSpec. Before
+  // Start(): there.
+  Status FindEntrance(const std::string& grpc_address, std::string* out);
+
   Status OpenChannel(const std::string& task, const std::string& grpc_address, std::shared_ptr<Channel>* out) override;
 
  private:

@@ -367,6 +367,20 @@ std::unique_ptr<tensorflow::Master> StarwireServer::CreateMaster(tensorflow::Mas
   return std::make_unique<tensorflow::Master>(own_master_env_, kNeverCollectSessions);
 }
 
+#if STARWIRE_EAGER_PORT
+// The channels of what peers still use gRPC for: the coordination service, contexts of eager execution.
+std::function<tensorflow::SharedGrpcChannelPtr(std::string)> StarwireServer::GetChannelCreationFunction() const {
+  return [open = GrpcServer::GetChannelCreationFunction(), engine = engine_](const std::string& address) {
+    std::string entrance;
+    if (const Status status = engine->FindEntrance(address, &entrance); !status.ok()) {
+      LOG(ERROR) << "starwire: no gRPC channel to " << address << ": " << status;
+      return tensorflow::SharedGrpcChannelPtr();
+    }
+    return open(entrance);
+  };
+}
+#endif
+
 Status StarwireServer::WorkerCacheFactory(const WorkerCacheFactoryOptions& options,
                                           WorkerCacheInterface** worker_cache) {
   WorkerCacheInterface* stock = nullptr;

@@ -3,6 +3,7 @@
 #define STARWIRE_CC_SERVER_SERVER_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -55,6 +56,9 @@ class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
 
  protected:
   std::unique_ptr<tensorflow::Master> CreateMaster(tensorflow::MasterEnv* master_env) override;
+#if STARWIRE_EAGER_PORT
+  std::function<tensorflow::SharedGrpcChannelPtr(std::string)> GetChannelCreationFunction() const override;
+#endif
   Status WorkerCacheFactory(const tensorflow::WorkerCacheFactoryOptions& options,
                             tensorflow::WorkerCacheInterface** worker_cache) override;
 

@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::error::sw_error;
+use super::error::{self, sw_error};
 use super::guard;
-use super::handle::{self, borrow, other_structs};
+use super::handle::{self, borrow, other_structs, require};
 use super::host::{CEngine, CHost};
 use super::port::sw_port;
 use super::types::{sw_bytes, sw_code, sw_engine_options, sw_handlers, sw_string};
@@ -153,6 +153,38 @@ pub unsafe extern "C" fn sw_engine_resolved(
     if let Some(e) = engine {
         let text = String::from_utf8_lossy(text).into_owned();
         guard((), || e.engine.resolved(token, if code == 0 { Ok(text) } else { Err((code, text)) }));
+    }
+}
+
+/// Stores in `out` where TensorFlow's gRPC clients of this process have to connect, to reach the server of the task with
+/// this address in the ClusterSpec: that address, or with a secret or TLS, one of this process, "127.0.0.1:port". Free
+/// `out` with sw_string_free.
+///
+/// # Safety
+/// See sw_engine_banner; the bytes are valid during the call; `out` is writable, `error` writable or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_engine_entrance(
+    engine: *const sw_engine,
+    grpc_address: sw_bytes,
+    out: *mut sw_string,
+    error: *mut *mut sw_error,
+) -> sw_code {
+    // SAFETY: the caller's promise.
+    let (engine, address) = unsafe { (require(engine, "an engine"), grpc_address.as_slice()) };
+    let found = guard(Err((code::INTERNAL, "starwire: internal error while opening an entrance".to_string())), || {
+        let address = String::from_utf8(address.to_vec())
+            .map_err(|_| (code::INVALID_ARGUMENT, "starwire: a task's address is not UTF-8".to_string()))?;
+        let entrance = engine?.engine.entrance(&address).map_err(|e| (e.code(), e.to_string()))?;
+        Ok(entrance.map_or(address, |entrance| entrance.to_string()))
+    });
+    match found {
+        Ok(address) => {
+            // SAFETY: the caller's promise.
+            unsafe { *out = string(address) }
+            0
+        }
+        // SAFETY: the caller's promise.
+        Err((code, message)) => unsafe { error::store(error, code, message) },
     }
 }
 

@@ -49,7 +49,7 @@ fn pair(driver: &str, identities: Option<&[Identity; 2]>) -> Pair {
     let mut number = 0;
     let mut start = |name: &str, index: usize| {
         let env = identities.map_or_else(|| own.to_vec(), |both| both[index].env(&own));
-        Task::start_behind(name, "grpc++", 1, &env, "127.0.0.1:0", |port| {
+        Task::start_behind(name, "grpc++", 1, &env, ["127.0.0.1:0", ELSEWHERE], |port| {
             number = port.number();
             std::mem::forget(UnixListener::bind(port.grpc_address().trim_start_matches("unix:")).unwrap());
         })

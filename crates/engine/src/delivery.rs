@@ -14,6 +14,7 @@ use crate::shared::Shared;
 use crate::star::{Answer, StarCommand, StarShard};
 use starwire_protocol::measure::MEASURE;
 use starwire_protocol::star::is_star;
+use starwire_protocol::tunnel::TUNNEL;
 use starwire_protocol::{CallHead, Event, Failure, Outcome, Owner, PeerInfo, RecvFrame, code};
 
 /// Rendezvous keys of one connection as the host knows them, by number; None was refused as malformed.
@@ -95,6 +96,10 @@ impl<H: Host> Delivery<H> {
                         conn.answer(measure::answer(id, body.meta(), conn.on_this_host));
                         continue;
                     }
+                    if method == TUNNEL {
+                        self.shared.tunnel(ticket, body.meta());
+                        continue;
+                    }
                     if let Some(star) = self.star.as_mut().filter(|_| is_star(method)) {
                         let answer = star.request(ticket, method, body, self.now, &self.metrics);
                         if let Some(answer) = answer {
@@ -109,6 +114,10 @@ impl<H: Host> Delivery<H> {
                     self.delivered = true;
                     self.metrics.cancels_received.add(u64::from(!peer_gone));
                     let ticket = Ticket { conn: conn.key, id };
+                    if method == TUNNEL {
+                        // Its end is a call of its own.
+                        continue;
+                    }
                     match self.star.as_mut().filter(|_| is_star(method)) {
                         Some(star) => star.cancelled(ticket),
                         None => self.shared.host.cancelled(ticket, method, tag, peer_gone),
@@ -153,6 +162,7 @@ impl<H: Host> Delivery<H> {
         if let Some(star) = &mut self.star {
             star.peer_gone(conn, &self.metrics);
         }
+        self.shared.exits.peer_gone(conn);
         self.shared.host.peer_gone(conn);
     }
 

@@ -12,7 +12,10 @@ use std::time::Instant;
 
 use crate::channel::{Channel, ChannelShared};
 use crate::command::{Command, Door, Meta};
-use crate::config::{Advertisement, Config, DriverChoice, Env, Identity, Ports, Running, Shortcut, TransportChoice};
+use crate::config::{
+    Advertisement, Config, DriverChoice, Env, HostPort, Identity, Ports, Running, Shortcut, TransportChoice,
+    is_loopback,
+};
 use crate::control::{Behind, ControlService, Limits};
 use crate::error::EngineError;
 use crate::host::{Host, Level, Ticket};
@@ -26,6 +29,7 @@ use crate::shared::{self, Shared};
 use crate::star::{StarCommand, StarHost, StarOutcome, StarServer};
 use crate::system::exit::Freeze;
 use crate::system::{exit, fork};
+use crate::tunnel::{Destination, Entrances, Exits};
 use crate::{dial, observe, sealed};
 use starwire_net::reactor::driver::Driver;
 use starwire_net::reactor::epoll::EpollDriver;
@@ -97,6 +101,8 @@ impl<H: Host> Engine<H> {
             control: OnceLock::new(),
             offenders: Offenders::default(),
             unreadable: Unreadable::default(),
+            exits: Exits::default(),
+            entrances: Entrances::default(),
             topology: Topology::detect().ok(),
             config,
         });
@@ -107,8 +113,12 @@ impl<H: Host> Engine<H> {
         let driver = reactors.driver.clone();
         let banner = shared.config.banner(Running { driver: &driver, bound });
         let view = observe::View::new(&shared, banner.clone());
-        let (is_open, is_open_to_members) = (shared.config.passes_grpc, shared.config.passes_members);
-        let behind = hidden.map(|socket| Behind { socket, is_open, is_open_to_members });
+        let behind = hidden.map(|socket| Behind {
+            socket,
+            is_open: shared.config.passes_grpc,
+            is_open_to_members: shared.config.passes_members,
+            is_open_to_tunnels: shared.config.passes_tunnels,
+        });
         let guard = sealed::guard(&shared);
         let access = shared.config.control;
         let control = ControlService::in_front(behind, guard, Arc::new(view), access, Limits::default());
@@ -173,6 +183,32 @@ impl<H: Host> Engine<H> {
             }
         };
         Ok(Channel::new(self.shared.clone(), channel))
+    }
+
+    /// Where TensorFlow's gRPC of this process has to connect, with a secret or TLS, to reach the server of the task
+    /// with this address in the ClusterSpec: an address of this process, from where it goes through the connection to
+    /// the task. None: to the task itself.
+    pub fn entrance(&self, grpc_address: &str) -> Result<Option<SocketAddr>, EngineError> {
+        let config = &self.shared.config;
+        if !config.tunnels {
+            return Ok(None);
+        }
+        let to = if self.is_own(grpc_address) {
+            Destination::Own
+        } else {
+            let tasks = &config.identity.tasks;
+            let Some((task, _)) = tasks.iter().find(|(_, address)| address == grpc_address) else { return Ok(None) };
+            Destination::Task(self.channel(task, grpc_address)?)
+        };
+        self.shared.entrances.open(&self.shared, grpc_address, to).map(Some).map_err(EngineError::Entrance)
+    }
+
+    /// TensorFlow calls the own task by its entry of the ClusterSpec, or localhost with the port.
+    fn is_own(&self, grpc_address: &str) -> bool {
+        let own = &self.shared.config.identity.grpc_address;
+        let has_own_port = |address: &HostPort| own.parse().is_ok_and(|own: HostPort| own.port == address.port);
+        grpc_address == own
+            || grpc_address.parse().is_ok_and(|given: HostPort| is_loopback(&given.host) && has_own_port(&given))
     }
 
     /// Answers `Host::resolve`.

@@ -23,6 +23,8 @@ pub enum EngineError {
     NoPrivateSocket(String),
     #[error("starwire: TensorFlow's gRPC server does not listen on its private socket: {0}")]
     GrpcSocket(io::Error),
+    #[error("starwire: cannot listen on 127.0.0.1 for TensorFlow's gRPC clients of this process: {0}")]
+    Entrance(io::Error),
     #[error("starwire: data port: no address to listen on; set STARWIRE_BIND")]
     NoAddress,
     #[error("starwire: cannot start reactor thread {index}: {source}")]
@@ -46,7 +48,12 @@ impl EngineError {
     pub fn code(&self) -> i32 {
         match self {
             Self::Config(_) | Self::NotInMap { .. } => 3,
-            Self::Transport(_) | Self::OnePort(_) | Self::NoAddress | Self::Thread { .. } | Self::Driver { .. } => 14,
+            Self::Transport(_)
+            | Self::OnePort(_)
+            | Self::Entrance(_)
+            | Self::NoAddress
+            | Self::Thread { .. }
+            | Self::Driver { .. } => 14,
             Self::Forked | Self::Verbs(_) | Self::NoPrivateSocket(_) => 9,
             Self::Died { .. } | Self::GrpcSocket(_) => 13,
             Self::TooMany => 8,

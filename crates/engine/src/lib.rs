@@ -54,6 +54,7 @@ mod strangers;
 #[allow(unsafe_code)]
 mod system;
 pub mod tls;
+mod tunnel;
 mod whereabouts;
 
 pub use channel::Channel;

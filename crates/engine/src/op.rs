@@ -4,11 +4,19 @@ use std::time::Instant;
 
 use crate::host::Op;
 use crate::memory::Buffers;
+use crate::tunnel::Question;
 use starwire_protocol::{Failure, Outcome, ReplyBuffer, code};
+
+/// Whose request it is.
+enum Owner<O> {
+    Host(O),
+    /// The engine's own.
+    Tunnel(Question),
+}
 
 /// One outgoing request until its `done` was called.
 pub struct PendingOp<O: Op> {
-    op: Option<O>,
+    op: Option<Owner<O>>,
     buffers: Buffers,
     /// When its shard took it, and whether it is a recv: for the metrics.
     pub(crate) started: Option<Instant>,
@@ -17,6 +25,14 @@ pub struct PendingOp<O: Op> {
 
 impl<O: Op> PendingOp<O> {
     pub fn new(op: O) -> Self {
+        Self::of(Owner::Host(op))
+    }
+
+    pub(crate) fn of_tunnel(question: Question) -> Self {
+        Self::of(Owner::Tunnel(question))
+    }
+
+    fn of(op: Owner<O>) -> Self {
         Self { op: Some(op), buffers: Buffers::none(), started: None, is_tensor: false }
     }
 
@@ -30,16 +46,21 @@ impl<O: Op> PendingOp<O> {
     }
 
     fn end(&mut self, outcome: &Outcome<'_>) {
-        if let Some(op) = self.op.take() {
-            op.done(outcome, std::mem::take(&mut self.buffers));
+        match self.op.take() {
+            Some(Owner::Host(op)) => op.done(outcome, std::mem::take(&mut self.buffers)),
+            Some(Owner::Tunnel(question)) => question.answer(outcome),
+            None => {}
         }
     }
 }
 
 impl<O: Op> ReplyBuffer for PendingOp<O> {
     fn alloc(&mut self, meta: &[u8], lens: &[u64]) -> Result<(), Failure> {
-        let op = self.op.as_mut().ok_or_else(|| failure("the request has ended"))?;
-        let buffers = op.alloc(meta, lens)?;
+        let buffers = match &mut self.op {
+            Some(Owner::Host(op)) => op.alloc(meta, lens)?,
+            Some(Owner::Tunnel(_)) => return Err(failure("the reply to a tunnel's call has a payload")),
+            None => return Err(failure("the request has ended")),
+        };
         if !buffers.fit(lens) {
             return Err(failure("the buffers for a reply do not fit its parts"));
         }

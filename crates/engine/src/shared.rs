@@ -17,6 +17,7 @@ use crate::metrics::{Connections, Metrics};
 use crate::offenders::Offenders;
 use crate::star::StarServer;
 use crate::system::{fork, random};
+use crate::tunnel::{Entrances, Exits};
 use starwire_net::reactor::mailbox::Sender;
 use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::tcp::TcpOptions;
@@ -39,6 +40,8 @@ pub struct Shared<H: Host> {
     pub(crate) control: OnceLock<ControlService>,
     pub(crate) offenders: Offenders,
     pub(crate) unreadable: Unreadable,
+    pub(crate) exits: Exits<H>,
+    pub(crate) entrances: Entrances,
     /// If this task serves star calls.
     pub(crate) star: Option<StarServer<H>>,
     /// As seen by the thread that made the engine, before any was pinned.

@@ -51,6 +51,7 @@ mod sniff;
 mod spare;
 pub mod star;
 mod stats;
+pub mod tunnel;
 
 pub use block::VERSION as WIRE_VERSION;
 pub use client::{Call, Recv};

@@ -155,8 +155,12 @@ pub struct Config {
     pub ports: Ports,
     /// With one port: clients of TensorFlow's gRPC are passed on to it …
     pub passes_grpc: bool,
-    /// … and those that have proved by TLS that they are tasks of the cluster.
+    /// … and those that have proved by TLS that they are tasks of the cluster …
     pub passes_members: bool,
+    /// … and those that come inside a connection of a task.
+    pub passes_tunnels: bool,
+    /// The own ones go inside connections to tasks.
+    pub tunnels: bool,
     /// Addresses to listen on: the first that can be bound. Port 0: the system chooses. `[::]` means dual stack.
     pub bind: Vec<SocketAddr>,
     /// The address to advertise. No port: the one that was bound.

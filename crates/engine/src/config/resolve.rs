@@ -54,6 +54,8 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     // Whoever may use it may read the secret.
     let passes_grpc = grpc == GrpcAccess::Everybody || (grpc == GrpcAccess::Auto && !has_proof);
     let passes_members = grpc == GrpcAccess::Everybody || (grpc == GrpcAccess::Auto && secret.is_none());
+    let passes_tunnels = grpc != GrpcAccess::Nobody;
+    let tunnels = has_proof && ports == Ports::One;
     let cluster_id = reader.get(&variables::CLUSTER_ID)?.unwrap_or_default();
     let unix = reader.get(&variables::UNIX)?;
     let loans = reader.get(&variables::LOANS)?;
@@ -82,6 +84,8 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         ports,
         passes_grpc,
         passes_members,
+        passes_tunnels,
+        tunnels,
         bind,
         advertise,
         driver,

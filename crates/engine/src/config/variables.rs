@@ -46,7 +46,7 @@ variables! {
         "`one`: the port of the ClusterSpec serves everything ([ports.md](ports.md)). `two`: TensorFlow's gRPC has that port, and the data port is another. `auto`: `one`, unless the endpoint map or `STARWIRE_BIND` gives this task another port, `STARWIRE_ADVERTISE` is set, or TensorFlow is 1.15. All tasks need the same.";
     GRPC: Choice<GrpcAccess> = "STARWIRE_GRPC",
         Choice(&[("auto", GrpcAccess::Auto), ("on", GrpcAccess::Everybody), ("off", GrpcAccess::Nobody)]), Is("auto"), Servers,
-        "With one port: whether clients of TensorFlow's gRPC (sessions by `grpc://`, eager contexts, the coordination service) are passed on to it. `auto`: unless the cluster has a secret ([ports.md](ports.md#with-a-secret)); with TLS, those that are tasks by their certificate.";
+        "With one port: whether clients of TensorFlow's gRPC (sessions by `grpc://`, eager contexts, the coordination service) are passed on to it. `auto`: unless the cluster has a secret or TLS; then only tasks of the cluster ([ports.md](ports.md#with-a-secret)).";
     BIND: Optional<BindAddress> = "STARWIRE_BIND", Optional(BindAddress), Unset("from the server's ClusterSpec entry"), Servers,
         "Address to listen on: `0.0.0.0`, `[::]:7000`. Without a port: that of the ClusterSpec; for the data port of a task with two ports, that of the endpoint map, else one that the system chooses.";
     ADVERTISE: Optional<PeerAddress> = "STARWIRE_ADVERTISE", Optional(PeerAddress), Unset("host of the server's ClusterSpec entry"), Servers,

@@ -7,7 +7,7 @@
 mod activity;
 mod health;
 mod http;
-mod passage;
+pub(crate) mod passage;
 mod places;
 pub mod proto;
 mod service;

@@ -81,7 +81,8 @@ pub async fn pass_on(client: impl AsyncRead + AsyncWrite, to: &Hidden) -> io::Re
     tokio::try_join!(flow(from_client, to_server), flow(from_server, to_client)).map(drop)
 }
 
-async fn connect(to: &Hidden) -> io::Result<UnixStream> {
+/// A connection to TensorFlow's gRPC server.
+pub async fn connect(to: &Hidden) -> io::Result<UnixStream> {
     let attempts = async {
         loop {
             match UnixStream::connect(to.path()).await {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -60,8 +61,10 @@ pub struct Behind {
     pub socket: Hidden,
     /// Clients are passed on to it …
     pub is_open: bool,
-    /// … and those that have proved by TLS that they are tasks of the cluster.
+    /// … and those that have proved by TLS that they are tasks of the cluster …
     pub is_open_to_members: bool,
+    /// … and those that come inside a connection of such a task.
+    pub is_open_to_tunnels: bool,
 }
 
 /// The service over TLS.
@@ -113,8 +116,15 @@ enum Thread {
 struct Running {
     /// After a fork the thread exists in the parent only.
     pid: u32,
-    connections: mpsc::UnboundedSender<Handed>,
+    work: mpsc::UnboundedSender<Work>,
     join: JoinHandle<()>,
+}
+
+/// For the thread.
+enum Work {
+    Client(Handed),
+    /// Ends with the service, wherever it is.
+    Task(Pin<Box<dyn Future<Output = ()> + Send>>),
 }
 
 struct Handed {
@@ -182,15 +192,26 @@ impl ControlService {
                 return Err(error);
             }
         };
+        self.give(Work::Client(Handed { socket, first: first_bytes, place, unsorted }))
+    }
+
+    /// Runs something on the service's thread, until it ends or the service does.
+    pub fn run(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<(), ControlError> {
+        self.give(Work::Task(Box::pin(task)))
+    }
+
+    /// TensorFlow's gRPC server, if it is behind this port.
+    pub fn behind(&self) -> Option<Arc<Behind>> {
+        self.gate.behind()
+    }
+
+    fn give(&self, work: Work) -> Result<(), ControlError> {
         let mut thread = self.lock();
         if matches!(*thread, Thread::NotStarted) {
             *thread = Thread::Running(self.start().map_err(ControlError::Start)?);
         }
         match &*thread {
-            Thread::Running(running) => running
-                .connections
-                .send(Handed { socket, first: first_bytes, place, unsorted })
-                .map_err(|_| ControlError::Stopped),
+            Thread::Running(running) => running.work.send(work).map_err(|_| ControlError::Stopped),
             Thread::NotStarted | Thread::Stopped => Err(ControlError::Stopped),
         }
     }
@@ -205,13 +226,13 @@ impl ControlService {
     pub fn stop(&self) {
         let before = std::mem::replace(&mut *self.lock(), Thread::Stopped);
         *self.gate.behind.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        let Thread::Running(Running { pid, connections, join }) = before else { return };
+        let Thread::Running(Running { pid, work, join }) = before else { return };
         if pid != std::process::id() {
             // In a forked child, neither the thread nor its runtime's state is ours.
-            std::mem::forget((connections, join));
+            std::mem::forget((work, join));
             return;
         }
-        drop(connections);
+        drop(work);
         // The last owner may be a task on the control thread itself.
         if join.thread().id() != std::thread::current().id() {
             let _ = join.join();
@@ -220,14 +241,14 @@ impl ControlService {
 
     fn start(&self) -> io::Result<Running> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-        let (connections, receiver) = mpsc::unbounded_channel();
+        let (work, receiver) = mpsc::unbounded_channel();
         let (gate, topology) = (Arc::clone(&self.gate), self.topology.clone());
         let join = std::thread::Builder::new().name("starwire-control".to_owned()).spawn(move || {
             // On failure, the thread shares a CPU with a reactor.
             let _ = topology.as_ref().map(Topology::unpin_current_thread);
             runtime.block_on(serve(gate, receiver));
         })?;
-        Ok(Running { pid: std::process::id(), connections, join })
+        Ok(Running { pid: std::process::id(), work, join })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Thread> {
@@ -310,11 +331,18 @@ fn refuse(socket: Socket, first_bytes: &[u8], error: &ControlError) {
 }
 
 /// Serves connections until the engine drops its end of the channel.
-async fn serve(gate: Arc<Gate>, mut connections: mpsc::UnboundedReceiver<Handed>) {
+async fn serve(gate: Arc<Gate>, mut work: mpsc::UnboundedReceiver<Work>) {
     let (serving, watch_serving) = watch::channel(true);
     let router = http::router(Arc::clone(&gate.state), watch_serving.clone());
     let (alive, mut all_gone) = mpsc::channel::<()>(1);
-    while let Some(handed) = connections.recv().await {
+    while let Some(next) = work.recv().await {
+        let handed = match next {
+            Work::Client(handed) => handed,
+            Work::Task(task) => {
+                tokio::spawn(task);
+                continue;
+            }
+        };
         let (gate, router, watch_serving, alive) = (gate.clone(), router.clone(), watch_serving.clone(), alive.clone());
         tokio::spawn(async move {
             // Errors of a client's connection are the client's.

@@ -99,7 +99,7 @@ metrics! {
     Counter sleeps "starwire_sleeps_total" "Of these, times it was prepared to sleep.";
     Counter wakes "starwire_wakes_total" "Times another thread of this process woke a sleeping reactor.";
     Counter mailbox_messages "starwire_mailbox_messages_total" "Messages from other threads to a reactor.";
-    Counter grpc_connections "starwire_grpc_connections_total" "Connections passed on to TensorFlow's gRPC, if the server has one port.";
+    Counter grpc_connections "starwire_grpc_connections_total" "Clients passed on to TensorFlow's gRPC, if the server has one port: connections of their own and streams inside those of tasks.";
     Counter control_connections "starwire_control_connections_total" "Connections to the control service.";
 
     Histogram call_time "starwire_call_seconds" "From the start of a method call to its end.";

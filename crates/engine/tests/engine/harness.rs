@@ -20,6 +20,9 @@ use kernels::Kernels;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The address of a parameter server that is looked up.
+pub const ELSEWHERE: &str = "somewhere:1";
+
 /// Methods of the echo owner.
 pub const ECHO: u16 = 1;
 pub const FAIL: u16 = 2;
@@ -192,16 +195,17 @@ impl Task {
     }
 
     pub fn try_start(name: &str, protocol: &str, incarnation: u64, env: &[(&str, &str)]) -> Result<Self, EngineError> {
-        Self::start_behind(name, protocol, incarnation, env, "localhost:0", |_| {})
+        Self::start_behind(name, protocol, incarnation, env, ["localhost:0", ELSEWHERE], |_| {})
     }
 
-    /// With this address in the ClusterSpec. If the task has one port, `listens` does what TensorFlow's server would.
+    /// With these addresses of its own and of the parameter server in the ClusterSpec. If the task has one port,
+    /// `listens` does what TensorFlow's server would.
     pub fn start_behind(
         name: &str,
         protocol: &str,
         incarnation: u64,
         env: &[(&str, &str)],
-        grpc_address: &str,
+        [own, ps]: [&str; 2],
         listens: impl FnOnce(&Port),
     ) -> Result<Self, EngineError> {
         let seen = Arc::new(Seen::default());
@@ -218,9 +222,9 @@ impl Task {
             protocol: protocol.parse().unwrap(),
             job: name.split(['/', ':']).nth(2).unwrap().into(),
             task: name.into(),
-            grpc_address: grpc_address.into(),
+            grpc_address: own.into(),
             // Tasks of the cluster are held to their names.
-            tasks: vec![("/job:ps/replica:0/task:0".into(), "somewhere:1".into())],
+            tasks: vec![("/job:ps/replica:0/task:0".into(), ps.into())],
             cpus_allowed: 2,
             grpc_gives_way: env.iter().any(|(name, _)| *name == "STARWIRE_PORTS"),
         };
@@ -246,7 +250,7 @@ impl Task {
     }
 
     pub fn channel(&self, task: &str) -> Channel {
-        self.engine().channel(task, "somewhere:1").unwrap()
+        self.engine().channel(task, ELSEWHERE).unwrap()
     }
 
     pub fn stop(&mut self) {

@@ -13,6 +13,7 @@ mod secret;
 mod star;
 mod strangers;
 mod tls;
+mod tunnel;
 mod whereabouts;
 
 use std::io::{Read, Write};

@@ -23,15 +23,20 @@ pub struct OnePort {
 }
 
 pub fn try_start(name: &str, env: &[(&str, &str)], at: &str) -> Result<OnePort, String> {
+    try_start_with(name, env, [at, ELSEWHERE])
+}
+
+/// With these addresses of its own and of the parameter server in the ClusterSpec.
+pub fn try_start_with(name: &str, env: &[(&str, &str)], addresses: [&str; 2]) -> Result<OnePort, String> {
     let (sender, grpc) = mpsc::channel();
     let (mut number, mut grpc_path) = (0, String::new());
-    let task = Task::start_behind(name, "grpc++", 1, &[&[ONE], env].concat(), at, |port| {
+    let task = Task::start_behind(name, "grpc++", 1, &[&[ONE], env].concat(), addresses, |port| {
         number = port.number();
         grpc_path = port.grpc_address().strip_prefix("unix:").unwrap().to_owned();
         let listener = UnixListener::bind(&grpc_path).unwrap();
         std::thread::spawn(move || listener.incoming().map_while(Result::ok).all(|stream| sender.send(stream).is_ok()));
     });
-    let host = at.rsplit_once(':').unwrap().0.replace("localhost", "127.0.0.1");
+    let host = addresses[0].rsplit_once(':').unwrap().0.replace("localhost", "127.0.0.1");
     let address = format!("{host}:{number}").parse().unwrap();
     task.map(|task| OnePort { task, address, grpc, grpc_path }).map_err(|error| error.to_string())
 }

@@ -4,6 +4,7 @@ mod address;
 pub mod backoff;
 pub mod descriptors;
 pub mod host;
+pub mod loopback;
 mod raw_address;
 pub mod tcp;
 pub mod unix;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::harness::*;
-use super::one_port::{OnePort, try_start};
+use super::one_port::{OnePort, try_start, try_start_with};
 use super::{PS, WORKER, count, pattern};
 use authority::{Authority, Identity};
 
@@ -22,6 +22,16 @@ const LONG: Duration = Duration::from_secs(3600);
 
 fn start(name: &str, identity: &Identity, more: &[(&str, &str)]) -> OnePort {
     try_start(name, &identity.env(more), "127.0.0.1:0").unwrap()
+}
+
+/// A parameter server, and a worker that has its address in the ClusterSpec.
+pub fn neighbours() -> (OnePort, OnePort, [Identity; 2]) {
+    let authority = Authority::new("test");
+    let identities = [authority.identity(PS_NAME), authority.identity(WORKER_NAME)];
+    let ps = start(PS, &identities[0], &[TCP, NAMES]);
+    let env = identities[1].env(&[TCP, NAMES]);
+    let worker = try_start_with(WORKER, &env, ["127.0.0.1:0", &ps.address.to_string()]).unwrap();
+    (ps, worker, identities)
 }
 
 fn channel(from: &OnePort, to: &OnePort) -> Channel {

@@ -1,0 +1,124 @@
+"""With a secret or TLS, what TensorFlow's own gRPC does between tasks goes through the tasks' connections: no port is open, and it works."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cluster import RemoteError, free_port
+from test_one_port import ONE, SECRET, stock_session
+from test_tf2 import PS_SHAPE, coordinate, coordination, schedule_long, train_keras_like, train_scheduled
+from test_tls import TCP, Authority
+
+pytestmark = pytest.mark.ours
+
+
+@pytest.fixture(params=["secret", "tls", "both"])
+def proof(request, tmp_path):
+    """The environment of all tasks: what a stranger lacks."""
+    environment = {**ONE, "STARWIRE_REQUIRE_AUTH": "true"}
+    if request.param != "tls":
+        environment["STARWIRE_SECRET"] = SECRET
+    if request.param != "secret":
+        if not shutil.which("openssl"):
+            pytest.skip("needs the openssl command")
+        environment.update(TCP, **Authority(tmp_path / "training-ca").issue("here", "IP:127.0.0.1"))
+    return environment
+
+
+@pytest.fixture
+def chief(fresh_cluster, protocol, proof):
+    cluster = fresh_cluster(shape=PS_SHAPE, start=False, environment=proof)
+    cluster.spec["chief"] = [f"127.0.0.1:{free_port()}"]
+    for job, index in (("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)):
+        cluster.start(job, index)
+    task = cluster.process("chief", 0)
+    task.call(coordinate, protocol, cluster.spec, timeout=60)
+    return cluster, task
+
+
+def test_parameter_server_strategy(chief):
+    cluster, task = chief
+    count, total, _, devices = task.call(train_scheduled, 40, timeout=120)
+    assert (count, total) == (sum(range(40)), sum(range(40)) * 7000)
+    assert {device.split("/device")[0] for device in devices} == {"/job:ps/replica:0/task:0", "/job:ps/replica:0/task:1"}
+    losses = task.call(train_keras_like, 30, timeout=120)
+    assert losses[-1] < losses[0], losses
+    # A worker that comes back is used again.
+    task.begin(schedule_long, 300)
+    time.sleep(1.0)
+    cluster["worker", 1].kill()
+    time.sleep(1.0)
+    cluster.start("worker", 1)
+    assert task.result(150) >= 300
+    # TensorFlow's clients outside the cluster have no way in.
+    stranger = cluster.runner.task("stock-client", {})
+    with pytest.raises(RemoteError) as caught:
+        stranger.call(stock_session, cluster.target("ps", 0), 1, timeout=30)
+    assert caught.value.type == "PermissionDeniedError", caught.value
+
+
+def test_the_coordination_service(runner, protocol, proof):
+    spec = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(2)]}
+    tasks = [runner.task(f"coordinated{i}", proof) for i in range(2)]
+    try:
+        for i, task in enumerate(tasks):
+            task.begin(coordination, protocol, spec, i)
+        for i, task in enumerate(tasks):
+            assert task.result(90) == f"value{1 - i}"
+    finally:
+        for task in tasks:
+            task.kill()
+
+
+INTRUDER = """
+import os, socket, sys
+"".encode("idna")  # its module cannot be read afterwards
+os.setgid(65534), os.setuid(65534)
+answers = []
+for port in map(int, sys.argv[1:]):
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as probe:
+        try:
+            probe.sendall(bytes.fromhex(os.environ["HELLO"]))
+            answers.append(len(probe.recv(100)))
+        except ConnectionError:
+            answers.append(0)
+print(answers)
+"""
+# HTTP/2's preface and the first frame of gRPC's C core.
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, 0xFE, 3, 0, 0, 0, 1])
+
+
+def listening(pid):
+    """The ports on 127.0.0.1 that a process listens on."""
+    own = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd") if os.path.islink(f"/proc/{pid}/fd/{fd}")}
+    lines = [line.split() for line in open(f"/proc/{pid}/net/tcp").read().splitlines()[1:]]
+    return [int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A" and line[1].startswith("0100007F:") and f"socket:[{line[9]}]" in own]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_other_users_of_the_host_cannot_use_it(runner, protocol):
+    spec = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(2)]}
+    tasks = [runner.task(f"coordinated{i}", {**ONE, "STARWIRE_SECRET": SECRET}) for i in range(2)]
+    try:
+        for i, task in enumerate(tasks):
+            task.begin(coordination, protocol, spec, i)
+        for task in tasks:
+            task.result(90)
+        # One is the task's own port.
+        own = int(spec["worker"][1].rsplit(":", 1)[1])
+        entrances = [port for port in listening(tasks[1].pid) if port != own]
+        assert entrances
+        with socket.create_connection(("127.0.0.1", entrances[0]), timeout=10) as probe:
+            probe.sendall(HELLO)
+            assert probe.recv(100), "the same user reaches TensorFlow's server"
+        run = subprocess.run([sys.executable, "-c", INTRUDER, *map(str, entrances)], env={**os.environ, "HELLO": HELLO.hex()}, capture_output=True, text=True, timeout=60)
+        assert run.stdout.strip() == str([0] * len(entrances)), run.stderr
+        tasks[1].wait_for_log("it belongs to another user")
+    finally:
+        for task in tasks:
+            task.kill()
