@@ -979,9 +979,9 @@ void sw_engine_resolved(struct sw_engine *engine,
                         sw_code code,
                         struct sw_bytes advertisement_or_message);
 
-// Stores in `out` where TensorFlow's gRPC clients of this process have to connect, to reach the server of the task with
-// this address in the ClusterSpec: that address, or with a secret or TLS, one of this process, "127.0.0.1:port". Free
-// `out` with sw_string_free.
+// Stores in `out` where TensorFlow's gRPC clients of this process have to connect to reach the server of the task with
+// this address in the ClusterSpec: there, or with a secret or TLS, at "127.0.0.1:port" of this process. Free `out`
+// with sw_string_free.
 //
 // # Safety
 // See sw_engine_banner; the bytes are valid during the call; `out` is writable, `error` writable or null.
