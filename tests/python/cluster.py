@@ -17,6 +17,8 @@ import time
 from multiprocessing.connection import Listener
 from pathlib import Path
 
+from authority import Authority
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 START_TIMEOUT = 120.0
@@ -103,6 +105,18 @@ class Runner:
         self._count = 0
         self._control = None
         self._process = None
+        self._proof = self._prove()
+
+    def _prove(self):
+        """With STARWIRE_TEST_PROOF=secret or tls, the variables that every task gets besides its own: the same tests with proof."""
+        proof = os.environ.get("STARWIRE_TEST_PROOF")
+        if proof == "secret":
+            return {"STARWIRE_SECRET": "the-same-secret-for-all-tests"}
+        if proof == "tls":
+            # Tasks of one host would use unix sockets, without TLS.
+            return {"STARWIRE_UNIX": "off", **Authority(self.directory / "training-ca").issue("here", "IP:127.0.0.1", "DNS:localhost")}
+        assert proof is None, f"STARWIRE_TEST_PROOF={proof}: secret or tls"
+        return {}
 
     def _zygote(self):
         if self._control is None:
@@ -126,7 +140,7 @@ class Runner:
 
     def task(self, name, environment=None, directory=None, spawn=False):
         self._count += 1
-        task = Task(self, f"{self._count:03d}-{name}", environment or {}, directory, spawn)
+        task = Task(self, f"{self._count:03d}-{name}", {**self._proof, **(environment or {})}, directory, spawn)
         self.tasks.append(task)
         return task
 

@@ -4,6 +4,7 @@
     pytest tests/python --protocol grpc              # against stock TensorFlow, which must meet the same expectations
     pytest tests/python --keep-logs
     STARWIRE_SLOW_TESTS=1 pytest tests/python -m slow  # tests that need much time or memory
+    STARWIRE_TEST_PROOF=tls pytest tests/python/test_failure.py  # all tasks have TLS, or a secret
 """
 
 import os

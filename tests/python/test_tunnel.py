@@ -9,10 +9,11 @@ import time
 
 import pytest
 
+from authority import Authority
 from cluster import RemoteError, free_port
 from test_one_port import ONE, SECRET, stock_session
 from test_tf2 import PS_SHAPE, coordinate, coordination, schedule_long, train_keras_like, train_scheduled
-from test_tls import TCP, Authority
+from test_tls import TCP
 
 pytestmark = pytest.mark.ours
 
