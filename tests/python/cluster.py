@@ -113,8 +113,9 @@ class Runner:
         if proof == "secret":
             return {"STARWIRE_SECRET": "the-same-secret-for-all-tests"}
         if proof == "tls":
-            # Tasks of one host would use unix sockets, without TLS.
-            return {"STARWIRE_UNIX": "off", **Authority(self.directory / "training-ca").issue("here", "IP:127.0.0.1", "DNS:localhost")}
+            # Tasks of one host would use unix sockets, without TLS. One identity for all: eager clients are in no ClusterSpec but their own.
+            name = "spiffe://example.org/tests"
+            return {"STARWIRE_UNIX": "off", "STARWIRE_TLS_PEERS": name, **Authority(self.directory / "training-ca").issue("all", f"URI:{name}")}
         assert proof is None, f"STARWIRE_TEST_PROOF={proof}: secret or tls"
         return {}
 

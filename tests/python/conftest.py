@@ -33,6 +33,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "ours: tests something that stock gRPC does not have; skipped with --protocol grpc")
+    config.addinivalue_line("markers", "grpc_client: is a client of another task by grpc://, which has no proof; skipped with STARWIRE_TEST_PROOF")
     config.addinivalue_line("markers", "tensorflow2: needs something that TensorFlow 1 lacks")
     config.addinivalue_line("markers", "slow: takes long or much memory; runs with STARWIRE_SLOW_TESTS=1 (`make test-slow`)")
     if not harness.is_stock(config.getoption("--protocol")):
@@ -48,6 +49,10 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("tensorflow2"):
                 item.add_marker(pytest.mark.skip(reason="needs TensorFlow 2"))
+    if os.environ.get("STARWIRE_TEST_PROOF"):
+        for item in items:
+            if item.get_closest_marker("grpc_client"):
+                item.add_marker(pytest.mark.skip(reason="TensorFlow's gRPC is closed to clients without proof"))
     if not os.environ.get("STARWIRE_SLOW_TESTS"):
         # Deselected rather than skipped, so that the summary does not mention them.
         slow = [item for item in items if item.get_closest_marker("slow")]

@@ -138,6 +138,7 @@ def reset(target, containers):
     return True
 
 
+@pytest.mark.grpc_client
 def test_reset_clears_a_container(cluster):
     assert chief_call(cluster, counter, 3, container="mine") == 3
     assert chief_call(cluster, counter, 3, container="yours") == 3
@@ -238,6 +239,7 @@ def propagated(target, spec):
             return names, [sess.run(b).tolist() for _ in range(3)]
 
 
+@pytest.mark.grpc_client
 def test_cluster_spec_propagation(runner, protocol):
     """Three servers without knowledge of each other become one cluster through the session's config."""
     tasks = [runner.task(f"propagation{i}") for i in range(3)]
@@ -324,6 +326,7 @@ def test_tf_config_resolver(fresh_cluster, protocol):
     assert chief_call(cluster, pull_push) == [[3.0, 6.0], [9.0, 18.0], [27.0, 54.0]]
 
 
+@pytest.mark.grpc_client
 def test_remote_master(cluster):
     """A client uses a master in another process, with or without the plug-in in the client."""
     client = cluster.runner.task("client")

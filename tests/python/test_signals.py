@@ -276,8 +276,17 @@ CASES = {  # (role, signal, whether SIGTERM raises SystemExit): the outcome over
 }
 # Run always: the roles that each protocol affects.
 ALWAYS = {"grpc++": tuple(ROLES), "star_server": ("ps", "worker", "worker_blocked", "worker_goes_on")}
+# Their sessions are those of another task, by grpc://.
+REMOTE = ("client", "client_blocked", "master")
+
+
+def marks(way, role):
+    slow = [] if role in ALWAYS.get(way, ()) else [pytest.mark.slow]
+    return slow + [pytest.mark.grpc_client] * (role in REMOTE)
+
+
 CHOSEN = [
-    pytest.param(way, case, marks=() if case[0] in ALWAYS.get(way, ()) else pytest.mark.slow, id=f"{way}-{case[0]}-{case[1].name}{'-handled' if case[2] else ''}")
+    pytest.param(way, case, marks=marks(way, case[0]), id=f"{way}-{case[0]}-{case[1].name}{'-handled' if case[2] else ''}")
     for way in ("grpc", *OURS)
     for case in CASES
 ]
