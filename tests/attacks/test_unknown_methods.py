@@ -4,8 +4,8 @@ import os
 
 import client
 
-UNKNOWN = [12, 24, 25, 255, 256, 4711, 65535]
-KNOWN = [*range(1, 12), *range(13, 23)]
+UNKNOWN = [12, 25, 26, 255, 256, 4711, 65535]
+KNOWN = [*range(1, 12), *range(13, 23), 24]
 
 
 def attack(target, pace):
