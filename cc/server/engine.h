@@ -67,7 +67,7 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
   bool runs_partitions() const { return sw_engine_runs_partitions(handle()) != 0; }
 
   // Where a gRPC client of this process reaches the server of the task with this address in the ClusterSpec. Before
-  // Start(): there.
+  // Start(), that address itself.
   Status FindEntrance(const std::string& grpc_address, std::string* out);
 
   Status OpenChannel(const std::string& task, const std::string& grpc_address, std::shared_ptr<Channel>* out) override;

@@ -111,16 +111,20 @@ def schedule_long(steps):
 PS_SHAPE = (("ps", 2), ("worker", 2))
 
 
-@pytest.fixture
-def chief(fresh_cluster, protocol):
+def start_chief(fresh_cluster, protocol, **options):
     """Returns (cluster, chief task): the chief has no server, as in TensorFlow's guide."""
-    cluster = fresh_cluster(shape=PS_SHAPE, start=False)
+    cluster = fresh_cluster(shape=PS_SHAPE, start=False, **options)
     cluster.spec["chief"] = [f"127.0.0.1:{free_port()}"]
     for job, index in (("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)):
         cluster.start(job, index)
     task = cluster.process("chief", 0)
     task.call(coordinate, protocol, cluster.spec, timeout=60)
     return cluster, task
+
+
+@pytest.fixture
+def chief(fresh_cluster, protocol):
+    return start_chief(fresh_cluster, protocol)
 
 
 def test_parameter_server_strategy(chief):

@@ -1,5 +1,6 @@
-"""With a secret or TLS, what TensorFlow's own gRPC does between tasks goes through the tasks' connections: no port is open, and it works."""
+"""TensorFlow's gRPC between tasks that have a secret or TLS travels inside their connections."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -12,7 +13,7 @@ import pytest
 from authority import Authority
 from cluster import RemoteError, free_port
 from test_one_port import ONE, SECRET, stock_session
-from test_tf2 import PS_SHAPE, coordinate, coordination, schedule_long, train_keras_like, train_scheduled
+from test_tf2 import coordination, schedule_long, start_chief, train_keras_like, train_scheduled
 from test_tls import TCP
 
 pytestmark = pytest.mark.ours
@@ -33,13 +34,7 @@ def proof(request, tmp_path):
 
 @pytest.fixture
 def chief(fresh_cluster, protocol, proof):
-    cluster = fresh_cluster(shape=PS_SHAPE, start=False, environment=proof)
-    cluster.spec["chief"] = [f"127.0.0.1:{free_port()}"]
-    for job, index in (("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)):
-        cluster.start(job, index)
-    task = cluster.process("chief", 0)
-    task.call(coordinate, protocol, cluster.spec, timeout=60)
-    return cluster, task
+    return start_chief(fresh_cluster, protocol, environment=proof)
 
 
 def test_parameter_server_strategy(chief):
@@ -63,17 +58,25 @@ def test_parameter_server_strategy(chief):
     assert caught.value.type == "PermissionDeniedError", caught.value
 
 
-def test_the_coordination_service(runner, protocol, proof):
+@contextlib.contextmanager
+def coordinated(runner, protocol, environment):
+    """Two workers that have exchanged values through the coordination service; yields the ClusterSpec and their tasks."""
     spec = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(2)]}
-    tasks = [runner.task(f"coordinated{i}", proof) for i in range(2)]
+    tasks = [runner.task(f"coordinated{i}", environment) for i in range(2)]
     try:
         for i, task in enumerate(tasks):
             task.begin(coordination, protocol, spec, i)
         for i, task in enumerate(tasks):
             assert task.result(90) == f"value{1 - i}"
+        yield spec, tasks
     finally:
         for task in tasks:
             task.kill()
+
+
+def test_the_coordination_service(runner, protocol, proof):
+    with coordinated(runner, protocol, proof):
+        pass
 
 
 INTRUDER = """
@@ -103,14 +106,7 @@ def listening(pid):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 def test_other_users_of_the_host_cannot_use_it(runner, protocol):
-    spec = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(2)]}
-    tasks = [runner.task(f"coordinated{i}", {**ONE, "STARWIRE_SECRET": SECRET}) for i in range(2)]
-    try:
-        for i, task in enumerate(tasks):
-            task.begin(coordination, protocol, spec, i)
-        for task in tasks:
-            task.result(90)
-        # One is the task's own port.
+    with coordinated(runner, protocol, {**ONE, "STARWIRE_SECRET": SECRET}) as (spec, tasks):
         own = int(spec["worker"][1].rsplit(":", 1)[1])
         entrances = [port for port in listening(tasks[1].pid) if port != own]
         assert entrances
@@ -120,6 +116,3 @@ def test_other_users_of_the_host_cannot_use_it(runner, protocol):
         run = subprocess.run([sys.executable, "-c", INTRUDER, *map(str, entrances)], env={**os.environ, "HELLO": HELLO.hex()}, capture_output=True, text=True, timeout=60)
         assert run.stdout.strip() == str([0] * len(entrances)), run.stderr
         tasks[1].wait_for_log("it belongs to another user")
-    finally:
-        for task in tasks:
-            task.kill()

@@ -159,7 +159,7 @@ pub struct Config {
     pub passes_members: bool,
     /// … and those that come inside a connection of a task.
     pub passes_tunnels: bool,
-    /// The own ones go inside connections to tasks.
+    /// TensorFlow's gRPC from this task to others travels inside its connections to them.
     pub tunnels: bool,
     /// Addresses to listen on: the first that can be bound. Port 0: the system chooses. `[::]` means dual stack.
     pub bind: Vec<SocketAddr>,
