@@ -9,22 +9,14 @@ Exits when the workers (or the chief) have finished, or with the first failure.
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.append(os.path.join(ROOT, "python"))
 
-
-def free_addresses(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    addresses = [f"localhost:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
+from starwire_run import ports  # noqa: E402
 
 
 def main():
@@ -38,7 +30,7 @@ def main():
     options, rest = parser.parse_known_args()
 
     counts = {"chief": int(options.chief), "ps": options.ps, "worker": options.worker}
-    addresses = free_addresses(sum(counts.values()))
+    addresses = [f"localhost:{port}" for port in ports.free(sum(counts.values()))]
     cluster = {job: [addresses.pop() for _ in range(count)] for job, count in counts.items() if count}
     waited_for = "chief" if options.chief else "worker"
     path = os.pathsep.join(filter(None, [os.path.join(ROOT, "python"), os.environ.get("PYTHONPATH")]))

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import pathlib
 import select
 import signal
 import socket
@@ -10,6 +11,10 @@ import sys
 import time
 
 import node
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "python"))
+
+from starwire_run import ports  # noqa: E402
 
 
 class BenchError(Exception):
@@ -41,9 +46,7 @@ class Channel:
 
 
 def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    return ports.free(1)[0]
 
 
 class Loopback:

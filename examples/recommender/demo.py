@@ -7,7 +7,6 @@ import argparse
 import multiprocessing
 import os
 import signal
-import socket
 import statistics
 import sys
 import tempfile
@@ -19,6 +18,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [HERE, os.path.join(ROOT, "python")]
+
+from starwire_run import ports  # noqa: E402
 
 # Importing TensorFlow takes several CPU seconds, so the tasks are forked after this process has imported it.
 fork = multiprocessing.get_context("fork")
@@ -112,8 +113,7 @@ class Job:
         import tensorflow as tf
 
         self.protocol, self.workers = protocol, options.workers
-        ports = _free_ports(options.ps + options.workers + 1)
-        addresses = [f"localhost:{port}" for port in ports]
+        addresses = [f"localhost:{port}" for port in ports.free(options.ps + options.workers + 1)]
         spec = {"ps": addresses[: options.ps], "worker": addresses[options.ps : -1], **self.more_tasks(addresses[-1])}
         self._cluster, self._batch, self.tasks = tf.train.ClusterSpec(spec), options.batch, []
         self.drivers = self.start(options)
@@ -192,16 +192,6 @@ class Functions(Job):
 
 
 JOBS = {"sessions": Sessions, "functions": Functions}
-
-
-def _free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class Progress:

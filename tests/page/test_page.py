@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,13 +17,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "python"))
+
+from starwire_run import ports  # noqa: E402
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class Browser:
@@ -72,10 +69,10 @@ class Browser:
 def address(tmp_path_factory):
     """The data port of a worker that trains with two parameter servers."""
     folder = tmp_path_factory.mktemp("job")
-    port = free_port()
+    port, *others = ports.free(4)
     environment = {**os.environ, "STARWIRE_BIND": f"127.0.0.1:{port}", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT / "python")}
     script = str(Path(__file__).with_name("job.py"))
-    hosts = [f"localhost:{free_port()}" for _ in range(3)]
+    hosts = [f"localhost:{other}" for other in others]
     tasks = []
     for task in ("worker:0", "ps:0", "ps:1"):
         own = environment if task == "worker:0" else {key: value for key, value in environment.items() if key != "STARWIRE_BIND"}

@@ -6,7 +6,6 @@ exceptions come back. A `Cluster` is a set of tasks with one server each. Every 
 
 import importlib.util
 import os
-import random
 import shutil
 import signal
 import socket
@@ -21,6 +20,10 @@ from authority import Authority
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+sys.path.append(str(ROOT / "python"))
+
+from starwire_run import ports  # noqa: E402
+
 START_TIMEOUT = 120.0
 CALL_TIMEOUT = 60.0
 LOG_TAIL = 6000
@@ -72,19 +75,7 @@ class RemoteError(Exception):
 
 
 def free_port():
-    """Returns an unused port outside the ephemeral range, so that no outgoing connection takes it before its owner does."""
-    for _ in range(1000):
-        port = random.randrange(15000, 32000)
-        try:
-            for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-                with socket.socket(family, socket.SOCK_STREAM) as probe:
-                    if family == socket.AF_INET6:
-                        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                    probe.bind((host, port))
-        except OSError:
-            continue
-        return port
-    raise RuntimeError("no free port between 15000 and 32000")
+    return ports.free(1)[0]
 
 
 def _tail(path, start=0):

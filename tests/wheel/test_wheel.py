@@ -6,8 +6,8 @@ Environments with TensorFlow are kept in target/wheels/envs/. Run by `make test-
 import os
 import re
 import shutil
-import socket
 import subprocess
+import sys
 import time
 import zipfile
 from pathlib import Path
@@ -15,6 +15,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "python"))
+
+from starwire_run import ports  # noqa: E402
+
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
 ENVIRONMENTS = TARGET / "wheels" / "envs"
 # The first and the last minor release of TensorFlow for each Python.
@@ -114,14 +118,8 @@ def test_commands_and_metadata(environment):
     assert environment.python(code).split()[:3] == [version, "Apache-2.0", "True"]
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def test_training_survives_the_kill_of_a_server(environment, tmp_path):
-    hosts = [str(free_port()), str(free_port()), str(tmp_path / "checkpoints")]
+    hosts = [*map(str, ports.free(2)), str(tmp_path / "checkpoints")]
     script = str(Path(__file__).with_name("restart.py"))
     ps = environment.start("python", script, "ps", *hosts, cwd=tmp_path)
     worker = environment.start("python", script, "worker", *hosts, cwd=tmp_path)
