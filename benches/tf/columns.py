@@ -15,6 +15,8 @@ class Column:
     needs_library: bool = True
     # Arguments of starwire.config() for the steps that are measured; the first steps, which are compared, are made without.
     options: dict = dataclasses.field(default_factory=dict)
+    # With TLS on every connection.
+    tls: bool = False
 
 
 # Names known to `--protocols`. Any other name is a protocol without switches.
@@ -26,10 +28,14 @@ KNOWN = {
     "grpc++:on": Column("grpc++:on", "grpc++", {"STARWIRE_EXECUTOR": "on"}),
     "grpc++:off": Column("grpc++:off", "grpc++", {"STARWIRE_EXECUTOR": "off"}),
     "grpc++:fuse": Column("grpc++:fuse", "grpc++", {"STARWIRE_TENSOR_FUSE": "1"}),
+    "grpc++:tcp": Column("grpc++:tcp", "grpc++", {"STARWIRE_UNIX": "off"}),
+    "grpc++:tls": Column("grpc++:tls", "grpc++", tls=True),
     "grpc:fuse": Column("grpc:fuse", "grpc", {"STARWIRE_TENSOR_FUSE": "1"}),
     "grpc:pipeline": Column("grpc:pipeline", "grpc", options={"pipeline": 1}),
     "grpc++:pipeline": Column("grpc++:pipeline", "grpc++", options={"pipeline": 1}),
     "grpc++:bfloat16": Column("grpc++:bfloat16", "grpc++", options={"wire_dtype": "bfloat16"}),
+    "star_server:tcp": Column("star_server:tcp", "star_server", {"STARWIRE_UNIX": "off"}),
+    "star_server:tls": Column("star_server:tls", "star_server", tls=True),
     "star_server:stock-updates": Column("star_server:stock-updates", "star_server", {"STARWIRE_ROW_UPDATES": "false"}),
     "star_server:pipeline": Column("star_server:pipeline", "star_server", options={"pipeline": 1}),
     "star_server:pipeline2": Column("star_server:pipeline2", "star_server", options={"pipeline": 2}),

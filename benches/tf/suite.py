@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import shutil
 import sys
 import time
 
@@ -14,6 +15,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
     os.environ.pop(name, None)
 
+import authority
 import columns as columns_module
 from cluster import BenchError, Loopback
 
@@ -48,6 +50,10 @@ class Suite:
         out = arguments.out.resolve()
         logs = out / "logs"
         logs.mkdir(parents=True, exist_ok=True)
+        if any(column.tls for column in columns):
+            shutil.rmtree(out / "tls", ignore_errors=True)
+            identity = authority.identity_for_all(out / "tls")
+            columns = [dataclasses.replace(column, env={**column.env, **identity}) if column.tls else column for column in columns]
         # Files in the caller's directory (such as an .endpoint_map) must not affect the measurement.
         scratch = out / "cwd"
         scratch.mkdir(exist_ok=True)

@@ -16,12 +16,11 @@ import time
 from multiprocessing.connection import Listener
 from pathlib import Path
 
-from authority import Authority
-
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path.append(str(ROOT / "python"))
+sys.path += [str(ROOT / "python"), str(ROOT / "benches" / "tf")]
 
+from authority import identity_for_all  # noqa: E402
 from starwire_run import ports  # noqa: E402
 
 START_TIMEOUT = 120.0
@@ -104,9 +103,8 @@ class Runner:
         if proof == "secret":
             return {"STARWIRE_SECRET": "the-same-secret-for-all-tests"}
         if proof == "tls":
-            # Tasks of one host would use unix sockets, without TLS. One identity for all: eager clients are in no ClusterSpec but their own.
-            name = "spiffe://example.org/tests"
-            return {"STARWIRE_UNIX": "off", "STARWIRE_TLS_PEERS": name, **Authority(self.directory / "training-ca").issue("all", f"URI:{name}")}
+            # One identity for all: eager clients are in no ClusterSpec but their own.
+            return identity_for_all(self.directory / "training-ca")
         assert proof is None, f"STARWIRE_TEST_PROOF={proof}: secret or tls"
         return {}
 

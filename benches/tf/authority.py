@@ -1,4 +1,4 @@
-"""Certificates for tests, made as docs/tls.md says."""
+"""Certificates for tests and benchmarks, made as docs/tls.md says."""
 
 import subprocess
 
@@ -27,3 +27,9 @@ class Authority:
         out = ("-extfile", path.with_suffix(".ext"), "-out", path.with_suffix(".crt"))
         openssl("x509", "-req", "-in", path.with_suffix(".csr"), *ca, "-days", days, *out)
         return {"STARWIRE_TLS_CERT": path.with_suffix(".crt"), "STARWIRE_TLS_KEY": path.with_suffix(".key"), "STARWIRE_TLS_CA": self.folder / "ca.crt"}
+
+
+def identity_for_all(folder):
+    """Returns the environment of every task of a cluster, with TLS on all connections: one identity, and TCP also within the host."""
+    name = "spiffe://example.org/all"
+    return {key: str(value) for key, value in {"STARWIRE_UNIX": "off", "STARWIRE_TLS_PEERS": name, **Authority(folder).issue("all", f"URI:{name}")}.items()}
