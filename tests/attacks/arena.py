@@ -22,6 +22,7 @@ import client
 import cluster as harness
 import training
 import wire
+from authority import identity_for_all
 
 WORST = 0.8  # of the pace beside the control process
 LONGEST_STEP = 2.0
@@ -178,12 +179,14 @@ class Attacker:
 class Arena:
     """A parameter server, a worker training on it, a worker whose sessions come and go, and two names for later workers."""
 
-    def __init__(self, runner, protocol, directory, secret=SECRET):
+    def __init__(self, runner, protocol, directory, secret=SECRET, tls=False):
+        """`tls`: proof by certificates, not by the secret."""
         stock = harness.is_stock(protocol)
-        self.protocol, self.secret = protocol, secret
+        self.protocol, self.secret = protocol, "" if tls else secret
         self.directory = Path(directory)
         self.outcomes = []  # of the current test
-        environment = {} if stock else {**ENVIRONMENT, "STARWIRE_SECRET": secret}
+        self.certificates = identity_for_all(self.directory / "authority") if tls else {}
+        environment = {} if stock else {**ENVIRONMENT, **(self.certificates or {"STARWIRE_SECRET": secret})}
         self.cluster = harness.Cluster(runner, protocol, {"ps": 1, "worker": 4}, environment=environment, start=False)
         self.ps, self.trainer, self.visitor = (self.cluster.start(job, index) for job, index in (("ps", 0), ("worker", 0), ("worker", 1)))
         self.server = Process(self.ps.pid)
@@ -205,7 +208,7 @@ class Arena:
     def target(self):
         grpc = self.cluster.spec["ps"][0]
         name = self.server.unix_name() if self.address else ""
-        return client.Target(self.address, grpc, "/job:ps/replica:0/task:0", self.protocol, self.secret, name, client.random_source())
+        return client.Target(self.address, grpc, "/job:ps/replica:0/task:0", self.protocol, self.secret, name, client.random_source(), self.certificates)
 
     # Training.
 
@@ -248,7 +251,7 @@ class Arena:
         if not self.address:
             return
         wire.source = "127.0.0.1"
-        status, _ = wire.http_get(self.address, "/healthz", timeout=5)
+        status, _ = wire.http_get(self.address, "/healthz", timeout=5, tls=self.target().tls(protocols=()))
         assert status == 200, f"/healthz answers {status}"
 
     def probe(self, outcome):

@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import os
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -40,11 +41,25 @@ class Target(NamedTuple):
     secret: str
     unix: str  # name of the abstract socket
     source: str  # loopback address of the attacker
+    certificates: dict = {}  # of a member: the environment of a task with TLS
 
     def connect(self, timeout=5):
         """Connects to the data port or, if there is none, to TensorFlow's gRPC port."""
         host, port = (self.address or self.grpc).rsplit(":", 1)
         return socket.create_connection((host, int(port)), timeout, source_address=(self.source, 0))
+
+    def tls(self, protocols=("starwire/2",)):
+        """TLS as a member has it; None if the server has none. Whether the server is the right one is not looked at."""
+        return tls_with(self.certificates, protocols) if self.certificates else None
+
+
+def tls_with(certificates, protocols=("starwire/2",)):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.load_cert_chain(certificates["STARWIRE_TLS_CERT"], certificates["STARWIRE_TLS_KEY"])
+    if protocols:
+        context.set_alpn_protocols(protocols)
+    return context
 
 
 class Reply(NamedTuple):
@@ -81,7 +96,7 @@ class Stranger(wire.Peer):
             self.socket.settimeout(timeout)
             self.socket.connect("\0" + target.unix)
         else:
-            super().__init__(target.address, timeout)
+            super().__init__(target.address, timeout, target.tls())
 
     def hello(self, **options):
         options.setdefault("protocol", self.target.protocol)

@@ -57,6 +57,12 @@ def trainer(request, arena_of):
     yield from lend(request, arena_of("star_server"))
 
 
+@pytest.fixture
+def tls_trainer(request, arena_of):
+    """The same with TLS on all connections."""
+    yield from lend(request, arena_of("star_server", tls=True))
+
+
 @pytest.fixture(params=["star_server", "grpc++"])
 def each_trainer(request, arena_of):
     yield from lend(request, arena_of(request.param))

@@ -158,6 +158,49 @@ def test_manifests_that_need_an_operator_hold_valid_pods():
         assert document["apiVersion"] == "monitoring.coreos.com/v1" and document["metadata"]["name"]
 
 
+def merged(base, patch):
+    """A strategic merge, as far as the overlays use it: lists of containers by name, null removes."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        made = {key: merged(base.get(key), value) for key, value in patch.items() if value is not None}
+        return {**{key: value for key, value in base.items() if key not in patch}, **made}
+    if isinstance(base, list) and isinstance(patch, list) and all(isinstance(one, dict) for one in [*base, *patch]):
+        return [merged(one, next((other for other in patch if other["name"] == one["name"]), {})) for one in base]
+    return patch
+
+
+def test_the_job_with_tls():
+    """Every patch finds what it changes; the result is valid, has no secret, and its files and names fit together."""
+    import kubernetes_validate
+
+    tls = KUBERNETES / "tls"
+    (overlay,) = documents(tls / "kustomization.yaml")
+    assert overlay["resources"] == ["..", "certificates.yaml"]
+    results = {}
+    for path in (patch["path"] for patch in overlay["patches"]):
+        (patch,) = documents(tls / path)
+        (base,) = [one for one in documents(KUBERNETES / path) if (one["kind"], one["metadata"]["name"]) == (patch["kind"], patch["metadata"]["name"])]
+        results[path] = merged(base, patch)
+        kubernetes_validate.validate(results[path], "1.30", strict=True)
+    (container,) = results["ps.yaml"]["spec"]["template"]["spec"]["containers"]
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert container[probe]["exec"]["command"] == ["starctl", "health", "127.0.0.1:2222"] and "grpc" not in container[probe]
+    settings = results["cluster.yaml"]["data"]
+    assert not {"STARWIRE_SECRET_FILE", "STARWIRE_CONTROL"} & settings.keys() and settings["CLUSTER"]
+    files = {settings[f"STARWIRE_TLS_{name}"] for name in ("CERT", "KEY", "CA")}
+    assert files == {f"/etc/starwire/{name}" for name in ("tls.crt", "tls.key", "ca.crt")}  # as cert-manager names them
+    certificates = {one["metadata"]["name"]: one["spec"] for one in documents(tls / "certificates.yaml") if one["kind"] == "Certificate"}
+    issuers = {one["metadata"]["name"] for one in documents(tls / "certificates.yaml") if one["kind"] == "Issuer"}
+    assert all(one["issuerRef"]["name"] in issuers for one in certificates.values())
+    mounted = {volume["secret"]["secretName"] for _, pod in pods() for volume in pod["volumes"]}
+    assert certificates["training"]["dnsNames"] == [settings["STARWIRE_TLS_PEERS"]] and {certificates["training"]["secretName"]} == mounted
+    assert {"server auth", "client auth"} <= set(certificates["training"]["usages"])
+    (monitor,), (plain,) = documents(tls / "podmonitor.yaml"), documents(KUBERNETES / "podmonitor.yaml")
+    (endpoint,), (without,) = monitor["spec"].pop("podMetricsEndpoints"), plain["spec"].pop("podMetricsEndpoints")
+    asks = endpoint.pop("tlsConfig")
+    assert (monitor, endpoint.pop("scheme"), endpoint) == (plain, "https", without)
+    assert asks["serverName"] == settings["STARWIRE_TLS_PEERS"] and asks["keySecret"]["name"] == certificates["training-scraper"]["secretName"]
+
+
 def pods():
     """(name, pod's spec) of every workload."""
     for name in BUILT_IN:

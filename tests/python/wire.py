@@ -83,9 +83,12 @@ class Peer:
     key = None  # of the blocks that this side sends, with a secret
     their_key = None
 
-    def __init__(self, address, timeout=10):
+    def __init__(self, address, timeout=10, tls=None):
+        """`tls`: the ssl.SSLContext of a client."""
         host, port = address.rsplit(":", 1)
         self.socket = socket.create_connection((host.strip("[]"), int(port)), timeout, source_address=(source, 0))
+        if tls:
+            self.socket = tls.wrap_socket(self.socket)
         self.buffer = b""
         self.sequence = 0
 
@@ -158,12 +161,13 @@ class Peer:
         self.close()
 
 
-def http_get(address, path, timeout=10):
-    """Sends a plain HTTP/1.1 GET; returns status and body."""
+def http_get(address, path, timeout=10, tls=None):
+    """Sends an HTTP/1.1 GET, plain or with the ssl.SSLContext of a client; returns status and body."""
     import http.client
 
     host, port = address.rsplit(":", 1)
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout)
+    how = (http.client.HTTPSConnection, {"context": tls}) if tls else (http.client.HTTPConnection, {})
+    connection = how[0](host.strip("[]"), int(port), timeout=timeout, **how[1])
     connection.request("GET", path)
     response = connection.getresponse()
     body = response.read().decode()

@@ -41,6 +41,7 @@ impl<H: Host> ControlState for View<H> {
             incarnation: shared.incarnation,
             banner: self.banner.clone(),
             uptime: shared.started.elapsed(),
+            certificate_ends: shared.credentials().and_then(|credentials| credentials.ends),
         }
     }
 

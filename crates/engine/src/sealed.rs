@@ -16,7 +16,7 @@ use starwire_protocol::{Failure, Sniff, code};
 const PLAIN_TASK: &str = "this port requires TLS, and the connection began without: set STARWIRE_TLS_CERT, STARWIRE_TLS_KEY and STARWIRE_TLS_CA for all tasks of the cluster";
 
 impl<H: Host> Shared<H> {
-    fn credentials(&self) -> Option<Arc<crate::tls::Credentials>> {
+    pub fn credentials(&self) -> Option<Arc<crate::tls::Credentials>> {
         let tls = self.config.tls.as_ref()?;
         Some(tls.current(|level, line| self.host.log(level, line)))
     }

@@ -42,6 +42,7 @@ impl ControlState for Fake {
             incarnation: u64::MAX,
             banner: "starwire: …".to_owned(),
             uptime: Duration::from_secs(5),
+            certificate_ends: None,
         }
     }
 

@@ -15,7 +15,9 @@ use super::health::HealthService;
 use super::proto::health::health_server::HealthServer;
 use super::proto::starwire::control_server::ControlServer;
 use super::stats::{self, StatsService};
-use crate::metrics::{BUILD_INFO, render_process, render_prometheus, render_prometheus_info, render_prometheus_peers};
+use crate::metrics::{
+    BUILD_INFO, TLS_EXPIRY, render_process, render_prometheus, render_prometheus_gauge, render_prometheus_peers,
+};
 
 /// Requests contain a name or a flag; nothing needs more.
 const MAX_REQUEST: usize = 4 << 10;
@@ -66,7 +68,10 @@ async fn metrics(State(shared): State<Shared>) -> Response {
     let build = stats::build();
     let wire_version = build.wire_version.to_string();
     let facts = [("version", build.version.as_str()), ("wire_version", &wire_version), ("profile", &build.profile)];
-    let mut text = render_prometheus_info(&BUILD_INFO, &[own.as_slice(), facts.as_slice()].concat());
+    let mut text = render_prometheus_gauge(&BUILD_INFO, &[own.as_slice(), facts.as_slice()].concat(), 1);
+    if let Some(seconds) = server.certificate_ends {
+        text += &render_prometheus_gauge(&TLS_EXPIRY, &own, seconds);
+    }
     text += &render_prometheus(&shared.state.metrics(), &own);
     text += &render_prometheus_peers(&shared.state.peers(), &own);
     text += &render_process();

@@ -42,6 +42,8 @@ pub struct ServerFacts {
     pub incarnation: u64,
     pub banner: String,
     pub uptime: Duration,
+    /// With TLS: when the own certificate ends, in seconds of Unix time.
+    pub certificate_ends: Option<u64>,
 }
 
 /// Limits for strangers.

@@ -116,6 +116,13 @@ pub const BUILD_INFO: Description = Description {
     help: "Always 1; the labels `version`, `wire_version` and `profile` (`release` or `debug`) describe the library.",
 };
 
+/// Of tasks with TLS.
+pub const TLS_EXPIRY: Description = Description {
+    name: "starwire_tls_certificate_expiry_seconds",
+    kind: Kind::Gauge,
+    help: "With TLS: when the certificate of this task, or that of an intermediate CA in its file, ends, in Unix time.",
+};
+
 /// Series of a peer, each with the label `peer`; at most as many as `MAX_PEERS` says, and one for the others.
 pub const OF_PEERS: [Description; 4] = [
     Description {

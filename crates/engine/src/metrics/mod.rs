@@ -18,10 +18,10 @@ pub use cells::{BUCKETS, Counter, Distribution, Gauge, Histogram};
 pub use connections::{
     ConnectionEntry, ConnectionFacts, Connections, Direction, MAX_PEERS, OTHER_PEERS, PeerFacts, State,
 };
-pub use list::{BUILD_INFO, Cells, LIST, OF_PEERS};
+pub use list::{BUILD_INFO, Cells, LIST, OF_PEERS, TLS_EXPIRY};
 pub use process::render as render_process;
 pub use prometheus::{
-    render as render_prometheus, render_info as render_prometheus_info, render_peers as render_prometheus_peers,
+    render as render_prometheus, render_gauge as render_prometheus_gauge, render_peers as render_prometheus_peers,
 };
 
 /// The static description of a metric.
@@ -139,7 +139,7 @@ impl Deref for Recorder {
 /// The table of `docs/metrics.md`.
 pub fn markdown_table() -> String {
     let mut out = String::from("| name | kind | meaning |\n|---|---|---|\n");
-    for description in [BUILD_INFO].iter().chain(LIST).chain(&OF_PEERS) {
+    for description in [BUILD_INFO, TLS_EXPIRY].iter().chain(LIST).chain(&OF_PEERS) {
         let kind = Value::zero(description.kind).type_name();
         // Writing to a String cannot fail.
         let _ = writeln!(out, "| `{}` | {kind} | {} |", description.name, description.help);

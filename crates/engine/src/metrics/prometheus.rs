@@ -25,10 +25,10 @@ pub fn render(samples: &[Sample], labels: &[(&str, &str)]) -> String {
     out
 }
 
-/// A gauge that is always 1, for the sake of its labels.
-pub fn render_info(description: &Description, labels: &[(&str, &str)]) -> String {
+/// A gauge that nobody counts.
+pub fn render_gauge(description: &Description, labels: &[(&str, &str)], value: u64) -> String {
     let Description { name, help, .. } = description;
-    format!("# HELP {name} {help}\n# TYPE {name} gauge\n{name}{{{}}} 1\n", join(labels))
+    format!("# HELP {name} {help}\n# TYPE {name} gauge\n{name}{{{}}} {value}\n", join(labels))
 }
 
 /// The series of each peer.

@@ -23,6 +23,8 @@ use crate::host::Level;
 pub const ALPN: &[u8] = b"starwire/2";
 /// Time between two looks at the files.
 const PAUSE: Duration = Duration::from_secs(1);
+/// The end of the year 9999, by which certificates without an end are dated.
+const LATE: u64 = 253_402_300_799;
 
 /// The files that a task proves its identity with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +84,8 @@ pub struct Credentials {
     pub http_client: Arc<ClientConfig>,
     /// The first certificate of the file.
     own: CertificateDer<'static>,
+    /// When the first of the file's certificates ends, in seconds of Unix time; None: never.
+    pub ends: Option<u64>,
 }
 
 impl fmt::Debug for Tls {
@@ -176,6 +180,7 @@ impl Credentials {
         let (own, provider) = (own.clone(), Arc::new(provider()));
         // A certificate that every peer refuses is better refused here.
         verify(&own, intermediates, &roots, &provider).map_err(bad_certificate)?;
+        let ends = chain.iter().filter_map(end).min();
         let roots = Arc::new(roots);
         let client = client(&chain, &key, &roots, &provider);
         let server = server(&chain, &key, &roots, &provider);
@@ -203,6 +208,7 @@ impl Credentials {
             http: server_of(with(&[b"h2", b"http/1.1"])),
             http_client: client_of(with(&[b"h2"])),
             own,
+            ends,
         })
     }
 }
@@ -269,6 +275,16 @@ fn verify(
             .map_err(|error| explain::own(&error))?;
     }
     Ok(())
+}
+
+/// When a certificate ends, in seconds of Unix time.
+fn end(certificate: &CertificateDer<'_>) -> Option<u64> {
+    let parsed = EndEntityCert::try_from(certificate).ok()?;
+    let late = UnixTime::since_unix_epoch(Duration::from_secs(LATE));
+    match parsed.verify_for_usage(&[], &[], &[], late, KeyUsage::server_auth(), None, None) {
+        Err(webpki::Error::CertExpired { not_after, .. }) => Some(not_after.as_secs()),
+        _ => None,
+    }
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {

@@ -15,8 +15,8 @@ use starwire_protocol::{Sniff, sniff};
 use super::credentials::ALPN;
 use super::explain;
 
-/// Ciphertext received at a time: on an idle connection, and in steps on a busy one.
-const ROOMS: [usize; 3] = [8 << 10, 32 << 10, 128 << 10];
+/// Ciphertext received at a time: from a stranger, on an idle connection, and in steps on a busy one.
+const ROOMS: [usize; 4] = [1 << 10, 8 << 10, 32 << 10, 128 << 10];
 /// So many receives or sends in a row that need little make a buffer small again. Keep-alive alone brings them.
 const CALM: u32 = 16;
 /// The longest record on the wire.
@@ -24,8 +24,9 @@ const RECORD: usize = 5 + (16 << 10) + 256;
 /// Plaintext in a record, and what encryption adds to it.
 const FRAGMENT: usize = 16 << 10;
 const OVERHEAD: usize = 32;
-/// Most plaintext that is encrypted ahead of the kernel: whole records. With more, the peer begins to decrypt later; with
-/// less, both sides wake up more often. Measured with tensors of 4 KB to 10 MB, together with the largest of `ROOMS`.
+/// Most plaintext that is encrypted ahead of the kernel: whole records. With more, the peer begins to decrypt later;
+/// with less, both sides wake up more often. Measured with tensors of 4 KB to 10 MB, together with the largest of
+/// `ROOMS`.
 const AHEAD: usize = 7 * FRAGMENT;
 /// A handshake message may not be longer than this; strangers send them.
 const LONGEST_HANDSHAKE: usize = 32 << 10;
@@ -169,10 +170,10 @@ impl Session {
     /// A receive that filled the buffer asks for a larger one, many that hardly used it for a smaller one.
     fn next_size(&self) -> usize {
         let now = self.incoming.len();
-        let most = if self.established { ROOMS[2] } else { LONGEST_HANDSHAKE };
+        let most = if self.established { ROOMS[3] } else { LONGEST_HANDSHAKE };
         match ROOMS.into_iter().find(|room| *room > now) {
             Some(larger) if self.was_full && larger <= most => larger,
-            _ if self.calm_in >= CALM && self.end == 0 => ROOMS[0],
+            _ if self.calm_in >= CALM && self.end == 0 => now.min(ROOMS[1]),
             _ => now,
         }
     }
@@ -180,7 +181,7 @@ impl Session {
     /// `n` bytes were received into the room.
     pub fn arrived(&mut self, n: usize) {
         self.end += n;
-        self.calm_in = if n < ROOMS[0] { self.calm_in.saturating_add(1) } else { 0 };
+        self.calm_in = if n < ROOMS[1] { self.calm_in.saturating_add(1) } else { 0 };
         self.was_full = self.end == self.incoming.len();
     }
 
@@ -340,7 +341,7 @@ impl Session {
     /// The kernel took `n` bytes.
     pub fn sent(&mut self, n: usize) {
         self.sent += n;
-        self.calm_out = if self.outgoing.ready < ROOMS[0] { self.calm_out.saturating_add(1) } else { 0 };
+        self.calm_out = if self.outgoing.ready < ROOMS[1] { self.calm_out.saturating_add(1) } else { 0 };
         if self.sent >= self.outgoing.ready {
             (self.sent, self.outgoing.ready) = (0, 0);
         }
@@ -348,7 +349,7 @@ impl Session {
 
     /// Nothing more is to be sent at the moment.
     pub fn rest(&mut self) {
-        if self.outgoing.ready == 0 && self.outgoing.bytes.len() > ROOMS[0] && self.calm_out >= CALM {
+        if self.outgoing.ready == 0 && self.outgoing.bytes.len() > ROOMS[1] && self.calm_out >= CALM {
             self.outgoing = Out::default();
         }
     }

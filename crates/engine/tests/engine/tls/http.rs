@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use starwire_engine::tls::{Files, Names, Tls};
@@ -81,6 +82,12 @@ fn metrics_are_for_those_with_a_certificate() {
             );
         }
         let answer = plain(&ps, METRICS);
+        let ends = answer
+            .lines()
+            .find_map(|line| line.strip_prefix("starwire_tls_certificate_expiry_seconds{")?.split(' ').nth(1));
+        let left = |at: u64| at.abs_diff(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs());
+        assert_eq!(ends.is_some(), control != "off");
+        assert!(ends.is_none_or(|at| left(at.parse().unwrap()).abs_diff(3600) < 100), "{ends:?}");
         assert!(answer.starts_with(by_plain), "{control}: {answer}");
         let error = get(anonymous(&own), &ps, METRICS).unwrap_err();
         assert!(error.contains("CertificateRequired"), "{error}");
