@@ -212,6 +212,89 @@ def pods():
         yield kind, replica["template"]["spec"]
 
 
+# The chart. -----------------------------------------------------------------------------------------------------------
+
+CHART = DEPLOY / "helm" / "starwire-training"
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory):
+    program = tmp_path_factory.mktemp("render") / "render"
+    environment = {**os.environ, "GO111MODULE": "off", "GOPATH": "/usr/share/gocode", "GOFLAGS": "", "GOCACHE": str(program.parent / "cache")}
+    built = subprocess.run(["go", "build", "-o", program, Path(__file__).with_name("render.go")], capture_output=True, text=True, env=environment)
+    assert built.returncode == 0, built.stderr
+    return program
+
+
+def chart(renderer, release="training", **changes):
+    """The documents of the chart with these values, by kind and name; or the error that Helm would show."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert changes.keys() <= values.keys()
+    values = {key: merged(value, changes[key]) if key in changes else value for key, value in values.items()}
+    templates = {path.name: path.read_text() for path in (CHART / "templates").iterdir()}
+    result = run(renderer, input=json.dumps({"templates": templates, "release": release, "values": values}))
+    if result.returncode:
+        return result.stderr
+    return by_name(document for document in yaml.safe_load_all(result.stdout) if document)
+
+
+def by_name(found):
+    return {(one["kind"], one["metadata"]["name"]): one for one in found}
+
+
+def kustomized(paths):
+    """The same documents from the kustomization; with its image, and commands as the chart writes them."""
+    (image,) = documents(KUBERNETES / "kustomization.yaml")[0]["images"]
+    found = by_name(document for path in paths for document in documents(path))
+    for one in found.values():
+        if one["kind"] in ("StatefulSet", "Job"):
+            (container,) = one["spec"]["template"]["spec"]["containers"]
+            container["image"] = f"{image['newName']}:{image['newTag']}"
+    return found
+
+
+def with_json(found):
+    """CLUSTER is JSON in the text of YAML: spaces in it mean nothing."""
+    for one in found.values():
+        if one["kind"] == "ConfigMap":
+            one["data"]["CLUSTER"] = json.loads(one["data"]["CLUSTER"])
+    return found
+
+
+def test_the_chart_makes_the_same_job(renderer):
+    assert with_json(chart(renderer)) == with_json(kustomized(KUBERNETES / name for name in BUILT_IN))
+
+
+def test_the_chart_makes_the_same_job_with_tls(renderer):
+    made = with_json(chart(renderer, proof="tls", monitoring={"podMonitor": True}))
+    wanted = kustomized([KUBERNETES / name for name in BUILT_IN] + [KUBERNETES / "tls/certificates.yaml"])
+    for name in ("cluster.yaml", "ps.yaml"):
+        (patch,) = documents(KUBERNETES / "tls" / name)
+        key = patch["kind"], patch["metadata"]["name"]
+        wanted[key] = merged(wanted[key], patch)
+    monitor = made.pop(("PodMonitor", "training"))
+    (other,) = documents(KUBERNETES / "tls/podmonitor.yaml")
+    assert made == with_json(wanted) and monitor["spec"] == other["spec"]
+
+
+def test_values_of_the_chart(renderer):
+    import kubernetes_validate
+
+    changes = {"ps": {"replicas": 3}, "worker": {"replicas": 12, "backoffLimit": 4}, "port": 3333, "args": ["train.py", "--epochs", "2"], "env": {"STARWIRE_TENSOR_FUSE": 1}}
+    made = chart(renderer, release="ads", secretName="mine", **changes)
+    assert len(made) == 6
+    for one in made.values():
+        kubernetes_validate.validate(one, "1.30", strict=True)
+    settings = made["ConfigMap", "ads-cluster"]["data"]
+    cluster = json.loads(settings["CLUSTER"])
+    assert cluster == {job: [f"ads-{job}-{i}.ads-{job}:3333" for i in range(count)] for job, count in (("ps", 3), ("worker", 12))}
+    assert settings["STARWIRE_TENSOR_FUSE"] == "1"
+    pod = made["Job", "ads-worker"]["spec"]["template"]["spec"]
+    assert pod["volumes"][0]["secret"]["secretName"] == "mine" and pod["containers"][0]["args"] == changes["args"]
+    assert made["StatefulSet", "ads-ps"]["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["grpc"] == {"port": 3333}
+    assert "it must be secret or tls" in chart(renderer, proof="none")
+
+
 def test_pods_are_not_root_and_can_read_the_secret():
     found = list(pods())
     assert len(found) == 5
