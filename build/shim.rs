@@ -1,8 +1,9 @@
-//! Compiles `cc/**/*.cc` against the installed TensorFlow, one object per file, recompiling only stale files.
+//! Compiles `cc/**/*.cc` against the installed TensorFlow, a few files at a time, recompiling only what is stale.
 //!
 //! Outputs live in `target/tf-<version>/`, outside cargo's own folders, so that switching TensorFlow versions or cargo
-//! profiles recompiles nothing. TensorFlow's headers cost ten seconds and a gigabyte per file; if many files are stale,
-//! they are precompiled once (`cc/base/pch.h`). STARWIRE_PCH=0 turns that off.
+//! profiles recompiles nothing. TensorFlow's headers cost ten seconds and a gigabyte per compilation; if many are
+//! needed, they are precompiled once (`cc/base/pch.h`; STARWIRE_PCH=0 turns that off). Three seconds remain, for
+//! templates that the headers use, so a few files of one folder are compiled as one.
 
 use crate::elf;
 use crate::headers;
@@ -15,8 +16,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
-/// Number of stale files from which a precompiled header pays off.
-const PCH_PAYS_FROM: usize = 4;
+/// Number of stale units from which a precompiled header pays off.
+const PCH_PAYS_FROM: usize = 3;
+/// Most bytes of the files that are compiled as one, unless one file is longer.
+const UNIT_BYTES: u64 = 48 << 10;
 /// Memory that one compiler process may need, in kB.
 const MEMORY_PER_JOB: u64 = 1_600_000;
 
@@ -52,6 +55,8 @@ pub fn build() -> Result<(), String> {
         "-Wl,--as-needed".to_string(),
         "-lstdc++".to_string(),
         "-lm".to_string(),
+        // Again: on aarch64 it is the loader, of which only C++ needs something, that has the stack protector's value.
+        "-lc".to_string(),
         "-Wl,-z,defs".to_string(),
         // Full RELRO, which rustc also sets on the targets it knows.
         "-Wl,-z,relro,-z,now".to_string(),
@@ -112,9 +117,14 @@ impl Shim {
     }
 
     fn compile(&self, sources: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
-        let units: Vec<Unit> = sources.iter().map(|source| Unit::new(source, &self.folder.join("obj"))).collect();
+        let units = group(sources)
+            .iter()
+            .map(|(name, sources)| Unit::new(name, sources, &self.folder.join("obj")))
+            .collect::<Result<Vec<_>, _>>()?;
         self.remove_leftovers(&units)?;
-        let stale: Vec<&Unit> = units.iter().filter(|unit| unit.is_stale(&self.command(unit, None))).collect();
+        let mut stale: Vec<&Unit> = units.iter().filter(|unit| unit.is_stale(&self.command(unit, None))).collect();
+        // The longest first: both compilers finish at about the same time.
+        stale.sort_by_key(|unit| std::cmp::Reverse(unit.bytes));
         if !stale.is_empty() {
             let pch = self.precompile(stale.len())?;
             self.run_all(&stale, pch.as_deref())?;
@@ -122,12 +132,12 @@ impl Shim {
         Ok(units.into_iter().map(|unit| unit.object).collect())
     }
 
-    /// Removes objects whose source no longer exists.
+    /// Removes objects and units of sources that no longer exist.
     fn remove_leftovers(&self, units: &[Unit]) -> Result<(), String> {
-        let wanted: HashSet<&Path> = units.iter().map(|unit| unit.object.as_path()).collect();
+        let wanted: HashSet<&Path> = units.iter().flat_map(|unit| [unit.object.as_path(), &unit.source]).collect();
         for entry in fs::read_dir(self.folder.join("obj")).map_err(|error| error.to_string())?.flatten() {
             let path = entry.path();
-            if path.extension().is_some_and(|e| e == "o") && !wanted.contains(path.as_path()) {
+            if path.extension().is_some_and(|e| e == "o" || e == "cc") && !wanted.contains(path.as_path()) {
                 let _ = fs::remove_file(path);
             }
         }
@@ -138,6 +148,10 @@ impl Shim {
         let mut arguments = self.flags.clone();
         if let Some(header) = pch {
             arguments.extend(["-include".to_string(), header.display().to_string(), "-Winvalid-pch".to_string()]);
+        }
+        if unit.language == "c++" {
+            // What a unit includes is not all headers, for which this warning is meant.
+            arguments.push("-Wno-subobject-linkage".to_string());
         }
         arguments.extend(unit.arguments());
         arguments
@@ -153,7 +167,7 @@ impl Shim {
         create(&folder)?;
         // gcc looks for pch.h.gch next to the pch.h named in -include.
         let (header, output) = (folder.join("pch.h"), folder.join("pch.h.gch"));
-        let unit = Unit { source: header.clone(), object: output.clone(), language: "c++-header" };
+        let unit = Unit { source: header.clone(), object: output.clone(), language: "c++-header", bytes: 0 };
         let command = self.command(&unit, None);
         let text = read(source)?;
         let fresh = fs::read_to_string(&header).is_ok_and(|old| old == text) && !unit.is_stale(&command);
@@ -240,17 +254,25 @@ impl Shim {
     }
 }
 
-/// A source and its object.
+/// What is compiled at once, and its object.
 struct Unit {
     source: PathBuf,
     object: PathBuf,
     language: &'static str,
+    /// Length of the files that the source includes.
+    bytes: u64,
 }
 
 impl Unit {
-    fn new(source: &Path, folder: &Path) -> Unit {
-        let name = source.with_extension("o").display().to_string().replace('/', "-");
-        Unit { source: source.to_path_buf(), object: folder.join(name), language: "c++" }
+    /// Writes the source, which includes these.
+    fn new(name: &str, sources: &[PathBuf], folder: &Path) -> Result<Unit, String> {
+        let source = folder.join(format!("{name}.cc"));
+        let text: String = sources.iter().map(|source| format!("#include \"{}\"\n", source.display())).collect();
+        if !fs::read_to_string(&source).is_ok_and(|old| old == text) {
+            write(&source, text)?;
+        }
+        let bytes = sources.iter().map(|source| size(source)).sum();
+        Ok(Unit { source, object: folder.join(format!("{name}.o")), language: "c++", bytes })
     }
 
     fn beside(&self, suffix: &str) -> PathBuf {
@@ -302,6 +324,30 @@ impl Unit {
             .map_err(|error| format!("{}: {error}", self.object.display()))?;
         write(&self.beside("cmd"), stamp.join("\n"))
     }
+}
+
+/// Neighbours in one folder that are compiled as one, and its name.
+fn group(sources: &[PathBuf]) -> Vec<(String, Vec<PathBuf>)> {
+    let mut groups: Vec<(String, Vec<PathBuf>)> = Vec::new();
+    let (mut bytes, mut number) = (0, 0);
+    for source in sources {
+        let folder = source.parent().unwrap_or(Path::new("")).display().to_string().replace('/', "-");
+        let same_folder = groups.last().is_some_and(|(_, group)| group[0].parent() == source.parent());
+        bytes += size(source);
+        match groups.last_mut() {
+            Some((_, group)) if same_folder && bytes <= UNIT_BYTES => group.push(source.clone()),
+            _ => {
+                number = if same_folder { number + 1 } else { 1 };
+                bytes = size(source);
+                groups.push((format!("{folder}-{number}"), vec![source.clone()]));
+            }
+        }
+    }
+    groups
+}
+
+fn size(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |data| data.len())
 }
 
 fn sources(folder: &Path, left_out: &[&str]) -> Result<Vec<PathBuf>, String> {

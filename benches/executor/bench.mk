@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 include $(FOLDER)/flags.mk
 OUT := $(FOLDER)/bench
-OBJECTS := $(filter %cc-base-guard.o %cc-executor-subgraph.o %cc-executor-subgraph_table.o %cc-executor-scratch.o,$(SHIM_OBJECTS))
+OBJECTS := $(patsubst %,$(OUT)/cc/%.o,base/guard executor/subgraph executor/subgraph_table executor/scratch)
 # Rounds per graph; milliseconds per round and executor.
 ROUNDS := $(or $(ROUNDS),11)
 MS := $(or $(MS),10)
@@ -20,4 +20,8 @@ $(OUT)/main.o: benches/executor/main.cc $(FOLDER)/flags.mk
 	@mkdir -p $(@D)
 	$(SHIM_CXX) $(SHIM_CXXFLAGS) -MMD -MP -c -o $@ $<
 
--include $(wildcard $(OUT)/*.d)
+$(OUT)/cc/%.o: cc/%.cc $(FOLDER)/flags.mk
+	@mkdir -p $(@D)
+	$(SHIM_CXX) $(SHIM_CXXFLAGS) -MMD -MP -c -o $@ $<
+
+-include $(wildcard $(OUT)/*.d $(OUT)/cc/*/*.d)

@@ -14,18 +14,6 @@
 
 namespace starwire {
 
-namespace {
-
-void Perform(const BlockingThreads::Work& work) noexcept {
-  try {
-    work();
-  } catch (...) {
-    LogThrown("a request that blocks");
-  }
-}
-
-}  // namespace
-
 struct BlockingThreads::State {
   State(const char* thread_name, size_t most_threads, std::chrono::milliseconds idle_time)
       : name(thread_name), most(most_threads), patience(idle_time) {}
@@ -53,7 +41,7 @@ struct BlockingThreads::State {
       self->waiting.pop_front();
       Grow(self);
       lock.unlock();
-      Perform(work);
+      Perform("a request that blocks", work);
       work = nullptr;  // release captured objects before Stop() can return
       lock.lock();
     }

@@ -9,14 +9,6 @@
 namespace starwire {
 namespace {
 
-void Perform(const std::function<void()>& completion) noexcept {
-  try {
-    completion();
-  } catch (...) {
-    LogThrown("a completion callback");
-  }
-}
-
 // Completions left over when a reactor ends (its last round found work after the last round_end) run at thread exit.
 struct Pending {
   std::vector<std::function<void()>> completions;
@@ -42,7 +34,7 @@ void CompletionBatch::Add(std::function<void()> completion, Kind kind) {
   } else if (defer_depth > 0) {
     Errands::OfProcess()->Run(std::move(completion));
   } else {
-    Perform(completion);
+    Perform("a completion callback", completion);
   }
 }
 
@@ -54,7 +46,7 @@ void CompletionBatch::Flush(tensorflow::thread::ThreadPool* pool) {
     // Completions that these trigger go to the pool.
     std::vector<std::function<void()>> brief;
     brief.swap(completions);
-    for (auto& completion : brief) Perform(completion);
+    for (auto& completion : brief) Perform("a completion callback", completion);
     pending.all_brief = true;
     if (completions.empty()) return;
   }
@@ -64,7 +56,7 @@ void CompletionBatch::Flush(tensorflow::thread::ThreadPool* pool) {
     auto batch = std::make_shared<std::vector<std::function<void()>>>();
     batch->swap(here);
     std::function<void()> run = [batch] {
-      for (auto& completion : *batch) Perform(completion);
+      for (auto& completion : *batch) Perform("a completion callback", completion);
     };
     try {
       pool->Schedule(run);
@@ -74,7 +66,7 @@ void CompletionBatch::Flush(tensorflow::thread::ThreadPool* pool) {
     }
   } catch (...) {
     // Out of memory for the hand-over.
-    for (auto& completion : here) Perform(completion);
+    for (auto& completion : here) Perform("a completion callback", completion);
   }
 }
 

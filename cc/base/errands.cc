@@ -28,14 +28,6 @@ struct Errand {
 // For a heap whose front is due first.
 bool Later(const Errand& a, const Errand& b) { return a.due != b.due ? a.due > b.due : a.number > b.number; }
 
-void Perform(const Errands::Work& work) noexcept {
-  try {
-    work();
-  } catch (...) {
-    LogThrown("background work");
-  }
-}
-
 }  // namespace
 
 struct Errands::Queue {
@@ -58,7 +50,7 @@ struct Errands::Queue {
       Work work = std::move(waiting.back().work);
       waiting.pop_back();
       lock.unlock();
-      Perform(work);
+      Perform("background work", work);
       work = nullptr;  // release captured objects before Stop() can return
       lock.lock();
     }
@@ -105,7 +97,7 @@ void Errands::RunAfter(std::chrono::milliseconds delay, Work work) {
       return;
     }
   }
-  Perform(work);
+  Perform("background work", work);
 }
 
 bool Errands::Stop(std::chrono::milliseconds patience) {

@@ -5,6 +5,7 @@
 #define STARWIRE_CC_BASE_GUARD_H_
 
 #include <cstddef>
+#include <functional>
 #include <type_traits>
 
 #include "cc/base/compat.h"
@@ -31,6 +32,15 @@ auto Guard(const char* where, Work&& work, Fail&& fail) noexcept -> decltype(wor
     }
   }
   if constexpr (!std::is_void_v<decltype(work())>) return {};
+}
+
+// `work()`, where nobody waits for its end. Exceptions are logged.
+inline void Perform(const char* where, const std::function<void()>& work) noexcept {
+  try {
+    work();
+  } catch (...) {
+    LogThrown(where);
+  }
 }
 
 // The value to return to the transport when a function throws that cannot report the error otherwise: null, or an error

@@ -27,14 +27,14 @@ STARWIRE_REACH(IsReadyTag, TensorHandle::IsReady);
 struct Release {
   void operator()(TensorHandle* handle) const { handle->Unref(); }
 };
-using Handle = std::unique_ptr<TensorHandle, Release>;
+using HeldTensor = std::unique_ptr<TensorHandle, Release>;
 
 std::string TextOf(const std::pair<int64_t, int32_t>& name) {
   return "Op ID: " + std::to_string(name.first) + ", Output num: " + std::to_string(name.second);
 }
 
 Status Collect(RemoteMgr* manager, const std::vector<std::pair<int64_t, int32_t>>& names,
-               std::vector<Handle>* handles) {
+               std::vector<HeldTensor>* handles) {
   tensorflow::tf_shared_lock lock(manager->*Reach(HandlesMuTag()));
   auto& all = manager->*Reach(HandlesTag());
   for (const auto& name : names) {
@@ -54,7 +54,7 @@ Status Collect(RemoteMgr* manager, const std::vector<std::pair<int64_t, int32_t>
 Status EagerHandles::Find(uint64_t context_id, const std::vector<std::pair<int64_t, int32_t>>& names, bool may_wait,
                           bool* would_wait, std::vector<tensorflow::Tensor>* handles) {
   *would_wait = false;
-  std::vector<Handle> found;
+  std::vector<HeldTensor> found;
   found.reserve(names.size());
   {
     // Held, so that the context is not destroyed here, which waits for its operations.
@@ -85,7 +85,7 @@ Status EagerHandles::Find(uint64_t context_id, const std::vector<std::pair<int64
       return OkStatus();
     }
   }
-  for (const Handle& handle : found) {
+  for (const HeldTensor& handle : found) {
     const tensorflow::Tensor* tensor = nullptr;
     const Status status = handle->Tensor(&tensor);
     if (!status.ok()) {

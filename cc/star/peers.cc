@@ -15,7 +15,7 @@
 namespace starwire {
 namespace {
 
-constexpr uint32_t kDeadlineMs = 2000;
+constexpr uint32_t kAnswerWithinMs = 2000;
 
 struct Servers {
   std::mutex mu;
@@ -81,7 +81,7 @@ std::vector<bool> StarPeers::TakeHandles(const std::string& own, const std::vect
   for (Question& question : questions) {
     if (question.channel == nullptr) continue;
     sw_channel_call(question.channel->handle(), static_cast<uint32_t>(Method::kStarHandles), {nullptr, 0}, nullptr,
-                    kDeadlineMs, 0, &kVtable, &question);
+                    kAnswerWithinMs, 0, &kVtable, &question);
   }
   std::unique_lock<std::mutex> lock(all.mu);
   if (any) all.over.wait(lock, [&all] { return all.waiting == 0; });

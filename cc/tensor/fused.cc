@@ -19,7 +19,7 @@ namespace {
 
 // Table: u8 version, three bytes 0, u32 members, then for each member u16 type, u8 encoding, u8 dimensions, u32 0, u64
 // bytes and i64 per dimension.
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kTableVersion = 1;
 constexpr size_t kTableFixed = 8;
 constexpr size_t kMemberFixed = 16;
 
@@ -136,9 +136,9 @@ Status FusedLayout::Parse(sw_bytes table, size_t* consumed) {
   members_.clear();
   payload_bytes_ = 0;
   if (table.data == nullptr || table.len < kTableFixed) return Malformed("a table of fused tensors without a header");
-  if (table.data[0] != kVersion) {
+  if (table.data[0] != kTableVersion) {
     return Malformed("a table of fused tensors of version " + std::to_string(table.data[0]) + ", expected " +
-                     std::to_string(kVersion));
+                     std::to_string(kTableVersion));
   }
   if (table.data[1] != 0 || Get<uint16_t>(table.data + 2) != 0) return Malformed("reserved bytes are not zero");
   const size_t n = Get<uint32_t>(table.data + 4);
@@ -174,7 +174,7 @@ Status FusedLayout::Parse(sw_bytes table, size_t* consumed) {
 }
 
 void FusedLayout::WriteTable(uint8_t* at) const {
-  Put<uint32_t>(at, kVersion);
+  Put<uint32_t>(at, kTableVersion);
   Put<uint32_t>(at + 4, static_cast<uint32_t>(members_.size()));
   at += kTableFixed;
   for (const Member& member : members_) {

@@ -85,7 +85,6 @@ $(foreach source,$(SANITIZED_SOURCES),$(eval $(call SANITIZED_RULE,$(source))))
 FUZZED_OUT := $(FOLDER)/fuzzed
 FUZZED_SOURCES := $(wildcard cc/tensor/*.cc) cc/star/cargo.cc cc/star/wire.cc cc/base/status_codec.cc fuzz/decoders/target.cc
 FUZZED_OBJECTS := $(foreach source,$(FUZZED_SOURCES),$(FUZZED_OUT)/$(subst /,-,$(source:.cc=.o)))
-FUZZED_REST = $(filter-out $(addprefix %/obj/,$(notdir $(FUZZED_OBJECTS))),$(SHIM_OBJECTS))
 FUZZ_SECONDS ?= 60
 FINDINGS ?= target/fuzz/findings
 
@@ -95,8 +94,9 @@ fuzz: $(FUZZED_OUT)/decoders
 	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) ASAN_OPTIONS=$(ASAN):handle_segv=0:handle_abort=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 $< seconds=$(FUZZ_SECONDS) seed=$$RANDOM findings=$(FINDINGS) fuzz/corpus/decoders
 
+# The objects of cc/ have this code once more; the first definition counts.
 $(FUZZED_OUT)/decoders: $(FUZZED_OBJECTS) $(FUZZED_OUT)/main.o $(SHIM_OBJECTS) $(CORE)
-	$(SHIM_CXX) $(SANITIZE) -o $@ $(FUZZED_OBJECTS) $(FUZZED_OUT)/main.o $(FUZZED_REST) $(CORE) $(LINK_TF)
+	$(SHIM_CXX) $(SANITIZE) -Wl,--allow-multiple-definition -o $@ $(FUZZED_OBJECTS) $(FUZZED_OUT)/main.o $(SHIM_OBJECTS) $(CORE) $(LINK_TF)
 
 $(FUZZED_OUT)/main.o: fuzz/decoders/main.cc $(FOLDER)/flags.mk
 	@mkdir -p $(@D)
