@@ -172,6 +172,10 @@ fuzz-graphs: build ## Compare random graphs over grpc and every protocol, bit fo
 wheels: tools ## Build one wheel for all TensorFlows, into target/dist/ (VERSIONS="2.15.1 2.21.0": only these; URL=…: for its metadata)
 	@CARGO="$(CARGO)" URL="$(URL)" scripts/wheels $(VERSIONS)
 
+.PHONY: wheel-aarch64
+wheel-aarch64: ## Cross-compile a wheel for aarch64 and TensorFlow 2.21; train with it under qemu-user (15 min)
+	@CARGO="$(CARGO)" scripts/wheel-aarch64
+
 .PHONY: test-wheel
 test-wheel: venv ## Install that wheel where there is no compiler, for each Python at hand; train, restart, upgrade TensorFlow (10 min)
 	@scripts/venv-install $(VENV) pytest

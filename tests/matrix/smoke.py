@@ -1,5 +1,5 @@
-"""Smoke test of one TensorFlow version: a parameter server and a worker train a few steps over grpc++ in separate processes; the result must be
-correct, and the tensors must have travelled over starwire.
+"""Smoke test of one TensorFlow version: a parameter server and a worker train a few steps over grpc++ (or SMOKE_PROTOCOL) in separate processes; the
+result must be correct, and the tensors must have travelled over starwire.
 
     STARWIRE_LIBRARY=… python tests/matrix/smoke.py
 
@@ -8,7 +8,6 @@ The last line is "smoke: ok …"; otherwise the process ends with an exception.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -16,15 +15,16 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 sys.path.insert(0, os.path.join(ROOT, "python"))
+PROTOCOL = os.environ.get("SMOKE_PROTOCOL", "grpc++")
 STEPS, VARIABLES, SIZE, RATE = 20, 12, 3000, 0.5
-TIMEOUT = 240
+TIMEOUT = 600
 
 
 def serve(cluster, job):
     import starwire  # noqa: F401
     import tensorflow as tf
 
-    return tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name=job, task_index=0, protocol="grpc++")
+    return tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name=job, task_index=0, protocol=PROTOCOL)
 
 
 def ps(cluster):
@@ -67,19 +67,11 @@ def worker(cluster):
     print(f"smoke: ok TensorFlow {tf.__version__}, {STEPS} steps", flush=True)
 
 
-def _free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def main():
-    ports = _free_ports(2)
-    cluster = json.dumps({"ps": [f"localhost:{ports[0]}"], "worker": [f"localhost:{ports[1]}"]})
+    from starwire_run import ports
+
+    ps, worker = ports.free(2)
+    cluster = json.dumps({"ps": [f"localhost:{ps}"], "worker": [f"localhost:{worker}"]})
     server = subprocess.Popen([sys.executable, __file__, "ps", cluster])
     client = subprocess.Popen([sys.executable, __file__, "worker", cluster], stdout=subprocess.PIPE, text=True)
     try:
