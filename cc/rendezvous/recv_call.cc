@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cc/base/compat_profiler.h"
 #include "cc/base/completion_batch.h"
 #include "cc/base/guard.h"
 #include "cc/base/status_codec.h"
@@ -81,6 +82,7 @@ void RecvCall::Start(const Rendezvous::ParsedKey& key, std::function<void()> rec
     Leave();
     return;
   }
+  if ((begun_ = BeginActivity()) != 0) edge_ = std::string(key.edge_name);
   const uint64_t id =
       sw_channel_recv(route_->channel(), step_id_, {reinterpret_cast<const uint8_t*>(full.data()), suffix.prefix_size},
                       suffix.frame, suffix.iteration, &kVtable, this);
@@ -276,6 +278,8 @@ void RecvCall::Record() {
 void RecvCall::Complete() {
   const Status final_status = status();
   if (final_status.ok() && route_->logger() != nullptr) Record();
+  EndActivity(begun_, [this] { return "RecvTensor#tensor=" + edge_ + ",task=" + route_->task() + "#"; });
+  begun_ = 0;
   const Rendezvous::DoneCallback done = std::move(done_);
   const Rendezvous::Args args = args_;
   Tensor tensor;

@@ -87,6 +87,9 @@ class RecvCall : public tensorflow::BaseRecvTensorCall {
   mutable std::mutex mu_;
   Status status_;  // guarded by mu_
 
+  // Only for the profiler.
+  int64_t begun_ = 0;
+  std::string edge_;
   // Only for timelines.
   std::string recorded_key_;
   int64_t start_micros_ = 0;

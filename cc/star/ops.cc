@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cc/base/compat_executor.h"
+#include "cc/base/compat_profiler.h"
 #include "cc/base/compat_session.h"
 #include "cc/base/register_kernel.h"
 #include "cc/base/status_codec.h"
@@ -80,8 +81,9 @@ class StarCallKernel : public AsyncOpKernel {
     for (int32_t slot : feeds_) {
       feeds.push_back(slot < 0 ? StarValue(context->input(input++)) : StarValue::Slot(static_cast<uint32_t>(slot)));
     }
-    auto finish = [this, context, done = std::move(done)](const Status& status, std::vector<StarValue> fetches,
-                                                          const std::string& stats) {
+    auto finish = [this, context, begun = BeginActivity(), done = std::move(done)](
+                      const Status& status, std::vector<StarValue> fetches, const std::string& stats) {
+      EndActivity(begun, [this] { return "StarCall#task=" + callee_.task + "#"; });
       const Status outcome = status.ok() ? HandOut(context, std::move(fetches)) : status;
       if (!outcome.ok()) context->SetStatus(outcome);
       if (!stats.empty()) KeepStats(context, stats);

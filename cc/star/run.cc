@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cc/base/compat_executor.h"
+#include "cc/base/compat_profiler.h"
 #include "cc/base/guard.h"
 #include "cc/base/status_codec.h"
 #include "cc/star/service.h"
@@ -203,10 +204,12 @@ void StarRun::Go() {
     collector_.emplace(&stats_);
     args.stats_collector = &*collector_;
   }
+  begun_ = BeginActivity();
   plan_->subgraph().Run(this);
 }
 
 void StarRun::OnDone(const Status& status) {
+  EndActivity(begun_, [] { return std::string("StarRun"); });
   const Status outcome = Guard(
       "answering a star call", [&] { return status.ok() ? Answer() : status; },
       [](const Status& thrown) { return thrown; });

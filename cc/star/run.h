@@ -80,6 +80,7 @@ class StarRun : public Step, public StarObject {
   tensorflow::Rendezvous* rendezvous_ = nullptr;
   tensorflow::StepStats stats_;
   std::optional<tensorflow::StepStatsCollector> collector_;
+  int64_t begun_ = 0;  // for the profiler
 };
 
 }  // namespace starwire
