@@ -167,6 +167,14 @@ fn plain_http_serves_metrics_and_liveness() {
     assert!(build.starts_with("starwire_build_info{protocol=\"grpc++\",task=\"/job:ps/replica:0/task:0\",version=\""));
     assert!(build.contains(&format!("version=\"{}\",wire_version=\"", env!("CARGO_PKG_VERSION"))), "{build}");
     assert!(build.ends_with("\"} 1"), "{build}");
+    let mut stream = connect(door.address);
+    let asks = "text/plain;q=0.5,application/openmetrics-text;version=1.0.0";
+    write!(stream, "GET /metrics HTTP/1.1\r\nhost: test\r\naccept: {asks}\r\nconnection: close\r\n\r\n").unwrap();
+    let metrics = read_all(&mut stream);
+    assert!(metrics.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"));
+    assert!(metrics.contains("# TYPE starwire_calls_sent counter\n") && metrics.contains(line), "{metrics}");
+    assert!(metrics.contains("# TYPE process_cpu_seconds counter\n"), "{metrics}");
+    assert!(metrics.ends_with("# EOF\n"));
     assert!(door.get("/healthz").ends_with("\r\n\r\nok\n"));
     assert!(door.get("/metrics/x").starts_with("HTTP/1.1 404 "));
 }

@@ -17,6 +17,7 @@ use super::proto::starwire::control_server::ControlServer;
 use super::stats::{self, StatsService};
 use crate::metrics::{
     BUILD_INFO, TLS_EXPIRY, render_process, render_prometheus, render_prometheus_gauge, render_prometheus_peers,
+    to_openmetrics,
 };
 
 /// Requests contain a name or a flag; nothing needs more.
@@ -62,7 +63,7 @@ async fn page() -> Response {
     (headers, PAGE).into_response()
 }
 
-async fn metrics(State(shared): State<Shared>) -> Response {
+async fn metrics(State(shared): State<Shared>, headers: HeaderMap) -> Response {
     let server = shared.state.server();
     let own = [("protocol", server.protocol.as_str()), ("task", &server.task)];
     let build = stats::build();
@@ -75,6 +76,12 @@ async fn metrics(State(shared): State<Shared>) -> Response {
     text += &render_prometheus(&shared.state.metrics(), &own);
     text += &render_prometheus_peers(&shared.state.peers(), &own);
     text += &render_process();
+    // Prometheus prefers OpenMetrics, and says so.
+    let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    if accepted.contains("application/openmetrics-text") {
+        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        return ([(header::CONTENT_TYPE, kind)], to_openmetrics(&text)).into_response();
+    }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 

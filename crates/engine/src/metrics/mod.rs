@@ -22,6 +22,7 @@ pub use list::{BUILD_INFO, Cells, LIST, OF_PEERS, TLS_EXPIRY};
 pub use process::render as render_process;
 pub use prometheus::{
     render as render_prometheus, render_gauge as render_prometheus_gauge, render_peers as render_prometheus_peers,
+    to_openmetrics,
 };
 
 /// The static description of a metric.

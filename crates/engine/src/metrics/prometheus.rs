@@ -46,6 +46,24 @@ pub fn render_peers(peers: &[PeerFacts], labels: &[(&str, &str)]) -> String {
     out
 }
 
+/// The same as OpenMetrics, which calls a family of counters by its name without `_total`, and marks the end.
+pub fn to_openmetrics(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for line in text.lines() {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("#"), Some(what), Some(name), Some(rest)) => {
+                let _ = writeln!(out, "# {what} {} {rest}", name.strip_suffix("_total").unwrap_or(name));
+            }
+            _ => {
+                let _ = writeln!(out, "{line}");
+            }
+        }
+    }
+    out += "# EOF\n";
+    out
+}
+
 fn join(labels: &[(&str, &str)]) -> String {
     let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect();
     labels.join(",")
@@ -102,6 +120,25 @@ mod tests {
         assert!(bucket("+Inf").ends_with(" 2"));
         assert!(line(&text, "starwire_call_seconds_sum").ends_with(" 0.001001"));
         assert!(line(&text, "starwire_call_seconds_count").ends_with(" 2"));
+    }
+
+    #[test]
+    fn openmetrics_differ_in_the_names_of_counters() {
+        let metrics = Metrics::default();
+        metrics.recorder().calls_sent.add(3);
+        let text = to_openmetrics(&render(&metrics.snapshot(), &[]));
+        assert!(text.contains("# TYPE starwire_calls_sent counter\nstarwire_calls_sent_total{} 3\n"), "{text}");
+        assert!(text.contains("# HELP starwire_calls_sent Method calls sent.\n"));
+        assert!(text.contains("# TYPE starwire_connections_in gauge\nstarwire_connections_in{} 0\n"));
+        assert!(text.contains("# TYPE starwire_call_seconds histogram\n"));
+        assert!(text.ends_with("\n# EOF\n") && text.matches("# EOF").count() == 1);
+        // A counter without the suffix would be lost.
+        let mut lines = text.lines().peekable();
+        while let Some(line) = lines.next() {
+            if let Some(name) = line.strip_prefix("# TYPE ").and_then(|rest| rest.strip_suffix(" counter")) {
+                assert!(lines.peek().is_some_and(|next| next.starts_with(&format!("{name}_total{{"))), "{name}");
+            }
+        }
     }
 
     #[test]
