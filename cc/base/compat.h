@@ -2,7 +2,7 @@
 // detected from TensorFlow's own declarations where possible: a new version usually needs no change here, and DeepRec,
 // which is 1.15 with parts of later versions, is served by what it has. Only cc/base/compat* may test the version.
 //
-// This file has what everybody needs; the others have an area each: compat_executor.h, compat_kernels.h,
+// This file has what everybody needs; the others have an area each: compat_executor.h, compat_profiler.h,
 // compat_server.h, compat_session.h, compat_tensor.h.
 //
 // Passed by the build: STARWIRE_TF_VERSION, the exact version as a string literal ("2.21.0"), and STARWIRE_TF_MINOR,
