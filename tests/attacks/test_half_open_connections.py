@@ -11,21 +11,25 @@ import wire
 MOST = 5000
 
 
-def crowd(hosts):
+def ask(target):
+    """Begins the exchange of challenges."""
+    stranger = client.Stranger(target, timeout=2)
+    stranger.send(wire.block(wire.frame(wire.CHALLENGE, meta=bytes(32))))
+    return stranger
+
+
+def crowd(hosts, begin=ask):
+    """`hosts`: number of addresses that the strangers connect from; `begin(target)`: connects one of them, which then falls silent."""
+
     def attack(target, pace):
-        """`hosts`: number of addresses that the strangers connect from."""
         strangers, refused = [], 0
-        peer = client.Stranger(target)
-        block = wire.block(wire.frame(wire.CHALLENGE, meta=bytes(32)))
-        strangers.append(peer)
         prefix = target.source.rsplit(".", 1)[0]
         for round_ in pace(4000, least=MOST):
             if len(strangers) + refused >= MOST:
                 pace.sleep(0.1)
                 continue
             try:
-                strangers.append(client.Stranger(target._replace(source=f"{prefix}.{1 + round_ % hosts}"), timeout=2))
-                strangers[-1].send(block)
+                strangers.append(begin(target._replace(source=f"{prefix}.{1 + round_ % hosts}")))
             except OSError:
                 refused += 1
         return len(strangers) + refused

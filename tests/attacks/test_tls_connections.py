@@ -8,7 +8,7 @@ import struct
 import client
 import pytest
 from authority import identity_for_all
-from test_half_open_connections import MOST, newcomer
+from test_half_open_connections import MOST, crowd, newcomer
 
 TUNNEL = 24
 OPEN, SEND, RECEIVE = 0, 1, 3
@@ -48,31 +48,16 @@ def test_handshakes_with_a_foreign_certificate(tls_trainer, tmp_path):
     assert tls_trainer.under(attack).result >= 60
 
 
-def crowd(first):
-    """`first`: what each connection sends before it falls silent."""
-
-    def attack(target, pace):
-        strangers, refused = [], 0
-        prefix = target.source.rsplit(".", 1)[0]
-        for round_ in pace(4000, least=MOST):
-            if len(strangers) + refused >= MOST:
-                pace.sleep(0.1)
-                continue
-            try:
-                strangers.append(connect(target._replace(source=f"{prefix}.{1 + round_ % 200}"), timeout=2))
-                strangers[-1].sendall(first)
-            except OSError:
-                refused += 1
-        return len(strangers) + refused
-
-    return attack
-
-
 @pytest.mark.parametrize("share", [0.3, 1.0], ids=["part of a hello", "a hello"])
 def test_a_crowd_in_the_middle_of_handshakes(tls_trainer, share):
     whole, took = hello(), []
-    first = whole[: int(len(whole) * share)]
-    outcome = tls_trainer.under(crowd(first), seconds=4.0, share=0.5, meanwhile=lambda: took.append(newcomer(tls_trainer, 2)), log_lines=230)
+
+    def begin(target):
+        stranger = connect(target, timeout=2)
+        stranger.sendall(whole[: int(len(whole) * share)])
+        return stranger
+
+    outcome = tls_trainer.under(crowd(200, begin), seconds=4.0, share=0.5, meanwhile=lambda: took.append(newcomer(tls_trainer, 2)), log_lines=230)
     assert outcome.result >= MOST
     assert took and took[0] < 20, took
 
