@@ -30,6 +30,7 @@ MOST_LOG_LINES = 30
 RETURNS = 1.1  # memory afterwards, relative to before …
 SLACK = 8 << 20  # … plus what the allocator keeps after first use
 PATIENCE = 10.0
+CPU_CLOCK = 2  # of another process, clock_getcpuclockid(3)
 ROUNDS = 5  # of attack and control, until one keeps the pace: a slow round may be due to other load on the machine
 SECRET = "an attacker may know this one, or not"
 ENVIRONMENT = {
@@ -133,13 +134,11 @@ def stranger_process(function, target, share, pipe, stop):
     pipe.send("ready")
     pipe.recv()
     pace = client.Pace(stop, share)
-    begun, cpu = time.monotonic(), time.process_time()
     try:
         value = "value", function(target, pace)
     except BaseException as error:  # noqa: BLE001  (the test judges every error)
         value = "error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-    used = (time.process_time() - cpu) / max(0.1, time.monotonic() - begun)
-    pipe.send((*value, used))
+    pipe.send(value)
     # Keep connections open until the test has finished watching.
     while not stop.is_set():
         stop.wait(0.1)
@@ -158,17 +157,20 @@ class Attacker:
     def go(self):
         self.pipe.send("go")
 
+    def cpu(self):
+        """Returns the CPU seconds that it has used."""
+        return time.clock_gettime(~self.process.pid << 3 | CPU_CLOCK)
+
     def end(self, timeout=15):
-        """Stops the attack; returns its outcome and its CPU use in cores."""
+        """Stops the attack and returns its outcome."""
         self.stop.set()
         try:
             if not self.pipe.poll(timeout):
                 raise AssertionError(f"the attack itself does not end within {timeout} s")
-            kind, value, used = self.pipe.recv()
+            return self.pipe.recv()
         finally:
             self.process.join(5)
             self.kill()
-        return kind, value, used
 
     def kill(self):
         if self.process.is_alive():
@@ -308,15 +310,18 @@ class Arena:
         try:
             begin = time.monotonic()
             outcome.before, _ = self.pace(begin - 0.7, begin)
+            used = attacker.cpu()
             attacker.go()
             self.watch(outcome, seconds)
-            outcome.during, longest = self.pace(begin, time.monotonic())
+            end = time.monotonic()
+            outcome.cpu = (attacker.cpu() - used) / (end - begin)
+            outcome.during, longest = self.pace(begin, end)
             outcome.longest = max(outcome.longest, longest)
             if visit:
                 outcome.visit = self.visitor.call(training.visit, timeout=20)
             if meanwhile:
                 meanwhile()
-            kind, result, outcome.cpu = attacker.end()
+            kind, result = attacker.end()
             outcome.result = result if outcome.result is None else outcome.result
         finally:
             attacker.kill()

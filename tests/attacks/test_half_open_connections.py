@@ -52,7 +52,7 @@ def newcomer(trainer, number):
 @pytest.mark.parametrize("hosts", [1, 200], ids=["one host", "many hosts"])
 def test_a_crowd_at_the_door(trainer, hosts):
     took = []
-    outcome = trainer.under(crowd(hosts), seconds=4.0, share=0.5, meanwhile=lambda: took.append(newcomer(trainer, 2)), log_lines=30 + hosts)
+    outcome = trainer.under(crowd(hosts), seconds=6.0, share=0.5, meanwhile=lambda: took.append(newcomer(trainer, 2)), log_lines=30 + hosts)
     assert outcome.result >= MOST
     assert took and took[0] < 20, took
 

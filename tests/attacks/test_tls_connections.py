@@ -57,7 +57,7 @@ def test_a_crowd_in_the_middle_of_handshakes(tls_trainer, share):
         stranger.sendall(whole[: int(len(whole) * share)])
         return stranger
 
-    outcome = tls_trainer.under(crowd(200, begin), seconds=4.0, share=0.5, meanwhile=lambda: took.append(newcomer(tls_trainer, 2)), log_lines=230)
+    outcome = tls_trainer.under(crowd(200, begin), seconds=6.0, share=0.5, meanwhile=lambda: took.append(newcomer(tls_trainer, 2)), log_lines=230)
     assert outcome.result >= MOST
     assert took and took[0] < 20, took
 

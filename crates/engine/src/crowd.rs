@@ -4,7 +4,8 @@
 //! stranger could shut out all others. So a newcomer is always admitted, and the source with the most connections loses
 //! its oldest: other sources lose nothing, and a client of the same source needs only a moment to finish its handshake.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
 use std::net::IpAddr;
 
 /// The origin of a connection. Addresses that one stranger can choose freely count as one source.
@@ -70,8 +71,74 @@ impl<K: Ord + Copy> Crowd<K> {
         true
     }
 
+    /// Of a holder of a place.
+    pub fn source(&self, key: K) -> Option<Source> {
+        self.members.get(&key).copied()
+    }
+
     pub fn limit(&self) -> usize {
         self.limit
+    }
+}
+
+/// Those who wait to be served one after another: sources take turns, and each source's oldest comes first.
+pub struct Queue<K> {
+    members: HashMap<K, Source>,
+    sources: HashMap<Source, Line<K>>,
+    turns: BTreeMap<u64, Source>,
+    next_turn: u64,
+}
+
+/// Those of one source.
+struct Line<K> {
+    turn: u64,
+    members: BTreeSet<K>,
+}
+
+impl<K: Ord + Copy + Hash> Queue<K> {
+    pub fn new() -> Self {
+        Self { members: HashMap::new(), sources: HashMap::new(), turns: BTreeMap::new(), next_turn: 0 }
+    }
+
+    /// False: it waits already.
+    pub fn enter(&mut self, key: K, source: Source) -> bool {
+        if self.members.contains_key(&key) {
+            return false;
+        }
+        self.members.insert(key, source);
+        let line = self.sources.entry(source).or_insert_with(|| {
+            self.turns.insert(self.next_turn, source);
+            self.next_turn += 1;
+            Line { turn: self.next_turn - 1, members: BTreeSet::new() }
+        });
+        line.members.insert(key);
+        true
+    }
+
+    pub fn leave(&mut self, key: K) {
+        let Some(source) = self.members.remove(&key) else { return };
+        let Some(line) = self.sources.get_mut(&source) else { return };
+        line.members.remove(&key);
+        if line.members.is_empty() {
+            self.turns.remove(&line.turn);
+            self.sources.remove(&source);
+        }
+    }
+
+    /// The next one, which leaves. Its source's next turn comes after those of all others.
+    pub fn pop(&mut self) -> Option<K> {
+        let (_, source) = self.turns.pop_first()?;
+        let line = self.sources.get_mut(&source)?;
+        let key = line.members.first().copied()?;
+        line.turn = self.next_turn;
+        self.turns.insert(self.next_turn, source);
+        self.next_turn += 1;
+        self.leave(key);
+        Some(key)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
     }
 }
 
@@ -122,5 +189,34 @@ mod tests {
         assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
         assert_eq!(of("::ffff:10.0.0.1"), A);
         assert_ne!(A, B);
+    }
+
+    #[test]
+    fn sources_take_turns() {
+        let mut queue = Queue::new();
+        for key in 0..4 {
+            assert!(queue.enter(key, A));
+        }
+        assert!(queue.enter(10, B) && !queue.enter(10, B));
+        assert!(queue.enter(11, B));
+        queue.leave(1);
+        queue.leave(77);
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(order, [0, 10, 2, 11, 3]);
+        assert!(queue.is_empty() && queue.sources.is_empty() && queue.turns.is_empty());
+    }
+
+    #[test]
+    fn those_who_leave_leave_nothing() {
+        let mut queue = Queue::new();
+        for key in 0..1000 {
+            queue.enter(key, A);
+            queue.enter(key + 1000, B);
+            queue.leave(key);
+        }
+        assert_eq!((queue.sources.len(), queue.turns.len(), queue.members.len()), (1, 1, 1000));
+        // Whoever has just come back has waited less than the others.
+        queue.enter(1, A);
+        assert_eq!((queue.pop(), queue.pop(), queue.pop()), (Some(1000), Some(1), Some(1001)));
     }
 }

@@ -15,6 +15,8 @@ const LOOKS_PER_QUESTION: u32 = 64;
 pub enum TimerKey {
     Conn(u64),
     Channel(u32),
+    /// The allowance for handshakes is not used up any more.
+    Handshakes,
 }
 
 pub struct Pace {
@@ -115,6 +117,7 @@ impl<H: Host> Shard<H> {
             match key {
                 TimerKey::Channel(channel) => self.channel_timer(channel, now),
                 TimerKey::Conn(key) => self.conn_timer(key, now),
+                TimerKey::Handshakes => self.shake_hands(now),
             }
         }
     }

@@ -1,11 +1,13 @@
 //! Connections with TLS: who comes through the door, handshakes, and received records.
 
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use crate::config::Identity;
 use crate::conn::{Farewell, Role};
 use crate::control::{ControlAccess, Guard};
 use crate::host::Host;
+use crate::pace::TimerKey;
 use crate::shard::{LAST_WORD, Shard, mark};
 use crate::shared::Shared;
 use crate::tls::{Opened, Session, Subject, Tls, Visitor};
@@ -86,6 +88,18 @@ impl<H: Host> Shard<H> {
             let Some(tls) = conn.tls.as_mut().filter(|tls| tls.receives) else { return true };
             match tls.visitor() {
                 Ok(Visitor::Task) => {}
+                Ok(Visitor::Hello) => {
+                    if !self.may_shake_hands(key) {
+                        return false;
+                    }
+                    if let Err(why) =
+                        self.conns.get_mut(&key).and_then(|conn| conn.tls.as_mut()).map_or(Ok(()), |tls| tls.admit())
+                    {
+                        self.broken_tls(key, why);
+                        return false;
+                    }
+                    continue;
+                }
                 Ok(Visitor::Unknown) => return true,
                 Ok(Visitor::Http) => {
                     self.hand_over_http(key);
@@ -101,8 +115,14 @@ impl<H: Host> Shard<H> {
                 }
             }
             let was_established = tls.is_established();
+            let begun = (!was_established && matches!(conn.role, Role::Server)).then(Instant::now);
             let opened = conn.open(&mut self.discard);
             let is_established = conn.tls.as_ref().is_some_and(|tls| tls.is_established());
+            if let (Some(begun), Some(tls)) = (begun, conn.tls.as_mut()) {
+                let took = begun.elapsed();
+                tls.handshake_took += took;
+                self.strangers.spent(took, self.delivery.now);
+            }
             if conn.has_unsent() || (is_established && !was_established) {
                 mark(&mut self.dirty, conn);
             }
@@ -133,6 +153,11 @@ impl<H: Host> Shard<H> {
         let certificate = conn.tls.as_ref().and_then(|tls| tls.certificate()).cloned();
         let Role::Client { channel } = conn.role else {
             let shared = self.shared.clone();
+            let took = conn.tls.as_ref().map_or(Duration::ZERO, |tls| tls.handshake_took);
+            self.strangers.was_well_spent(took);
+            if self.strangers.has_waiting() {
+                self.timers.start(self.delivery.now, TimerKey::Handshakes);
+            }
             conn.proto.check_client(Box::new(move |task| {
                 let Some(tls) = &shared.config.tls else { return Ok(()) };
                 tls.speaks_for(certificate.as_ref(), &subject(&shared.config.identity, task))

@@ -92,7 +92,7 @@ impl<H: Host> Shard<H> {
         mailbox: Receiver<Command<H>>,
     ) -> Self {
         let pace = Pace::new(shared.config.polling);
-        let strangers = Strangers::new(shared.config.reactors);
+        let strangers = Strangers::new(shared.config.reactors, Instant::now());
         let delivery = Delivery::new(shared.clone());
         let queue = LocalQueue::enter(shared.number, index);
         let random = shared.incarnation ^ (index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;

@@ -2,14 +2,19 @@
 //!
 //! Tasks on this host connect over the unix socket, which admits only processes of the same user. They are counted
 //! separately, so that no one on the network can take their places.
+//!
+//! With TLS, a stranger that sends a hello and no more makes the server agree on keys and sign, for nothing. So a
+//! reactor spends only a part of its time on handshakes that lead to nothing; when that is used up, further ones wait,
+//! and hosts take turns. Those of members cost them nothing in the end, so that a thousand of them may start together.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::command::Door;
 use crate::conn::{Farewell, Role};
-use crate::crowd::{Crowd, Source};
+use crate::crowd::{Crowd, Queue, Source};
 use crate::host::{Host, Level};
+use crate::pace::TimerKey;
 use crate::shard::{LAST_WORD, Shard};
 use starwire_net::transport::{SocketAddress, descriptors, tcp, unix};
 use starwire_protocol::{Connection, Failure, code};
@@ -21,23 +26,74 @@ const SHARE_OF_DESCRIPTORS: usize = 4;
 /// … and no fewer than this on each reactor.
 const LEAST: usize = 16;
 
+/// The part of a reactor's time, one in this many, that TLS handshakes may take …
+const HANDSHAKES: u32 = 64;
+/// … after so much, which it saves up while there are none: about a hundred unfinished handshakes.
+const SAVINGS: Duration = Duration::from_millis(20);
+
 pub struct Strangers {
     tcp: Crowd<u64>,
     unix: Crowd<u64>,
     /// Those that have lost their places and are still being told.
     sent_away: usize,
+    allowance: Allowance,
+    /// Whose hello has arrived, while the allowance is used up.
+    waiting: Queue<u64>,
+}
+
+/// Time to spend: it comes at a fixed rate, and is saved up to a limit.
+struct Allowance {
+    /// When the savings would be complete if nothing more were spent.
+    full_at: Instant,
+}
+
+impl Allowance {
+    /// None: something is left. Otherwise: when that will be so.
+    fn wait(&self, now: Instant) -> Option<Instant> {
+        let again_at = self.full_at.checked_sub(SAVINGS * HANDSHAKES)?;
+        (again_at > now).then_some(again_at)
+    }
+
+    fn spend(&mut self, time: Duration, now: Instant) {
+        self.full_at = self.full_at.max(now) + time * HANDSHAKES;
+    }
+
+    fn give_back(&mut self, time: Duration) {
+        self.full_at = self.full_at.checked_sub(time * HANDSHAKES).unwrap_or(self.full_at);
+    }
 }
 
 impl Strangers {
     /// For one of `reactors` reactors.
-    pub fn new(reactors: usize) -> Self {
+    pub fn new(reactors: usize, now: Instant) -> Self {
         let all = MOST.min(descriptors::allowed() / SHARE_OF_DESCRIPTORS);
         let limit = (all / reactors.max(1)).max(LEAST);
-        Self { tcp: Crowd::new(limit), unix: Crowd::new(limit), sent_away: 0 }
+        Self {
+            tcp: Crowd::new(limit),
+            unix: Crowd::new(limit),
+            sent_away: 0,
+            allowance: Allowance { full_at: now },
+            waiting: Queue::new(),
+        }
+    }
+
+    /// So much was spent on a handshake.
+    pub fn spent(&mut self, time: Duration, now: Instant) {
+        self.allowance.spend(time, now);
+    }
+
+    /// It was spent on a member.
+    pub fn was_well_spent(&mut self, time: Duration) {
+        self.allowance.give_back(time);
+    }
+
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// It has completed the handshake, or is gone.
     pub fn leave(&mut self, key: u64) {
+        self.waiting.leave(key);
         if !self.tcp.leave(key) {
             self.unix.leave(key);
         }
@@ -98,6 +154,34 @@ impl<H: Host> Shard<H> {
         self.receive_on(key);
     }
 
+    /// The hello of a task has arrived. False: the handshake has to wait, and goes on later.
+    pub(crate) fn may_shake_hands(&mut self, key: u64) -> bool {
+        let now = self.delivery.now;
+        let Some(at) = self.strangers.allowance.wait(now) else { return true };
+        let is_first = self.strangers.waiting.is_empty();
+        let source = self.strangers.tcp.source(key).unwrap_or(Source::Unknown);
+        if self.strangers.waiting.enter(key, source) {
+            self.delivery.metrics.tls_handshakes_delayed.add(1);
+        }
+        if is_first {
+            self.timers.start(at, TimerKey::Handshakes);
+        }
+        false
+    }
+
+    /// Goes on with handshakes that wait, as far as the allowance goes.
+    pub(crate) fn shake_hands(&mut self, now: Instant) {
+        while !self.strangers.waiting.is_empty() {
+            if let Some(at) = self.strangers.allowance.wait(now) {
+                self.timers.start(at, TimerKey::Handshakes);
+                return;
+            }
+            if let Some(key) = self.strangers.waiting.pop() {
+                self.receive_on(key);
+            }
+        }
+    }
+
     /// Its place is needed. It may be a slow member, so it is told to try again.
     fn send_away(&mut self, key: u64, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
@@ -124,5 +208,41 @@ impl<H: Host> Shard<H> {
     pub(crate) fn stranger_gone(&mut self, key: u64, sent_away: bool) {
         self.strangers.leave(key);
         self.strangers.sent_away -= usize::from(sent_away);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handshakes_get_their_part_of_the_time() {
+        let begin = Instant::now();
+        let mut allowance = Allowance { full_at: begin };
+        let one = Duration::from_micros(200);
+        let (mut now, mut spent) = (begin, Duration::ZERO);
+        // Always as many as are allowed, each for what it takes.
+        while now < begin + Duration::from_secs(10) {
+            match allowance.wait(now) {
+                Some(at) => now = at,
+                None => {
+                    allowance.spend(one, now);
+                    spent += one;
+                    now += one;
+                }
+            }
+        }
+        let due = SAVINGS + Duration::from_secs(10) / HANDSHAKES;
+        assert!(spent >= due - one && spent <= due + one * 2, "{spent:?} of {due:?}");
+        // What is not used is not saved beyond the limit.
+        now += Duration::from_secs(3600);
+        let mut at_once = 0;
+        while allowance.wait(now).is_none() {
+            allowance.spend(one, now);
+            at_once += 1;
+        }
+        assert_eq!(at_once, SAVINGS.as_micros() / one.as_micros() + 1);
+        allowance.give_back(one * 2);
+        assert!(allowance.wait(now).is_none());
     }
 }

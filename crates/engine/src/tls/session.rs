@@ -4,6 +4,7 @@
 //! caller moves plaintext straight to where it belongs; a part of a record that has no place yet is kept.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -59,6 +60,8 @@ pub struct Session {
     /// The socket carries TLS in this direction, not an RDMA queue pair something else.
     pub receives: bool,
     pub sends: bool,
+    /// The time that this side's part of the handshake has taken.
+    pub handshake_took: Duration,
 }
 
 enum Side {
@@ -73,7 +76,9 @@ enum Side {
 pub enum Visitor {
     /// Too few bytes to tell.
     Unknown,
-    /// A task of the cluster, with TLS.
+    /// The hello of a task of the cluster has arrived.
+    Hello,
+    /// A task of the cluster that was admitted.
     Task,
     /// HTTP, with TLS or without.
     Http,
@@ -129,6 +134,7 @@ impl Session {
             fault: None,
             receives: true,
             sends: true,
+            handshake_took: Duration::ZERO,
         }
     }
 
@@ -190,9 +196,9 @@ impl Session {
         &self.incoming[self.start..self.end]
     }
 
-    /// Server: who this is. From the answer `Task` on, the handshake takes its course.
+    /// Server: who this is. After the answer `Hello`, the handshake begins with `admit`.
     pub fn visitor(&mut self) -> Result<Visitor, String> {
-        let Side::Door(config) = &self.side else { return Ok(Visitor::Task) };
+        let Side::Door(_) = &self.side else { return Ok(Visitor::Task) };
         match self.received() {
             [] => return Ok(Visitor::Unknown),
             [HANDSHAKE, ..] => {}
@@ -216,14 +222,21 @@ impl Session {
                     if !is_task {
                         return Ok(Visitor::Http);
                     }
-                    let server = UnbufferedServerConnection::new(config.clone());
-                    self.side = Side::Server(Box::new(server.map_err(|error| explain::handshake(&error))?));
-                    return Ok(Visitor::Task);
+                    return Ok(Visitor::Hello);
                 }
                 Err((error, _)) => return Err(explain::handshake(&error)),
             }
         }
         if self.end - self.start >= LONGEST_HANDSHAKE { Err(too_long()) } else { Ok(Visitor::Unknown) }
+    }
+
+    /// Server: the handshake takes its course, and from now on this is a `Task`.
+    pub fn admit(&mut self) -> Result<(), String> {
+        if let Side::Door(config) = &self.side {
+            let server = UnbufferedServerConnection::new(config.clone());
+            self.side = Side::Server(Box::new(server.map_err(|error| explain::handshake(&error))?));
+        }
+        Ok(())
     }
 
     /// Decrypts what has arrived. `place` takes the beginning of the plaintext that it is given and returns how much;

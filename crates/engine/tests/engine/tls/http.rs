@@ -13,7 +13,7 @@ use crate::one_port::{CORE_SETTINGS, PREFACE};
 
 const METRICS: &str = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 
-fn config(identity: &Identity, alpn: &[&[u8]]) -> Arc<ClientConfig> {
+pub fn config(identity: &Identity, alpn: &[&[u8]]) -> Arc<ClientConfig> {
     let file = |name: &str| identity.folder().join(name);
     let files = Files { certificate: file("cert.pem"), key: file("key.pem"), authorities: file("ca.pem") };
     let tls = Tls::load(files, Names::parse("{host}").unwrap()).unwrap();

@@ -289,6 +289,37 @@ fn half_open_handshakes_shut_nobody_out() {
     assert_eq!(ps.task.logged("dropped a connection"), 1, "{lines:?}");
 }
 
+/// The first flight of a client that might be a task.
+fn hello(identity: &Identity) -> Vec<u8> {
+    let name = std::net::IpAddr::from([127, 0, 0, 1]).into();
+    let mut client = rustls::ClientConnection::new(http::config(identity, &[b"starwire/2"]), name).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    hello
+}
+
+#[test]
+fn hellos_get_a_part_of_the_time() {
+    let (ps, worker, files) = pair(&[("STARWIRE_REACTORS", "2")]);
+    let hello = hello(&files[1]);
+    let delayed = || count(&ps.task, "starwire_tls_handshakes_delayed_total");
+    let mut strangers = std::collections::VecDeque::new();
+    eventually("waiting", || {
+        for _ in 0..50 {
+            let mut stranger = ps.connect();
+            stranger.write_all(&hello).unwrap();
+            strangers.push_back(stranger);
+        }
+        strangers.drain(..strangers.len().saturating_sub(100));
+        delayed() > 50
+    });
+    // The last ones get their answers, and a member gets in after them.
+    for stranger in &mut strangers {
+        assert!(matches!(stranger.read(&mut [0; 64]), Ok(1..)));
+    }
+    assert_eq!(call(&channel(&worker, &ps), ECHO, b"let me in", None).meta, b"let me in");
+}
+
 #[test]
 fn a_hello_of_any_length_is_bounded() {
     let (ps, _worker, _files) = pair(&[]);
