@@ -308,23 +308,22 @@ void ConsumeBuf(Rendezvous* rendezvous, Rest&&... rest) {
 // ---- Eager clients ----
 
 namespace compat_internal {
-template <typename Client, typename Request, typename Response, typename Done>
-auto CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t timeout_ms,
-                        int retries, int)
-    -> decltype(client->CreateContextAsync(request, response, std::move(done), timeout_ms, retries)) {
-  client->CreateContextAsync(request, response, std::move(done), timeout_ms, retries);
+template <typename Client, typename Request, typename Response, typename Done, typename... Limits>
+auto CreateEagerContext(int, Client* client, const Request* request, Response* response, Done done, Limits... limits)
+    -> decltype(client->CreateContextAsync(request, response, std::move(done), limits...)) {
+  client->CreateContextAsync(request, response, std::move(done), limits...);
 }
-template <typename Client, typename Request, typename Response, typename Done>
-void CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t, int, long) {
+template <typename Client, typename Request, typename Response, typename Done, typename... Limits>
+void CreateEagerContext(long, Client* client, const Request* request, Response* response, Done done, Limits...) {
   client->CreateContextAsync(request, response, std::move(done));
 }
 }  // namespace compat_internal
 
-// The call with a timeout and a number of retries, which early versions (2.12) do not have and never make.
-template <typename Client, typename Request, typename Response, typename Done>
-void CreateEagerContext(Client* client, const Request* request, Response* response, Done done, int64_t timeout_ms,
-                        int retries) {
-  compat_internal::CreateEagerContext(client, request, response, std::move(done), timeout_ms, retries, 0);
+// The call with limits: some versions have a timeout (2.14), some also a number of retries, some (2.12) neither. None
+// is given limits that it does not have.
+template <typename Client, typename Request, typename Response, typename Done, typename... Limits>
+void CreateEagerContext(Client* client, const Request* request, Response* response, Done done, Limits... limits) {
+  compat_internal::CreateEagerContext(0, client, request, response, std::move(done), limits...);
 }
 
 // ---- Private members that some versions lack ----

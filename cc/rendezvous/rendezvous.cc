@@ -114,6 +114,51 @@ void RemoteRendezvous::RecvFromRemoteAsync(const Rendezvous::ParsedKey& key, con
   RecvAsync(key, args, std::move(done));
 }
 
+void RemoteRendezvous::FuseRecvFromRemoteAsync(const std::vector<ParsedKey>& keys, const Rendezvous::Args& args,
+                                               FusedDone done) {
+  struct Gathered {
+    Gathered(size_t count, const Rendezvous::Args& args, FusedDone done)
+        : sent(count), values(count), dead(count), left(count + 1), args(args), done(std::move(done)) {}
+    void Answered(const Status& one) {
+      {
+        std::lock_guard<std::mutex> lock(mu);
+        if (status.ok()) status = one;
+        if (--left > 0) return;
+      }
+      done(status, sent, args, values, std::vector<bool>(dead.begin(), dead.end()));
+    }
+    std::vector<Rendezvous::Args> sent;
+    std::vector<tensorflow::Tensor> values;
+    std::vector<char> dead;
+    size_t left;    // guarded by mu; one for the loop below
+    Status status;  // guarded by mu: the first error
+    std::mutex mu;
+    const Rendezvous::Args args;
+    const FusedDone done;
+  };
+  const auto gathered = std::make_shared<Gathered>(keys.size(), args, std::move(done));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    RecvFromRemoteAsync(keys[i], args,
+                        [gathered, i](const Status& status, const Rendezvous::Args& sent, const Rendezvous::Args&,
+                                      const tensorflow::Tensor& value, bool is_dead) {
+                          gathered->sent[i] = sent;
+                          gathered->values[i] = value;
+                          gathered->dead[i] = is_dead;
+                          gathered->Answered(status);
+                        });
+  }
+  gathered->Answered(OkStatus());
+}
+
+void RemoteRendezvous::FlowControlRecvFromRemoteAsync(const absl::string_view&, const ParsedKey& key,
+                                                      const Rendezvous::Args& args, DoneCallback done) {
+  const std::string text =
+      "starwire does not carry receives with flow control between tasks: " + std::string(key.edge_name) + " from " +
+      std::string(key.src_device) + " to " + std::string(key.dst_device) +
+      " (put both ends into one task, or use protocol=\"grpc\")";
+  done(MakeStatus(kUnimplemented, text), Rendezvous::Args(), args, tensorflow::Tensor(), false);
+}
+
 void RemoteRendezvous::Fetch(const Route* route, const ParsedKey& key, const Rendezvous::Args& args,
                              DoneCallback done) {
   Opens(&waiting_);

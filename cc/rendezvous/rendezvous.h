@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -31,6 +32,15 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
   void RecvAsync(const ParsedKey& key, const tensorflow::Rendezvous::Args& args, DoneCallback done) override;
   Status Send(const ParsedKey& key, const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& value,
               bool is_dead) override;
+  // What DeepRec's operations ask for, and TensorFlow's never do; so without `override`. Several tensors at once are as
+  // many receives. A receive that releases a sender's tokens would have to tell the sender, which no call of ours does.
+  using FusedDone = std::function<void(const Status&, const std::vector<tensorflow::Rendezvous::Args>&,
+                                       const tensorflow::Rendezvous::Args&, const std::vector<tensorflow::Tensor>&,
+                                       const std::vector<bool>&)>;
+  virtual void FuseRecvFromRemoteAsync(const std::vector<ParsedKey>& keys, const tensorflow::Rendezvous::Args& args,
+                                       FusedDone done);
+  virtual void FlowControlRecvFromRemoteAsync(const absl::string_view& tag, const ParsedKey& key,
+                                              const tensorflow::Rendezvous::Args& args, DoneCallback done);
   // For peers; replaces RecvLocalAsync(), which cannot be overridden. `done` is a DoneCallback.
   template <typename Done>
   void ServeAsync(const ParsedKey& key, Done done) {

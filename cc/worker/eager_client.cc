@@ -56,6 +56,12 @@ void EagerPortClient::CreateContextAsync(const tensorflow::eager::CreateContextR
 
 void EagerPortClient::CreateContextAsync(const tensorflow::eager::CreateContextRequest* request,
                                          tensorflow::eager::CreateContextResponse* response, StatusCallback done,
+                                         int64_t timeout_ms) {
+  CreateEagerContext(stock_.get(), request, response, std::move(done), timeout_ms);
+}
+
+void EagerPortClient::CreateContextAsync(const tensorflow::eager::CreateContextRequest* request,
+                                         tensorflow::eager::CreateContextResponse* response, StatusCallback done,
                                          int64_t timeout_ms, int retries) {
   CreateEagerContext(stock_.get(), request, response, std::move(done), timeout_ms, retries);
 }

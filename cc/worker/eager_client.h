@@ -34,7 +34,10 @@ class EagerPortClient : public tensorflow::eager::EagerClient {
 
   void CreateContextAsync(const tensorflow::eager::CreateContextRequest* request,
                           tensorflow::eager::CreateContextResponse* response, tensorflow::StatusCallback done) override;
-  // Without `override`: version 2.12 does not have it.
+  // Without `override`: each version has one of the two at most.
+  virtual void CreateContextAsync(const tensorflow::eager::CreateContextRequest* request,
+                                  tensorflow::eager::CreateContextResponse* response, tensorflow::StatusCallback done,
+                                  int64_t timeout_ms);
   virtual void CreateContextAsync(const tensorflow::eager::CreateContextRequest* request,
                                   tensorflow::eager::CreateContextResponse* response, tensorflow::StatusCallback done,
                                   int64_t timeout_ms, int retries);

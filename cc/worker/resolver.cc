@@ -1,5 +1,11 @@
 #include "cc/worker/resolver.h"
 
+#include <netdb.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -16,6 +22,32 @@
 #include "tensorflow/core/protobuf/worker.pb.h"
 
 namespace starwire {
+
+namespace {
+
+// Whether nobody listens at "host:port", as far as the host itself says so at once.
+bool RefusesConnections(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos) return false;
+  std::string host = address.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  addrinfo hints = {}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  if (getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found) != 0) return false;
+  bool refuses = true;
+  for (const addrinfo* one = found; one != nullptr && refuses; one = one->ai_next) {
+    const int fd = socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol);
+    const timeval patience = {1, 0};
+    refuses = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)) == 0 &&
+              connect(fd, one->ai_addr, one->ai_addrlen) != 0 && errno == ECONNREFUSED;
+    if (fd >= 0) close(fd);
+  }
+  freeaddrinfo(found);
+  return refuses;
+}
+
+}  // namespace
 
 struct Resolver::Query {
   std::shared_ptr<sw_engine> engine;
@@ -86,7 +118,13 @@ void Resolver::Ask(std::shared_ptr<Query> query) {
     Answered(query, MakeStatus(kInternal, query->Who() + " has no gRPC channel"));
     return;
   }
-  if (!kStatusCallsEnd && !IsFirst(query)) return;
+  if (!kStatusCallsEnd) {
+    if (!IsFirst(query)) return;
+    if (RefusesConnections(query->address)) {
+      Answered(query, MakeStatus(kUnavailable, "it refuses connections"));
+      return;
+    }
+  }
   query->opts.SetTimeout(kTimeoutMs);
   AskStatus(query->worker, &query->opts, &query->request, &query->response,
             [self = shared_from_this(), query](const Status& status) { self->Answered(query, status); });

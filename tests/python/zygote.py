@@ -98,6 +98,8 @@ def run_zygote(address):
     # Modules that TensorFlow loads lazily and that most tests need.
     tensorflow.compat.v1.Session  # noqa: B018
     tensorflow.distribute  # noqa: B018
+    # The default of TensorFlow 2. Reference variables keep the shape of the first graph that uses their name.
+    tensorflow.compat.v1.enable_resource_variables()
     exited = {}
     control = Client(address, family="AF_UNIX")
     control.send(("ready", os.getpid()))

@@ -64,6 +64,59 @@ TEST_F(RendezvousTest, RequestBeforeTheStepIsKnownThere) {
   to->Unref();
 }
 
+// What DeepRec's FuseRecv asks for.
+TEST_F(RendezvousTest, SeveralTensorsAtOnce) {
+  auto* from = ps_->Step(22);
+  auto* to = worker_->Step(22);
+  const std::vector<Rendezvous::ParsedKey> keys = {Key("a"), Key("dead"), Key("b")};
+  Received last;
+  std::vector<Tensor> values;
+  std::vector<bool> dead;
+  const auto done = [&](const Status& status, const std::vector<Rendezvous::Args>& sent, const Rendezvous::Args& args,
+                        const std::vector<Tensor>& tensors, const std::vector<bool>& are_dead) {
+    EXPECT_EQ(sent.size(), keys.size());
+    values = tensors;
+    dead = are_dead;
+    last.Callback()(status, Rendezvous::Args(), args, Tensor(), false);
+  };
+  static_cast<RemoteRendezvous*>(to)->FuseRecvFromRemoteAsync(keys, Rendezvous::Args(), done);
+  ASSERT_TRUE(from->Send(keys[2], Rendezvous::Args(), Floats(1000, 2), false).ok());
+  ASSERT_TRUE(from->Send(keys[1], Rendezvous::Args(), Tensor(), true).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(last.times, 0);
+  ASSERT_TRUE(from->Send(keys[0], Rendezvous::Args(), Floats(5, 1), false).ok());
+  ASSERT_TRUE(last.Wait());
+  ASSERT_TRUE(last.status.ok()) << StatusMessage(last.status);
+  ExpectFloats(values[0], 5, 1);
+  ExpectFloats(values[2], 1000, 2);
+  EXPECT_EQ(dead, std::vector<bool>({false, true, false}));
+
+  Received failed;
+  const auto fails = [&](const Status& status, const std::vector<Rendezvous::Args>&, const Rendezvous::Args& args,
+                         const std::vector<Tensor>&, const std::vector<bool>&) {
+    failed.Callback()(status, Rendezvous::Args(), args, Tensor(), false);
+  };
+  static_cast<RemoteRendezvous*>(to)->FuseRecvFromRemoteAsync({Key("never"), Key("nor this")}, Rendezvous::Args(),
+                                                              fails);
+  from->StartAbort(MakeStatus(kAborted, "no more"));
+  ASSERT_TRUE(failed.Wait());
+  EXPECT_EQ(StatusNumber(failed.status), kAborted) << StatusMessage(failed.status);
+  from->Unref();
+  to->Unref();
+}
+
+TEST_F(RendezvousTest, FlowControlIsRefused) {
+  auto* to = worker_->Step(23);
+  Received refused;
+  static_cast<RemoteRendezvous*>(to)->FlowControlRecvFromRemoteAsync("tag", Key("x"), Rendezvous::Args(),
+                                                                     refused.Callback());
+  ASSERT_TRUE(refused.Wait());
+  EXPECT_EQ(StatusNumber(refused.status), kUnimplemented);
+  EXPECT_NE(StatusMessage(refused.status).find("flow control between tasks: x from /job:ps"), std::string::npos)
+      << StatusMessage(refused.status);
+  to->Unref();
+}
+
 TEST_F(RendezvousTest, DeadEmptyScalarAndStringTensors) {
   auto* from = ps_->Step(3);
   auto* to = worker_->Step(3);

@@ -1,0 +1,160 @@
+// What cc/base/compat*.h finds in classes that are like DeepRec's, which is TensorFlow 1.15 with parts of later
+// versions and some of its own. tests/deeprec compiles all of cc/ against such classes.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "cc/base/compat_executor.h"
+#include "cc/base/compat_server.h"
+#include "cc/base/compat_session.h"
+
+namespace starwire {
+namespace {
+
+// A run's arguments cannot be copied, and name a second step and rendezvous.
+struct DeepRecArgs {
+  int64_t step_id = 0;
+  int64_t round_step_id = 7;
+  int64_t start_time_usecs = 8;
+  int* global_rendezvous = nullptr;
+  std::unique_ptr<int> ref_send_inputs_mu_ptr;
+};
+
+// Inputs are in vectors, as in 1.15, without device contexts, as in 2.x.
+struct DeepRecParams {
+  int64_t round_step_id = 0;
+  int64_t start_time_usecs = 0;
+  int* global_rendezvous = nullptr;
+  const std::vector<int>* inputs = nullptr;
+  const std::vector<char>* input_alloc_attrs = nullptr;
+};
+
+struct DeepRecContext {
+  int64_t round_step_id() const { return 9; }
+  int* global_rendezvous() const { return there; }
+  int* there = nullptr;
+};
+
+struct TensorFlow1Params : DeepRecParams {
+  const std::vector<const int*>* input_device_contexts = nullptr;
+};
+
+TEST(CompatTest, RunsOfDeepRec) {
+  using Args = compat_internal::RunArgs<DeepRecArgs>;
+  static_assert(!std::is_copy_constructible_v<Args>);
+  int rendezvous = 0;
+  Args args;
+  args.global_rendezvous = &rendezvous;
+  args.run_all_kernels_inline = true;
+  DeepRecParams params;
+  CopyRunMembers(args, &params);
+  EXPECT_EQ(params.round_step_id, 7);
+  EXPECT_EQ(params.start_time_usecs, 8);
+  EXPECT_EQ(params.global_rendezvous, &rendezvous);
+
+  DeepRecContext context;
+  context.there = &rendezvous;
+  DeepRecArgs inner;
+  PassRunMembers(context, &inner);
+  EXPECT_EQ(inner.round_step_id, 9);
+  EXPECT_EQ(inner.global_rendezvous, &rendezvous);
+  EXPECT_EQ(inner.start_time_usecs, 8) << "the context does not have it";
+}
+
+TEST(CompatTest, InputsInVectorsWithAndWithoutContexts) {
+  int values[] = {1, 2, 3};
+  char attributes[] = {4, 5, 6};
+  DeepRecParams params;
+  KernelInputs<DeepRecParams> inputs;
+  inputs.Set(&params, values, attributes, 3);
+  EXPECT_EQ(*params.inputs, std::vector<int>({1, 2, 3}));
+  EXPECT_EQ(*params.input_alloc_attrs, std::vector<char>({4, 5, 6}));
+
+  TensorFlow1Params old;
+  KernelInputs<TensorFlow1Params> with_contexts;
+  with_contexts.Set(&old, values, attributes, 2);
+  EXPECT_EQ(*old.inputs, std::vector<int>({1, 2}));
+  ASSERT_NE(old.input_device_contexts, nullptr);
+  EXPECT_EQ(old.input_device_contexts->size(), 2u);
+}
+
+// GetStatus with options has another name than in 2.x.
+struct DeepRecWorker {
+  void GetStatusAsync(const int*, int*, std::function<void(int)> done) { done(1); }
+  void GetStatusAsyncWithOptions(const int*, int*, std::function<void(int)> done, tensorflow::CallOptions* opts) {
+    opts->SetTimeout(opts->GetTimeout() + 1);
+    done(2);
+  }
+};
+struct TensorFlow1Worker {
+  void GetStatusAsync(const int*, int*, std::function<void(int)> done) { done(1); }
+};
+
+TEST(CompatTest, StatusCallsThatEnd) {
+  int asked = 0;
+  const std::function<void(int)> done = [&asked](int which) { asked = which; };
+  const int request = 0;
+  int response = 0;
+  tensorflow::CallOptions opts;
+  opts.SetTimeout(1000);
+  DeepRecWorker deeprec;
+  auto ends = compat_internal::AskStatus(&deeprec, &opts, &request, &response, done, 0);
+  EXPECT_TRUE(ends.value);
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(opts.GetTimeout(), 1001);
+  TensorFlow1Worker tensorflow1;
+  auto waits = compat_internal::AskStatus(&tensorflow1, &opts, &request, &response, done, 0);
+  EXPECT_FALSE(waits.value);
+  EXPECT_EQ(asked, 1);
+}
+
+struct DeepRecConfig {
+  bool tensor_fuse() const { return on; }
+  bool on = false;
+};
+
+TEST(CompatTest, TensorFuseIsAField) {
+  EXPECT_TRUE(HasTensorFuse(DeepRecConfig{true}));
+  EXPECT_FALSE(HasTensorFuse(DeepRecConfig{false}));
+  EXPECT_FALSE(HasTensorFuse(tensorflow::ConfigProto()));
+}
+
+// Versions have one of these.
+struct Request {};
+struct Response {};
+struct WithoutLimits {
+  void CreateContextAsync(const Request*, Response*, int) { called = 3; }
+  int called = 0;
+};
+struct WithTimeout : WithoutLimits {
+  using WithoutLimits::CreateContextAsync;
+  void CreateContextAsync(const Request*, Response*, int, int64_t timeout) { called = static_cast<int>(timeout); }
+};
+struct WithRetries : WithoutLimits {
+  using WithoutLimits::CreateContextAsync;
+  void CreateContextAsync(const Request*, Response*, int, int64_t timeout, int retries) {
+    called = static_cast<int>(timeout) + retries;
+  }
+};
+
+TEST(CompatTest, LimitsOfEagerContexts) {
+  const Request request;
+  Response response;
+  WithoutLimits none;
+  CreateEagerContext(&none, &request, &response, 0, int64_t{100}, 5);
+  EXPECT_EQ(none.called, 3);
+  WithTimeout timeout;
+  CreateEagerContext(&timeout, &request, &response, 0, int64_t{100});
+  EXPECT_EQ(timeout.called, 100);
+  WithRetries retries;
+  CreateEagerContext(&retries, &request, &response, 0, int64_t{100}, 5);
+  EXPECT_EQ(retries.called, 105);
+}
+
+}  // namespace
+}  // namespace starwire
