@@ -7,6 +7,7 @@ import time
 import pytest
 
 import steps
+import zygote
 from cluster import ROOT, RemoteError, is_stock, is_tensorflow_1, library_path, load, start_server, state, tf
 
 
@@ -404,7 +405,7 @@ def fork_and_run(protocol, spec, job, index):
             os._exit(status)
     os.close(write)
     _, status = os.waitpid(child, 0)
-    return os.read(read, 100).decode(), os.waitstatus_to_exitcode(status)
+    return os.read(read, 100).decode(), zygote.exit_code(status)
 
 
 def test_fork_after_load(fresh_cluster, protocol):
@@ -442,7 +443,7 @@ def fork_with_server(protocol, spec):
         if not pid:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        results.append(os.waitstatus_to_exitcode(status) if pid else "hangs")
+        results.append(zygote.exit_code(status) if pid else "hangs")
     return results
 
 

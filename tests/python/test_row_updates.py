@@ -80,7 +80,7 @@ def make(op, dtype, ids_dtype, use_resource, labelled, attrs, state):
     refs = [table.handle if use_resource else table._ref() for table in tables]
     types = {"dtype" if use_resource and is_scatter(op) else "T": dtype, "Tindices": ids_dtype}
     values = {name: one().AttrValue(type=tf.as_dtype(kind).as_datatype_enum) for name, kind in types.items()}
-    values |= {name: one().AttrValue(b=value) for name, value in attrs.items()} | label(labelled)
+    values = {**values, **{name: one().AttrValue(b=value) for name, value in attrs.items()}, **label(labelled)}
     made = graph.create_op(("Resource" if use_resource else "") + op, [*refs, *feeds.values()], [] if use_resource else [refs[0].dtype], name="update", attrs=values)
     return made, tables, feeds
 
@@ -102,7 +102,7 @@ def after_updates(labelled, op, dtype, ids_dtype, use_resource, attrs, use_locki
             for _ in range(3):
                 some = rng.permutation(shape[0])[:4500] if ids is None else ids
                 values = {"grad": unusual(rng, (len(some), *shape[1:]), dtype), "indices": some}
-                values |= {name: np.asarray(0.1 * (at + 1), tf.as_dtype(dtype).as_numpy_dtype) for at, name in enumerate(numbers)}
+                values = {**values, **{name: np.asarray(0.1 * (at + 1), tf.as_dtype(dtype).as_numpy_dtype) for at, name in enumerate(numbers)}}
                 sess.run(update, {feeds[name]: value for name, value in values.items()})
                 # Of two NaN with different signs, the result has either, as compilers order the operands.
                 seen.append([np.where(np.isnan(value), value.dtype.type(np.nan), value).tobytes() for value in sess.run(tables)])
