@@ -155,6 +155,7 @@ def start_alone(protocol):
     return state["server"].target[len("grpc://") :]
 
 
+@pytest.mark.tensorflow2
 @pytest.mark.parametrize("way", [by_server_def, by_cluster, by_host, by_update, by_replication])
 @pytest.mark.parametrize("kind", ["", "star_server", "star_server_lite"])
 def test_names_chosen_by_the_client(runner, protocol, way, kind):

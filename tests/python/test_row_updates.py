@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from cluster import tf
+from cluster import is_tensorflow_1, tf
 
 pytestmark = pytest.mark.ours
 
@@ -188,6 +188,7 @@ def worker(make_cluster):
     return make_cluster((("worker", 1),), protocol="grpc++")["worker", 0]
 
 
+OTHERS_IN_TENSORFLOW_1 = {("SparseApplyAdagrad", "float32"), ("SparseApplyAdagradV2", "float32")} if is_tensorflow_1() else set()
 KINDS = pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 
 
@@ -196,6 +197,8 @@ KINDS = pytest.mark.parametrize("use_resource", [True, False], ids=["resource", 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("op", UPDATES)
 def test_updates_have_the_same_bits(worker, op, dtype, ids_dtype, use_resource):
+    if (op, dtype) in OTHERS_IN_TENSORFLOW_1:
+        pytest.skip("TensorFlow 1.15 computes square roots otherwise; servers find that out in a trial, and leave the updates to its kernels")
     assert worker.call(differences, op, dtype, ids_dtype, use_resource, timeout=240) == ([], len(SHAPES) * len(UPDATES[op][2]))
 
 
@@ -223,7 +226,9 @@ def test_what_does_not_fit_is_the_same_error(worker, op, name, use_resource):
     twice = not any(key.startswith("table") for key in shapes)
     theirs, ours = worker.call(errors, op, use_resource, shapes, ids, True, twice, timeout=60)
     assert ours == theirs
-    assert theirs != "no error" or name not in ALWAYS
+    # Operations on resources of 1.15 do not look.
+    unnoticed = is_tensorflow_1() and use_resource and op.startswith("Scatter") and name == "more ids than rows"
+    assert theirs != "no error" or name not in ALWAYS or unnoticed
 
 
 @KINDS
@@ -253,5 +258,5 @@ def test_servers_use_them_unless_switched_off(fresh_cluster, name, use_resource)
         text = "".join(cluster["ps", at].full_log() for at in range(2))
         used.append(set(re.findall(r"starwire's kernels make the sparse updates of (\w+) \((\w+)\)", text)))
     ops = {"ScatterAdd"} if name == "GradientDescent" and use_resource else USED[name]
-    assert used == [{(op, kind) for op in ops for kind in ("float", "double")}, set()]
+    assert used == [{(op, kind) for op in ops for kind in ("float", "double") if (op, f"{kind}32") not in OTHERS_IN_TENSORFLOW_1}, set()]
     assert results[0] == results[1]
