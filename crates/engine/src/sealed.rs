@@ -154,7 +154,7 @@ impl<H: Host> Shard<H> {
         let Role::Client { channel } = conn.role else {
             let shared = self.shared.clone();
             let took = conn.tls.as_ref().map_or(Duration::ZERO, |tls| tls.handshake_took);
-            self.strangers.was_well_spent(took);
+            self.strangers.was_well_spent(key, took);
             if self.strangers.has_waiting() {
                 self.timers.start(self.delivery.now, TimerKey::Handshakes);
             }

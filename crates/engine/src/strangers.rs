@@ -5,8 +5,10 @@
 //!
 //! With TLS, a stranger that sends a hello and no more makes the server agree on keys and sign, for nothing. So a
 //! reactor spends only a part of its time on handshakes that lead to nothing; when that is used up, further ones wait,
-//! and hosts take turns. Those of members cost them nothing in the end, so that a thousand of them may start together.
+//! and hosts take turns: first those that members have come from. Handshakes of members cost them nothing in the end,
+//! so that a thousand of them may start together.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -30,6 +32,8 @@ const LEAST: usize = 16;
 const HANDSHAKES: u32 = 64;
 /// … after so much, which it saves up while there are none: about a hundred unfinished handshakes.
 const SAVINGS: Duration = Duration::from_millis(20);
+/// Most hosts that are remembered because members came from there.
+const ACQUAINTANCES: usize = 16_384;
 
 pub struct Strangers {
     tcp: Crowd<u64>,
@@ -37,8 +41,10 @@ pub struct Strangers {
     /// Those that have lost their places and are still being told.
     sent_away: usize,
     allowance: Allowance,
-    /// Whose hello has arrived, while the allowance is used up.
-    waiting: Queue<u64>,
+    acquaintances: HashSet<Source>,
+    /// Those whose hello has arrived while the allowance was used up: from hosts of members, and the others.
+    expected: Queue<u64>,
+    unexpected: Queue<u64>,
 }
 
 /// Time to spend: it comes at a fixed rate, and is saved up to a limit.
@@ -73,7 +79,9 @@ impl Strangers {
             unix: Crowd::new(limit),
             sent_away: 0,
             allowance: Allowance { full_at: now },
-            waiting: Queue::new(),
+            acquaintances: HashSet::new(),
+            expected: Queue::new(),
+            unexpected: Queue::new(),
         }
     }
 
@@ -83,17 +91,32 @@ impl Strangers {
     }
 
     /// It was spent on a member.
-    pub fn was_well_spent(&mut self, time: Duration) {
+    pub fn was_well_spent(&mut self, key: u64, time: Duration) {
         self.allowance.give_back(time);
+        if let Some(source) = self.tcp.source(key).filter(|_| self.acquaintances.len() < ACQUAINTANCES) {
+            self.acquaintances.insert(source);
+        }
+    }
+
+    /// False: it waits already.
+    fn wait_in_line(&mut self, key: u64) -> bool {
+        let source = self.tcp.source(key).unwrap_or(Source::Unknown);
+        let line = if self.acquaintances.contains(&source) { &mut self.expected } else { &mut self.unexpected };
+        line.enter(key, source)
+    }
+
+    fn next_in_line(&mut self) -> Option<u64> {
+        self.expected.pop().or_else(|| self.unexpected.pop())
     }
 
     pub fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.expected.is_empty() || !self.unexpected.is_empty()
     }
 
     /// It has completed the handshake, or is gone.
     pub fn leave(&mut self, key: u64) {
-        self.waiting.leave(key);
+        self.expected.leave(key);
+        self.unexpected.leave(key);
         if !self.tcp.leave(key) {
             self.unix.leave(key);
         }
@@ -158,9 +181,8 @@ impl<H: Host> Shard<H> {
     pub(crate) fn may_shake_hands(&mut self, key: u64) -> bool {
         let now = self.delivery.now;
         let Some(at) = self.strangers.allowance.wait(now) else { return true };
-        let is_first = self.strangers.waiting.is_empty();
-        let source = self.strangers.tcp.source(key).unwrap_or(Source::Unknown);
-        if self.strangers.waiting.enter(key, source) {
+        let is_first = !self.strangers.has_waiting();
+        if self.strangers.wait_in_line(key) {
             self.delivery.metrics.tls_handshakes_delayed.add(1);
         }
         if is_first {
@@ -171,12 +193,12 @@ impl<H: Host> Shard<H> {
 
     /// Goes on with handshakes that wait, as far as the allowance goes.
     pub(crate) fn shake_hands(&mut self, now: Instant) {
-        while !self.strangers.waiting.is_empty() {
+        while self.strangers.has_waiting() {
             if let Some(at) = self.strangers.allowance.wait(now) {
                 self.timers.start(at, TimerKey::Handshakes);
                 return;
             }
-            if let Some(key) = self.strangers.waiting.pop() {
+            if let Some(key) = self.strangers.next_in_line() {
                 self.receive_on(key);
             }
         }
@@ -244,5 +266,23 @@ mod tests {
         assert_eq!(at_once, SAVINGS.as_micros() / one.as_micros() + 1);
         allowance.give_back(one * 2);
         assert!(allowance.wait(now).is_none());
+    }
+
+    #[test]
+    fn hosts_of_members_come_first() {
+        let mut strangers = Strangers::new(1, Instant::now());
+        let host = |n: u8| Source::V4([10, 0, 0, n]);
+        for key in 0..6 {
+            strangers.tcp.enter(key, host(if key == 0 || key > 3 { 1 } else { 2 }));
+        }
+        strangers.was_well_spent(0, Duration::ZERO);
+        strangers.leave(0);
+        for key in 1..6 {
+            assert!(strangers.wait_in_line(key) && !strangers.wait_in_line(key));
+        }
+        strangers.leave(2);
+        let order: Vec<_> = std::iter::from_fn(|| strangers.next_in_line()).collect();
+        assert_eq!(order, [4, 5, 1, 3]);
+        assert!(!strangers.has_waiting());
     }
 }
