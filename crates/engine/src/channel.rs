@@ -12,7 +12,7 @@ use crate::op::PendingOp;
 use crate::shared::Shared;
 use crate::whereabouts::Expected;
 use starwire_net::transport::{SocketAddress, backoff};
-use starwire_protocol::{Failure, Outcome};
+use starwire_protocol::{Failure, Outcome, code};
 
 /// Requests may wait for a peer until their deadline (TensorFlow waits for tasks that start later). After this time,
 /// the log names the peer and the reason …
@@ -231,9 +231,14 @@ impl<O: Op> ChannelState<O> {
         self.attempt_ends = None;
     }
 
-    /// The error of requests that waited for a failed attempt.
+    /// The error of requests that waited for a failed attempt. A peer that is down is told in gRPC's words, by which
+    /// programs recognise that.
     pub fn unreachable(&self, failure: &Failure) -> String {
-        format!("starwire: cannot reach {} ({}): {}", self.shared.task, self.shared.grpc_address, failure.message)
+        let words = if failure.code == code::UNAVAILABLE { "failed to connect to all addresses: " } else { "" };
+        format!(
+            "starwire: cannot reach {} ({}): {words}{}",
+            self.shared.task, self.shared.grpc_address, failure.message
+        )
     }
 
     /// Whether to log now that requests wait for an unreachable peer: soon, and then once a minute.
