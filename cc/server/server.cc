@@ -66,6 +66,17 @@ constexpr Protocol kProtocols[] = {
     {"star_server_lite", "STARWIRE_STAR_LITE_SERVER"},
 };
 
+// In front of a protocol's name: ours, also where TensorFlow was built with a protocol of that name. DeepRec may be.
+constexpr char kOwnPrefix[] = "starwire+";
+
+// Whether a factory that is registered already answers to the name.
+bool IsTaken(const std::string& protocol) {
+  ServerDef def;
+  def.set_protocol(protocol);
+  tensorflow::ServerFactory* factory = nullptr;
+  return tensorflow::ServerFactory::GetFactory(def, &factory).ok();
+}
+
 // The servers that exist in this process. Python never destroys one.
 struct Servers {
   std::mutex mu;
@@ -107,9 +118,13 @@ int RequestedPort(const ServerDef& def) {
 
 class Factory : public tensorflow::ServerFactory {
  public:
-  explicit Factory(const char* protocol) : protocol_(protocol) {}
+  // `name_is_free`: no other factory answers to the protocol's plain name. If two did, which one TensorFlow takes would be
+  // an accident of its hash table.
+  Factory(const char* protocol, bool name_is_free) : protocol_(protocol), name_is_free_(name_is_free) {}
 
-  bool AcceptsOptions(const ServerDef& def) override { return def.protocol() == protocol_; }
+  bool AcceptsOptions(const ServerDef& def) override {
+    return (name_is_free_ && def.protocol() == protocol_) || def.protocol() == kOwnPrefix + protocol_;
+  }
 
   // Without `override`: 1.15 has the second, later versions the first.
   Status NewServer(const ServerDef& def, const FactoryOptions& options,
@@ -122,6 +137,7 @@ class Factory : public tensorflow::ServerFactory {
 
  private:
   const std::string protocol_;
+  const bool name_is_free_;
 };
 
 }  // namespace
@@ -129,7 +145,14 @@ class Factory : public tensorflow::ServerFactory {
 Status RegisterServers() {
   static const bool registered = [] {
     for (const Protocol& protocol : kProtocols) {
-      RegisterServerFactory(protocol.factory_name, new Factory(protocol.name));
+      const std::string own_name = kOwnPrefix + std::string(protocol.name);
+      const bool taken = IsTaken(protocol.name);
+      // If our name is taken as well, this is another copy of the library.
+      if (taken && !IsTaken(own_name)) {
+        LOG(WARNING) << "starwire: this TensorFlow has a " << protocol.name
+                     << " of its own, which keeps the name: ask for " << own_name << " to get starwire's";
+      }
+      RegisterServerFactory(protocol.factory_name, new Factory(protocol.name, !taken));
     }
     // If another copy of this library is loaded, its passes are enough.
     if (RegisterFuseOps()) {

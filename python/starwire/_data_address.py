@@ -21,12 +21,12 @@ def data_address(server, timeout=10.0):
       TimeoutError: no answer in time; the server has not been started, or is not there.
       ConnectionError: no such answer; the message has the reason.
     """
-    from starwire import protocols
+    from starwire_run import protocols
 
     if not isinstance(server, str):
         protocol = server.server_def.protocol
-        if protocol not in protocols():
-            raise ValueError(f"starwire: a server with protocol {protocol!r} has no data port: it is not one of starwire's ({', '.join(protocols())})")
+        if not protocols.is_ours(protocol):
+            raise ValueError(f"starwire: a server with protocol {protocol!r} has no data port: it is not one of starwire's ({', '.join(protocols.OURS)})")
         server = server.target
     address = server.rpartition("://")[2]
     texts = [device.physical_device_desc for device in _devices(address, timeout)]

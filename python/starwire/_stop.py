@@ -16,10 +16,10 @@ def stop(server):
     except ImportError:  # TensorFlow 1
         from tensorflow.python.pywrap_tensorflow import TF_ServerStop
     protocol = server.server_def.protocol
-    from starwire import protocols
+    from starwire_run import protocols
 
-    if protocol not in protocols():
-        raise ValueError(f"starwire: a server with protocol {protocol!r} cannot be stopped: it is not one of starwire's ({', '.join(protocols())})")
+    if not protocols.is_ours(protocol):
+        raise ValueError(f"starwire: a server with protocol {protocol!r} cannot be stopped: it is not one of starwire's ({', '.join(protocols.OURS)})")
     try:
         TF_ServerStop(server._server)
     except tf.errors.UnimplementedError:

@@ -4,15 +4,22 @@ import os
 
 # What starwire adds to TensorFlow.
 OURS = ("grpc++", "star_server", "star_server_lite", "grpc+verbs")
+# In front of one of these, it means the same, also where TensorFlow was built with a protocol of the plain name, as DeepRec may be.
+PREFIX = "starwire+"
 STOCK = "grpc"
 VARIABLE = "STARWIRE_PROTOCOL"
 # Used by `starwire run` if neither its option nor the variable is given.
 DEFAULT = "grpc++"
 
 
+def is_ours(protocol):
+    """Whether this is one of starwire's protocols, with or without the prefix."""
+    return (protocol[len(PREFIX) :] if protocol.startswith(PREFIX) else protocol) in OURS
+
+
 def check(protocol, source):
     """Returns the protocol. Raises ValueError, which names its source, if there is no such protocol."""
-    if protocol != STOCK and protocol not in OURS:
+    if protocol != STOCK and not is_ours(protocol):
         raise ValueError(f"starwire: {source} is {protocol!r}, which is not a protocol: use {', '.join(OURS)}, or {STOCK} for TensorFlow's own")
     return protocol
 

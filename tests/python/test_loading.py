@@ -41,6 +41,11 @@ def test_import_starwire(protocol):
     assert f"path {library_path()}" in done.stdout
 
 
+def test_import_starwire_and_ask_with_the_prefix():
+    code = SERVE.replace("grpc++", "starwire+grpc++") + "    starwire.stop(server)\n"
+    assert_served(python("import tensorflow as tf\nimport starwire" + code))
+
+
 def test_import_starwire_before_tensorflow():
     assert_served(python("import starwire\nimport tensorflow as tf" + SERVE))
 

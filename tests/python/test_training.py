@@ -96,6 +96,13 @@ def test_optimizers_give_the_same_bits(cluster, stock, optimizer, use_resource):
     assert ours[0][0] != ours[0][-1]
 
 
+@pytest.mark.parametrize("name", ["grpc++", "star_server"])
+def test_a_name_with_starwires_prefix_means_the_same(make_cluster, stock, name):
+    """In a TensorFlow that has a protocol of the plain name, only this one is starwire's."""
+    cluster = make_cluster(protocol=f"starwire+{name}")
+    assert chief_call(cluster, train, "adam", True) == chief_call(stock, train, "adam", True)
+
+
 # MonitoredTrainingSession. --------------------------------------------------------------------------------------------
 
 
