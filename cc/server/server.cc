@@ -273,7 +273,9 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   services.resolver = resolver_;
   services.compute_pool = worker_env()->compute_pool;
   for (const tensorflow::Device* device : worker_env()->device_mgr->ListDevices()) {
-    services.private_payloads |= device->device_type() != tensorflow::DEVICE_CPU;
+    // XLA's device for the CPU, which 1.15 always has, has tensors copied to ordinary memory before they are sent.
+    const std::string& type = device->device_type();
+    services.private_payloads |= type != tensorflow::DEVICE_CPU && type != "XLA_CPU";
   }
   status = engine_->Start(protocol_, server_def(), bound_port(), std::move(services));
   if (!status.ok()) return status;

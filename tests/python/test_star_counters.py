@@ -44,7 +44,9 @@ class Model:
     def train(self, rate=0.125, after=None):
         """As optimizers do it, after what `after` makes of the updates."""
         optimizer = one().train.GradientDescentOptimizer(rate)
-        updates = optimizer.apply_gradients(optimizer.compute_gradients(self.loss, self.variables))
+        with here():
+            gradients = optimizer.compute_gradients(self.loss, self.variables)
+        updates = optimizer.apply_gradients(gradients)
         with tf.control_dependencies([updates] if after is None else after(updates)):
             return self.count()
 
@@ -59,7 +61,8 @@ def usual(resource):
 
 def minimized(resource):
     model = Model(resource)
-    return model, one().train.AdagradOptimizer(0.1).minimize(model.loss, global_step=model.counter)
+    with here():
+        return model, one().train.AdagradOptimizer(0.1).minimize(model.loss, global_step=model.counter)
 
 
 def with_a_rate(resource):
