@@ -67,10 +67,10 @@ $(BENCH)/venv/.done: benches/tf/requirements.txt
 	@$(BENCH)/venv/bin/pip install --quiet --disable-pip-version-check -r benches/tf/requirements.txt
 	@touch $@
 
-# The Keras that ParameterServerStrategy supports; TensorFlow 2.12 and 2.13 contain it.
+# The Keras that ParameterServerStrategy supports; TensorFlow 2.12 and 2.13 contain it, and 1.15 has no such strategy.
 KERAS = $(BENCH)/keras-$(INSTALLED)
 $(BENCH)/keras-%/.done:
-	@$(if $(filter 2.12.% 2.13.%,$*),mkdir -p $(@D),$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) "tf-keras==$(basename $*).*")
+	@$(if $(filter 1.15.% 2.12.% 2.13.%,$*),mkdir -p $(@D),$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) "tf-keras==$(basename $*).*")
 	@touch $@
 
 .PHONY: bench
@@ -148,7 +148,7 @@ matrix: tools ## Build and smoke-test for every TensorFlow minor (VERSIONS="2.12
 	@FULL=$(FULL) scripts/matrix $(VERSIONS)
 
 .PHONY: bazel
-bazel: tools venv ## Build the plug-in with Bazel (BAZEL=/path) and smoke-test it: bazel/README.md
+bazel: $(if $(filter 1.%,$(INSTALLED)),build,tools venv) ## Build the plug-in with Bazel (BAZEL=/path) and smoke-test it: bazel/README.md
 	@CARGO="$(CARGO)" scripts/bazel-test $(PYTHON)
 
 .PHONY: sanitize

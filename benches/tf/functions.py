@@ -11,6 +11,9 @@ from cases import KB, MB, Case, Ctr, _digest
 # Steps that the chief schedules for each worker before it waits for them.
 AHEAD = 16
 
+# TensorFlow 1.15 has the strategy for Estimators only, and no coordinator.
+SUPPORTED = tf.__version__.split(".")[0] != "1"
+
 
 class Functions(Case):
     """Subclasses build `step`, a tf.function that takes the number of the step."""
@@ -192,6 +195,8 @@ class KerasCtr(Functions):
 
 
 def all_functions():
+    if not SUPPORTED:
+        return []
     return [
         FunctionVariables("tf2-300x1KB", "TensorFlow 2: 300 variables × 1 KB, 2 ps", 300, 1 * KB),
         FunctionVariables("tf2-100x4KB", "TensorFlow 2: 100 variables × 4 KB, 2 ps", 100, 4 * KB),
@@ -203,4 +208,6 @@ def all_functions():
 
 def coordinators():
     """Many workers; only `--cases` selects these."""
+    if not SUPPORTED:
+        return []
     return [Tiny(f"tf2-tiny-{workers}w", f"TensorFlow 2: a step that adds 1, {workers} workers", workers) for workers in (1, 4, 16, 64)]
