@@ -28,17 +28,18 @@ TENSORFLOW_TREE = [
     "//tensorflow/core/distributed_runtime/rpc:grpc_worker_service",
 ]
 
-# The layout of TensorFlow's own classes depends on the first three.
+# The ABI of std::string is not here: it is that of the tree, or of the wheel. The layout of TensorFlow's classes depends on the first.
 _COPTS = [
     "-DNDEBUG",
-    "-D_GLIBCXX_USE_CXX11_ABI=1",
-    "-DEIGEN_MAX_ALIGN_BYTES=64",
     "-std=c++17",
     "-fvisibility=hidden",
     "-fvisibility-inlines-hidden",
     "-fstack-protector-strong",
     "-Wno-sign-compare",
 ]
+
+# TensorFlow 2 compiles itself with this, and it decides how tensors are laid out.
+_TF2_COPTS = ["-DEIGEN_MAX_ALIGN_BYTES=64"]
 
 # The checks of the C library's buffer functions need an optimizing compiler.
 _OPTIMIZED_COPTS = [
@@ -51,22 +52,23 @@ def starwire_library(name, tensorflow_version, tensorflow = TENSORFLOW_TREE, **k
 
     Args:
       name: of the target.
-      tensorflow_version: "2.15.1": exactly that of the TensorFlow in `tensorflow`.
+      tensorflow_version: "2.15.1", "1.15.5+deeprec2402": exactly what the TensorFlow in `tensorflow` calls itself.
       tensorflow: deps with its headers (and, unless somebody else links them, its code).
       **kwargs: further attributes of cc_library.
     """
     numbers = tensorflow_version.split(".")
+    is_tf1 = numbers[0] == "1"
     native.cc_library(
         name = name,
-        srcs = ["@starwire//:sources"],
-        copts = _COPTS + [
+        srcs = ["@starwire//:sources_tf1" if is_tf1 else "@starwire//:sources"],
+        copts = _COPTS + ([] if is_tf1 else _TF2_COPTS) + [
             "-DSTARWIRE_TF_VERSION='\"%s\"'" % tensorflow_version,
             "-DSTARWIRE_TF_MINOR=%d" % (int(numbers[0]) * 100 + int(numbers[1])),
         ] + select({
             "@starwire//:optimized": _OPTIMIZED_COPTS,
             "//conditions:default": [],
         }),
-        deps = ["@starwire//:headers", "@starwire//:core"] + tensorflow,
+        deps = (["@starwire//:headers_tf1"] if is_tf1 else []) + ["@starwire//:headers", "@starwire//:core"] + tensorflow,
         alwayslink = 1,
         linkstatic = 1,
         **kwargs
@@ -100,48 +102,65 @@ def if_starwire(with_starwire, without = []):
     })
 
 _ASK = """
-import importlib.util, os, re
-folder = list(importlib.util.find_spec("tensorflow").submodule_search_locations)[0]
-info = [name for name in os.listdir(os.path.dirname(folder)) if re.match(r"tensorflow(_cpu|_gpu|_rocm)?-[0-9].*\\.dist-info$", name)][0]
-print(info[: -len(".dist-info")].rpartition("-")[2])
-print(folder)
+import os, re, tensorflow
+include = tensorflow.sysconfig.get_include()
+flags = " ".join(tensorflow.sysconfig.get_compile_flags())
+print(tensorflow.__version__)
+print(os.path.dirname(include))
+print(re.search(r"-D(_GLIBCXX_USE_CXX11_ABI=.)", flags).group(1))
 """
+
+# In this order: up to 2.18 both hold the registry of server factories.
+_LIBRARIES = ["libtensorflow_framework.so.2", "libtensorflow_cc.so.2"]
+_TF1_LIBRARIES = ["libtensorflow_framework.so.1", "python/_pywrap_tensorflow_internal.so"]
 
 _BUILD = """
 package(default_visibility = ["//visibility:public"])
 
 cc_library(
     name = "tensorflow",
-    hdrs = glob(["include/**"], exclude = ["include/**/*.so"]),
-    includes = [
-        "include",
-        "include/external/com_github_grpc_grpc/include",
-        "include/external/farmhash_archive/src",
-    ],
-    # In this order: up to 2.18 both hold the registry of server factories.
-    linkopts = [
-        "-Wl,--no-as-needed",
-        "-L{folder}",
-        "-l:libtensorflow_framework.so.2",
-        "-l:libtensorflow_cc.so.2",
-        "-Wl,--as-needed",
-    ],
+    hdrs = glob({headers}, exclude = ["include/**/*.so"]),
+    defines = ["{abi}"],
+    includes = {includes},
+    linkopts = ["-Wl,--no-as-needed"{libraries}, "-Wl,--as-needed"],
 )
 """
 
 def _tensorflow_wheel(repository_ctx):
-    python = repository_ctx.os.environ.get("STARWIRE_PYTHON", "python3")
+    environ = repository_ctx.os.environ
+    python = environ.get("STARWIRE_PYTHON", "python3")
     answer = repository_ctx.execute([python, "-c", _ASK])
     if answer.return_code != 0:
         fail("%s has no TensorFlow; set STARWIRE_PYTHON to a Python that has: %s" % (python, answer.stderr))
-    version, folder = answer.stdout.strip().split("\n")
+    version, folder, abi = answer.stdout.strip().split("\n")
+    headers = ["include/**"]
+    includes = [
+        "include",
+        "include/external/com_github_grpc_grpc/include",
+        "include/external/farmhash_archive/src",
+    ]
     repository_ctx.symlink(folder + "/include", "include")
-    repository_ctx.file("BUILD.bazel", _BUILD.replace("{folder}", folder))
+    is_tf1 = version.startswith("1.")
+    if is_tf1:
+        # The wheel lacks the headers of the distributed runtime: those of a source tree, and three that protoc makes.
+        for name, variable in [("generated", "STARWIRE_TF_HEADERS"), ("source", "STARWIRE_TF_SOURCE")]:
+            if not environ.get(variable):
+                fail("TensorFlow %s needs %s: see bazel/README.md" % (version, variable))
+            repository_ctx.symlink(environ[variable] + "/tensorflow", name + "/tensorflow")
+            headers.append(name + "/tensorflow/**/*.h")
+        includes = ["generated"] + includes + ["source"]
+    libraries = ["%s/%s" % (folder, name) for name in (_TF1_LIBRARIES if is_tf1 else _LIBRARIES)]
+    repository_ctx.file("BUILD.bazel", _BUILD.format(
+        abi = abi,
+        headers = repr(headers),
+        includes = repr(includes),
+        libraries = "".join([", \"-L%s\", \"-l:%s\"" % tuple(library.rsplit("/", 1)) for library in libraries]),
+    ))
     repository_ctx.file("version.bzl", "TENSORFLOW_VERSION = \"%s\"\n" % version)
 
 # The TensorFlow that is installed in $STARWIRE_PYTHON: @name//:tensorflow, and TENSORFLOW_VERSION in @name//:version.bzl.
 tensorflow_wheel = repository_rule(
     implementation = _tensorflow_wheel,
-    environ = ["STARWIRE_PYTHON"],
+    environ = ["STARWIRE_PYTHON", "STARWIRE_TF_HEADERS", "STARWIRE_TF_SOURCE"],
     local = True,
 )

@@ -118,8 +118,8 @@ int RequestedPort(const ServerDef& def) {
 
 class Factory : public tensorflow::ServerFactory {
  public:
-  // `name_is_free`: no other factory answers to the protocol's plain name. If two did, which one TensorFlow takes would be
-  // an accident of its hash table.
+  // `name_is_free`: no other factory answers to the protocol's plain name. If two did, which one TensorFlow takes would
+  // be an accident of its hash table.
   Factory(const char* protocol, bool name_is_free) : protocol_(protocol), name_is_free_(name_is_free) {}
 
   bool AcceptsOptions(const ServerDef& def) override {
