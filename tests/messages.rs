@@ -21,6 +21,21 @@ fn cpp_errors_are_documented() {
     check(&messages);
 }
 
+#[test]
+fn rust_lines_are_documented() {
+    let mut messages = messages("src", "rs", rust_lines);
+    messages.extend(self::messages("crates", "rs", rust_lines));
+    assert!(messages.len() > 40, "only {} messages found: did the sources move?", messages.len());
+    check(&messages);
+}
+
+#[test]
+fn python_errors_are_documented() {
+    let messages = messages("python/starwire", "py", python_errors);
+    assert!(messages.len() > 15, "only {} messages found: did the sources move?", messages.len());
+    check(&messages);
+}
+
 fn check(messages: &[(PathBuf, Fragments)]) {
     let text = read(Path::new("docs/troubleshooting.md"));
     // A documented message is the text in backticks.
@@ -63,6 +78,30 @@ fn rust_messages(text: &str) -> Vec<Fragments> {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     let after = code.split("#[error(").skip(1);
     let literals = after.filter_map(|rest| literal(rest.trim_start()).map(|(text, _)| text));
+    literals.map(|text| split_placeholders(&text)).collect()
+}
+
+/// Extracts what other literals that begin with `starwire: ` say before their first placeholder. Those of two kinds
+/// differ only in where the bug is, and are documented as one.
+fn rust_lines(text: &str) -> Vec<Fragments> {
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("\"starwire: ") {
+        let line = code[..at].rsplit('\n').next().unwrap_or_default();
+        let Some((text, _)) = literal(&code[at..]).filter(|_| !line.trim_start().starts_with("//")) else { continue };
+        // Documents have no backticks within messages.
+        let text = text.split('`').next().unwrap_or_default();
+        let Some(first) = split_placeholders(text).into_iter().next() else { continue };
+        let kind = ["starwire: internal error while", "starwire: bug:"].into_iter().find(|kind| first.starts_with(kind));
+        found.push(vec![kind.map_or(first, str::to_owned)]);
+    }
+    found
+}
+
+/// Extracts the texts of `raise …Error(f"…")`.
+fn python_errors(text: &str) -> Vec<Fragments> {
+    let raised = text.split("raise ").skip(1).filter_map(|rest| rest.split_once("Error("));
+    let literals = raised.filter_map(|(_, rest)| literal(rest.strip_prefix('f').unwrap_or(rest)).map(|(text, _)| text));
     literals.map(|text| split_placeholders(&text)).collect()
 }
 
@@ -163,6 +202,9 @@ fn an_undocumented_message_is_noticed() {
     let fragments = rust_messages("#[error(\"never {written} down anywhere\")]").remove(0);
     assert_eq!(fragments, ["never", "down anywhere"]);
     assert!(!contains_in_order("something else", &fragments));
+    assert_eq!(rust_lines("log(\"starwire: never {written} down\")"), [["starwire: never"]]);
+    assert_eq!(rust_lines("// like \"starwire: never {written} down\""), Vec::<Fragments>::new());
+    assert_eq!(python_errors("raise ValueError(f\"never {written} down\")"), [["never", "down"]]);
     let fragments = cpp_messages("MakeStatus(3, \"a \\\"thing\\\" of \" + F(x, \"y\") + \" bytes\");").remove(0);
     assert_eq!(fragments, ["a \"thing\" of", "bytes"]);
 }
