@@ -92,7 +92,8 @@ fn rust_lines(text: &str) -> Vec<Fragments> {
         // Documents have no backticks within messages.
         let text = text.split('`').next().unwrap_or_default();
         let Some(first) = split_placeholders(text).into_iter().next() else { continue };
-        let kind = ["starwire: internal error while", "starwire: bug:"].into_iter().find(|kind| first.starts_with(kind));
+        let kind =
+            ["starwire: internal error while", "starwire: bug:"].into_iter().find(|kind| first.starts_with(kind));
         found.push(vec![kind.map_or(first, str::to_owned)]);
     }
     found

@@ -37,6 +37,8 @@ KNOWN = {
     "star_server:tcp": Column("star_server:tcp", "star_server", {"STARWIRE_UNIX": "off"}),
     "star_server:tls": Column("star_server:tls", "star_server", tls=True),
     "star_server:stock-updates": Column("star_server:stock-updates", "star_server", {"STARWIRE_ROW_UPDATES": "false"}),
+    "star_server:polling": Column("star_server:polling", "star_server", {"WORKER_ENABLE_POLLING": "true", "PS_ENABLE_POLLING": "true"}),
+    "star_server:ps-polling": Column("star_server:ps-polling", "star_server", {"PS_ENABLE_POLLING": "true"}),
     "star_server:pipeline": Column("star_server:pipeline", "star_server", options={"pipeline": 1}),
     "star_server:pipeline2": Column("star_server:pipeline2", "star_server", options={"pipeline": 2}),
     "star_server:bfloat16": Column("star_server:bfloat16", "star_server", options={"wire_dtype": "bfloat16"}),

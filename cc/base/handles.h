@@ -1,9 +1,9 @@
-// Owning handles for the transport's objects, one for each handle type of include/starwire.h. (`sw_string` has none:
-// only cc/fuse/switch.cc gets one.)
+// Owners of the transport's objects: a handle for each handle type of include/starwire.h, and OwnString.
 #ifndef STARWIRE_CC_BASE_HANDLES_H_
 #define STARWIRE_CC_BASE_HANDLES_H_
 
 #include <memory>
+#include <string>
 
 #include "include/starwire.h"
 
@@ -31,6 +31,24 @@ using ExecHandle = Handle<sw_exec>;
 using FusePlanHandle = Handle<sw_fuse_plan>;
 using PortHandle = Handle<sw_port>;
 using StarPlanHandle = Handle<sw_star_plan>;
+
+class OwnString {
+ public:
+  OwnString() = default;
+  explicit OwnString(sw_string string) : string_(string) {}
+  ~OwnString() { sw_string_free(string_); }
+  OwnString(const OwnString&) = delete;
+  OwnString& operator=(const OwnString&) = delete;
+
+  // For ABI functions that store the string there; once.
+  sw_string* out() { return &string_; }
+  std::string text() const {
+    return string_.len == 0 ? std::string() : std::string(reinterpret_cast<const char*>(string_.data), string_.len);
+  }
+
+ private:
+  sw_string string_{};
+};
 
 // For ABI functions that return objects through out-parameters. The handle owns the object once the statement ends:
 //

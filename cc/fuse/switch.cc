@@ -32,9 +32,8 @@ ServerWishes* AllServerWishes() {
 
 // For a process without a server; a server logs them when it starts.
 void LogEnvironmentWarnings() {
-  const sw_string text = sw_environment_warnings();
-  if (text.len != 0) LOG(WARNING) << std::string(reinterpret_cast<const char*>(text.data), text.len);
-  sw_string_free(text);
+  const std::string warnings = OwnString(sw_environment_warnings()).text();
+  if (!warnings.empty()) LOG(WARNING) << warnings;
 }
 
 ServerWish ServerWishOf(const std::string& task) {

@@ -217,12 +217,11 @@ Status Engine::FindEntrance(const std::string& grpc_address, std::string* out) {
     *out = grpc_address;
     return OkStatus();
   }
-  sw_string entrance;
+  OwnString entrance;
   ErrorHandle error;
-  const sw_code code = sw_engine_entrance(handle, AsBytes(grpc_address), &entrance, Into(&error));
+  const sw_code code = sw_engine_entrance(handle, AsBytes(grpc_address), entrance.out(), Into(&error));
   if (code != 0) return StatusFromError(code, error);
-  out->assign(reinterpret_cast<const char*>(entrance.data), entrance.len);
-  sw_string_free(entrance);
+  *out = entrance.text();
   return OkStatus();
 }
 

@@ -225,7 +225,6 @@ impl<O: Owner> Connection<O> {
         if let Err(op) = client.enter(id, request) {
             return self.refuse_twin(op);
         }
-        self.stats.recvs += 1;
         match limits {
             Some(limits) => self.send_recv(RecvFrame { id, step, key: 0, frame, iter }, prefix, &limits),
             None => client.wait(Queue::Recv, id),
@@ -312,8 +311,7 @@ impl<O: Owner> Connection<O> {
         };
         client.forget_deadline(id, deadline);
         if tell {
-            self.stats.cancels += 1;
-            self.out.frame(Answers::default(), &mut self.stats, |out| put::cancel(out, id, code));
+            self.out.frame(Answers::default(), |out| put::cancel(out, id, code));
         }
         if deferred {
             client.deferred.push((op, code, message.to_owned()));
@@ -356,11 +354,11 @@ impl<O: Owner> Connection<O> {
             Interned::New { key, forget } => {
                 self.stats.keys += 1;
                 self.stats.key_resets += u64::from(forget);
-                self.out.frame(Answers::default(), &mut self.stats, |out| put::key(out, key, forget, prefix));
+                self.out.frame(Answers::default(), |out| put::key(out, key, forget, prefix));
                 key
             }
         };
-        self.out.frame(Answers::default(), &mut self.stats, |out| put::recv(out, &recv));
+        self.out.frame(Answers::default(), |out| put::recv(out, &recv));
     }
 
     /// Sends a call whose request is in the table.
@@ -387,7 +385,7 @@ impl<O: Owner> Connection<O> {
                 self.stats.payload_out += measure.inline;
                 self.stats.copied_out += measure.inline;
                 let deadline_ms = remaining_ms(now, deadline);
-                self.out.frame(Answers::default(), &mut self.stats, |out| {
+                self.out.frame(Answers::default(), |out| {
                     put::call(out, id, method, deadline_ms, &meta, payload.as_ref());
                 });
             }
@@ -471,7 +469,7 @@ impl<O: Owner> Connection<O> {
         self.stats.replies += 1;
         if self.out.drop_transfer(id).is_some() {
             // Answered before it was complete: the rest need not travel.
-            self.out.frame(Answers::default(), &mut self.stats, |out| put::data(out, id, 0));
+            self.out.frame(Answers::default(), |out| put::data(out, id, 0));
         }
         let bulk = parts.bulk() != 0;
         if reply.code != 0 {
@@ -513,9 +511,8 @@ impl<O: Owner> Connection<O> {
                         self.events.end(op, failure.code, &message);
                     }
                     if bulk {
-                        self.stats.cancels += 1;
                         let code = code::CANCELLED;
-                        self.out.frame(Answers::default(), &mut self.stats, |out| put::cancel(out, id, code));
+                        self.out.frame(Answers::default(), |out| put::cancel(out, id, code));
                     }
                 }
             }

@@ -218,7 +218,7 @@ impl<O: Owner> Connection<O> {
             return;
         }
         let goodbye = self.is_ready().then_some(|out: &mut Vec<u8>| put::goodbye(out, reason));
-        self.out.close(&mut self.stats, goodbye);
+        self.out.close(goodbye);
         self.phase = Phase::Broken(ConnectionError::Left(reason.to_owned()));
     }
 
@@ -239,7 +239,7 @@ impl<O: Owner> Connection<O> {
         if !matches!(self.phase, Phase::Broken(_)) {
             self.phase = Phase::Broken(ConnectionError::Misuse("a connection was used after it ended"));
         }
-        self.out.close(&mut self.stats, None::<fn(&mut Vec<u8>)>);
+        self.out.close(None::<fn(&mut Vec<u8>)>);
         self.incoming.clear();
         match self.side {
             Side::Client(_) => self.fail_client(code, message),
@@ -308,7 +308,7 @@ impl<O: Owner> Connection<O> {
 
     /// A frame that answers nothing.
     pub(super) fn say(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
-        self.out.frame(Answers::default(), &mut self.stats, encode);
+        self.out.frame(Answers::default(), encode);
     }
 
     /// Runs an input. Its error ends the connection, with a last frame to the peer where that helps.
@@ -324,7 +324,7 @@ impl<O: Owner> Connection<O> {
                 _ => None,
             };
             let refusal = refusal.map(|(code, reason)| move |out: &mut Vec<u8>| put::refuse(out, code, &reason));
-            self.out.close(&mut self.stats, refusal);
+            self.out.close(refusal);
             self.phase = Phase::Broken(error.clone());
         }
         result
@@ -379,7 +379,6 @@ impl<O: Owner> Connection<O> {
         let is_unproved = self.settings.secret.is_some() && self.incoming.key.is_none();
         let mut frames = Frames::new(section, from);
         while let Some(frame) = frames.next()? {
-            self.stats.frames_in += 1;
             if is_unproved {
                 self.check_unproved(&frame, frames.name())?;
             }

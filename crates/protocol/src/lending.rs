@@ -151,7 +151,7 @@ impl<O: Owner> Connection<O> {
     /// The last bytes of a block were taken.
     pub(super) fn return_loan(&mut self) {
         if self.incoming.loan_is_over() {
-            self.out.frame(Answers::default(), &mut self.stats, |out| put::taken(out, 1));
+            self.out.frame(Answers::default(), |out| put::taken(out, 1));
         }
     }
 }

@@ -181,7 +181,7 @@ impl<P: Payload> Outgoing<P> {
     }
 
     /// Appends a small frame. `answers`: the request that it answers, if it is a REPLY.
-    pub fn frame(&mut self, answers: Answers, stats: &mut Stats, encode: impl FnOnce(&mut Vec<u8>)) {
+    pub fn frame(&mut self, answers: Answers, encode: impl FnOnce(&mut Vec<u8>)) {
         if self.mute {
             return;
         }
@@ -195,7 +195,6 @@ impl<P: Payload> Outgoing<P> {
         encode(&mut self.open.bytes);
         self.queued += self.open.bytes.len() - before;
         self.open.answers.add(answers);
-        stats.frames_out += 1;
     }
 
     /// The frames so far make up a block of their own.
@@ -286,7 +285,7 @@ impl<P: Payload> Outgoing<P> {
     }
 
     /// Forgets everything and accepts nothing more, except one last frame.
-    pub fn close(&mut self, stats: &mut Stats, last_word: Option<impl FnOnce(&mut Vec<u8>)>) {
+    pub fn close(&mut self, last_word: Option<impl FnOnce(&mut Vec<u8>)>) {
         self.closed.clear();
         self.open = Chunk::default();
         self.queued = 0;
@@ -297,7 +296,7 @@ impl<P: Payload> Outgoing<P> {
         self.pong = None;
         self.held = None;
         if let Some(encode) = last_word {
-            self.frame(Answers::default(), stats, encode);
+            self.frame(Answers::default(), encode);
         }
         self.mute = true;
     }
@@ -349,7 +348,6 @@ impl<P: Payload> Outgoing<P> {
         }
         let room = MAX_FRAMES.saturating_sub(chunk.bytes.len());
         if self.lender.lend(&mut chunk.bytes, out, first + 1, bulk, room) {
-            stats.frames_out += 1;
             stats.lent += bulk;
             bulk = 0;
         }
@@ -365,12 +363,10 @@ impl<P: Payload> Outgoing<P> {
     fn take_pings(&mut self, control: &mut Vec<u8>, stats: &mut Stats) {
         if let Some(nonce) = self.ping.take() {
             put::ping(control, nonce);
-            stats.frames_out += 1;
             stats.pings_sent += 1;
         }
         if let Some(nonce) = self.pong.take() {
             put::pong(control, nonce);
-            stats.frames_out += 1;
         }
     }
 
@@ -451,7 +447,6 @@ impl<P: Payload> Filling<'_, P> {
                 self.chunk.answers.add(*answers);
             }
         }
-        self.stats.frames_out += 1;
         if let Some(measure) = Measure::of(Some(payload)) {
             self.stats.payload_out += measure.inline;
             self.stats.copied_out += measure.inline;
@@ -492,7 +487,6 @@ impl<P: Payload> Filling<'_, P> {
         let sent = self.bulk - before;
         if sent != 0 {
             put::data(&mut self.chunk.bytes, id, sent);
-            self.stats.frames_out += 1;
             self.stats.payload_out += sent;
         }
     }

@@ -126,7 +126,7 @@ impl<O: Owner> Connection<O> {
             payload => {
                 self.stats.payload_out += measure.inline;
                 self.stats.copied_out += measure.inline;
-                self.out.frame(answers, &mut self.stats, |out| put::reply(out, id, 0, meta, payload.as_ref()));
+                self.out.frame(answers, |out| put::reply(out, id, 0, meta, payload.as_ref()));
             }
         }
     }
@@ -141,7 +141,7 @@ impl<O: Owner> Connection<O> {
             details.copy_part(0, &mut bytes);
             Details(bytes)
         });
-        self.out.frame(answers, &mut self.stats, |out| put::reply(out, id, code, message, details.as_ref()));
+        self.out.frame(answers, |out| put::reply(out, id, code, message, details.as_ref()));
     }
 
     pub(super) fn on_key(&mut self, key: u64, forget: bool, prefix: &[u8]) -> Result<(), ConnectionError> {
@@ -183,7 +183,6 @@ impl<O: Owner> Connection<O> {
         if used {
             return Err(used_twice("RECV", id).into());
         }
-        self.stats.recvs += 1;
         let answers = Answers { recvs: 1, ..Answers::default() };
         server.unanswered.add(answers);
         if entered {
@@ -277,7 +276,6 @@ impl<O: Owner> Connection<O> {
 
     pub(super) fn on_cancel(&mut self, id: u64, wanted_code: i32) {
         let Side::Server(server) = &mut self.side else { return };
-        self.stats.cancels += 1;
         let code = if wanted_code == 0 { code::CANCELLED } else { wanted_code };
         let message = b"cancelled by the caller";
         // With its CANCEL the client stops sending the payload.
@@ -298,7 +296,7 @@ impl<O: Owner> Connection<O> {
             // A short answer takes the place of the one that has not been sent.
             Some((Dropped::Unsent, answers)) => self.answer(id, code, message, None, answers),
             Some((Dropped::Begun, _)) => {
-                self.out.frame(Answers::default(), &mut self.stats, |out| put::data(out, id, 0));
+                self.out.frame(Answers::default(), |out| put::data(out, id, 0));
             }
             // The answer is on its way.
             None => {}

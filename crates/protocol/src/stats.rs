@@ -6,8 +6,6 @@
 pub struct Stats {
     pub blocks_in: u64,
     pub blocks_out: u64,
-    pub frames_in: u64,
-    pub frames_out: u64,
     pub bytes_in: u64,
     pub bytes_out: u64,
     pub payload_in: u64,
@@ -17,10 +15,8 @@ pub struct Stats {
     /// Payload bytes that the peer copies from this process's memory, and the reverse.
     pub lent: u64,
     pub borrowed: u64,
-    pub recvs: u64,
     pub calls: u64,
     pub replies: u64,
-    pub cancels: u64,
     pub pings_sent: u64,
     pub keys: u64,
     pub key_resets: u64,

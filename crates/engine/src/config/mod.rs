@@ -183,12 +183,8 @@ pub struct Config {
     pub control: ControlAccess,
     /// Of clients whose certificate was verified.
     pub control_by_tls: ControlAccess,
-    /// Checked with the rest; sessions read it again when they need it.
-    pub fusion: Fusion,
     pub star: StarConfig,
     pub executor: ExecutorChoice,
-    /// Checked with the rest; read again when kernels are made.
-    pub row_updates: bool,
     /// The effective value of every variable, for statistics; without secrets.
     pub settings: Vec<Setting>,
     /// Warnings for the operator: misspelt variables, doubtful addresses.

@@ -69,10 +69,11 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     }
     let control_by_tls = control.unwrap_or(ControlAccess::Everybody);
     let control = control.unwrap_or(if has_proof { ControlAccess::Loopback } else { ControlAccess::Everybody });
-    let fusion = Fusion::read(reader)?;
+    // Sessions and kernels read these again; here they are checked, and reported with the rest.
+    Fusion::read(reader)?;
     let star = StarConfig::read(reader)?;
     let executor = reader.get(&variables::EXECUTOR)?;
-    let row_updates = reader.get(&variables::ROW_UPDATES)?;
+    reader.get(&variables::ROW_UPDATES)?;
 
     Ok(Config {
         role,
@@ -100,10 +101,8 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         max_call_bytes,
         control,
         control_by_tls,
-        fusion,
         star,
         executor,
-        row_updates,
         settings: std::mem::take(&mut reader.settings),
         warnings,
         identity,
