@@ -73,6 +73,10 @@ $(BENCH)/keras-%/.done:
 	@$(if $(filter 1.15.% 2.12.% 2.13.%,$*),mkdir -p $(@D),$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) "tf-keras==$(basename $*).*")
 	@touch $@
 
+.PHONY: print-keras
+print-keras: $(KERAS)/.done ## Install that Keras aside and print its folder
+	@echo $(abspath $(KERAS))
+
 .PHONY: bench
 bench: build ## Measure grpc++ against stock grpc (18 min; BENCH_ARGS="--quick": 2 min); writes JSON, table and plot to target/bench/
 	@$(MAKE) $(BENCH)/venv/.done $(KERAS)/.done

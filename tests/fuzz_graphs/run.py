@@ -28,9 +28,11 @@ import shrink  # noqa: E402
 from generate import generate  # noqa: E402
 
 STOCK, AGAIN = "grpc", "grpc again"
-PROTOCOLS = ("grpc+fuse", "grpc++", "grpc+++fuse", "star_server", "star_server+fuse", "star_server_lite")
+PROTOCOLS = ("grpc+fuse", "grpc++", "grpc+++fuse", "star_server", "star_server+fuse", "star_server+parts", "star_server_lite", "star_server_lite+parts")
 # Group every tensor that can be grouped.
 EAGER = {"STARWIRE_TENSOR_FUSE_LIMITS": "wait_us=60000000,message_us=1000000"}
+# Split every call that can be split, as a slow network would with larger values.
+SPLIT, IN_PARTS = "+parts", {"STARWIRE_STAR_SPLIT_BYTES": "8"}
 FUNCTION_PROTOCOLS = ("grpc++", "star_server", "star_server_lite")
 SHAPE = {"ps": 2, "worker": 2}
 
@@ -40,7 +42,8 @@ def parts(name):
     if name in (STOCK, AGAIN):
         return name, "grpc", None
     base = name[: -len("+fuse")] if name.endswith("+fuse") else name
-    return ("library over grpc" if base == "grpc" else base), base, name.endswith("+fuse")
+    protocol = base[: -len(SPLIT)] if base.endswith(SPLIT) else base
+    return ("library over grpc" if base == "grpc" else base), protocol, name.endswith("+fuse")
 
 
 def label(program):
@@ -66,7 +69,8 @@ class Clusters:
 
         # Enough threads that kernels that block, such as those of staging areas, do not starve others.
         config = ConfigProto(inter_op_parallelism_threads=5 if key == AGAIN else 12, intra_op_parallelism_threads=1 if key == AGAIN else 2).SerializeToString()
-        made = harness.Cluster(self.runner, protocol, SHAPE, environment={**EAGER, "TF_CPP_MIN_LOG_LEVEL": "1"}, start=False, config=config)
+        environment = {**EAGER, **(IN_PARTS if key.endswith(SPLIT) else {}), "TF_CPP_MIN_LOG_LEVEL": "1"}
+        made = harness.Cluster(self.runner, protocol, SHAPE, environment=environment, start=False, config=config)
         for job, count in SHAPE.items():
             for index in range(count):
                 task = made.process(job, index)

@@ -1,0 +1,240 @@
+"""Keras with ParameterServerStrategy over every protocol: the same bits as over stock gRPC. One worker, so that the steps have an order.
+
+This is the Keras that supports the strategy: part of TensorFlow up to 2.15, the package tf-keras from 2.16 on (`make test` installs it aside).
+It refuses mixed precision with this strategy; half_precision in test_functions.py does it by hand.
+"""
+
+import importlib.util
+import os
+
+import pytest
+
+import compared as ways
+from cluster import state, tf
+from test_differential import digest
+from test_functions import clusters, contents, star_calls  # noqa: F401
+
+
+def available():
+    version = tuple(int(number) for number in tf.__version__.split(".")[:2])
+    return (2, 12) <= version < (2, 16) or importlib.util.find_spec("tf_keras") is not None
+
+
+pytestmark = [pytest.mark.ours, pytest.mark.skipif(not available(), reason="needs tf-keras: make test installs it, `make bench` too")]
+
+OPTIMIZERS = ("SGD", "Adam", "Adagrad", "RMSprop", "Ftrl", "Nadam", "legacy.SGD", "legacy.Adam", "legacy.Adagrad", "legacy.Ftrl")
+
+
+# In the chief's process. ----------------------------------------------------------------------------------------------
+
+
+def keras():
+    if importlib.util.find_spec("tf_keras") is not None:
+        import tf_keras
+
+        return tf_keras
+    return tf.keras
+
+
+def build(make):
+    """Calls `make` in the strategy's scope, with initial values that only depend on the order of the calls."""
+    keras().backend.clear_session()
+    tf.random.set_seed(7)
+    with state["strategy"].scope():
+        return make()
+
+
+def click_model():
+    """Two embeddings, one in parts on both servers, and three dense layers."""
+    layers = keras().layers
+    ids = layers.Input((4,), dtype="int64")
+    features = layers.Input((6,))
+
+    def start(seed):
+        return keras().initializers.RandomUniform(-0.5, 0.5, seed=seed)
+
+    wide = layers.Flatten()(layers.Embedding(900, 8, embeddings_initializer=start(1))(ids))
+    small = layers.Flatten()(layers.Embedding(30, 3, embeddings_initializer=start(2))(ids % 30))
+    hidden = layers.Concatenate()([wide, small, features])
+    for size in (16, 8):
+        hidden = layers.Dense(size, activation="tanh", kernel_initializer=start(size))(hidden)
+    out = layers.Dense(1, activation="sigmoid", kernel_initializer=start(3), dtype="float32")(hidden)
+    return keras().Model([ids, features], out)
+
+
+def batch(number):
+    """The same for the same number, in graphs and outside."""
+    number = tf.cast(number, tf.int64)
+    ids = (tf.reshape(tf.range(64, dtype=tf.int64), (16, 4)) * 13 + number * 29) % 900
+    features = tf.sin(tf.reshape(tf.range(96, dtype=tf.float32), (16, 6)) + tf.cast(number, tf.float32))
+    labels = tf.cast(tf.reduce_sum(ids, 1, keepdims=True) % 3 == 0, tf.float32)
+    return (ids, features), labels
+
+
+def trained(model, optimizer, steps=5, first=0, metrics=()):
+    """As in TensorFlow's guide: a step is a strategy.run of a replica's function, which the coordinator schedules."""
+    loss = keras().losses.BinaryCrossentropy(reduction=keras().losses.Reduction.NONE)
+
+    @tf.function
+    def step(number):
+        def replica():
+            inputs, labels = batch(number)
+            with tf.GradientTape() as tape:
+                predicted = model(inputs, training=True)
+                value = tf.nn.compute_average_loss(loss(labels, predicted), global_batch_size=16)
+            gradients = tape.gradient(value, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            for metric in metrics:
+                metric.update_state(labels, predicted)
+            return value
+
+        return state["strategy"].reduce(tf.distribute.ReduceOp.SUM, state["strategy"].run(replica), axis=None)
+
+    results = [state["coordinator"].schedule(step, args=(tf.constant(number, tf.int64),)) for number in range(first, first + steps)]
+    state["coordinator"].join()
+    return [digest(result.fetch()) for result in results]
+
+
+def variables_of(optimizer):
+    found = optimizer.variables
+    return found() if callable(found) else found
+
+
+def optimizer_steps(name):
+    def make():
+        home = keras().optimizers
+        for part in name.split("."):
+            home = getattr(home, part)
+        # Clipping by the norm of all gradients is not for the strategy's legacy optimizers.
+        return click_model(), home(0.05, **({} if name.startswith("legacy.") else {"clipnorm": 1.0}))
+
+    model, optimizer = build(make)
+    return trained(model, optimizer), contents([*model.weights, *variables_of(optimizer)])
+
+
+def metrics():
+    def make():
+        found = [keras().metrics.AUC(num_thresholds=20), keras().metrics.BinaryAccuracy(), keras().metrics.MeanSquaredError()]
+        return click_model(), keras().optimizers.SGD(0.1), found
+
+    model, optimizer, found = build(make)
+    losses = trained(model, optimizer, metrics=found)
+    values = [digest(one.result().numpy()) for one in found]
+    for one in found:
+        one.reset_state()
+    return losses, values, trained(model, optimizer, 2, 5, found), [digest(one.result().numpy()) for one in found]
+
+
+def checkpoints(folder):
+    """Saved while training, continued, restored into new variables, continued again: twice the same."""
+
+    def make():
+        return click_model(), keras().optimizers.Adam(0.02)
+
+    model, optimizer = build(make)
+    out = [trained(model, optimizer, 3)]
+    path = tf.train.Checkpoint(model=model, optimizer=optimizer).save(os.path.join(folder, "model"))
+    out.append(trained(model, optimizer, 3, 3))
+    saved = contents(model.weights)
+    model, optimizer = build(make)
+    trained(model, optimizer, 1, 50)
+    tf.train.Checkpoint(model=model, optimizer=optimizer).restore(path).assert_existing_objects_matched()
+    out.append(trained(model, optimizer, 3, 3))
+    assert out[1] == out[2] and contents(model.weights) == saved
+    return out, saved
+
+
+def fit(at_once):
+    """Model.fit with a dataset for each worker, metrics, a callback that stops, and evaluation."""
+
+    def make():
+        model = click_model()
+        model.compile(keras().optimizers.Adagrad(0.1), loss="binary_crossentropy", metrics=["accuracy"], steps_per_execution=at_once)
+        return model
+
+    def dataset(context=None):
+        return tf.data.Dataset.range(64).map(batch).repeat()
+
+    model = build(make)
+    creator = keras().utils.experimental.DatasetCreator(dataset)
+    history = model.fit(creator, epochs=3, steps_per_epoch=4, verbose=0, callbacks=[keras().callbacks.EarlyStopping("loss", patience=2)])
+    return {name: [digest(value) for value in values] for name, values in history.history.items()}, contents(model.weights)
+
+
+def lookups():
+    """Static tables and a vocabulary in the workers' input, as preprocessing layers make them."""
+
+    def make():
+        words = keras().layers.StringLookup(vocabulary=[f"w{i}" for i in range(20)])
+        buckets = keras().layers.Discretization(bin_boundaries=[-0.5, 0.0, 0.5])
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(tf.range(40, dtype=tf.int64), tf.range(40, dtype=tf.int64) * 7 % 11), -1)
+        return words, buckets, table, keras().layers.Embedding(30, 4, embeddings_initializer=keras().initializers.RandomUniform(-1.0, 1.0, seed=5))
+
+    words, buckets, table, embedding = build(make)
+    with state["strategy"].scope():
+        embedding.build(None)
+
+    def dataset():
+        def parse(number):
+            text = tf.strings.join(["w", tf.strings.as_string(number % 25)])
+            return words(text) + buckets(tf.sin(tf.cast(number, tf.float32))[tf.newaxis])[0], table.lookup(number)
+
+        return tf.data.Dataset.range(400).map(parse).batch(8)
+
+    iterator = iter(state["coordinator"].create_per_worker_dataset(dataset))
+
+    @tf.function
+    def step(iterator):
+        rows, found = next(iterator)
+        value = tf.reduce_sum(embedding(rows), axis=1)
+        for part in embedding.trainable_variables:
+            part.assign_sub(part * 0.125)
+        return value, found
+
+    results = [state["coordinator"].schedule(step, args=(iterator,)) for _ in range(4)]
+    state["coordinator"].join()
+    return [[digest(value) for value in result.fetch()] for result in results], contents(embedding.trainable_variables)
+
+
+# Tests. ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stock(clusters):  # noqa: F811
+    found = {}
+
+    def get(scenario, *args, **unlike):
+        key = (scenario, args)
+        if key not in found:
+            found[key] = clusters("grpc")[1].call(scenario, *args, *unlike.values(), timeout=240)
+        return found[key]
+
+    return get
+
+
+def check(clusters, stock, way, scenario, *args, calls_are_made=True, **unlike):  # noqa: F811
+    expected = stock(scenario, *args, **unlike)
+    cluster, chief = clusters(way)
+    calls = star_calls(cluster)
+    assert chief.call(scenario, *args, *unlike.values(), timeout=240) == expected, f"{way} (left) and stock gRPC (right) differ"
+    assert (star_calls(cluster) > calls) == (way.startswith("star_server") and calls_are_made)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(clusters, stock, way, name):  # noqa: F811
+    check(clusters, stock, way, optimizer_steps, name)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_fit(clusters, stock, way, at_once):  # noqa: F811
+    """With several steps at once Keras makes a loop of them, in which there are no calls."""
+    check(clusters, stock, way, fit, at_once, calls_are_made=at_once == 1)
+
+
+@pytest.mark.parametrize("scenario", [metrics, lookups], ids=lambda scenario: scenario.__name__)
+def test_training(clusters, stock, way, scenario):  # noqa: F811
+    check(clusters, stock, way, scenario)
+
+
+def test_checkpoints(clusters, stock, way, tmp_path):  # noqa: F811
+    check(clusters, stock, way, checkpoints, folder=str(tmp_path))
