@@ -36,7 +36,7 @@ pub unsafe extern "C" fn sw_engine_new(
 ) -> sw_code {
     let made = guard(Err((code::INTERNAL, "starwire: internal error while starting the engine".to_string())), || {
         // SAFETY: the caller's promise.
-        let (options, handlers) = unsafe { (&*options, *handlers) };
+        let (options, handlers) = unsafe { (require(options, "options")?, *require(handlers, "handlers")?) };
         if options.struct_size != size_of::<sw_engine_options>() || handlers.struct_size != size_of::<sw_handlers>() {
             return Err(other_structs());
         }

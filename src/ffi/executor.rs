@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use super::error::{self, sw_error};
 use super::guard;
-use super::handle::{self, array, borrow, numbered, other_structs};
+use super::handle::{self, array, borrow, numbered, other_structs, require};
 use super::types::sw_code;
 use starwire_engine::config::{Config, ProcessEnv};
 use starwire_executor::arena::Arena;
@@ -295,9 +295,9 @@ pub unsafe extern "C" fn sw_exec_new(
     out: *mut *mut sw_exec,
     error: *mut *mut sw_error,
 ) -> sw_code {
-    // SAFETY: the caller's promise.
-    let (spec, kernels) = unsafe { (&*spec, &*kernels) };
     let made = guard(Err((code::INTERNAL, "starwire: internal error while compiling a sub-graph".to_string())), || {
+        // SAFETY: the caller's promise.
+        let (spec, kernels) = unsafe { (require(spec, "spec")?, require(kernels, "kernels")?) };
         if spec.struct_size != size_of::<sw_exec_spec>() || kernels.struct_size != size_of::<sw_kernels>() {
             return Err(other_structs());
         }

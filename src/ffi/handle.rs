@@ -4,8 +4,9 @@
 //!
 //! * `sw_x_new` (or `_open`) hands the object out through `out`; the caller owns it until `sw_x_free`, once. Whatever
 //!   else an object hands out is borrowed from it, unless its documentation says otherwise.
-//! * A NULL handle is never an abort: functions that can fail return InvalidArgument, the others do nothing and return
-//!   nothing, and `_free` accepts it. Out-parameters are not NULL, except `error`, whose message is then dropped.
+//! * A NULL handle or struct is never an abort: functions that can fail return InvalidArgument, the others do nothing
+//!   and return nothing, and `_free` accepts it. Out-parameters are not NULL, except `error`, whose message is then
+//!   dropped.
 
 use super::error::{self, sw_error};
 use super::guard;
@@ -26,10 +27,10 @@ pub unsafe fn borrow<'a, T>(handle: *const T) -> Option<&'a T> {
     unsafe { handle.as_ref() }
 }
 
-/// The object behind a handle that must not be NULL.
+/// The object behind a handle, or the caller's struct, that must not be NULL.
 ///
 /// # Safety
-/// As [`borrow`].
+/// As [`borrow`]; or `handle` is null or readable while the result is in use.
 pub unsafe fn require<'a, T>(handle: *const T, what: &str) -> Result<&'a T, (sw_code, String)> {
     // SAFETY: the caller's promise.
     unsafe { borrow(handle) }.ok_or_else(|| (code::INVALID_ARGUMENT, format!("starwire: bug: {what} is NULL")))

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use super::error::{self, sw_error};
 use super::guard;
-use super::handle::{self, array, borrow, numbered, other_structs};
+use super::handle::{self, array, borrow, numbered, other_structs, require};
 use super::types::{sw_bytes, sw_code};
 use starwire_engine::config::{Fusion, ProcessEnv};
 use starwire_planner::fuse::{self, FusePlan, Limits};
@@ -241,8 +241,7 @@ pub unsafe extern "C" fn sw_fuse_plan_new(
 ) -> sw_code {
     let made = guard(Err((code::INTERNAL, "starwire: internal error while planning".to_string())), || {
         // SAFETY: the caller's promise.
-        let (graph, limits) = unsafe { (graph.as_ref(), limits.as_ref()) };
-        let graph = graph.ok_or((code::INVALID_ARGUMENT, "planner: no graph".to_string()))?;
+        let (graph, limits) = unsafe { (require(graph, "graph")?, limits.as_ref()) };
         if limits.is_some_and(|limits| limits.struct_size != size_of::<sw_fuse_limits>()) {
             return Err(other_structs());
         }

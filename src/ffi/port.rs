@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use super::engine::identity;
 use super::error::sw_error;
 use super::guard;
-use super::handle::{self, borrow, other_structs};
+use super::handle::{self, borrow, other_structs, require};
 use super::types::{sw_bytes, sw_code, sw_engine_options};
 use starwire_engine::Port;
 use starwire_engine::config::ProcessEnv;
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn sw_port_bind(
 ) -> sw_code {
     let made = guard(Err((code::INTERNAL, "starwire: internal error while binding the port".to_string())), || {
         // SAFETY: the caller's promise.
-        let options = unsafe { &*options };
+        let options = unsafe { require(options, "options") }?;
         if options.struct_size != size_of::<sw_engine_options>() {
             return Err(other_structs());
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::error::{self, sw_error};
 use super::guard;
-use super::handle::{self, array, borrow, numbered, other_structs};
+use super::handle::{self, array, borrow, numbered, other_structs, require};
 use super::plan::{sw_plan_graph, with_graph};
 use super::types::{sw_bytes, sw_code};
 use starwire_engine::config::{Config, ProcessEnv};
@@ -270,9 +270,7 @@ pub unsafe extern "C" fn sw_star_plan_new(
 ) -> sw_code {
     let made = guard(Err((code::INTERNAL, "starwire: internal error while planning".to_string())), || {
         // SAFETY: the caller's promise.
-        let (Some(graph), Some(options)) = (unsafe { graph.as_ref() }, unsafe { options.as_ref() }) else {
-            return Err((code::INVALID_ARGUMENT, "planner: no graph, or no options".to_string()));
-        };
+        let (graph, options) = unsafe { (require(graph, "graph")?, require(options, "options")?) };
         if options.struct_size != size_of::<sw_star_options>() {
             return Err(other_structs());
         }

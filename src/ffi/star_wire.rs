@@ -4,7 +4,7 @@ use std::mem::offset_of;
 
 use super::error::{self, sw_error};
 use super::guard;
-use super::handle::{array, other_structs};
+use super::handle::{array, other_structs, require};
 use super::types::{sw_bytes, sw_code};
 use starwire_protocol::code;
 use starwire_protocol::star::{self, CallHead, EndHead, Keep, PlanHash, RegisterHead, ReplyHead, StarError};
@@ -129,7 +129,11 @@ pub unsafe extern "C" fn sw_star_call_head_write(
     error: *mut *mut sw_error,
 ) -> sw_code {
     // SAFETY: the caller's promise.
-    let Some(head) = (unsafe { head.as_ref() }) else { return code::INVALID_ARGUMENT };
+    let head = match unsafe { require(head, "head") } {
+        Ok(head) => head,
+        // SAFETY: the caller's promise.
+        Err((code, message)) => return unsafe { error::store(error, code, message) },
+    };
     if head.struct_size != size_of::<sw_star_call_head>() {
         let (code, message) = other_structs();
         // SAFETY: the caller's promise.

@@ -378,4 +378,44 @@ TEST(AbiErrors, EndpointMapIsReadStrictly) {
   rmdir(folder);
 }
 
+TEST(AbiNull, IsAnError) {
+  sw_engine_options options = {};
+  options.struct_size = sizeof(options);
+  sw_star_options star = {};
+  const sw_plan_graph graph = {};
+  const sw_exec_spec spec = {sizeof(sw_exec_spec), nullptr, 0, nullptr, 0, 1};
+  const auto told = [](const char* what, auto function, auto... arguments) {
+    sw_error* error = nullptr;
+    EXPECT_EQ(function(arguments..., &error), 3) << what;
+    ASSERT_NE(error, nullptr) << what;
+    EXPECT_EQ(Text(sw_error_message(error)), std::string("starwire: bug: ") + what + " is NULL");
+    sw_error_free(error);
+  };
+  sw_engine* engine = nullptr;
+  sw_port* port = nullptr;
+  sw_exec* plan = nullptr;
+  sw_fuse_plan* fuse_plan = nullptr;
+  sw_star_plan* star_plan = nullptr;
+  uint8_t bytes[1];
+  size_t len = sizeof(bytes);
+  const sw_engine_options* no_options = nullptr;
+  const sw_handlers* no_handlers = nullptr;
+  const sw_exec_spec* no_spec = nullptr;
+  const sw_kernels* no_kernels = nullptr;
+  const sw_plan_graph* no_graph = nullptr;
+  const sw_fuse_limits* no_limits = nullptr;
+  const sw_star_options* no_star_options = nullptr;
+  const sw_star_call_head* no_head = nullptr;
+  void* owner = nullptr;
+  told("options", sw_engine_new, no_options, no_handlers, owner, &engine);
+  told("handlers", sw_engine_new, &options, no_handlers, owner, &engine);
+  told("options", sw_port_bind, no_options, uint16_t{0}, &port);
+  told("spec", sw_exec_new, no_spec, no_kernels, owner, &plan);
+  told("kernels", sw_exec_new, &spec, no_kernels, owner, &plan);
+  told("graph", sw_fuse_plan_new, no_graph, no_limits, &fuse_plan);
+  told("graph", sw_star_plan_new, no_graph, &star, &star_plan);
+  told("options", sw_star_plan_new, &graph, no_star_options, &star_plan);
+  told("head", sw_star_call_head_write, no_head, bytes, &len);
+}
+
 }  // namespace
