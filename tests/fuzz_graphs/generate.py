@@ -165,6 +165,7 @@ class Generator:
         aliased = {}
         for one in flat:
             if isinstance(one, Val):
+                assert self.usable(one, dev), f"{op} on {dev} would take {one.ref}, the buffer of a variable that was written since, from {one.dev}"
                 reads += one.alias
                 if one.dev == dev and alias:
                     for state, epoch in one.alias.items():

@@ -276,6 +276,8 @@ def embedding(g, dev, v):
         return unary(g, dev, v)
     me = g.scope.only or ("me" if "me" in g.devices else g.device())
     server = g.scope.only or g.rng.choice([one for one in g.devices if one.startswith("ps")])
+    if not (g.usable(v, me) and g.usable(v, server)):
+        return unary(g, dev, v)
     kind = g.rng.choice(("int32", "int64"))
     does = g.rng.choice(("look up", "add up", "both"))
     shape, most = ((v.shape[0],), 3) if does == "add up" else (g.rng.choice(((5,), (2, 3))), v.shape[0])
