@@ -68,6 +68,26 @@ impl<H: Host> Shard<H> {
             );
             self.shared.host.log(Level::Warning, &line);
         }
-        self.lose(key, code::UNAVAILABLE, format!("cannot read the memory that it lent: {error}"));
+        self.lose(key, code::UNAVAILABLE, unread(error));
+    }
+}
+
+/// Why a connection is lost whose loan cannot be read. A peer that is gone is told of as if its socket had ended first,
+/// in gRPC's words: programs look for them.
+fn unread(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        None => format!("Socket closed by the peer: cannot read the memory that it lent: {error}"),
+        Some(_) => format!("cannot read the memory that it lent: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_is_gone_is_told_of_in_the_words_of_grpc() {
+        assert!(unread(&io::Error::other("the peer has revoked the loan")).starts_with("Socket closed"));
+        assert!(!unread(&io::Error::from_raw_os_error(1)).contains("Socket closed"));
     }
 }
