@@ -53,6 +53,13 @@ def test_seeds(fuzzer):
     assert fuzzer.count["sound"] >= 0.9 * fuzzer.count["programs"] > 0, dict(fuzzer.count)
 
 
+def test_functions(fuzzer, tmp_path):
+    """Random functions of a coordinator, and the same as graphs of a session."""
+    if fuzz.harness.tf.__version__.startswith("1."):
+        pytest.skip("TensorFlow 1.15 has no coordinator")
+    assert fuzz.functions.fuzz(fuzz.harness, fuzzer.clusters.runner, fuzz.FUNCTION_PROTOCOLS, 500, 10, 120, tmp_path) == []
+
+
 def test_a_staged_value_is_taken_out_in_the_same_run():
     checked = 0
     for seed in range(300):
