@@ -8,35 +8,28 @@ type Fragments = Vec<String>;
 
 #[test]
 fn rust_errors_are_documented() {
-    let mut messages = messages("src", "rs", rust_messages);
-    messages.extend(self::messages("crates", "rs", rust_messages));
-    assert!(messages.len() > 50, "only {} messages found: did the sources move?", messages.len());
-    check(&messages);
+    check(&["src", "crates"], "rs", rust_messages, 50);
 }
 
 #[test]
 fn cpp_errors_are_documented() {
-    let messages = messages("cc", "cc", cpp_messages);
-    assert!(messages.len() > 20, "only {} messages found: did the sources move?", messages.len());
-    check(&messages);
+    check(&["cc"], "cc", cpp_messages, 20);
 }
 
 #[test]
 fn rust_lines_are_documented() {
-    let mut messages = messages("src", "rs", rust_lines);
-    messages.extend(self::messages("crates", "rs", rust_lines));
-    assert!(messages.len() > 40, "only {} messages found: did the sources move?", messages.len());
-    check(&messages);
+    check(&["src", "crates"], "rs", rust_lines, 40);
 }
 
 #[test]
 fn python_errors_are_documented() {
-    let messages = messages("python/starwire", "py", python_errors);
-    assert!(messages.len() > 15, "only {} messages found: did the sources move?", messages.len());
-    check(&messages);
+    check(&["python/starwire"], "py", python_errors, 15);
 }
 
-fn check(messages: &[(PathBuf, Fragments)]) {
+/// `least`: there must be more messages than that.
+fn check(folders: &[&str], extension: &str, extract: fn(&str) -> Vec<Fragments>, least: usize) {
+    let messages: Vec<_> = folders.iter().flat_map(|folder| messages(folder, extension, extract)).collect();
+    assert!(messages.len() > least, "only {} messages found: did the sources move?", messages.len());
     let text = read(Path::new("docs/troubleshooting.md"));
     // A documented message is the text in backticks.
     let documented: Vec<&str> = text.lines().flat_map(|line| line.split('`').skip(1).step_by(2)).collect();

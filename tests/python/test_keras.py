@@ -1,7 +1,7 @@
 """Keras with ParameterServerStrategy over every protocol: the same bits as over stock gRPC. One worker, so that the steps have an order.
 
 This is the Keras that supports the strategy: part of TensorFlow up to 2.15, the package tf-keras from 2.16 on (`make test` installs it aside).
-It refuses mixed precision with this strategy; half_precision in test_functions.py does it by hand.
+It refuses the policy mixed_float16 with this strategy; half_precision in test_functions.py does it by hand.
 """
 
 import importlib.util
@@ -105,7 +105,7 @@ def optimizer_steps(name):
         home = keras().optimizers
         for part in name.split("."):
             home = getattr(home, part)
-        # Clipping by the norm of all gradients is not for the strategy's legacy optimizers.
+        # Legacy optimizers refuse to clip under a strategy.
         return click_model(), home(0.05, **({} if name.startswith("legacy.") else {"clipnorm": 1.0}))
 
     model, optimizer = build(make)
@@ -145,7 +145,7 @@ def checkpoints(folder):
 
 
 def fit(at_once):
-    """Model.fit with a dataset for each worker, metrics, a callback that stops, and evaluation."""
+    """Model.fit with a dataset for each worker, a metric, and a callback that may stop it."""
 
     def make():
         model = click_model()

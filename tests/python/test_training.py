@@ -97,9 +97,11 @@ def test_optimizers_give_the_same_bits(cluster, stock, optimizer, use_resource):
 
 
 @pytest.mark.parametrize("name", ["grpc++", "star_server"])
-def test_a_name_with_starwires_prefix_means_the_same(make_cluster, stock, name):
-    """In a TensorFlow that has a protocol of the plain name, only this one is starwire's."""
-    cluster = make_cluster(protocol=f"starwire+{name}")
+def test_a_name_with_starwires_prefix_means_the_same(fresh_cluster, stock, name):
+    """In a TensorFlow that has a protocol of the plain name, only this one is starwire's. Here, one server has the plain name."""
+    cluster = fresh_cluster(shape=(("ps", 2), ("worker", 2)), protocol=f"starwire+{name}", start=False)
+    for job, index in (("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)):
+        cluster.start(job, index, protocol=name if (job, index) == ("ps", 1) else None)
     assert chief_call(cluster, train, "adam", True) == chief_call(stock, train, "adam", True)
 
 
