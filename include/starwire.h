@@ -98,6 +98,9 @@
 // SW_NODE_IS_BLOCKING as well.
 #define SW_NODE_IS_UNKNOWN 64
 
+// sw_plan_node.flags: an Enter whose value is the same in every iteration of the loop (is_constant).
+#define SW_NODE_IS_INVARIANT 128
+
 // For sw_star_split_bytes: the environment does not set it.
 #define SW_SPLIT_MEASURED UINT64_MAX
 

@@ -111,6 +111,10 @@ void GraphDescription::AddNode(Node* node) {
     tensorflow::TryGetNodeAttr(node->attrs(), "frame_name", &frame);
     out.kind = SW_NODE_ENTER;
     out.detail = frames_.emplace(frame, static_cast<uint32_t>(frames_.size())).first->second;
+    bool is_constant = false;
+    if (tensorflow::TryGetNodeAttr(node->attrs(), "is_constant", &is_constant) && is_constant) {
+      out.flags |= SW_NODE_IS_INVARIANT;
+    }
   } else if (node->IsExit()) {
     out.kind = SW_NODE_EXIT;
   } else if (node->IsNextIteration()) {

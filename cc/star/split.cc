@@ -97,9 +97,10 @@ Status StarSplit::AddNode(NodeDef def, Node** out) {
   return status;
 }
 
-// The remainder of a variable's Switch: which branch runs.
+// The remainder of a variable's Switch: which branch runs. Of its Enter: that the loop is entered.
 Status StarSplit::AddPivot(uint32_t number) {
   const Node* node = description_.node(number);
+  if (node->IsEnter()) return AddEntry(number);
   NodeDef def;
   def.set_name(NewName("pivot"));
   def.set_op(node->type_string() == "_SwitchN" ? "_SwitchN" : "Switch");
@@ -109,10 +110,44 @@ Status StarSplit::AddPivot(uint32_t number) {
   return AddNode(std::move(def), &pivots_[number].branch);
 }
 
+// An Enter that waits for what the variable's waits for, and brings nothing along. Those that wait for nothing are one.
+Status StarSplit::AddEntry(uint32_t number) {
+  const auto drops = [this](uint32_t edge) { return ways_[edge].way == SW_WAY_DROPPED; };
+  const bool waits = !std::all_of(in_edges_[number].begin(), in_edges_[number].end(), drops);
+  NodeDef def;
+  for (const char* attribute : {"frame_name", "is_constant", "parallel_iterations"}) {
+    const auto* value = description_.node(number)->attrs().Find(attribute);
+    if (value != nullptr) (*def.mutable_attr())[attribute] = *value;
+  }
+  Node** shared = &entries_[def.attr().at("frame_name").s()];
+  if (!waits && *shared != nullptr) {
+    pivots_[number].branch = *shared;
+    return OkStatus();
+  }
+  NodeDef nothing;
+  nothing.set_name(NewName("nothing"));
+  nothing.set_op("Const");
+  nothing.set_device(options_.client_device);
+  tensorflow::AddNodeAttr("dtype", tensorflow::DT_BOOL, &nothing);
+  tensorflow::AddNodeAttr("value", tensorflow::Tensor(false), &nothing);
+  def.set_name(NewName("enter"));
+  def.set_op("Enter");
+  def.set_device(options_.client_device);
+  tensorflow::AddNodeAttr("T", tensorflow::DT_BOOL, &def);
+  Node *constant = nullptr, *enter = nullptr;
+  Status status = AddNode(std::move(nothing), &constant);
+  if (status.ok()) status = AddNode(std::move(def), &enter);
+  if (!status.ok()) return status;
+  new_edges_.push_back({{constant, 0}, enter, 0});
+  pivots_[number].branch = enter;
+  if (!waits) *shared = enter;
+  return OkStatus();
+}
+
 // A node that runs if, and only if, this branch does.
 Status StarSplit::RanIn(uint32_t pivot, int output, Node** out) {
   Pivot* it = &pivots_.at(pivot);
-  if (output < 0) {
+  if (output < 0 || it->branch->IsEnter()) {
     *out = it->branch;
     return OkStatus();
   }

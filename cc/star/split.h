@@ -57,7 +57,7 @@ class StarSplit {
     tensorflow::Node* op = nullptr;
   };
   struct Pivot {
-    tensorflow::Node* branch = nullptr;        // Switch(predicate, predicate)
+    tensorflow::Node* branch = nullptr;        // Switch(predicate, predicate), or an Enter
     std::map<int, tensorflow::Node*> outputs;  // the nodes that run in this branch
   };
   // One end of an edge in the new graph.
@@ -91,6 +91,7 @@ class StarSplit {
   Status AddNodes();
   Status AddNode(tensorflow::NodeDef def, tensorflow::Node** out);
   Status AddPivot(uint32_t node);
+  Status AddEntry(uint32_t node);
   Status RanIn(uint32_t pivot, int output, tensorflow::Node** out);
   Status ConstantFor(uint32_t constant, const std::string& device, tensorflow::Node** out);
   Status Rewire(uint32_t edge);
@@ -111,6 +112,7 @@ class StarSplit {
   std::map<Output, int32_t> slots_;
   std::vector<Call> calls_;
   std::map<uint32_t, Pivot> pivots_;
+  std::map<std::string, tensorflow::Node*> entries_;  // by loop
   std::map<std::pair<uint32_t, std::string>, tensorflow::Node*> constants_;
   std::vector<NewEdge> new_edges_;
 };

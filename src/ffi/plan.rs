@@ -52,6 +52,8 @@ pub const SW_NODE_IS_READ: u32 = 32;
 /// sw_plan_node.flags: nothing is known about its operation (sw_op_knowledge). Set SW_NODE_IS_STATEFUL and
 /// SW_NODE_IS_BLOCKING as well.
 pub const SW_NODE_IS_UNKNOWN: u32 = 64;
+/// sw_plan_node.flags: an Enter whose value is the same in every iteration of the loop (is_constant).
+pub const SW_NODE_IS_INVARIANT: u32 = 128;
 
 /// What an edge carries (sw_plan_edge.type_class).
 #[repr(u32)]
@@ -412,6 +414,7 @@ fn accept_node(at: usize, node: &sw_plan_node) -> Result<Node, PlanError> {
         cloneable: node.flags & SW_NODE_IS_CLONEABLE != 0,
         forwards_ref: node.flags & SW_NODE_FORWARDS_REF != 0,
         pure_read: node.flags & SW_NODE_IS_READ != 0,
+        invariant: node.flags & SW_NODE_IS_INVARIANT != 0,
         detail: node.detail,
         cost_us: u32::try_from(node.cost_us).ok(),
     })

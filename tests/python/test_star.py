@@ -289,6 +289,56 @@ OPTIMIZERS = {
     "adadelta": lambda: one().train.AdadeltaOptimizer(1.0),
 }
 
+
+def training_loop(parallel):
+    """Steps of a small model in a loop: pulls, lookups, a branch, pushes to both servers, and a counter that waits for them."""
+
+    import numpy as np
+
+    def make():
+        def create(where, name, value):
+            with tf.device(where):
+                return one().get_variable(name, initializer=value, use_resource=True)
+
+        weights = [create((PS0, PS1)[i % 2], f"weight{i}", np.linspace(-1, 1, 40 + i).astype(np.float32)) for i in range(5)]
+        table = create(PS1, "table", np.arange(60, dtype=np.float32).reshape(20, 3))
+        counter = create(PS0, "counter", np.int64(0))
+
+        def body(i, total):
+            with tf.device(WORKER0):
+                # Each iteration begins when the one before it has ended.
+                with tf.control_dependencies([i, total]):
+                    ids = tf.range(3) * 5 + i
+            rows = tf.gather(table, ids)
+            with tf.device(WORKER0):
+                values = [tf.sin(weight.read_value()) for weight in weights]
+                loss = tf.add_n([tf.reduce_sum(value) for value in values]) + tf.reduce_sum(rows)
+            updates = []
+            for weight, value in zip(weights, values):
+                with tf.control_dependencies([loss]):
+                    updates.append(weight.assign_sub(value * 0.1, read_value=False))
+
+            def ran(update):
+                with tf.control_dependencies([update]):
+                    return tf.constant(True)
+
+            with tf.control_dependencies([loss]), tf.device(WORKER0):
+                sparse = tf.IndexedSlices(rows * 0.25, ids)
+                updates.append(tf.cond(loss > 100.0, lambda: ran(table.scatter_sub(sparse)), lambda: ran(table.assign_add(tf.ones((20, 3)), read_value=False))))
+            with tf.control_dependencies(updates):
+                count = counter.assign_add(1, read_value=False)
+            with tf.control_dependencies([count]), tf.device(WORKER0):
+                return i + 1, tf.identity(total + loss)
+
+        with tf.device(WORKER0):
+            start = tf.constant(0), tf.constant(0.0)
+            _, total = tf.while_loop(lambda i, _: i < 4, body, start, parallel_iterations=parallel)
+        with tf.control_dependencies([total]):
+            return [total, *[variable.read_value() for variable in [*weights, table, counter]]], None
+
+    return make
+
+
 CASES = {
     **{name: case for name, case in fuse.CASES.items() if "optimised" not in name},
     **{f"optimizer_{name}": optimizer_model(make) for name, make in OPTIMIZERS.items()},
@@ -298,6 +348,7 @@ CASES = {
     "back_and_forth": back_and_forth,
     "references": references,
     "functions": functions,
+    **{f"training_loop_{parallel}_{style}": training_loop(parallel) for parallel in (1, 10) for style in ("v1", "v2")},
     "fed_and_fetched": fed_and_fetched,
     "large_model_sgd": large_model(OPTIMIZERS["sgd"]),
     "large_model_adam": large_model(OPTIMIZERS["adam"]),

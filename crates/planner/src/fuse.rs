@@ -10,7 +10,8 @@
 //! All items of a group have the same
 //!
 //! * source task, destination task, and memory (an accelerator's outputs are staged, host memory is not);
-//! * loop frame, which must be a regular loop in which nothing may block: then the items occur equally often;
+//! * loop frame, which must be a regular loop: then the items occur equally often. If something in it may block, it
+//!   must be an [orderly](super::loops) one, and the items must depend on its condition;
 //! * [predicates](super::predicates): they are alive together or dead together, so the group's message can be dead as a
 //!   whole;
 //! * [level](super::schedule::Moment): the number of task changes on the longest path to the producer, where a loop's
@@ -42,6 +43,7 @@ use std::fmt;
 
 use super::flow::{Flow, FrameId, ROOT};
 use super::graph::{Class, Edge, Graph, Kind, Memory, PlanError, index, number};
+use super::loops::Loops;
 use super::predicates::Predicates;
 use super::schedule::{Costs, Moment, Schedule};
 use super::sets::SetId;
@@ -114,7 +116,7 @@ pub enum Reason {
     /// The client feeds or fetches it.
     Client,
     LoopMachinery,
-    /// Its loop is not regular, something in it may block, or fusing in loops is off.
+    /// Its loop is not regular, or not orderly although something in it may block; or fusing in loops is off.
     Loop,
     /// Fusing control edges is off.
     Control,
@@ -146,7 +148,8 @@ pub fn plan(graph: &Graph, limits: &Limits) -> Result<FusePlan, PlanError> {
         let predicates = Predicates::of(graph, &flow);
         let costs = Costs { node_us: limits.node_us, message_us: limits.message_us, bytes_per_us: limits.bytes_per_us };
         let schedule = Schedule::of(graph, &flow, costs);
-        for (kin, mut members) in families(graph, limits, &flow, &predicates, &schedule, &mut items) {
+        let loops = Loops::of(graph, &flow, &predicates, &schedule, |_| false);
+        for (kin, mut members) in families(graph, limits, &flow, &predicates, &schedule, &loops, &mut items) {
             members.sort_by_key(|member| (member.ready_us, member.item));
             split(limits, &members, |group| {
                 let [_, _, ..] = group else {
@@ -227,6 +230,7 @@ fn families(
     flow: &Flow,
     predicates: &Predicates,
     schedule: &Schedule,
+    loops: &Loops,
     items: &mut [Item],
 ) -> Vec<(Kin, Vec<Member>)> {
     let mut families: Vec<(Kin, Vec<Member>)> = Vec::new();
@@ -236,7 +240,10 @@ fn families(
         let frame = flow.outputs(item.src);
         let looping = frame != ROOT;
         let barred = edges.clone().find_map(|edge| barred(graph, limits, edge, looping));
-        let strange = looping && !(limits.fuse_loops && predicates.is_regular(frame) && !schedule.may_block(frame));
+        let set = predicates.output(item.src, item.output);
+        let turns = loops.is_orderly(frame) && predicates.implies(set, loops.usual(frame));
+        let steady = turns || !schedule.may_block(frame);
+        let strange = looping && !(limits.fuse_loops && predicates.is_regular(frame) && steady);
         let bytes = edges.clone().filter_map(|edge| edge.bytes).max();
         let size = match bytes {
             _ if item.output < 0 => Ok(Size::Small),
@@ -265,7 +272,7 @@ fn families(
             memory: if staged { Memory::Device } else { Memory::Host },
             device: if staged { source.device } else { 0 },
             frame,
-            predicates: predicates.output(item.src, item.output),
+            predicates: set,
             level,
             blockers,
             size,

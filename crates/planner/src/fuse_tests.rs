@@ -357,6 +357,13 @@ fn loops_are_fused_unless_something_in_them_may_block() {
     not_fused(&case, &Limits { fuse_loops: false, ..LIMITS });
     case.nodes[10].blocking = true;
     not_fused(&case, &LIMITS);
+    // If the next iteration waits for it, it cannot wait for anything there.
+    case.nodes[10].blocking = false;
+    case.nodes.push(Node { blocking: true, ..Node::plain(0) });
+    case.edges.push(Edge { dst: 11, ..stay });
+    not_fused(&case, &LIMITS);
+    case.edges.push(Edge { src_output: -1, dst_input: -1, class: Class::Control, ..edge(11, 8, 0) });
+    assert_eq!(check(&case, &LIMITS).groups.len(), 1);
 }
 
 /// Tensors of `bytes[i]` bytes that are ready `ready[i]` microseconds after the start.

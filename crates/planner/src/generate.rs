@@ -37,7 +37,7 @@ fn build(seed: u64, size: usize, training: bool) -> Case {
         outside: Vec::new(),
     };
     builder.tasks = 2 + builder.random.below(3) as u32;
-    let mut scope = Scope { values: Vec::new(), depth: 0, looping: false };
+    let mut scope = Scope { values: Vec::new(), depth: 0, pivot: None };
     for _ in 0..3 {
         builder.plain(&mut scope, 0);
     }
@@ -90,7 +90,8 @@ impl Value {
 struct Scope {
     values: Vec<Value>,
     depth: usize,
-    looping: bool,
+    /// In a loop's body: runs in each of its iterations.
+    pivot: Option<u32>,
 }
 
 struct Builder {
@@ -185,9 +186,13 @@ impl Builder {
         let other = self.pick(scope);
         let node = self.node(Kind::Plain);
         self.reference(variable, node);
+        if let Some(pivot) = scope.pivot.filter(|_| hash(u64::from(node), 15) % 4 != 0) {
+            self.control(pivot, node);
+        }
         if self.random.chance(40) {
             self.case.nodes[node as usize].pure_read = true;
-            if let Some(edge) = self.case.edges.last_mut().filter(|edge| edge.class == Class::Ref) {
+            let handle = self.case.edges.iter_mut().rfind(|edge| (edge.dst, edge.dst_input) == (node, 0));
+            if let Some(edge) = handle.filter(|edge| edge.class == Class::Ref) {
                 edge.class = Class::Deref;
             }
             scope.values.push(Value::of(node, 0, variable.solid));
@@ -362,7 +367,7 @@ impl Builder {
         let mut results: Vec<Vec<Value>> = Vec::new();
         for way in 0..ways as i32 {
             let values = switches.iter().map(|switch| Value { output: way, ..*switch });
-            let mut branch = Scope { values: values.collect(), depth: scope.depth + 1, looping: scope.looping };
+            let mut branch = Scope { values: values.collect(), depth: scope.depth + 1, pivot: scope.pivot };
             for _ in 0..self.random.below(5) {
                 if self.case.nodes.len() < self.size * 2 {
                     self.something(&mut branch);
@@ -395,7 +400,7 @@ impl Builder {
         self.frames += 1;
         let frame = self.frames;
         let variables = 1 + self.random.below(2);
-        let mut inner = Scope { values: Vec::new(), depth: scope.depth + 1, looping: true };
+        let mut inner = Scope { values: Vec::new(), depth: scope.depth + 1, pivot: None };
         let mut headers = Vec::new();
         for _ in 0..variables {
             // Values that enter one loop have the same fate, except in strange graphs.
@@ -409,13 +414,20 @@ impl Builder {
             inner.values.push(Value::of(header, 0, true));
         }
         let mut constants = Vec::new();
-        for _ in 0..self.random.below(3) {
-            let value = self.solid(scope);
+        let handles = scope.values.iter().copied().filter(|value| value.refers && value.solid);
+        let handles: Vec<Value> = handles.take(if self.training { 2 } else { 0 }).collect();
+        for number in 0..handles.len() + self.random.below(3) {
+            let value = handles.get(number).copied().unwrap_or_else(|| self.solid(scope));
             let enter = self.node(Kind::Enter);
             self.case.nodes[enter as usize].detail = frame;
-            self.case.nodes[enter as usize].stateful = true;
+            self.case.nodes[enter as usize].invariant = true;
             self.data(value, enter, 0);
-            constants.push(Value::of(enter, 0, true));
+            let handle = value.refers && hash(u64::from(enter), 11) % 4 != 0;
+            if let Some(edge) = self.case.edges.last_mut().filter(|_| handle) {
+                edge.class = Class::Resource;
+                self.case.nodes[enter as usize].task = self.case.nodes[value.node as usize].task;
+            }
+            constants.push(Value { refers: handle, ..Value::of(enter, 0, true) });
         }
         if self.random.chance(50) {
             inner.values.extend(&constants);
@@ -426,7 +438,7 @@ impl Builder {
         let decision = self.solid(&inner);
         let condition = self.node(Kind::LoopCond);
         self.data(decision, condition, 0);
-        let mut body = Scope { values: constants, depth: scope.depth + 1, looping: true };
+        let mut body = Scope { values: constants, depth: scope.depth + 1, pivot: None };
         let mut exits = Vec::new();
         for header in &headers {
             let switch = self.node(Kind::Switch);
@@ -437,11 +449,21 @@ impl Builder {
         }
         // Constants of the body are only usable there together with something that ends with the loop.
         let turning = body.values[body.values.len() - 1];
+        if self.training {
+            let pivot = self.node(Kind::Identity);
+            self.data(turning, pivot, 0);
+            body.pivot = Some(pivot);
+        }
         for _ in 0..1 + self.random.below(6) {
             if self.case.nodes.len() < self.size * 2 {
                 self.something(&mut body);
             }
         }
+        // Most loops of TensorFlow 2 wait for all effects of an iteration before the next.
+        let effects: Vec<u32> = match hash(u64::from(condition), 13) % 2 {
+            0 if self.training => body.values.iter().filter(|value| value.solid).map(|value| value.node).collect(),
+            _ => Vec::new(),
+        };
         for header in headers {
             // Iterates only while the condition holds; in strange graphs, sometimes not even then.
             let value = if self.random.chance(90) { self.solid(&body) } else { self.pick(&body) };
@@ -450,6 +472,7 @@ impl Builder {
             self.data(turning, both, 1);
             let next = self.node(Kind::NextIteration);
             self.data(Value::of(both, 0, true), next, 0);
+            effects.iter().for_each(|effect| self.control(*effect, next));
             self.data(Value::of(next, 0, true), header, 1);
         }
         for switch in exits {

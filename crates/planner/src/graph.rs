@@ -55,6 +55,8 @@ pub struct Node {
     pub forwards_ref: bool,
     /// Reads a variable and does nothing else.
     pub pure_read: bool,
+    /// Enter: its value is the same in every iteration of the loop, not only in the first.
+    pub invariant: bool,
     /// Enter: the number of its frame's name. Switch: its number of outputs (0: two). Variable: the number of its name
     /// (0: a name that no other node has).
     pub detail: u32,
@@ -79,6 +81,7 @@ impl Node {
             cloneable: false,
             forwards_ref: false,
             pure_read: false,
+            invariant: false,
             detail: 0,
             cost_us: None,
         }

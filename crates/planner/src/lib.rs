@@ -6,6 +6,7 @@
 //! * [`flow`]: loop frames, and an order in which the graph can run.
 //! * [`predicates`]: the conditions under which a node runs.
 //! * [`schedule`]: when things happen, as far as the graph tells.
+//! * [`loops`]: loops whose iterations follow each other.
 //! * [`fuse`]: which tensors cross from task to task together (tensor_fuse).
 //! * [`star`]: turns the parameter servers' part of a graph into calls; with [`roles`] (which tasks are servers),
 //!   [`classes`] (which nodes could share a call), [`roots`] (which variable is behind a reference), [`placement`]
@@ -29,6 +30,7 @@ pub mod classes;
 pub mod flow;
 pub mod fuse;
 pub mod graph;
+pub mod loops;
 pub mod ops;
 pub mod parts;
 pub mod placement;

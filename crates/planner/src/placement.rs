@@ -4,9 +4,9 @@
 use super::classes::{ClassId, Classes};
 use super::flow::{Flow, ROOT, Step};
 use super::graph::{Class, Edge, Graph, Kind, index};
+use super::loops::Loops;
 use super::predicates::Predicates;
 use super::roots::Roots;
-use super::sets::SetId;
 
 #[derive(Debug, Clone)]
 pub struct Roles {
@@ -26,8 +26,8 @@ pub enum Place {
     Stays,
     /// Moved to the worker: it decides which nodes are dead, which a call cannot, or only waits for calls.
     Moved,
-    /// A Switch of a variable's handle: the variable is cloned where it is needed, and the worker keeps only the choice
-    /// of the branch.
+    /// A Switch of a variable's handle, or its Enter into a loop: the variable is cloned where it is needed, and the
+    /// worker keeps only the choice of the branch, or the entry.
     Pivot,
     /// Copied to wherever it is needed.
     Copied,
@@ -40,7 +40,7 @@ pub enum Place {
 /// The reason why a node is left to send and receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// In a loop, or part of its machinery.
+    /// In a loop in which no calls are made, or part of its machinery.
     Loop,
     Untouchable,
     /// Nothing is known about its operation.
@@ -96,6 +96,7 @@ impl<'a> Placement<'a> {
         graph: &Graph,
         flow: &Flow,
         predicates: &Predicates,
+        loops: &Loops,
         classes: &Classes,
         roles: &Roles,
         roots: &'a Roots,
@@ -109,13 +110,13 @@ impl<'a> Placement<'a> {
             if roles.is_server(graph.node(node).task) {
                 let place = match left[index(node)] {
                     Some(reason) => Place::Left(reason),
-                    None => all.place_on_server(graph, flow, predicates, node, copy_reads[index(node)]),
+                    None => all.place_on_server(graph, flow, predicates, loops, node, copy_reads[index(node)]),
                 };
                 all.places[index(node)] = place;
             }
         }
-        all.keep_with_consumers(graph, flow, classes);
-        all.wait_on_worker(graph, flow, roles);
+        all.keep_with_consumers(graph, flow, loops, classes);
+        all.wait_on_worker(graph, flow, loops, roles);
         let needed = |edge: &u32| !all.is_copied(graph, graph.edge(*edge));
         let fetched = |node: u32| all.place(node) == Place::Copied && graph.outs(node).iter().any(needed);
         all.fetched = graph.ids().map(fetched).collect();
@@ -176,7 +177,7 @@ impl<'a> Placement<'a> {
     /// Puts a node that could run anywhere into the only call that needs it. There it costs nothing, whereas a node
     /// between two parts of a call would tear them apart: conditional nodes of the server, and the no-ops by which a
     /// worker joins the work of several servers.
-    fn keep_with_consumers(&mut self, graph: &Graph, flow: &Flow, classes: &Classes) {
+    fn keep_with_consumers(&mut self, graph: &Graph, flow: &Flow, loops: &Loops, classes: &Classes) {
         for step in flow.order.iter().rev() {
             let Step::Node(node) = *step else { continue };
             let Some(first) = graph.outs(node).first() else { continue };
@@ -184,14 +185,18 @@ impl<'a> Placement<'a> {
             let kin = |node: u32| self.place(node) == Place::Called && self.class(node) == class;
             let fits = match self.place(node) {
                 Place::Moved => {
-                    let decides = matches!(graph.node(node).kind, Kind::Switch | Kind::Merge | Kind::ControlTrigger);
-                    !decides && own == class
+                    let kind = graph.node(node).kind;
+                    let decides = matches!(kind, Kind::Switch | Kind::Merge | Kind::ControlTrigger);
+                    !decides && !kind.is_loop_plumbing() && own == class
                 }
                 Place::Stays => {
                     let there = |node: u32| matches!(self.place(node), Place::Called | Place::Moved);
                     let mut sources = graph.ins(node).iter().map(|edge| graph.edge(*edge).src);
                     let between = sources.any(|source| there(source) && self.class(source) == class);
-                    between && is_no_op(graph, flow, node) && classes.differ_in_task_only(own, class)
+                    // It may be all that tells its task about the iterations of a loop.
+                    let frame = flow.inside(node);
+                    let spare = frame == ROOT || loops.has_condition(frame, graph.node(node).task);
+                    between && spare && is_no_op(graph, flow, loops, node) && classes.differ_in_task_only(own, class)
                 }
                 _ => false,
             };
@@ -205,10 +210,10 @@ impl<'a> Placement<'a> {
     /// Moves to the worker the no-ops that wait for calls if nothing else in their call waits for them: to wait for the
     /// parts of a call, or for another server's call, would take a call and a round trip. Those that had joined them
     /// from the worker go back.
-    fn wait_on_worker(&mut self, graph: &Graph, flow: &Flow, roles: &Roles) {
+    fn wait_on_worker(&mut self, graph: &Graph, flow: &Flow, loops: &Loops, roles: &Roles) {
         for step in flow.order.iter().rev() {
             let Step::Node(node) = *step else { continue };
-            if self.place(node) != Place::Called || !is_no_op(graph, flow, node) {
+            if self.place(node) != Place::Called || !is_no_op(graph, flow, loops, node) {
                 continue;
             }
             let waits = graph.ins(node).iter().any(|edge| self.place(graph.edge(*edge).src) == Place::Called);
@@ -229,11 +234,12 @@ impl<'a> Placement<'a> {
         graph: &Graph,
         flow: &Flow,
         predicates: &Predicates,
+        loops: &Loops,
         node: u32,
         copy_read: bool,
     ) -> Place {
         let it = graph.node(node);
-        if flow.inside(node) != ROOT || flow.outputs(node) != ROOT {
+        if !loops.admits(node) {
             return Place::Left(Reason::Loop);
         }
         if it.untouchable {
@@ -253,21 +259,26 @@ impl<'a> Placement<'a> {
         let mut touching = graph.ins(node).iter().chain(graph.outs(node)).map(|edge| graph.edge(*edge));
         let tied = touching.any(|edge| self.is_tied(edge) || edge.class == Class::Variant);
         match it.kind {
-            Kind::Switch if self.roots.of_output(node).is_some() => Place::Pivot,
+            Kind::Switch | Kind::Enter if self.roots.of_output(node).is_some() => Place::Pivot,
             Kind::Switch | Kind::Merge if tied => Place::Left(Reason::Branching),
             Kind::Switch | Kind::Merge | Kind::ControlTrigger => Place::Moved,
-            _ if predicates.node(node) != SetId::EMPTY && !it.stateful && !it.blocking && !tied => Place::Moved,
+            kind if kind.is_loop_plumbing() && tied => Place::Left(Reason::Loop),
+            kind if kind.is_loop_plumbing() => Place::Moved,
+            _ if !(it.stateful || it.blocking || tied) && predicates.node(node) != loops.usual(flow.inside(node)) => {
+                Place::Moved
+            }
             _ => Place::Called,
         }
     }
 }
 
 /// Passes on completion and does nothing else: it is the same wherever it runs.
-fn is_no_op(graph: &Graph, flow: &Flow, node: u32) -> bool {
+fn is_no_op(graph: &Graph, flow: &Flow, loops: &Loops, node: u32) -> bool {
     let it = graph.node(node);
     let plain = it.kind == Kind::Plain && !(it.stateful || it.blocking || it.untouchable);
     let mut edges = graph.ins(node).iter().chain(graph.outs(node));
-    plain && flow.inside(node) == ROOT && edges.all(|edge| graph.edge(*edge).is_control())
+    let frame = flow.inside(node);
+    plain && (frame == ROOT || loops.is_orderly(frame)) && edges.all(|edge| graph.edge(*edge).is_control())
 }
 
 /// Cannot leave its task.

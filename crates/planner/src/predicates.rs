@@ -10,7 +10,7 @@
 //! * a loop's header and exits have the set of the loop's inputs, if the loop is one that ends (`regular`); else their
 //!   own fact.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::flow::{Flow, FrameId, ROOT, Step, forward_ins, is_back_edge};
 use super::graph::{Graph, Kind, index};
@@ -33,6 +33,19 @@ pub struct Predicates {
     branches: HashMap<(u32, i32), SetId>,
     /// By frame: a regular loop, in which nodes with the same set run equally often.
     regular: Vec<bool>,
+    /// By frame: the set of what runs in each turn of a loop of the usual form.
+    turns: Vec<Option<SetId>>,
+    /// By node: a Merge of which one input is alive whenever it is.
+    exclusive: Vec<bool>,
+}
+
+/// A loop of the usual form.
+struct Form {
+    /// When it is entered.
+    entered: SetId,
+    /// … and turns.
+    turns: SetId,
+    condition: u32,
 }
 
 /// The nodes of a loop that matter for its form.
@@ -51,6 +64,8 @@ impl Predicates {
             nodes: vec![SetId::EMPTY; graph.len()],
             branches: HashMap::new(),
             regular: vec![false; flow.frames.len()],
+            turns: vec![None; flow.frames.len()],
+            exclusive: vec![false; graph.len()],
         };
         let mut loops: Vec<Loop> = Vec::new();
         loops.resize_with(flow.frames.len(), Loop::default);
@@ -72,7 +87,17 @@ impl Predicates {
                         _ => {}
                     }
                 }
-                Step::End(frame) => all.regular[index(frame)] = all.usual_form(&loops[index(frame)]).is_some(),
+                Step::End(frame) => {
+                    let form = all.usual_form(&loops[index(frame)]);
+                    // What an Enter gives to the first iteration only is for the loop's headers.
+                    let once = |enter: &&u32| !graph.node(**enter).invariant;
+                    let to_header = |edge: &u32| is_header(graph, graph.edge(*edge).dst);
+                    let mut entered = loops[index(frame)].enters.iter().filter(once);
+                    if entered.all(|enter| graph.outs(*enter).iter().all(to_header)) {
+                        all.turns[index(frame)] = form.map(|form| form.turns);
+                    }
+                    all.regular[index(frame)] = all.turns[index(frame)].is_some();
+                }
             }
         }
         // Outside of loops everything runs once.
@@ -80,6 +105,7 @@ impl Predicates {
         for frame in 1..all.regular.len() {
             // Frames are numbered from the outermost inwards.
             all.regular[frame] &= all.regular[index(flow.frames[frame].parent)];
+            all.turns[frame] = all.turns[frame].filter(|_| all.regular[frame]);
         }
         all
     }
@@ -101,6 +127,22 @@ impl Predicates {
     /// Nodes of this frame that have the same set run equally often.
     pub fn is_regular(&self, frame: FrameId) -> bool {
         self.regular[index(frame)]
+    }
+
+    /// What runs in each turn of a regular loop.
+    pub fn turns(&self, frame: FrameId) -> Option<SetId> {
+        self.turns[index(frame)]
+    }
+
+    /// Of a Merge: exactly one of its inputs is alive if it is, so it waits for that one.
+    pub fn waits_for_all(&self, merge: u32) -> bool {
+        self.exclusive[index(merge)]
+    }
+
+    /// Whether what needs only `less` runs whenever what needs `more` does.
+    pub fn implies(&self, more: SetId, less: SetId) -> bool {
+        let known = self.facts(more);
+        self.facts(less).iter().all(|fact| known.binary_search(fact).is_ok())
     }
 
     fn node_set(&mut self, graph: &Graph, flow: &Flow, loops: &[Loop], node: u32) -> SetId {
@@ -127,7 +169,10 @@ impl Predicates {
         let inputs: Vec<SetId> = data.map(|edge| self.output(edge.src, edge.src_output)).collect();
         let common = self.sets.intersection(&inputs);
         let one_is_enough = !inputs.is_empty() && inputs.contains(&common);
-        if one_is_enough || self.are_all_branches(&inputs, common) {
+        let all_branches = self.are_all_branches(&inputs, common);
+        let distinct: HashSet<SetId> = inputs.iter().copied().collect();
+        self.exclusive[index(node)] = inputs.len() == 1 || (all_branches && distinct.len() == inputs.len());
+        if one_is_enough || all_branches {
             return common;
         }
         self.sets.intern(vec![Fact::Alive(node)])
@@ -171,7 +216,7 @@ impl Predicates {
     /// A value that leaves a regular loop is alive if the loop's inputs were.
     fn exit_set(&mut self, graph: &Graph, inside: &Loop, node: u32) -> SetId {
         let input = forward_ins(graph, node).map(|edge| *graph.edge(edge)).find(|edge| !edge.is_control());
-        if let (Some(input), Some((entered, condition))) = (input, self.usual_form(inside)) {
+        if let (Some(input), Some(Form { entered, condition, .. })) = (input, self.usual_form(inside)) {
             let leaves = self.sets.with(entered, Fact::Branch { node: condition, output: 0, branch: 0, ways: 2 });
             let controls = forward_ins(graph, node).any(|edge| graph.edge(edge).is_control());
             if !controls && self.output(input.src, input.src_output) == leaves {
@@ -182,14 +227,14 @@ impl Predicates {
     }
 
     /// One condition; all inputs have the same set; every loop variable iterates exactly while the condition holds.
-    fn usual_form(&mut self, inside: &Loop) -> Option<(SetId, u32)> {
+    fn usual_form(&mut self, inside: &Loop) -> Option<Form> {
         let (first, [condition]) = (inside.enters.first()?, inside.conditions.as_slice()) else { return None };
         let entered = self.node(*first);
-        let stays = self.sets.with(entered, Fact::Branch { node: *condition, output: 0, branch: 1, ways: 2 });
+        let turns = self.sets.with(entered, Fact::Branch { node: *condition, output: 0, branch: 1, ways: 2 });
         let usual =
             inside.enters.iter().chain(&inside.headers).chain([condition]).all(|node| self.node(*node) == entered)
-                && inside.nexts.iter().all(|node| self.node(*node) == stays);
-        usual.then_some((entered, *condition))
+                && inside.nexts.iter().all(|node| self.node(*node) == turns);
+        usual.then_some(Form { entered, turns, condition: *condition })
     }
 }
 

@@ -65,7 +65,8 @@ impl Roots {
             return data.all(|edge| passes(&edge) && self.of(&edge) == Some(root)).then_some(root);
         }
         let input = data.find(|edge| edge.dst_input == 0).filter(passes)?;
-        let forwards = it.forwards_ref || matches!(it.kind, Kind::Identity | Kind::Switch);
+        let enters = it.kind == Kind::Enter && it.invariant && input.class == Class::Resource;
+        let forwards = enters || it.forwards_ref || matches!(it.kind, Kind::Identity | Kind::Switch);
         if forwards { self.of(&input) } else { None }
     }
 }

@@ -1,5 +1,5 @@
 //! Runs an abstract graph token by token, by the rules of TensorFlow's executor: dead tokens, frames, iterations, nodes
-//! that wait for something outside the graph. An Enter marked stateful holds for every iteration of its loop. Shares no
+//! that wait for something outside the graph. An invariant Enter holds for every iteration of its loop. Shares no
 //! code with the planners, so that it can check their guarantees.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -77,7 +77,7 @@ impl Net {
         Net {
             ops: graph.nodes().iter().map(|node| Op::Node(node.kind)).collect(),
             details: graph.nodes().iter().map(|node| node.detail).collect(),
-            constants: graph.nodes().iter().map(|node| node.stateful && node.kind == Kind::Enter).collect(),
+            constants: graph.nodes().iter().map(|node| node.invariant).collect(),
             origins: graph.ids().collect(),
             wires: vec![Vec::new(); graph.len()],
             gone: BTreeSet::new(),

@@ -7,8 +7,9 @@
 //!    needed (a variable is found by name). Conditional nodes that decide which nodes are dead, or that could run
 //!    anywhere, move to the worker, because a call's outputs are all alive or all dead. Exceptions: a node needed by
 //!    only one call under the same conditions stays in it, and a no-op of the worker that only connects such nodes
-//!    joins them. Loops, and nodes that cannot be separated from their neighbours, are left to send and receive.
-//! 2. [`classes`](super::classes): called nodes of a class have the same server, the same
+//!    joins them. Nodes that cannot be separated from their neighbours, and loops of an unusual form
+//!    ([`loops`](super::loops)), are left to send and receive.
+//! 2. [`classes`](super::classes): called nodes of a class have the same server, loop and
 //!    [predicates](super::predicates), and are behind the same blockers.
 //! 3. [`rounds`](super::rounds): each node gets a round; rounds never decrease along a dependency, and increase where a
 //!    class is entered. One class in one round is one call, so calls never wait for each other in a cycle. Values that
@@ -24,8 +25,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::aliases::Aliases;
 use super::classes::{ClassId, Classes};
-use super::flow::Flow;
+use super::flow::{Flow, ROOT};
 use super::graph::{Class, Edge, Graph, Kind, PlanError, index};
+use super::loops::Loops;
 use super::parts::{Part, Parts};
 use super::placement::{Place, Placement, Reason, Roles, is_reference};
 use super::predicates::{Fact, Predicates};
@@ -62,7 +64,7 @@ pub enum Way {
     Slot,
     /// From a call to a later one to another server, which may receive it directly: both run or neither.
     Direct,
-    /// From a call to a later one to another server, through the worker.
+    /// From a call to a later one to another server, or in a loop, through the worker.
     Relay,
     /// A control edge or a choice of branch: only order and liveness.
     Order,
@@ -113,7 +115,8 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Res
     let predicates = Predicates::of(graph, &flow);
     let costs = Costs { node_us: 0, message_us: 0, bytes_per_us: 1 };
     let schedule = Schedule::of(graph, &flow, costs);
-    let classes = Classes::new(graph, &predicates, &schedule);
+    let loops = Loops::of(graph, &flow, &predicates, &schedule, |node| roles.is_server(graph.node(node).task));
+    let classes = Classes::new(graph, &flow, &predicates, &schedule);
     let known = Roots::new(graph, &flow);
     let aliases = Aliases::new(graph, &flow, &known);
     let repeatable = match style {
@@ -123,7 +126,7 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Res
     let mut left: Vec<Option<Reason>> = vec![None; graph.len()];
     let mut attempts = 0;
     loop {
-        let placement = Placement::of(graph, &flow, &predicates, &classes, roles, &known, &left, &repeatable);
+        let placement = Placement::of(graph, &flow, &predicates, &loops, &classes, roles, &known, &left, &repeatable);
         let make = |apart: &BTreeSet<ClassId>| {
             let rounds = Rounds::new(graph, &flow, &placement, apart);
             match style {
@@ -138,8 +141,9 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Res
         }
         let parts = Parts::new(graph, &placement, &rounds, split_bytes).find();
         let numbers = number_calls(graph, &placement, &classes, &rounds, &parts);
-        let split = Split { graph, placement: &placement, calls_of: &numbers.calls_of };
+        let split = Split { graph, flow: &flow, placement: &placement, calls_of: &numbers.calls_of };
         let mut torn = split.torn(attempts >= PATIENCE);
+        torn.extend(split.untold());
         torn.extend(aliases.broken(&placement));
         torn.extend(Parts::new(graph, &placement, &rounds, split_bytes).overfull(&parts));
         if torn.is_empty() {
@@ -208,6 +212,7 @@ fn leave_all(graph: &Graph, placement: &Placement, left: &mut [Option<Reason>]) 
 
 struct Split<'a> {
     graph: &'a Graph<'a>,
+    flow: &'a Flow,
     placement: &'a Placement<'a>,
     calls_of: &'a [Option<u32>],
 }
@@ -239,6 +244,30 @@ impl Split<'_> {
             }
         }
         torn
+    }
+
+    /// Nodes of loops without which their server would send from iterations about which nothing tells it.
+    fn untold(&self) -> Vec<(u32, Reason)> {
+        let on =
+            |node: u32| matches!(self.place(node), Place::Stays | Place::Left(_)).then(|| self.graph.node(node).task);
+        let conditions = self.graph.ids().filter(|node| self.graph.node(*node).kind == Kind::LoopCond);
+        let mut told: BTreeSet<_> = conditions.filter_map(|node| Some((self.flow.inside(node), on(node)?))).collect();
+        let mut tell = BTreeSet::new();
+        for edge in self.graph.edges() {
+            let frame = self.flow.outputs(edge.src);
+            let crosses = frame == self.flow.inside(edge.dst) && on(edge.src) != on(edge.dst);
+            if frame == ROOT || !crosses || self.place(edge.src) == Place::Copied {
+                continue;
+            }
+            told.extend(on(edge.dst).map(|task| (frame, task)));
+            tell.extend(on(edge.src).map(|task| (frame, task)));
+        }
+        let is_there = |node: u32| {
+            let at = (self.flow.inside(node).max(self.flow.outputs(node)), self.graph.node(node).task);
+            tell.contains(&at) && !told.contains(&at)
+        };
+        let replaced = self.graph.ids().filter(|node| on(*node).is_none() && is_there(*node));
+        replaced.map(|node| (node, Reason::Loop)).collect()
     }
 
     /// Whether a value that cannot travel gets from one end to the other.
@@ -297,9 +326,10 @@ impl Split<'_> {
             (None, Some(_)) => Way::Feed,
             (Some(_), None) => Way::Fetch,
             (Some(from), Some(to)) => {
-                if !self.graph.crosses(edge) {
+                // A slot is there for one value in a step.
+                if !self.graph.crosses(edge) && self.flow.inside(edge.src) == ROOT {
                     Way::Slot
-                } else if same_fate(from, to) {
+                } else if self.graph.crosses(edge) && same_fate(from, to) {
                     Way::Direct
                 } else {
                     Way::Relay

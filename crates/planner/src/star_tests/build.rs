@@ -22,6 +22,12 @@ impl Build {
         node
     }
 
+    pub(super) fn node(&mut self, kind: Kind, task: u32, inputs: &[(u32, Class)]) -> u32 {
+        let node = self.op(task, inputs);
+        self.nodes[node as usize].kind = kind;
+        node
+    }
+
     pub(super) fn input(&mut self, (src, src_output): (u32, i32), dst: u32, dst_input: i32, class: Class) {
         self.edges.push(Edge { src, src_output, dst, dst_input, class, memory: Memory::Host, bytes: None });
     }

@@ -2,6 +2,8 @@
 
 /// Builds graphs by hand.
 mod build;
+/// Calls in each turn of a loop.
+mod loops;
 /// Calls split into parts because they carry much.
 mod parts;
 /// On any graph, the split one does what the whole one does.

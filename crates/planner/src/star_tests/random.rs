@@ -2,6 +2,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use proptest::prelude::*;
 
+use super::super::flow::{Flow, ROOT};
 use super::super::generate::{Case, training_case};
 use super::super::graph::{Graph, Kind, PlanError};
 use super::super::placement::{Place, Roles, is_variable};
@@ -158,6 +159,27 @@ fn plan(graph: &Graph, roles: &Roles, style: Style) -> Result<StarPlan, PlanErro
     star::plan(graph, roles, style, SPLIT_BYTES)
 }
 
+/// By loop and task, those that send from iterations that they cannot count: TensorFlow tells a task of the loop's
+/// condition in each iteration only where something in the loop crosses to this task.
+fn lost(
+    graph: &Graph,
+    flow: &Flow,
+    task: impl Fn(u32) -> u32,
+    is_there: impl Fn(usize) -> bool,
+) -> BTreeSet<(u32, u32)> {
+    let conditions = graph.ids().filter(|node| graph.node(*node).kind == Kind::LoopCond);
+    let mut told: BTreeSet<_> = conditions.map(|node| (flow.inside(node), task(node))).collect();
+    let mut tells = BTreeSet::new();
+    for (_, edge) in graph.edges().iter().enumerate().filter(|(number, _)| is_there(*number)) {
+        let frame = flow.outputs(edge.src);
+        if frame != ROOT && frame == flow.inside(edge.dst) && task(edge.src) != task(edge.dst) {
+            tells.insert((frame, task(edge.src)));
+            told.insert((frame, task(edge.dst)));
+        }
+    }
+    tells.difference(&told).copied().collect()
+}
+
 /// Checks that the split graph does what the whole one does, each node once, in an order that its edges allow.
 pub(super) fn check(case: &Case, style: Style) -> StarPlan {
     check_parts(case, style, SPLIT_BYTES)
@@ -190,11 +212,23 @@ fn check_parts(case: &Case, style: Style, split_bytes: u64) -> StarPlan {
             }
         }
         for call in &plan.calls {
-            let fates: BTreeSet<bool> =
-                call.nodes.iter().filter_map(|node| whole.get(&(*node, Vec::new()))).map(Option::is_some).collect();
-            assert!(fates.len() <= 1, "alive and dead in one call");
+            let first = (call.nodes[0], Vec::new())..(call.nodes[0] + 1, Vec::new());
+            for path in whole.range(first).map(|((_, path), _)| path) {
+                let fates: BTreeSet<_> =
+                    call.nodes.iter().map(|node| whole.get(&(*node, path.clone())).map(Option::is_some)).collect();
+                assert!(fates.len() == 1, "not of one fate in a call: {fates:?} {path:?}");
+            }
         }
     }
+    let flow = Flow::of(&graph).unwrap();
+    let stays =
+        |node: u32| matches!(place(node), Place::Stays | Place::Left(_)) && plan.calls_of[node as usize].is_none();
+    let task = |node: u32| if stays(node) { graph.node(node).task } else { 0 };
+    let is_there = |edge: usize| !matches!(plan.ways[edge], Way::Copy | Way::Dropped);
+    let before = lost(&graph, &flow, |node| graph.node(node).task, |_| true);
+    let after = lost(&graph, &flow, task, is_there);
+    let is_new = |(frame, _): &&(u32, u32)| before.iter().all(|(other, _)| other != frame);
+    assert_eq!(after.iter().find(is_new), None, "this task no longer counts the iterations of its loop");
     let mut seen = BTreeSet::new();
     for (number, call) in (0u32..).zip(&plan.calls) {
         assert!(!call.nodes.is_empty());
@@ -253,12 +287,16 @@ fn a_merge_beside_a_dead_enter() {
 fn random_graphs_cover_the_hard_cases() {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     let mut calls = [0, 0];
-    let mut taken_along = 0;
+    let (mut taken_along, mut in_loops, mut turning) = (0, [0, 0], 0);
     for seed in 0..300 {
         let graph = training_case(seed, 100).graph();
         for (number, style) in STYLES.into_iter().enumerate() {
             let plan = plan(&graph, &roles(&graph), style).unwrap();
             calls[number] += plan.calls.len();
+            let flow = Flow::of(&graph).unwrap();
+            let loops = plan.calls.iter().filter(|call| flow.inside(call.nodes[0]) != ROOT);
+            in_loops[number] += loops.clone().count();
+            turning += loops.filter(|call| call.copies.iter().any(|copy| is_variable(&graph, *copy))).count();
             taken_along += graph
                 .ids()
                 .filter(|node| graph.node(*node).task == 0 && plan.places[*node as usize] == Place::Called)
@@ -293,6 +331,8 @@ fn random_graphs_cover_the_hard_cases() {
     ];
     let rare: Vec<_> = wanted.into_iter().filter(|what| seen.get(*what).is_none_or(|count| *count < 20)).collect();
     assert!(rare.is_empty(), "{rare:?} of {seen:?}");
+    assert!(in_loops.iter().all(|calls| *calls > 20), "calls in loops: {in_loops:?}");
+    assert!(turning > 20, "{turning} calls in loops with variables");
     assert!(taken_along > 20, "{taken_along} of the worker's no-ops in calls");
     assert!(calls[1] < calls[0], "star_server_lite makes more calls: {calls:?}");
 }
