@@ -22,6 +22,8 @@ class Functions(Case):
     ps, workers = 2, 1
     # Variables of at least so many bytes are cut into a part for each server.
     part_bytes = None
+    # Steps of a function, in a loop, as with Keras' steps_per_execution.
+    at_once = 1
 
     def connect(self, resolver):
         """Makes this process the chief; without a resolver, everything stays in it."""
@@ -35,16 +37,28 @@ class Functions(Case):
         else:
             self.build()
 
+        @tf.function
+        def several(number):
+            for _ in tf.range(self.at_once - 1):
+                self.step(number)
+                number += 1
+            return self.step(number)
+
+        self.several = several
+
     def run(self, steps=1):
         """Returns the last step's result."""
         result = None
-        for number in range(self.steps, self.steps + steps):
-            number = tf.constant(number, tf.int64)
-            result = self.coordinator.schedule(self.step, args=(number,)) if self.coordinator else self.step(number)
+        end = self.steps + steps
+        while self.steps < end:
+            together = self.at_once if end - self.steps >= self.at_once else 1
+            function = self.step if together == 1 else self.several
+            number = tf.constant(self.steps, tf.int64)
+            result = self.coordinator.schedule(function, args=(number,)) if self.coordinator else function(number)
+            self.steps += together
         if self.coordinator:
             self.coordinator.join()
             result = result.fetch()
-        self.steps += steps
         return result
 
     def burst(self):
@@ -206,8 +220,17 @@ def all_functions():
     ]
 
 
-def coordinators():
-    """Many workers; only `--cases` selects these."""
+def _at_once(steps, case):
+    case.at_once = steps
+    return case
+
+
+def others():
+    """Loops of steps, and many workers; only `--cases` selects these."""
     if not SUPPORTED:
         return []
-    return [Tiny(f"tf2-tiny-{workers}w", f"TensorFlow 2: a step that adds 1, {workers} workers", workers) for workers in (1, 4, 16, 64)]
+    loops = [
+        _at_once(8, FunctionVariables("tf2-300x1KB-8s", "TensorFlow 2: 300 variables × 1 KB, 2 ps, 8 steps in a loop", 300, 1 * KB)),
+        _at_once(8, KerasCtr("tf2-ctr-8s", "TensorFlow 2: Keras CTR model, 2 ps, 1 worker, batch 512, 8 steps in a loop", 512, 1)),
+    ]
+    return loops + [Tiny(f"tf2-tiny-{workers}w", f"TensorFlow 2: a step that adds 1, {workers} workers", workers) for workers in (1, 4, 16, 64)]
