@@ -93,6 +93,16 @@ bool IsGradient(const Node& node, int input) {
   return is_used;
 }
 
+// What keeps or passes on a value, such as a checkpoint or a fetch, gets it as it is.
+bool ComputesWith(const Node& node) {
+  if (node.op_def().is_stateful()) return false;
+  if (!node.IsIdentity()) return true;
+  for (const Edge* edge : node.out_edges()) {
+    if (!edge->IsControlEdge() && !ComputesWith(*edge->dst())) return false;
+  }
+  return true;
+}
+
 class Rewrite {
  public:
   Rewrite(Graph* graph, const std::string& worker, DataType dtype) : graph_(graph), worker_(worker), dtype_(dtype) {}
@@ -105,9 +115,7 @@ class Rewrite {
         continue;
       }
       const bool from_here = IsHere(*edge->src()), to_here = IsHere(*edge->dst());
-      // What keeps or passes on a value, such as a checkpoint or a fetch, gets it as it is.
-      const bool is_computed_with = !edge->dst()->op_def().is_stateful();
-      if (!from_here && to_here && is_computed_with && IsOnCpu(*edge->src()) && IsParameters(*edge->src())) {
+      if (!from_here && to_here && IsOnCpu(*edge->src()) && IsParameters(*edge->src()) && ComputesWith(*edge->dst())) {
         pulled.push_back(edge);
       }
       if (from_here && !to_here && IsOnCpu(*edge->dst()) && IsGradient(*edge->dst(), edge->dst_input())) {
