@@ -185,7 +185,7 @@ class Task:
             log = open(self.log_path, "ab")
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "zygote.py"), "--task", address], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1", **environment},
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": LOG_LEVEL, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1", **environment},
             )
             log.close()
             self.pid = self._process.pid

@@ -11,13 +11,13 @@ import pytest
 
 import compared as ways
 from cluster import state, tf
+from steps import tensorflow_minor
 from test_differential import digest
 from test_functions import clusters, contents, star_calls  # noqa: F401
 
 
 def available():
-    version = tuple(int(number) for number in tf.__version__.split(".")[:2])
-    return (2, 12) <= version < (2, 16) or importlib.util.find_spec("tf_keras") is not None
+    return (2, 12) <= tensorflow_minor() < (2, 16) or importlib.util.find_spec("tf_keras") is not None
 
 
 pytestmark = [pytest.mark.ours, pytest.mark.skipif(not available(), reason="needs tf-keras: make test installs it, `make bench` too")]

@@ -54,10 +54,9 @@ def kept():
         big = made()
         few = big[77:80]
     with tf.device(WORKER0):
-        shift = tf.reduce_sum(tf.cast(few, tf.int32)) * 0
+        nothing = few[0] - 77
     with tf.device(PS0):
-        again = tf.roll(tf.reshape(big, (-1, 256)), shift, 1)
-        there = checked(tf.reshape(again, (-1,)))
+        there = checked(tf.bitwise.bitwise_or(big, nothing))
     with tf.device(WORKER0):
         return [tf.identity(value) for value in there]
 
