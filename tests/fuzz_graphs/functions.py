@@ -2,9 +2,9 @@
 worker runs the same operations as a graph. Every result and the final content of every variable must have the same bits.
 
 A program is JSON: {"seed", "variables": [{"server", "dtype", "rows"}], "functions": [[op…]…], "schedule": [function…]}. Values are vectors of WIDTH numbers.
-An op is {"op", "at": device, "in": [value…], "var": handle, "after": [op…]}; `value` is the number of an earlier op that has one. A handle is [variable,
-alias]: alias 1 is a second handle of the same variable, which the function captures separately. If one of two users of a variable writes it, `after` orders
-them, whatever handles they use.
+An op is {"op", "at": device, "in": [value…], "var": handle, "after": [op…]}, and the op "loop" has ops of its own, which it repeats; `value` is the number of
+an earlier op that has one. A handle is [variable, alias]: alias 1 is a second handle of the same variable, which the function captures separately. If one of
+two users of a variable writes it, `after` orders them, whatever handles they use.
 """
 
 import random
@@ -25,9 +25,15 @@ PURE = ("add", "mul", "sum", "reverse", "halve")
 
 
 class Function:
-    def __init__(self, rng, variables):
+    """The ops of a function, or of a loop."""
+
+    def __init__(self, rng, variables, size, depth=0):
         self.rng, self.variables, self.ops = rng, variables, []
         self.users = [[] for _ in variables]  # (op, writes)
+        if depth:
+            self.ops.append({"op": "input", "at": "worker", "in": [], "after": []})
+        for _ in range(size):
+            self.emit(depth)
 
     def values(self, ops):
         return [number for number, op in enumerate(ops) if op["op"] not in WRITES]
@@ -38,10 +44,10 @@ class Function:
         self.users[variable].append((number, writes))
         return after
 
-    def emit(self, depth=0):
+    def emit(self, depth):
         rng, number = self.rng, len(self.ops)
         inputs = self.values(self.ops)
-        kind = rng.choice(("read", "write", "write", "pure", "pure") + (("cond", "while") if depth == 0 else ()))
+        kind = rng.choice(("read", "write", "write", "pure", "pure") + (("cond", "while", "loop") if depth == 0 else ("cond",)))
         op = {"op": "constant", "at": rng.choice(PLACES), "in": [], "after": [], "value": rng.randrange(1, 5)}
         if kind in ("read", "write"):
             variable = rng.randrange(len(self.variables))
@@ -66,6 +72,12 @@ class Function:
                 op["bodies"].append(body)
             for variable in sorted(chosen):
                 op["after"] += self.touch(number, variable, True)
+        elif kind == "loop" and inputs:
+            made = Function(rng, self.variables, rng.randrange(2, 12), depth + 1)
+            op["op"], op["in"], op["ops"] = kind, [rng.choice(inputs)], made.ops
+            for variable in range(len(self.variables)):
+                if made.users[variable]:
+                    op["after"] += self.touch(number, variable, True)
         if rng.random() < 0.2 and number:
             op["after"].append(rng.randrange(number))
         op["after"] = sorted(set(op["after"]))
@@ -77,12 +89,7 @@ def generate(seed):
     variables = [
         {"server": rng.randrange(2), "dtype": rng.choice(("float32", "float32", "int64")), "rows": rng.choice((0, 0, 3, 7))} for _ in range(rng.randrange(2, 7))
     ]
-    functions = []
-    for _ in range(rng.randrange(1, 3)):
-        made = Function(rng, variables)
-        for _ in range(rng.randrange(4, 30)):
-            made.emit()
-        functions.append(made.ops)
+    functions = [Function(rng, variables, rng.randrange(4, 30)).ops for _ in range(rng.randrange(1, 3))]
     schedule = [rng.randrange(len(functions)) for _ in range(rng.randrange(3, 7))]
     return {"seed": seed, "variables": variables, "functions": functions, "schedule": schedule}
 
@@ -156,14 +163,27 @@ class Body:
 
         return tf.while_loop(lambda i, _: i < 2, body, (tf.constant(0), value))[1]
 
-    def build(self, ops):
+    def loop(self, op, value):
+        def body(i, at):
+            values, done = self.run(op["ops"], at)
+            with tf.control_dependencies(done):
+                return i + 1, tf.clip_by_value([value for value in values if value is not None][-1], -1e3, 1e3)
+
+        return tf.while_loop(lambda i, _: i < 3, body, (tf.constant(0), value))[1]
+
+    def run(self, ops, given=None):
+        """Returns a value or None for each op, and what waits for its effect."""
         values, done = [], []
         for op in ops:
             inputs = [values[number] for number in op["in"]]
             device = self.on_server(op["var"]) if "var" in op else self.place(op["at"])
             with tf.control_dependencies([done[number] for number in op["after"]]), device:
                 kind, value = op["op"], None
-                if kind == "constant":
+                if kind == "input":
+                    value = tf.identity(given)
+                elif kind == "loop":
+                    value = self.loop(op, inputs[0])
+                elif kind == "constant":
                     value = tf.fill((WIDTH,), float(op["value"]))
                 elif kind == "read":
                     value = self.read(op["var"])
@@ -186,6 +206,10 @@ class Body:
                     value = self.branch(op, inputs[0])
             values.append(value)
             done.append(effect if kind in WRITES else value)
+        return values, done
+
+    def build(self, ops):
+        values, done = self.run(ops)
         with tf.control_dependencies(done):
             return [tf.identity(value) for value in values if value is not None][-6:]
 
