@@ -3,14 +3,16 @@ with tensor_fuse: the same errors as over stock gRPC, in bounded time."""
 
 import json
 import os
+import re
 import time
 
 import pytest
 
 import test_tf2 as tf2
-from cluster import RemoteError, TaskDied, free_port, load, tf
-from compared import OURS, WAYS
-from test_failure import wait_for
+from cluster import RemoteError, TaskDied, free_port, load, state, tf
+from compared import OURS, WAYS, outcome
+from test_differential import digest
+from test_failure import wait_for, wait_until
 
 pytestmark = pytest.mark.ours
 
@@ -136,3 +138,120 @@ def test_each_task_is_killed(compared, way):
         with pytest.raises(RemoteError) as caught:
             chief.result(HEARS)
         assert caught.value.type == "UnavailableError", caught.value
+
+
+def train_saved(folder, until):
+    """Trains to step `until` from the last checkpoint in the folder, with a new one every fifth step. Returns the first step and the variables."""
+    strategy, coordinator = state["strategy"], state["coordinator"]
+    with strategy.scope():
+        at = tf.Variable(0, dtype=tf.int64)
+        table = tf.Variable(tf.ones([10, 700]))  # two shards, one per ps
+        sums = tf.Variable(tf.zeros([700]))
+    checkpoint = tf.train.Checkpoint(at=at, table=table, sums=sums)
+    manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
+    checkpoint.restore(manager.latest_checkpoint)
+    first = int(at.numpy())
+
+    @tf.function
+    def step():
+        ids = tf.stack([at % 10, at % 7])
+        rows = tf.nn.embedding_lookup(table, ids)
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            loss = tf.reduce_sum(tf.square(rows - 0.25 * tf.cast(at % 3, tf.float32)))
+        sums.assign_add(tf.reduce_sum(tape.gradient(loss, rows), 0))
+        for shard in table.variables:
+            shard.assign_sub(0.01 * shard)
+        at.assign_add(1)
+
+    for number in range(first, until):
+        coordinator.schedule(step)
+        coordinator.join()
+        if number % 5 == 4:
+            manager.save()
+    return first, int(at.numpy()), digest(tf.convert_to_tensor(table)), digest(sums.numpy())
+
+
+def last_step(folder):
+    try:
+        found = re.search(r'model_checkpoint_path: "ckpt-(\d+)"', open(f"{folder}/checkpoint").read())
+    except FileNotFoundError:
+        return 0
+    return 5 * int(found[1])
+
+
+@pytest.mark.parametrize("way", SECOND)
+def test_training_goes_on_from_a_checkpoint(compared, tmp_path, way):
+    """A parameter server is killed and replaced: a new chief restores its variables, and reaches the same bits as a run without interruption."""
+    folder = str(tmp_path / "interrupted")
+    with start(compared, way) as cluster:
+        chief = coordinate(cluster)
+        chief.begin(train_saved, folder, 100000)
+        wait_until(lambda: last_step(folder) >= 10, 60, "two checkpoints")
+        cluster["ps", 1].kill()
+        with pytest.raises(RemoteError) as caught:
+            chief.result(HEARS)
+        assert caught.value.type == "UnavailableError", caught.value
+        chief.kill()
+
+        cluster.start("ps", 1)
+        chief = coordinate(cluster)
+        until = last_step(folder) + 7
+        first, *reached = chief.call(train_saved, folder, until, timeout=120)
+        assert first >= 10 and reached[0] == until
+        assert chief.call(train_saved, str(tmp_path / "whole"), until, timeout=240) == (0, *reached)
+
+
+def fail_amidst_others():
+    """Returns what becomes of a failing function, of those scheduled after it, and of the next."""
+    coordinator = state["coordinator"]
+
+    @tf.function
+    def busy():
+        data = tf.random.uniform((400, 400))
+        for _ in tf.range(300):
+            data = tf.matmul(data, data) / 400.0
+        return tf.reduce_sum(data)
+
+    @tf.function
+    def fine(number):
+        return number + 1
+
+    @tf.function
+    def bad(word):
+        return tf.strings.to_number(word)
+
+    # Enough for both workers while the rest is scheduled.
+    for _ in range(4):
+        coordinator.schedule(busy)
+    coordinator.schedule(bad, args=(tf.constant("x"),))
+    others = [coordinator.schedule(fine, args=(tf.constant(number),)) for number in range(50)]
+    joined = outcome(coordinator.join)
+    last = outcome(others[-1].fetch)
+    again = coordinator.schedule(fine, args=(tf.constant(41),))
+    coordinator.join()
+    return joined[0], last[0], coordinator.done(), int(again.fetch())
+
+
+@pytest.mark.parametrize("way", SECOND)
+def test_others_are_cancelled_when_one_fails(compared, way):
+    with start(compared, way) as cluster:
+        chief = coordinate(cluster)
+        assert chief.call(fail_amidst_others, timeout=60) == ("InvalidArgumentError", "CancelledError", True, 42)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["grpc++", "star_server"])
+def test_a_server_that_freezes_is_noticed(compared, way):
+    """As if it had been killed, but later: the coordinator forgives a few failures, and each takes the keep-alive or the handshake 20 s."""
+    with start(compared, way) as cluster:
+        chief = coordinate(cluster)
+        chief.begin(tf2.schedule_long, 100000)
+        time.sleep(0.5)
+        cluster["ps", 1].stop()
+        try:
+            with pytest.raises(RemoteError) as caught:
+                chief.result(180)
+            assert caught.value.type == "UnavailableError", caught.value
+        finally:
+            cluster["ps", 1].resume()

@@ -427,7 +427,7 @@ impl<H: Host> Shard<H> {
             }
             State::Connecting { conn, .. } if channel.attempt_ends.is_some_and(|t| t <= now) => {
                 let conn = *conn;
-                self.lose(conn, code::DEADLINE_EXCEEDED, "timed out connecting".into());
+                self.lose(conn, code::UNAVAILABLE, "timed out connecting".into());
             }
             _ => {}
         }
