@@ -475,7 +475,9 @@ class Generator:
             some = run(self.rng.sample(fetchable, min(len(fetchable), 2)), [])
             runs.insert(self.rng.randint(1, len(runs)), some)
         if self.chance(0.2):
-            inner = [v for v in fetchable if v.feedable and int(v.ref.split(":")[0]) in by_id and by_id[int(v.ref.split(":")[0])]["op"] not in ("@feed", "@cond", "@while") and v.dtype not in ("resource", "variant") and v.ref not in main["fetch"]]
+            # Python drops a control edge beside a data edge from the same op; if that one is fed, nothing orders the two.
+            waited_for = {number for record in records for number in record.get("ctl", ())}
+            inner = [v for v in fetchable if int(v.ref.split(":")[0]) not in waited_for and v.feedable and int(v.ref.split(":")[0]) in by_id and by_id[int(v.ref.split(":")[0])]["op"] not in ("@feed", "@cond", "@while") and v.dtype not in ("resource", "variant") and v.ref not in main["fetch"]]
             if inner:
                 fed = self.rng.choice(inner)
                 runs.insert(self.rng.randint(1, len(runs)), dict(main, feed_inner=[[fed.ref, fed.dtype, list(fed.shape)]]))
