@@ -280,9 +280,13 @@ def execute_graph(program, target):
 # Clusters. ------------------------------------------------------------------------------------------------------------
 
 
-def start(harness, runner, protocol):
-    """Returns (cluster, chief task)."""
-    made = harness.Cluster(runner, protocol, SHAPE, environment={"TF_CPP_MIN_LOG_LEVEL": "1"}, start=False)
+def start(harness, runner, name, switches):
+    """Returns (cluster, chief task). A switch is the end of a name, and adds to the environment."""
+    protocol, environment = name, {"TF_CPP_MIN_LOG_LEVEL": "1"}
+    for end, more in switches.items():
+        if protocol.endswith(end):
+            protocol, environment = protocol[: -len(end)], {**environment, **more}
+    made = harness.Cluster(runner, protocol, SHAPE, environment=environment, start=False)
     made.spec["chief"] = [f"127.0.0.1:{free_port()}"]
     for job, count in SHAPE.items():
         for index in range(count):
@@ -292,7 +296,7 @@ def start(harness, runner, protocol):
     return made, chief
 
 
-def fuzz(harness, runner, protocols, seed, programs, seconds, out, timeout=60):
+def fuzz(harness, runner, protocols, switches, seed, programs, seconds, out, timeout=60):
     """Returns the seeds that differ. One program at a time, over all protocols at once."""
     import json
     import time
@@ -304,7 +308,7 @@ def fuzz(harness, runner, protocols, seed, programs, seconds, out, timeout=60):
         running = {}
         for name in names:
             if name not in clusters:
-                clusters[name] = start(harness, runner, name)
+                clusters[name] = start(harness, runner, name, switches)
             cluster, chief = clusters[name]
             chief.begin(execute, program)
             cluster["worker", 0].begin(execute_graph, program, cluster.target("worker", 0))

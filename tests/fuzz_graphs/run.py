@@ -33,7 +33,8 @@ PROTOCOLS = ("grpc+fuse", "grpc++", "grpc+++fuse", "star_server", "star_server+f
 EAGER = {"STARWIRE_TENSOR_FUSE_LIMITS": "wait_us=60000000,message_us=1000000"}
 # Split every call that can be split, as a slow network would with larger values.
 SPLIT, IN_PARTS = "+parts", {"STARWIRE_STAR_SPLIT_BYTES": "8"}
-FUNCTION_PROTOCOLS = ("grpc++", "star_server", "star_server_lite")
+FUNCTION_PROTOCOLS = ("grpc++", "grpc+++fuse", "star_server", "star_server+parts", "star_server_lite", "star_server_lite+parts")
+FUNCTION_SWITCHES = {"+fuse": {"STARWIRE_TENSOR_FUSE": "1", **EAGER}, SPLIT: IN_PARTS}
 SHAPE = {"ps": 2, "worker": 2}
 
 
@@ -295,7 +296,7 @@ def main():
     chosen = [p for p in (arguments.protocols or "").split(",") if p]
     if arguments.only == "functions":
         try:
-            return 1 if functions.fuzz(harness, runner, chosen or FUNCTION_PROTOCOLS, seed, arguments.programs, arguments.seconds, out) else 0
+            return 1 if functions.fuzz(harness, runner, chosen or FUNCTION_PROTOCOLS, FUNCTION_SWITCHES, seed, arguments.programs, arguments.seconds, out) else 0
         finally:
             runner.close()
     fuzzer = Fuzzer(runner, chosen or PROTOCOLS, arguments.timeout)

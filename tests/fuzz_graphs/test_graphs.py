@@ -57,7 +57,8 @@ def test_functions(fuzzer, tmp_path):
     """Random functions of a coordinator, and the same as graphs of a session."""
     if fuzz.harness.tf.__version__.startswith("1."):
         pytest.skip("TensorFlow 1.15 has no coordinator")
-    assert fuzz.functions.fuzz(fuzz.harness, fuzzer.clusters.runner, fuzz.FUNCTION_PROTOCOLS, 500, 10, 120, tmp_path) == []
+    ways = ("grpc+++fuse", "star_server", "star_server_lite+parts")
+    assert fuzz.functions.fuzz(fuzz.harness, fuzzer.clusters.runner, ways, fuzz.FUNCTION_SWITCHES, 500, 10, 120, tmp_path) == []
 
 
 def test_a_staged_value_is_taken_out_in_the_same_run():
