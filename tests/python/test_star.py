@@ -14,7 +14,7 @@ import pytest
 import steps
 import test_fuse as fuse
 import test_training as training
-from cluster import RemoteError, state, tf
+from cluster import RemoteError, is_tensorflow_1, state, tf
 from graphs import PS0, PS1, WORKER0, WORKER1
 from test_differential import digest, pair, test_dtype, test_error, test_graph  # noqa: F401
 from test_failure import (  # noqa: F401
@@ -388,6 +388,8 @@ def run_case(target, name, steps=3):
 
 @pytest.mark.parametrize("name", CASES)
 def test_same_bits_in_calls(cluster, stock, name):
+    if is_tensorflow_1() and name.startswith("training_loop") and name.endswith("_v2"):
+        pytest.skip("TensorFlow 1.15 refuses such loops over several tasks, over gRPC too")
     want, (none, received) = chief(stock, run_case, name)
     assert none == 0 and received > 0
     values, (calls, left) = chief(cluster, run_case, name)

@@ -107,7 +107,7 @@ def without_training(target, name):
             path = saver.save(sess, os.path.abspath("narrow/model"))
             saved = np.array_equal(tf.train.load_variable(path, "dense"), values(9, 20, 3))
             fetched = sess.run([model.table.read_value(), passed, model.train], {model.ids: [1]})[:2]
-            return evaluated, assigned, saved, *(np.array_equal(table[2:], values(2, 50, 4)[2:]) for table in fetched)
+            return (evaluated, assigned, saved, *(np.array_equal(table[2:], values(2, 50, 4)[2:]) for table in fetched))
 
 
 def adagrad(target, dtype, steps=300):
