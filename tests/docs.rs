@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use starwire_protocol::{LAYOUTS, Layout, Sender};
+use starwire_protocol::{Field, LAYOUTS, Layout, Sender};
 
 const END: &str = "<!-- end of generated table -->";
 
@@ -193,6 +193,31 @@ fn constants(file: &str, between: (&str, &str), prefix: &str, suffix: char) -> V
         .collect()
 }
 
+/// Whether the cell says the same of a fixed part as the code, apart from what follows the fields.
+fn fixed_part(layout: &Layout, cell: &str) -> bool {
+    let mut fields = String::new();
+    for field in layout.fixed {
+        let (name, number) = match field {
+            Field::U32(name) => (*name, "u32"),
+            Field::I64(name) => (*name, "i64"),
+            Field::U64(name) | Field::Flagged(name) => (*name, "u64"),
+            Field::Zero => ("0", "u32"),
+            Field::Parts => ("part count", "u32"),
+            Field::Pieces => ("number of pieces", "u64"),
+        };
+        let condition = match field {
+            Field::Flagged(_) if !fields.contains("if flags") => "and if flags & 1: ",
+            _ => "",
+        };
+        let comma = if fields.is_empty() { "" } else { ", " };
+        fields += &format!("{comma}{condition}{name} {number}");
+    }
+    match layout.fixed {
+        [] => layout.name == "PAD" || cell == "–",
+        _ => cell.starts_with(&fields),
+    }
+}
+
 /// What a row of the table of frames must say: the columns are kind, name, sender, id, code, fixed part, metadata.
 fn is_row_of(layout: &Layout, row: &[String]) -> bool {
     let sender = match layout.sender {
@@ -207,7 +232,8 @@ fn is_row_of(layout: &Layout, row: &[String]) -> bool {
         bytes => row[6].contains(&format!("at most {} KiB", bytes >> 10)),
     };
     let is_unused = |cell: &str| cell == "0" || cell.is_empty();
-    row[0] == layout.kind.to_string()
+    fixed_part(layout, &row[5])
+        && row[0] == layout.kind.to_string()
         && row[1] == layout.name
         && row[2] == sender
         && is_unused(&row[3]) != layout.uses_id

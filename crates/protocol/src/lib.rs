@@ -58,7 +58,7 @@ pub use client::{Call, Recv};
 pub use connection::{ClientCheck, Connection};
 pub use error::{ConnectionError, ProtocolError, code};
 pub use event::{Event, Outcome};
-pub use frame::{LAYOUTS, Layout, RecvFrame, Sender};
+pub use frame::{Field, LAYOUTS, Layout, RecvFrame, Sender};
 pub use lending::{FEATURE_LENDING, Loan, Witness};
 pub use limits::Limits;
 pub use moving::FEATURE_QUEUE_PAIRS;

@@ -44,7 +44,26 @@ impl Sender {
     }
 }
 
-/// What the head of a frame may hold; fields that are not used must be 0.
+/// A number of a frame's fixed part, with its name in `docs/protocol.md`.
+#[derive(Clone, Copy, Debug)]
+pub enum Field {
+    U32(&'static str),
+    U64(&'static str),
+    I64(&'static str),
+    /// 64 bits that are there only with flag 1, and otherwise 0.
+    Flagged(&'static str),
+    /// 32 bits that must be 0.
+    Zero,
+    /// How many of something follow: 32 bits.
+    Parts,
+    /// The same: 64 bits.
+    Pieces,
+}
+
+/// The most fields of a fixed part.
+const MOST_FIELDS: usize = 4;
+
+/// What a frame may hold; fields of its head that are not used must be 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     pub kind: u8,
@@ -56,6 +75,8 @@ pub struct Layout {
     pub flags: u8,
     /// Longest metadata.
     pub max_meta: usize,
+    /// The numbers behind the head.
+    pub fixed: &'static [Field],
 }
 
 impl Layout {
@@ -67,7 +88,8 @@ impl Layout {
 }
 
 macro_rules! layouts {
-    ($($kind:literal $name:ident $sender:ident $id:ident $code:ident $flags:expr, $meta:expr;)*) => {
+    ($($kind:literal $name:ident $sender:ident $id:ident $code:ident $flags:expr, $meta:expr,
+       [$($field:ident $(($named:literal))?),*];)*) => {
         mod kind {
             $(pub const $name: u8 = $kind;)*
         }
@@ -81,6 +103,7 @@ macro_rules! layouts {
             uses_code: layouts!(@$code),
             flags: $flags,
             max_meta: $meta,
+            fixed: &[$(Field::$field $(($named))?),*],
         }),*];
     };
     (@id) => { true };
@@ -89,23 +112,24 @@ macro_rules! layouts {
 }
 
 layouts! {
-     0 PAD     Both   zero zero 0,           0;
-     1 HELLO   Client id   zero 0,           MAX_META;
-     2 WELCOME Server id   zero 0,           MAX_META;
-     3 CHALLENGE Both zero zero 0,           CHALLENGE;
-     4 REFUSE  Both   zero code 0,           MAX_REASON;
-     5 MOVE    Both   zero code 0,           MAX_REASON;
-    10 KEY     Client id   zero FLAG_FORGET, MAX_KEY;
-    11 RECV    Client id   zero FLAG_LOOP,   0;
-    12 CALL    Client id   code 0,           MAX_META;
-    13 REPLY   Server id   code 0,           MAX_META;
-    14 DATA    Both   id   zero FLAG_ABORT,  0;
-    15 CANCEL  Client id   code 0,           0;
-    16 LEND    Both   id   zero 0,           0;
-    17 TAKEN   Both   id   zero 0,           0;
-    20 PING    Both   id   zero 0,           0;
-    21 PONG    Both   id   zero 0,           0;
-    22 GOODBYE Both   zero zero 0,           MAX_REASON;
+     0 PAD       Both   zero zero 0,           0,          [];
+     1 HELLO     Client id   zero 0,           MAX_META,   [];
+     2 WELCOME   Server id   zero 0,           MAX_META,   [];
+     3 CHALLENGE Both   zero zero 0,           CHALLENGE,  [];
+     4 REFUSE    Both   zero code 0,           MAX_REASON, [];
+     5 MOVE      Both   zero code 0,           MAX_REASON, [];
+    10 KEY       Client id   zero FLAG_FORGET, MAX_KEY,    [];
+    11 RECV      Client id   zero FLAG_LOOP,   0,
+       [I64("step id"), U64("key id"), Flagged("frame"), Flagged("iter")];
+    12 CALL      Client id   code 0,           MAX_META,   [U32("deadline ms"), Parts];
+    13 REPLY     Server id   code 0,           MAX_META,   [Parts, Zero];
+    14 DATA      Both   id   zero FLAG_ABORT,  0,          [U64("length")];
+    15 CANCEL    Client id   code 0,           0,          [];
+    16 LEND      Both   id   zero 0,           0,          [U64("address of the witness"), Pieces];
+    17 TAKEN     Both   id   zero 0,           0,          [];
+    20 PING      Both   id   zero 0,           0,          [];
+    21 PONG      Both   id   zero 0,           0,          [];
+    22 GOODBYE   Both   zero zero 0,           MAX_REASON, [];
 }
 
 /// Each layout at the index of its kind, with its `zeros`.
@@ -113,6 +137,7 @@ static BY_KIND: [Option<(Layout, u32)>; 23] = {
     let mut by_kind = [None; 23];
     let mut at = 0;
     while at < LAYOUTS.len() {
+        assert!(LAYOUTS[at].fixed.len() <= MOST_FIELDS);
         by_kind[LAYOUTS[at].kind as usize] = Some((LAYOUTS[at], LAYOUTS[at].zeros()));
         at += 1;
     }

@@ -1,8 +1,8 @@
 //! Frames of a received control section. Each length is compared with its limit before it is used.
 
 use super::{
-    BULK_BIT, BY_KIND, CallFrame, FLAG_ABORT, FLAG_FORGET, FLAG_LOOP, FRAME_HEADER, Frame, HelloFrame, Layout, Parts,
-    RecvFrame, ReplyFrame, kind, pad8, read_u32, read_u64,
+    BULK_BIT, BY_KIND, CallFrame, FLAG_ABORT, FLAG_FORGET, FRAME_HEADER, Field, Frame, HelloFrame, Layout, MOST_FIELDS,
+    Parts, RecvFrame, ReplyFrame, kind, pad8, read_u32, read_u64,
 };
 use crate::error::ProtocolError;
 use crate::hello::Role;
@@ -84,13 +84,42 @@ impl<'a> Cursor<'a> {
         Ok(taken)
     }
 
-    fn u32(&mut self) -> Result<u32, ProtocolError> {
-        Ok(read_u32(self.take(4)?))
+    fn u32(&mut self) -> Result<u64, ProtocolError> {
+        Ok(read_u32(self.take(4)?).into())
     }
 
     fn u64(&mut self) -> Result<u64, ProtocolError> {
         Ok(read_u64(self.take(8)?))
     }
+
+    fn fixed(&mut self, layout: &Layout, flags: u8) -> Result<Fixed, ProtocolError> {
+        let limited = |value: u64, limit: usize, what| match usize::try_from(value) {
+            Ok(count) if count <= limit => Ok(count),
+            _ => Err(ProtocolError::TooLarge { what, value, limit: limit as u64 }),
+        };
+        let mut fixed = Fixed::default();
+        for (number, field) in fixed.numbers.iter_mut().zip(layout.fixed) {
+            match field {
+                Field::U32(_) => *number = self.u32()?,
+                Field::U64(_) | Field::I64(_) => *number = self.u64()?,
+                Field::Flagged(_) if flags & 1 == 0 => (),
+                Field::Flagged(_) => *number = self.u64()?,
+                Field::Zero if self.u32()? != 0 => return Err(self.error("reserved bits are set")),
+                Field::Zero => (),
+                Field::Parts => fixed.count = limited(self.u32()?, MAX_PARTS, "number of parts of a payload")?,
+                Field::Pieces => fixed.count = limited(self.u64()?, MAX_SEGMENTS, "number of pieces of a loan")?,
+            }
+        }
+        Ok(fixed)
+    }
+}
+
+/// The numbers of a fixed part, in the layout's order.
+#[derive(Default)]
+struct Fixed {
+    numbers: [u64; MOST_FIELDS],
+    /// Parts or pieces.
+    count: usize,
 }
 
 /// The fields of a frame's head, checked against its layout.
@@ -127,6 +156,7 @@ impl Head {
 
 fn parse<'a>(layout: &Layout, zeros: u32, cursor: &mut Cursor<'a>) -> Result<Frame<'a>, ProtocolError> {
     let Head { flags, code, meta, id } = Head::take(layout, zeros, cursor)?;
+    let Fixed { numbers, count } = cursor.fixed(layout, flags)?;
     let hello = |fields| HelloFrame { features: id, fields };
     let status = i32::from(code);
     Ok(match layout.kind {
@@ -140,30 +170,24 @@ fn parse<'a>(layout: &Layout, zeros: u32, cursor: &mut Cursor<'a>) -> Result<Fra
         kind::MOVE => Frame::Move { code: status, meta: cursor.take_padded(meta)? },
         kind::KEY => Frame::Key { key: id, forget: flags & FLAG_FORGET != 0, prefix: cursor.take_padded(meta)? },
         kind::RECV => {
-            let step = i64::from_le_bytes(cursor.u64()?.to_le_bytes());
-            let key = cursor.u64()?;
-            let (frame, iter) = if flags & FLAG_LOOP != 0 { (cursor.u64()?, cursor.u64()?) } else { (0, 0) };
-            Frame::Recv(RecvFrame { id, step, key, frame, iter })
+            let [step, key, frame, iter] = numbers;
+            Frame::Recv(RecvFrame { id, step: i64::from_le_bytes(step.to_le_bytes()), key, frame, iter })
         }
         kind::CALL => {
             if code == 0 {
                 return Err(cursor.error("method 0 does not exist"));
             }
-            let deadline_ms = cursor.u32()?;
-            let count = cursor.u32()?;
+            #[expect(clippy::cast_possible_truncation, reason = "it has 32 bits")]
+            let deadline_ms = numbers[0] as u32;
             let (meta, parts) = parse_payload(cursor, count, meta)?;
             Frame::Call(CallFrame { id, method: code, deadline_ms, meta, parts })
         }
         kind::REPLY => {
-            let count = cursor.u32()?;
-            if cursor.u32()? != 0 {
-                return Err(cursor.error("reserved bits are set"));
-            }
             let (meta, parts) = parse_payload(cursor, count, meta)?;
             Frame::Reply(ReplyFrame { id, code: status, meta, parts })
         }
         kind::DATA => {
-            let len = cursor.u64()?;
+            let [len, ..] = numbers;
             let abort = flags & FLAG_ABORT != 0;
             if abort != (len == 0) {
                 return Err(cursor.error("the abort flag must be set exactly when the length is 0"));
@@ -172,13 +196,8 @@ fn parse<'a>(layout: &Layout, zeros: u32, cursor: &mut Cursor<'a>) -> Result<Fra
         }
         kind::CANCEL => Frame::Cancel { id, code: status },
         kind::LEND => {
-            let witness = Witness { address: cursor.u64()?, value: id };
-            let count = cursor.u64()?;
-            let Some(pieces) = usize::try_from(count).ok().filter(|pieces| *pieces <= MAX_SEGMENTS) else {
-                let limit = MAX_SEGMENTS as u64;
-                return Err(ProtocolError::TooLarge { what: "number of pieces of a loan", value: count, limit });
-            };
-            Frame::Lend { witness, pieces: cursor.take(pieces * 16)? }
+            let [address, ..] = numbers;
+            Frame::Lend { witness: Witness { address, value: id }, pieces: cursor.take(count * 16)? }
         }
         kind::TAKEN => Frame::Taken { blocks: id },
         kind::PING => Frame::Ping { nonce: id },
@@ -190,14 +209,9 @@ fn parse<'a>(layout: &Layout, zeros: u32, cursor: &mut Cursor<'a>) -> Result<Fra
 
 fn parse_payload<'a>(
     cursor: &mut Cursor<'a>,
-    count: u32,
+    count: usize,
     meta_len: usize,
 ) -> Result<(&'a [u8], Parts<'a>), ProtocolError> {
-    let count = count as usize;
-    if count > MAX_PARTS {
-        let (value, limit) = (count as u64, MAX_PARTS as u64);
-        return Err(ProtocolError::TooLarge { what: "number of parts of a payload", value, limit });
-    }
     let lens = cursor.take(count * 8)?;
     let meta = cursor.take_padded(meta_len)?;
     let start = cursor.at;
