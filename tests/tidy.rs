@@ -5,6 +5,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use starwire_engine::config::Protocol;
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -348,4 +350,91 @@ fn documents_and_messages_name_variables_that_exist() {
         unknown.extend(starwire_variables(text).filter(|name| !exists(name)).map(|name| format!("{path}: {name}")));
     }
     assert!(unknown.is_empty(), "no such variable:\n{}", unknown.join("\n"));
+}
+
+/// Lines of the longest block of braces in formatted code, apart from those that declare things, and where it begins.
+fn longest_block(path: &str, text: &str) -> (usize, usize) {
+    const DECLARE: [&str; 12] = [
+        " class ",
+        " struct ",
+        " namespace ",
+        " enum ",
+        " union ",
+        " impl",
+        " trait ",
+        " mod ",
+        " extern \"C\" {",
+        " variables! ",
+        " metrics! ",
+        " #define ",
+    ];
+    let (mut longest, mut open, mut alternatives) = ((0, 0), Vec::new(), Vec::new());
+    let mut in_macro = false;
+    for (at, line) in text.lines().enumerate() {
+        let line = line.trim();
+        let was_in_macro = std::mem::replace(&mut in_macro, line.ends_with('\\'));
+        // One block may begin in several ways, for several versions of TensorFlow.
+        match line.split_whitespace().next() {
+            Some("#if" | "#ifdef" | "#ifndef") => alternatives.push(open.clone()),
+            Some("#else" | "#elif") => open.clone_from(alternatives.last().expect("an #if of this file")),
+            Some("#endif") => drop(alternatives.pop().expect("an #if of this file")),
+            _ => (),
+        }
+        if line.starts_with("//") || in_macro || was_in_macro {
+            continue;
+        }
+        if line.starts_with('}') {
+            let (begin, is_code) = open.pop().unwrap_or_else(|| panic!("{path}:{}: closes no block", at + 1));
+            if is_code && at + 1 - begin > longest.0 {
+                longest = (at + 1 - begin, begin + 1);
+            }
+        }
+        if line.split(" // ").next().is_some_and(|code| code.trim_end().ends_with('{')) {
+            let declares = DECLARE.iter().any(|word| format!(" {line}").contains(word));
+            let is_code = line.contains("fn ") || !declares;
+            open.push((at, is_code));
+        }
+    }
+    assert!(open.is_empty(), "{path}:{}: a block without end", open[0].0 + 1);
+    longest
+}
+
+/// A function that does not fit on two screens does too much.
+#[test]
+fn functions_have_at_most_a_hundred_lines() {
+    let mut long = Vec::new();
+    for (path, text) in product_sources() {
+        if path.ends_with(".py") || path.contains("_tests") {
+            continue;
+        }
+        let (lines, begin) = longest_block(&path, &text);
+        if lines > 100 {
+            long.push(format!("{path}:{begin}: {lines} lines"));
+        }
+    }
+    assert!(long.is_empty(), "{}", long.join("\n"));
+    let longest = longest_block("example", &format!("fn f() {{\n{}}}\n", "x();\n".repeat(100)));
+    assert_eq!(longest, (102, 1));
+}
+
+/// The names of the protocols are text at the borders: in `ServerDef`, and in Python before there is a library.
+#[test]
+fn all_lists_of_protocols_are_the_same() {
+    let quoted = |path: &str, from: &str, to: &str| -> Vec<String> {
+        let text = read(path);
+        let (_, list) = text.split_once(from).unwrap_or_else(|| panic!("{path} has no {from:?}"));
+        let mut names: Vec<String> =
+            list[..list.find(to).unwrap()].split('"').skip(1).step_by(2).map(str::to_owned).collect();
+        names.sort();
+        names
+    };
+    let mut ours: Vec<_> = Protocol::ALL.into_iter().filter(|one| *one != Protocol::Grpc).map(Protocol::name).collect();
+    ours.sort_unstable();
+    assert_eq!(quoted("python/starwire_run/protocols.py", "OURS = (", ")"), ours);
+    let of_factories = quoted("cc/server/server.cc", "kProtocols[] = {", "};");
+    let names: Vec<_> = of_factories.iter().filter(|name| !name.starts_with("STARWIRE_")).collect();
+    assert_eq!(names, ours);
+    let mut stars: Vec<_> = Protocol::ALL.into_iter().filter(|one| one.is_star()).map(Protocol::name).collect();
+    stars.sort_unstable();
+    assert_eq!(quoted("cc/star/switch.cc", "const char* NameOf(", "}"), stars);
 }

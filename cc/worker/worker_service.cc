@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -195,6 +196,25 @@ void WorkerService::Serve(const sw_call_request* request, Place place, Run run) 
   Guard("a worker method", start, fail);
 }
 
+template <typename Class, typename RequestProto, typename ResponseProto>
+void WorkerService::Serve(const sw_call_request* request, Place place,
+                          void (Class::*method)(tensorflow::CallOptions*, RequestProto*, ResponseProto*,
+                                                StatusCallback)) {
+  Serve<std::remove_const_t<RequestProto>, ResponseProto>(
+      request, place, [method](StarwireWorker* worker, auto* call, StatusCallback done) {
+        (worker->*method)(&call->opts, &call->request, &call->response, std::move(done));
+      });
+}
+
+template <typename Class, typename RequestProto, typename ResponseProto>
+void WorkerService::Serve(const sw_call_request* request, Place place,
+                          void (Class::*method)(RequestProto*, ResponseProto*, StatusCallback)) {
+  Serve<std::remove_const_t<RequestProto>, ResponseProto>(
+      request, place, [method](StarwireWorker* worker, auto* call, StatusCallback done) {
+        (worker->*method)(&call->request, &call->response, std::move(done));
+      });
+}
+
 void WorkerService::Finish(const std::shared_ptr<ServedCall>& call, const Status& status) {
   if (call->finished.exchange(true)) return;
   {
@@ -282,19 +302,44 @@ bool WorkerService::Shutdown(int64_t timeout_ms) {
   return true;
 }
 
+#if STARWIRE_EAGER_PORT
+bool WorkerService::ServeEager(const sw_call_request* request) {
+  using namespace tensorflow::eager;  // NOLINT: the names of the messages
+  if (eager_ == nullptr) return false;
+  if (static_cast<Method>(request->method) == Method::kEagerEnqueue) {
+    Serve<EnqueueRequest, EnqueueResponse>(
+        request, Place::kThread, [this, eager = eager_](StarwireWorker*, auto* call, StatusCallback done) {
+          prepare_(&call->request);
+          const Status status = eager->Enqueue(&call->opts, &call->request, &call->response);
+          SpellOutObjects(&call->response);
+          done(status);
+        });
+    return true;
+  }
+  // It returns when the function has started.
+  Serve<RunComponentFunctionRequest, RunComponentFunctionResponse>(
+      request, Place::kPool, [eager = eager_](StarwireWorker*, auto* call, StatusCallback done) {
+        eager->RunComponentFunction(&call->opts, &call->request, &call->response,
+                                    [call, done = std::move(done)](const Status& status) {
+                                      SpellOutObjects(&call->response);
+                                      done(status);
+                                    });
+      });
+  return true;
+}
+#else
+bool WorkerService::ServeEager(const sw_call_request*) { return false; }
+#endif
+
 void WorkerService::OnCall(const sw_call_request* request) {
   using namespace tensorflow;  // NOLINT: the names of the messages
-  using Done = tensorflow::StatusCallback;
   // The one place that decides what runs on a reactor.
   switch (static_cast<Method>(request->method)) {
     case Method::kGetStatus:
-      return Serve<GetStatusRequest, GetStatusResponse>(
-          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
-            worker->PlainGetStatusAsync(&call->opts, &call->request, &call->response, std::move(done));
-          });
+      return Serve(request, Place::kPool, &StarwireWorker::PlainGetStatusAsync);
     case Method::kCreateWorkerSession:
       return Serve<CreateWorkerSessionRequest, CreateWorkerSessionResponse>(
-          request, Place::kPool, [this](StarwireWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [this](StarwireWorker* worker, auto* call, StatusCallback done) {
             worker->CreateWorkerSessionAsync(
                 &call->request, &call->response, [this, call, done = std::move(done)](const Status& status) {
                   if (status.ok()) leftovers_.SessionCreated(call->ticket.conn, call->request.session_handle());
@@ -303,13 +348,13 @@ void WorkerService::OnCall(const sw_call_request* request) {
           });
     case Method::kDeleteWorkerSession:
       return Serve<DeleteWorkerSessionRequest, DeleteWorkerSessionResponse>(
-          request, Place::kErrand, [this](StarwireWorker* worker, auto* call, Done done) {
+          request, Place::kErrand, [this](StarwireWorker* worker, auto* call, StatusCallback done) {
             leftovers_.SessionDeleted(call->ticket.conn, call->request.session_handle());
             worker->DeleteWorkerSessionAsync(&call->opts, &call->request, &call->response, std::move(done));
           });
     case Method::kRegisterGraph:
       return Serve<RegisterGraphRequest, RegisterGraphResponse>(
-          request, Place::kPool, [this](StarwireWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [this](StarwireWorker* worker, auto* call, StatusCallback done) {
             worker->RegisterGraphAsync(
                 &call->request, &call->response, [this, call, done = std::move(done)](const Status& status) {
                   if (status.ok()) {
@@ -322,89 +367,40 @@ void WorkerService::OnCall(const sw_call_request* request) {
           });
     case Method::kDeregisterGraph:
       return Serve<DeregisterGraphRequest, DeregisterGraphResponse>(
-          request, Place::kPool, [this](StarwireWorker* worker, auto* call, Done done) {
+          request, Place::kPool, [this](StarwireWorker* worker, auto* call, StatusCallback done) {
             leftovers_.GraphDeregistered(call->ticket.conn, call->request.graph_handle());
             worker->DeregisterGraphAsync(&call->request, &call->response, std::move(done));
           });
     case Method::kRunGraph: {
       const size_t size = request->n_parts == 1 ? request->parts[0].len : 0;
-      return Serve<RunGraphRequest, RunGraphResponse>(
-          request, size <= kInlineRunGraphBytes ? Place::kReactor : Place::kPool,
-          [](StarwireWorker* worker, auto* call, Done done) {
-            worker->ServeRunGraphAsync(&call->opts, &call->request, &call->response, std::move(done));
-          });
+      const Place place = size <= kInlineRunGraphBytes ? Place::kReactor : Place::kPool;
+      return Serve(request, place, &StarwireWorker::ServeRunGraphAsync);
     }
     case Method::kCleanupGraph:
-      return Serve<CleanupGraphRequest, CleanupGraphResponse>(
-          request, Place::kReactor, [](StarwireWorker* worker, auto* call, Done done) {
-            worker->CleanupGraphAsync(&call->request, &call->response, std::move(done));
-          });
+      return Serve(request, Place::kReactor, &StarwireWorker::CleanupGraphAsync);
     case Method::kCleanupAll:
-      return Serve<CleanupAllRequest, CleanupAllResponse>(
-          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
-            worker->CleanupAllAsync(&call->request, &call->response, std::move(done));
-          });
+      return Serve(request, Place::kPool, &StarwireWorker::CleanupAllAsync);
     case Method::kRecvTensor:
-      return Serve<RecvTensorRequest, RecvTensorResponse>(
-          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
-            worker->RecvTensorProtoAsync(&call->opts, &call->request, &call->response, std::move(done));
-          });
+      return Serve(request, Place::kPool, &StarwireWorker::RecvTensorProtoAsync);
     case Method::kLogging:
-      return Serve<LoggingRequest, LoggingResponse>(
-          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
-            worker->LoggingAsync(&call->request, &call->response, std::move(done));
-          });
+      return Serve(request, Place::kPool, &StarwireWorker::LoggingAsync);
     case Method::kTracing:
-      return Serve<TracingRequest, TracingResponse>(
-          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
-            worker->TracingAsync(&call->request, &call->response, std::move(done));
-          });
+      return Serve(request, Place::kPool, &StarwireWorker::TracingAsync);
     case Method::kRecvBuf:
       return Serve<RecvBufRequest, OutgoingBuffer>(
-          request, Place::kPool, [env = env_](StarwireWorker*, auto* call, Done done) {
+          request, Place::kPool, [env = env_](StarwireWorker*, auto* call, StatusCallback done) {
             ServeRecvBuf(env, &call->request, &call->response, std::move(done));
           });
     case Method::kCompleteGroup:
-      return Serve<CompleteGroupRequest, CompleteGroupResponse>(
-          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
-            worker->CompleteGroupAsync(&call->opts, &call->request, &call->response, std::move(done));
-          });
+      return Serve(request, Place::kPool, &StarwireWorker::CompleteGroupAsync);
     case Method::kCompleteInstance:
-      return Serve<CompleteInstanceRequest, CompleteInstanceResponse>(
-          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
-            worker->CompleteInstanceAsync(&call->opts, &call->request, &call->response, std::move(done));
-          });
+      return Serve(request, Place::kPool, &StarwireWorker::CompleteInstanceAsync);
     case Method::kGetStepSequence:
-      return Serve<GetStepSequenceRequest, GetStepSequenceResponse>(
-          request, Place::kPool, [](StarwireWorker* worker, auto* call, Done done) {
-            worker->GetStepSequenceAsync(&call->request, &call->response, std::move(done));
-          });
-#if STARWIRE_EAGER_PORT
-    case Method::kEagerEnqueue:
-      if (eager_ == nullptr) break;
-      return Serve<eager::EnqueueRequest, eager::EnqueueResponse>(
-          request, Place::kThread, [this, eager = eager_](StarwireWorker*, auto* call, Done done) {
-            prepare_(&call->request);
-            const Status status = eager->Enqueue(&call->opts, &call->request, &call->response);
-            SpellOutObjects(&call->response);
-            done(status);
-          });
-    case Method::kEagerRunComponentFunction:
-      if (eager_ == nullptr) break;
-      // It returns when the function has started.
-      return Serve<eager::RunComponentFunctionRequest, eager::RunComponentFunctionResponse>(
-          request, Place::kPool, [eager = eager_](StarwireWorker*, auto* call, Done done) {
-            eager->RunComponentFunction(&call->opts, &call->request, &call->response,
-                                        [call, done = std::move(done)](const Status& status) {
-                                          SpellOutObjects(&call->response);
-                                          done(status);
-                                        });
-          });
-#else
+      return Serve(request, Place::kPool, &StarwireWorker::GetStepSequenceAsync);
     case Method::kEagerEnqueue:
     case Method::kEagerRunComponentFunction:
+      if (ServeEager(request)) return;
       break;
-#endif
     case Method::kStarHandles: {
       if (eager_ == nullptr) break;
       const BodyHandle body(request->body);

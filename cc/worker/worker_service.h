@@ -79,6 +79,15 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
 
   template <typename Request, typename Response, typename Run>
   void Serve(const sw_call_request* request, Place place, Run run);
+  // With a method of the worker that needs nothing else.
+  template <typename Class, typename Request, typename Response>
+  void Serve(const sw_call_request* request, Place place,
+             void (Class::*method)(tensorflow::CallOptions*, Request*, Response*, tensorflow::StatusCallback));
+  template <typename Class, typename Request, typename Response>
+  void Serve(const sw_call_request* request, Place place,
+             void (Class::*method)(Request*, Response*, tensorflow::StatusCallback));
+  // False: this server has no eager service.
+  bool ServeEager(const sw_call_request* request);
   Shard& ShardOf(sw_ticket ticket);
   void Finish(const std::shared_ptr<ServedCall>& call, const Status& status);
   void Cancel(const std::shared_ptr<ServedCall>& call);
