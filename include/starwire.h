@@ -815,8 +815,6 @@ typedef struct sw_star_call_head {
   size_t struct_size;
   // 1: no later call of the step needs a slot on this server. 2: the reply carries the kernels' statistics.
   uint8_t flags;
-  // The call's place among those of its step.
-  uint16_t number;
   int64_t step_id;
   // The incarnation of the plan's device as the worker knows it (tensorflow.DeviceAttributes); 0: any.
   uint64_t incarnation;

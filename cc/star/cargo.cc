@@ -23,7 +23,8 @@ using tensorflow::Tensor;
 namespace {
 
 // Table: u32 number of values, u32 0, then for each value u16 type, u8 encoding, u8 dimensions, u32 slot, u64 bytes and
-// one i64 per dimension. Encodings are those of tensors and two others, whose other fields but the slot are 0.
+// one i64 per dimension. Encodings are those of tensors, kNarrow, and two others, whose other fields but the slot are
+// 0.
 constexpr size_t kTableFixed = 8;
 constexpr size_t kEntryFixed = 16;
 constexpr uint8_t kDeadEncoding = 16;
@@ -33,6 +34,10 @@ constexpr uint8_t kSlotEncoding = 17;
 constexpr uint64_t kScatterMinBytes = 8 << 10;
 constexpr size_t kMaxScattered = 1 << 14;
 
+// Ids of rows are int64 and small: they take half the bytes. Fewer save nothing, more are better sent in place.
+constexpr int64_t kNarrowMin = 8;
+constexpr int64_t kNarrowMax = 1 << 17;
+
 Status Bad(const std::string& why) {
   return MakeStatus(kInvalidArgument, "starwire: malformed table of tensors in a star call: " + why);
 }
@@ -40,6 +45,14 @@ Status Bad(const std::string& why) {
 Status OutOfMemory(uint64_t bytes) {
   return MakeStatus(kResourceExhausted,
                     "starwire: out of memory: " + std::to_string(bytes) + " bytes for the tensors of a star call");
+}
+
+// As CheckContent.
+Status CheckNarrow(tensorflow::DataType dtype, const tensorflow::TensorShape& shape, uint64_t bytes) {
+  const uint64_t elements = static_cast<uint64_t>(shape.num_elements());
+  if (dtype == tensorflow::DT_INT64 && bytes % 4 == 0 && bytes != 0 && bytes / 4 == elements) return OkStatus();
+  return Malformed(std::to_string(bytes) + " bytes of narrow numbers for type " + tensorflow::DataTypeString(dtype) +
+                   ", shape " + shape.DebugString());
 }
 
 uint64_t Aligned(uint64_t offset) { return (offset + Slab::kAlignment - 1) & ~uint64_t{Slab::kAlignment - 1}; }
@@ -52,6 +65,15 @@ struct Outgoing {
   std::string objects;
 };
 
+bool IsNarrow(const Tensor& tensor) {
+  const int64_t n = tensor.NumElements();
+  if (tensor.dtype() != tensorflow::DT_INT64 || n < kNarrowMin || n > kNarrowMax) return false;
+  const auto numbers = tensor.flat<Int64>();
+  uint64_t bits = 0;
+  for (int64_t i = 0; i < n; ++i) bits |= static_cast<uint64_t>(numbers(i));
+  return bits <= std::numeric_limits<uint32_t>::max();
+}
+
 Status Measure(const Tensor& tensor, Outgoing* out) {
   if (!IsKnown(tensor.dtype())) {
     return MakeStatus(kUnimplemented,
@@ -60,14 +82,15 @@ Status Measure(const Tensor& tensor, Outgoing* out) {
   if (tensor.NumElements() == 0) return OkStatus();
   if (!tensor.IsInitialized()) return Uninitialized(tensor);
   if (const size_t element = RawSize(tensor.dtype())) {
-    out->encoding = TensorEncoding::kRaw;
-    out->bytes = static_cast<uint64_t>(tensor.NumElements()) * element;
+    const bool is_narrow = IsNarrow(tensor);
+    out->encoding = is_narrow ? TensorEncoding::kNarrow : TensorEncoding::kRaw;
+    out->bytes = static_cast<uint64_t>(tensor.NumElements()) * (is_narrow ? sizeof(uint32_t) : element);
     return OkStatus();
   }
   switch (tensor.dtype()) {
     case tensorflow::DT_STRING: {
       const StringsSize size = MeasureStrings(tensor);
-      out->encoding = size.wide ? TensorEncoding::kWideStrings : TensorEncoding::kStrings;
+      out->encoding = size.encoding;
       out->bytes = size.total();
       return OkStatus();
     }
@@ -88,10 +111,16 @@ void WriteContent(const Tensor& tensor, const Outgoing& out, uint8_t* at) {
     case TensorEncoding::kRaw:
       std::memcpy(at, tensorflow::DMAHelper::base(&tensor), out.bytes);
       break;
+    case TensorEncoding::kShortStrings:
     case TensorEncoding::kStrings:
     case TensorEncoding::kWideStrings:
-      WriteText(tensor, WriteLengths(tensor, out.encoding == TensorEncoding::kWideStrings, at));
+      WriteText(tensor, WriteLengths(tensor, out.encoding, at));
       break;
+    case TensorEncoding::kNarrow: {
+      const auto numbers = tensor.flat<Int64>();
+      for (int64_t i = 0; i < numbers.size(); ++i, at += 4) Put(at, static_cast<uint32_t>(numbers(i)));
+      break;
+    }
     case TensorEncoding::kProto:
       std::memcpy(at, out.objects.data(), out.bytes);
       break;
@@ -265,7 +294,11 @@ Status CargoIn::Parse(sw_bytes table) {
     Status status = ReadDataType(entry, &member.dtype);
     if (status.ok()) status = ReadShape(entry + kEntryFixed, dims, &member.shape);
     at += 8 * dims;
-    if (status.ok()) status = CheckContent(member.encoding, member.dtype, member.shape, false, member.bytes);
+    if (status.ok()) {
+      status = member.encoding == TensorEncoding::kNarrow
+                   ? CheckNarrow(member.dtype, member.shape, member.bytes)
+                   : CheckContent(member.encoding, member.dtype, member.shape, false, member.bytes);
+    }
     if (!status.ok()) return Bad(StatusMessage(status));
     if (__builtin_add_overflow(bytes_, member.bytes, &bytes_)) return Bad("the number of bytes overflows");
     if (member.encoding != TensorEncoding::kRaw) made_bytes_ += member.bytes;
@@ -371,6 +404,16 @@ Status CargoIn::Adopt(sw_bytes table, const sw_part* parts, size_t n, void* body
   return status;
 }
 
+Status CargoIn::Widen(const Member& member, Allocator* allocator, Tensor* tensor) const {
+  Tensor wide(allocator, member.dtype, member.shape);
+  if (!wide.IsInitialized()) return NoMemory(2 * member.bytes, member.dtype, member.shape);
+  auto numbers = wide.flat<Int64>();
+  const uint8_t* at = slab_->data() + member.at;
+  for (int64_t i = 0; i < numbers.size(); ++i, at += 4) numbers(i) = Get<uint32_t>(at);
+  *tensor = std::move(wide);
+  return OkStatus();
+}
+
 Status CargoIn::MakeTensor(const Member& member, Allocator* allocator, Tensor* tensor) {
   if (member.own != kNoPlace) {
     *tensor = std::move(own_[member.own]);
@@ -383,10 +426,12 @@ Status CargoIn::MakeTensor(const Member& member, Allocator* allocator, Tensor* t
     case TensorEncoding::kRaw:
       *tensor = slab_->NewTensor(member.dtype, member.shape, member.at, member.bytes);
       return OkStatus();
+    case TensorEncoding::kShortStrings:
     case TensorEncoding::kStrings:
     case TensorEncoding::kWideStrings:
-      return ReadStrings(slab_->data() + member.at, member.bytes, member.encoding == TensorEncoding::kWideStrings,
-                         member.shape, allocator, tensor);
+      return ReadStrings(slab_->data() + member.at, member.bytes, member.encoding, member.shape, allocator, tensor);
+    case TensorEncoding::kNarrow:
+      return Widen(member, allocator, tensor);
     default: {
       tensorflow::TensorProto proto;
       Status status = DecodeObjects({slab_->data() + member.at, static_cast<size_t>(member.bytes)}, member.dtype,

@@ -110,6 +110,7 @@ class CargoIn {
   // members_[end - 1], whose `at` counts from the start of the part.
   template <typename Lens, typename PlacePart>
   Status Split(size_t n, const Lens& lens, const PlacePart& place);
+  Status Widen(const Member& member, tensorflow::Allocator* allocator, tensorflow::Tensor* tensor) const;
   Status MakeTensor(const Member& member, tensorflow::Allocator* allocator, tensorflow::Tensor* tensor);
   void DropSlab();
 

@@ -76,7 +76,6 @@ void StarClient::Call() {
   static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&StarClient::OnAlloc>,
                                        Guarded<&StarClient::OnDone, &StarClient::DoneThrew>};
   StarCall call;
-  call.number = callee_->number;
   call.step_id = where_.step_id;
   call.incarnation = callee_->incarnation;
   call.plan = callee_->hash;

@@ -54,7 +54,6 @@ struct StarCallee {
   std::string plan;
   PlanHash hash{};
   uint64_t incarnation = 0;
-  uint16_t number = 0;
   std::vector<StarKeep> keeps;
   bool last = false;
   // Part of a function, whose callers expect errors to name the remote target as TensorFlow's gRPC client does.

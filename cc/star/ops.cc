@@ -36,11 +36,10 @@ using tensorflow::OpKernelContext;
 class StarCallKernel : public AsyncOpKernel {
  public:
   explicit StarCallKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
-    Int64 incarnation = 0, number = 0;
+    Int64 incarnation = 0;
     OP_REQUIRES_OK(context, context->GetAttr("plan", &callee_.plan));
     OP_REQUIRES_OK(context, context->GetAttr("task", &callee_.task));
     OP_REQUIRES_OK(context, context->GetAttr("incarnation", &incarnation));
-    OP_REQUIRES_OK(context, context->GetAttr("number", &number));
     OP_REQUIRES_OK(context, context->GetAttr("feeds", &feeds_));
     OP_REQUIRES_OK(context, context->GetAttr("keeps", &keeps_));
     OP_REQUIRES_OK(context, context->GetAttr("returns", &returns_));
@@ -58,7 +57,6 @@ class StarCallKernel : public AsyncOpKernel {
     callee_.of_function = !function_.empty();
     callee_.hash = PlanHashOf(AsBytes(callee_.plan));
     callee_.incarnation = static_cast<uint64_t>(incarnation);
-    callee_.number = static_cast<uint16_t>(number);
     uses_slots_ = callee_.last;
     for (size_t fetch = 0; fetch < keeps_.size(); ++fetch) {
       if (keeps_[fetch] < 0) continue;
@@ -204,7 +202,6 @@ void SetAttributes(const StarCallSpec& spec, tensorflow::NodeDef* def) {
   tensorflow::AddNodeAttr("plan", spec.plan, def);
   tensorflow::AddNodeAttr("task", spec.task, def);
   tensorflow::AddNodeAttr("incarnation", static_cast<Int64>(spec.incarnation), def);
-  tensorflow::AddNodeAttr("number", static_cast<Int64>(spec.number), def);
   tensorflow::AddNodeAttr("feeds", spec.feeds, def);
   tensorflow::AddNodeAttr("keeps", spec.keeps, def);
   tensorflow::AddNodeAttr("returns", spec.returns, def);
@@ -225,7 +222,6 @@ void RegisterStarOps() {
         .Attr("plan: string")
         .Attr("task: string")
         .Attr("incarnation: int")
-        .Attr("number: int")
         .Attr("feeds: list(int) = []")
         .Attr("keeps: list(int) = []")
         .Attr("returns: list(int) = []")

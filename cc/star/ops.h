@@ -21,8 +21,6 @@ struct StarCallSpec {
   std::string task;
   // Incarnation of the plan's device as the session knows it.
   uint64_t incarnation = 0;
-  // The call's place among those of the step.
-  int number = 0;
   tensorflow::DataTypeVector inputs;
   tensorflow::DataTypeVector outputs;
   // By feed: its slot on the server, or -1 for the next input.

@@ -49,7 +49,6 @@ StarSplit::StarSplit(tensorflow::Graph* graph, const GraphDescription& descripti
     call->nodes.insert(calls[i].nodes, calls[i].nodes + calls[i].n_nodes);
     call->device = description.task(calls[i].task) + "/device:CPU:0";
     call->spec.task = description.task(calls[i].task);
-    call->spec.number = static_cast<int>(i);
   }
   for (uint32_t node = 0; node < description.num_nodes(); ++node) numbers_[description.node(node)] = node;
   for (uint32_t edge = 0; edge < description.num_edges(); ++edge) {

@@ -29,7 +29,6 @@ Status EncodeStarCall(const StarCall& call, std::vector<uint8_t>* meta) {
   sw_star_call_head head = {};
   head.struct_size = sizeof(head);
   head.flags = call.flags;
-  head.number = call.number;
   head.step_id = call.step_id;
   head.incarnation = call.incarnation;
   head.plan = call.plan.data();

@@ -51,8 +51,6 @@ struct StarCall {
   static constexpr uint8_t kTrace = 2;
 
   uint8_t flags = 0;
-  // The call's place among those of its step, for messages and traces.
-  uint16_t number = 0;
   int64_t step_id = 0;
   // The incarnation of the plan's device (tensorflow.DeviceAttributes) as the session knows it; 0: any.
   uint64_t incarnation = 0;

@@ -116,7 +116,7 @@ Status EncodedTensor::EncodeStrings(const Tensor& tensor, int64_t send_start_mic
 
   std::unique_ptr<uint8_t[]> buffer(new (std::nothrow) uint8_t[scatter ? size.table : size.total()]);
   if (buffer == nullptr) return NoMemory(size.total(), tensor.dtype(), tensor.shape());
-  uint8_t* text = WriteLengths(tensor, size.wide, buffer.get());
+  uint8_t* text = WriteLengths(tensor, size.encoding, buffer.get());
   if (scatter) {
     parts_.clear();
     parts_.reserve(n + 1);
@@ -131,8 +131,7 @@ Status EncodedTensor::EncodeStrings(const Tensor& tensor, int64_t send_start_mic
     part_ = {buffer.get(), size.total()};
     payload_ = {&part_, 1, buffer.release(), Guarded<&DeleteArray<uint8_t>>};
   }
-  WriteMeta(tensor, false, size.wide ? TensorEncoding::kWideStrings : TensorEncoding::kStrings, size.total(),
-            send_start_micros);
+  WriteMeta(tensor, false, size.encoding, size.total(), send_start_micros);
   return OkStatus();
 }
 
@@ -299,6 +298,7 @@ Status TensorReceiver::Finish(Allocator* allocator) {
     case TensorEncoding::kNone:
     case TensorEncoding::kRaw:
       return OkStatus();
+    case TensorEncoding::kShortStrings:
     case TensorEncoding::kStrings:
     case TensorEncoding::kWideStrings:
       return FinishStrings(allocator);
@@ -311,8 +311,8 @@ Status TensorReceiver::Finish(Allocator* allocator) {
 }
 
 Status TensorReceiver::FinishStrings(Allocator* allocator) {
-  Status status = ReadStrings(staging_.get(), header_.payload_bytes, header_.encoding == TensorEncoding::kWideStrings,
-                              header_.shape, allocator, &tensor_);
+  Status status =
+      ReadStrings(staging_.get(), header_.payload_bytes, header_.encoding, header_.shape, allocator, &tensor_);
   if (status.ok()) staging_.reset();
   return status;
 }

@@ -22,10 +22,56 @@ namespace {
 
 constexpr size_t kMaxDims = 254;
 
-size_t Width(bool wide) { return wide ? sizeof(uint64_t) : sizeof(uint32_t); }
+// Calls `with` with a number of the type that the encoding has for the length of a string.
+template <typename With>
+auto WithLength(TensorEncoding encoding, With with) {
+  switch (encoding) {
+    case TensorEncoding::kShortStrings:
+      return with(uint8_t{});
+    case TensorEncoding::kWideStrings:
+      return with(uint64_t{});
+    default:
+      return with(uint32_t{});
+  }
+}
 
-uint64_t Length(const uint8_t* table, size_t i, bool wide) {
-  return wide ? Get<uint64_t>(table + i * sizeof(uint64_t)) : Get<uint32_t>(table + i * sizeof(uint32_t));
+uint64_t Width(TensorEncoding encoding) {
+  return WithLength(encoding, [](auto length) -> uint64_t { return sizeof(length); });
+}
+
+template <typename T>
+uint64_t Length(const uint8_t* table, size_t i) {
+  return Get<T>(table + i * sizeof(T));
+}
+
+template <typename T>
+Status ReadTable(const uint8_t* data, uint64_t bytes, const TensorShape& shape, Allocator* allocator, Tensor* out) {
+  const size_t n = static_cast<size_t>(shape.num_elements());
+  const uint8_t* text = data + n * sizeof(T);
+  const uint64_t text_bytes = bytes - n * sizeof(T);
+
+  // All lengths are checked before the first string is created.
+  uint64_t sum = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (__builtin_add_overflow(sum, Length<T>(data, i), &sum) || sum > text_bytes) {
+      return Malformed("string " + std::to_string(i) + " of " + std::to_string(n) + " ends beyond the payload");
+    }
+  }
+  if (sum != text_bytes) {
+    return Malformed(std::to_string(text_bytes - sum) + " bytes after the last of " + std::to_string(n) + " strings");
+  }
+  const uint64_t memory = n * sizeof(tensorflow::tstring);
+  if (MoreThanTheMachineHas(memory)) return NoMemory(memory, tensorflow::DT_STRING, shape);
+  Tensor tensor(allocator, tensorflow::DT_STRING, shape);
+  if (!tensor.IsInitialized()) return NoMemory(memory, tensorflow::DT_STRING, shape);
+  auto strings = tensor.flat<tensorflow::tstring>();
+  for (size_t i = 0; i < n; ++i) {
+    const size_t length = Length<T>(data, i);
+    strings(i).assign(reinterpret_cast<const char*>(text), length);
+    text += length;
+  }
+  *out = std::move(tensor);
+  return OkStatus();
 }
 
 }  // namespace
@@ -96,10 +142,11 @@ Status CheckContent(TensorEncoding encoding, DataType dtype, const TensorShape& 
       overflow = __builtin_mul_overflow(elements, static_cast<uint64_t>(element), &least);
       break;
     }
+    case TensorEncoding::kShortStrings:
     case TensorEncoding::kStrings:
     case TensorEncoding::kWideStrings:
       fits = dtype == tensorflow::DT_STRING;
-      overflow = __builtin_mul_overflow(elements, Width(encoding == TensorEncoding::kWideStrings), &least);
+      overflow = __builtin_mul_overflow(elements, Width(encoding), &least);
       break;
     case TensorEncoding::kProto:
       fits = dtype == tensorflow::DT_VARIANT || dtype == tensorflow::DT_RESOURCE;
@@ -132,23 +179,20 @@ StringsSize MeasureStrings(const Tensor& tensor) {
     size.text += strings(i).size();
     longest = std::max<uint64_t>(longest, strings(i).size());
   }
-  size.wide = longest > std::numeric_limits<uint32_t>::max();
-  size.table = n * Width(size.wide);
+  if (longest <= std::numeric_limits<uint8_t>::max()) size.encoding = TensorEncoding::kShortStrings;
+  if (longest > std::numeric_limits<uint32_t>::max()) size.encoding = TensorEncoding::kWideStrings;
+  size.table = n * Width(size.encoding);
   return size;
 }
 
-uint8_t* WriteLengths(const Tensor& tensor, bool wide, uint8_t* at) {
+uint8_t* WriteLengths(const Tensor& tensor, TensorEncoding encoding, uint8_t* at) {
   const auto strings = tensor.flat<tensorflow::tstring>();
-  const size_t n = static_cast<size_t>(strings.size());
-  for (size_t i = 0; i < n; ++i) {
-    if (wide) {
-      Put<uint64_t>(at, strings(i).size());
-    } else {
-      Put<uint32_t>(at, static_cast<uint32_t>(strings(i).size()));
+  return WithLength(encoding, [&](auto width) {
+    for (int64_t i = 0; i < strings.size(); ++i, at += sizeof(width)) {
+      Put(at, static_cast<decltype(width)>(strings(i).size()));
     }
-    at += Width(wide);
-  }
-  return at;
+    return at;
+  });
 }
 
 uint8_t* WriteText(const Tensor& tensor, uint8_t* at) {
@@ -162,32 +206,10 @@ uint8_t* WriteText(const Tensor& tensor, uint8_t* at) {
   return at;
 }
 
-Status ReadStrings(const uint8_t* data, uint64_t bytes, bool wide, const TensorShape& shape, Allocator* allocator,
-                   Tensor* out) {
-  const size_t n = static_cast<size_t>(shape.num_elements());
-  const uint8_t* text = data + n * Width(wide);
-  const uint64_t text_bytes = bytes - n * Width(wide);
-
-  // All lengths are checked before the first string is created.
-  uint64_t sum = 0;
-  for (size_t i = 0; i < n; ++i) {
-    if (__builtin_add_overflow(sum, Length(data, i, wide), &sum) || sum > text_bytes) {
-      return Malformed("string " + std::to_string(i) + " of " + std::to_string(n) + " ends beyond the payload");
-    }
-  }
-  if (sum != text_bytes) {
-    return Malformed(std::to_string(text_bytes - sum) + " bytes after the last of " + std::to_string(n) + " strings");
-  }
-  Tensor tensor(allocator, tensorflow::DT_STRING, shape);
-  if (!tensor.IsInitialized()) return NoMemory(n * sizeof(tensorflow::tstring), tensorflow::DT_STRING, shape);
-  auto strings = tensor.flat<tensorflow::tstring>();
-  for (size_t i = 0; i < n; ++i) {
-    const size_t length = Length(data, i, wide);
-    strings(i).assign(reinterpret_cast<const char*>(text), length);
-    text += length;
-  }
-  *out = std::move(tensor);
-  return OkStatus();
+Status ReadStrings(const uint8_t* data, uint64_t bytes, TensorEncoding encoding, const TensorShape& shape,
+                   Allocator* allocator, Tensor* out) {
+  return WithLength(encoding,
+                    [&](auto length) { return ReadTable<decltype(length)>(data, bytes, shape, allocator, out); });
 }
 
 }  // namespace starwire

@@ -13,12 +13,14 @@
 namespace starwire {
 
 enum class TensorEncoding : uint8_t {
-  kNone = 0,         // no payload: dead and empty tensors
-  kRaw = 1,          // the elements as they lie in memory
-  kStrings = 2,      // u32 length of every string, then their bytes
-  kWideStrings = 3,  // u64 length of every string, then their bytes
-  kProto = 4,        // a serialised TensorProto: variants and resource handles
-  kFused = 5,        // several tensors as one: cc/tensor/fused.h
+  kNone = 0,          // no payload: dead and empty tensors
+  kRaw = 1,           // the elements as they lie in memory
+  kStrings = 2,       // u32 length of every string, then their bytes
+  kWideStrings = 3,   // the same with u64 lengths
+  kProto = 4,         // a serialised TensorProto: variants and resource handles
+  kFused = 5,         // several tensors as one: cc/tensor/fused.h
+  kShortStrings = 6,  // as kStrings, with u8 lengths
+  kNarrow = 7,        // int64 numbers as u32: only in star calls
 };
 
 template <typename T>
@@ -56,16 +58,17 @@ Status CheckContent(TensorEncoding encoding, tensorflow::DataType dtype, const t
 struct StringsSize {
   uint64_t table = 0;
   uint64_t text = 0;
-  bool wide = false;
+  // The one with the smallest lengths that fit.
+  TensorEncoding encoding = TensorEncoding::kStrings;
 
   uint64_t total() const { return table + text; }
 };
 StringsSize MeasureStrings(const tensorflow::Tensor& tensor);
 // Both return the end of what they wrote.
-uint8_t* WriteLengths(const tensorflow::Tensor& tensor, bool wide, uint8_t* at);
+uint8_t* WriteLengths(const tensorflow::Tensor& tensor, TensorEncoding encoding, uint8_t* at);
 uint8_t* WriteText(const tensorflow::Tensor& tensor, uint8_t* at);
-// Creates a tensor from `bytes` bytes that came from a peer.
-Status ReadStrings(const uint8_t* data, uint64_t bytes, bool wide, const tensorflow::TensorShape& shape,
+// Creates a tensor from `bytes` bytes that came from a peer. CheckContent has accepted its metadata.
+Status ReadStrings(const uint8_t* data, uint64_t bytes, TensorEncoding encoding, const tensorflow::TensorShape& shape,
                    tensorflow::Allocator* allocator, tensorflow::Tensor* out);
 
 }  // namespace starwire

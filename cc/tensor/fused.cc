@@ -118,7 +118,7 @@ Status FusedLayout::Measure(const std::vector<Tensor>& tensors) {
       return Uninitialized(tensor);
     } else if (tensor.dtype() == tensorflow::DT_STRING) {
       const StringsSize size = MeasureStrings(tensor);
-      member.encoding = size.wide ? TensorEncoding::kWideStrings : TensorEncoding::kStrings;
+      member.encoding = size.encoding;
       member.bytes = size.total();
     } else {
       member.encoding = TensorEncoding::kRaw;
@@ -194,9 +194,10 @@ void FusedLayout::WriteMember(const Member& member, const Tensor& tensor, uint8_
     case TensorEncoding::kRaw:
       std::memcpy(at, tensorflow::DMAHelper::base(&tensor), member.bytes);
       break;
+    case TensorEncoding::kShortStrings:
     case TensorEncoding::kStrings:
     case TensorEncoding::kWideStrings:
-      WriteText(tensor, WriteLengths(tensor, member.wide(), at));
+      WriteText(tensor, WriteLengths(tensor, member.encoding, at));
       break;
     default:
       break;
@@ -213,7 +214,7 @@ Status FusedLayout::MakeTensors(Slab* slab, Allocator* allocator, std::vector<Te
       tensors.emplace_back(allocator, member.dtype, member.shape);
     } else {
       tensors.emplace_back();
-      Status status = ReadStrings(slab->data() + member.offset, member.bytes, member.wide(), member.shape, allocator,
+      Status status = ReadStrings(slab->data() + member.offset, member.bytes, member.encoding, member.shape, allocator,
                                   &tensors.back());
       if (!status.ok()) return status;
     }

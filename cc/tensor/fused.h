@@ -51,7 +51,6 @@ class FusedLayout {
     TensorEncoding encoding = TensorEncoding::kNone;
     uint64_t offset = 0;
     uint64_t bytes = 0;
-    bool wide() const { return encoding == TensorEncoding::kWideStrings; }
   };
 
   // Fails for an uninitialised tensor and for types that cannot travel.

@@ -8,7 +8,7 @@ use super::handle::{self, array, borrow, numbered, other_structs, require};
 use super::plan::{sw_plan_graph, with_graph};
 use super::types::{sw_bytes, sw_code};
 use starwire_engine::config::{Config, ProcessEnv};
-use starwire_planner::parts::{UNMEASURED_BYTES, worthwhile_bytes};
+use starwire_planner::parts::{LEAST_BYTES, UNMEASURED_BYTES, worthwhile_bytes};
 use starwire_planner::placement::{Place, Reason, Roles};
 use starwire_planner::roles::{self, Task};
 use starwire_planner::star::{self, Call, StarPlan, Style, Way};
@@ -223,6 +223,9 @@ pub const SW_SPLIT_MEASURED: u64 = u64::MAX;
 
 /// Nothing that carries less than this is worth splitting, on any path.
 pub const SW_SPLIT_LEAST: u64 = 65_536;
+
+// Two parts.
+const _: () = assert!(SW_SPLIT_LEAST == 2 * LEAST_BYTES);
 
 /// sw_star_options.split_bytes for a path to a server that carries so many bytes per second, with this round trip. 0
 /// bytes per second: not measured, or within this host.

@@ -47,8 +47,6 @@ pub struct sw_star_call_head {
     pub struct_size: usize,
     /// 1: no later call of the step needs a slot on this server. 2: the reply carries the kernels' statistics.
     pub flags: u8,
-    /// The call's place among those of its step.
-    pub number: u16,
     pub step_id: i64,
     /// The incarnation of the plan's device as the worker knows it (tensorflow.DeviceAttributes); 0: any.
     pub incarnation: u64,
@@ -77,6 +75,8 @@ pub struct sw_star_reply_head {
 
 /// The longest head, without its session's handle and kept values.
 pub const SW_STAR_HEAD_BYTES: usize = 72;
+
+const _: () = assert!(SW_STAR_HEAD_BYTES == star::CALL_BYTES);
 
 /// # Safety
 /// `plan` points at 32 bytes.
@@ -143,8 +143,8 @@ pub unsafe extern "C" fn sw_star_call_head_write(
     let (plan, session, keeps) =
         unsafe { (hash_at(head.plan), head.session.as_slice(), array(head.keeps, head.n_keeps)) };
     let keeps = keeps.iter().map(|keep| Keep { fetch: keep.fetch, slot: keep.slot, flags: keep.flags }).collect();
-    let (flags, number, step, incarnation) = (head.flags, head.number, head.step_id, head.incarnation);
-    let call = CallHead { flags, number, step, incarnation, plan, session, keeps };
+    let (flags, step, incarnation) = (head.flags, head.step_id, head.incarnation);
+    let call = CallHead { flags, step, incarnation, plan, session, keeps };
     // SAFETY: the caller's promise.
     unsafe { written(|meta| call.write(meta), out, len, error) }
 }

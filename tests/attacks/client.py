@@ -257,9 +257,9 @@ def key_prefix(device, incarnation, edge="edge_1_never"):
 # Star calls. ----------------------------------------------------------------------------------------------------------
 
 
-def star_head(plan, step=1, flags=0, number=1, session=b"", incarnation=0, keeps=(), keep_count=None):
+def star_head(plan, step=1, flags=0, session=b"", incarnation=0, keeps=(), keep_count=None):
     """`keeps`: (fetch, slot, flags) of the values that stay on the server."""
-    head = struct.pack("<BBHHHIIqQ", 1, flags, number, len(session), 0, len(keeps) if keep_count is None else keep_count, 0, step, incarnation)
+    head = struct.pack("<BBHHHIIqQ", 1, flags, 0, len(session), 0, len(keeps) if keep_count is None else keep_count, 0, step, incarnation)
     return head + plan + bytes(8) + session + b"".join(struct.pack("<III", *keep) for keep in keeps)
 
 

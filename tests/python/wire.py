@@ -40,7 +40,7 @@ def frame(kind, code=0, ident=0, fixed=b"", meta=b"", flags=0, meta_length=None)
     return body + b"\0" * (-len(body) % 8)
 
 
-def block(control, sequence=0, bulk=b"", magic=MAGIC, version=2, flags=0, reserved=0, control_length=None, bulk_length=None, crc=None, key=None):
+def block(control, sequence=0, bulk=b"", magic=MAGIC, version=3, flags=0, reserved=0, control_length=None, bulk_length=None, crc=None, key=None):
     """`key`: of the code at the end, if there is one."""
     tag = TAG if key else 0
     if bulk or bulk_length:

@@ -11,7 +11,6 @@ pub use starwire_protocol::star::{CALL, PlanHash as PlanName, REGISTER};
 pub struct StarCall {
     pub plan: PlanName,
     flags: u8,
-    number: u16,
     keeps: Vec<Keep>,
     /// The table of feeds.
     table: Bytes,
@@ -33,15 +32,15 @@ pub struct Caller<'a> {
 impl StarCall {
     pub fn new(meta: &Bytes, parts: Vec<Bytes>, bytes: u64, [feeds, fetches]: [u64; 2]) -> Result<Self, StarError> {
         let (head, table) = CallHead::read(meta)?;
-        let CallHead { flags, number, plan, keeps, .. } = head;
-        Ok(Self { plan, flags, number, keeps, table: meta.slice(table..), parts: parts.into(), bytes, feeds, fetches })
+        let CallHead { flags, plan, keeps, .. } = head;
+        Ok(Self { plan, flags, keeps, table: meta.slice(table..), parts: parts.into(), bytes, feeds, fetches })
     }
 
     pub fn meta(&self, caller: &Caller<'_>, step: i64) -> Result<Vec<u8>, StarError> {
         let (session, incarnation, keeps) = (caller.session, caller.incarnation, self.keeps.clone());
-        let (flags, number, plan) = (self.flags, self.number, self.plan);
+        let (flags, plan) = (self.flags, self.plan);
         let mut meta = Vec::with_capacity(128 + self.table.len());
-        CallHead { flags, number, step, incarnation, plan, session, keeps }.write(&mut meta)?;
+        CallHead { flags, step, incarnation, plan, session, keeps }.write(&mut meta)?;
         meta.extend_from_slice(&self.table);
         Ok(meta)
     }
@@ -68,8 +67,7 @@ mod tests {
     #[test]
     fn a_recorded_call_is_made_by_another_worker() {
         let keeps = vec![Keep { fetch: 1, slot: 2, flags: 0 }];
-        let recorded =
-            CallHead { flags: 1, number: 3, step: 4, incarnation: 5, plan: [6; 32], session: b"theirs", keeps };
+        let recorded = CallHead { flags: 1, step: 4, incarnation: 5, plan: [6; 32], session: b"theirs", keeps };
         let mut meta = Vec::new();
         recorded.write(&mut meta).unwrap();
         meta.extend_from_slice(b"table");

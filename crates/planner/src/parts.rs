@@ -26,7 +26,7 @@ const SHARED: u64 = 64;
 /// The number of bytes that is worth a separate call within one host, or where the path was not measured.
 pub const UNMEASURED_BYTES: u64 = 1 << 20;
 /// The smallest one: below it, calls cost more than the wait for their bytes.
-const LEAST_BYTES: u64 = 32 << 10;
+pub const LEAST_BYTES: u64 = 32 << 10;
 /// A part should take about this long on the wire: some ten times what a call costs …
 const PART: Duration = Duration::from_micros(250);
 /// … or this fraction of a round trip, if that is longer.

@@ -5,7 +5,7 @@ use super::limits::{FIRST_READ, HEADER, MAX_BULK, TAG};
 use super::secret::BlockKey;
 
 pub const MAGIC: [u8; 4] = *b"SWB1";
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 /// The checked fields of a block header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ pub const MAX_META: usize = 1 << 20;
 pub const MAX_SESSION: usize = 4096;
 
 const VERSION: u8 = 1;
-const CALL_BYTES: usize = 72;
+pub const CALL_BYTES: usize = 72;
 const KEEP_BYTES: usize = 12;
 /// Where the session's handle begins in the metadata of a call.
 pub const SESSION_AT: usize = CALL_BYTES;
@@ -53,8 +53,6 @@ pub struct Keep {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallHead<'a> {
     pub flags: u8,
-    /// The call's place among those of its step, for messages and traces.
-    pub number: u16,
     pub step: i64,
     /// The incarnation of the plan's device as the worker knows it; 0: any.
     pub incarnation: u64,
@@ -192,7 +190,7 @@ impl<'a> CallHead<'a> {
     pub fn read(meta: &'a [u8]) -> Result<(Self, usize), StarError> {
         let mut fields = Fields::of(meta, CALL_BYTES, "star call")?;
         let flags = fields.flags(LAST | TRACE)?;
-        let number = fields.u16()?;
+        fields.zeros(2)?;
         let session = fields.u16()?;
         fields.zeros(2)?;
         let keeps = fields.u32()?;
@@ -213,7 +211,7 @@ impl<'a> CallHead<'a> {
             }
         });
         let keeps = keeps.collect::<Result<_, _>>()?;
-        Ok((Self { flags, number, step, incarnation, plan, session, keeps }, fields.at))
+        Ok((Self { flags, step, incarnation, plan, session, keeps }, fields.at))
     }
 
     /// Appends the head.
@@ -224,8 +222,7 @@ impl<'a> CallHead<'a> {
         let keeps = u32::try_from(self.keeps.len()).ok().filter(|_| bytes <= MAX_META);
         let (Some(session), Some(keeps)) = (session, keeps) else { return Err(too_long) };
         meta.reserve(bytes);
-        meta.extend_from_slice(&[VERSION, self.flags]);
-        meta.extend_from_slice(&self.number.to_le_bytes());
+        meta.extend_from_slice(&[VERSION, self.flags, 0, 0]);
         meta.extend_from_slice(&session.to_le_bytes());
         meta.extend_from_slice(&[0; 2]);
         meta.extend_from_slice(&keeps.to_le_bytes());

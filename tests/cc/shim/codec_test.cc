@@ -207,6 +207,24 @@ TEST(Codec, StringsWithNulBytesAndOneLongAmongEmpty) {
   for (int i = 0; i < 4; ++i) EXPECT_EQ(receiver.tensor().flat<tstring>()(i), tensor.flat<tstring>()(i));
 }
 
+TEST(Codec, LengthsOfStringsTakeAByteIfTheyFit) {
+  for (const size_t longest : {size_t{0}, size_t{1}, size_t{255}, size_t{256}, size_t{70000}}) {
+    Tensor tensor(Host(), tensorflow::DT_STRING, Shape({3}));
+    tensor.flat<tstring>()(1) = std::string(longest, 'x');
+    tensor.flat<tstring>()(2) = "end";
+    Wire wire;
+    ASSERT_TRUE(Send(tensor, false, &wire).ok());
+    const bool is_short = longest <= 255;
+    EXPECT_EQ(wire.meta[4], static_cast<uint8_t>(is_short ? TensorEncoding::kShortStrings : TensorEncoding::kStrings));
+    size_t bytes = 0;
+    for (const auto& part : wire.parts) bytes += part.size();
+    EXPECT_EQ(bytes, (is_short ? 3 : 12) + longest + 3);
+    TensorReceiver receiver;
+    ASSERT_TRUE(Receive(wire, &receiver).ok());
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(receiver.tensor().flat<tstring>()(i), tensor.flat<tstring>()(i));
+  }
+}
+
 TEST(Codec, WideStrings) {
   Wire wire{Meta(tensorflow::DT_STRING, TensorEncoding::kWideStrings, {2}, 21), {std::vector<uint8_t>(21, 'x')}};
   Write<uint64_t>(&wire.parts[0], 0, 2);
@@ -408,6 +426,17 @@ TEST(HostilePayload, StringLengths) {
   EXPECT_FALSE(receive(2, 2, 5).ok()) << "a rest";
   EXPECT_FALSE(receive(0xffffffff, 6, 5).ok());
   EXPECT_FALSE(receive(0xffffffff, 0xffffffff, 5).ok());
+
+  const auto receive_short = [](std::vector<uint8_t> payload) {
+    Wire wire{Meta(tensorflow::DT_STRING, TensorEncoding::kShortStrings, {2}, payload.size()), {std::move(payload)}};
+    TensorReceiver receiver;
+    return Receive(wire, &receiver);
+  };
+  EXPECT_TRUE(receive_short({1, 2, 'a', 'b', 'c'}).ok());
+  EXPECT_FALSE(receive_short({1, 3, 'a', 'b', 'c'}).ok()) << "more than there is";
+  EXPECT_FALSE(receive_short({1, 1, 'a', 'b', 'c'}).ok()) << "a rest";
+  EXPECT_FALSE(receive_short({1}).ok()) << "half a table";
+  EXPECT_FALSE(receive_short({255, 255, 'a'}).ok());
 
   Wire wide{Meta(tensorflow::DT_STRING, TensorEncoding::kWideStrings, {2}, 16), {std::vector<uint8_t>(16, 0)}};
   Write<uint64_t>(&wide.parts[0], 0, std::numeric_limits<uint64_t>::max());

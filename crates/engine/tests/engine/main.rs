@@ -358,7 +358,7 @@ fn garbage_is_dropped_and_logged_once_while_others_go_on() {
     let (ps, worker) = pair(&[("STARWIRE_UNIX", "off")]);
     let channel = worker.channel(PS);
     assert_eq!(call(&channel, ECHO, b"", None).code, 0);
-    let mut header = b"SWB1\x02\0\0\0".to_vec();
+    let mut header = b"SWB1\x03\0\0\0".to_vec();
     header.extend_from_slice(&[0xFF; 24]);
     for garbage in [&b"\x16\x03\x01hello"[..], &[0u8; 5000], &header, b"SWB1\x09", &[0xA5; 100_000]] {
         for _ in 0..5 {
@@ -401,7 +401,7 @@ fn a_peer_that_breaks_the_protocol_is_told_why() {
             let ended = peer.read_to_end(&mut heard);
             let heard = String::from_utf8_lossy(&heard).into_owned();
             assert!(
-                heard.contains("has version 9 of the starwire protocol, this side speaks version 2"),
+                heard.contains("has version 9 of the starwire protocol, this side speaks version 3"),
                 "{driver}, {then}: {ended:?}, {heard:?}"
             );
             assert!(ended.is_ok(), "{driver}, {then}: {ended:?}");

@@ -32,7 +32,7 @@ fn pair(env: &[(&str, &str)]) -> Pair {
 /// The head of a call of this plan.
 fn head<'a>(session: &'a str, plan: &str, step: i64) -> CallHead<'a> {
     let (plan, session) = (plan_hash(plan.as_bytes()), session.as_bytes());
-    CallHead { flags: 0, number: 0, step, incarnation: INCARNATION, plan, session, keeps: Vec::new() }
+    CallHead { flags: 0, step, incarnation: INCARNATION, plan, session, keeps: Vec::new() }
 }
 
 fn keeping<'a>(session: &'a str, plan: &str, step: i64, slots: &[u32]) -> CallHead<'a> {

@@ -39,7 +39,7 @@ pub fn frame(kind: u8, code: u16, id: u64, fixed: &[u64], meta: &[u8]) -> Vec<u8
 }
 
 pub fn block(sequence: u64, control: &[u8]) -> Vec<u8> {
-    let mut out = b"SWB1\x02\0\0\0".to_vec();
+    let mut out = b"SWB1\x03\0\0\0".to_vec();
     out.extend(u32::try_from(control.len()).unwrap().to_le_bytes());
     out.extend([0; 12]);
     out.extend(sequence.to_le_bytes());
@@ -103,7 +103,7 @@ fn crowd(task: &Task, lost: u64, strangers: &mut Vec<TcpStream>, come: impl Fn(&
 
 #[test]
 fn strangers_are_evicted_for_members() {
-    for (secret, word) in [(Some(SECRET), &b""[..]), (None, b""), (None, b"SWB1\x02"), (Some(SECRET), b"challenge")] {
+    for (secret, word) in [(Some(SECRET), &b""[..]), (None, b""), (None, b"SWB1\x03"), (Some(SECRET), b"challenge")] {
         let env: Vec<_> =
             [Some(TCP), Some(ANY_WAY), Some(("STARWIRE_REACTORS", "2")), secret].into_iter().flatten().collect();
         let begin = Instant::now();

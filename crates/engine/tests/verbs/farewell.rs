@@ -165,6 +165,6 @@ fn a_peer_that_breaks_the_protocol_is_told_why() {
                 break error.to_string();
             }
         };
-        assert!(error.contains("has version 9 of the starwire protocol, this side speaks version 2"), "{error}");
+        assert!(error.contains("has version 9 of the starwire protocol, this side speaks version 3"), "{error}");
     }
 }

@@ -143,7 +143,7 @@ pub fn block(sequence: u64, mut control: Vec<u8>, bulk: &[u8]) -> Vec<u8> {
     if !bulk.is_empty() && control.len() < 1024 - 32 {
         control.resize(1024 - 32, 0);
     }
-    let mut out = b"SWB1\x02\0\0\0".to_vec();
+    let mut out = b"SWB1\x03\0\0\0".to_vec();
     out.extend_from_slice(&(control.len() as u32).to_le_bytes());
     out.extend_from_slice(&[0; 4]);
     out.extend_from_slice(&(bulk.len() as u64).to_le_bytes());
