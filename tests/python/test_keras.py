@@ -1,7 +1,7 @@
 """Keras with ParameterServerStrategy over every protocol: the same bits as over stock gRPC. One worker, so that the steps have an order.
 
 This is the Keras that supports the strategy: part of TensorFlow up to 2.15, the package tf-keras from 2.16 on (`make test` installs it aside).
-It refuses the policy mixed_float16 with this strategy; half_precision in test_functions.py does it by hand.
+It refuses the policy mixed_float16 with this strategy; half_precision in test_functions.py does it by hand, and mixed here has the other policy.
 """
 
 import importlib.util
@@ -125,6 +125,21 @@ def metrics():
     return losses, values, trained(model, optimizer, 2, 5, found), [digest(one.result().numpy()) for one in found]
 
 
+def mixed():
+    """Variables in 32 bits, layers in 16. The policy that needs no loss scale is the one that Keras allows with this strategy."""
+
+    def make():
+        keras().mixed_precision.set_global_policy("mixed_bfloat16")
+        try:
+            return click_model(), keras().optimizers.Adagrad(0.1)
+        finally:
+            keras().mixed_precision.set_global_policy("float32")
+
+    model, optimizer = build(make)
+    assert model.layers[-2].compute_dtype == "bfloat16" and {weight.dtype for weight in model.weights} == {tf.float32}
+    return trained(model, optimizer), contents([*model.weights, *variables_of(optimizer)])
+
+
 def checkpoints(folder):
     """Saved while training, continued, restored into new variables, continued again: twice the same."""
 
@@ -231,7 +246,7 @@ def test_fit(clusters, stock, way, at_once):  # noqa: F811
     check(clusters, stock, way, fit, at_once)
 
 
-@pytest.mark.parametrize("scenario", [metrics, lookups], ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("scenario", [metrics, lookups, mixed], ids=lambda scenario: scenario.__name__)
 def test_training(clusters, stock, way, scenario):  # noqa: F811
     check(clusters, stock, way, scenario)
 
