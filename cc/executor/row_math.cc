@@ -1,5 +1,8 @@
 #include "cc/executor/row_math.h"
 
+#include <algorithm>
+#include <cmath>
+
 #ifdef __x86_64__
 #include <immintrin.h>
 
@@ -32,6 +35,9 @@ struct Lanes<float> {
   STARWIRE_AVX_INLINE Vector Multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
   STARWIRE_AVX_INLINE Vector Divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
   STARWIRE_AVX_INLINE Vector Root(Vector a) { return _mm256_sqrt_ps(a); }
+  // Of equal numbers, and of a number and NaN, the first: as std::min and std::max.
+  STARWIRE_AVX_INLINE Vector Lesser(Vector a, Vector b) { return _mm256_min_ps(b, a); }
+  STARWIRE_AVX_INLINE Vector Greater(Vector a, Vector b) { return _mm256_max_ps(b, a); }
   STARWIRE_AVX_INLINE float Root(float a) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(a))); }
   // The processor's estimate and one step of Newton's iteration, which makes NaN of zeros and infinities.
   STARWIRE_AVX_INLINE Vector InverseRoot(Vector a) {
@@ -55,11 +61,30 @@ struct Lanes<double> {
   STARWIRE_AVX_INLINE Vector Multiply(Vector a, Vector b) { return _mm256_mul_pd(a, b); }
   STARWIRE_AVX_INLINE Vector Divide(Vector a, Vector b) { return _mm256_div_pd(a, b); }
   STARWIRE_AVX_INLINE Vector Root(Vector a) { return _mm256_sqrt_pd(a); }
+  // Of equal numbers, and of a number and NaN, the first: as std::min and std::max.
+  STARWIRE_AVX_INLINE Vector Lesser(Vector a, Vector b) { return _mm256_min_pd(b, a); }
+  STARWIRE_AVX_INLINE Vector Greater(Vector a, Vector b) { return _mm256_max_pd(b, a); }
   STARWIRE_AVX_INLINE double Root(double a) {
     const __m128d value = _mm_set_sd(a);
     return _mm_cvtsd_f64(_mm_sqrt_sd(value, value));
   }
   STARWIRE_AVX_INLINE Vector InverseRoot(Vector a) { return Divide(All(1.0), Root(a)); }
+};
+
+// The same, for what remains of a row.
+template <typename T>
+struct Single {
+  using Vector = T;
+  STARWIRE_AVX_INLINE T All(T value) { return value; }
+  STARWIRE_AVX_INLINE T Load(const T* from) { return *from; }
+  STARWIRE_AVX_INLINE void Store(T* to, T value) { *to = value; }
+  STARWIRE_AVX_INLINE T Add(T a, T b) { return a + b; }
+  STARWIRE_AVX_INLINE T Subtract(T a, T b) { return a - b; }
+  STARWIRE_AVX_INLINE T Multiply(T a, T b) { return a * b; }
+  STARWIRE_AVX_INLINE T Divide(T a, T b) { return a / b; }
+  STARWIRE_AVX_INLINE T Root(T a) { return Lanes<T>::Root(a); }
+  STARWIRE_AVX_INLINE T Lesser(T a, T b) { return b < a ? b : a; }
+  STARWIRE_AVX_INLINE T Greater(T a, T b) { return a < b ? b : a; }
 };
 
 // Rows that are used soon. Those of a batch lie anywhere in a table, so that the processor does not foresee them.
@@ -147,6 +172,83 @@ STARWIRE_AVX void Momentum(const SparseRows<T, Id>& gradient, const MomentumNumb
   }
 }
 
+// What is the same for all elements of an update.
+template <typename T>
+struct FtrlConstants {
+  explicit FtrlConstants(const FtrlNumbers<T>& numbers)
+      : rate(numbers.rate),
+        limit(numbers.scales_linear ? numbers.l1 * numbers.rate : numbers.l1),
+        addend(numbers.scales_linear ? T(2) * numbers.l2 * numbers.rate : T(2) * numbers.l2),
+        shrinkage(T(2) * numbers.shrinkage) {}
+
+  T rate, limit, addend, shrinkage;
+};
+
+// Elements in rows of several.
+template <typename L, typename T>
+STARWIRE_AVX_INLINE void FtrlElements(const FtrlNumbers<T>& numbers, const FtrlConstants<T>& constants, const T* g,
+                                      T* v, T* a, T* l) {
+  const auto rate = L::All(constants.rate);
+  const auto slope = L::Load(g), old = L::Load(v), sum = L::Load(a);
+  const auto new_sum = L::Add(sum, L::Multiply(slope, slope));
+  const auto shrunk = numbers.has_shrinkage ? L::Add(slope, L::Multiply(L::All(constants.shrinkage), old)) : slope;
+  const auto root = L::Root(new_sum);
+  const auto growth = L::Subtract(root, L::Root(sum));
+  const auto change = numbers.scales_linear ? L::Subtract(L::Multiply(shrunk, rate), L::Multiply(growth, old))
+                                            : L::Subtract(shrunk, L::Multiply(L::Divide(growth, rate), old));
+  const auto line = L::Add(L::Load(l), change);
+  const auto within = L::Greater(L::Lesser(line, L::All(constants.limit)), L::All(-constants.limit));
+  const auto divisor = L::Add(numbers.scales_linear ? root : L::Divide(root, rate), L::All(constants.addend));
+  L::Store(v, L::Divide(L::Subtract(within, line), divisor));
+  L::Store(a, new_sum);
+  L::Store(l, line);
+}
+
+// The element of a row of one: other operations in another order.
+template <typename T>
+STARWIRE_AVX_INLINE void FtrlElement(const FtrlNumbers<T>& numbers, const FtrlConstants<T>& constants, const T* g, T* v,
+                                     T* a, T* l) {
+  const T slope = numbers.has_shrinkage ? *g + constants.shrinkage * *v : *g;
+  const T new_sum = *a + *g * *g;
+  T growth = std::pow(new_sum, numbers.power) - std::pow(*a, numbers.power);
+  if (!numbers.scales_linear) growth /= constants.rate;
+  const T line = (numbers.scales_linear ? *l + slope * constants.rate : *l + slope) - growth * *v;
+  const T root = Lanes<T>::Root(new_sum);
+  const T divisor = (numbers.scales_linear ? root : root / constants.rate) + constants.addend;
+  const T within = std::max(std::min(line, constants.limit), -constants.limit);
+  *v = (within - line) / divisor;
+  *a = new_sum;
+  *l = line;
+}
+
+template <typename T, typename Id>
+STARWIRE_AVX void Ftrl(const SparseRows<T, Id>& gradient, const FtrlNumbers<T>& numbers, T* table, T* accumulator,
+                       T* linear) {
+  const int64_t width = gradient.width;
+  const int64_t vectors = width - width % Lanes<T>::kCount;
+  const FtrlConstants<T> constants(numbers);
+  for (int64_t at = 0; at < gradient.count; ++at) {
+    if (at + kAhead < gradient.count) {
+      FetchRow(table, gradient.ids[at + kAhead], width);
+      FetchRow(accumulator, gradient.ids[at + kAhead], width);
+      FetchRow(linear, gradient.ids[at + kAhead], width);
+    }
+    if (gradient.IsOthers(at)) continue;
+    const int64_t row = static_cast<int64_t>(gradient.ids[at]) * width;
+    const T* g = gradient.rows + at * width;
+    T *v = table + row, *a = accumulator + row, *l = linear + row;
+    if (width == 1) {
+      FtrlElement(numbers, constants, g, v, a, l);
+      continue;
+    }
+    int64_t i = 0;
+    for (; i < vectors; i += Lanes<T>::kCount) {
+      FtrlElements<Lanes<T>>(numbers, constants, g + i, v + i, a + i, l + i);
+    }
+    for (; i < width; ++i) FtrlElements<Single<T>>(numbers, constants, g + i, v + i, a + i, l + i);
+  }
+}
+
 template <Sign kSign, typename T, typename Id>
 STARWIRE_AVX void Scatter(const SparseRows<T, Id>& updates, T* table) {
   using L = Lanes<T>;
@@ -180,6 +282,11 @@ void ApplyMomentum(const SparseRows<T, Id>& gradient, const MomentumNumbers<T>& 
 }
 
 template <typename T, typename Id>
+void ApplyFtrl(const SparseRows<T, Id>& gradient, const FtrlNumbers<T>& numbers, T* table, T* accumulator, T* linear) {
+  Ftrl(gradient, numbers, table, accumulator, linear);
+}
+
+template <typename T, typename Id>
 void ScatterRows(const SparseRows<T, Id>& updates, Sign sign, T* table) {
   if (sign == Sign::kAdd) {
     Scatter<Sign::kAdd>(updates, table);
@@ -199,6 +306,9 @@ template <typename T, typename Id>
 void ApplyMomentum(const SparseRows<T, Id>&, const MomentumNumbers<T>&, T*, T*) {}
 
 template <typename T, typename Id>
+void ApplyFtrl(const SparseRows<T, Id>&, const FtrlNumbers<T>&, T*, T*, T*) {}
+
+template <typename T, typename Id>
 void ScatterRows(const SparseRows<T, Id>&, Sign, T*) {}
 
 #endif
@@ -206,6 +316,7 @@ void ScatterRows(const SparseRows<T, Id>&, Sign, T*) {}
 #define STARWIRE_ROW_MATH(T, Id)                                                            \
   template void ApplyAdagrad(const SparseRows<T, Id>&, const AdagradNumbers<T>&, T*, T*);   \
   template void ApplyMomentum(const SparseRows<T, Id>&, const MomentumNumbers<T>&, T*, T*); \
+  template void ApplyFtrl(const SparseRows<T, Id>&, const FtrlNumbers<T>&, T*, T*, T*);     \
   template void ScatterRows(const SparseRows<T, Id>&, Sign, T*)
 
 STARWIRE_ROW_MATH(float, int32_t);

@@ -47,6 +47,20 @@ struct MomentumNumbers {
 template <typename T, typename Id>
 void ApplyMomentum(const SparseRows<T, Id>& gradient, const MomentumNumbers<T>& numbers, T* table, T* accumulator);
 
+template <typename T>
+struct FtrlNumbers {
+  T rate;
+  T l1;
+  T l2;
+  T shrinkage;         // of version 2
+  T power;             // one half; TensorFlow raises rows of one element to it, and takes roots of all others
+  bool has_shrinkage;  // version 2
+  bool scales_linear;  // the linear table is multiplied by the rate
+};
+
+template <typename T, typename Id>
+void ApplyFtrl(const SparseRows<T, Id>& gradient, const FtrlNumbers<T>& numbers, T* table, T* accumulator, T* linear);
+
 enum class Sign { kAdd, kSubtract };
 
 // Adds the rows to those of the table, or subtracts them.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,6 +18,8 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_def.pb.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/logging.h"
@@ -35,9 +36,11 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::TensorValue;
 
-constexpr int64_t kRows = 6;
-constexpr int64_t kUpdates = 5;
 constexpr int64_t kWidest = 35;
+
+// Narrow rows are many, because powers differ from roots for few numbers.
+int64_t Updates(int64_t width) { return std::max<int64_t>(5, 4096 / (width * width)); }
+int64_t Rows(int64_t width) { return Updates(width) + 1; }
 
 // The same numbers each time, of all magnitudes.
 class Numbers {
@@ -78,26 +81,57 @@ Tensor Filled(DataType type, const TensorShape& shape, bool positive, Numbers* n
   return tensor;
 }
 
-// One of them twice.
-Tensor Ids() {
-  constexpr int32_t kIds[] = {4, 0, 5, 4, 2};
-  static_assert(std::size(kIds) == kUpdates, "a row for each id");
-  Tensor ids(tensorflow::DT_INT32, TensorShape({kUpdates}));
-  std::copy(std::begin(kIds), std::end(kIds), ids.flat<int32_t>().data());
+Tensor Scalar(DataType type, double value) {
+  Tensor tensor(type, TensorShape({}));
+  if (type == tensorflow::DT_FLOAT) tensor.scalar<float>()() = static_cast<float>(value);
+  if (type == tensorflow::DT_DOUBLE) tensor.scalar<double>()() = value;
+  return tensor;
+}
+
+// In no order, some of them twice.
+Tensor Ids(int64_t width) {
+  Tensor ids(tensorflow::DT_INT32, TensorShape({Updates(width)}));
+  for (int64_t i = 0; i < Updates(width); ++i) {
+    const int64_t place = i % 4 == 3 ? i - 2 : i;
+    ids.flat<int32_t>()(i) = static_cast<int32_t>(place * 5 % Rows(width));
+  }
   return ids;
 }
 
 // An operation with its inputs, by the names that TensorFlow's sparse updates have in common.
 class Trial {
  public:
+  using Attributes = std::map<std::string, bool>;
+
   Trial(const tensorflow::OpDef& op, DataType type, tensorflow::Device* device)
       : op_(op), type_(type), device_(device) {}
 
-  Status Run(bool* equal) {
-    std::unique_ptr<OpKernel> stock, ours;
-    Status status = Create(false, &stock);
-    if (status.ok()) status = Create(true, &ours);
+  // With every combination of the attributes that change the arithmetic.
+  Status Run(bool* equal) const {
+    std::vector<std::string> names;
+    for (const auto& attribute : op_.attr()) {
+      if (attribute.type() == "bool" && attribute.name() != "use_locking") names.push_back(attribute.name());
+    }
     *equal = true;
+    Status status;
+    for (uint32_t settings = 0; settings < 1u << names.size(); ++settings) {
+      Attributes attributes;
+      for (size_t i = 0; i < names.size(); ++i) attributes[names[i]] = (settings >> i & 1) != 0;
+      if (status.ok() && *equal) status = Run(attributes, equal);
+    }
+    return status;
+  }
+
+ private:
+  using Argument = tensorflow::OpDef::ArgDef;
+
+  static bool IsResource(const Argument& argument) { return argument.type() == tensorflow::DT_RESOURCE; }
+  static bool IsTable(const Argument& argument) { return argument.is_ref() || IsResource(argument); }
+
+  Status Run(const Attributes& attributes, bool* equal) const {
+    std::unique_ptr<OpKernel> stock, ours;
+    Status status = Create(attributes, false, &stock);
+    if (status.ok()) status = Create(attributes, true, &ours);
     for (int64_t width = 1; status.ok() && *equal && width <= kWidest; ++width) {
       std::vector<Tensor> one, other;
       status = Apply(stock.get(), width, &one);
@@ -109,14 +143,14 @@ class Trial {
     return status;
   }
 
- private:
-  Status Create(bool labelled, std::unique_ptr<OpKernel>* out) const {
+  Status Create(const Attributes& attributes, bool labelled, std::unique_ptr<OpKernel>* out) const {
     tensorflow::NodeDef node;
     node.set_name("starwire_trial");
     node.set_op(op_.name());
     for (const auto& argument : op_.input_arg()) node.add_input(argument.name());
     tensorflow::AddNodeAttr("T", type_, &node);
     tensorflow::AddNodeAttr("Tindices", tensorflow::DT_INT32, &node);
+    for (const auto& [name, value] : attributes) tensorflow::AddNodeAttr(name, value, &node);
     tensorflow::AddDefaultsToNodeDef(op_, &node);
     if (labelled) SelectRowUpdate(&node);
     Status status;
@@ -126,41 +160,68 @@ class Trial {
     return status;
   }
 
+  Tensor Input(const Argument& argument, int64_t width, Numbers* numbers) const {
+    const std::string& name = argument.name();
+    if (name == "indices") return Ids(width);
+    if (IsTable(argument)) return Filled(type_, TensorShape({Rows(width), width}), name == "accum", numbers);
+    if (name == "grad" || name == "updates") {
+      return Filled(type_, TensorShape({Updates(width), width}), false, numbers);
+    }
+    // The one power that we have.
+    if (name == "lr_power") return Scalar(type_, -0.5);
+    const double number = std::fabs(numbers->Next());
+    // Regularization is often switched off; rates are not zero.
+    const bool optional = name == "l1" || name == "l2" || name == "l2_shrinkage";
+    return Scalar(type_, optional && width % 3 == 0 ? 0.0 : number + std::ldexp(1.0, -20));
+  }
+
   // Runs a kernel; returns the tables afterwards.
   Status Apply(OpKernel* kernel, int64_t width, std::vector<Tensor>* tables) const {
     Numbers numbers;
     std::vector<Tensor> tensors;
-    for (const auto& argument : op_.input_arg()) {
-      if (argument.is_ref()) {
-        tensors.push_back(Filled(type_, TensorShape({kRows, width}), true, &numbers));
-      } else if (argument.name() == "indices") {
-        tensors.push_back(Ids());
-      } else if (argument.name() == "grad" || argument.name() == "updates") {
-        tensors.push_back(Filled(type_, TensorShape({kUpdates, width}), false, &numbers));
-      } else {
-        tensors.push_back(Filled(type_, TensorShape({}), true, &numbers));
-      }
-    }
+    for (const auto& argument : op_.input_arg()) tensors.push_back(Input(argument, width, &numbers));
+    std::vector<Tensor> handles(tensors.size());
     tensorflow::mutex mutex;
     std::vector<TensorValue> inputs;
     for (int i = 0; i < op_.input_arg_size(); ++i) {
-      Tensor* tensor = &tensors[static_cast<size_t>(i)];
+      const auto at = static_cast<size_t>(i);
+      Tensor* tensor = IsResource(op_.input_arg(i)) ? &handles[at] : &tensors[at];
       inputs.push_back(op_.input_arg(i).is_ref() ? TensorValue(&mutex, tensor) : TensorValue(tensor));
     }
     const std::vector<tensorflow::AllocatorAttributes> attributes(inputs.size());
     tensorflow::AllocatorAttributes output;
+    tensorflow::ResourceMgr variables;
     OpKernelContext::Params params;
     params.device = device_;
     params.op_kernel = kernel;
+    params.resource_manager = &variables;
     KernelInputs<OpKernelContext::Params> lists;
     lists.Set(&params, inputs.data(), attributes.data(), inputs.size());
     params.output_attr_array = &output;
-    OpKernelContext context(&params, 1);
+    OpKernelContext context(&params, op_.output_arg_size());
+    for (int i = 0; i < op_.input_arg_size(); ++i) {
+      const auto at = static_cast<size_t>(i);
+      if (!IsResource(op_.input_arg(i))) continue;
+      handles[at] = Tensor(tensorflow::DT_RESOURCE, TensorShape({}));
+      const Status status = MakeVariable(&context, op_.input_arg(i).name(), tensors[at], &handles[at]);
+      if (!status.ok()) return status;
+    }
     kernel->Compute(&context);
     for (int i = 0; i < op_.input_arg_size(); ++i) {
-      if (op_.input_arg(i).is_ref()) tables->push_back(tensors[static_cast<size_t>(i)]);
+      if (IsTable(op_.input_arg(i))) tables->push_back(tensors[static_cast<size_t>(i)]);
     }
     return context.status();
+  }
+
+  // A resource variable with this memory, in the mode that sparse updates leave it in.
+  Status MakeVariable(OpKernelContext* context, const std::string& name, const Tensor& value, Tensor* handle) const {
+    auto* variable = new tensorflow::Var(type_);
+    *variable->tensor() = value;
+    variable->is_initialized = true;
+    variable->copy_on_read_mode = true;
+    const auto made = tensorflow::MakeResourceHandle<tensorflow::Var>(context, "starwire_trial", name);
+    handle->scalar<tensorflow::ResourceHandle>()() = made;
+    return tensorflow::CreateResource(context, made, variable);
   }
 
   const tensorflow::OpDef& op_;

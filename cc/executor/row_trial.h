@@ -10,8 +10,8 @@
 namespace starwire {
 
 // TensorFlow's kernels depend on the instructions that it was compiled for: fused operations round once, and the
-// width of vectors decides which elements of a row are approximated. This runs both kernels of `op`, an operation on
-// reference variables with types T and Tindices, on rows of every width up to a few vectors, once in a process.
+// width of vectors decides which elements of a row are approximated. This runs both kernels of `op`, an operation with
+// types T and Tindices, on rows of every width up to a few vectors and with all its settings, once in a process.
 bool HasSameBits(const std::string& op, tensorflow::DataType type, tensorflow::Device* device);
 
 }  // namespace starwire

@@ -193,6 +193,51 @@ class MomentumUpdate : public RowUpdate {
   bool nesterov_ = false;
 };
 
+template <typename T, typename Id, bool kHasShrinkage>
+class FtrlUpdate : public RowUpdate {
+ public:
+  explicit FtrlUpdate(OpKernelConstruction* context) : RowUpdate(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("use_locking", &is_exclusive_));
+    // 1.15 does not have it.
+    if (context->HasAttr("multiply_linear_by_lr")) {
+      OP_REQUIRES_OK(context, context->GetAttr("multiply_linear_by_lr", &scales_linear_));
+    }
+  }
+
+ private:
+  bool Update(OpKernelContext* context) override {
+    constexpr int kNumbers = 5, kPower = kHasShrinkage ? 9 : 8;
+    for (int i = kNumbers; i <= kPower; ++i) {
+      if (!IsScalar<T>(context->input(i))) return false;
+    }
+    const auto number = [context](int input) { return context->input(input).scalar<T>()(); };
+    FtrlNumbers<T> numbers;
+    numbers.rate = number(kNumbers);
+    numbers.l1 = number(kNumbers + 1);
+    numbers.l2 = number(kNumbers + 2);
+    numbers.shrinkage = kHasShrinkage ? number(kPower - 1) : T(0);
+    numbers.power = -number(kPower);
+    numbers.has_shrinkage = kHasShrinkage;
+    numbers.scales_linear = scales_linear_;
+    // Everything else is an error, or another power.
+    const bool usual = numbers.rate > T(0) && numbers.l1 >= T(0) && numbers.l2 >= T(0) && numbers.shrinkage >= T(0);
+    if (!usual || numbers.power != T(0.5)) return false;
+    HeldVariables tables;
+    SparseRows<T, Id> rows;
+    if (!tables.Hold(context, 3, is_exclusive_)) return false;
+    if (!ReadRows(tables, 3, context->input(3), context->input(4), &rows)) return false;
+    T* table = const_cast<T*>(tables[0].flat<T>().data());
+    T* accumulator = const_cast<T*>(tables[1].flat<T>().data());
+    T* linear = const_cast<T*>(tables[2].flat<T>().data());
+    InParts(context, rows,
+            [&](const SparseRows<T, Id>& part) { ApplyFtrl(part, numbers, table, accumulator, linear); });
+    return true;
+  }
+
+  bool is_exclusive_ = false;
+  bool scales_linear_ = false;
+};
+
 template <typename T, typename Id, Sign kSign>
 class ScatterUpdate : public RowUpdate {
  public:
@@ -219,7 +264,7 @@ class ScatterUpdate : public RowUpdate {
 // An operation that we have kernels for.
 struct Known {
   const char* op;
-  // The operation on reference variables with the same arithmetic.
+  // The operation with the same arithmetic that is tried: on reference variables, where there is one.
   const char* tried;
   // The attribute with the type of the rows.
   const char* type;
@@ -232,6 +277,10 @@ constexpr Known kKnown[] = {
     {"ResourceSparseApplyAdagradV2", "SparseApplyAdagradV2", "T"},
     {"SparseApplyMomentum", "SparseApplyMomentum", "T"},
     {"ResourceSparseApplyMomentum", "SparseApplyMomentum", "T"},
+    {"SparseApplyFtrl", "SparseApplyFtrl", "T"},
+    {"ResourceSparseApplyFtrl", "SparseApplyFtrl", "T"},
+    {"SparseApplyFtrlV2", "SparseApplyFtrlV2", "T"},
+    {"ResourceSparseApplyFtrlV2", "SparseApplyFtrlV2", "T"},
     {"ScatterAdd", "ScatterAdd", "T"},
     {"ResourceScatterAdd", "ScatterAdd", "dtype"},
     {"ScatterSub", "ScatterSub", "T"},
@@ -274,6 +323,8 @@ void RegisterAll() {
   RegisterFor<AdagradUpdate<T, Id, false>, T, Id>("SparseApplyAdagrad", "starwire::AdagradUpdate");
   RegisterFor<AdagradUpdate<T, Id, true>, T, Id>("SparseApplyAdagradV2", "starwire::AdagradUpdate");
   RegisterFor<MomentumUpdate<T, Id>, T, Id>("SparseApplyMomentum", "starwire::MomentumUpdate");
+  RegisterFor<FtrlUpdate<T, Id, false>, T, Id>("SparseApplyFtrl", "starwire::FtrlUpdate");
+  RegisterFor<FtrlUpdate<T, Id, true>, T, Id>("SparseApplyFtrlV2", "starwire::FtrlUpdate");
   RegisterFor<ScatterUpdate<T, Id, Sign::kAdd>, T, Id>("ScatterAdd", "starwire::ScatterUpdate");
   RegisterFor<ScatterUpdate<T, Id, Sign::kSubtract>, T, Id>("ScatterSub", "starwire::ScatterUpdate");
 }

@@ -18,14 +18,29 @@ def one():
 
 # In a worker process. -------------------------------------------------------------------------------------------------
 
-SLOTS, NESTEROV = ({"update_slots": True}, {"update_slots": False}), ({"use_nesterov": True}, {"use_nesterov": False})
-# By name: the number of tables, the inputs after them (rows are "grad"), and the attributes to vary.
+SLOTS, NESTEROV = ([({name: value}, {}) for value in (True, False)] for name in ("update_slots", "use_nesterov"))
+SCALED = "multiply_linear_by_lr"  # since 2.2
+FTRL = [
+    ({}, {}),
+    ({SCALED: True}, {}),
+    ({SCALED: False}, {"l1": 0.0, "l2": 0.0, "l2_shrinkage": 0.0}),
+    ({SCALED: True}, {"l1": 0.0, "l2": 0.0, "l2_shrinkage": 0.0}),
+    ({SCALED: False}, {"l1": float("inf"), "lr": 1e-30}),
+    ({SCALED: True}, {"l2": float("inf"), "l1": 1e-39, "lr": 1e-39}),
+    ({SCALED: False}, {"lr_power": -0.7}),
+    ({SCALED: True}, {"lr_power": 0.0}),
+]
+if is_tensorflow_1():
+    FTRL = [({}, numbers) for attrs, numbers in FTRL if not attrs.get(SCALED)]
+# By name: the number of tables, the inputs after them (rows are "grad"), and what to vary: attributes, numbers.
 UPDATES = {
     "SparseApplyAdagrad": (2, ("lr", "grad", "indices"), SLOTS),
     "SparseApplyAdagradV2": (2, ("lr", "epsilon", "grad", "indices"), SLOTS),
     "SparseApplyMomentum": (2, ("lr", "grad", "indices", "momentum"), NESTEROV),
-    "ScatterAdd": (1, ("indices", "grad"), ({},)),
-    "ScatterSub": (1, ("indices", "grad"), ({},)),
+    "SparseApplyFtrl": (3, ("grad", "indices", "lr", "l1", "l2", "lr_power"), FTRL),
+    "SparseApplyFtrlV2": (3, ("grad", "indices", "lr", "l1", "l2", "l2_shrinkage", "lr_power"), FTRL),
+    "ScatterAdd": (1, ("indices", "grad"), [({}, {})]),
+    "ScatterSub": (1, ("indices", "grad"), [({}, {})]),
 }
 
 
@@ -34,8 +49,9 @@ def is_scatter(op):
 
 
 def numbers_of(op):
-    """The inputs that are scalars."""
-    return [name for name in UPDATES[op][1] if name not in ("grad", "indices")]
+    """The inputs that are scalars, with usual values."""
+    names = [name for name in UPDATES[op][1] if name not in ("grad", "indices")]
+    return {name: -0.5 if name == "lr_power" else 0.1 * (at + 1) for at, name in enumerate(names)}
 
 
 # By name: the shape of the tables, the ids. The rows are as many as the ids.
@@ -86,16 +102,16 @@ def make(op, dtype, ids_dtype, use_resource, labelled, attrs, state):
     return made, tables, feeds
 
 
-def after_updates(labelled, op, dtype, ids_dtype, use_resource, attrs, use_locking, shape, ids):
+def after_updates(labelled, op, dtype, ids_dtype, use_resource, attrs, numbers, use_locking, shape, ids):
     """The tables after three updates, as bytes. The first update of a resource variable is always TensorFlow's."""
     import numpy as np
 
     rng = np.random.default_rng(5)
-    count, numbers = UPDATES[op][0], numbers_of(op)
+    count, numbers = UPDATES[op][0], {**numbers_of(op), **numbers}
     if not (use_resource and is_scatter(op)):
         attrs = {**attrs, "use_locking": use_locking}
     with tf.Graph().as_default():
-        state = [unusual(rng, shape, dtype, positive=at > 0) for at in range(count)]
+        state = [unusual(rng, shape, dtype, positive=at == 1) for at in range(count)]
         update, tables, feeds = make(op, dtype, ids_dtype, use_resource, labelled, attrs, state)
         with one().Session() as sess:
             sess.run(one().global_variables_initializer())
@@ -103,8 +119,8 @@ def after_updates(labelled, op, dtype, ids_dtype, use_resource, attrs, use_locki
             for _ in range(3):
                 some = rng.permutation(shape[0])[:4500] if ids is None else ids
                 values = {"grad": unusual(rng, (len(some), *shape[1:]), dtype), "indices": some}
-                values = {**values, **{name: np.asarray(0.1 * (at + 1), tf.as_dtype(dtype).as_numpy_dtype) for at, name in enumerate(numbers)}}
-                sess.run(update, {feeds[name]: value for name, value in values.items()})
+                values = {**values, **{name: np.asarray(number, tf.as_dtype(dtype).as_numpy_dtype) for name, number in numbers.items()}}
+                sess.run(update, {feeds[name]: values[name] for name in feeds})
                 # Of two NaN with different signs, the result has either, as compilers order the operands.
                 seen.append([np.where(np.isnan(value), value.dtype.type(np.nan), value).tobytes() for value in sess.run(tables)])
             return seen
@@ -113,20 +129,20 @@ def after_updates(labelled, op, dtype, ids_dtype, use_resource, attrs, use_locki
 def differences(op, dtype, ids_dtype, use_resource):
     """The cases in which our kernel leaves other bits than TensorFlow's, and the number of cases."""
     differ, cases = [], 0
-    for attrs in UPDATES[op][2]:
+    for attrs, numbers in UPDATES[op][2]:
         for name, (shape, ids) in SHAPES.items():
             cases += 1
-            how = (op, dtype, ids_dtype, use_resource, attrs, cases % 2 == 0, shape, ids)
+            how = (op, dtype, ids_dtype, use_resource, attrs, numbers, cases % 2 == 0, shape, ids)
             if after_updates(True, *how) != after_updates(False, *how):
-                differ.append((name, attrs))
+                differ.append((name, attrs, numbers))
     return differ, cases
 
 
-def error_of(labelled, op, use_resource, shapes, ids, initialised=True, twice=False):
+def error_of(labelled, op, use_resource, shapes, ids, initialised=True, twice=False, numbers={}):
     """What goes wrong, by name of the input that does not fit; and the tables afterwards."""
     import numpy as np
 
-    count, numbers = UPDATES[op][0], numbers_of(op)
+    count = UPDATES[op][0]
     with tf.Graph().as_default():
         state = [np.ones(shapes.get(f"table{at}", (4, 3)), np.float32) for at in range(count)]
         try:
@@ -136,8 +152,8 @@ def error_of(labelled, op, use_resource, shapes, ids, initialised=True, twice=Fa
         with one().Session() as sess:
             if initialised:
                 sess.run(one().global_variables_initializer())
-            good = {"grad": np.ones((2, 3), np.float32), "indices": [0, 1], **{name: np.float32(0.5) for name in numbers}}
-            bad = {**good, "indices": ids, **{name: np.ones(shape, np.float32) for name, shape in shapes.items() if name in feeds}}
+            good = {"grad": np.ones((2, 3), np.float32), "indices": [0, 1], **{name: np.float32(number) for name, number in numbers_of(op).items()}}
+            bad = {**good, "indices": ids, **numbers, **{name: np.ones(shape, np.float32) for name, shape in shapes.items() if name in feeds}}
             try:
                 # In the mode that sparse updates leave a variable in.
                 for values in ([good] if twice else []) + [bad]:
@@ -160,7 +176,7 @@ def overlapping(labelled, op, use_resource):
         table = one().Variable(np.arange(1, 33, dtype=np.float32).reshape(4, 8), use_resource=use_resource)
         ref = table.handle if use_resource else table._ref()
         rows = tf.identity(ref)[1:3] if not use_resource else table.read_value()[1:3]
-        inputs = [{"grad": rows, "indices": tf.constant([2, 2])}.get(name, tf.constant(0.5)) for name in UPDATES[op][1]]
+        inputs = [{"grad": rows, "indices": tf.constant([2, 2])}.get(name, tf.constant(-0.5 if name == "lr_power" else 0.5)) for name in UPDATES[op][1]]
         attrs = {"dtype" if use_resource and is_scatter(op) else "T": one().AttrValue(type=tf.float32.as_datatype_enum), "Tindices": one().AttrValue(type=tf.int32.as_datatype_enum), **label(labelled)}
         update = graph.create_op(("Resource" if use_resource else "") + op, [*[ref] * count, *inputs], [] if use_resource else [ref.dtype], attrs=attrs)
         with one().Session() as sess:
@@ -192,7 +208,7 @@ def worker(make_cluster):
 # Before 2.13, TensorFlow computes some square roots otherwise; servers find that out in a trial, and leave the updates to its kernels.
 OTHERS = {("SparseApplyAdagrad", "float32")} if tensorflow_minor() < (2, 13) else set()
 if is_tensorflow_1():
-    OTHERS.add(("SparseApplyAdagradV2", "float32"))
+    OTHERS |= {(op, "float32") for op in ("SparseApplyAdagradV2", "SparseApplyFtrl", "SparseApplyFtrlV2")}
 KINDS = pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 
 
@@ -216,19 +232,36 @@ WRONG = {
     "a table of no dimension": ({"table0": (), "table1": ()}, [0, 1]),
     "rows of no elements": ({"table0": (4, 0), "table1": (4, 0), "grad": (2, 0)}, [0, 1]),
     "a rate for each row": ({"lr": (2,)}, [0, 1]),
+    "a third table of another shape": ({"table2": (4, 2)}, [0, 1]),
+    "a power for each row": ({"lr_power": (2,)}, [0, 1]),
+    "a rate of zero": ({}, [0, 1], {"lr": 0.0}),
+    "a rate that is no number": ({}, [0, 1], {"lr": float("nan")}),
+    "l1 below zero": ({}, [0, 1], {"l1": -0.1}),
+    "l1 that is no number": ({}, [0, 1], {"l1": float("nan")}),
+    "l2 below zero": ({}, [0, 1], {"l2": -0.1}),
+    "shrinkage below zero": ({}, [0, 1], {"l2_shrinkage": -0.1}),
+    "a power above zero": ({}, [0, 1], {"lr_power": 0.5}),
 }
+
+
+def concerns(op, name):
+    """Whether the operation has all inputs that do not fit."""
+    tables, inputs, _ = UPDATES[op]
+    shapes, _, *numbers = WRONG[name]
+    has = {"table0", "table1", *(f"table{at}" for at in range(tables)), *inputs}
+    return has >= {key for values in (shapes, *numbers) for key in values if key != "lr"}
 
 
 ALWAYS = ("an id too large", "an id below zero", "more ids than rows")
 
 
 @KINDS
-@pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("op", UPDATES)
+@pytest.mark.parametrize("op, name", [(op, name) for op in UPDATES for name in WRONG if concerns(op, name)])
 def test_what_does_not_fit_is_the_same_error(worker, op, name, use_resource):
-    shapes, ids = WRONG[name]
+    shapes, ids, *numbers = WRONG[name]
+    numbers = {key: value for values in numbers for key, value in values.items() if key in UPDATES[op][1]}
     twice = not any(key.startswith("table") for key in shapes)
-    theirs, ours = worker.call(errors, op, use_resource, shapes, ids, True, twice, timeout=60)
+    theirs, ours = worker.call(errors, op, use_resource, shapes, ids, True, twice, numbers, timeout=60)
     assert ours == theirs
     # Operations on resources of 1.15 do not look.
     unnoticed = is_tensorflow_1() and use_resource and op.startswith("Scatter") and name == "more ids than rows"
@@ -249,7 +282,7 @@ def test_overlapping_tables_have_the_same_bits(worker, op, use_resource):
     assert ours == theirs
 
 
-USED = {"Adagrad": {"SparseApplyAdagrad"}, "Momentum": {"SparseApplyMomentum"}, "GradientDescent": {"ScatterSub"}, "Ftrl": set()}
+USED = {"Adagrad": {"SparseApplyAdagrad"}, "Momentum": {"SparseApplyMomentum"}, "GradientDescent": {"ScatterSub"}, "Ftrl": {"SparseApplyFtrl"}}
 
 
 @KINDS
