@@ -143,31 +143,56 @@ STARWIRE_AVX void Adagrad(const SparseRows<T, Id>& gradient, const AdagradNumber
   }
 }
 
-template <typename T, typename Id>
+template <typename L, typename T>
+STARWIRE_AVX_INLINE void MomentumElements(const MomentumNumbers<T>& numbers, const T* g, T* v, T* a) {
+  const auto rate = L::All(numbers.rate), momentum = L::All(numbers.momentum);
+  const auto slope = L::Load(g);
+  const auto sum = L::Add(L::Multiply(L::Load(a), momentum), slope);
+  L::Store(a, sum);
+  // In Nesterov's formula, the numbers are multiplied with each other first.
+  const auto step = numbers.nesterov ? L::Add(L::Multiply(slope, rate), L::Multiply(L::Multiply(rate, momentum), sum))
+                                     : L::Multiply(sum, rate);
+  L::Store(v, L::Subtract(L::Load(v), step));
+}
+
+template <typename L, typename T>
+STARWIRE_AVX_INLINE void KerasMomentumElements(const MomentumNumbers<T>& numbers, const T* g, T* v, T* a) {
+  const auto rate = L::All(numbers.rate), momentum = L::All(numbers.momentum);
+  const auto own = L::Multiply(L::Load(g), rate);
+  const auto step = L::Subtract(L::Multiply(L::Load(a), momentum), own);
+  L::Store(a, step);
+  const auto ahead = numbers.nesterov ? L::Subtract(L::Multiply(step, momentum), own) : step;
+  L::Store(v, L::Add(L::Load(v), ahead));
+}
+
+template <bool kIsOfKeras, typename T, typename Id>
 STARWIRE_AVX void Momentum(const SparseRows<T, Id>& gradient, const MomentumNumbers<T>& numbers, T* table,
                            T* accumulator) {
-  using L = Lanes<T>;
   const int64_t width = gradient.width;
-  const int64_t vectors = width - width % L::kCount;
-  const auto rate = L::All(numbers.rate);
-  const auto momentum = L::All(numbers.momentum);
+  const int64_t vectors = width - width % Lanes<T>::kCount;
   for (int64_t at = 0; at < gradient.count; ++at) {
     if (at + kAhead < gradient.count) {
       FetchRow(table, gradient.ids[at + kAhead], width);
       FetchRow(accumulator, gradient.ids[at + kAhead], width);
     }
     if (gradient.IsOthers(at)) continue;
+    const int64_t row = static_cast<int64_t>(gradient.ids[at]) * width;
     const T* g = gradient.rows + at * width;
-    T* v = table + static_cast<int64_t>(gradient.ids[at]) * width;
-    T* a = accumulator + static_cast<int64_t>(gradient.ids[at]) * width;
-    for (int64_t i = 0; i < vectors; i += L::kCount) {
-      const auto sum = L::Add(L::Multiply(L::Load(a + i), momentum), L::Load(g + i));
-      L::Store(a + i, sum);
-      L::Store(v + i, L::Subtract(L::Load(v + i), L::Multiply(sum, rate)));
+    T *v = table + row, *a = accumulator + row;
+    int64_t i = 0;
+    for (; i < vectors; i += Lanes<T>::kCount) {
+      if (kIsOfKeras) {
+        KerasMomentumElements<Lanes<T>>(numbers, g + i, v + i, a + i);
+      } else {
+        MomentumElements<Lanes<T>>(numbers, g + i, v + i, a + i);
+      }
     }
-    for (int64_t i = vectors; i < width; ++i) {
-      a[i] = a[i] * numbers.momentum + g[i];
-      v[i] -= a[i] * numbers.rate;
+    for (; i < width; ++i) {
+      if (kIsOfKeras) {
+        KerasMomentumElements<Single<T>>(numbers, g + i, v + i, a + i);
+      } else {
+        MomentumElements<Single<T>>(numbers, g + i, v + i, a + i);
+      }
     }
   }
 }
@@ -278,7 +303,13 @@ void ApplyAdagrad(const SparseRows<T, Id>& gradient, const AdagradNumbers<T>& nu
 
 template <typename T, typename Id>
 void ApplyMomentum(const SparseRows<T, Id>& gradient, const MomentumNumbers<T>& numbers, T* table, T* accumulator) {
-  Momentum(gradient, numbers, table, accumulator);
+  Momentum<false>(gradient, numbers, table, accumulator);
+}
+
+template <typename T, typename Id>
+void ApplyKerasMomentum(const SparseRows<T, Id>& gradient, const MomentumNumbers<T>& numbers, T* table,
+                        T* accumulator) {
+  Momentum<true>(gradient, numbers, table, accumulator);
 }
 
 template <typename T, typename Id>
@@ -306,6 +337,9 @@ template <typename T, typename Id>
 void ApplyMomentum(const SparseRows<T, Id>&, const MomentumNumbers<T>&, T*, T*) {}
 
 template <typename T, typename Id>
+void ApplyKerasMomentum(const SparseRows<T, Id>&, const MomentumNumbers<T>&, T*, T*) {}
+
+template <typename T, typename Id>
 void ApplyFtrl(const SparseRows<T, Id>&, const FtrlNumbers<T>&, T*, T*, T*) {}
 
 template <typename T, typename Id>
@@ -313,10 +347,11 @@ void ScatterRows(const SparseRows<T, Id>&, Sign, T*) {}
 
 #endif
 
-#define STARWIRE_ROW_MATH(T, Id)                                                            \
-  template void ApplyAdagrad(const SparseRows<T, Id>&, const AdagradNumbers<T>&, T*, T*);   \
-  template void ApplyMomentum(const SparseRows<T, Id>&, const MomentumNumbers<T>&, T*, T*); \
-  template void ApplyFtrl(const SparseRows<T, Id>&, const FtrlNumbers<T>&, T*, T*, T*);     \
+#define STARWIRE_ROW_MATH(T, Id)                                                                 \
+  template void ApplyAdagrad(const SparseRows<T, Id>&, const AdagradNumbers<T>&, T*, T*);        \
+  template void ApplyMomentum(const SparseRows<T, Id>&, const MomentumNumbers<T>&, T*, T*);      \
+  template void ApplyKerasMomentum(const SparseRows<T, Id>&, const MomentumNumbers<T>&, T*, T*); \
+  template void ApplyFtrl(const SparseRows<T, Id>&, const FtrlNumbers<T>&, T*, T*, T*);          \
   template void ScatterRows(const SparseRows<T, Id>&, Sign, T*)
 
 STARWIRE_ROW_MATH(float, int32_t);

@@ -42,10 +42,15 @@ template <typename T>
 struct MomentumNumbers {
   T rate;
   T momentum;
+  bool nesterov;
 };
 
 template <typename T, typename Id>
 void ApplyMomentum(const SparseRows<T, Id>& gradient, const MomentumNumbers<T>& numbers, T* table, T* accumulator);
+
+// The accumulator contains steps instead of sums of gradients.
+template <typename T, typename Id>
+void ApplyKerasMomentum(const SparseRows<T, Id>& gradient, const MomentumNumbers<T>& numbers, T* table, T* accumulator);
 
 template <typename T>
 struct FtrlNumbers {

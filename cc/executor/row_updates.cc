@@ -165,7 +165,7 @@ class AdagradUpdate : public RowUpdate {
   AdagradNumbers<T> numbers_;
 };
 
-template <typename T, typename Id>
+template <typename T, typename Id, bool kIsOfKeras>
 class MomentumUpdate : public RowUpdate {
  public:
   explicit MomentumUpdate(OpKernelConstruction* context) : RowUpdate(context) {
@@ -176,16 +176,21 @@ class MomentumUpdate : public RowUpdate {
  private:
   bool Update(OpKernelContext* context) override {
     const Tensor &rate = context->input(2), &momentum = context->input(5);
-    // TensorFlow rounds Nesterov's formula in another way than it is written.
-    if (nesterov_ || !IsScalar<T>(rate) || !IsScalar<T>(momentum)) return false;
-    const MomentumNumbers<T> numbers = {rate.scalar<T>()(), momentum.scalar<T>()()};
+    if (!IsScalar<T>(rate) || !IsScalar<T>(momentum)) return false;
+    const MomentumNumbers<T> numbers = {rate.scalar<T>()(), momentum.scalar<T>()(), nesterov_};
     HeldVariables tables;
     SparseRows<T, Id> rows;
     if (!tables.Hold(context, 2, is_exclusive_)) return false;
     if (!ReadRows(tables, 2, context->input(3), context->input(4), &rows)) return false;
     T* table = const_cast<T*>(tables[0].flat<T>().data());
     T* accumulator = const_cast<T*>(tables[1].flat<T>().data());
-    InParts(context, rows, [&](const SparseRows<T, Id>& part) { ApplyMomentum(part, numbers, table, accumulator); });
+    InParts(context, rows, [&](const SparseRows<T, Id>& part) {
+      if (kIsOfKeras) {
+        ApplyKerasMomentum(part, numbers, table, accumulator);
+      } else {
+        ApplyMomentum(part, numbers, table, accumulator);
+      }
+    });
     return true;
   }
 
@@ -277,6 +282,7 @@ constexpr Known kKnown[] = {
     {"ResourceSparseApplyAdagradV2", "SparseApplyAdagradV2", "T"},
     {"SparseApplyMomentum", "SparseApplyMomentum", "T"},
     {"ResourceSparseApplyMomentum", "SparseApplyMomentum", "T"},
+    {"ResourceSparseApplyKerasMomentum", "ResourceSparseApplyKerasMomentum", "T"},
     {"SparseApplyFtrl", "SparseApplyFtrl", "T"},
     {"ResourceSparseApplyFtrl", "SparseApplyFtrl", "T"},
     {"SparseApplyFtrlV2", "SparseApplyFtrlV2", "T"},
@@ -322,7 +328,8 @@ template <typename T, typename Id>
 void RegisterAll() {
   RegisterFor<AdagradUpdate<T, Id, false>, T, Id>("SparseApplyAdagrad", "starwire::AdagradUpdate");
   RegisterFor<AdagradUpdate<T, Id, true>, T, Id>("SparseApplyAdagradV2", "starwire::AdagradUpdate");
-  RegisterFor<MomentumUpdate<T, Id>, T, Id>("SparseApplyMomentum", "starwire::MomentumUpdate");
+  RegisterFor<MomentumUpdate<T, Id, false>, T, Id>("SparseApplyMomentum", "starwire::MomentumUpdate");
+  RegisterFor<MomentumUpdate<T, Id, true>, T, Id>("ResourceSparseApplyKerasMomentum", "starwire::MomentumUpdate");
   RegisterFor<FtrlUpdate<T, Id, false>, T, Id>("SparseApplyFtrl", "starwire::FtrlUpdate");
   RegisterFor<FtrlUpdate<T, Id, true>, T, Id>("SparseApplyFtrlV2", "starwire::FtrlUpdate");
   RegisterFor<ScatterUpdate<T, Id, Sign::kAdd>, T, Id>("ScatterAdd", "starwire::ScatterUpdate");

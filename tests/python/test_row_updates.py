@@ -37,11 +37,15 @@ UPDATES = {
     "SparseApplyAdagrad": (2, ("lr", "grad", "indices"), SLOTS),
     "SparseApplyAdagradV2": (2, ("lr", "epsilon", "grad", "indices"), SLOTS),
     "SparseApplyMomentum": (2, ("lr", "grad", "indices", "momentum"), NESTEROV),
+    "SparseApplyKerasMomentum": (2, ("lr", "grad", "indices", "momentum"), NESTEROV),
     "SparseApplyFtrl": (3, ("grad", "indices", "lr", "l1", "l2", "lr_power"), FTRL),
     "SparseApplyFtrlV2": (3, ("grad", "indices", "lr", "l1", "l2", "l2_shrinkage", "lr_power"), FTRL),
     "ScatterAdd": (1, ("indices", "grad"), [({}, {})]),
     "ScatterSub": (1, ("indices", "grad"), [({}, {})]),
 }
+
+
+NO_REFERENCES = ("SparseApplyKerasMomentum",)
 
 
 def is_scatter(op):
@@ -209,13 +213,13 @@ def worker(make_cluster):
 OTHERS = {("SparseApplyAdagrad", "float32")} if tensorflow_minor() < (2, 13) else set()
 if is_tensorflow_1():
     OTHERS |= {(op, "float32") for op in ("SparseApplyAdagradV2", "SparseApplyFtrl", "SparseApplyFtrlV2")}
-KINDS = pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+PAIRS = [(op, kind) for op in UPDATES for kind in (True, False) if kind or op not in NO_REFERENCES]
+OPS = pytest.mark.parametrize("op, use_resource", PAIRS)
 
 
-@KINDS
+@OPS
 @pytest.mark.parametrize("ids_dtype", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("op", UPDATES)
 def test_updates_have_the_same_bits(worker, op, dtype, ids_dtype, use_resource):
     if (op, dtype) in OTHERS:
         pytest.skip("this TensorFlow computes square roots otherwise")
@@ -255,9 +259,8 @@ def concerns(op, name):
 ALWAYS = ("an id too large", "an id below zero", "more ids than rows")
 
 
-@KINDS
-@pytest.mark.parametrize("op, name", [(op, name) for op in UPDATES for name in WRONG if concerns(op, name)])
-def test_what_does_not_fit_is_the_same_error(worker, op, name, use_resource):
+@pytest.mark.parametrize("op, use_resource, name", [(*pair, name) for pair in PAIRS for name in WRONG if concerns(pair[0], name)])
+def test_what_does_not_fit_is_the_same_error(worker, op, use_resource, name):
     shapes, ids, *numbers = WRONG[name]
     numbers = {key: value for values in numbers for key, value in values.items() if key in UPDATES[op][1]}
     twice = not any(key.startswith("table") for key in shapes)
@@ -268,25 +271,22 @@ def test_what_does_not_fit_is_the_same_error(worker, op, name, use_resource):
     assert theirs != "no error" or name not in ALWAYS or unnoticed
 
 
-@KINDS
-@pytest.mark.parametrize("op", UPDATES)
+@OPS
 def test_a_variable_without_a_value_is_the_same_error(worker, op, use_resource):
     theirs, ours = worker.call(errors, op, use_resource, {}, [0, 1], False, timeout=60)
     assert ours == theirs != "no error"
 
 
-@KINDS
-@pytest.mark.parametrize("op", UPDATES)
+@OPS
 def test_overlapping_tables_have_the_same_bits(worker, op, use_resource):
     theirs, ours = worker.call(both_overlapping, op, use_resource, timeout=60)
     assert ours == theirs
 
 
-USED = {"Adagrad": {"SparseApplyAdagrad"}, "Momentum": {"SparseApplyMomentum"}, "GradientDescent": {"ScatterSub"}, "Ftrl": {"SparseApplyFtrl"}}
+USED = {"KerasMomentum": {"ResourceSparseApplyKerasMomentum"}, "Adagrad": {"SparseApplyAdagrad"}, "Momentum": {"SparseApplyMomentum"}, "GradientDescent": {"ScatterSub"}, "Ftrl": {"SparseApplyFtrl"}}
 
 
-@KINDS
-@pytest.mark.parametrize("name", USED)
+@pytest.mark.parametrize("name, use_resource", [(name, kind) for name in USED for kind in (True, False) if kind or "Keras" not in name])
 def test_servers_use_them_unless_switched_off(fresh_cluster, name, use_resource):
     results, used = [], []
     for switch in ("true", "false"):

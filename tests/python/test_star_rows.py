@@ -24,8 +24,22 @@ def one():
 # In the worker process. -----------------------------------------------------------------------------------------------
 
 
+def keras_momentum():
+    class KerasMomentum(one().train.MomentumOptimizer):
+        """By the operation that Keras uses."""
+
+        def _resource_apply_sparse(self, grad, var, indices):
+            accum = self.get_slot(var, "momentum")
+            lr, momentum = (tf.cast(value, grad.dtype) for value in (self._learning_rate_tensor, self._momentum_tensor))
+            return tf.raw_ops.ResourceSparseApplyKerasMomentum(var=var.handle, accum=accum.handle, lr=lr, grad=grad, indices=indices, momentum=momentum, use_nesterov=True)
+
+    return KerasMomentum(0.1, 0.9)
+
+
 def optimizer(name):
     train = one().train
+    if name == "KerasMomentum":
+        return keras_momentum()
     return train.MomentumOptimizer(0.1, 0.9) if name == "Momentum" else getattr(train, f"{name}Optimizer")(0.05)
 
 
