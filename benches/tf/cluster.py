@@ -160,6 +160,10 @@ class Cluster:
     def pids(self):
         return [process.pid for process in self.processes]
 
+    @property
+    def server_pids(self):
+        return [process.pid for process in self.processes if process.name.startswith("ps:")]
+
     def each_worker(self, timeout=60.0, **command):
         for worker in self.workers:
             worker.channel.ask(command)

@@ -24,9 +24,9 @@ def _window(case, cluster, seconds, tensors, network):
     """Measures one turn of one column."""
     carried = network.counters()
     busy, stolen = procstat.machine_busy_s()
-    before = procstat.usage(cluster.pids)
+    before, servers = procstat.usage(cluster.pids), procstat.usage(cluster.server_pids)
     answers = cluster.each_worker(timeout=seconds + 60, do="window", seconds=seconds)
-    used = procstat.usage(cluster.pids) - before
+    used, servers = procstat.usage(cluster.pids) - before, procstat.usage(cluster.server_pids) - servers
     busy_after, stolen_after = procstat.machine_busy_s()
     elapsed = max(answer["elapsed"] for answer in answers)
     took = [t for answer in answers for t in answer["took"]]
@@ -37,6 +37,7 @@ def _window(case, cluster, seconds, tensors, network):
         "steps_per_s": sum(len(answer["took"]) / answer["elapsed"] for answer in answers),
         "p50_s": percentile(took, 0.50),
         "cpu_s_per_step": used.cpu_s / steps,
+        "server_cpu_s_per_step": servers.cpu_s / steps,
         "switches_per_step": used.switches / steps,
         # Share of the machine's time that other processes used: if it is high, the turn says little.
         "foreign_load": max(0.0, (busy_after - busy - used.cpu_s) / elapsed - carried.get("relay_cores", 0.0)),
@@ -118,7 +119,7 @@ def run_case(case, columns, library, logs, rounds, seconds, limits, with_local, 
         for name, mine in turns.items():
             result["columns"][name]["ratio"] = {
                 key: spread([ours[key] / theirs[key] for ours, theirs in zip(mine, first) if theirs[key]] or [float("nan")])
-                for key in ("steps_per_s", "p50_s", "cpu_s_per_step", "switches_per_step")
+                for key in ("steps_per_s", "p50_s", "cpu_s_per_step", "server_cpu_s_per_step", "switches_per_step")
             }
         return result
     finally:

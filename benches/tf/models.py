@@ -27,6 +27,35 @@ class WideAndDeep(Criteo):
     """A perceptron over all embeddings, plus a weight for each value."""
 
 
+class WithFtrl(WideAndDeep):
+    """The weights are learned by FTRL, the rest by Adagrad, as in TensorFlow's estimator of these models; or everything by FTRL."""
+
+    def __init__(self, name, title, batch, everything, **how):
+        super().__init__(name, title, batch, **how)
+        self.everything = everything
+
+    def optimizer(self):
+        ftrl = tf.compat.v1.train.FtrlOptimizer(0.05, l1_regularization_strength=0.001, l2_regularization_strength=0.001)
+        return ftrl if self.everything else Two(ftrl, super().optimizer(), lambda name: name.startswith("wide"))
+
+
+class Two:
+    """An optimizer for the variables with some names, and one for all others."""
+
+    def __init__(self, first, second, is_first):
+        self.first, self.second, self.is_first = first, second, is_first
+
+    def minimize(self, loss, global_step):
+        variables = tf.compat.v1.trainable_variables()
+        mine = [variable for variable in variables if self.is_first(variable.name)]
+        first = self.first.minimize(loss, var_list=mine)
+        second = self.second.minimize(loss, global_step=global_step, var_list=[variable for variable in variables if not self.is_first(variable.name)])
+        return tf.group(first, second)
+
+    def get_slot(self, variable, name):
+        return (self.first if self.is_first(variable.name) else self.second).get_slot(variable, name)
+
+
 class DeepFm(Criteo):
     """The same, plus the products of all pairs of embeddings."""
 
@@ -56,6 +85,11 @@ def all_models():
 
 
 def other_sizes():
-    """The first model with other numbers of tasks; only `--cases` selects these."""
+    """The first model with other numbers of tasks and optimizers; only `--cases` selects these."""
     sizes = [(512, 1, 1), (512, 4, 1), (2048, 2, 2)]
-    return [WideAndDeep(f"wdl-{batch}-{ps}ps-{workers}w", "Wide & Deep", batch, ps, workers) for batch, ps, workers in sizes]
+    made = [WideAndDeep(f"wdl-{batch}-{ps}ps-{workers}w", "Wide & Deep", batch, ps, workers) for batch, ps, workers in sizes]
+    made.append(WideAndDeep("wdl-2048-1ps-1w", "Wide & Deep", 2048, ps=1))
+    for batch in (512, 2048):
+        made.append(WithFtrl(f"wdl-ftrl-{batch}", "Wide & Deep, the wide part by FTRL", batch, False, ps=1))
+        made.append(WithFtrl(f"wdl-all-ftrl-{batch}", "Wide & Deep by FTRL", batch, True, ps=1))
+    return made
