@@ -1,4 +1,4 @@
-// The variables that a kernel updates in place, held as TensorFlow's sparse updates hold them.
+// The variables that a kernel updates in place, or gathers rows of, held as TensorFlow's kernels hold them.
 #ifndef STARWIRE_CC_EXECUTOR_HELD_VARIABLES_H_
 #define STARWIRE_CC_EXECUTOR_HELD_VARIABLES_H_
 

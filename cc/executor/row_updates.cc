@@ -5,43 +5,27 @@
 #include <cstring>
 #include <functional>
 #include <iterator>
-#include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 
 #include "cc/base/compat.h"
 #include "cc/base/compat_executor.h"
-#include "cc/base/handles.h"
-#include "cc/base/register_kernel.h"
 #include "cc/executor/held_variables.h"
+#include "cc/executor/own_kernel.h"
 #include "cc/executor/row_math.h"
 #include "cc/executor/row_trial.h"
-#include "include/starwire.h"
-#include "tensorflow/core/framework/attr_value.pb.h"
 #include "tensorflow/core/framework/node_def.pb.h"
-#include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/types.h"
-#include "tensorflow/core/lib/core/threadpool.h"
 
 namespace starwire {
 namespace {
 
 using tensorflow::DataType;
 using tensorflow::NodeDef;
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-
-// TensorFlow chooses among the kernels of an operation by this attribute.
-constexpr char kLabelAttr[] = "_kernel";
-constexpr char kLabel[] = "starwire";
-
-// Below this many elements, waking another thread takes longer than the update.
-constexpr int64_t kElementsPerThread = 1 << 15;
 
 bool Overlap(const Tensor& a, const Tensor& b) {
   const auto first = a.tensor_data(), second = b.tensor_data();
@@ -55,27 +39,9 @@ bool IsScalar(const Tensor& tensor) {
 }
 
 // An update whose arithmetic is ours and whose errors are TensorFlow's.
-class RowUpdate : public OpKernel {
+class RowUpdate : public OwnKernel {
  public:
-  explicit RowUpdate(OpKernelConstruction* context) : OpKernel(context) {
-    NodeDef plain = def();
-    plain.mutable_attr()->erase(kLabelAttr);
-    KernelSource source;
-    OP_REQUIRES_OK(context, MakeSource(std::move(plain), &source));
-    OpKernel* stock = nullptr;
-    OP_REQUIRES_OK(context, tensorflow::CreateOpKernel(context->device_type(), context->device(),
-                                                       context->device()->GetAllocator({}), context->function_library(),
-                                                       source, context->graph_def_version(), &stock));
-    stock_.reset(stock);
-  }
-
-  void Compute(OpKernelContext* context) final {
-    if (!Update(context)) {
-      stock_->Compute(context);
-    } else if (tensorflow::IsRefType(context->input_dtype(0))) {
-      context->forward_ref_input_to_ref_output(0, 0);
-    }
-  }
+  using OwnKernel::OwnKernel;
 
  protected:
   // Makes the update, or returns false and has done nothing.
@@ -112,13 +78,12 @@ class RowUpdate : public OpKernel {
   // Calls `apply` with all rows, or with parts of them on several threads.
   template <typename Rows, typename Apply>
   static void InParts(OpKernelContext* context, const Rows& rows, Apply apply) {
-    auto* pool = context->device()->tensorflow_cpu_worker_threads()->workers;
-    const int64_t parts = std::min<int64_t>(pool->NumThreads(), rows.count * rows.width / kElementsPerThread);
+    const int64_t parts = PartsFor(context, rows.count * rows.width);
     if (parts < 2) {
       apply(rows);
       return;
     }
-    ForEachPart(pool, parts, [&](int64_t begin, int64_t end) {
+    ForEachPart(Threads(context), parts, [&](int64_t begin, int64_t end) {
       for (Rows part = rows; begin < end; ++begin) {
         part.part = begin;
         part.parts = parts;
@@ -128,7 +93,11 @@ class RowUpdate : public OpKernel {
   }
 
  private:
-  std::unique_ptr<OpKernel> stock_;
+  bool Handle(OpKernelContext* context) final {
+    if (!Update(context)) return false;
+    if (tensorflow::IsRefType(context->input_dtype(0))) context->forward_ref_input_to_ref_output(0, 0);
+    return true;
+  }
 };
 
 template <typename T, typename Id, bool kHasEpsilon>
@@ -299,28 +268,14 @@ const Known* FindKnown(const std::string& op) {
   return found == std::end(kKnown) ? nullptr : found;
 }
 
-bool TypeOf(const NodeDef& node, const char* attribute, DataType* type) {
-  const auto found = node.attr().find(attribute);
-  if (found == node.attr().end()) return false;
-  *type = found->second.type();
-  return true;
-}
-
-bool IsSwitchedOn() {
-  uint32_t on = 0;
-  ErrorHandle error;
-  // A server does not start with an environment that is invalid.
-  return sw_row_updates(&on, Into(&error)) == 0 && on != 0;
-}
-
 // Registers a kernel for all operations that are tried as `tried`.
 template <typename Kernel, typename T, typename Id>
 void RegisterFor(const char* tried, const char* name) {
   for (const Known& known : kKnown) {
     if (std::strcmp(known.tried, tried) != 0) continue;
     tensorflow::KernelDefBuilder kernel(known.op);
-    kernel.TypeConstraint<T>(known.type).template TypeConstraint<Id>("Tindices").Label(kLabel);
-    RegisterCpuKernel<Kernel>(&kernel, name);
+    kernel.TypeConstraint<T>(known.type).template TypeConstraint<Id>("Tindices");
+    RegisterOwnKernel<Kernel>(&kernel, name);
   }
 }
 
@@ -338,21 +293,17 @@ void RegisterAll() {
 
 }  // namespace
 
-void SelectRowUpdate(NodeDef* node) { (*node->mutable_attr())[kLabelAttr].set_s(kLabel); }
-
 KernelSource WithRowUpdates(const KernelSource& source, tensorflow::Device* device) {
   const NodeDef& node = DefOf(source);
   const Known* known = FindKnown(node.op());
-  if (known == nullptr || node.attr().count(kLabelAttr) != 0) return source;
+  if (known == nullptr || SelectsOwnKernel(node)) return source;
   DataType type, id_type;
   if (!TypeOf(node, known->type, &type)) return source;
   if (type != tensorflow::DT_FLOAT && type != tensorflow::DT_DOUBLE) return source;
   if (!TypeOf(node, "Tindices", &id_type)) return source;
-  static const bool possible = HasRowMath() && IsSwitchedOn();
+  static const bool possible = HasRowMath() && OwnKernelsAreOn();
   if (!possible || !HasSameBits(known->tried, type, device)) return source;
-  NodeDef labelled = node;
-  SelectRowUpdate(&labelled);
-  return WithDef(source, std::move(labelled));
+  return WithOwnKernel(source);
 }
 
 void RegisterRowUpdates() {

@@ -7,6 +7,7 @@
 #include "cc/base/compat_executor.h"
 #include "cc/base/compat_session.h"
 #include "cc/executor/exact_updates.h"
+#include "cc/executor/row_gathers.h"
 #include "cc/executor/row_updates.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
@@ -145,10 +146,11 @@ Status SessionSubgraph::Build(const tensorflow::GraphDef& definition, const tens
   params.function_library = runtime;
   params.create_kernel = [session, of_session, runtime, device](const KernelSource& source, OpKernel** kernel) {
     if (!of_session || !BelongsToSession(runtime, DefOf(source))) {
-      return runtime->CreateKernel(WithRowUpdates(WithExactUpdates(source), device), kernel);
+      const KernelSource own = WithRowGathers(WithRowUpdates(WithExactUpdates(source), device));
+      return runtime->CreateKernel(own, kernel);
     }
     auto create = [runtime, device, &source](OpKernel** made) {
-      return runtime->CreateKernel(WithRowUpdates(source, device), made);
+      return runtime->CreateKernel(WithRowGathers(WithRowUpdates(source, device)), made);
     };
     return device->op_segment()->FindOrCreate(session, DefOf(source).name(), kernel, create);
   };

@@ -6,6 +6,7 @@
 
 #include "cc/base/compat_executor.h"
 #include "cc/executor/exact_updates.h"
+#include "cc/executor/row_gathers.h"
 #include "cc/executor/row_updates.h"
 #include "cc/graph/operations.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -38,12 +39,13 @@ tensorflow::LocalExecutorParams ParamsFor(FunctionLibraryRuntime* runtime, const
   params.function_library = runtime;
   params.create_kernel = [runtime, session, device](const KernelSource& source, OpKernel** kernel) {
     if (!BelongsToSession(runtime, DefOf(source).op())) {
-      return runtime->CreateKernel(WithRowUpdates(WithExactUpdates(source), device), kernel);
+      const KernelSource own = WithRowGathers(WithRowUpdates(WithExactUpdates(source), device));
+      return runtime->CreateKernel(own, kernel);
     }
-    return device->op_segment()->FindOrCreate(session, DefOf(source).name(), kernel,
-                                              [runtime, device, &source](OpKernel** made) {
-                                                return runtime->CreateKernel(WithRowUpdates(source, device), made);
-                                              });
+    return device->op_segment()->FindOrCreate(
+        session, DefOf(source).name(), kernel, [runtime, device, &source](OpKernel** made) {
+          return runtime->CreateKernel(WithRowGathers(WithRowUpdates(source, device)), made);
+        });
   };
   params.delete_kernel = [runtime](OpKernel* kernel) {
     if (kernel != nullptr && !BelongsToSession(runtime, kernel->type_string())) delete kernel;

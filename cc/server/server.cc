@@ -9,6 +9,7 @@
 
 #include "cc/base/compat_server.h"
 #include "cc/base/compat_session.h"
+#include "cc/executor/row_gathers.h"
 #include "cc/executor/row_updates.h"
 #include "cc/fuse/ops.h"
 #include "cc/fuse/pass.h"
@@ -159,6 +160,7 @@ Status RegisterServers() {
       RegisterStarOps();
       RegisterRowOps();
       RegisterRowUpdates();
+      RegisterRowGathers();
       RegisterPartitionOps();
       RegisterStarPass();
       RegisterFusePass();

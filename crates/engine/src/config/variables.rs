@@ -127,7 +127,7 @@ variables! {
         Choice(&[("auto", ExecutorChoice::Auto), ("on", ExecutorChoice::All), ("off", ExecutorChoice::None)]), Is("auto"), Servers,
         "The partitions of graphs that run on starwire's executor instead of TensorFlow's ([executor.md](executor.md)): `auto` those of parameter servers (job `ps` or `STARWIRE_PS_JOBS`), `on` this server's, `off` none.";
     ROW_UPDATES: Flag = "STARWIRE_ROW_UPDATES", Flag, Is("true"), Servers,
-        "Sparse updates of variables that starwire's executor runs have starwire's kernels, with the results of TensorFlow's ([executor.md](executor.md#sparse-updates)). `false`: TensorFlow's, to find out whether one of them is to blame.";
+        "Sparse updates of variables and gathers of rows that starwire's executor runs have starwire's kernels, with the results of TensorFlow's ([executor.md](executor.md#sparse-updates)). `false`: TensorFlow's, to find out whether one of them is to blame.";
     STAR_INLINE_US: Number<u64> = "STARWIRE_STAR_INLINE_US", Number(0..=1_000_000), Is("250"), ParameterServers,
         "Plans whose kernels take at most this many microseconds run on the reactor that received the star call, the others on TensorFlow's pool.";
     STAR_LIMITS: Amounts<8> = "STARWIRE_STAR_LIMITS",
