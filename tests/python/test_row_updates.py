@@ -75,6 +75,11 @@ SHAPES = {
 }
 
 
+def cases_of(op):
+    """Attributes, numbers, and the name of a shape. Unusual numbers are not tried on many rows, which takes long."""
+    return [(attrs, numbers, name) for attrs, numbers in UPDATES[op][2] for name, (_, ids) in SHAPES.items() if ids is not None or not numbers]
+
+
 def unusual(rng, shape, dtype, positive=False):
     """Numbers of any size, zeros of both signs, denormals, infinities, NaN."""
     import numpy as np
@@ -132,14 +137,12 @@ def after_updates(labelled, op, dtype, ids_dtype, use_resource, attrs, numbers, 
 
 def differences(op, dtype, ids_dtype, use_resource):
     """The cases in which our kernel leaves other bits than TensorFlow's, and the number of cases."""
-    differ, cases = [], 0
-    for attrs, numbers in UPDATES[op][2]:
-        for name, (shape, ids) in SHAPES.items():
-            cases += 1
-            how = (op, dtype, ids_dtype, use_resource, attrs, numbers, cases % 2 == 0, shape, ids)
-            if after_updates(True, *how) != after_updates(False, *how):
-                differ.append((name, attrs, numbers))
-    return differ, cases
+    differ, cases = [], cases_of(op)
+    for at, (attrs, numbers, name) in enumerate(cases):
+        how = (op, dtype, ids_dtype, use_resource, attrs, numbers, at % 2 == 0, *SHAPES[name])
+        if after_updates(True, *how) != after_updates(False, *how):
+            differ.append((name, attrs, numbers))
+    return differ, len(cases)
 
 
 def error_of(labelled, op, use_resource, shapes, ids, initialised=True, twice=False, numbers={}):
@@ -223,7 +226,7 @@ OPS = pytest.mark.parametrize("op, use_resource", PAIRS)
 def test_updates_have_the_same_bits(worker, op, dtype, ids_dtype, use_resource):
     if (op, dtype) in OTHERS:
         pytest.skip("this TensorFlow computes square roots otherwise")
-    assert worker.call(differences, op, dtype, ids_dtype, use_resource, timeout=240) == ([], len(SHAPES) * len(UPDATES[op][2]))
+    assert worker.call(differences, op, dtype, ids_dtype, use_resource, timeout=240) == ([], len(cases_of(op)))
 
 
 WRONG = {
