@@ -37,6 +37,7 @@ constexpr size_t kMaxScattered = 1 << 14;
 // Ids of rows are int64 and small: they take half the bytes. Fewer save nothing, more are better sent in place.
 constexpr int64_t kNarrowMin = 8;
 constexpr int64_t kNarrowMax = 1 << 17;
+constexpr uint64_t kMostNarrow = std::numeric_limits<uint32_t>::max();
 
 Status Bad(const std::string& why) {
   return MakeStatus(kInvalidArgument, "starwire: malformed table of tensors in a star call: " + why);
@@ -62,16 +63,25 @@ struct Outgoing {
   TensorEncoding encoding = TensorEncoding::kNone;
   bool scattered = false;
   uint64_t bytes = 0;
-  std::string objects;
+  std::string objects;  // kProto and kNarrow: what is sent
 };
 
-bool IsNarrow(const Tensor& tensor) {
+// Returns false if the numbers are too few or too many, or one does not fit into 32 bits; else they are in `out`.
+bool Narrow(const Tensor& tensor, std::string* out) {
   const int64_t n = tensor.NumElements();
   if (tensor.dtype() != tensorflow::DT_INT64 || n < kNarrowMin || n > kNarrowMax) return false;
-  const auto numbers = tensor.flat<Int64>();
-  uint64_t bits = 0;
-  for (int64_t i = 0; i < n; ++i) bits |= static_cast<uint64_t>(numbers(i));
-  return bits <= std::numeric_limits<uint32_t>::max();
+  // Not `flat`, which aborts if a slice of another tensor is not aligned for vectors.
+  const auto* numbers = reinterpret_cast<const Int64*>(tensor.tensor_data().data());
+  std::string bytes(static_cast<size_t>(n) * 4, '\0');
+  auto* at = reinterpret_cast<uint8_t*>(&bytes[0]);
+  for (int64_t i = 0; i < n; ++i, at += 4) {
+    // Once: a reference variable may change meanwhile, and what is sent must be what was looked at.
+    const auto number = static_cast<uint64_t>(*static_cast<const volatile Int64*>(numbers + i));
+    if (number > kMostNarrow) return false;
+    Put(at, static_cast<uint32_t>(number));
+  }
+  *out = std::move(bytes);
+  return true;
 }
 
 Status Measure(const Tensor& tensor, Outgoing* out) {
@@ -82,9 +92,9 @@ Status Measure(const Tensor& tensor, Outgoing* out) {
   if (tensor.NumElements() == 0) return OkStatus();
   if (!tensor.IsInitialized()) return Uninitialized(tensor);
   if (const size_t element = RawSize(tensor.dtype())) {
-    const bool is_narrow = IsNarrow(tensor);
+    const bool is_narrow = Narrow(tensor, &out->objects);
     out->encoding = is_narrow ? TensorEncoding::kNarrow : TensorEncoding::kRaw;
-    out->bytes = static_cast<uint64_t>(tensor.NumElements()) * (is_narrow ? sizeof(uint32_t) : element);
+    out->bytes = is_narrow ? out->objects.size() : static_cast<uint64_t>(tensor.NumElements()) * element;
     return OkStatus();
   }
   switch (tensor.dtype()) {
@@ -116,11 +126,7 @@ void WriteContent(const Tensor& tensor, const Outgoing& out, uint8_t* at) {
     case TensorEncoding::kWideStrings:
       WriteText(tensor, WriteLengths(tensor, out.encoding, at));
       break;
-    case TensorEncoding::kNarrow: {
-      const auto numbers = tensor.flat<Int64>();
-      for (int64_t i = 0; i < numbers.size(); ++i, at += 4) Put(at, static_cast<uint32_t>(numbers(i)));
-      break;
-    }
+    case TensorEncoding::kNarrow:
     case TensorEncoding::kProto:
       std::memcpy(at, out.objects.data(), out.bytes);
       break;

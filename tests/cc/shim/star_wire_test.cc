@@ -313,6 +313,25 @@ TEST(StarWire, SmallIdsTakeHalfTheirBytes) {
   EXPECT_EQ(bytes(std::vector<int64_t>((1 << 17) + 1, 9)), (8u << 17) + 8) << "sent in place";
 }
 
+// As a slice of a batch may be.
+TEST(StarWire, IdsNeedNotBeAlignedForVectors) {
+  const Tensor all = Ids({-1, 1, 2, 3, 4, 5, 6, 7, 8, 9});
+  const Tensor ids = all.Slice(1, 10);
+  ASSERT_FALSE(ids.IsAligned());
+  const StarValue sent = ids;
+  std::vector<uint8_t> meta;
+  CargoOut out;
+  ASSERT_TRUE(out.Pack(&sent, 1, &meta).ok());
+  EXPECT_EQ(out.bytes(), 36u);
+  auto* body = new Body(out.Take());
+  CargoIn in;
+  std::vector<StarValue> received;
+  ASSERT_TRUE(in.Adopt(Bytes(meta), body->parts.data(), body->parts.size(), body, Body::Release).ok());
+  ASSERT_TRUE(in.Finish(tensorflow::cpu_allocator(), &received).ok());
+  ASSERT_EQ(received.size(), 1u);
+  ExpectEqual(received[0].tensor, Ids({1, 2, 3, 4, 5, 6, 7, 8, 9}));
+}
+
 // Entries as a hostile peer may write them.
 TEST(StarWire, NarrowNumbersAreChecked) {
   const auto parse = [](uint16_t dtype, uint64_t elements, uint64_t bytes) {
