@@ -79,7 +79,7 @@ class Generator:
         self.size = self.rng.choice((4, 6, 9, 13, 20))
         self.sessions = 2 if self.chance(0.15) else 1
         # Random feature weights: a feature that is rare in a full mix is common where the others are off.
-        self.weights = {name: self.rng.choice((0, 0, 1, 3)) for name in ("cond", "while", "guard", "merge", "refs", "pure", "state", "relay", "strings")}
+        self.weights = {name: self.rng.choice((0, 0, 1, 3)) for name in ("cond", "while", "guard", "merge", "refs", "pure", "state", "relay", "strings", "rows")}
         self.weights["state"] = max(1, self.weights["state"]) * 2
         self.weights["while"] = min(self.weights["while"], 1)  # loops take the most time
         self.kinds = self.rng.sample(states.KINDS, self.rng.randint(1, 4))
@@ -384,6 +384,9 @@ class Generator:
 
     def act_strings(self):
         values.strings(self)
+
+    def act_rows(self):
+        variables.train_rows(self)
 
     def act_relay(self):
         values.relay(self)

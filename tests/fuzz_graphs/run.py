@@ -123,7 +123,7 @@ class Job:
                 targets = [cluster.target("worker", self.lane), cluster.target("worker", 1 - self.lane)][: len(self.built)]
                 task.begin(remote.execute, self.built, self.program, targets, self.fuzzer.clusters.container(), parts(name)[2], self.fuzzer.timeout)
             except AssertionError as error:
-                self.results[name] = [("error", "Crash", -1, str(error)[-1500:])]
+                self.results[name] = [("error", "Crash", -1, str(error)[:1500])]
                 self.todo.remove(name)
                 self.fuzzer.clusters.drop(name)
                 continue
@@ -150,7 +150,7 @@ class Job:
             except harness.RemoteError as error:
                 result = [("error", error.type, -2, error.message[:1500])]
             except harness.TaskDied as error:
-                result = [("error", "Crash", -1, str(error)[-1500:])]
+                result = [("error", "Crash", -1, str(error)[:1500])]
             if result is None:
                 continue
             del self.running[name]

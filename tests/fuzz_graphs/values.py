@@ -104,8 +104,13 @@ def index(g, limit, shape, dev, dtype="int32"):
         count = shape[0] if shape else 1
         flat = [g.rng.randrange(limit) for _ in range(count)]
         return lit(dtype, flat if shape else flat[0])
-    source = g.want(dtype, shape, dev)
-    return g.emit("FloorMod", dev, {"x": source, "y": lit(dtype, limit)}, out=[(dtype, shape)], feedable=False)[0]
+    part = len(shape) == 1 and g.chance(0.3)
+    whole = (shape[0] + 1,) if part else shape
+    source = g.want(dtype, whole, dev)
+    found = g.emit("FloorMod", dev, {"x": source, "y": lit(dtype, limit)}, out=[(dtype, whole)], feedable=False)[0]
+    if not part:
+        return found
+    return g.emit("Slice", dev, {"input": found, "begin": lit("int32", [1]), "size": lit("int32", list(shape))}, out=[(dtype, shape)], feedable=False)[0]
 
 
 def any_value(g, dev, accept=lambda v: True):
@@ -166,9 +171,11 @@ def reshape(g, dev, v):
 def gather(g, dev, v):
     if not v.shape or not v.shape[0]:
         return unary(g, dev, v)
-    count = g.rng.choice((1, 2, 3))
-    at = index(g, v.shape[0], (count,), dev)
-    return g.emit("GatherV2", dev, {"params": v, "indices": at, "axis": lit("int32", 0)}, out=[(v.dtype, (count,) + v.shape[1:])])
+    count = g.rng.choice((1, 2, 3, 40))
+    axis = g.rng.choice((0, 0, 0, len(v.shape) - 1 if v.shape[-1] else 0))
+    at = index(g, v.shape[axis], (count,), dev, g.rng.choice(("int32", "int64")))
+    ins = {"params": v, "indices": at, "axis": lit(g.rng.choice(("int32", "int64")), axis)}
+    return g.emit("GatherV2", dev, ins, out=[(v.dtype, v.shape[:axis] + (count,) + v.shape[axis + 1 :])])
 
 
 def concat(g, dev, v):
@@ -257,13 +264,19 @@ def flattened(g, me, ids):
     return g.emit("Reshape", me, {"tensor": ids, "shape": shape}, out=[(ids.dtype, (count,))])[0]
 
 
-def added_up(g, server, ids, rows):
+def unique_rows(g, server, ids, rows):
+    """Adds up the rows of equal ids, as optimizers do. Returns the different ids, the sums, and the position of each id among the different ones."""
     count = ids.shape[0]
     unique, positions = g.emit("Unique", server, {"x": ids}, {"out_idx": "int32"}, out=[(ids.dtype, (-1,)), ("int32", (count,))], pool=False)
     shape = g.emit("Shape", server, {"input": unique}, out=[("int32", (1,))], pool=False)[0]
     ends = {"begin": lit("int32", [0]), "end": lit("int32", [1]), "strides": lit("int32", [1])}
     length = g.emit("StridedSlice", server, {"input": shape, **ends}, {"shrink_axis_mask": 1}, out=[("int32", ())], pool=False)[0]
     summed = g.emit("UnsortedSegmentSum", server, {"data": rows, "segment_ids": positions, "num_segments": length}, out=[(rows.dtype, (-1,) + rows.shape[1:])], pool=False)[0]
+    return unique, summed, positions
+
+
+def added_up(g, server, ids, rows):
+    unique, summed, positions = unique_rows(g, server, ids, rows)
     if g.chance(0.3):  # a use that the worker does not see
         g.emit("Sum", server, {"input": positions, "axis": lit("int32", [0])}, out=[("int32", ())])
     g.emit("Sum", g.device(), {"input": unique, "axis": lit("int32", [0])}, out=[(ids.dtype, ())])

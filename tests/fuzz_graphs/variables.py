@@ -4,6 +4,21 @@ import values
 from kinds import Kind, final, record_in, small
 from program import COMPLEX, FLOATS, NUMBERS, lit
 
+# The sparse updates of optimizers: their variables beside the first, numbers, and switches.
+SPARSE_UPDATES = {
+    "SparseApplyAdagrad": (("accum",), ("lr",), ("update_slots",)),
+    "SparseApplyAdagradV2": (("accum",), ("lr", "epsilon"), ("update_slots",)),
+    "SparseApplyMomentum": (("accum",), ("lr", "momentum"), ("use_nesterov",)),
+    "SparseApplyFtrl": (("accum", "linear"), ("lr", "l1", "l2", "lr_power"), ("multiply_linear_by_lr",)),
+    "SparseApplyFtrlV2": (("accum", "linear"), ("lr", "l1", "l2", "l2_shrinkage", "lr_power"), ("multiply_linear_by_lr",)),
+    "SparseApplyRMSProp": (("ms", "mom"), ("lr", "rho", "momentum", "epsilon"), ()),
+    "SparseApplyAdadelta": (("accum", "accum_update"), ("lr", "rho", "epsilon"), ()),
+}
+RESOURCE_SPARSE_UPDATES = {
+    **{f"Resource{op}": takes for op, takes in SPARSE_UPDATES.items()},
+    "ResourceSparseApplyKerasMomentum": SPARSE_UPDATES["SparseApplyMomentum"],
+}
+
 
 class RefVariable(Kind):
     @classmethod
@@ -31,6 +46,22 @@ class RefVariable(Kind):
     def add(cls, g, state, value, ctl=()):
         out = [(state.dtype, state.shape)]
         return g.emit("AssignAdd", state.dev, {"ref": cls.reference(g, state), "value": value}, {"use_locking": g.chance(0.5)}, out=out, writes=[state], ctl=ctl, pool=False)
+
+    @classmethod
+    def look_up(cls, g, state, ids, out):
+        ref = cls.reference(g, state)
+        if g.chance(0.5):
+            ref = g.emit("Identity", state.dev, {"input": ref}, out=[(state.dtype, state.shape)], alias=False, pool=False)[0]
+            ref.alias = {state: state.epoch}
+        return g.emit("GatherV2", state.dev, {"params": ref, "indices": ids, "axis": lit("int32", 0)}, out=out)[0]
+
+    @classmethod
+    def update_rows(cls, g, state, ids, grad, ref=None):
+        op, slots, ins, attr = sparse_update(g, SPARSE_UPDATES, state, ids, grad)
+        if op is None:
+            return None
+        ins.update({"var": ref or cls.reference(g, state), **{name: cls.reference(g, one) for name, one in slots.items()}})
+        return g.emit(op, state.dev, ins, attr, out=[(state.dtype, state.shape)], writes=[state, *slots.values()], pool=False)
 
     @classmethod
     def act(cls, g, state):
@@ -87,14 +118,14 @@ def update(g, ref):
         choices += ["CountUpTo"]
     if dtype in FLOATS + COMPLEX:
         choices += ["ApplyGradientDescent"]
-    twin = slot(g, RefVariable, ref.states[0]) if len(ref.states) == 1 and can_be_sparse(dtype, shape) else None
-    if twin is not None:
-        choices += ["SparseApplyAdagrad", "SparseApplyAdagradV2"]
+    if len(ref.states) == 1 and can_be_sparse(dtype, shape):
+        choices += ["sparse update"] * 2
     op = g.rng.choice(choices)
     out = [(dtype, shape)]
-    if op.startswith("SparseApply"):
-        ins = {"var": ref, "accum": RefVariable.reference(g, twin), **sparse_gradient(g, op, dtype, shape, dev)}
-        made = g.emit(op, dev, ins, {"use_locking": g.chance(0.5), "update_slots": g.chance(0.8)}, out=out, writes=[*ref.states, twin], pool=False)
+    if op == "sparse update":
+        made = RefVariable.update_rows(g, ref.states[0], *sparse_gradient(g, dtype, shape, dev), ref)
+        if made is None:
+            return snapshot(g, ref)
     elif op == "StridedSliceAssign":
         at = g.rng.randrange(shape[0])
         value = g.want(dtype, (1,) + shape[1:], dev)
@@ -131,20 +162,69 @@ def can_be_sparse(dtype, shape):
     return dtype in FLOATS and bool(shape) and 0 < shape[0] < 100 and 0 not in shape
 
 
-def slot(g, kind, state):
-    """Another variable like this one, for an optimizer to keep its sums in."""
-    for other in g.states:
-        if other is not state and other.kind is kind and (other.dev, other.dtype, other.shape) == (state.dev, state.dtype, state.shape):
-            return other
-    return kind.made(g, state.dev, state.dtype, state.shape) if len(g.scopes) == 1 else None
+def slots_for(g, state, count):
+    """Other variables like this one, for an optimizer to keep its sums in, or fewer if there are too few."""
+    kind = state.kind
+    found = [one for one in g.states if one is not state and one.kind is kind and (one.dev, one.dtype, one.shape) == (state.dev, state.dtype, state.shape)]
+    while len(found) < count and len(g.scopes) == 1:
+        found.append(kind.made(g, state.dev, state.dtype, state.shape))
+    return g.rng.sample(found, min(count, len(found)))
 
 
-def sparse_gradient(g, op, dtype, shape, dev):
-    """What an optimizer's sparse update takes besides variables. Ids may repeat."""
-    count = g.rng.choice((1, 2, 3))
-    numbers = ("lr", "epsilon") if op.endswith("V2") else ("lr",)
-    numbers = {name: small(g, dtype) for name in numbers}
-    return {**numbers, "grad": g.want(dtype, (count,) + shape[1:], dev), "indices": values.index(g, shape[0], (count,), dev)}
+def number_for(g, name):
+    """A setting of an optimizer, seldom one that it refuses."""
+    if g.chance(0.004):
+        return g.rng.choice((-2, 0, 3))
+    if name == "lr_power":
+        return g.rng.choice((-0.5, -0.5, -0.5, 0, -1))
+    return g.rng.choice((0.1, 0.3, 1, 2)) if name == "lr" else g.rng.choice((0, 0.01, 0.7, 3))
+
+
+def sparse_update(g, known, state, ids, grad):
+    """Returns (op, slots by name, what it takes besides variables, attributes). Without an op if there are no slots to be had."""
+    op = g.rng.choice(list(known))
+    names, numbers, switches = known[op]
+    slots = dict(zip(names, slots_for(g, state, len(names))))
+    if len(slots) < len(names):
+        return None, None, None, None
+    ins = {"grad": grad, "indices": ids, **{name: lit(state.dtype, number_for(g, name)) for name in numbers}}
+    return op, slots, ins, {"use_locking": g.chance(0.5), **{name: g.chance(0.5) for name in switches}}
+
+
+def sparse_gradient(g, dtype, shape, dev):
+    """Returns (ids, rows). Ids may repeat."""
+    count = g.rng.choice((1, 2, 3, 40))
+    return values.index(g, shape[0], (count,), dev, g.rng.choice(("int32", "int64"))), g.want(dtype, (count,) + shape[1:], dev)
+
+
+def train_rows(g):
+    """A step of embeddings: rows are looked up, the worker makes their gradients, and an optimizer applies them."""
+    for _ in range(g.rng.choice((1, 1, 2, 4))):
+        state = table(g)
+        if state is not None:
+            train_table(g, state)
+
+
+def table(g):
+    usable = [s for s in g.states if s.kind in (RefVariable, ResourceVariable) and s.kind.inside(g, s) and g.scope.only in (None, s.dev) and can_be_sparse(s.dtype, s.shape)]
+    if len(g.scopes) > 1 or (usable and g.chance(0.2)):
+        return g.rng.choice(usable) if usable else None
+    kind = g.rng.choice((RefVariable, ResourceVariable))
+    shape = (g.rng.choice((1, 3, 20)),) + g.rng.choice(((), (1,), (2,), (3,), (8,), (17,), (2, 2)))
+    return kind.made(g, kind.place(g), g.rng.choice(("float32", "float32", "float32", "float64", "float16")), shape)
+
+
+def train_table(g, state):
+    me = g.scope.only or ("me" if "me" in g.devices else g.device())
+    dtype, id_type, count = state.dtype, g.rng.choice(("int32", "int64")), g.rng.choice((0, 1, 5, 40, 150))
+    source = values.fed(g, id_type, (count,), me) if len(g.scopes) == 1 else g.want(id_type, (count,), me)
+    ids = g.emit("FloorMod", me, {"x": source, "y": lit(id_type, state.shape[0])}, out=[(id_type, (count,))], feedable=False)[0]
+    as_rows = (count,) + state.shape[1:]
+    rows = state.kind.look_up(g, state, ids, [(dtype, as_rows)])
+    grad = g.emit(g.rng.choice(("Mul", "Sub")), me, {"x": rows, "y": g.want(dtype, as_rows, me)}, out=[(dtype, as_rows)])[0]
+    if g.chance(0.6):
+        ids, grad, _ = values.unique_rows(g, g.rng.choice((state.dev, me)), ids, grad)
+    state.kind.update_rows(g, state, ids, grad)
 
 
 def references(g):
@@ -221,6 +301,17 @@ class ResourceVariable(Kind):
     def add(g, state, value, ctl=()):
         g.emit("AssignAddVariableOp", state.dev, {"resource": state.handle, "value": value}, writes=[state], ctl=ctl)
 
+    @staticmethod
+    def look_up(g, state, ids, out):
+        return g.emit("ResourceGather", state.dev, {"resource": state.handle, "indices": ids}, {"dtype": state.dtype}, out=out, reads=[state])[0]
+
+    @staticmethod
+    def update_rows(g, state, ids, grad):
+        op, slots, ins, attr = sparse_update(g, RESOURCE_SPARSE_UPDATES, state, ids, grad)
+        if op is not None:
+            ins.update({"var": state.handle, **{name: one.handle for name, one in slots.items()}})
+            g.emit(op, state.dev, ins, attr, writes=[state, *slots.values()])
+
     @classmethod
     def act(cls, g, state):
         dev, dtype, shape, handle = state.dev, state.dtype, state.shape, state.handle
@@ -233,24 +324,23 @@ class ResourceVariable(Kind):
             choices += ["ResourceCountUpTo"]
         if dtype in FLOATS + COMPLEX:
             choices += ["ResourceApplyGradientDescent"]
-        twin = slot(g, ResourceVariable, state) if can_be_sparse(dtype, shape) else None
-        if twin is not None:
-            choices += ["ResourceSparseApplyAdagrad", "ResourceSparseApplyAdagradV2"]
+        if can_be_sparse(dtype, shape):
+            choices += ["sparse update"] * 2
         op = g.rng.choice(choices)
         if dtype in NUMBERS and dev != "me" and g.scope.only is None and not g.guard and g.chance(0.15):
             cls.keep_old(g, state)
         elif op == "ReadVariableOp":
             g.emit(op, dev, {"resource": handle}, {"dtype": dtype}, out=[(dtype, shape)], reads=[state])
         elif op == "ResourceGather":
-            at = values.index(g, shape[0], (2,), dev)
-            g.emit(op, dev, {"resource": handle, "indices": at}, {"dtype": dtype}, out=[(dtype, (2,) + shape[1:])], reads=[state])
+            count = g.rng.choice((1, 2, 40))
+            at = values.index(g, shape[0], (count,), dev, g.rng.choice(("int32", "int64")))
+            g.emit(op, dev, {"resource": handle, "indices": at}, {"dtype": dtype}, out=[(dtype, (count,) + shape[1:])], reads=[state])
         elif op.startswith("ResourceScatter"):
             at = values.index(g, shape[0], (1,), dev)
             what = g.want(dtype, (1,) + shape[1:], dev)
             g.emit(op, dev, {"resource": handle, "indices": at, "updates": what}, writes=[state])
-        elif op.startswith("ResourceSparseApply"):
-            ins = {"var": handle, "accum": twin.handle, **sparse_gradient(g, op, dtype, shape, dev)}
-            g.emit(op, dev, ins, {"use_locking": g.chance(0.5), "update_slots": g.chance(0.8)}, writes=[state, twin])
+        elif op == "sparse update":
+            cls.update_rows(g, state, *sparse_gradient(g, dtype, shape, dev))
         elif op == "ResourceCountUpTo":
             g.emit(op, dev, {"resource": handle}, {"limit": 10**9, "T": dtype}, out=[(dtype, ())], writes=[state])
         elif op == "ResourceApplyGradientDescent":
