@@ -225,12 +225,17 @@ def _at_once(steps, case):
     return case
 
 
-def others():
-    """Loops of steps, and many workers; only `--cases` selects these."""
+def loops():
+    """Only `--cases` selects these in benches/tf/run.py, and those below."""
     if not SUPPORTED:
         return []
-    loops = [
+    return [
         _at_once(8, FunctionVariables("tf2-300x1KB-8s", "TensorFlow 2: 300 variables × 1 KB, 2 ps, 8 steps in a loop", 300, 1 * KB)),
         _at_once(8, KerasCtr("tf2-ctr-8s", "TensorFlow 2: Keras CTR model, 2 ps, 1 worker, batch 512, 8 steps in a loop", 512, 1)),
     ]
-    return loops + [Tiny(f"tf2-tiny-{workers}w", f"TensorFlow 2: a step that adds 1, {workers} workers", workers) for workers in (1, 4, 16, 64)]
+
+
+def many_workers():
+    if not SUPPORTED:
+        return []
+    return [Tiny(f"tf2-tiny-{workers}w", f"TensorFlow 2: a step that adds 1, {workers} workers", workers) for workers in (1, 4, 16, 64)]

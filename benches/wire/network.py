@@ -24,7 +24,9 @@ from cluster import BenchError, free_port  # noqa: E402
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 CAP_SYS_ADMIN, CAP_NET_ADMIN = 21, 12
 MOST_SERVERS, MOST_WORKERS = 2, 2
-HOSTS = MOST_SERVERS + MOST_WORKERS
+# Those of the parameter servers, of the workers, and of the coordinator.
+FIRST_HOST = {"ps": 0, "worker": MOST_SERVERS, "chief": MOST_SERVERS + MOST_WORKERS}
+HOSTS = FIRST_HOST["chief"] + 1
 # Of the bytes on a cable, TCP's payload: Ethernet, IP and TCP headers, with time stamps.
 PAYLOAD = 1448 / 1538
 # Bounds TCP's congestion window. The default varies between machines; Reno is always allowed, and cubic behaves like it at the short round trips of a data centre.
@@ -113,7 +115,7 @@ class Host:
 
 
 class Network:
-    """The relay and its hosts: first those of the parameter servers, then those of the workers."""
+    """The relay and its hosts."""
 
     def __init__(self, folder, congestion=None):
         self.relay = subprocess.Popen([compiled(pathlib.Path(__file__).with_name("relay.c"), folder), str(HOSTS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -166,7 +168,7 @@ class Network:
     # As cluster.Loopback.
 
     def host(self, job, index):
-        return self.hosts[index if job == "ps" else MOST_SERVERS + index]
+        return self.hosts[FIRST_HOST[job] + index]
 
     def counters(self):
         return self._ask("counters")
@@ -176,8 +178,8 @@ class Network:
         received = [host["received"]["payload"] - old["received"]["payload"] for host, old in zip(after["hosts"], before["hosts"])]
         dropped = sum(host["sent"]["dropped"] - old["sent"]["dropped"] for host, old in zip(after["hosts"], before["hosts"]))
         return {
-            "pulled_bytes_per_step": sum(received[MOST_SERVERS:]) / steps,
-            "pushed_bytes_per_step": sum(received[:MOST_SERVERS]) / steps,
+            "pulled_bytes_per_step": sum(received[FIRST_HOST["worker"] : FIRST_HOST["chief"]]) / steps,
+            "pushed_bytes_per_step": sum(received[: FIRST_HOST["worker"]]) / steps,
             "dropped_per_step": dropped / steps,
             "relay_cores": (after["cpu_s"] - before["cpu_s"]) / elapsed,
             "relay_late_p99_s": _percentile([new - old for new, old in zip(after["late"], before["late"])], 0.99),

@@ -38,10 +38,11 @@ def parse_arguments():
 
 def all_cases():
     import cases
+    import functions
     import models
 
     # "4x10MB-tcp" is the same here: no two tasks share a host.
-    return [case for case in cases.all_cases() if case.name != "4x10MB-host"] + models.all_models()
+    return [case for case in cases.all_cases() if case.name != "4x10MB-host"] + models.all_models() + functions.all_functions() + functions.loops()
 
 
 def selected(arguments):
