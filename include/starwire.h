@@ -355,7 +355,8 @@ typedef struct sw_part {
 
 // A scattered payload that is sent in place. `parts` is copied by the call that takes the payload; the memory that the
 // parts point at stays valid and unchanged until `release(owner)` is called, which happens exactly once, from any
-// thread, on success and on failure alike. `release` may be NULL.
+// thread, on success and on failure alike, and not before: a call may be over while its payload is still being sent.
+// `release` is NULL for memory that is never freed.
 typedef struct sw_payload {
   const struct sw_part *parts;
   size_t n_parts;

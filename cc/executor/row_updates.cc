@@ -6,6 +6,7 @@
 #include <functional>
 #include <iterator>
 #include <string>
+#include <vector>
 
 #include "cc/base/compat.h"
 #include "cc/base/compat_executor.h"
@@ -50,7 +51,7 @@ class RowUpdate : public OwnKernel {
   // What all updates have in common: tables of one shape, rows of that width for a list of valid ids.
   template <typename T, typename Id>
   static bool ReadRows(const HeldVariables& tables, int count, const Tensor& rows, const Tensor& ids,
-                       SparseRows<T, Id>* out) {
+                       std::vector<Id>* checked, SparseRows<T, Id>* out) {
     const Tensor& table = tables[0];
     for (int i = 0; i < count; ++i) {
       const Tensor& one = tables[i];
@@ -69,7 +70,10 @@ class RowUpdate : public OwnKernel {
       width *= table.dim_size(dim);
     }
     if (width == 0) return false;
-    *out = {rows.flat<T>().data(), ids.flat<Id>().data(), ids.dim_size(0), width};
+    // The ids may be a reference variable, whose next value nobody has checked.
+    const Id* first = ids.flat<Id>().data();
+    checked->assign(first, first + ids.dim_size(0));
+    *out = {rows.flat<T>().data(), checked->data(), ids.dim_size(0), width};
     const int64_t limit = table.dim_size(0);
     return std::all_of(out->ids, out->ids + out->count,
                        [limit](Id id) { return static_cast<uint64_t>(id) < static_cast<uint64_t>(limit); });
@@ -121,9 +125,10 @@ class AdagradUpdate : public RowUpdate {
     }
     HeldVariables tables;
     SparseRows<T, Id> rows;
+    std::vector<Id> ids;
     constexpr int kRows = kHasEpsilon ? 4 : 3;
     if (!tables.Hold(context, 2, is_exclusive_)) return false;
-    if (!ReadRows(tables, 2, context->input(kRows), context->input(kRows + 1), &rows)) return false;
+    if (!ReadRows(tables, 2, context->input(kRows), context->input(kRows + 1), &ids, &rows)) return false;
     T* table = const_cast<T*>(tables[0].flat<T>().data());
     T* accumulator = const_cast<T*>(tables[1].flat<T>().data());
     InParts(context, rows, [&](const SparseRows<T, Id>& part) { ApplyAdagrad(part, numbers, table, accumulator); });
@@ -149,8 +154,9 @@ class MomentumUpdate : public RowUpdate {
     const MomentumNumbers<T> numbers = {rate.scalar<T>()(), momentum.scalar<T>()(), nesterov_};
     HeldVariables tables;
     SparseRows<T, Id> rows;
+    std::vector<Id> ids;
     if (!tables.Hold(context, 2, is_exclusive_)) return false;
-    if (!ReadRows(tables, 2, context->input(3), context->input(4), &rows)) return false;
+    if (!ReadRows(tables, 2, context->input(3), context->input(4), &ids, &rows)) return false;
     T* table = const_cast<T*>(tables[0].flat<T>().data());
     T* accumulator = const_cast<T*>(tables[1].flat<T>().data());
     InParts(context, rows, [&](const SparseRows<T, Id>& part) {
@@ -198,8 +204,9 @@ class FtrlUpdate : public RowUpdate {
     if (!usual || numbers.power != T(0.5)) return false;
     HeldVariables tables;
     SparseRows<T, Id> rows;
+    std::vector<Id> ids;
     if (!tables.Hold(context, 3, is_exclusive_)) return false;
-    if (!ReadRows(tables, 3, context->input(3), context->input(4), &rows)) return false;
+    if (!ReadRows(tables, 3, context->input(3), context->input(4), &ids, &rows)) return false;
     T* table = const_cast<T*>(tables[0].flat<T>().data());
     T* accumulator = const_cast<T*>(tables[1].flat<T>().data());
     T* linear = const_cast<T*>(tables[2].flat<T>().data());
@@ -225,8 +232,9 @@ class ScatterUpdate : public RowUpdate {
   bool Update(OpKernelContext* context) override {
     HeldVariables tables;
     SparseRows<T, Id> rows;
+    std::vector<Id> ids;
     if (!tables.Hold(context, 1, is_exclusive_)) return false;
-    if (!ReadRows(tables, 1, context->input(2), context->input(1), &rows)) return false;
+    if (!ReadRows(tables, 1, context->input(2), context->input(1), &ids, &rows)) return false;
     T* table = const_cast<T*>(tables[0].flat<T>().data());
     InParts(context, rows, [&](const SparseRows<T, Id>& part) { ScatterRows(part, kSign, table); });
     return true;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cc/base/guard.h"
+#include "cc/base/kernel_scope.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/collective.h"
@@ -57,6 +58,13 @@ Status Scratch::Begin(Step* step) {
                                             std::to_string(table_->num_fetches) + " results got " +
                                             std::to_string(step->feeds.size()) + " and " +
                                             std::to_string(step->fetches.size()));
+  }
+  for (size_t i = 0; i < expected; ++i) {
+    const uint32_t slot = table_->arg_slots[i];
+    if (slot == SubgraphTable::kNoSlot || step->feeds[i].dtype() == table_->output_types[slot]) continue;
+    return MakeStatus(kInvalidArgument, "starwire: argument " + std::to_string(i) + " of a sub-graph has type " +
+                                            tensorflow::DataTypeString(step->feeds[i].dtype()) + " instead of " +
+                                            tensorflow::DataTypeString(table_->output_types[slot]));
   }
   step_ = step;
   ++runs_;
@@ -164,6 +172,8 @@ void Scratch::Ended(Async* async) {
     async->kept = kept;
     self->ReportElsewhere(async);
   } else {
+    // The run may go on here.
+    const KernelScope scope;
     sw_run_report(run, task.node, kept ? 0 : 1);
   }
 }
@@ -243,6 +253,8 @@ OpKernelContext::Params* Scratch::Prepare(Parameters* parameters, const Subgraph
   parameters->inputs.Set(&params, inputs_.data() + node.first_input, table_->input_attributes.data() + node.first_input,
                          node.num_inputs);
   params.output_attr_array = table_->output_attributes.data() + node.first_slot;
+  static constexpr int kPinned[] = {OpKernelContext::Params::kNeverForward};
+  params.forward_from_array = node.is_pinned ? kPinned : nullptr;
   SetRequired(&params, node.outputs_required);
   return &params;
 }

@@ -6,21 +6,19 @@
 
 #include "cc/base/compat_executor.h"
 #include "cc/base/compat_session.h"
-#include "cc/executor/exact_updates.h"
-#include "cc/executor/row_gathers.h"
-#include "cc/executor/row_updates.h"
+#include "cc/base/status_codec.h"
+#include "cc/executor/kernel_params.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/common_runtime/graph_constructor.h"
+#include "tensorflow/core/common_runtime/optimization_registry.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_segment.h"
 #include "tensorflow/core/graph/graph.h"
 
 namespace starwire {
 
-using tensorflow::OpKernel;
 using tensorflow::Tensor;
 
 namespace {
@@ -70,18 +68,27 @@ class StockRun : public tensorflow::CallFrameInterface {
   Step* const step_;
 };
 
-// The sub-graph owns its stateless kernels, and those of inserted operations, whose names several graphs use.
-bool BelongsToSession(tensorflow::FunctionLibraryRuntime* runtime, const tensorflow::NodeDef& node) {
-  return runtime->IsStateful(node.op()) && node.op()[0] != '_';
+// TensorFlow's worker replaces some operations, by those of oneDNN for example, whose kernels round otherwise.
+Status Rewrite(const std::string& device, tensorflow::FunctionLibraryDefinition* library,
+               std::unique_ptr<tensorflow::Graph>* graph) {
+  std::unordered_map<std::string, std::unique_ptr<tensorflow::Graph>> partitions;
+  partitions[device] = std::move(*graph);
+  tensorflow::GraphOptimizationPassOptions options;
+  options.flib_def = library;
+  options.partition_graphs = &partitions;
+  Status status = tensorflow::OptimizationPassRegistry::Global()->RunGrouping(
+      tensorflow::OptimizationPassRegistry::POST_PARTITIONING, options);
+  *graph = std::move(partitions[device]);
+  return status;
 }
 
 }  // namespace
 
 Status SessionSubgraph::Register(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
                                  const tensorflow::GraphDef& graph, const tensorflow::ConfigProto& config, int threads,
-                                 Kernels kernels, std::unique_ptr<SessionSubgraph>* out) {
+                                 KernelOwner owner, std::unique_ptr<SessionSubgraph>* out) {
   std::unique_ptr<SessionSubgraph> subgraph(new SessionSubgraph(std::move(session), handle));
-  Status status = subgraph->Build(graph, config, threads, kernels);
+  Status status = subgraph->Build(graph, config, threads, owner);
   if (status.ok()) *out = std::move(subgraph);
   return status;
 }
@@ -106,8 +113,26 @@ Status SessionSubgraph::FindDevice(const tensorflow::GraphDef& graph, tensorflow
   return session_->device_mgr()->LookupDevice(*name, device);
 }
 
+// The numbers of a graph's arguments and results need not be all there, but there are not more of them than nodes.
+Status SessionSubgraph::CountValues(const tensorflow::Graph& graph) {
+  for (const tensorflow::Node* node : graph.op_nodes()) {
+    if (!node->IsArg() && !node->IsRetval()) continue;
+    int32_t index = 0;
+    Status status = tensorflow::GetNodeAttr(node->attrs(), "index", &index);
+    if (status.ok() && (index < 0 || index >= graph.num_op_nodes())) {
+      status = MakeStatus(kInvalidArgument, "starwire: node " + node->name() + " of a sub-graph of " +
+                                                std::to_string(graph.num_op_nodes()) + " nodes has index " +
+                                                std::to_string(index));
+    }
+    if (!status.ok()) return status;
+    size_t* count = node->IsArg() ? &num_feeds_ : &num_fetches_;
+    *count = std::max(*count, static_cast<size_t>(index) + 1);
+  }
+  return OkStatus();
+}
+
 Status SessionSubgraph::Build(const tensorflow::GraphDef& definition, const tensorflow::ConfigProto& config,
-                              int threads, Kernels kernels) {
+                              int threads, KernelOwner owner) {
   tensorflow::Device* device = nullptr;
   Status status = FindDevice(definition, &device);
   if (!status.ok()) return status;
@@ -120,46 +145,23 @@ Status SessionSubgraph::Build(const tensorflow::GraphDef& definition, const tens
     return MakeStatus(kInternal, "starwire: device " + device->name() + " has no function library");
 
   // Conversion adds the functions along with the nodes.
-  tensorflow::Graph graph(tensorflow::OpRegistry::Global());
+  auto graph = std::make_unique<tensorflow::Graph>(tensorflow::OpRegistry::Global());
   tensorflow::GraphConstructorOptions options;
   options.allow_internal_ops = true;
   options.expect_device_spec = true;
-  status = tensorflow::ConvertGraphDefToGraph(options, definition, &graph);
+  status = tensorflow::ConvertGraphDefToGraph(options, definition, graph.get());
+  if (status.ok()) status = CountValues(*graph);
+  if (status.ok()) status = Rewrite(device->name(), library_.get(), &graph);
   if (!status.ok()) return status;
-  for (const tensorflow::Node* node : graph.op_nodes()) {
-    if (!node->IsArg() && !node->IsRetval()) continue;
-    int32_t index = 0;
-    status = tensorflow::GetNodeAttr(node->attrs(), "index", &index);
-    if (!status.ok()) return status;
-    size_t* count = node->IsArg() ? &num_feeds_ : &num_fetches_;
-    *count = std::max(*count, static_cast<size_t>(std::max(index, 0)) + 1);
-  }
 
-  const bool of_session = kernels == Kernels::kSessions;
-  if (of_session) {
+  if (owner == KernelOwner::kSession) {
     device->op_segment()->AddHold(handle_);
     held_ = device;
   }
-  const std::string session = handle_;
-  tensorflow::LocalExecutorParams params;
-  params.device = device;
-  params.function_library = runtime;
-  params.create_kernel = [session, of_session, runtime, device](const KernelSource& source, OpKernel** kernel) {
-    if (!of_session || !BelongsToSession(runtime, DefOf(source))) {
-      const KernelSource own = WithRowGathers(WithRowUpdates(WithExactUpdates(source), device));
-      return runtime->CreateKernel(own, kernel);
-    }
-    auto create = [runtime, device, &source](OpKernel** made) {
-      return runtime->CreateKernel(WithRowGathers(WithRowUpdates(source, device)), made);
-    };
-    return device->op_segment()->FindOrCreate(session, DefOf(source).name(), kernel, create);
-  };
-  params.delete_kernel = [of_session, runtime](OpKernel* kernel) {
-    if (kernel != nullptr && !(of_session && BelongsToSession(runtime, kernel->def()))) delete kernel;
-  };
-  status = Subgraph::Compile(params, graph, threads, &subgraph_, &unsupported_);
+  const tensorflow::LocalExecutorParams params = KernelParams(runtime, handle_, owner);
+  status = Subgraph::Compile(params, *graph, threads, &subgraph_, &unsupported_);
   if (!status.ok() || unsupported_.empty()) return status;
-  return NewStockExecutor(params, graph, &stock_);
+  return NewStockExecutor(params, *graph, &stock_);
 }
 
 void SessionSubgraph::Run(Step* step) const {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cc/base/compat.h"
+#include "cc/executor/kernel_params.h"
 #include "cc/executor/subgraph.h"
 #include "tensorflow/core/common_runtime/process_function_library_runtime.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"
@@ -18,18 +19,12 @@ namespace starwire {
 
 class SessionSubgraph {
  public:
-  // Who owns stateful kernels.
-  enum class Kernels {
-    kSessions,  // the session, by name, as for TensorFlow's own graphs
-    kOwn,       // the sub-graph, like all others: their state is found by name, or there is none
-  };
-
-  // All nodes of `graph` are placed on one device of the session. With kSessions, the node names of stateful operations
+  // All nodes of `graph` are placed on one device of the session. With kSession, the node names of stateful operations
   // identify their state in the session: they are equal only for the same state. `handle` is the session's handle, as
   // the master knows it. `session` stays alive as long as this object.
   static Status Register(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
                          const tensorflow::GraphDef& graph, const tensorflow::ConfigProto& config, int threads,
-                         Kernels kernels, std::unique_ptr<SessionSubgraph>* out);
+                         KernelOwner owner, std::unique_ptr<SessionSubgraph>* out);
 
   // No run may be in progress.
   ~SessionSubgraph();
@@ -51,7 +46,9 @@ class SessionSubgraph {
  private:
   SessionSubgraph(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle)
       : session_(std::move(session)), handle_(handle) {}
-  Status Build(const tensorflow::GraphDef& graph, const tensorflow::ConfigProto& config, int threads, Kernels kernels);
+  Status Build(const tensorflow::GraphDef& graph, const tensorflow::ConfigProto& config, int threads,
+               KernelOwner owner);
+  Status CountValues(const tensorflow::Graph& graph);
   Status FindDevice(const tensorflow::GraphDef& graph, tensorflow::Device** device) const;
 
   const std::shared_ptr<tensorflow::WorkerSession> session_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cc/base/status_codec.h"
+#include "cc/base/sums.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/types.h"
@@ -94,6 +95,7 @@ Status SubgraphTable::AddNode(const Node& node, std::string* unsupported) {
   item.may_die = node.IsSwitch() || node.IsRecv();
   item.reads_uninitialized = node.op_def().allows_uninitialized_input();
   item.is_communication = IsCommunication(node.op_def());
+  item.is_pinned = IsPinned(node);
   input_slots.resize(input_slots.size() + item.num_inputs, kNoSlot);
   input_kinds.resize(input_slots.size(), InputKind::kValue);
   input_attributes.resize(input_slots.size());
@@ -106,7 +108,6 @@ Status SubgraphTable::AddNode(const Node& node, std::string* unsupported) {
   if (node.IsArg() || node.IsRetval()) {
     Status status = tensorflow::GetNodeAttr(node.attrs(), "index", &index);
     if (!status.ok()) return status;
-    if (index < 0) return MakeStatus(kInvalidArgument, "starwire: node " + node.name() + " has a negative index");
   }
   if (node.IsArg()) {
     plan_node.kind = SW_EXEC_NOTHING;

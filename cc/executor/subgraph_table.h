@@ -42,6 +42,7 @@ struct SubgraphNode {
   bool may_die = false;  // Switch, Recv: an output that is not set is dead
   bool reads_uninitialized = false;
   bool is_communication = false;
+  bool is_pinned = false;            // see PinSums()
   bool* outputs_required = nullptr;  // null: all
 };
 

@@ -10,6 +10,7 @@
 #include "cc/base/compat_session.h"
 #include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
+#include "cc/base/sums.h"
 #include "cc/fuse/ops.h"
 #include "cc/fuse/switch.h"
 #include "cc/graph/description.h"
@@ -209,6 +210,7 @@ Status FuseGraph(Graph* graph, const tensorflow::DeviceSet* devices, const sw_fu
   // Harmless if nothing is fused afterwards.
   Status pinned = PinReferenceReads(graph);
   if (!pinned.ok()) return pinned;
+  PinSums(graph);
   GraphDescription description(*graph);
   if (!description.crosses()) return OkStatus();
   description.FindSizes(/*guess=*/false);

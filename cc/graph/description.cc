@@ -273,7 +273,10 @@ void GraphDescription::AddBlocker(uint32_t task, const std::vector<uint32_t>& fe
   }
 }
 
-void GraphDescription::LeaveAlone(uint32_t number) { plan_nodes_[number].flags |= SW_NODE_IS_UNTOUCHABLE; }
+bool GraphDescription::LeaveAlone(uint32_t number) {
+  const uint32_t before = std::exchange(plan_nodes_[number].flags, plan_nodes_[number].flags | SW_NODE_IS_UNTOUCHABLE);
+  return (before & SW_NODE_IS_UNTOUCHABLE) == 0;
+}
 
 sw_plan_graph GraphDescription::ForPlanner() const {
   sw_plan_graph out = {};

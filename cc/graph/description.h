@@ -30,7 +30,8 @@ class GraphDescription {
   // Finds out which feeds a client may hold back. This takes longer, too.
   void FindFeeds();
   // Forbids inserting anything between the node and its neighbours.
-  void LeaveAlone(uint32_t number);
+  // Returns whether it was allowed before.
+  bool LeaveAlone(uint32_t number);
 
   sw_plan_graph ForPlanner() const;
   size_t num_nodes() const { return nodes_.size(); }

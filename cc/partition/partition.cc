@@ -5,15 +5,12 @@
 #include <utility>
 
 #include "cc/base/compat_executor.h"
-#include "cc/executor/exact_updates.h"
-#include "cc/executor/row_gathers.h"
-#include "cc/executor/row_updates.h"
+#include "cc/executor/kernel_params.h"
 #include "cc/graph/operations.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/graph_optimizer.h"
 #include "tensorflow/core/common_runtime/local_executor_params.h"
 #include "tensorflow/core/framework/cancellation.h"
-#include "tensorflow/core/framework/op_segment.h"
 #include "tensorflow/core/platform/env.h"
 
 namespace starwire {
@@ -22,36 +19,8 @@ using tensorflow::CancellationManager;
 using tensorflow::FunctionLibraryRuntime;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
-using tensorflow::OpSegment;
 
 namespace {
-
-// As in TensorFlow's worker, except for inserted operations: their kernels have no state that another graph could need,
-// and keeping them by name would keep those of deleted graphs.
-bool BelongsToSession(FunctionLibraryRuntime* runtime, const std::string& op) {
-  return op[0] != '_' && OpSegment::ShouldOwnKernel(runtime, op);
-}
-
-tensorflow::LocalExecutorParams ParamsFor(FunctionLibraryRuntime* runtime, const std::string& session) {
-  tensorflow::Device* device = runtime->device();
-  tensorflow::LocalExecutorParams params;
-  params.device = device;
-  params.function_library = runtime;
-  params.create_kernel = [runtime, session, device](const KernelSource& source, OpKernel** kernel) {
-    if (!BelongsToSession(runtime, DefOf(source).op())) {
-      const KernelSource own = WithRowGathers(WithRowUpdates(WithExactUpdates(source), device));
-      return runtime->CreateKernel(own, kernel);
-    }
-    return device->op_segment()->FindOrCreate(
-        session, DefOf(source).name(), kernel, [runtime, device, &source](OpKernel** made) {
-          return runtime->CreateKernel(WithRowGathers(WithRowUpdates(source, device)), made);
-        });
-  };
-  params.delete_kernel = [runtime](OpKernel* kernel) {
-    if (kernel != nullptr && !BelongsToSession(runtime, kernel->type_string())) delete kernel;
-  };
-  return params;
-}
 
 // A run gets the arguments that the kernel of the whole partition got.
 void CopyArgs(OpKernelContext* context, CancellationManager* cancellation, RunArgs* args) {
@@ -102,7 +71,7 @@ Status Partition::Compile(FunctionLibraryRuntime* runtime, const std::string& se
   tensorflow::GraphOptimizer(optimizer).Optimize(runtime, tensorflow::Env::Default(), runtime->device(), &graph,
                                                  tensorflow::GraphOptimizer::Options());
   partition->graph_ = std::move(graph);
-  tensorflow::LocalExecutorParams params = ParamsFor(runtime, session);
+  tensorflow::LocalExecutorParams params = KernelParams(runtime, session, KernelOwner::kSession);
   // A thread that waits within a kernel cannot run the kernel that it waits for. TensorFlow's executor gives each its
   // own thread. Known asynchronous kernels do not occupy a thread.
   std::string waits;

@@ -108,9 +108,11 @@ void StarClient::Register() {
     Finish(status);
     return;
   }
-  // The operation keeps the plan until `done`.
-  const sw_part part = {callee_->plan.data(), callee_->plan.size()};
-  const sw_payload payload = {&part, 1, nullptr, nullptr};
+  // The transport may still be sending the plan when the kernel is gone: an operation that ends early keeps its
+  // payload.
+  using Plan = std::shared_ptr<const std::string>;
+  const sw_part part = {callee_->plan->data(), callee_->plan->size()};
+  const sw_payload payload = {&part, 1, new Plan(callee_->plan), Guarded<&DeleteOwner<Plan>>};
   Send(static_cast<uint32_t>(Method::kStarRegister), meta, &payload, &kVtable);
 }
 

@@ -51,7 +51,7 @@ struct StarCallee {
   std::string name;
   // "/job:ps/replica:0/task:0"
   std::string task;
-  std::string plan;
+  std::shared_ptr<const std::string> plan;
   PlanHash hash{};
   uint64_t incarnation = 0;
   std::vector<StarKeep> keeps;

@@ -52,7 +52,8 @@ Status StarGraphs::Check(const tensorflow::RegisterGraphRequest& request) const 
     if (!replaced.ok()) return replaced;
     GraphDef called;
     if (!Called(node, &called)) continue;
-    const std::string& server = node.attr().at("task").s();
+    const auto task = node.attr().find("task");
+    const std::string server = task == node.attr().end() ? "another task" : task->second.s();
     for (const NodeDef& inner : called.node()) {
       for (const auto& watch : request.debug_options().debug_tensor_watch_opts()) {
         if (!IsWatched(watch.node_name(), inner.name())) continue;

@@ -37,7 +37,8 @@ class StarCallKernel : public AsyncOpKernel {
  public:
   explicit StarCallKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
     Int64 incarnation = 0;
-    OP_REQUIRES_OK(context, context->GetAttr("plan", &callee_.plan));
+    std::string plan;
+    OP_REQUIRES_OK(context, context->GetAttr("plan", &plan));
     OP_REQUIRES_OK(context, context->GetAttr("task", &callee_.task));
     OP_REQUIRES_OK(context, context->GetAttr("incarnation", &incarnation));
     OP_REQUIRES_OK(context, context->GetAttr("feeds", &feeds_));
@@ -49,13 +50,14 @@ class StarCallKernel : public AsyncOpKernel {
     int inputs = 0, outputs = 0;
     for (int32_t slot : feeds_) inputs += slot < 0 ? 1 : 0;
     bool agree = keeps_.size() == returns_.size();
-    for (int32_t output : returns_) agree = agree && output < num_outputs();
-    for (int32_t output : returns_) outputs += output >= 0 ? 1 : 0;
+    // In order, so each once.
+    for (int32_t output : returns_) agree = agree && (output < 0 || output == outputs++);
     OP_REQUIRES(context, agree && inputs == num_inputs() && outputs == num_outputs(),
                 MakeStatus(kInvalidArgument, "starwire: inconsistent attributes of " + name()));
     callee_.name = name();
     callee_.of_function = !function_.empty();
-    callee_.hash = PlanHashOf(AsBytes(callee_.plan));
+    callee_.hash = PlanHashOf(AsBytes(plan));
+    callee_.plan = std::make_shared<const std::string>(std::move(plan));
     callee_.incarnation = static_cast<uint64_t>(incarnation);
     uses_slots_ = callee_.last;
     for (size_t fetch = 0; fetch < keeps_.size(); ++fetch) {

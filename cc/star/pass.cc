@@ -1,6 +1,7 @@
 #include "cc/star/pass.h"
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 #include "cc/base/compat_session.h"
 #include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
+#include "cc/base/sums.h"
 #include "cc/graph/description.h"
 #include "cc/graph/operations.h"
 #include "cc/graph/reference_reads.h"
@@ -34,6 +36,7 @@ namespace {
 
 using tensorflow::DeviceNameUtils;
 using tensorflow::DeviceSet;
+using tensorflow::Edge;
 using tensorflow::Graph;
 using tensorflow::Node;
 
@@ -96,6 +99,31 @@ void LeaveWhatCallsCannot(const std::vector<uint8_t>& servers, const tensorflow:
       description->LeaveAlone(number);
     }
   }
+}
+
+// The memory of a value that calls hand on is not what it would be if producer and consumer ran in one graph, and the
+// order of a sum depends on it: see PinSums(). What is between the two, or on one side, is then left to TensorFlow.
+// Returns whether there is more to leave than before.
+bool LeaveSums(const sw_star_plan* plan, GraphDescription* description) {
+  size_t n = 0;
+  const sw_star_way* ways = sw_star_plan_ways(plan, &n);
+  std::map<const Node*, uint32_t> numbers;
+  for (uint32_t node = 0; node < description->num_nodes(); ++node) numbers[description->node(node)] = node;
+  bool any = false;
+  for (uint32_t at = 0; at < description->num_edges(); ++at) {
+    const Edge* edge = description->edge(at);
+    if (edge->IsControlEdge() || !(HasOrder(*edge->src()) || HasOrder(*edge->dst()))) continue;
+    const uint32_t src = numbers.at(edge->src()), dst = numbers.at(edge->dst());
+    if (description->task_of(src) != description->task_of(dst)) continue;
+    const bool enters = ways[at].way == SW_WAY_FEED, leaves = ways[at].way == SW_WAY_FETCH;
+    const bool between = ways[at].way == SW_WAY_SLOT || ways[at].way == SW_WAY_DIRECT || ways[at].way == SW_WAY_RELAY;
+    if (HasOrder(*edge->dst()) && leaves) {
+      any = description->LeaveAlone(src) || any;
+    } else if (HasOrder(*edge->dst()) ? enters || between : enters && !IsPinned(*edge->src())) {
+      any = description->LeaveAlone(dst) || any;
+    }
+  }
+  return any;
 }
 
 // The number of bytes that is worth a separate call: as the environment says, or as the paths to the servers are.
@@ -210,6 +238,7 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   // Harmless if nothing else follows.
   Status status = PinReferenceReads(graph);
   if (!status.ok()) return status;
+  PinSums(graph);
   std::vector<uint8_t> servers;
   std::set<std::string> unable;
   const std::string& own = caller.task;
@@ -246,17 +275,19 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   status = FindSplitBytes(devices, servers, &description, &split_bytes, &result->path);
   if (!status.ok()) return status;
 
-  const sw_plan_graph view = description.ForPlanner();
   sw_star_options options = {};
   options.struct_size = sizeof(options);
   options.style = caller.style == StarStyle::kLite ? SW_STYLE_LITE : SW_STYLE_ROBUST;
   options.servers = servers.data();
   options.n_tasks = servers.size();
   options.split_bytes = split_bytes;
-  ErrorHandle error;
   StarPlanHandle plan;
-  const sw_code code = sw_star_plan_new(&view, &options, Into(&plan), Into(&error));
-  if (code != 0) return StatusFromError(code, error);
+  do {
+    const sw_plan_graph view = description.ForPlanner();
+    ErrorHandle error;
+    const sw_code code = sw_star_plan_new(&view, &options, Into(&plan), Into(&error));
+    if (code != 0) return StatusFromError(code, error);
+  } while (LeaveSums(plan.get(), &description));
   VLOG(1) << "starwire: " << NameOf(caller.style) << ": " << AsString(sw_star_plan_text(plan.get()));
   result->summary = AsString(sw_star_plan_summary(plan.get()));
   if (result->rows.lookups + result->rows.sums != 0) {

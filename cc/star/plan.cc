@@ -49,9 +49,10 @@ Status StarPlan::Compile(std::shared_ptr<tensorflow::WorkerSession> session, con
   plan->census_ = std::move(census);
   plan->errands_ = std::move(errands);
   plan->census_->fetch_add(1);
-  const auto kernels = has_state ? SessionSubgraph::Kernels::kSessions : SessionSubgraph::Kernels::kOwn;
+  // State that is found by name needs no kernel of the session.
+  const auto owner = has_state ? KernelOwner::kSession : KernelOwner::kSubgraph;
   Status status = SessionSubgraph::Register(std::move(session), handle, graph, tensorflow::ConfigProto(), threads,
-                                            kernels, &plan->subgraph_);
+                                            owner, &plan->subgraph_);
   if (status.ok()) status = CountHandles(graph, plan->subgraph_->num_feeds(), &plan->num_handles_);
   if (!status.ok()) {
     delete plan;

@@ -5,6 +5,7 @@
 #include "cc/base/compat_executor.h"
 #include "cc/base/compat_profiler.h"
 #include "cc/base/guard.h"
+#include "cc/base/kernel_scope.h"
 #include "cc/base/status_codec.h"
 #include "cc/star/service.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -59,8 +60,11 @@ StarRun* StarRun::Begin(const sw_star_request& request, BodyHandle body) {
     return nullptr;
   }
   alone_ = request.run_inline != 0 && !cargo_.is_laborious();
-  if (alone_ && Launch()) return nullptr;
-  alone_ = false;
+  if (alone_) {
+    const KernelScope scope;
+    if (Launch()) return nullptr;
+    alone_ = false;
+  }
   const Status scheduled = Guard(
       "a star call",
       [this] {

@@ -119,7 +119,7 @@ Status StarSplit::AddEntry(uint32_t number) {
     const auto* value = description_.node(number)->attrs().Find(attribute);
     if (value != nullptr) (*def.mutable_attr())[attribute] = *value;
   }
-  Node** shared = &entries_[def.attr().at("frame_name").s()];
+  Node** shared = &entries_[(*def.mutable_attr())["frame_name"].s()];
   if (!waits && *shared != nullptr) {
     pivots_[number].branch = *shared;
     return OkStatus();

@@ -48,7 +48,8 @@ pub struct sw_part {
 
 /// A scattered payload that is sent in place. `parts` is copied by the call that takes the payload; the memory that the
 /// parts point at stays valid and unchanged until `release(owner)` is called, which happens exactly once, from any
-/// thread, on success and on failure alike. `release` may be NULL.
+/// thread, on success and on failure alike, and not before: a call may be over while its payload is still being sent.
+/// `release` is NULL for memory that is never freed.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct sw_payload {

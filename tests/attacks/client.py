@@ -26,7 +26,7 @@ LEND, TAKEN = 16, 17
 LENDING = 2  # feature bit
 PLAIN_ENCODING, PROTO_ENCODING, SLOT_ENCODING = 1, 4, 17
 # Methods: the WorkerService in the order of cc/base/methods.h, with TensorFlow's own request messages; then the star calls.
-GET_STATUS, RECV_TENSOR, LOGGING = 1, 9, 10
+GET_STATUS, REGISTER_GRAPH, RECV_TENSOR, LOGGING = 1, 4, 9, 10
 STAR_CALL, STAR_REGISTER, STAR_END = 16, 17, 18
 UNKNOWN_PLAN = 1
 

@@ -106,12 +106,12 @@ def graph(*nodes):
     return b"".join(nodes) + message(4, number(1, 1087))
 
 
-def identity_plan(device, name="x", dtype=FLOAT):
-    """A plan that returns its only feed. Each name makes a different plan."""
+def identity_plan(device, name="x", dtype=FLOAT, feed=0, fetch=0):
+    """A plan that returns its only feed. Each name makes a different plan. `feed`, `fetch`: their numbers."""
     return graph(
-        node(f"{name}_in", "_Arg", device, T=of_type(dtype), index=of_int(0)),
+        node(f"{name}_in", "_Arg", device, T=of_type(dtype), index=of_int(feed)),
         node(name, "Identity", device, [f"{name}_in"], T=of_type(dtype)),
-        node(f"{name}_out", "_Retval", device, [name], T=of_type(dtype), index=of_int(0)),
+        node(f"{name}_out", "_Retval", device, [name], T=of_type(dtype), index=of_int(fetch)),
     )
 
 

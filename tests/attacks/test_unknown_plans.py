@@ -31,3 +31,30 @@ def attack(target, pace):
 def test_unknown_plans(trainer):
     outcome = trainer.under(attack)
     assert min(outcome.result) >= 60
+
+
+def test_plans_that_lie(trainer):
+    """Feeds of another type than the plan's, numbers of feeds and fetches beyond all memory, a star call without a task."""
+    everything = protobuf.message(4, protobuf.message(1, "*"))
+
+    def attack(target, pace):
+        answers = []
+        with client.Member(target) as member:
+            device = next(iter(member.devices()))
+            known = member.known_plan()
+            inner = protobuf.message(2, protobuf.graph(protobuf.node("x", "NoOp", device)))
+            no_task = protobuf.message(2, protobuf.graph(protobuf.node("call", "StarwireCall", device, plan=inner)))
+            for round_ in pace(100, least=30):
+                answers.append(member.star(known, [client.entry(3, 1, (16,), bytes(64))], step=round_))
+                for large in (2**31 - 1, 2**27, 3):
+                    for feed, fetch in ((large, 0), (0, large)):
+                        answers.append(member.register(protobuf.identity_plan(device, f"x{round_}", feed=feed, fetch=fetch)))
+                answers.append(member.call(client.REGISTER_GRAPH, b"", [no_task + protobuf.message(5, everything)]))
+        return answers
+
+    outcome = trainer.under(attack)
+    assert len(outcome.result) >= 240
+    assert outcome.extra_memory < 64 << 20, outcome.line()
+    for answer in outcome.result:
+        assert answer.code in (3, 12), answer
+        assert len(answer.text) > 20, answer

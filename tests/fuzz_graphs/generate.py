@@ -86,9 +86,11 @@ class Generator:
         if self.rng.random() < 0.6:
             self.kinds.append(variables.RefVariable)
         self.dtypes = self.rng.choice((["float32", "int32"], ["int64", "float32"], ["float32", "int32", "int64", "float64", "string"], list(values.DTYPES)))
-        self.shapes = self.rng.choice(([()], [(2,)], [(), (2,), (3,)], [(2, 3), (2,), ()], [(0,), (1,), (0, 2), (2,)], [(4,), (5000,)], [(2,), (3,), (2, 3), (1,), (0,), ()]))
+        self.shapes = self.rng.choice(([()], [(2,)], [(), (2,), (3,)], [(2, 3), (2,), ()], [(0,), (1,), (0, 2), (2,)], [(4,), (5000,)], [(2,), (3,), (2, 3), (1,), (0,), ()], [(64, 48), (48,)]))
         if self.rng.random() < 0.02:
             self.shapes = self.shapes + [(300_000,)]
+        # Numbers whose sums depend on the order. The others are small integers, which shrink to readable programs.
+        self.fine = self.chance(0.5)
         self.devices = self.rng.choice((["ps0", "me"], ["ps0", "me"], ["ps0", "ps1", "me"], ["ps0", "ps1", "me"], list(DEVICES), ["ps0", "ps1"]))
 
     # ---- choices
@@ -432,6 +434,7 @@ class Generator:
         options = {
             "grappler": self.chance(0.7) and not reads_files and not feeds_inside,
             "sessions": self.sessions,
+            "fine": self.fine,
         }
         if options["sessions"] == 2:
             for number, run in enumerate(runs[1:-1]):
@@ -471,7 +474,7 @@ class Generator:
             runs += self.partial(records, main, feeds) * 3
         else:
             repeated = dict(main, **({"mode": mode} if mode != "run" else {}))
-            runs += [dict(repeated) for _ in range(self.rng.choice((2, 3, 3, 6)))]
+            runs += [dict(repeated) for _ in range(self.rng.choice((2, 3, 3, 6, 12)))]
             if self.chance(0.05):
                 runs[-1]["trace"] = self.rng.choice((1, 2, 3))
         if self.chance(0.3) and fetchable:

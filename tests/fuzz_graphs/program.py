@@ -108,13 +108,15 @@ def array(dtype, value, shape=None):
     return made if shape is None else np.full(shape, made if dtype != "string" else made.item(), dtype=made.dtype)
 
 
-def feed_value(dtype, shape, key, spread=7):
-    """Returns the value to feed to a placeholder in a run: small numbers that depend only on the key."""
+def feed_value(dtype, shape, key, spread=7, fine=False):
+    """Returns the value to feed to a placeholder in a run: small numbers that depend only on the key, whole ones unless `fine`."""
     rng = np.random.default_rng(key)
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     if dtype == "string":
         return np.array([b"f%d" % n for n in rng.integers(0, 100, int(np.prod(shape)))], dtype=object).reshape(shape)
+    if fine and dtype in FLOATS:
+        return np.asarray(rng.uniform(-spread, spread, shape)).astype(numpy_type(dtype))
     low = 0 if dtype.startswith("uint") else -spread
     return np.asarray(rng.integers(low, spread + 1, shape)).astype(numpy_type(dtype))
 

@@ -36,6 +36,8 @@ def literal(g, dtype):
         return g.chance(0.5)
     if dtype == "string":
         return g.rng.choice(("", "a", "bc", "x" * 40, "\x00\xff"))
+    if g.fine and dtype in FLOATS and g.chance(0.7):
+        return g.rng.choice((1e-38, 1e-40, -3e-39)) if g.chance(0.1) else g.rng.uniform(-2, 2)
     return g.rng.randint(0 if dtype.startswith("uint") else -5, 9)
 
 
@@ -151,6 +153,36 @@ def compare(g, dev, v):
     other = g.want(v.dtype, v.shape, dev)
     op = g.rng.choice(("Less", "GreaterEqual", "Equal", "NotEqual")) if v.dtype in REAL else "Equal"
     return g.emit(op, dev, {"x": v, "y": other}, out=[("bool", v.shape)])
+
+
+def add_n(g, dev, v):
+    """The order in which AddN adds depends on which of its inputs nobody else holds. Of others than these two kinds, TensorFlow does not determine it."""
+    if v.dtype not in NUMBERS:
+        return unary(g, dev, v)
+    inputs = [g.emit("Square", dev, {"x": v}, out=[(v.dtype, v.shape)], pool=False)[0]]
+    for _ in range(g.rng.choice((1, 2, 2, 2, 3, 9))):
+        one = g.want(v.dtype, v.shape, dev)
+        inputs.append(constant(g, v.dtype, v.shape, dev) if g.chance(0.5) else g.emit("Square", dev, {"x": one}, out=[(v.dtype, v.shape)], pool=False)[0])
+    g.rng.shuffle(inputs)
+    return g.emit("AddN", dev, {"inputs": inputs}, out=[(v.dtype, v.shape)])
+
+
+def layer(g, dev, v):
+    """Operations that TensorFlow may run with kernels of oneDNN, or that round."""
+    if v.dtype != "float32" or 0 in v.shape or len(v.shape) > 2:
+        return unary(g, dev, v)
+    op = g.rng.choice(("Softmax", "LogSoftmax", "BiasAdd", "MatMul", "MatMul", "Tanh", "Sigmoid", "Relu", "Exp", "Mean") if len(v.shape) == 2 else ("Tanh", "Sigmoid", "Relu", "Exp"))
+    if op in ("Softmax", "LogSoftmax"):
+        return g.emit(op, dev, {"logits": v}, out=[(v.dtype, v.shape)])
+    if op == "BiasAdd":
+        return g.emit(op, dev, {"value": v, "bias": g.want(v.dtype, v.shape[1:], dev)}, out=[(v.dtype, v.shape)])
+    if op == "MatMul":
+        other = g.want(v.dtype, v.shape, dev)
+        return g.emit(op, dev, {"a": v, "b": other}, {"transpose_b": True}, out=[(v.dtype, (v.shape[0], v.shape[0]))])
+    if op == "Mean":
+        return g.emit(op, dev, {"input": v, "axis": lit("int32", 0)}, out=[(v.dtype, v.shape[1:])])
+    name = "features" if op == "Relu" else "x"
+    return g.emit(op, dev, {name: v}, out=[(v.dtype, v.shape)])
 
 
 def select(g, dev, v):
@@ -312,7 +344,7 @@ def act(g):
     v = any_value(g, dev)
     if v.dtype in ("resource", "variant"):
         return
-    g.rng.choice((unary, unary, binary, binary, binary, compare, select, reshape, gather, concat, reduce, several, switch, switch, lists, dynamic, embedding))(g, dev, v)
+    g.rng.choice((unary, unary, binary, binary, binary, compare, select, reshape, gather, concat, reduce, several, switch, switch, lists, dynamic, embedding, add_n, add_n, layer, layer))(g, dev, v)
 
 
 def strings(g):

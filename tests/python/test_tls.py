@@ -1,14 +1,18 @@
 """Mutual TLS on the one port of servers: training, statistics, TensorFlow's gRPC, and those who have no certificate or the wrong one."""
 
 import http.client
+import re
 import shutil
 import ssl
+import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import steps
 from authority import Authority
-from cluster import RemoteError
+from cluster import RemoteError, tf
 from test_addresses import start_error
 from test_failure import worker_call
 from test_one_port import ONE, stock_session
@@ -102,3 +106,48 @@ def test_unusable_files_are_named(fresh_cluster, authority):
     mixed = {**authority.issue("here", "IP:127.0.0.1"), "STARWIRE_TLS_KEY": wrong["STARWIRE_TLS_KEY"]}
     error = start_error(cluster, **mixed)
     assert error.type == "InvalidArgumentError" and "elsewhere.key" in error.message, error
+
+
+def memory_of(pid):
+    """Resident, in MiB."""
+    return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) >> 10
+
+
+def step_with_a_large_plan(target, megabytes):
+    """A step of 2 s at most; the server's part of the graph contains a constant of that size. Returns the error."""
+    with tf.Graph().as_default() as graph:
+        with tf.device("/job:ps/task:0/device:CPU:0"):
+            large = tf.constant(np.ones(megabytes << 18, np.float32))
+        with tf.device("/job:worker/task:0/device:CPU:0"):
+            fed = tf.compat.v1.placeholder(tf.float32, ())
+        with tf.device("/job:ps/task:0/device:CPU:0"):
+            product = tf.reduce_sum(large * fed)
+        with tf.device("/job:worker/task:0/device:CPU:0"):
+            result = tf.identity(product)
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with tf.compat.v1.Session(target, graph=graph, config=config) as session:
+        session.run(fed, {fed: 1.0})
+        try:
+            session.run(result, {fed: 1.0}, options=tf.compat.v1.RunOptions(timeout_in_ms=2000))
+        except tf.errors.OpError as error:
+            return type(error).__name__
+
+
+def test_a_plan_outlives_its_kernel(fresh_cluster, authority):
+    """The server stops while a worker sends it a plan, which is encrypted piece by piece. The step times out, its session is closed, and the server goes on."""
+    settings = {**TCP, **authority.issue("all", "DNS:localhost", "IP:127.0.0.1"), "STARWIRE_KEEPALIVE_TIMEOUT_MS": "60000"}
+    cluster = fresh_cluster(protocol="star_server", environment=settings)
+    worker, server = cluster["worker", 0], cluster["ps", 0]
+    idle = memory_of(server.pid)
+    worker.begin(step_with_a_large_plan, cluster.target("worker", 0), 100)
+    deadline = time.monotonic() + 60
+    while memory_of(server.pid) < idle + 10:
+        assert time.monotonic() < deadline, "the plan does not arrive"
+        time.sleep(0.0005)
+    server.stop()
+    assert memory_of(server.pid) < idle + 90, "the server has stopped too late for this test"
+    assert worker.result(60) == "DeadlineExceededError"
+    server.resume()
+    time.sleep(1)
+    assert worker.poll() is None and server.poll() is None, worker.log()

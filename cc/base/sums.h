@@ -1,0 +1,22 @@
+// AddN with three inputs or more adds in an order that depends on memory: it begins with the first input whose buffer
+// it may take for the sum. TensorFlow does not let it take one for a sum that goes to another task, as what is sent has
+// to lie where a network card can reach it. Here such a sum may go to an operation of ours instead.
+#ifndef STARWIRE_CC_BASE_SUMS_H_
+#define STARWIRE_CC_BASE_SUMS_H_
+
+#include "tensorflow/core/graph/graph.h"
+
+namespace starwire {
+
+// Whether the bits of the node's result may depend on the order of its inputs.
+bool HasOrder(const tensorflow::Node& node);
+
+// Of a placed graph: no sum that goes to another task takes the buffer of an input.
+void PinSums(tensorflow::Graph* graph);
+
+// Whether PinSums() has pinned this node.
+bool IsPinned(const tensorflow::Node& node);
+
+}  // namespace starwire
+
+#endif  // STARWIRE_CC_BASE_SUMS_H_
