@@ -9,7 +9,7 @@
 //! Any operation may return its input's memory as its output (Reshape, Identity, a no-op Transpose), so all are assumed
 //! to.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::flow::{Flow, Step};
 use super::graph::{Class, Edge, Graph, index};
@@ -93,6 +93,64 @@ impl<'a> Aliases<'a> {
         torn
     }
 
+    /// Nodes that must be left alone because they would see an update of the worker's that the copy on their server
+    /// missed. In the original graph one copy, sent when the value is there, serves all nodes of a server. In the
+    /// rewritten one each call reads the value again, and so does a node that was moved to the worker.
+    pub fn late(&self, placement: &Placement, calls_of: &[Option<u32>]) -> Vec<(u32, Reason)> {
+        let mut copies: BTreeMap<(u32, i32, u32), BTreeSet<u32>> = BTreeMap::new();
+        for edge in self.graph.edges().iter().filter(|edge| !edge.is_control() && self.graph.crosses(edge)) {
+            let from_worker = matches!(placement.place(edge.src), Place::Stays);
+            if from_worker && !self.of[index(edge.src)].is_empty() {
+                let copy = (edge.src, edge.src_output, self.graph.node(edge.dst).task);
+                copies.entry(copy).or_default().insert(edge.dst);
+            }
+        }
+        let mut torn = Vec::new();
+        for ((src, ..), users) in copies {
+            let here = |node: &u32| matches!(placement.place(*node), Place::Moved | Place::Pivot);
+            let calls: BTreeSet<u32> = users.iter().filter_map(|node| calls_of[index(*node)]).collect();
+            let again = calls.len() > 1 || users.iter().any(here);
+            if again && self.leads_to_change(&users, &self.of[index(src)]) {
+                let called = users.iter().filter(|node| here(node) || calls_of[index(**node)].is_some());
+                torn.extend(called.map(|node| (*node, Reason::Alias)));
+            }
+        }
+        torn
+    }
+
+    /// Whether a change of one of these variables comes after one of the nodes.
+    fn leads_to_change(&self, nodes: &BTreeSet<u32>, owners: &BTreeSet<Owner>) -> bool {
+        let mut changes: BTreeSet<u32> = BTreeSet::new();
+        owners.iter().for_each(|owner| changes.extend(self.changes(*owner)));
+        let mut seen = nodes.clone();
+        let mut open: Vec<u32> = nodes.iter().copied().collect();
+        let mut looked = 0;
+        while let (false, Some(node)) = (changes.is_empty(), open.pop()) {
+            for edge in self.graph.outs(node) {
+                looked += 1;
+                let end = self.graph.edge(*edge).dst;
+                if looked > FAR || changes.contains(&end) {
+                    return true;
+                }
+                if seen.insert(end) {
+                    open.push(end);
+                }
+            }
+        }
+        false
+    }
+
+    /// The nodes that may change the variable.
+    fn changes(&self, owner: Owner) -> impl Iterator<Item = u32> {
+        let edges = self.graph.edges().iter();
+        let changing = edges.filter(|edge| edge.class == Class::Ref && may_change(self.graph, edge));
+        let of_owner = changing.filter(move |edge| {
+            let changed = self.roots.variable(edge).map(Owner::Variable);
+            self.may_be(changed.unwrap_or(Owner::Any(self.graph.node(edge.src).task)), owner)
+        });
+        of_owner.map(|edge| edge.dst)
+    }
+
     /// Carries, as a value, memory that may belong to this owner.
     fn shows(&self, edge: &Edge, owner: Owner) -> bool {
         edge.class != Class::Ref && self.carried(edge).iter().any(|other| self.may_be(*other, owner))
@@ -118,13 +176,7 @@ impl<'a> Aliases<'a> {
             return true;
         }
         let mut behind = BTreeSet::new();
-        let mut open: Vec<u32> = Vec::new();
-        for edge in self.graph.edges().iter().filter(|edge| edge.class == Class::Ref && may_change(self.graph, edge)) {
-            let changed = self.roots.variable(edge).map(Owner::Variable);
-            if self.may_be(changed.unwrap_or(Owner::Any(self.graph.node(edge.src).task)), owner) {
-                open.push(edge.dst);
-            }
-        }
+        let mut open: Vec<u32> = self.changes(owner).collect();
         let mut looked = 0;
         while let Some(node) = open.pop() {
             for edge in self.graph.outs(node) {

@@ -145,6 +145,7 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Res
         let mut torn = split.torn(attempts >= PATIENCE);
         torn.extend(split.untold());
         torn.extend(aliases.broken(&placement));
+        torn.extend(aliases.late(&placement, &numbers.calls_of));
         torn.extend(Parts::new(graph, &placement, &rounds, split_bytes).overfull(&parts));
         if torn.is_empty() {
             let worth_it = !numbers.keys.is_empty() && split.anything_crosses();

@@ -75,6 +75,29 @@ fn a_snapshot_that_must_show_an_update_stays_beside_its_variable() {
 }
 
 #[test]
+fn a_copy_of_a_workers_variable_stays_where_an_update_follows() {
+    // if p: w/read * 3, on the server. Then w += value, on the worker, whose memory w/read is.
+    for (updated, style) in [false, true].into_iter().flat_map(|updated| STYLES.map(|style| (updated, style))) {
+        let (mut b, value, predicate) = build();
+        let variable = b.variable(0);
+        let read = b.read(variable);
+        let copy = switch(&mut b, (read, 0), Plain, predicate);
+        let triple = b.op(1, &[]);
+        b.input((copy, 1), triple, 0, Plain);
+        if updated {
+            let update = b.update(variable, &[value]);
+            b.after(copy, update);
+        }
+        b.op(0, &[(triple, Plain)]);
+        let other = b.variable(1);
+        b.update(other, &[value]);
+        let plan = b.check(style);
+        let place = plan.places[copy as usize];
+        assert_eq!(place, if updated { Place::Left(Reason::Alias) } else { Place::Moved });
+    }
+}
+
+#[test]
 fn a_snapshot_that_something_keeps_stays_beside_its_variable() {
     for style in STYLES {
         let (mut b, value, _) = build();
