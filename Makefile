@@ -85,8 +85,8 @@ bench: build ## Measure grpc++ against stock grpc (18 min; BENCH_ARGS="--quick":
 
 .PHONY: bench-wire
 bench-wire: build ## The same over an emulated network, at several rates and delays (1 h; WIRE_ARGS="--quick": 4 min); writes to target/bench/wire/
-	@$(MAKE) $(BENCH)/venv/.done
-	@$(PYTHON) benches/wire/run.py --library $(PLUGIN) --out $(BENCH)/wire $(WIRE_ARGS)
+	@$(MAKE) $(BENCH)/venv/.done $(KERAS)/.done
+	@PYTHONPATH=$(KERAS) $(PYTHON) benches/wire/run.py --library $(PLUGIN) --out $(BENCH)/wire $(WIRE_ARGS)
 	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/wire/results.json $(BENCH)/wire/plot.svg
 
 .PHONY: bench-swarm

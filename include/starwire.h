@@ -1,4 +1,8 @@
-/* The C ABI between TensorFlow's side (cc/) and the transport (src/): the only interface between them. */
+/* The C ABI between TensorFlow's side (cc/) and the transport (src/): the only interface between them.
+
+   Unless a function says otherwise: a handle is NULL, or came from this library and has not been freed; bytes, structs
+   and arrays are readable during the call; out-parameters are writable, `error` is writable or NULL; tables of callbacks
+   stay valid for the life of the process, and they and their contexts may be used from any thread. */
 
 #ifndef STARWIRE_H
 #define STARWIRE_H
@@ -112,23 +116,6 @@
 
 // For sw_channel_call: keep trying to connect until the deadline instead of failing at the first failed attempt.
 #define SW_CALL_WAIT_FOR_READY 1
-
-// Where the producer's output lies (sw_plan_edge.memory, sw_fuse_group.memory).
-enum sw_memory
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  SW_MEMORY_HOST,
-  SW_MEMORY_DEVICE,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum sw_memory sw_memory;
-#else
-typedef uint32_t sw_memory;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
 
 // How an edge is served.
 enum sw_way
@@ -244,50 +231,31 @@ typedef uint32_t sw_outcome;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// Where a node goes (sw_star_plan_places).
+// Where a node goes.
 enum sw_place
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
   // Unchanged: it is not on a parameter server.
-  SW_PLACE_STAYS = 0,
+  SW_PLACE_STAYS,
   // To the worker's CPU.
-  SW_PLACE_MOVED = 1,
+  SW_PLACE_MOVED,
   // To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is
   // needed.
-  SW_PLACE_PIVOT = 2,
+  SW_PLACE_PIVOT,
   // Copied, with the same name, to wherever it is needed.
-  SW_PLACE_COPIED = 3,
+  SW_PLACE_COPIED,
   // Part of a call.
-  SW_PLACE_CALLED = 4,
-  // Left to send and receive. Numbers from here on say why.
-  SW_PLACE_LEFT = 16,
+  SW_PLACE_CALLED,
+  // Left to send and receive.
+  SW_PLACE_LEFT,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
 typedef enum sw_place sw_place;
 #else
 typedef uint32_t sw_place;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// sw_star_options.style.
-enum sw_style
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // star_server.
-  SW_STYLE_ROBUST,
-  // star_server_lite, with fewer calls.
-  SW_STYLE_LITE,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum sw_style sw_style;
-#else
-typedef uint32_t sw_style;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -626,32 +594,6 @@ typedef struct sw_kernels {
   void (*invite)(void *scratch, struct sw_run *helper);
 } sw_kernels;
 
-// The limits and estimates of tensor_fuse; crates/planner/src/fuse.rs says how they are used. Start from
-// sw_fuse_settings.
-typedef struct sw_fuse_limits {
-  size_t struct_size;
-  // The cost of a message, both ends together.
-  uint32_t message_us;
-  // How many bytes cross in a microsecond.
-  uint32_t bytes_per_us;
-  // The assumed cost of a node of unknown cost.
-  uint32_t node_us;
-  // The longest that a tensor may wait for others of its group (as estimated).
-  uint32_t wait_us;
-  // Tensors up to this size are grouped with each other.
-  uint64_t small_bytes;
-  // So are larger ones up to this size. Still larger tensors travel alone.
-  uint64_t large_bytes;
-  // The most that a group carries.
-  uint64_t group_bytes;
-  // The most items of a group.
-  uint32_t group_items;
-  // 0: control edges are not grouped.
-  uint32_t fuse_control;
-  // 0: nothing inside loops is grouped.
-  uint32_t fuse_loops;
-} sw_fuse_limits;
-
 typedef struct sw_plan_node {
   // Equal numbers: the same task.
   uint32_t task;
@@ -676,8 +618,8 @@ typedef struct sw_plan_edge {
   int32_t dst_input;
   // SW_EDGE_PLAIN ...
   uint32_t type_class;
-  // SW_MEMORY_HOST ...
-  uint32_t memory;
+  // 1: the producer's output lies in the memory of an accelerator.
+  uint32_t on_device;
   // How much it carries; negative: unknown.
   int64_t bytes;
 } sw_plan_edge;
@@ -710,8 +652,6 @@ typedef struct sw_fuse_item {
 typedef struct sw_fuse_group {
   uint32_t src_task;
   uint32_t dst_task;
-  // Where the producers' outputs lie.
-  sw_memory memory;
   const struct sw_fuse_item *items;
   size_t n_items;
 } sw_fuse_group;
@@ -726,8 +666,8 @@ typedef struct sw_star_task {
 
 typedef struct sw_star_options {
   size_t struct_size;
-  // SW_STYLE_ROBUST ...
-  uint32_t style;
+  // 1: star_server_lite, with fewer calls.
+  uint32_t lite;
   // By task: 1 if it is a parameter server.
   const uint8_t *servers;
   size_t n_tasks;
@@ -776,6 +716,24 @@ typedef struct sw_star_way {
   sw_way way;
   uint32_t root;
 } sw_star_way;
+
+// What a plan consists of.
+typedef struct sw_star_lists {
+  // By round.
+  const struct sw_star_call *calls;
+  size_t n_calls;
+  // By node: SW_PLACE_STAYS ...
+  const uint32_t *places;
+  // By node: the index of its call, or UINT32_MAX. Copied nodes have one if their value is fetched.
+  const uint32_t *calls_of;
+  size_t n_nodes;
+  // Copied nodes that the graph keeps as well, because an untouched edge needs them.
+  const uint32_t *kept;
+  size_t n_kept;
+  // By edge: how it is served.
+  const struct sw_star_way *ways;
+  size_t n_ways;
+} sw_star_lists;
 
 // A fetch that stays in a slot.
 typedef struct sw_star_kept {
@@ -850,9 +808,6 @@ uint32_t sw_abi_version(void);
 // The arena for servers of this protocol; always the same one. There is none if the environment does not select RDMA,
 // turns the arena off or is invalid (which sw_engine_new reports), or if this host has no device that works. An error
 // means that the arena cannot be reserved; servers work without it.
-//
-// # Safety
-// The protocol's bytes are valid during the call; `out` is writable, `error` writable or null.
 sw_code sw_arena_reserve(struct sw_bytes protocol, struct sw_arena *out, struct sw_error **error);
 
 // Starts a call. meta is copied. payload may be NULL. deadline_ms 0: none. Returns the id for sw_channel_cancel. A
@@ -871,9 +826,6 @@ uint64_t sw_channel_call(struct sw_channel *channel,
                          void *op);
 
 // Starts a rendezvous request. `prefix` is the rendezvous key up to, not including, its last ';'.
-//
-// # Safety
-// As sw_channel_call.
 uint64_t sw_channel_recv(struct sw_channel *channel,
                          int64_t step_id,
                          struct sw_bytes prefix,
@@ -884,16 +836,10 @@ uint64_t sw_channel_recv(struct sw_channel *channel,
 
 // Ends a call with `code` (usually Cancelled) and tells the peer. Its `done` runs soon, unless it already ran. Unknown
 // ids are ignored.
-//
-// # Safety
-// `channel` is live; the bytes are valid during the call.
 void sw_channel_cancel(struct sw_channel *channel, uint64_t id, sw_code code, struct sw_bytes message);
 
 // Answers a request. code 0: meta + payload. Else: meta is the message, payload (optional) carries error details as
 // one part. Takes over the payload in every case. May be called on any thread, also inside a handler.
-//
-// # Safety
-// `engine` is live; the rest as the structs specify.
 void sw_engine_reply(struct sw_engine *engine,
                      struct sw_ticket ticket,
                      sw_code code,
@@ -901,16 +847,10 @@ void sw_engine_reply(struct sw_engine *engine,
                      const struct sw_payload *payload);
 
 // Frees an incoming call's metadata and payload.
-//
-// # Safety
-// `body` is from an sw_call_request and is freed once.
 void sw_body_free(struct sw_body *body);
 
 // Opens a channel to a task, without connecting yet. If .endpoint_map exists and has grpc_address, its entry is tried
 // first; otherwise resolve() is called. Channels to the same (task, grpc_address) share one connection.
-//
-// # Safety
-// `engine` is a live engine, the bytes are valid during the call, `out` is writable, `error` writable or null.
 sw_code sw_channel_open(struct sw_engine *engine,
                         struct sw_bytes task,
                         struct sw_bytes grpc_address,
@@ -918,9 +858,6 @@ sw_code sw_channel_open(struct sw_engine *engine,
                         struct sw_error **error);
 
 // For the metrics: counts a reply over this channel that carries `tensors` tensors as one.
-//
-// # Safety
-// `channel` is live.
 void sw_channel_count_fused(struct sw_channel *channel, uint64_t tensors);
 
 // # Safety
@@ -941,41 +878,23 @@ sw_code sw_engine_new(const struct sw_engine_options *options,
 
 // One line for the log: "starwire: grpc++ on 2 reactors (epoll, poll=off, pin=off), data port ...". Valid as long as
 // the engine.
-//
-// # Safety
-// `engine` is a live engine. The same holds for every function of this file.
 struct sw_bytes sw_engine_banner(const struct sw_engine *engine);
 
 // The server's advertisement: put it into the GetStatus reply, and pass it to sw_engine_resolved on the other side.
 // Opaque printable ASCII, no spaces. Valid as long as the engine.
-//
-// # Safety
-// See sw_engine_banner.
 struct sw_bytes sw_engine_advertisement(const struct sw_engine *engine);
 
 // 1 if partitions of this server's graphs run on the lock-free executor where it supports them, else 0.
-//
-// # Safety
-// See sw_engine_banner.
 uint32_t sw_engine_runs_partitions(const struct sw_engine *engine);
 
 // Ends every call (Cancelled/Unavailable), closes every connection, joins every thread. When it returns no handler
 // runs or will run again. Idempotent. Do not call it from a reactor thread.
-//
-// # Safety
-// See sw_engine_banner.
 void sw_engine_stop(struct sw_engine *engine);
 
 // Stops and frees the engine. Do not call sw_engine_reply afterwards; channels may be released later.
-//
-// # Safety
-// See sw_engine_banner; the engine is not used afterwards.
 void sw_engine_free(struct sw_engine *engine);
 
 // Answers `resolve`: an advertisement (code 0) or an error. Harmless if the token is outdated.
-//
-// # Safety
-// See sw_engine_banner; the bytes are valid during the call.
 void sw_engine_resolved(struct sw_engine *engine,
                         uint64_t token,
                         sw_code code,
@@ -984,18 +903,12 @@ void sw_engine_resolved(struct sw_engine *engine,
 // Stores in `out` where TensorFlow's gRPC clients of this process have to connect to reach the server of the task with
 // this address in the ClusterSpec: there, or with a secret or TLS, at "127.0.0.1:port" of this process. Free `out`
 // with sw_string_free.
-//
-// # Safety
-// See sw_engine_banner; the bytes are valid during the call; `out` is writable, `error` writable or null.
 sw_code sw_engine_entrance(const struct sw_engine *engine,
                            struct sw_bytes grpc_address,
                            struct sw_string *out,
                            struct sw_error **error);
 
 // Counters of the engine as Prometheus text. Free with sw_string_free.
-//
-// # Safety
-// See sw_engine_banner.
 struct sw_string sw_engine_metrics(const struct sw_engine *engine);
 
 // Warnings about STARWIRE variables that have no effect, one per line. Empty after the first call, and after an engine
@@ -1003,23 +916,15 @@ struct sw_string sw_engine_metrics(const struct sw_engine *engine);
 struct sw_string sw_environment_warnings(void);
 
 // For the metrics: counts a sent reply that carries `tensors` tensors as one.
-//
-// # Safety
-// See sw_engine_banner.
 void sw_engine_count_fused(const struct sw_engine *engine, uint64_t tensors);
 
-// # Safety
-// `string` came from this library and is not used afterwards.
+// Frees a string that a function of this library returned.
 void sw_string_free(struct sw_string string);
 
 // Valid until the error is freed.
-//
-// # Safety
-// `error` is null or came from a function of this ABI and was not freed.
 struct sw_bytes sw_error_message(const struct sw_error *error);
 
-// # Safety
-// `error` is null or came from a function of this ABI and was not freed; the error is not used afterwards.
+// NULL is no error.
 void sw_error_free(struct sw_error *error);
 
 // Compiles a sub-graph. `spec` and `kernels` are copied.
@@ -1034,27 +939,15 @@ sw_code sw_exec_new(const struct sw_exec_spec *spec,
                     struct sw_error **error);
 
 // Frees a plan. Runs in progress end normally; each scratch is closed when its run has ended.
-//
-// # Safety
-// `plan` is null, or a live plan that is not used afterwards.
 void sw_exec_free(struct sw_exec *plan);
 
 // The array that sw_task.first is an index into. Valid as long as the plan or a run of it.
-//
-// # Safety
-// `plan` is live. The same holds for the next functions.
 const uint32_t *sw_exec_lists(const struct sw_exec *plan);
 
 // The total time of all kernels when last measured; 0: not known yet.
-//
-// # Safety
-// See sw_exec_lists.
 uint64_t sw_exec_cost_ns(const struct sw_exec *plan);
 
 // Takes a scratch for a run; values of nodes without kernels may be put there before sw_run_go.
-//
-// # Safety
-// See sw_exec_lists; `scratch` is writable.
 struct sw_run *sw_exec_begin(const struct sw_exec *plan, void **scratch);
 
 // Runs as far as possible on this thread. sw_kernels.finished is called exactly once: before this returns, or on the
@@ -1065,15 +958,9 @@ struct sw_run *sw_exec_begin(const struct sw_exec *plan, void **scratch);
 void sw_run_go(struct sw_run *run, uint32_t flags);
 
 // Instead of sw_run_go: drops the run. sw_kernels.finished is not called.
-//
-// # Safety
-// As sw_run_go.
 void sw_run_abandon(struct sw_run *run);
 
 // Marks an output of a running SW_EXEC_MAY_DIE node as dead. Call it before the kernel ends.
-//
-// # Safety
-// `run` is what sw_kernels.run got for this node.
 void sw_run_mark_dead(struct sw_run *run, uint32_t node, uint32_t output);
 
 // The asynchronous kernel of this node has ended. Continues the run on this thread unless another thread does.
@@ -1083,9 +970,6 @@ void sw_run_mark_dead(struct sw_run *run, uint32_t node, uint32_t output);
 void sw_run_report(struct sw_run *run, uint32_t node, uint32_t failed);
 
 // The same, from a thread that is about to report another kernel of the same run: that report continues the run.
-//
-// # Safety
-// See sw_run_report.
 void sw_run_report_more(struct sw_run *run, uint32_t node, uint32_t failed);
 
 // Helps with a run, which may be over.
@@ -1096,97 +980,55 @@ void sw_run_help(struct sw_run *helper);
 
 // Reads STARWIRE_ROW_UPDATES: 1 if sparse updates have our kernels, else 0. An error names the variable and its valid
 // values.
-//
-// # Safety
-// `on` is writable, `error` writable or null.
 sw_code sw_row_updates(uint32_t *on, struct sw_error **error);
 
 // The SW_OP_... flags of an operation of TensorFlow. 0: it is not in the table, and nothing may be assumed about it.
-//
-// # Safety
-// `op` is readable.
 uint32_t sw_op_knowledge(struct sw_bytes op);
 
 // The name of the table's operation number `at`; empty after the last one. For checks of the table.
 struct sw_bytes sw_op_name(size_t at);
 
 // Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions and functions without their own
-// setting (1, 0, or -1 if the environment does not say), and the limits. An error names the variable and its valid
-// values.
-//
-// # Safety
-// `enabled` and `limits` are writable, `error` writable or null.
-sw_code sw_fuse_settings(int32_t *enabled, struct sw_fuse_limits *limits, struct sw_error **error);
+// setting: 1, 0, or -1 if the environment does not say. An error names the variable and its valid values.
+sw_code sw_fuse_settings(int32_t *enabled, struct sw_error **error);
 
-// Decides which tensors cross from task to task together. `limits` may be NULL for the defaults. The same graph gives
-// the same plan. An error says why the graph cannot be planned; it can still be run unchanged.
-//
-// # Safety
-// `graph` and what it points at are readable during the call, and so is `limits` unless it is NULL; `out` is writable,
-// `error` writable or null.
-sw_code sw_fuse_plan_new(const struct sw_plan_graph *graph,
-                         const struct sw_fuse_limits *limits,
-                         struct sw_fuse_plan **out,
-                         struct sw_error **error);
+// Decides which tensors cross from task to task together. The same graph and environment give the same plan. An error
+// says why the graph cannot be planned; it can still be run unchanged.
+sw_code sw_fuse_plan_new(const struct sw_plan_graph *graph, struct sw_fuse_plan **out, struct sw_error **error);
 
 // The groups, in a fixed order. Valid as long as the plan.
-//
-// # Safety
-// `plan` came from sw_fuse_plan_new; `n` is writable.
 const struct sw_fuse_group *sw_fuse_plan_groups(const struct sw_fuse_plan *plan, size_t *n);
 
 // How many tensors (and control tokens) cross from task to task, grouped or not: the messages of an unfused step.
-//
-// # Safety
-// `plan` came from sw_fuse_plan_new.
 size_t sw_fuse_plan_crossings(const struct sw_fuse_plan *plan);
 
 // The plan as text: groups, tensors that travel alone, and why. Valid as long as the plan.
-//
-// # Safety
-// `plan` came from sw_fuse_plan_new.
 struct sw_bytes sw_fuse_plan_text(const struct sw_fuse_plan *plan);
 
-// # Safety
-// `plan` is null or came from sw_fuse_plan_new, and is not used afterwards.
+// Frees the plan and its lists.
 void sw_fuse_plan_free(struct sw_fuse_plan *plan);
 
 // Reads the environment and binds the port of the server's own ClusterSpec entry, or `requested` if that is not 0.
 // Connections wait until an engine takes the port over. A port whose number is 0: the server has two ports
 // (STARWIRE_PORTS), and nothing was bound.
-//
-// # Safety
-// `options` is readable and its bytes valid during the call; `out` is writable, `error` writable or null.
 sw_code sw_port_bind(const struct sw_engine_options *options,
                      uint16_t requested,
                      struct sw_port **out,
                      struct sw_error **error);
 
 // The number of the bound port; 0: the server has two ports.
-//
-// # Safety
-// `port` is live, or NULL. The same holds for every function of this file.
 uint16_t sw_port_number(const struct sw_port *port);
 
 // Where TensorFlow's gRPC server has to listen before sw_engine_new is called: an address as gRPC writes it. Valid as
 // long as the port.
-//
-// # Safety
-// See sw_port_number.
 struct sw_bytes sw_port_grpc_address(const struct sw_port *port);
 
 // Closes the port, unless an engine has taken it over.
-//
-// # Safety
-// See sw_port_number; the port is not used afterwards.
 void sw_port_free(struct sw_port *port);
 
 // Which tasks are parameter servers for the task `own`, which makes the calls: those of the jobs in STARWIRE_PS_JOBS,
 // else those of jobs with a usual name, else those that hold variables. `servers` is as long as `tasks`. An error
 // names the variable and its valid values.
-//
-// # Safety
-// `tasks` and the names in it are readable, `servers` is writable, `error` writable or null.
 sw_code sw_star_servers(const struct sw_star_task *tasks,
                         size_t n_tasks,
                         uint32_t own,
@@ -1199,66 +1041,25 @@ uint64_t sw_star_worthwhile_bytes(uint64_t bytes_per_s, uint64_t round_trip_ns);
 
 // sw_star_options.split_bytes as the environment sets it, else SW_SPLIT_MEASURED. An error names the variable and its
 // valid values.
-//
-// # Safety
-// `bytes` is writable, `error` writable or null.
 sw_code sw_star_split_bytes(uint64_t *bytes, struct sw_error **error);
 
 // Splits a graph into calls to parameter servers and the nodes that stay. The same graph gives the same plan. An error
 // says why the graph cannot be planned; it can still be run unchanged.
-//
-// # Safety
-// `graph` and `options` and what they point at are readable during the call; `out` is writable, `error` writable or
-// null.
 sw_code sw_star_plan_new(const struct sw_plan_graph *graph,
                          const struct sw_star_options *options,
                          struct sw_star_plan **out,
                          struct sw_error **error);
 
-// The calls, by round. Valid as long as the plan.
-//
-// # Safety
-// `plan` came from sw_star_plan_new; `n` is writable. The same holds for the functions below.
-const struct sw_star_call *sw_star_plan_calls(const struct sw_star_plan *plan, size_t *n);
-
-// By node: SW_PLACE_STAYS ...
-//
-// # Safety
-// See sw_star_plan_calls.
-const uint32_t *sw_star_plan_places(const struct sw_star_plan *plan, size_t *n);
-
-// By node: the index of its call, or UINT32_MAX. Copied nodes have one if their value is fetched.
-//
-// # Safety
-// See sw_star_plan_calls.
-const uint32_t *sw_star_plan_calls_of(const struct sw_star_plan *plan, size_t *n);
-
-// Copied nodes that the graph keeps as well, because an untouched edge needs them.
-//
-// # Safety
-// See sw_star_plan_calls.
-const uint32_t *sw_star_plan_kept(const struct sw_star_plan *plan, size_t *n);
-
-// By edge: how it is served.
-//
-// # Safety
-// See sw_star_plan_calls.
-const struct sw_star_way *sw_star_plan_ways(const struct sw_star_plan *plan, size_t *n);
+// Valid as long as the plan. Of no plan: all empty.
+struct sw_star_lists sw_star_plan_lists(const struct sw_star_plan *plan);
 
 // The plan as text: calls, nodes that stay with send and receive, and why. Valid as long as the plan.
-//
-// # Safety
-// `plan` came from sw_star_plan_new.
 struct sw_bytes sw_star_plan_text(const struct sw_star_plan *plan);
 
 // The same in one line, for the log. Valid as long as the plan.
-//
-// # Safety
-// `plan` came from sw_star_plan_new.
 struct sw_bytes sw_star_plan_summary(const struct sw_star_plan *plan);
 
-// # Safety
-// `plan` is null or came from sw_star_plan_new, and is not used afterwards.
+// Frees the plan and its lists.
 void sw_star_plan_free(struct sw_star_plan *plan);
 
 // Runs and frees the job.
@@ -1269,9 +1070,6 @@ void sw_star_job_run(struct sw_star_job *job);
 
 // Says why a handler fails. `names_peer` is not 0 if the request itself is at fault: the message then gets the peer's
 // name.
-//
-// # Safety
-// `failure` is what the handler was given; the bytes are valid during the call.
 void sw_star_failure_set(struct sw_star_failure *failure,
                          sw_code code,
                          struct sw_bytes message,
@@ -1279,58 +1077,33 @@ void sw_star_failure_set(struct sw_star_failure *failure,
                          uint32_t names_peer);
 
 // The value in a slot, as a new reference; NULL: the slot is empty.
-//
-// # Safety
-// `slots` is from the sw_star_request that is being run.
 void *sw_star_slots_get(const struct sw_star_slots *slots, uint32_t slot);
 
 // Ends a run. Takes the kept values and the payload over in every case.
-//
-// # Safety
-// `engine` is live; `outcome` and what it points at are valid during the call; the payload obeys its contract.
 void sw_engine_star_done(const struct sw_engine *engine,
                          struct sw_ticket ticket,
                          const struct sw_star_outcome *outcome);
 
 // The session was deleted: drops its plans.
-//
-// # Safety
-// `engine` is live; the bytes are valid during the call.
 void sw_engine_star_session_closed(const struct sw_engine *engine, struct sw_bytes session);
 
 // Drops all plans.
-//
-// # Safety
-// `engine` is live.
 void sw_engine_star_forget_plans(const struct sw_engine *engine);
 
 // SHA-256 of `bytes`: the name of a plan.
-//
-// # Safety
-// `bytes` is readable; `out` has room for 32 bytes.
 void sw_sha256(struct sw_bytes bytes, uint8_t *out);
 
 // Writes the head of a star call to `out`; the table of feeds follows it in the metadata. `len` is the room,
 // SW_STAR_HEAD_BYTES + session.len + n_keeps * sizeof(sw_star_keep) bytes, and then the head's length.
-//
-// # Safety
-// `head` and what it points at are readable during the call; `out` has room for `*len` bytes; `error` is writable or
-// null.
 sw_code sw_star_call_head_write(const struct sw_star_call_head *head,
                                 uint8_t *out,
                                 size_t *len,
                                 struct sw_error **error);
 
 // Reads the head of a reply to a star call.
-//
-// # Safety
-// `meta` is readable, `head` writable, `error` writable or null.
 sw_code sw_star_reply_head_read(struct sw_bytes meta, struct sw_star_reply_head *head, struct sw_error **error);
 
 // Writes the metadata of a registration, whose payload is the plan in one part.
-//
-// # Safety
-// `plan` points at 32 bytes, `session` is readable; the rest as for sw_star_call_head_write.
 sw_code sw_star_register_head_write(uint64_t incarnation,
                                     const uint8_t *plan,
                                     struct sw_bytes session,
@@ -1339,9 +1112,6 @@ sw_code sw_star_register_head_write(uint64_t incarnation,
                                     struct sw_error **error);
 
 // Writes the metadata of the end of a step, which frees the values that its calls kept.
-//
-// # Safety
-// `session` is readable; the rest as for sw_star_call_head_write.
 sw_code sw_star_end_head_write(int64_t step_id,
                                struct sw_bytes session,
                                uint8_t *out,

@@ -52,7 +52,7 @@ class OwnString {
 
 // For ABI functions that return objects through out-parameters. The handle owns the object once the statement ends:
 //
-//   const sw_code code = sw_fuse_plan_new(&graph, &limits, Into(&plan), Into(&error));
+//   const sw_code code = sw_fuse_plan_new(&graph, Into(&plan), Into(&error));
 template <typename T>
 class Into {
  public:

@@ -152,13 +152,13 @@ class FusePass : public tensorflow::GraphOptimizationPass {
     // Most functions are local.
     if (IsFunctionGraph(options) && IsLocal(*options.device_set)) return OkStatus();
     const std::string task = IsFunctionGraph(options) ? CallingTask(options) : ClientTask(*options.device_set);
-    FuseSettings settings;
+    bool on = false;
     Status status = ReadFuseSettings(options.session_options->config, task,
-                                     IsFunctionGraph(options) ? FuseScope::kFunction : FuseScope::kSession, &settings);
-    if (!status.ok() || !settings.on) return status;
+                                     IsFunctionGraph(options) ? FuseScope::kFunction : FuseScope::kSession, &on);
+    if (!status.ok() || !on) return status;
     const uint64_t start = tensorflow::Env::Default()->NowMicros();
     FuseResult result;
-    status = FuseGraph(options.graph->get(), options.device_set, settings.limits, &result);
+    status = FuseGraph(options.graph->get(), options.device_set, &result);
     if (!status.ok()) {
       LOG(WARNING) << "starwire: tensor_fuse: running a graph unchanged: " << StatusMessage(status);
       return OkStatus();
@@ -206,7 +206,7 @@ class FusePass : public tensorflow::GraphOptimizationPass {
 
 }  // namespace
 
-Status FuseGraph(Graph* graph, const tensorflow::DeviceSet* devices, const sw_fuse_limits& limits, FuseResult* result) {
+Status FuseGraph(Graph* graph, const tensorflow::DeviceSet* devices, FuseResult* result) {
   // Harmless if nothing is fused afterwards.
   Status pinned = PinReferenceReads(graph);
   if (!pinned.ok()) return pinned;
@@ -218,7 +218,7 @@ Status FuseGraph(Graph* graph, const tensorflow::DeviceSet* devices, const sw_fu
   const sw_plan_graph view = description.ForPlanner();
   FusePlanHandle plan;
   ErrorHandle error;
-  const sw_code code = sw_fuse_plan_new(&view, &limits, Into(&plan), Into(&error));
+  const sw_code code = sw_fuse_plan_new(&view, Into(&plan), Into(&error));
   if (code != 0) return StatusFromError(code, error);
   VLOG(1) << "starwire: tensor_fuse: " << AsString(sw_fuse_plan_text(plan.get()));
   result->crossings = sw_fuse_plan_crossings(plan.get());

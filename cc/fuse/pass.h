@@ -3,7 +3,6 @@
 #define STARWIRE_CC_FUSE_PASS_H_
 
 #include "cc/base/compat.h"
-#include "include/starwire.h"
 #include "tensorflow/core/common_runtime/device_set.h"
 #include "tensorflow/core/graph/graph.h"
 
@@ -19,8 +18,7 @@ struct FuseResult {
 
 // Fuses tensors where it pays, in a graph that is placed and not yet partitioned. `devices` may be null. If this fails,
 // the graph still has its original meaning.
-Status FuseGraph(tensorflow::Graph* graph, const tensorflow::DeviceSet* devices, const sw_fuse_limits& limits,
-                 FuseResult* result);
+Status FuseGraph(tensorflow::Graph* graph, const tensorflow::DeviceSet* devices, FuseResult* result);
 
 // Registers the pass with TensorFlow, for the graphs of sessions that enable it (cc/fuse/switch.h).
 void RegisterFusePass();

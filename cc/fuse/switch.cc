@@ -68,21 +68,20 @@ void SetServerFuseWish(const std::string& task, FuseWish wish, bool functions) {
   wishes->by_task[task] = {wish, functions};
 }
 
-Status ReadFuseSettings(const tensorflow::ConfigProto& config, const std::string& task, FuseScope scope,
-                        FuseSettings* settings) {
+Status ReadFuseSettings(const tensorflow::ConfigProto& config, const std::string& task, FuseScope scope, bool* on) {
   LogEnvironmentWarnings();
   const ServerWish of_server = ServerWishOf(task);
   FuseWish wish = FuseWishOf(config, of_server.wish);
   if (wish == FuseWish::kUnsaid) wish = of_server.wish;
-  settings->on = wish == FuseWish::kOn;
+  *on = wish == FuseWish::kOn;
   if (wish == FuseWish::kOff) return OkStatus();
   int32_t enabled = 0;
   ErrorHandle error;
-  const sw_code code = sw_fuse_settings(&enabled, &settings->limits, Into(&error));
+  const sw_code code = sw_fuse_settings(&enabled, Into(&error));
   if (code != 0) return StatusFromError(code, error);
   if (wish != FuseWish::kUnsaid) return OkStatus();
   const bool by_protocol = scope == FuseScope::kFunction && of_server.functions;
-  settings->on = enabled < 0 ? by_protocol : enabled != 0;
+  *on = enabled < 0 ? by_protocol : enabled != 0;
   return OkStatus();
 }
 

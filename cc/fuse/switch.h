@@ -1,11 +1,10 @@
-// Whether tensors of a session or function are fused, and within which limits.
+// Whether tensors of a session or function are fused.
 #ifndef STARWIRE_CC_FUSE_SWITCH_H_
 #define STARWIRE_CC_FUSE_SWITCH_H_
 
 #include <string>
 
 #include "cc/base/compat.h"
-#include "include/starwire.h"
 #include "tensorflow/core/protobuf/config.pb.h"
 
 namespace starwire {
@@ -21,17 +20,12 @@ FuseWish FuseWishOf(const tensorflow::ConfigProto& config, FuseWish of_server = 
 // functions unless told otherwise.
 void SetServerFuseWish(const std::string& task, FuseWish wish, bool functions);
 
-struct FuseSettings {
-  bool on = false;
-  sw_fuse_limits limits = {};
-};
 // The graph of a session, or of a function that runs on several tasks.
 enum class FuseScope { kSession, kFunction };
 // In order of precedence: the session or function, its server, the environment, the protocol. `task` is the one that
 // the session is connected to, or that calls the function. Fails if the environment is invalid, unless fusion is off
 // anyway.
-Status ReadFuseSettings(const tensorflow::ConfigProto& config, const std::string& task, FuseScope scope,
-                        FuseSettings* settings);
+Status ReadFuseSettings(const tensorflow::ConfigProto& config, const std::string& task, FuseScope scope, bool* on);
 
 }  // namespace starwire
 

@@ -155,7 +155,6 @@ void GraphDescription::AddEdge(const Edge* edge) {
   out.src_output = edge->IsControlEdge() ? -1 : edge->src_output();
   out.dst_input = edge->IsControlEdge() ? -1 : edge->dst_input();
   out.type_class = TypeClass(*edge, plan_nodes_[out.src].task != plan_nodes_[out.dst].task);
-  out.memory = SW_MEMORY_HOST;
   out.bytes = edge->IsControlEdge() ? 0 : -1;
   const Place& place = PlaceOf(*edge->src());
   if (!edge->IsControlEdge() && place.type != "CPU" && plan_nodes_[out.dst].task != place.task) {
@@ -164,7 +163,7 @@ void GraphDescription::AddEdge(const Edge* edge) {
                                                          edge->src()->def(), &inputs, &outputs);
     const size_t output = static_cast<size_t>(edge->src_output());
     const bool on_host = status.ok() && output < outputs.size() && outputs[output] == tensorflow::HOST_MEMORY;
-    out.memory = on_host ? SW_MEMORY_HOST : SW_MEMORY_DEVICE;
+    out.on_device = on_host ? 0 : 1;
   }
   edges_.push_back(edge);
   plan_edges_.push_back(out);

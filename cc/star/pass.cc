@@ -105,8 +105,7 @@ void LeaveWhatCallsCannot(const std::vector<uint8_t>& servers, const tensorflow:
 // order of a sum depends on it: see PinSums(). What is between the two, or on one side, is then left to TensorFlow.
 // Returns whether there is more to leave than before.
 bool LeaveSums(const sw_star_plan* plan, GraphDescription* description) {
-  size_t n = 0;
-  const sw_star_way* ways = sw_star_plan_ways(plan, &n);
+  const sw_star_way* ways = sw_star_plan_lists(plan).ways;
   std::map<const Node*, uint32_t> numbers;
   for (uint32_t node = 0; node < description->num_nodes(); ++node) numbers[description->node(node)] = node;
   bool any = false;
@@ -277,7 +276,7 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
 
   sw_star_options options = {};
   options.struct_size = sizeof(options);
-  options.style = caller.style == StarStyle::kLite ? SW_STYLE_LITE : SW_STYLE_ROBUST;
+  options.lite = caller.style == StarStyle::kLite ? 1 : 0;
   options.servers = servers.data();
   options.n_tasks = servers.size();
   options.split_bytes = split_bytes;

@@ -112,7 +112,7 @@ Status StarSplit::AddPivot(uint32_t number) {
 
 // An Enter that waits for what the variable's waits for, and brings nothing along. Those that wait for nothing are one.
 Status StarSplit::AddEntry(uint32_t number) {
-  const auto drops = [this](uint32_t edge) { return ways_[edge].way == SW_WAY_DROPPED; };
+  const auto drops = [this](uint32_t edge) { return plan_.ways[edge].way == SW_WAY_DROPPED; };
   const bool waits = !std::all_of(in_edges_[number].begin(), in_edges_[number].end(), drops);
   NodeDef def;
   for (const char* attribute : {"frame_name", "is_constant", "parallel_iterations"}) {
@@ -203,10 +203,10 @@ Status StarSplit::Rewire(uint32_t at) {
   const Edge* edge = description_.edge(at);
   const uint32_t producer = NumberOf(edge->src());
   const uint32_t consumer = NumberOf(edge->dst());
-  if (CallOf(consumer) != nullptr && ways_[at].way != SW_WAY_UNTOUCHED) return OkStatus();
+  if (CallOf(consumer) != nullptr && plan_.ways[at].way != SW_WAY_UNTOUCHED) return OkStatus();
   Node* node = nullptr;
   Status status;
-  switch (ways_[at].way) {
+  switch (plan_.ways[at].way) {
     case SW_WAY_UNTOUCHED:
       if (!IsPivot(producer) && !IsPivot(consumer)) return OkStatus();
       if (IsPivot(producer)) {
@@ -218,8 +218,8 @@ Status StarSplit::Rewire(uint32_t at) {
       return status;
     case SW_WAY_COPY: {
       // Copied nodes: gone, or kept with their inputs.
-      if (places_[consumer] == SW_PLACE_COPIED) return OkStatus();
-      const bool elsewhere = places_[consumer] == SW_PLACE_STAYS;
+      if (plan_.places[consumer] == SW_PLACE_COPIED) return OkStatus();
+      const bool elsewhere = plan_.places[consumer] == SW_PLACE_STAYS;
       const std::string device =
           elsewhere ? description_.task(description_.task_of(consumer)) + "/device:CPU:0" : options_.client_device;
       status = ConstantFor(producer, device, &node);
@@ -279,12 +279,12 @@ void StarSplit::Remove() {
   for (uint32_t at = 0; at < description_.num_edges(); ++at) {
     const Edge* edge = description_.edge(at);
     const bool stays =
-        ways_[at].way == SW_WAY_UNTOUCHED || (ways_[at].way == SW_WAY_COPY && IsKept(NumberOf(edge->dst())));
+        plan_.ways[at].way == SW_WAY_UNTOUCHED || (plan_.ways[at].way == SW_WAY_COPY && IsKept(NumberOf(edge->dst())));
     if (!stays) graph_->RemoveEdge(edge);
   }
   for (uint32_t number = 0; number < description_.num_nodes(); ++number) {
     Node* node = description_.node(number);
-    switch (places_[number]) {
+    switch (plan_.places[number]) {
       case SW_PLACE_MOVED:
         node->set_assigned_device_name(options_.client_device);
         break;
@@ -293,7 +293,7 @@ void StarSplit::Remove() {
         // A handle stays even without users: TensorFlow then says whose it is in each step.
         if (IsCaptured(*node)) {
           node->AddAttr(kHandlesOfAttr, options_.function);
-        } else if (places_[number] == SW_PLACE_CALLED || !IsKept(number)) {
+        } else if (plan_.places[number] == SW_PLACE_CALLED || !IsKept(number)) {
           graph_->RemoveNode(node);
         }
         break;

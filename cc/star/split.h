@@ -73,7 +73,7 @@ class StarSplit {
 
   uint32_t NumberOf(const tensorflow::Node* node) const { return numbers_.at(node); }
   const std::string& NameOf(uint32_t node) const { return description_.node(node)->name(); }
-  bool IsPivot(uint32_t node) const { return places_[node] == SW_PLACE_PIVOT; }
+  bool IsPivot(uint32_t node) const { return plan_.places[node] == SW_PLACE_PIVOT; }
   bool IsKept(uint32_t node) const { return kept_.count(node) != 0; }
   Call* CallOf(uint32_t node);
   void Number(std::vector<Output>* outputs, std::map<Output, size_t>* numbers) const;
@@ -103,9 +103,7 @@ class StarSplit {
   tensorflow::Graph* const graph_;
   const GraphDescription& description_;
   const Options options_;
-  const uint32_t* places_ = nullptr;
-  const uint32_t* calls_of_ = nullptr;
-  const sw_star_way* ways_ = nullptr;
+  const sw_star_lists plan_;
   std::set<uint32_t> kept_;
   std::unordered_map<const tensorflow::Node*, uint32_t> numbers_;
   std::vector<std::vector<uint32_t>> in_edges_;  // by node

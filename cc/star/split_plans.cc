@@ -34,21 +34,20 @@ void Strip(NodeDef* def) {
 
 StarSplit::StarSplit(tensorflow::Graph* graph, const GraphDescription& description, const sw_star_plan* plan,
                      Options options)
-    : graph_(graph), description_(description), options_(std::move(options)), in_edges_(description.num_nodes()) {
-  size_t n = 0;
-  places_ = sw_star_plan_places(plan, &n);
-  calls_of_ = sw_star_plan_calls_of(plan, &n);
-  ways_ = sw_star_plan_ways(plan, &n);
-  const uint32_t* kept = sw_star_plan_kept(plan, &n);
-  kept_.insert(kept, kept + n);
-  const sw_star_call* calls = sw_star_plan_calls(plan, &n);
-  calls_.resize(n);
-  for (size_t i = 0; i < n; ++i) {
+    : graph_(graph),
+      description_(description),
+      options_(std::move(options)),
+      plan_(sw_star_plan_lists(plan)),
+      in_edges_(description.num_nodes()) {
+  kept_.insert(plan_.kept, plan_.kept + plan_.n_kept);
+  calls_.resize(plan_.n_calls);
+  for (size_t i = 0; i < plan_.n_calls; ++i) {
+    const sw_star_call& it = plan_.calls[i];
     Call* call = &calls_[i];
-    call->it = &calls[i];
-    call->nodes.insert(calls[i].nodes, calls[i].nodes + calls[i].n_nodes);
-    call->device = description.task(calls[i].task) + "/device:CPU:0";
-    call->spec.task = description.task(calls[i].task);
+    call->it = &it;
+    call->nodes.insert(it.nodes, it.nodes + it.n_nodes);
+    call->device = description.task(it.task) + "/device:CPU:0";
+    call->spec.task = description.task(it.task);
   }
   for (uint32_t node = 0; node < description.num_nodes(); ++node) numbers_[description.node(node)] = node;
   for (uint32_t edge = 0; edge < description.num_edges(); ++edge) {
@@ -68,7 +67,7 @@ Status StarSplit::Prepare() {
 }
 
 StarSplit::Call* StarSplit::CallOf(uint32_t node) {
-  return calls_of_[node] == kNoCall ? nullptr : &calls_[calls_of_[node]];
+  return plan_.calls_of[node] == kNoCall ? nullptr : &calls_[plan_.calls_of[node]];
 }
 
 // By name, so that all workers produce the same plan although they may number their nodes differently.
@@ -231,12 +230,12 @@ std::string StarSplit::InputOf(const Call& call, uint32_t node, uint32_t at) con
   };
   // A copy's inputs are copies.
   if (call.nodes.count(node) == 0) return output(NameOf(source), edge->src_output());
-  switch (ways_[at].way) {
+  switch (plan_.ways[at].way) {
     case SW_WAY_INSIDE:
     case SW_WAY_COPY:
       return output(NameOf(source), edge->src_output());
     case SW_WAY_COPY_OF:
-      return output(NameOf(ways_[at].root), 0);
+      return output(NameOf(plan_.ways[at].root), 0);
     case SW_WAY_FEED:
     case SW_WAY_SLOT:
     case SW_WAY_DIRECT:

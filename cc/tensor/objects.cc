@@ -1,6 +1,7 @@
 #include "cc/tensor/objects.h"
 
-#include <optional>
+#include <algorithm>
+#include <iterator>
 
 #include "cc/tensor/elements.h"
 #include "cc/tensor/variants.h"
@@ -76,69 +77,40 @@ uint64_t CostOf(Kind kind) {
   }
 }
 
-std::optional<Kind> ChildOf(Kind kind, uint64_t field) {
-  switch (kind) {
-    case Kind::kTensor:
-      if (field == TensorProto::kVariantValFieldNumber) return Kind::kVariant;
-      if (field == TensorProto::kResourceHandleValFieldNumber) return Kind::kHandle;
-      break;
-    case Kind::kVariant:
-      if (field == tensorflow::VariantTensorDataProto::kTensorsFieldNumber) return Kind::kTensor;
-      break;
-    case Kind::kNamed:
-      if (field == tensorflow::NamedTensorProto::kTensorFieldNumber) return Kind::kTensor;
-      break;
-    case Kind::kRunRequest:
-      if (field == tensorflow::RunGraphRequest::kSendFieldNumber) return Kind::kNamed;
-      break;
-    case Kind::kRunResponse:
-      if (field == tensorflow::RunGraphResponse::kRecvFieldNumber) return Kind::kNamed;
-      break;
-    case Kind::kRecvResponse:
-      if (field == tensorflow::RecvTensorResponse::kTensorFieldNumber) return Kind::kTensor;
-      break;
-    case Kind::kEnqueueRequest:
-      if (field == eager_fields::kEnqueueQueue) return Kind::kQueueItem;
-      break;
-    case Kind::kQueueItem:
-      if (field == eager_fields::kItemOperation) return Kind::kOperation;
-      if (field == eager_fields::kItemSendTensor) return Kind::kSentTensors;
-      if (field == eager_fields::kItemSendPackedHandle) return Kind::kPackedHandle;
-      break;
-    case Kind::kOperation:
-      if (field == eager_fields::kOperationInputs) return Kind::kInput;
-      break;
-    case Kind::kInput:
-      if (field == eager_fields::kInputTensor) return Kind::kTensor;
-      break;
-    case Kind::kSentTensors:
-      if (field == eager_fields::kSentTensors) return Kind::kTensor;
-      break;
-    case Kind::kPackedHandle:
-      if (field == eager_fields::kPackedHandles) return Kind::kPackedItem;
-      break;
-    case Kind::kPackedItem:
-      if (field == eager_fields::kLocalHandle) return Kind::kLocalHandle;
-      break;
-    case Kind::kLocalHandle:
-      if (field == eager_fields::kLocalHandleTensor) return Kind::kTensor;
-      break;
-    case Kind::kEnqueueResponse:
-      if (field == eager_fields::kEnqueueResponses) return Kind::kQueueResponse;
-      break;
-    case Kind::kQueueResponse:
-      if (field == eager_fields::kResponseTensor) return Kind::kTensor;
-      break;
-    case Kind::kComponentRequest:
-      if (field == eager_fields::kComponentOperation) return Kind::kOperation;
-      break;
-    case Kind::kComponentResponse:
-      if (field == eager_fields::kComponentTensor) return Kind::kTensor;
-      break;
-    case Kind::kHandle:
-      break;
-  }
-  return std::nullopt;
+struct Child {
+  Kind parent;
+  uint64_t field;
+  Kind kind;
+};
+
+constexpr Child kChildren[] = {
+    {Kind::kTensor, TensorProto::kVariantValFieldNumber, Kind::kVariant},
+    {Kind::kTensor, TensorProto::kResourceHandleValFieldNumber, Kind::kHandle},
+    {Kind::kVariant, tensorflow::VariantTensorDataProto::kTensorsFieldNumber, Kind::kTensor},
+    {Kind::kNamed, tensorflow::NamedTensorProto::kTensorFieldNumber, Kind::kTensor},
+    {Kind::kRunRequest, tensorflow::RunGraphRequest::kSendFieldNumber, Kind::kNamed},
+    {Kind::kRunResponse, tensorflow::RunGraphResponse::kRecvFieldNumber, Kind::kNamed},
+    {Kind::kRecvResponse, tensorflow::RecvTensorResponse::kTensorFieldNumber, Kind::kTensor},
+    {Kind::kEnqueueRequest, eager_fields::kEnqueueQueue, Kind::kQueueItem},
+    {Kind::kQueueItem, eager_fields::kItemOperation, Kind::kOperation},
+    {Kind::kQueueItem, eager_fields::kItemSendTensor, Kind::kSentTensors},
+    {Kind::kQueueItem, eager_fields::kItemSendPackedHandle, Kind::kPackedHandle},
+    {Kind::kOperation, eager_fields::kOperationInputs, Kind::kInput},
+    {Kind::kInput, eager_fields::kInputTensor, Kind::kTensor},
+    {Kind::kSentTensors, eager_fields::kSentTensors, Kind::kTensor},
+    {Kind::kPackedHandle, eager_fields::kPackedHandles, Kind::kPackedItem},
+    {Kind::kPackedItem, eager_fields::kLocalHandle, Kind::kLocalHandle},
+    {Kind::kLocalHandle, eager_fields::kLocalHandleTensor, Kind::kTensor},
+    {Kind::kEnqueueResponse, eager_fields::kEnqueueResponses, Kind::kQueueResponse},
+    {Kind::kQueueResponse, eager_fields::kResponseTensor, Kind::kTensor},
+    {Kind::kComponentRequest, eager_fields::kComponentOperation, Kind::kOperation},
+    {Kind::kComponentResponse, eager_fields::kComponentTensor, Kind::kTensor},
+};
+
+const Child* ChildOf(Kind kind, uint64_t field) {
+  const auto* found = std::find_if(std::begin(kChildren), std::end(kChildren),
+                                   [=](const Child& one) { return one.parent == kind && one.field == field; });
+  return found == std::end(kChildren) ? nullptr : found;
 }
 
 Kind KindOf(TensorCarrier carrier) {
@@ -211,8 +183,8 @@ Status Walk(Kind kind, sw_bytes in, int depth, ObjectBudget* budget) {
       case 2: {
         ok = ok && TakeVarint(&in, &value) && value <= in.len;
         if (!ok) break;
-        if (const auto child = ChildOf(kind, field)) {
-          Status status = Walk(*child, {in.data, static_cast<size_t>(value)}, depth, budget);
+        if (const Child* child = ChildOf(kind, field)) {
+          Status status = Walk(child->kind, {in.data, static_cast<size_t>(value)}, depth, budget);
           if (!status.ok()) return status;
         }
         ok = Skip(&in, value);

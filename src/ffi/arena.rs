@@ -11,7 +11,6 @@ use starwire_net::transport::verbs::{Arena, Device, Library};
 /// A range of memory of this process that is never unmapped, so that an RDMA device may keep it registered. Physical
 /// memory is used only where it is written to.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_arena {
     /// NULL if there is no arena.
     pub data: *mut c_void,
@@ -23,9 +22,6 @@ pub struct sw_arena {
 /// The arena for servers of this protocol; always the same one. There is none if the environment does not select RDMA,
 /// turns the arena off or is invalid (which sw_engine_new reports), or if this host has no device that works. An error
 /// means that the arena cannot be reserved; servers work without it.
-///
-/// # Safety
-/// The protocol's bytes are valid during the call; `out` is writable, `error` writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_arena_reserve(
     protocol: sw_bytes,

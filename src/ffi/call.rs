@@ -44,9 +44,6 @@ pub unsafe extern "C" fn sw_channel_call(
 }
 
 /// Starts a rendezvous request. `prefix` is the rendezvous key up to, not including, its last ';'.
-///
-/// # Safety
-/// As sw_channel_call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_channel_recv(
     channel: *mut sw_channel,
@@ -68,9 +65,6 @@ pub unsafe extern "C" fn sw_channel_recv(
 
 /// Ends a call with `code` (usually Cancelled) and tells the peer. Its `done` runs soon, unless it already ran. Unknown
 /// ids are ignored.
-///
-/// # Safety
-/// `channel` is live; the bytes are valid during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_channel_cancel(channel: *mut sw_channel, id: u64, code: sw_code, message: sw_bytes) {
     // SAFETY: the caller's promise.
@@ -82,9 +76,6 @@ pub unsafe extern "C" fn sw_channel_cancel(channel: *mut sw_channel, id: u64, co
 
 /// Answers a request. code 0: meta + payload. Else: meta is the message, payload (optional) carries error details as
 /// one part. Takes over the payload in every case. May be called on any thread, also inside a handler.
-///
-/// # Safety
-/// `engine` is live; the rest as the structs specify.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_reply(
     engine: *mut sw_engine,
@@ -101,9 +92,6 @@ pub unsafe extern "C" fn sw_engine_reply(
 }
 
 /// Frees an incoming call's metadata and payload.
-///
-/// # Safety
-/// `body` is from an sw_call_request and is freed once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_body_free(body: *mut sw_body) {
     // SAFETY: the caller's promise.

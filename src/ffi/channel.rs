@@ -10,16 +10,12 @@ use starwire_protocol::code;
 
 /// An engine's handle to a peer. It reconnects by itself; calls made while there is no connection wait or fail, as
 /// requested.
-#[allow(non_camel_case_types)]
 pub struct sw_channel {
     pub(super) channel: CChannel,
 }
 
 /// Opens a channel to a task, without connecting yet. If .endpoint_map exists and has grpc_address, its entry is tried
 /// first; otherwise resolve() is called. Channels to the same (task, grpc_address) share one connection.
-///
-/// # Safety
-/// `engine` is a live engine, the bytes are valid during the call, `out` is writable, `error` writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_channel_open(
     engine: *mut sw_engine,
@@ -30,22 +26,19 @@ pub unsafe extern "C" fn sw_channel_open(
 ) -> sw_code {
     // SAFETY: the caller's promise.
     let (engine, task, address) = unsafe { (require(engine, "an engine"), task.as_slice(), grpc_address.as_slice()) };
-    let made = guard(Err((code::INTERNAL, "starwire: internal error while opening a channel".to_string())), || {
+    let make = || {
         let engine = engine?;
         let text = |b: &[u8]| {
             String::from_utf8(b.to_vec())
                 .map_err(|_| (code::INVALID_ARGUMENT, "starwire: a task's name is not UTF-8".to_string()))
         };
         engine.engine.channel(&text(task)?, &text(address)?).map_err(|e| (e.code(), e.to_string()))
-    });
+    };
     // SAFETY: the caller's promise.
-    unsafe { handle::hand_out(made.map(|channel| sw_channel { channel }), out, error) }
+    unsafe { handle::create("opening a channel", out, error, || make().map(|channel| sw_channel { channel })) }
 }
 
 /// For the metrics: counts a reply over this channel that carries `tensors` tensors as one.
-///
-/// # Safety
-/// `channel` is live.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_channel_count_fused(channel: *mut sw_channel, tensors: u64) {
     // SAFETY: the caller's promise.

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::error::{self, sw_error};
+use super::error::sw_error;
 use super::guard;
 use super::handle::{self, borrow, other_structs, require};
 use super::host::{CEngine, CHost};
@@ -15,7 +15,6 @@ use starwire_net::reactor::topology::Topology;
 use starwire_protocol::code;
 
 /// One TensorFlow server: its reactors, its data port, its channels.
-#[allow(non_camel_case_types)]
 pub struct sw_engine {
     pub(super) engine: Arc<CEngine>,
 }
@@ -34,7 +33,7 @@ pub unsafe extern "C" fn sw_engine_new(
     out: *mut *mut sw_engine,
     error: *mut *mut sw_error,
 ) -> sw_code {
-    let made = guard(Err((code::INTERNAL, "starwire: internal error while starting the engine".to_string())), || {
+    let make = || {
         // SAFETY: the caller's promise.
         let (options, handlers) = unsafe { (require(options, "options")?, *require(handlers, "handlers")?) };
         if options.struct_size != size_of::<sw_engine_options>() || handlers.struct_size != size_of::<sw_handlers>() {
@@ -48,9 +47,9 @@ pub unsafe extern "C" fn sw_engine_new(
         let port = unsafe { borrow(options.port) }.and_then(sw_port::take);
         WARNED.store(true, Ordering::Relaxed);
         CEngine::start(&ProcessEnv, identity, options.incarnation, host, port).map_err(|e| (e.code(), e.to_string()))
-    });
+    };
     // SAFETY: the caller's promise.
-    unsafe { handle::hand_out(made.map(|engine| sw_engine { engine }), out, error) }
+    unsafe { handle::create("starting the engine", out, error, || make().map(|engine| sw_engine { engine })) }
 }
 
 /// # Safety
@@ -80,9 +79,6 @@ pub(super) unsafe fn identity(o: &sw_engine_options) -> Result<Identity, String>
 
 /// One line for the log: "starwire: grpc++ on 2 reactors (epoll, poll=off, pin=off), data port ...". Valid as long as
 /// the engine.
-///
-/// # Safety
-/// `engine` is a live engine. The same holds for every function of this file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_banner(engine: *const sw_engine) -> sw_bytes {
     // SAFETY: the caller's promise.
@@ -91,9 +87,6 @@ pub unsafe extern "C" fn sw_engine_banner(engine: *const sw_engine) -> sw_bytes 
 
 /// The server's advertisement: put it into the GetStatus reply, and pass it to sw_engine_resolved on the other side.
 /// Opaque printable ASCII, no spaces. Valid as long as the engine.
-///
-/// # Safety
-/// See sw_engine_banner.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_advertisement(engine: *const sw_engine) -> sw_bytes {
     // SAFETY: the caller's promise.
@@ -101,9 +94,6 @@ pub unsafe extern "C" fn sw_engine_advertisement(engine: *const sw_engine) -> sw
 }
 
 /// 1 if partitions of this server's graphs run on the lock-free executor where it supports them, else 0.
-///
-/// # Safety
-/// See sw_engine_banner.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_runs_partitions(engine: *const sw_engine) -> u32 {
     // SAFETY: the caller's promise.
@@ -112,9 +102,6 @@ pub unsafe extern "C" fn sw_engine_runs_partitions(engine: *const sw_engine) -> 
 
 /// Ends every call (Cancelled/Unavailable), closes every connection, joins every thread. When it returns no handler
 /// runs or will run again. Idempotent. Do not call it from a reactor thread.
-///
-/// # Safety
-/// See sw_engine_banner.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_stop(engine: *mut sw_engine) {
     // SAFETY: the caller's promise.
@@ -124,9 +111,6 @@ pub unsafe extern "C" fn sw_engine_stop(engine: *mut sw_engine) {
 }
 
 /// Stops and frees the engine. Do not call sw_engine_reply afterwards; channels may be released later.
-///
-/// # Safety
-/// See sw_engine_banner; the engine is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_free(engine: *mut sw_engine) {
     // SAFETY: the caller's promise.
@@ -138,9 +122,6 @@ pub unsafe extern "C" fn sw_engine_free(engine: *mut sw_engine) {
 }
 
 /// Answers `resolve`: an advertisement (code 0) or an error. Harmless if the token is outdated.
-///
-/// # Safety
-/// See sw_engine_banner; the bytes are valid during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_resolved(
     engine: *mut sw_engine,
@@ -159,9 +140,6 @@ pub unsafe extern "C" fn sw_engine_resolved(
 /// Stores in `out` where TensorFlow's gRPC clients of this process have to connect to reach the server of the task with
 /// this address in the ClusterSpec: there, or with a secret or TLS, at "127.0.0.1:port" of this process. Free `out`
 /// with sw_string_free.
-///
-/// # Safety
-/// See sw_engine_banner; the bytes are valid during the call; `out` is writable, `error` writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_entrance(
     engine: *const sw_engine,
@@ -171,27 +149,17 @@ pub unsafe extern "C" fn sw_engine_entrance(
 ) -> sw_code {
     // SAFETY: the caller's promise.
     let (engine, address) = unsafe { (require(engine, "an engine"), grpc_address.as_slice()) };
-    let found = guard(Err((code::INTERNAL, "starwire: internal error while opening an entrance".to_string())), || {
+    let read = || {
         let address = String::from_utf8(address.to_vec())
             .map_err(|_| (code::INVALID_ARGUMENT, "starwire: a task's address is not UTF-8".to_string()))?;
         let entrance = engine?.engine.entrance(&address).map_err(|e| (e.code(), e.to_string()))?;
         Ok(entrance.map_or(address, |entrance| entrance.to_string()))
-    });
-    match found {
-        Ok(address) => {
-            // SAFETY: the caller's promise.
-            unsafe { *out = string(address) }
-            0
-        }
-        // SAFETY: the caller's promise.
-        Err((code, message)) => unsafe { error::store(error, code, message) },
-    }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { handle::answer("opening an entrance", out, error, || read().map(string)) }
 }
 
 /// Counters of the engine as Prometheus text. Free with sw_string_free.
-///
-/// # Safety
-/// See sw_engine_banner.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_metrics(engine: *const sw_engine) -> sw_string {
     // SAFETY: the caller's promise.
@@ -219,9 +187,6 @@ fn string(text: String) -> sw_string {
 }
 
 /// For the metrics: counts a sent reply that carries `tensors` tensors as one.
-///
-/// # Safety
-/// See sw_engine_banner.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_count_fused(engine: *const sw_engine, tensors: u64) {
     // SAFETY: the caller's promise.
@@ -229,8 +194,7 @@ pub unsafe extern "C" fn sw_engine_count_fused(engine: *const sw_engine, tensors
     guard((), || engine.map_or((), |engine| engine.engine.count_fused(tensors)));
 }
 
-/// # Safety
-/// `string` came from this library and is not used afterwards.
+/// Frees a string that a function of this library returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_string_free(string: sw_string) {
     if !string.data.is_null() {

@@ -4,7 +4,6 @@ use super::handle::{self, borrow};
 use super::types::{sw_bytes, sw_code};
 
 /// The message of an error, for an operator; its code is what the function returned. Free with sw_error_free.
-#[allow(non_camel_case_types)]
 pub struct sw_error {
     pub(super) message: String,
 }
@@ -22,17 +21,13 @@ pub(super) unsafe fn store(out: *mut *mut sw_error, code: sw_code, message: Stri
 }
 
 /// Valid until the error is freed.
-///
-/// # Safety
-/// `error` is null or came from a function of this ABI and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_error_message(error: *const sw_error) -> sw_bytes {
     // SAFETY: the caller's promise.
     unsafe { borrow(error) }.map_or(sw_bytes::EMPTY, |e| sw_bytes::of(e.message.as_bytes()))
 }
 
-/// # Safety
-/// `error` is null or came from a function of this ABI and was not freed; the error is not used afterwards.
+/// NULL is no error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_error_free(error: *mut sw_error) {
     // SAFETY: the caller's promise.

@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use super::error::{self, sw_error};
+use super::error::sw_error;
 use super::guard;
 use super::handle::{self, array, borrow, numbered, other_structs, require};
 use super::types::sw_code;
@@ -34,7 +34,6 @@ pub const SW_EXEC_CONTROL: u32 = u32::MAX;
 
 /// The result of sw_kernels.run.
 #[repr(u32)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub enum sw_outcome {
     Done,
@@ -62,7 +61,6 @@ const _: () = assert!(
 );
 
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_exec_node {
     /// SW_EXEC_* bits.
@@ -75,7 +73,6 @@ pub struct sw_exec_node {
 
 /// From output `output` of node `src` to input `input` of node `dst`; both are SW_EXEC_CONTROL for a control edge.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_exec_edge {
     pub src: u32,
@@ -86,7 +83,6 @@ pub struct sw_exec_edge {
 
 /// A sub-graph. Outputs have slots, numbered consecutively in the order of the nodes.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_exec_spec {
     pub struct_size: usize,
     pub nodes: *const sw_exec_node,
@@ -101,7 +97,6 @@ pub struct sw_exec_spec {
 /// remaining reader is this node, then `released` slots that run() releases when the kernel has ended, even if it
 /// failed.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_task {
     pub node: u32,
     pub first: u32,
@@ -114,7 +109,6 @@ const _: () = assert!(size_of::<sw_task>() == size_of::<Task>());
 /// The owner of the kernels and the values. `scratch` is the memory for the values of one run; successive runs reuse
 /// it. None of these functions may throw.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_kernels {
     pub struct_size: usize,
@@ -148,13 +142,11 @@ pub struct sw_kernels {
 }
 
 /// A compiled sub-graph. Shared by all threads.
-#[allow(non_camel_case_types)]
 pub struct sw_exec {
     executor: Executor<Foreign>,
 }
 
 /// One run of a plan.
-#[allow(non_camel_case_types)]
 pub struct sw_run {
     _opaque: [u8; 0],
 }
@@ -295,7 +287,7 @@ pub unsafe extern "C" fn sw_exec_new(
     out: *mut *mut sw_exec,
     error: *mut *mut sw_error,
 ) -> sw_code {
-    let made = guard(Err((code::INTERNAL, "starwire: internal error while compiling a sub-graph".to_string())), || {
+    let make = || {
         // SAFETY: the caller's promise.
         let (spec, kernels) = unsafe { (require(spec, "spec")?, require(kernels, "kernels")?) };
         if spec.struct_size != size_of::<sw_exec_spec>() || kernels.struct_size != size_of::<sw_kernels>() {
@@ -313,15 +305,12 @@ pub unsafe extern "C" fn sw_exec_new(
         let plan = Plan::new(&nodes, &edges).map_err(|e| (code::INVALID_ARGUMENT, e.to_string()))?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Executor::new(plan, foreign, spec.lanes, cores))
-    });
+    };
     // SAFETY: the caller's promise.
-    unsafe { handle::hand_out(made.map(|executor| sw_exec { executor }), out, error) }
+    unsafe { handle::create("compiling a sub-graph", out, error, || make().map(|executor| sw_exec { executor })) }
 }
 
 /// Frees a plan. Runs in progress end normally; each scratch is closed when its run has ended.
-///
-/// # Safety
-/// `plan` is null, or a live plan that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_exec_free(plan: *mut sw_exec) {
     // SAFETY: the caller's promise.
@@ -329,9 +318,6 @@ pub unsafe extern "C" fn sw_exec_free(plan: *mut sw_exec) {
 }
 
 /// The array that sw_task.first is an index into. Valid as long as the plan or a run of it.
-///
-/// # Safety
-/// `plan` is live. The same holds for the next functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_exec_lists(plan: *const sw_exec) -> *const u32 {
     // SAFETY: the caller's promise.
@@ -339,9 +325,6 @@ pub unsafe extern "C" fn sw_exec_lists(plan: *const sw_exec) -> *const u32 {
 }
 
 /// The total time of all kernels when last measured; 0: not known yet.
-///
-/// # Safety
-/// See sw_exec_lists.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_exec_cost_ns(plan: *const sw_exec) -> u64 {
     // SAFETY: the caller's promise.
@@ -349,9 +332,6 @@ pub unsafe extern "C" fn sw_exec_cost_ns(plan: *const sw_exec) -> u64 {
 }
 
 /// Takes a scratch for a run; values of nodes without kernels may be put there before sw_run_go.
-///
-/// # Safety
-/// See sw_exec_lists; `scratch` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_exec_begin(plan: *const sw_exec, scratch: *mut *mut c_void) -> *mut sw_run {
     // SAFETY: the caller's promise.
@@ -378,9 +358,6 @@ pub unsafe extern "C" fn sw_run_go(run: *mut sw_run, flags: u32) {
 }
 
 /// Instead of sw_run_go: drops the run. sw_kernels.finished is not called.
-///
-/// # Safety
-/// As sw_run_go.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_run_abandon(run: *mut sw_run) {
     // SAFETY: the caller's promise.
@@ -389,9 +366,6 @@ pub unsafe extern "C" fn sw_run_abandon(run: *mut sw_run) {
 }
 
 /// Marks an output of a running SW_EXEC_MAY_DIE node as dead. Call it before the kernel ends.
-///
-/// # Safety
-/// `run` is what sw_kernels.run got for this node.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_run_mark_dead(run: *mut sw_run, node: u32, output: u32) {
     // SAFETY: the caller's promise; the reference stays the caller's.
@@ -412,9 +386,6 @@ pub unsafe extern "C" fn sw_run_report(run: *mut sw_run, node: u32, failed: u32)
 }
 
 /// The same, from a thread that is about to report another kernel of the same run: that report continues the run.
-///
-/// # Safety
-/// See sw_run_report.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_run_report_more(run: *mut sw_run, node: u32, failed: u32) {
     // SAFETY: the caller's promise.
@@ -437,21 +408,10 @@ pub unsafe extern "C" fn sw_run_help(helper: *mut sw_run) {
 
 /// Reads STARWIRE_ROW_UPDATES: 1 if sparse updates have our kernels, else 0. An error names the variable and its valid
 /// values.
-///
-/// # Safety
-/// `on` is writable, `error` writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_row_updates(on: *mut u32, error: *mut *mut sw_error) -> sw_code {
-    let read = guard(Err((code::INTERNAL, "starwire: internal error while reading settings".to_string())), || {
-        Config::row_updates_from_env(&ProcessEnv).map_err(|error| (code::INVALID_ARGUMENT, error.to_string()))
-    });
-    match read {
-        Ok(read) => {
-            // SAFETY: the caller's promise.
-            unsafe { *on = read.into() }
-            0
-        }
-        // SAFETY: the caller's promise.
-        Err((code, message)) => unsafe { error::store(error, code, message) },
-    }
+    let read =
+        || Config::row_updates_from_env(&ProcessEnv).map_err(|error| (code::INVALID_ARGUMENT, error.to_string()));
+    // SAFETY: the caller's promise.
+    unsafe { handle::answer("reading settings", on, error, || read().map(|read| read.into())) }
 }

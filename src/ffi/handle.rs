@@ -13,6 +13,9 @@ use super::guard;
 use super::types::sw_code;
 use starwire_protocol::code;
 
+/// What went wrong: a code, and a message for an operator.
+pub type Failure = (sw_code, String);
+
 /// Gives an object to the caller.
 pub fn give<T>(object: T) -> *mut T {
     Box::into_raw(Box::new(object))
@@ -31,7 +34,7 @@ pub unsafe fn borrow<'a, T>(handle: *const T) -> Option<&'a T> {
 ///
 /// # Safety
 /// As [`borrow`]; or `handle` is null or readable while the result is in use.
-pub unsafe fn require<'a, T>(handle: *const T, what: &str) -> Result<&'a T, (sw_code, String)> {
+pub unsafe fn require<'a, T>(handle: *const T, what: &str) -> Result<&'a T, Failure> {
     // SAFETY: the caller's promise.
     unsafe { borrow(handle) }.ok_or_else(|| (code::INVALID_ARGUMENT, format!("starwire: bug: {what} is NULL")))
 }
@@ -48,20 +51,41 @@ pub unsafe fn free<T>(handle: *mut T) {
     }
 }
 
-/// The end of a function that creates an object: stores it behind `out`, or the reason behind `error`.
+/// A function that can fail: stores the result of `work` behind `out`, or the reason behind `error`. `doing` is for the
+/// message if it panics.
 ///
 /// # Safety
 /// `out` is writable, `error` writable or null.
-pub unsafe fn hand_out<T>(made: Result<T, (sw_code, String)>, out: *mut *mut T, error: *mut *mut sw_error) -> sw_code {
-    match made {
-        Ok(thing) => {
+pub unsafe fn answer<T>(
+    doing: &str,
+    out: *mut T,
+    error: *mut *mut sw_error,
+    work: impl FnOnce() -> Result<T, Failure>,
+) -> sw_code {
+    let panicked = || Err((code::INTERNAL, format!("starwire: internal error while {doing}")));
+    match guard(None, || Some(work())).unwrap_or_else(panicked) {
+        Ok(value) => {
             // SAFETY: the caller's promise.
-            unsafe { *out = give(thing) }
+            unsafe { out.write(value) }
             0
         }
         // SAFETY: the caller's promise.
         Err((code, message)) => unsafe { error::store(error, code, message) },
     }
+}
+
+/// The same for a function that creates an object.
+///
+/// # Safety
+/// `out` is writable, `error` writable or null.
+pub unsafe fn create<T>(
+    doing: &str,
+    out: *mut *mut T,
+    error: *mut *mut sw_error,
+    work: impl FnOnce() -> Result<T, Failure>,
+) -> sw_code {
+    // SAFETY: the caller's promise.
+    unsafe { answer(doing, out, error, || work().map(give)) }
 }
 
 /// An array that the caller lends.
@@ -82,7 +106,7 @@ pub fn numbered<T: Copy>(variants: &[T], number: u32) -> Option<T> {
 }
 
 /// The caller was compiled with other structs of the ABI.
-pub fn other_structs() -> (sw_code, String) {
+pub fn other_structs() -> Failure {
     (
         code::FAILED_PRECONDITION,
         "starwire: the Rust core and the C++ shim disagree on the C ABI's structs: rebuild with `make clean build`"

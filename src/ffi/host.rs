@@ -7,8 +7,8 @@ use std::ptr::{self, NonNull};
 use super::handle;
 use super::star_server::CStar;
 use super::types::{
-    sw_body, sw_bytes, sw_call_request, sw_code, sw_handlers, sw_op_vtable, sw_part, sw_payload, sw_recv_request,
-    sw_result, sw_ticket,
+    sw_body, sw_bytes, sw_call_request, sw_handlers, sw_op_vtable, sw_part, sw_payload, sw_recv_request, sw_result,
+    sw_ticket,
 };
 use starwire_engine::{
     Buffers, ForeignMemory, Host, IncomingCall, Level, Op, OutPayload, PendingOp, Piece, RecvRequest, Ticket,
@@ -67,7 +67,7 @@ impl CHost {
     /// # Safety
     /// The functions in `handlers` accept `ctx` from any thread until the engine was stopped; so do those of
     /// `handlers.star` with theirs.
-    pub unsafe fn new(handlers: sw_handlers, ctx: *mut c_void) -> Result<Self, (sw_code, String)> {
+    pub unsafe fn new(handlers: sw_handlers, ctx: *mut c_void) -> Result<Self, handle::Failure> {
         // SAFETY: the caller's promise.
         let star = unsafe { CStar::new(handlers.star, handlers.star_ctx)? };
         Ok(Self { handlers, ctx, star })

@@ -4,6 +4,19 @@
 //! what, and what NULL means, is in [`handle`]. Each entry point is a panic boundary ([`guard`]); errors are a code
 //! plus a message in an out-parameter that comes last; callbacks take their context first. Numbers that C callers fill
 //! in are checked before they become an enum.
+//!
+//! # Safety
+//!
+//! What each function relies on, and what its `// SAFETY: the caller's promise` means; a function that relies on more
+//! says so.
+//!
+//! * A handle is NULL, or came from this library and has not been freed; nobody uses it after `_free`.
+//! * Bytes, structs and arrays are readable during the call; out-parameters are writable, `error` is writable or NULL.
+//! * Tables of callbacks stay valid for the life of the process. They and their contexts may be used from any thread,
+//!   and an operation's until its `done`.
+
+#![allow(non_camel_case_types, reason = "the C names")]
+#![allow(clippy::missing_safety_doc, reason = "above")]
 
 pub mod arena;
 pub mod call;

@@ -29,9 +29,6 @@ pub const SW_OP_IS_SHAREABLE: u32 = 512;
 pub const SW_OP_IS_TIED: u32 = 1024;
 
 /// The SW_OP_... flags of an operation of TensorFlow. 0: it is not in the table, and nothing may be assumed about it.
-///
-/// # Safety
-/// `op` is readable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_op_knowledge(op: sw_bytes) -> u32 {
     guard(0, || {

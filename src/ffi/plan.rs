@@ -2,18 +2,16 @@
 
 use std::ffi::c_void;
 
-use super::error::{self, sw_error};
-use super::guard;
-use super::handle::{self, array, borrow, numbered, other_structs, require};
+use super::error::sw_error;
+use super::handle::{self, Failure, array, borrow, numbered, other_structs, require};
 use super::types::{sw_bytes, sw_code};
 use starwire_engine::config::{Fusion, ProcessEnv};
-use starwire_planner::fuse::{self, FusePlan, Limits};
+use starwire_planner::fuse::{self, FusePlan};
 use starwire_planner::graph::{Class, Edge, Graph, Kind, Memory, Node, PlanError};
 use starwire_protocol::code;
 
 /// What a node means for control flow (sw_plan_node.kind).
 #[repr(u32)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub enum sw_node {
     Plain,
@@ -57,7 +55,6 @@ pub const SW_NODE_IS_INVARIANT: u32 = 128;
 
 /// What an edge carries (sw_plan_edge.type_class).
 #[repr(u32)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub enum sw_edge {
     /// A tensor that consists of its bytes only.
@@ -72,17 +69,7 @@ pub enum sw_edge {
     Deref,
 }
 
-/// Where the producer's output lies (sw_plan_edge.memory, sw_fuse_group.memory).
-#[repr(u32)]
-#[allow(non_camel_case_types)]
-#[derive(Clone, Copy)]
-pub enum sw_memory {
-    Host,
-    Device,
-}
-
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_plan_node {
     /// Equal numbers: the same task.
@@ -100,7 +87,6 @@ pub struct sw_plan_node {
 }
 
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_plan_edge {
     pub src: u32,
@@ -111,8 +97,8 @@ pub struct sw_plan_edge {
     pub dst_input: i32,
     /// SW_EDGE_PLAIN ...
     pub type_class: u32,
-    /// SW_MEMORY_HOST ...
-    pub memory: u32,
+    /// 1: the producer's output lies in the memory of an accelerator.
+    pub on_device: u32,
     /// How much it carries; negative: unknown.
     pub bytes: i64,
 }
@@ -120,7 +106,6 @@ pub struct sw_plan_edge {
 /// A graph, borrowed for the duration of a call. Leave SOURCE and SINK out; nodes are numbered by their place in
 /// `nodes`.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_plan_graph {
     pub struct_size: usize,
     pub nodes: *const sw_plan_node,
@@ -132,38 +117,8 @@ pub struct sw_plan_graph {
     pub name_ctx: *mut c_void,
 }
 
-/// The limits and estimates of tensor_fuse; crates/planner/src/fuse.rs says how they are used. Start from
-/// sw_fuse_settings.
-#[repr(C)]
-#[allow(non_camel_case_types)]
-#[derive(Clone, Copy)]
-pub struct sw_fuse_limits {
-    pub struct_size: usize,
-    /// The cost of a message, both ends together.
-    pub message_us: u32,
-    /// How many bytes cross in a microsecond.
-    pub bytes_per_us: u32,
-    /// The assumed cost of a node of unknown cost.
-    pub node_us: u32,
-    /// The longest that a tensor may wait for others of its group (as estimated).
-    pub wait_us: u32,
-    /// Tensors up to this size are grouped with each other.
-    pub small_bytes: u64,
-    /// So are larger ones up to this size. Still larger tensors travel alone.
-    pub large_bytes: u64,
-    /// The most that a group carries.
-    pub group_bytes: u64,
-    /// The most items of a group.
-    pub group_items: u32,
-    /// 0: control edges are not grouped.
-    pub fuse_control: u32,
-    /// 0: nothing inside loops is grouped.
-    pub fuse_loops: u32,
-}
-
 /// One output of one node, with all its consumers in one task. Borrowed from the plan.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_fuse_item {
     pub src: u32,
@@ -177,19 +132,15 @@ pub struct sw_fuse_item {
 
 /// Items that cross together, at least two. Borrowed from the plan.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_fuse_group {
     pub src_task: u32,
     pub dst_task: u32,
-    /// Where the producers' outputs lie.
-    pub memory: sw_memory,
     pub items: *const sw_fuse_item,
     pub n_items: usize,
 }
 
 /// What crosses together. Free with sw_fuse_plan_free.
-#[allow(non_camel_case_types)]
 pub struct sw_fuse_plan {
     groups: Vec<sw_fuse_group>,
     items: usize,
@@ -200,54 +151,31 @@ pub struct sw_fuse_plan {
 }
 
 /// Reads the STARWIRE_TENSOR_FUSE variables: whether tensors are fused in sessions and functions without their own
-/// setting (1, 0, or -1 if the environment does not say), and the limits. An error names the variable and its valid
-/// values.
-///
-/// # Safety
-/// `enabled` and `limits` are writable, `error` writable or null.
+/// setting: 1, 0, or -1 if the environment does not say. An error names the variable and its valid values.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_fuse_settings(
-    enabled: *mut i32,
-    limits: *mut sw_fuse_limits,
-    error: *mut *mut sw_error,
-) -> sw_code {
-    let read = guard(Err((code::INTERNAL, "starwire: internal error while reading settings".to_string())), || {
-        Fusion::from_env(&ProcessEnv).map_err(|error| (code::INVALID_ARGUMENT, error.to_string()))
-    });
-    match read {
-        Ok(fusion) => {
-            // SAFETY: the caller's promise.
-            unsafe {
-                *enabled = fusion.on.map_or(-1, i32::from);
-                *limits = sw_fuse_limits::of(&fusion.limits);
-            }
-            0
-        }
-        // SAFETY: the caller's promise.
-        Err((code, message)) => unsafe { error::store(error, code, message) },
+pub unsafe extern "C" fn sw_fuse_settings(enabled: *mut i32, error: *mut *mut sw_error) -> sw_code {
+    // SAFETY: the caller's promise.
+    unsafe {
+        handle::answer("reading settings", enabled, error, || settings().map(|fusion| fusion.on.map_or(-1, i32::from)))
     }
 }
 
-/// Decides which tensors cross from task to task together. `limits` may be NULL for the defaults. The same graph gives
-/// the same plan. An error says why the graph cannot be planned; it can still be run unchanged.
-///
-/// # Safety
-/// `graph` and what it points at are readable during the call, and so is `limits` unless it is NULL; `out` is writable,
-/// `error` writable or null.
+fn settings() -> Result<Fusion, Failure> {
+    Fusion::from_env(&ProcessEnv).map_err(|error| (code::INVALID_ARGUMENT, error.to_string()))
+}
+
+/// Decides which tensors cross from task to task together. The same graph and environment give the same plan. An error
+/// says why the graph cannot be planned; it can still be run unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_fuse_plan_new(
     graph: *const sw_plan_graph,
-    limits: *const sw_fuse_limits,
     out: *mut *mut sw_fuse_plan,
     error: *mut *mut sw_error,
 ) -> sw_code {
-    let made = guard(Err((code::INTERNAL, "starwire: internal error while planning".to_string())), || {
+    let make = || {
         // SAFETY: the caller's promise.
-        let (graph, limits) = unsafe { (require(graph, "graph")?, limits.as_ref()) };
-        if limits.is_some_and(|limits| limits.struct_size != size_of::<sw_fuse_limits>()) {
-            return Err(other_structs());
-        }
-        let limits = limits.map_or_else(|| Fusion::default().limits, accept_limits);
+        let graph = unsafe { require(graph, "graph")? };
+        let limits = settings()?.limits;
         let plan = |graph: &Graph| {
             let plan = fuse::plan(graph, &limits)?;
             let text = plan.describe(graph).to_string();
@@ -255,15 +183,12 @@ pub unsafe extern "C" fn sw_fuse_plan_new(
         };
         // SAFETY: the caller's promise.
         unsafe { with_graph(graph, plan) }
-    });
+    };
     // SAFETY: the caller's promise.
-    unsafe { handle::hand_out(made, out, error) }
+    unsafe { handle::create("planning", out, error, make) }
 }
 
 /// The groups, in a fixed order. Valid as long as the plan.
-///
-/// # Safety
-/// `plan` came from sw_fuse_plan_new; `n` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_fuse_plan_groups(plan: *const sw_fuse_plan, n: *mut usize) -> *const sw_fuse_group {
     // SAFETY: the caller's promise.
@@ -274,9 +199,6 @@ pub unsafe extern "C" fn sw_fuse_plan_groups(plan: *const sw_fuse_plan, n: *mut 
 }
 
 /// How many tensors (and control tokens) cross from task to task, grouped or not: the messages of an unfused step.
-///
-/// # Safety
-/// `plan` came from sw_fuse_plan_new.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_fuse_plan_crossings(plan: *const sw_fuse_plan) -> usize {
     // SAFETY: the caller's promise.
@@ -284,39 +206,17 @@ pub unsafe extern "C" fn sw_fuse_plan_crossings(plan: *const sw_fuse_plan) -> us
 }
 
 /// The plan as text: groups, tensors that travel alone, and why. Valid as long as the plan.
-///
-/// # Safety
-/// `plan` came from sw_fuse_plan_new.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_fuse_plan_text(plan: *const sw_fuse_plan) -> sw_bytes {
     // SAFETY: the caller's promise.
     unsafe { borrow(plan) }.map_or(sw_bytes::EMPTY, |plan| sw_bytes::of(plan.text.as_bytes()))
 }
 
-/// # Safety
-/// `plan` is null or came from sw_fuse_plan_new, and is not used afterwards.
+/// Frees the plan and its lists.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_fuse_plan_free(plan: *mut sw_fuse_plan) {
     // SAFETY: the caller's promise.
     unsafe { handle::free(plan) }
-}
-
-impl sw_fuse_limits {
-    fn of(limits: &Limits) -> Self {
-        Self {
-            struct_size: size_of::<Self>(),
-            message_us: limits.message_us,
-            bytes_per_us: limits.bytes_per_us,
-            node_us: limits.node_us,
-            wait_us: limits.wait_us,
-            small_bytes: limits.small_bytes,
-            large_bytes: limits.large_bytes,
-            group_bytes: limits.group_bytes,
-            group_items: limits.group_items,
-            fuse_control: limits.fuse_control.into(),
-            fuse_loops: limits.fuse_loops.into(),
-        }
-    }
 }
 
 impl sw_fuse_plan {
@@ -336,10 +236,6 @@ impl sw_fuse_plan {
         let group = |(group, items): (&fuse::Group, &Vec<sw_fuse_item>)| sw_fuse_group {
             src_task: group.src_task,
             dst_task: group.dst_task,
-            memory: match group.memory {
-                Memory::Host => sw_memory::Host,
-                Memory::Device => sw_memory::Device,
-            },
             items: items.as_ptr(),
             n_items: items.len(),
         };
@@ -355,7 +251,7 @@ impl sw_fuse_plan {
 pub(super) unsafe fn with_graph<T>(
     graph: &sw_plan_graph,
     plan: impl FnOnce(&Graph) -> Result<T, PlanError>,
-) -> Result<T, (sw_code, String)> {
+) -> Result<T, Failure> {
     if graph.struct_size != size_of::<sw_plan_graph>() {
         return Err(other_structs());
     }
@@ -398,9 +294,6 @@ const CLASSES: [Class; 7] =
     [Class::Plain, Class::String, Class::Variant, Class::Ref, Class::Resource, Class::Control, Class::Deref];
 const _: () = assert!(sw_edge::Deref as usize + 1 == CLASSES.len());
 
-/// In the order of sw_memory.
-const MEMORIES: [Memory; 2] = [Memory::Host, Memory::Device];
-
 fn accept_node(at: usize, node: &sw_plan_node) -> Result<Node, PlanError> {
     let kind = numbered(&KINDS, node.kind).ok_or(PlanError::Unknown { what: "node kind", at, value: node.kind })?;
     Ok(Node {
@@ -423,7 +316,6 @@ fn accept_node(at: usize, node: &sw_plan_node) -> Result<Node, PlanError> {
 fn accept_edge(at: usize, edge: &sw_plan_edge) -> Result<Edge, PlanError> {
     let unknown = |what, value| PlanError::Unknown { what, at, value };
     let class = numbered(&CLASSES, edge.type_class).ok_or(unknown("edge type class", edge.type_class))?;
-    let memory = numbered(&MEMORIES, edge.memory).ok_or(unknown("edge memory", edge.memory))?;
     if (class == Class::Control) != (edge.src_output < 0) || (class == Class::Control) != (edge.dst_input < 0) {
         return Err(PlanError::HalfControl { edge: at });
     }
@@ -433,22 +325,7 @@ fn accept_edge(at: usize, edge: &sw_plan_edge) -> Result<Edge, PlanError> {
         dst: edge.dst,
         dst_input: edge.dst_input,
         class,
-        memory,
+        memory: if edge.on_device == 0 { Memory::Host } else { Memory::Device },
         bytes: u64::try_from(edge.bytes).ok(),
     })
-}
-
-fn accept_limits(limits: &sw_fuse_limits) -> Limits {
-    Limits {
-        message_us: limits.message_us,
-        bytes_per_us: limits.bytes_per_us,
-        node_us: limits.node_us,
-        wait_us: limits.wait_us,
-        small_bytes: limits.small_bytes,
-        large_bytes: limits.large_bytes,
-        group_bytes: limits.group_bytes,
-        group_items: limits.group_items,
-        fuse_control: limits.fuse_control != 0,
-        fuse_loops: limits.fuse_loops != 0,
-    }
 }

@@ -4,7 +4,6 @@ use std::sync::{Mutex, PoisonError};
 
 use super::engine::identity;
 use super::error::sw_error;
-use super::guard;
 use super::handle::{self, borrow, other_structs, require};
 use super::types::{sw_bytes, sw_code, sw_engine_options};
 use starwire_engine::Port;
@@ -12,7 +11,6 @@ use starwire_engine::config::ProcessEnv;
 use starwire_protocol::code;
 
 /// The port of the ClusterSpec, bound before TensorFlow's gRPC server is made, which then listens behind it.
-#[allow(non_camel_case_types)]
 pub struct sw_port {
     number: u16,
     grpc_address: String,
@@ -29,9 +27,6 @@ impl sw_port {
 /// Reads the environment and binds the port of the server's own ClusterSpec entry, or `requested` if that is not 0.
 /// Connections wait until an engine takes the port over. A port whose number is 0: the server has two ports
 /// (STARWIRE_PORTS), and nothing was bound.
-///
-/// # Safety
-/// `options` is readable and its bytes valid during the call; `out` is writable, `error` writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_port_bind(
     options: *const sw_engine_options,
@@ -39,7 +34,7 @@ pub unsafe extern "C" fn sw_port_bind(
     out: *mut *mut sw_port,
     error: *mut *mut sw_error,
 ) -> sw_code {
-    let made = guard(Err((code::INTERNAL, "starwire: internal error while binding the port".to_string())), || {
+    let make = || {
         // SAFETY: the caller's promise.
         let options = unsafe { require(options, "options") }?;
         if options.struct_size != size_of::<sw_engine_options>() {
@@ -53,15 +48,12 @@ pub unsafe extern "C" fn sw_port_bind(
             grpc_address: port.as_ref().map_or_else(String::new, Port::grpc_address),
             port: Mutex::new(port),
         })
-    });
+    };
     // SAFETY: the caller's promise.
-    unsafe { handle::hand_out(made, out, error) }
+    unsafe { handle::create("binding the port", out, error, make) }
 }
 
 /// The number of the bound port; 0: the server has two ports.
-///
-/// # Safety
-/// `port` is live, or NULL. The same holds for every function of this file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_port_number(port: *const sw_port) -> u16 {
     // SAFETY: the caller's promise.
@@ -70,9 +62,6 @@ pub unsafe extern "C" fn sw_port_number(port: *const sw_port) -> u16 {
 
 /// Where TensorFlow's gRPC server has to listen before sw_engine_new is called: an address as gRPC writes it. Valid as
 /// long as the port.
-///
-/// # Safety
-/// See sw_port_number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_port_grpc_address(port: *const sw_port) -> sw_bytes {
     // SAFETY: the caller's promise.
@@ -80,9 +69,6 @@ pub unsafe extern "C" fn sw_port_grpc_address(port: *const sw_port) -> sw_bytes 
 }
 
 /// Closes the port, unless an engine has taken it over.
-///
-/// # Safety
-/// See sw_port_number; the port is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_port_free(port: *mut sw_port) {
     // SAFETY: the caller's promise.

@@ -1,42 +1,40 @@
 //! star_server's planner: a graph in, calls out.
 
+use std::ptr::null;
 use std::time::Duration;
 
-use super::error::{self, sw_error};
-use super::guard;
-use super::handle::{self, array, borrow, numbered, other_structs, require};
+use super::error::sw_error;
+use super::handle::{self, array, borrow, other_structs, require};
 use super::plan::{sw_plan_graph, with_graph};
 use super::types::{sw_bytes, sw_code};
 use starwire_engine::config::{Config, ProcessEnv};
 use starwire_planner::parts::{LEAST_BYTES, UNMEASURED_BYTES, worthwhile_bytes};
-use starwire_planner::placement::{Place, Reason, Roles};
+use starwire_planner::placement::{Place, Roles};
 use starwire_planner::roles::{self, Task};
 use starwire_planner::star::{self, Call, StarPlan, Style, Way};
 use starwire_protocol::code;
 
-/// Where a node goes (sw_star_plan_places).
+/// Where a node goes.
 #[repr(u32)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub enum sw_place {
     /// Unchanged: it is not on a parameter server.
-    Stays = 0,
+    Stays,
     /// To the worker's CPU.
-    Moved = 1,
+    Moved,
     /// To the worker's CPU as Switch(predicate, predicate): its data input was a variable, which is copied where it is
     /// needed.
-    Pivot = 2,
+    Pivot,
     /// Copied, with the same name, to wherever it is needed.
-    Copied = 3,
+    Copied,
     /// Part of a call.
-    Called = 4,
-    /// Left to send and receive. Numbers from here on say why.
-    Left = 16,
+    Called,
+    /// Left to send and receive.
+    Left,
 }
 
 /// How an edge is served.
 #[repr(u32)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub enum sw_way {
     /// Unchanged.
@@ -63,26 +61,11 @@ pub enum sw_way {
     Dropped,
 }
 
-/// sw_star_options.style.
-#[repr(u32)]
-#[allow(non_camel_case_types)]
-#[derive(Clone, Copy)]
-pub enum sw_style {
-    /// star_server.
-    Robust,
-    /// star_server_lite, with fewer calls.
-    Lite,
-}
-
-/// In the order of sw_style.
-const STYLES: [Style; 2] = [Style::Robust, Style::Lite];
-
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_star_options {
     pub struct_size: usize,
-    /// SW_STYLE_ROBUST ...
-    pub style: u32,
+    /// 1: star_server_lite, with fewer calls.
+    pub lite: u32,
     /// By task: 1 if it is a parameter server.
     pub servers: *const u8,
     pub n_tasks: usize,
@@ -92,7 +75,6 @@ pub struct sw_star_options {
 }
 
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_star_way {
     pub way: sw_way,
@@ -101,7 +83,6 @@ pub struct sw_star_way {
 
 /// A node's output; -1: the node, as a control edge.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_star_output {
     pub src: u32,
@@ -109,7 +90,6 @@ pub struct sw_star_output {
 }
 
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_star_feed {
     pub src: u32,
@@ -120,7 +100,6 @@ pub struct sw_star_feed {
 
 /// One call to one parameter server. All lists are borrowed from the plan, in a fixed order, without duplicates.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_star_call {
     pub task: u32,
@@ -144,8 +123,40 @@ pub struct sw_star_call {
     pub n_controls: usize,
 }
 
+/// What a plan consists of.
+#[repr(C)]
+pub struct sw_star_lists {
+    /// By round.
+    pub calls: *const sw_star_call,
+    pub n_calls: usize,
+    /// By node: SW_PLACE_STAYS ...
+    pub places: *const u32,
+    /// By node: the index of its call, or UINT32_MAX. Copied nodes have one if their value is fetched.
+    pub calls_of: *const u32,
+    pub n_nodes: usize,
+    /// Copied nodes that the graph keeps as well, because an untouched edge needs them.
+    pub kept: *const u32,
+    pub n_kept: usize,
+    /// By edge: how it is served.
+    pub ways: *const sw_star_way,
+    pub n_ways: usize,
+}
+
+impl sw_star_lists {
+    const NONE: Self = Self {
+        calls: null(),
+        n_calls: 0,
+        places: null(),
+        calls_of: null(),
+        n_nodes: 0,
+        kept: null(),
+        n_kept: 0,
+        ways: null(),
+        n_ways: 0,
+    };
+}
+
 /// A graph, split into calls. Free with sw_star_plan_free.
-#[allow(non_camel_case_types)]
 pub struct sw_star_plan {
     places: Vec<u32>,
     calls_of: Vec<u32>,
@@ -166,7 +177,6 @@ struct Lists {
 
 /// A task of the cluster.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_star_task {
     /// "/job:ps/replica:0/task:0"
@@ -178,9 +188,6 @@ pub struct sw_star_task {
 /// Which tasks are parameter servers for the task `own`, which makes the calls: those of the jobs in STARWIRE_PS_JOBS,
 /// else those of jobs with a usual name, else those that hold variables. `servers` is as long as `tasks`. An error
 /// names the variable and its valid values.
-///
-/// # Safety
-/// `tasks` and the names in it are readable, `servers` is writable, `error` writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_servers(
     tasks: *const sw_star_task,
@@ -189,7 +196,7 @@ pub unsafe extern "C" fn sw_star_servers(
     servers: *mut u8,
     error: *mut *mut sw_error,
 ) -> sw_code {
-    let read = guard(Err((code::INTERNAL, "starwire: internal error while planning".to_string())), || {
+    let read = || {
         let named =
             Config::ps_jobs_from_env(&ProcessEnv).map_err(|error| (code::INVALID_ARGUMENT, error.to_string()))?;
         // SAFETY: the caller's promise.
@@ -203,19 +210,14 @@ pub unsafe extern "C" fn sw_star_servers(
             })
             .collect();
         let tasks = tasks.map_err(|_| (code::INVALID_ARGUMENT, "planner: a task's name is not UTF-8".to_string()))?;
-        Ok(roles::roles(&tasks, own, named.as_deref()))
-    });
-    match read {
-        Ok(roles) => {
-            for (at, server) in roles.servers.iter().enumerate() {
-                // SAFETY: there are as many as tasks; the caller's promise.
-                unsafe { *servers.add(at) = u8::from(*server) }
-            }
-            0
+        for (at, server) in roles::roles(&tasks, own, named.as_deref()).servers.iter().enumerate() {
+            // SAFETY: there are as many as tasks; the caller's promise.
+            unsafe { *servers.add(at) = u8::from(*server) }
         }
-        // SAFETY: the caller's promise.
-        Err((code, message)) => unsafe { error::store(error, code, message) },
-    }
+        Ok(())
+    };
+    // SAFETY: the caller's promise.
+    unsafe { handle::answer("planning", &mut (), error, read) }
 }
 
 /// For sw_star_split_bytes: the environment does not set it.
@@ -239,31 +241,16 @@ pub extern "C" fn sw_star_worthwhile_bytes(bytes_per_s: u64, round_trip_ns: u64)
 
 /// sw_star_options.split_bytes as the environment sets it, else SW_SPLIT_MEASURED. An error names the variable and its
 /// valid values.
-///
-/// # Safety
-/// `bytes` is writable, `error` writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_split_bytes(bytes: *mut u64, error: *mut *mut sw_error) -> sw_code {
-    let read = guard(Err((code::INTERNAL, "starwire: internal error while planning".to_string())), || {
-        Config::star_split_bytes_from_env(&ProcessEnv).map_err(|error| (code::INVALID_ARGUMENT, error.to_string()))
-    });
-    match read {
-        Ok(read) => {
-            // SAFETY: the caller's promise.
-            unsafe { *bytes = read.unwrap_or(SW_SPLIT_MEASURED) }
-            0
-        }
-        // SAFETY: the caller's promise.
-        Err((code, message)) => unsafe { error::store(error, code, message) },
-    }
+    let read =
+        || Config::star_split_bytes_from_env(&ProcessEnv).map_err(|error| (code::INVALID_ARGUMENT, error.to_string()));
+    // SAFETY: the caller's promise.
+    unsafe { handle::answer("planning", bytes, error, || read().map(|read| read.unwrap_or(SW_SPLIT_MEASURED))) }
 }
 
 /// Splits a graph into calls to parameter servers and the nodes that stay. The same graph gives the same plan. An error
 /// says why the graph cannot be planned; it can still be run unchanged.
-///
-/// # Safety
-/// `graph` and `options` and what they point at are readable during the call; `out` is writable, `error` writable or
-/// null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_plan_new(
     graph: *const sw_plan_graph,
@@ -271,14 +258,13 @@ pub unsafe extern "C" fn sw_star_plan_new(
     out: *mut *mut sw_star_plan,
     error: *mut *mut sw_error,
 ) -> sw_code {
-    let made = guard(Err((code::INTERNAL, "starwire: internal error while planning".to_string())), || {
+    let make = || {
         // SAFETY: the caller's promise.
         let (graph, options) = unsafe { (require(graph, "graph")?, require(options, "options")?) };
         if options.struct_size != size_of::<sw_star_options>() {
             return Err(other_structs());
         }
-        let style = numbered(&STYLES, options.style)
-            .ok_or_else(|| (code::INVALID_ARGUMENT, format!("planner: unknown style {}", options.style)))?;
+        let style = if options.lite == 0 { Style::Robust } else { Style::Lite };
         // SAFETY: the caller's promise.
         let servers = unsafe { array(options.servers, options.n_tasks) }.iter().map(|server| *server != 0).collect();
         let plan = |graph: &starwire_planner::graph::Graph| {
@@ -288,65 +274,30 @@ pub unsafe extern "C" fn sw_star_plan_new(
         };
         // SAFETY: the caller's promise.
         unsafe { with_graph(graph, plan) }
-    });
+    };
     // SAFETY: the caller's promise.
-    unsafe { handle::hand_out(made, out, error) }
+    unsafe { handle::create("planning", out, error, make) }
 }
 
-/// The calls, by round. Valid as long as the plan.
-///
-/// # Safety
-/// `plan` came from sw_star_plan_new; `n` is writable. The same holds for the functions below.
+/// Valid as long as the plan. Of no plan: all empty.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_plan_calls(plan: *const sw_star_plan, n: *mut usize) -> *const sw_star_call {
+pub unsafe extern "C" fn sw_star_plan_lists(plan: *const sw_star_plan) -> sw_star_lists {
     // SAFETY: the caller's promise.
-    unsafe { lend(plan, n, |plan| &plan.calls) }
-}
-
-/// By node: SW_PLACE_STAYS ...
-///
-/// # Safety
-/// See sw_star_plan_calls.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_plan_places(plan: *const sw_star_plan, n: *mut usize) -> *const u32 {
-    // SAFETY: the caller's promise.
-    unsafe { lend(plan, n, |plan| &plan.places) }
-}
-
-/// By node: the index of its call, or UINT32_MAX. Copied nodes have one if their value is fetched.
-///
-/// # Safety
-/// See sw_star_plan_calls.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_plan_calls_of(plan: *const sw_star_plan, n: *mut usize) -> *const u32 {
-    // SAFETY: the caller's promise.
-    unsafe { lend(plan, n, |plan| &plan.calls_of) }
-}
-
-/// Copied nodes that the graph keeps as well, because an untouched edge needs them.
-///
-/// # Safety
-/// See sw_star_plan_calls.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_plan_kept(plan: *const sw_star_plan, n: *mut usize) -> *const u32 {
-    // SAFETY: the caller's promise.
-    unsafe { lend(plan, n, |plan| &plan.plan.kept) }
-}
-
-/// By edge: how it is served.
-///
-/// # Safety
-/// See sw_star_plan_calls.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_star_plan_ways(plan: *const sw_star_plan, n: *mut usize) -> *const sw_star_way {
-    // SAFETY: the caller's promise.
-    unsafe { lend(plan, n, |plan| &plan.ways) }
+    let Some(plan) = (unsafe { borrow(plan) }) else { return sw_star_lists::NONE };
+    sw_star_lists {
+        calls: plan.calls.as_ptr(),
+        n_calls: plan.calls.len(),
+        places: plan.places.as_ptr(),
+        calls_of: plan.calls_of.as_ptr(),
+        n_nodes: plan.places.len(),
+        kept: plan.plan.kept.as_ptr(),
+        n_kept: plan.plan.kept.len(),
+        ways: plan.ways.as_ptr(),
+        n_ways: plan.ways.len(),
+    }
 }
 
 /// The plan as text: calls, nodes that stay with send and receive, and why. Valid as long as the plan.
-///
-/// # Safety
-/// `plan` came from sw_star_plan_new.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_plan_text(plan: *const sw_star_plan) -> sw_bytes {
     // SAFETY: the caller's promise.
@@ -354,31 +305,17 @@ pub unsafe extern "C" fn sw_star_plan_text(plan: *const sw_star_plan) -> sw_byte
 }
 
 /// The same in one line, for the log. Valid as long as the plan.
-///
-/// # Safety
-/// `plan` came from sw_star_plan_new.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_plan_summary(plan: *const sw_star_plan) -> sw_bytes {
     // SAFETY: the caller's promise.
     unsafe { borrow(plan) }.map_or(sw_bytes::EMPTY, |plan| sw_bytes::of(plan.summary.as_bytes()))
 }
 
-/// # Safety
-/// `plan` is null or came from sw_star_plan_new, and is not used afterwards.
+/// Frees the plan and its lists.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_plan_free(plan: *mut sw_star_plan) {
     // SAFETY: the caller's promise.
     unsafe { handle::free(plan) }
-}
-
-/// # Safety
-/// `plan` is null or a live plan; `n` is writable.
-unsafe fn lend<T>(plan: *const sw_star_plan, n: *mut usize, list: impl FnOnce(&sw_star_plan) -> &Vec<T>) -> *const T {
-    // SAFETY: the caller's promise.
-    let list = unsafe { borrow(plan) }.map_or(&[][..], |plan| list(plan));
-    // SAFETY: the caller's promise.
-    unsafe { *n = list.len() }
-    list.as_ptr()
 }
 
 impl sw_star_plan {
@@ -412,7 +349,7 @@ impl sw_star_plan {
             n_controls: lists.controls.len(),
         };
         Self {
-            places: plan.places.iter().map(|place| number(*place)).collect(),
+            places: plan.places.iter().map(|it| place(*it) as u32).collect(),
             calls_of: plan.calls_of.iter().map(|call| call.unwrap_or(u32::MAX)).collect(),
             ways: plan.ways.iter().map(|by| way(*by)).collect(),
             calls: plan.calls.iter().zip(&lists).map(call).collect(),
@@ -424,29 +361,14 @@ impl sw_star_plan {
     }
 }
 
-fn number(place: Place) -> u32 {
+fn place(place: Place) -> sw_place {
     match place {
-        Place::Stays => sw_place::Stays as u32,
-        Place::Moved => sw_place::Moved as u32,
-        Place::Pivot => sw_place::Pivot as u32,
-        Place::Copied => sw_place::Copied as u32,
-        Place::Called => sw_place::Called as u32,
-        Place::Left(reason) => {
-            sw_place::Left as u32
-                + match reason {
-                    Reason::Loop => 0,
-                    Reason::Untouchable => 1,
-                    Reason::Reference => 2,
-                    Reason::Resource => 3,
-                    Reason::Variant => 4,
-                    Reason::Transfer => 5,
-                    Reason::Branching => 6,
-                    Reason::NothingCrosses => 7,
-                    Reason::Unknown => 8,
-                    Reason::Alias => 9,
-                    Reason::Many => 10,
-                }
-        }
+        Place::Stays => sw_place::Stays,
+        Place::Moved => sw_place::Moved,
+        Place::Pivot => sw_place::Pivot,
+        Place::Copied => sw_place::Copied,
+        Place::Called => sw_place::Called,
+        Place::Left(_) => sw_place::Left,
     }
 }
 

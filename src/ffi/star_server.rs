@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::engine::sw_engine;
 use super::guard;
-use super::handle::{self, array, borrow, other_structs};
+use super::handle::{self, Failure, array, borrow, other_structs};
 use super::host;
 use super::star_wire::sw_star_keep;
 use super::types::{sw_body, sw_bytes, sw_code, sw_part, sw_payload, sw_ticket};
@@ -15,20 +15,16 @@ use starwire_engine::star::{
 use starwire_protocol::code;
 
 /// Work for a thread that may block. Ends with sw_star_job_run, once.
-#[allow(non_camel_case_types)]
 pub struct sw_star_job(Job);
 
 /// Receives the reason why something failed: sw_star_failure_set.
-#[allow(non_camel_case_types)]
 pub struct sw_star_failure(Option<StarFailure>);
 
 /// Values that earlier calls of a step kept. Valid during `run`.
-#[allow(non_camel_case_types)]
 pub struct sw_star_slots<'a>(Slots<'a, Object>);
 
 /// A plan that was compiled.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_star_compiled {
     /// One reference, which the engine owns from here.
     pub plan: *mut c_void,
@@ -41,7 +37,6 @@ pub struct sw_star_compiled {
 /// A call to run. Everything in it but `body` is borrowed: `session`, `table` and `parts` lie in the body, the rest is
 /// valid during `run`.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_star_request {
     pub ticket: sw_ticket,
     pub plan: *mut c_void,
@@ -64,7 +59,6 @@ pub struct sw_star_request {
 
 /// A fetch that stays in a slot.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_star_kept {
     pub slot: u32,
     /// One reference, which the engine owns from here.
@@ -74,7 +68,6 @@ pub struct sw_star_kept {
 
 /// The end of a run.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_star_outcome {
     pub struct_size: usize,
     /// 0: the fetches follow. Else `message` is the reason, and `details` are for the caller.
@@ -103,7 +96,6 @@ pub struct sw_star_outcome {
 /// The owner of a parameter server's kernels. Plans, kept values and runs are its objects, and counted. `run`,
 /// `cancel`, `retain` and `release` are called on reactors and must not block; nothing may throw.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_star_handlers {
     pub struct_size: usize,
@@ -187,7 +179,7 @@ unsafe impl Sync for CStar {}
 impl CStar {
     /// # Safety
     /// `handlers` is null or readable; its functions accept `ctx` until the engine was stopped and all jobs have run.
-    pub unsafe fn new(handlers: *const sw_star_handlers, ctx: *mut c_void) -> Result<Option<Self>, (sw_code, String)> {
+    pub unsafe fn new(handlers: *const sw_star_handlers, ctx: *mut c_void) -> Result<Option<Self>, Failure> {
         // SAFETY: the caller's promise.
         let Some(handlers) = (unsafe { handlers.as_ref() }) else { return Ok(None) };
         if handlers.struct_size != size_of::<sw_star_handlers>() {
@@ -306,9 +298,6 @@ pub unsafe extern "C" fn sw_star_job_run(job: *mut sw_star_job) {
 
 /// Says why a handler fails. `names_peer` is not 0 if the request itself is at fault: the message then gets the peer's
 /// name.
-///
-/// # Safety
-/// `failure` is what the handler was given; the bytes are valid during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_failure_set(
     failure: *mut sw_star_failure,
@@ -331,9 +320,6 @@ fn failure_of(code: sw_code, message: &[u8], details: &[u8], names_peer: u32) ->
 }
 
 /// The value in a slot, as a new reference; NULL: the slot is empty.
-///
-/// # Safety
-/// `slots` is from the sw_star_request that is being run.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_slots_get(slots: *const sw_star_slots<'static>, slot: u32) -> *mut c_void {
     // SAFETY: the caller's promise.
@@ -343,9 +329,6 @@ pub unsafe extern "C" fn sw_star_slots_get(slots: *const sw_star_slots<'static>,
 }
 
 /// Ends a run. Takes the kept values and the payload over in every case.
-///
-/// # Safety
-/// `engine` is live; `outcome` and what it points at are valid during the call; the payload obeys its contract.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_star_done(
     engine: *const sw_engine,
@@ -386,9 +369,6 @@ pub unsafe extern "C" fn sw_engine_star_done(
 }
 
 /// The session was deleted: drops its plans.
-///
-/// # Safety
-/// `engine` is live; the bytes are valid during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_star_session_closed(engine: *const sw_engine, session: sw_bytes) {
     // SAFETY: the caller's promise.
@@ -397,9 +377,6 @@ pub unsafe extern "C" fn sw_engine_star_session_closed(engine: *const sw_engine,
 }
 
 /// Drops all plans.
-///
-/// # Safety
-/// `engine` is live.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_star_forget_plans(engine: *const sw_engine) {
     // SAFETY: the caller's promise.

@@ -11,7 +11,6 @@ use starwire_protocol::star::{self, CallHead, EndHead, Keep, PlanHash, RegisterH
 
 /// A fetch that stays on the server for a later call of the step. At most one per fetch.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_star_keep {
     pub fetch: u32,
@@ -28,9 +27,6 @@ const _: () = {
 };
 
 /// SHA-256 of `bytes`: the name of a plan.
-///
-/// # Safety
-/// `bytes` is readable; `out` has room for 32 bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_sha256(bytes: sw_bytes, out: *mut u8) {
     // SAFETY: the caller's promise.
@@ -42,7 +38,6 @@ pub unsafe extern "C" fn sw_sha256(bytes: sw_bytes, out: *mut u8) {
 
 /// The head of a star call.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_star_call_head {
     pub struct_size: usize,
     /// 1: no later call of the step needs a slot on this server. 2: the reply carries the kernels' statistics.
@@ -60,7 +55,6 @@ pub struct sw_star_call_head {
 
 /// The head of the reply to a star call.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_star_reply_head {
     /// 1: the server does not know the plan and has done nothing; the call is repeated after a registration.
     pub flags: u8,
@@ -117,10 +111,6 @@ unsafe fn written(
 
 /// Writes the head of a star call to `out`; the table of feeds follows it in the metadata. `len` is the room,
 /// SW_STAR_HEAD_BYTES + session.len + n_keeps * sizeof(sw_star_keep) bytes, and then the head's length.
-///
-/// # Safety
-/// `head` and what it points at are readable during the call; `out` has room for `*len` bytes; `error` is writable or
-/// null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_call_head_write(
     head: *const sw_star_call_head,
@@ -150,9 +140,6 @@ pub unsafe extern "C" fn sw_star_call_head_write(
 }
 
 /// Reads the head of a reply to a star call.
-///
-/// # Safety
-/// `meta` is readable, `head` writable, `error` writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_reply_head_read(
     meta: sw_bytes,
@@ -173,9 +160,6 @@ pub unsafe extern "C" fn sw_star_reply_head_read(
 }
 
 /// Writes the metadata of a registration, whose payload is the plan in one part.
-///
-/// # Safety
-/// `plan` points at 32 bytes, `session` is readable; the rest as for sw_star_call_head_write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_register_head_write(
     incarnation: u64,
@@ -192,9 +176,6 @@ pub unsafe extern "C" fn sw_star_register_head_write(
 }
 
 /// Writes the metadata of the end of a step, which frees the values that its calls kept.
-///
-/// # Safety
-/// `session` is readable; the rest as for sw_star_call_head_write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_end_head_write(
     step_id: i64,

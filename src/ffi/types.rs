@@ -7,12 +7,10 @@ use super::star_server::sw_star_handlers;
 use starwire_engine::InBody;
 
 /// Same numbers as tensorflow::error::Code; 0 is OK.
-#[allow(non_camel_case_types)]
 pub type sw_code = i32;
 
 /// Borrowed bytes: valid during the call they are passed to.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_bytes {
     pub data: *const u8,
@@ -39,7 +37,6 @@ impl sw_bytes {
 
 /// One contiguous piece of a payload.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_part {
     pub data: *const c_void,
@@ -51,7 +48,6 @@ pub struct sw_part {
 /// thread, on success and on failure alike, and not before: a call may be over while its payload is still being sent.
 /// `release` is NULL for memory that is never freed.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_payload {
     pub parts: *const sw_part,
     pub n_parts: usize,
@@ -61,7 +57,6 @@ pub struct sw_payload {
 
 /// The outcome of a call. Everything in it is borrowed for the duration of `done`.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_result {
     pub code: sw_code,
     /// The reason when code != 0.
@@ -75,7 +70,6 @@ pub struct sw_result {
 /// Callbacks to the owner of an outgoing call. All run on a reactor thread (or on the thread that starts or stops
 /// something, when a call fails at once), must not block, and must not throw.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_op_vtable {
     pub struct_size: usize,
     /// The reply has `n` payload parts of lens[i] bytes: set bufs[i] (may be NULL where lens[i] is 0). They stay valid
@@ -97,7 +91,6 @@ pub struct sw_op_vtable {
 /// Identifies an incoming call until it is answered. Plain data: copy it freely; answering twice, or after the
 /// connection has ended, is harmless.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct sw_ticket {
     pub conn: u64,
@@ -106,7 +99,6 @@ pub struct sw_ticket {
 
 /// One rendezvous request of a peer.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_recv_request {
     pub ticket: sw_ticket,
@@ -119,14 +111,12 @@ pub struct sw_recv_request {
 }
 
 /// Metadata and payload of an incoming call. Free with sw_body_free.
-#[allow(non_camel_case_types)]
 pub struct sw_body(
     #[allow(dead_code, reason = "what C callers see of it lies in sw_call_request")] pub(super) Box<InBody>,
 );
 
 /// One incoming method call.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_call_request {
     pub ticket: sw_ticket,
     /// The caller assigns the numbers: the shim's are in cc/base/methods.h.
@@ -145,7 +135,6 @@ pub struct sw_call_request {
 /// Callbacks from the engine to its owner. All run on reactor threads and must not block or throw; answers may come
 /// later from any thread.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 #[derive(Clone, Copy)]
 pub struct sw_handlers {
     pub struct_size: usize,
@@ -191,7 +180,6 @@ pub struct sw_handlers {
 }
 
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_engine_options {
     pub struct_size: usize,
     /// "grpc++" ...
@@ -218,7 +206,6 @@ pub struct sw_engine_options {
 
 /// Bytes that starwire allocated: free with sw_string_free.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct sw_string {
     pub data: *mut u8,
     pub len: usize,

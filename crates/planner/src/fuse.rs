@@ -63,8 +63,6 @@ pub struct Limits {
     pub large_bytes: u64,
     pub group_bytes: u64,
     pub group_items: u32,
-    pub fuse_control: bool,
-    pub fuse_loops: bool,
 }
 
 impl Limits {
@@ -78,8 +76,6 @@ impl Limits {
         large_bytes: 0,
         group_bytes: 0,
         group_items: 1_024,
-        fuse_control: true,
-        fuse_loops: true,
     };
 }
 
@@ -118,8 +114,6 @@ pub enum Reason {
     LoopMachinery,
     /// Its loop is not regular, or not orderly although something in it may block; or fusing in loops is off.
     Loop,
-    /// Fusing control edges is off.
-    Control,
     Untouchable,
 }
 
@@ -239,11 +233,11 @@ fn families(
         let edges = item.edges.iter().map(|edge| graph.edge(*edge));
         let frame = flow.outputs(item.src);
         let looping = frame != ROOT;
-        let barred = edges.clone().find_map(|edge| barred(graph, limits, edge, looping));
+        let barred = edges.clone().find_map(|edge| barred(graph, edge, looping));
         let set = predicates.output(item.src, item.output);
         let turns = loops.is_orderly(frame) && predicates.implies(set, loops.usual(frame));
         let steady = turns || !schedule.may_block(frame);
-        let strange = looping && !(limits.fuse_loops && predicates.is_regular(frame) && steady);
+        let strange = looping && !(predicates.is_regular(frame) && steady);
         let bytes = edges.clone().filter_map(|edge| edge.bytes).max();
         let size = match bytes {
             _ if item.output < 0 => Ok(Size::Small),
@@ -287,7 +281,7 @@ fn families(
 }
 
 /// The reason why an edge's item cannot be in a group.
-fn barred(graph: &Graph, limits: &Limits, edge: &Edge, looping: bool) -> Option<Reason> {
+fn barred(graph: &Graph, edge: &Edge, looping: bool) -> Option<Reason> {
     let (src, dst) = (graph.node(edge.src), graph.node(edge.dst));
     let client = |kind: Kind| matches!(kind, Kind::Feed | Kind::Fetch);
     match edge.class {
@@ -301,7 +295,6 @@ fn barred(graph: &Graph, limits: &Limits, edge: &Edge, looping: bool) -> Option<
         _ if looping && (dst.kind.is_loop_plumbing() && dst.kind != Kind::Enter || dst.kind == Kind::Merge) => {
             Some(Reason::LoopMachinery)
         }
-        Class::Control if !limits.fuse_control => Some(Reason::Control),
         _ => None,
     }
 }

@@ -19,8 +19,6 @@ const GREEDY: Limits = Limits {
     large_bytes: u64::MAX,
     group_bytes: u64::MAX,
     group_items: u32::MAX,
-    fuse_control: true,
-    fuse_loops: true,
 };
 
 /// Limits of the size that users have by default.
@@ -346,22 +344,21 @@ fn loops_are_fused_unless_something_in_them_may_block() {
     ];
     let mut case = Case { nodes: nodes(&kinds), edges: edges.concat(), hidden: Vec::new() };
     assert_eq!(check(&case, &LIMITS).groups.len(), 1);
-    let not_fused = |case: &Case, limits: &Limits| {
-        let plan = check(case, limits);
+    let not_fused = |case: &Case| {
+        let plan = check(case, &LIMITS);
         assert!(
             plan.items.iter().all(|item| item.fate == Fate::Alone(Reason::Loop)),
             "{}",
             plan.describe(&case.graph())
         );
     };
-    not_fused(&case, &Limits { fuse_loops: false, ..LIMITS });
     case.nodes[10].blocking = true;
-    not_fused(&case, &LIMITS);
+    not_fused(&case);
     // If the next iteration waits for it, it cannot wait for anything there.
     case.nodes[10].blocking = false;
     case.nodes.push(Node { blocking: true, ..Node::plain(0) });
     case.edges.push(Edge { dst: 11, ..stay });
-    not_fused(&case, &LIMITS);
+    not_fused(&case);
     case.edges.push(Edge { src_output: -1, dst_input: -1, class: Class::Control, ..edge(11, 8, 0) });
     assert_eq!(check(&case, &LIMITS).groups.len(), 1);
 }

@@ -403,7 +403,6 @@ TEST(AbiNull, IsAnError) {
   const sw_exec_spec* no_spec = nullptr;
   const sw_kernels* no_kernels = nullptr;
   const sw_plan_graph* no_graph = nullptr;
-  const sw_fuse_limits* no_limits = nullptr;
   const sw_star_options* no_star_options = nullptr;
   const sw_star_call_head* no_head = nullptr;
   void* owner = nullptr;
@@ -412,7 +411,7 @@ TEST(AbiNull, IsAnError) {
   told("options", sw_port_bind, no_options, uint16_t{0}, &port);
   told("spec", sw_exec_new, no_spec, no_kernels, owner, &plan);
   told("kernels", sw_exec_new, &spec, no_kernels, owner, &plan);
-  told("graph", sw_fuse_plan_new, no_graph, no_limits, &fuse_plan);
+  told("graph", sw_fuse_plan_new, no_graph, &fuse_plan);
   told("graph", sw_star_plan_new, no_graph, &star, &star_plan);
   told("options", sw_star_plan_new, &graph, no_star_options, &star_plan);
   told("head", sw_star_call_head_write, no_head, bytes, &len);

@@ -20,12 +20,12 @@ class PlanFuse : public testing::Test {
     sw_error_free(error_);
   }
 
-  static sw_plan_edge Data(uint32_t src, uint32_t dst) { return {src, 0, dst, 0, SW_EDGE_PLAIN, SW_MEMORY_HOST, 4096}; }
+  static sw_plan_edge Data(uint32_t src, uint32_t dst) { return {src, 0, dst, 0, SW_EDGE_PLAIN, 0, 4096}; }
 
-  sw_code Plan(const sw_fuse_limits* limits = nullptr, bool named = false) {
+  sw_code Plan(bool named = false) {
     const sw_plan_graph graph = {sizeof(sw_plan_graph), nodes_.data(),           nodes_.size(), edges_.data(),
                                  edges_.size(),         named ? &Name : nullptr, this};
-    return sw_fuse_plan_new(&graph, limits, &plan_, &error_);
+    return sw_fuse_plan_new(&graph, &plan_, &error_);
   }
   static sw_bytes Name(void* ctx, uint32_t node) {
     auto* self = static_cast<PlanFuse*>(ctx);
@@ -44,13 +44,12 @@ class PlanFuse : public testing::Test {
 };
 
 TEST_F(PlanFuse, GroupsTensorsThatCrossTogether) {
-  ASSERT_EQ(Plan(nullptr, true), 0) << Message();
+  ASSERT_EQ(Plan(true), 0) << Message();
   size_t n = 0;
   const sw_fuse_group* groups = sw_fuse_plan_groups(plan_, &n);
   ASSERT_EQ(n, 1u);
   EXPECT_EQ(groups->src_task, 0u);
   EXPECT_EQ(groups->dst_task, 1u);
-  EXPECT_EQ(groups->memory, static_cast<uint32_t>(SW_MEMORY_HOST));
   ASSERT_EQ(groups->n_items, 2u);
   for (uint32_t i : {0, 1}) {
     EXPECT_EQ(groups->items[i].src, i);
@@ -63,12 +62,13 @@ TEST_F(PlanFuse, GroupsTensorsThatCrossTogether) {
 }
 
 TEST_F(PlanFuse, ObeysLimits) {
-  sw_fuse_limits limits;
   int32_t enabled = 0;
-  ASSERT_EQ(sw_fuse_settings(&enabled, &limits, nullptr), 0);
+  ASSERT_EQ(sw_fuse_settings(&enabled, nullptr), 0);
   EXPECT_EQ(enabled, -1) << "the environment does not say";
-  limits.large_bytes = 4095;
-  ASSERT_EQ(Plan(&limits), 0) << Message();
+  setenv("STARWIRE_TENSOR_FUSE_LIMITS", "small=1000,large=4095", 1);
+  const sw_code code = Plan();
+  unsetenv("STARWIRE_TENSOR_FUSE_LIMITS");
+  ASSERT_EQ(code, 0) << Message();
   size_t n = 1;
   sw_fuse_plan_groups(plan_, &n);
   EXPECT_EQ(n, 0u);
@@ -83,7 +83,7 @@ TEST_F(PlanFuse, AnEmptyGraphHasAnEmptyPlan) {
 
 TEST_F(PlanFuse, ExplainsInvalidGraphs) {
   edges_.push_back(Data(4, 0));
-  EXPECT_EQ(Plan(nullptr, true), 3);
+  EXPECT_EQ(Plan(true), 3);
   EXPECT_EQ(Message(), "planner: \"model/0\" depends on itself without a NextIteration");
 }
 
@@ -108,7 +108,7 @@ TEST_F(PlanFuse, ChecksControlEdges) {
 TEST_F(PlanFuse, RefusesOtherStructs) {
   sw_plan_graph graph = {};
   graph.struct_size = sizeof(graph) - 8;
-  EXPECT_EQ(sw_fuse_plan_new(&graph, nullptr, &plan_, &error_), 9);
+  EXPECT_EQ(sw_fuse_plan_new(&graph, &plan_, &error_), 9);
   EXPECT_EQ(plan_, nullptr);
 }
 

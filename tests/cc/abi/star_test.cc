@@ -28,26 +28,19 @@ class PlanStar : public testing::Test {
   }
 
   static sw_plan_edge Edge(uint32_t src, uint32_t dst, int32_t input, uint32_t type_class) {
-    return {src, 0, dst, input, type_class, SW_MEMORY_HOST, -1};
+    return {src, 0, dst, input, type_class, 0, -1};
   }
 
-  sw_code Plan(uint32_t style) {
+  sw_code Plan(uint32_t lite) {
     const sw_plan_graph graph = {sizeof(sw_plan_graph), nodes_.data(), nodes_.size(), edges_.data(),
                                  edges_.size(),         nullptr,       nullptr};
     const uint8_t servers[] = {0, 1};
-    const sw_star_options options = {sizeof(sw_star_options), style, servers, 2, 0};
+    const sw_star_options options = {sizeof(sw_star_options), lite, servers, 2, 0};
     return sw_star_plan_new(&graph, &options, &plan_, &error_);
   }
 
   static std::string Text(sw_bytes bytes) { return {reinterpret_cast<const char*>(bytes.data), bytes.len}; }
   std::string Message() const { return Text(sw_error_message(error_)); }
-
-  template <typename T>
-  std::vector<T> List(const T* (*list)(const sw_star_plan*, size_t*)) const {
-    size_t n = 0;
-    const T* data = list(plan_, &n);
-    return {data, data + n};
-  }
 
   std::vector<sw_plan_node> nodes_;
   std::vector<sw_plan_edge> edges_;
@@ -56,12 +49,13 @@ class PlanStar : public testing::Test {
 };
 
 TEST_F(PlanStar, APullAndAPush) {
-  for (uint32_t style : {SW_STYLE_ROBUST, SW_STYLE_LITE}) {
+  for (uint32_t lite : {0, 1}) {
     sw_star_plan_free(plan_);
     plan_ = nullptr;
-    ASSERT_EQ(Plan(style), 0) << Message();
-    const std::vector<sw_star_call> calls = List(sw_star_plan_calls);
-    ASSERT_EQ(calls.size(), 2u) << Text(sw_star_plan_text(plan_));
+    ASSERT_EQ(Plan(lite), 0) << Message();
+    const sw_star_lists lists = sw_star_plan_lists(plan_);
+    const sw_star_call* calls = lists.calls;
+    ASSERT_EQ(lists.n_calls, 2u) << Text(sw_star_plan_text(plan_));
     EXPECT_EQ(calls[0].task, 1u);
     EXPECT_EQ(calls[0].round, 1u);
     ASSERT_EQ(calls[0].n_nodes, 1u);
@@ -77,31 +71,28 @@ TEST_F(PlanStar, APullAndAPush) {
     EXPECT_EQ(calls[1].feeds[0].way, static_cast<uint32_t>(SW_WAY_FEED));
     EXPECT_EQ(calls[1].n_fetches, 0u);
     EXPECT_EQ(calls[1].n_after + calls[1].n_controls, 0u);
-    EXPECT_EQ(List(sw_star_plan_calls_of), (std::vector<uint32_t>{UINT32_MAX, 0, UINT32_MAX, 1}));
-    const std::vector<sw_star_way> ways = List(sw_star_plan_ways);
-    ASSERT_EQ(ways.size(), 4u);
+    ASSERT_EQ(lists.n_nodes, 4u);
+    const std::vector<uint32_t> calls_of(lists.calls_of, lists.calls_of + 4);
+    EXPECT_EQ(calls_of, (std::vector<uint32_t>{UINT32_MAX, 0, UINT32_MAX, 1}));
+    const sw_star_way* ways = lists.ways;
+    ASSERT_EQ(lists.n_ways, 4u);
     EXPECT_EQ(ways[0].way, static_cast<uint32_t>(SW_WAY_COPY));
     EXPECT_EQ(ways[1].way, static_cast<uint32_t>(SW_WAY_FETCH));
     EXPECT_EQ(ways[3].way, static_cast<uint32_t>(SW_WAY_FEED));
-    EXPECT_TRUE(List(sw_star_plan_kept).empty());
-    EXPECT_EQ(List(sw_star_plan_places)[0], static_cast<uint32_t>(SW_PLACE_COPIED));
-    EXPECT_EQ(List(sw_star_plan_places)[3], static_cast<uint32_t>(SW_PLACE_CALLED));
+    EXPECT_EQ(lists.n_kept, 0u);
+    EXPECT_EQ(lists.places[0], static_cast<uint32_t>(SW_PLACE_COPIED));
+    EXPECT_EQ(lists.places[3], static_cast<uint32_t>(SW_PLACE_CALLED));
   }
 }
 
 TEST_F(PlanStar, SaysWhatIsWrong) {
   edges_.push_back(Edge(7, 0, 0, SW_EDGE_PLAIN));
-  EXPECT_EQ(Plan(SW_STYLE_ROBUST), 3);
+  EXPECT_EQ(Plan(0), 3);
   EXPECT_EQ(Message(), "planner: edge 4 names node 7, but the graph has only 4 nodes");
 }
 
-TEST_F(PlanStar, KnowsItsStyles) {
-  EXPECT_EQ(Plan(9), 3);
-  EXPECT_EQ(Message(), "planner: unknown style 9");
-}
-
 TEST_F(PlanStar, OneLineForTheLog) {
-  ASSERT_EQ(Plan(SW_STYLE_ROBUST), 0) << Message();
+  ASSERT_EQ(Plan(0), 0) << Message();
   EXPECT_EQ(Text(sw_star_plan_summary(plan_)), "2 calls in 2 rounds run 2 of 4 nodes");
 }
 

@@ -518,8 +518,8 @@ class SessionSubgraphTest : public SubgraphTest {
   }
   Status Register(std::unique_ptr<SessionSubgraph>* out) {
     def_.mutable_versions()->set_producer(TF_GRAPH_DEF_VERSION);
-    return SessionSubgraph::Register(session_, "session", def_, tensorflow::ConfigProto(), 2,
-                                     SessionSubgraph::Kernels::kSessions, out);
+    return SessionSubgraph::Register(session_, "session", def_, tensorflow::ConfigProto(), 2, KernelOwner::kSession,
+                                     out);
   }
   Status Run(const SessionSubgraph& subgraph, const std::vector<Tensor>& feeds, Done* step) {
     step->feeds = feeds;
