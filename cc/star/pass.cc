@@ -1,7 +1,6 @@
 #include "cc/star/pass.h"
 
 #include <atomic>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -104,15 +103,13 @@ void LeaveWhatCallsCannot(const std::vector<uint8_t>& servers, const tensorflow:
 // The memory of a value that calls hand on is not what it would be if producer and consumer ran in one graph, and the
 // order of a sum depends on it: see PinSums(). What is between the two, or on one side, is then left to TensorFlow.
 // Returns whether there is more to leave than before.
-bool LeaveSums(const sw_star_plan* plan, GraphDescription* description) {
+bool LeaveSums(const sw_plan_graph& graph, const sw_star_plan* plan, GraphDescription* description) {
   const sw_star_way* ways = sw_star_plan_lists(plan).ways;
-  std::map<const Node*, uint32_t> numbers;
-  for (uint32_t node = 0; node < description->num_nodes(); ++node) numbers[description->node(node)] = node;
   bool any = false;
   for (uint32_t at = 0; at < description->num_edges(); ++at) {
     const Edge* edge = description->edge(at);
     if (edge->IsControlEdge() || !(HasOrder(*edge->src()) || HasOrder(*edge->dst()))) continue;
-    const uint32_t src = numbers.at(edge->src()), dst = numbers.at(edge->dst());
+    const uint32_t src = graph.edges[at].src, dst = graph.edges[at].dst;
     if (description->task_of(src) != description->task_of(dst)) continue;
     const bool enters = ways[at].way == SW_WAY_FEED, leaves = ways[at].way == SW_WAY_FETCH;
     const bool between = ways[at].way == SW_WAY_SLOT || ways[at].way == SW_WAY_DIRECT || ways[at].way == SW_WAY_RELAY;
@@ -281,12 +278,13 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   options.n_tasks = servers.size();
   options.split_bytes = split_bytes;
   StarPlanHandle plan;
+  sw_plan_graph view;
   do {
-    const sw_plan_graph view = description.ForPlanner();
+    view = description.ForPlanner();
     ErrorHandle error;
     const sw_code code = sw_star_plan_new(&view, &options, Into(&plan), Into(&error));
     if (code != 0) return StatusFromError(code, error);
-  } while (LeaveSums(plan.get(), &description));
+  } while (LeaveSums(view, plan.get(), &description));
   VLOG(1) << "starwire: " << NameOf(caller.style) << ": " << AsString(sw_star_plan_text(plan.get()));
   result->summary = AsString(sw_star_plan_summary(plan.get()));
   if (result->rows.lookups + result->rows.sums != 0) {

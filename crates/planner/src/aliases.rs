@@ -120,16 +120,19 @@ impl<'a> Aliases<'a> {
 
     /// Whether a change of one of these variables comes after one of the nodes.
     fn leads_to_change(&self, nodes: &BTreeSet<u32>, owners: &BTreeSet<Owner>) -> bool {
-        let mut changes: BTreeSet<u32> = BTreeSet::new();
-        owners.iter().for_each(|owner| changes.extend(self.changes(*owner)));
-        let mut seen = nodes.clone();
-        let mut open: Vec<u32> = nodes.iter().copied().collect();
+        let changes: BTreeSet<u32> = owners.iter().flat_map(|owner| self.changes(*owner)).collect();
+        self.leads(nodes.iter().copied().collect(), &changes)
+    }
+
+    /// Whether edges lead from one of these nodes to one of those; yes, if that takes too long to find out.
+    fn leads(&self, mut open: Vec<u32>, to: &BTreeSet<u32>) -> bool {
+        let mut seen: BTreeSet<u32> = BTreeSet::new();
         let mut looked = 0;
-        while let (false, Some(node)) = (changes.is_empty(), open.pop()) {
+        while let (false, Some(node)) = (to.is_empty(), open.pop()) {
             for edge in self.graph.outs(node) {
                 looked += 1;
                 let end = self.graph.edge(*edge).dst;
-                if looked > FAR || changes.contains(&end) {
+                if looked > FAR || to.contains(&end) {
                     return true;
                 }
                 if seen.insert(end) {
@@ -175,22 +178,7 @@ impl<'a> Aliases<'a> {
         if users.iter().any(keeps) {
             return true;
         }
-        let mut behind = BTreeSet::new();
-        let mut open: Vec<u32> = self.changes(owner).collect();
-        let mut looked = 0;
-        while let Some(node) = open.pop() {
-            for edge in self.graph.outs(node) {
-                looked += 1;
-                let end = self.graph.edge(*edge).dst;
-                if looked > FAR || users.contains(&end) {
-                    return true;
-                }
-                if behind.insert(end) {
-                    open.push(end);
-                }
-            }
-        }
-        false
+        self.leads(self.changes(owner).collect(), &users)
     }
 }
 
