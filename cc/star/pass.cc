@@ -35,7 +35,6 @@ namespace {
 
 using tensorflow::DeviceNameUtils;
 using tensorflow::DeviceSet;
-using tensorflow::Edge;
 using tensorflow::Graph;
 using tensorflow::Node;
 
@@ -100,23 +99,50 @@ void LeaveWhatCallsCannot(const std::vector<uint8_t>& servers, const tensorflow:
   }
 }
 
-// The memory of a value that calls hand on is not what it would be if producer and consumer ran in one graph, and the
-// order of a sum depends on it: see PinSums(). What is between the two, or on one side, is then left to TensorFlow.
+// The order of a sum depends on who else holds the memory of its inputs (see PinSums()), which may be that of values
+// before them: any operation may return an input's. What calls hand on is held otherwise than in one graph. So whatever
+// of a sum's task leads to the sum is either in one call or left to TensorFlow, and so is what takes a sum there.
 // Returns whether there is more to leave than before.
 bool LeaveSums(const sw_plan_graph& graph, const sw_star_plan* plan, GraphDescription* description) {
+  const size_t n = description->num_nodes();
+  std::vector<uint32_t> open;
+  std::vector<bool> seen(n, false);
+  for (uint32_t node = 0; node < n; ++node) {
+    seen[node] = HasOrder(*description->node(node));
+    if (seen[node]) open.push_back(node);
+  }
+  if (open.empty()) return false;
   const sw_star_way* ways = sw_star_plan_lists(plan).ways;
+  std::vector<std::vector<uint32_t>> inputs(n);  // of each node: edges within its task
   bool any = false;
   for (uint32_t at = 0; at < description->num_edges(); ++at) {
-    const Edge* edge = description->edge(at);
-    if (edge->IsControlEdge() || !(HasOrder(*edge->src()) || HasOrder(*edge->dst()))) continue;
-    const uint32_t src = graph.edges[at].src, dst = graph.edges[at].dst;
-    if (description->task_of(src) != description->task_of(dst)) continue;
-    const bool enters = ways[at].way == SW_WAY_FEED, leaves = ways[at].way == SW_WAY_FETCH;
-    const bool between = ways[at].way == SW_WAY_SLOT || ways[at].way == SW_WAY_DIRECT || ways[at].way == SW_WAY_RELAY;
-    if (HasOrder(*edge->dst()) && leaves) {
-      any = description->LeaveAlone(src) || any;
-    } else if (HasOrder(*edge->dst()) ? enters || between : enters && !IsPinned(*edge->src())) {
-      any = description->LeaveAlone(dst) || any;
+    const sw_plan_edge& edge = graph.edges[at];
+    if (edge.src_output < 0 || description->task_of(edge.src) != description->task_of(edge.dst)) continue;
+    inputs[edge.dst].push_back(at);
+    const Node* source = description->node(edge.src);
+    const bool takes_sum = ways[at].way == SW_WAY_FEED && HasOrder(*source) && !IsPinned(*source);
+    if (takes_sum) any = description->LeaveAlone(edge.dst) || any;
+  }
+  while (!open.empty()) {
+    const uint32_t node = open.back();
+    open.pop_back();
+    for (const uint32_t at : inputs[node]) {
+      const uint32_t source = graph.edges[at].src;
+      switch (ways[at].way) {
+        case SW_WAY_FETCH:
+          any = description->LeaveAlone(source) || any;
+          break;
+        case SW_WAY_FEED:
+        case SW_WAY_SLOT:
+        case SW_WAY_DIRECT:
+        case SW_WAY_RELAY:
+          any = description->LeaveAlone(node) || any;
+          break;
+        default:
+          break;
+      }
+      if (!seen[source]) open.push_back(source);
+      seen[source] = true;
     }
   }
   return any;
