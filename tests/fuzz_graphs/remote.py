@@ -8,8 +8,6 @@ import numpy as np
 from cluster import tf
 from program import array, feed_value, walk
 
-FUSE_ON = b"\xc8\x0c\x01"  # ConfigProto field 201, tensor_fuse
-FUSE_OFF = b"\xc8\x0c\x00"
 burning = {}
 
 
@@ -34,9 +32,12 @@ def session_config(options, fuse, timeout):
     else:
         config.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
     config.experimental.share_session_state_in_clusterspec_propagation = False
-    if fuse is not None:
-        config.MergeFromString(FUSE_ON if fuse else FUSE_OFF)
-    return config
+    if fuse is None:
+        return config
+    import starwire  # loads the library, which stock gRPC's tasks do without
+
+    starwire.config(pipeline=1)  # as if another session's steps overlapped
+    return starwire.config(config, tensor_fuse=fuse, pipeline=0)
 
 
 def execute(built, program, targets, container, fuse, timeout):

@@ -17,7 +17,7 @@ for folder in (HERE, ROOT / "tests" / "python"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 # Task processes import the functions they run by module name.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT / "tests" / "python"), os.environ.get("PYTHONPATH", "")])
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT / "tests" / "python"), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
 
 import cluster as harness  # noqa: E402
 import compare  # noqa: E402
