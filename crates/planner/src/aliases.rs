@@ -45,8 +45,7 @@ impl<'a> Aliases<'a> {
             let mut changed = false;
             for step in &flow.order {
                 let Step::Node(node) = *step else { continue };
-                let mut owners: BTreeSet<Owner> =
-                    graph.ins(node).iter().flat_map(|edge| all.carried(graph.edge(*edge))).collect();
+                let mut owners: BTreeSet<Owner> = graph.ins(node).flat_map(|edge| all.carried(edge)).collect();
                 if owners.len() > MOST {
                     owners = BTreeSet::from([Owner::Any(graph.node(node).task)]);
                 }
@@ -55,7 +54,7 @@ impl<'a> Aliases<'a> {
                     changed = true;
                 }
             }
-            if !changed || flow.frames.len() == 1 {
+            if !changed || flow.parents.len() == 1 {
                 return all;
             }
         }
@@ -131,12 +130,11 @@ impl<'a> Aliases<'a> {
         while let (false, Some(node)) = (to.is_empty(), open.pop()) {
             for edge in self.graph.outs(node) {
                 looked += 1;
-                let end = self.graph.edge(*edge).dst;
-                if looked > FAR || to.contains(&end) {
+                if looked > FAR || to.contains(&edge.dst) {
                     return true;
                 }
-                if seen.insert(end) {
-                    open.push(end);
+                if seen.insert(edge.dst) {
+                    open.push(edge.dst);
                 }
             }
         }

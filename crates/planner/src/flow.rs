@@ -3,19 +3,12 @@
 //! The order ignores the edges out of each NextIteration and puts **all of a loop before its exits**: a value that
 //! leaves a loop can depend on everything inside it, through iterations that the plain edges do not show.
 
-use super::graph::{Graph, Kind, PlanError, index, number};
+use super::graph::{Edge, Graph, Kind, PlanError, index, number};
 
 /// A loop frame; 0 is outside all loops.
 pub type FrameId = u32;
 
 pub const ROOT: FrameId = 0;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Frame {
-    pub parent: FrameId,
-    /// The frame name that its Enter nodes give.
-    pub name: u32,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
@@ -26,7 +19,8 @@ pub enum Step {
 
 pub struct Flow {
     pub order: Vec<Step>,
-    pub frames: Vec<Frame>,
+    /// By frame: the one that it is in.
+    pub parents: Vec<FrameId>,
     /// By node: the frame that it runs in (Enter: the outer one).
     inside: Vec<FrameId>,
     /// By node: the frame that its outputs are in.
@@ -37,14 +31,14 @@ impl Flow {
     pub fn of(graph: &Graph) -> Result<Self, PlanError> {
         let mut flow = Self {
             order: Vec::new(),
-            frames: vec![Frame { parent: ROOT, name: 0 }],
+            parents: vec![ROOT],
             inside: vec![ROOT; graph.len()],
             outputs: vec![ROOT; graph.len()],
         };
         flow.order = sort(graph, &[], &[])?;
         flow.find_frames(graph)?;
-        if flow.frames.len() > 1 {
-            flow.order = sort(graph, &flow.frames, &flow.outputs)?;
+        if flow.parents.len() > 1 {
+            flow.order = sort(graph, &flow.parents, &flow.outputs)?;
         }
         Ok(flow)
     }
@@ -61,7 +55,7 @@ impl Flow {
         let mut entered = std::collections::HashMap::new();
         for at in 0..self.order.len() {
             let Step::Node(node) = self.order[at] else { continue };
-            let mut inputs = forward_ins(graph, node).map(|edge| self.outputs(graph.edge(edge).src));
+            let mut inputs = forward_ins(graph, node).map(|edge| self.outputs(edge.src));
             let frame = inputs.next().unwrap_or(ROOT);
             if inputs.any(|other| other != frame) {
                 return Err(PlanError::MixedFrames { node: graph.describe(node) });
@@ -69,16 +63,16 @@ impl Flow {
             let outputs = match graph.node(node).kind {
                 Kind::Enter => {
                     let name = graph.node(node).detail;
-                    let next = number(self.frames.len());
+                    let next = number(self.parents.len());
                     *entered.entry((frame, name)).or_insert_with(|| {
-                        self.frames.push(Frame { parent: frame, name });
+                        self.parents.push(frame);
                         next
                     })
                 }
                 Kind::Exit | Kind::NextIteration if frame == ROOT => {
                     return Err(PlanError::NotInALoop { node: graph.describe(node) });
                 }
-                Kind::Exit => self.frames[index(frame)].parent,
+                Kind::Exit => self.parents[index(frame)],
                 _ => frame,
             };
             self.inside[index(node)] = frame;
@@ -89,23 +83,28 @@ impl Flow {
 }
 
 /// Closes a loop: leaves a NextIteration.
-pub fn is_back_edge(graph: &Graph, edge: u32) -> bool {
-    graph.node(graph.edge(edge).src).kind == Kind::NextIteration
+pub fn is_back_edge(graph: &Graph, edge: &Edge) -> bool {
+    graph.node(edge.src).kind == Kind::NextIteration
+}
+
+/// Begins an iteration of a loop.
+pub fn is_header(graph: &Graph, node: u32) -> bool {
+    graph.ins(node).any(|edge| is_back_edge(graph, edge))
 }
 
 /// A node's inputs without the back edges of loops.
-pub fn forward_ins<'a>(graph: &'a Graph, node: u32) -> impl Iterator<Item = u32> + Clone + 'a {
-    graph.ins(node).iter().copied().filter(move |edge| !is_back_edge(graph, *edge))
+pub fn forward_ins<'a>(graph: &'a Graph, node: u32) -> impl Iterator<Item = &'a Edge> + Clone {
+    graph.ins(node).filter(move |edge| !is_back_edge(graph, edge))
 }
 
-/// Kahn's algorithm. With `frames`: every node comes before the end of the frame that its outputs are in, and every
+/// Kahn's algorithm. With `parents`: every node comes before the end of the frame that its outputs are in, and every
 /// frame ends before its parent does and before its own exits.
-fn sort(graph: &Graph, frames: &[Frame], outputs: &[FrameId]) -> Result<Vec<Step>, PlanError> {
-    let inner = |frame: FrameId| frame != ROOT && !frames.is_empty();
-    let mut waits: Vec<u32> = graph.ids().map(|node| count(forward_ins(graph, node))).collect();
-    let mut end_waits = vec![0u32; frames.len()];
-    let mut exits: Vec<Vec<u32>> = vec![Vec::new(); frames.len()];
-    if !frames.is_empty() {
+fn sort(graph: &Graph, parents: &[FrameId], outputs: &[FrameId]) -> Result<Vec<Step>, PlanError> {
+    let inner = |frame: FrameId| frame != ROOT && !parents.is_empty();
+    let mut waits: Vec<u32> = graph.ids().map(|node| number(forward_ins(graph, node).count())).collect();
+    let mut end_waits = vec![0u32; parents.len()];
+    let mut exits: Vec<Vec<u32>> = vec![Vec::new(); parents.len()];
+    if !parents.is_empty() {
         for node in graph.ids() {
             let frame = outputs[index(node)];
             if inner(frame) {
@@ -114,26 +113,25 @@ fn sort(graph: &Graph, frames: &[Frame], outputs: &[FrameId]) -> Result<Vec<Step
             if graph.node(node).kind == Kind::Exit {
                 // The frame of its inputs; `find_frames` has checked that there is one.
                 if let Some(edge) = forward_ins(graph, node).next() {
-                    exits[index(outputs[index(graph.edge(edge).src)])].push(node);
+                    exits[index(outputs[index(edge.src)])].push(node);
                     waits[index(node)] += 1;
                 }
             }
         }
-        for frame in frames.iter().skip(1).filter(|frame| frame.parent != ROOT) {
-            end_waits[index(frame.parent)] += 1;
+        for parent in parents.iter().filter(|parent| **parent != ROOT) {
+            end_waits[index(*parent)] += 1;
         }
     }
-    let mut order: Vec<Step> = Vec::with_capacity(graph.len() + frames.len());
+    let mut order: Vec<Step> = Vec::with_capacity(graph.len() + parents.len());
     order.extend(graph.ids().filter(|node| waits[index(*node)] == 0).map(Step::Node));
     let mut at = 0;
     while at < order.len() {
         let (ready_nodes, frame): (&mut dyn Iterator<Item = u32>, FrameId) = match order[at] {
             Step::Node(node) => {
-                let outs: &[u32] = if graph.node(node).kind == Kind::NextIteration { &[] } else { graph.outs(node) };
                 let frame = outputs.get(index(node)).copied().unwrap_or(ROOT);
-                (&mut outs.iter().map(|edge| graph.edge(*edge).dst), frame)
+                (&mut graph.outs(node).filter(|edge| !is_back_edge(graph, edge)).map(|edge| edge.dst), frame)
             }
-            Step::End(frame) => (&mut exits[index(frame)].iter().copied(), frames[index(frame)].parent),
+            Step::End(frame) => (&mut exits[index(frame)].iter().copied(), parents[index(frame)]),
         };
         for node in ready_nodes {
             waits[index(node)] -= 1;
@@ -160,7 +158,7 @@ fn sort(graph: &Graph, frames: &[Frame], outputs: &[FrameId]) -> Result<Vec<Step
 fn on_a_cycle(graph: &Graph, waits: &[u32]) -> u32 {
     let stuck = |node: &u32| waits[index(*node)] > 0;
     // None if it waits for the end of a loop that it precedes.
-    let back = |node: u32| forward_ins(graph, node).map(|edge| graph.edge(edge).src).find(stuck);
+    let back = |node: u32| forward_ins(graph, node).map(|edge| edge.src).find(stuck);
     let start = graph.ids().find(stuck).unwrap_or(0);
     let walk = std::iter::successors(Some(start), |node| back(*node));
     let on_it = walk.take(graph.len() + 1).last().unwrap_or(start);
@@ -168,14 +166,9 @@ fn on_a_cycle(graph: &Graph, waits: &[u32]) -> u32 {
     circle.min().unwrap_or(on_it)
 }
 
-fn count(edges: impl Iterator<Item = u32>) -> u32 {
-    // Edge counts fit into 31 bits.
-    edges.fold(0, |sum, _| sum + 1)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::graph::{Class, Edge, Memory, Node};
+    use super::super::graph::{Class, Memory, Node};
     use super::*;
 
     fn graph(kinds: &[Kind], edges: &[(u32, u32)]) -> Graph<'static> {

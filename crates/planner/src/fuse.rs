@@ -239,23 +239,18 @@ fn families(
         let steady = turns || !schedule.may_block(frame);
         let strange = looping && !(predicates.is_regular(frame) && steady);
         let bytes = edges.clone().filter_map(|edge| edge.bytes).max();
+        let is_control = item.output < 0;
+        let large = !is_control && bytes.is_some_and(|bytes| bytes > limits.large_bytes);
+        let alone = barred.or(strange.then_some(Reason::Loop)).or(large.then_some(Reason::Large));
+        if let Some(reason) = alone {
+            item.fate = Fate::Alone(reason);
+            continue;
+        }
         let size = match bytes {
-            _ if item.output < 0 => Ok(Size::Small),
-            Some(bytes) if bytes > limits.large_bytes => Err(Reason::Large),
-            Some(bytes) if bytes > limits.small_bytes => Ok(Size::Middle),
-            Some(_) => Ok(Size::Small),
-            None => Ok(Size::Unknown),
-        };
-        let size = match (barred, strange, size) {
-            (Some(reason), ..) | (None, false, Err(reason)) => {
-                item.fate = Fate::Alone(reason);
-                continue;
-            }
-            (None, true, _) => {
-                item.fate = Fate::Alone(Reason::Loop);
-                continue;
-            }
-            (None, false, Ok(size)) => size,
+            _ if is_control => Size::Small,
+            Some(bytes) if bytes > limits.small_bytes => Size::Middle,
+            Some(_) => Size::Small,
+            None => Size::Unknown,
         };
         let source = graph.node(item.src);
         let staged = edges.clone().any(|edge| edge.memory == Memory::Device && !edge.is_control());

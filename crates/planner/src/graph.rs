@@ -1,8 +1,6 @@
 //! The abstract graph: which node runs on which task, and what flows between them. Of an operation it knows only the
 //! properties listed in [`Node`].
 
-use std::fmt;
-
 /// A node's role in control flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -205,14 +203,19 @@ impl<'a> Graph<'a> {
         &self.edges
     }
 
-    /// The numbers of the edges that end at a node.
-    pub fn ins(&self, node: u32) -> &[u32] {
-        self.ins.of(node)
+    /// The edges that end at a node.
+    pub fn ins(&self, node: u32) -> impl Iterator<Item = &Edge> + Clone {
+        self.ins.of(node).iter().map(move |edge| self.edge(*edge))
     }
 
-    /// The numbers of the edges that begin at a node.
-    pub fn outs(&self, node: u32) -> &[u32] {
-        self.outs.of(node)
+    /// The edges that begin at a node.
+    pub fn outs(&self, node: u32) -> impl Iterator<Item = &Edge> + Clone {
+        self.outs.of(node).iter().map(move |edge| self.edge(*edge))
+    }
+
+    /// Both.
+    pub fn edges_of(&self, node: u32) -> impl Iterator<Item = &Edge> + Clone {
+        self.ins(node).chain(self.outs(node))
     }
 
     pub fn ids(&self) -> impl Iterator<Item = u32> + use<> {
@@ -226,20 +229,9 @@ impl<'a> Graph<'a> {
 
     /// For messages: its name if known, else its number.
     pub fn describe(&self, node: u32) -> String {
-        Described { node, name: self.names.and_then(|names| names(node)) }.to_string()
-    }
-}
-
-struct Described {
-    node: u32,
-    name: Option<String>,
-}
-
-impl fmt::Display for Described {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.name {
-            Some(name) => write!(f, "{name:?}"),
-            None => write!(f, "node {}", self.node),
+        match self.names.and_then(|names| names(node)) {
+            Some(name) => format!("{name:?}"),
+            None => format!("node {node}"),
         }
     }
 }
@@ -296,7 +288,9 @@ mod tests {
     #[test]
     fn edges_are_found_at_both_ends() {
         let graph = Graph::new(vec![Node::plain(0); 3], vec![edge(0, 2), edge(1, 2), edge(0, 1)], None).unwrap();
-        assert_eq!((graph.ins(2), graph.outs(0), graph.ins(0)), (&[0, 1][..], &[0, 2][..], &[][..]));
+        let (ins, outs): (Vec<_>, Vec<_>) = (graph.ins(2).collect(), graph.outs(0).collect());
+        assert_eq!((ins, outs), (vec![&edge(0, 2), &edge(1, 2)], vec![&edge(0, 2), &edge(0, 1)]));
+        assert_eq!(graph.ins(0).next(), None);
     }
 
     #[test]

@@ -43,12 +43,3 @@ pub mod schedule;
 mod sets;
 pub mod star;
 mod star_text;
-
-#[cfg(test)]
-mod fuse_tests;
-#[cfg(test)]
-mod generate;
-#[cfg(test)]
-mod simulate;
-#[cfg(test)]
-mod star_tests;

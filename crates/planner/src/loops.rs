@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::flow::{Flow, FrameId, ROOT, forward_ins, is_back_edge};
+use super::flow::{Flow, FrameId, ROOT, forward_ins, is_back_edge, is_header};
 use super::graph::{Class, Graph, Kind, index, number};
 use super::predicates::Predicates;
 use super::schedule::Schedule;
@@ -46,7 +46,7 @@ impl Loops {
     ) -> Self {
         let open = graph.ids().map(|node| flow.inside(node) == ROOT && flow.outputs(node) == ROOT).collect();
         let turns = |frame: usize| predicates.turns(number(frame)).unwrap_or(SetId::EMPTY);
-        let frames = flow.frames.len();
+        let frames = flow.parents.len();
         let conditions = graph.ids().filter(|node| graph.node(*node).kind == Kind::LoopCond);
         let mut all = Self {
             orderly: vec![false; frames],
@@ -60,11 +60,11 @@ impl Loops {
         }
         let mut budget = FAR;
         for (frame, nodes) in (ROOT..).zip(&nodes).skip(1) {
-            let waits_within = (ROOT..).zip(&flow.frames).skip(1).any(|(inner, it)| {
+            let waits_within = (ROOT..).zip(&flow.parents).skip(1).any(|(inner, parent)| {
                 // Frames are numbered from the outermost inwards.
-                it.parent == frame && schedule.may_block(inner)
+                *parent == frame && schedule.may_block(inner)
             });
-            if flow.frames[index(frame)].parent == ROOT && !waits_within && predicates.turns(frame).is_some() {
+            if flow.parents[index(frame)] == ROOT && !waits_within && predicates.turns(frame).is_some() {
                 let it = Loop { graph, flow, predicates, frame, nodes };
                 let closing = it.closing(|node| matters(node) || graph.node(node).blocking, &mut budget);
                 let waits = |node: &u32| it.is_own(*node) && graph.node(*node).blocking;
@@ -135,7 +135,7 @@ impl Loop<'_> {
         let condition = self.nodes.iter().find(|node| self.graph.node(**node).kind == Kind::LoopCond);
         let before = condition.map(|node| self.waited_for(self.predicates.node(*node), *node, budget));
         let ins = before.iter().flatten().flat_map(|node| self.graph.ins(*node));
-        ins.filter(|edge| is_back_edge(self.graph, **edge)).map(|edge| self.graph.edge(*edge).src).collect()
+        ins.filter(|edge| is_back_edge(self.graph, edge)).map(|edge| edge.src).collect()
     }
 
     /// Depends on the loop's condition.
@@ -146,10 +146,8 @@ impl Loop<'_> {
 
     fn opens(&self, node: u32, closing: &BTreeSet<u32>) -> bool {
         let it = self.graph.node(node);
-        let mut classes =
-            self.graph.ins(node).iter().chain(self.graph.outs(node)).map(|edge| self.graph.edge(*edge).class);
         // A reference may lead to another variable in each iteration, and its value may change between them.
-        if classes.any(|class| matches!(class, Class::Ref | Class::Deref)) {
+        if self.graph.edges_of(node).any(|edge| matches!(edge.class, Class::Ref | Class::Deref)) {
             return false;
         }
         let (inside, outputs) = (self.flow.inside(node), self.flow.outputs(node));
@@ -170,8 +168,8 @@ impl Loop<'_> {
         let mut open = vec![node];
         while let Some(at) = open.pop() {
             let merges = graph.node(at).kind == Kind::Merge;
-            let is_header = graph.ins(at).iter().any(|edge| is_back_edge(graph, *edge));
-            for edge in forward_ins(graph, at).map(|edge| graph.edge(edge)) {
+            let is_header = is_header(graph, at);
+            for edge in forward_ins(graph, at) {
                 *budget = budget.saturating_sub(1);
                 let alive = || predicates.implies(set, predicates.output(edge.src, edge.src_output));
                 let passes = !merges || edge.is_control() || (!is_header && predicates.waits_for_all(at) && alive());

@@ -137,10 +137,7 @@ impl<'a> Parts<'a> {
         let overfull = self.with_too_many_values(call);
         let mut left = Vec::new();
         for full in &overfull {
-            let values = |node: &u32| {
-                let edges = self.graph.ins(*node).iter().chain(self.graph.outs(*node));
-                edges.filter(|edge| self.is_value(self.graph.edge(**edge))).count()
-            };
+            let values = |node: &u32| self.graph.edges_of(*node).filter(|edge| self.is_value(edge)).count();
             let called = |node: &u32| self.placement.place(*node) == Place::Called && call(*node) == *full;
             let mut nodes: Vec<u32> = self.graph.ids().filter(called).collect();
             nodes.sort_by_key(|node| std::cmp::Reverse(values(node)));
@@ -258,10 +255,7 @@ impl<'a> Parts<'a> {
         let mut union = Union::new(nodes.len());
         let mut first: HashMap<(u32, i32), usize> = HashMap::new();
         for (place, node) in nodes.iter().enumerate() {
-            for edge in self.graph.ins(*node).iter().map(|edge| self.graph.edge(*edge)) {
-                if edge.is_control() {
-                    continue;
-                }
+            for edge in self.graph.ins(*node).filter(|edge| !edge.is_control()) {
                 if self.is_inside(edge) {
                     union.join(numbers[&edge.src], place);
                     continue;
@@ -281,8 +275,7 @@ impl<'a> Parts<'a> {
         let mut loads = vec![Load::default(); nodes.len()];
         let (mut seen, mut counted) = (BTreeSet::new(), HashSet::new());
         for (node, component) in nodes.iter().zip(of) {
-            let edges = self.graph.ins(*node).iter().chain(self.graph.outs(*node));
-            for edge in edges.map(|edge| self.graph.edge(*edge)) {
+            for edge in self.graph.edges_of(*node) {
                 for (end, is_feed) in self.loads(edge).filter(|(end, _)| end == node) {
                     debug_assert_eq!(self.group(end), group);
                     if seen.insert((*component, is_feed, edge.src, edge.src_output)) {
@@ -317,8 +310,8 @@ impl<'a> Parts<'a> {
         let mut before: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); nodes.len()];
         let mut waiting = vec![0usize; nodes.len()];
         for (place, node) in nodes.iter().enumerate() {
-            for edge in self.graph.ins(*node).iter().map(|edge| self.graph.edge(*edge)) {
-                let source = if self.is_inside(edge) { of[numbers[&edge.src]] } else { continue };
+            for edge in self.graph.ins(*node).filter(|edge| self.is_inside(edge)) {
+                let source = of[numbers[&edge.src]];
                 if source != of[place] && before[source].insert(of[place]) {
                     waiting[of[place]] += 1;
                 }
@@ -344,7 +337,7 @@ impl<'a> Parts<'a> {
 
 /// Whether several nodes of its call need this node's outputs.
 pub fn is_shared(graph: &Graph, placement: &Placement, node: u32) -> bool {
-    let mut users = graph.outs(node).iter().map(|edge| graph.edge(*edge)).filter(|edge| !edge.is_control());
+    let mut users = graph.outs(node).filter(|edge| !edge.is_control());
     let first = users.next().map(|edge| edge.dst);
     placement.place(node) == Place::Called && users.any(|edge| Some(edge.dst) != first)
 }

@@ -117,8 +117,8 @@ impl<'a> Placement<'a> {
         }
         all.keep_with_consumers(graph, flow, loops, classes);
         all.wait_on_worker(graph, flow, loops, roles);
-        let needed = |edge: &u32| !all.is_copied(graph, graph.edge(*edge));
-        let fetched = |node: u32| all.place(node) == Place::Copied && graph.outs(node).iter().any(needed);
+        let needed = |edge: &Edge| !all.is_copied(graph, edge);
+        let fetched = |node: u32| all.place(node) == Place::Copied && graph.outs(node).any(needed);
         all.fetched = graph.ids().map(fetched).collect();
         all
     }
@@ -180,8 +180,8 @@ impl<'a> Placement<'a> {
     fn keep_with_consumers(&mut self, graph: &Graph, flow: &Flow, loops: &Loops, classes: &Classes) {
         for step in flow.order.iter().rev() {
             let Step::Node(node) = *step else { continue };
-            let Some(first) = graph.outs(node).first() else { continue };
-            let (own, class) = (self.class(node), self.class(graph.edge(*first).dst));
+            let Some(first) = graph.outs(node).next() else { continue };
+            let (own, class) = (self.class(node), self.class(first.dst));
             let kin = |node: u32| self.place(node) == Place::Called && self.class(node) == class;
             let fits = match self.place(node) {
                 Place::Moved => {
@@ -191,7 +191,7 @@ impl<'a> Placement<'a> {
                 }
                 Place::Stays => {
                     let there = |node: u32| matches!(self.place(node), Place::Called | Place::Moved);
-                    let mut sources = graph.ins(node).iter().map(|edge| graph.edge(*edge).src);
+                    let mut sources = graph.ins(node).map(|edge| edge.src);
                     let between = sources.any(|source| there(source) && self.class(source) == class);
                     // It may be all that tells its task about the iterations of a loop.
                     let frame = flow.inside(node);
@@ -200,7 +200,7 @@ impl<'a> Placement<'a> {
                 }
                 _ => false,
             };
-            if fits && graph.outs(node).iter().all(|edge| kin(graph.edge(*edge).dst)) {
+            if fits && graph.outs(node).all(|edge| kin(edge.dst)) {
                 self.places[index(node)] = Place::Called;
                 self.classes[index(node)] = class;
             }
@@ -216,10 +216,10 @@ impl<'a> Placement<'a> {
             if self.place(node) != Place::Called || !is_no_op(graph, flow, loops, node) {
                 continue;
             }
-            let waits = graph.ins(node).iter().any(|edge| self.place(graph.edge(*edge).src) == Place::Called);
-            let free = graph.outs(node).iter().map(|edge| graph.edge(*edge).dst).all(|next| match self.place(next) {
+            let waits = graph.ins(node).any(|edge| self.place(edge.src) == Place::Called);
+            let free = graph.outs(node).all(|edge| match self.place(edge.dst) {
                 Place::Stays | Place::Moved => true,
-                Place::Called => self.class(next) != self.class(node),
+                Place::Called => self.class(edge.dst) != self.class(node),
                 Place::Pivot | Place::Copied | Place::Left(_) => false,
             });
             if waits && free {
@@ -251,13 +251,12 @@ impl<'a> Placement<'a> {
         if matches!(it.kind, Kind::Feed | Kind::Fetch | Kind::Receive) {
             return Place::Left(Reason::Transfer);
         }
-        let mut ins = graph.ins(node).iter().map(|edge| graph.edge(*edge));
+        let mut ins = graph.ins(node);
         let copied = |edge: &Edge| !edge.is_control() && self.place(edge.src) == Place::Copied && !graph.crosses(edge);
-        if (it.cloneable && graph.ins(node).is_empty()) || (copy_read && it.pure_read && ins.all(copied)) {
+        if (it.cloneable && graph.ins(node).next().is_none()) || (copy_read && it.pure_read && ins.all(copied)) {
             return Place::Copied;
         }
-        let mut touching = graph.ins(node).iter().chain(graph.outs(node)).map(|edge| graph.edge(*edge));
-        let tied = touching.any(|edge| self.is_tied(edge) || edge.class == Class::Variant);
+        let tied = graph.edges_of(node).any(|edge| self.is_tied(edge) || edge.class == Class::Variant);
         match it.kind {
             Kind::Switch | Kind::Enter if self.roots.of_output(node).is_some() => Place::Pivot,
             Kind::Switch | Kind::Merge if tied => Place::Left(Reason::Branching),
@@ -276,9 +275,8 @@ impl<'a> Placement<'a> {
 fn is_no_op(graph: &Graph, flow: &Flow, loops: &Loops, node: u32) -> bool {
     let it = graph.node(node);
     let plain = it.kind == Kind::Plain && !(it.stateful || it.blocking || it.untouchable);
-    let mut edges = graph.ins(node).iter().chain(graph.outs(node));
     let frame = flow.inside(node);
-    plain && (frame == ROOT || loops.is_orderly(frame)) && edges.all(|edge| graph.edge(*edge).is_control())
+    plain && (frame == ROOT || loops.is_orderly(frame)) && graph.edges_of(node).all(Edge::is_control)
 }
 
 /// Cannot leave its task.

@@ -12,8 +12,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::flow::{Flow, FrameId, ROOT, Step, forward_ins, is_back_edge};
-use super::graph::{Graph, Kind, index};
+use super::flow::{Flow, FrameId, ROOT, Step, forward_ins, is_header};
+use super::graph::{Edge, Graph, Kind, index};
 use super::sets::{SetId, Sets};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,9 +31,7 @@ pub struct Predicates {
     nodes: Vec<SetId>,
     /// The outputs of Switch nodes.
     branches: HashMap<(u32, i32), SetId>,
-    /// By frame: a regular loop, in which nodes with the same set run equally often.
-    regular: Vec<bool>,
-    /// By frame: the set of what runs in each turn of a loop of the usual form.
+    /// By frame: the set of what runs in each turn of a regular loop.
     turns: Vec<Option<SetId>>,
     /// By node: a Merge of which one input is alive whenever it is.
     exclusive: Vec<bool>,
@@ -63,12 +61,10 @@ impl Predicates {
             sets: Sets::new(Fact::All),
             nodes: vec![SetId::EMPTY; graph.len()],
             branches: HashMap::new(),
-            regular: vec![false; flow.frames.len()],
-            turns: vec![None; flow.frames.len()],
+            turns: vec![None; flow.parents.len()],
             exclusive: vec![false; graph.len()],
         };
-        let mut loops: Vec<Loop> = Vec::new();
-        loops.resize_with(flow.frames.len(), Loop::default);
+        let mut loops: Vec<Loop> = flow.parents.iter().map(|_| Loop::default()).collect();
         let mut sources = Sources::new(graph);
         for step in &flow.order {
             match *step {
@@ -91,21 +87,19 @@ impl Predicates {
                     let form = all.usual_form(&loops[index(frame)]);
                     // What an Enter gives to the first iteration only is for the loop's headers.
                     let once = |enter: &&u32| !graph.node(**enter).invariant;
-                    let to_header = |edge: &u32| is_header(graph, graph.edge(*edge).dst);
+                    let to_header = |edge: &Edge| is_header(graph, edge.dst);
                     let mut entered = loops[index(frame)].enters.iter().filter(once);
-                    if entered.all(|enter| graph.outs(*enter).iter().all(to_header)) {
+                    if entered.all(|enter| graph.outs(*enter).all(to_header)) {
                         all.turns[index(frame)] = form.map(|form| form.turns);
                     }
-                    all.regular[index(frame)] = all.turns[index(frame)].is_some();
                 }
             }
         }
-        // Outside of loops everything runs once.
-        all.regular[index(ROOT)] = true;
-        for frame in 1..all.regular.len() {
+        for (frame, parent) in flow.parents.iter().enumerate() {
             // Frames are numbered from the outermost inwards.
-            all.regular[frame] &= all.regular[index(flow.frames[frame].parent)];
-            all.turns[frame] = all.turns[frame].filter(|_| all.regular[frame]);
+            if !all.is_regular(*parent) {
+                all.turns[frame] = None;
+            }
         }
         all
     }
@@ -124,9 +118,9 @@ impl Predicates {
         self.sets.of(set)
     }
 
-    /// Nodes of this frame that have the same set run equally often.
+    /// Nodes of this frame that have the same set run equally often. Outside of loops everything runs once.
     pub fn is_regular(&self, frame: FrameId) -> bool {
-        self.regular[index(frame)]
+        frame == ROOT || self.turns(frame).is_some()
     }
 
     /// What runs in each turn of a regular loop.
@@ -154,7 +148,6 @@ impl Predicates {
             _ => {
                 let mut set = SetId::EMPTY;
                 for edge in forward_ins(graph, node) {
-                    let edge = graph.edge(edge);
                     let input = self.output(edge.src, edge.src_output);
                     set = self.sets.union(set, input);
                 }
@@ -165,7 +158,7 @@ impl Predicates {
 
     /// Dead control inputs do not make a Merge dead.
     fn merge_set(&mut self, graph: &Graph, node: u32) -> SetId {
-        let data = forward_ins(graph, node).map(|edge| *graph.edge(edge)).filter(|edge| !edge.is_control());
+        let data = forward_ins(graph, node).filter(|edge| !edge.is_control());
         let inputs: Vec<SetId> = data.map(|edge| self.output(edge.src, edge.src_output)).collect();
         let common = self.sets.intersection(&inputs);
         let one_is_enough = !inputs.is_empty() && inputs.contains(&common);
@@ -202,23 +195,23 @@ impl Predicates {
         if graph.node(node).kind != Kind::Switch {
             return;
         }
-        let predicate = graph.ins(node).iter().map(|edge| graph.edge(*edge)).find(|edge| edge.dst_input == 1);
+        let predicate = graph.ins(node).find(|edge| edge.dst_input == 1);
         // Without a predicate, all that is known is that the outputs differ.
         let (of, output) = predicate.map_or((node, -1), |edge| sources.of(edge.src, edge.src_output));
         for edge in graph.outs(node) {
-            let Ok(branch) = u32::try_from(graph.edge(*edge).src_output) else { continue };
+            let Ok(branch) = u32::try_from(edge.src_output) else { continue };
             let fact = Fact::Branch { node: of, output, branch, ways: ways(graph, node) };
             let set = self.sets.with(self.node(node), fact);
-            self.branches.insert((node, graph.edge(*edge).src_output), set);
+            self.branches.insert((node, edge.src_output), set);
         }
     }
 
     /// A value that leaves a regular loop is alive if the loop's inputs were.
     fn exit_set(&mut self, graph: &Graph, inside: &Loop, node: u32) -> SetId {
-        let input = forward_ins(graph, node).map(|edge| *graph.edge(edge)).find(|edge| !edge.is_control());
+        let input = forward_ins(graph, node).find(|edge| !edge.is_control());
         if let (Some(input), Some(Form { entered, condition, .. })) = (input, self.usual_form(inside)) {
             let leaves = self.sets.with(entered, Fact::Branch { node: condition, output: 0, branch: 0, ways: 2 });
-            let controls = forward_ins(graph, node).any(|edge| graph.edge(edge).is_control());
+            let controls = forward_ins(graph, node).any(Edge::is_control);
             if !controls && self.output(input.src, input.src_output) == leaves {
                 return entered;
             }
@@ -236,10 +229,6 @@ impl Predicates {
                 && inside.nexts.iter().all(|node| self.node(*node) == turns);
         usual.then_some(Form { entered, turns, condition: *condition })
     }
-}
-
-fn is_header(graph: &Graph, node: u32) -> bool {
-    graph.ins(node).iter().any(|edge| is_back_edge(graph, *edge))
 }
 
 fn ways(graph: &Graph, switch: u32) -> u32 {
@@ -265,7 +254,7 @@ impl Sources {
 
     fn add(&mut self, graph: &Graph, node: u32) {
         if graph.node(node).kind == Kind::Identity {
-            let data = graph.ins(node).iter().map(|edge| graph.edge(*edge)).find(|edge| !edge.is_control());
+            let data = graph.ins(node).find(|edge| !edge.is_control());
             if let Some(edge) = data {
                 self.of[index(node)] = self.of(edge.src, edge.src_output);
             }

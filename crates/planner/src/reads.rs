@@ -43,12 +43,10 @@ impl<'a> Reads<'a> {
 
     /// `node` is a read of variables.
     pub fn may_wait(&self, node: u32) -> bool {
-        let variables =
-            || self.graph.ins(node).iter().map(|edge| self.graph.edge(*edge)).filter(|edge| self.is_of_variable(edge));
         let none = BTreeSet::new();
         let changers = |variable: u32| self.changers.get(&variable).unwrap_or(&none);
         let mut open = BTreeSet::new();
-        for edge in variables() {
+        for edge in self.graph.ins(node).filter(|edge| self.is_of_variable(edge)) {
             match self.placement.variable(edge) {
                 Some(variable) => open.extend(changers(variable)),
                 None => return false,
@@ -57,8 +55,8 @@ impl<'a> Reads<'a> {
         if self.unclear.contains(&self.graph.node(node).task) {
             return false;
         }
-        self.strike(&mut open, node, |at| (self.graph.outs(at), |edge| edge.dst));
-        self.strike(&mut open, node, |at| (self.graph.ins(at), |edge| edge.src));
+        self.strike(&mut open, node, |at| self.graph.outs(at).map(|edge| edge.dst));
+        self.strike(&mut open, node, |at| self.graph.ins(at).map(|edge| edge.src));
         open.is_empty()
     }
 
@@ -70,16 +68,14 @@ impl<'a> Reads<'a> {
     }
 
     /// Removes the nodes that are reachable in one direction.
-    fn strike(&self, open: &mut BTreeSet<u32>, from: u32, step: impl Fn(u32) -> (&'a [u32], fn(&Edge) -> u32)) {
+    fn strike<I: Iterator<Item = u32>>(&self, open: &mut BTreeSet<u32>, from: u32, step: impl Fn(u32) -> I) {
         let (mut seen, mut next, mut looked) = (HashSet::from([from]), VecDeque::from([from]), 0);
         while let (false, Some(at)) = (open.is_empty(), next.pop_front()) {
-            let (edges, end) = step(at);
-            for edge in edges {
+            for end in step(at) {
                 looked += 1;
                 if looked > FAR {
                     return;
                 }
-                let end = end(self.graph.edge(*edge));
                 // A Merge does not wait for all of its inputs, and a back edge of a loop orders nothing.
                 let orders = !matches!(self.graph.node(end).kind, Kind::Merge | Kind::NextIteration);
                 if orders && seen.insert(end) {
@@ -117,19 +113,18 @@ pub fn repeatable(graph: &Graph, roots: &Roots) -> Vec<bool> {
         if !it.pure_read || unclear.contains(&it.task) {
             return false;
         }
-        let outs = || graph.outs(node).iter().map(|edge| graph.edge(*edge));
-        if outs().any(Edge::is_control) {
+        if graph.outs(node).any(Edge::is_control) {
             return false;
         }
         let mut changers: BTreeSet<u32> = BTreeSet::new();
-        for edge in graph.ins(node).iter().map(|edge| graph.edge(*edge)) {
+        for edge in graph.ins(node) {
             match (edge.class, roots.variable(edge)) {
                 (Class::Ref | Class::Deref | Class::Resource, None) => return false,
                 (_, Some(variable)) => changers.extend(updates.get(&variable).into_iter().flatten()),
                 _ => {}
             }
         }
-        changers.is_empty() || outs().all(|edge| leads_to(graph, edge.dst, &changers, &mut looked))
+        changers.is_empty() || graph.outs(node).all(|edge| leads_to(graph, edge.dst, &changers, &mut looked))
     };
     graph.ids().map(&mut is_repeatable).collect()
 }
@@ -148,7 +143,7 @@ fn leads_to(graph: &Graph, from: u32, all: &BTreeSet<u32>, looked: &mut usize) -
             if *looked > end {
                 return false;
             }
-            let next = graph.edge(*edge).dst;
+            let next = edge.dst;
             let orders = !matches!(graph.node(next).kind, Kind::Merge | Kind::NextIteration);
             if orders && !std::mem::replace(&mut seen[index(next)], true) {
                 missing.remove(&next);

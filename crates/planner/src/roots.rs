@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::flow::{Flow, Step, forward_ins};
+use super::flow::{Flow, Step, forward_ins, is_header};
 use super::graph::{Class, Edge, Graph, Kind, index};
 
 pub struct Roots {
@@ -53,21 +53,20 @@ impl Roots {
 
     fn find(&self, graph: &Graph, node: u32) -> Option<u32> {
         let it = graph.node(node);
-        if it.cloneable && graph.ins(node).is_empty() {
+        if it.cloneable && graph.ins(node).next().is_none() {
             return Some(node);
         }
-        // In a loop it may be a different one in each iteration.
-        let is_header = graph.ins(node).len() != forward_ins(graph, node).count();
-        let mut data = forward_ins(graph, node).map(|edge| *graph.edge(edge)).filter(|edge| !edge.is_control());
+        let mut data = forward_ins(graph, node).filter(|edge| !edge.is_control());
         if it.kind == Kind::Merge {
-            let first = data.next().filter(|edge| passes(edge) && !is_header)?;
-            let root = self.of(&first)?;
-            return data.all(|edge| passes(&edge) && self.of(&edge) == Some(root)).then_some(root);
+            // In a loop it may be a different one in each iteration.
+            let first = data.next().filter(|edge| passes(edge) && !is_header(graph, node))?;
+            let root = self.of(first)?;
+            return data.all(|edge| passes(edge) && self.of(edge) == Some(root)).then_some(root);
         }
-        let input = data.find(|edge| edge.dst_input == 0).filter(passes)?;
+        let input = data.find(|edge| edge.dst_input == 0).filter(|edge| passes(edge))?;
         let enters = it.kind == Kind::Enter && it.invariant && input.class == Class::Resource;
         let forwards = enters || it.forwards_ref || matches!(it.kind, Kind::Identity | Kind::Switch);
-        if forwards { self.of(&input) } else { None }
+        if forwards { self.of(input) } else { None }
     }
 }
 

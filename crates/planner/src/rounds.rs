@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use super::classes::ClassId;
 use super::flow::{Flow, Step, forward_ins};
-use super::graph::{Graph, Kind, index};
+use super::graph::{Edge, Graph, Kind, index};
 use super::parts::is_shared;
 use super::placement::{Place, Placement, is_reference};
 use super::reads::Reads;
@@ -79,7 +79,7 @@ impl<'a> Rounds<'a> {
     /// Gives each node a round not earlier than its inputs allow.
     fn forwards(&self, mut choose: impl FnMut(u32, u32) -> u32) -> Vec<u32> {
         let mut rounds = vec![0; self.graph.len()];
-        let mut ends = vec![0; self.flow.frames.len()];
+        let mut ends = vec![0; self.flow.parents.len()];
         for step in &self.flow.order {
             let (round, frame) = match *step {
                 Step::Node(node) => {
@@ -89,13 +89,13 @@ impl<'a> Rounds<'a> {
                     }
                     for edge in forward_ins(self.graph, node) {
                         if let Some(apart) = self.apart(edge) {
-                            earliest = earliest.max(rounds[index(self.graph.edge(edge).src)] + apart);
+                            earliest = earliest.max(rounds[index(edge.src)] + apart);
                         }
                     }
                     rounds[index(node)] = choose(node, earliest);
                     (rounds[index(node)], self.flow.outputs(node))
                 }
-                Step::End(frame) => (ends[index(frame)], self.flow.frames[index(frame)].parent),
+                Step::End(frame) => (ends[index(frame)], self.flow.parents[index(frame)]),
             };
             ends[index(frame)] = ends[index(frame)].max(round);
         }
@@ -105,15 +105,15 @@ impl<'a> Rounds<'a> {
     /// The latest round of each node if there are `last` rounds.
     fn latest(&self, last: u32) -> Vec<u32> {
         let mut rounds = vec![last; self.graph.len()];
-        let mut ends = vec![last; self.flow.frames.len()];
+        let mut ends = vec![last; self.flow.parents.len()];
         for step in self.flow.order.iter().rev() {
             match *step {
                 Step::Node(node) => {
                     let mut latest = ends[index(self.flow.outputs(node))];
                     for edge in self.graph.outs(node) {
                         let back = self.graph.node(node).kind == Kind::NextIteration;
-                        if let (false, Some(apart)) = (back, self.apart(*edge)) {
-                            latest = latest.min(rounds[index(self.graph.edge(*edge).dst)] - apart);
+                        if let (false, Some(apart)) = (back, self.apart(edge)) {
+                            latest = latest.min(rounds[index(edge.dst)] - apart);
                         }
                     }
                     rounds[index(node)] = latest;
@@ -123,7 +123,7 @@ impl<'a> Rounds<'a> {
                     }
                 }
                 Step::End(frame) => {
-                    let parent = ends[index(self.flow.frames[index(frame)].parent)];
+                    let parent = ends[index(self.flow.parents[index(frame)])];
                     ends[index(frame)] = ends[index(frame)].min(parent);
                 }
             }
@@ -132,8 +132,7 @@ impl<'a> Rounds<'a> {
     }
 
     /// How many rounds must lie between an edge's ends; None: they do not depend on each other.
-    fn apart(&self, edge: u32) -> Option<u32> {
-        let edge = self.graph.edge(edge);
+    fn apart(&self, edge: &Edge) -> Option<u32> {
         if self.placement.is_copied(self.graph, edge) {
             return None;
         }
@@ -162,7 +161,7 @@ impl<'a> Rounds<'a> {
         }
         let mut later = u32::MAX;
         let mut outputs = BTreeSet::new();
-        for edge in self.graph.outs(node).iter().map(|edge| self.graph.edge(*edge)) {
+        for edge in self.graph.outs(node) {
             let kin = self.placement.place(edge.dst) == Place::Called && self.class(edge.dst) == self.class(node);
             if !kin || is_reference(edge) {
                 return None;
@@ -171,7 +170,7 @@ impl<'a> Rounds<'a> {
             outputs.insert(edge.src_output);
         }
         let mut inputs = BTreeSet::new();
-        for edge in self.graph.ins(node).iter().map(|edge| self.graph.edge(*edge)) {
+        for edge in self.graph.ins(node) {
             if is_reference(edge) && !(it.pure_read && self.placement.place(edge.src) == Place::Copied) {
                 return None;
             }

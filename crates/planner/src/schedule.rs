@@ -39,8 +39,8 @@ impl Schedule {
     pub fn of(graph: &Graph, flow: &Flow, costs: Costs) -> Self {
         let start = Moment { level: 0, ready_us: 0, blockers: SetId::EMPTY };
         let mut moments = vec![start; graph.len()];
-        let mut ends = vec![start; flow.frames.len()];
-        let mut blocking = vec![false; flow.frames.len()];
+        let mut ends = vec![start; flow.parents.len()];
+        let mut blocking = vec![false; flow.parents.len()];
         let mut sets = Sets::new(Blocker::All);
         for step in &flow.order {
             let (moment, frame) = match *step {
@@ -51,7 +51,6 @@ impl Schedule {
                         moment = ends[index(flow.inside(node))];
                     }
                     for edge in forward_ins(graph, node) {
-                        let edge = graph.edge(edge);
                         let source = moments[index(edge.src)];
                         let (crosses, way_us) = if graph.crosses(edge) { (1, costs.way_us(edge)) } else { (0, 0) };
                         let arrived = Moment {
@@ -70,7 +69,7 @@ impl Schedule {
                     (moment, flow.outputs(node))
                 }
                 Step::End(frame) => {
-                    let parent = flow.frames[index(frame)].parent;
+                    let parent = flow.parents[index(frame)];
                     blocking[index(parent)] |= blocking[index(frame)];
                     (ends[index(frame)], parent)
                 }
@@ -101,7 +100,7 @@ fn keep_company(graph: &Graph, flow: &Flow, sets: &mut Sets<Blocker>, moments: &
             continue;
         }
         // On a back edge, this is only what the consumer itself is behind: fewer than it could be.
-        let consumers = graph.outs(node).iter().map(|edge| moments[index(graph.edge(*edge).dst)].blockers);
+        let consumers = graph.outs(node).map(|edge| moments[index(edge.dst)].blockers);
         let Some(common) = consumers.reduce(|a, b| sets.both(a, b)) else { continue };
         let own = &mut moments[index(node)].blockers;
         *own = sets.union(*own, common);
@@ -111,7 +110,7 @@ fn keep_company(graph: &Graph, flow: &Flow, sets: &mut Sets<Blocker>, moments: &
 /// May be what a blocker waits for.
 fn has_effects(graph: &Graph, node: u32) -> bool {
     let it = graph.node(node);
-    let changes = graph.ins(node).iter().any(|edge| graph.edge(*edge).class == Class::Ref);
+    let changes = graph.ins(node).any(|edge| edge.class == Class::Ref);
     let delivers = it.blocking || it.untouchable || matches!(it.kind, Kind::Fetch | Kind::Receive);
     delivers || ((it.stateful || changes) && !it.pure_read && !it.cloneable)
 }

@@ -139,14 +139,15 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Res
         if !large.is_empty() {
             rounds = make(&large);
         }
-        let parts = Parts::new(graph, &placement, &rounds, split_bytes).find();
+        let splitter = Parts::new(graph, &placement, &rounds, split_bytes);
+        let parts = splitter.find();
         let numbers = number_calls(graph, &placement, &classes, &rounds, &parts);
         let split = Split { graph, flow: &flow, placement: &placement, calls_of: &numbers.calls_of };
         let mut torn = split.torn(attempts >= PATIENCE);
         torn.extend(split.untold());
         torn.extend(aliases.broken(&placement));
         torn.extend(aliases.late(&placement, &numbers.calls_of));
-        torn.extend(Parts::new(graph, &placement, &rounds, split_bytes).overfull(&parts));
+        torn.extend(splitter.overfull(&parts));
         if torn.is_empty() {
             let worth_it = !numbers.keys.is_empty() && split.anything_crosses();
             if worth_it || !leave_all(graph, &placement, &mut left) {
@@ -422,7 +423,7 @@ impl Split<'_> {
         let mut all = BTreeSet::new();
         while let Some(copy) = copies.pop() {
             if there.binary_search(&copy).is_err() && all.insert(copy) {
-                copies.extend(self.graph.ins(copy).iter().map(|edge| self.graph.edge(*edge).src));
+                copies.extend(self.graph.ins(copy).map(|edge| edge.src));
             }
         }
         all.into_iter().collect()

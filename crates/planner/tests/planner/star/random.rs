@@ -2,13 +2,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use proptest::prelude::*;
 
-use super::super::flow::{Flow, ROOT};
-use super::super::generate::{Case, training_case};
-use super::super::graph::{Graph, Kind, PlanError};
-use super::super::placement::{Place, Roles, is_variable};
-use super::super::simulate::{Luck, Net, Op, carries_a_reference, run};
-use super::super::star::{self, StarPlan, Style, Way};
 use super::{STYLES, roles};
+use crate::generate::{Case, training_case};
+use crate::simulate::{Luck, Net, Op, carries_a_reference, run};
+use starwire_planner::flow::{Flow, ROOT};
+use starwire_planner::graph::{Edge, Graph, Kind, PlanError};
+use starwire_planner::placement::{Place, Roles, is_variable};
+use starwire_planner::star::{self, StarPlan, Style, Way};
 
 const SPLIT_BYTES: u64 = 1 << 20;
 
@@ -63,9 +63,9 @@ fn split(graph: &Graph, plan: &StarPlan) -> Net {
     }
     // A node in a call that the graph keeps as well exists twice.
     let mut stayed: HashMap<u32, u32> = HashMap::new();
-    for (number, (edge, way)) in (0u32..).zip(graph.edges().iter().zip(&plan.ways)) {
+    for (edge, way) in graph.edges().iter().zip(&plan.ways) {
         let (from, to) = (call(edge.src), call(edge.dst));
-        let reference = carries_a_reference(graph, number);
+        let reference = carries_a_reference(graph, edge);
         let dst = (edge.dst, edge.dst_input);
         let mut copy_of = |net: &mut Net, node: u32| match to {
             Some(to) if call(node) == Some(to) => node,
@@ -79,10 +79,10 @@ fn split(graph: &Graph, plan: &StarPlan) -> Net {
                 let copy = *stayed.entry(edge.src).or_insert_with(|| net.add(Op::Node(Kind::Plain), edge.src));
                 net.wire((copy, edge.src_output), dst, reference);
             }
-            Way::Untouched => net.keep(graph, number),
+            Way::Untouched => net.keep(graph, edge),
             Way::Inside => {
                 assert!(from.is_some() && from == to);
-                net.keep(graph, number);
+                net.keep(graph, edge);
             }
             // Copies of reads read copies of variables.
             Way::Copy if plan.places[edge.dst as usize] == Place::Copied && to.is_none() => {
@@ -123,22 +123,20 @@ fn split(graph: &Graph, plan: &StarPlan) -> Net {
     }
     // Copies of reads read copies of variables.
     for (origin, copy) in stayed.clone() {
-        for number in graph.ins(origin) {
-            let edge = graph.edge(*number);
+        for edge in graph.ins(origin) {
             assert!(kept.contains(&edge.src));
             let source = match call(edge.src) {
                 None => edge.src,
                 Some(_) => *stayed.entry(edge.src).or_insert_with(|| net.add(Op::Node(Kind::Plain), edge.src)),
             };
-            net.wire((source, edge.src_output), (copy, edge.dst_input), carries_a_reference(graph, *number));
+            net.wire((source, edge.src_output), (copy, edge.dst_input), carries_a_reference(graph, edge));
         }
     }
     for ((to, origin), copy) in copies.iter().filter(|((to, _), _)| to.is_some()) {
-        for number in graph.ins(*origin) {
-            let edge = graph.edge(*number);
+        for edge in graph.ins(*origin) {
             let source = copies.get(&(*to, edge.src)).copied().unwrap_or(edge.src);
             assert!(source != edge.src || call(edge.src) == *to);
-            net.wire((source, edge.src_output), (*copy, edge.dst_input), carries_a_reference(graph, *number));
+            net.wire((source, edge.src_output), (*copy, edge.dst_input), carries_a_reference(graph, edge));
         }
     }
     net
@@ -151,8 +149,7 @@ fn slot(plan: &StarPlan, call: usize, src: u32, output: i32) -> i32 {
 
 fn is_no_op(graph: &Graph, node: u32) -> bool {
     let it = graph.node(node);
-    let mut edges = graph.ins(node).iter().chain(graph.outs(node));
-    !it.stateful && !it.blocking && edges.all(|edge| graph.edge(*edge).is_control())
+    !it.stateful && !it.blocking && graph.edges_of(node).all(Edge::is_control)
 }
 
 fn plan(graph: &Graph, roles: &Roles, style: Style) -> Result<StarPlan, PlanError> {

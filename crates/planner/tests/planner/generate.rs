@@ -1,8 +1,8 @@
 //! Random graphs of the kind that TensorFlow accepts: conditions, loops, several tasks, values that escape their
 //! branch, nodes that wait for others without an edge.
 
-use super::graph::{Class, Edge, Graph, Kind, Memory, Node};
-use super::simulate::{AMBIGUOUS, hash};
+use crate::simulate::{AMBIGUOUS, hash};
+use starwire_planner::graph::{Class, Edge, Graph, Kind, Memory, Node};
 
 pub struct Case {
     pub nodes: Vec<Node>,

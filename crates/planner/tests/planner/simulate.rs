@@ -4,9 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::fuse::FusePlan;
-use super::generate::Random;
-use super::graph::{Class, Graph, Kind};
+use crate::generate::Random;
+use starwire_planner::fuse::FusePlan;
+use starwire_planner::graph::{Class, Edge, Graph, Kind};
 
 /// Pairs of nodes, of which the second waits for the first without an edge.
 pub type Hidden = [(u32, u32)];
@@ -86,7 +86,7 @@ impl Net {
 
     fn plain(graph: &Graph) -> Self {
         let mut net = Self::nodes(graph);
-        for edge in 0..graph.edges().len() as u32 {
+        for edge in graph.edges() {
             net.keep(graph, edge);
         }
         net
@@ -108,7 +108,7 @@ impl Net {
                 }
             }
         }
-        for edge in (0..graph.edges().len() as u32).filter(|edge| !moved.contains(edge)) {
+        for (_, edge) in (0u32..).zip(graph.edges()).filter(|(number, _)| !moved.contains(number)) {
             net.keep(graph, edge);
         }
         net
@@ -128,9 +128,8 @@ impl Net {
     }
 
     /// Keeps one of the graph's edges as it is.
-    pub fn keep(&mut self, graph: &Graph, edge: u32) {
+    pub fn keep(&mut self, graph: &Graph, edge: &Edge) {
         let reference = carries_a_reference(graph, edge);
-        let edge = graph.edge(edge);
         self.wire((edge.src, edge.src_output), (edge.dst, edge.dst_input), reference);
     }
 
@@ -142,11 +141,10 @@ impl Net {
 }
 
 /// References have no value, nor does the output of a Switch of one.
-pub fn carries_a_reference(graph: &Graph, edge: u32) -> bool {
-    let edge = graph.edge(edge);
+pub fn carries_a_reference(graph: &Graph, edge: &Edge) -> bool {
     let reference = |class: Class| matches!(class, Class::Ref | Class::Deref | Class::Resource);
-    let of_one = |edge: &u32| graph.edge(*edge).dst_input == 0 && reference(graph.edge(*edge).class);
-    let switched = graph.node(edge.src).kind == Kind::Switch && graph.ins(edge.src).iter().any(of_one);
+    let of_one = |edge: &Edge| edge.dst_input == 0 && reference(edge.class);
+    let switched = graph.node(edge.src).kind == Kind::Switch && graph.ins(edge.src).any(of_one);
     reference(edge.class) || (switched && !edge.is_control())
 }
 
@@ -445,13 +443,12 @@ pub fn hash(a: u64, b: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::generate::{Case, case, training_case};
-    use super::super::graph::{Edge, Memory, Node};
     use super::*;
+    use crate::generate::{Case, case, training_case};
+    use starwire_planner::graph::{Memory, Node};
 
     /// Whether the result is the same in this many orders.
     fn is_deterministic(case: &Case, orders: u64) -> bool {

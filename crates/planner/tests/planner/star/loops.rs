@@ -1,9 +1,9 @@
-use super::super::graph::Class::{Plain, Resource};
-use super::super::graph::Kind;
-use super::super::placement::{Place, Reason};
-use super::super::star::{StarPlan, Style, Way};
 use super::STYLES;
 use super::build::Build;
+use starwire_planner::graph::Class::{Plain, Resource};
+use starwire_planner::graph::Kind;
+use starwire_planner::placement::{Place, Reason};
+use starwire_planner::star::{StarPlan, Style, Way};
 
 /// A loop of the worker that counts. `body` runs as long as it turns, and the next turn waits for everything that
 /// `finish` is given.
@@ -173,7 +173,7 @@ fn a_merge_of_whatever_comes_first_waits_for_nothing() {
     it.b.after(update, done);
     let early = it.input(0);
     let merge = it.b.node(Kind::Merge, 0, &[(done, Plain), (early, Plain)]);
-    it.b.nodes[merge as usize].detail = super::super::simulate::AMBIGUOUS;
+    it.b.nodes[merge as usize].detail = crate::simulate::AMBIGUOUS;
     it.finish(merge);
     assert_eq!(it.check(Style::Robust).calls.len(), 0);
 }

@@ -1,11 +1,11 @@
-use super::super::generate::Case;
-use super::super::graph::Class::{self, Plain};
-use super::super::graph::{Graph, Kind};
-use super::super::placement::{Place, Reason};
-use super::super::star::{Style, Way};
 use super::STYLES;
 use super::build::Build;
 use super::random::check;
+use crate::generate::Case;
+use starwire_planner::graph::Class::{self, Plain};
+use starwire_planner::graph::{Graph, Kind};
+use starwire_planner::placement::{Place, Reason};
+use starwire_planner::star::{Style, Way};
 
 #[test]
 fn a_training_step_is_a_pull_a_push_and_the_counter() {

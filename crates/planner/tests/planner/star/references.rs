@@ -1,11 +1,11 @@
 //! Reference variables: a value read from one is its memory.
 
-use super::super::graph::Class::{Deref, Plain, Ref, Resource};
-use super::super::graph::Kind;
-use super::super::placement::{Place, Reason};
-use super::super::star::{Style, Way};
 use super::STYLES;
 use super::build::Build;
+use starwire_planner::graph::Class::{Deref, Plain, Ref, Resource};
+use starwire_planner::graph::Kind;
+use starwire_planner::placement::{Place, Reason};
+use starwire_planner::star::{Style, Way};
 
 /// Task 1 has reference variables; task 0 provides a value and a predicate.
 fn build() -> (Build, u32, u32) {
@@ -14,7 +14,7 @@ fn build() -> (Build, u32, u32) {
     (b, value, predicate)
 }
 
-fn switch(b: &mut Build, from: (u32, i32), class: super::super::graph::Class, predicate: u32) -> u32 {
+fn switch(b: &mut Build, from: (u32, i32), class: starwire_planner::graph::Class, predicate: u32) -> u32 {
     let switch = b.op(1, &[]);
     b.nodes[switch as usize].kind = Kind::Switch;
     b.input(from, switch, 0, class);

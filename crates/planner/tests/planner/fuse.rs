@@ -1,13 +1,13 @@
-//! The guarantees of [`fuse`](super::fuse), on random graphs and on graphs that once broke it.
+//! The guarantees of [`fuse`](starwire_planner::fuse), on random graphs and on graphs that once broke it.
 
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::fuse::{Fate, FusePlan, Group, Limits, Reason, plan};
-use super::generate::{Case, Random, case};
-use super::graph::{Class, Edge, Graph, Kind, Memory, Node};
-use super::simulate::{Luck, run};
+use crate::generate::{Case, Random, case};
+use crate::simulate::{Luck, run};
+use starwire_planner::fuse::{Fate, FusePlan, Group, Limits, Reason, plan};
+use starwire_planner::graph::{Class, Edge, Graph, Kind, Memory, Node};
 
 /// Groups everything that it may, in a graph `without_hints`.
 const GREEDY: Limits = Limits {

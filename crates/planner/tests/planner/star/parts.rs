@@ -1,14 +1,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::super::generate::training_case;
-use super::super::graph::Class::Plain;
-use super::super::graph::Graph;
-use super::super::parts::{MOST_VALUES, UNMEASURED_BYTES, worthwhile_bytes};
-use super::super::placement::{Place, Reason};
-use super::super::star::{self, Style, Way};
 use super::build::Build;
 use super::{STYLES, roles};
+use crate::generate::training_case;
+use starwire_planner::graph::Class::Plain;
+use starwire_planner::graph::Graph;
+use starwire_planner::parts::{MOST_VALUES, UNMEASURED_BYTES, worthwhile_bytes};
+use starwire_planner::placement::{Place, Reason};
+use starwire_planner::star::{self, Style, Way};
 
 /// Guards the property of calls in parts against holding vacuously.
 #[test]

@@ -1,4 +1,4 @@
-//! The guarantees of [`star`](super::star).
+//! The guarantees of [`star`](starwire_planner::star).
 
 /// Builds graphs by hand.
 mod build;
@@ -12,9 +12,9 @@ mod references;
 /// The calls that a training step becomes.
 mod steps;
 
-use super::graph::Graph;
-use super::placement::Roles;
-use super::star::Style;
+use starwire_planner::graph::Graph;
+use starwire_planner::placement::Roles;
+use starwire_planner::star::Style;
 
 const STYLES: [Style; 2] = [Style::Robust, Style::Lite];
 

@@ -1,7 +1,7 @@
-use super::super::generate::Case;
-use super::super::graph::{Class, Edge, Kind, Memory, Node};
-use super::super::star::{StarPlan, Style};
 use super::random::check;
+use crate::generate::Case;
+use starwire_planner::graph::{Class, Edge, Kind, Memory, Node};
+use starwire_planner::star::{StarPlan, Style};
 
 /// Task 0 is the worker; 1 and 2 are servers.
 #[derive(Default)]
