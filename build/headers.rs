@@ -4,6 +4,7 @@
 //! runtime, which a source tree of the same version has, those of gRPC, of which the shim needs declarations only
 //! (build/tf1/include), and those that protoc makes of three files.
 
+use crate::shim::{create, read, write};
 use crate::tensorflow::TensorFlow;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,7 +45,7 @@ pub fn prepare(tensorflow: &TensorFlow, compiler: &Path, folder: &Path) -> Resul
 fn extract_methods(source: &Path, folder: &Path) -> Result<(), String> {
     const HEADER: &str = "tensorflow/core/distributed_runtime/rpc/grpc_worker_service_impl.h";
     let (from, to) = (source.join(HEADER), folder.join(HEADER));
-    let text = fs::read_to_string(&from).map_err(|error| format!("{}: {error}", from.display()))?;
+    let text = read(&from)?;
     let start = text.find("enum class GrpcWorkerMethod").unwrap_or(text.len());
     let length = text[start..].find("};").ok_or(format!("{} does not list the methods", from.display()))?;
     let methods = &text[start..start + length];
@@ -53,9 +54,8 @@ fn extract_methods(source: &Path, folder: &Path) -> Result<(), String> {
     if fs::read_to_string(&to).is_ok_and(|old| old == made) {
         return Ok(());
     }
-    fs::create_dir_all(to.parent().unwrap_or(folder))
-        .and_then(|()| fs::write(&to, made))
-        .map_err(|error| format!("{}: {error}", to.display()))
+    create(to.parent().unwrap_or(folder))?;
+    write(&to, made)
 }
 
 fn source_tree(tensorflow: &TensorFlow) -> Result<PathBuf, String> {
@@ -84,8 +84,7 @@ fn source_tree(tensorflow: &TensorFlow) -> Result<PathBuf, String> {
 
 /// "1.15.5", of tensorflow/core/public/version.h.
 fn version_of(source: &Path) -> Result<String, String> {
-    let path = source.join("tensorflow/core/public/version.h");
-    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let text = read(&source.join("tensorflow/core/public/version.h"))?;
     let number = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("#define TF_{name}_VERSION ")));
         line.map_or("?", str::trim).to_string()
@@ -103,7 +102,7 @@ fn generated(source: &Path) -> Option<PathBuf> {
 
 /// Makes them, with the protoc on the PATH if it fits, else that of grpcio-tools, for which `make build` cares.
 fn generate(tensorflow: &TensorFlow, compiler: &Path, source: &Path, folder: &Path) -> Result<PathBuf, String> {
-    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    create(folder)?;
     let done = |name: &&str| folder.join(PROTO_FOLDER).join(format!("{name}.pb.h")).exists();
     if MESSAGES.iter().all(done) {
         return Ok(folder.to_path_buf());

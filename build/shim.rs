@@ -42,30 +42,24 @@ pub fn build() -> Result<(), String> {
     let archive = shim.archive(&linkable)?;
     shim.write_flags(&tensorflow, &objects)?;
 
-    for argument in [
-        // lld, rustc's default since 1.90, rejects TensorFlow 2.12's libraries as corrupt.
-        "-fuse-ld=bfd".to_string(),
-        "-Wl,--whole-archive".to_string(),
-        archive.display().to_string(),
-        "-Wl,--no-whole-archive,--no-as-needed".to_string(),
-    ]
-    .into_iter()
-    .chain(tensorflow.link_arguments())
-    .chain([
-        "-Wl,--as-needed".to_string(),
-        "-lstdc++".to_string(),
-        "-lm".to_string(),
-        // Again: on aarch64 it is the loader, of which only C++ needs something, that has the stack protector's value.
-        "-lc".to_string(),
-        "-Wl,-z,defs".to_string(),
-        // Full RELRO, which rustc also sets on the targets it knows.
-        "-Wl,-z,relro,-z,now".to_string(),
-        "-Wl,-z,noexecstack".to_string(),
-        // TensorFlow's libraries have dependencies that are only resolved at load time.
-        "-Wl,--allow-shlib-undefined".to_string(),
-    ]) {
-        println!("cargo::rustc-link-arg-cdylib={argument}");
-    }
+    let link = |argument: &str| println!("cargo::rustc-link-arg-cdylib={argument}");
+    // lld, rustc's default since 1.90, rejects TensorFlow 2.12's libraries as corrupt.
+    link("-fuse-ld=bfd");
+    link("-Wl,--whole-archive");
+    link(&archive.display().to_string());
+    link("-Wl,--no-whole-archive,--no-as-needed");
+    tensorflow.link_arguments().iter().for_each(|argument| link(argument));
+    link("-Wl,--as-needed");
+    link("-lstdc++");
+    link("-lm");
+    // Again: on aarch64 it is the loader, of which only C++ needs something, that has the stack protector's value.
+    link("-lc");
+    link("-Wl,-z,defs");
+    // Full RELRO, which rustc also sets on the targets it knows.
+    link("-Wl,-z,relro,-z,now");
+    link("-Wl,-z,noexecstack");
+    // TensorFlow's libraries have dependencies that are only resolved at load time.
+    link("-Wl,--allow-shlib-undefined");
     println!("cargo::rustc-env=STARWIRE_TF_VERSION={}", tensorflow.version);
     Ok(())
 }
@@ -392,14 +386,14 @@ fn modified(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|data| data.modified()).ok()
 }
 
-fn create(folder: &Path) -> Result<(), String> {
+pub fn create(folder: &Path) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))
 }
 
-fn read(path: &Path) -> Result<String, String> {
+pub fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), String> {
+pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), String> {
     fs::write(path, bytes).map_err(|error| format!("{}: {error}", path.display()))
 }

@@ -3,7 +3,7 @@
 //! In a straight run the last reader of each value is known. In other runs it is known only for values with one reader;
 //! for the rest the run counts readers.
 
-use super::plan::{Compiled, Task, counted, kind};
+use super::plan::{Compiled, Task, between, counted, kind};
 
 pub(super) struct Lives {
     pub ordered: Vec<Task>,
@@ -13,13 +13,14 @@ pub(super) struct Lives {
 
 impl Lives {
     pub fn new(nodes: &[Compiled], sources: &[u32], readers: &[u32], order: &[u32]) -> Self {
+        let inputs = |node: u32| between(sources, nodes, node, |it| it.sources);
         let mut lives = Lives { ordered: Vec::new(), tasks: Vec::new(), lists: Vec::new() };
         let mut left = readers.to_vec();
         for &node in order {
             if nodes[node as usize].kind & kind::NOTHING != 0 {
                 continue;
             }
-            let read = distinct(inputs(nodes, sources, node));
+            let read = distinct(inputs(node));
             // Slots that this node reads once, as the last of several readers.
             let sole = read.iter().filter(|(slot, times)| {
                 let slot = *slot as usize;
@@ -44,7 +45,7 @@ impl Lives {
         for node in (0u32..).take(nodes.len() - 1) {
             let merge = nodes[node as usize].kind & kind::MERGE != 0;
             let single = |slot: &u32| !merge && readers[*slot as usize] == 1;
-            let released: Vec<u32> = inputs(nodes, sources, node).iter().copied().filter(single).collect();
+            let released: Vec<u32> = inputs(node).iter().copied().filter(single).collect();
             let task = lives.task(node, &[], &released);
             lives.tasks.push(task);
         }
@@ -62,11 +63,6 @@ impl Lives {
         self.lists.extend_from_slice(released);
         task
     }
-}
-
-fn inputs<'a>(nodes: &[Compiled], sources: &'a [u32], node: u32) -> &'a [u32] {
-    let node = node as usize;
-    &sources[nodes[node].sources as usize..nodes[node + 1].sources as usize]
 }
 
 /// Each distinct slot with the number of its occurrences.

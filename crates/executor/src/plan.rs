@@ -173,17 +173,6 @@ impl Plan {
         &self.costs
     }
 
-    /// The slots that only this task's node still reads, although several nodes did: their values may be modified in
-    /// place.
-    pub fn unshared(&self, task: &Task) -> &[u32] {
-        &self.lists[task.first as usize..][..task.unshared as usize]
-    }
-
-    /// The slots that no node reads after this task's node.
-    pub fn released(&self, task: &Task) -> &[u32] {
-        &self.lists[(task.first + task.unshared) as usize..][..task.released as usize]
-    }
-
     /// The array that [`Task::first`] indexes.
     pub fn lists(&self) -> &[u32] {
         &self.lists
@@ -203,7 +192,7 @@ impl Plan {
     }
 }
 
-fn between<'a, T>(all: &'a [T], nodes: &[Compiled], node: u32, at: fn(&Compiled) -> u32) -> &'a [T] {
+pub(super) fn between<'a, T>(all: &'a [T], nodes: &[Compiled], node: u32, at: fn(&Compiled) -> u32) -> &'a [T] {
     let node = node as usize;
     &all[at(&nodes[node]) as usize..at(&nodes[node + 1]) as usize]
 }

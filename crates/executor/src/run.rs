@@ -12,7 +12,6 @@ use super::cost::Costs;
 use super::plan::{CONTROL, Compiled, Plan, Target, Task, counted, kind};
 use super::pool::Pool;
 use super::queue::{Lanes, MOST_LANES};
-use super::report::Report;
 use super::sync::{Arc, AtomicU32, Ordering};
 
 /// The owner of the kernels and the values, as the executor uses it.
@@ -61,12 +60,14 @@ pub struct Call<'a, K: Kernels> {
 }
 
 impl<K: Kernels> Call<'_, K> {
+    /// The slots that only this node still reads, although several nodes did: their values may be modified in place.
     pub fn unshared(&self) -> &[u32] {
-        self.plan.unshared(self.task)
+        &self.plan.lists[self.task.first as usize..][..self.task.unshared as usize]
     }
 
+    /// The slots that no node reads after this one.
     pub fn released(&self) -> &[u32] {
-        self.plan.released(self.task)
+        &self.plan.lists[(self.task.first + self.task.unshared) as usize..][..self.task.released as usize]
     }
 
     /// For nodes of [`kind::MAY_DIE`]: marks an output as dead.
@@ -369,7 +370,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
             }
         }
         let task = &plan.tasks[node as usize];
-        let report = self.report(at);
+        let report = (at.kind & kind::ASYNC != 0).then(|| &arena.reports[at.special as usize]);
         if let Some(report) = report {
             report.start();
         }
@@ -387,10 +388,6 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
             (Outcome::Pending, None) => Outcome::Failed,
             (outcome, _) => outcome,
         }
-    }
-
-    fn report(&self, at: &Compiled) -> Option<&'a Report> {
-        (at.kind & kind::ASYNC != 0).then(|| &self.arena.reports[at.special as usize])
     }
 
     /// A node has had its turn: releases its inputs and notifies its targets.
