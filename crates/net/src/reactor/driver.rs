@@ -48,6 +48,20 @@ pub enum Completion {
     },
 }
 
+impl Completion {
+    /// The descriptor that it is about.
+    pub fn token(&self) -> Token {
+        match self {
+            Completion::Recv { token, .. }
+            | Completion::Send { token, .. }
+            | Completion::Accepted { listener: token, .. }
+            | Completion::Connected { token, .. }
+            | Completion::Readable { token }
+            | Completion::Closed { token } => *token,
+        }
+    }
+}
+
 /// Moves the bytes of a connection from its socket to a queue pair, under the same token. The socket stays open: its
 /// end is the end of the connection.
 pub trait Offload {

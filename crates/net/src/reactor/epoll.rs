@@ -81,8 +81,8 @@ impl EpollDriver {
         self.slots.get_mut(token).filter(|slot| !slot.closing).ok_or_else(sys::stale_token)
     }
 
-    fn report(&mut self, token: Token, completion: Completion) {
-        if let Some(slot) = self.slots.get_mut(token) {
+    fn report(&mut self, completion: Completion) {
+        if let Some(slot) = self.slots.get_mut(completion.token()) {
             slot.unreported += 1;
             self.ready.push_back(completion);
         }
@@ -113,7 +113,7 @@ impl EpollDriver {
                 slot.readable = matches!(result, Ok(moved) if moved == asked);
                 slot.read_ended |= matches!(result, Ok(0) | Err(_));
                 slot.recv_len = 0;
-                self.report(token, Completion::Recv { token, result });
+                self.report(Completion::Recv { token, result });
             }
         }
     }
@@ -130,7 +130,7 @@ impl EpollDriver {
                 // After an error the next attempt fails at once as well.
                 slot.writable = !matches!(result, Ok(moved) if moved < asked);
                 slot.send_len = 0;
-                self.report(token, Completion::Send { token, result });
+                self.report(Completion::Send { token, result });
             }
         }
     }
@@ -153,10 +153,10 @@ impl EpollDriver {
                 Err(error) => {
                     // Staying registered would report the same connection again and again.
                     self.pause(listener);
-                    self.report(listener, Completion::Accepted { listener, result: Err(error) });
+                    self.report(Completion::Accepted { listener, result: Err(error) });
                     return;
                 }
-                result => self.report(listener, Completion::Accepted { listener, result }),
+                result => self.report(Completion::Accepted { listener, result }),
             }
         }
     }
@@ -182,7 +182,7 @@ impl EpollDriver {
             if self.slot(listener).is_ok() {
                 if let Err(error) = self.ask_for(listener, libc::EPOLLIN as u32) {
                     self.paused.push((now + sys::ACCEPT_PAUSE, listener));
-                    self.report(listener, Completion::Accepted { listener, result: Err(error) });
+                    self.report(Completion::Accepted { listener, result: Err(error) });
                     return;
                 }
             }
@@ -196,14 +196,14 @@ impl EpollDriver {
             return self.try_accept(token);
         }
         if slot.watching {
-            return self.report(token, Completion::Readable { token });
+            return self.report(Completion::Readable { token });
         }
         if slot.connecting {
             if seen(libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) {
                 slot.connecting = false;
                 slot.writable = true;
                 let result = sys::take_error(slot.fd.as_raw_fd());
-                self.report(token, Completion::Connected { token, result });
+                self.report(Completion::Connected { token, result });
             }
             return;
         }
@@ -237,21 +237,12 @@ impl EpollDriver {
 
     fn deliver(&mut self, out: &mut Vec<Completion>) {
         while let Some(completion) = self.ready.pop_front() {
-            if let Completion::Closed { token } = completion {
+            let token = completion.token();
+            if let Completion::Closed { .. } = completion {
                 self.slots.remove(token);
                 out.push(completion);
-                continue;
-            }
-            let token = match completion {
-                Completion::Recv { token, .. }
-                | Completion::Send { token, .. }
-                | Completion::Connected { token, .. } => token,
-                Completion::Accepted { listener, .. } => listener,
-                Completion::Readable { token } => token,
-                Completion::Closed { .. } => continue,
-            };
-            // After `close` only `Closed` is reported.
-            if let Some(slot) = self.slots.get_mut(token).filter(|slot| !slot.closing) {
+            } else if let Some(slot) = self.slots.get_mut(token).filter(|slot| !slot.closing) {
+                // After `close` only `Closed` is reported.
                 slot.unreported -= 1;
                 out.push(completion);
             }
@@ -259,45 +250,31 @@ impl EpollDriver {
     }
 
     fn poll(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
-        if !self.millisecond_waits {
+        let (epoll, events) = (self.epoll.as_raw_fd(), self.events.as_mut_ptr());
+        let count = if self.millisecond_waits {
+            let limit = timeout.map_or(-1, sys::milliseconds_up);
+            // SAFETY: `events` has room for EVENTS entries.
+            unsafe { libc::epoll_wait(epoll, events, EVENTS.into(), limit) }.into()
+        } else {
             let limit = timeout.map(sys::timespec);
             let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            let (call, mask) = (libc::SYS_epoll_pwait2, std::ptr::null::<libc::sigset_t>());
             // SAFETY: `events` has room for EVENTS entries; `limit` is null or outlives the call; the signal mask may
             // be null.
-            let count = unsafe {
-                libc::syscall(
-                    libc::SYS_epoll_pwait2,
-                    self.epoll.as_raw_fd(),
-                    self.events.as_mut_ptr(),
-                    libc::c_int::from(EVENTS),
-                    limit,
-                    std::ptr::null::<libc::sigset_t>(),
-                    0usize,
-                )
-            };
-            match usize::try_from(count) {
-                Ok(count) => return Ok(count),
-                Err(_) => {
-                    let error = io::Error::last_os_error();
-                    match error.raw_os_error() {
-                        Some(libc::EINTR) => return Ok(0),
-                        // Before Linux 5.11, or filtered by a sandbox.
-                        Some(libc::ENOSYS | libc::EPERM) => self.millisecond_waits = true,
-                        _ => return Err(error),
-                    }
+            unsafe { libc::syscall(call, epoll, events, libc::c_int::from(EVENTS), limit, mask, 0usize) }
+        };
+        usize::try_from(count).or_else(|_| {
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => Ok(0),
+                // Before Linux 5.11, or filtered by a sandbox.
+                Some(libc::ENOSYS | libc::EPERM) if !self.millisecond_waits => {
+                    self.millisecond_waits = true;
+                    self.poll(timeout)
                 }
+                _ => Err(error),
             }
-        }
-        let limit = timeout.map_or(-1, sys::milliseconds_up);
-        // SAFETY: `events` has room for EVENTS entries.
-        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), self.events.as_mut_ptr(), EVENTS.into(), limit) };
-        match usize::try_from(count) {
-            Ok(count) => Ok(count),
-            Err(_) => {
-                let error = io::Error::last_os_error();
-                if error.kind() == io::ErrorKind::Interrupted { Ok(0) } else { Err(error) }
-            }
-        }
+        })
     }
 }
 
@@ -354,7 +331,7 @@ impl Driver for EpollDriver {
                 })
             }
             result => {
-                self.report(token, Completion::Connected { token, result });
+                self.report(Completion::Connected { token, result });
                 Ok(())
             }
         }

@@ -1,11 +1,12 @@
 //! System calls common to both drivers.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use super::driver::IoPart;
 use crate::transport::{RawAddress, socklen};
+pub(crate) use crate::transport::{check, owned};
 
 /// The most pieces that the kernel takes in one operation (UIO_MAXIOV).
 pub const MAX_PARTS: usize = 1024;
@@ -31,18 +32,6 @@ impl Wake {
 #[expect(clippy::cast_sign_loss, reason = "a set of bits")]
 pub const fn bits(flags: libc::c_int) -> u32 {
     flags as u32
-}
-
-/// # Safety
-/// `result` is -1 or an open descriptor without another owner.
-pub unsafe fn owned(result: libc::c_int) -> io::Result<OwnedFd> {
-    check(result)?;
-    // SAFETY: `check` excluded -1, and the caller guarantees that the descriptor has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(result) })
-}
-
-pub fn check(result: libc::c_int) -> io::Result<()> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Fills `iovecs` with the non-empty parts (at most MAX_PARTS) and returns their total size in bytes.

@@ -60,14 +60,6 @@ impl<K> Timers<K> {
         self.keys.remove(token)
     }
 
-    pub fn len(&self) -> usize {
-        self.keys.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
-    }
-
     fn drop_cancelled(&mut self) {
         while self.heap.peek().is_some_and(|Reverse((_, _, token))| !self.keys.contains(*token)) {
             self.heap.pop();
@@ -105,7 +97,7 @@ mod tests {
         timers.start(now, 2);
         assert_eq!(timers.cancel(first), None);
         assert_eq!(timers.pop_due(now), Some(2));
-        assert!(timers.is_empty() && timers.next_due().is_none());
+        assert!(timers.keys.is_empty() && timers.next_due().is_none());
     }
 
     #[test]
@@ -134,13 +126,13 @@ mod tests {
                     model.push((ms, number, timers.start(at(ms), number)));
                 }
                 prop_assert_eq!(timers.next_due(), model.iter().map(|(ms, _, _)| at(*ms)).min());
-                prop_assert_eq!(timers.len(), model.len());
+                prop_assert_eq!(timers.keys.len(), model.len());
             }
             model.sort_by_key(|(ms, number, _)| (*ms, *number));
             for (ms, number, _) in model {
                 prop_assert_eq!(timers.pop_due(at(ms)), Some(number));
             }
-            prop_assert!(timers.is_empty());
+            prop_assert!(timers.keys.is_empty());
         }
     }
 }

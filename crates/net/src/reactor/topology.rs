@@ -9,6 +9,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 
+use super::sys::check;
+
 /// Detected once, before any thread is pinned: a pinned thread sees only its own CPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Topology {
@@ -50,12 +52,8 @@ impl Topology {
 
     /// Like `cpu(n)`, but skips CPUs claimed by other processes: otherwise all tasks of one host would begin with the
     /// first. The claim holds until it is dropped or the process ends. If all CPUs are taken, or claims cannot be made,
-    /// returns `cpu(n)`.
-    pub fn claim(&self, n: usize) -> (usize, Option<Claim>) {
-        self.claim_among(n, "starwire-cpu")
-    }
-
-    fn claim_among(&self, n: usize, names: &str) -> (usize, Option<Claim>) {
+    /// returns `cpu(n)`. `names`: the beginning of the claims' names.
+    fn claim(&self, n: usize, names: &str) -> (usize, Option<Claim>) {
         let free = (n..n + self.cpus.len()).map(|n| self.cpu(n)).find_map(|cpu| Some((cpu, Claim::new(names, cpu)?)));
         free.map_or((self.cpu(n), None), |(cpu, claim)| (cpu, Some(claim)))
     }
@@ -67,9 +65,9 @@ impl Topology {
         Ok(cpu)
     }
 
-    /// The same with the CPU that `claim` finds; the caller holds the claim.
+    /// The same with a CPU that no other process has claimed, if there is one; the caller holds the claim.
     pub fn pin_current_thread_apart(&self, n: usize) -> io::Result<Option<Claim>> {
-        let (cpu, claim) = self.claim(n);
+        let (cpu, claim) = self.claim(n, "starwire-cpu");
         confine_current_thread(&[cpu])?;
         Ok(claim)
     }
@@ -99,8 +97,7 @@ fn confine_current_thread(cpus: &[usize]) -> io::Result<()> {
         mask[cpu / BITS] |= 1 << (cpu % BITS);
     }
     // SAFETY: the mask has the given number of bytes; the kernel accepts any length (missing bits are zero).
-    let result = unsafe { libc::sched_setaffinity(0, size_of_val(&mask[..]), mask.as_ptr().cast()) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    check(unsafe { libc::sched_setaffinity(0, size_of_val(&mask[..]), mask.as_ptr().cast()) })
 }
 
 /// The kernel's affinity mask; grows the buffer until it holds every CPU of the machine.
@@ -277,14 +274,14 @@ mod tests {
     fn each_cpu_is_claimed_once_until_it_is_given_back() {
         let topology = Topology { cpus: vec![3, 5, 9], quota: None };
         let names = format!("starwire-test-{}", std::process::id());
-        let (first, claim) = topology.claim_among(0, &names);
-        let (second, _kept) = topology.claim_among(0, &names);
-        let (third, _kept_too) = topology.claim_among(2, &names);
+        let (first, claim) = topology.claim(0, &names);
+        let (second, _kept) = topology.claim(0, &names);
+        let (third, _kept_too) = topology.claim(2, &names);
         assert_eq!((first, second, third), (3, 5, 9));
-        let (shared, none) = topology.claim_among(1, &names);
+        let (shared, none) = topology.claim(1, &names);
         assert!(shared == 5 && none.is_none());
         drop(claim);
-        assert_eq!(topology.claim_among(1, &names).0, 3);
+        assert_eq!(topology.claim(1, &names).0, 3);
     }
 
     #[test]

@@ -94,10 +94,7 @@ impl UringDriver {
     fn insert(&mut self, fd: OwnedFd) -> Token {
         self.sockets.insert(Socket {
             fd,
-            recv: None,
-            send: None,
-            connect: None,
-            accept: None,
+            in_flight: Default::default(),
             accepting: false,
             drained: false,
             closing: false,
@@ -109,8 +106,8 @@ impl UringDriver {
         self.sockets.get_mut(token).filter(|socket| !socket.closing).ok_or_else(sys::stale_token)
     }
 
-    fn report(&mut self, token: Token, completion: Completion) {
-        if let Some(socket) = self.sockets.get_mut(token) {
+    fn report(&mut self, completion: Completion) {
+        if let Some(socket) = self.sockets.get_mut(completion.token()) {
             socket.unreported += 1;
             self.ready.push_back(completion);
         }
@@ -136,7 +133,7 @@ impl UringDriver {
         let (owner, kind) = (operation.owner, operation.kind);
         let key = self.operations.insert(operation);
         if let Some(socket) = self.sockets.get_mut(owner) {
-            *socket.in_flight(kind) = Some(key);
+            socket.in_flight[kind as usize] = Some(key);
         }
         self.submit_operation(key);
     }
@@ -180,7 +177,7 @@ impl UringDriver {
             self.on_accepted(token, result, cqueue::more(flags));
         }
         if kind == Kind::Watch && result > 0 {
-            self.report(token, Completion::Readable { token });
+            self.report(Completion::Readable { token });
         }
         let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
         if cqueue::more(flags) {
@@ -192,7 +189,7 @@ impl UringDriver {
         if interrupted && !socket.closing && matches!(kind, Kind::Recv | Kind::Send) {
             return self.submit_operation(key);
         }
-        *socket.in_flight(kind) = None;
+        socket.in_flight[kind as usize] = None;
         if let Some(operation) = self.operations.remove(key) {
             self.spare.push(operation);
         }
@@ -205,10 +202,10 @@ impl UringDriver {
         match kind {
             Kind::Recv => {
                 socket.drained = matches!(result, Ok(moved) if moved < asked) && !cqueue::sock_nonempty(flags);
-                self.report(token, Completion::Recv { token, result });
+                self.report(Completion::Recv { token, result });
             }
-            Kind::Send => self.report(token, Completion::Send { token, result }),
-            Kind::Connect => self.report(token, Completion::Connected { token, result: result.map(drop) }),
+            Kind::Send => self.report(Completion::Send { token, result }),
+            Kind::Connect => self.report(Completion::Connected { token, result: result.map(drop) }),
             Kind::Watch => {
                 if result.is_ok() {
                     let operation = self.operation(token, Kind::Watch);
@@ -245,7 +242,7 @@ impl UringDriver {
             }
             self.paused.push((Instant::now() + sys::ACCEPT_PAUSE, listener));
         }
-        self.report(listener, Completion::Accepted { listener, result });
+        self.report(Completion::Accepted { listener, result });
     }
 
     fn resume_paused(&mut self) {
@@ -253,7 +250,7 @@ impl UringDriver {
         let (due, later): (Vec<_>, Vec<_>) = self.paused.drain(..).partition(|(at, _)| *at <= now);
         self.paused = later;
         for (_, listener) in due {
-            if self.socket(listener).is_ok_and(|socket| socket.accept.is_none()) {
+            if self.socket(listener).is_ok_and(|socket| !socket.has(Kind::Accept)) {
                 let operation = self.operation(listener, Kind::Accept);
                 self.start(operation);
             }
@@ -262,20 +259,12 @@ impl UringDriver {
 
     fn deliver(&mut self, out: &mut Vec<Completion>) {
         while let Some(completion) = self.ready.pop_front() {
-            let token = match completion {
-                Completion::Closed { token } => {
-                    self.sockets.remove(token);
-                    out.push(completion);
-                    continue;
-                }
-                Completion::Recv { token, .. }
-                | Completion::Send { token, .. }
-                | Completion::Connected { token, .. }
-                | Completion::Readable { token }
-                | Completion::Accepted { listener: token, .. } => token,
-            };
-            // After `close` only `Closed` is reported.
-            if let Some(socket) = self.sockets.get_mut(token).filter(|socket| !socket.closing) {
+            let token = completion.token();
+            if let Completion::Closed { .. } = completion {
+                self.sockets.remove(token);
+                out.push(completion);
+            } else if let Some(socket) = self.sockets.get_mut(token).filter(|socket| !socket.closing) {
+                // After `close` only `Closed` is reported.
                 socket.unreported -= 1;
                 out.push(completion);
             }
@@ -311,7 +300,7 @@ impl Driver for UringDriver {
     }
 
     fn connect(&mut self, token: Token, address: &SocketAddress) -> io::Result<()> {
-        if self.socket(token)?.connect.is_some() {
+        if self.socket(token)?.has(Kind::Connect) {
             return Err(sys::already("connect"));
         }
         let address = RawAddress::new(address)?;
@@ -322,14 +311,14 @@ impl Driver for UringDriver {
     }
 
     unsafe fn recv(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
-        if self.socket(token)?.recv.is_some() {
+        if self.socket(token)?.has(Kind::Recv) {
             return Err(sys::already("recv"));
         }
         self.transfer(token, Kind::Recv, parts)
     }
 
     unsafe fn send(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
-        if self.socket(token)?.send.is_some() {
+        if self.socket(token)?.has(Kind::Send) {
             return Err(sys::already("send"));
         }
         self.transfer(token, Kind::Send, parts)
@@ -352,7 +341,7 @@ impl Driver for UringDriver {
         let Ok(socket) = self.socket(token) else { return };
         socket.closing = true;
         sys::shutdown(socket.fd.as_raw_fd());
-        let operations = [socket.recv, socket.send, socket.connect, socket.accept];
+        let operations = socket.in_flight;
         if socket.is_idle() {
             self.ready.push_back(Completion::Closed { token });
         }

@@ -14,9 +14,7 @@ use super::driver::{Completion, Driver, IoPart, Offload, Token};
 use super::sys;
 use crate::transport::SocketAddress;
 use crate::transport::verbs::VerbsConfig;
-use crate::transport::verbs::{
-    AsyncEvent, CompletionChannel, Device, Endpoint, Library, Stream, VerbsError, VerbsStats,
-};
+use crate::transport::verbs::{CompletionChannel, Device, Endpoint, Library, Stream, VerbsError, VerbsStats};
 
 pub struct VerbsDriver {
     /// Before the channel and the device, so that queue pairs are dropped first.
@@ -40,16 +38,21 @@ pub struct VerbsDriver {
 }
 
 struct Link {
+    /// `None` once the connection is being closed.
     stream: Option<Stream>,
     receives: bool,
     sends: bool,
     touched: bool,
-    closing: bool,
     /// Its socket is shut down once the peer's device has everything that was sent.
     finishing: bool,
-    counted: VerbsStats,
     /// Buffer of the receive that watches the socket, once only its end is expected.
     last_byte: Box<[u8; 1]>,
+}
+
+impl Link {
+    fn stream(&mut self) -> io::Result<&mut Stream> {
+        self.stream.as_mut().ok_or_else(sys::stale_token)
+    }
 }
 
 impl VerbsDriver {
@@ -92,18 +95,13 @@ impl VerbsDriver {
         Ok((device, channel, channel_token, event_token))
     }
 
-    fn touch(touched: &mut Vec<u64>, token: u64, link: &mut Link) {
-        if !link.touched {
-            link.touched = true;
-            touched.push(token);
-        }
-    }
-
     /// Reports the results of a link's operations.
     fn collect(&mut self, token: u64) {
         let Some(link) = self.links.get_mut(&token) else { return };
-        Self::touch(&mut self.touched, token, link);
-        let Some(stream) = link.stream.as_mut().filter(|_| !link.closing) else { return };
+        if !std::mem::replace(&mut link.touched, true) {
+            self.touched.push(token);
+        }
+        let Some(stream) = link.stream.as_mut() else { return };
         let token = Token(token);
         if link.finishing && stream.is_delivered() {
             link.finishing = false;
@@ -134,14 +132,10 @@ impl VerbsDriver {
         while let Some(event) = self.device.next_event() {
             let keys: Vec<u64> = self.links.keys().copied().collect();
             for key in keys {
-                self.with_stream(key, |stream| match event {
-                    AsyncEvent::Device(what) => {
-                        stream.fail(&VerbsError::Event { device: String::from("the device"), what });
+                self.with_stream(key, |stream| {
+                    if event.element.is_none_or(|element| stream.is_meant_by(element)) {
+                        stream.fail(&VerbsError::Event { device: String::from("the device"), what: event.what });
                     }
-                    AsyncEvent::Object(element, what) if stream.is_meant_by(element) => {
-                        stream.fail(&VerbsError::Event { device: String::from("the device"), what });
-                    }
-                    AsyncEvent::Object(..) => {}
                 });
             }
         }
@@ -192,8 +186,7 @@ impl VerbsDriver {
             link.touched = false;
             let Some(stream) = link.stream.as_mut() else { continue };
             stream.flush();
-            let (now, then) = (stream.stats(), std::mem::replace(&mut link.counted, stream.stats()));
-            self.stats.add(&now, &then);
+            self.stats.add(&stream.take_stats());
             // A failure while flushing ends operations.
             if stream.is_over() {
                 self.collect(token);
@@ -202,14 +195,6 @@ impl VerbsDriver {
         // `collect` may have touched some again; they are flushed next time.
         touched.append(&mut self.touched);
         self.touched = touched;
-    }
-
-    fn drop_stream(&mut self, token: u64) {
-        let Some(link) = self.links.get_mut(&token) else { return };
-        if let Some(stream) = link.stream.take() {
-            let (now, then) = (stream.stats(), std::mem::replace(&mut link.counted, stream.stats()));
-            self.stats.add(&now, &then);
-        }
     }
 }
 
@@ -225,9 +210,7 @@ impl Offload for VerbsDriver {
             receives: false,
             sends: false,
             touched: false,
-            closing: false,
             finishing: false,
-            counted: VerbsStats::default(),
             last_byte: Box::new([0]),
         };
         self.links.insert(token.0, link);
@@ -286,10 +269,7 @@ impl Driver for VerbsDriver {
             // SAFETY: the caller upholds the contract of `recv`.
             return unsafe { self.inner.recv(token, parts) };
         };
-        if link.closing {
-            return Err(sys::stale_token());
-        }
-        let Some(stream) = link.stream.as_mut() else { return Err(sys::stale_token()) };
+        let stream = link.stream()?;
         if stream.is_receiving() {
             return Err(sys::already("recv"));
         }
@@ -306,10 +286,7 @@ impl Driver for VerbsDriver {
             // SAFETY: the caller upholds the contract of `send`.
             return unsafe { self.inner.send(token, parts) };
         };
-        if link.closing {
-            return Err(sys::stale_token());
-        }
-        let Some(stream) = link.stream.as_mut() else { return Err(sys::stale_token()) };
+        let stream = link.stream()?;
         if stream.is_sending() {
             return Err(sys::already("send"));
         }
@@ -343,19 +320,17 @@ impl Driver for VerbsDriver {
     }
 
     fn is_finishing(&self) -> bool {
-        self.links.values().any(|link| link.finishing && !link.closing)
+        self.links.values().any(|link| link.finishing && link.stream.is_some())
     }
 
     fn close(&mut self, token: Token) {
         if let Some(link) = self.links.get_mut(&token.0) {
-            link.closing = true;
-            // Once this returns, the device no longer uses the operations' memory.
-            self.drop_stream(token.0);
+            // Once it is dropped, the device no longer uses the operations' memory.
+            if let Some(mut stream) = link.stream.take() {
+                self.stats.add(&stream.take_stats());
+            }
             // Undelivered completions are not reported after `close`.
-            self.ready.retain(|completion| match completion {
-                Completion::Recv { token: of, .. } | Completion::Send { token: of, .. } => *of != token,
-                _ => true,
-            });
+            self.ready.retain(|completion| completion.token() != token);
         }
         self.inner.close(token);
     }

@@ -2,16 +2,12 @@
 
 use std::io;
 
-use super::TransportError;
+use super::{TransportError, check};
 
 /// Ensures that `needed` descriptors may be open: raises the soft limit if necessary.
 pub fn allow(needed: u64) -> Result<(), TransportError> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let query = |source| TransportError::Query { what: "the descriptor limit", source };
-    // SAFETY: the pointer is to a local value, which the call fills.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
-        return Err(query(io::Error::last_os_error()));
-    }
+    let mut limit = limit().map_err(query)?;
     if limit.rlim_cur >= needed {
         return Ok(());
     }
@@ -20,19 +16,19 @@ pub fn allow(needed: u64) -> Result<(), TransportError> {
     }
     limit.rlim_cur = needed;
     // SAFETY: the pointer is to a local value, which the call only reads.
-    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0 {
-        return Err(query(io::Error::last_os_error()));
-    }
-    Ok(())
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }).map_err(query)
 }
 
 /// The current soft limit.
 pub fn allowed() -> usize {
+    // No limit is RLIM_INFINITY, the largest number.
+    limit().map_or(1024, |limit| usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX))
+}
+
+fn limit() -> io::Result<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is to a local value, which the call fills.
-    let asked = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    // No limit is RLIM_INFINITY, the largest number.
-    if asked == 0 { usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX) } else { 1024 }
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }).map(|()| limit)
 }
 
 #[cfg(test)]
@@ -42,9 +38,7 @@ mod tests {
     #[test]
     fn allow_fails_only_above_the_hard_limit() {
         allow(1).unwrap();
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: as in `allow`.
-        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+        let limit = limit().unwrap();
         if limit.rlim_max != libc::RLIM_INFINITY {
             let error = allow(limit.rlim_max + 1).unwrap_err().to_string();
             assert!(error.contains(&format!("the hard limit is {}", limit.rlim_max)), "{error}");

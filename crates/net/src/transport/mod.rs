@@ -15,6 +15,7 @@ pub use raw_address::RawAddress;
 pub(crate) use raw_address::socklen;
 
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 
 /// A socket error, with the socket or address it belongs to.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +36,18 @@ pub enum TransportError {
         "refused a local peer: process {pid} runs as user {uid}, this one as user {own}; local connections require the same user or root"
     )]
     ForeignPeer { pid: i32, uid: u32, own: u32 },
+}
+
+/// # Safety
+/// `result` is -1 or an open descriptor without another owner.
+pub(crate) unsafe fn owned(result: libc::c_int) -> io::Result<OwnedFd> {
+    check(result)?;
+    // SAFETY: `check` excluded -1, and the caller guarantees that the descriptor has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(result) })
+}
+
+pub(crate) fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn hint(source: &io::Error) -> &'static str {

@@ -1,11 +1,11 @@
 //! TCP sockets: listeners, and sockets to connect with.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 use std::{io, ptr};
 
-use super::{RawAddress, SocketAddress, TransportError, socklen};
+use super::{RawAddress, SocketAddress, TransportError, check, owned, socklen};
 
 const BACKLOG: libc::c_int = 4096;
 
@@ -125,11 +125,8 @@ pub fn peer_address(fd: BorrowedFd<'_>) -> Result<Option<SocketAddress>, Transpo
 }
 
 pub(super) fn stream_socket(family: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: takes no pointers.
-    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0) };
-    check(fd)?;
-    // SAFETY: the descriptor is new, valid (checked) and has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    // SAFETY: takes no pointers; `owned` checks the new descriptor, which has no other owner.
+    unsafe { owned(libc::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0)) }
 }
 
 pub(super) fn bind_and_listen(fd: &OwnedFd, address: &RawAddress) -> io::Result<()> {
@@ -161,10 +158,6 @@ fn query(
     check(call(address.as_mut_ptr(), &mut len))?;
     *address.size_mut() = len;
     Ok(address.decode())
-}
-
-fn check(result: libc::c_int) -> io::Result<()> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use super::tcp::{bind_and_listen, stream_socket};
-use super::{RawAddress, SocketAddress, TransportError, socklen};
+use super::{RawAddress, SocketAddress, TransportError, check, socklen};
 
 /// A listener on a fresh name, and that name.
 pub fn listen() -> Result<(OwnedFd, SocketAddress), TransportError> {
@@ -73,13 +73,8 @@ pub fn peer(fd: BorrowedFd<'_>) -> Result<Peer, TransportError> {
     let mut len = socklen::<libc::ucred>();
     let to = (&raw mut credentials).cast();
     // SAFETY: `credentials` has `len` bytes.
-    let result = unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len) };
-    if result < 0 {
-        return Err(TransportError::Query {
-            what: "the credentials of a socket's peer",
-            source: io::Error::last_os_error(),
-        });
-    }
+    check(unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len) })
+        .map_err(|source| TransportError::Query { what: "the credentials of a socket's peer", source })?;
     Ok(Peer { pid: credentials.pid, uid: credentials.uid })
 }
 

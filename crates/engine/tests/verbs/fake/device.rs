@@ -175,10 +175,7 @@ pub unsafe extern "C" fn ibv_query_device(_context: *mut ibv_context, attr: *mut
     let attr = unsafe { &mut *attr };
     attr.max_qp = 1000;
     attr.max_qp_wr = 512;
-    attr.max_sge = 4;
-    attr.max_cq = 1000;
     attr.max_cqe = 4096;
-    attr.max_mr_size = u64::MAX;
     attr.max_qp_rd_atom = 8;
     attr.max_qp_init_rd_atom = 8;
     attr.phys_port_cnt = 1;

@@ -18,10 +18,8 @@ pub const READABLE: u32 = libc::POLLIN as u32;
 
 pub struct Socket {
     pub fd: OwnedFd,
-    pub recv: Option<Token>,
-    pub send: Option<Token>,
-    pub connect: Option<Token>,
-    pub accept: Option<Token>,
+    /// By kind: the operation in flight.
+    pub in_flight: [Option<Token>; KINDS],
     pub accepting: bool,
     /// The last receive left nothing behind: the next one waits before it tries.
     pub drained: bool,
@@ -39,6 +37,8 @@ pub enum Kind {
     Watch,
 }
 
+const KINDS: usize = Kind::Watch as usize + 1;
+
 /// The memory that the kernel may access until the operation's completion.
 pub struct Operation {
     pub owner: Token,
@@ -50,18 +50,12 @@ pub struct Operation {
 }
 
 impl Socket {
-    pub fn in_flight(&mut self, kind: Kind) -> &mut Option<Token> {
-        match kind {
-            // A watched descriptor is never received from.
-            Kind::Recv | Kind::Watch => &mut self.recv,
-            Kind::Send => &mut self.send,
-            Kind::Connect => &mut self.connect,
-            Kind::Accept => &mut self.accept,
-        }
+    pub fn has(&self, kind: Kind) -> bool {
+        self.in_flight[kind as usize].is_some()
     }
 
     pub fn is_idle(&self) -> bool {
-        [self.recv, self.send, self.connect, self.accept].iter().all(Option::is_none)
+        self.in_flight.iter().all(Option::is_none)
     }
 }
 

@@ -1,7 +1,8 @@
 //! libibverbs in memory: the part of its C interface that we use.
 //!
-//! Structures keep the library's names and field order. `crates/engine/tests/verbs/layout.rs` compares them with the C
-//! header where it is installed. The test suite's own `libibverbs.so.1` shares this file.
+//! Structures keep the library's names and field order; `unused` are fields that we do not need.
+//! `crates/engine/tests/verbs/layout.rs` compares them with the C header where it is installed. The test suite's own
+//! `libibverbs.so.1` shares this file.
 
 #![allow(non_camel_case_types, reason = "the C names")]
 
@@ -89,38 +90,13 @@ pub type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mu
 /// The provider's entry points. Four of them are called directly, as the C header's inline functions do.
 #[repr(C)]
 pub struct ibv_context_ops {
-    pub compat_query_device: *mut c_void,
-    pub compat_query_port: *mut c_void,
-    pub compat_alloc_pd: *mut c_void,
-    pub compat_dealloc_pd: *mut c_void,
-    pub compat_reg_mr: *mut c_void,
-    pub compat_rereg_mr: *mut c_void,
-    pub compat_dereg_mr: *mut c_void,
-    pub alloc_mw: *mut c_void,
-    pub bind_mw: *mut c_void,
-    pub dealloc_mw: *mut c_void,
-    pub compat_create_cq: *mut c_void,
+    pub unused1: [*mut c_void; 11],
     pub poll_cq: Option<PollCq>,
     pub req_notify_cq: Option<ReqNotifyCq>,
-    pub compat_cq_event: *mut c_void,
-    pub compat_resize_cq: *mut c_void,
-    pub compat_destroy_cq: *mut c_void,
-    pub compat_create_srq: *mut c_void,
-    pub compat_modify_srq: *mut c_void,
-    pub compat_query_srq: *mut c_void,
-    pub compat_destroy_srq: *mut c_void,
-    pub post_srq_recv: *mut c_void,
-    pub compat_create_qp: *mut c_void,
-    pub compat_query_qp: *mut c_void,
-    pub compat_modify_qp: *mut c_void,
-    pub compat_destroy_qp: *mut c_void,
+    pub unused2: [*mut c_void; 12],
     pub post_send: Option<PostSend>,
     pub post_recv: Option<PostRecv>,
-    pub compat_create_ah: *mut c_void,
-    pub compat_destroy_ah: *mut c_void,
-    pub compat_attach_mcast: *mut c_void,
-    pub compat_detach_mcast: *mut c_void,
-    pub compat_async_event: *mut c_void,
+    pub unused3: [*mut c_void; 5],
 }
 
 #[repr(C)]
@@ -137,45 +113,18 @@ pub struct ibv_context {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_device_attr {
-    pub fw_ver: [c_char; 64],
-    pub node_guid: u64,
-    pub sys_image_guid: u64,
-    pub max_mr_size: u64,
-    pub page_size_cap: u64,
-    pub vendor_id: u32,
-    pub vendor_part_id: u32,
-    pub hw_ver: u32,
+    pub unused1: [u64; 13],
+    pub unused2: u32,
     pub max_qp: c_int,
     pub max_qp_wr: c_int,
-    pub device_cap_flags: c_uint,
-    pub max_sge: c_int,
-    pub max_sge_rd: c_int,
-    pub max_cq: c_int,
+    pub unused3: [c_int; 4],
     pub max_cqe: c_int,
-    pub max_mr: c_int,
-    pub max_pd: c_int,
+    pub unused4: [c_int; 2],
     pub max_qp_rd_atom: c_int,
-    pub max_ee_rd_atom: c_int,
-    pub max_res_rd_atom: c_int,
+    pub unused5: [c_int; 2],
     pub max_qp_init_rd_atom: c_int,
-    pub max_ee_init_rd_atom: c_int,
-    pub atomic_cap: c_int,
-    pub max_ee: c_int,
-    pub max_rdd: c_int,
-    pub max_mw: c_int,
-    pub max_raw_ipv6_qp: c_int,
-    pub max_raw_ethy_qp: c_int,
-    pub max_mcast_grp: c_int,
-    pub max_mcast_qp_attach: c_int,
-    pub max_total_mcast_qp_attach: c_int,
-    pub max_ah: c_int,
-    pub max_fmr: c_int,
-    pub max_map_per_fmr: c_int,
-    pub max_srq: c_int,
-    pub max_srq_wr: c_int,
-    pub max_srq_sge: c_int,
-    pub max_pkeys: u16,
-    pub local_ca_ack_delay: u8,
+    pub unused6: [c_int; 16],
+    pub unused7: [u8; 3],
     pub phys_port_cnt: u8,
 }
 
@@ -186,25 +135,14 @@ pub struct ibv_port_attr {
     pub max_mtu: c_int,
     pub active_mtu: c_int,
     pub gid_tbl_len: c_int,
-    pub port_cap_flags: u32,
+    pub unused1: u32,
     pub max_msg_sz: u32,
-    pub bad_pkey_cntr: u32,
-    pub qkey_viol_cntr: u32,
-    pub pkey_tbl_len: u16,
+    pub unused2: [u32; 2],
+    pub unused3: u16,
     pub lid: u16,
-    pub sm_lid: u16,
-    pub lmc: u8,
-    pub max_vl_num: u8,
-    pub sm_sl: u8,
-    pub subnet_timeout: u8,
-    pub init_type_reply: u8,
-    pub active_width: u8,
-    pub active_speed: u8,
-    pub phys_state: u8,
+    pub unused4: [u8; 10],
     pub link_layer: u8,
-    pub flags: u8,
-    /// Not filled by the exported `ibv_query_port`.
-    pub port_cap_flags2: u16,
+    pub unused5: [u8; 3],
 }
 
 #[repr(C)]

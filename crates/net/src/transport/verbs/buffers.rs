@@ -6,10 +6,9 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use super::abi::ACCESS_LOCAL_WRITE;
+use super::arena::PAGE;
 use super::error::VerbsError;
 use super::queue::{Domain, Region};
-
-const PAGE: usize = 4096;
 
 /// Slots of equal size, by number.
 pub struct Slots {

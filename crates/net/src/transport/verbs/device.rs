@@ -35,13 +35,12 @@ pub struct Device {
     pub shortages: Shortages,
 }
 
-/// Asynchronous events of a device.
+/// An asynchronous event that means a failure.
 #[derive(Clone, Copy, Debug)]
-pub enum AsyncEvent {
-    /// The whole device has failed.
-    Device(&'static str),
-    /// A queue pair or completion queue (identified by its address) has failed.
-    Object(u64, &'static str),
+pub struct AsyncEvent {
+    /// The address of the queue pair or completion queue that has failed; `None`: the whole device has.
+    pub element: Option<u64>,
+    pub what: &'static str,
 }
 
 /// A port of the host.
@@ -90,18 +89,12 @@ impl Device {
         if let Some(wanted) = &config.device {
             let unknown = || VerbsError::UnknownDevice { wanted: wanted.clone(), found: names.join(", ") };
             let device = list.iter().find(|device| list.name(*device) == *wanted).ok_or_else(unknown)?;
-            let open = Opened::new(library, &list, device)?;
-            let port = open.choose_port(config.port)?;
-            return open.into_device(port, config);
+            return Opened::new(library, &list, device)?.into_device(config);
         }
         let mut seen = Vec::new();
         let mut failure = None;
         for device in list.iter() {
-            let chosen = Opened::new(library, &list, device).and_then(|open| {
-                let port = open.choose_port(config.port)?;
-                open.into_device(port, config)
-            });
-            match chosen {
+            match Opened::new(library, &list, device).and_then(|open| open.into_device(config)) {
                 Ok(device) => return Ok(device),
                 Err(VerbsError::PortDown { device, port, state }) => {
                     seen.push(format!("{device} port {port}: {state}"))
@@ -140,14 +133,15 @@ impl Device {
             }
             // SAFETY: the event that was just taken; acknowledged once.
             unsafe { (self.library.ack_async_event)(&mut event) };
-            match event.event_type {
-                EVENT_CQ_ERR => return Some(AsyncEvent::Object(event.element, "a completion queue has overflowed")),
-                EVENT_QP_FATAL => return Some(AsyncEvent::Object(event.element, "a queue pair has failed")),
-                EVENT_DEVICE_FATAL => return Some(AsyncEvent::Device("the device has failed")),
+            let (element, what) = match event.event_type {
+                EVENT_CQ_ERR => (Some(event.element), "a completion queue has overflowed"),
+                EVENT_QP_FATAL => (Some(event.element), "a queue pair has failed"),
+                EVENT_DEVICE_FATAL => (None, "the device has failed"),
                 // A port may come back in time, which the retries of each queue pair decide; the other events do not
                 // concern connections.
-                _ => {}
-            }
+                _ => continue,
+            };
+            return Some(AsyncEvent { element, what });
         }
     }
 
@@ -318,7 +312,8 @@ impl Opened {
         })
     }
 
-    fn into_device(self, port: u8, config: &VerbsConfig) -> Result<Device, VerbsError> {
+    fn into_device(self, config: &VerbsConfig) -> Result<Device, VerbsError> {
+        let port = self.choose_port(config.port)?;
         let attr = self.port(port)?;
         let is_ethernet = attr.link_layer == LINK_LAYER_ETHERNET;
         let (gid_index, gid) = match config.gid_index {

@@ -19,7 +19,7 @@ mod wire;
 
 pub use arena::Arena;
 pub use config::{TransportChoice, VerbsConfig};
-pub use device::{AsyncEvent, Device, GidFacts, PortFacts, survey};
+pub use device::{Device, GidFacts, PortFacts, survey};
 pub use error::{VerbsError, memlock};
 pub use library::Library;
 pub use queue::CompletionChannel;

@@ -22,20 +22,10 @@ pub enum Purpose {
 }
 
 /// Keeps a piece of memory registered while it exists.
-pub struct Lease(Rc<Region>);
-
-impl Lease {
-    pub fn local_key(&self) -> u32 {
-        self.0.local_key()
-    }
-
-    pub fn remote_key(&self) -> u32 {
-        self.0.remote_key()
-    }
-}
+pub type Lease = Rc<Region>;
 
 struct Kept {
-    region: Rc<Region>,
+    region: Lease,
     len: usize,
     last_used: u64,
 }
@@ -70,7 +60,7 @@ impl Registrations {
             };
             stats.registrations += 1;
             // SAFETY: the caller guarantees validity until the lease, which owns the region, is dropped.
-            return unsafe { self.register(ptr, len, access) }.map(|region| Lease(Rc::new(region)));
+            return unsafe { self.register(ptr, len, access) }.map(Rc::new);
         };
         let uses = self.uses;
         let before = self.kept.range_mut((purpose, 0)..=(purpose, first)).next_back();
@@ -78,7 +68,7 @@ impl Registrations {
             if *start + kept.len >= first + bytes {
                 kept.last_used = uses;
                 stats.registrations_reused += 1;
-                return Ok(Lease(kept.region.clone()));
+                return Ok(kept.region.clone());
             }
         }
         let access = match purpose {
@@ -93,7 +83,7 @@ impl Registrations {
         // SAFETY: the arena's pages are mapped, writable and never unmapped.
         let region = Rc::new(unsafe { self.register(first as *mut u8, bytes, access)? });
         self.kept.insert((purpose, first), Kept { region: region.clone(), len: bytes, last_used: uses });
-        Ok(Lease(region))
+        Ok(region)
     }
 
     /// # Safety

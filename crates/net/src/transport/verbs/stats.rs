@@ -1,6 +1,6 @@
 //! A stream's statistics, for the metrics.
 
-/// Totals since the stream was created.
+/// Totals since they were last taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VerbsStats {
     pub messages_sent: u64,
@@ -21,18 +21,17 @@ pub struct VerbsStats {
 }
 
 impl VerbsStats {
-    /// Adds the difference between two snapshots.
-    pub fn add(&mut self, now: &VerbsStats, then: &VerbsStats) {
-        self.messages_sent += now.messages_sent - then.messages_sent;
-        self.messages_received += now.messages_received - then.messages_received;
-        self.completions += now.completions - then.completions;
-        self.copied += now.copied - then.copied;
-        self.reads += now.reads - then.reads;
-        self.read_bytes += now.read_bytes - then.read_bytes;
-        self.bounced += now.bounced - then.bounced;
-        self.offered_bytes += now.offered_bytes - then.offered_bytes;
-        self.registrations += now.registrations - then.registrations;
-        self.registrations_reused += now.registrations_reused - then.registrations_reused;
-        self.registration_failures += now.registration_failures - then.registration_failures;
+    pub fn add(&mut self, more: &VerbsStats) {
+        self.messages_sent += more.messages_sent;
+        self.messages_received += more.messages_received;
+        self.completions += more.completions;
+        self.copied += more.copied;
+        self.reads += more.reads;
+        self.read_bytes += more.read_bytes;
+        self.bounced += more.bounced;
+        self.offered_bytes += more.offered_bytes;
+        self.registrations += more.registrations;
+        self.registrations_reused += more.registrations_reused;
+        self.registration_failures += more.registration_failures;
     }
 }

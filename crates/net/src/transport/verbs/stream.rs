@@ -122,8 +122,9 @@ impl Stream {
         Ok(())
     }
 
-    pub fn stats(&self) -> VerbsStats {
-        self.stats
+    /// The statistics since the last call.
+    pub fn take_stats(&mut self) -> VerbsStats {
+        std::mem::take(&mut self.stats)
     }
 
     pub fn is_meant_by(&self, element: u64) -> bool {
