@@ -43,6 +43,32 @@
 
 namespace starwire {
 
+// ---- What only some versions have ----
+
+// A function that can be called only with arguments for which the expression compiles.
+#define STARWIRE_IF_VALID(parameters, ...) [] parameters -> decltype(__VA_ARGS__) { return __VA_ARGS__; }
+
+// A function that calls `first` if the arguments suit it, otherwise `second`.
+template <typename First, typename Second>
+auto Either(First first, Second second) {
+  return [first, second](auto&&... arguments) -> decltype(auto) {
+    if constexpr (std::is_invocable_v<const First&, decltype(arguments)...>) {
+      return first(std::forward<decltype(arguments)>(arguments)...);
+    } else {
+      return second(std::forward<decltype(arguments)>(arguments)...);
+    }
+  };
+}
+
+// The last resort: returns `value`, whatever the arguments.
+template <typename Value>
+auto Otherwise(Value value) {
+  return [value](auto&&...) { return value; };
+}
+inline auto OtherwiseNothing() {
+  return [](auto&&...) {};
+}
+
 // ---- Status ----
 
 // tsl::Status in 2.12, absl::Status from 2.13 on.
@@ -52,50 +78,30 @@ using StatusCode = std::decay_t<decltype(std::declval<const Status&>().code())>;
 inline Status OkStatus() { return Status(); }
 
 namespace compat_internal {
-template <typename S>
-auto Message(const S& status, int) -> decltype(std::string(status.message())) {
-  return std::string(status.message());
-}
-template <typename S>
-auto Message(const S& status, long) -> decltype(std::string(status.error_message())) {
-  return std::string(status.error_message());
-}
 // Details are cords from 2.13 on, strings before, and unknown to 1.15, whose absl has no cords either.
 #if __has_include("absl/strings/cord.h")
 using Detail = absl::Cord;
 #else
 using Detail = std::string;
 #endif
-template <typename S>
-auto SetPayload(S* status, absl::string_view url, absl::string_view value, int)
-    -> decltype(status->SetPayload(url, Detail(value))) {
-  return status->SetPayload(url, Detail(value));
-}
-template <typename S>
-auto SetPayload(S* status, absl::string_view url, absl::string_view value, long)
-    -> decltype(status->SetPayload(url, value)) {
-  return status->SetPayload(url, value);
-}
-template <typename S>
-void SetPayload(S*, absl::string_view, absl::string_view, ...) {}
-template <typename S, typename Visit>
-auto ForEachPayload(const S& status, Visit visit, int) -> decltype(status.ForEachPayload(visit)) {
-  return status.ForEachPayload(visit);
-}
-template <typename S, typename Visit>
-void ForEachPayload(const S&, Visit, long) {}
 }  // namespace compat_internal
 
-inline std::string StatusMessage(const Status& status) { return compat_internal::Message(status, 0); }
+inline std::string StatusMessage(const Status& status) {
+  return Either(STARWIRE_IF_VALID((const auto& s), std::string(s.message())),
+                STARWIRE_IF_VALID((const auto& s), std::string(s.error_message())))(status);
+}
 
 inline void SetStatusPayload(Status* status, absl::string_view url, absl::string_view value) {
-  compat_internal::SetPayload(status, url, value, 0);
+  Either(STARWIRE_IF_VALID((auto* s, auto url, auto value), s->SetPayload(url, compat_internal::Detail(value))),
+         Either(STARWIRE_IF_VALID((auto* s, auto url, auto value), s->SetPayload(url, value)), OtherwiseNothing()))(
+      status, url, value);
 }
 
 // Calls visit(url, value) for each detail.
 template <typename Visit>
 void ForEachPayload(const Status& status, Visit visit) {
-  compat_internal::ForEachPayload(status, visit, 0);
+  Either(STARWIRE_IF_VALID((const auto& s, const auto& visit), s.ForEachPayload(visit)), OtherwiseNothing())(status,
+                                                                                                             visit);
 }
 
 // The code as it is sent: the same number in tensorflow::error::Code, absl::StatusCode and sw_code.

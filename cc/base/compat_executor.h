@@ -90,60 +90,26 @@ inline Status MakeSource(::tensorflow::NodeDef def, KernelSource* source) {
 
 // ---- Kernels ----
 
-namespace compat_internal {
-template <typename K>
-auto IsDeferred(const K& kernel, int) -> decltype(kernel.is_deferred()) {
-  return kernel.is_deferred();
-}
-template <typename K>
-bool IsDeferred(const K&, long) {
-  return false;
-}
-template <typename K>
-auto ConstTensor(const K& kernel, int) -> decltype(kernel.const_tensor()) {
-  return kernel.const_tensor();
-}
-template <typename K>
-const ::tensorflow::Tensor* ConstTensor(const K&, long) {
-  return nullptr;
-}
-template <typename D>
-auto IsCommunication(const D& op, int) -> decltype(op.is_distributed_communication()) {
-  return op.is_distributed_communication();
-}
-template <typename D>
-bool IsCommunication(const D&, long) {
-  return false;
-}
-template <typename B>
-auto MarkCommunication(B* op, int) -> decltype(op->SetIsDistributedCommunication()) {
-  return op->SetIsDistributedCommunication();
-}
-template <typename B>
-B& MarkCommunication(B* op, long) {
-  return *op;
-}
-}  // namespace compat_internal
-
 // Whether the kernel goes on after it has returned. Kernels of 1.15 do not say, and none of them does on a CPU.
 template <typename Kernel>
 bool IsDeferred(const Kernel& kernel) {
-  return compat_internal::IsDeferred(kernel, 0);
+  return Either(STARWIRE_IF_VALID((const auto& k), k.is_deferred()), Otherwise(false))(kernel);
 }
 // The value of a constant's kernel, or null: 1.15 runs that kernel like any other.
 template <typename Kernel>
 const ::tensorflow::Tensor* ConstTensor(const Kernel& kernel) {
-  return compat_internal::ConstTensor(kernel, 0);
+  return Either(STARWIRE_IF_VALID((const auto& k), k.const_tensor()), Otherwise(nullptr))(kernel);
 }
 // Operations whose errors say that a peer is unavailable. The executors of 2.x rename that error in all others; those
 // of 1.15 do not, and know no such mark.
 template <typename OpDef>
 bool IsCommunication(const OpDef& op) {
-  return compat_internal::IsCommunication(op, 0);
+  return Either(STARWIRE_IF_VALID((const auto& o), o.is_distributed_communication()), Otherwise(false))(op);
 }
 template <typename Builder>
 Builder& MarkCommunication(Builder* op) {
-  return compat_internal::MarkCommunication(op, 0);
+  return Either(STARWIRE_IF_VALID((auto* o), o->SetIsDistributedCommunication()),
+                STARWIRE_IF_VALID((auto* o), (*o)))(op);
 }
 
 // ---- What runs and kernels are told ----
@@ -162,22 +128,6 @@ Builder& MarkCommunication(Builder* op) {
   M(global_rendezvous)
 
 namespace compat_internal {
-#define STARWIRE_COPIES(member)                                                                            \
-  template <typename From, typename To>                                                                    \
-  auto Copy_##member(const From& from, To* to, int)->decltype(void(to->member = from.member)) {            \
-    to->member = from.member;                                                                              \
-  }                                                                                                        \
-  template <typename From, typename To>                                                                    \
-  void Copy_##member(const From&, To*, long) {}                                                            \
-  template <typename Context, typename To>                                                                 \
-  auto Pass_##member(const Context& context, To* to, int)->decltype(void(to->member = context.member())) { \
-    to->member = context.member();                                                                         \
-  }                                                                                                        \
-  template <typename Context, typename To>                                                                 \
-  void Pass_##member(const Context&, To*, long) {}
-STARWIRE_RUN_MEMBERS(STARWIRE_COPIES)
-#undef STARWIRE_COPIES
-
 template <typename Devices>
 Status NewRendezvous(const Devices* devices, ::tensorflow::Rendezvous** out) {
   *out = new ::tensorflow::IntraProcessRendezvous(devices);
@@ -192,31 +142,22 @@ auto SetRendezvousFactory(Params* params, int) -> decltype(void(*params->create_
 }
 template <typename Params>
 void SetRendezvousFactory(Params*, long) {}
-template <typename Params>
-auto SetExecutorsFactory(Params* params, int) -> decltype(void(params->rendezvous_factory)) {
-  params->rendezvous_factory = [](auto, const auto* devices, auto** out) { return NewRendezvous(devices, out); };
-}
-template <typename Params>
-void SetExecutorsFactory(Params*, long) {}
-template <typename Params>
-auto SetRequired(Params* params, bool* required, int) -> decltype(void(params->outputs_required_array = required)) {
-  params->outputs_required_array = required;
-}
-template <typename Params>
-void SetRequired(Params*, bool*, long) {}
 }  // namespace compat_internal
 
 // From a run's arguments to a kernel's parameters, whatever is not in every version.
 template <typename Args, typename Params>
 void CopyRunMembers(const Args& args, Params* params) {
-#define STARWIRE_COPY(member) compat_internal::Copy_##member(args, params, 0);
+#define STARWIRE_COPY(member) \
+  Either(STARWIRE_IF_VALID((const auto& from, auto* to), to->member = from.member), OtherwiseNothing())(args, params);
   STARWIRE_RUN_MEMBERS(STARWIRE_COPY)
 #undef STARWIRE_COPY
 }
 // From a kernel's context to the runs that the kernel starts.
 template <typename Context, typename Args>
 void PassRunMembers(const Context& context, Args* args) {
-#define STARWIRE_PASS(member) compat_internal::Pass_##member(context, args, 0);
+#define STARWIRE_PASS(member)                                                                                      \
+  Either(STARWIRE_IF_VALID((const auto& from, auto* to), to->member = from.member()), OtherwiseNothing())(context, \
+                                                                                                          args);
   STARWIRE_RUN_MEMBERS(STARWIRE_PASS)
 #undef STARWIRE_PASS
 }
@@ -230,7 +171,8 @@ void SetRendezvousFactory(Params* params) {
 // Which outputs have readers. 1.15 computes all of them.
 template <typename Params>
 void SetRequired(Params* params, bool* required) {
-  compat_internal::SetRequired(params, required, 0);
+  Either(STARWIRE_IF_VALID((auto* p, bool* required), p->outputs_required_array = required), OtherwiseNothing())(
+      params, required);
 }
 
 // The inputs of a kernel: where they are, or in 1.15 and DeepRec a copy in vectors.
@@ -279,25 +221,13 @@ class KernelInputs<Params, true> {
 };
 
 // Newer versions can reuse a context for one kernel after another, as long as none of them fails.
-namespace compat_internal {
-template <typename Params, typename Context>
-auto RenewContext(Params* params, int num_outputs, std::optional<Context>* context, int)
-    -> decltype((*context)->ResetOutputs(num_outputs)) {
-  if (context->has_value()) {
-    (*context)->ResetOutputs(num_outputs);
-  } else {
-    context->emplace(params, num_outputs);
-  }
-}
-template <typename Params, typename Context>
-void RenewContext(Params* params, int num_outputs, std::optional<Context>* context, long) {
-  context->emplace(params, num_outputs);
-}
-}  // namespace compat_internal
-
 template <typename Params, typename Context>
 void RenewContext(Params* params, int num_outputs, std::optional<Context>* context) {
-  compat_internal::RenewContext(params, num_outputs, context, 0);
+  const auto reset = STARWIRE_IF_VALID((auto& kept, int outputs), kept.ResetOutputs(outputs));
+  if constexpr (std::is_invocable_v<decltype(reset), Context&, int>) {
+    if (context->has_value()) return reset(**context, num_outputs);
+  }
+  context->emplace(params, num_outputs);
 }
 
 // ---- Executors ----
@@ -309,35 +239,6 @@ struct RunArgs : Args {
 };
 template <typename Args>
 struct RunArgs<Args, std::void_t<decltype(Args::run_all_kernels_inline)>> : Args {};
-
-template <typename Graph>
-auto NewExecutor(const ::tensorflow::LocalExecutorParams& params, const Graph& graph, ::tensorflow::Executor** out, int)
-    -> decltype(::tensorflow::NewLocalExecutor(params, graph, out)) {
-  return ::tensorflow::NewLocalExecutor(params, graph, out);
-}
-template <typename Graph>
-Status NewExecutor(const ::tensorflow::LocalExecutorParams& params, const Graph& graph, ::tensorflow::Executor** out,
-                   long) {
-  auto copy = std::make_unique<Graph>(graph.flib_def());
-  ::tensorflow::CopyGraph(graph, copy.get());
-  return ::tensorflow::NewLocalExecutor(params, std::unique_ptr<const Graph>(std::move(copy)), out);
-}
-
-template <typename Runtime, typename Devices, typename Library, typename Cluster>
-auto NewRuntime(Devices* devices, const ::tensorflow::ConfigProto* config, int producer, Library* library,
-                Cluster* cluster, int)
-    -> decltype(Runtime(devices, ::tensorflow::Env::Default(), config, producer, library,
-                        config->graph_options().optimizer_options(), nullptr, cluster),
-                std::unique_ptr<Runtime>()) {
-  return std::make_unique<Runtime>(devices, ::tensorflow::Env::Default(), config, producer, library,
-                                   config->graph_options().optimizer_options(), nullptr, cluster);
-}
-template <typename Runtime, typename Devices, typename Library, typename Cluster>
-std::unique_ptr<Runtime> NewRuntime(Devices* devices, const ::tensorflow::ConfigProto* config, int producer,
-                                    Library* library, Cluster* cluster, long) {
-  return std::make_unique<Runtime>(devices, ::tensorflow::Env::Default(), producer, library,
-                                   config->graph_options().optimizer_options(), nullptr, cluster);
-}
 
 // A manager that another one cancels.
 template <typename Manager, bool kHasParents = std::is_constructible<Manager, Manager*>::value>
@@ -372,9 +273,21 @@ using RunArgs = compat_internal::RunArgs<::tensorflow::Executor::Args>;
 inline Status NewStockExecutor(const ::tensorflow::LocalExecutorParams& params, const ::tensorflow::Graph& graph,
                                std::unique_ptr<::tensorflow::Executor>* out) {
   ::tensorflow::LocalExecutorParams own = params;
-  compat_internal::SetExecutorsFactory(&own, 0);
+  const auto factory = [](auto, const auto* devices, auto** out) {
+    return compat_internal::NewRendezvous(devices, out);
+  };
+  Either(STARWIRE_IF_VALID((auto* p, auto factory), p->rendezvous_factory = factory), OtherwiseNothing())(&own,
+                                                                                                          factory);
+  const auto copied = [](const auto& params, const auto& graph, auto* made) {
+    using Graph = std::decay_t<decltype(graph)>;
+    auto copy = std::make_unique<Graph>(graph.flib_def());
+    ::tensorflow::CopyGraph(graph, copy.get());
+    return ::tensorflow::NewLocalExecutor(params, std::unique_ptr<const Graph>(std::move(copy)), made);
+  };
   ::tensorflow::Executor* made = nullptr;
-  const Status status = compat_internal::NewExecutor(own, graph, &made, 0);
+  const Status status = Either(STARWIRE_IF_VALID((const auto& params, const auto& graph, auto* made),
+                                                 ::tensorflow::NewLocalExecutor(params, graph, made)),
+                               copied)(own, graph, &made);
   out->reset(made);
   return status;
 }
@@ -385,8 +298,15 @@ std::unique_ptr<::tensorflow::ProcessFunctionLibraryRuntime> NewRuntime(Devices*
                                                                         const ::tensorflow::ConfigProto& config,
                                                                         int producer, Library* library,
                                                                         Cluster* cluster) {
-  return compat_internal::NewRuntime<::tensorflow::ProcessFunctionLibraryRuntime>(devices, &config, producer, library,
-                                                                                  cluster, 0);
+  using Runtime = ::tensorflow::ProcessFunctionLibraryRuntime;
+  ::tensorflow::Env* env = ::tensorflow::Env::Default();
+  const auto& options = config.graph_options().optimizer_options();
+  if constexpr (std::is_constructible_v<Runtime, Devices*, ::tensorflow::Env*, const ::tensorflow::ConfigProto*, int,
+                                        Library*, decltype(options), std::nullptr_t, Cluster*>) {
+    return std::make_unique<Runtime>(devices, env, &config, producer, library, options, nullptr, cluster);
+  } else {
+    return std::make_unique<Runtime>(devices, env, producer, library, options, nullptr, cluster);
+  }
 }
 
 // 1.15's constructor takes no parent: the new manager registers with it.

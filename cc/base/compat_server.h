@@ -64,23 +64,6 @@ template <typename F>
 struct FactoryOptions<F, std::void_t<typename F::Options>> {
   using Type = typename F::Options;
 };
-template <typename O, typename D>
-auto UseDevices(O* options, D* devices, int) -> decltype(options->local_device_mgr = devices, true) {
-  options->local_device_mgr = devices;
-  return true;
-}
-template <typename O, typename D>
-bool UseDevices(O*, D*, long) {
-  return false;
-}
-template <typename O>
-auto CanUseDevices(const O& options, int) -> decltype(options.local_device_mgr, true) {
-  return true;
-}
-template <typename O>
-bool CanUseDevices(const O&, long) {
-  return false;
-}
 }  // namespace compat_internal
 
 // What a factory is asked for besides the ServerDef. 1.15 asks for nothing.
@@ -103,47 +86,25 @@ using OwnDeviceMgr = compat_internal::DeviceMgrOf<::tensorflow::DynamicDeviceMgr
 // Whether a server can be given devices: in 1.15 it makes its own.
 template <typename Options>
 bool CanUseDevices(const Options& options) {
-  return compat_internal::CanUseDevices(options, 0);
+  return Either(STARWIRE_IF_VALID((const auto& o), (void(o.local_device_mgr), true)), Otherwise(false))(options);
 }
 template <typename Options, typename Devices>
 void UseDevices(Options* options, Devices* devices) {
-  compat_internal::UseDevices(options, devices, 0);
+  Either(STARWIRE_IF_VALID((auto* o, auto* d), o->local_device_mgr = d), OtherwiseNothing())(options, devices);
 }
 
 // ---- ServerDef ----
 
-namespace compat_internal {
-template <typename T>
-auto Replica(const T& def, int) -> decltype(def.replica()) {
-  return def.replica();
-}
-template <typename T>
-int Replica(const T&, ...) {
-  return 0;
-}
-}  // namespace compat_internal
-
 // The replica of its job that a server belongs to. Early versions (1.15, 2.12) have only one.
 template <typename ServerDef>
 int ReplicaOf(const ServerDef& def) {
-  return compat_internal::Replica(def, 0);
+  return Either(STARWIRE_IF_VALID((const auto& d), d.replica()), Otherwise(0))(def);
 }
-
-namespace compat_internal {
-template <typename T>
-auto Port(const T& def, int) -> decltype(static_cast<int>(def.port())) {
-  return def.port();
-}
-template <typename T>
-int Port(const T&, ...) {
-  return 0;
-}
-}  // namespace compat_internal
 
 // The port that a server asks for; 0: that of its task, which is all that 1.15 knows.
 template <typename ServerDef>
 int PortOf(const ServerDef& def) {
-  return compat_internal::Port(def, 0);
+  return Either(STARWIRE_IF_VALID((const auto& d), static_cast<int>(d.port())), Otherwise(0))(def);
 }
 
 // ---- Methods of servers and workers that some versions lack ----
@@ -180,22 +141,6 @@ template <typename Base>
 Status StockStopCoordination(Base*, long) {
   return OkStatus();
 }
-template <typename Server>
-auto StopCoordination(Server* server, int) -> decltype(server->StopCoordinationService()) {
-  return server->StopCoordinationService();
-}
-template <typename Server>
-Status StopCoordination(Server*, long) {
-  return OkStatus();
-}
-template <typename Cache, typename Clients>
-auto CoordinationClients(Cache* cache, Clients* clients, int) -> decltype(cache->GetCoordinationClientCache(clients)) {
-  return cache->GetCoordinationClientCache(clients);
-}
-template <typename Cache, typename Clients>
-Status CoordinationClients(Cache*, Clients*, long) {
-  return NotThere("coordination service");
-}
 }  // namespace compat_internal
 
 // The id of an eager context: a 64-bit unsigned integer, whose name depends on the version.
@@ -209,11 +154,12 @@ inline Status StockStopCoordination(::tensorflow::GrpcServer* server) {
 }
 // Calls the overridden method.
 inline Status StopCoordination(::tensorflow::GrpcServer* server) {
-  return compat_internal::StopCoordination(server, 0);
+  return Either(STARWIRE_IF_VALID((auto* s), s->StopCoordinationService()), Otherwise(OkStatus()))(server);
 }
 template <typename Cache, typename Clients>
 Status CoordinationClients(Cache* cache, Clients* clients) {
-  return compat_internal::CoordinationClients(cache, clients, 0);
+  return Either(STARWIRE_IF_VALID((auto* cache, auto* clients), cache->GetCoordinationClientCache(clients)),
+                Otherwise(compat_internal::NotThere("coordination service")))(cache, clients);
 }
 
 // ---- GetStatusAsync ----
@@ -269,61 +215,33 @@ void StockStatus(Worker* worker, ::tensorflow::CallOptions* opts, const ::tensor
 
 // ---- The error of a graph's run within the response ----
 
-namespace compat_internal {
-template <typename R>
-auto ToldStatus(const R& response, int) -> decltype(Status(response.status())) {
-  return response.status();
-}
-template <typename R>
-Status ToldStatus(const R& response, long) {
-  return MakeStatus(static_cast<int>(response.status_code()), response.status_error_message());
-}
-}  // namespace compat_internal
-
 template <typename Response>
 Status ToldStatus(const Response& response) {
-  return compat_internal::ToldStatus(response, 0);
+  return Either(STARWIRE_IF_VALID((const auto& r), Status(r.status())),
+                STARWIRE_IF_VALID((const auto& r),
+                                  MakeStatus(static_cast<int>(r.status_code()), r.status_error_message())))(response);
 }
 
 // ---- Rendezvous and collectives ----
 
-namespace compat_internal {
-template <typename R, typename... Rest>
-auto ConsumeBuf(R* rendezvous, int, Rest&&... rest)
-    -> decltype(rendezvous->ConsumeBuf(std::forward<Rest>(rest)..., nullptr)) {
-  return rendezvous->ConsumeBuf(std::forward<Rest>(rest)..., nullptr);
-}
-template <typename R, typename... Rest>
-auto ConsumeBuf(R* rendezvous, long, Rest&&... rest) -> decltype(rendezvous->ConsumeBuf(std::forward<Rest>(rest)...)) {
-  return rendezvous->ConsumeBuf(std::forward<Rest>(rest)...);
-}
-}  // namespace compat_internal
-
 // Without a cancellation manager, which 1.15 does not take.
 template <typename Rendezvous, typename... Rest>
 void ConsumeBuf(Rendezvous* rendezvous, Rest&&... rest) {
-  compat_internal::ConsumeBuf(rendezvous, 0, std::forward<Rest>(rest)...);
+  Either(STARWIRE_IF_VALID((auto* r, auto&&... rest), r->ConsumeBuf(std::forward<decltype(rest)>(rest)..., nullptr)),
+         STARWIRE_IF_VALID((auto* r, auto&&... rest), r->ConsumeBuf(std::forward<decltype(rest)>(rest)...)))(
+      rendezvous, std::forward<Rest>(rest)...);
 }
 
 // ---- Eager clients ----
-
-namespace compat_internal {
-template <typename Client, typename Request, typename Response, typename Done, typename... Limits>
-auto CreateEagerContext(int, Client* client, const Request* request, Response* response, Done done, Limits... limits)
-    -> decltype(client->CreateContextAsync(request, response, std::move(done), limits...)) {
-  client->CreateContextAsync(request, response, std::move(done), limits...);
-}
-template <typename Client, typename Request, typename Response, typename Done, typename... Limits>
-void CreateEagerContext(long, Client* client, const Request* request, Response* response, Done done, Limits...) {
-  client->CreateContextAsync(request, response, std::move(done));
-}
-}  // namespace compat_internal
 
 // The call with limits: some versions have a timeout (2.14), some also a number of retries, some (2.12) neither. None
 // is given limits that it does not have.
 template <typename Client, typename Request, typename Response, typename Done, typename... Limits>
 void CreateEagerContext(Client* client, const Request* request, Response* response, Done done, Limits... limits) {
-  compat_internal::CreateEagerContext(0, client, request, response, std::move(done), limits...);
+  Either(STARWIRE_IF_VALID((auto* c, const auto&... all), c->CreateContextAsync(all...)),
+         [](auto* c, auto* request, auto* response, const auto& done, auto...) {
+           c->CreateContextAsync(request, response, done);
+         })(client, request, response, done, limits...);
 }
 
 // ---- Private members that some versions lack ----
@@ -354,22 +272,13 @@ using CoordinationPoolOwner = compat_internal::OwnerOf_coordination_compute_pool
 using CoordinationThreadOwner = compat_internal::OwnerOf_coordination_thread_;
 using ClientsOwner = compat_internal::OwnerOf_grpc_worker_env_;
 
-namespace compat_internal {
-template <typename Server>
-auto ShutDownNow(Server* server, gpr_timespec deadline, int) -> decltype(server->Shutdown(deadline)) {
-  server->Shutdown(deadline);
-}
-template <typename Server>
-void ShutDownNow(Server* server, gpr_timespec deadline, long) {
-  server->ShutdownInternal(deadline);
-}
-}  // namespace compat_internal
-
 // Closes a gRPC server's port, and cancels its calls at once: the deadline is in the past. Without gRPC's headers
 // (1.15) there is only the virtual function behind Shutdown().
 template <typename Server>
 void ShutDownNow(Server* server) {
-  compat_internal::ShutDownNow(server, gpr_timespec{0, 0, GPR_CLOCK_MONOTONIC}, 0);
+  Either(STARWIRE_IF_VALID((auto* s, auto deadline), s->Shutdown(deadline)),
+         STARWIRE_IF_VALID((auto* s, auto deadline), s->ShutdownInternal(deadline)))(
+      server, gpr_timespec{0, 0, GPR_CLOCK_MONOTONIC});
 }
 
 }  // namespace starwire

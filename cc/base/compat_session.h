@@ -15,131 +15,56 @@ namespace starwire {
 
 // ---- Worker sessions: methods, in 1.15 members ----
 
-namespace compat_internal {
-template <typename S>
-auto SessionNameOf(S& session, int) -> decltype(std::string(session.session_name())) {
-  return session.session_name();
-}
-template <typename S>
-auto SessionNameOf(S& session, long) -> decltype(std::string(session.session_name)) {
-  return session.session_name;
-}
-template <typename S>
-auto WorkerNameOf(S& session, int) -> decltype(std::string(session.worker_name())) {
-  return session.worker_name();
-}
-template <typename S>
-auto WorkerNameOf(S& session, long) -> decltype(std::string(session.worker_name)) {
-  return session.worker_name;
-}
-template <typename S>
-auto WorkerCacheOf(S& session, int) -> decltype(session.worker_cache()) {
-  return session.worker_cache();
-}
-template <typename S>
-auto WorkerCacheOf(S& session, long) -> decltype(session.worker_cache.get()) {
-  return session.worker_cache.get();
-}
-template <typename S>
-auto SharedWorkerCacheOf(S& session, int) -> decltype(session.GetSharedWorkerCache()) {
-  return session.GetSharedWorkerCache();
-}
-template <typename S>
-auto SharedWorkerCacheOf(S& session, long)
-    -> std::shared_ptr<std::remove_pointer_t<decltype(session.worker_cache.get())>> {
-  using Cache = std::remove_pointer_t<decltype(session.worker_cache.get())>;
-  return std::shared_ptr<Cache>(std::shared_ptr<Cache>(), session.worker_cache.get());
-}
-template <typename S>
-auto ClusterOf(S* session, int) -> decltype(session->cluster_flr()) {
-  return session->cluster_flr();
-}
-template <typename S>
-auto ClusterOf(S* session, long) -> decltype(session->cluster_flr.get()) {
-  return session->cluster_flr.get();
-}
-}  // namespace compat_internal
-
 inline std::string SessionNameOf(::tensorflow::WorkerSession& session) {
-  return compat_internal::SessionNameOf(session, 0);
+  return Either(STARWIRE_IF_VALID((auto& s), std::string(s.session_name())),
+                STARWIRE_IF_VALID((auto& s), std::string(s.session_name)))(session);
 }
 inline std::string WorkerNameOf(::tensorflow::WorkerSession& session) {
-  return compat_internal::WorkerNameOf(session, 0);
+  return Either(STARWIRE_IF_VALID((auto& s), std::string(s.worker_name())),
+                STARWIRE_IF_VALID((auto& s), std::string(s.worker_name)))(session);
 }
 inline ::tensorflow::WorkerCacheInterface* WorkerCacheOf(::tensorflow::WorkerSession& session) {
-  return compat_internal::WorkerCacheOf(session, 0);
+  return Either(STARWIRE_IF_VALID((auto& s), s.worker_cache()),
+                STARWIRE_IF_VALID((auto& s), s.worker_cache.get()))(session);
 }
 // For those that may outlive the session's use of it. In 1.15 the session never gets another cache and owns it alone:
 // there the result must not outlive the session.
 inline std::shared_ptr<::tensorflow::WorkerCacheInterface> SharedWorkerCacheOf(::tensorflow::WorkerSession& session) {
-  return compat_internal::SharedWorkerCacheOf(session, 0);
+  using Shared = std::shared_ptr<::tensorflow::WorkerCacheInterface>;
+  return Either(STARWIRE_IF_VALID((auto& s), s.GetSharedWorkerCache()),
+                STARWIRE_IF_VALID((auto& s), Shared(Shared(), s.worker_cache.get())))(session);
 }
-inline auto ClusterOf(::tensorflow::WorkerSession* session) { return compat_internal::ClusterOf(session, 0); }
+inline auto ClusterOf(::tensorflow::WorkerSession* session) {
+  return Either(STARWIRE_IF_VALID((auto* s), s->cluster_flr()),
+                STARWIRE_IF_VALID((auto* s), s->cluster_flr.get()))(session);
+}
 
 // ---- Passes: those of 1.15 never see functions ----
 
-namespace compat_internal {
-template <typename O>
-auto IsFunctionGraph(const O& options, int) -> decltype(bool(options.is_function_graph)) {
-  return options.is_function_graph;
-}
-template <typename O>
-bool IsFunctionGraph(const O&, long) {
-  return false;
-}
-template <typename O>
-auto DefaultDeviceOf(const O& options, int) -> decltype(options.default_function_device) {
-  return options.default_function_device;
-}
-template <typename O>
-const ::tensorflow::Device* DefaultDeviceOf(const O&, long) {
-  return nullptr;
-}
-}  // namespace compat_internal
-
 template <typename Options>
 bool IsFunctionGraph(const Options& options) {
-  return compat_internal::IsFunctionGraph(options, 0);
+  return Either(STARWIRE_IF_VALID((const auto& o), bool(o.is_function_graph)), Otherwise(false))(options);
 }
 // May be null.
 template <typename Options>
-auto DefaultDeviceOf(const Options& options) {
-  return compat_internal::DefaultDeviceOf(options, 0);
+const ::tensorflow::Device* DefaultDeviceOf(const Options& options) {
+  return Either(STARWIRE_IF_VALID((const auto& o), o.default_function_device), Otherwise(nullptr))(options);
 }
 
 // ---- Configuration ----
 
-namespace compat_internal {
-template <typename C>
-auto HasTensorFuse(const C& config, int) -> decltype(bool(config.tensor_fuse())) {
-  return config.tensor_fuse();
-}
-template <typename C>
-bool HasTensorFuse(const C&, long) {
-  return false;
-}
-}  // namespace compat_internal
-
 // DeepRec's own field, which is among the unknown fields elsewhere.
 template <typename ConfigProto>
 bool HasTensorFuse(const ConfigProto& config) {
-  return compat_internal::HasTensorFuse(config, 0);
+  return Either(STARWIRE_IF_VALID((const auto& c), bool(c.tensor_fuse())), Otherwise(false))(config);
 }
 
 // ---- Devices ----
 
-namespace compat_internal {
-template <typename D>
-auto IsAccelerator(const D& device, int) -> decltype(device.tensorflow_accelerator_device_info() != nullptr) {
-  return device.tensorflow_accelerator_device_info() != nullptr;
+inline bool IsAccelerator(const ::tensorflow::Device& device) {
+  return Either(STARWIRE_IF_VALID((const auto& d), d.tensorflow_accelerator_device_info() != nullptr),
+                STARWIRE_IF_VALID((const auto& d), d.tensorflow_gpu_device_info() != nullptr))(device);
 }
-template <typename D>
-auto IsAccelerator(const D& device, long) -> decltype(device.tensorflow_gpu_device_info() != nullptr) {
-  return device.tensorflow_gpu_device_info() != nullptr;
-}
-}  // namespace compat_internal
-
-inline bool IsAccelerator(const ::tensorflow::Device& device) { return compat_internal::IsAccelerator(device, 0); }
 
 }  // namespace starwire
 

@@ -16,14 +16,6 @@
 namespace starwire {
 
 namespace compat_internal {
-template <typename A>
-auto Promptly(A* attributes, int) -> decltype(void(attributes->retry_on_failure = false)) {
-  attributes->retry_on_failure = false;
-}
-template <typename A>
-auto Promptly(A* attributes, long) -> decltype(void(attributes->no_retry_on_failure = true)) {
-  attributes->no_retry_on_failure = true;
-}
 template <typename Shape>
 auto BuildShape(const Int64* sizes, size_t dims, Shape* shape, int)
     -> decltype(Shape::BuildTensorShape({sizes, dims}, shape)) {
@@ -48,7 +40,10 @@ Status BuildShape(const Int64* sizes, size_t dims, Shape* shape, long) {
 
 // The attributes of an allocation that fails instead of waiting for memory.
 struct PromptAllocation : ::tensorflow::AllocationAttributes {
-  PromptAllocation() { compat_internal::Promptly(this, 0); }
+  PromptAllocation() {
+    Either(STARWIRE_IF_VALID((auto* a), a->retry_on_failure = false),
+           STARWIRE_IF_VALID((auto* a), a->no_retry_on_failure = true))(this);
+  }
 };
 
 // A shape of sizes that a peer sent. 1.15 ends the process when it is made a shape that is not one, so they are checked
