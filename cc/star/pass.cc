@@ -1,5 +1,6 @@
 #include "cc/star/pass.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <set>
@@ -25,6 +26,7 @@
 #include "tensorflow/core/common_runtime/optimization_registry.h"
 #include "tensorflow/core/framework/attr_value.pb.h"
 #include "tensorflow/core/framework/node_def.pb.h"
+#include "tensorflow/core/graph/algorithm.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/public/session_options.h"
@@ -204,6 +206,26 @@ std::string CallingTask(const tensorflow::GraphOptimizationPassOptions& options)
   return std::string();
 }
 
+bool IsUnreadHandle(const Node& node) {
+  const auto read = [](const tensorflow::Edge* edge) { return !edge->dst()->IsSink(); };
+  return node.type_string() == "Identity" && node.output_type(0) == tensorflow::DT_RESOURCE &&
+         std::none_of(node.out_edges().begin(), node.out_edges().end(), read);
+}
+
+// Functions that were inlined leave copies of handles that nobody reads, and for which nobody waits. In a loop, their
+// server would have to be told of each iteration.
+void DropUnreadHandles(Graph* graph) {
+  std::vector<Node*> unread;
+  do {
+    unread.clear();
+    for (Node* node : graph->op_nodes()) {
+      if (IsUnreadHandle(*node)) unread.push_back(node);
+    }
+    for (Node* node : unread) graph->RemoveNode(node);
+  } while (!unread.empty());
+  tensorflow::FixupSourceAndSinkEdges(graph);
+}
+
 // For sessions without calls.
 Status Narrow(Graph* graph, const DeviceSet& devices, tensorflow::DataType dtype) {
   if (dtype == tensorflow::DT_INVALID || devices.client_device() == nullptr) return OkStatus();
@@ -261,6 +283,7 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   Status status = PinReferenceReads(graph);
   if (!status.ok()) return status;
   PinSums(graph);
+  if (caller.is_function) DropUnreadHandles(graph);
   std::vector<uint8_t> servers;
   std::set<std::string> unable;
   const std::string& own = caller.task;

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.ours
 
 STARS = ("star_server", "star_server_lite")
 PAIR = (("ps", 2), ("worker", 2))
+LOOP = 8
 
 
 @pytest.fixture(scope="module")
@@ -238,25 +239,35 @@ def prepare():
     state["step"] = step
 
 
-def train(steps):
-    for _ in range(steps):
-        state["coordinator"].schedule(state["step"])
+    @tf.function
+    def loop():
+        for _ in tf.range(LOOP):
+            step()
+
+    state["loop"] = loop
+
+
+def train(function, times):
+    for _ in range(times):
+        state["coordinator"].schedule(state[function])
     state["coordinator"].join()
 
 
+@pytest.mark.parametrize("function, steps", [("step", 1), ("loop", LOOP)])
 @pytest.mark.parametrize("way", STARS)
-def test_a_step_is_a_pull_and_a_push(clusters, way):
+def test_a_step_is_a_pull_and_a_push(clusters, way, function, steps):
     """A server is not asked for anything else: neither to run its part of the function nor for a tensor."""
     cluster, chief = clusters(way)
     chief.call(prepare)
-    chief.call(train, 12, timeout=60)
+    chief.call(train, function, 12, timeout=60)
     before = [counters(cluster["ps", index]) for index in range(2)]
-    steps = 20
-    chief.call(train, steps, timeout=60)
+    times = 20
+    chief.call(train, function, times, timeout=60)
+    calls = 2 * steps * times
     for index in range(2):
         now = counters(cluster["ps", index])
         difference = {name: now[name] - before[index][name] for name in ("star_calls", "calls_received", "tensor_requests_received")}
-        assert difference == {"star_calls": 2 * steps, "calls_received": 2 * steps, "tensor_requests_received": 0}
+        assert difference == {"star_calls": calls, "calls_received": calls, "tensor_requests_received": 0}
 
 
 @pytest.mark.parametrize("server, chief_config, calls", [(None, b"", True), (OPT_OUT, b"", False), (None, OPT_OUT, False)])
@@ -266,7 +277,7 @@ def test_opt_out(runner, server, chief_config, calls):
     cluster, chief = start(runner, "star_server", config=server, chief_config=chief_config)
     with cluster:
         chief.call(prepare)
-        chief.call(train, 4, timeout=60)
+        chief.call(train, "step", 4, timeout=60)
         assert (star_calls(cluster) > 0) == calls
 
 
