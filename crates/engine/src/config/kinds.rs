@@ -225,29 +225,6 @@ impl<const N: usize> Kind for Amounts<N> {
     }
 }
 
-/// Free text; empty is the same as unset.
-pub struct Text(pub &'static str);
-
-impl Kind for Text {
-    type Value = String;
-
-    fn parse(&self, text: &str, _: &str) -> Result<String, String> {
-        Ok(text.to_owned())
-    }
-
-    fn show(&self, value: &String) -> String {
-        value.clone()
-    }
-
-    fn describe(&self) -> String {
-        self.0.to_owned()
-    }
-
-    fn empty_is_unset(&self) -> bool {
-        true
-    }
-}
-
 /// Text that is never shown. Set but empty is an error: the operator wanted a secret and has none.
 pub struct Hidden;
 
@@ -274,145 +251,99 @@ impl Kind for Hidden {
     }
 }
 
-/// A name in an advertisement or a handshake.
-pub struct ClusterId;
+/// Text of a certain form; empty is the same as unset.
+pub struct Parsed<T: 'static> {
+    parse: fn(&str) -> Result<T, String>,
+    show: fn(&T) -> String,
+    describe: &'static str,
+}
 
-impl Kind for ClusterId {
-    type Value = String;
+impl<T> Kind for Parsed<T> {
+    type Value = T;
 
-    fn parse(&self, text: &str, _: &str) -> Result<String, String> {
-        if text.len() <= 128 && text.bytes().all(|b| b.is_ascii_graphic()) {
-            return Ok(text.to_owned());
-        }
-        Err("at most 128 printable ASCII characters without spaces".to_owned())
+    fn parse(&self, text: &str, _: &str) -> Result<T, String> {
+        (self.parse)(text)
     }
 
-    fn show(&self, value: &String) -> String {
-        value.clone()
+    fn show(&self, value: &T) -> String {
+        (self.show)(value)
     }
 
     fn describe(&self) -> String {
-        "at most 128 printable ASCII characters without spaces".to_owned()
+        self.describe.to_owned()
     }
 
     fn empty_is_unset(&self) -> bool {
         true
     }
 }
+
+/// Free text.
+pub const fn text(describe: &'static str) -> Parsed<String> {
+    Parsed { parse: |text| Ok(text.to_owned()), show: String::clone, describe }
+}
+
+/// A name in an advertisement or a handshake.
+pub const CLUSTER_NAME: Parsed<String> = Parsed { parse: parse_cluster_name, show: String::clone, describe: PRINTABLE };
+const PRINTABLE: &str = "at most 128 printable ASCII characters without spaces";
 
 /// Names of jobs, as TensorFlow allows them.
-pub struct Jobs;
-
-impl Kind for Jobs {
-    type Value = Vec<String>;
-
-    fn parse(&self, text: &str, _: &str) -> Result<Vec<String>, String> {
-        let jobs: Vec<String> = text.split(',').map(|job| job.trim().to_owned()).collect();
-        let fits = |job: &String| {
-            job.starts_with(|c: char| c.is_ascii_alphabetic())
-                && job.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
-        };
-        if jobs.iter().all(fits) {
-            return Ok(jobs);
-        }
-        Err("job names (letters, digits, '_') separated by commas".to_owned())
-    }
-
-    fn show(&self, value: &Vec<String>) -> String {
-        value.join(",")
-    }
-
-    fn describe(&self) -> String {
-        "names separated by commas".to_owned()
-    }
-
-    fn empty_is_unset(&self) -> bool {
-        true
-    }
-}
+pub const JOBS: Parsed<Vec<String>> =
+    Parsed { parse: parse_jobs, show: |jobs| jobs.join(","), describe: "names separated by commas" };
 
 /// Names of certificates.
-pub struct CertificateNames;
-
-impl Kind for CertificateNames {
-    type Value = Names;
-
-    fn parse(&self, text: &str, _: &str) -> Result<Names, String> {
-        Names::parse(text)
-    }
-
-    fn show(&self, value: &Names) -> String {
-        value.to_string()
-    }
-
-    fn describe(&self) -> String {
-        "names separated by commas".to_owned()
-    }
-
-    fn empty_is_unset(&self) -> bool {
-        true
-    }
-}
+pub const CERTIFICATE_NAMES: Parsed<Names> =
+    Parsed { parse: Names::parse, show: Names::to_string, describe: "names separated by commas" };
 
 /// An address of this host, with or without a port.
-pub struct BindAddress;
+pub const BIND_ADDRESS: Parsed<(IpAddr, Option<u16>)> = Parsed {
+    parse: parse_bind_address,
+    show: |(ip, port)| HostAndMaybePort { host: ip.to_string(), port: *port }.to_string(),
+    describe: "IP address, or address and port",
+};
 
-impl Kind for BindAddress {
-    type Value = (IpAddr, Option<u16>);
+/// An address that peers can connect to.
+pub const PEER_ADDRESS: Parsed<HostAndMaybePort> =
+    Parsed { parse: parse_peer_address, show: HostAndMaybePort::to_string, describe: "host or `host:port`" };
 
-    fn parse(&self, text: &str, _: &str) -> Result<Self::Value, String> {
-        if let Ok(ip) = text.parse() {
-            return Ok((ip, None));
-        }
-        let parsed: Option<HostAndMaybePort> = text.parse().ok();
-        let found = parsed.and_then(|parsed| Some((parsed.host.parse().ok()?, parsed.port)));
-        found.ok_or_else(|| {
-            "an IP address of this machine, with or without a port (0.0.0.0, 10.0.0.7:7000, [::], [::1]:7000)"
-                .to_owned()
-        })
-    }
+fn parse_cluster_name(text: &str) -> Result<String, String> {
+    let fits = text.len() <= 128 && text.bytes().all(|b| b.is_ascii_graphic());
+    if fits { Ok(text.to_owned()) } else { Err(PRINTABLE.to_owned()) }
+}
 
-    fn show(&self, (ip, port): &Self::Value) -> String {
-        HostAndMaybePort { host: ip.to_string(), port: *port }.to_string()
-    }
-
-    fn describe(&self) -> String {
-        "IP address, or address and port".to_owned()
-    }
-
-    fn empty_is_unset(&self) -> bool {
-        true
+fn parse_jobs(text: &str) -> Result<Vec<String>, String> {
+    let jobs: Vec<String> = text.split(',').map(|job| job.trim().to_owned()).collect();
+    let fits = |job: &String| {
+        job.starts_with(|c: char| c.is_ascii_alphabetic())
+            && job.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+    };
+    if jobs.iter().all(fits) {
+        Ok(jobs)
+    } else {
+        Err("job names (letters, digits, '_') separated by commas".to_owned())
     }
 }
 
-/// An address that peers can connect to.
-pub struct PeerAddress;
-
-impl Kind for PeerAddress {
-    type Value = HostAndMaybePort;
-
-    fn parse(&self, text: &str, _: &str) -> Result<HostAndMaybePort, String> {
-        let parsed = match text.parse::<IpAddr>() {
-            Ok(ip) => HostAndMaybePort { host: ip.to_string(), port: None },
-            Err(_) => text.parse().map_err(|error| format!("host or host:port ({error})"))?,
-        };
-        if is_unspecified(&parsed.host) || parsed.port == Some(0) {
-            return Err("an address that peers can connect to".to_owned());
-        }
-        Ok(parsed)
+fn parse_bind_address(text: &str) -> Result<(IpAddr, Option<u16>), String> {
+    if let Ok(ip) = text.parse() {
+        return Ok((ip, None));
     }
+    let parsed: Option<HostAndMaybePort> = text.parse().ok();
+    let found = parsed.and_then(|parsed| Some((parsed.host.parse().ok()?, parsed.port)));
+    found.ok_or_else(|| {
+        "an IP address of this machine, with or without a port (0.0.0.0, 10.0.0.7:7000, [::], [::1]:7000)".to_owned()
+    })
+}
 
-    fn show(&self, value: &HostAndMaybePort) -> String {
-        value.to_string()
+fn parse_peer_address(text: &str) -> Result<HostAndMaybePort, String> {
+    let parsed = match text.parse::<IpAddr>() {
+        Ok(ip) => HostAndMaybePort { host: ip.to_string(), port: None },
+        Err(_) => text.parse().map_err(|error| format!("host or host:port ({error})"))?,
+    };
+    if is_unspecified(&parsed.host) || parsed.port == Some(0) {
+        return Err("an address that peers can connect to".to_owned());
     }
-
-    fn describe(&self) -> String {
-        "host or `host:port`".to_owned()
-    }
-
-    fn empty_is_unset(&self) -> bool {
-        true
-    }
+    Ok(parsed)
 }
 
 fn digits(text: &str) -> Option<u64> {

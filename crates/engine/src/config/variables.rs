@@ -1,14 +1,18 @@
 //! Every environment variable that starwire reads, each with its default, in one place.
 
+use std::net::IpAddr;
+
 use starwire_net::transport::verbs::{Arena, TransportChoice};
 
+use super::address::HostAndMaybePort;
 use super::kinds::{
-    Amount, Amounts, BindAddress, Bytes, CertificateNames, Choice, ClusterId, Flag, Hidden, Jobs, Number, Optional,
-    PeerAddress, Text,
+    Amount, Amounts, BIND_ADDRESS, Bytes, CERTIFICATE_NAMES, CLUSTER_NAME, Choice, Flag, Hidden, JOBS, Number,
+    Optional, PEER_ADDRESS, Parsed, text,
 };
 use super::row::Initial::{Is, Machine, Star, Unset, Verbs};
 use super::row::{ReadBy, Row, Variable};
 use super::{ControlAccess, DriverChoice, ExecutorChoice, GrpcAccess, PortsChoice, Shortcut, star};
+use crate::tls::Names;
 
 macro_rules! variables {
     ($($row:ident: $kind:ty = $name:literal, $value:expr, $default:expr, $read_by:ident, $meaning:literal;)*) => {
@@ -37,9 +41,9 @@ variables! {
         "The same for every other job.";
     CONNECT_TIMEOUT_MS: Number<u64> = "NETWORK_MAX_CONNECTION_TIMEOUT", Number(1..=86_400_000), Is("120000"), Servers,
         "Timeout in milliseconds of one attempt to connect to a peer; more than 10000 counts as 10000. A request ends with `Unavailable` when the attempt that it waits for fails. The creation of a session retries until it succeeds, as over `grpc`, and logs the peers that it waits for.";
-    ENDPOINT_MAP_FOLDER: Optional<Text> = "TF_SEASTAR_ENDPOINT_MAP_PATH", Optional(Text("directory")), Unset(""), Servers,
+    ENDPOINT_MAP_FOLDER: Optional<Parsed<String>> = "TF_SEASTAR_ENDPOINT_MAP_PATH", Optional(text("directory")), Unset(""), Servers,
         "Directory of `.endpoint_map`. If set, the file must exist.";
-    ENDPOINT_MAP: Optional<Text> = "STARWIRE_ENDPOINT_MAP", Optional(Text("file")), Unset("`./.endpoint_map`, if it exists"), Servers,
+    ENDPOINT_MAP: Optional<Parsed<String>> = "STARWIRE_ENDPOINT_MAP", Optional(text("file")), Unset("`./.endpoint_map`, if it exists"), Servers,
         "The endpoint map, under any file name, if `TF_SEASTAR_ENDPOINT_MAP_PATH` is unset. If set, the file must exist.";
     PORTS: Choice<PortsChoice> = "STARWIRE_PORTS",
         Choice(&[("auto", PortsChoice::Auto), ("one", PortsChoice::One), ("two", PortsChoice::Two)]), Is("auto"), Servers,
@@ -47,9 +51,9 @@ variables! {
     GRPC: Choice<GrpcAccess> = "STARWIRE_GRPC",
         Choice(&[("auto", GrpcAccess::Auto), ("on", GrpcAccess::Everybody), ("off", GrpcAccess::Nobody)]), Is("auto"), Servers,
         "With one port: whether clients of TensorFlow's gRPC (sessions by `grpc://`, eager contexts, the coordination service) are passed on to it. `auto`: unless the cluster has a secret or TLS; then only tasks of the cluster ([ports.md](ports.md#with-a-secret)).";
-    BIND: Optional<BindAddress> = "STARWIRE_BIND", Optional(BindAddress), Unset("from the server's ClusterSpec entry"), Servers,
+    BIND: Optional<Parsed<(IpAddr, Option<u16>)>> = "STARWIRE_BIND", Optional(BIND_ADDRESS), Unset("from the server's ClusterSpec entry"), Servers,
         "Address to listen on: `0.0.0.0`, `[::]:7000`. Without a port: that of the ClusterSpec; for the data port of a task with two ports, that of the endpoint map, else one that the system chooses.";
-    ADVERTISE: Optional<PeerAddress> = "STARWIRE_ADVERTISE", Optional(PeerAddress), Unset("host of the server's ClusterSpec entry"), Servers,
+    ADVERTISE: Optional<Parsed<HostAndMaybePort>> = "STARWIRE_ADVERTISE", Optional(PEER_ADDRESS), Unset("host of the server's ClusterSpec entry"), Servers,
         "Address that peers connect to, for servers behind address translation.";
     REACTORS: Optional<Number<usize>> = "STARWIRE_REACTORS", Optional(Number(1..=256)), Unset("`NETWORK_…_CORE_NUMBER`"), Servers,
         "Exact number of reactor threads in every job, whatever the size of the cluster and of the machine.";
@@ -62,21 +66,21 @@ variables! {
         "Milliseconds of silence after that question until the connection counts as lost and its requests end with `Unavailable`.";
     SECRET: Optional<Hidden> = "STARWIRE_SECRET", Optional(Hidden), Unset(""), Servers,
         "Secret of the cluster, the same in every task. Both sides of a connection prove that they know it (HMAC-SHA256) without sending it.";
-    SECRET_FILE: Optional<Text> = "STARWIRE_SECRET_FILE", Optional(Text("file")), Unset(""), Servers,
+    SECRET_FILE: Optional<Parsed<String>> = "STARWIRE_SECRET_FILE", Optional(text("file")), Unset(""), Servers,
         "A file that contains the secret; one trailing newline is not part of it.";
-    TLS_CERT: Optional<Text> = "STARWIRE_TLS_CERT", Optional(Text("file")), Unset(""), Servers,
+    TLS_CERT: Optional<Parsed<String>> = "STARWIRE_TLS_CERT", Optional(text("file")), Unset(""), Servers,
         "The task's certificate in PEM format, followed by those of intermediate CAs. With it, `STARWIRE_TLS_KEY` and `STARWIRE_TLS_CA`, everything on the port uses mutual TLS 1.3 ([tls.md](tls.md)); needs `STARWIRE_PORTS=one`. The files are read again when they change.";
-    TLS_KEY: Optional<Text> = "STARWIRE_TLS_KEY", Optional(Text("file")), Unset(""), Servers,
+    TLS_KEY: Optional<Parsed<String>> = "STARWIRE_TLS_KEY", Optional(text("file")), Unset(""), Servers,
         "The private key of the certificate, in PEM format, without a passphrase.";
-    TLS_CA: Optional<Text> = "STARWIRE_TLS_CA", Optional(Text("file")), Unset(""), Servers,
+    TLS_CA: Optional<Parsed<String>> = "STARWIRE_TLS_CA", Optional(text("file")), Unset(""), Servers,
         "The CAs that issue the certificates of the cluster's tasks, in PEM format.";
-    TLS_PEERS: CertificateNames = "STARWIRE_TLS_PEERS", CertificateNames, Is("{host}"), Servers,
+    TLS_PEERS: Parsed<Names> = "STARWIRE_TLS_PEERS", CERTIFICATE_NAMES, Is("{host}"), Servers,
         "The names that a task's certificate must have, one of them as a subject alternative name: `{host}` is the host of the task's ClusterSpec address, `{job}` its job, `{task}` its number ([tls.md](tls.md#who-may-be-which-task)).";
     TLS_ALLOW_RDMA: Flag = "STARWIRE_TLS_ALLOW_RDMA", Flag, Is("false"), Servers,
         "`true`: RDMA may be used with TLS, although what it carries is neither encrypted nor authenticated.";
     REQUIRE_AUTH: Flag = "STARWIRE_REQUIRE_AUTH", Flag, Is("false"), Servers,
         "`true`: a server that would answer other hosts without proof of the secret or a certificate does not start. It needs a secret or TLS, `STARWIRE_PORTS=one`, `STARWIRE_GRPC` not `on`, and `STARWIRE_CONTROL` not `on`.";
-    CLUSTER_ID: Optional<ClusterId> = "STARWIRE_CLUSTER_ID", Optional(ClusterId), Unset(""), Servers,
+    CLUSTER_ID: Optional<Parsed<String>> = "STARWIRE_CLUSTER_ID", Optional(CLUSTER_NAME), Unset(""), Servers,
         "Name of the cluster. Peers with another one are refused, so that two jobs cannot mix.";
     UNIX: Choice<Shortcut> = "STARWIRE_UNIX", Choice(&[("auto", Shortcut::Auto), ("off", Shortcut::Off)]), Is("auto"), Servers,
         "`auto`: tasks on one host connect over unix sockets. `off`: always TCP.";
@@ -87,7 +91,7 @@ variables! {
         "Transport of the data between hosts, for any protocol: `tcp`, or `verbs` (RDMA, see [verbs.md](verbs.md)). All tasks need the same.";
     VERBS_FALLBACK: Flag = "STARWIRE_VERBS_FALLBACK", Flag, Is("true"), Servers,
         "`true`: if RDMA does not work, starwire uses TCP and logs the reason. `false`: a server without RDMA does not start, and peers without it are refused.";
-    VERBS_LIBRARY: Text = "STARWIRE_VERBS_LIBRARY", Text("name or path"), Is("libibverbs.so.1"), Servers,
+    VERBS_LIBRARY: Parsed<String> = "STARWIRE_VERBS_LIBRARY", text("name or path"), Is("libibverbs.so.1"), Servers,
         "The libibverbs to load.";
     VERBS_DIRECT_MIN: Bytes = "STARWIRE_VERBS_DIRECT_MIN", Bytes(4 << 10..=1 << 30), Is("64K"), Servers,
         "Pieces of tensors of at least this many bytes are read in place by the peer's device; shorter ones are copied into messages.";
@@ -95,7 +99,7 @@ variables! {
         "Bytes of message buffers for each direction of an RDMA connection; locked memory.";
     VERBS_ARENA: Bytes = "STARWIRE_VERBS_ARENA", Bytes(0..=1 << 46), Machine(Arena::default_bytes, "the machine's memory"), Servers,
         "Bytes of the arena: tensors of at least `STARWIRE_VERBS_DIRECT_MIN` lie there, and their registrations are kept. Tensors that do not fit are registered for each transfer; 0: all of them.";
-    RDMA_DEVICE: Optional<Text> = "RDMA_DEVICE", Optional(Text("name")), Unset("the first with an active port"), Servers,
+    RDMA_DEVICE: Optional<Parsed<String>> = "RDMA_DEVICE", Optional(text("name")), Unset("the first with an active port"), Servers,
         "The RDMA device, as `ibv_devices` lists it.";
     RDMA_PORT: Optional<Number<u8>> = "RDMA_DEVICE_PORT", Optional(Number(1..=254)), Unset("the first active one"), Servers,
         "Port of the device.";
@@ -116,7 +120,7 @@ variables! {
         "Bytes of payload per packet; `port`: the port's own. The smaller one of both sides is used.";
     RDMA_TRAFFIC_CLASS: Number<u8> = "RDMA_TRAFFIC_CLASS", Number(0..=255), Is("0"), Servers,
         "Traffic class of the GRH: on RoCE v2 the IP header's DSCP and ECN bits.";
-    PS_JOBS: Jobs = "STARWIRE_PS_JOBS", Jobs, Is("ps"), ServersAndMasters,
+    PS_JOBS: Parsed<Vec<String>> = "STARWIRE_PS_JOBS", JOBS, Is("ps"), ServersAndMasters,
         "The jobs that are parameter servers. If unset, the star protocols also find them by other means ([star_server.md](star_server.md)).";
     MAX_CALL_BYTES: Bytes = "STARWIRE_MAX_CALL_BYTES", Bytes(1 << 20..=1 << 40), Is("16G"), Servers,
         "Maximum payload of one incoming call; larger ones are refused with `ResourceExhausted` before memory is allocated.";
@@ -159,8 +163,8 @@ variables! {
         ]),
         Is("small=16K,large=256K,group=1M,wait_us=500,message_us=100"), Masters,
         "Limits of tensor_fuse, in part or as a whole. Tensors up to `small` bytes are grouped with each other, and so are those above up to `large`; larger ones travel alone. A group carries at most `group` bytes. No tensor waits longer than `wait_us` microseconds for others (estimated when the graph is planned), and all the waiting of a group is at most `message_us` for each message that it saves.";
-    LIBRARY: Optional<Text> = "STARWIRE_LIBRARY", Optional(Text("file")), Unset("found by version"), Python,
+    LIBRARY: Optional<Parsed<String>> = "STARWIRE_LIBRARY", Optional(text("file")), Unset("found by version"), Python,
         "Path of the shared library that `import starwire` loads.";
-    PROTOCOL: Optional<Text> = "STARWIRE_PROTOCOL", Optional(Text("protocol")), Unset(""), Python,
+    PROTOCOL: Optional<Parsed<String>> = "STARWIRE_PROTOCOL", Optional(text("protocol")), Unset(""), Python,
         "The protocol that whatever asks for `grpc` gets ([run.md](run.md)); `grpc` changes nothing.";
 }
