@@ -34,7 +34,7 @@ enum class Method : uint32_t {
   // Of TensorFlow's EagerService.
   kEagerEnqueue = 20,
   kEagerRunComponentFunction = 21,
-  // cc/star/meter.h. The transport serves it.
+  // cc/star/peers.h. The transport serves it.
   kMeasure = 22,
   // cc/star/peers.h: whether star calls may name handles of eager contexts.
   kStarHandles = 23,

@@ -24,7 +24,6 @@
 #include "cc/server/grpc_shutdown.h"
 #include "cc/server/local_masters.h"
 #include "cc/star/graphs.h"
-#include "cc/star/meter.h"
 #include "cc/star/ops.h"
 #include "cc/star/pass.h"
 #include "cc/star/peers.h"
@@ -284,7 +283,6 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   worker_->SetSessionObserver(observer);
   worker_->SetErrands(engine_->errands());
   partitions_->Use(engine_->runs_partitions());
-  PathMeter::Attach(worker_env()->device_mgr, engine_, AddressesOf(server_def().cluster()));
   StarPeers::Attach(own_task, [this](const std::string& task) { return OpenTask(task); });
   worker_->SetAdvertisement(engine_->advertisement());
   return OkStatus();

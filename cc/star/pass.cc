@@ -17,7 +17,6 @@
 #include "cc/graph/operations.h"
 #include "cc/graph/reference_reads.h"
 #include "cc/star/counters.h"
-#include "cc/star/meter.h"
 #include "cc/star/peers.h"
 #include "cc/star/rows.h"
 #include "cc/star/split.h"
@@ -151,7 +150,7 @@ bool LeaveSums(const sw_plan_graph& graph, const sw_star_plan* plan, GraphDescri
 }
 
 // The number of bytes that is worth a separate call: as the environment says, or as the paths to the servers are.
-Status FindSplitBytes(const DeviceSet& devices, const std::vector<uint8_t>& servers, GraphDescription* description,
+Status FindSplitBytes(const std::string& own, const std::vector<uint8_t>& servers, GraphDescription* description,
                       uint64_t* bytes, std::string* path_text) {
   ErrorHandle error;
   const sw_code read = sw_star_split_bytes(bytes, Into(&error));
@@ -164,7 +163,7 @@ Status FindSplitBytes(const DeviceSet& devices, const std::vector<uint8_t>& serv
   for (uint32_t task = 0; task < servers.size(); ++task) {
     if (servers[task] != 0) tasks.push_back(description->task(task));
   }
-  const PathMeter::Path path = PathMeter::Narrowest(devices.client_device(), tasks);
+  const StarPeers::Path path = StarPeers::Narrowest(own, tasks);
   if (path.bytes_per_s == 0) return OkStatus();
   *bytes = sw_star_worthwhile_bytes(path.bytes_per_s, static_cast<uint64_t>(path.round_trip.count()));
   *path_text = ", in parts of " + std::to_string(*bytes >> 10) + " KiB for a path of " +
@@ -317,7 +316,7 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   LeaveWhatCallsCannot(servers, library, caller.is_function, &description);
   description.FindFeeds();
   uint64_t split_bytes = 0;
-  status = FindSplitBytes(devices, servers, &description, &split_bytes, &result->path);
+  status = FindSplitBytes(own, servers, &description, &split_bytes, &result->path);
   if (!status.ok()) return status;
 
   sw_star_options options = {};
