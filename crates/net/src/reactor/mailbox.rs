@@ -7,7 +7,7 @@
 //!
 //! Sleeping is a store-load handshake (Dekker's): the producer pushes, then checks `sleeping`; the consumer sets
 //! `sleeping`, then checks the queue. With a sequentially consistent fence between the two steps on each side, at least
-//! one of them sees the other. `crates/net/tests/mailbox_model.rs` checks all interleavings; it compiles this file
+//! one of them sees the other. `tests/loom/mailbox.rs` checks all interleavings; it compiles this file
 //! against its own `sync` module.
 
 use std::io;

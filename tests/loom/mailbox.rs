@@ -1,12 +1,8 @@
 //! The mailbox's handshake under every interleaving and every outcome that the memory model allows (loom). Compiles the
 //! mailbox's own source with loom's atomics, and with a queue behind loom's lock in place of `SegQueue`.
-//!
-//!     RUSTFLAGS="--cfg starwire_model" cargo test --target-dir target/model --test mailbox_model
-
-#![cfg(starwire_model)]
 
 #[allow(dead_code)]
-#[path = "../src/reactor/mailbox.rs"]
+#[path = "../../crates/net/src/reactor/mailbox.rs"]
 mod mailbox;
 
 mod sync {

@@ -1,18 +1,14 @@
 //! The executor's shared state under every interleaving and every outcome that the memory model allows (loom). Compiles
 //! the executor's own sources with loom's primitives.
-//!
-//!     RUSTFLAGS="--cfg starwire_model" cargo test --target-dir target/model --test model
-
-#![cfg(starwire_model)]
 
 #[allow(dead_code)]
-#[path = "../src/pool.rs"]
+#[path = "../../crates/executor/src/pool.rs"]
 mod pool;
 #[allow(dead_code)]
-#[path = "../src/queue.rs"]
+#[path = "../../crates/executor/src/queue.rs"]
 mod queue;
 #[allow(dead_code)]
-#[path = "../src/report.rs"]
+#[path = "../../crates/executor/src/report.rs"]
 mod report;
 
 mod sync {
