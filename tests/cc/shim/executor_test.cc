@@ -43,7 +43,7 @@ using tensorflow::NodeDef;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kLimit = std::chrono::seconds(60);
 
 Tensor Floats(std::vector<float> values) {
   Tensor tensor(DT_FLOAT, TensorShape({static_cast<int64_t>(values.size())}));
@@ -67,7 +67,7 @@ class Done : public Step {
   }
   Status Wait() {
     std::unique_lock<std::mutex> lock(mu_);
-    EXPECT_TRUE(changed_.wait_for(lock, kPatience, [this] { return done_ > 0; }));
+    EXPECT_TRUE(changed_.wait_for(lock, kLimit, [this] { return done_ > 0; }));
     EXPECT_EQ(done_, 1) << "a run ends once";
     done_ = 0;
     return status_;
