@@ -107,13 +107,19 @@ bench-executor: build ## Measure the executors' cost per kernel (1 min)
 
 # ---- check it
 
-.PHONY: test
-test: ## Run every test (ONLY="rust abi …": only these stages)
-	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/test $(ONLY)
+TESTS = VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" python3 scripts/test
 
-.PHONY: test-slow
-test-slow: ## Run the end-to-end tests that need much time or 12 GB of memory, which `test` skips (15 min)
-	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/test slow
+.PHONY: test
+test: ## Run the tests (15 min; ONLY="rust abi python/star": only these jobs); times go to target/test/times.json
+	@$(TESTS) $(ONLY)
+
+.PHONY: test-deep
+test-deep: ## Run everything that `test` leaves out: variants, sanitizers, fuzzing, other TensorFlows (2 h; SHARD=3/12: a twelfth of it)
+	@$(TESTS) --deep $(if $(SHARD),--shard $(SHARD)) $(ONLY)
+
+.PHONY: test-flaky
+test-flaky: ## Repeat tests beside a load on all cores (N=20 ONLY="python/star")
+	@$(TESTS) --repeat $(or $(N),20) --load $(ONLY)
 
 .PHONY: test-frameworks
 test-frameworks: tools ## Run Keras, DeepCTR, TFRA and EasyRec unmodified under `starwire run` (15 min; ARGS="-k deepctr")

@@ -13,15 +13,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path += [str(ROOT / "python"), str(ROOT / "benches" / "tf")]
+sys.path += [str(ROOT / "python"), str(ROOT / "benches" / "tf"), str(ROOT / "tests" / "runner")]
 
 from authority import identity_for_all  # noqa: E402
 from starwire_run import ports  # noqa: E402
+from waits import waiting  # noqa: E402
 
 START_TIMEOUT = 120.0
 CALL_TIMEOUT = 60.0
@@ -51,6 +52,10 @@ tf = _Lazy()
 def is_tensorflow_1():
     """Without importing it: its package is a facade of another one."""
     return importlib.util.find_spec("tensorflow_core") is not None
+
+
+# The fork of a shared zygote (STARWIRE_TEST_ZYGOTE) that forks this process's tasks.
+shared_zygote_pid = None
 
 
 class TaskTimeout(AssertionError):
@@ -111,15 +116,29 @@ class Runner:
     def _zygote(self):
         if self._control is None:
             address = str(self.directory / "zygote")
+            log = self.directory / "zygote.log"
             listener = Listener(address, family="AF_UNIX")
-            log = open(self.directory / "zygote.log", "wb")
             environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL=LOG_LEVEL, PYTHONUNBUFFERED="1", CUDA_VISIBLE_DEVICES="-1")
-            self._process = subprocess.Popen([sys.executable, str(HERE / "zygote.py"), address], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
-            log.close()
-            self._control = _accept(listener, START_TIMEOUT, lambda: self._process.poll(), lambda: _tail(self.directory / "zygote.log"))
+            shared = os.environ.get("STARWIRE_TEST_ZYGOTE")
+            ended = self._fork_zygote(shared, address, environment, log) if shared else self._start_zygote(address, environment, log)
+            with waiting("the zygote"):
+                self._control = _accept(listener, START_TIMEOUT, ended, lambda: _tail(log))
             listener.close()
             assert self._control.recv()[0] == "ready"
         return self._control
+
+    def _start_zygote(self, address, environment, log_path):
+        """Returns a function that returns its exit status once it has ended."""
+        with open(log_path, "wb") as log:
+            self._process = subprocess.Popen([sys.executable, str(HERE / "zygote.py"), address], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        return self._process.poll
+
+    def _fork_zygote(self, shared, address, environment, log_path):
+        global shared_zygote_pid
+        with Client(shared, family="AF_UNIX") as client:
+            client.send(("session", address, environment, str(log_path)))
+            pid = shared_zygote_pid = client.recv()
+        return lambda: None if os.path.exists(f"/proc/{pid}") else "an unknown status"
 
     def ask(self, *request):
         control = self._zygote()
@@ -140,7 +159,8 @@ class Runner:
         if self._control is not None:
             self._control.close()
             try:
-                self._process.wait(10)
+                if self._process is not None:
+                    self._process.wait(10)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait(10)
@@ -192,7 +212,8 @@ class Task:
         else:
             self._process = None
             self.pid = runner.ask("fork", address, str(self.log_path), environment, str(self.directory))
-        self._connection = _accept(listener, START_TIMEOUT, self.poll, self.log)
+        with waiting("the start of a process"):
+            self._connection = _accept(listener, START_TIMEOUT, self.poll, self.log)
         listener.close()
         assert self._connection.recv()[0] == "hello"
 
@@ -224,7 +245,9 @@ class Task:
         return self._connection.poll(timeout)
 
     def result(self, timeout=CALL_TIMEOUT):
-        if not self._connection.poll(timeout):
+        with waiting(f"a result of: {self}"):
+            answered = self._connection.poll(timeout)
+        if not answered:
             self.dump_stacks()
             raise TaskTimeout(f"{self} did not answer within {timeout} s; its log:\n{self.log()}")
         try:
@@ -276,25 +299,27 @@ class Task:
 
     def wait(self, timeout):
         deadline = time.monotonic() + timeout
-        while True:
-            code = self.poll()
-            if code is not None:
-                return code
-            if time.monotonic() > deadline:
-                self.dump_stacks()
-                raise TaskTimeout(f"{self} did not end within {timeout} s; its log:\n{self.log()}")
-            time.sleep(0.02)
+        with waiting(f"the end of: {self}"):
+            while True:
+                code = self.poll()
+                if code is not None:
+                    return code
+                if time.monotonic() > deadline:
+                    self.dump_stacks()
+                    raise TaskTimeout(f"{self} did not end within {timeout} s; its log:\n{self.log()}")
+                time.sleep(0.02)
 
     def wait_for_log(self, text, timeout=20, start=0):
         """Waits until the log has `text`; returns the log from `start`."""
         deadline = time.monotonic() + timeout
-        while True:
-            log = self.log_path.read_text(errors="replace")[start:]
-            if text in log:
-                return log
-            if time.monotonic() > deadline or self.poll() is not None:
-                raise TaskTimeout(f"{self} did not log {text!r} within {timeout} s (exit {self.poll()}); its log:\n{self.log()}")
-            time.sleep(0.02)
+        with waiting(f"a line in a log: {text!r} of {self}"):
+            while True:
+                log = self.log_path.read_text(errors="replace")[start:]
+                if text in log:
+                    return log
+                if time.monotonic() > deadline or self.poll() is not None:
+                    raise TaskTimeout(f"{self} did not log {text!r} within {timeout} s (exit {self.poll()}); its log:\n{self.log()}")
+                time.sleep(0.02)
 
     def log_size(self):
         return self.log_path.stat().st_size

@@ -1,7 +1,8 @@
 """Forks task processes that have already imported TensorFlow.
 
 Importing TensorFlow takes seconds, too long for a suite that starts hundreds of processes. This process imports it once, stays as single-threaded as possible,
-and forks a child per request. It can also run one task directly (`--task ADDRESS`), for tests of process start itself.
+and forks a child per request. It can also run one task directly (`--task ADDRESS`), for tests of process start itself, and be shared by several test
+processes (`--serve ADDRESS`, scripts/test): each gets a fork of it, which forks its tasks.
 
 Protocol with the test process (multiprocessing.connection over a unix socket; the address is the first argument):
   ("fork", task_address, log_path, environment, directory) -> pid
@@ -14,7 +15,7 @@ import os
 import signal
 import sys
 import traceback
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Listener
 
 PR_SET_PDEATHSIG = 1
 
@@ -89,17 +90,50 @@ def fork(control, request):
     raise Leave(address)
 
 
-def run_zygote(address):
+class Session(BaseException):
+    """Unwinds a fork of a shared zygote to the top, where it serves one test process."""
+
+
+def load():
     import tensorflow  # noqa: F401  (the point of this process)
 
     import cluster  # noqa: F401
-    import pytest  # noqa: F401  (test modules import it)
+
+    try:
+        import pytest  # noqa: F401  (test modules import it)
+    except ImportError:
+        pass  # the graph fuzzer runs without
 
     # Modules that TensorFlow loads lazily and that most tests need.
     tensorflow.compat.v1.Session  # noqa: B018
     tensorflow.distribute  # noqa: B018
     # The default of TensorFlow 2. Reference variables keep the shape of the first graph that uses their name.
     tensorflow.compat.v1.enable_resource_variables()
+
+
+def serve_sessions(address):
+    """Forks a zygote for each test process that asks: ("session", its address, environment, log path) -> pid."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    listener = Listener(address, family="AF_UNIX")
+    while True:
+        with listener.accept() as client:
+            _, session, environment, log_path = client.recv()
+            pid = os.fork()
+            if pid:
+                client.send(pid)
+                continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        die_with_parent()
+        # Closing the listener would remove its path.
+        os.close(listener._listener._socket.detach())
+        redirect(log_path)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path[1:1] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+        raise Session(session)
+
+
+def run_zygote(address):
     exited = {}
     control = Client(address, family="AF_UNIX")
     control.send(("ready", os.getpid()))
@@ -131,8 +165,14 @@ def main():
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         return serve_task(sys.argv[2])
+    load()
     try:
-        return run_zygote(sys.argv[1])
+        if sys.argv[1] != "--serve":
+            return run_zygote(sys.argv[1])
+        try:
+            serve_sessions(sys.argv[2])
+        except Session as session:
+            return run_zygote(session.args[0])
     except Leave as leave:
         address = leave.args[0]
     return serve_task(address)

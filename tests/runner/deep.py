@@ -1,0 +1,46 @@
+"""The jobs of `make test-deep`: everything that `make test` leaves out. `--shard K/N` is one of N shares that take about as long."""
+
+import shlex
+import sys
+
+import jobs as quick
+
+# The newest patch of each minor but the newest, which all other jobs use.
+OTHER_VERSIONS = ("2.12.1", "2.13.1", "2.14.1", "2.15.1", "2.16.2", "2.17.1", "2.18.1", "2.19.1", "2.20.0")
+# Seconds of `make test-deep`'s longer jobs on two quiet cores.
+EXPECTED = {}
+
+
+def jobs(s):
+    def make(target, **options):
+        return quick.Job(target.split()[0].replace("test-", ""), f"{s.make} {target}", needs=("plugin", "packages"), **options)
+
+    marked = [path for path in quick.files("python") if "mark.deep" in (quick.ROOT / path).read_text()]
+    deep = {"environment": {"STARWIRE_DEEP_TESTS": "1"}, "memory": 12, "limit": 1800}
+    fuzz = f"{s.library} && {s.python} tests/fuzz_graphs/run.py --seed $RANDOM --seconds 300 --stop"
+    return [
+        *(s.end_to_end("deep", path, "-m deep", **deep) for path in marked),
+        quick.Job("address", "scripts/sanitize address", needs=("tools",), cores=2, memory=8, limit=3600, expected=480),
+        quick.Job("undefined", "scripts/sanitize shim", needs=("plugin", "core"), cores=2, memory=8, limit=3600, expected=480),
+        quick.Job("fuzz-graphs", fuzz, needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
+        quick.Job("fuzz-functions", f"{fuzz} --only functions", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
+        make("fuzz FUZZ_SECONDS=30", cores=2, memory=6, limit=1800, expected=420),
+        make("test-rdma ARGS=train", cores=1, memory=6, limit=1800, expected=400),
+        *(quick.Job(f"matrix/{version}", f"scripts/matrix {version}", needs=("plugin",), cores=2, memory=5, limit=3600, expected=480) for version in OTHER_VERSIONS),
+    ]
+
+
+def share(found, shard):
+    """Returns the jobs of the share K/N: the longest first, each to the share that has least."""
+    if not shard:
+        return found
+    try:
+        number, count = map(int, shard.split("/"))
+        if not 1 <= number <= count:
+            raise ValueError
+    except ValueError:
+        sys.exit(f"scripts/test: --shard {shlex.quote(shard)} is not K/N with K from 1 to N")
+    shares = [[] for _ in range(count)]
+    for job in sorted(found, key=lambda job: (-job.expected, job.name)):
+        min(shares, key=lambda jobs: sum(job.expected for job in jobs)).append(job)
+    return shares[number - 1]

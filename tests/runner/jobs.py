@@ -1,0 +1,119 @@
+"""The jobs of `make test` and `make test-deep`: what runs, what it needs first, what it takes of the machine, and its hard limit."""
+
+import os
+import shlex
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Lets pytest find starwire_times.py.
+PLUGIN = {"PYTHONPATH": str(ROOT / "tests" / "runner")}
+
+
+@dataclass
+class Job:
+    """`cores` and `memory` (GB) are what the job takes of the machine while it runs; a job that mostly waits takes half a core or less."""
+
+    name: str  # STAGE or STAGE/PART
+    command: str
+    needs: tuple = ()
+    cores: float = 1
+    memory: float = 1
+    # Seconds after which the job is ended: several times what it takes on a slow machine.
+    limit: int = 900
+    # Seconds that it is expected to take on two quiet cores: long jobs start first, and shares of the deep suite are equal.
+    expected: int = 20
+    environment: dict = field(default_factory=dict)
+    # Who counts its tests: "pytest" and "nextest" report each test; any other job counts as one.
+    report: str = ""
+    # A service runs until the others have ended; the others wait for this file.
+    ready_file: str = ""
+
+    @property
+    def stage(self):
+        return self.name.split("/")[0]
+
+
+class Settings:
+    """How to call the tools, from the environment that the Makefile sets."""
+
+    def __init__(self, socket):
+        self.socket = socket  # of the shared zygote
+        self.venv = os.environ.get("VENV") or ".venv"
+        version = os.environ.get("TF_VERSION") or "2.21.0"
+        self.cargo = os.environ.get("CARGO") or "cargo"
+        self.make = f"make -s VENV={shlex.quote(self.venv)} TF_VERSION={version}"
+        self.python = shlex.quote(os.path.join(self.venv, "bin", "python"))
+        self.arguments = os.environ.get("PYTEST_ARGS", "")
+        self.library = f'export STARWIRE_LIBRARY="$({self.make} print-plugin)"'
+        self.has_nextest = shutil.which("cargo-nextest") is not None
+
+    def pytest(self, name, path, arguments="", **options):
+        command = f"{self.library} && {self.python} -m pytest -q -p no:cacheprovider -p starwire_times {arguments} {path} {self.arguments}"
+        options["environment"] = {**PLUGIN, **options.get("environment", {})}
+        return Job(name, command, report="pytest", **{"needs": ("plugin", "packages"), "memory": 3, **options})
+
+    def end_to_end(self, stage, path, arguments="", **options):
+        """Tests with TensorFlow processes, which wait more than they compute and share one import of TensorFlow."""
+        environment = {"STARWIRE_TEST_ZYGOTE": self.socket, **options.pop("environment", {})}
+        options = {"cores": 0.6, "needs": ("plugin", "packages", "zygote"), "expected": EXPECTED.get(Path(path).name, 20), **options}
+        job = self.pytest(f"{stage}/{Path(path).stem[len('test_'):]}", path, arguments, environment=environment, **options)
+        job.command = f'keras="$({self.make} print-keras)" && export PYTHONPATH="$PYTHONPATH:$keras" && {job.command}'
+        return job
+
+
+# Files of tests/python that take more than half a minute, and the seconds.
+EXPECTED = {}
+# Files whose tests also run with TLS on all connections, and with a secret.
+OVER_TLS = ["failure", "sessions", "tf2_killed", "training"]
+WITH_SECRET = ["tf2_killed"]
+
+
+def files(folder):
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / folder).glob("test_*.py"))
+
+
+def only_deep(path):
+    """True if `make test` leaves out all tests of the file."""
+    return any(line.startswith("pytestmark") and "mark.deep" in line for line in (ROOT / path).read_text().splitlines())
+
+
+def preparation(s):
+    """What the tests need. `plugin` and `core` compile in folders of their own, so they run beside each other."""
+    zygote = f"exec {s.python} tests/python/zygote.py --serve {shlex.quote(s.socket)}"
+    return [
+        Job("tools", f"scripts/system-packages build test && {s.make} venv", cores=0.5),
+        Job("plugin", f'{s.make} build && scripts/check-exports "$({s.make} print-plugin)"', needs=("tools",), memory=4, limit=2400, expected=330),
+        # Together: without the tests, their dependencies' features are off, and everything would be compiled twice.
+        Job("core", f"{s.cargo} build --lib --bins --tests", needs=("tools",), memory=4, limit=1800, expected=150),
+        Job("packages", f"scripts/system-packages page deploy && scripts/venv-install {shlex.quote(s.venv)} pytest && {s.make} print-keras", needs=("tools",), cores=0.1, expected=400),
+        Job("zygote", zygote, needs=("packages",), cores=0.1, limit=10**6, ready_file=s.socket),
+    ]
+
+
+def quick(s):
+    """What `make test` runs."""
+    nextest = f"{s.cargo} nextest run --no-fail-fast --status-level=fail --final-status-level=slow --test-threads 4"
+    rust = nextest if s.has_nextest else f"{s.cargo} test --no-fail-fast --lib --bins --tests"
+    over_verbs = f"{nextest} --profile verbs --test engine" if s.has_nextest else f"{s.cargo} test --test engine"
+    report = "nextest" if s.has_nextest else ""
+    shim = f'make -f tests/cc/tests.mk shim decoders FOLDER="$({s.make} print-folder)"'
+    proof = lambda kind: {"environment": {"STARWIRE_TEST_PROOF": kind}}  # noqa: E731
+    return [
+        Job("rust", rust, needs=("core",), memory=4, expected=120, report=report),
+        Job("rust-verbs", over_verbs, needs=("rust",), memory=2, expected=30, report=report, environment={"STARWIRE_TEST_TRANSPORT": "verbs"}),
+        Job("abi", "make -f tests/cc/tests.mk abi", needs=("core",), memory=2, expected=40),
+        Job("shim", shim, needs=("core", "plugin"), memory=4, limit=1800, expected=240),
+        Job("deploy", f"tests/deploy/run {shlex.quote(s.venv)}", needs=("packages",), expected=40, report="pytest", environment=PLUGIN),
+        Job("examples", f"{s.library} && tests/runner/examples {s.python}", needs=("plugin", "packages"), memory=4, expected=90),
+        Job("rdma", "tests/rdma/run driver doctor kill engine", needs=("core",), memory=4, expected=150),
+        s.pytest("package", "tests/package", expected=90),
+        s.pytest("page", "tests/page", cores=0.5, expected=40),
+        s.pytest("swarm", "tests/swarm", needs=("core", "plugin", "packages"), expected=60, environment={"STARWIRE_SWARM": str(ROOT / "target/debug/swarm")}),
+        s.end_to_end("graphs", "tests/fuzz_graphs/test_graphs.py", cores=1, expected=100),
+        *(s.end_to_end("python", path) for path in files("python") if not only_deep(path)),
+        *(s.end_to_end("attacks", path) for path in files("attacks")),
+        *(s.end_to_end("proof-tls", f"tests/python/test_{name}.py", **proof("tls")) for name in OVER_TLS),
+        *(s.end_to_end("proof-secret", f"tests/python/test_{name}.py", **proof("secret")) for name in WITH_SECRET),
+    ]

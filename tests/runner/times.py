@@ -1,0 +1,58 @@
+"""target/test/times.json: the time of each job and test, and what it waited for."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+
+def of_pytest(run):
+    """Returns the records that starwire_times.py wrote, and the session's own CPU seconds."""
+    records = [json.loads(line) for line in run.times.read_text().splitlines()] if run.times.exists() else []
+    return [record for record in records if "test" in record], sum(record.get("session", 0) for record in records)
+
+
+def of_nextest(run, root):
+    profile = "verbs" if "--profile verbs" in run.job.command else "default"
+    path = Path(root) / "target" / "nextest" / profile / "junit.xml"
+    if not path.exists():
+        return []
+    records = []
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        verdict = "failed" if case.find("failure") is not None or case.find("error") is not None else "passed"
+        records.append({"file": case.get("classname"), "test": case.get("name"), "wall": float(case.get("time")), "cpu": None, "waited": {}, "verdict": verdict})
+    return records
+
+
+class Times:
+    def __init__(self, root):
+        self.root, self.jobs, self.tests = root, [], []
+
+    def add(self, run):
+        tests, cpu = [], run.cpu
+        if run.job.report == "pytest":
+            tests, session = of_pytest(run)
+            # Tasks are children of the zygote, whose CPU time is not the job's.
+            cpu = max(cpu, sum(test["cpu"] for test in tests))
+        elif run.job.report == "nextest":
+            tests = of_nextest(run, self.root)
+        if not tests:
+            tests = [{"file": run.job.name, "test": "(all)", "wall": round(run.wall, 3), "cpu": round(cpu, 3), "waited": {}, "verdict": run.verdict.lower()}]
+        self.jobs.append({"job": run.job.name, "wall": round(run.wall, 3), "cpu": round(cpu, 3), "needed": run.waited_for, "queued": round(run.queued, 3), "verdict": run.verdict, "tests": len(tests)})
+        self.tests += [{"stage": run.job.stage, **test} for test in tests]
+        return self.jobs[-1]
+
+    def write(self, path, seconds):
+        text = json.dumps({"seconds": round(seconds, 1), "jobs": self.jobs, "tests": self.tests}, indent=1)
+        Path(path).write_text(text + "\n")
+
+    def count(self, verdict):
+        return sum(test["verdict"] == verdict for test in self.tests)
+
+    def slowest(self, count=20):
+        """Returns lines about the tests that took longest."""
+        lines = []
+        for test in sorted(self.tests, key=lambda test: -test["wall"])[:count]:
+            cpu = f"{test['cpu']:6.1f}" if test["cpu"] is not None else "     ?"
+            waited = ", ".join(f"{seconds:.0f} s for {what}" for what, seconds in sorted(test["waited"].items(), key=lambda pair: -pair[1]) if seconds > 0.5)
+            lines.append(f"{test['wall']:6.1f} s  cpu {cpu} s  {test['stage']}: {test['file'].rpartition('/')[2]}::{test['test']}{'  (waited ' + waited + ')' if waited else ''}")
+        return lines
