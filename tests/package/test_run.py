@@ -4,9 +4,11 @@ import ast
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -252,18 +254,35 @@ with v1.train.MonitoredTrainingSession(server.target, is_chief=task["index"] == 
 
 # Local clusters of scripts that do not need TensorFlow. ---------------------------------------------------------------
 
+# `up` tells the other tasks that this one runs; `await_start` and `await_end` wait for another one, the latter until the launcher has seen its end.
 TASK = """
-import json, os, signal, subprocess, sys, time
+import json, os, pathlib, signal, subprocess, sys, time
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 job, index = task["type"], task["index"]
+folder = pathlib.Path(__file__).parent
+
+def up():
+    (folder / "begun").write_text(str(os.getpid()))
+    (folder / "begun").rename(folder / f"{job}{index}")
+
+def await_start(name):
+    while not (folder / name).exists():
+        time.sleep(0.02)
+
+def await_end(name):
+    await_start(name)
+    while pathlib.Path("/proc", (folder / name).read_text()).exists():
+        time.sleep(0.02)
+    time.sleep(0.2)
 """
+HANG = 60  # seconds after which a launcher that should have ended long ago hangs
 
 
 @pytest.fixture
 def cluster(tmp_path):
     """Runs a cluster of a small script; returns (exit status, output). The output names no files, so that it can be compared."""
 
-    def call(text, *options, words=(), timeout=60, **variables):
+    def call(text, *options, words=(), timeout=HANG, **variables):
         path = script(tmp_path, TASK + text)
         status, out, err = run(*options, "--logs", tmp_path / "logs", path, *words, timeout=timeout, **variables)
         assert err == "", err
@@ -316,114 +335,146 @@ def test_placeholders_and_other_braces(cluster):
 
 
 def test_the_workers_end_the_run_and_parameter_servers_are_stopped(cluster):
-    status, out = cluster("time.sleep(100 if job == 'ps' else 0.1 + 0.3 * index)\nprint('bye')", "--ps", 1, "--worker", 2)
+    status, out = cluster("time.sleep(1000 if job == 'ps' else 0.1 + 0.3 * index)\nprint('bye')", "--ps", 1, "--worker", 2)
     assert status == 0
     assert out.count("| bye") == 2 and "worker 1 finished after" in out and out.splitlines()[-1].startswith("starwire | done after ")
 
 
 def test_the_chief_ends_the_run_and_workers_may_finish(cluster):
-    text = "time.sleep({'chief': 0.2, 'ps': 100}.get(job, 1.0 if index == 0 else 100))\nprint('bye', job, index)"
-    began = time.monotonic()
+    text = """
+up()
+if job == "chief":
+    await_start("worker0"), await_start("worker1")
+elif (job, index) == ("worker", 0):
+    await_end("chief0")
+else:
+    time.sleep(1000)
+print("bye", job, index)
+"""
     status, out = cluster(text, "--ps", 1, "--worker", 2, "--chief", "--linger", 3)
-    assert status == 0 and time.monotonic() - began < 20
+    assert status == 0
     assert "starwire | chief finished; worker 0, worker 1: 3 s to finish too" in out
     assert "| bye worker 0" in out and "bye worker 1" not in out
 
 
 def test_jobs_to_wait_for(cluster):
-    status, out = cluster("time.sleep({'ps': 100, 'chief': 0, 'worker': 2}[job])\nprint('bye', job)", "--ps", 1, "--worker", 1, "--chief", "--linger", 0, "--wait", "chief,worker")
+    text = "up()\nif job == 'ps': time.sleep(1000)\nif job == 'worker': await_end('chief0')\nprint('bye', job)"
+    status, out = cluster(text, "--ps", 1, "--worker", 1, "--chief", "--linger", 0, "--wait", "chief,worker")
     assert status == 0 and "| bye worker" in out
 
 
 @pytest.mark.parametrize("job, kind, status, words", [("worker", "sys.exit(7)", 7, "exit status 7"), ("ps", "os.kill(os.getpid(), 9)", 137, "killed by SIGKILL")])
 def test_the_death_of_a_task_ends_the_run(cluster, job, kind, status, words, tmp_path):
-    text = f"if (job, index) == ('{job}', 1):\n    print('the reason', end='', flush=True)\n    {kind}\ntime.sleep(100)"
-    began = time.monotonic()
+    text = f"if (job, index) == ('{job}', 1):\n    print('the reason', end='', flush=True)\n    {kind}\ntime.sleep(1000)"
     got, out = cluster(text, "--ps", 2, "--worker", 2)
-    assert got == status and time.monotonic() - began < 20
+    assert got == status
     lines = out.splitlines()
     assert f"{job + ' 1':<8} | the reason" in lines
     assert lines[-1] == f"starwire | {job} 1 failed: {words}; its log is {tmp_path}/logs/{job}-1.log"
 
 
 def test_a_worker_that_fails_after_the_chief_counts(cluster):
-    status, _ = cluster("time.sleep({'ps': 100, 'chief': 0, 'worker': 0.5}[job])\nsys.exit(job == 'worker')", "--ps", 1, "--worker", 1, "--chief")
+    text = "up()\nif job == 'ps': time.sleep(1000)\nif job == 'worker': await_end('chief0')\nsys.exit(job == 'worker')"
+    status, _ = cluster(text, "--ps", 1, "--worker", 1, "--chief", "--linger", HANG)
     assert status == 1
 
 
-def started(tmp_path, text, *options):
-    """A launcher that runs in the background; returns once a task has said `ready`."""
-    path = script(tmp_path, TASK + text)
-    words = [sys.executable, "-m", "starwire", "run", *map(str, options), "--logs", str(tmp_path / "logs"), str(path)]
-    process = subprocess.Popen(words, env=environment(ROOT / "python"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+def interruptible():
+    """A shell without job control, and nohup, start processes with SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def read_until(process, word, count=1):
+    """Reads the output until a word has come `count` times. A launcher that hangs is killed, which ends its output."""
     seen = ""
-    while seen.count("ready") < 2:
-        line = process.stdout.readline()
-        assert line, seen
-        seen += line
-    return process, path
+    watchdog = threading.Timer(HANG, process.kill)
+    watchdog.start()
+    try:
+        while seen.count(word) < count:
+            line = process.stdout.readline()
+            assert line, f"the output ended without {word!r}:\n{seen}"
+            seen += line
+    finally:
+        watchdog.cancel()
 
 
-def test_ctrl_c_stops_workers_first_then_parameter_servers(tmp_path):
+@pytest.fixture
+def started(tmp_path):
+    """Starts launchers that run in the background; each call returns once both tasks have said `ready`."""
+    made = []
+
+    def start(text, *options):
+        path = script(tmp_path, TASK + text)
+        words = [sys.executable, "-m", "starwire", "run", *map(str, options), "--logs", str(tmp_path / "logs"), str(path)]
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True, "preexec_fn": interruptible}
+        made.append(subprocess.Popen(words, env=environment(ROOT / "python"), **how))
+        read_until(made[-1], "ready", 2)
+        return made[-1], path
+
+    yield start
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+def test_ctrl_c_stops_workers_first_then_parameter_servers(started):
     text = """
 if job == "worker":
     try:
         print("ready", flush=True)
-        time.sleep(100)
+        time.sleep(1000)
     except KeyboardInterrupt:
         time.sleep(0.5)
         print("saved", flush=True)
         sys.exit(3)
 signal.signal(signal.SIGTERM, lambda *_: (print("ps ends", flush=True), sys.exit(0)))
 print("ready", flush=True)
-time.sleep(100)
+time.sleep(1000)
 """
-    process, path = started(tmp_path, text, "--ps", 1, "--worker", 1)
+    process, path = started(text, "--ps", 1, "--worker", 1)
     process.send_signal(signal.SIGINT)
-    out = process.communicate(timeout=30)[0]
+    out = process.communicate(timeout=HANG)[0]
     assert process.returncode == 130
     assert out.index("worker 0 | saved") < out.index("ps 0     | ps ends")
     assert "starwire | stopping after SIGINT" in out and "failed" not in out
     assert not left_behind(path)
 
 
-def test_tasks_that_do_not_stop_are_killed_with_their_children(tmp_path):
+def test_tasks_that_do_not_stop_are_killed_with_their_children(started):
     text = """
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)", __file__])
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", __file__])
 print("ready", flush=True)
-time.sleep(100)
+time.sleep(1000)
 """
-    process, path = started(tmp_path, text, "--ps", 1, "--worker", 1, "--grace", 0.5)
+    process, path = started(text, "--ps", 1, "--worker", 1, "--grace", 0.5)
     # A process that has just been started shows no command line for a moment.
-    end = time.monotonic() + 10
+    end = time.monotonic() + HANG
     while len(left_behind(path)) != 5 and time.monotonic() < end:
         time.sleep(0.01)
     assert len(left_behind(path)) == 5
     process.terminate()
-    out = process.communicate(timeout=30)[0]
+    out = process.communicate(timeout=HANG)[0]
     assert process.returncode == 143
     assert "worker 0 does not stop and is killed" in out and not left_behind(path)
 
 
-def test_a_second_ctrl_c_kills_at_once(tmp_path):
-    text = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(100)"
-    process, path = started(tmp_path, text, "--ps", 1, "--worker", 1, "--grace", 60)
+def test_a_second_ctrl_c_kills_at_once(started):
+    text = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(1000)"
+    process, path = started(text, "--ps", 1, "--worker", 1, "--grace", 1000)
     process.send_signal(signal.SIGINT)
-    while "stopping" not in process.stdout.readline():
-        pass
-    began = time.monotonic()
+    read_until(process, "stopping")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert process.returncode == 130 and time.monotonic() - began < 10 and not left_behind(path)
+    process.communicate(timeout=HANG)
+    assert process.returncode == 130 and not left_behind(path)
 
 
-def test_the_tasks_of_a_killed_launcher_end(tmp_path):
-    process, path = started(tmp_path, "print('ready', flush=True)\ntime.sleep(100)", "--ps", 1, "--worker", 1)
+def test_the_tasks_of_a_killed_launcher_end(started):
+    process, path = started("print('ready', flush=True)\ntime.sleep(1000)", "--ps", 1, "--worker", 1)
     process.kill()
-    process.communicate(timeout=10)
-    deadline = time.monotonic() + 10
+    process.communicate(timeout=HANG)
+    deadline = time.monotonic() + HANG
     while left_behind(path):
         assert time.monotonic() < deadline, left_behind(path)
         time.sleep(0.05)
@@ -432,7 +483,7 @@ def test_the_tasks_of_a_killed_launcher_end(tmp_path):
 def test_output_is_prefixed_coloured_and_complete(tmp_path):
     text = "os.write(1, b'one\\ntw') if index == 0 else 0\ntime.sleep(0.2)\nos.write(2, b'o \\xff\\n10%\\r20%\\r\\n' + b'x' * 200000) if index == 0 else 0"
     path = script(tmp_path, TASK + text)
-    result = subprocess.run([sys.executable, "-m", "starwire", "run", "--worker", "2", "--color", "always", "--logs", str(tmp_path / "logs"), str(path)], env=environment(ROOT / "python"), capture_output=True, timeout=60)
+    result = subprocess.run([sys.executable, "-m", "starwire", "run", "--worker", "2", "--color", "always", "--logs", str(tmp_path / "logs"), str(path)], env=environment(ROOT / "python"), capture_output=True, timeout=HANG)
     lines = [line for line in result.stdout.split(b"\n") if b"worker 0 |" in line]
     prefix = b"\x1b[36mworker 0 |\x1b[0m "
     assert lines[:3] == [prefix + b"one", prefix + b"two \xff", prefix + b"20%"], lines[:3]
@@ -444,8 +495,9 @@ def test_quiet_and_a_closed_pipe(cluster, tmp_path):
     status, out = cluster("print('hello')", "--worker", 1, "--quiet")
     assert status == 0 and "hello" not in out and (tmp_path / "logs" / "worker-0.log").read_text() == "hello\n"
     path = script(tmp_path, TASK + "for i in range(3000):\n    print('line', i, flush=True)\nopen(sys.argv[1], 'w').write('done')")
-    command = f"{sys.executable} -m starwire run --worker 1 --logs {tmp_path}/logs {path} {tmp_path}/done | head -3; exit ${{PIPESTATUS[0]}}"
-    result = subprocess.run(["bash", "-c", command], env=environment(ROOT / "python"), capture_output=True, text=True, timeout=60)
+    words = shlex.join([sys.executable, "-m", "starwire", "run", "--worker", "1", "--logs", f"{tmp_path}/logs", f"{path}", f"{tmp_path}/done"])
+    command = f"{words} | head -3; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], env=environment(ROOT / "python"), capture_output=True, text=True, timeout=HANG)
     assert (result.returncode, result.stderr) == (0, "")
     assert (tmp_path / "done").read_text() == "done" and (tmp_path / "logs" / "worker-0.log").read_text().endswith("line 2999\n")
 
@@ -467,7 +519,7 @@ def test_progress_on_a_terminal(tmp_path):
     except OSError:
         pass
     os.close(leader)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=HANG) == 0
     assert b"ps 0 up of 1" in seen and b"worker 1 ended of 1" in seen, seen
     assert b"\x1b[36mps 0     |\x1b[0m begun" in seen and b"\r\x1b[K" in seen
 
