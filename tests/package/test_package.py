@@ -139,11 +139,17 @@ def test_nothing_built_says_how_to_build(tmp_path):
 
 
 def test_a_build_that_takes_a_while_succeeds(tmp_path):
-    """The first report of progress comes after five seconds, when nothing may have been compiled yet."""
-    cargo = tmp_path / "cargo"
-    cargo.write_text('#!/bin/bash\nsleep 7\nmkdir -p "$CARGO_TARGET_DIR/release"\necho built >"$CARGO_TARGET_DIR/release/libstarwire.so"\n')
-    cargo.chmod(0o755)
-    environment = os.environ | {"CARGO": str(cargo), "CARGO_TARGET_DIR": str(tmp_path / "target")}
+    """Progress is looked at every five seconds, also while nothing has been compiled yet."""
+    programs, looks, sleep = tmp_path / "bin", tmp_path / "looks", shutil.which("sleep")
+    programs.mkdir()
+    looks.touch()
+    # The pause between two looks is short here, and the compiler takes as long as several of them.
+    (programs / "sleep").write_text(f"#!/bin/sh\necho >>'{looks}'\nexec {sleep} 0.05\n")
+    wait = f"until [ $(wc -l <'{looks}') -ge 4 ]; do {sleep} 0.05; done"
+    (programs / "cargo").write_text(f'#!/bin/bash\n{wait}\nmkdir -p "$CARGO_TARGET_DIR/release"\necho built >"$CARGO_TARGET_DIR/release/libstarwire.so"\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    environment = {**os.environ, "CARGO": str(programs / "cargo"), "CARGO_TARGET_DIR": str(tmp_path / "target"), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     run = subprocess.run([ROOT / "scripts/build-plugin", sys.executable], env=environment, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert next((tmp_path / "target").glob("tf-*/libstarwire.so")).read_text() == "built\n"
