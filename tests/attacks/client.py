@@ -88,7 +88,7 @@ def key(secret, sender, client, server):
 class Stranger(wire.Peer):
     """A connection that need not complete the handshake."""
 
-    def __init__(self, target, timeout=10, unix=False):
+    def __init__(self, target, timeout=30, unix=False):
         wire.source = target.source
         self.target = target
         if unix:
@@ -115,7 +115,7 @@ class Stranger(wire.Peer):
 class Member(Stranger):
     """A connection that completes the handshake and makes calls."""
 
-    def __init__(self, target, task="/job:worker/replica:0/task:9", timeout=10, unix=False, features=0):
+    def __init__(self, target, task="/job:worker/replica:0/task:9", timeout=30, unix=False, features=0):
         super().__init__(target, timeout, unix)
         self.answers, self.open, self.next_id, self.said = {}, {}, 1, []
         if target.secret:
@@ -138,7 +138,7 @@ class Member(Stranger):
         self.send_block(*call(ident, method, meta, parts, deadline_ms))
         return ident
 
-    def call(self, method, meta=b"", parts=(), timeout=10):
+    def call(self, method, meta=b"", parts=(), timeout=30):
         return self.answer(self.start(method, meta, parts), timeout)
 
     def cancel(self, *idents):
@@ -146,7 +146,7 @@ class Member(Stranger):
 
     # Replies.
 
-    def answer(self, ident, timeout=10):
+    def answer(self, ident, timeout=30):
         deadline = time.monotonic() + timeout
         while ident not in self.answers:
             if time.monotonic() > deadline:
@@ -154,7 +154,7 @@ class Member(Stranger):
             self.listen(deadline - time.monotonic())
         return self.answers.pop(ident)
 
-    def listen(self, timeout=10):
+    def listen(self, timeout=30):
         """Reads one block and answers pings."""
         self.socket.settimeout(max(0.01, timeout))
         head = self._take(32)
@@ -220,7 +220,7 @@ class Member(Stranger):
         assert reply.code == 0, reply
         return hashlib.sha256(plan).digest()
 
-    def star(self, plan, feeds=(), timeout=10, **options):
+    def star(self, plan, feeds=(), timeout=30, **options):
         """`plan`: its hash; `feeds`: table entries with their bytes."""
         return self.call(STAR_CALL, star_head(plan, **options) + table(feeds), parts_of(feeds), timeout)
 
@@ -343,7 +343,7 @@ class Http2:
         except BlockingIOError:
             pass
         finally:
-            self.socket.settimeout(5)
+            self.socket.settimeout(30)
         kinds = []
         while len(self.buffer) >= 9:
             length = int.from_bytes(self.buffer[:3], "big")

@@ -1,4 +1,6 @@
-"""Fixtures of the attacks. `pytest tests/attacks` needs the library (STARWIRE_LIBRARY or `make -s print-plugin`) and takes about three minutes."""
+"""Fixtures of the attacks. `pytest tests/attacks` needs the library (STARWIRE_LIBRARY or `make -s print-plugin`) and takes about two minutes.
+STARWIRE_SLOW_TESTS=1 also measures the pace of the training (arena.py).
+"""
 
 import os
 import sys

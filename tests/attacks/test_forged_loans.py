@@ -37,7 +37,7 @@ def forge(target, number):
             return NOT_BORROWED
         # The last address is readable, but its witness revokes the loan.
         member.send_block(lent_call(member, address, ctypes.addressof(witness), 4711 + (address == addresses[-1])))
-        return DROPPED if member.wait_closed(5) else BELIEVED
+        return DROPPED if member.wait_closed() else BELIEVED
 
 
 def attack(target, pace):

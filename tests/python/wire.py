@@ -83,7 +83,7 @@ class Peer:
     key = None  # of the blocks that this side sends, with a secret
     their_key = None
 
-    def __init__(self, address, timeout=10, tls=None):
+    def __init__(self, address, timeout=30, tls=None):
         """`tls`: the ssl.SSLContext of a client."""
         host, port = address.rsplit(":", 1)
         self.socket = socket.create_connection((host.strip("[]"), int(port)), timeout, source_address=(source, 0))
@@ -137,7 +137,7 @@ class Peer:
         assert kind == WELCOME, (kind, code, meta)
         return meta
 
-    def wait_closed(self, timeout=10):
+    def wait_closed(self, timeout=30):
         """True if the server closes the connection within the timeout."""
         deadline = time.monotonic() + timeout
         self.socket.settimeout(0.2)
@@ -161,7 +161,7 @@ class Peer:
         self.close()
 
 
-def http_get(address, path, timeout=10, tls=None):
+def http_get(address, path, timeout=30, tls=None):
     """Sends an HTTP/1.1 GET, plain or with the ssl.SSLContext of a client; returns status and body."""
     import http.client
 
