@@ -21,7 +21,7 @@ ROOT = HERE.parent.parent
 sys.path += [str(ROOT / "python"), str(ROOT / "benches" / "tf"), str(ROOT / "tests" / "runner")]
 
 from authority import identity_for_all  # noqa: E402
-from starwire_run import ports  # noqa: E402
+from own_ports import free_port  # noqa: E402
 from waits import waiting  # noqa: E402
 
 START_TIMEOUT = 120.0
@@ -76,10 +76,6 @@ class RemoteError(Exception):
     @property
     def type(self):
         return self.types[0]
-
-
-def free_port():
-    return ports.free(1)[0]
 
 
 def _tail(path, start=0):
@@ -154,8 +150,7 @@ class Runner:
         return task
 
     def close(self):
-        for task in self.tasks:
-            task.kill()
+        kill_all(self.tasks)
         if self._control is not None:
             self._control.close()
             try:
@@ -277,12 +272,16 @@ class Task:
     def signal(self, number):
         os.kill(self.pid, number)
 
-    def kill(self):
-        """Sends SIGKILL and waits for the process to end."""
+    def begin_kill(self):
+        """Sends SIGKILL; `kill` waits."""
         if self.poll() is None:
             self.expected_exit = -signal.SIGKILL
             os.kill(self.pid, signal.SIGKILL)
-            self.wait(20)
+
+    def kill(self):
+        """Sends SIGKILL and waits for the process to end."""
+        self.begin_kill()
+        self.wait(60)
         self._connection.close()
 
     def stop(self):
@@ -291,7 +290,7 @@ class Task:
     def resume(self):
         self.signal(signal.SIGCONT)
 
-    def exit(self, code=0, timeout=30):
+    def exit(self, code=0, timeout=60):
         """Ends the interpreter as at the end of a script. Returns the exit code."""
         self.expected_exit = code
         self._connection.send(("exit", code))
@@ -339,6 +338,13 @@ class Task:
         return found
 
 
+def kill_all(tasks):
+    for task in tasks:
+        task.begin_kill()
+    for task in tasks:
+        task.kill()
+
+
 class Cluster:
     """Servers in task processes; `shape` is the number of tasks per job."""
 
@@ -358,12 +364,19 @@ class Cluster:
         if start:
             for job, count in shape.items():
                 for index in range(count):
-                    self.start(job, index)
+                    self.begin_start(job, index)
+            for task in self.tasks.values():
+                task.result(START_TIMEOUT)
 
     def start(self, job, index, protocol=None, spec=None, **environment):
         """Starts or restarts one task and its server."""
+        task = self.begin_start(job, index, protocol, spec, **environment)
+        task.result(START_TIMEOUT)
+        return task
+
+    def begin_start(self, job, index, protocol=None, spec=None, **environment):
         task = self.process(job, index, **environment)
-        task.call(start_server, spec or self.spec, job, index, protocol or self.protocol, self.config, timeout=START_TIMEOUT)
+        task.begin(start_server, spec or self.spec, job, index, protocol or self.protocol, self.config)
         return task
 
     def process(self, job, index, **environment):
@@ -384,8 +397,7 @@ class Cluster:
         return "\n".join(task.full_log() for task in self.tasks.values())
 
     def close(self):
-        for task in self.tasks.values():
-            task.kill()
+        kill_all(self.tasks.values())
 
     def __enter__(self):
         return self

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -90,10 +89,8 @@ def large_feed(target, megabytes):
         fed = tf.compat.v1.placeholder(tf.float32)
         doubled = fed * 2.0
         value = np.arange(megabytes << 18, dtype=np.float32)
-        start = time.monotonic()
         for _ in range(3):
             assert np.array_equal(sess.run(doubled, {fed: value}), value * 2.0)
-        return time.monotonic() - start
 
 
 def test_large_messages_are_passed_on(fresh_cluster):
@@ -170,11 +167,9 @@ def test_a_task_of_another_kind_is_named(fresh_cluster, other):
     cluster = fresh_cluster(start=False)
     cluster.start("ps", 0, protocol="grpc" if other == "stock gRPC" else None, STARWIRE_PORTS="two")
     cluster.start("worker", 0, **ONE)
-    start = time.monotonic()
     error = attempt(cluster)
     assert isinstance(error, RemoteError) and error.type == "FailedPreconditionError", error
     assert cluster.spec["ps"][0] in error.message and "STARWIRE_PORTS=one" in error.message, error.message
-    assert time.monotonic() - start < 20
 
 
 def test_an_endpoint_map_with_the_same_ports(fresh_cluster, tmp_path):

@@ -6,14 +6,13 @@ import random
 import re
 import socket
 import struct
-import time
 
 import pytest
 
 import steps
 import wire
 from cluster import RemoteError
-from test_failure import wait_for, worker_call
+from test_failure import HANGS, wait_for, wait_until, worker_call
 
 pytestmark = pytest.mark.ours
 
@@ -37,32 +36,32 @@ def metric(address, name):
 
 @contextlib.contextmanager
 def training(cluster, tmp_path):
-    """Runs steps in worker 0 during the block; checks their results and that none takes long."""
-    stop = str(tmp_path / "stop")
-    cluster["worker", 0].begin(steps.run_until_stopped, cluster.target("worker", 0), stop)
-    wait_for(stop + ".started")
-    begun = time.monotonic()
+    """Runs steps in worker 0 during the block; checks their results, that some are made meanwhile, and that none hangs."""
+    stop, made = tmp_path / "stop", tmp_path / "stop.steps"
+    cluster["worker", 0].begin(steps.run_until_stopped, cluster.target("worker", 0), str(stop))
+    wait_for(f"{stop}.started")
+    before = made.stat().st_size
     try:
         yield
-        time.sleep(max(0.0, 0.5 - (time.monotonic() - begun)))
+        wait_until(lambda: cluster["worker", 0].ready() or made.stat().st_size >= before + 3, 60, "the training goes on")
     finally:
-        open(stop, "w").close()
-        count, longest = cluster["worker", 0].result(30)
-    assert count >= 2
-    assert longest < 5, f"a step took {longest:.1f} s"
+        stop.touch()
+        _, longest = cluster["worker", 0].result(60)
+        stop.unlink()
+    assert longest < HANGS, f"a step took {longest:.1f} s"
 
 
 # Attacks. -------------------------------------------------------------------------------------------------------------
 
 
-def send_and_wait(address, data, timeout=15):
+def send_and_wait(address, data, timeout=HANGS):
     with wire.Peer(address) as peer:
         with contextlib.suppress(OSError):  # the server may close before it has read everything
             peer.send(data)
         assert peer.wait_closed(timeout), "the connection stays open"
 
 
-def after_handshake(address, control=b"", raw=b"", timeout=15, **options):
+def after_handshake(address, control=b"", raw=b"", timeout=HANGS, **options):
     with wire.Peer(address) as peer:
         peer.handshake(expected=None)
         with contextlib.suppress(OSError):
@@ -98,7 +97,7 @@ ATTACKS = {
     "a second hello": lambda a: after_handshake(a, wire.hello()),
     "meta length beyond the section": lambda a: after_handshake(a, wire.frame(wire.CALL, code=1, ident=1, fixed=struct.pack("<II", 0, 0), meta=b"abc", meta_length=1 << 20)),
     "absurd part count": lambda a: after_handshake(a, wire.frame(wire.CALL, code=1, ident=1, fixed=struct.pack("<II", 0, 0xFFFFFFFF))),
-    "absurd part length": lambda a: after_handshake(a, wire.frame(wire.CALL, code=1, ident=1, fixed=struct.pack("<IIQ", 0, 1, (1 << 62) | (1 << 63))), timeout=15),
+    "absurd part length": lambda a: after_handshake(a, wire.frame(wire.CALL, code=1, ident=1, fixed=struct.pack("<IIQ", 0, 1, (1 << 62) | (1 << 63)))),
     "bulk bytes that no frame claims": lambda a: after_handshake(a, bulk=bytes(20000)),
     "data for no request": lambda a: after_handshake(a, wire.frame(wire.DATA, ident=5, fixed=struct.pack("<Q", 9000)), bulk=bytes(9000)),
     "a request with an unknown key": lambda a: after_handshake(a, wire.frame(wire.RECV, ident=1, fixed=struct.pack("<qQ", 1, 77))),
@@ -131,13 +130,13 @@ def lines_about(log, stranger):
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_bad_bytes_do_not_disturb_training(target, tmp_path, stranger, attack):
-    """The offender is dropped within seconds and logged once, however often it returns; other peers' steps continue with correct results."""
+    """The offender is dropped and logged once, however often it returns; other peers' steps continue with correct results."""
     ps = target["ps", 0]
     address = data_port(ps)
     with training(target, tmp_path):
         for _ in range(3):
             ATTACKS[attack](address)
-        ps.wait_for_log(stranger, 5)
+        ps.wait_for_log(stranger)
     said = lines_about(ps.full_log(), stranger)
     assert len(said) == 1, said
     # TensorFlow up to 2.18 writes the date before the severity.
@@ -192,7 +191,6 @@ def test_slow_bytes(target, tmp_path):
     with training(target, tmp_path):
         with wire.Peer(address) as silent, wire.Peer(address) as slow:
             closed = False
-            begun = time.monotonic()
             for byte in whole:
                 try:
                     slow.send(bytes([byte]))
@@ -204,7 +202,7 @@ def test_slow_bytes(target, tmp_path):
                     closed = True
                 if closed:
                     break
-            assert closed and time.monotonic() - begun < 30
+            assert closed
             assert silent.wait_closed(30), "a connection that says nothing stays open"
 
 
@@ -213,7 +211,9 @@ def test_many_idle_connections(target, tmp_path):
     address = data_port(target["ps", 0])
     with training(target, tmp_path):
         peers = [wire.Peer(address) for _ in range(300)]
-        time.sleep(1)
+        made = tmp_path / "stop.steps"
+        before = made.stat().st_size
+        wait_until(lambda: made.stat().st_size >= before + 20, 60, "the training goes on")
         assert wire.http_get(address, "/healthz")[0] == 200
         for peer in peers:
             peer.close()
@@ -292,7 +292,7 @@ def test_hostile_tensors_in_calls(target, tmp_path):
 SECRET = "correct horse battery staple"
 
 
-def attempt(cluster, timeout=40):
+def attempt(cluster, timeout=60):
     """Returns the result of steps in worker 0, or their error; the test's timeout is the error of an initialisation that never ends."""
     try:
         return worker_call(cluster, steps.run_steps, 5, timeout=timeout)
@@ -328,12 +328,10 @@ def test_wrong_secret(fresh_cluster, ps, worker, words):
         return {"STARWIRE_SECRET": secret} if secret else {}
 
     cluster = fresh_cluster(per_task={("ps", 0): environment(ps), ("worker", 0): environment(worker)})
-    start = time.monotonic()
     error = attempt(cluster)
     assert isinstance(error, RemoteError), error
     assert error.type in ("UnauthenticatedError", "PermissionDeniedError", "FailedPreconditionError"), error
     assert words in error.message and "/job:ps/replica:0/task:0" in error.message, error.message
-    assert time.monotonic() - start < 20
     assert SECRET not in cluster.logs() and SECRET not in str(error)
 
 
@@ -364,11 +362,9 @@ def test_cluster_ids(fresh_cluster):
     same = fresh_cluster(environment={"STARWIRE_CLUSTER_ID": "job-17"})
     assert attempt(same) == 5
     mixed = fresh_cluster(per_task={("ps", 0): {"STARWIRE_CLUSTER_ID": "job-17"}, ("worker", 0): {"STARWIRE_CLUSTER_ID": "job-18"}})
-    start = time.monotonic()
     error = attempt(mixed)
     assert isinstance(error, RemoteError) and error.type == "FailedPreconditionError", error
     assert "job-17" in error.message and "job-18" in error.message
-    assert time.monotonic() - start < 20
 
 
 # HTTP on the data port. -----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ pub mod kernels;
 
 use kernels::Kernels;
 
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The address of a parameter server that is looked up.
 pub const ELSEWHERE: &str = "somewhere:1";

@@ -187,32 +187,39 @@ fn number(engine: &Engine, name: &str) -> u64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
+/// Stops one side of a pair while a call waits; returns the time until the other side knew.
+fn orderly_stop(env: &[(&str, &str)], worker_first: bool) -> Duration {
+    let (mut ps, mut worker) = pair(env);
+    let channel = worker.channel(PS);
+    assert_eq!(call(&channel, ECHO, b"", None).code, 0);
+    let (_, waiter) = call_with(&channel, NEVER, b"", None, &Options::default());
+    eventually("arrival", || ps.seen.never.lock().unwrap().len() == 1);
+    let engines = [ps.engine().clone(), worker.engine().clone()];
+    let begin = Instant::now();
+    if worker_first {
+        worker.stop();
+        eventually("the peer is gone", || number(&engines[0], "starwire_connections_in") == 0);
+    } else {
+        ps.stop();
+        eventually("the peer is gone", || number(&engines[1], "starwire_connections_out") == 0);
+        let end = waiter.wait();
+        assert!(end.code == 14 && end.message.contains(PS), "{end:?}");
+        assert!(end.message.contains("the server was stopped"), "{end:?}");
+    }
+    let took = begin.elapsed();
+    for engine in &engines {
+        assert_eq!(number(engine, "starwire_losses_total"), 0, "{env:?}");
+    }
+    took
+}
+
 #[test]
 fn an_orderly_stop_is_no_loss() {
     for env in roads() {
         for worker_first in [false, true] {
-            let (mut ps, mut worker) = pair(&env);
-            let channel = worker.channel(PS);
-            assert_eq!(call(&channel, ECHO, b"", None).code, 0);
-            let (_, waiter) = call_with(&channel, NEVER, b"", None, &Options::default());
-            eventually("arrival", || ps.seen.never.lock().unwrap().len() == 1);
-            let engines = [ps.engine().clone(), worker.engine().clone()];
-            let begin = Instant::now();
-            if worker_first {
-                worker.stop();
-                eventually("the peer is gone", || number(&engines[0], "starwire_connections_in") == 0);
-            } else {
-                ps.stop();
-                eventually("the peer is gone", || number(&engines[1], "starwire_connections_out") == 0);
-                let end = waiter.wait();
-                assert!(end.code == 14 && end.message.contains(PS), "{end:?}");
-                assert!(end.message.contains("the server was stopped"), "{end:?}");
-            }
-            // Neither side waited for a timeout.
-            assert!(begin.elapsed() < Duration::from_millis(900), "{:?} in {env:?}", begin.elapsed());
-            for engine in &engines {
-                assert_eq!(number(engine, "starwire_losses_total"), 0, "{env:?}");
-            }
+            // Neither side waits for the timeout of a second: that would show every time, and a busy machine does not.
+            let took: Vec<_> = (0..5).map(|_| orderly_stop(&env, worker_first)).collect();
+            assert!(*took.iter().min().unwrap() < Duration::from_millis(900), "{took:?} in {env:?}");
         }
     }
 }

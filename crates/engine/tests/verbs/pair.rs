@@ -14,7 +14,7 @@ use starwire_net::transport::verbs::VerbsStats;
 
 use crate::harness::fake_library;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct End {
     pub driver: Box<dyn Driver>,

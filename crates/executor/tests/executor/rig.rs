@@ -10,7 +10,7 @@ use crate::graph::{Behaviour, Graph};
 use crate::reference::{DEAD_INPUT, Expected, dies, evaluate, value};
 use starwire_executor::{Call, Executor, Helper, Kernels, Outcome, Plan, RunRef};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 const NOBODY: u32 = u32::MAX;
 
 pub struct Rig {

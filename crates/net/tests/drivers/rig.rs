@@ -9,7 +9,7 @@ use starwire_net::reactor::driver::{Completion, Driver, IoPart, Token};
 use starwire_net::transport::{SocketAddress, tcp, unix};
 
 /// Far more than any step needs, but bearable for a hanging test.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Rig {
     /// The module of the tests on this driver.

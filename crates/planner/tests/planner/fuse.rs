@@ -428,6 +428,7 @@ fn a_large_graph_is_planned_at_once() {
     let begun = std::time::Instant::now();
     let plan = plan(&graph, &LIMITS).unwrap();
     let took = begun.elapsed();
+    // Takes a fraction of a second; time that grew with the square of the graph would be minutes.
     assert_eq!(plan.groups.iter().map(|group| group.items.len()).sum::<usize>(), 100_000);
-    assert!(took.as_secs() < 10, "{took:?}");
+    assert!(took.as_secs() < 60, "{took:?}");
 }

@@ -189,7 +189,6 @@ fn foreign_certificates_are_refused_by_both_sides() {
     // The client does not know the CA of the server.
     let files = theirs.identity(WORKER_NAME);
     let worker = start(WORKER, &files, &[TCP, NAMES]);
-    let begin = Instant::now();
     let end = call(&channel(&worker, &ps), ECHO, b"", None);
     assert!(end.code == 16 && end.message.contains("the peer's certificate is refused: it was not issued"), "{end:?}");
     assert!(end.message.contains(PS) && end.message.contains(&ps.address.to_string()), "{end:?}");
@@ -200,7 +199,7 @@ fn foreign_certificates_are_refused_by_both_sides() {
     let worker = start(WORKER, &files, &[TCP, NAMES]);
     let end = call(&channel(&worker, &ps), ECHO, b"", None);
     assert!(end.code == 16 && end.message.contains("not issued by a CA of the peer's STARWIRE_TLS_CA"), "{end:?}");
-    assert!(count(&ps.task, "starwire_tls_failures_total") == 2 && begin.elapsed() < Duration::from_secs(5));
+    assert_eq!(count(&ps.task, "starwire_tls_failures_total"), 2);
     assert_eq!(count(&ps.task, "starwire_accepts_total"), 0);
 }
 
@@ -251,11 +250,10 @@ fn there_is_no_downgrade() {
         (&plain_worker, &ps, "this port requires TLS, and the connection began without"),
         (&worker, &plain_ps, "the peer does not use TLS: set STARWIRE_TLS_CERT"),
     ] {
-        let begin = Instant::now();
-        let patient = Options { wait_for_ready: true, deadline_ms: 15_000, ..Options::default() };
+        // A call that waited for its deadline would end with another code.
+        let patient = Options { wait_for_ready: true, deadline_ms: 50_000, ..Options::default() };
         let end = call_with(&channel(from, to), ECHO, b"secret words", None, &patient).1.wait();
         assert!(matches!(end.code, 9 | 16) && end.message.contains(words), "{end:?}");
-        assert!(begin.elapsed() < Duration::from_secs(5));
     }
     assert_eq!(ps.task.logged("this port requires TLS, and it began without (a starwire task)"), 1);
     assert_eq!(plain_ps.task.logged("does not speak the starwire protocol (TLS, for which"), 1);

@@ -210,8 +210,8 @@ fn a_large_graph_is_split_at_once() {
         let plan = star::plan(&graph, &roles(&graph), style, split_bytes).unwrap();
         let took = begun.elapsed();
         assert_eq!(plan.calls.len(), calls);
-        // Takes a fraction of a second; the rest is room for a busy machine.
-        assert!(took.as_secs() < 10, "{took:?}");
+        // Takes a fraction of a second; time that grew with the square of the graph would be minutes.
+        assert!(took.as_secs() < 60, "{took:?}");
     }
 }
 
