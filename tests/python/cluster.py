@@ -346,7 +346,7 @@ def kill_all(tasks):
 
 
 class Cluster:
-    """Servers in task processes; `shape` is the number of tasks per job."""
+    """Servers in task processes; `shape` is the number of tasks per job. `spawn`: all processes import TensorFlow themselves, or those of these tasks."""
 
     def __init__(self, runner, protocol, shape, environment=None, host="127.0.0.1", endpoint_map=None, per_task=None, start=True, config=None, spawn=False):
         self.runner, self.protocol, self.config = runner, protocol, config
@@ -380,7 +380,8 @@ class Cluster:
         return task
 
     def process(self, job, index, **environment):
-        task = self.runner.task(f"{self.protocol.replace('+', 'p')}-{job}{index}", {**self.environment, **self.per_task.get((job, index), {}), **environment}, spawn=self.spawn)
+        spawn = self.spawn if isinstance(self.spawn, bool) else (job, index) in self.spawn
+        task = self.runner.task(f"{self.protocol.replace('+', 'p')}-{job}{index}", {**self.environment, **self.per_task.get((job, index), {}), **environment}, spawn=spawn)
         self.tasks[job, index] = task
         return task
 

@@ -261,7 +261,7 @@ MIB = 1 << 20
 def test_a_tensor_without_room_does_not_stall_others(fresh_cluster, protocol):
     """TensorFlow's allocator waits 10 s for memory, the step does not. If the worker's only reactor did, it would block all its transfers."""
     limits = {"TF_MKL_ALLOC_MAX_BYTES": 100 * MIB, "TF_ENABLE_ONEDNN_OPTS": "1", "STARWIRE_REACTORS": "1"}
-    cluster = fresh_cluster(shape=(("ps", 2), ("worker", 1)), per_task={("worker", 0): limits}, spawn=True)
+    cluster = fresh_cluster(shape=(("ps", 2), ("worker", 1)), per_task={("worker", 0): limits}, spawn=[("worker", 0)])
     fitted, error, took, longest, count = worker_call(cluster, fetch_with_and_without_room, timeout=120)
     assert fitted == 1
     assert error == "ResourceExhaustedError"

@@ -111,8 +111,7 @@ def coordinate(protocol, spec, started, handled=False):
     tf2.train_scheduled(3)
     handle(handled)
     open(started, "w").close()
-    while True:
-        tf2.schedule_long(20)
+    tf2.schedule_until("never")
 
 
 # In the test process. -------------------------------------------------------------------------------------------------

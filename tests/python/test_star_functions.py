@@ -3,6 +3,7 @@
 test_functions.py compares the results of ordinary training over every protocol; here the variables are captured twice, deleted and shared, and the servers die.
 """
 
+import os
 import re
 import time
 
@@ -12,6 +13,7 @@ from cluster import RemoteError, state, tf
 from test_differential import digest
 from test_functions import OPT_OUT, PS, contents, run, star_calls, start, variable
 from test_star import counters
+from test_tf2 import goes_on
 
 pytestmark = pytest.mark.ours
 
@@ -362,7 +364,8 @@ def test_cancelled_functions_end(clusters, within):
     assert chief.call(take_after_all) == 42.0
 
 
-def train_for_long(steps):
+def train_until(stop):
+    """Trains in rounds until the file `stop` exists; another file has a byte for each round. Returns the steps scheduled, and the least that a variable has seen."""
     variables = [variable(tf.zeros((100,), tf.int64), where=i % 2) for i in range(10)]
 
     @tf.function
@@ -375,27 +378,36 @@ def train_for_long(steps):
     def least():
         return tf.reduce_min([tf.reduce_min(v) for v in variables])
 
-    for _ in range(steps):
-        state["coordinator"].schedule(step)
-    state["coordinator"].join()
+    scheduled = 0
+    with open(stop + ".rounds", "ab", buffering=0) as rounds:
+        while not os.path.exists(stop):
+            for _ in range(50):
+                state["coordinator"].schedule(step)
+            state["coordinator"].join()
+            scheduled += 50
+            rounds.write(b".")
     result = state["coordinator"].schedule(least)
     state["coordinator"].join()
-    return int(result.fetch())
+    return scheduled, int(result.fetch())
 
 
-def test_tasks_are_killed(runner, within):
+def test_tasks_are_killed(runner, tmp_path, within):
     """A worker that comes back loses no step; a server that dies, or has already come back, ends the training with TensorFlow's error."""
     cluster, chief = start(runner, "star_server", shape=PAIR)
     with cluster:
-        chief.begin(train_for_long, 1500)
-        time.sleep(1.0)
+        stop = str(tmp_path / "stop")
+        chief.begin(train_until, stop)
+        goes_on(chief, stop)
         cluster["worker", 1].kill()
-        time.sleep(0.5)
+        goes_on(chief, stop)
         cluster.start("worker", 1)
-        assert chief.result(120) >= 1500
+        goes_on(chief, stop)
+        open(stop, "w").close()
+        scheduled, counted = chief.result(120)
+        assert counted >= scheduled > 0
         assert star_calls(cluster) > 0
-        chief.begin(train_for_long, 1_000_000)
-        time.sleep(1.5)
+        chief.begin(train_until, str(tmp_path / "lost"))
+        goes_on(chief, tmp_path / "lost")
         cluster["ps", 1].kill()
         cluster.start("ps", 1)
         with within(60), pytest.raises(RemoteError) as caught:

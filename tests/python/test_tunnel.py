@@ -6,14 +6,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
 from authority import Authority
 from cluster import RemoteError, free_port
 from test_one_port import ONE, SECRET, stock_session
-from test_tf2 import coordination, schedule_long, start_chief, train_keras_like, train_scheduled
+from test_tf2 import coordination, replace_worker, start_chief, train_keras_like, train_scheduled
 from test_tls import TCP
 
 pytestmark = pytest.mark.ours
@@ -37,7 +36,7 @@ def chief(fresh_cluster, protocol, proof):
     return start_chief(fresh_cluster, protocol, environment=proof)
 
 
-def test_parameter_server_strategy(chief):
+def test_parameter_server_strategy(chief, tmp_path):
     cluster, task = chief
     count, total, _, devices = task.call(train_scheduled, 40, timeout=120)
     assert (count, total) == (sum(range(40)), sum(range(40)) * 7000)
@@ -45,12 +44,7 @@ def test_parameter_server_strategy(chief):
     losses = task.call(train_keras_like, 30, timeout=120)
     assert losses[-1] < losses[0], losses
     # A worker that comes back is used again.
-    task.begin(schedule_long, 300)
-    time.sleep(1.0)
-    cluster["worker", 1].kill()
-    time.sleep(1.0)
-    cluster.start("worker", 1)
-    assert task.result(150) >= 300
+    replace_worker(cluster, task, str(tmp_path / "stop"))
     # TensorFlow's clients outside the cluster have no way in.
     stranger = cluster.runner.task("stock-client", {})
     with pytest.raises(RemoteError) as caught:
