@@ -153,12 +153,9 @@ class Runner:
         kill_all(self.tasks)
         if self._control is not None:
             self._control.close()
-            try:
-                if self._process is not None:
-                    self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(10)
+            if self._process is not None:
+                self._process.kill()  # it has nothing to finish
+                self._process.wait()
         if self._keep is None or not self._keep():
             shutil.rmtree(self.directory, ignore_errors=True)
 
