@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -432,7 +431,7 @@ END""",
 
 TASK = """
 echo "$TF_CONFIG $STARWIRE_PROTOCOL $STARWIRE_CLUSTER_ID $1 ${STARWIRE_SLURM_HOSTS-unset}"
-case "$TF_CONFIG" in *'"type": "ps"'*) exec sleep 60;; esac
+case "$TF_CONFIG" in *'"type": "ps"'*) exec sleep 600;; esac
 """
 
 
@@ -451,16 +450,14 @@ def test_slurm_starts_the_cluster_and_ends_with_the_workers(slurm, chief):
 
 
 def test_slurm_ends_with_the_status_of_a_worker(slurm):
-    began = time.monotonic()
+    # The parameter servers are stopped: they sleep for longer than `slurm` waits.
     status, out = slurm(TASK + "sleep 0.2; case \"$TF_CONFIG\" in *'\"index\": 1'*) exit 5;; esac")
     assert status == 5, out
-    assert time.monotonic() - began < 30, "the parameter servers were not stopped"
 
 
 def test_slurm_ends_when_the_parameter_servers_fail(slurm):
-    began = time.monotonic()
-    status, out = slurm("case \"$TF_CONFIG\" in *'\"type\": \"ps\"'*) sleep 0.3; exit 6;; esac; exec sleep 60", CHIEF="1")
-    assert status == 6 and time.monotonic() - began < 30, out
+    status, out = slurm("case \"$TF_CONFIG\" in *'\"type\": \"ps\"'*) sleep 0.3; exit 6;; esac; exec sleep 600", CHIEF="1")
+    assert status == 6, out
 
 
 def test_slurm_refuses_too_few_nodes(slurm):

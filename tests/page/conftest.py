@@ -40,7 +40,7 @@ def address(tmp_path_factory):
                 text = ""
             if len(re.findall(r'^starwire_peer_bytes_sent_total\{.*peer="/job:ps/.* \d{5,}$', text, re.M)) == 2:
                 break
-            time.sleep(1)
+            time.sleep(0.2)
         yield f"127.0.0.1:{port}"
     finally:
         for task in tasks:

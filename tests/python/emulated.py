@@ -45,7 +45,9 @@ def seconds_for(transfers):
 
     def receive(sock, size):
         while size > 0:
-            size -= len(sock.recv(min(size, 1 << 16)))
+            data = sock.recv(min(size, 1 << 16))
+            assert data, "the sender has ended"
+            size -= len(data)
 
     threads = [threading.Thread(target=source.sendall, args=(bytes(size),)) for source, _, size in transfers]
     threads += [threading.Thread(target=receive, args=(target, size)) for _, target, size in transfers]

@@ -24,19 +24,18 @@ def experiment(name):
 
 def test_a_round_trip_takes_both_delays():
     took = experiment("round_trips")
-    assert took["none"] < 0.005
-    # The relay may deliver a few microseconds early.
-    assert 0.00998 <= took["5 ms"] < 0.015
+    # The relay may deliver a few microseconds early. Upper bounds leave room for a busy machine, and none for a delay that counts twice.
+    assert took["none"] < 0.00998 <= took["5 ms"] < 0.0195
 
 
 def test_a_cable_has_its_rate_in_each_direction():
     took = experiment("rates")
     # Queues and socket buffers take some bytes at once, so a transfer may seem shorter. Upper bounds leave room for a busy machine.
-    assert 0.9 <= took["one direction"] < 1.7
+    assert 0.9 <= took["one direction"] < 1.9
     # Half duplex would take two seconds.
-    assert 0.9 <= took["both directions"] < 1.7
+    assert 0.9 <= took["both directions"] < 1.9
     # The switch has one cable to the receiver.
-    assert 0.9 <= took["two to one"] < 1.7
+    assert 0.9 <= took["two to one"] < 1.9
 
 
 def test_a_full_queue_drops():

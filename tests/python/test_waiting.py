@@ -17,8 +17,8 @@ from graphs import PS0, PS1, WORKER0, WORKER1
 
 pytestmark = pytest.mark.ours
 
-WAIT = 60  # seconds, for steps that take a tenth of one on an idle machine
-SOON = 0.4  # seconds after which a step that waits has begun to wait
+WAIT = 120  # seconds, for steps that take a tenth of one on an idle machine
+SOON = 0.4  # seconds for which a step that has begun is seen to wait
 
 
 def one():
@@ -205,8 +205,20 @@ def wait_step(case, name):
         return [pulled * 0.0 + used, pushed + 0.0, after + 0.0, beside * 0.0]
 
 
-def wait(target, case, name, end=None):
-    """Runs the waiting step; `end` is how this worker itself ends it. Returns its outcome, and that of a plain step afterwards."""
+def all_have_begun(target, number):
+    """Waits until as many steps have made their update beside the wait, and a little longer."""
+    with tf.Graph().as_default():
+        near, _ = variables(0)
+        with one().Session(target) as sess:
+            deadline = time.monotonic() + WAIT
+            while float(sess.run(near[1])) < 1.0 + number:
+                assert time.monotonic() < deadline, f"{number} steps do not begin"
+                time.sleep(0.02)
+    time.sleep(SOON / 2)
+
+
+def wait(target, case, name, end=None, closing=None):
+    """Runs the waiting step; `end` is how this worker itself ends it: by a timeout, or by closing the session at an event. Returns its outcome, and that of a plain step afterwards."""
     with tf.Graph().as_default():
         fetches = wait_step(case, name)
         near, far = variables(2)
@@ -217,14 +229,12 @@ def wait(target, case, name, end=None):
             prepare = prepare(name) if prepare else tf.no_op()
             serve = CASES[case].serve(name) if end == "timeout" else tf.no_op()
         sess = one().Session(target)
-        if end:
-            sess.run(one().global_variables_initializer())
         sess.run(prepare)
         if end == "timeout":
             # TensorFlow's master loses a timeout that comes before the step has begun on every task, also over stock gRPC. So all tasks have begun it once.
             sess.run(serve)
             sess.run(fetches)
-        closer = threading.Timer(SOON, sess.close)
+        closer = threading.Thread(target=lambda: closing.wait(WAIT) and sess.close())
         if end == "close":
             closer.start()
         options = one().RunOptions(timeout_in_ms=int(SOON * 1000)) if end == "timeout" else None
@@ -246,7 +256,10 @@ def in_threads(function, calls):
 
 def wait_all(target, end=None, **names):
     """Runs all cases concurrently, each in its own session."""
-    return in_threads(lambda case, name: wait(target, case, name, end), list(names.items()))
+    closing = threading.Event()
+    if end == "close":
+        threading.Thread(target=lambda: all_have_begun(target, len(names)) or closing.set()).start()
+    return in_threads(lambda case, name: wait(target, case, name, end, closing), list(names.items()))
 
 
 def initialise(target):
@@ -298,7 +311,7 @@ def ended_by_another(cluster, end):
     names = {case: f"{case}_{end}" for case in CASES if getattr(CASES[case], end)}
     waiting.call(initialise, cluster.target("worker", 0))
     waiting.begin(wait_all, cluster.target("worker", 0), **names)
-    time.sleep(3 * SOON)
+    other.call(all_have_begun, cluster.target("worker", 1), len(names), timeout=2 * WAIT)
     assert not waiting.ready(), "waits"
     served = other.call(serve_all, cluster.target("worker", 1), end, **names, timeout=WAIT)
     results = waiting.result(WAIT)
@@ -309,7 +322,7 @@ def ended_by_another(cluster, end):
 
 def ended_by_itself(cluster, end):
     cluster["worker", 0].call(initialise, cluster.target("worker", 0))
-    results = cluster["worker", 0].call(wait_all, cluster.target("worker", 0), end, **{case: f"{case}_self_{end}" for case in CASES}, timeout=WAIT)
+    results = cluster["worker", 0].call(wait_all, cluster.target("worker", 0), end, **{case: f"{case}_self_{end}" for case in CASES}, timeout=2 * WAIT)
     return {case: result if end == "close" else result[0] for case, result in results.items()}
 
 
@@ -342,7 +355,7 @@ def killed(cluster, cases):
     other.call(initialise, cluster.target("worker", 0))
     names = {case: f"{case}_killed" for case in cases}
     victim.begin(wait_all, cluster.target("worker", 1), **names)
-    time.sleep(4 * SOON)
+    other.call(all_have_begun, cluster.target("worker", 0), len(names), timeout=2 * WAIT)
     assert not victim.ready(), "waits"
     victim.kill()
     time.sleep(2 * SOON)
