@@ -381,10 +381,10 @@ def train_until(stop):
     scheduled = 0
     with open(stop + ".rounds", "ab", buffering=0) as rounds:
         while not os.path.exists(stop):
-            for _ in range(50):
+            for _ in range(20):
                 state["coordinator"].schedule(step)
             state["coordinator"].join()
-            scheduled += 50
+            scheduled += 20
             rounds.write(b".")
     result = state["coordinator"].schedule(least)
     state["coordinator"].join()
