@@ -4,7 +4,7 @@
 the training goes on during the attack and after it, no step hangs; the server survives and logs no alarming message; a member connecting meanwhile and a
 new TensorFlow session are served; /healthz answers; the log grows by few lines; and memory, threads and descriptors return to their levels from before.
 
-With STARWIRE_SLOW_TESTS=1 it also measures, which needs a machine that does nothing else: each attack runs several times, each time followed by a harmless
+With STARWIRE_DEEP_TESTS=1 it also measures, which needs a machine that does nothing else: each attack runs several times, each time followed by a harmless
 process that uses the same CPU time. The median pace is at least 80 % of that beside the harmless process, and no step takes two seconds.
 """
 
@@ -27,7 +27,7 @@ import training
 import wire
 from authority import identity_for_all
 
-MEASURES = bool(os.environ.get("STARWIRE_SLOW_TESTS"))
+MEASURES = bool(os.environ.get("STARWIRE_DEEP_TESTS"))
 ROUNDS = 3 if MEASURES else 1  # of an attack
 WORST = 0.8  # of the pace beside the control process, when measured
 LONGEST_STEP = 2.0 if MEASURES else 30.0  # seconds; 30 is a hang

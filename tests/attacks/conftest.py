@@ -1,5 +1,5 @@
 """Fixtures of the attacks. `pytest tests/attacks` needs the library (STARWIRE_LIBRARY or `make -s print-plugin`) and takes about two minutes.
-STARWIRE_SLOW_TESTS=1 also measures the pace of the training (arena.py).
+STARWIRE_DEEP_TESTS=1 also measures the pace of the training (arena.py).
 """
 
 import os

@@ -3,7 +3,7 @@
     pytest tests/python                              # grpc++, with the library of STARWIRE_LIBRARY or `make -s print-plugin`
     pytest tests/python --protocol grpc              # against stock TensorFlow, which must meet the same expectations
     pytest tests/python --keep-logs
-    STARWIRE_SLOW_TESTS=1 pytest tests/python -m slow  # tests that need much time or memory
+    STARWIRE_DEEP_TESTS=1 pytest tests/python -m deep  # tests that need much time or memory
     STARWIRE_TEST_PROOF=tls pytest tests/python/test_failure.py  # all tasks have TLS, or a secret
 """
 
@@ -37,7 +37,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "ours: tests something that stock gRPC does not have; skipped with --protocol grpc")
     config.addinivalue_line("markers", "grpc_client: is a client of another task by grpc://, which has no proof; skipped with STARWIRE_TEST_PROOF")
     config.addinivalue_line("markers", "tensorflow2: needs something that TensorFlow 1 lacks")
-    config.addinivalue_line("markers", "slow: takes long or much memory; runs with STARWIRE_SLOW_TESTS=1 (`make test-slow`)")
+    config.addinivalue_line("markers", "deep: a variant, or much time or memory; runs with STARWIRE_DEEP_TESTS=1 (`make test-deep`)")
     if not harness.is_stock(config.getoption("--protocol")):
         os.environ["STARWIRE_LIBRARY"] = harness.library_path()  # look it up once, for all task processes
 
@@ -55,11 +55,11 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("grpc_client"):
                 item.add_marker(pytest.mark.skip(reason="TensorFlow's gRPC is closed to clients without proof"))
-    if not os.environ.get("STARWIRE_SLOW_TESTS"):
+    if not os.environ.get("STARWIRE_DEEP_TESTS"):
         # Deselected rather than skipped, so that the summary does not mention them.
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
+        deep = [item for item in items if item.get_closest_marker("deep")]
+        items[:] = [item for item in items if not item.get_closest_marker("deep")]
+        config.hook.pytest_deselected(items=deep)
 
 
 @pytest.fixture(scope="session")

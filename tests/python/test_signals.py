@@ -2,7 +2,7 @@
 
 TensorFlow's blocking calls do not check for signals: SIGINT reaches Python when the call returns. So only SIGTERM ends a server in `join()`, or a session that
 waits for a missing task. starwire must not change that: no handler, no thread that keeps the process alive, no abort at exit. CASES lists the outcomes over
-stock gRPC; STARWIRE_SLOW_TESTS=1 also checks stock gRPC itself, and all our ways in all roles.
+stock gRPC; STARWIRE_DEEP_TESTS=1 also checks stock gRPC itself, and all our ways in all roles.
 """
 
 import signal
@@ -290,7 +290,7 @@ REMOTE = ("client", "client_blocked", "master")
 
 
 def marks(way, role):
-    slow = [] if role in ALWAYS.get(way, ()) else [pytest.mark.slow]
+    slow = [] if role in ALWAYS.get(way, ()) else [pytest.mark.deep]
     return slow + [pytest.mark.grpc_client] * (role in REMOTE) + [pytest.mark.tensorflow2] * (role == "coordinator")
 
 

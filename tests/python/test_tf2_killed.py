@@ -80,7 +80,7 @@ def stock_survivor():
 
 
 @pytest.mark.parametrize("victim", [0, 1], ids=["leader", "follower"])
-@pytest.mark.parametrize("way", ["grpc++", "star_server", *(pytest.param(way, marks=pytest.mark.slow) for way in OURS if way not in ("grpc++", "star_server"))])
+@pytest.mark.parametrize("way", ["grpc++", "star_server", *(pytest.param(way, marks=pytest.mark.deep) for way in OURS if way not in ("grpc++", "star_server"))])
 def test_peer_of_a_collective_is_killed(runner, stock_survivor, tmp_path, way, victim):
     if victim not in stock_survivor:
         stock_survivor[victim] = survivor_of(runner, "grpc", victim, str(tmp_path))
@@ -109,7 +109,7 @@ def coordinate(cluster):
     return chief
 
 
-SECOND = [pytest.param(way, marks=() if way == "star_server" else pytest.mark.slow) for way in ("grpc", *OURS)]
+SECOND = [pytest.param(way, marks=() if way == "star_server" else pytest.mark.deep) for way in ("grpc", *OURS)]
 
 
 @pytest.mark.parametrize("way", SECOND)
@@ -233,7 +233,7 @@ def test_others_are_cancelled_when_one_fails(compared, way):
         assert chief.call(fail_amidst_others, timeout=60) == ("InvalidArgumentError", "CancelledError", True, 42)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("way", ["grpc++", "star_server"])
 def test_a_server_that_freezes_is_noticed(compared, tmp_path, way):
     """As if it had been killed, but later: the coordinator forgives a few failures, and each takes the keep-alive or the handshake 20 s."""

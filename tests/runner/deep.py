@@ -20,6 +20,8 @@ def jobs(s):
     fuzz = f"{s.library} && {s.python} tests/fuzz_graphs/run.py --seed $RANDOM --seconds 300 --stop"
     return [
         *(s.end_to_end("deep", path, "-m deep", **deep) for path in marked),
+        # The pace of a training under attack is a measurement, which takes several rounds.
+        *(s.end_to_end("pace", path, **deep) for path in quick.files("attacks")),
         quick.Job("address", "scripts/sanitize address", needs=("tools",), cores=2, memory=8, limit=3600, expected=480),
         quick.Job("undefined", "scripts/sanitize shim", needs=("plugin", "core"), cores=2, memory=8, limit=3600, expected=480),
         quick.Job("fuzz-graphs", fuzz, needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
