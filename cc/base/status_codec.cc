@@ -80,6 +80,11 @@ Status FromRemoteTarget(const Status& status, const std::string& target) {
   return WithMessage(status, message + sentence + ": none");
 }
 
+Status AfterCancellation(const Status& status) {
+  const bool follows = StatusNumber(status) == kCancelled || StatusNumber(status) == kAborted;
+  return follows ? tensorflow::StatusGroup::MakeDerived(status) : status;
+}
+
 void ReplyError(sw_engine* engine, sw_ticket ticket, const Status& status) {
   const std::string message = StatusMessage(status);
   auto* details = new std::string(EncodeErrorDetails(status));

@@ -25,6 +25,9 @@ Status StatusFromResult(const sw_result& result, const std::string& target);
 // The same error, with the sentence that TensorFlow's gRPC client adds to every error of a call to `target`, from the
 // task itself or on the way to it.
 Status FromRemoteTarget(const Status& status, const std::string& target);
+// What became of something after it was cancelled: a Cancelled or Aborted error is a consequence of that, and is marked
+// as derived, so that TensorFlow reports the error that led to the cancellation instead.
+Status AfterCancellation(const Status& status);
 // Answers a request with an error (or, if `status` is OK, with an empty reply).
 void ReplyError(sw_engine* engine, sw_ticket ticket, const Status& status);
 

@@ -7,6 +7,7 @@
 
 #include "cc/base/guard.h"
 #include "cc/base/kernel_scope.h"
+#include "cc/base/status_codec.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/collective.h"
@@ -403,10 +404,7 @@ void Scratch::Fail(Status status, const SubgraphNode& node) {
     }
     status = tensorflow::AttachDef(status, node.kernel->def());
   }
-  // A Cancelled or Aborted error after a cancellation is a consequence of it.
-  const bool derived = cancellation != nullptr && cancellation->IsCancelled() &&
-                       (StatusNumber(status) == kCancelled || StatusNumber(status) == kAborted);
-  status_ = derived ? tensorflow::StatusGroup::MakeDerived(status) : status;
+  status_ = cancellation != nullptr && cancellation->IsCancelled() ? AfterCancellation(status) : status;
   if (step_->args.rendezvous != nullptr) step_->args.rendezvous->StartAbort(status_);
   if (step_->args.collective_executor != nullptr) step_->args.collective_executor->StartAbort(status_);
   if (cancellation != nullptr) cancellation->StartCancel();

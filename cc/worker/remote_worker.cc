@@ -40,6 +40,11 @@ class Cancellation {
     if (cancel) Send();
   }
 
+  bool wanted() {
+    std::lock_guard<std::mutex> lock(mu_);
+    return wanted_;
+  }
+
   // Runs under the lock of the CallOptions, which the completion takes as well.
   void Cancel() {
     {
@@ -106,7 +111,7 @@ class OneCall {
       if (timeout > 0) {
         deadline_ms = static_cast<uint32_t>(std::min<int64_t>(timeout, std::numeric_limits<uint32_t>::max()));
       }
-      cancellation = std::make_shared<Cancellation>(channel_);
+      cancellation_ = cancellation = std::make_shared<Cancellation>(channel_);
       opts_->SetCancelCallback([cancellation] { cancellation->Cancel(); });
     }
     static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&OneCall::Alloc>,
@@ -166,6 +171,7 @@ class OneCall {
 
   void Finish() {
     if (opts_ != nullptr) opts_->ClearCancelCallback();
+    if (cancellation_ != nullptr && cancellation_->wanted()) status_ = AfterCancellation(status_);
     if (into_) {
       if (status_.ok() && size_ != expected_) status_ = WrongSize(size_);
     } else if (status_.ok()) {
@@ -191,6 +197,7 @@ class OneCall {
   const Parser parse_;
   const StatusCallback done_;
   CallOptions* const opts_;
+  std::shared_ptr<Cancellation> cancellation_;  // null if the call cannot be cancelled
   // Bigger replies carry tensors that have to be decoded.
   static constexpr size_t kBriefBytes = 4096;
 
