@@ -48,6 +48,7 @@ class StarSplit {
     const sw_star_call* it = nullptr;
     std::string device;
     std::set<uint32_t> nodes;
+    std::set<std::string> names;  // of everything in its plan but feeds and fetches
     std::vector<Output> feeds;
     std::vector<Output> fetches;
     std::map<Output, size_t> feed_numbers;
@@ -85,7 +86,8 @@ class StarSplit {
   int32_t ArgumentNumber(uint32_t node) const;
   Status AddToPlan(const Call& call, uint32_t node, tensorflow::GraphDef* plan) const;
   std::string InputOf(const Call& call, uint32_t node, uint32_t edge) const;
-  static std::string FeedName(size_t number) { return "starwire_feed_" + std::to_string(number); }
+  // "`kind`_`number`", or a longer name if a node of the call has this one.
+  static std::string NameIn(const Call& call, const std::string& kind, size_t number);
 
   // The second half.
   Status AddNodes();

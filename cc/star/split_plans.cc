@@ -135,9 +135,10 @@ Status StarSplit::MakePlan(Call* call) {
   std::vector<uint32_t> nodes(call->it->nodes, call->it->nodes + call->it->n_nodes);
   nodes.insert(nodes.end(), call->it->copies, call->it->copies + call->it->n_copies);
   std::sort(nodes.begin(), nodes.end(), [this](uint32_t a, uint32_t b) { return NameOf(a) < NameOf(b); });
+  for (uint32_t node : nodes) call->names.insert(NameOf(node));
   for (size_t i = 0; i < call->feeds.size(); ++i) {
     NodeDef* def = plan.add_node();
-    def->set_name(FeedName(i));
+    def->set_name(NameIn(*call, "starwire_feed", i));
     def->set_op("_Arg");
     def->set_device(call->device);
     const Output& output = call->feeds[i];
@@ -152,7 +153,7 @@ Status StarSplit::MakePlan(Call* call) {
   for (size_t i = 0; i < call->fetches.size(); ++i) {
     const Output& output = call->fetches[i];
     NodeDef* def = plan.add_node();
-    def->set_name("starwire_fetch_" + std::to_string(i));
+    def->set_name(NameIn(*call, "starwire_fetch", i));
     def->set_op("_Retval");
     def->set_device(call->device);
     def->add_input(NameOf(output.first) + ":" + std::to_string(output.second));
@@ -166,6 +167,12 @@ Status StarSplit::MakePlan(Call* call) {
                           " nodes, is too large to send (2 GB at most): turn large constants into variables");
   }
   return OkStatus();
+}
+
+std::string StarSplit::NameIn(const Call& call, const std::string& kind, size_t number) {
+  std::string name = kind + "_" + std::to_string(number);
+  while (call.names.count(name) != 0) name += "_";
+  return name;
 }
 
 void StarSplit::AddHandle(uint32_t number, Call* call, NodeDef* def) const {
@@ -240,7 +247,7 @@ std::string StarSplit::InputOf(const Call& call, uint32_t node, uint32_t at) con
     case SW_WAY_SLOT:
     case SW_WAY_DIRECT:
     case SW_WAY_RELAY:
-      return output(FeedName(call.feed_numbers.at({source, edge->src_output()})), 0);
+      return output(NameIn(call, "starwire_feed", call.feed_numbers.at({source, edge->src_output()})), 0);
     default:
       return std::string();
   }
