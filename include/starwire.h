@@ -887,6 +887,9 @@ struct sw_bytes sw_engine_advertisement(const struct sw_engine *engine);
 // 1 if partitions of this server's graphs run on the lock-free executor where it supports them, else 0.
 uint32_t sw_engine_runs_partitions(const struct sw_engine *engine);
 
+// After this many seconds without a connection to its task, a session may be deleted.
+uint64_t sw_engine_session_idle_s(const struct sw_engine *engine);
+
 // Ends every call (Cancelled/Unavailable), closes every connection, joins every thread. When it returns no handler
 // runs or will run again. Idempotent. Do not call it from a reactor thread.
 void sw_engine_stop(struct sw_engine *engine);

@@ -141,9 +141,11 @@ Status StarRun::MakeFeeds(bool* names_peer, bool* late) {
     }
     const StarObjectPtr<KeptValue> found = std::move(*kept++);
     if (found == nullptr) {
-      return MakeStatus(kFailedPrecondition, "starwire: slot " + std::to_string(value.slot) + " of step " +
-                                                 std::to_string(args.step_id) + " is empty on " + service_->task_ +
-                                                 ": the call that should have filled it failed, or the step has ended");
+      // Sessions recover from Aborted: the connection may have been lost, and its values with it.
+      return MakeStatus(kAborted, "starwire: slot " + std::to_string(value.slot) + " of step " +
+                                      std::to_string(args.step_id) + " is empty on " + service_->task_ +
+                                      ": the call that should have filled it failed, the connection was lost in "
+                                      "between, or the step has ended");
     }
     feeds.push_back(found->tensor);
   }

@@ -2,21 +2,25 @@
 
 namespace starwire {
 
+void Leftovers::SetPatience(std::chrono::seconds patience) {
+  std::lock_guard<std::mutex> lock(mu_);
+  patience_ = patience;
+}
+
 void Leftovers::PeerCame(uint64_t conn, const std::string& task, uint64_t incarnation) {
-  std::vector<Life> ended;
+  std::vector<Ended> ended;
   {
     std::lock_guard<std::mutex> lock(mu_);
     const Key key(task, incarnation);
     if (!connections_.emplace(conn, key).second) return;
     ++entries_[key].connections;
-    Collect(task, &ended);
+    ended = Collect(task);
   }
-  DropAll(task, std::move(ended));
+  DropAll(std::move(ended));
 }
 
 void Leftovers::PeerGone(uint64_t conn) {
-  std::vector<Life> ended;
-  std::string task;
+  std::vector<Ended> ended;
   {
     std::lock_guard<std::mutex> lock(mu_);
     auto found = connections_.find(conn);
@@ -25,34 +29,36 @@ void Leftovers::PeerGone(uint64_t conn) {
     connections_.erase(found);
     auto entry = entries_.find(key);
     --entry->second.connections;
+    entry->second.gone = Clock::now();
     // The same process may come back for its state.
     if (entry->second.connections == 0 && entry->second.life.empty()) entries_.erase(entry);
-    task = key.first;
-    Collect(task, &ended);
+    ended = Collect(key.first);
   }
-  DropAll(task, std::move(ended));
+  DropAll(std::move(ended));
 }
 
-void Leftovers::Collect(const std::string& task, std::vector<Life>* ended) {
-  const auto first = entries_.lower_bound(Key(task, 0));
+std::vector<Leftovers::Ended> Leftovers::Collect(const std::string& task) {
   bool connected = false;
-  for (auto it = first; it != entries_.end() && it->first.first == task; ++it) {
+  for (auto it = entries_.lower_bound(Key(task, 0)); it != entries_.end() && it->first.first == task; ++it) {
     connected = connected || it->second.connections > 0;
   }
-  if (!connected) return;
-  for (auto it = first; it != entries_.end() && it->first.first == task;) {
-    if (it->second.connections > 0) {
+  std::vector<Ended> ended;
+  const auto now = Clock::now();
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    const bool is_back = connected && it->first.first == task;
+    if (it->second.connections > 0 || (!is_back && now - it->second.gone < patience_)) {
       ++it;
       continue;
     }
-    ended->push_back(std::move(it->second.life));
+    ended.push_back({it->first.first, is_back, std::move(it->second.life)});
     it = entries_.erase(it);
   }
+  return ended;
 }
 
-void Leftovers::DropAll(const std::string& task, std::vector<Life> ended) {
-  for (Life& life : ended) {
-    if (!life.empty()) drop_(task, std::move(life));
+void Leftovers::DropAll(std::vector<Ended> ended) {
+  for (Ended& one : ended) {
+    if (!one.life.empty()) drop_(one.task, one.is_back, std::move(one.life));
   }
 }
 

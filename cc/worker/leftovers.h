@@ -1,8 +1,11 @@
 // The graphs and worker sessions that masters in other tasks have registered with this worker. A master that is killed
-// deregisters nothing; once another incarnation of its task is connected, nothing can use them any more.
+// deregisters nothing; once another incarnation of its task is connected, nothing can use them any more. If none comes,
+// they go when the master has had no connection for long: should it come back after all, TensorFlow tells it that its
+// session is gone.
 #ifndef STARWIRE_CC_WORKER_LEFTOVERS_H_
 #define STARWIRE_CC_WORKER_LEFTOVERS_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -26,12 +29,16 @@ class Leftovers {
     std::set<std::string> sessions;
     bool empty() const { return graphs.empty() && sessions.empty(); }
   };
-  // Gets the state that an ended incarnation of a task left, if any. Called on a reactor thread.
-  using Drop = std::function<void(const std::string& task, Life life)>;
+  // Gets the state that an ended incarnation of a task left, if any. `is_back`: another one is connected. Called on a
+  // reactor thread.
+  using Drop = std::function<void(const std::string& task, bool is_back, Life life)>;
 
   explicit Leftovers(Drop drop) : drop_(std::move(drop)) {}
   Leftovers(const Leftovers&) = delete;
   Leftovers& operator=(const Leftovers&) = delete;
+
+  // How long a master may have no connection. It is looked for when others connect or disconnect.
+  void SetPatience(std::chrono::seconds patience);
 
   void PeerCame(uint64_t conn, const std::string& task, uint64_t incarnation);
   void PeerGone(uint64_t conn);
@@ -47,18 +54,27 @@ class Leftovers {
 
  private:
   using Key = std::pair<std::string, uint64_t>;  // task and incarnation
+  using Clock = std::chrono::steady_clock;
   struct Entry {
     int connections = 0;
+    Clock::time_point gone;  // since when there is none
+    Life life;
+  };
+  struct Ended {
+    std::string task;
+    bool is_back;
     Life life;
   };
 
   Entry* Of(uint64_t conn);
-  // A life has ended if it has no connection and another life of the task has one.
-  void Collect(const std::string& task, std::vector<Life>* ended);
-  void DropAll(const std::string& task, std::vector<Life> ended);
+  // A life has ended if it has no connection and another life of the task has one, or it has had none for long.
+  // `task`: it has connected or disconnected.
+  std::vector<Ended> Collect(const std::string& task);
+  void DropAll(std::vector<Ended> ended);
 
   const Drop drop_;
   std::mutex mu_;
+  std::chrono::seconds patience_ = std::chrono::hours(24);
   std::map<Key, Entry> entries_;
   std::unordered_map<uint64_t, Key> connections_;
 };

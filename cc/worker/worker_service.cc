@@ -136,13 +136,16 @@ struct WorkerService::TypedCall : WorkerService::ServedCall {
 WorkerService::WorkerService(StarwireWorker* worker, tensorflow::WorkerEnv* env)
     : worker_(worker),
       env_(env),
-      leftovers_([this](const std::string& task, Leftovers::Life life) { Drop(task, std::move(life)); }) {}
+      leftovers_([this](const std::string& task, bool is_back, Leftovers::Life life) {
+        Drop(task, is_back, std::move(life));
+      }) {}
 
 WorkerService::~WorkerService() = default;
 
 void WorkerService::Start(std::shared_ptr<sw_engine> engine, std::shared_ptr<ServerErrands> errands) {
   engine_ = std::move(engine);
   errands_ = std::move(errands);
+  leftovers_.SetPatience(std::chrono::seconds(sw_engine_session_idle_s(engine_.get())));
 }
 
 WorkerService::Shard& WorkerService::ShardOf(sw_ticket ticket) { return shards_[TicketHash()(ticket) % kShards]; }
@@ -258,10 +261,16 @@ void WorkerService::OnPeerCame(uint64_t conn, sw_bytes task, uint64_t incarnatio
 
 void WorkerService::OnPeerGone(uint64_t conn) { leftovers_.PeerGone(conn); }
 
-void WorkerService::Drop(const std::string& task, Leftovers::Life life) {
+void WorkerService::Drop(const std::string& task, bool is_back, Leftovers::Life life) {
   // As text: not every version of TensorFlow exports the functions that log numbers.
-  LOG(INFO) << "starwire: " + task + " was restarted: releasing " + std::to_string(life.graphs.size()) +
-                   " graphs and " + std::to_string(life.sessions.size()) + " sessions of its previous incarnation";
+  const std::string graphs = std::to_string(life.graphs.size()), sessions = std::to_string(life.sessions.size());
+  if (is_back) {
+    LOG(INFO) << "starwire: " + task + " was restarted: releasing " + graphs + " graphs and " + sessions +
+                     " sessions of its previous incarnation";
+  } else {
+    LOG(INFO) << "starwire: " + task + " has had no connection for too long: releasing its " + graphs +
+                     " graphs and " + sessions + " sessions";
+  }
   running_.fetch_add(1, std::memory_order_relaxed);
   // For the same reason as Place::kErrand.
   errands_->slow.Run([self = shared_from_this(), life = std::move(life)] {

@@ -92,7 +92,7 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   void Finish(const std::shared_ptr<ServedCall>& call, const Status& status);
   void Cancel(const std::shared_ptr<ServedCall>& call);
   // Releases state that nothing can use any more.
-  void Drop(const std::string& task, Leftovers::Life life);
+  void Drop(const std::string& task, bool is_back, Leftovers::Life life);
 
   StarwireWorker* const worker_;
   tensorflow::WorkerEnv* const env_;

@@ -100,6 +100,13 @@ pub unsafe extern "C" fn sw_engine_runs_partitions(engine: *const sw_engine) -> 
     unsafe { borrow(engine) }.map_or(0, |e| e.engine.runs_partitions().into())
 }
 
+/// After this many seconds without a connection to its task, a session may be deleted.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_engine_session_idle_s(engine: *const sw_engine) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { borrow(engine) }.map_or(u64::MAX, |e| e.engine.session_idle().as_secs())
+}
+
 /// Ends every call (Cancelled/Unavailable), closes every connection, joins every thread. When it returns no handler
 /// runs or will run again. Idempotent. Do not call it from a reactor thread.
 #[unsafe(no_mangle)]

@@ -150,6 +150,11 @@ impl<H: Host> Engine<H> {
         self.shared.config.runs_partitions()
     }
 
+    /// After this long without a connection to its task, a session may be deleted.
+    pub fn session_idle(&self) -> Duration {
+        self.shared.config.star.plans.session_idle
+    }
+
     /// Opens a channel to a task. The same task always gets the same channel.
     pub fn channel(&self, task: &str, grpc_address: &str) -> Result<Channel<H>, EngineError> {
         if self.shared.forks != fork::count() {

@@ -32,7 +32,7 @@ pub(super) fn half_of_memory() -> u64 {
 
 impl StarConfig {
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, ConfigError> {
-        let [plans, plan_bytes, values, value_bytes, calls, plan_idle, session_idle, step_idle] =
+        let [plans, plan_bytes, values, value_bytes, calls, plan_idle, session_idle, _] =
             reader.get(&variables::STAR_LIMITS)?;
         let all_bytes = reader.get(&variables::STAR_MAX_TOTAL_BYTES)?;
         Ok(Self {
@@ -43,7 +43,7 @@ impl StarConfig {
                 plan_idle: Duration::from_secs(plan_idle),
                 session_idle: Duration::from_secs(session_idle),
             },
-            steps: StepLimits { values, bytes: value_bytes, calls, all_bytes, idle: Duration::from_secs(step_idle) },
+            steps: StepLimits { values, bytes: value_bytes, calls, all_bytes },
             inline: Duration::from_micros(reader.get(&variables::STAR_INLINE_US)?),
             split_bytes: reader.get(&variables::STAR_SPLIT_BYTES)?,
         })
@@ -78,7 +78,7 @@ mod tests {
                 plan_idle: seconds(3),
                 session_idle: seconds(4),
             },
-            steps: StepLimits { values: 5, bytes: 6, calls: 7, all_bytes: 11 << 20, idle: seconds(8) },
+            steps: StepLimits { values: 5, bytes: 6, calls: 7, all_bytes: 11 << 20 },
             inline: Duration::from_micros(9),
             split_bytes: Some(10 << 10),
         };

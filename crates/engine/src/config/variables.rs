@@ -143,10 +143,10 @@ variables! {
             Amount::number("calls", 1..=1 << 24),
             Amount::number("plan_idle_s", 1..=31_536_000),
             Amount::number("session_idle_s", 1..=31_536_000),
-            Amount::number("step_idle_s", 1..=31_536_000),
+            Amount::retired("step_idle_s"),
         ]),
-        Is("plans=4096,plan_bytes=1G,values=65536,value_bytes=4G,calls=1024,plan_idle_s=3600,session_idle_s=86400,step_idle_s=600"), ParameterServers,
-        "Limits of one worker on this parameter server ([star_server.md](star_server.md)), in part or as a whole: `plans` and their `plan_bytes` as registered, `values` and `value_bytes` kept between the star calls of a step, `calls` in flight. After `plan_idle_s` seconds without use a plan is evicted (its users register it again), after `session_idle_s` a session with its kernels' state, after `step_idle_s` the values of a step.";
+        Is("plans=4096,plan_bytes=1G,values=65536,value_bytes=4G,calls=1024,plan_idle_s=3600,session_idle_s=86400"), ParameterServers,
+        "Limits of one worker on this parameter server ([star_server.md](star_server.md)), in part or as a whole: `plans` and their `plan_bytes` as registered, `values` and `value_bytes` kept between the star calls of a step, `calls` in flight. After `plan_idle_s` seconds without use a plan is evicted (its users register it again). A session whose task has had no connection for `session_idle_s` is deleted; those that were closed unnoticed are looked for as often.";
     STAR_MAX_TOTAL_BYTES: Bytes = "STARWIRE_STAR_MAX_TOTAL_BYTES", Bytes(1 << 20..=1 << 50), Machine(star::half_of_memory, "half of the memory"), ParameterServers,
         "Limit of all workers together on this parameter server, for the bytes of values and again for those of plans. A worker can take at most what is left over, so that there is always room for another; plans of the worker that has most are evicted first.";
     STAR_SPLIT_BYTES: Optional<Bytes> = "STARWIRE_STAR_SPLIT_BYTES", Optional(Bytes(0..=1 << 40)), Unset("measured when a graph is planned: `32K` to `1M`"), Masters,

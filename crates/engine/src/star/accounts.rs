@@ -98,10 +98,8 @@ impl Account {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
-    const LIMITS: StepLimits =
-        StepLimits { values: 100, bytes: 1000, calls: 2, all_bytes: 1200, idle: Duration::from_secs(1) };
+    const LIMITS: StepLimits = StepLimits { values: 100, bytes: 1000, calls: 2, all_bytes: 1200 };
 
     #[test]
     fn connections_of_one_peer_share_what_one_may_have() {

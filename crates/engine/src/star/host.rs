@@ -26,7 +26,7 @@ pub trait StarHost: Send + Sync + Sized + 'static {
     fn incarnations(&self) -> &[u64];
     /// Runs the job soon, on another thread.
     fn spawn(&self, job: Job);
-    /// Whether the session has its own devices. May block.
+    /// Whether the session has its own devices; `ABORTED`: there is no such session. May block.
     fn is_isolated(&self, session: &[u8]) -> Result<bool, StarFailure>;
     /// Compiles a plan for all sessions, or for this one if it is isolated or the plan has state. May block.
     fn compile(&self, session: &[u8], plan: &[u8]) -> Result<CompiledPlan<Self::Plan>, StarFailure>;

@@ -2,7 +2,8 @@
 //! that belongs to a session, or the session has its own devices, once for each of these sessions.
 //!
 //! A plan is dropped when it was not used for a while, or earlier if its owner needs room for another; a session that
-//! still needs it registers it again. A plan with a session's state is dropped only with its session.
+//! still needs it registers it again. A plan with a session's state is dropped only with its session, however long that
+//! rests: the table's owner says when it has ended.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ pub struct PlanLimits {
     pub all_bytes: u64,
     /// Plans that were not used for this long are dropped, unless they have a session's state.
     pub plan_idle: Duration,
-    /// Sessions that were not used for this long are dropped with everything they have.
+    /// After this long without use it is asked whether a session still exists.
     pub session_idle: Duration,
 }
 
@@ -342,7 +343,7 @@ impl<P: Clone, W> Plans<P, W> {
         removed.push(plan.value);
     }
 
-    /// The session was deleted: releases the plans that it used and drops its own.
+    /// The session has ended: releases the plans that it used and drops its own.
     pub fn session_closed(&mut self, session: &[u8]) -> Removed<P> {
         let mut removed = Vec::new();
         let Some(gone) = self.sessions.remove(session) else { return removed };
@@ -368,22 +369,24 @@ impl<P: Clone, W> Plans<P, W> {
         self.plans.drain().map(|(_, plan)| plan.value).collect()
     }
 
-    /// Drops entries that were not used for too long.
+    /// Drops plans that were not used for too long.
     pub fn expire(&mut self, now: Time) -> Removed<P> {
         let mut removed = Vec::new();
-        let old = |used: &Arc<AtomicU64>, idle: Duration| millis(now).saturating_sub(used.load(Relaxed)) > millis(idle);
-        let sessions = self.sessions.iter().filter(|(_, session)| old(&session.used, self.limits.session_idle));
-        let sessions: Vec<Box<[u8]>> = sessions.map(|(name, _)| name.clone()).collect();
-        for session in sessions {
-            removed.append(&mut self.session_closed(&session));
-        }
-        let plans = self.plans.iter().filter(|(_, plan)| !plan.has_state && old(&plan.used, self.limits.plan_idle));
+        let idle = self.limits.plan_idle;
+        let plans = self.plans.iter().filter(|(_, plan)| !plan.has_state && is_old(&plan.used, idle, now));
         let plans: Vec<Id> = plans.map(|(id, _)| *id).collect();
         for id in plans {
             self.evicted += 1;
             self.remove(id, &mut removed);
         }
         removed
+    }
+
+    /// Sessions that were not used for long, and may have ended. They count as used now.
+    pub fn resting(&self, now: Time) -> Vec<Box<[u8]>> {
+        let idle = self.limits.session_idle;
+        let resting = self.sessions.iter().filter(|(_, session)| is_old(&session.used, idle, now));
+        resting.inspect(|(_, session)| session.used.store(millis(now), Relaxed)).map(|(name, _)| name.clone()).collect()
     }
 
     pub fn len(&self) -> usize {
@@ -471,6 +474,10 @@ pub struct Compiled<P, W> {
     pub removed: Removed<P>,
     /// There was no room for it.
     pub refused: Option<Refused>,
+}
+
+fn is_old(used: &AtomicU64, idle: Duration, now: Time) -> bool {
+    millis(now).saturating_sub(used.load(Relaxed)) > millis(idle)
 }
 
 fn millis(time: Time) -> u64 {

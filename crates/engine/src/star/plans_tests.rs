@@ -134,8 +134,15 @@ proptest! {
                 Event::Later(seconds) => {
                     now += seconds;
                     for value in table.expire(at(now)) {
-                        prop_assert!(!has_state(value.0) || seconds > 0);
+                        prop_assert!(!has_state(value.0), "a session that rests keeps its state");
                         prop_assert_eq!(Rc::strong_count(&value), 1, "given back once");
+                    }
+                    let resting = table.resting(at(now));
+                    prop_assert!(table.resting(at(now)).is_empty(), "each is asked for once");
+                    // Those with an even number turn out to have ended.
+                    for s in (0..7).step_by(2).filter(|s| resting.contains(&session(*s).into())) {
+                        table.session_closed(&session(s));
+                        prop_assert!((0..8).all(|plan| table.find(&session(s), &hash(plan), at(now)).is_none()));
                     }
                 }
                 Event::Clear => {
@@ -205,8 +212,15 @@ fn a_plan_with_state_is_not_evicted_and_goes_with_its_session() {
     assert!(table.find(&session(0), &hash(1), at(0)).is_some());
     assert!(table.find(&session(0), &hash(2), at(0)).is_none(), "the least recently used one went");
     assert!(table.find(&session(1), &hash(1), at(0)).is_none());
-    assert!(table.expire(at(599)).len() == 3);
-    assert!(table.session_closed(&session(0)).len() == 1);
+    assert_eq!(table.expire(at(599)).len(), 3);
+    assert_eq!(table.resting(at(599)), []);
+    // However long it rests, somebody else says whether it has ended.
+    assert_eq!(table.expire(at(100_000)).len(), 0);
+    assert_eq!(table.resting(at(100_000)), [session(0).into()]);
+    assert_eq!(table.resting(at(100_600)), []);
+    assert!(table.find(&session(0), &hash(1), at(100_600)).is_some());
+    assert_eq!(table.resting(at(101_200)), []);
+    assert_eq!(table.session_closed(&session(0)).len(), 1);
     table.check();
 }
 

@@ -241,9 +241,9 @@ impl<H: Host> Shared<H> {
         self.star_drop(removed);
     }
 
-    /// Drops plans that were not used for too long.
-    pub(super) fn star_tick(&self, now: Instant) {
-        let Some(star) = &self.star else { return };
+    /// Drops plans that were not used for too long, and what ended sessions have left.
+    pub(super) fn star_tick(self: &Arc<Self>, now: Instant) {
+        let (Some(star), Some(host)) = (&self.star, self.host.star()) else { return };
         let seconds = |time: Duration| time.as_secs();
         let (due, now) = (star.next_tick.load(Ordering::Relaxed), star.time(now));
         let next = seconds(now + TICK);
@@ -254,6 +254,21 @@ impl<H: Host> Shared<H> {
         }
         let removed = star.plans().expire(now);
         self.star_drop(removed);
+        let resting = star.plans().resting(now);
+        if !resting.is_empty() {
+            let shared = self.clone();
+            host.spawn(Box::new(move || shared.star_ask(&resting)));
+        }
+    }
+
+    /// Forgets those of these sessions that have ended, and nobody said so. On a thread that may block.
+    fn star_ask(&self, sessions: &[Box<[u8]>]) {
+        let Some(host) = self.host.star() else { return };
+        for session in sessions {
+            if host.is_isolated(session).is_err_and(|failure| failure.code == code::ABORTED) {
+                self.star_session_closed(session);
+            }
+        }
     }
 
     /// Drops what left the table of plans, here and in the shards' caches.

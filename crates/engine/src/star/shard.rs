@@ -124,7 +124,7 @@ impl<H: Host> StarShard<H> {
         metrics: &Recorder,
     ) -> Option<Answer> {
         let answered = match method {
-            star::CALL => self.call(ticket, body, now, metrics).map(|()| None),
+            star::CALL => self.call(ticket, body, now).map(|()| None),
             star::REGISTER => {
                 let peer = self.steps.name(ticket.conn).unwrap_or("a disconnected worker");
                 self.shared.star_register(ticket, peer, body).map(|()| None)
@@ -144,8 +144,8 @@ impl<H: Host> StarShard<H> {
         Ok(())
     }
 
-    fn call(&mut self, ticket: Ticket, body: Box<InBody>, now: Instant, metrics: &Recorder) -> Result<(), StarFailure> {
-        self.tick(now, metrics);
+    fn call(&mut self, ticket: Ticket, body: Box<InBody>, now: Instant) -> Result<(), StarFailure> {
+        self.tick(now);
         let (head, table) = CallHead::read(body.meta()).map_err(|error| StarFailure::malformed(error.to_string()))?;
         self.shared.star_check_incarnation(head.incarnation)?;
         // Free again on the connection since the call was cancelled, but its run is not over.
@@ -154,7 +154,7 @@ impl<H: Host> StarShard<H> {
         }
         let CallHead { flags, step, plan: hash, session, keeps, .. } = head;
         let time = self.time(now);
-        let began = self.steps.call_began(ticket.conn, step, !keeps.is_empty(), time);
+        let began = self.steps.call_began(ticket.conn, step, !keeps.is_empty());
         let on_record = began.map_err(|refused| StarFailure::new(refused.code(), refused.to_string()))?;
         let plan = self.find(session, &hash, time);
         let session = SESSION_AT..SESSION_AT + session.len();
@@ -221,7 +221,7 @@ impl<H: Host> StarShard<H> {
     pub fn execute(&mut self, command: StarCommand<H>, now: Instant, metrics: &Recorder) -> Option<(u64, Answer)> {
         let (ticket, answer) = match command {
             StarCommand::Done { ticket, outcome } => (ticket, self.done(ticket, outcome, now, metrics)),
-            StarCommand::Adopted { ticket, adopted } => (ticket, self.adopted(ticket, adopted, now, metrics)),
+            StarCommand::Adopted { ticket, adopted } => (ticket, self.adopted(ticket, adopted, metrics)),
             StarCommand::Forget => {
                 self.known.clear();
                 return None;
@@ -245,7 +245,7 @@ impl<H: Host> StarShard<H> {
         if let (Ok(_), Stage::Running(plan, _)) = (&result, &call.stage) {
             plan.ran(run, cost, inline, self.inline);
         }
-        self.end(ticket, &call, Some(Ran { inline, queue, run, bytes }), now, metrics);
+        self.end(ticket, &call, Some(Ran { inline, queue, run, bytes }), metrics);
         let StarReply { meta, payload, stats_bytes, .. } = match result {
             Ok(reply) => reply,
             Err(failure) => return Some(self.refusal(ticket, failure)),
@@ -273,7 +273,6 @@ impl<H: Host> StarShard<H> {
         &mut self,
         ticket: Ticket,
         adopted: Result<Option<FoundPlan<H>>, StarFailure>,
-        now: Instant,
         metrics: &Recorder,
     ) -> Option<Answer> {
         let mut call = self.calls.remove(&(ticket.conn, ticket.id))?;
@@ -289,24 +288,23 @@ impl<H: Host> StarShard<H> {
             }
             (Ok(_), stage) => {
                 call.stage = stage;
-                self.end(ticket, &call, None, now, metrics);
+                self.end(ticket, &call, None, metrics);
                 let head = ReplyHead { flags: UNKNOWN_PLAN, ..ReplyHead::default() };
                 Some(Answer { id: ticket.id, code: 0, meta: Meta::of(&head.bytes()), payload: None })
             }
             (Err(failure), stage) => {
                 call.stage = stage;
-                self.end(ticket, &call, None, now, metrics);
+                self.end(ticket, &call, None, metrics);
                 Some(self.refusal(ticket, failure))
             }
         }
     }
 
     /// A call is over. `ran`: its plan was known.
-    fn end(&mut self, ticket: Ticket, call: &InFlight<H>, ran: Option<Ran>, now: Instant, metrics: &Recorder) {
+    fn end(&mut self, ticket: Ticket, call: &InFlight<H>, ran: Option<Ran>, metrics: &Recorder) {
         // A call that asks for its plan comes again.
         let last = call.last && ran.is_some();
-        let freed = self.steps.call_ended(ticket.conn, call.step, call.on_record, last, self.time(now));
-        drop(freed);
+        drop(self.steps.call_ended(ticket.conn, call.step, call.on_record, last));
         metrics.star_calls.add(1);
         metrics.star_bytes_received.add(call.bytes);
         if let Some(Ran { inline, queue, run, bytes }) = ran {
@@ -328,15 +326,12 @@ impl<H: Host> StarShard<H> {
         self.shared.star.as_ref().map_or(Duration::ZERO, |star| star.time(now))
     }
 
-    /// Drops what was not used for too long, while there are calls.
-    fn tick(&mut self, now: Instant, metrics: &Recorder) {
-        if now < self.next_tick {
-            return;
+    /// Drops plans that were not used for too long, while there are calls.
+    fn tick(&mut self, now: Instant) {
+        if now >= self.next_tick {
+            self.next_tick = now + TICK;
+            self.shared.star_tick(now);
         }
-        self.next_tick = now + TICK;
-        drop(self.steps.expire(self.time(now)));
-        self.count_slots(metrics);
-        self.shared.star_tick(now);
     }
 
     fn count_slots(&self, metrics: &Recorder) {

@@ -1,14 +1,12 @@
 //! Values that stay on a server between the calls of a step, by connection: a step belongs to the connection of its
-//! calls, and ends with it. Limits are counted per peer.
+//! calls, and ends with it. However long it rests between two calls, its values stay: the worker says when it has ended.
+//! Limits are counted per peer; they bound what a worker can leave behind that never says so.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Refused;
 use super::accounts::Account;
-
-type Time = Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLimits {
@@ -18,8 +16,6 @@ pub struct StepLimits {
     pub calls: u64,
     /// Bytes of all peers together.
     pub all_bytes: u64,
-    /// A step without calls for this long is over.
-    pub idle: Duration,
 }
 
 struct Peer<V> {
@@ -36,12 +32,11 @@ struct Step<V> {
     calls: u64,
     /// It is over: values that its calls still keep are dropped at once.
     ended: bool,
-    used: Time,
 }
 
 impl<V> Step<V> {
-    fn new(now: Time) -> Self {
-        Self { slots: HashMap::new(), calls: 0, ended: false, used: now }
+    fn new() -> Self {
+        Self { slots: HashMap::new(), calls: 0, ended: false }
     }
 }
 
@@ -77,23 +72,22 @@ impl<V> Steps<V> {
 
     /// A call arrived. `keeps`: it keeps values. Returns whether its step is on record: it is if some call of it keeps
     /// values, or has.
-    pub fn call_began(&mut self, connection: u64, step: i64, keeps: bool, now: Time) -> Result<bool, Refused> {
+    pub fn call_began(&mut self, connection: u64, step: i64, keeps: bool) -> Result<bool, Refused> {
         let peer = self.peers.get_mut(&connection).ok_or(Refused::Gone)?;
         peer.account.take_call(&self.limits)?;
         peer.calls += 1;
         let step = match keeps {
-            true => Some(peer.steps.entry(step).or_insert_with(|| Step::new(now))),
+            true => Some(peer.steps.entry(step).or_insert_with(Step::new)),
             false => peer.steps.get_mut(&step),
         };
         let Some(step) = step else { return Ok(false) };
         step.calls += 1;
-        step.used = now;
         Ok(true)
     }
 
     /// Ends a call that [`Steps::call_began`] allowed, with its result. `last`: the step needs nothing more of this
     /// server.
-    pub fn call_ended(&mut self, connection: u64, step: i64, on_record: bool, last: bool, now: Time) -> Vec<V> {
+    pub fn call_ended(&mut self, connection: u64, step: i64, on_record: bool, last: bool) -> Vec<V> {
         let Some(peer) = self.peers.get_mut(&connection) else { return Vec::new() };
         if let Some(calls) = peer.calls.checked_sub(1) {
             peer.calls = calls;
@@ -102,7 +96,6 @@ impl<V> Steps<V> {
         if on_record {
             if let Some(step) = peer.steps.get_mut(&step) {
                 step.calls = step.calls.saturating_sub(1);
-                step.used = now;
             }
         }
         if last {
@@ -160,17 +153,6 @@ impl<V> Steps<V> {
         if peer.steps.get(&step).is_some_and(|step| step.calls == 0 && step.slots.is_empty()) {
             peer.steps.remove(&step);
         }
-    }
-
-    /// Ends steps without calls for too long.
-    pub fn expire(&mut self, now: Time) -> Vec<V> {
-        let idle = self.limits.idle;
-        let old = |step: &Step<V>| step.calls == 0 && now.saturating_sub(step.used) > idle;
-        let all = self.peers.iter().flat_map(|(connection, peer)| {
-            peer.steps.iter().filter(|(_, step)| old(step)).map(|(number, _)| (*connection, *number))
-        });
-        let over: Vec<(u64, i64)> = all.collect();
-        over.into_iter().flat_map(|(connection, step)| self.step_ended(connection, step)).collect()
     }
 
     /// Values that are kept.

@@ -8,15 +8,11 @@ use proptest::prelude::*;
 use super::super::accounts::Accounts;
 use super::*;
 
-const LIMITS: StepLimits = StepLimits { values: 6, bytes: 60, calls: 4, all_bytes: 100, idle: Duration::from_secs(10) };
+const LIMITS: StepLimits = StepLimits { values: 6, bytes: 60, calls: 4, all_bytes: 100 };
 
 /// Connections 0 and 1 are of one peer.
 fn peer_of(connection: u64) -> u64 {
     connection / 2
-}
-
-fn at(seconds: u64) -> Time {
-    Duration::from_secs(seconds)
 }
 
 #[derive(Clone, Debug)]
@@ -28,7 +24,6 @@ enum Event {
     End(usize, bool),
     Keep(u64, i64, u32, u64),
     StepEnd(u64, i64),
-    Later(u64),
 }
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
@@ -41,7 +36,6 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         6 => (any::<usize>(), any::<bool>()).prop_map(|(i, last)| Event::End(i, last)),
         8 => (connection.clone(), step.clone(), 0..4u32, 0..30u64).prop_map(|(c, s, n, b)| Event::Keep(c, s, n, b)),
         2 => (connection, step).prop_map(|(c, s)| Event::StepEnd(c, s)),
-        1 => (0..15u64).prop_map(Event::Later),
     ];
     proptest::collection::vec(event, 0..120)
 }
@@ -56,7 +50,6 @@ proptest! {
         let mut table = Steps::new(LIMITS);
         let accounts = Accounts::default();
         let alive = Rc::new(());
-        let mut now = 0;
         // Connection, step, whether it keeps values, whether its step is on record.
         let mut calls: Vec<(u64, i64, bool, bool)> = Vec::new();
         // The values that must be there: (connection, step, slot) -> number of the value.
@@ -82,7 +75,7 @@ proptest! {
                 }
                 Event::Begin(connection, step, keeps) => {
                     let mine = calls.iter().filter(|(c, ..)| peer_of(*c) == peer_of(connection)).count() as u64;
-                    let began = table.call_began(connection, step, keeps, at(now));
+                    let began = table.call_began(connection, step, keeps);
                     match began {
                         Ok(on_record) => {
                             prop_assert!(on_record || !keeps);
@@ -97,7 +90,7 @@ proptest! {
                 }
                 Event::End(which, last) if !calls.is_empty() => {
                     let (connection, step, _, on_record) = calls.swap_remove(which % calls.len());
-                    let dropped = table.call_ended(connection, step, on_record, last, at(now)).len();
+                    let dropped = table.call_ended(connection, step, on_record, last).len();
                     let before = model.len();
                     if last {
                         model.retain(|(c, s, _), _| (*c, *s) != (connection, step));
@@ -137,15 +130,6 @@ proptest! {
                     model.retain(|(c, s, _), _| (*c, *s) != (connection, step));
                     prop_assert_eq!(dropped, before - model.len());
                 }
-                Event::Later(seconds) => {
-                    now += seconds;
-                    let dropped: Vec<_> = table.expire(at(now)).into_iter().map(|(number, _)| number).collect();
-                    model.retain(|(c, s, _), number| {
-                        let gone = dropped.contains(number);
-                        assert!(!gone || !calls.iter().any(|call| (call.0, call.1, call.3) == (*c, *s, true)), "a step with calls is not idle");
-                        !gone
-                    });
-                }
             }
             prop_assert_eq!(table.len(), model.len() as u64);
             prop_assert_eq!(Rc::strong_count(&alive) - 1, model.len());
@@ -154,12 +138,21 @@ proptest! {
             }
         }
         for (connection, step, _, on_record) in calls {
-            table.call_ended(connection, step, on_record, false, at(now));
+            table.call_ended(connection, step, on_record, false);
         }
-        table.expire(at(now + 11));
+        prop_assert!(table.peers.values().all(|peer| peer.calls == 0));
+        prop_assert_eq!(table.len(), model.len() as u64, "whatever its age");
+        // Steps end one by one, or with their connection.
+        for ((connection, step, _), _) in std::mem::take(&mut model) {
+            match connection {
+                0 => drop(table.step_ended(connection, step)),
+                _ => drop(table.peer_gone(connection)),
+            }
+        }
         prop_assert!(table.is_empty());
-        prop_assert!(table.peers.values().all(|peer| peer.steps.is_empty() && peer.calls == 0 && peer.bytes == 0));
-        prop_assert!(table.peers.values().all(|peer| peer.account.has() == (0, 0, 0)));
+        prop_assert!(table.peers.values().all(|peer| peer.steps.is_empty() && peer.bytes == 0));
+        let left = (0..2).map(|peer| accounts.of(&format!("/job:worker/task:{peer}"), 1).has());
+        prop_assert_eq!(left.collect::<Vec<_>>(), [(0, 0, 0); 2]);
         prop_assert_eq!(Rc::strong_count(&alive), 1);
     }
 }
@@ -168,10 +161,10 @@ proptest! {
 fn what_a_call_keeps_after_its_step_has_ended_goes_at_once() {
     let mut table = Steps::new(LIMITS);
     table.peer_came(1, Accounts::default().of("worker", 1));
-    table.call_began(1, 7, true, at(0)).unwrap();
+    table.call_began(1, 7, true).unwrap();
     table.step_ended(1, 7);
     assert_eq!(table.keep(1, 7, 0, "late", 5).unwrap(), Some("late"));
-    table.call_ended(1, 7, true, false, at(0));
+    table.call_ended(1, 7, true, false);
     assert!(table.is_empty());
     assert!(table.peers[&1].steps.is_empty());
 }
@@ -180,7 +173,7 @@ fn what_a_call_keeps_after_its_step_has_ended_goes_at_once() {
 fn refusals_name_the_peer() {
     let mut table = Steps::new(StepLimits { values: 1, ..LIMITS });
     table.peer_came(1, Accounts::default().of("/job:worker/replica:0/task:3", 1));
-    table.call_began(1, 7, true, at(0)).unwrap();
+    table.call_began(1, 7, true).unwrap();
     table.keep(1, 7, 0, "a", 5).unwrap();
     let (_, refused) = table.keep(1, 7, 1, "b", 5).unwrap_err();
     assert_eq!(

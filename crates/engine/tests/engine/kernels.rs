@@ -1,7 +1,7 @@
 //! A parameter server's kernels, without TensorFlow. A plan is a text whose words say how it behaves. It answers with
 //! the table that it was given; a table "slot N" stands for the value in that slot.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ pub struct Seen {
     pub inline: AtomicU64,
     pub cancelled: AtomicU64,
     pub running: AtomicU64,
+    /// The session "two" was deleted, and the engine has not been told.
+    pub two_is_gone: AtomicBool,
 }
 
 pub struct Alive(Arc<AtomicUsize>);
@@ -67,6 +69,9 @@ impl StarHost for Kernels {
 
     fn is_isolated(&self, session: &[u8]) -> Result<bool, StarFailure> {
         match session {
+            b"two" if self.0.two_is_gone.load(Ordering::Relaxed) => {
+                Err(StarFailure::new(code::ABORTED, "it was deleted"))
+            }
             b"one" | b"two" => Ok(false),
             b"alone" => Ok(true),
             _ => Err(StarFailure::new(code::ABORTED, "no such session")),

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use starwire_protocol::code;
 use starwire_protocol::star::{
@@ -275,6 +276,31 @@ fn a_closed_session_takes_its_plans_along() {
     assert!(asks_for_plan(&pair.call(&head("one", "echo with state", 1), "x")));
     assert_eq!(table(&pair.call(&head("two", "echo with state", 1), "x")), "x");
     assert_eq!(table(&pair.call(&head("one", "echo", 1), "x")), "x", "what all share is adopted again");
+}
+
+#[test]
+fn a_session_that_rests_keeps_its_state_until_it_is_deleted() {
+    let pair = pair(&[("STARWIRE_STAR_LIMITS", "session_idle_s=1,step_idle_s=1")]);
+    for session in ["one", "two"] {
+        pair.register(session, "echo with state");
+        assert_eq!(table(&pair.call(&head(session, "echo with state", 1), "x")), "x");
+    }
+    pair.register("one", "echo");
+    pair.call(&keeping("one", "echo", 11, &[5]), "kept");
+    let rest = || std::thread::sleep(Duration::from_millis(5_200));
+    rest();
+    // The server looks around while another session calls.
+    assert_eq!(table(&pair.call(&head("two", "echo with state", 2), "x")), "x");
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(table(&pair.call(&head("one", "echo with state", 2), "x")), "x");
+    // So does a step that rests between two calls.
+    assert_eq!(table(&pair.call(&head("one", "echo", 11), "slot 5")), "kept");
+    pair.has("plans", 3.0);
+    pair.ps.seen.kernels.two_is_gone.store(true, Relaxed);
+    rest();
+    assert_eq!(table(&pair.call(&head("one", "echo with state", 3), "x")), "x");
+    pair.has("plans", 2.0);
+    pair.has("slots", 1.0);
 }
 
 #[test]
