@@ -265,6 +265,22 @@ def functions():
     return [y, z], lambda step: {x: np.arange(2100, dtype=np.float32) + step}
 
 
+def names_of_ours():
+    """Nodes of a server have the names that star calls give their arguments and results."""
+    import numpy as np
+
+    with tf.device(WORKER0):
+        x = tf.compat.v1.placeholder(tf.float32, (3,))
+        y = x * 2.0
+    with tf.device(PS0):
+        fed = tf.multiply(y, 3.0, name="starwire_feed_0")
+        longer = tf.add(y, 1.0, name="starwire_feed_0_")
+        fetched = tf.add(fed, longer, name="starwire_fetch_0")
+        last = tf.compat.v1.assign_add(tf.compat.v1.get_variable("starwire_fetch_1", (3,), initializer=tf.zeros_initializer()), fetched)
+    with tf.device(WORKER0):
+        return [fed + 1.0, fetched - 1.0, last * 2.0], lambda step: {x: np.arange(3, dtype=np.float32) + step}
+
+
 CASES = {
     "many_small": many_small,
     "fetch_everywhere": fetch_everywhere,
@@ -285,6 +301,7 @@ CASES = {
     "empty_and_scalar_mix": empty_and_scalar_mix,
     "sparse_and_ragged": sparse_and_ragged,
     "functions": functions,
+    "names_of_ours": names_of_ours,
 }
 
 
