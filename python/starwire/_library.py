@@ -5,6 +5,8 @@ import pathlib
 import re
 import threading
 
+from starwire import _secret
+
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent.parent
 _lock = threading.Lock()
@@ -44,6 +46,7 @@ def load():
             tf.load_library(path)
         except Exception as error:
             raise ImportError(f"starwire: TensorFlow {_tensorflow_version()} refused {path}: {error}") from error
+        _secret.watch()
         _loaded = path
 
 

@@ -8,7 +8,7 @@ They are replaced where Python calls them, so that nothing above has to be known
 from starwire_run import protocols
 
 # Functions of pywrap_tfe.
-_EAGER = (
+EAGER = (
     "TFE_ContextSetServerDef",
     "TFE_ContextUpdateServerDef",
     "TFE_ContextSetServerDefWithTimeout",
@@ -54,7 +54,7 @@ def apply(protocol):
         follow()
         _applied = protocol
         return
-    found = {name for name in _EAGER if hasattr(pywrap_tfe, name)}
+    found = {name for name in EAGER if hasattr(pywrap_tfe, name)}
     missing = sorted(_REQUIRED - found)
     missing += [name for owner, name in ((pywrap_tf_session, "TF_NewServer"), (server_lib, "_make_server_def")) if not hasattr(owner, name)]
     if missing:

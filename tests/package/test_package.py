@@ -72,6 +72,27 @@ def test_loading_the_library_alone_works(tmp_path):
     assert code == 0, err
 
 
+SERVER = "server = tf.distribute.Server({'ps': ['localhost:0']}, job_name='ps', task_index=0, protocol='PROTOCOL')"
+CONTEXT = "tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec({'ps': ['localhost:0']}), job_name='ps', task_index=0, protocol='grpc++'); tf.constant(1)"
+ASK = """
+import os, subprocess, sys, starwire, tensorflow as tf
+def ask():
+    child = [sys.executable, "-S", "-c", "import os; print(os.environ.get('STARWIRE_SECRET'))"]
+    given = [None, {**os.environ, "MORE": "1"}, os.environ.copy()]
+    print([subprocess.run(child, env=one, capture_output=True, text=True).stdout.strip() for one in given])
+"""
+
+
+@pytest.mark.parametrize("makes", [SERVER.replace("PROTOCOL", "grpc++"), CONTEXT], ids=["server", "context"])
+def test_processes_that_a_server_starts_have_no_secret(makes):
+    secret = "known to this process and no other"
+    # One that does not read it; one that does; and another one, which still knows it.
+    steps = [SERVER.replace("PROTOCOL", "grpc"), "ask()", makes, "ask()", SERVER.replace("PROTOCOL", "grpc++"), "ask()"]
+    code, out, err = python(ASK + "\n".join(steps), ROOT / "python", STARWIRE_SECRET=secret)
+    assert code == 0, err
+    assert out.splitlines() == [str([secret] * 3), str([""] * 3), str([""] * 3)]
+
+
 def test_loading_twice_and_a_copy_is_harmless(tmp_path):
     library = library_of_checkout()
     copy = shutil.copy(library, tmp_path / "another.so")
