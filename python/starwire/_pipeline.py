@@ -119,7 +119,7 @@ class _Sequence:
         self._depth = depth
         self._lock = threading.Lock()  # close() comes from any thread
         self._key = None
-        self._last = None  # the result of the newest step that was waited for
+        self._first = None  # the result of the first step, until one of the next was waited for
         self._steps = collections.deque()
         self._queue = queue.SimpleQueue()
         self._threads = 0
@@ -131,7 +131,7 @@ class _Sequence:
                 self._finish()
                 self._key = None
                 result = _run(run, feeds)
-                self._key, self._last = key, result
+                self._key, self._first = key, _copied(result)
                 return result
             # The caller may change arrays as soon as this returns.
             step = _Step(run, {to: copy.deepcopy(one) for to, one in feeds.items()} if isinstance(feeds, dict) else copy.deepcopy(feeds))
@@ -140,11 +140,13 @@ class _Sequence:
                 threading.Thread(target=_work, args=(self._queue,), name=f"starwire-pipeline-{self._threads}", daemon=True).start()
             self._queue.put(step)
             self._steps.append(step)
-            while len(self._steps) > self._depth:
-                self._wait()
-            return self._last
+            if len(self._steps) <= self._depth:
+                return _copied(self._first)
+            self._first = None
+            return self._wait()
 
     def _wait(self):
+        """Returns the result of the oldest step under way."""
         step = self._steps[0]
         step.done.wait()
         self._steps.popleft()
@@ -153,9 +155,9 @@ class _Sequence:
             for other in self._steps:
                 other.done.wait()
             self._steps.clear()
-            self._key = self._last = None
+            self._key = self._first = None
             raise step.error
-        self._last = step.result
+        return step.result
 
     def _finish(self):
         while self._steps:
@@ -170,7 +172,7 @@ class _Sequence:
             while self._steps and self._steps[0].done.wait(None if is_own else max(0, deadline - time.monotonic())):
                 self._wait()
         finally:
-            self._key = self._last = None
+            self._key = self._first = None
             for _ in range(self._threads):
                 self._queue.put(None)
             self._threads = 0
@@ -211,6 +213,21 @@ def _parts(fetches):
     if isinstance(fetches, dict):
         return list(fetches.values())
     return list(fetches) if isinstance(fetches, (list, tuple)) else None
+
+
+def _copied(result):
+    """The caller may change what a run returns: arrays and the structure around them. The handle of a value on a server stays the same one."""
+    from tensorflow.python.ops.session_ops import TensorHandle
+
+    parts = _parts(result)
+    if parts is None:
+        return result if isinstance(result, TensorHandle) else copy.deepcopy(result)
+    copies = [_copied(part) for part in parts]
+    if isinstance(result, dict):  # its keys may be a session's hooks
+        made = copy.copy(result)
+        made.update(zip(result, copies))
+        return made
+    return type(result)(*copies) if hasattr(result, "_fields") else type(result)(copies)
 
 
 def _has_operation(fetches):

@@ -54,6 +54,31 @@ def results(target, depth, runs, name):
             return seen, [int(value) for value in sess.run([total, count])]
 
 
+def changed_in_place(target, depth):
+    """What runs return to a caller that changes each result."""
+    import collections
+
+    Pair = collections.namedtuple("Pair", ["of", "names"])
+    with tf.Graph().as_default():
+        with on_server(), one().variable_scope("changed", use_resource=True):
+            v = one().get_variable("v", initializer=tf.constant([1.0, 2.0]))
+            step = tf.group(v.assign(v * 1.0))
+        with one().device("/job:worker/task:0"):
+            doubled, names = v.read_value() * 2.0, tf.constant(["a", "b"])
+        with session(target, depth) as sess:
+            sess.run(v.initializer)
+            seen = []
+            for _ in range(depth + 3):
+                got = sess.run({"step": step, "pair": Pair([doubled], names)})
+                assert isinstance(got["pair"], Pair) and got["step"] is None and len(got) == 2
+                seen.append((got["pair"].of[0].tolist(), got["pair"].names.tolist()))
+                got["pair"].of[0] *= -100
+                got["pair"].names[0] = b"c"
+                got["pair"].of.append(None)
+                got["more"] = None
+            return seen
+
+
 def overlap(target, depth):
     """How many steps are under way when the caller comes back, and how many at most."""
     with tf.Graph().as_default():
@@ -333,6 +358,11 @@ def refused(depth):
 
 
 # Tests. ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_each_run_returns_a_result_of_its_own(cluster, depth):
+    assert chief_call(cluster, changed_in_place, depth) == [([2.0, 4.0], [b"a", b"b"])] * (depth + 3)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
