@@ -9,6 +9,7 @@ Protocol with the test process (multiprocessing.connection over a unix socket; t
   ("poll", pid) -> None while it runs, else its exit status as returned by exit_code
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -99,10 +100,8 @@ def load():
 
     import cluster  # noqa: F401
 
-    try:
+    with contextlib.suppress(ImportError):  # the fuzzer needs none
         import pytest  # noqa: F401  (test modules import it)
-    except ImportError:
-        pass  # the graph fuzzer runs without
 
     # Modules that TensorFlow loads lazily and that most tests need.
     tensorflow.compat.v1.Session  # noqa: B018
