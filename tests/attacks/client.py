@@ -325,7 +325,7 @@ class Http2:
 
     def request(self, path=b"/healthz"):
         """Returns (next stream id, frame that requests `path` on it)."""
-        names = ((b":method", b"GET"), (b":scheme", b"http"), (b":path", path), (b":authority", b"x"))
+        names = ((b":method", b"GET"), (b":scheme", b"http"), (b":path", path), (b":authority", b"localhost"))
         content = b"".join(self.header(*pair) for pair in names)
         stream, self.next_stream = self.next_stream, self.next_stream + 2
         return stream, self.frame(self.HEADERS, 0x5, stream, content)  # END_HEADERS, END_STREAM

@@ -37,7 +37,7 @@ def refused_requests(target, pace):
                 continue
             with target.connect(2) as one:
                 one.settimeout(1)
-                one.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+                one.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
                 asked += 1
                 refused += not one.recv(64).startswith(b"HTTP/1.1 200")
     return asked, refused

@@ -32,6 +32,10 @@ impl<H: Host> ControlState for View<H> {
         shared.log_refusal(client, why, Instant::now());
     }
 
+    fn answers_to(&self, authority: &str) -> bool {
+        self.shared.upgrade().is_some_and(|shared| shared.config.names.include(authority))
+    }
+
     fn server(&self) -> ServerFacts {
         let Some(shared) = self.shared.upgrade() else { return ServerFacts::default() };
         let identity = &shared.config.identity;

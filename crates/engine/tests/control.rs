@@ -7,11 +7,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use starwire_engine::config::Setting;
+use starwire_engine::config::{OwnNames, Setting};
 use starwire_engine::control::proto::health::health_check_response::ServingStatus;
 use starwire_engine::control::proto::health::health_client::HealthClient;
 use starwire_engine::control::proto::health::{HealthCheckRequest, HealthCheckResponse};
@@ -28,12 +28,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Fake {
     metrics: Metrics,
     connections: Arc<Connections>,
+    refused: Mutex<Vec<String>>,
 }
 
 impl ControlState for Fake {
     fn passed_on(&self) {}
 
-    fn refused(&self, _client: &str, _why: &ControlError) {}
+    fn refused(&self, client: &str, why: &ControlError) {
+        self.refused.lock().unwrap().push(format!("{client}: {why}"));
+    }
+
+    fn answers_to(&self, authority: &str) -> bool {
+        OwnNames::new(["ps0.test"], Vec::new()).include(authority)
+    }
 
     fn server(&self) -> ServerFacts {
         ServerFacts {
@@ -64,7 +71,7 @@ impl ControlState for Fake {
 }
 
 fn fake() -> Arc<Fake> {
-    Arc::new(Fake { metrics: Metrics::default(), connections: Arc::default() })
+    Arc::new(Fake { metrics: Metrics::default(), connections: Arc::default(), refused: Mutex::default() })
 }
 
 /// Accepts connections, reads the first bytes of each, and passes it to the service.
@@ -129,7 +136,7 @@ fn connect(address: SocketAddr) -> TcpStream {
 
 fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = connect(address);
-    let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).unwrap();
     read_all(&mut stream)
 }
@@ -169,7 +176,7 @@ fn plain_http_serves_metrics_and_liveness() {
     assert!(build.ends_with("\"} 1"), "{build}");
     let mut stream = connect(door.address);
     let asks = "text/plain;q=0.5,application/openmetrics-text;version=1.0.0";
-    write!(stream, "GET /metrics HTTP/1.1\r\nhost: test\r\naccept: {asks}\r\nconnection: close\r\n\r\n").unwrap();
+    write!(stream, "GET /metrics HTTP/1.1\r\nhost: localhost\r\naccept: {asks}\r\nconnection: close\r\n\r\n").unwrap();
     let metrics = read_all(&mut stream);
     assert!(metrics.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"));
     assert!(metrics.contains("# TYPE starwire_calls_sent counter\n") && metrics.contains(line), "{metrics}");
@@ -211,7 +218,7 @@ fn several_requests_on_one_connection_in_any_pieces() {
     let door = Door::plain();
     let mut stream = door.connect();
     stream.set_nodelay(true).unwrap();
-    let both = "GET /healthz HTTP/1.1\r\nhost: a\r\n\r\nGET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    let both = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     // The first byte goes alone, so that replayed and fresh bytes mix within a request.
     let (first, rest) = both.as_bytes().split_at(1);
     stream.write_all(first).unwrap();
@@ -302,7 +309,7 @@ fn unix_sockets_are_served_as_well() {
     ours.set_nonblocking(true).unwrap();
     theirs.set_read_timeout(Some(PATIENCE)).unwrap();
     service.handle(ours.into(), b"GET /healthz HTT".to_vec()).unwrap();
-    theirs.write_all(b"P/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    theirs.write_all(b"P/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
     assert!(read_all(&mut theirs).ends_with("ok\n"));
 }
 
@@ -318,6 +325,56 @@ fn access_can_be_denied() {
     }
 }
 
+/// The DNS server of a page in a browser can give any name this host's address, but not make it another name.
+#[test]
+fn requests_for_foreign_names_are_refused() {
+    let state = fake();
+    let door = Door::open(ControlService::new(state.clone(), ControlAccess::Loopback));
+    let ask = |target: &str, hosts: &[&str]| {
+        let mut stream = door.connect();
+        let hosts: String = hosts.iter().map(|host| format!("host: {host}\r\n")).collect();
+        write!(stream, "GET {target} HTTP/1.1\r\n{hosts}connection: close\r\n\r\n").unwrap();
+        read_all(&mut stream)
+    };
+    for hosts in [&["127.0.0.1:2222"][..], &["[::1]:2222"], &["localhost"], &["PS0.test.:2222"], &[]] {
+        assert!(ask("/healthz", hosts).starts_with("HTTP/1.1 200 "), "{hosts:?}");
+    }
+    assert!(ask("http://ps0.test/healthz", &["ps0.test"]).starts_with("HTTP/1.1 200 "));
+    for path in ["/", "/metrics", "/healthz", "/nothing"] {
+        for hosts in [&["evil.example:2222"][..], &["ps0.test.evil.example"], &["localhost", "evil.example"], &[""]] {
+            let answer = ask(path, hosts);
+            assert!(answer.starts_with("HTTP/1.1 421 "), "{path} {hosts:?}: {answer}");
+            assert!(answer.contains("\r\n\r\nthe control service does not answer to the name \""), "{answer}");
+            assert!(!answer.contains("/job:ps") && !answer.contains("ps0.test\""), "it tells names: {answer}");
+        }
+    }
+    assert!(ask("http://evil.example/metrics", &["localhost"]).starts_with("HTTP/1.1 421 "));
+    let long = "x".repeat(9000);
+    let answer = ask("/metrics", &[&long]);
+    assert!(answer.starts_with("HTTP/1.1 421 ") && answer.len() < 500, "{answer}");
+    let refused = state.refused.lock().unwrap();
+    assert!(refused[0].starts_with("127.0.0.1:") && refused[0].contains("\"evil.example:2222\""), "{refused:?}");
+    assert_eq!(refused.len(), 18);
+}
+
+#[test]
+fn grpc_for_a_foreign_name_is_refused() {
+    let door = Door::plain();
+    run(async {
+        for (origin, is_own) in [("http://ps0.test:1", true), ("http://evil.example:1", false)] {
+            let endpoint = Endpoint::from_shared(format!("http://{}", door.address)).unwrap();
+            let channel = endpoint.origin(origin.parse().unwrap()).connect().await.unwrap();
+            let answer = HealthClient::new(channel.clone()).check(check("")).await;
+            let stats = ControlClient::new(channel).stats(pb::StatsRequest::default()).await;
+            assert_eq!((answer.is_ok(), stats.is_ok()), (is_own, is_own));
+            if let Err(error) = answer {
+                assert_eq!(error.code(), Code::PermissionDenied);
+                assert!(error.message().contains("does not answer to the name \"evil.example:1\""), "{error}");
+            }
+        }
+    });
+}
+
 #[test]
 fn the_oldest_connection_makes_way_for_a_newcomer() {
     let limits = Limits { local: 2, ..Limits::default() };
@@ -330,7 +387,7 @@ fn the_oldest_connection_makes_way_for_a_newcomer() {
     assert!(door.get("/healthz").starts_with("HTTP/1.1 200 "));
     // The oldest was closed; the other is still served.
     assert_eq!(read_all(&mut held[0]), "");
-    held[1].write_all(b"/healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    held[1].write_all(b"/healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
     assert!(read_all(&mut held[1]).starts_with("HTTP/1.1 200 "));
 }
 
@@ -391,7 +448,7 @@ fn silence_ends_a_connection_but_not_a_watch() {
     let mut within = door.connect();
     within.write_all(b"GET /healthz HTTP/1.1\r\nho").unwrap();
     let mut between = door.connect();
-    between.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
+    between.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
     run(async {
         let mut watch = HealthClient::new(door.channel().await).watch(check("")).await.unwrap().into_inner();
         assert!(watch.message().await.unwrap().is_some());
@@ -441,7 +498,7 @@ fn garbage_ends_only_its_own_connection() {
 fn stop_closes_everything_and_is_idempotent() {
     let door = Door::plain();
     let mut idle = door.connect();
-    idle.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
+    idle.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
     wait_until(|| door.service.connections() == 1);
     door.service.stop();
     door.service.stop();
@@ -462,7 +519,7 @@ fn the_thread_stays_off_the_cpu_of_the_reactor_that_started_it() {
         let topology = topology.clone();
         move || {
             topology.pin_current_thread(0).unwrap();
-            service.handle(ours.into(), b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n".to_vec()).unwrap();
+            service.handle(ours.into(), b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n".to_vec()).unwrap();
             service
         }
     });

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
+use super::names;
 use crate::system::environment;
 
 pub trait Env {
@@ -18,6 +19,11 @@ pub trait Env {
     fn current_dir(&self) -> io::Result<PathBuf>;
     /// The machine's host name; `None` if it cannot be determined.
     fn host_name(&self) -> Option<String>;
+
+    /// The domains in which the resolver looks for names.
+    fn search_domains(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// The process's own environment.
@@ -44,6 +50,10 @@ impl Env for ProcessEnv {
         let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
         let name = name.trim();
         (!name.is_empty()).then(|| name.to_owned())
+    }
+
+    fn search_domains(&self) -> Vec<String> {
+        names::search_domains(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default())
     }
 }
 

@@ -8,6 +8,7 @@ mod env;
 mod error;
 mod fusion;
 mod kinds;
+mod names;
 mod protocol;
 mod reader;
 mod resolve;
@@ -34,6 +35,7 @@ pub use endpoint_map::{EndpointMap, EndpointMapError, FILE_NAME as ENDPOINT_MAP_
 pub use env::{Env, MapEnv, ProcessEnv};
 pub use error::ConfigError;
 pub use fusion::Fusion;
+pub use names::OwnNames;
 pub use protocol::{Protocol, UnknownProtocol};
 pub use reader::Setting;
 pub use retired::{FOREIGN_PREFIXES, RETIRED, Retired, markdown as retired_markdown, unread_variables};
@@ -165,6 +167,8 @@ pub struct Config {
     pub bind: Vec<SocketAddr>,
     /// The address to advertise. No port: the one that was bound.
     pub advertise: HostAndMaybePort,
+    /// The names under which clients of the control service reach this task.
+    pub names: OwnNames,
     pub driver: DriverChoice,
     pub keepalive: Keepalive,
     pub secret: Option<Secret>,

@@ -8,6 +8,7 @@ use super::endpoint_map::{EndpointMap, FILE_NAME};
 use super::env::Env;
 use super::error::ConfigError;
 use super::fusion::Fusion;
+use super::names::OwnNames;
 use super::reader::Reader;
 use super::retired::unread_variables;
 use super::star::StarConfig;
@@ -41,6 +42,8 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     let chosen = Chosen { bind: reader.get(&variables::BIND)?, advertise: reader.get(&variables::ADVERTISE)? };
     let ports = ports(reader, &identity, endpoint_map.as_ref(), &chosen)?;
     let (bind, advertise) = addresses(env, &identity, ports, endpoint_map.as_ref(), chosen, &mut warnings)?;
+
+    let names = own_names(env, &identity, &advertise);
 
     let driver = reader.get(&variables::DRIVER)?;
     let keepalive = Keepalive {
@@ -89,6 +92,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         tunnels,
         bind,
         advertise,
+        names,
         driver,
         keepalive,
         secret,
@@ -240,6 +244,14 @@ fn addresses(
         ));
     }
     Ok((bind, advertise))
+}
+
+/// In the ClusterSpec, for peers, and for the machine.
+fn own_names(env: &dyn Env, identity: &Identity, advertise: &HostAndMaybePort) -> OwnNames {
+    let own = identity.grpc_address.parse::<HostPort>().map(|own| own.host);
+    let machine = env.host_name();
+    let names = [own.as_deref().ok(), Some(advertise.host.as_str()), machine.as_deref()];
+    OwnNames::new(names.into_iter().flatten(), env.search_domains())
 }
 
 /// With one port, neither the map nor `STARWIRE_BIND` may name another.

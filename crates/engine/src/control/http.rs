@@ -93,9 +93,12 @@ async fn healthz(State(shared): State<Shared>) -> Response {
     }
 }
 
+pub fn is_grpc(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
 async fn unknown(headers: HeaderMap, request: Request) -> Response {
-    let is_grpc = headers.get(header::CONTENT_TYPE).is_some_and(|t| t.as_bytes().starts_with(b"application/grpc"));
-    if is_grpc {
+    if is_grpc(&headers) {
         return tonic::Status::unimplemented(format!("{} is not served here", request.uri().path()))
             .into_http::<tonic::body::Body>()
             .into_response();

@@ -5,6 +5,7 @@
 //! thread also passes clients of TensorFlow's gRPC on to it.
 
 mod activity;
+mod authority;
 mod health;
 mod http;
 pub(crate) mod passage;
@@ -28,6 +29,8 @@ pub trait ControlState: Send + Sync + 'static {
     fn passed_on(&self);
     /// A client was sent away.
     fn refused(&self, client: &str, why: &ControlError);
+    /// Whether a request may be for this host, with or without a port.
+    fn answers_to(&self, authority: &str) -> bool;
     fn server(&self) -> ServerFacts;
     fn metrics(&self) -> Vec<Sample>;
     fn connections(&self) -> Vec<ConnectionFacts>;

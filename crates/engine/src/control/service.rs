@@ -18,6 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::activity::{Activity, watched};
+use super::authority::checked;
 use super::passage::{Recipient, deny, pass_on, sort};
 use super::places::{Place, Places};
 use super::stream::{Replayed, Socket};
@@ -40,6 +41,10 @@ pub enum ControlError {
     Stopped,
     #[error("the control service is disabled for this client (STARWIRE_CONTROL)")]
     NotAllowed,
+    #[error(
+        "the control service does not answer to the name {0:?}: use an address, localhost, or the task's host in the ClusterSpec"
+    )]
+    ForeignName(String),
     #[error("the control service already has {0} connections, the most allowed")]
     TooMany(usize),
     #[error("cannot start the thread of the control service: {0}")]
@@ -432,6 +437,7 @@ async fn welcome(
             stream.replay(first)
         }
     };
+    let router = checked(router, &gate.state, &name);
     tokio::select! {
         () = connection(stream, router, serving, gate.limits) => {}
         () = place.lost() => {}

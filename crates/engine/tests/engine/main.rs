@@ -484,7 +484,7 @@ fn metrics_and_health_are_served_on_the_data_port() {
     let released = Arc::default();
     let channel = worker.channel(PS);
     assert_eq!(call(&channel, ECHO, b"", Some(payload(vec![vec![1; 100_000], vec![2; 100]], &released))).code, 0);
-    let get = |what: &str| http(&ps, &format!("GET {what} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+    let get = |what: &str| http(&ps, &format!("GET {what} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"));
     assert!(get("/healthz").starts_with("HTTP/1.1 200"), "{}", get("/healthz"));
     let text = get("/metrics");
     let value = |name: &str| -> u64 {

@@ -11,7 +11,7 @@ use starwire_engine::tls::{Files, Names, Tls};
 use super::*;
 use crate::one_port::{CORE_SETTINGS, PREFACE};
 
-const METRICS: &str = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+const METRICS: &str = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
 pub fn config(identity: &Identity, alpn: &[&[u8]]) -> Arc<ClientConfig> {
     let file = |name: &str| identity.folder().join(name);
