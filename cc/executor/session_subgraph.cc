@@ -1,6 +1,5 @@
 #include "cc/executor/session_subgraph.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -113,8 +112,11 @@ Status SessionSubgraph::FindDevice(const tensorflow::GraphDef& graph, tensorflow
   return session_->device_mgr()->LookupDevice(*name, device);
 }
 
-// The numbers of a graph's arguments and results need not be all there, but there are not more of them than nodes.
+// The numbers of a graph's arguments and results need not be all there, but there are not more of them than nodes, and
+// no two are the same: only one argument would get the value, and two threads could write one result.
 Status SessionSubgraph::CountValues(const tensorflow::Graph& graph) {
+  std::vector<bool> feeds;
+  std::vector<bool> fetches;
   for (const tensorflow::Node* node : graph.op_nodes()) {
     if (!node->IsArg() && !node->IsRetval()) continue;
     int32_t index = 0;
@@ -125,9 +127,17 @@ Status SessionSubgraph::CountValues(const tensorflow::Graph& graph) {
                                                 std::to_string(index));
     }
     if (!status.ok()) return status;
-    size_t* count = node->IsArg() ? &num_feeds_ : &num_fetches_;
-    *count = std::max(*count, static_cast<size_t>(index) + 1);
+    std::vector<bool>* numbers = node->IsArg() ? &feeds : &fetches;
+    const size_t number = static_cast<size_t>(index);
+    if (numbers->size() <= number) numbers->resize(number + 1);
+    if ((*numbers)[number]) {
+      return MakeStatus(kInvalidArgument, "starwire: node " + node->name() + " of a sub-graph has index " +
+                                              std::to_string(index) + ", as another one has");
+    }
+    (*numbers)[number] = true;
   }
+  num_feeds_ = feeds.size();
+  num_fetches_ = fetches.size();
   return OkStatus();
 }
 
