@@ -23,7 +23,7 @@ import wire  # noqa: E402
 
 BULK = 1 << 63
 LEND, TAKEN = 16, 17
-LENDING = 2  # feature bit
+LENDING, DIGESTS = 2, 4  # feature bits
 PLAIN_ENCODING, PROTO_ENCODING, SLOT_ENCODING = 1, 4, 17
 # Methods: the WorkerService in the order of cc/base/methods.h, with TensorFlow's own request messages; then the star calls.
 GET_STATUS, REGISTER_GRAPH, RECV_TENSOR, LOGGING = 1, 4, 9, 10
@@ -121,8 +121,9 @@ class Member(Stranger):
         if target.secret:
             challenges = self.challenge()
             self.key, self.their_key = (key(target.secret, sender, *challenges) for sender in (b"client", b"server"))
+            features |= DIGESTS
         self.send_block(self.hello(task=task, features=features))
-        kind, code, _, meta = self.first_frame()
+        kind, code, self.features, meta = self.first_frame()
         if kind != wire.WELCOME:
             raise ConnectionRefusedError(code, meta.decode(errors="replace"))
 
@@ -135,8 +136,14 @@ class Member(Stranger):
     def start(self, method, meta=b"", parts=(), deadline_ms=0):
         """Sends a call and its payload in one block; returns its id."""
         ident = self.new_id()
-        self.send_block(*call(ident, method, meta, parts, deadline_ms))
+        self.send_block(*call(ident, method, meta + self.digest(method, parts), parts, deadline_ms))
         return ident
+
+    def digest(self, method, parts):
+        """What the metadata of a call ends with."""
+        payload = b"".join(parts)
+        has_one = len(payload) >= 8192 and self.features & DIGESTS and method not in (STAR_CALL, STAR_REGISTER, STAR_END)
+        return hashlib.sha256(payload).digest() if has_one else b""
 
     def call(self, method, meta=b"", parts=(), timeout=30):
         return self.answer(self.start(method, meta, parts), timeout)

@@ -14,7 +14,8 @@ def lent_call(member, address, witness_address, witness):
     """A call whose payload is announced as a loan at `address` of this process."""
     ident = member.new_id()
     fixed = struct.pack("<IIQ", 0, 1, LENT | client.BULK)
-    control = wire.frame(wire.CALL, code=client.LOGGING, ident=ident, fixed=fixed)
+    digest = member.digest(client.LOGGING, [bytes(LENT)])
+    control = wire.frame(wire.CALL, code=client.LOGGING, ident=ident, fixed=fixed, meta=digest)
     control += wire.frame(wire.DATA, ident=ident, fixed=struct.pack("<Q", LENT))
     return control + wire.frame(client.LEND, ident=witness, fixed=struct.pack("<QQQQ", witness_address, 1, address, LENT))
 

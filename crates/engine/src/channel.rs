@@ -12,7 +12,7 @@ use crate::op::PendingOp;
 use crate::shared::Shared;
 use crate::whereabouts::Expected;
 use starwire_net::transport::{SocketAddress, backoff};
-use starwire_protocol::{Failure, Outcome, code};
+use starwire_protocol::{Failure, Outcome, code, digest};
 
 /// Requests may wait for a peer until their deadline (TensorFlow waits for tasks that start later). After this time,
 /// the log names the peer and the reason …
@@ -70,8 +70,11 @@ impl<H: Host> Channel<H> {
         });
     }
 
-    pub fn call(&self, call: NewCall<H::Op>) -> u64 {
+    pub fn call(&self, mut call: NewCall<H::Op>) -> u64 {
         let id = self.next_id();
+        if self.shared.config.secret.is_some() && u16::try_from(call.method).is_ok_and(digest::has_digest) {
+            call.meta.extend(call.payload.iter().filter_map(|payload| digest::digest(payload.parts())).flatten());
+        }
         self.send(Command::Call { channel: self.channel.number, id, call });
         id
     }

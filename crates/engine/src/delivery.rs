@@ -15,11 +15,12 @@ use crate::star::{Answer, StarCommand, StarShard};
 use starwire_protocol::measure::MEASURE;
 use starwire_protocol::star::is_star;
 use starwire_protocol::tunnel::TUNNEL;
-use starwire_protocol::{CallHead, Event, Failure, Outcome, Owner, PeerInfo, RecvFrame, code};
+use starwire_protocol::{CallHead, Event, Failure, Outcome, Owner, PeerInfo, RecvFrame, code, digest};
 
 /// Rendezvous keys of one connection as the host knows them, by number; None was refused as malformed.
 pub type Keys<H> = Vec<Option<<H as Host>::Key>>;
 
+const CHANGED: &[u8] = b"starwire: the payload of the call was changed on its way: its digest is wrong";
 /// Most requests that the host gets at once. All requests of an input are parsed before the first is delivered.
 const BATCH: usize = 256;
 
@@ -87,8 +88,12 @@ impl<H: Host> Delivery<H> {
                     }
                 },
                 Event::ReplyDone { op, outcome } => self.reply_done(op, &outcome),
-                Event::CallReady { id, method, deadline_ms, body } => {
+                Event::CallReady { id, method, deadline_ms, mut body } => {
                     self.flush();
+                    if self.shared.config.secret.is_some() && digest::has_digest(method) && !body.is_authentic() {
+                        conn.proto.reply(id, code::DATA_LOSS, CHANGED, None);
+                        continue;
+                    }
                     self.delivered = true;
                     self.metrics.calls_received.add(1);
                     let ticket = Ticket { conn: conn.key, id };

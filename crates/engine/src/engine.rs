@@ -38,7 +38,7 @@ use starwire_net::reactor::mailbox::{EventWaker, Sender, mailbox};
 use starwire_net::reactor::topology::Topology;
 use starwire_net::reactor::uring::UringDriver;
 use starwire_net::reactor::verbs::VerbsDriver;
-use starwire_net::transport::{self, SocketAddress, unix};
+use starwire_net::transport::{self, SocketAddress, TransportError, unix};
 
 pub struct Engine<H: Host> {
     shared: Arc<Shared<H>>,
@@ -74,8 +74,11 @@ impl<H: Host> Engine<H> {
             );
             host.log(Level::Warning, &line);
         }
-        let local =
-            if config.unix == Shortcut::Auto { listen_locally(hidden.is_some().then_some(bound)) } else { None };
+        let local = (config.unix == Shortcut::Auto).then(|| listen_locally(hidden.is_some().then_some(bound)));
+        if let Some(Err(error)) = &local {
+            host.log(Level::Warning, &format!("starwire: tasks on this host will connect over TCP: {error}"));
+        }
+        let local = local.and_then(Result::ok);
         let machine = local.as_ref().and_then(|_| transport::host::identity());
         let advertisement = Advertisement {
             protocol: config.identity.protocol.to_string(),
@@ -309,10 +312,10 @@ impl<H: Host> Drop for Engine<H> {
 }
 
 /// A unix socket for peers on this host: beside the only port, or under a fresh name that is advertised.
-fn listen_locally(only_port: Option<SocketAddr>) -> Option<(OwnedFd, SocketAddress)> {
-    let Some(bound) = only_port else { return unix::listen().ok() };
+fn listen_locally(only_port: Option<SocketAddr>) -> Result<(OwnedFd, SocketAddress), TransportError> {
+    let Some(bound) = only_port else { return unix::listen() };
     let address = unix::beside(bound);
-    unix::listen_at(&address).ok().map(|fd| (fd, address))
+    unix::listen_at(&address).map(|fd| (fd, address))
 }
 
 /// The socket address that peers connect to.

@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 
 use crate::host::Host;
 use crate::system::slabs::{self, Slab};
-use starwire_protocol::{CallBuffer, Failure, Payload, code};
+use starwire_protocol::{CallBuffer, Failure, Payload, code, digest};
 
 /// A contiguous piece of memory.
 #[repr(C)]
@@ -117,6 +117,19 @@ impl OutPayload {
     pub(crate) fn pointer(&self, part: usize, offset: u64, len: u64) -> *mut u8 {
         self.parts.pointer(part, offset, len)
     }
+
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &[u8]> + Clone {
+        self.parts.as_slice().iter().map(|piece| self.bytes(piece))
+    }
+
+    /// `piece`: one of the payload's.
+    fn bytes(&self, piece: &Piece) -> &[u8] {
+        match piece.len {
+            0 => &[],
+            // SAFETY: every piece is readable until the owner is released, which only Drop does.
+            len => unsafe { std::slice::from_raw_parts(piece.start, len) },
+        }
+    }
 }
 
 impl Payload for OutPayload {
@@ -134,9 +147,8 @@ impl Payload for OutPayload {
     }
 
     fn copy_part(&self, part: usize, out: &mut Vec<u8>) {
-        if let Some(piece) = self.parts.as_slice().get(part).filter(|piece| piece.len > 0) {
-            // SAFETY: every piece is readable until the owner is released, which only Drop does.
-            out.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.start, piece.len) });
+        if let Some(piece) = self.parts.as_slice().get(part) {
+            out.extend_from_slice(self.bytes(piece));
         }
     }
 }
@@ -287,8 +299,20 @@ impl InBody {
         &self.meta
     }
 
+    /// Takes the digest of the payload off the metadata. False: it is another payload's.
+    pub(crate) fn is_authentic(&mut self) -> bool {
+        let Some(digest) = digest::digest(self.parts()) else { return true };
+        match self.meta.split_last_chunk() {
+            Some((meta, claimed)) if *claimed == digest => {
+                self.meta = meta.into();
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// The payload's parts, each 64-byte aligned.
-    pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
+    pub fn parts(&self) -> impl Iterator<Item = &[u8]> + Clone {
         self.pieces.iter().map(|piece| match piece.len {
             0 => &[][..],
             // SAFETY: the piece lies in this body's memory, and all of it was written before the owner got the body.

@@ -21,6 +21,7 @@ use crate::tunnel::{Entrances, Exits};
 use starwire_net::reactor::mailbox::Sender;
 use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::tcp::TcpOptions;
+use starwire_protocol::digest::FEATURE_DIGESTS;
 use starwire_protocol::{Outcome, Settings};
 
 pub struct Shared<H: Host> {
@@ -113,6 +114,10 @@ impl<H: Host> Shared<H> {
         settings.cluster_id.clone_from(&config.cluster_id);
         settings.expected_task = expected_task;
         settings.secret.clone_from(&config.secret);
+        if config.secret.is_some() {
+            settings.features |= FEATURE_DIGESTS;
+            settings.required_features |= FEATURE_DIGESTS;
+        }
         settings.keepalive_interval = config.keepalive.interval;
         settings.keepalive_timeout = config.keepalive.timeout;
         settings.limits.max_recvs = MAX_RECVS;

@@ -17,6 +17,7 @@ pub mod code {
     pub const UNIMPLEMENTED: i32 = 12;
     pub const INTERNAL: i32 = 13;
     pub const UNAVAILABLE: i32 = 14;
+    pub const DATA_LOSS: i32 = 15;
     pub const UNAUTHENTICATED: i32 = 16;
 }
 

@@ -2,6 +2,7 @@
 
 use super::error::{ConnectionError, ProtocolError, code};
 use super::limits::{Limits, MAX_HELLO_STRING};
+use super::digest::FEATURE_DIGESTS;
 use super::moving::FEATURE_QUEUE_PAIRS;
 use super::settings::{PeerInfo, Settings};
 
@@ -227,9 +228,9 @@ pub fn check(role: Role, settings: &Settings, peer: &Hello) -> Result<(), Connec
 }
 
 fn features(bits: u64) -> String {
-    if bits == FEATURE_QUEUE_PAIRS {
-        "RDMA (STARWIRE_TRANSPORT=verbs)".to_owned()
-    } else {
-        format!("features {bits:#x}")
+    match bits {
+        FEATURE_QUEUE_PAIRS => "RDMA (STARWIRE_TRANSPORT=verbs)".to_owned(),
+        FEATURE_DIGESTS => "digests of requests (another release of starwire)".to_owned(),
+        _ => format!("features {bits:#x}"),
     }
 }

@@ -28,6 +28,7 @@
 mod block;
 mod client;
 mod connection;
+pub mod digest;
 mod error;
 mod event;
 mod frame;

@@ -2,7 +2,8 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -251,4 +252,17 @@ fn another_port_than_the_only_one_is_an_error() {
     assert!(error.contains(&address) && error.contains("another process") && error.contains("ClusterSpec"), "{error}");
     let error = try_start(PS, &[("STARWIRE_BIND", "127.0.0.1:7")], "127.0.0.1:8").err().unwrap();
     assert!(error.contains("STARWIRE_PORTS and STARWIRE_BIND conflict: port 7 was chosen"), "{error}");
+}
+
+/// Its name can be guessed, so a process of another user may have it.
+#[test]
+fn a_socket_that_another_process_has_is_done_without() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = free.local_addr().unwrap().to_string();
+    let name = format!("starwire-{at}");
+    let _taken = UnixListener::bind_addr(&UnixAddr::from_abstract_name(&name).unwrap()).unwrap();
+    drop(free);
+    let ps = try_start(PS, &[], &at).unwrap();
+    let line = format!("starwire: tasks on this host will connect over TCP: cannot listen on @{name}: ");
+    assert_eq!(ps.task.logged(&line), 1);
 }

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use starwire_engine::config::{Advertisement, Config, Identity, ProcessEnv, Protocol};
@@ -26,6 +26,8 @@ struct Relay {
     meddle: Arc<Mutex<Option<Meddle>>>,
     /// Blocks that were changed, added or left out.
     meddled: Arc<AtomicUsize>,
+    /// Bulk bytes are changed.
+    spoils: Arc<AtomicBool>,
     clients: Arc<Mutex<Vec<TcpStream>>>,
 }
 
@@ -34,8 +36,14 @@ impl Relay {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let (meddle, meddled) = (Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
-        let clients = Arc::new(Mutex::new(Vec::new()));
-        let relay = Self { port, meddle: meddle.clone(), meddled: meddled.clone(), clients: clients.clone() };
+        let (clients, spoils) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+        let relay = Self {
+            port,
+            meddle: meddle.clone(),
+            meddled: meddled.clone(),
+            spoils: spoils.clone(),
+            clients: clients.clone(),
+        };
         std::thread::spawn(move || {
             for client in listener.incoming() {
                 let (client, server) = (client.unwrap(), TcpStream::connect(&target).unwrap());
@@ -45,8 +53,8 @@ impl Relay {
                     let _ = std::io::copy(&mut from, &mut to);
                     let _ = to.shutdown(Shutdown::Both);
                 });
-                let (meddle, meddled) = (meddle.clone(), meddled.clone());
-                std::thread::spawn(move || pass(client, server, &meddle, &meddled));
+                let (meddle, meddled, spoils) = (meddle.clone(), meddled.clone(), spoils.clone());
+                std::thread::spawn(move || pass(client, server, &meddle, &meddled, &spoils));
             }
         });
         relay
@@ -62,7 +70,13 @@ impl Relay {
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, meddle: &Mutex<Option<Meddle>>, meddled: &AtomicUsize) {
+fn pass(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    meddle: &Mutex<Option<Meddle>>,
+    meddled: &AtomicUsize,
+    spoils: &AtomicBool,
+) {
     let mut step = || -> std::io::Result<()> {
         let mut block = vec![0; 32];
         from.read_exact(&mut block)?;
@@ -70,6 +84,11 @@ fn pass(mut from: TcpStream, mut to: TcpStream, meddle: &Mutex<Option<Meddle>>, 
         block.resize(32 + control, 0);
         from.read_exact(&mut block[32..])?;
         let number = u64::from_le_bytes(block[24..32].try_into().unwrap());
+        let mut bulk = vec![0; u64::from_le_bytes(block[16..24].try_into().unwrap()) as usize];
+        from.read_exact(&mut bulk)?;
+        if let (Some(changed), true) = (bulk.last_mut(), spoils.load(Ordering::SeqCst)) {
+            *changed ^= 1;
+        }
         let blocks = match *meddle.lock().unwrap() {
             Some(meddle) => meddle(number, block.clone()),
             None => vec![block.clone()],
@@ -77,7 +96,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, meddle: &Mutex<Option<Meddle>>, 
         if blocks != [block] {
             meddled.fetch_add(1, Ordering::SeqCst);
         }
-        to.write_all(&blocks.concat())
+        to.write_all(&[blocks.concat(), bulk].concat())
     };
     while step().is_ok() {}
     let _ = to.shutdown(Shutdown::Both);
@@ -156,6 +175,31 @@ fn a_relay_can_only_cut() {
         assert_eq!(call(&other, ECHO, b"undisturbed", None).meta, b"undisturbed");
     }
     assert_eq!(count(&bystander, "starwire_connects_total"), 1, "over the same connection");
+}
+
+/// Bulk bytes have no code, but a request is run by nobody if they are not the sender's.
+#[test]
+fn a_relay_cannot_change_what_a_request_asks_for() {
+    let ps = Task::start(PS, &[SECRET, TCP, NO_RDMA]);
+    let relay = Relay::new(data_port(&ps));
+    let worker = through(&relay, &ps);
+    let channel = worker.channel(PS);
+    let graph: Vec<u8> = (0..20_000u32).map(|n| n as u8).collect();
+    let (small, parts) = (vec![b"small".to_vec()], vec![graph.clone(), b"and".to_vec(), graph.clone()]);
+    let released = Arc::default();
+    for spoils in [false, true, false] {
+        relay.spoils.store(spoils, Ordering::SeqCst);
+        for (what, is_bulk) in [(&small, false), (&parts, true)] {
+            let calls = count(&ps, "starwire_calls_received_total");
+            let end = call(&channel, ECHO, b"meta", Some(payload(what.clone(), &released)));
+            if is_bulk && spoils {
+                assert_eq!((end.code, count(&ps, "starwire_calls_received_total")), (15, calls), "{end:?}");
+                assert!(end.message.contains("was changed on its way"), "{end:?}");
+            } else {
+                assert_eq!((end.code, &end.meta[..], &end.parts), (0, &b"meta"[..], what), "{spoils}");
+            }
+        }
+    }
 }
 
 #[test]
