@@ -100,6 +100,8 @@ class Stranger(wire.Peer):
 
     def hello(self, **options):
         options.setdefault("protocol", self.target.protocol)
+        if self.target.secret:
+            options["features"] = options.get("features", 0) | DIGESTS
         return wire.hello(**options)
 
     def challenge(self):
@@ -121,7 +123,6 @@ class Member(Stranger):
         if target.secret:
             challenges = self.challenge()
             self.key, self.their_key = (key(target.secret, sender, *challenges) for sender in (b"client", b"server"))
-            features |= DIGESTS
         self.send_block(self.hello(task=task, features=features))
         kind, code, self.features, meta = self.first_frame()
         if kind != wire.WELCOME:

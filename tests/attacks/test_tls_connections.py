@@ -7,6 +7,7 @@ import struct
 
 import client
 import pytest
+import wire
 from authority import identity_for_all
 from test_half_open_connections import MOST, crowd, newcomer
 
@@ -46,6 +47,23 @@ def test_handshakes_with_a_foreign_certificate(tls_trainer, tmp_path):
         return refused
 
     assert tls_trainer.under(attack).result >= 60
+
+
+@pytest.mark.parametrize("protocols", [("starwire/2",), ()], ids=["task", "HTTP"])
+def test_sessions_are_not_resumed(tls_trainer, protocols):
+    """Each connection proves itself anew: there is nothing to resume, so nothing to steal, and no early data to replay."""
+    target = tls_trainer.target()
+    context, session = target.tls(protocols), None
+    for _ in range(3):
+        with connect(target) as plain, context.wrap_socket(plain, session=session) as peer:
+            if protocols:
+                peer.sendall(wire.block(wire.hello(protocol=target.protocol)))
+            else:
+                peer.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert peer.recv(65536), "a ticket would have come before the answer"
+            assert peer.version() == "TLSv1.3" and not peer.session_reused
+            session = peer.session
+            assert not session.has_ticket
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0], ids=["part of a hello", "a hello"])

@@ -1,6 +1,6 @@
-//! Bulk bytes have no authentication code. Who can change them can spoil numbers, but what a request asks a server to do
-//! must not be theirs to say: with a secret, the metadata of such a call ends with a digest of its payload, and the code
-//! of the block covers it.
+//! Bulk bytes have no authentication code. Who can change them can spoil numbers, but must not choose what a request
+//! asks a server to do: with a secret, the metadata of such a call ends with a digest of its payload, and the code of
+//! the block covers it.
 
 use sha2::{Digest, Sha256};
 
@@ -12,8 +12,8 @@ pub const FEATURE_DIGESTS: u64 = 4;
 /// Bytes of a digest.
 pub const DIGEST: usize = 32;
 
-/// Whether calls of this method have one, if some of their payload may be bulk bytes. A star call's payload are values, whose types and
-/// sizes are in its metadata, as is the digest of a plan that is registered.
+/// Whether calls of this method have one, if some of their payload may be bulk bytes. A star call's payload are values,
+/// whose types and sizes are in its metadata, as is the digest of a plan that is registered.
 pub fn has_digest(method: u16) -> bool {
     !is_star(method)
 }

@@ -1,8 +1,8 @@
 //! The contents of the handshake: names and limits.
 
+use super::digest::FEATURE_DIGESTS;
 use super::error::{ConnectionError, ProtocolError, code};
 use super::limits::{Limits, MAX_HELLO_STRING};
-use super::digest::FEATURE_DIGESTS;
 use super::moving::FEATURE_QUEUE_PAIRS;
 use super::settings::{PeerInfo, Settings};
 

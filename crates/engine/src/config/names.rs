@@ -52,7 +52,8 @@ mod tests {
     use super::*;
 
     fn in_kubernetes() -> OwnNames {
-        let search = search_domains("nameserver 10.0.0.10\nsearch ns.svc.cluster.local svc.cluster.local Cluster.Local.\n");
+        let search =
+            search_domains("nameserver 10.0.0.10\nsearch ns.svc.cluster.local svc.cluster.local Cluster.Local.\n");
         OwnNames::new(["ps-0.ps", "Node-7.example.com"], search)
     }
 

@@ -1,5 +1,5 @@
-//! Whose name a request is for. A page of another site can make a browser connect here under that site's own name, which
-//! its DNS server gives this host's address ("DNS rebinding"), and could then read the answers.
+//! Whose name a request is for. A page of another site can make a browser connect here under that site's own name,
+//! which its DNS server gives this host's address ("DNS rebinding"), and could then read the answers.
 
 use std::sync::Arc;
 

@@ -240,7 +240,9 @@ fn a_server_with_a_secret_gives_no_name_away() {
         assert!(said.iter().all(|said| said.len() == 48 && said[0] == 3), "{said:?}");
         assert_eq!(stranger.read(&mut [0; 1]).unwrap_or(0), 0);
     }
-    assert!(http(&ps, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").starts_with("HTTP/1.1 200"));
+    assert!(
+        http(&ps, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").starts_with("HTTP/1.1 200")
+    );
 }
 
 /// Run in its own process by the next test: reads the secret twice, as a process with two servers does.

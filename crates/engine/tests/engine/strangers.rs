@@ -270,7 +270,10 @@ fn a_peer_that_ends_without_goodbye_is_a_loss() {
 fn refused_http_clients_are_one_line_in_the_log() {
     let ps = Task::start(PS, &[("STARWIRE_CONTROL", "off")]);
     for _ in 0..50 {
-        assert!(http(&ps, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").starts_with("HTTP/1.1 403"));
+        assert!(
+            http(&ps, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                .starts_with("HTTP/1.1 403")
+        );
     }
     assert_eq!(ps.logged("HTTP client"), 1, "{:?}", ps.seen.lines.lock().unwrap());
 }
