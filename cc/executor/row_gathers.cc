@@ -111,7 +111,10 @@ class RowGather : public OwnKernel {
     if (ids.dtype() != tensorflow::DataTypeToEnum<Id>::value) return false;
     if (table.dims() < 1 || ids.dims() + table.dims() > kMostDimensions) return false;
     int64_t width = 1;
-    for (int dim = 1; dim < table.dims(); ++dim) width *= table.dim_size(dim);
+    for (int dim = 1; dim < table.dims(); ++dim) {
+      // Of a table without rows.
+      if (__builtin_mul_overflow(width, static_cast<int64_t>(table.dim_size(dim)), &width)) return false;
+    }
     const int64_t rows = table.dim_size(0), count = ids.NumElements();
     if (width == 0 || rows > std::numeric_limits<Id>::max() || count > kMostElements / width) return false;
     // Not `flat`, which insists on aligned memory.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/base/compat.h"
@@ -82,6 +83,24 @@ class UniqueIds : public OpKernel {
   }
 };
 
+// The shape of as many rows as `first` has elements. TensorShape ends the process where the number of elements overflows,
+// even if a dimension behind is 0, and where there are too many dimensions.
+Status ShapeOfRows(const std::string& op, TensorShape first, const TensorShape& rows, TensorShape* out) {
+  bool fits = first.dims() + rows.dims() - 1 <= TensorShape::MaxDimensions();
+  int64_t elements = first.num_elements();
+  for (int dim = 1; fits && dim < rows.dims(); ++dim) {
+    fits = !__builtin_mul_overflow(elements, static_cast<int64_t>(rows.dim_size(dim)), &elements);
+  }
+  if (!fits) {
+    return MakeStatus(kInvalidArgument, "starwire: " + op + " got rows of shape " + rows.DebugString() +
+                                            " for positions of shape " + first.DebugString() +
+                                            ", which are too many numbers");
+  }
+  for (int dim = 1; dim < rows.dims(); ++dim) first.AddDim(rows.dim_size(dim));
+  *out = std::move(first);
+  return OkStatus();
+}
+
 class CopyRows : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -91,8 +110,8 @@ class CopyRows : public OpKernel {
     const Tensor& positions = context->input(1);
     OP_REQUIRES(context, rows.dims() >= 1,
                 MakeStatus(kInvalidArgument, "starwire: " + name() + " got no rows, but " + rows.DebugString()));
-    TensorShape shape = positions.shape();
-    for (int dim = 1; dim < rows.dims(); ++dim) shape.AddDim(rows.dim_size(dim));
+    TensorShape shape;
+    OP_REQUIRES_OK(context, ShapeOfRows(name(), positions.shape(), rows.shape(), &shape));
     Tensor* out = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, shape, &out));
     const int64_t count = rows.dim_size(0);
@@ -132,8 +151,8 @@ class SumRows : public OpKernel {
     OP_REQUIRES(context, positions.NumElements() == count,
                 MakeStatus(kInternal, "starwire: " + name() + " got " + std::to_string(count) + " rows, but " +
                                           std::to_string(positions.NumElements()) + " positions"));
-    TensorShape shape = rows.shape();
-    shape.set_dim(0, different);
+    TensorShape shape;
+    OP_REQUIRES_OK(context, ShapeOfRows(name(), TensorShape({different}), rows.shape(), &shape));
     Tensor* sums = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, shape, &sums));
     const int64_t width = count == 0 ? 0 : rows.NumElements() / count;

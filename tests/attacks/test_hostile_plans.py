@@ -6,7 +6,7 @@ import struct
 import client
 import protobuf
 
-INT64, RESOURCE = 9, 20
+INT32, INT64, RESOURCE = 3, 9, 20
 SHORT_STRINGS, NARROW = 6, 7
 
 
@@ -95,7 +95,7 @@ def values():
         "no strings": strings(0, b""),
         "no strings, and bytes": strings(0, b"x"),
         "narrow floats": numbers((8,), bytes(32), protobuf.FLOAT),
-        "narrow 32-bit numbers": numbers((8,), bytes(32), 3),
+        "narrow 32-bit numbers": numbers((8,), bytes(32), INT32),
         "wide bytes for narrow numbers": numbers((8,), bytes(64)),
         "half a number": numbers((8,), bytes(34)),
         "fewer numbers than announced": numbers((1 << 20,), bytes(32)),
@@ -114,7 +114,7 @@ def feeds(target, pace):
     seen = {}
     with client.Member(target) as member:
         device = next(iter(member.devices()))
-        plans = {t: protobuf.identity_plan(device, f"echo{t}", dtype=t) for t in (protobuf.FLOAT, 3, protobuf.STRING, INT64)}
+        plans = {t: protobuf.identity_plan(device, f"echo{t}", dtype=t) for t in (protobuf.FLOAT, INT32, protobuf.STRING, INT64)}
         for plan in plans.values():
             assert member.register(plan).code == 0
         hashes = {t: hashlib.sha256(plan).digest() for t, plan in plans.items()}
@@ -138,6 +138,56 @@ def test_compact_values(trainer):
     for what, answers in outcome.result.items():
         for code, text in answers:
             assert code == (9 if what == "a slot that nobody filled" else 3) and len(text) > 20, (what, code, text)
+    assert outcome.extra_memory < 48 << 20, outcome.line()
+
+
+def shapes():
+    """{what: (operation of starwire's, its feeds)}: whose results are too large, or would be but for a dimension of 0."""
+    floats = lambda sizes, content=b"": client.entry(protobuf.FLOAT, 1 if content else 0, sizes, content)  # noqa: E731
+    numbers = lambda sizes, content=b"": client.entry(INT32, 1 if content else 0, sizes, content)  # noqa: E731
+    four, none, one = numbers((4,), bytes(16)), numbers((0,)), numbers((1,), bytes(4))
+    return {
+        "no rows of 2**62 numbers": ("StarwireCopyRows", [floats((0, 1 << 62)), four]),
+        "rows of 2**62 times nothing": ("StarwireCopyRows", [floats((1, 1 << 62, 0)), four]),
+        "rows and positions of 200 dimensions": ("StarwireCopyRows", [floats((0,) * 200), numbers((1,) * 200, bytes(4))]),
+        "a row that is not there": ("StarwireCopyRows", [floats((1, 1), bytes(4)), numbers((1,), b"\xff\xff\xff\x7f")]),
+        "a negative row": ("StarwireCopyRows", [floats((1, 1), bytes(4)), numbers((1,), b"\xff" * 4)]),
+        "a scalar of rows": ("StarwireCopyRows", [floats((), bytes(4)), four]),
+        "sums of 2**62 numbers": ("StarwireSumRows", [none, floats((0, 1 << 62)), four, none]),
+        "sums of an id that is not there": ("StarwireSumRows", [one, floats((1, 1), bytes(4)), one, numbers((1,), b"\xff\xff\xff\x7f")]),
+        "more rows than positions": ("StarwireSumRows", [four, floats((4, 1), bytes(16)), four, one]),
+        "a table of no rows": ("GatherV2", [floats((0, 1 << 62)), four, numbers((), bytes(4))]),
+        "rows that overflow twice": ("GatherV2", [floats((0, 1 << 40, 1 << 40)), four, numbers((), bytes(4))]),
+    }
+
+
+def operations(target, pace):
+    attributes = {"StarwireCopyRows": ("T",), "StarwireSumRows": ("Tids", "T"), "GatherV2": ("Tparams", "Tindices", "Taxis")}
+    kinds = {"T": protobuf.of_type(protobuf.FLOAT), "Tparams": protobuf.of_type(protobuf.FLOAT)}
+    seen = {}
+    with client.Member(target) as member:
+        device = next(iter(member.devices()))
+        for round_ in pace(10, least=2):
+            for what, (op, feeds) in shapes().items():
+                given = [f"in{n}" for n in range(len(feeds))]
+                types = [struct.unpack_from("<H", feed[0])[0] for feed in feeds]
+                nodes = [protobuf.node(name, "_Arg", device, T=protobuf.of_type(t), index=protobuf.of_int(n)) for n, (name, t) in enumerate(zip(given, types))]
+                nodes.append(protobuf.node("made", op, device, given, **{name: kinds.get(name, protobuf.of_type(INT32)) for name in attributes[op]}))
+                nodes.append(protobuf.node("out", "_Retval", device, ["made"], T=protobuf.of_type(protobuf.FLOAT), index=protobuf.of_int(0)))
+                plan = protobuf.graph(*nodes)
+                reply = member.register(plan)
+                assert reply.code == 0, (what, reply)
+                reply = member.star(hashlib.sha256(plan).digest(), feeds, step=round_)
+                seen.setdefault(what, set()).add((reply.code, reply.text))
+    return seen
+
+
+def test_shapes_that_overflow(trainer):
+    outcome = trainer.under(operations)
+    assert len(outcome.result) > 10
+    for what, answers in outcome.result.items():
+        for code, text in answers:
+            assert code in (3, 13) and len(text) > 20, (what, code, text)
     assert outcome.extra_memory < 48 << 20, outcome.line()
 
 
