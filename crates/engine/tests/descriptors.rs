@@ -82,7 +82,7 @@ fn the_limit_is_reported_once_and_recovered_from() {
         assert_eq!(task.logged("cannot accept a connection"), 1, "{driver}");
         for peer in &mut peers {
             peer.set_read_timeout(Some(PATIENCE)).unwrap();
-            peer.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+            peer.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
             let mut answer = String::new();
             peer.read_to_string(&mut answer).unwrap();
             assert!(answer.starts_with("HTTP/1.1 200"), "{driver}: {answer}");

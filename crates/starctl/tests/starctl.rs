@@ -312,7 +312,7 @@ fn bench_measures_between_peers_over_tcp_and_rdma() {
         assert!(output.status.success(), "{transport}: {}", err(&output));
         assert!(out(&output).contains(way) && out(&output).contains("\n1 × 200000 B "), "{}", out(&output));
         let mut metrics = TcpStream::connect(address).unwrap();
-        metrics.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n").unwrap();
+        metrics.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
         let mut text = String::new();
         metrics.read_to_string(&mut text).unwrap();
         let offered = text.lines().find(|line| line.starts_with("starwire_verbs_offered_bytes_total")).unwrap();

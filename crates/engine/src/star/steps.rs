@@ -1,6 +1,6 @@
 //! Values that stay on a server between the calls of a step, by connection: a step belongs to the connection of its
-//! calls, and ends with it. However long it rests between two calls, its values stay: the worker says when it has ended.
-//! Limits are counted per peer; they bound what a worker can leave behind that never says so.
+//! calls, and ends with it. A step may rest between two calls for any time: the worker announces its end. The limits,
+//! per peer, bound what a worker leaves behind that never announces it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -263,6 +263,6 @@ fn a_socket_that_another_process_has_is_done_without() {
     let _taken = UnixListener::bind_addr(&UnixAddr::from_abstract_name(&name).unwrap()).unwrap();
     drop(free);
     let ps = try_start(PS, &[], &at).unwrap();
-    let line = format!("tasks on this host will connect over TCP: cannot listen on @{name}: ");
+    let line = format!("tasks on this host will connect over TCP: cannot listen on unix:@{name}: ");
     assert_eq!(ps.task.logged(&line), 1);
 }

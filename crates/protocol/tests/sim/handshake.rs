@@ -68,13 +68,13 @@ fn p21_a_mismatch_is_refused_with_both_values_in_the_text() {
     assert_eq!(code, 9);
     assert!(text.contains("red") && text.contains("blue"), "{text}");
 
-    for features in [(0, 4), (4, 0)] {
+    for features in [(0, 0x40), (0x40, 0)] {
         let (code, text) = refused(&pair(|client, server| {
             (client.required_features, server.required_features) = features;
             (client.features, server.features) = features;
         }));
         assert_eq!(code, 9);
-        assert!(text.contains("0x4"), "{text}");
+        assert!(text.contains("0x40"), "{text}");
     }
     let (_, text) = refused(&pair(|client, _| client.limits.max_calls = 0));
     assert!(text.contains("too low"), "{text}");
