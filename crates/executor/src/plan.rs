@@ -141,7 +141,7 @@ impl Plan {
         let of_kind = |bits: u32| (0u32..).zip(nodes).filter(move |(_, n)| n.kind & bits != 0).map(|(i, _)| i);
         let straight = of_kind(kind::ASYNC | kind::MERGE | kind::MAY_DIE).next().is_none();
         Ok(Plan {
-            roots: (0u32..).zip(&compiled[..nodes.len()]).filter(|(_, c)| c.pending == 0).map(|(i, _)| i).collect(),
+            roots: roots(&compiled).into(),
             merges: of_kind(kind::MERGE).collect(),
             asyncs: of_kind(kind::ASYNC).map(|_| 1).sum(),
             costs: Costs::new(nodes.iter().map(|n| n.cost_ns)),
@@ -292,13 +292,26 @@ fn targets(edges: &[Edge], compiled: &mut [Compiled]) -> Vec<Target> {
     targets
 }
 
+/// The nodes that wait for nothing. Arguments, and all that has no kernel, are last: what needs no argument goes before
+/// what needs one, as if the argument were still on its way.
+fn roots(compiled: &[Compiled]) -> Vec<u32> {
+    let nodes = (0u32..).zip(&compiled[..compiled.len() - 1]).filter(|(_, node)| node.pending == 0);
+    let (last, mut roots): (Vec<_>, Vec<_>) = nodes.partition(|(_, node)| is_argument(node.kind));
+    roots.extend(last);
+    roots.into_iter().map(|(node, _)| node).collect()
+}
+
+fn is_argument(kind: u32) -> bool {
+    kind & (kind::NOTHING | kind::STATIC) == kind::NOTHING
+}
+
 /// An order that satisfies all edges and runs a node soon after the one that made it ready, while its values are in the
 /// cache.
 fn order(compiled: &[Compiled], targets: &[Target]) -> Result<Vec<u32>, PlanError> {
     let nodes = &compiled[..compiled.len() - 1];
     let mut waits = vec![0u32; nodes.len()];
     targets.iter().for_each(|target| waits[target.dst as usize] += 1);
-    let mut ready: Vec<u32> = (0u32..).zip(&waits).filter(|(_, waits)| **waits == 0).map(|(node, _)| node).collect();
+    let mut ready = roots(compiled);
     ready.reverse();
     let mut order = Vec::with_capacity(nodes.len());
     while let Some(node) = ready.pop() {

@@ -4,6 +4,7 @@
 
 mod graph;
 mod locks;
+mod order;
 mod plans;
 mod properties;
 mod reference;
