@@ -21,7 +21,7 @@ const FAR: usize = 20_000_000;
 
 /// The variable whose memory a value may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Owner {
+pub enum Owner {
     Variable(u32),
     /// Some variable of this task.
     Any(u32),
@@ -60,8 +60,13 @@ impl<'a> Aliases<'a> {
         }
     }
 
+    /// The possible owners of the memory of a node's outputs.
+    pub fn of(&self, node: u32) -> &BTreeSet<Owner> {
+        &self.of[index(node)]
+    }
+
     /// The owners of the memory behind an edge. None if it crosses to another task: a copy arrives there.
-    fn carried(&self, edge: &Edge) -> Vec<Owner> {
+    pub fn carried(&self, edge: &Edge) -> Vec<Owner> {
         if self.graph.crosses(edge) {
             return Vec::new();
         }

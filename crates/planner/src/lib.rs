@@ -7,6 +7,7 @@
 //! * [`predicates`]: the conditions under which a node runs.
 //! * [`schedule`]: when things happen, as far as the graph tells.
 //! * [`loops`]: loops whose iterations follow each other.
+//! * [`unordered`]: which reads and updates of a variable are to follow each other although no edge says so.
 //! * [`fuse`]: which tensors cross from task to task together (tensor_fuse).
 //! * [`star`]: turns the parameter servers' part of a graph into calls; with [`roles`] (which tasks are servers),
 //!   [`classes`] (which nodes could share a call), [`roots`] (which variable is behind a reference), [`placement`]
@@ -43,3 +44,4 @@ pub mod schedule;
 mod sets;
 pub mod star;
 mod star_text;
+pub mod unordered;

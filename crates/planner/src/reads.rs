@@ -3,10 +3,11 @@
 //! A read that only a later call needs is cheapest there. But an update that is not ordered with respect to the read
 //! nearly always runs after it if the read is made at once, and could run before it if the read is deferred. Nothing
 //! guarantees the former, but results should not change. So every node that may change the variable must depend on the
-//! read, or the read on it.
+//! read, or the read on it. An operation on a value that may be a variable's memory is a read as well.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
+use super::aliases::{Aliases, Owner};
 use super::graph::{Class, Edge, Graph, Kind, index};
 use super::placement::{Place, Placement, is_reference, is_variable};
 use super::roots::{Roots, may_change};
@@ -17,6 +18,7 @@ const FAR: usize = 256;
 pub struct Reads<'a> {
     graph: &'a Graph<'a>,
     placement: &'a Placement<'a>,
+    aliases: &'a Aliases<'a>,
     /// By variable: the nodes that may change it.
     changers: HashMap<u32, BTreeSet<u32>>,
     /// Tasks on which a node changes something that could not be determined.
@@ -24,8 +26,8 @@ pub struct Reads<'a> {
 }
 
 impl<'a> Reads<'a> {
-    pub fn new(graph: &'a Graph<'a>, placement: &'a Placement<'a>) -> Self {
-        let mut all = Self { graph, placement, changers: HashMap::new(), unclear: HashSet::new() };
+    pub fn new(graph: &'a Graph<'a>, placement: &'a Placement<'a>, aliases: &'a Aliases<'a>) -> Self {
+        let mut all = Self { graph, placement, aliases, changers: HashMap::new(), unclear: HashSet::new() };
         for edge in graph.edges().iter().filter(|edge| placement.is_tied(edge)) {
             let passes_on = matches!(placement.place(edge.dst), Place::Pivot | Place::Copied);
             match placement.variable(edge) {
@@ -41,7 +43,6 @@ impl<'a> Reads<'a> {
         all
     }
 
-    /// `node` is a read of variables.
     pub fn may_wait(&self, node: u32) -> bool {
         let none = BTreeSet::new();
         let changers = |variable: u32| self.changers.get(&variable).unwrap_or(&none);
@@ -51,6 +52,20 @@ impl<'a> Reads<'a> {
                 Some(variable) => open.extend(changers(variable)),
                 None => return false,
             }
+        }
+        let mut reads = self.graph.node(node).pure_read;
+        // All users of a read that is copied come before the updates: see `repeatable`.
+        for edge in self.graph.ins(node).filter(|edge| !self.placement.is_copied(self.graph, edge)) {
+            for owner in self.aliases.carried(edge) {
+                reads = true;
+                match owner {
+                    Owner::Variable(variable) => open.extend(changers(variable)),
+                    Owner::Any(_) => return false,
+                }
+            }
+        }
+        if !reads {
+            return true;
         }
         if self.unclear.contains(&self.graph.node(node).task) {
             return false;

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use super::aliases::Aliases;
 use super::classes::ClassId;
 use super::flow::{Flow, Step, forward_ins};
 use super::graph::{Edge, Graph, Kind, index};
@@ -15,6 +16,7 @@ pub struct Rounds<'a> {
     graph: &'a Graph<'a>,
     flow: &'a Flow,
     placement: &'a Placement<'a>,
+    aliases: &'a Aliases<'a>,
     /// In these classes, a value that several nodes share is made early and kept for them: made in their call, it would
     /// hold them together.
     apart: &'a BTreeSet<ClassId>,
@@ -25,9 +27,10 @@ impl<'a> Rounds<'a> {
         graph: &'a Graph<'a>,
         flow: &'a Flow,
         placement: &'a Placement<'a>,
+        aliases: &'a Aliases<'a>,
         apart: &'a BTreeSet<ClassId>,
     ) -> Self {
-        Self { graph, flow, placement, apart }
+        Self { graph, flow, placement, aliases, apart }
     }
 
     /// As early as possible.
@@ -62,7 +65,7 @@ impl<'a> Rounds<'a> {
 
     /// Moves nodes that only later calls of their class need into those calls, so that their values do not travel.
     fn sink(&self, mut rounds: Vec<u32>) -> Vec<u32> {
-        let reads = Reads::new(self.graph, self.placement);
+        let reads = Reads::new(self.graph, self.placement, self.aliases);
         for step in self.flow.order.iter().rev() {
             let Step::Node(node) = *step else { continue };
             if let Some(later) = self.where_needed(&rounds, &reads, node) {
@@ -180,6 +183,6 @@ impl<'a> Rounds<'a> {
             }
         }
         let better = later != u32::MAX && later > own && inputs.len() <= outputs.len();
-        (better && (!it.pure_read || reads.may_wait(node))).then_some(later)
+        (better && reads.may_wait(node)).then_some(later)
     }
 }

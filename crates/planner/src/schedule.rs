@@ -31,12 +31,20 @@ pub struct Moment {
 
 pub struct Schedule {
     moments: Vec<Moment>,
+    sets: Sets<Blocker>,
     /// By frame: whether a node in it, or in a nested loop, may wait for something that is not an edge.
     blocking: Vec<bool>,
 }
 
 impl Schedule {
     pub fn of(graph: &Graph, flow: &Flow, costs: Costs) -> Self {
+        let mut all = Self::alone(graph, flow, costs);
+        keep_company(graph, flow, &mut all.sets, &mut all.moments);
+        all
+    }
+
+    /// Without the blockers that a node may as well wait for.
+    pub fn alone(graph: &Graph, flow: &Flow, costs: Costs) -> Self {
         let start = Moment { level: 0, ready_us: 0, blockers: SetId::EMPTY };
         let mut moments = vec![start; graph.len()];
         let mut ends = vec![start; flow.parents.len()];
@@ -78,8 +86,13 @@ impl Schedule {
                 ends[index(frame)] = latest(&mut sets, ends[index(frame)], moment);
             }
         }
-        keep_company(graph, flow, &mut sets, &mut moments);
-        Self { moments, blocking }
+        Self { moments, sets, blocking }
+    }
+
+    /// Whether a node is behind every blocker that the other is behind.
+    pub fn waits_as_well(&self, node: u32, other: u32) -> bool {
+        let own = self.sets.of(self.node(node).blockers);
+        self.sets.of(self.node(other).blockers).iter().all(|blocker| own.binary_search(blocker).is_ok())
     }
 
     pub fn node(&self, node: u32) -> Moment {

@@ -128,7 +128,7 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Res
     loop {
         let placement = Placement::of(graph, &flow, &predicates, &loops, &classes, roles, &known, &left, &repeatable);
         let make = |apart: &BTreeSet<ClassId>| {
-            let rounds = Rounds::new(graph, &flow, &placement, apart);
+            let rounds = Rounds::new(graph, &flow, &placement, &aliases, apart);
             match style {
                 Style::Robust => rounds.robust(),
                 Style::Lite => rounds.lite(),

@@ -3,6 +3,8 @@
 
 use crate::simulate::{AMBIGUOUS, hash};
 use starwire_planner::graph::{Class, Edge, Graph, Kind, Memory, Node};
+use starwire_planner::placement::Roles;
+use starwire_planner::unordered;
 
 pub struct Case {
     pub nodes: Vec<Node>,
@@ -13,6 +15,14 @@ pub struct Case {
 impl Case {
     pub fn graph(&self) -> Graph<'static> {
         Graph::new(self.nodes.clone(), self.edges.clone(), None).unwrap()
+    }
+
+    /// With the order of reads and updates that no edge orders, as what is planned always has it.
+    pub fn ordered(&self, roles: &Roles) -> Case {
+        let orders = unordered::orders(&self.graph(), roles).unwrap();
+        let (mut nodes, mut edges) = (self.nodes.clone(), self.edges.clone());
+        unordered::apply(&mut nodes, &mut edges, &orders);
+        Case { nodes, edges, hidden: self.hidden.clone() }
     }
 }
 

@@ -69,6 +69,8 @@ pub struct Outcome {
     pub copies: BTreeMap<u32, BTreeSet<Option<u64>>>,
     /// Outside of loops: when each node ran.
     pub times: HashMap<u32, usize>,
+    /// Outside of loops: when each copy of a node ran.
+    pub copy_times: HashMap<u32, Vec<usize>>,
 }
 
 impl Net {
@@ -187,6 +189,7 @@ struct Machine {
     ready: Vec<(u32, Tag)>,
     blocked: Vec<(u32, Tag)>,
     ran: BTreeSet<u32>,
+    now: usize,
     outcome: Outcome,
 }
 
@@ -224,7 +227,13 @@ impl Machine {
             ready: Vec::new(),
             blocked: Vec::new(),
             ran: BTreeSet::new(),
-            outcome: Outcome { trace: Trace::new(), copies: BTreeMap::new(), times: HashMap::new() },
+            now: 0,
+            outcome: Outcome {
+                trace: Trace::new(),
+                copies: BTreeMap::new(),
+                times: HashMap::new(),
+                copy_times: HashMap::new(),
+            },
         }
     }
 
@@ -323,11 +332,15 @@ impl Machine {
             Kind::Receive => Some(own()).filter(|value| value % 2 == 0),
             Kind::Plain | Kind::Feed | Kind::Fetch => alive(own()),
         };
+        self.now += 1;
         if node != origin {
+            if path.is_empty() {
+                self.outcome.copy_times.entry(origin).or_default().push(self.now);
+            }
             self.outcome.copies.entry(origin).or_default().insert(result);
         } else {
             if path.is_empty() {
-                self.outcome.times.insert(node, self.outcome.times.len());
+                self.outcome.times.insert(node, self.now);
             }
             assert!(self.outcome.trace.insert((node, path), result).is_none(), "node {node} ran twice");
         }

@@ -11,6 +11,8 @@ mod random;
 mod references;
 /// The calls that a training step becomes.
 mod steps;
+/// Reads and updates that no edge orders.
+mod unordered;
 
 use starwire_planner::graph::Graph;
 use starwire_planner::placement::Roles;

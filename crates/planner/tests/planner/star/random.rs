@@ -2,6 +2,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use proptest::prelude::*;
 
+use super::unordered::rule;
 use super::{STYLES, roles};
 use crate::generate::{Case, training_case};
 use crate::simulate::{Luck, Net, Op, carries_a_reference, run};
@@ -183,6 +184,9 @@ pub(super) fn check(case: &Case, style: Style) -> StarPlan {
 }
 
 fn check_parts(case: &Case, style: Style, split_bytes: u64) -> StarPlan {
+    let rule = rule(case);
+    let original = case.graph();
+    let case = &case.ordered(&roles(&original));
     let graph = case.graph();
     let plan = star::plan(&graph, &roles(&graph), style, split_bytes).unwrap();
     let place = |node: u32| plan.places[node as usize];
@@ -191,7 +195,11 @@ fn check_parts(case: &Case, style: Style, split_bytes: u64) -> StarPlan {
     };
     for luck in (0..3).map(|seed| Luck { values: seed, order: seed }) {
         let whole = run(&graph, &case.hidden, None, luck);
+        for (node, value) in run(&original, &case.hidden, None, luck) {
+            assert_eq!(whole.get(&node), Some(&value), "the added order changes a value");
+        }
         let outcome = split(&graph, &plan).run(&case.hidden, luck);
+        rule.holds(&graph, &outcome, |node| whole.get(&(node, Vec::new())).is_some_and(Option::is_some));
         for ((node, path), value) in &whole {
             if !only_copies(*node) {
                 assert_eq!(outcome.trace.get(&(*node, path.clone())), Some(value), "{node} {path:?}, {luck:?}");

@@ -1,11 +1,11 @@
 //! Reference variables: a value read from one is its memory.
 
-use super::STYLES;
 use super::build::Build;
+use super::{STYLES, roles};
 use starwire_planner::graph::Class::{Deref, Plain, Ref, Resource};
-use starwire_planner::graph::Kind;
+use starwire_planner::graph::{Graph, Kind};
 use starwire_planner::placement::{Place, Reason};
-use starwire_planner::star::{Style, Way};
+use starwire_planner::star::{self, Style, Way};
 
 /// Task 1 has reference variables; task 0 provides a value and a predicate.
 fn build() -> (Build, u32, u32) {
@@ -228,5 +228,30 @@ fn a_read_is_not_deferred_if_another_handle_is_updated() {
         let call = |node: u32| plan.calls_of[node as usize];
         let at_once = call(read).is_some_and(|it| Some(it) != call(late));
         assert_eq!(at_once, same, "{style:?}");
+    }
+}
+
+/// Only the push of another variable needs the product, which is made of the variable's memory.
+#[test]
+fn a_product_of_a_snapshot_is_not_overtaken_by_an_update() {
+    for style in STYLES {
+        let build = || {
+            let (mut b, value, _) = build();
+            let (variable, other) = (b.variable(1), b.variable(1));
+            let read = b.read(variable);
+            let product = b.op(1, &[(read, Plain)]);
+            let (gradient, rest) = (b.op(0, &[(read, Plain)]), b.op(0, &[(read, Plain)]));
+            let sum = b.op(1, &[(product, Plain), (rest, Plain)]);
+            b.update(variable, &[gradient, value]);
+            b.update(other, &[sum]);
+            (b, product)
+        };
+        // As it is: at once.
+        let (b, product) = build();
+        let graph = Graph::new(b.nodes, b.edges, None).unwrap();
+        let plan = star::plan(&graph, &roles(&graph), style, 0).unwrap();
+        assert_eq!(plan.calls_of[product as usize], Some(0), "{style:?}");
+        // With the order that is added: before the update, wherever it is made.
+        build().0.check(style);
     }
 }
