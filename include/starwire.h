@@ -290,6 +290,9 @@ typedef struct sw_star_failure sw_star_failure;
 // Work for a thread that may block. Ends with sw_star_job_run, once.
 typedef struct sw_star_job sw_star_job;
 
+// What to add to a graph before it is split. Free with sw_star_orders_free.
+typedef struct sw_star_orders sw_star_orders;
+
 // A graph, split into calls. Free with sw_star_plan_free.
 typedef struct sw_star_plan sw_star_plan;
 
@@ -663,6 +666,14 @@ typedef struct sw_star_task {
   // Not 0 if it holds a variable of the graph.
   uint32_t holds_variables;
 } sw_star_task;
+
+// An edge that sw_star_orders_new adds.
+typedef struct sw_star_order {
+  uint32_t src;
+  // Negative: `dst` waits for `src`. Else other tasks take this output from a copy, and `dst` waits for the copy.
+  int32_t src_output;
+  uint32_t dst;
+} sw_star_order;
 
 typedef struct sw_star_options {
   size_t struct_size;
@@ -1045,6 +1056,20 @@ uint64_t sw_star_worthwhile_bytes(uint64_t bytes_per_s, uint64_t round_trip_ns);
 // sw_star_options.split_bytes as the environment sets it, else SW_SPLIT_MEASURED. An error names the variable and its
 // valid values.
 sw_code sw_star_split_bytes(uint64_t *bytes, struct sw_error **error);
+
+// The order of reads and updates of one variable that no edge orders, as TensorFlow would most likely run them. Add it
+// to the graph before sw_star_plan_new. `servers`: by task, 1 if it is a parameter server.
+sw_code sw_star_orders_new(const struct sw_plan_graph *graph,
+                           const uint8_t *servers,
+                           size_t n_tasks,
+                           struct sw_star_orders **out,
+                           struct sw_error **error);
+
+// In a fixed order. Valid as long as `orders`.
+const struct sw_star_order *sw_star_orders_list(const struct sw_star_orders *orders, size_t *n);
+
+// Frees the list.
+void sw_star_orders_free(struct sw_star_orders *orders);
 
 // Splits a graph into calls to parameter servers and the nodes that stay. The same graph gives the same plan. An error
 // says why the graph cannot be planned; it can still be run unchanged.

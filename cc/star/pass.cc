@@ -17,6 +17,7 @@
 #include "cc/graph/operations.h"
 #include "cc/graph/reference_reads.h"
 #include "cc/star/counters.h"
+#include "cc/star/orders.h"
 #include "cc/star/peers.h"
 #include "cc/star/rows.h"
 #include "cc/star/split.h"
@@ -308,6 +309,15 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
       *touched = true;
       return status;
     }
+  }
+  // In functions, edges order whatever uses one variable.
+  if (!caller.is_function) {
+    GraphDescription unordered(*graph);
+    status = FindServers(unordered, devices, own, &servers);
+    if (!status.ok()) return status;
+    unordered.FindFeeds();
+    status = OrderReads(graph, unordered, servers);
+    if (!status.ok()) return status;
   }
   GraphDescription description(*graph);
   status = FindServers(description, devices, own, &servers);

@@ -12,6 +12,7 @@ use starwire_planner::parts::{LEAST_BYTES, UNMEASURED_BYTES, worthwhile_bytes};
 use starwire_planner::placement::{Place, Roles};
 use starwire_planner::roles::{self, Task};
 use starwire_planner::star::{self, Call, StarPlan, Style, Way};
+use starwire_planner::unordered::{self, Order};
 use starwire_protocol::code;
 
 /// Where a node goes.
@@ -156,6 +157,21 @@ impl sw_star_lists {
     };
 }
 
+/// An edge that sw_star_orders_new adds.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sw_star_order {
+    pub src: u32,
+    /// Negative: `dst` waits for `src`. Else other tasks take this output from a copy, and `dst` waits for the copy.
+    pub src_output: i32,
+    pub dst: u32,
+}
+
+/// What to add to a graph before it is split. Free with sw_star_orders_free.
+pub struct sw_star_orders {
+    orders: Vec<sw_star_order>,
+}
+
 /// A graph, split into calls. Free with sw_star_plan_free.
 pub struct sw_star_plan {
     places: Vec<u32>,
@@ -247,6 +263,50 @@ pub unsafe extern "C" fn sw_star_split_bytes(bytes: *mut u64, error: *mut *mut s
         || Config::star_split_bytes_from_env(&ProcessEnv).map_err(|error| (code::INVALID_ARGUMENT, error.to_string()));
     // SAFETY: the caller's promise.
     unsafe { handle::answer("planning", bytes, error, || read().map(|read| read.unwrap_or(SW_SPLIT_MEASURED))) }
+}
+
+/// The order of reads and updates of one variable that no edge orders, as TensorFlow would most likely run them. Add it
+/// to the graph before sw_star_plan_new. `servers`: by task, 1 if it is a parameter server.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_orders_new(
+    graph: *const sw_plan_graph,
+    servers: *const u8,
+    n_tasks: usize,
+    out: *mut *mut sw_star_orders,
+    error: *mut *mut sw_error,
+) -> sw_code {
+    let make = || {
+        // SAFETY: the caller's promise.
+        let graph = unsafe { require(graph, "graph")? };
+        // SAFETY: the caller's promise.
+        let servers = unsafe { array(servers, n_tasks) }.iter().map(|server| *server != 0).collect();
+        let order = |it: &Order| sw_star_order { src: it.src, src_output: it.src_output, dst: it.dst };
+        let find = |graph: &starwire_planner::graph::Graph| {
+            let orders = unordered::orders(graph, &Roles { servers })?;
+            Ok(sw_star_orders { orders: orders.iter().map(order).collect() })
+        };
+        // SAFETY: the caller's promise.
+        unsafe { with_graph(graph, find) }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { handle::create("planning", out, error, make) }
+}
+
+/// In a fixed order. Valid as long as `orders`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_orders_list(orders: *const sw_star_orders, n: *mut usize) -> *const sw_star_order {
+    // SAFETY: the caller's promise.
+    let list = unsafe { borrow(orders) }.map_or(&[][..], |orders| &orders.orders);
+    // SAFETY: the caller's promise.
+    unsafe { *n = list.len() }
+    list.as_ptr()
+}
+
+/// Frees the list.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_orders_free(orders: *mut sw_star_orders) {
+    // SAFETY: the caller's promise.
+    unsafe { handle::free(orders) }
 }
 
 /// Splits a graph into calls to parameter servers and the nodes that stay. The same graph gives the same plan. An error

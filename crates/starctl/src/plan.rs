@@ -10,7 +10,7 @@ use starwire_planner::graph::Graph;
 use starwire_planner::parts::UNMEASURED_BYTES;
 use starwire_planner::placement::Roles;
 use starwire_planner::star::Style;
-use starwire_planner::{fuse, star};
+use starwire_planner::{fuse, star, unordered};
 
 use crate::args::{Args, Command, Failure, Opt};
 use crate::graph_def::{GraphDef, Planned, convert};
@@ -75,8 +75,15 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 fn show(planned: Planned, servers: &[String], style: Option<Style>, split: u64) -> Result<String, String> {
-    let Planned { nodes, edges, names, tasks } = planned;
+    let Planned { mut nodes, mut edges, names, tasks } = planned;
     let name = |node: u32| names.get(usize::try_from(node).ok()?).cloned();
+    let is_server = |task: &String| servers.iter().any(|job| task.starts_with(&format!("/job:{job}/")));
+    let roles = Roles { servers: tasks.iter().map(is_server).collect() };
+    if style.is_some() {
+        let graph = Graph::new(nodes.clone(), edges.clone(), Some(&name)).map_err(|error| error.to_string())?;
+        let orders = unordered::orders(&graph, &roles).map_err(|error| error.to_string())?;
+        unordered::apply(&mut nodes, &mut edges, &orders);
+    }
     let graph = Graph::new(nodes, edges, Some(&name)).map_err(|error| error.to_string())?;
     let mut text = String::new();
     for (number, task) in tasks.iter().enumerate() {
@@ -86,8 +93,6 @@ fn show(planned: Planned, servers: &[String], style: Option<Style>, split: u64) 
         let plan = fuse::plan(&graph, &Fusion::default().limits).map_err(|error| error.to_string())?;
         return Ok(text + &plan.describe(&graph).to_string());
     };
-    let is_server = |task: &String| servers.iter().any(|job| task.starts_with(&format!("/job:{job}/")));
-    let roles = Roles { servers: tasks.iter().map(is_server).collect() };
     let plan = star::plan(&graph, &roles, style, split).map_err(|error| error.to_string())?;
     Ok(text + &plan.describe(&graph, &tasks).to_string())
 }
