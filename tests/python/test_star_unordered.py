@@ -48,12 +48,14 @@ def fed():
         return tf.reduce_sum(feed) * 1.0, feed
 
 
-def counter(resource):
+def counter(resource, first, second):
+    """The names of update and read, in either order of the alphabet."""
     size, feed = fed()
     count = variable("count", 0.0, resource)
-    before = used(read("seen", count), size)
-    with on_ps():
-        return count, before, count.assign_add(size).op, feed
+    with on_ps(), one().name_scope(second):
+        before = read("seen", count)
+    with on_ps(), one().name_scope(first):
+        return count, used(before, size), count.assign_add(size).op, feed
 
 
 def moving_mean(resource, first, second):
@@ -88,7 +90,8 @@ def lookup(resource):
 
 
 SCENARIOS = {
-    "counter": counter,
+    "counter_update_first": lambda resource: counter(resource, "a_update", "z_read"),
+    "counter_read_first": lambda resource: counter(resource, "z_update", "a_read"),
     "moving_mean_update_first": lambda resource: moving_mean(resource, "a_update", "z_read"),
     "moving_mean_read_first": lambda resource: moving_mean(resource, "z_update", "a_read"),
     "client_gradient": client_gradient,
