@@ -265,8 +265,8 @@ impl Unordered<'_> {
         }
     }
 
-    /// An update waits until a value that is the variable's memory is copied for other tasks, unless it waits for one of
-    /// these anyway.
+    /// An update waits until a value that is the variable's memory is copied for other tasks, unless it waits for one
+    /// of these anyway.
     fn copies_first(&self, variables: &BTreeMap<u32, Variable>, found: &mut Vec<Order>) {
         let taken = variables.values().flat_map(|it| it.taken.iter().map(|value| (*value, &it.updates)));
         let taken: Vec<_> = taken.collect();
@@ -289,7 +289,8 @@ impl Unordered<'_> {
         }
     }
 
-    /// Whether a node can wait for an output without waiting for anything else than it does, and is not skipped with it.
+    /// Whether a node can wait for an output without waiting for anything else than it does, and is not skipped with
+    /// it.
     fn may_wait(&self, node: u32, (other, output): (u32, i32)) -> bool {
         let outside = |node: u32| self.flow.inside(node) == ROOT && self.flow.outputs(node) == ROOT;
         outside(node)
