@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-MAKEFLAGS += --no-print-directory -j2
+MAKEFLAGS += --no-print-directory --no-builtin-rules -j2
 CORE := $(abspath target/debug)/libstarwire.so
 GTEST := -lgtest -lgtest_main -lpthread
 -include $(FOLDER)/flags.mk
@@ -37,14 +37,14 @@ $(SHIM_OUT)/shim_test: $(SHIM_TESTS) $(SHIM_OBJECTS) $(CORE)
 	$(SHIM_CXX) -o $@ $(SHIM_TESTS) $(SHIM_OBJECTS) $(CORE) -Wl,--no-as-needed $(SHIM_LINK) \
 	  -Wl,--allow-shlib-undefined $(GTEST)
 
-$(SHIM_OUT)/unit-%.cc: FORCE
+$(SHIM_TESTS:.o=.cc): $(SHIM_OUT)/unit-%.cc: FORCE
 	@mkdir -p $(@D)
 	@ls tests/cc/shim/*.cc | awk 'NR % $(words $(SHIM_UNITS)) == $* {printf "#include \"%s\"\n", $$0}' >$@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 FORCE:
 .SECONDARY: $(SHIM_TESTS:.o=.cc)
 
-$(SHIM_OUT)/unit-%.o: $(SHIM_OUT)/unit-%.cc $(FOLDER)/flags.mk
+$(SHIM_TESTS): $(SHIM_OUT)/unit-%.o: $(SHIM_OUT)/unit-%.cc $(FOLDER)/flags.mk
 	$(SHIM_CXX) $(SHIM_CXXFLAGS) $(SHIM_PCH) -MMD -MP -c -o $@ $<
 
 # The decoders of peers' messages, on their fuzz corpus and mutations of it (fuzz/README.md). Counts all memory that they allocate.

@@ -107,7 +107,6 @@ def quick(s):
         Job("shim", shim, needs=("core", "plugin"), memory=4, limit=1800, expected=240),
         Job("deploy", f"tests/deploy/run {shlex.quote(s.venv)}", needs=("packages",), expected=40, report="pytest", environment=PLUGIN),
         Job("examples", f"{s.library} && tests/runner/examples {s.python}", needs=("plugin", "packages"), memory=4, expected=90),
-        Job("rdma", "tests/rdma/run driver doctor kill engine", needs=("core",), memory=4, expected=150),
         s.pytest("package", "tests/package", expected=90),
         s.pytest("page", "tests/page", cores=0.5, expected=40),
         s.pytest("swarm", "tests/swarm", needs=("core", "plugin", "packages"), expected=60, environment={"STARWIRE_SWARM": str(ROOT / "target/debug/swarm")}),

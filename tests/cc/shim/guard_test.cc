@@ -60,7 +60,9 @@ TEST(Guard, EachExceptionIsAStatus) {
   for (int what = 0; what <= 4; ++what) {
     EXPECT_EQ(Guarded<&Throws>(what), codes[what]);
     EXPECT_EQ((Guarded<&Throws, &Fails>(what)), what == 0 ? 0 : 77);
-    if (what != 0) EXPECT_EQ(StatusNumber(told), codes[what]) << StatusMessage(told);
+    if (what != 0) {
+      EXPECT_EQ(StatusNumber(told), codes[what]) << StatusMessage(told);
+    }
     EXPECT_EQ((Guarded<&Throws, &FailsToFail>(what)), what == 0 ? 0 : kInternal);
     EXPECT_EQ(Guarded<&Pointer>(what) != nullptr, what == 0);
     Guarded<&Nothing>(what);

@@ -2,6 +2,9 @@
 #include "cc/worker/remote_worker.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <future>
 #include <memory>
@@ -26,6 +29,14 @@ class LoneWorker : public EngineTask {
 // A session recovers from the error that led to the cancellation only if the cancelled call's own is not reported.
 TEST(RemoteWorkerTest, ACancelledCallFailsWithADerivedError) {
   const Cluster cluster;
+  // The server accepts connections and says nothing, so the call waits for it.
+  const int silent = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(cluster.data_ports[0]));
+  ASSERT_EQ(bind(silent, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(listen(silent, 8), 0);
   LoneWorker task(cluster);
   std::shared_ptr<Channel> channel;
   ASSERT_TRUE(task.engine->OpenChannel(kPs, "127.0.0.1:1", &channel).ok());
@@ -34,7 +45,6 @@ TEST(RemoteWorkerTest, ACancelledCallFailsWithADerivedError) {
   tensorflow::GetStatusResponse response;
   tensorflow::CallOptions opts;
   std::promise<Status> ended;
-  // There is no such task, so the call waits for it.
   worker.GetStatusAsync(&opts, &request, &response, /*fail_fast=*/false,
                         [&ended](const Status& status) { ended.set_value(status); });
   opts.StartCancel();
@@ -43,6 +53,7 @@ TEST(RemoteWorkerTest, ACancelledCallFailsWithADerivedError) {
   const Status status = result.get();
   EXPECT_EQ(StatusNumber(status), kCancelled) << status;
   EXPECT_TRUE(StatusGroup::IsDerived(status)) << status;
+  close(silent);
 }
 
 TEST(RemoteWorkerTest, WhatACancellationDoesNotCauseIsReported) {

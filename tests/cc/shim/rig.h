@@ -54,7 +54,10 @@ class Cluster {
     folder_ = folder;
     {
       std::ofstream map(folder_ + "/map");
-      for (const auto& task : addresses) map << task.second << "=127.0.0.1:" << FreePort() << "\n";
+      for (const auto& task : addresses) {
+        data_ports.push_back(FreePort());
+        map << task.second << "=127.0.0.1:" << data_ports.back() << "\n";
+      }
     }
     setenv("STARWIRE_ENDPOINT_MAP", (folder_ + "/map").c_str(), 1);
   }
@@ -79,6 +82,7 @@ class Cluster {
   }
 
   const std::vector<std::pair<std::string, std::string>> addresses = {{kPs, "127.0.0.1:1"}, {kWorker, "127.0.0.1:2"}};
+  std::vector<int> data_ports;  // of the same tasks
 
  private:
   static int FreePort() {

@@ -262,7 +262,7 @@ fn a_socket_that_another_process_has_is_done_without() {
     let name = format!("starwire-{at}");
     let _taken = UnixListener::bind_addr(&UnixAddr::from_abstract_name(&name).unwrap()).unwrap();
     drop(free);
-    let ps = try_start(PS, &[], &at).unwrap();
+    let ps = try_start(PS, &[("STARWIRE_UNIX", "auto")], &at).unwrap();
     let line = format!("tasks on this host will connect over TCP: cannot listen on unix:@{name}: ");
     assert_eq!(ps.task.logged(&line), 1);
 }
