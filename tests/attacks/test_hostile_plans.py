@@ -72,12 +72,13 @@ def plans(target, pace):
 
 
 def test_graphs_that_no_worker_makes(trainer):
-    outcome = trainer.under(plans)
+    # TensorFlow logs each cycle, in ten lines.
+    outcome = trainer.under(plans, log_lines=3000)
     assert len(outcome.result) > 20
     for what, answers in outcome.result.items():
         for code, text in answers:
             # InvalidArgument, NotFound or Unimplemented, and why.
-            assert code in (3, 5, 12) and len(text) > 20, (what, code, text)
+            assert code in (3, 5, 12) and len(text) > 10, (what, code, text)
     assert outcome.extra_memory < 64 << 20, outcome.line()
 
 
@@ -137,7 +138,7 @@ def test_compact_values(trainer):
     assert len(outcome.result) > 20
     for what, answers in outcome.result.items():
         for code, text in answers:
-            assert code == (9 if what == "a slot that nobody filled" else 3) and len(text) > 20, (what, code, text)
+            assert code == (10 if what == "a slot that nobody filled" else 3) and len(text) > 20, (what, code, text)
     assert outcome.extra_memory < 48 << 20, outcome.line()
 
 
@@ -183,7 +184,8 @@ def operations(target, pace):
 
 
 def test_shapes_that_overflow(trainer):
-    outcome = trainer.under(operations)
+    # TensorFlow logs each kernel that fails.
+    outcome = trainer.under(operations, log_lines=3000)
     assert len(outcome.result) > 10
     for what, answers in outcome.result.items():
         for code, text in answers:
@@ -204,7 +206,7 @@ def ends(target, pace):
                     ended += 1
             slot = client.entry(0, client.SLOT_ENCODING, (), b"", slot=round_ % 4)
             reply = member.star(plan, [slot], step=round_ + 1)
-            assert reply.code == 9 and "is empty" in reply.text, reply
+            assert reply.code == 10 and "is empty" in reply.text, reply
     return ended
 
 

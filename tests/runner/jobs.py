@@ -57,7 +57,7 @@ class Settings:
     def end_to_end(self, stage, path, arguments="", **options):
         """Tests with TensorFlow processes, which wait more than they compute and share one import of TensorFlow."""
         environment = {"STARWIRE_TEST_ZYGOTE": self.socket, **options.pop("environment", {})}
-        options = {"cores": 0.6, "needs": ("plugin", "packages", "zygote"), "expected": EXPECTED.get(Path(path).name, 20), **options}
+        options = {"cores": 0.5, "needs": ("plugin", "packages", "zygote"), "expected": EXPECTED.get(Path(path).name, 20), **options}
         job = self.pytest(f"{stage}/{Path(path).stem[len('test_'):]}", path, arguments, environment=environment, **options)
         job.command = f'keras="$({self.make} print-keras)" && export PYTHONPATH="$PYTHONPATH:$keras" && {job.command}'
         return job
