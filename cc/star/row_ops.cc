@@ -83,8 +83,8 @@ class UniqueIds : public OpKernel {
   }
 };
 
-// The shape of as many rows as `first` has elements. TensorShape ends the process where the number of elements overflows,
-// even if a dimension behind is 0, and where there are too many dimensions.
+// The shape of as many rows as `first` has elements. TensorShape ends the process where the number of elements
+// overflows, even if a dimension behind is 0, and where there are too many dimensions.
 Status ShapeOfRows(const std::string& op, TensorShape first, const TensorShape& rows, TensorShape* out) {
   bool fits = first.dims() + rows.dims() - 1 <= TensorShape::MaxDimensions();
   int64_t elements = first.num_elements();

@@ -134,9 +134,7 @@ struct WorkerService::TypedCall : WorkerService::ServedCall {
 };
 
 WorkerService::WorkerService(StarwireWorker* worker, tensorflow::WorkerEnv* env)
-    : worker_(worker),
-      env_(env),
-      leftovers_([this](const std::string& task, bool is_back, Leftovers::Life life) {
+    : worker_(worker), env_(env), leftovers_([this](const std::string& task, bool is_back, Leftovers::Life life) {
         Drop(task, is_back, std::move(life));
       }) {}
 
@@ -268,8 +266,8 @@ void WorkerService::Drop(const std::string& task, bool is_back, Leftovers::Life 
     LOG(INFO) << "starwire: " + task + " was restarted: releasing " + graphs + " graphs and " + sessions +
                      " sessions of its previous incarnation";
   } else {
-    LOG(INFO) << "starwire: " + task + " has had no connection for too long: releasing its " + graphs +
-                     " graphs and " + sessions + " sessions";
+    LOG(INFO) << "starwire: " + task + " has had no connection for too long: releasing its " + graphs + " graphs and " +
+                     sessions + " sessions";
   }
   running_.fetch_add(1, std::memory_order_relaxed);
   // For the same reason as Place::kErrand.

@@ -1,6 +1,8 @@
 //! The executor's shared state under every interleaving and every outcome that the memory model allows (loom). Compiles
 //! the executor's own sources with loom's primitives.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 #[allow(dead_code)]
 #[path = "../../crates/executor/src/pool.rs"]
 mod pool;

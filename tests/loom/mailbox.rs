@@ -1,6 +1,8 @@
 //! The mailbox's handshake under every interleaving and every outcome that the memory model allows (loom). Compiles the
 //! mailbox's own source with loom's atomics, and with a queue behind loom's lock in place of `SegQueue`.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 #[allow(dead_code)]
 #[path = "../../crates/net/src/reactor/mailbox.rs"]
 mod mailbox;

@@ -135,7 +135,10 @@ fn variables(graph: &Graph, roles: &Roles, roots: &Roots, aliases: &Aliases) -> 
             }
         }
     }
-    all.retain(|_, it| !it.updates.is_empty() && !(it.reads.is_empty() && it.taken.is_empty()));
+    all.retain(|_, it| {
+        let is_read = !it.reads.is_empty() || !it.taken.is_empty();
+        is_read && !it.updates.is_empty()
+    });
     all
 }
 
