@@ -310,8 +310,8 @@ impl Unordered<'_> {
         }
         for step in &self.flow.order {
             let Step::Node(node) = *step else { continue };
-            // A Merge waits for one of its values only.
-            let one_of = self.graph.node(node).kind == Kind::Merge && !self.predicates.waits_for_all(node);
+            // A Merge waits for one of its values only: a dead one may come from a node that runs later.
+            let one_of = self.graph.node(node).kind == Kind::Merge;
             let (mut all, mut common) = (0, u64::MAX);
             for edge in forward_ins(self.graph, node) {
                 if one_of && !edge.is_control() {

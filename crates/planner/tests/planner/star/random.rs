@@ -258,6 +258,13 @@ fn check_parts(case: &Case, style: Style, split_bytes: u64) -> StarPlan {
     plan
 }
 
+/// A Merge whose values exclude each other does not wait for the dead one.
+#[test]
+fn a_read_on_the_other_side_of_a_merge_is_ordered() {
+    let case = training_case(10_815_910_599_407_458_679, 60);
+    STYLES.into_iter().for_each(|style| _ = check_parts(&case, style, 0));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 

@@ -69,7 +69,7 @@ impl Facts<'_> {
         }
     }
 
-    fn find(&mut self, predicates: &Predicates) {
+    fn find(&mut self) {
         let mut ends: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
         for step in self.flow.order.clone() {
             let node = match step {
@@ -93,7 +93,7 @@ impl Facts<'_> {
             }
             let memory = self.graph.ins(node).flat_map(|edge| self.taken(edge)).collect();
             self.memory.insert(node, memory);
-            let one_of = it.kind == Kind::Merge && !predicates.waits_for_all(node);
+            let one_of = it.kind == Kind::Merge;
             let (mut all, mut common): (BTreeSet<u32>, Option<BTreeSet<u32>>) = (BTreeSet::new(), None);
             let mut moment = (0, 0);
             if it.kind == Kind::Exit {
@@ -140,7 +140,7 @@ pub(super) fn rule(case: &Case) -> Rule {
         before: BTreeMap::new(),
         moments: BTreeMap::new(),
     };
-    facts.find(&predicates);
+    facts.find();
     let roles = roles(&graph);
     let mut reads: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
     let mut updates: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
