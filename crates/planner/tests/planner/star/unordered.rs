@@ -69,6 +69,23 @@ impl Facts<'_> {
         }
     }
 
+    /// These nodes, and those that come after one of them, whichever value a Merge gets.
+    fn after_any(&self, nodes: &BTreeSet<u32>) -> BTreeSet<u32> {
+        let mut after = BTreeSet::new();
+        for step in &self.flow.order {
+            let Step::Node(node) = *step else { continue };
+            let one_of = self.graph.node(node).kind == Kind::Merge;
+            let (values, rest): (Vec<_>, Vec<_>) =
+                forward_ins(self.graph, node).partition(|edge| one_of && !edge.is_control());
+            let is_after = |edge: &&Edge| after.contains(&edge.src);
+            let by_values = !values.is_empty() && values.iter().all(is_after);
+            if nodes.contains(&node) || by_values || rest.iter().any(is_after) {
+                after.insert(node);
+            }
+        }
+        after
+    }
+
     fn find(&mut self) {
         let mut ends: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
         for step in self.flow.order.clone() {
@@ -189,10 +206,9 @@ pub(super) fn rule(case: &Case) -> Rule {
             let shares =
                 outside && facts.memory[&edge.src].contains(variable) && roles.is_server(graph.node(edge.src).task);
             let takers = graph.outs(edge.src).filter(|other| other.src_output == value.1 && is_taken(&graph, other));
-            let takers: BTreeSet<u32> = takers.map(|other| other.dst).collect();
+            let after = facts.after_any(&takers.map(|other| other.dst).collect());
             for update in updates.iter().filter(|update| shares && **update != edge.src) {
-                let ordered = takers.iter().any(|taker| facts.before[update].contains(taker));
-                if !ordered && read_is_first(edge.src, *update) && may_wait(*update, value) {
+                if !after.contains(update) && read_is_first(edge.src, *update) && may_wait(*update, value) {
                     found.copies.push((value, *update));
                 }
             }
