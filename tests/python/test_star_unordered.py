@@ -3,7 +3,7 @@
 import pytest
 
 from cluster import tf
-from test_training import chief_call, cluster, stock  # noqa: F401
+from test_training import chief_call, cluster  # noqa: F401
 
 pytestmark = pytest.mark.ours
 
@@ -149,10 +149,8 @@ def protocol(request):
 
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "reference"])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_no_read_sees_its_steps_update(cluster, stock, name, resource):
-    # A reference variable's read is sometimes late over stock gRPC as well.
-    if resource:
-        assert chief_call(stock, saw_own_update, name, resource) == 0
+def test_no_read_sees_its_steps_update(cluster, name, resource):
+    # Over stock gRPC, a read is late now and then, above all on a busy machine.
     assert chief_call(cluster, saw_own_update, name, resource) == 0
 
 
