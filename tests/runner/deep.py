@@ -7,14 +7,9 @@ import jobs as quick
 
 # The newest patch of each minor but the newest, which all other jobs use.
 OTHER_VERSIONS = ("2.12.1", "2.13.1", "2.14.1", "2.15.1", "2.16.2", "2.17.1", "2.18.1", "2.19.1", "2.20.0")
-# Seconds of `make test-deep`'s longer jobs on two quiet cores.
-EXPECTED = {}
 
 
 def jobs(s):
-    def make(target, **options):
-        return quick.Job(target.split()[0].replace("test-", ""), f"{s.make} {target}", needs=("plugin", "packages"), **options)
-
     marked = [path for path in quick.files("python") if "mark.deep" in (quick.ROOT / path).read_text()]
     deep = {"environment": {"STARWIRE_DEEP_TESTS": "1"}, "memory": 12, "limit": 1800}
     fuzz = f"{s.library} && {s.python} tests/fuzz_graphs/run.py --seed $RANDOM --seconds 300 --stop"
@@ -26,7 +21,7 @@ def jobs(s):
         quick.Job("undefined", "scripts/sanitize shim", needs=("plugin", "core"), cores=2, memory=8, limit=3600, expected=480),
         quick.Job("fuzz-graphs", fuzz, needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
         quick.Job("fuzz-functions", f"{fuzz} --only functions", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
-        make("fuzz FUZZ_SECONDS=30", cores=2, memory=6, limit=1800, expected=420),
+        quick.Job("fuzz", f"{s.make} fuzz FUZZ_SECONDS=30", needs=("plugin", "packages"), cores=2, memory=6, limit=1800, expected=420),
         quick.Job("rdma", "tests/rdma/run driver doctor kill engine", needs=("core",), memory=4, limit=2400, expected=300),
         quick.Job("rdma-train", "tests/rdma/run train", needs=("plugin", "packages"), memory=6, limit=2400, expected=400),
         *(quick.Job(f"matrix/{version}", f"scripts/matrix {version}", needs=("plugin",), cores=2, memory=5, limit=3600, expected=480) for version in OTHER_VERSIONS),

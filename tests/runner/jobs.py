@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Lets pytest find starwire_times.py.
+# Lets pytest find pytest_limits.py.
 PLUGIN = {"PYTHONPATH": str(ROOT / "tests" / "runner")}
 
 
@@ -27,7 +27,7 @@ class Job:
     environment: dict = field(default_factory=dict)
     # Who counts its tests: "pytest" and "nextest" report each test; any other job counts as one.
     report: str = ""
-    # A service runs until the others have ended; the others wait for this file.
+    # A service runs until the others have ended; the others wait for this file, for `limit` seconds.
     ready_file: str = ""
 
     @property
@@ -50,7 +50,7 @@ class Settings:
         self.has_nextest = shutil.which("cargo-nextest") is not None
 
     def pytest(self, name, path, arguments="", **options):
-        command = f"{self.library} && {self.python} -m pytest -q -p no:cacheprovider -p starwire_times {arguments} {path} {self.arguments}"
+        command = f"{self.library} && {self.python} -m pytest -q -p no:cacheprovider -p pytest_limits {arguments} {path} {self.arguments}"
         options["environment"] = {**PLUGIN, **options.get("environment", {})}
         return Job(name, command, report="pytest", **{"needs": ("plugin", "packages"), "memory": 3, **options})
 
@@ -63,8 +63,12 @@ class Settings:
         return job
 
 
-# Files of tests/python that take more than half a minute, and the seconds.
-EXPECTED = {}
+# Seconds of the files of tests/python that take longest.
+EXPECTED = {
+    "test_star.py": 200, "test_row_updates.py": 200, "test_keras.py": 160, "test_dtypes.py": 90, "test_emulated_network.py": 80, "test_addresses.py": 80,
+    "test_waiting.py": 70, "test_verbs.py": 70, "test_star_rows.py": 70, "test_failure.py": 65, "test_differential.py": 60, "test_fuse.py": 60,
+    "test_loading.py": 60, "test_functions.py": 60, "test_signals.py": 60,
+}
 # Files whose tests also run with TLS on all connections, and with a secret.
 OVER_TLS = ["failure", "sessions", "tf2_killed", "training"]
 WITH_SECRET = ["tf2_killed"]
@@ -88,7 +92,7 @@ def preparation(s):
         # Together: without the tests, their dependencies' features are off, and everything would be compiled twice.
         Job("core", f"{s.cargo} build --lib --bins --tests", needs=("tools",), memory=4, limit=1800, expected=150),
         Job("packages", f"scripts/system-packages page deploy && scripts/venv-install {shlex.quote(s.venv)} pytest && {s.make} print-keras", needs=("tools",), cores=0.1, expected=400),
-        Job("zygote", zygote, needs=("packages",), cores=0.1, limit=10**6, ready_file=s.socket),
+        Job("zygote", zygote, needs=("packages",), cores=0.1, limit=300, ready_file=s.socket),
     ]
 
 
@@ -107,7 +111,8 @@ def quick(s):
         Job("shim", shim, needs=("core", "plugin"), memory=4, limit=1800, expected=240),
         Job("deploy", f"tests/deploy/run {shlex.quote(s.venv)}", needs=("packages",), expected=40, report="pytest", environment=PLUGIN),
         Job("examples", f"{s.library} && tests/runner/examples {s.python}", needs=("plugin", "packages"), memory=4, expected=90),
-        s.pytest("package", "tests/package", expected=90),
+        s.pytest("runner", "tests/runner", needs=("packages",), memory=1),
+        s.pytest("package", "tests/package", expected=200),
         s.pytest("page", "tests/page", cores=0.5, expected=40),
         s.pytest("swarm", "tests/swarm", needs=("core", "plugin", "packages"), expected=60, environment={"STARWIRE_SWARM": str(ROOT / "target/debug/swarm")}),
         s.end_to_end("graphs", "tests/fuzz_graphs/test_graphs.py", cores=1, expected=100),

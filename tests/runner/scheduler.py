@@ -95,7 +95,7 @@ class Scheduler:
         self.jobs, self.folder, self.report = list(jobs), folder, report
         self.cores, self.memory = float(cores()), memory()
         self.running, self.done, self.services = [], {}, []
-        self.idle_since = {}
+        self.ready_since = {}
 
     def _rank(self, job):
         """Expected seconds of the longest chain of jobs that begins with this one."""
@@ -120,7 +120,7 @@ class Scheduler:
                 continue
             if not self._ready(job):
                 continue
-            queued = time.monotonic() - self.idle_since.setdefault(job.name, time.monotonic())
+            queued = time.monotonic() - self.ready_since.setdefault(job.name, time.monotonic())
             if self._fits(job):
                 waiting.remove(job)
                 run = Run(job, self.folder, list(job.needs), queued)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 
 def of_pytest(run):
-    """Returns the records that starwire_times.py wrote, and the session's own CPU seconds."""
-    records = [json.loads(line) for line in run.times.read_text().splitlines()] if run.times.exists() else []
-    return [record for record in records if "test" in record], sum(record.get("session", 0) for record in records)
+    """Returns the records that pytest_limits.py wrote."""
+    return [json.loads(line) for line in run.times.read_text().splitlines()] if run.times.exists() else []
 
 
 def of_nextest(run, root):
@@ -30,7 +29,7 @@ class Times:
     def add(self, run):
         tests, cpu = [], run.cpu
         if run.job.report == "pytest":
-            tests, session = of_pytest(run)
+            tests = of_pytest(run)
             # Tasks are children of the zygote, whose CPU time is not the job's.
             cpu = max(cpu, sum(test["cpu"] for test in tests))
         elif run.job.report == "nextest":

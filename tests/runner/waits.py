@@ -1,4 +1,4 @@
-"""What a test waits for: named in the error of a test that hangs (starwire_times.py), and counted in target/test/times.json."""
+"""What a test waits for: named in the error of a test that hangs (pytest_limits.py), and counted in target/test/times.json."""
 
 import contextlib
 import time

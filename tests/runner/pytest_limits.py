@@ -1,17 +1,18 @@
 """A pytest plugin: records the time of each test, and ends a test that hangs with an error that names what it waited for.
 
-scripts/test loads it (`-p starwire_times`). It writes a line of JSON per test to $STARWIRE_TEST_TIMES, and the name of the running test to
+scripts/test loads it (`-p pytest_limits`). It writes a line of JSON per test to $STARWIRE_TEST_TIMES, and the name of the running test to
 $STARWIRE_TEST_TIMES.now. Python 3.7 must be able to run it, for TensorFlow 1.15.
 """
 
 import faulthandler
 import json
 import os
-import resource
 import signal
 import sys
 import time
 import traceback
+
+import pytest
 
 import waits
 
@@ -21,6 +22,7 @@ LIMIT = float(os.environ.get("STARWIRE_TEST_LIMIT", "240"))
 GRACE = 60
 PATH = os.environ.get("STARWIRE_TEST_TIMES")
 TICKS = os.sysconf("SC_CLK_TCK")
+
 
 class TestTimeout(BaseException):
     """Not an Exception, so that no test catches it."""
@@ -77,13 +79,7 @@ def pytest_runtest_logstart(nodeid, location):
             now.write(nodeid)
 
 
-def _hook(wrapper):
-    import pytest
-
-    return pytest.hookimpl(hookwrapper=True)(wrapper)
-
-
-@_hook
+@pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item, nextitem):
     waits.seconds.clear()
     limit = _limit_of(item)
@@ -103,17 +99,10 @@ def pytest_runtest_protocol(item, nextitem):
             out.write(json.dumps(record) + "\n")
 
 
-@_hook
+@pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
     if report.failed:
         item._starwire_verdict = "failed"
     elif report.skipped and item._starwire_verdict == "passed":
         item._starwire_verdict = "skipped"
-
-
-def pytest_sessionfinish(session, exitstatus):
-    if PATH:
-        usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        with open(PATH, "a") as out:
-            out.write(json.dumps({"session": round(sum(u.ru_utime + u.ru_stime for u in usage), 3)}) + "\n")

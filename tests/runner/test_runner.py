@@ -1,0 +1,112 @@
+"""The runner itself: limits end what hangs and name it, failures reach what needs them, and shares leave nothing out."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE))
+
+import deep  # noqa: E402
+import jobs as all_jobs  # noqa: E402
+import scheduler  # noqa: E402
+from jobs import Job  # noqa: E402
+
+HANGING = """
+import time
+import waits
+
+def test_hangs():
+    with waits.waiting("a peer: that never comes"):
+        time.sleep(1000)
+
+def test_goes_on():
+    pass
+"""
+
+
+def run(jobs, folder):
+    """Returns whether all passed, the verdicts by name, and the runs."""
+    ended = []
+    made = scheduler.Scheduler(jobs, folder, ended.append)
+    return made.run(), made.done, {one.job.name: one for one in ended}
+
+
+def pytest_of(folder, text, **environment):
+    path = folder / "test_made.py"
+    path.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "STARWIRE_TEST_TIMES": str(folder / "times"), **environment}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_limits", str(path)]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_a_test_that_hangs_ends_with_what_it_waited_for(tmp_path):
+    done = pytest_of(tmp_path, HANGING, STARWIRE_TEST_LIMIT="0.5")
+    assert done.returncode == 1 and "waiting for a peer: that never comes" in done.stdout, done.stdout
+    records = [json.loads(line) for line in (tmp_path / "times").read_text().splitlines()]
+    assert [(record["test"], record["verdict"]) for record in records] == [("test_hangs", "failed"), ("test_goes_on", "passed")]
+    assert records[0]["waited"]["a peer"] > 0.4
+
+
+def test_a_job_that_hangs_is_ended_with_its_children(tmp_path):
+    pid_file = tmp_path / "pid"
+    passed, done, runs = run([Job("hangs", f"sleep 1000 & echo $! >{pid_file}; wait", limit=1)], tmp_path)
+    assert not passed and done == {"hangs": "FAILED"}
+    assert "exceeded its limit of 1 s" in runs["hangs"].log.read_text()
+    child = Path("/proc", pid_file.read_text().strip(), "stat")
+    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_service_that_is_never_ready_fails_what_needs_it(tmp_path):
+    service = Job("service", "sleep 1000", limit=1, ready_file=str(tmp_path / "never"))
+    passed, done, _ = run([service, Job("user", "true", needs=("service",)), Job("other", "true")], tmp_path)
+    assert not passed and done == {"service": "FAILED", "user": "not run", "other": "passed"}
+
+
+def test_a_service_runs_until_the_others_have_ended(tmp_path):
+    ready = tmp_path / "ready"
+    service = Job("service", f"echo $$ >{ready}; exec sleep 1000", ready_file=str(ready))
+    passed, done, runs = run([service, Job("user", f"kill -0 $(cat {ready})", needs=("service",))], tmp_path)
+    assert passed and done == {"service": "passed", "user": "passed"}, runs["user"].log.read_text()
+    assert not Path("/proc", ready.read_text().strip()).exists()
+
+
+def test_signals_that_the_caller_ignores_are_not_ignored_in_jobs(tmp_path):
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import scheduler, subprocess; scheduler.default_signals(); print(subprocess.run(['grep', 'SigIgn', '/proc/self/status'], capture_output=True, text=True).stdout)"
+    ignoring = lambda: [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)]  # noqa: E731
+    done = subprocess.run([sys.executable, "-c", code], preexec_fn=ignoring, capture_output=True, text=True, timeout=60, check=True)
+    ignored = int(done.stdout.split()[1], 16)
+    assert not ignored & (1 << signal.SIGINT - 1 | 1 << signal.SIGHUP - 1), done.stdout
+
+
+def test_no_job_needs_what_is_not_there():
+    settings = all_jobs.Settings("/nowhere")
+    prepared = all_jobs.preparation(settings)
+    for others in (all_jobs.quick(settings), deep.jobs(settings)):
+        names = [job.name for job in prepared + others]
+        assert len(names) == len(set(names))
+        assert {need for job in others for need in job.needs} <= set(names)
+
+
+@pytest.mark.parametrize("count", [1, 7, 20, 100])
+def test_shares_of_the_deep_suite_leave_nothing_out(count):
+    every = sorted(job.name for job in deep.jobs(all_jobs.Settings("/nowhere")))
+    shares = [deep.share(deep.jobs(all_jobs.Settings("/nowhere")), f"{number}/{count}") for number in range(1, count + 1)]
+    assert sorted(job.name for share in shares for job in share) == every
+
+
+@pytest.mark.parametrize("shard", ["0/3", "4/3", "x", "1", "1/0", "-1/3"])
+def test_a_wrong_share_is_an_error(shard):
+    with pytest.raises(SystemExit, match="is not K/N"):
+        deep.share([], shard)
+
+
+def test_an_unknown_job_is_an_error():
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "test"), "rust", "nonsense"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "there is no job nonsense; the stages are" in done.stderr
