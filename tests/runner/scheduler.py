@@ -84,6 +84,8 @@ class Run:
                 pass
         _, status, usage = os.wait4(self.process.pid, 0)
         self._ended(status, usage)
+        # A shell whose children were killed may still have ended well.
+        self.verdict = "FAILED"
         with open(self.log, "a") as log:
             log.write(f"\nscripts/test: {self.job.name} {reason}\n")
 
