@@ -299,7 +299,7 @@ impl InBody {
         &self.meta
     }
 
-    /// Takes the digest of the payload off the metadata. False: it is another payload's.
+    /// Removes the payload's digest from the metadata. Returns false if the digest does not match the payload.
     pub(crate) fn is_authentic(&mut self) -> bool {
         let Some(digest) = digest::digest(self.parts()) else { return true };
         match self.meta.split_last_chunk() {

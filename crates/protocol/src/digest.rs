@@ -1,24 +1,24 @@
-//! Bulk bytes have no authentication code. Who can change them can spoil numbers, but must not choose what a request
-//! asks a server to do: with a secret, the metadata of such a call ends with a digest of its payload, and the code of
-//! the block covers it.
+//! Digests of requests. Bulk bytes have no authentication code: an attacker on the path can change numbers, but must
+//! not change what a request asks a server to do. With a secret, the metadata of a call therefore ends with a digest of
+//! its payload; the authentication code of the block covers the metadata.
 
 use sha2::{Digest, Sha256};
 
 use super::limits::BULK_MIN;
 use super::star::is_star;
 
-/// Requests of this side have digests, and so must the peer's. A side with a secret requires it.
+/// Feature bit: requests have digests. A side with a secret requires the bit of its peer.
 pub const FEATURE_DIGESTS: u64 = 4;
 /// Bytes of a digest.
 pub const DIGEST: usize = 32;
 
-/// Whether calls of this method have one, if some of their payload may be bulk bytes. A star call's payload are values,
-/// whose types and sizes are in its metadata, as is the digest of a plan that is registered.
+/// Returns whether calls of this method have a digest if their payload may be bulk bytes. Star calls have none: their
+/// payload is values, whose types and sizes are in the metadata, or a plan that the metadata names by its hash.
 pub fn has_digest(method: u16) -> bool {
     !is_star(method)
 }
 
-/// Of the payload with these parts; `None`: it is so short that no byte of it is a bulk byte.
+/// Returns the digest of a payload with these parts, or `None` if the payload is too short to have bulk bytes.
 pub fn digest<'a>(parts: impl Iterator<Item = &'a [u8]> + Clone) -> Option<[u8; DIGEST]> {
     let bytes: u64 = parts.clone().map(|part| part.len() as u64).sum();
     if bytes < BULK_MIN {
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_the_bytes_not_of_their_parts() {
+    fn a_digest_depends_on_bytes_and_not_on_parts() {
         let bytes = [7; 8192];
         let whole = digest([&bytes[..]].into_iter());
         assert_eq!(whole, digest([&bytes[..1], b"", &bytes[1..]].into_iter()));

@@ -171,15 +171,6 @@ impl Amount {
         Self { key, range, is_bytes: true }
     }
 
-    /// Accepted without effect: see [`super::RETIRED`].
-    pub const fn retired(key: &'static str) -> Self {
-        Self::number(key, RangeInclusive::new(1, 0))
-    }
-
-    fn is_retired(&self) -> bool {
-        self.range.is_empty()
-    }
-
     fn show(&self, value: u64) -> String {
         if self.is_bytes { short(value) } else { value.to_string() }
     }
@@ -193,10 +184,6 @@ impl Amount {
 pub struct Amounts<const N: usize>(pub [Amount; N]);
 
 impl<const N: usize> Amounts<N> {
-    fn read(&self) -> impl Iterator<Item = &Amount> {
-        self.0.iter().filter(|amount| !amount.is_retired())
-    }
-
     fn parse_into(&self, text: &str, values: &mut [u64; N]) -> Option<()> {
         let mut seen = [false; N];
         for part in text.split(',') {
@@ -204,7 +191,7 @@ impl<const N: usize> Amounts<N> {
             let at = self.0.iter().position(|amount| amount.key == key.trim())?;
             let amount = &self.0[at];
             let value = if amount.is_bytes { parse_bytes(value.trim()) } else { digits(value.trim()) };
-            values[at] = value.filter(|value| amount.is_retired() || amount.range.contains(value))?;
+            values[at] = value.filter(|value| amount.range.contains(value))?;
             if std::mem::replace(&mut seen[at], true) {
                 return None;
             }
@@ -222,19 +209,18 @@ impl<const N: usize> Kind for Amounts<N> {
             .and_then(|()| self.parse_into(text, &mut values))
             .map(|()| values)
             .ok_or_else(|| {
-                let each: Vec<String> = self.read().map(Amount::describe).collect();
+                let each: Vec<String> = self.0.iter().map(Amount::describe).collect();
                 format!("some of {}, each at most once, separated by commas", each.join(", "))
             })
     }
 
     fn show(&self, values: &[u64; N]) -> String {
-        let read = self.0.iter().zip(values).filter(|(amount, _)| !amount.is_retired());
-        let each = read.map(|(amount, value)| format!("{}={}", amount.key, amount.show(*value)));
+        let each = self.0.iter().zip(values).map(|(amount, value)| format!("{}={}", amount.key, amount.show(*value)));
         each.collect::<Vec<_>>().join(",")
     }
 
     fn describe(&self) -> String {
-        let each: Vec<String> = self.read().map(|amount| format!("`{}`", amount.describe())).collect();
+        let each: Vec<String> = self.0.iter().map(|amount| format!("`{}`", amount.describe())).collect();
         each.join(", ")
     }
 }

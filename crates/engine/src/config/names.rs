@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::address::{HostAndMaybePort, is_loopback};
 
-/// The task's own names. Two names are the same if the resolver of this host can complete them to the same one.
+/// The task's own names. Two names are equal if this host's resolver can complete them to the same name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnNames {
     complete: BTreeSet<String>,
@@ -18,8 +18,8 @@ impl OwnNames {
         Self { complete, search }
     }
 
-    /// Whether `authority`, a host with or without a port, is an address, localhost or an own name: nobody else's DNS
-    /// server decides where it leads.
+    /// Returns whether `authority`, a host with or without a port, is an address, localhost or an own name. Only other
+    /// names can be made to resolve to this host by a foreign DNS server.
     pub fn include(&self, authority: &str) -> bool {
         let Ok(HostAndMaybePort { host, .. }) = authority.parse() else { return false };
         let is_address = authority.starts_with('[') || host.parse::<std::net::Ipv4Addr>().is_ok();
@@ -27,7 +27,7 @@ impl OwnNames {
     }
 }
 
-/// The name, and all that a resolver makes of it.
+/// Returns the name and its completions with the search domains.
 fn completions<'a>(name: &str, search: &'a [String]) -> impl Iterator<Item = String> + use<'a> {
     let name = name.to_ascii_lowercase();
     let (bare, is_complete) = match name.strip_suffix('.') {
@@ -39,7 +39,7 @@ fn completions<'a>(name: &str, search: &'a [String]) -> impl Iterator<Item = Str
     std::iter::once(bare).chain(completed)
 }
 
-/// The search domains of resolv.conf(5): those of the last line that has any.
+/// Returns the search domains of a resolv.conf(5): those of the last `search` or `domain` line.
 pub(super) fn search_domains(resolv_conf: &str) -> Vec<String> {
     let words = |line: &'static str| move |text: &str| text.split_whitespace().next() == Some(line);
     let last = resolv_conf.lines().rfind(|line| words("search")(line) || words("domain")(line));
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_localhost_are_everybodys() {
+    fn addresses_and_localhost_are_always_included() {
         for authority in
             ["127.0.0.1", "10.0.0.7:2222", "[::1]:2222", "[2001:db8::7]", "localhost", "LOCALHOST:80", "localhost."]
         {
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn own_names_are_known_in_every_form() {
+    fn own_names_are_included_in_every_form() {
         for authority in [
             "ps-0.ps",
             "ps-0.ps:2222",
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_not() {
+    fn foreign_names_are_not_included() {
         for authority in [
             "",
             ":80",

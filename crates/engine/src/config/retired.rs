@@ -4,9 +4,8 @@ use super::env::Env;
 use super::row::Variable;
 use super::variables::VARIABLES;
 
-/// A variable that is no longer read, or an amount of one.
+/// A variable that is no longer read.
 pub struct Retired {
-    /// `VARIABLE`, or `VARIABLE=amount`.
     pub name: &'static str,
     /// What to do now.
     pub instead: &'static str,
@@ -14,8 +13,6 @@ pub struct Retired {
 }
 
 const ONE_OF_MANY: &str = "Several limits that are rarely set have become one variable.";
-
-const NO_LIMIT: &str = "A step keeps its values until it ends, or its connection does.";
 
 const fn folded(name: &'static str, instead: &'static str) -> Retired {
     Retired { name, instead, reason: ONE_OF_MANY }
@@ -53,8 +50,7 @@ pub static RETIRED: &[Retired] = &[
     folded("STARWIRE_STAR_MAX_CALLS", "set STARWIRE_STAR_LIMITS=calls=…"),
     folded("STARWIRE_STAR_PLAN_IDLE_S", "set STARWIRE_STAR_LIMITS=plan_idle_s=…"),
     folded("STARWIRE_STAR_SESSION_IDLE_S", "set STARWIRE_STAR_LIMITS=session_idle_s=…"),
-    dropped("STARWIRE_STAR_STEP_IDLE_S", "unset it", NO_LIMIT),
-    dropped("STARWIRE_STAR_LIMITS=step_idle_s", "leave it out", NO_LIMIT),
+    dropped("STARWIRE_STAR_STEP_IDLE_S", "unset it", "A step keeps its values until it ends, or its connection does."),
     dropped(
         "STARWIRE_METRICS",
         "set STARWIRE_CONTROL=off, or STARWIRE_CONTROL=loopback",
@@ -82,28 +78,18 @@ pub const FOREIGN_PREFIXES: [&str; 11] = [
     "STARWIRE_REQUIRE_IO_URING",
 ];
 
-impl Retired {
-    fn is_amount_in(&self, env: &dyn Env) -> bool {
-        let Some((variable, amount)) = self.name.split_once('=') else { return false };
-        env.var(variable).is_some_and(|value| value.to_string_lossy().contains(amount))
-    }
-
-    fn warning(&self) -> String {
-        format!("{} is set but is no longer read: {}", self.name, self.instead)
-    }
-}
-
-/// One warning for each `STARWIRE_*` variable, or amount of one, that has no effect.
+/// One warning for each `STARWIRE_*` variable that has no effect.
 pub fn unread_variables(env: &dyn Env) -> Vec<String> {
     let mut unread: Vec<String> = env.names().into_iter().filter(|name| is_unread(name)).collect();
     unread.sort_unstable();
     let warning = |name: String| match (RETIRED.iter().find(|retired| retired.name == name), nearest(&name)) {
-        (Some(retired), _) => retired.warning(),
+        (Some(retired), _) => {
+            format!("{name} is set but is no longer read: {}", retired.instead)
+        }
         (None, Some(known)) => format!("{name} is set but is not a variable of starwire; did you mean {known}?"),
         (None, None) => format!("{name} is set but is not a variable of starwire"),
     };
-    let amounts = RETIRED.iter().filter(|retired| retired.is_amount_in(env)).map(Retired::warning);
-    unread.into_iter().map(warning).chain(amounts).collect()
+    unread.into_iter().map(warning).collect()
 }
 
 /// The table of `docs/configuration.md`.
@@ -172,8 +158,7 @@ mod tests {
     fn retired_variables_lead_to_what_replaced_them() {
         for retired in RETIRED {
             let expected = format!("{} is set but is no longer read: {}", retired.name, retired.instead);
-            let (name, value) = retired.name.split_once('=').unwrap_or((retired.name, "1"));
-            assert_eq!(unread_variables(&MapEnv::new("/").set(name, value)), [expected]);
+            assert_eq!(unread_variables(&MapEnv::new("/").set(retired.name, "1")), [expected]);
             let words = retired.instead.split([' ', '=', ';']).filter(|word| word.starts_with("STARWIRE_"));
             for word in words {
                 assert!(VARIABLES.iter().any(|variable| variable.name() == word), "{}: {word}", retired.name);

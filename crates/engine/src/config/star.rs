@@ -32,7 +32,7 @@ pub(super) fn half_of_memory() -> u64 {
 
 impl StarConfig {
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, ConfigError> {
-        let [plans, plan_bytes, values, value_bytes, calls, plan_idle, session_idle, _] =
+        let [plans, plan_bytes, values, value_bytes, calls, plan_idle, session_idle] =
             reader.get(&variables::STAR_LIMITS)?;
         let all_bytes = reader.get(&variables::STAR_MAX_TOTAL_BYTES)?;
         Ok(Self {
@@ -62,8 +62,7 @@ mod tests {
 
     #[test]
     fn every_limit_has_its_place() {
-        let limits =
-            "plans=1,plan_bytes=2M,plan_idle_s=3,session_idle_s=4,values=5,value_bytes=6,calls=7,step_idle_s=8";
+        let limits = "plans=1,plan_bytes=2M,plan_idle_s=3,session_idle_s=4,values=5,value_bytes=6,calls=7";
         let env = MapEnv::new("/")
             .set("STARWIRE_STAR_LIMITS", limits)
             .set("STARWIRE_STAR_INLINE_US", "9")

@@ -134,7 +134,7 @@ variables! {
         "Sparse updates of variables and gathers of rows that starwire's executor runs have starwire's kernels, with the results of TensorFlow's ([executor.md](executor.md#sparse-updates)). `false`: TensorFlow's, to find out whether one of them is to blame.";
     STAR_INLINE_US: Number<u64> = "STARWIRE_STAR_INLINE_US", Number(0..=1_000_000), Is("250"), ParameterServers,
         "Plans whose kernels take at most this many microseconds run on the reactor that received the star call, the others on TensorFlow's pool.";
-    STAR_LIMITS: Amounts<8> = "STARWIRE_STAR_LIMITS",
+    STAR_LIMITS: Amounts<7> = "STARWIRE_STAR_LIMITS",
         Amounts([
             Amount::number("plans", 1..=1 << 24),
             Amount::bytes("plan_bytes", 1 << 20..=1 << 40),
@@ -143,7 +143,6 @@ variables! {
             Amount::number("calls", 1..=1 << 24),
             Amount::number("plan_idle_s", 1..=31_536_000),
             Amount::number("session_idle_s", 1..=31_536_000),
-            Amount::retired("step_idle_s"),
         ]),
         Is("plans=4096,plan_bytes=1G,values=65536,value_bytes=4G,calls=1024,plan_idle_s=3600,session_idle_s=86400"), ParameterServers,
         "Limits of one worker on this parameter server ([star_server.md](star_server.md)), in part or as a whole: `plans` and their `plan_bytes` as registered, `values` and `value_bytes` kept between the star calls of a step, `calls` in flight. After `plan_idle_s` seconds without use a plan is evicted (its users register it again). A session whose task has had no connection for `session_idle_s` is deleted; those that were closed unnoticed are looked for as often.";

@@ -1,5 +1,6 @@
-//! Whose name a request is for. A page of another site can make a browser connect here under that site's own name,
-//! which its DNS server gives this host's address ("DNS rebinding"), and could then read the answers.
+//! The host that a request names, as a defence against DNS rebinding: a page of another site makes a browser connect
+//! here under that site's name, which the site's DNS server resolves to this host's address, and could then read the
+//! replies.
 
 use std::sync::Arc;
 
@@ -12,10 +13,10 @@ use axum::response::{IntoResponse, Response};
 use super::http::is_grpc;
 use super::{ControlError, ControlState};
 
-/// Characters of a foreign name that are repeated to its client and in the log.
+/// Characters of a foreign name that the reply and the log repeat.
 const MOST_SHOWN: usize = 64;
 
-/// Refuses requests of `client` that are for a name that is not the task's.
+/// Refuses requests of `client` that name another host.
 pub fn checked(router: Router, state: &Arc<dyn ControlState>, client: &str) -> Router {
     let (state, client) = (state.clone(), client.to_owned());
     router.layer(from_fn(move |request: Request, next: Next| {

@@ -26,7 +26,7 @@ pub struct PlanLimits {
     pub all_bytes: u64,
     /// Plans that were not used for this long are dropped, unless they have a session's state.
     pub plan_idle: Duration,
-    /// After this long without use it is asked whether a session still exists.
+    /// A session without use for this long may have ended: see [`Plans::resting`].
     pub session_idle: Duration,
 }
 
@@ -382,7 +382,8 @@ impl<P: Clone, W> Plans<P, W> {
         removed
     }
 
-    /// Sessions that were not used for long, and may have ended. They count as used now.
+    /// Returns the sessions that were not used for `session_idle`, and counts them as used now. The caller checks
+    /// whether they still exist.
     pub fn resting(&self, now: Time) -> Vec<Box<[u8]>> {
         let idle = self.limits.session_idle;
         let resting = self.sessions.iter().filter(|(_, session)| is_old(&session.used, idle, now));

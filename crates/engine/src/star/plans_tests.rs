@@ -138,7 +138,7 @@ proptest! {
                         prop_assert_eq!(Rc::strong_count(&value), 1, "given back once");
                     }
                     let resting = table.resting(at(now));
-                    prop_assert!(table.resting(at(now)).is_empty(), "each is asked for once");
+                    prop_assert!(table.resting(at(now)).is_empty(), "each is returned once");
                     // Those with an even number turn out to have ended.
                     for s in (0..7).step_by(2).filter(|s| resting.contains(&session(*s).into())) {
                         table.session_closed(&session(s));
@@ -214,7 +214,7 @@ fn a_plan_with_state_is_not_evicted_and_goes_with_its_session() {
     assert!(table.find(&session(1), &hash(1), at(0)).is_none());
     assert_eq!(table.expire(at(599)).len(), 3);
     assert_eq!(table.resting(at(599)), []);
-    // However long it rests, somebody else says whether it has ended.
+    // However long the session rests, its owner closes it.
     assert_eq!(table.expire(at(100_000)).len(), 0);
     assert_eq!(table.resting(at(100_000)), [session(0).into()]);
     assert_eq!(table.resting(at(100_600)), []);

@@ -257,12 +257,12 @@ impl<H: Host> Shared<H> {
         let resting = star.plans().resting(now);
         if !resting.is_empty() {
             let shared = self.clone();
-            host.spawn(Box::new(move || shared.star_ask(&resting)));
+            host.spawn(Box::new(move || shared.star_close_ended(&resting)));
         }
     }
 
-    /// Forgets those of these sessions that have ended, and nobody said so. On a thread that may block.
-    fn star_ask(&self, sessions: &[Box<[u8]>]) {
+    /// Closes those of these sessions that TensorFlow no longer has. Runs on a thread that may block.
+    fn star_close_ended(&self, sessions: &[Box<[u8]>]) {
         let Some(host) = self.host.star() else { return };
         for session in sessions {
             if host.is_isolated(session).is_err_and(|failure| failure.code == code::ABORTED) {

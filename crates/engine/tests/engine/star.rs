@@ -280,7 +280,7 @@ fn a_closed_session_takes_its_plans_along() {
 
 #[test]
 fn a_session_that_rests_keeps_its_state_until_it_is_deleted() {
-    let pair = pair(&[("STARWIRE_STAR_LIMITS", "session_idle_s=1,step_idle_s=1")]);
+    let pair = pair(&[("STARWIRE_STAR_LIMITS", "session_idle_s=1")]);
     for session in ["one", "two"] {
         pair.register(session, "echo with state");
         assert_eq!(table(&pair.call(&head(session, "echo with state", 1), "x")), "x");
