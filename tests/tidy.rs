@@ -54,12 +54,13 @@ fn dependencies(manifest: &str) -> Vec<String> {
 }
 
 /// Which crate may know which: each only those that stand above it here.
-const CRATES: [(&str, &[&str]); 8] = [
-    ("crates/executor", &[]),
+const CRATES: [(&str, &[&str]); 9] = [
+    ("crates/marks", &[]),
+    ("crates/executor", &["marks"]),
     ("crates/net", &[]),
-    ("crates/planner", &[]),
-    ("crates/protocol", &[]),
-    ("crates/engine", &["net", "planner", "protocol"]),
+    ("crates/planner", &["marks"]),
+    ("crates/protocol", &["marks"]),
+    ("crates/engine", &["marks", "net", "planner", "protocol"]),
     ("crates/starctl", &["engine", "net", "planner", "protocol"]),
     ("benches/swarm", &["net", "protocol"]),
     (".", &["engine", "executor", "net", "planner", "protocol"]),
@@ -73,6 +74,31 @@ fn crates_depend_only_on_lower_crates() {
     let members = fs::read_dir(root().join("crates")).expect("crates/ is there").count();
     // Besides these, the root and benches/swarm.
     assert_eq!(members + 2, CRATES.len(), "a new crate: which ones may it depend on?");
+}
+
+/// The quoted names in files of a folder that this text precedes.
+fn named_after(before: &str, folder: &str) -> BTreeSet<String> {
+    let texts = files(folder, "rs").into_iter().map(|path| fs::read_to_string(path).expect("a source"));
+    let names = |text: String| {
+        let found = text.split(before).skip(1).filter_map(|rest| rest.split('"').next());
+        found.map(str::to_owned).collect::<Vec<_>>()
+    };
+    texts.flat_map(names).collect()
+}
+
+#[test]
+fn each_coverage_mark_is_expected_by_a_test() {
+    let marks: BTreeSet<String> = ["executor", "planner", "protocol", "engine"]
+        .iter()
+        .flat_map(|name| named_after("mark!(\"", &format!("crates/{name}/src")))
+        .collect();
+    assert!(marks.len() > 20, "{marks:?}");
+    let texts = files("crates", "rs").into_iter().filter(|path| {
+        path.components().any(|part| part.as_os_str() == "tests") || path.to_string_lossy().ends_with("_tests.rs")
+    });
+    let tests: String = texts.map(|path| fs::read_to_string(path).expect("a test")).collect();
+    let unexpected: Vec<_> = marks.iter().filter(|name| !tests.contains(&format!("\"{name}\""))).collect();
+    assert!(unexpected.is_empty(), "no test expects {unexpected:?}");
 }
 
 /// The folders of cc/, from the ground up, and those that each includes.

@@ -13,6 +13,7 @@ use super::plan::{CONTROL, Compiled, Plan, Target, Task, counted, kind};
 use super::pool::Pool;
 use super::queue::{Lanes, MOST_LANES};
 use super::sync::{Arc, AtomicU32, Ordering};
+use starwire_marks::mark;
 
 /// The owner of the kernels and the values, as the executor uses it.
 pub trait Kernels: Send + Sync + Sized {
@@ -198,6 +199,8 @@ impl<K: Kernels> Helper<K> {
         self.0.invited.fetch_sub(1, Ordering::Relaxed);
         if let Some(number) = self.0.lanes.claim() {
             Lane::<K, true>::new(&self.0, number).work();
+        } else {
+            mark!("a helper finds no free lane");
         }
     }
 
@@ -217,8 +220,8 @@ impl<K: Kernels> RunRef<K> {
     pub fn mark_dead(&self, node: u32, output: u32) {
         let plan = &self.shared.plan;
         let slots = plan.tasks.get(node as usize).map(|_| plan.slots_of(node));
-        if let Some(mark) = slots.and_then(|slots| self.marks[slots].get(output as usize)) {
-            mark.store(1, Ordering::Relaxed);
+        if let Some(dead) = slots.and_then(|slots| self.marks[slots].get(output as usize)) {
+            dead.store(1, Ordering::Relaxed);
         }
     }
 
@@ -296,6 +299,8 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
     fn join(run: &'a RunRef<K>) {
         if let Some(number) = Self::lanes(run).claim_for_new_work() {
             Self::new(run, number).work();
+        } else {
+            mark!("a report meets a run at work");
         }
     }
 
@@ -381,7 +386,10 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
         match (outcome, report) {
             (Outcome::Pending, Some(report)) => match report.started() {
                 true if self.failed() => Outcome::Failed,
-                true => Outcome::Done,
+                true => {
+                    mark!("a kernel reports before its call returns");
+                    Outcome::Done
+                }
                 false => Outcome::Pending,
             },
             // A synchronous kernel may not report.
@@ -416,7 +424,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
             self.arrive(target, slots.wrapping_add(target.output), dead);
         }
         if at.kind & kind::MAY_DIE != 0 {
-            marks.iter().for_each(|mark| mark.store(0, Ordering::Relaxed));
+            marks.iter().for_each(|dead| dead.store(0, Ordering::Relaxed));
         }
         self.done += 1;
         self.share();
@@ -435,12 +443,20 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
             let merge = at.special as usize;
             let decides = if dead {
                 self.used(slot);
-                self.take(&arena.hopes[merge], 1) == 0
+                let last = self.take(&arena.hopes[merge], 1) == 0;
+                if last {
+                    mark!("all values of a merge are dead");
+                }
+                last
             } else {
-                let first =
-                    arena.chosen[merge].compare_exchange(0, target.input + 1, Ordering::AcqRel, Ordering::Relaxed);
-                // Too late: no node will read it.
-                first.inspect_err(|_| self.used(slot)).is_ok()
+                let chosen = &arena.chosen[merge];
+                let first = chosen.compare_exchange(0, target.input + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+                if !first {
+                    mark!("a merge gets a second live value");
+                    // No node will read it.
+                    self.used(slot);
+                }
+                first
             };
             if !decides {
                 return;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::classes::ClassId;
 use super::graph::{Edge, Graph, index};
 use super::placement::{Place, Placement, Reason};
+use starwire_marks::mark;
 
 /// The most parts that one call is split into. More would not be faster, and the number of calls that a worker may have
 /// in flight is limited.
@@ -205,7 +206,10 @@ impl<'a> Parts<'a> {
         let crowded = self.crowded.contains(&group);
         let light = self.light(&loads);
         let heavy = |component: usize| crowded || loads[component].bytes > light;
-        let Some(levels) = self.levels(nodes, &numbers, &of, &heavy) else { return };
+        let Some(levels) = self.levels(nodes, &numbers, &of, &heavy) else {
+            mark!("parts would wait for each other");
+            return;
+        };
         let enough = if self.enough == 0 { u64::MAX } else { self.enough.max(bytes / MOST) };
         let mut names: BTreeMap<usize, String> = BTreeMap::new();
         for (node, component) in nodes.iter().zip(&of).filter(|(_, component)| heavy(**component)) {
@@ -236,8 +240,10 @@ impl<'a> Parts<'a> {
         }
         // Parts that run one after the other gain nothing.
         if most < 2 && !crowded {
+            mark!("parts would run one after the other");
             return;
         }
+        mark!("a call is split");
         for (node, component) in nodes.iter().zip(&of) {
             parts[index(*node)] = (levels[*component], part_of[*component]);
         }

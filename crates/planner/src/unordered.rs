@@ -25,6 +25,7 @@ use super::placement::{Roles, is_reference};
 use super::predicates::Predicates;
 use super::roots::{Roots, may_change};
 use super::schedule::{Costs, Schedule};
+use starwire_marks::mark;
 
 /// An edge to add.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,6 +66,7 @@ pub fn apply(nodes: &mut Vec<Node>, edges: &mut Vec<Edge>, orders: &[Order]) {
         let mut src = order.src;
         if order.src_output >= 0 {
             src = *copies.entry((order.src, order.src_output)).or_insert_with(|| {
+                mark!("a value is copied before an update");
                 let original = nodes[index(order.src)];
                 nodes.push(Node { device: original.device, ..Node::of(Kind::Identity, original.task) });
                 number(nodes.len() - 1)

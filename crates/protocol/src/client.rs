@@ -12,6 +12,7 @@ use super::keys::{Interned, KeySender};
 use super::limits::{Limits, MAX_KEY, MAX_META, MAX_PARTS};
 use super::outgoing::{Answers, Dropped, Head, Measure, remaining_ms};
 use super::owner::{Owner, ReplyBuffer};
+use starwire_marks::mark;
 
 /// A rendezvous request to send: see `Connection::recv`.
 pub struct Recv<'a, Op> {
@@ -294,6 +295,7 @@ impl<O: Owner> Connection<O> {
             }
             State::Sent => match self.out.drop_transfer(id) {
                 Some((Dropped::Unsent, _)) => {
+                    mark!("a call is cancelled before any of it was sent");
                     client.requests.remove(&id);
                     client.release(queue, bytes);
                     self.unblocked = true;
@@ -314,6 +316,7 @@ impl<O: Owner> Connection<O> {
             self.out.frame(Answers::default(), |out| put::cancel(out, id, code));
         }
         if deferred {
+            mark!("a reply is cancelled while its buffers are written to");
             client.deferred.push((op, code, message.to_owned()));
         } else {
             self.events.end(op, code, message);
@@ -406,6 +409,7 @@ impl<O: Owner> Connection<O> {
                 };
                 let bytes = request.bytes;
                 if !client.has_room(queue, bytes, &limits) {
+                    mark!("requests wait for the peer's limits");
                     break;
                 }
                 client.waiting[queue as usize].pop_front();
@@ -468,6 +472,7 @@ impl<O: Owner> Connection<O> {
         self.unblocked = true;
         self.stats.replies += 1;
         if self.out.drop_transfer(id).is_some() {
+            mark!("a call is answered before all of it was sent");
             // Answered before it was complete: the rest need not travel.
             self.out.frame(Answers::default(), |out| put::data(out, id, 0));
         }
@@ -560,6 +565,9 @@ impl<O: Owner> Connection<O> {
         ended.sort_unstable_by_key(|(id, _)| *id);
         let message = self.events.keep(message.as_bytes());
         for (_, request) in ended {
+            if matches!(request.state, State::Arriving { .. }) {
+                mark!("a connection is lost in the middle of a reply");
+            }
             if let Some(op) = request.op {
                 self.events.reply_done(op, Ending::Local { code, message });
             }

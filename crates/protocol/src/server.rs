@@ -9,6 +9,7 @@ use super::limits::{MAX_MESSAGE, MAX_META, MAX_OPEN_STEPS, MAX_PARTS};
 use super::open_steps::OpenSteps;
 use super::outgoing::{Answers, Dropped, Head, Measure};
 use super::owner::{CallBuffer, CallHead, Owner, Payload};
+use starwire_marks::mark;
 
 /// All requests of the peer that have not been answered.
 pub struct Server<O: Owner> {
@@ -147,6 +148,7 @@ impl<O: Owner> Connection<O> {
     pub(super) fn on_key(&mut self, key: u64, forget: bool, prefix: &[u8]) -> Result<(), ConnectionError> {
         let Side::Server(server) = &mut self.side else { return Ok(()) };
         if forget {
+            mark!("a full key table starts again");
             server.keys.forget();
             self.stats.key_resets += 1;
             self.events.keys_forgotten();
@@ -188,8 +190,10 @@ impl<O: Owner> Connection<O> {
         if entered {
             self.events.recv_request(recv);
         } else if let Some(reason) = server.leaving.clone() {
+            mark!("a request meets a server that drains");
             self.answer(id, code::UNAVAILABLE, reason.as_bytes(), None, answers);
         } else {
+            mark!("tensor requests of too many steps");
             let message = format!(
                 "starwire: tensor requests for {MAX_OPEN_STEPS} steps are pending on this connection, the most allowed"
             );
@@ -294,12 +298,16 @@ impl<O: Owner> Connection<O> {
         }
         match self.out.drop_transfer(id) {
             // A short answer takes the place of the one that has not been sent.
-            Some((Dropped::Unsent, answers)) => self.answer(id, code, message, None, answers),
+            Some((Dropped::Unsent, answers)) => {
+                mark!("a reply is cancelled before any of it was sent");
+                self.answer(id, code, message, None, answers);
+            }
             Some((Dropped::Begun, _)) => {
+                mark!("a reply is cancelled while it is sent");
                 self.out.frame(Answers::default(), |out| put::data(out, id, 0));
             }
             // The answer is on its way.
-            None => {}
+            None => mark!("a cancellation crosses its answer"),
         }
     }
 
@@ -311,6 +319,9 @@ impl<O: Owner> Connection<O> {
         // Oldest first.
         ended.sort_unstable_by_key(|(id, _)| *id);
         for (id, request) in ended {
+            if matches!(request, Request::Arriving { .. }) {
+                mark!("a connection is lost in the middle of a call");
+            }
             match request {
                 Request::Recv { step } => self.events.request_cancelled(id, 0, step, true),
                 Request::Call { method, .. } => self.events.request_cancelled(id, method, 0, true),

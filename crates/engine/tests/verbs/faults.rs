@@ -88,6 +88,8 @@ fn a_host_without_rdma_logs_it_and_uses_tcp_or_does_not_start() {
 
 #[test]
 fn failures_while_connecting_fall_back_to_tcp() {
+    let _reached = ["a connection falls back from RDMA to TCP", "a connection is made again without RDMA"]
+        .map(starwire_marks::expect);
     for (name, ps_faults, worker_faults) in [
         ("no queue pair at the client", "", "create_qp@1+=12"),
         ("no queue pair at the server", "create_qp@1+=12", ""),

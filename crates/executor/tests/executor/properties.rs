@@ -4,6 +4,7 @@
 use crate::graph::{Graph, Menu, graphs};
 use crate::rig::Bench;
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 
 fn check(graph: &Graph, lanes: u32, alone: bool, fails_at: u16) {
     let bench = Bench::new(graph, lanes);
@@ -58,4 +59,24 @@ proptest! {
     fn everything_shared_out(graph in graphs(Menu { asynchronous: true, dead: true, expensive: true }), fails_at: u16) {
         check(&graph, 3, false, fails_at);
     }
+}
+
+/// Guards the properties above against holding vacuously.
+#[test]
+fn random_graphs_take_the_rare_paths() {
+    let _expected = [
+        "a helper finds no free lane",
+        "a report meets a run at work",
+        "a kernel reports before its call returns",
+        "all values of a merge are dead",
+        "a merge gets a second live value",
+    ]
+    .map(starwire_marks::expect);
+    let mut runner = TestRunner::new(config(300));
+    let everything = (graphs(Menu { asynchronous: true, dead: true, expensive: true }), any::<u16>());
+    let result = runner.run(&everything, |(graph, fails_at)| {
+        check(&graph, 3, false, fails_at);
+        Ok(())
+    });
+    result.unwrap();
 }

@@ -72,6 +72,7 @@ fn p34_strangers_are_sent_away_with_a_reason_at_any_time() {
 
 #[test]
 fn p35_tensors_of_too_many_steps_are_refused_and_nothing_else() {
+    let _reached = starwire_marks::expect("tensor requests of too many steps");
     const MOST: u64 = 4096;
     let mut pair = Pair::ready();
     let ask = |pair: &mut Pair, step: u64| {

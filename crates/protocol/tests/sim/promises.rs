@@ -106,6 +106,7 @@ fn p02_a_payload_of_very_many_bulk_parts_takes_several_blocks_and_plans() {
 
 #[test]
 fn p03_a_cancelled_receive_ends_only_when_its_buffers_are_free() {
+    let _reached = starwire_marks::expect("a reply is cancelled while its buffers are written to");
     let mut pair = Pair::ready();
     let id = pair.recv(KEY);
     pair.run();
@@ -192,6 +193,7 @@ fn p06_small_frames_overtake_large_payloads() {
 
 #[test]
 fn p07_the_client_keeps_the_servers_limits_and_nothing_is_lost() {
+    let _reached = starwire_marks::expect("requests wait for the peer's limits");
     let mut pair = limited(|limits| {
         limits.max_recvs = 3;
         limits.max_calls = 2;
@@ -242,6 +244,7 @@ fn p08_a_call_larger_than_the_window_goes_alone() {
 
 #[test]
 fn p08_a_cancelled_call_makes_room_for_the_next_at_once() {
+    let _reached = starwire_marks::expect("a call is cancelled before any of it was sent");
     let mut pair = limited(|limits| limits.max_call_bytes = 10_000);
     let parts = || Some(vec![bytes_of(1, 10_000)]);
     let (first, second) = (pair.call(1, b"", parts(), None), pair.call(1, b"", parts(), None));
@@ -281,6 +284,7 @@ fn p09_a_deadline_ends_a_request_that_waits_for_the_handshake() {
 
 #[test]
 fn p10_cancel_ends_the_request_everywhere_and_late_answers_are_ignored() {
+    let _reached = starwire_marks::expect("a cancellation crosses its answer");
     let mut pair = Pair::ready();
     let recv = pair.recv(KEY);
     let call = pair.call(8, b"", Some(vec![bytes_of(1, 100)]), None);
@@ -305,6 +309,7 @@ fn p10_cancel_ends_the_request_everywhere_and_late_answers_are_ignored() {
 
 #[test]
 fn p10_a_cancelled_payload_stops_travelling() {
+    let _reached = starwire_marks::expect("a reply is cancelled while it is sent");
     let mut pair = Pair::ready();
     // Client to server.
     let call = pair.call(8, b"", Some(vec![bytes_of(1, 40 << 20)]), None);
@@ -386,6 +391,7 @@ fn p12_a_malformed_key_refuses_its_requests_only() {
 
 #[test]
 fn p13_the_key_table_is_bounded_and_starts_again_when_full() {
+    let _reached = starwire_marks::expect("a full key table starts again");
     let mut pair = limited(|limits| limits.max_keys = 10);
     for n in 0..95 {
         let prefix = format!("key {}", n % 31);
@@ -453,6 +459,7 @@ fn p15_a_server_whose_answers_pile_up_stops_reading_and_goes_on_later() {
 
 #[test]
 fn p16_goodbye_refuses_new_requests_and_lets_old_ones_end() {
+    let _reached = starwire_marks::expect("a request meets a server that drains");
     let mut pair = Pair::ready();
     let old = pair.recv(KEY);
     pair.run();

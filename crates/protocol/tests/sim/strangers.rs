@@ -274,6 +274,7 @@ fn p30_refused_payloads_do_not_pile_up() {
 
 #[test]
 fn p31_an_early_answer_is_accepted_and_the_rest_of_the_call_is_not_sent() {
+    let _reached = starwire_marks::expect("a call is answered before all of it was sent");
     let mut stranger = Stranger::serving(settings("/job:worker/task:0", 1));
     let payload = stranger.end.payload(vec![vec![3; 9 << 20]]);
     let end = &mut stranger.end;

@@ -54,6 +54,7 @@ fn large_step(sizes: &[u64], references: bool) -> (Build, Vec<[u32; 2]>, u32) {
 
 #[test]
 fn large_values_get_separate_calls_and_small_ones_share_one() {
+    let _reached = starwire_marks::expect("a call is split");
     for (references, style) in
         [(false, Style::Robust), (true, Style::Robust), (false, Style::Lite), (true, Style::Lite)]
     {
@@ -96,6 +97,7 @@ fn the_worker_waits_for_the_parts() {
 
 #[test]
 fn parts_have_a_worthwhile_size() {
+    let _reached = starwire_marks::expect("parts would run one after the other");
     let calls = |sizes: &[u64]| large_step(sizes, false).0.check(Style::Robust).calls.len();
     // A pull and a push: too little for two parts.
     assert_eq!(calls(&[MB - 1, MB]), 2);
@@ -170,6 +172,7 @@ fn small_shared_values_do_not_prevent_a_split() {
 
 #[test]
 fn components_in_a_cycle_stay_together() {
+    let _reached = starwire_marks::expect("parts would wait for each other");
     // Each of two values has an update that precedes the other's: two calls cannot both be first.
     let mut b = Build::default();
     let mut updates = Vec::new();
