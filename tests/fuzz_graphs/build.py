@@ -39,12 +39,16 @@ class Builder:
         for record in records:
             self.record(record)
 
+    @staticmethod
+    def name(record):
+        return record.get("name", "n#").replace("#", str(record["id"]))
+
     def record(self, record):
         tf, op = self.tf, record["op"]
         with tf.device(self.devices[record["dev"]]), self.after(record.get("ctl", ())):
             if op == "@feed":
                 dtype, shape = record["out"][0]
-                outputs = [tf.compat.v1.placeholder(dtype, shape, name=f"n{record['id']}")]
+                outputs = [tf.compat.v1.placeholder(dtype, shape, name=self.name(record))]
                 self.feeds[record["id"]] = (dtype, shape)
             elif op == "@cond":
                 outputs = self.cond(record)
@@ -87,8 +91,8 @@ class Builder:
             attributes["shared_name"] = f"s{record['id']}"
         if record["op"] == "Const":
             dtype, value = attributes["value"]
-            return self.tf.constant(array(dtype, value), dtype=dtype, name=f"n{record['id']}").op
-        made = getattr(self.tf.raw_ops, record["op"])(name=f"n{record['id']}", **arguments, **attributes)
+            return self.tf.constant(array(dtype, value), dtype=dtype, name=self.name(record)).op
+        made = getattr(self.tf.raw_ops, record["op"])(name=self.name(record), **arguments, **attributes)
         if isinstance(made, self.tf.Operation):
             return made
         if isinstance(made, (list, tuple)):
@@ -132,7 +136,7 @@ class Builder:
             return make
 
         with tf.control_dependencies(None) if self.top() else contextlib.nullcontext(), tf.device(self.devices[record["dev"]]), self.control_flow(record["style"]):
-            made = tf.compat.v1.cond(pred, branch("then"), branch("else"), name=f"n{record['id']}")
+            made = tf.compat.v1.cond(pred, branch("then"), branch("else"), name=self.name(record))
         return made if isinstance(made, (list, tuple)) else [made]
 
     def loop(self, record):
@@ -148,7 +152,7 @@ class Builder:
 
         with tf.control_dependencies(None) if self.top() else contextlib.nullcontext(), tf.device(self.devices[record["dev"]]), self.control_flow(record["style"]):
             made = tf.compat.v1.while_loop(
-                lambda count, *_: count < record["limit"], body, start, parallel_iterations=record["parallel"], name=f"n{record['id']}"
+                lambda count, *_: count < record["limit"], body, start, parallel_iterations=record["parallel"], name=self.name(record)
             )
         return list(made)
 

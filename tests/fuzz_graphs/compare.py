@@ -31,6 +31,23 @@ def mask(first, second):
     return out
 
 
+def agreement(first, others):
+    """As `mask`, for any number of runs over stock gRPC: what all of them agree on."""
+    agreed = [True] * len(first)
+    for other in others:
+        found = mask(first, other)
+        if found is None:
+            return None
+        agreed = [both(one, more) for one, more in zip(agreed, found)]
+    return agreed
+
+
+def both(one, other):
+    if isinstance(one, bool) or isinstance(other, bool):
+        return other if one is True else one if other is True else False
+    return [a and b for a, b in zip(one, other)]
+
+
 def difference(stock, other, agreed):
     """Describes the first run in which `other` differs from `stock`, or returns None."""
     settled = True

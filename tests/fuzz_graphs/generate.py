@@ -11,10 +11,11 @@ import json
 import random
 from dataclasses import dataclass, field
 
+import features
 import states
 import values
 import variables
-from program import DEVICES, closure, dependencies, lit
+from program import DEVICES, closure, dependencies, lit, node_of
 
 
 @dataclass(eq=False)
@@ -75,6 +76,7 @@ class Generator:
         self.next_id = 0
         self.scopes = [Scope(False, 0, False)]
         self.states, self.init, self.final, self.final_out = [], [], [], []
+        self.wanted = []  # values that the main runs fetch in any case
         self.guard = ()
         self.size = self.rng.choice((4, 6, 9, 13, 20))
         self.sessions = 2 if self.chance(0.15) else 1
@@ -92,6 +94,7 @@ class Generator:
         # Numbers whose sums depend on the order. The others are small integers, which shrink to readable programs.
         self.fine = self.chance(0.5)
         self.devices = self.rng.choice((["ps0", "me"], ["ps0", "me"], ["ps0", "ps1", "me"], ["ps0", "ps1", "me"], list(DEVICES), ["ps0", "ps1"]))
+        self.features = features.choose(self)
 
     # ---- choices
 
@@ -407,7 +410,11 @@ class Generator:
         for _ in range(self.rng.randint(1, 3)):
             self.rng.choice(self.kinds).make(self)
         wide = self.rng.randrange(self.size) if self.chance(0.02) else None
+        special = {self.rng.randrange(self.size): act for act in features.acts(self)}
         for number in range(self.size):
+            if number in special:
+                self.guard = ()
+                special[number](self)
             self.act()
             if number == wide:
                 self.guard = ()
@@ -436,6 +443,7 @@ class Generator:
             "sessions": self.sessions,
             "fine": self.fine,
         }
+        options.update(features.options(self))
         if options["sessions"] == 2:
             for number, run in enumerate(runs[1:-1]):
                 if "lanes" not in run:
@@ -467,9 +475,15 @@ class Generator:
             return {"fetch": [v.ref for v in fetch], "targets": sorted(needed & (paired | set(targets))), "feed": sorted(needed & feeds)}
 
         fetch = self.rng.sample(fetchable, min(len(fetchable), self.rng.choice((1, 2, 4, 8))))
-        main = run(fetch, ends)
+        fetch += [v for v in self.wanted if v not in fetch]
+        # What nobody asks for may be made late.
+        main = run(fetch, self.ends_alone(records, ends, fetch) if "unordered" in self.features and self.chance(0.7) else ends)
         runs = [{"fetch": [], "targets": [r["id"] for r in self.init if r.get("target")], "feed": []}]
         mode = self.rng.choices(("run", "callable", "partial"), (8, 1, 1))[0]
+        # What the client feeds late, or in the middle, would make one of two unordered ones wait for other things than usual.
+        is_open = "unordered" in self.features
+        if mode == "partial" and is_open:
+            mode = "run"
         if mode == "partial":
             runs += self.partial(records, main, feeds) * 3
         else:
@@ -480,7 +494,7 @@ class Generator:
         if self.chance(0.3) and fetchable:
             some = run(self.rng.sample(fetchable, min(len(fetchable), 2)), [])
             runs.insert(self.rng.randint(1, len(runs)), some)
-        if self.chance(0.2):
+        if self.chance(0.2) and not is_open:
             # Python drops a control edge beside a data edge from the same op; if that one is fed, nothing orders the two.
             waited_for = {number for record in records for number in record.get("ctl", ())}
             inner = [v for v in fetchable if int(v.ref.split(":")[0]) not in waited_for and v.feedable and int(v.ref.split(":")[0]) in by_id and by_id[int(v.ref.split(":")[0])]["op"] not in ("@feed", "@cond", "@while") and v.dtype not in ("resource", "variant") and v.ref not in main["fetch"]]
@@ -489,6 +503,14 @@ class Generator:
                 runs.insert(self.rng.randint(1, len(runs)), dict(main, feed_inner=[[fed.ref, fed.dtype, list(fed.shape)]]))
         runs.append({"fetch": list(self.final_out), "targets": [], "feed": []})
         return runs
+
+    @staticmethod
+    def ends_alone(records, ends, fetch):
+        """Returns the ends that nothing else in the run comes after."""
+        roots = {*ends, *(node_of(v.ref) for v in fetch)}
+        by_id = {r["id"]: r for r in records}
+        implied = closure(records, set().union(*(dependencies(by_id[one]) for one in roots if one in by_id)))
+        return [one for one in ends if one not in implied]
 
     def partial(self, records, main, feeds):
         """Splits the run `main` in two: first what depends on some of the feeds only, then the rest."""

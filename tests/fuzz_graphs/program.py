@@ -7,9 +7,9 @@ A record is one operation:
     {"id": 12, "op": "AddV2", "dev": "ps0", "in": {"x": "3:0", "y": {"lit": ["int32", 5]}}, "attr": {}, "ctl": [4], "out": [["int32", [2]]]}
 
 `in` names outputs of other records ("id:output", or a list of them) or literals; `ctl` names records that run before; `needs` names records that
-every run of this one must include although no edge requires it (the Stage of an Unstage). Operations whose name begins with @ are built in Python:
-@feed, and @cond and @while, which hold the records of their bodies. Devices are ps0, ps1, me (the worker whose session runs the program) and other
-(the other worker).
+every run of this one must include although no edge requires it (the Stage of an Unstage). `name` is the node's name (# stands for the id). `waits` names
+records that the shrinker removes only together with this one. Operations whose name begins with @ are built in Python: @feed, and @cond and @while, which
+hold the records of their bodies. Devices are ps0, ps1, me (the worker whose session runs the program) and other (the other worker).
 """
 
 import json

@@ -41,7 +41,7 @@ def without(program, ids):
             if number in gone:
                 gone |= inside[number]
                 continue
-            if any(one in gone for one in record.get("needs", ())):
+            if any(one in gone for key in ("needs", "waits") for one in record.get(key, ())):
                 gone.add(number)
             for ref in programs.each_input(record):
                 if is_lit(ref) or node_of(ref) not in gone:
