@@ -48,32 +48,41 @@ def both(one, other):
     return [a and b for a, b in zip(one, other)]
 
 
-def difference(stock, other, agreed):
-    """Describes the first run in which `other` differs from `stock`, or returns None."""
-    settled = True
+def difference(stock, other, agreed, runs=()):
+    """Describes the first run in which `other` differs from `stock`, or returns None. `runs` are the program's, if one of them settles what those before it
+    have left open."""
+    settled = known = True
+    failed = None  # the run after which the state was not settled any more
     for number, (a, same) in enumerate(zip(stock, agreed)):
+        run = runs[number] if number < len(runs) else {}
+        if not known:
+            continue  # state may differ
         if number >= len(other):
             return f"run {number} is missing"
         b = other[number]
         if b[0] == "error" and b[2] == DEADLINE and not (a[0] == "error" and a[2] == DEADLINE):
             return f"run {number}: hangs"
         if same is False:
-            return None  # state may differ from here on
+            known = False
+            continue
         if a[0] != b[0] or a[0] == "error":
             if not settled:
                 continue
             if summary(a) != summary(b):
                 return f"run {number}: {show(a)} over grpc, {show(b)} here"
             # Stock TensorFlow does not determine how much of the failed step the other servers ran.
-            settled = False
+            settled, failed = False, number
             continue
-        if not settled:
+        after_failure = failed == number - 1
+        if not settled and not after_failure:
             continue
         for k, (x, y) in enumerate(zip(a[1], b[1])):
-            if (same is True or same[k]) and x != y:
+            if (settled or run["fetch"][k] in run.get("sure", ())) and (same is True or same[k]) and x != y:
                 return f"run {number}, fetch {k}: {show_value(x)} over grpc, {show_value(y)} here"
+        if after_failure and run.get("settles"):
+            settled = True
         if same is not True:
-            return None
+            known = False
     return None
 
 

@@ -2,18 +2,31 @@
 
 import random
 
+import failures
+import states
 import unordered
+import variables
 
 # And the share of the seeds. New ones come last, so that seeds keep theirs.
 FEATURES = {
     "unordered": 0.15,  # unordered.py
+    "failure": 0.08,  # failures.py
 }
+# Of two that do not go together, the first one stays.
+APART = (("unordered", "failure"),)
 
 
 def choose(g):
     """Returns the features of a seed. They are chosen apart from all else: without one, a seed makes the program that it has always made."""
     rng = random.Random(f"features of {g.seed}")
-    return [name for name, share in FEATURES.items() if rng.random() < share]
+    chosen = [name for name, share in FEATURES.items() if rng.random() < share]
+    for first, second in APART:
+        if first in chosen and second in chosen:
+            chosen.remove(second)
+    if "failure" in chosen:
+        # What a failed step has staged, the next one would take out.
+        g.kinds = [kind for kind in g.kinds if kind is not states.Staging] or [variables.ResourceVariable]
+    return chosen
 
 
 def options(g):
@@ -23,4 +36,15 @@ def options(g):
 
 def acts(g):
     """Returns what is done once, somewhere in the program."""
-    return [act for name, act in (("unordered", unordered.act),) if name in g.features]
+    return [act for name, act in (("unordered", unordered.act), ("failure", failures.fail)) if name in g.features]
+
+
+# ---- runs
+
+
+def looks(g, runs, sure):
+    """Looks at the state after each run, of which a failed one determines some."""
+    look = {"fetch": list(g.final_out), "targets": [], "feed": [], "sure": sure}
+    if all(state in g.sure for state in g.states):
+        look["settles"] = True
+    return [runs[0], *(one for run in runs[1:-1] for one in (run, dict(look))), runs[-1]]

@@ -76,7 +76,9 @@ class Generator:
         self.next_id = 0
         self.scopes = [Scope(False, 0, False)]
         self.states, self.init, self.final, self.final_out = [], [], [], []
-        self.wanted = []  # values that the main runs fetch in any case
+        self.wanted, self.asked = [], []  # values that the main runs fetch, and ids that they run, in any case
+        # The operation that fails, the share of later states whose users wait for it, and the states that a failed step leaves the same everywhere.
+        self.failing, self.after_failure, self.sure = None, 0, set()
         self.guard = ()
         self.size = self.rng.choice((4, 6, 9, 13, 20))
         self.sessions = 2 if self.chance(0.15) else 1
@@ -423,15 +425,20 @@ class Generator:
         if self.chance(0.3):
             variables.step_counter(self)
         self.guard = ()
-        if self.chance(0.07):
+        if self.chance(0.07) and self.failing is None:
             states.error(self)
         self.guard = ()
         records = self.scope.records
         # Before the final reads, which include its counters.
         together = self.together(records) if self.chance(0.15) else None
+        sure = []
         for state in self.states:
+            start = len(self.final_out)
             state.kind.finish(self, state)
+            sure += self.final_out[start:] if state in self.sure else ()
         runs = self.runs(records)
+        if self.failing is not None:
+            runs = features.looks(self, runs, sure)
         if together:
             runs.insert(-1, together)
         # TensorFlow constant-folds reads of a file with a constant name, so it reads the file before the step.
@@ -445,7 +452,7 @@ class Generator:
         }
         options.update(features.options(self))
         if options["sessions"] == 2:
-            for number, run in enumerate(runs[1:-1]):
+            for number, run in enumerate(run for run in runs[1:-1] if "sure" not in run):
                 if "lanes" not in run:
                     run["session"] = number % 2
         return {"seed": self.seed, "options": options, "init": self.init, "body": records, "final": self.final, "runs": runs}
@@ -465,7 +472,7 @@ class Generator:
         feeds = {r["id"] for r in records if r["op"] == "@feed"}
         by_id = {r["id"]: r for r in records}
         fetchable = self.fetchable()
-        ends = sorted({n for state in self.states for n, _ in state.writes + state.reads if n in by_id})
+        ends = sorted({n for state in self.states for n, _ in state.writes + state.reads if n in by_id} | set(self.asked))
         # What stages a value and what takes it out again run in the same step, or what stays behind races with the next
         # one's. TensorFlow may prune the taker: an output of a conditional need not depend on all of its inputs.
         paired = {number for r in records if r.get("needs") for number in (r["id"], *r["needs"])}
@@ -482,7 +489,7 @@ class Generator:
         mode = self.rng.choices(("run", "callable", "partial"), (8, 1, 1))[0]
         # What the client feeds late, or in the middle, would make one of two unordered ones wait for other things than usual.
         is_open = "unordered" in self.features
-        if mode == "partial" and is_open:
+        if mode == "partial" and {"unordered", "failure"} & set(self.features):
             mode = "run"
         if mode == "partial":
             runs += self.partial(records, main, feeds) * 3

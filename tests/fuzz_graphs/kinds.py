@@ -43,5 +43,8 @@ class Kind:
         from generate import State
 
         state = State(cls, number, f"{number}:0", dev, dtype, shape, extra)
+        if g.failing is not None and g.chance(g.after_failure):
+            state.writes = [(g.failing, ())]
+            g.sure.add(state)
         g.states.append(state)
         return state

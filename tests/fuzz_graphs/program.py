@@ -10,6 +10,13 @@ A record is one operation:
 every run of this one must include although no edge requires it (the Stage of an Unstage). `name` is the node's name (# stands for the id). `waits` names
 records that the shrinker removes only together with this one. Operations whose name begins with @ are built in Python: @feed, and @cond and @while, which
 hold the records of their bodies. Devices are ps0, ps1, me (the worker whose session runs the program) and other (the other worker).
+
+A run fetches, runs and feeds records: {"fetch": ["12:0"], "targets": [9], "feed": [3]}. Its `mode` may be another than "run":
+
+* callable, partial, together (by the threads of `lanes`).
+
+After a failed run, what a run fetches is compared only if it is among `sure`, and everything from then on if the run `settles` it; and again from one with
+mode renew.
 """
 
 import json

@@ -210,6 +210,7 @@ class Fuzzer:
     def judge(self, program, results, more=()):
         """Returns (verdict, {protocol: difference}): "sound", or a verdict on a program that stock gRPC itself does not run consistently. `more`: further
         results over stock gRPC."""
+        runs = program["runs"]
         first, *others = [results[name] for name in stocks(program)] + list(more)
         if any(run[0] == "error" and run[2] < 0 for made in (first, *others) for run in made):
             return "refused", {}
@@ -219,9 +220,9 @@ class Fuzzer:
         agreed = compare.agreement(first, others)
         if agreed is None:
             return verdict, {}
-        if all(compare.difference(first, made, [True] * len(made)) is None for made in others):
+        if all(compare.difference(first, made, [True] * len(made), runs) is None for made in others):
             verdict = "sound"
-        found = {name: compare.difference(first, made, agreed) for name, made in results.items() if not is_stock(name)}
+        found = {name: compare.difference(first, made, agreed, runs) for name, made in results.items() if not is_stock(name)}
         return verdict, {name: text for name, text in found.items() if text}
 
     def settled(self, program, results, rounds=4):
@@ -270,7 +271,7 @@ class Fuzzer:
         if verdict == "hangs over grpc":
             print(f"seed {label(job.program)}: hangs over grpc", flush=True)
         if verdict == "undetermined":
-            print(f"seed {label(job.program)}: undetermined: {compare.difference(job.results[STOCK], job.results[AGAIN], [True] * 99)}", flush=True)
+            print(f"seed {label(job.program)}: undetermined: {compare.difference(job.results[STOCK], job.results[AGAIN], [True] * 99, job.program['runs'])}", flush=True)
         if verdict == "refused":
             for runs in (job.results[STOCK], job.results[AGAIN]):
                 if any(r[0] == "error" and r[2] < 0 for r in runs):

@@ -146,6 +146,31 @@ def test_each_feature_is_common_enough():
         assert sum(run.get("mode") == mode for run in runs) > 3, mode
 
 
+def test_users_of_sure_states_run_before_or_after_the_failure():
+    checked = 0
+    for seed in range(300):
+        made = generated(seed)
+        look = next((run for run in made["runs"] if "sure" in run), None)
+        if look is None:
+            continue
+        records = {record["id"]: record for part in ("init", "body", "final") for record in made[part]}
+        handles = {ref for one in look["sure"] for ref in programs.each_input(records[programs.node_of(one)]) if not programs.is_lit(ref)}
+        body = made["body"]
+        failing = [r["id"] for r in body if r.get("fails")]
+        assert len(failing) == 1
+        before = programs.closure(body, failing)
+        for record in body:
+            used = handles & {ref for ref in programs.each_input(record) if not programs.is_lit(ref)}
+            if used and record["op"] not in ("RefSwitch", "RefMerge", "RefSelect", "RefIdentity", "@cond", "@while") and not in_lanes(made, record["id"]):
+                assert record["id"] in before or failing[0] in programs.closure(body, [record["id"]]), (seed, record)
+                checked += 1
+    assert checked > 30
+
+
+def in_lanes(made, number):
+    return any(number in run["targets"] for run in made["runs"] if "lanes" in run)
+
+
 def test_shrinking_keeps_the_order_and_what_matters():
     made = next(m for m in map(generate, range(100)) if sum(r["op"] == "AssignAdd" for r in m["body"]) >= 1 and len(m["body"]) > 30)
     keep = next(r["id"] for r in made["body"] if r["op"] == "AssignAdd")
@@ -172,6 +197,12 @@ def test_differences():
     assert compare.mask([right, right], [right, wrong]) == [True, [False]]
     assert compare.difference([right, right], [right, wrong], [True, [False]]) is None
     assert "hangs" in compare.difference([right, right], [right, hang], [True, [False]])
+    # After a failure, what the failure determines is compared, and the rest if that is everything.
+    plain, look = {"fetch": ["1:0"]}, {"fetch": ["2:0"], "sure": ["2:0"]}
+    assert compare.difference([error, right], [error, wrong], [True] * 2, [plain, plain]) is None
+    assert compare.difference([error, right], [error, wrong], [True] * 2, [plain, look])
+    assert compare.difference([error, right, right], [error, right, wrong], [True] * 3, [plain, look, plain]) is None
+    assert compare.difference([error, right, right], [error, right, wrong], [True] * 3, [plain, dict(look, settles=True), plain])
     # All runs over stock gRPC have to agree.
     assert compare.agreement([right, right], [[right, right]] * 8) == [True, True]
     assert compare.agreement([right, right], [[right, right], [right, wrong], [right, right]]) == [True, [False]]
