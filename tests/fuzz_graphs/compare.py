@@ -1,8 +1,10 @@
 """Defines which differences between runs count."""
 
 DEADLINE = 4
-# A step that fails because another task failed first has one of these codes; which one is a race in stock TensorFlow too.
-ABORTED = {1, 10}  # Cancelled, Aborted
+CANCELLED, ABORTED, UNAVAILABLE = 1, 10, 14
+# The codes that TensorFlow's sessions recover from. Stock gRPC has a third one for the step that meets a restarted server, by a race.
+RECOVERABLE = {ABORTED, UNAVAILABLE}
+LOST = "a server has been restarted"
 
 
 def summary(run):
@@ -48,6 +50,17 @@ def both(one, other):
     return [a and b for a, b in zip(one, other)]
 
 
+def alike(runs, results, is_stock):
+    """Returns the results with one kind of error for all that say that a server has been restarted."""
+    out, is_lost = [], False
+    for run, result in zip(runs, results):
+        is_lost = {"restart": True, "renew": False}.get(run.get("mode"), is_lost)
+        if is_lost and result[0] == "error" and result[2] in (RECOVERABLE | {CANCELLED} if is_stock else RECOVERABLE):
+            result = ("error", LOST, UNAVAILABLE, result[3])
+        out.append(result)
+    return out + results[len(out) :]
+
+
 def difference(stock, other, agreed, runs=()):
     """Describes the first run in which `other` differs from `stock`, or returns None. `runs` are the program's, if one of them settles what those before it
     have left open."""
@@ -55,6 +68,8 @@ def difference(stock, other, agreed, runs=()):
     failed = None  # the run after which the state was not settled any more
     for number, (a, same) in enumerate(zip(stock, agreed)):
         run = runs[number] if number < len(runs) else {}
+        if run.get("mode") == "renew":
+            settled = known = True
         if not known:
             continue  # state may differ
         if number >= len(other):
@@ -62,6 +77,11 @@ def difference(stock, other, agreed, runs=()):
         b = other[number]
         if b[0] == "error" and b[2] == DEADLINE and not (a[0] == "error" and a[2] == DEADLINE):
             return f"run {number}: hangs"
+        if a[1] == LOST:
+            if b[0] == "error" and b[1] != LOST:
+                return f"run {number}: {show(b)} here, which a session does not recover from"
+            settled = False  # a step need not reach a server that has only to compute something
+            continue
         if same is False:
             known = False
             continue

@@ -489,7 +489,7 @@ class Generator:
         mode = self.rng.choices(("run", "callable", "partial"), (8, 1, 1))[0]
         # What the client feeds late, or in the middle, would make one of two unordered ones wait for other things than usual.
         is_open = "unordered" in self.features
-        if mode == "partial" and {"unordered", "failure"} & set(self.features):
+        if mode == "partial" and {"unordered", "restart", "failure"} & set(self.features):
             mode = "run"
         if mode == "partial":
             runs += self.partial(records, main, feeds) * 3
@@ -509,7 +509,7 @@ class Generator:
                 fed = self.rng.choice(inner)
                 runs.insert(self.rng.randint(1, len(runs)), dict(main, feed_inner=[[fed.ref, fed.dtype, list(fed.shape)]]))
         runs.append({"fetch": list(self.final_out), "targets": [], "feed": []})
-        return runs
+        return features.scheduled(self, runs)
 
     @staticmethod
     def ends_alone(records, ends, fetch):

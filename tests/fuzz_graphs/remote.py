@@ -1,5 +1,6 @@
 """Runs one program over one cluster, in the worker processes."""
 
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from cluster import tf
 from program import array, feed_value, walk
 
 burning = {}
+under_way = {}  # the Execution that resume() goes on with
 
 
 def digest(value, nan_signs=True):
@@ -40,34 +42,81 @@ def session_config(options, fuse, timeout):
     return starwire.config(config, tensor_fuse=fuse, pipeline=0)
 
 
-def execute(built, program, targets, container, fuse, timeout):
-    """Returns, for each run, ("ok", [digests]) or ("error", type, code, message). `built`: (graph, tensors, operations, feeds) of each session."""
-    sessions, out = [], []
-    # starwire's kernels of FTRL leave NaN of other signs.
-    nan_signs = not any("Ftrl" in record["op"] for record in walk(program["body"]))
-    try:
-        for (graph_def, *names), target in zip(built, targets):
+class Execution:
+    """A program that runs. Its sessions stay open while the caller restarts a server."""
+
+    def __init__(self, built, program, targets, container, fuse, timeout):
+        self.built, self.program, self.targets, self.container, self.fuse, self.timeout = built, program, targets, container, fuse, timeout
+        self.sessions = []
+        # starwire's kernels of FTRL leave NaN of other signs.
+        self.nan_signs = not any("Ftrl" in record["op"] for record in walk(program["body"]))
+
+    def open(self):
+        for (graph_def, *names), target in zip(self.built, self.targets):
             graph = tf.Graph()
             with graph.as_default():
-                tf.graph_util.import_graph_def(tf.compat.v1.GraphDef.FromString(graph_def.replace(b"C0000000", container.encode())), name="")
-            sessions.append((tf.compat.v1.Session(target, graph=graph, config=session_config(program["options"], fuse, timeout)), names))
-        for number, run in enumerate(program["runs"]):
+                tf.graph_util.import_graph_def(tf.compat.v1.GraphDef.FromString(graph_def.replace(b"C0000000", self.container.encode())), name="")
+            config = session_config(self.program["options"], self.fuse, self.timeout)
+            self.sessions.append((tf.compat.v1.Session(target, graph=graph, config=config), names))
+
+    def close(self):
+        for session, _ in self.sessions:
+            session.close()
+        self.sessions = []
+
+    def renew(self):
+        """Begins again, with state of its own: what a failed step has left differs."""
+        with contextlib.suppress(tf.errors.OpError):
+            self.close()
+        self.sessions = []
+        self.container = chr(ord(self.container[0]) + 1) + self.container[1:]
+        self.open()
+
+    def go(self, number):
+        """Returns, for each run from this one to the next restart, ("ok", [digests]) or ("error", type, code, message)."""
+        out, runs = [], self.program["runs"]
+        while number < len(runs) and runs[number].get("mode") != "restart":
             try:
-                if run.get("mode") == "together":
-                    results = together(sessions, program, run, number, timeout)
-                else:
-                    results = one_run(*sessions[run.get("session", 0)], program, run, number, timeout)
-                out.append(("ok", [digest(v, nan_signs) for v in results]))
+                out.append(("ok", [digest(v, self.nan_signs) for v in self.run(runs[number], number)]))
             except tf.errors.OpError as error:
                 out.append(("error", type(error).__name__, error.error_code, error.message[:2000]))
-                if error.error_code == 4:
-                    break  # the remaining runs would hang as well
-    finally:
+                if error.error_code == 4 or runs[number].get("mode") == "renew":
+                    number = len(runs)  # the remaining runs would hang as well
+            number += 1
         # After a hang, closing a session would hang too.
-        if out and out[-1][:3] != ("error", "DeadlineExceededError", 4):
-            for session, _ in sessions:
-                session.close()
-    return out
+        if number >= len(runs) and not (out and out[-1][:3] == ("error", "DeadlineExceededError", 4)):
+            self.close()
+        return out
+
+    def run(self, run, number):
+        mode = run.get("mode")
+        if mode == "together":
+            return together(self.sessions, self.program, run, number, self.timeout)
+        if mode == "pause":
+            time.sleep(run["seconds"])
+            return []
+        if mode == "renew":
+            self.renew()
+            return []
+        return one_run(*self.sessions[run.get("session", 0)], self.program, run, number, self.timeout)
+
+
+def execute(built, *arguments):
+    """Returns the results of the runs up to the first restart. `built`: (graph, tensors, operations, feeds) of each session."""
+    under_way["it"] = Execution(built, *arguments)
+    return resume(0)
+
+
+def resume(number):
+    """Goes on with this run."""
+    it = under_way["it"]
+    try:
+        if number == 0:
+            it.open()
+        return it.go(number)
+    except Exception:
+        it.close()
+        raise
 
 
 def together(sessions, program, run, number, timeout):
@@ -129,4 +178,4 @@ def burn(on):
         burning.pop("stop").set()
 
 
-__all__ = ["execute", "burn", "array"]
+__all__ = ["execute", "resume", "burn", "array"]

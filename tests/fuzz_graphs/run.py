@@ -34,8 +34,8 @@ MORE_STOCK = tuple(f"{name} {number}" for number in range(2, 6) for name in (STO
 PROTOCOLS = ("grpc+fuse", "grpc++", "grpc+++fuse", "star_server", "star_server+fuse", "star_server+parts", "star_server_lite", "star_server_lite+parts")
 # Group every tensor that can be grouped.
 EAGER = {"STARWIRE_TENSOR_FUSE_LIMITS": "wait_us=60000000,message_us=1000000"}
-# Split every call that can be split, as a slow network would with larger values.
-SPLIT, IN_PARTS = "+parts", {"STARWIRE_STAR_SPLIT_BYTES": "8"}
+# Split every call that can be split, as a slow network would with larger values; and forget early what nobody uses.
+SPLIT, IN_PARTS = "+parts", {"STARWIRE_STAR_SPLIT_BYTES": "8", "STARWIRE_STAR_LIMITS": "plan_idle_s=1,session_idle_s=1"}
 FUNCTION_PROTOCOLS = ("grpc++", "grpc+++fuse", "star_server", "star_server+parts", "star_server_lite", "star_server_lite+parts")
 FUNCTION_SWITCHES = {"+fuse": {"STARWIRE_TENSOR_FUSE": "1", **EAGER}, SPLIT: IN_PARTS}
 SHAPE = {"ps": 2, "worker": 2}
@@ -64,6 +64,11 @@ def left_open(program):
     return "unordered" in program["options"].get("features", ())
 
 
+def restarts(program):
+    """True if it needs clusters of its own for a while."""
+    return any(run.get("mode") == "restart" for run in program["runs"])
+
+
 def label(program):
     return str(program.get("name", program["seed"]))
 
@@ -89,20 +94,33 @@ class Clusters:
         config = ConfigProto(inter_op_parallelism_threads=5 if key == AGAIN else 12, intra_op_parallelism_threads=1 if key == AGAIN else 2).SerializeToString()
         environment = {**EAGER, **(IN_PARTS if key.endswith(SPLIT) else {}), "TF_CPP_MIN_LOG_LEVEL": "1"}
         made = harness.Cluster(self.runner, protocol, SHAPE, environment=environment, start=False, config=config)
-        for job, count in SHAPE.items():
-            for index in range(count):
-                task = made.process(job, index)
-                (task.directory / "whoami").write_text(f"{job}{index}")
-                (task.directory / f"iam-{job}{index}").write_text("")
-                if key == "library over grpc":
-                    task.call(harness.load, "grpc++", timeout=harness.START_TIMEOUT)
-                task.begin(harness.start_server, made.spec, job, index, protocol, config)
-        for task in made.tasks.values():
+        tasks = [self.begin_server(made, key, job, index) for job, count in SHAPE.items() for index in range(count)]
+        self.servers_started(key, tasks)
+        return made
+
+    def begin_server(self, made, key, job, index):
+        task = made.process(job, index)
+        (task.directory / "whoami").write_text(f"{job}{index}")
+        (task.directory / f"iam-{job}{index}").write_text("")
+        if key == "library over grpc":
+            task.call(harness.load, "grpc++", timeout=harness.START_TIMEOUT)
+        task.begin(harness.start_server, made.spec, job, index, made.protocol, made.config)
+        return task
+
+    def servers_started(self, key, tasks):
+        for task in tasks:
             task.result(harness.START_TIMEOUT)
         if key == AGAIN:
-            for task in made.tasks.values():
+            for task in tasks:
                 task.call(remote.burn, True)
-        return made
+
+    def restart(self, name, servers):
+        """Kills parameter servers and begins to start them again. Returns their tasks."""
+        key = parts(name)[0]
+        made = self.made[key]
+        for server in servers:
+            made["ps", int(server[2:])].kill()
+        return [self.begin_server(made, key, "ps", int(server[2:])) for server in servers]
 
     def drop(self, name):
         key = parts(name)[0]
@@ -127,6 +145,7 @@ class Job:
         self.built = fuzzer.build(program, lane)
         self.todo, self.results = list(names), {}
         self.running = {}  # name -> (task, deadline, cluster)
+        self.so_far, self.restarting = {}, {}  # name -> the results of its first runs, and servers that are being restarted
 
     def start(self):
         busy = {parts(name)[0] for name in self.running}
@@ -153,13 +172,13 @@ class Job:
         for name, (task, deadline, cluster) in list(self.running.items()):
             if self.fuzzer.clusters.made.get(parts(name)[0]) is not cluster:
                 # The other lane's program brought the cluster down; repeat this run.
-                del self.running[name]
+                self.forget(name)
                 self.todo.append(name)
                 continue
             result = None
             try:
-                if task.ready():
-                    result = task.result(1)
+                if all(one.ready() for one in self.restarting.get(name, [task])):
+                    result = self.go_on(name, task)
                 elif time.monotonic() > deadline:
                     result = [("error", "DeadlineExceededError", compare.DEADLINE, "the process does not answer")]
                 elif self.fuzzer.look() and task.poll() is not None:
@@ -170,12 +189,32 @@ class Job:
                 result = [("error", "Crash", -1, str(error)[:1500])]
             if result is None:
                 continue
-            del self.running[name]
-            self.results[name] = result
+            self.results[name] = self.so_far.get(name, []) + result
+            self.forget(name)
             if compare.hangs(result) or result[-1][0] == "error" and result[-1][2] == -1:
                 self.fuzzer.clusters.drop(name)
         self.start()
         return not self.running and not self.todo
+
+    def go_on(self, name, task):
+        """Returns the results of the last runs, or None if some are left."""
+        clusters, runs = self.fuzzer.clusters, self.program["runs"]
+        if name in self.restarting:
+            clusters.servers_started(parts(name)[0], self.restarting.pop(name))
+            self.so_far[name].append(("ok", []))
+            task.begin(remote.resume, len(self.so_far[name]))
+            return None
+        result = task.result(1)
+        done = len(self.so_far.get(name, [])) + len(result)
+        if compare.hangs(result) or done >= len(runs) or runs[done].get("mode") != "restart":
+            return result
+        self.so_far[name] = self.so_far.get(name, []) + result
+        self.restarting[name] = clusters.restart(name, runs[done]["servers"])
+        return None
+
+    def forget(self, name):
+        for kept in (self.running, self.so_far, self.restarting):
+            kept.pop(name, None)
 
 
 class Fuzzer:
@@ -211,7 +250,8 @@ class Fuzzer:
         """Returns (verdict, {protocol: difference}): "sound", or a verdict on a program that stock gRPC itself does not run consistently. `more`: further
         results over stock gRPC."""
         runs = program["runs"]
-        first, *others = [results[name] for name in stocks(program)] + list(more)
+        results = {name: compare.alike(runs, made, parts(name)[1] == STOCK) for name, made in results.items()}
+        first, *others = [results[name] for name in stocks(program)] + [compare.alike(runs, made, True) for made in more]
         if any(run[0] == "error" and run[2] < 0 for made in (first, *others) for run in made):
             return "refused", {}
         if any(compare.hangs(made) for made in (first, *others)):
@@ -237,16 +277,19 @@ class Fuzzer:
 
     def run_all(self, source, until, report, batch=2):
         """Runs programs from `source` on both lanes until `until()`; calls `report(program, results, differences)` for those that differ."""
-        lanes = [None] * batch
+        lanes, held = [None] * batch, None
         while True:
             for lane in range(batch):
                 job = lanes[lane]
                 if job is not None and job.poll():
                     lanes[lane] = None
                     self.finish(job, report)
-                if lanes[lane] is None and not until():
-                    program = next(source, None)
-                    if program is not None:
+                others = [one for one in lanes if one is not None]
+                if lanes[lane] is None and not until() and not any(restarts(one.program) for one in others):
+                    program, held = held or next(source, None), None
+                    if program is not None and restarts(program) and others:
+                        held = program
+                    elif program is not None:
                         try:
                             lanes[lane] = Job(self, program, lane, (*stocks(program), *self.protocols))
                         except Exception as error:  # TensorFlow refuses to build the program

@@ -14,6 +14,11 @@ class Outside(Kind):
         return len(g.scopes) == 1
 
 
+def of_kernel(g):
+    """With rests, more state lives only as long as its kernel does."""
+    return {"shared_name": ""} if "pause" in g.features and g.sessions == 1 else {}
+
+
 class Queue(Outside):
     """Filled well before the first step, so that no dequeue blocks."""
 
@@ -23,7 +28,7 @@ class Queue(Outside):
         shape = g.rng.choice(((), (2,)))
         op = g.rng.choice(("FIFOQueueV2", "RandomShuffleQueueV2", "PaddingFIFOQueueV2", "PriorityQueueV2", "FIFOQueue"))
         kinds = [dtype]
-        attr = {"component_types": [dtype], "shapes": [list(shape)]}
+        attr = {"component_types": [dtype], "shapes": [list(shape)], **of_kernel(g)}
         if op == "RandomShuffleQueueV2":
             attr |= {"seed": 5, "seed2": 7, "min_after_dequeue": 2}
         if op == "PriorityQueueV2":
@@ -110,7 +115,7 @@ class Table(Kind):
     @classmethod
     def make(cls, g):
         dev, key, value = cls.place(g), g.rng.choice(("int64", "string")), g.rng.choice(("float32", "int64"))
-        number = record_in(g, g.init, "MutableHashTableV2", dev, attr={"key_dtype": key, "value_dtype": value}, out=[("resource", ())])
+        number = record_in(g, g.init, "MutableHashTableV2", dev, attr={"key_dtype": key, "value_dtype": value, **of_kernel(g)}, out=[("resource", ())])
         return cls.new(g, number, dev, value, (), key=key)
 
     @classmethod

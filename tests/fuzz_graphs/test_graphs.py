@@ -142,7 +142,7 @@ def test_each_feature_is_common_enough():
     found = [name for seed in range(300) for name in generated(seed)["options"].get("features", ())]
     assert all(found.count(name) > 3 for name in features.FEATURES), found
     runs = [run for seed in range(300) for run in generated(seed)["runs"]]
-    for mode in ("together", "partial"):
+    for mode in ("restart", "renew", "pause", "together", "partial"):
         assert sum(run.get("mode") == mode for run in runs) > 3, mode
 
 
@@ -181,6 +181,21 @@ def test_shrinking_keeps_the_order_and_what_matters():
     chain = [{"id": i, "op": "NoOp", "dev": "ps0", "in": {}, "ctl": [i - 1] if i else [], "out": []} for i in range(3)]
     cut = shrink.without({"init": [], "body": chain, "final": [], "runs": []}, [1])
     assert [record.get("ctl") for record in cut["body"]] == [None, [0]]
+
+
+def test_errors_of_restarted_servers():
+    runs = [{"fetch": []}, {"mode": "restart"}, {"fetch": []}, {"mode": "renew"}, {"fetch": []}]
+    ok, aborted, cancelled, invalid = ("ok", []), ("error", "AbortedError", 10, "x"), ("error", "CancelledError", 1, "x"), ("error", "InvalidArgumentError", 3, "x")
+
+    def differ(*results, stock=aborted):
+        stock, other = [compare.alike(runs, list(made), made[2] is stock) for made in ((ok, ok, stock, ok, ok), results)]
+        return compare.difference(stock, other, [True] * 5, runs)
+
+    assert not differ(ok, ok, aborted, ok, ok)
+    assert not differ(ok, ok, ("error", "UnavailableError", 14, "y"), ok, ok)
+    assert "does not recover" in differ(ok, ok, cancelled, ok, ok)
+    assert "does not recover" in differ(ok, ok, invalid, ok, ok)
+    assert "AbortedError" in differ(ok, ok, aborted, ok, aborted)
 
 
 def test_differences():
