@@ -51,12 +51,14 @@ def both(one, other):
 
 
 def alike(runs, results, is_stock):
-    """Returns the results with one kind of error for all that say that a server has been restarted."""
+    """Returns the results with one kind of error for all that say that a server has been restarted, and for those that a run calls equal."""
     out, is_lost = [], False
     for run, result in zip(runs, results):
         is_lost = {"restart": True, "renew": False}.get(run.get("mode"), is_lost)
         if is_lost and result[0] == "error" and result[2] in (RECOVERABLE | {CANCELLED} if is_stock else RECOVERABLE):
             result = ("error", LOST, UNAVAILABLE, result[3])
+        elif result[0] == "error" and result[2] in run.get("codes", ()):
+            result = ("error", "one of several", run["codes"][0], result[3])
         out.append(result)
     return out + results[len(out) :]
 
@@ -68,7 +70,7 @@ def difference(stock, other, agreed, runs=()):
     failed = None  # the run after which the state was not settled any more
     for number, (a, same) in enumerate(zip(stock, agreed)):
         run = runs[number] if number < len(runs) else {}
-        if run.get("mode") == "renew":
+        if run.get("mode") == "renew" or run.get("begins"):
             settled = known = True
         if not known:
             continue  # state may differ

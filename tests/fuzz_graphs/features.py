@@ -5,6 +5,7 @@ import random
 import failures
 import states
 import unordered
+import unusual
 import variables
 
 # And the share of the seeds. New ones come last, so that seeds keep theirs.
@@ -13,10 +14,22 @@ FEATURES = {
     "failure": 0.08,  # failures.py
     "restart": 0.03,  # of parameter servers between two runs
     "pause": 0.03,  # between two runs
+    "odd numbers": 0.08,
+    "optimizers": 0.08,  # dense updates, and rare sparse ones
+    "scatters": 0.08,  # scatters.py
+    "reshaped": 0.05,  # unusual.py
+    "uninitialised": 0.04,  # a run before the variables are initialised
+    "master": 0.05,  # the session's target is a parameter server
+    "names": 0.06,  # like those of starwire's nodes
 }
 # Of two that do not go together, the first one stays.
-APART = (("unordered", "failure"), ("restart", "failure"))
+APART = (("unordered", "failure"), ("restart", "failure"), ("restart", "master"), ("uninitialised", "failure"), ("uninitialised", "restart"), ("uninitialised", "pause"), ("uninitialised", "reshaped"))
+# What is done now and then in a program with the feature.
+ACTS = {"optimizers": variables.train_dense, "scatters": variables.scatter, "reshaped": unusual.act}
 NOTHING = {"fetch": [], "targets": [], "feed": []}
+OURS = ("starwire_feed_@", "starwire_fetch_@", "starwire_call_ps_0_@", "starwire_pivot_@", "starwire_constant_@", "starwire_branch_@", "starwire_nothing_@", "starwire_enter_@")
+# Behind the name of another node.
+BEHIND = ("starwire_copy/0", "starwire_read/0", "starwire_rows", "starwire_unique_0", "starwire_all", "starwire_wide", "_0", "S0", "_retval", "__sw")
 
 
 def choose(g):
@@ -28,15 +41,28 @@ def choose(g):
             chosen.remove(second)
     if "pause" in chosen:
         g.kinds += [states.Queue, states.Table, states.Random]
+    g.weights.update({name: 5 for name in chosen if name in ACTS})
     if "failure" in chosen:
         # What a failed step has staged, the next one would take out.
         g.kinds = [kind for kind in g.kinds if kind is not states.Staging] or [variables.ResourceVariable]
+    if "uninitialised" in chosen:
+        # What others do without their state would not be undone.
+        g.kinds = [variables.ResourceVariable, variables.RefVariable]
+    g.odd = "odd numbers" in chosen
+    g.names = {}
     return chosen
 
 
 def options(g):
     """Returns what the program says of them."""
-    return {"features": g.features} if g.features else {}
+    if not g.features:
+        return {}
+    made = {"features": g.features}
+    if g.odd:
+        made["odd"] = True
+    if "master" in g.features:
+        made["master"] = g.rng.choice(("ps0", "ps1"))
+    return made
 
 
 def acts(g):
@@ -44,10 +70,27 @@ def acts(g):
     return [act for name, act in (("unordered", unordered.act), ("failure", failures.fail)) if name in g.features]
 
 
+def name(g):
+    """Names a record as starwire or TensorFlow names its own nodes, with each name once."""
+    if g.next_id > 1 and g.chance(0.3):
+        made = f"n{g.rng.randrange(g.next_id)}/{g.rng.choice(BEHIND)}"
+    else:
+        kind = g.rng.choice(OURS)
+        g.names[kind] = g.names.get(kind, -1) + 1
+        made = kind.replace("@", str(g.names[kind]))
+    if made in g.names:
+        return {}
+    g.names[made] = True
+    return {"name": made}
+
+
 # ---- runs
 
 
 def scheduled(g, runs):
+    if "uninitialised" in g.features:
+        # Which of several variables is missed first, by an operation with one code or the other, is not determined.
+        runs = [dict(runs[1], codes=[5, 9, 13]), dict(runs[0], begins=True), *runs[1:]]
     if "pause" in g.features:
         pause(g, runs)
     return restart(g, runs) if "restart" in g.features else runs

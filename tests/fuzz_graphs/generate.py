@@ -155,6 +155,8 @@ class Generator:
         if ctl:
             made["ctl"] = sorted(set(ctl))
         made.update({key: value for key, value in more.items() if value})
+        if "names" in self.features and "name" not in made and self.chance(0.3):
+            made.update(features.name(self))
         made["out"] = [[dtype, list(shape)] for dtype, shape in out]
         self.scope.records.append(made)
         return number
@@ -359,7 +361,10 @@ class Generator:
         what = self.rng.choices(list(choices), list(choices.values()))[0]
         if not scope.functional and scope.preds and self.chance(0.3):
             self.guard = self.rng.choice([()] + [key[:-1] + ((key[-1], b),) for key in scope.pivots for b in (0, 1)])
-        getattr(self, f"act_{what}")()
+        if what in features.ACTS:
+            features.ACTS[what](self)
+        else:
+            getattr(self, f"act_{what}")()
 
     def act_cond(self):
         self.cond()
@@ -489,7 +494,7 @@ class Generator:
         mode = self.rng.choices(("run", "callable", "partial"), (8, 1, 1))[0]
         # What the client feeds late, or in the middle, would make one of two unordered ones wait for other things than usual.
         is_open = "unordered" in self.features
-        if mode == "partial" and {"unordered", "restart", "failure"} & set(self.features):
+        if mode == "partial" and {"unordered", "restart", "failure", "uninitialised"} & set(self.features):
             mode = "run"
         if mode == "partial":
             runs += self.partial(records, main, feeds) * 3

@@ -16,8 +16,8 @@ A run fetches, runs and feeds records: {"fetch": ["12:0"], "targets": [9], "feed
 * callable, partial, together (by the threads of `lanes`);
 * pause, for so many `seconds`; restart, of `servers`; renew: new sessions, with new state.
 
-After a failed run, what a run fetches is compared only if it is among `sure`, and everything from then on if the run `settles` it; and again from one with
-mode renew.
+After a failed run, what a run fetches is compared only if it is among `sure`, and everything from then on if the run `settles` it; and again from a run that
+`begins`, because it assigns all state. Errors with one of its `codes` are alike.
 """
 
 import json
@@ -106,18 +106,43 @@ def numpy_type(dtype):
     return np.dtype(dtype)
 
 
+# The smallest and the largest denormal number, and the largest of all.
+EXTREMES = {
+    "float64": (5e-324, 2.2250738585072009e-308, 1.7976931348623157e308),
+    "float32": (1.401298464324817e-45, 1.1754942106924411e-38, 3.4028234663852886e38),
+    "float16": (5.960464477539063e-08, 6.097555160522461e-05, 65504.0),
+    "bfloat16": (9.183549615799121e-41, 1.1663108012064884e-38, 3.3895313892515355e38),
+}
+
+
+def odd_numbers(dtype):
+    """Numbers that programs seldom meet. What JSON has no number for is a text."""
+    if dtype in EXTREMES:
+        return ["nan", "inf", "-inf", -0.0, *EXTREMES[dtype], *(-one for one in EXTREMES[dtype])]
+    if dtype in INTS:
+        limits = np.iinfo(dtype)
+        return [int(limits.min), int(limits.max), int(limits.max) - 1, 0]
+    return []
+
+
 def array(dtype, value, shape=None):
     """Returns the array of a literal or a constant. Strings are stored as Latin-1."""
     if dtype == "string":
         made = np.array(value, dtype=object)
         made = np.array([v.encode("latin-1") for v in made.reshape(-1)], dtype=object).reshape(made.shape)
     else:
-        made = np.array(value).astype(numpy_type(dtype))
+        made = np.array(value)
+        made = (made.astype(np.float64) if made.dtype.kind == "U" else made).astype(numpy_type(dtype))
     return made if shape is None else np.full(shape, made if dtype != "string" else made.item(), dtype=made.dtype)
 
 
-def feed_value(dtype, shape, key, spread=7, fine=False):
-    """Returns the value to feed to a placeholder in a run: small numbers that depend only on the key, whole ones unless `fine`."""
+def feed_value(dtype, shape, key, spread=7, fine=False, odd=False):
+    """Returns the value to feed to a placeholder in a run: small numbers that depend only on the key, whole ones unless `fine`, and with `odd` some others."""
+    if odd and odd_numbers(dtype):
+        plain = feed_value(dtype, shape, key, spread, fine)
+        rng = np.random.default_rng([*key, 1])
+        others = array(dtype, [float(one) for one in odd_numbers(dtype)] if dtype in EXTREMES else odd_numbers(dtype))
+        return np.where(rng.uniform(size=shape) < 0.2, rng.choice(others, shape), plain).astype(plain.dtype)
     rng = np.random.default_rng(key)
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)

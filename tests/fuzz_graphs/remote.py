@@ -136,11 +136,11 @@ def one_run(session, names, program, run, number, timeout):
     fetches = [tensors[ref] for ref in run["fetch"]]
     targets = [operations[i] for i in run["targets"]]
     seed = program["seed"] or 0
-    fine = program["options"].get("fine", False)
-    fed = {i: feed_value(*feeds[i], key=[seed % 2**32, number, i], fine=fine) for i in run["feed"] if i in feeds}
+    kind = {"fine": program["options"].get("fine", False), "odd": program["options"].get("odd", False)}
+    fed = {i: feed_value(*feeds[i], key=[seed % 2**32, number, i], **kind) for i in run["feed"] if i in feeds}
     by_name = {tensors[f"{i}:0"]: value for i, value in fed.items()}
     for ref, dtype, shape in run.get("feed_inner", ()):
-        by_name[tensors[ref]] = feed_value(dtype, shape, key=[seed % 2**32, number, 999], fine=fine)
+        by_name[tensors[ref]] = feed_value(dtype, shape, key=[seed % 2**32, number, 999], **kind)
     mode = run.get("mode", "run")
     if mode == "callable":
         call = session.make_callable(fetches + targets, feed_list=list(by_name))

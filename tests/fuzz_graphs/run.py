@@ -157,6 +157,8 @@ class Job:
                 cluster = self.fuzzer.clusters.get(name)
                 task = cluster["worker", self.lane]
                 targets = [cluster.target("worker", self.lane), cluster.target("worker", 1 - self.lane)][: len(self.built)]
+                if "master" in self.program["options"]:
+                    targets[0] = cluster.target("ps", int(self.program["options"]["master"][2:]))
                 task.begin(remote.execute, self.built, self.program, targets, self.fuzzer.clusters.container(), parts(name)[2], self.fuzzer.timeout)
             except AssertionError as error:
                 self.results[name] = [("error", "Crash", -1, str(error)[:1500])]

@@ -6,13 +6,16 @@ program stays determined."""
 import copy
 import time
 
+import optimizers
 import program as programs
 from program import CONTROLS, OUTS, is_lit, lit, node_of, walk
 
 PARTS = ("init", "body", "final")
 # Operations that return their reference input.
 PASS_ON = {op: "ref" for op in ("Assign", "AssignAdd", "AssignSub", "ScatterAdd", "ScatterSub", "ScatterMul", "ScatterUpdate", "StridedSliceAssign")}
-PASS_ON.update(RefIdentity="input", ApplyGradientDescent="var")
+PASS_ON.update({f"Scatter{what}": "ref" for what in ("Min", "Max", "Div", "NdUpdate", "NdAdd", "NdSub", "NdMin", "NdMax")})
+PASS_ON.update({op: "var" for op in ("ApplyGradientDescent", *optimizers.DENSE_UPDATES, *optimizers.SPARSE_UPDATES, *optimizers.MORE_SPARSE_UPDATES)})
+PASS_ON.update(RefIdentity="input")
 REFERENCES = {"VariableV2", "RefSwitch", "RefMerge", "RefSelect", "Barrier", "ConditionalAccumulator", "FIFOQueue"}
 OPAQUE = ("resource", "variant")
 
@@ -177,6 +180,8 @@ def shrink(program, shows, seconds=120.0):
             number -= 1
         if best["options"].get("sessions", 1) > 1:
             attempt(dict(best, options=dict(best["options"], sessions=1), runs=[{k: v for k, v in run.items() if k != "session"} for run in best["runs"]]))
+        if "master" in best["options"]:
+            attempt(dict(best, options={key: value for key, value in best["options"].items() if key != "master"}))
         for key in ("trace", "feed_inner"):
             if any(key in run for run in best["runs"]):
                 attempt(dict(best, runs=[{k: v for k, v in run.items() if k != key} for run in best["runs"]]))

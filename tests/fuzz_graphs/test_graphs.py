@@ -218,6 +218,7 @@ def test_differences():
     assert compare.difference([error, right], [error, wrong], [True] * 2, [plain, look])
     assert compare.difference([error, right, right], [error, right, wrong], [True] * 3, [plain, look, plain]) is None
     assert compare.difference([error, right, right], [error, right, wrong], [True] * 3, [plain, dict(look, settles=True), plain])
+    assert compare.difference([error, right, right], [error, right, wrong], [True] * 3, [plain, dict(plain, begins=True), plain])
     # All runs over stock gRPC have to agree.
     assert compare.agreement([right, right], [[right, right]] * 8) == [True, True]
     assert compare.agreement([right, right], [[right, right], [right, wrong], [right, right]]) == [True, [False]]

@@ -3,7 +3,7 @@
 import functools
 import operator
 
-from program import COMPLEX, FLOATS, INTS, NUMBERS, REAL, lit
+from program import COMPLEX, FLOATS, INTS, NUMBERS, REAL, lit, odd_numbers
 
 DTYPES = ("float32", "float64", "int32", "int64", "int8", "uint8", "int16", "bool", "complex64", "float16", "bfloat16", "string")
 SIGNED = FLOATS + ("int8", "int16", "int32", "int64")
@@ -32,6 +32,10 @@ def nest(flat, shape):
 
 
 def literal(g, dtype):
+    if g.odd and g.chance(0.4):
+        found = odd_numbers(dtype)
+        if found:
+            return g.rng.choice(found)
     if dtype == "bool":
         return g.chance(0.5)
     if dtype == "string":

@@ -1,23 +1,10 @@
 """Variables, of references and of resources, and their updates."""
 
+import optimizers
+import scatters
 import values
 from kinds import Kind, final, record_in, small
 from program import COMPLEX, FLOATS, NUMBERS, lit
-
-# The sparse updates of optimizers: their variables beside the first, numbers, and switches.
-SPARSE_UPDATES = {
-    "SparseApplyAdagrad": (("accum",), ("lr",), ("update_slots",)),
-    "SparseApplyAdagradV2": (("accum",), ("lr", "epsilon"), ("update_slots",)),
-    "SparseApplyMomentum": (("accum",), ("lr", "momentum"), ("use_nesterov",)),
-    "SparseApplyFtrl": (("accum", "linear"), ("lr", "l1", "l2", "lr_power"), ("multiply_linear_by_lr",)),
-    "SparseApplyFtrlV2": (("accum", "linear"), ("lr", "l1", "l2", "l2_shrinkage", "lr_power"), ("multiply_linear_by_lr",)),
-    "SparseApplyRMSProp": (("ms", "mom"), ("lr", "rho", "momentum", "epsilon"), ()),
-    "SparseApplyAdadelta": (("accum", "accum_update"), ("lr", "rho", "epsilon"), ()),
-}
-RESOURCE_SPARSE_UPDATES = {
-    **{f"Resource{op}": takes for op, takes in SPARSE_UPDATES.items()},
-    "ResourceSparseApplyKerasMomentum": SPARSE_UPDATES["SparseApplyMomentum"],
-}
 
 
 class RefVariable(Kind):
@@ -57,7 +44,11 @@ class RefVariable(Kind):
 
     @classmethod
     def update_rows(cls, g, state, ids, grad, ref=None):
-        op, slots, ins, attr = sparse_update(g, SPARSE_UPDATES, state, ids, grad)
+        return cls.optimize(g, optimizers.sparse_updates(g, True), state, {"grad": grad, "indices": ids}, ref)
+
+    @classmethod
+    def optimize(cls, g, known, state, gradient, ref=None):
+        op, slots, ins, attr = optimizers.update(g, known, state, gradient)
         if op is None:
             return None
         ins.update({"var": ref or cls.reference(g, state), **{name: cls.reference(g, one) for name, one in slots.items()}})
@@ -162,35 +153,6 @@ def can_be_sparse(dtype, shape):
     return dtype in FLOATS and bool(shape) and 0 < shape[0] < 100 and 0 not in shape
 
 
-def slots_for(g, state, count):
-    """Other variables like this one, for an optimizer to keep its sums in, or fewer if there are too few."""
-    kind = state.kind
-    found = [one for one in g.states if one is not state and one.kind is kind and (one.dev, one.dtype, one.shape) == (state.dev, state.dtype, state.shape)]
-    while len(found) < count and len(g.scopes) == 1:
-        found.append(kind.made(g, state.dev, state.dtype, state.shape))
-    return g.rng.sample(found, min(count, len(found)))
-
-
-def number_for(g, name):
-    """A setting of an optimizer, seldom one that it refuses."""
-    if g.chance(0.004):
-        return g.rng.choice((-2, 0, 3))
-    if name == "lr_power":
-        return g.rng.choice((-0.5, -0.5, -0.5, 0, -1))
-    return g.rng.choice((0.1, 0.3, 1, 2)) if name == "lr" else g.rng.choice((0, 0.01, 0.7, 3))
-
-
-def sparse_update(g, known, state, ids, grad):
-    """Returns (op, slots by name, what it takes besides variables, attributes). Without an op if there are no slots to be had."""
-    op = g.rng.choice(list(known))
-    names, numbers, switches = known[op]
-    slots = dict(zip(names, slots_for(g, state, len(names))))
-    if len(slots) < len(names):
-        return None, None, None, None
-    ins = {"grad": grad, "indices": ids, **{name: lit(state.dtype, number_for(g, name)) for name in numbers}}
-    return op, slots, ins, {"use_locking": g.chance(0.5), **{name: g.chance(0.5) for name in switches}}
-
-
 def sparse_gradient(g, dtype, shape, dev):
     """Returns (ids, rows). Ids may repeat."""
     count = g.rng.choice((1, 2, 3, 40))
@@ -225,6 +187,39 @@ def train_table(g, state):
     if g.chance(0.6):
         ids, grad, _ = values.unique_rows(g, g.rng.choice((state.dev, me)), ids, grad)
     state.kind.update_rows(g, state, ids, grad)
+
+
+def some_variable(g, accept, make):
+    """Returns a variable that the current body may use: an old one, or one from `make`, or None."""
+    usable = [s for s in g.states if s.kind in (RefVariable, ResourceVariable) and s.kind.inside(g, s) and g.scope.only in (None, s.dev) and accept(s)]
+    if len(g.scopes) > 1 or (usable and g.chance(0.4)):
+        return g.rng.choice(usable) if usable else None
+    kind = g.rng.choice((RefVariable, ResourceVariable))
+    return kind.made(g, kind.place(g), *make())
+
+
+def train_dense(g):
+    """The worker reads a variable and makes its gradient, and an optimizer applies it."""
+    shapes = ((), (3,), (2, 3), (17,), (300,))
+    state = some_variable(g, lambda s: s.dtype in FLOATS, lambda: (g.rng.choice(("float32",) * 4 + FLOATS), g.rng.choice(shapes)))
+    if state is None:
+        return
+    me = g.scope.only or ("me" if "me" in g.devices else g.device())
+    out = [(state.dtype, state.shape)]
+    if state.kind is RefVariable:
+        value = snapshot(g, RefVariable.reference(g, state))
+    else:
+        value = g.emit("ReadVariableOp", state.dev, {"resource": state.handle}, {"dtype": state.dtype}, out=out, reads=[state])[0]
+    grad = g.emit(g.rng.choice(("Mul", "Sub")), me, {"x": value, "y": g.want(*out[0], me)}, out=out)[0]
+    state.kind.optimize(g, optimizers.dense_updates(state.kind is RefVariable), state, {"grad": grad})
+
+
+def scatter(g):
+    shapes = ((3,), (5, 2), (4,), (2, 2, 2), (20, 3))
+    state = some_variable(g, lambda s: scatters.can(s.dtype, s.shape), lambda: (g.rng.choice(("float32", "float64", "int32", "int64", "float16", "int8")), g.rng.choice(shapes)))
+    if state is not None:
+        handle = RefVariable.reference(g, state) if state.kind is RefVariable else state.handle
+        scatters.act(g, handle, [state], state.dtype, state.shape, state.dev)
 
 
 def references(g):
@@ -305,9 +300,13 @@ class ResourceVariable(Kind):
     def look_up(g, state, ids, out):
         return g.emit("ResourceGather", state.dev, {"resource": state.handle, "indices": ids}, {"dtype": state.dtype}, out=out, reads=[state])[0]
 
+    @classmethod
+    def update_rows(cls, g, state, ids, grad):
+        cls.optimize(g, optimizers.sparse_updates(g, False), state, {"grad": grad, "indices": ids})
+
     @staticmethod
-    def update_rows(g, state, ids, grad):
-        op, slots, ins, attr = sparse_update(g, RESOURCE_SPARSE_UPDATES, state, ids, grad)
+    def optimize(g, known, state, gradient):
+        op, slots, ins, attr = optimizers.update(g, known, state, gradient)
         if op is not None:
             ins.update({"var": state.handle, **{name: one.handle for name, one in slots.items()}})
             g.emit(op, state.dev, ins, attr, writes=[state, *slots.values()])
