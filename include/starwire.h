@@ -917,10 +917,10 @@ void sw_engine_resolved(struct sw_engine *engine,
 // Stores in `out` where TensorFlow's gRPC clients of this process have to connect to reach the server of the task with
 // this address in the ClusterSpec: there, or with a secret or TLS, at "127.0.0.1:port" of this process. Free `out`
 // with sw_string_free.
-sw_code sw_engine_entrance(const struct sw_engine *engine,
-                           struct sw_bytes grpc_address,
-                           struct sw_string *out,
-                           struct sw_error **error);
+sw_code sw_engine_tunnel_address(const struct sw_engine *engine,
+                                 struct sw_bytes grpc_address,
+                                 struct sw_string *out,
+                                 struct sw_error **error);
 
 // Counters of the engine as Prometheus text. Free with sw_string_free.
 struct sw_string sw_engine_metrics(const struct sw_engine *engine);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic, and its numbers are small")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -138,7 +139,7 @@ fn folders_of_the_shim_include_only_what_is_below_them() {
     for (at, (folder, allowed)) in FOLDERS.iter().enumerate() {
         let is_below = |name: &&str| FOLDERS[..at].iter().any(|(below, _)| below == name);
         assert!(allowed.iter().all(is_below), "{folder} may only include what is listed above it");
-        let mut used = std::collections::BTreeSet::new();
+        let mut used = BTreeSet::new();
         for path in ["h", "cc"].iter().flat_map(|extension| files(&format!("cc/{folder}"), extension)) {
             let text = fs::read_to_string(&path).expect("a source");
             for include in includes(&text) {

@@ -211,17 +211,17 @@ bool Engine::Stop() {
   return ended_;
 }
 
-Status Engine::FindEntrance(const std::string& grpc_address, std::string* out) {
+Status Engine::TunnelAddress(const std::string& grpc_address, std::string* out) {
   sw_engine* handle = this->handle();
   if (handle == nullptr) {
     *out = grpc_address;
     return OkStatus();
   }
-  OwnString entrance;
+  OwnString tunnel;
   ErrorHandle error;
-  const sw_code code = sw_engine_entrance(handle, AsBytes(grpc_address), entrance.out(), Into(&error));
+  const sw_code code = sw_engine_tunnel_address(handle, AsBytes(grpc_address), tunnel.out(), Into(&error));
   if (code != 0) return StatusFromError(code, error);
-  *out = entrance.text();
+  *out = tunnel.text();
   return OkStatus();
 }
 

@@ -68,7 +68,7 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
 
   // Where a gRPC client of this process reaches the server of the task with this address in the ClusterSpec. Before
   // Start(), that address itself.
-  Status FindEntrance(const std::string& grpc_address, std::string* out);
+  Status TunnelAddress(const std::string& grpc_address, std::string* out);
 
   Status OpenChannel(const std::string& task, const std::string& grpc_address, std::shared_ptr<Channel>* out) override;
 

@@ -396,12 +396,12 @@ std::unique_ptr<tensorflow::Master> StarwireServer::CreateMaster(tensorflow::Mas
 // The channels of what peers still use gRPC for: the coordination service, contexts of eager execution.
 std::function<tensorflow::SharedGrpcChannelPtr(std::string)> StarwireServer::GetChannelCreationFunction() const {
   return [open = GrpcServer::GetChannelCreationFunction(), engine = engine_](const std::string& address) {
-    std::string entrance;
-    if (const Status status = engine->FindEntrance(address, &entrance); !status.ok()) {
+    std::string tunnel;
+    if (const Status status = engine->TunnelAddress(address, &tunnel); !status.ok()) {
       LOG(ERROR) << "starwire: no gRPC channel to " << address << ": " << status;
       return tensorflow::SharedGrpcChannelPtr();
     }
-    return open(entrance);
+    return open(tunnel);
   };
 }
 #endif

@@ -148,7 +148,7 @@ pub unsafe extern "C" fn sw_engine_resolved(
 /// this address in the ClusterSpec: there, or with a secret or TLS, at "127.0.0.1:port" of this process. Free `out`
 /// with sw_string_free.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_engine_entrance(
+pub unsafe extern "C" fn sw_engine_tunnel_address(
     engine: *const sw_engine,
     grpc_address: sw_bytes,
     out: *mut sw_string,
@@ -159,11 +159,11 @@ pub unsafe extern "C" fn sw_engine_entrance(
     let read = || {
         let address = String::from_utf8(address.to_vec())
             .map_err(|_| (code::INVALID_ARGUMENT, "starwire: a task's address is not UTF-8".to_string()))?;
-        let entrance = engine?.engine.entrance(&address).map_err(|e| (e.code(), e.to_string()))?;
-        Ok(entrance.map_or(address, |entrance| entrance.to_string()))
+        let tunnel = engine?.engine.tunnel_address(&address).map_err(|e| (e.code(), e.to_string()))?;
+        Ok(tunnel.map_or(address, |tunnel| tunnel.to_string()))
     };
     // SAFETY: the caller's promise.
-    unsafe { handle::answer("opening an entrance", out, error, || read().map(string)) }
+    unsafe { handle::answer("opening a tunnel", out, error, || read().map(string)) }
 }
 
 /// Counters of the engine as Prometheus text. Free with sw_string_free.

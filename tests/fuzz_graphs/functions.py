@@ -4,7 +4,9 @@ worker runs the same operations as a graph. Every result and the final content o
 A program is JSON: {"seed", "variables": [{"server", "dtype", "rows"}], "functions": [[op…]…], "schedule": [function…]}. Values are vectors of WIDTH numbers.
 An op is {"op", "at": device, "in": [value…], "var": handle, "after": [op…]}, and the op "loop" has ops of its own, which it repeats; `value` is the number of
 an earlier op that has one. A handle is [variable, alias]: alias 1 is a second handle of the same variable, which the function captures separately. If one of
-two users of a variable writes it, `after` orders them, whatever handles they use.
+two users of a variable writes it, `after` orders them, whatever handles they use. Some programs have more: "tables" of servers ({"server"}), which their
+functions use like variables, texts, datasets that a function makes and reduces, and a "burst": a function that is scheduled many times at once, and only adds
+whole numbers to variables that no other one uses.
 """
 
 import random
@@ -17,8 +19,11 @@ AS_A_GRAPH = " as a graph"
 WIDTH = 4
 DEVICES = {"ps0": "/job:ps/replica:0/task:0/device:CPU:0", "ps1": "/job:ps/replica:0/task:1/device:CPU:0"}
 READS = ("read", "gather")
-WRITES = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_update")
+WRITES = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_update", "insert")
 PURE = ("add", "mul", "sum", "reverse", "halve")
+# What only some seeds have, by name of the feature. New ones come last, so that seeds keep theirs.
+MORE = {"texts": ("text", "text"), "datasets": ("dataset",), "tables": ("find", "insert", "insert"), "burst": ()}
+KEYS = range(-8, 40)  # that are looked up in the end
 
 
 # Seed → program. ------------------------------------------------------------------------------------------------------
@@ -27,9 +32,9 @@ PURE = ("add", "mul", "sum", "reverse", "halve")
 class Function:
     """The ops of a function, or of a loop."""
 
-    def __init__(self, rng, variables, size, depth=0):
-        self.rng, self.variables, self.ops = rng, variables, []
-        self.users = [[] for _ in variables]  # (op, writes)
+    def __init__(self, rng, variables, size, depth=0, more=(), tables=0):
+        self.rng, self.variables, self.ops, self.more, self.tables = rng, variables, [], more, tables
+        self.users = [[] for _ in range(len(variables) + tables)]  # (op, writes)
         if depth:
             self.ops.append({"op": "input", "at": "worker", "in": [], "after": []})
         for _ in range(size):
@@ -47,11 +52,11 @@ class Function:
     def emit(self, depth):
         rng, number = self.rng, len(self.ops)
         inputs = self.values(self.ops)
-        kind = rng.choice(("read", "write", "write", "pure", "pure") + (("cond", "while", "loop") if depth == 0 else ("cond",)))
+        kind = rng.choice(("read", "write", "write", "pure", "pure") + (("cond", "while", "loop") if depth == 0 else ("cond",)) + self.more)
         op = {"op": "constant", "at": rng.choice(PLACES), "in": [], "after": [], "value": rng.randrange(1, 5)}
         if kind in ("read", "write"):
             variable = rng.randrange(len(self.variables))
-            op["op"] = rng.choice(READS if kind == "read" or not inputs else WRITES)
+            op["op"] = rng.choice(READS if kind == "read" or not inputs else WRITES[:-1])
             if self.variables[variable]["rows"] == 0:
                 op["op"] = {"gather": "read", "scatter_add": "assign_add", "scatter_update": "assign"}.get(op["op"], op["op"])
             op["var"] = [variable, rng.randrange(2)]
@@ -61,6 +66,11 @@ class Function:
         elif kind == "pure" and inputs:
             op["op"] = rng.choice(PURE)
             op["in"] = [rng.choice(inputs) for _ in range(2)]
+        elif kind in ("text", "dataset") and inputs:
+            op["op"], op["in"], op["then"] = kind, [rng.choice(inputs)], rng.choice(PLACES)
+        elif kind in ("find", "insert") and inputs:
+            op["op"], op["in"], op["table"] = kind, [rng.choice(inputs)], rng.randrange(self.tables)
+            op["after"] = self.touch(number, len(self.variables) + op["table"], kind == "insert")
         elif kind in ("cond", "while") and inputs:
             # Bodies read and update variables of their own choice, in the order of their list.
             op["op"], op["in"] = kind, [rng.choice(inputs)]
@@ -73,9 +83,9 @@ class Function:
             for variable in sorted(chosen):
                 op["after"] += self.touch(number, variable, True)
         elif kind == "loop" and inputs:
-            made = Function(rng, self.variables, rng.randrange(2, 12), depth + 1)
+            made = Function(rng, self.variables, rng.randrange(2, 12), depth + 1, self.more, self.tables)
             op["op"], op["in"], op["ops"] = kind, [rng.choice(inputs)], made.ops
-            for variable in range(len(self.variables)):
+            for variable in range(len(self.users)):
                 if made.users[variable]:
                     op["after"] += self.touch(number, variable, True)
         if rng.random() < 0.2 and number:
@@ -89,9 +99,30 @@ def generate(seed):
     variables = [
         {"server": rng.randrange(2), "dtype": rng.choice(("float32", "float32", "int64")), "rows": rng.choice((0, 0, 3, 7))} for _ in range(rng.randrange(2, 7))
     ]
-    functions = [Function(rng, variables, rng.randrange(4, 30)).ops for _ in range(rng.randrange(1, 3))]
+    # Chosen apart from all else: without any, a seed makes the program that it has always made.
+    choice = random.Random(f"features of {seed}")
+    features = [name for name in MORE if choice.random() < 0.25]
+    tables = [{"server": choice.randrange(2)} for _ in range(choice.choice((1, 2)))] if "tables" in features else []
+    more = tuple(kind for name in features for kind in MORE[name])
+    functions = [Function(rng, variables, rng.randrange(4, 30), 0, more, len(tables)).ops for _ in range(rng.randrange(1, 3))]
     schedule = [rng.randrange(len(functions)) for _ in range(rng.randrange(3, 7))]
-    return {"seed": seed, "variables": variables, "functions": functions, "schedule": schedule}
+    made = {"seed": seed, "variables": variables, "functions": functions, "schedule": schedule}
+    if tables:
+        made["tables"] = tables
+    if "burst" in features:
+        made["burst"] = burst(choice, variables)
+    return made
+
+
+def burst(rng, variables):
+    """Adds variables. Returns the function that changes only these, and how often it is scheduled."""
+    ops = []
+    for _ in range(rng.choice((1, 2, 4))):
+        variables.append({"server": rng.randrange(2), "dtype": rng.choice(("float32", "int64")), "rows": rng.choice((0, 3))})
+        ops.append({"op": "constant", "at": rng.choice(PLACES), "in": [], "after": [], "value": rng.randrange(1, 5)})
+        op = rng.choice(("assign_add", "assign_sub") + (("scatter_add",) if variables[-1]["rows"] else ()))
+        ops.append({"op": op, "at": "worker", "in": [len(ops) - 1], "after": [], "var": [len(variables) - 1, rng.randrange(2)], "row": [0, 2]})
+    return {"ops": ops, "times": rng.choice((5, 20, 60))}
 
 
 # In the chief's process. ----------------------------------------------------------------------------------------------
@@ -109,8 +140,8 @@ def coordinate(protocol, spec):
 class Body:
     """Builds one function."""
 
-    def __init__(self, program, handles, worker):
-        self.program, self.handles, self.worker = program, handles, worker
+    def __init__(self, program, handles, tables, worker):
+        self.program, self.handles, self.tables, self.worker = program, handles, tables, worker
 
     def dtype(self, variable):
         return tf.as_dtype(self.program["variables"][variable]["dtype"])
@@ -130,6 +161,25 @@ class Body:
         value = value if count == 0 else tf.tile(value[tf.newaxis], [count, 1])
         made = {"assign": tf.raw_ops.AssignVariableOp, "assign_add": tf.raw_ops.AssignAddVariableOp, "assign_sub": tf.raw_ops.AssignSubVariableOp}[op]
         return made(resource=handle, value=value)
+
+    def find(self, table, keys):
+        return tf.raw_ops.LookupTableFindV2(table_handle=self.tables[table], keys=tf.cast(keys, tf.int64), default_value=tf.constant(-1.0))
+
+    def insert(self, table, value):
+        # Equal keys with equal values: whichever is last.
+        keys = tf.cast(tf.clip_by_value(value, -1e6, 1e6), tf.int64)
+        return tf.raw_ops.LookupTableInsertV2(table_handle=self.tables[table], keys=keys, values=tf.cast(keys, tf.float32) * 0.5 + tf.reduce_sum(value))
+
+    def text(self, value, then):
+        made = tf.strings.as_string(tf.clip_by_value(value, -1e6, 1e6))
+        made = tf.strings.join([made, made], separator="/")
+        with self.place(then):
+            return tf.cast(tf.strings.to_hash_bucket_fast(made, 97), tf.float32)
+
+    @staticmethod
+    def dataset(value):
+        numbers = tf.data.Dataset.range(3).map(lambda i: value * tf.cast(i, tf.float32) + 1.0)
+        return numbers.batch(2).reduce(tf.zeros((WIDTH,)), lambda total, several: total + tf.reduce_sum(several, 0))
 
     def place(self, at):
         return tf.device(DEVICES.get(at, self.worker))
@@ -177,6 +227,8 @@ class Body:
         for op in ops:
             inputs = [values[number] for number in op["in"]]
             device = self.on_server(op["var"]) if "var" in op else self.place(op["at"])
+            if "table" in op:
+                device = self.place(f"ps{self.program['tables'][op['table']]['server']}")
             with tf.control_dependencies([done[number] for number in op["after"]]), device:
                 kind, value = op["op"], None
                 if kind == "input":
@@ -190,6 +242,14 @@ class Body:
                 elif kind == "gather":
                     rows = tf.raw_ops.ResourceGather(resource=self.handles[op["var"][0]][op["var"][1]], indices=op["row"], dtype=self.dtype(op["var"][0]))
                     value = tf.cast(tf.reduce_sum(rows, 0), tf.float32)
+                elif kind == "find":
+                    value = tf.clip_by_value(self.find(op["table"], inputs[0]), -1e3, 1e3)
+                elif kind == "insert":
+                    effect = self.insert(op["table"], inputs[0])
+                elif kind == "text":
+                    value = self.text(inputs[0], op["then"])
+                elif kind == "dataset":
+                    value = self.dataset(inputs[0])
                 elif kind in WRITES:
                     effect = self.write(kind, op["var"], inputs[0], op["row"])
                 elif kind == "add":
@@ -229,8 +289,15 @@ def first_value(program, number):
     return (np.arange(np.prod(shape)).reshape(shape) % 5 + number).astype(it["dtype"])
 
 
+def table(program, number, whose):
+    """Makes a table that is found by its name, which is new."""
+    state["tables"] = state.get("tables", 0) + 1
+    with tf.device(DEVICES[f"ps{program['tables'][number]['server']}"]):
+        return tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.float32, shared_name=f"fuzz-{whose}-{state['tables']}")
+
+
 def execute(program):
-    """Returns the results as (dtype, shape, bytes), one list for each step and one for the variables."""
+    """Returns the results as (dtype, shape, bytes), one list for each step and one for variables and tables."""
     variables, handles = [], []
     for number, it in enumerate(program["variables"]):
         with state["strategy"].scope(), tf.device(DEVICES[f"ps{it['server']}"]):
@@ -238,14 +305,19 @@ def execute(program):
             again = tf.identity(made.handle)
         variables.append(made)
         handles.append((made.handle, again))
-    body = Body(program, handles, worker=None)
+    body = Body(program, handles, [table(program, number, "chief") for number in range(len(program.get("tables", ())))], worker=None)
     functions = [tf.function(lambda ops=ops: body.build(ops), autograph=False) for ops in program["functions"]]
     out = []
     for number in program["schedule"]:
         result = state["coordinator"].schedule(functions[number])
         state["coordinator"].join()
         out.append([plain(value) for value in result.fetch()])
-    out.append([plain(v.numpy()) for v in variables])
+    if "burst" in program:
+        function = tf.function(lambda: body.build(program["burst"]["ops"]), autograph=False)
+        results = [state["coordinator"].schedule(function) for _ in range(program["burst"]["times"])]
+        state["coordinator"].join()
+        out += [[plain(value) for value in result.fetch()] for result in results]
+    out.append([plain(v.numpy()) for v in variables] + [plain(body.find(number, list(KEYS))) for number in range(len(body.tables))])
     return out
 
 
@@ -267,12 +339,19 @@ def execute_graph(program, target):
                 contents.append(tf.raw_ops.ReadVariableOp(resource=both[0], dtype=value.dtype))
                 last.append(tf.raw_ops.DestroyResourceOp(resource=both[0]))
             handles.append(both)
-        body = Body(program, handles, worker="/job:worker/replica:0/task:0/device:CPU:0")
+        tables = [table(program, number, "worker") for number in range(len(program.get("tables", ())))]
+        body = Body(program, handles, tables, worker="/job:worker/replica:0/task:0/device:CPU:0")
         functions = [body.build(ops) for ops in program["functions"]]
+        burst = body.build(program["burst"]["ops"]) if "burst" in program else []
+        found = []
+        for number, one in enumerate(program.get("tables", ())):
+            with tf.device(DEVICES[f"ps{one['server']}"]):
+                found.append(body.find(number, list(KEYS)))
         with tf.compat.v1.Session(target, graph=graph, config=config) as session:
             session.run(first)
             out = [[plain(value) for value in session.run(functions[number])] for number in program["schedule"]]
-            out.append([plain(value) for value in session.run(contents)])
+            out += [[plain(value) for value in session.run(burst)] for _ in range(program["burst"]["times"] if "burst" in program else 0)]
+            out.append([plain(value) for value in session.run(contents + found)])
             session.run(last)
     return out
 

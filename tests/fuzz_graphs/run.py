@@ -167,7 +167,10 @@ class Job:
                 continue
             self.todo.remove(name)
             busy.add(key)
-            self.running[name] = task, time.monotonic() + self.fuzzer.timeout * 2 + 10, cluster
+            self.running[name] = task, self.deadline(), cluster
+
+    def deadline(self):
+        return time.monotonic() + self.fuzzer.timeout * 2 + 10
 
     def poll(self):
         """Collects finished runs and starts others. Returns True when all are done."""
@@ -180,7 +183,7 @@ class Job:
             result = None
             try:
                 if all(one.ready() for one in self.restarting.get(name, [task])):
-                    result = self.go_on(name, task)
+                    result = self.go_on(name, task, cluster)
                 elif time.monotonic() > deadline:
                     result = [("error", "DeadlineExceededError", compare.DEADLINE, "the process does not answer")]
                 elif self.fuzzer.look() and task.poll() is not None:
@@ -198,13 +201,14 @@ class Job:
         self.start()
         return not self.running and not self.todo
 
-    def go_on(self, name, task):
+    def go_on(self, name, task, cluster):
         """Returns the results of the last runs, or None if some are left."""
         clusters, runs = self.fuzzer.clusters, self.program["runs"]
         if name in self.restarting:
             clusters.servers_started(parts(name)[0], self.restarting.pop(name))
             self.so_far[name].append(("ok", []))
             task.begin(remote.resume, len(self.so_far[name]))
+            self.running[name] = task, self.deadline(), cluster
             return None
         result = task.result(1)
         done = len(self.so_far.get(name, [])) + len(result)

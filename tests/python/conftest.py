@@ -37,6 +37,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "ours: tests something that stock gRPC does not have; skipped with --protocol grpc")
     config.addinivalue_line("markers", "grpc_client: is a client of another task by grpc://, which has no proof; skipped with STARWIRE_TEST_PROOF")
     config.addinivalue_line("markers", "tensorflow2: needs something that TensorFlow 1 lacks")
+    config.addinivalue_line("markers", "quick(predicate): variants whose parameters do not satisfy the predicate are deep; `reason` says why the others suffice")
     config.addinivalue_line("markers", "deep: a variant, or much time or memory; runs with STARWIRE_DEEP_TESTS=1 (`make test-deep`)")
     if not harness.is_stock(config.getoption("--protocol")):
         os.environ["STARWIRE_LIBRARY"] = harness.library_path()  # look it up once, for all task processes
@@ -55,6 +56,10 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("grpc_client"):
                 item.add_marker(pytest.mark.skip(reason="TensorFlow's gRPC is closed to clients without proof"))
+    for item in items:
+        quick = item.get_closest_marker("quick")
+        if quick and not quick.args[0](item.callspec.params):
+            item.add_marker(pytest.mark.deep)
     if not os.environ.get("STARWIRE_DEEP_TESTS"):
         # Deselected rather than skipped, so that the summary does not mention them.
         deep = [item for item in items if item.get_closest_marker("deep")]

@@ -220,9 +220,12 @@ PAIRS = [(op, kind) for op in UPDATES for kind in (True, False) if kind or op no
 OPS = pytest.mark.parametrize("op, use_resource", PAIRS)
 
 
+# The arithmetic depends on the type of the rows, the check of ids on the type of the ids: each once; the other pairs run in `make test-deep`.
+TYPES = [("float32", "int32"), ("float64", "int64"), *(pytest.param(*types, marks=pytest.mark.deep) for types in (("float32", "int64"), ("float64", "int32")))]
+
+
 @OPS
-@pytest.mark.parametrize("ids_dtype", ["int32", "int64"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype, ids_dtype", TYPES)
 def test_updates_have_the_same_bits(worker, op, dtype, ids_dtype, use_resource):
     if (op, dtype) in OTHERS:
         pytest.skip("this TensorFlow computes square roots otherwise")

@@ -10,7 +10,7 @@ OTHER_VERSIONS = ("2.12.1", "2.13.1", "2.14.1", "2.15.1", "2.16.2", "2.17.1", "2
 
 
 def jobs(s):
-    marked = [path for path in quick.files("python") if "mark.deep" in (quick.ROOT / path).read_text()]
+    marked = [path for path in quick.files("python") if any(f"mark.{word}" in (quick.ROOT / path).read_text() for word in ("deep", "quick"))]
     deep = {"environment": {"STARWIRE_DEEP_TESTS": "1"}, "memory": 12, "limit": 1800}
     fuzz = f"{s.library} && {s.python} tests/fuzz_graphs/run.py --seed $RANDOM --seconds 300 --stop"
     return [

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::api::PendingOp;
+use crate::api::{Host, Op};
 use crate::command::{Command, NewCall, NewRecv};
 use crate::config::MapLine;
-use crate::host::{Host, Op};
-use crate::op::PendingOp;
 use crate::shared::Shared;
 use crate::whereabouts::Expected;
 use starwire_net::transport::{SocketAddress, backoff};
@@ -309,7 +309,7 @@ impl<O: Op> ChannelState<O> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Buffers;
+    use crate::api::Buffers;
 
     enum NoOp {}
 

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use crate::admission::Listener;
+use crate::api::OutPayload;
+use crate::api::PendingOp;
+use crate::api::{Host, Op};
 use crate::channel::ChannelShared;
-use crate::host::{Host, Op};
-use crate::memory::OutPayload;
-use crate::op::PendingOp;
 use crate::star::StarCommand;
 use starwire_net::transport::SocketAddress;
 
@@ -28,13 +29,6 @@ pub struct NewRecv<O: Op> {
     pub frame: u64,
     pub iter: u64,
     pub op: PendingOp<O>,
-}
-
-/// Where an accepted socket came in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Door {
-    Tcp,
-    Unix,
 }
 
 pub enum Command<H: Host> {
@@ -76,7 +70,7 @@ pub enum Command<H: Host> {
     },
     Adopt {
         fd: OwnedFd,
-        door: Door,
+        listener: Listener,
     },
     Star(Box<StarCommand<H>>),
     Stop,

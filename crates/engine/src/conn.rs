@@ -4,11 +4,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use crate::delivery::{CallMemory, Keys};
-use crate::host::Host;
-use crate::memory::OutPayload;
+use crate::api::Host;
+use crate::api::OutPayload;
+use crate::dispatch::{CallMemory, Keys};
 use crate::metrics::{ConnectionEntry, Recorder};
-use crate::moving::Way;
+use crate::migrate::Path;
 use crate::star::Answer;
 use crate::system::peer_memory::{PeerMemory, WitnessWord};
 use crate::tls::{Opened, Session};
@@ -37,21 +37,21 @@ pub enum Role {
 }
 
 /// The end of a connection whose peer must still receive the reason. Closing a socket with unread input resets the
-/// connection, and the peer loses the reason with everything it has not read. So input is read and dropped until the
-/// peer has ended its side, or for a while.
+/// connection, and the peer loses the reason with everything that it has not read. So the connection reads and drops
+/// input until the peer has ended its side, or for [`CLOSE_TIMEOUT`](crate::shard::CLOSE_TIMEOUT).
 #[derive(Default)]
-pub struct Farewell {
+pub struct Drain {
     /// Bytes that were read and dropped.
     drained: u64,
     /// The kernel has taken the last frame and the end of the stream.
-    said: bool,
+    is_sent: bool,
     /// The peer has ended its side.
-    pub heard_out: bool,
+    pub peer_finished: bool,
 }
 
-impl Farewell {
-    pub fn is_over(&self) -> bool {
-        (self.said && self.heard_out) || self.drained > MAX_DRAINED
+impl Drain {
+    pub fn is_done(&self) -> bool {
+        (self.is_sent && self.peer_finished) || self.drained > MAX_DRAINED
     }
 }
 
@@ -72,7 +72,7 @@ pub struct Conn<H: Host> {
     /// The socket is connected.
     pub connected: bool,
     /// Socket or queue pair.
-    pub way: Way,
+    pub path: Path,
     /// Client: RDMA was offered to the peer, which is at this address.
     pub offered_pairs: bool,
     pub address: Option<SocketAddress>,
@@ -80,14 +80,12 @@ pub struct Conn<H: Host> {
     pub guard: Option<OwnedFd>,
     /// The peer was met over a unix socket.
     pub on_this_host: bool,
-    /// Why it is being closed. Only a farewell may still start; operations in flight are waited for.
+    /// Why it is being closed. Only a drain may still start; operations in flight are waited for.
     pub closing: Option<Failure>,
     /// The reason of a GOODBYE, of either side: then the end is not a loss.
     pub goodbye: Option<String>,
-    /// A stranger whose place was needed.
-    pub sent_away: bool,
     /// The peer must still receive the reason.
-    pub farewell: Option<Farewell>,
+    pub drain: Option<Drain>,
     /// When the shard's timer for this connection fires; it is only armed again to fire earlier.
     pub timer: Option<(Instant, Timer)>,
     /// In the shard's list of connections with something to send.
@@ -129,15 +127,14 @@ impl<H: Host> Conn<H> {
             name,
             peer: None,
             connected: accepted,
-            way: Way::Socket,
+            path: Path::Socket,
             offered_pairs: false,
             address: None,
             guard: None,
             on_this_host: false,
             closing: None,
             goodbye: None,
-            sent_away: false,
-            farewell: None,
+            drain: None,
             timer: None,
             dirty: false,
             keys: Keys::<H>::new(),
@@ -276,7 +273,7 @@ impl<H: Host> Conn<H> {
 
     /// Receives into the discard buffer.
     fn drain(&mut self, driver: &mut dyn Driver, discard: &mut DiscardBuffer) -> io::Result<()> {
-        if self.farewell.as_ref().is_some_and(|f| !f.heard_out) {
+        if self.drain.as_ref().is_some_and(|f| !f.peer_finished) {
             let part = IoPart { ptr: discard.pointer(), len: DISCARD };
             // SAFETY: the discard buffer outlives the driver.
             unsafe { driver.recv(self.token, &[part])? };
@@ -288,16 +285,16 @@ impl<H: Host> Conn<H> {
     /// `n` bytes were received into the discard buffer.
     pub fn drained(&mut self, n: usize) {
         self.receiving = false;
-        if let Some(farewell) = &mut self.farewell {
-            farewell.drained += n as u64;
+        if let Some(drain) = &mut self.drain {
+            drain.drained += n as u64;
         }
     }
 
-    /// Continues the farewell. Only when no send is in flight.
-    pub fn say_farewell(&mut self, driver: &mut dyn Driver, now: Instant) -> io::Result<()> {
+    /// Continues to drain. Only when no send is in flight.
+    pub fn send_rest(&mut self, driver: &mut dyn Driver, now: Instant) -> io::Result<()> {
         self.start_send(driver, now)?;
-        if let Some(farewell) = self.farewell.as_mut().filter(|f| !self.sending && !f.said) {
-            farewell.said = true;
+        if let Some(drain) = self.drain.as_mut().filter(|f| !self.sending && !f.is_sent) {
+            drain.is_sent = true;
             driver.finish(self.token);
         }
         Ok(())
@@ -305,7 +302,7 @@ impl<H: Host> Conn<H> {
 
     /// Sends what waits, unless a send is in flight.
     pub fn start_send(&mut self, driver: &mut dyn Driver, now: Instant) -> io::Result<()> {
-        if self.sending || !self.connected || (self.closing.is_some() && self.farewell.is_none()) {
+        if self.sending || !self.connected || (self.closing.is_some() && self.drain.is_none()) {
             return Ok(());
         }
         if self.tls.as_ref().is_some_and(|tls| tls.sends) {
@@ -397,7 +394,7 @@ impl<H: Host> Conn<H> {
     // TLS.
 
     /// The TLS handshake is under way.
-    pub fn shakes_hands(&self) -> bool {
+    pub fn is_handshaking(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| !tls.is_established())
     }
 

@@ -5,11 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use crate::api::{Host, Level, Op};
 use crate::channel::{State, Waiting, What};
 use crate::command::{Command, NewCall, NewRecv};
 use crate::config::HostPort;
 use crate::conn::Role;
-use crate::host::{Host, Level, Op};
 use crate::metrics;
 use crate::shard::Shard;
 use crate::whereabouts::is_final;
@@ -65,12 +65,12 @@ impl<H: Host> Shard<H> {
         let Waiting { id, what, deadline, .. } = waiting;
         match what {
             What::Recv(recv) => {
-                self.delivery.metrics.tensors_requested.add(1);
+                self.dispatch.metrics.tensors_requested.add(1);
                 let NewRecv { step, prefix, frame, iter, op } = recv;
                 conn.proto.recv(now, Recv { id, step, prefix: &prefix, frame, iter, deadline, op });
             }
             What::Call(call) => {
-                self.delivery.metrics.calls_sent.add(1);
+                self.dispatch.metrics.calls_sent.add(1);
                 let NewCall { method, meta, payload, op, .. } = call;
                 match u16::try_from(method) {
                     Ok(method) if method > 0 => {
@@ -92,11 +92,11 @@ impl<H: Host> Shard<H> {
     pub(crate) fn cancel(&mut self, number: u32, id: u64, code: i32, message: &str, now: Instant) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         if channel.cancel_waiting(id, code, message) {
-            return self.delivery.note();
+            return self.dispatch.note();
         }
         if let State::Ready { conn: key } = channel.state {
             if let Some(conn) = self.conns.get_mut(&key) {
-                self.delivery.metrics.cancels_sent.add(1);
+                self.dispatch.metrics.cancels_sent.add(1);
                 conn.proto.cancel(now, id, code, message);
                 self.mark_dirty(key);
                 self.deliver(key, now);
@@ -281,7 +281,7 @@ impl<H: Host> Shard<H> {
         channel.succeeded();
         channel.state = State::Ready { conn: key };
         if let Some(since) = channel.wanted_since.take() {
-            self.delivery.metrics.connect_time.record(now.saturating_duration_since(since));
+            self.dispatch.metrics.connect_time.record(now.saturating_duration_since(since));
         }
         let before = channel.incarnation.replace(incarnation);
         let waiting = std::mem::take(&mut channel.waiting);
@@ -345,7 +345,7 @@ impl<H: Host> Shard<H> {
                     self.connect_next(number, rest, now);
                 } else if stopping {
                     let ended = channel.fail_waiting(code::UNAVAILABLE, "starwire: the server was stopped", true);
-                    self.delivery.metrics.ended_locally.add(ended);
+                    self.dispatch.metrics.ended_locally.add(ended);
                 } else if failure.code == code::UNAVAILABLE && !was_ready {
                     // That a guess fails is no news.
                     channel.errors.extend(Some(text).filter(|text| !text.is_empty()));
@@ -370,22 +370,22 @@ impl<H: Host> Shard<H> {
     pub(crate) fn tell_impatient(&mut self, number: u32, failure: &Failure) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let ended = channel.fail_waiting(failure.code, &channel.unreachable(failure), false);
-        self.delivery.metrics.ended_locally.add(ended);
-        self.delivery.note();
+        self.dispatch.metrics.ended_locally.add(ended);
+        self.dispatch.note();
     }
 
     /// The attempt failed. Requests that do not wait end; the others get another attempt, unless that cannot help.
     pub(crate) fn give_up(&mut self, number: u32, failure: &Failure, now: Instant) {
         let random = self.random();
-        self.delivery.note();
-        self.delivery.metrics.connect_failures.add(1);
+        self.dispatch.note();
+        self.dispatch.metrics.connect_failures.add(1);
         let Some(channel) = self.channels.get_mut(&number) else { return };
         channel.attempt = channel.attempt.wrapping_add(1);
         channel.failed(now, random);
         channel.state = State::Idle;
         let message = channel.unreachable(failure);
         let ended = channel.fail_waiting(failure.code, &message, is_final(failure.code));
-        self.delivery.metrics.ended_locally.add(ended);
+        self.dispatch.metrics.ended_locally.add(ended);
         channel.errors.push(failure.message.clone());
         let somebody_waits = !channel.waiting.is_empty();
         if channel.should_tell(now, somebody_waits) {
@@ -402,8 +402,8 @@ impl<H: Host> Shard<H> {
     pub(crate) fn channel_timer(&mut self, number: u32, now: Instant) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let expired = channel.expire_waiting(now);
-        self.delivery.metrics.deadlines_exceeded.add(expired);
-        self.delivery.note();
+        self.dispatch.metrics.deadlines_exceeded.add(expired);
+        self.dispatch.note();
         let Some(channel) = self.channels.get_mut(&number) else { return };
         if let Some(at) = channel.next_deadline() {
             self.arm_channel(number, at);

@@ -10,27 +10,28 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::admission::Listener;
+use crate::api::OutPayload;
+use crate::api::{Host, Level, Ticket};
 use crate::channel::{Channel, ChannelShared};
-use crate::command::{Command, Door, Meta};
+use crate::command::{Command, Meta};
 use crate::config::{
     Advertisement, Config, DriverChoice, Env, HostPort, Identity, Ports, Running, Shortcut, TransportChoice,
     is_loopback,
 };
 use crate::control::{Behind, ControlService, Limits};
 use crate::error::EngineError;
-use crate::host::{Host, Level, Ticket};
 use crate::lending::Unreadable;
-use crate::memory::OutPayload;
+use crate::log_limiter::LogLimiter;
 use crate::metrics::{Metrics, render_prometheus};
-use crate::offenders::Offenders;
 use crate::port::{self, Port};
 use crate::shard::{self, Shard};
 use crate::shared::{self, Shared};
 use crate::star::{StarCommand, StarHost, StarOutcome, StarServer};
 use crate::system::exit::Freeze;
 use crate::system::{exit, fork};
-use crate::tunnel::{Destination, Entrances, Exits};
-use crate::{dial, observe, sealed};
+use crate::tunnel::{Destination, TunnelListeners, TunnelStreams};
+use crate::{dial, observe, tls_link};
 use starwire_net::reactor::driver::Driver;
 use starwire_net::reactor::epoll::EpollDriver;
 use starwire_net::reactor::error::DriverError;
@@ -102,17 +103,17 @@ impl<H: Host> Engine<H> {
             connections: Arc::default(),
             started: Instant::now(),
             control: OnceLock::new(),
-            offenders: Offenders::default(),
+            log_limiter: LogLimiter::default(),
             unreadable: Unreadable::default(),
-            exits: Exits::default(),
-            entrances: Entrances::default(),
+            tunnel_streams: TunnelStreams::default(),
+            tunnel_listeners: TunnelListeners::default(),
             topology: Topology::detect().ok(),
             config,
         });
         let alive = Arc::new(());
         let reactors = Reactors::start(&shared, &alive)?;
-        let mut doors = vec![(listener, Door::Tcp)];
-        doors.extend(local.map(|(fd, _)| (fd, Door::Unix)));
+        let mut listeners = vec![(listener, Listener::Tcp)];
+        listeners.extend(local.map(|(fd, _)| (fd, Listener::Unix)));
         let driver = reactors.driver.clone();
         let banner = shared.config.banner(Running { driver: &driver, bound });
         let view = observe::View::new(&shared, banner.clone());
@@ -122,11 +123,11 @@ impl<H: Host> Engine<H> {
             is_open_to_members: shared.config.passes_members,
             is_open_to_tunnels: shared.config.passes_tunnels,
         });
-        let guard = sealed::guard(&shared);
+        let guard = tls_link::guard(&shared);
         let access = shared.config.control;
         let control = ControlService::in_front(behind, guard, Arc::new(view), access, Limits::default());
         let _ = shared.control.set(control);
-        let threads = reactors.go(&shared, doors)?;
+        let threads = reactors.go(&shared, listeners)?;
         let engine = Arc::new(Self {
             shared,
             threads: Mutex::new(threads),
@@ -196,7 +197,7 @@ impl<H: Host> Engine<H> {
     /// Where TensorFlow's gRPC of this process has to connect, with a secret or TLS, to reach the server of the task
     /// with this address in the ClusterSpec: an address of this process, from where it goes through the connection to
     /// the task. None: to the task itself.
-    pub fn entrance(&self, grpc_address: &str) -> Result<Option<SocketAddr>, EngineError> {
+    pub fn tunnel_address(&self, grpc_address: &str) -> Result<Option<SocketAddr>, EngineError> {
         let config = &self.shared.config;
         if !config.tunnels {
             return Ok(None);
@@ -208,7 +209,7 @@ impl<H: Host> Engine<H> {
             let Some((task, _)) = tasks.iter().find(|(_, address)| address == grpc_address) else { return Ok(None) };
             Destination::Task(self.channel(task, grpc_address)?)
         };
-        self.shared.entrances.open(&self.shared, grpc_address, to).map(Some).map_err(EngineError::Entrance)
+        self.shared.tunnel_listeners.open(&self.shared, grpc_address, to).map(Some).map_err(EngineError::TunnelListener)
     }
 
     /// TensorFlow calls the own task by its entry of the ClusterSpec, or localhost with the port.
@@ -330,7 +331,7 @@ fn unix_name(address: &SocketAddress) -> Option<String> {
 struct Reactors<H: Host> {
     driver: String,
     senders: Vec<Sender<Command<H>>>,
-    starters: Vec<mpsc::Sender<Vec<(OwnedFd, Door)>>>,
+    starters: Vec<mpsc::Sender<Vec<(OwnedFd, Listener)>>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -339,7 +340,7 @@ impl<H: Host> Reactors<H> {
         let mut made = Self { driver: String::new(), senders: Vec::new(), starters: Vec::new(), threads: Vec::new() };
         for index in 0..shared.config.reactors {
             let (told, tell) = mpsc::channel();
-            let (starter, start) = mpsc::channel::<Vec<(OwnedFd, Door)>>();
+            let (starter, start) = mpsc::channel::<Vec<(OwnedFd, Listener)>>();
             let (shared, alive) = (shared.clone(), alive.clone());
             let thread = std::thread::Builder::new().name(format!("starwire-{index}")).spawn(move || {
                 let _alive = alive;
@@ -354,11 +355,11 @@ impl<H: Host> Reactors<H> {
         Ok(made)
     }
 
-    fn go(self, shared: &Shared<H>, doors: Vec<(OwnedFd, Door)>) -> Result<Vec<JoinHandle<()>>, EngineError> {
+    fn go(self, shared: &Shared<H>, listeners: Vec<(OwnedFd, Listener)>) -> Result<Vec<JoinHandle<()>>, EngineError> {
         let _ = shared.senders.set(self.senders);
-        let mut doors = Some(doors);
+        let mut listeners = Some(listeners);
         for (index, starter) in self.starters.iter().enumerate() {
-            starter.send(doors.take().unwrap_or_default()).map_err(|_| EngineError::Died { index })?;
+            starter.send(listeners.take().unwrap_or_default()).map_err(|_| EngineError::Died { index })?;
         }
         Ok(self.threads)
     }
@@ -371,7 +372,7 @@ fn reactor<H: Host>(
     index: usize,
     shared: &Arc<Shared<H>>,
     told: &mpsc::Sender<Told<H>>,
-    start: &mpsc::Receiver<Vec<(OwnedFd, Door)>>,
+    start: &mpsc::Receiver<Vec<(OwnedFd, Listener)>>,
 ) {
     let made = make_driver(shared).map_err(|source| EngineError::Driver { index, source });
     let made = made.and_then(|driver| with_pairs(index, shared, driver)).and_then(|driver| {
@@ -391,7 +392,7 @@ fn reactor<H: Host>(
         return;
     }
     // The start was cancelled: another reactor failed.
-    let Ok(doors) = start.recv() else { return };
+    let Ok(listeners) = start.recv() else { return };
     let mut _claim = None;
     if shared.config.pinning {
         let unknown = || Err(std::io::Error::other("the kernel does not report which CPUs exist"));
@@ -405,8 +406,8 @@ fn reactor<H: Host>(
         }
     }
     let mut shard = Shard::new(index, shared.clone(), driver, mailbox);
-    for (fd, door) in doors {
-        if let Err(error) = shard.listen(fd, door) {
+    for (fd, listener) in listeners {
+        if let Err(error) = shard.listen(fd, listener) {
             shared.host.log(Level::Error, &format!("starwire: cannot accept connections: {error}"));
         }
     }

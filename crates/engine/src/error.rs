@@ -24,7 +24,7 @@ pub enum EngineError {
     #[error("starwire: TensorFlow's gRPC server does not listen on its private socket: {0}")]
     GrpcSocket(io::Error),
     #[error("starwire: cannot listen on 127.0.0.1 for TensorFlow's gRPC clients of this process: {0}")]
-    Entrance(io::Error),
+    TunnelListener(io::Error),
     #[error("starwire: data port: no address to listen on; set STARWIRE_BIND")]
     NoAddress,
     #[error("starwire: cannot start reactor thread {index}: {source}")]
@@ -50,7 +50,7 @@ impl EngineError {
             Self::Config(_) | Self::NotInMap { .. } => 3,
             Self::Transport(_)
             | Self::OnePort(_)
-            | Self::Entrance(_)
+            | Self::TunnelListener(_)
             | Self::NoAddress
             | Self::Thread { .. }
             | Self::Driver { .. } => 14,

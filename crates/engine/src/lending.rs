@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
+use crate::api::{Host, Level};
 use crate::config::Shortcut;
-use crate::host::{Host, Level};
 use crate::shard::Shard;
 use crate::system::peer_memory::PeerMemory;
 use starwire_protocol::{FEATURE_LENDING, Settings, code};

@@ -22,46 +22,44 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("starwire runs on 64-bit machines only: a usize holds a u64");
 
+mod accept;
+mod admission;
+mod api;
 mod channel;
+mod close;
 mod command;
 pub mod config;
 #[allow(unsafe_code)]
 mod conn;
 pub mod control;
-mod crowd;
-mod delivery;
 mod dial;
+mod dispatch;
 mod engine;
 mod error;
-mod host;
 mod lending;
+mod log_limiter;
 mod measure;
-#[allow(unsafe_code)]
-mod memory;
 pub mod metrics;
-mod moving;
+mod migrate;
 mod observe;
-mod offenders;
-mod op;
-mod pace;
-mod parting;
+mod polling;
 mod port;
-mod sealed;
 mod shard;
 mod shared;
 pub mod star;
-mod strangers;
 #[allow(unsafe_code)]
 mod system;
+mod timers;
 pub mod tls;
+mod tls_link;
 mod tunnel;
 mod whereabouts;
 
+pub use api::{
+    Buffers, ForeignMemory, Host, InBody, IncomingCall, Level, Op, OutPayload, PendingOp, Piece, RecvRequest, Ticket,
+};
 pub use channel::Channel;
 pub use command::{NewCall, NewRecv};
 pub use engine::Engine;
 pub use error::EngineError;
-pub use host::{Host, IncomingCall, Level, Op, RecvRequest, Ticket};
-pub use memory::{Buffers, ForeignMemory, InBody, OutPayload, Piece};
-pub use op::PendingOp;
 pub use port::Port;

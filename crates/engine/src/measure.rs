@@ -1,7 +1,7 @@
 //! The answer to a peer that measures the path to this task.
 
+use crate::api::OutPayload;
 use crate::command::Meta;
-use crate::memory::OutPayload;
 use crate::star::Answer;
 use starwire_protocol::code;
 use starwire_protocol::measure::{MOST_MEASURED, SAME_HOST, read};

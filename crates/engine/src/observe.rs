@@ -3,9 +3,9 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use crate::api::Host;
 use crate::config::Setting;
 use crate::control::{ControlError, ControlState, ServerFacts};
-use crate::host::Host;
 use crate::metrics::{ConnectionFacts, PeerFacts, Sample};
 use crate::shared::Shared;
 

@@ -7,15 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::accept::unauthenticated_limit;
+use crate::admission::{Admission, Listener};
+use crate::api::{Host, Level};
 use crate::channel::{ChannelState, Waiting, What};
-use crate::command::{Command, Door};
+use crate::command::Command;
 use crate::conn::{Conn, DiscardBuffer, Role};
-use crate::delivery::{CallMemory, Delivery, Notice};
-use crate::host::{Host, Level};
+use crate::dispatch::{CallMemory, ConnEvent, Dispatcher};
 use crate::metrics::{Direction, State};
-use crate::pace::{Pace, TimerKey};
+use crate::polling::Poller;
 use crate::shared::{self, LocalQueue, Shared};
-use crate::strangers::Strangers;
+use crate::timers::TimerKey;
 use starwire_net::reactor::driver::{Completion, Driver, Token};
 use starwire_net::reactor::mailbox::Receiver;
 use starwire_net::reactor::timers::Timers;
@@ -33,7 +35,7 @@ const COMMANDS_PER_ROUND: usize = 4096;
 /// How long a stopping reactor waits for the kernel to release its memory.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a peer has to take our last frame.
-pub(crate) const LAST_WORD: Duration = Duration::from_secs(1);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Keys are counters or the driver's own numbers, so a multiplication is a sufficient hash.
 #[derive(Default)]
@@ -64,19 +66,19 @@ pub struct Shard<H: Host> {
     pub(crate) driver: Box<dyn Driver>,
     pub(crate) mailbox: Receiver<Command<H>>,
     /// Boxed: a table that holds connections by value is one block, copied whenever it grows, and the allocator keeps
-    /// what a crowd of them left behind.
+    /// what many of them left behind.
     pub(crate) conns: NumberMap<u64, Box<Conn<H>>>,
     pub(crate) tokens: NumberMap<u64, u64>,
     pub(crate) channels: NumberMap<u32, ChannelState<H::Op>>,
-    pub(crate) delivery: Delivery<H>,
+    pub(crate) dispatch: Dispatcher<H>,
     pub(crate) timers: Timers<TimerKey>,
-    pub(crate) pace: Pace,
-    listeners: Vec<(Token, Door)>,
+    pub(crate) poller: Poller,
+    listeners: Vec<(Token, Listener)>,
     pub(crate) dirty: Vec<u64>,
     pub(crate) discard: DiscardBuffer,
     next_conn: u64,
     next_adopter: usize,
-    pub(crate) strangers: Strangers,
+    pub(crate) admission: Admission,
     pub(crate) stopping: Option<Instant>,
     queue: LocalQueue<H>,
     local: Vec<Command<H>>,
@@ -91,9 +93,9 @@ impl<H: Host> Shard<H> {
         driver: Box<dyn Driver>,
         mailbox: Receiver<Command<H>>,
     ) -> Self {
-        let pace = Pace::new(shared.config.polling);
-        let strangers = Strangers::new(shared.config.reactors, Instant::now());
-        let delivery = Delivery::new(shared.clone());
+        let poller = Poller::new(shared.config.polling);
+        let admission = Admission::new(unauthenticated_limit(shared.config.reactors), Instant::now());
+        let dispatch = Dispatcher::new(shared.clone());
         let queue = LocalQueue::enter(shared.number, index);
         let random = shared.incarnation ^ (index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         Self {
@@ -104,15 +106,15 @@ impl<H: Host> Shard<H> {
             conns: NumberMap::default(),
             tokens: NumberMap::default(),
             channels: NumberMap::default(),
-            delivery,
+            dispatch,
             timers: Timers::default(),
-            pace,
+            poller,
             listeners: Vec::new(),
             dirty: Vec::new(),
             discard: DiscardBuffer::new(),
             next_conn: 0,
             next_adopter: 0,
-            strangers,
+            admission,
             stopping: None,
             queue,
             local: Vec::new(),
@@ -122,10 +124,10 @@ impl<H: Host> Shard<H> {
     }
 
     /// Takes a listening socket; accepted connections are spread over all shards.
-    pub(crate) fn listen(&mut self, fd: OwnedFd, door: Door) -> std::io::Result<()> {
+    pub(crate) fn listen(&mut self, fd: OwnedFd, listener: Listener) -> std::io::Result<()> {
         let token = self.driver.register(fd)?;
         self.driver.accept(token)?;
-        self.listeners.push((token, door));
+        self.listeners.push((token, listener));
         Ok(())
     }
 
@@ -138,11 +140,11 @@ impl<H: Host> Shard<H> {
                 return self.freeze();
             }
             let now = Instant::now();
-            self.delivery.now = now;
+            self.dispatch.now = now;
             self.take_commands(now);
             self.fire_timers(now);
             self.flush(now);
-            self.delivery.end_round();
+            self.dispatch.end_round();
             // Requests made by this round's callbacks are sent with it.
             if self.has_local() {
                 self.take_local(now);
@@ -150,7 +152,7 @@ impl<H: Host> Shard<H> {
             }
             self.wait(now);
             let now = Instant::now();
-            self.delivery.now = now;
+            self.dispatch.now = now;
             let mut completions = std::mem::take(&mut self.completions);
             for completion in completions.drain(..) {
                 self.complete(completion, now);
@@ -160,7 +162,7 @@ impl<H: Host> Shard<H> {
         }
         self.let_go();
         self.close_mailbox();
-        self.delivery.stop_star();
+        self.dispatch.stop_star();
     }
 
     /// No operation may outlive its memory.
@@ -176,7 +178,7 @@ impl<H: Host> Shard<H> {
         self.conns.clear();
         self.channels.clear();
         self.close_mailbox();
-        self.delivery.stop_star();
+        self.dispatch.stop_star();
     }
 
     pub(crate) fn finished(&self) -> bool {
@@ -185,10 +187,10 @@ impl<H: Host> Shard<H> {
 
     /// The process is exiting: makes no callbacks and frees nothing, because memory that callbacks own may be gone.
     fn freeze(&mut self) {
-        self.say_goodbye();
+        self.send_goodbyes();
         std::mem::forget(std::mem::take(&mut self.conns));
         std::mem::forget(std::mem::take(&mut self.channels));
-        self.delivery.freeze_star();
+        self.dispatch.freeze_star();
         self.mailbox.close();
         while let Some(command) = self.mailbox.pop() {
             std::mem::forget(command);
@@ -204,7 +206,7 @@ impl<H: Host> Shard<H> {
         for command in std::mem::take(&mut self.local) {
             shared::end(command, code::UNAVAILABLE, "starwire: the server was stopped");
         }
-        self.delivery.end_round();
+        self.dispatch.end_round();
     }
 
     fn take_commands(&mut self, now: Instant) {
@@ -215,7 +217,7 @@ impl<H: Host> Shard<H> {
             taken += 1;
             self.execute(command, now);
         }
-        self.delivery.metrics.mailbox_messages.add(taken as u64);
+        self.dispatch.metrics.mailbox_messages.add(taken as u64);
     }
 
     pub(crate) fn has_local(&self) -> bool {
@@ -253,9 +255,9 @@ impl<H: Host> Shard<H> {
             }
             Command::Resolved { channel, attempt, result } => self.resolved(channel, attempt, result, now),
             Command::Addresses { channel, attempt, result } => self.addresses(channel, attempt, result, now),
-            Command::Adopt { fd, door } => self.adopt(fd, door, now),
+            Command::Adopt { fd, listener } => self.adopt(fd, listener, now),
             Command::Star(command) => {
-                let Some((key, answer)) = self.delivery.star_command(*command) else { return };
+                let Some((key, answer)) = self.dispatch.star_command(*command) else { return };
                 if let Some(conn) = self.conns.get_mut(&key) {
                     conn.answer(answer);
                     mark(&mut self.dirty, conn);
@@ -275,12 +277,12 @@ impl<H: Host> Shard<H> {
         }
         for channel in self.channels.values_mut() {
             let ended = channel.fail_waiting(code::UNAVAILABLE, "starwire: the server was stopped", true);
-            self.delivery.metrics.ended_locally.add(ended);
+            self.dispatch.metrics.ended_locally.add(ended);
         }
-        self.delivery.note();
+        self.dispatch.note();
         let keys: Vec<u64> = self.conns.keys().copied().collect();
         for key in keys {
-            self.part(key, now);
+            self.close_in_order(key, now);
         }
     }
 
@@ -323,16 +325,16 @@ impl<H: Host> Shard<H> {
     }
 
     fn accepted(&mut self, listener: Token, result: std::io::Result<OwnedFd>) {
-        let Some(door) = self.listeners.iter().find(|l| l.0 == listener).map(|l| l.1) else { return };
+        let Some(kind) = self.listeners.iter().find(|l| l.0 == listener).map(|l| l.1) else { return };
         match result {
             Ok(fd) => {
                 let shards = self.shared.senders.get().map_or(1, Vec::len);
                 let to = self.next_adopter % shards;
                 self.next_adopter = self.next_adopter.wrapping_add(1);
-                self.shared.send(to, Command::Adopt { fd, door });
+                self.shared.send(to, Command::Adopt { fd, listener: kind });
             }
             // At a limit, every listener of every reactor fails again and again.
-            Err(error) if self.shared.offenders.is_news("accept", self.delivery.now) => {
+            Err(error) if self.shared.log_limiter.allows("accept", self.dispatch.now) => {
                 self.shared.host.log(
                     Level::Warning,
                     &format!("starwire: cannot accept a connection: {error} (retrying ten times a second; repeats are suppressed for a minute)"),
@@ -359,7 +361,7 @@ impl<H: Host> Shard<H> {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.closing.is_some() {
             conn.drained(n);
-            return self.take_leave(key);
+            return self.continue_drain(key);
         }
         conn.receiving = false;
         if let Some(tls) = conn.tls.as_mut().filter(|tls| tls.receives) {
@@ -374,10 +376,10 @@ impl<H: Host> Shard<H> {
     /// `n` bytes are in the targets of the plan. False: the connection ends.
     pub(crate) fn took(&mut self, key: u64, n: usize, now: Instant) -> bool {
         let Some(conn) = self.conns.get_mut(&key) else { return false };
-        let result = conn.proto.on_received(now, n, &mut self.delivery.memory);
+        let result = conn.proto.on_received(now, n, &mut self.dispatch.memory);
         self.deliver(key, now);
         let Some(conn) = self.conns.get_mut(&key) else { return false };
-        conn.count(&self.delivery.metrics);
+        conn.count(&self.dispatch.metrics);
         if conn.proto.wants_transmit() {
             mark(&mut self.dirty, conn);
         }
@@ -396,10 +398,10 @@ impl<H: Host> Shard<H> {
     /// Delivers the events of a connection. To be called after each of its inputs.
     pub(crate) fn deliver(&mut self, key: u64, now: Instant) {
         while let Some(conn) = self.conns.get_mut(&key) {
-            match self.delivery.next(conn) {
-                Some(Notice::Ready(peer)) => self.greeted(key, peer, now),
-                Some(Notice::Move(event)) => self.move_on(key, event, now),
-                Some(Notice::Goodbye(reason)) => self.said_goodbye(key, reason),
+            match self.dispatch.next(conn) {
+                Some(ConnEvent::Ready(peer)) => self.greeted(key, peer, now),
+                Some(ConnEvent::Migration(event)) => self.on_migration(key, event, now),
+                Some(ConnEvent::Goodbye(reason)) => self.said_goodbye(key, reason),
                 None => return,
             }
         }
@@ -411,7 +413,7 @@ impl<H: Host> Shard<H> {
         if let Role::Client { channel } = conn.role {
             let is_proved = peer.authenticated || self.shared.config.tls.is_some();
             if let Err(why) = self.recognises(channel, &peer, is_proved) {
-                self.delivery.metrics.refusals.add(1);
+                self.dispatch.metrics.refusals.add(1);
                 return self.lose(key, code::FAILED_PRECONDITION, why);
             }
         }
@@ -441,7 +443,7 @@ impl<H: Host> Shard<H> {
         let is_loan = conn.proto.loan().is_some();
         match conn.start_receive(&mut *self.driver, &mut self.discard) {
             Ok(None) => {}
-            Ok(Some(n)) => self.received(key, n, self.delivery.now),
+            Ok(Some(n)) => self.received(key, n, self.dispatch.now),
             Err(error) if is_loan => self.cannot_borrow(key, &error),
             Err(error) => self.lose(key, code::UNAVAILABLE, format!("cannot receive: {error}")),
         }
@@ -451,9 +453,9 @@ impl<H: Host> Shard<H> {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.sent(n);
         if conn.closing.is_some() {
-            return self.take_leave(key);
+            return self.continue_drain(key);
         }
-        self.resume_moved(key);
+        self.resume_migrated(key);
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.has_unsent() || conn.proto.wants_transmit() {
             mark(&mut self.dirty, conn);
@@ -471,7 +473,7 @@ impl<H: Host> Shard<H> {
             let Some(conn) = self.conns.get_mut(&key) else { continue };
             conn.dirty = false;
             let started = conn.start_send(&mut *self.driver, now);
-            conn.count(&self.delivery.metrics);
+            conn.count(&self.dispatch.metrics);
             if let Err(error) = started {
                 self.lose(key, code::UNAVAILABLE, format!("cannot send: {error}"));
             }
@@ -496,17 +498,17 @@ impl<H: Host> Shard<H> {
                 return self.lose(key, code::UNAVAILABLE, format!("cannot hand over an HTTP client: {error}"));
             }
         };
-        self.strangers.leave(key);
+        self.admission.removed(key);
         self.tokens.remove(&token.0);
         if let Some(conn) = self.conns.remove(&key) {
-            self.delivery.metrics.control_connections.add(1);
+            self.dispatch.metrics.control_connections.add(1);
             let first = conn.tls.as_ref().map_or(conn.proto.unread(), |tls| tls.received()).to_vec();
-            self.shared.serve_http(fd, first, &conn.name, self.delivery.now);
+            self.shared.serve_http(fd, first, &conn.name, self.dispatch.now);
         }
     }
 
-    pub(crate) fn log_offender(&self, name: &str, what: &str, now: Instant) {
-        if !self.shared.offenders.is_news(shared::host_of(name), now) {
+    pub(crate) fn log_dropped(&self, name: &str, what: &str, now: Instant) {
+        if !self.shared.log_limiter.allows(shared::host_of(name), now) {
             return;
         }
         self.shared.host.log(
@@ -517,17 +519,17 @@ impl<H: Host> Shard<H> {
 
     fn became_ready(&mut self, key: u64, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        let metrics = &self.delivery.metrics;
+        let metrics = &self.dispatch.metrics;
         match conn.role {
             Role::Server => {
                 metrics.accepts.add(1);
                 metrics.connections_in.add(1);
-                self.strangers.leave(key);
+                self.admission.removed(key);
             }
             Role::Client { channel } => {
                 metrics.connects.add(1);
                 metrics.connections_out.add(1);
-                self.settle_way(key, channel, now);
+                self.settle_path(key, channel, now);
                 self.client_ready(channel, key, now);
             }
         }

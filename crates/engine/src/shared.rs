@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use crate::api::{Host, Level};
 use crate::command::Command;
 use crate::config::Config;
 use crate::control::{ControlError, ControlService};
-use crate::host::{Host, Level};
 use crate::lending::Unreadable;
+use crate::log_limiter::LogLimiter;
 use crate::metrics::{Connections, Metrics};
-use crate::offenders::Offenders;
 use crate::star::StarServer;
 use crate::system::{fork, random};
-use crate::tunnel::{Entrances, Exits};
+use crate::tunnel::{TunnelListeners, TunnelStreams};
 use starwire_net::reactor::mailbox::Sender;
 use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::tcp::TcpOptions;
@@ -39,10 +39,10 @@ pub struct Shared<H: Host> {
     pub(crate) connections: Arc<Connections>,
     pub(crate) started: Instant,
     pub(crate) control: OnceLock<ControlService>,
-    pub(crate) offenders: Offenders,
+    pub(crate) log_limiter: LogLimiter,
     pub(crate) unreadable: Unreadable,
-    pub(crate) exits: Exits<H>,
-    pub(crate) entrances: Entrances,
+    pub(crate) tunnel_streams: TunnelStreams<H>,
+    pub(crate) tunnel_listeners: TunnelListeners,
     /// If this task serves star calls.
     pub(crate) star: Option<StarServer<H>>,
     /// As seen by the thread that made the engine, before any was pinned.
@@ -138,7 +138,7 @@ impl<H: Host> Shared<H> {
     }
 
     pub(crate) fn log_refusal(&self, name: &str, error: &ControlError, now: Instant) {
-        if self.offenders.is_news(&format!("HTTP {}", host_of(name)), now) {
+        if self.log_limiter.allows(&format!("HTTP {}", host_of(name)), now) {
             let line = format!(
                 "starwire: refused an HTTP client on the data port, {name}: {error} (repeats from this address are suppressed for a minute)"
             );

@@ -13,10 +13,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::api::{Host, Level, Op};
 use crate::channel::{ChannelState, State};
 use crate::config::{Advertisement, HostPort, MapLine, Ports, Shortcut};
 use crate::dial::token;
-use crate::host::{Host, Level, Op};
 use crate::shard::Shard;
 use starwire_net::transport::{SocketAddress, unix};
 use starwire_protocol::{Failure, PeerInfo, code};
@@ -276,12 +276,12 @@ impl<O: Op> ChannelState<O> {
     /// expected at its data address.
     fn learns_name(&mut self, advertisement: &Advertisement) -> bool {
         let advertised = Expected::advertised(advertisement);
-        let is_news = self.expected.as_ref().is_some_and(|expected| {
+        let allows = self.expected.as_ref().is_some_and(|expected| {
             expected.task != advertised.task
                 || expected.incarnation.is_some_and(|life| Some(life) != advertised.incarnation)
         });
         self.goes_by_name &= advertised.task == self.shared.task;
-        is_news
+        allows
     }
 
     /// The peer answers on its gRPC port, but not at the map's address. It may just have started, or be back soon if it

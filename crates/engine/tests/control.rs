@@ -441,9 +441,8 @@ fn an_idle_client_that_answers_pings_is_disconnected() {
 
 #[test]
 fn silence_ends_a_connection_but_not_a_watch() {
-    let limits = Limits { idle: Duration::from_secs(1), ..Limits::default() };
+    let limits = Limits { idle: Duration::from_secs(1), pong: PATIENCE, ..Limits::default() };
     let door = Door::open(ControlService::with_limits(fake(), ControlAccess::Everybody, limits));
-    let begun = Instant::now();
     // One stops within the header, the other after a request.
     let mut within = door.connect();
     within.write_all(b"GET /healthz HTTP/1.1\r\nho").unwrap();
@@ -456,7 +455,6 @@ fn silence_ends_a_connection_but_not_a_watch() {
             tokio::task::spawn_blocking(move || (read_all(&mut within), read_all(&mut between))).await.unwrap();
         assert!(!within.contains(" 200 "), "{within}");
         assert!(between.contains("\r\n\r\nok\n"), "{between}");
-        assert!(begun.elapsed() < PATIENCE / 2);
         // A client that answers pings may stay silent indefinitely.
         let more = tokio::time::timeout(Duration::from_secs(2), watch.message()).await;
         assert!(more.is_err(), "{more:?}");

@@ -199,8 +199,6 @@ impl<K: Kernels> Helper<K> {
         self.0.invited.fetch_sub(1, Ordering::Relaxed);
         if let Some(number) = self.0.lanes.claim() {
             Lane::<K, true>::new(&self.0, number).work();
-        } else {
-            mark!("a helper finds no free lane");
         }
     }
 
@@ -299,8 +297,6 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
     fn join(run: &'a RunRef<K>) {
         if let Some(number) = Self::lanes(run).claim_for_new_work() {
             Self::new(run, number).work();
-        } else {
-            mark!("a report meets a run at work");
         }
     }
 

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::address::{AddressError, HostPort};
@@ -78,7 +79,11 @@ impl EndpointMap {
             }
             _ => EndpointMapError::Unreadable { path: path.to_owned(), source },
         };
-        let file = fs::File::open(path).map_err(unreadable)?;
+        // Opening a pipe would wait for its writer.
+        let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(unreadable)?;
+        if !file.metadata().map_err(unreadable)?.is_file() {
+            return Err(unreadable(io::Error::other("it is not a regular file")).into());
+        }
         let mut bytes = Vec::new();
         file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(unreadable)?;
         if bytes.len() as u64 > MAX_FILE {
@@ -351,7 +356,16 @@ mod tests {
         let dir = TempDir::new("endpoint-map-unreadable");
         fs::create_dir(dir.path().join(FILE_NAME)).unwrap();
         let error = EndpointMap::find(&MapEnv::new(dir.path())).unwrap_err().to_string();
-        assert!(error.contains(".endpoint_map cannot be read: "), "{error}");
+        assert!(error.contains(".endpoint_map cannot be read: it is not a regular file"), "{error}");
+    }
+
+    #[test]
+    fn a_pipe_is_not_waited_for() {
+        let dir = TempDir::new("endpoint-map-pipe");
+        let made = std::process::Command::new("mkfifo").arg(dir.path().join(FILE_NAME)).status().unwrap();
+        assert!(made.success());
+        let error = EndpointMap::find(&MapEnv::new(dir.path())).unwrap_err().to_string();
+        assert!(error.contains(".endpoint_map cannot be read: it is not a regular file"), "{error}");
     }
 
     proptest! {

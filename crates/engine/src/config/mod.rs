@@ -40,7 +40,7 @@ pub use protocol::{Protocol, UnknownProtocol};
 pub use reader::Setting;
 pub use retired::{FOREIGN_PREFIXES, RETIRED, Retired, markdown as retired_markdown, unread_variables};
 pub use row::{Origin, ReadBy, Variable};
-pub use star::StarConfig;
+pub use star::{PlanLimits, StarConfig, StepLimits};
 pub use starwire_net::transport::verbs::{TransportChoice, VerbsConfig};
 pub use starwire_protocol::Secret;
 pub use variables::VARIABLES;

@@ -1,5 +1,7 @@
 //! The shared secret of a cluster.
 
+use std::io::Read;
+
 use super::error::ConfigError;
 use super::reader::Reader;
 use super::variables;
@@ -24,7 +26,10 @@ pub(super) fn read(reader: &mut Reader<'_>, warnings: &mut Vec<String>) -> Resul
         (Some(value), None) => check(value_name, value.as_bytes()).map(Some),
         (None, Some(path)) => {
             let unreadable = |source| ConfigError::File { name: file_name, path: path.clone().into(), source };
-            let mut bytes = std::fs::read(&path).map_err(unreadable)?;
+            let mut bytes = Vec::new();
+            let file = std::fs::File::open(&path).map_err(unreadable)?;
+            // With room for the end of a line; the rest would only be too long.
+            file.take(MAX_LEN as u64 + 3).read_to_end(&mut bytes).map_err(unreadable)?;
             if bytes.ends_with(b"\n") {
                 bytes.pop();
                 if bytes.ends_with(b"\r") {

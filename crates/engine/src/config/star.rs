@@ -5,7 +5,31 @@ use std::time::Duration;
 use super::error::ConfigError;
 use super::reader::Reader;
 use super::variables;
-use crate::star::{PlanLimits, StepLimits};
+
+/// Limits of the plans on a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanLimits {
+    /// Of one peer: the plans that it was the first to register.
+    pub plans: u64,
+    pub bytes: u64,
+    /// Bytes of all peers together.
+    pub all_bytes: u64,
+    /// Plans that were not used for this long are dropped, unless they have a session's state.
+    pub plan_idle: Duration,
+    /// After this long without use of a session, the server asks whether it still exists.
+    pub session_idle: Duration,
+}
+
+/// Limits of what steps leave on a server between two calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Of one peer, over all its connections.
+    pub values: u64,
+    pub bytes: u64,
+    pub calls: u64,
+    /// Bytes of all peers together.
+    pub all_bytes: u64,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StarConfig {

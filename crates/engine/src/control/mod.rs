@@ -6,12 +6,12 @@
 
 mod activity;
 mod authority;
+pub(crate) mod grpc_proxy;
 mod health;
 mod http;
-pub(crate) mod passage;
-mod places;
 pub mod proto;
 mod service;
+mod slots;
 mod stats;
 mod stream;
 
@@ -49,7 +49,7 @@ pub struct ServerFacts {
     pub certificate_ends: Option<u64>,
 }
 
-/// Limits for strangers.
+/// Limits for clients, which have proved nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Connections from other hosts …
@@ -60,10 +60,18 @@ pub struct Limits {
     pub header: u32,
     /// A silent connection is closed after this time, and one without a request after one to two times this.
     pub idle: Duration,
+    /// An HTTP/2 client has to answer a ping within this time.
+    pub pong: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 64, local: 16, header: 16 << 10, idle: Duration::from_secs(10) }
+        Self {
+            connections: 64,
+            local: 16,
+            header: 16 << 10,
+            idle: Duration::from_secs(10),
+            pong: Duration::from_secs(5),
+        }
     }
 }

@@ -19,11 +19,11 @@ use tokio_rustls::server::TlsStream;
 
 use super::activity::{Activity, watched};
 use super::authority::checked;
-use super::passage::{Recipient, deny, pass_on, sort};
-use super::places::{Place, Places};
+use super::grpc_proxy::{Recipient, deny, proxy, sort};
+use super::slots::{Slot, Slots};
 use super::stream::{Replayed, Socket};
 use super::{ControlAccess, ControlState, Limits, http};
-use crate::crowd::Source;
+use crate::admission::Source;
 use crate::port::Hidden;
 use crate::tls::{self, HANDSHAKE};
 use starwire_net::reactor::topology::Topology;
@@ -105,11 +105,11 @@ struct Gate {
     access: ControlAccess,
     guard: Option<Arc<dyn Guard>>,
     limits: Limits,
-    places: Arc<Places>,
+    slots: Arc<Slots>,
     /// None once the service is stopped: the engine may be kept longer.
     behind: Mutex<Option<Arc<Behind>>>,
     /// Of connections that are passed on, or may be.
-    passage: Arc<Places>,
+    grpc_proxy: Arc<Slots>,
 }
 
 enum Thread {
@@ -135,7 +135,7 @@ enum Work {
 struct Handed {
     socket: Socket,
     first: Vec<u8>,
-    place: Place,
+    place: Slot,
     /// It may be for TensorFlow.
     unsorted: bool,
 }
@@ -158,16 +158,16 @@ impl ControlService {
         limits: Limits,
     ) -> Self {
         let most = descriptors::allowed() / SHARE_OF_DESCRIPTORS;
-        let passage = Places::new(&Limits { connections: most, local: most, ..limits });
+        let grpc_proxy = Slots::new(&Limits { connections: most, local: most, ..limits });
         Self {
             gate: Arc::new(Gate {
                 state,
                 access,
                 guard,
                 limits,
-                places: Places::new(&limits),
+                slots: Slots::new(&limits),
                 behind: Mutex::new(behind.map(Arc::new)),
-                passage,
+                grpc_proxy,
             }),
             thread: Mutex::new(Thread::NotStarted),
             topology: Topology::detect().ok(),
@@ -183,10 +183,10 @@ impl ControlService {
         let unsorted = !is_tls && self.gate.behind().is_some() && first_bytes.starts_with(b"PRI ");
         let admitted = if is_tls {
             // Who it is comes later.
-            self.gate.place(source, is_local)
+            self.gate.acquire(source, is_local)
         } else if unsorted {
-            let place = self.gate.passage.take(source, is_local);
-            place.ok_or_else(|| ControlError::TooMany(self.gate.passage.most()))
+            let place = self.gate.grpc_proxy.acquire(source, is_local);
+            place.ok_or_else(|| ControlError::TooMany(self.gate.grpc_proxy.most()))
         } else {
             self.gate.admit(source, is_local, Client::Plain)
         };
@@ -223,7 +223,7 @@ impl ControlService {
 
     /// Number of open connections.
     pub fn connections(&self) -> usize {
-        self.gate.places.open()
+        self.gate.slots.open()
     }
 
     /// Notifies watchers that the server stops, closes every connection and ends the thread. Idempotent; takes a
@@ -284,9 +284,9 @@ impl Gate {
     }
 
     /// A place for a client of the control service.
-    fn admit(&self, source: Source, is_local: bool, client: Client) -> Result<Place, ControlError> {
+    fn admit(&self, source: Source, is_local: bool, client: Client) -> Result<Slot, ControlError> {
         self.allow(is_local, client)?;
-        self.place(source, is_local)
+        self.acquire(source, is_local)
     }
 
     fn allow(&self, is_local: bool, client: Client) -> Result<(), ControlError> {
@@ -302,8 +302,8 @@ impl Gate {
         if allowed { Ok(()) } else { Err(ControlError::NotAllowed) }
     }
 
-    fn place(&self, source: Source, is_local: bool) -> Result<Place, ControlError> {
-        self.places.take(source, is_local).ok_or_else(|| ControlError::TooMany(self.places.most()))
+    fn acquire(&self, source: Source, is_local: bool) -> Result<Slot, ControlError> {
+        self.slots.acquire(source, is_local).ok_or_else(|| ControlError::TooMany(self.slots.most()))
     }
 }
 
@@ -406,14 +406,14 @@ async fn welcome(
             };
             if recipient == Recipient::TensorFlow {
                 if is_tls {
-                    place = gate.passage.take(source, is_local).ok_or(io::ErrorKind::QuotaExceeded)?;
+                    place = gate.grpc_proxy.acquire(source, is_local).ok_or(io::ErrorKind::QuotaExceeded)?;
                 }
                 let stream = stream.replay(first);
                 let served = async {
                     match gate.passes(&behind, client) {
                         Ok(()) => {
                             gate.state.passed_on();
-                            pass_on(stream.patient(), &behind.socket).await
+                            proxy(stream.patient(), &behind.socket).await
                         }
                         Err(error) => {
                             gate.state.refused(&name, &error);
@@ -458,7 +458,7 @@ async fn connection(stream: Replayed, router: Router, mut serving: watch::Receiv
         .max_header_list_size(limits.header)
         .max_concurrent_streams(16)
         .keep_alive_interval(limits.idle / 3)
-        .keep_alive_timeout(limits.idle / 2);
+        .keep_alive_timeout(limits.pong);
     let activity = Arc::new(Activity::default());
     let service = TowerToHyperService::new(watched(router, &activity));
     let connection = builder.serve_connection(TokioIo::new(stream), service);

@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, Sleep, sleep};
 use tokio_rustls::server::TlsStream;
 
-use crate::crowd::Source;
+use crate::admission::Source;
 
 /// A socket before it belongs to a runtime.
 pub enum Socket {
@@ -64,13 +64,13 @@ impl Socket {
     pub fn close_with(self, last_words: &[u8]) {
         // If the peer has gone, it does not need the message.
         let _ = match self {
-            Self::Tcp(tcp) => say_goodbye(&tcp, last_words, || tcp.shutdown(Shutdown::Write)),
-            Self::Unix(unix) => say_goodbye(&unix, last_words, || unix.shutdown(Shutdown::Write)),
+            Self::Tcp(tcp) => send_goodbyes(&tcp, last_words, || tcp.shutdown(Shutdown::Write)),
+            Self::Unix(unix) => send_goodbyes(&unix, last_words, || unix.shutdown(Shutdown::Write)),
         };
     }
 }
 
-fn say_goodbye<S>(mut socket: S, words: &[u8], shutdown: impl FnOnce() -> io::Result<()>) -> io::Result<()>
+fn send_goodbyes<S>(mut socket: S, words: &[u8], shutdown: impl FnOnce() -> io::Result<()>) -> io::Result<()>
 where
     S: Read + Write,
 {

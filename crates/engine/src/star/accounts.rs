@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::Refused;
-use super::steps::StepLimits;
+use crate::config::StepLimits;
 
 /// One incarnation of a task, with all its connections.
 type Identity = (String, u64);

@@ -1,19 +1,18 @@
 //! Star calls on a parameter server. A call lives on the shard of its connection (`shard.rs`), with the values that
 //! stay between the calls of its step (`steps.rs`); the plans that all sessions share are in one table (`plans.rs`,
-//! `server.rs`), of which each shard keeps a copy. The owner of the kernels is a [`StarHost`] (`host.rs`).
+//! `server.rs`), of which each shard keeps a copy. The owner of the kernels is a [`StarHost`].
 
 mod accounts;
-mod host;
 mod plans;
 mod server;
 mod shard;
 mod steps;
 
-pub use host::{CompiledPlan, Job, Kept, ReplyMeta, Slots, StarCall, StarFailure, StarHost, StarOutcome, StarReply};
-pub use plans::PlanLimits;
+pub use crate::api::{
+    CompiledPlan, Job, Kept, ReplyMeta, Slots, StarCall, StarFailure, StarHost, StarOutcome, StarReply,
+};
 pub(crate) use server::StarServer;
 pub(crate) use shard::{Answer, StarCommand, StarShard};
-pub use steps::StepLimits;
 
 use starwire_protocol::code;
 

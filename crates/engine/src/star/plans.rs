@@ -13,22 +13,11 @@ use std::time::Duration;
 use starwire_protocol::star::PlanHash as Hash;
 
 use super::Refused;
+use crate::config::PlanLimits;
+use starwire_marks::mark;
 
 /// Since any fixed moment; the same for all calls.
 type Time = Duration;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlanLimits {
-    /// Of one peer: the plans that it was the first to register.
-    pub plans: u64,
-    pub bytes: u64,
-    /// Bytes of all peers together.
-    pub all_bytes: u64,
-    /// Plans that were not used for this long are dropped, unless they have a session's state.
-    pub plan_idle: Duration,
-    /// A session without use for this long may have ended: see [`Plans::resting`].
-    pub session_idle: Duration,
-}
 
 /// The next step of a registration.
 #[derive(Debug, PartialEq, Eq)]
@@ -274,9 +263,13 @@ impl<P: Clone, W> Plans<P, W> {
                 return Err(if too_many {
                     Refused::Plans { peer, plans, bytes: own, max_plans, max_bytes }
                 } else {
+                    mark!("the budget of all peers is used up");
                     Refused::Left { peer, bytes: own, left: max.saturating_sub(self.bytes), max }
                 });
             };
+            if self.plans.get(&oldest).is_some_and(|plan| plan.users != 0) {
+                mark!("a plan that sessions use is evicted");
+            }
             self.evicted += 1;
             self.remove(oldest, removed);
         }

@@ -66,7 +66,7 @@ type Value = Rc<(u8, Option<u8>)>;
 type Cache = HashMap<(u8, u8), Weak<(u8, Option<u8>)>>;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
     fn plans_are_shared_and_nothing_leaks(events in events()) {
@@ -202,6 +202,7 @@ fn a_thousand_sessions_with_the_same_model_cost_one_plan() {
 
 #[test]
 fn a_plan_with_state_is_not_evicted_and_goes_with_its_session() {
+    let _reached = starwire_marks::expect("a plan that sessions use is evicted");
     let mut table = Plans::new(LIMITS);
     assert_eq!(register(&mut table, 0, 1, 10, true), None);
     for plan in [2, 4, 6, 8, 10, 12] {
@@ -236,6 +237,7 @@ fn sessions_do_not_wait_for_each_others_state() {
 
 #[test]
 fn where_all_have_no_more_room_who_has_most_makes_way() {
+    let _reached = starwire_marks::expect("the budget of all peers is used up");
     let mut table = Plans::new(LIMITS);
     let mut register = |peer: &str, plan: u8, bytes: u64, has_state: bool| {
         assert_eq!(table.claim(&session(0), &hash(plan), false, 0, at(0)), Claim::Compile(0));

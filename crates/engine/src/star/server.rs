@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::accounts::Accounts;
-use super::host::{StarFailure, StarHost};
 use super::plans::{Claim, Found, Made, Plans};
 use super::shard::StarCommand;
+use crate::api::{Host, Ticket};
+use crate::api::{InBody, OutPayload};
+use crate::api::{StarFailure, StarHost};
 use crate::command::{Command, Meta};
-use crate::host::{Host, Ticket};
-use crate::memory::{InBody, OutPayload};
 use crate::shard::shard_of;
 use crate::shared::Shared;
 use starwire_protocol::code;
@@ -92,7 +92,7 @@ pub struct Registration {
 }
 
 impl<H: Host> StarServer<H> {
-    pub fn new(limits: super::PlanLimits) -> Self {
+    pub fn new(limits: crate::config::PlanLimits) -> Self {
         let plans = Plans::new(limits);
         Self {
             started: Instant::now(),

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::host::{Slots, StarCall, StarFailure, StarHost, StarOutcome, StarReply};
 use super::server::{FoundPlan, ServedPlan, TICK};
 use super::steps::Steps;
+use crate::api::{Host, Ticket};
+use crate::api::{InBody, OutPayload};
+use crate::api::{StarCall, StarFailure, StarHost, StarOutcome, StarReply};
 use crate::command::Meta;
-use crate::host::{Host, Ticket};
-use crate::memory::{InBody, OutPayload};
 use crate::metrics::Recorder;
 use crate::shared::Shared;
 use starwire_protocol::code;
@@ -203,7 +203,7 @@ impl<H: Host> StarShard<H> {
     fn run(&self, ticket: Ticket, step: i64, request: Request, plan: Served<H>) -> Stage<H> {
         let Request { body, keeps, trace, session, table } = request;
         let inline = !trace && plan.runs_inline(self.inline);
-        let slots = Slots { steps: &self.steps, conn: ticket.conn, step };
+        let slots = self.steps.slots(ticket.conn, step);
         let call = StarCall { ticket, plan: &plan.plan, step, keeps, trace, inline, slots, body, session, table };
         let run = self.shared.host.star().and_then(|host| host.run(call));
         Stage::Running(plan, run)

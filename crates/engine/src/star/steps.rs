@@ -7,16 +7,8 @@ use std::sync::Arc;
 
 use super::Refused;
 use super::accounts::Account;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StepLimits {
-    /// Of one peer, over all its connections.
-    pub values: u64,
-    pub bytes: u64,
-    pub calls: u64,
-    /// Bytes of all peers together.
-    pub all_bytes: u64,
-}
+use crate::api::Slots;
+use crate::config::StepLimits;
 
 struct Peer<V> {
     account: Arc<Account>,
@@ -128,8 +120,10 @@ impl<V> Steps<V> {
         Ok(step.slots.insert(slot, (value, bytes)).map(|(value, _)| value))
     }
 
-    pub fn get(&self, connection: u64, step: i64, slot: u32) -> Option<&V> {
-        self.peers.get(&connection)?.steps.get(&step)?.slots.get(&slot).map(|(value, _)| value)
+    /// Returns the values that earlier calls of the step kept.
+    pub fn slots(&self, connection: u64, step: i64) -> Slots<'_, V> {
+        let step = self.peers.get(&connection).and_then(|peer| peer.steps.get(&step));
+        Slots::new(step.map(|step| &step.slots))
     }
 
     /// The step needs nothing more of this server.

@@ -41,7 +41,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(400))]
 
     /// In any history: limits hold, each value is dropped once, no connection sees another's values, and when all
     /// connections and calls are over nothing is left.
@@ -134,7 +134,7 @@ proptest! {
             prop_assert_eq!(table.len(), model.len() as u64);
             prop_assert_eq!(Rc::strong_count(&alive) - 1, model.len());
             for ((connection, step, slot), number) in &model {
-                prop_assert_eq!(table.get(*connection, *step, *slot).map(|(n, _)| *n), Some(*number));
+                prop_assert_eq!(table.slots(*connection, *step).get(*slot).map(|(n, _)| *n), Some(*number));
             }
         }
         for (connection, step, _, on_record) in calls {

@@ -17,7 +17,7 @@ use webpki::{EndEntityCert, KeyUsage};
 
 use super::explain;
 use super::names::{Names, Subject};
-use crate::host::Level;
+use crate::api::Level;
 
 /// Of connections between tasks, in the ClientHello.
 pub const ALPN: &[u8] = b"starwire/2";

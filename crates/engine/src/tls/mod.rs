@@ -13,7 +13,7 @@ use rustls::AlertDescription;
 pub use credentials::{Credentials, File, Files, Tls, Unusable};
 pub use explain::handshake as explain;
 pub use names::{Names, Subject};
-pub use session::{HANDSHAKE, Opened, Session, Visitor};
+pub use session::{ClientKind, HANDSHAKE, Opened, Session};
 
 /// The alert that a server without TLS sends to a client with.
 const NO_TLS_HERE: AlertDescription = AlertDescription::ProtocolVersion;

@@ -66,14 +66,14 @@ pub struct Session {
 
 enum Side {
     /// Of a server that has not seen enough to tell who this is.
-    Door(Arc<ServerConfig>),
+    Listening(Arc<ServerConfig>),
     Client(Box<UnbufferedClientConnection>),
     Server(Box<UnbufferedServerConnection>),
 }
 
 /// Who has connected, by the first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Visitor {
+pub enum ClientKind {
     /// Too few bytes to tell.
     Unknown,
     /// The hello of a task of the cluster has arrived.
@@ -112,7 +112,7 @@ impl Session {
     }
 
     pub fn server(config: Arc<ServerConfig>) -> Self {
-        Self::new(Side::Door(config))
+        Self::new(Side::Listening(config))
     }
 
     fn new(side: Side) -> Self {
@@ -146,7 +146,7 @@ impl Session {
     /// The peer's own certificate, once the handshake is done.
     pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
         let chain = match &self.side {
-            Side::Door(_) => None,
+            Side::Listening(_) => None,
             Side::Client(client) => client.peer_certificates(),
             Side::Server(server) => server.peer_certificates(),
         };
@@ -197,16 +197,16 @@ impl Session {
     }
 
     /// Server: who this is. After the answer `Hello`, the handshake begins with `admit`.
-    pub fn visitor(&mut self) -> Result<Visitor, String> {
-        let Side::Door(_) = &self.side else { return Ok(Visitor::Task) };
+    pub fn client_kind(&mut self) -> Result<ClientKind, String> {
+        let Side::Listening(_) = &self.side else { return Ok(ClientKind::Task) };
         match self.received() {
-            [] => return Ok(Visitor::Unknown),
+            [] => return Ok(ClientKind::Unknown),
             [HANDSHAKE, ..] => {}
             first => {
                 return Ok(match sniff(first) {
-                    Sniff::NeedMore => Visitor::Unknown,
-                    Sniff::Http1 | Sniff::Http2 => Visitor::Http,
-                    other => Visitor::Plain(other),
+                    Sniff::NeedMore => ClientKind::Unknown,
+                    Sniff::Http1 | Sniff::Http2 => ClientKind::Http,
+                    other => ClientKind::Plain(other),
                 });
             }
         }
@@ -220,19 +220,19 @@ impl Session {
                     let is_task =
                         accepted.client_hello().alpn().is_some_and(|mut names| names.any(|name| name == ALPN));
                     if !is_task {
-                        return Ok(Visitor::Http);
+                        return Ok(ClientKind::Http);
                     }
-                    return Ok(Visitor::Hello);
+                    return Ok(ClientKind::Hello);
                 }
                 Err((error, _)) => return Err(explain::handshake(&error)),
             }
         }
-        if self.end - self.start >= LONGEST_HANDSHAKE { Err(too_long()) } else { Ok(Visitor::Unknown) }
+        if self.end - self.start >= LONGEST_HANDSHAKE { Err(too_long()) } else { Ok(ClientKind::Unknown) }
     }
 
     /// Server: the handshake takes its course, and from now on this is a `Task`.
     pub fn admit(&mut self) -> Result<(), String> {
-        if let Side::Door(config) = &self.side {
+        if let Side::Listening(config) = &self.side {
             let server = UnbufferedServerConnection::new(config.clone());
             self.side = Side::Server(Box::new(server.map_err(|error| explain::handshake(&error))?));
         }
@@ -297,7 +297,7 @@ impl Session {
         let incoming = &mut self.incoming[self.start..self.end];
         let out = &mut self.added;
         let (discard, result) = match &mut self.side {
-            Side::Door(_) => return Ok(Next::Blocked),
+            Side::Listening(_) => return Ok(Next::Blocked),
             Side::Client(client) => step(client.process_tls_records(incoming), out, sink),
             Side::Server(server) => step(server.process_tls_records(incoming), out, sink),
         };
@@ -305,7 +305,7 @@ impl Session {
         match result {
             Ok(next) => {
                 self.established |= match &self.side {
-                    Side::Door(_) => false,
+                    Side::Listening(_) => false,
                     Side::Client(client) => !client.is_handshaking(),
                     Side::Server(server) => !server.is_handshaking(),
                 };
@@ -325,7 +325,7 @@ impl Session {
         loop {
             let incoming = &mut self.incoming[self.start..self.end];
             let (discard, result) = match &mut self.side {
-                Side::Door(_) => return why,
+                Side::Listening(_) => return why,
                 Side::Client(client) => step(client.process_tls_records(incoming), out, &mut |_| {}),
                 Side::Server(server) => step(server.process_tls_records(incoming), out, &mut |_| {}),
             };
@@ -385,7 +385,7 @@ impl Session {
             let out = &mut self.outgoing;
             let sink = &mut |bytes: &[u8]| found.extend_from_slice(bytes);
             let (discard, result) = match &mut self.side {
-                Side::Door(_) => return Ok(0),
+                Side::Listening(_) => return Ok(0),
                 Side::Client(client) => write(client.process_tls_records(incoming), out, sink, bytes),
                 Side::Server(server) => write(server.process_tls_records(incoming), out, sink, bytes),
             };

@@ -7,11 +7,11 @@
     reason = "a test may panic, and its numbers are small"
 )]
 
+mod admission;
 mod harness;
 mod one_port;
 mod secret;
 mod star;
-mod strangers;
 mod tls;
 mod tunnel;
 mod whereabouts;

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use starwire_engine::config::{Advertisement, Config, Identity, ProcessEnv, Protocol};
 
+use crate::admission::{ANY_WAY, CALL, block, connect, frame, heard, meta};
 use crate::harness::*;
-use crate::strangers::{ANY_WAY, CALL, block, connect, frame, heard, meta};
 use crate::{PS, WORKER, count, data_port, http};
 
 const SECRET: (&str, &str) = ("STARWIRE_SECRET", "a-secret-of-enough-length");
@@ -139,7 +139,7 @@ fn a_relay_can_only_cut() {
         }),
         ("adds a block", |number, block| match number {
             0 | 1 => vec![block],
-            _ => vec![self::block(number, &frame(GOODBYE, 0, 0, &[], b"farewell")), block],
+            _ => vec![self::block(number, &frame(GOODBYE, 0, 0, &[], b"drain")), block],
         }),
         ("repeats a block", |number, block| match number {
             0 | 1 => vec![block],
@@ -224,7 +224,7 @@ fn an_address_leads_only_to_the_task_that_it_is_for() {
 fn a_server_with_a_secret_gives_no_name_away() {
     let ps = Task::start(PS, &[SECRET, TCP, ANY_WAY]);
     let challenge = block(0, &frame(3, 0, 0, &[], &[7; 32]));
-    let hello = crate::strangers::hello_of("grpc++", 0, &[]);
+    let hello = crate::admission::hello_of("grpc++", 0, &[]);
     for words in [vec![hello.clone()], vec![challenge, numbered(1, hello)]] {
         let mut stranger = connect(&ps);
         let mut said = Vec::new();

@@ -11,9 +11,9 @@ use starwire_protocol::star::{
     UNKNOWN_PLAN, plan_hash,
 };
 
+use crate::admission::{self, CANCEL, REPLY, WELCOME, connect, heard, hello_of};
 use crate::harness::kernels::INCARNATION;
 use crate::harness::{self, Channel, End, Options, Task, Waiter, eventually, payload};
-use crate::strangers::{self, CANCEL, REPLY, WELCOME, connect, heard, hello_of};
 use crate::{PS, WORKER};
 
 struct Pair {
@@ -189,7 +189,7 @@ fn a_cancelled_run_is_told_and_ends() {
 
 #[test]
 fn the_id_of_a_cancelled_call_is_in_use_until_its_run_ends() {
-    let pair = pair(&[strangers::ANY_WAY]);
+    let pair = pair(&[admission::ANY_WAY]);
     pair.register("one", "block");
     let kernels = &pair.ps.seen.kernels;
     let mut peer = connect(&pair.ps);
@@ -197,9 +197,9 @@ fn the_id_of_a_cancelled_call_is_in_use_until_its_run_ends() {
     assert_eq!(heard(&mut peer).unwrap()[0], WELCOME);
     let mut meta = Vec::new();
     head("one", "block", 1).write(&mut meta).unwrap();
-    let call = strangers::frame(strangers::CALL, CALL, 1, &[0], &meta);
-    let cancel = strangers::frame(CANCEL, 1, 1, &[], b"");
-    peer.write_all(&strangers::block(1, &[call.clone(), cancel, call].concat())).unwrap();
+    let call = admission::frame(admission::CALL, CALL, 1, &[0], &meta);
+    let cancel = admission::frame(CANCEL, 1, 1, &[], b"");
+    peer.write_all(&admission::block(1, &[call.clone(), cancel, call].concat())).unwrap();
     let mut replies = Vec::new();
     while !replies.windows(9).any(|text| text == b"is in use") {
         let control = heard(&mut peer).unwrap();

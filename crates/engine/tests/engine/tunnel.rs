@@ -20,8 +20,8 @@ fn pair(env: &[(&str, &str)]) -> (OnePort, OnePort) {
     (ps, worker)
 }
 
-fn entrance(from: &OnePort, to: &OnePort) -> SocketAddr {
-    from.task.engine().entrance(&to.address.to_string()).unwrap().unwrap()
+fn tunnel_address(from: &OnePort, to: &OnePort) -> SocketAddr {
+    from.task.engine().tunnel_address(&to.address.to_string()).unwrap().unwrap()
 }
 
 fn connect(at: SocketAddr) -> TcpStream {
@@ -56,9 +56,9 @@ fn talk(mut client: TcpStream, mut server: UnixStream) {
 fn streams_reach_tensorflows_server() {
     for unix in ["auto", "off"] {
         let (ps, worker) = pair(&[("STARWIRE_UNIX", unix)]);
-        let at = entrance(&worker, &ps);
+        let at = tunnel_address(&worker, &ps);
         assert!(at.ip().is_loopback());
-        assert_eq!(entrance(&worker, &ps), at, "one for each task");
+        assert_eq!(tunnel_address(&worker, &ps), at, "one for each task");
         let clients: Vec<_> = (0..3).map(|_| (connect(at), ps.accepted())).collect();
         for (client, server) in clients {
             talk(client, server);
@@ -70,7 +70,7 @@ fn streams_reach_tensorflows_server() {
 #[test]
 fn and_over_tls() {
     let (ps, worker, _files) = neighbours();
-    talk(connect(entrance(&worker, &ps)), ps.accepted());
+    talk(connect(tunnel_address(&worker, &ps)), ps.accepted());
 }
 
 #[test]
@@ -78,24 +78,24 @@ fn the_own_server_is_reached_directly() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let ps = try_start(PS, &[SECRET], &format!("127.0.0.1:{free}")).unwrap();
     for name in ["127.0.0.1", "localhost"] {
-        let at = ps.task.engine().entrance(&format!("{name}:{free}")).unwrap().unwrap();
+        let at = ps.task.engine().tunnel_address(&format!("{name}:{free}")).unwrap().unwrap();
         talk(connect(at), ps.accepted());
     }
 }
 
 #[test]
-fn without_proof_or_for_strangers_there_is_no_entrance() {
+fn without_proof_or_for_strangers_there_is_no_tunnel() {
     let ps = try_start(PS, &[], "127.0.0.1:0").unwrap();
     let worker = try_start_with(WORKER, &[], ["127.0.0.1:0", &ps.address.to_string()]).unwrap();
-    assert_eq!(worker.task.engine().entrance(&ps.address.to_string()).unwrap(), None);
+    assert_eq!(worker.task.engine().tunnel_address(&ps.address.to_string()).unwrap(), None);
     let (_ps, worker) = pair(&[]);
-    assert_eq!(worker.task.engine().entrance("127.0.0.1:9").unwrap(), None);
+    assert_eq!(worker.task.engine().tunnel_address("127.0.0.1:9").unwrap(), None);
 }
 
 #[test]
 fn a_closed_server_says_so_to_the_client() {
     let (ps, worker) = pair(&[("STARWIRE_GRPC", "off")]);
-    let mut client = connect(entrance(&worker, &ps));
+    let mut client = connect(tunnel_address(&worker, &ps));
     client.write_all(&[PREFACE, CORE_SETTINGS, &[0, 0, 1, 1, 4, 0, 0, 0, 1, b'x']].concat()).unwrap();
     let mut seen = Vec::new();
     while !seen.windows(13).any(|window| window == b"STARWIRE_GRPC") {
@@ -109,7 +109,7 @@ fn a_closed_server_says_so_to_the_client() {
 #[test]
 fn an_end_of_either_task_ends_its_streams() {
     let (mut ps, mut worker) = pair(&[]);
-    let at = entrance(&worker, &ps);
+    let at = tunnel_address(&worker, &ps);
     let (client, mut server) = (connect(at), ps.accepted());
     worker.task.stop();
     assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
@@ -117,18 +117,18 @@ fn an_end_of_either_task_ends_its_streams() {
     assert_eq!(TcpStream::connect(at).unwrap_err().kind(), ErrorKind::ConnectionRefused);
 
     worker = try_start_with(WORKER, &[SECRET], ["127.0.0.1:0", &ps.address.to_string()]).unwrap();
-    let (mut client, _server) = (connect(entrance(&worker, &ps)), ps.accepted());
+    let (mut client, _server) = (connect(tunnel_address(&worker, &ps)), ps.accepted());
     ps.task.stop();
     assert_eq!(client.read(&mut [0; 1]).unwrap_or(0), 0);
     // The next ends at once: a client of gRPC tries again.
-    assert_eq!(connect(entrance(&worker, &ps)).read(&mut [0; 1]).unwrap_or(0), 0);
+    assert_eq!(connect(tunnel_address(&worker, &ps)).read(&mut [0; 1]).unwrap_or(0), 0);
 }
 
 #[test]
 fn a_client_that_goes_away_takes_its_stream_with_it() {
     let (ps, worker) = pair(&[]);
     for _ in 0..200 {
-        let (client, mut server) = (connect(entrance(&worker, &ps)), ps.accepted());
+        let (client, mut server) = (connect(tunnel_address(&worker, &ps)), ps.accepted());
         drop(client);
         assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
     }

@@ -9,8 +9,8 @@
     reason = "a test may panic, and its numbers are small"
 )]
 
+mod drain;
 mod driver;
-mod farewell;
 mod faults;
 #[path = "../engine/harness.rs"]
 #[allow(dead_code, reason = "shared with the tests of the engine")]

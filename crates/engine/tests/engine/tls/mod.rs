@@ -280,7 +280,7 @@ fn half_open_handshakes_shut_nobody_out() {
             stranger.write_all(beginning).unwrap();
             strangers.push(stranger);
         }
-        count(&ps.task, "starwire_strangers_dropped_total") > 50
+        count(&ps.task, "starwire_unauthenticated_dropped_total") > 50
     });
     assert_eq!(call(&channel(&worker, &ps), ECHO, b"let me in", None).meta, b"let me in");
     let lines = ps.task.seen.lines.lock().unwrap().clone();

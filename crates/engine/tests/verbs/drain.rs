@@ -152,10 +152,10 @@ impl Client {
 
 #[test]
 fn a_peer_that_breaks_the_protocol_is_told_why() {
-    fake_library::device("farewell", "");
-    let server = task(PS, "farewell", &[]).unwrap();
+    fake_library::device("drain", "");
+    let server = task(PS, "drain", &[]).unwrap();
     for late in [0, 50] {
-        let mut client = Client::new(&server, "farewell");
+        let mut client = Client::new(&server, "drain");
         let mut garbage = b"SWB1\x09".to_vec();
         garbage.resize(1000, 0);
         client.send(&garbage);

@@ -1,7 +1,7 @@
 //! The interface to the engine's owner. `ffi` implements it for C callers, starctl and the tests in safe Rust.
 
-use crate::memory::{Buffers, ForeignMemory, InBody};
-use crate::star::StarHost;
+use super::memory::{Buffers, ForeignMemory, InBody};
+use super::star::StarHost;
 use starwire_protocol::{Failure, Outcome};
 
 /// Identifies a peer's request until it is answered. Answering twice, or after the connection ended, is harmless.

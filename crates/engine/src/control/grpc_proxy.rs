@@ -75,7 +75,7 @@ pub async fn sort(client: &mut (impl AsyncRead + Unpin), first: &mut Vec<u8>) ->
 }
 
 /// Connects a client to TensorFlow's gRPC server until both have ended their sides, or one of them is gone.
-pub async fn pass_on(client: impl AsyncRead + AsyncWrite, to: &Hidden) -> io::Result<()> {
+pub async fn proxy(client: impl AsyncRead + AsyncWrite, to: &Hidden) -> io::Result<()> {
     let (from_server, to_server) = connect(to).await?.into_split();
     let (from_client, to_client) = tokio::io::split(client);
     tokio::try_join!(flow(from_client, to_server), flow(from_server, to_client)).map(drop)

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use crate::api::Host;
 use crate::config::Ports;
-use crate::conn::{Farewell, Role};
-use crate::host::Host;
-use crate::moving::Way;
-use crate::shard::{LAST_WORD, Shard};
+use crate::conn::{Drain, Role};
+use crate::migrate::Path;
+use crate::shard::{CLOSE_TIMEOUT, Shard};
 use crate::tls::NO_TLS;
 use starwire_net::reactor::driver::Completion;
 use starwire_protocol::{ConnectionError, Failure, Sniff, code};
@@ -18,14 +18,14 @@ const EXIT_PATIENCE: Duration = Duration::from_millis(100);
 const SMALL_TABLE: usize = 128;
 
 impl<H: Host> Shard<H> {
-    /// GOODBYE of an exiting process, to peers with nothing else in flight, which could be memory of others.
-    pub(crate) fn say_goodbye(&mut self) {
+    /// Sends GOODBYE when the process exits, to peers with nothing else in flight, which could be memory of others.
+    pub(crate) fn send_goodbyes(&mut self) {
         for conn in self.conns.values_mut() {
             let is_quiet = !conn.sending && !conn.has_unsent() && !conn.proto.wants_transmit();
             if is_quiet && conn.peer.is_some() && conn.closing.is_none() {
                 conn.proto.leave("the process is exiting");
                 // A peer that does not receive it counts a loss.
-                let _ = conn.start_send(&mut *self.driver, self.delivery.now);
+                let _ = conn.start_send(&mut *self.driver, self.dispatch.now);
             }
         }
         let until = Instant::now() + EXIT_PATIENCE;
@@ -45,7 +45,7 @@ impl<H: Host> Shard<H> {
     }
 
     /// Shuts a connection down in order, so that the peer does not count a loss.
-    pub(crate) fn part(&mut self, key: u64, now: Instant) {
+    pub(crate) fn close_in_order(&mut self, key: u64, now: Instant) {
         const REASON: &str = "the server was stopped";
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.closing.is_some() || conn.peer.is_none() {
@@ -54,9 +54,9 @@ impl<H: Host> Shard<H> {
         conn.proto.leave(REASON);
         conn.goodbye = Some(REASON.into());
         conn.closing = Some(Failure { code: code::UNAVAILABLE, message: REASON.into() });
-        conn.farewell = Some(Farewell::default());
-        self.rearm(key, now + LAST_WORD);
-        self.take_leave(key);
+        conn.drain = Some(Drain::default());
+        self.rearm(key, now + CLOSE_TIMEOUT);
+        self.continue_drain(key);
     }
 
     /// The protocol ended this connection.
@@ -73,17 +73,19 @@ impl<H: Host> Shard<H> {
         let is_server = matches!(conn.role, Role::Server);
         let name = conn.name.clone();
         match error {
-            ConnectionError::PeerSilent { .. } => self.delivery.metrics.keepalive_losses.add(1),
-            ConnectionError::HandshakeTimeout { .. } if is_server => self.delivery.metrics.strangers_dropped.add(1),
-            ConnectionError::Refused { .. } | ConnectionError::NotStarwire(_) => self.delivery.metrics.refusals.add(1),
+            ConnectionError::PeerSilent { .. } => self.dispatch.metrics.keepalive_losses.add(1),
+            ConnectionError::HandshakeTimeout { .. } if is_server => {
+                self.dispatch.metrics.unauthenticated_dropped.add(1)
+            }
+            ConnectionError::Refused { .. } | ConnectionError::NotStarwire(_) => self.dispatch.metrics.refusals.add(1),
             _ => {}
         }
-        let last_word = conn.connected && (conn.proto.wants_transmit() || conn.has_unsent());
+        let has_last_frame = conn.connected && (conn.proto.wants_transmit() || conn.has_unsent());
         if matches!(error, ConnectionError::RefusedByPeer { .. }) {
             self.refused_by_peer(key);
         }
         if is_server && !matches!(error, ConnectionError::PeerSilent { .. }) {
-            self.log_offender(&name, &error.to_string(), now);
+            self.log_dropped(&name, &error.to_string(), now);
         }
         let hint = match (&error, is_server, self.shared.config.ports) {
             (ConnectionError::NotStarwire(_), false, Ports::One) => {
@@ -93,44 +95,44 @@ impl<H: Host> Shard<H> {
             _ => String::new(),
         };
         let message = format!("{error}{hint}");
-        if !last_word {
+        if !has_last_frame {
             return self.lose(key, error.code(), message);
         }
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.closing = Some(Failure { code: error.code(), message });
-        conn.farewell = Some(Farewell::default());
+        conn.drain = Some(Drain::default());
         // The peer has a second to take it.
-        self.rearm(key, now + LAST_WORD);
-        self.take_leave(key);
+        self.rearm(key, now + CLOSE_TIMEOUT);
+        self.continue_drain(key);
     }
 
     /// Continues the end of a connection whose peer is told the reason.
-    pub(crate) fn take_leave(&mut self, key: u64) {
-        let now = self.delivery.now;
+    pub(crate) fn continue_drain(&mut self, key: u64) {
+        let now = self.dispatch.now;
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        if conn.farewell.is_none() {
+        if conn.drain.is_none() {
             return;
         }
         let driver = &mut *self.driver;
-        let going = conn.sending || conn.say_farewell(driver, now).is_ok();
+        let going = conn.sending || conn.send_rest(driver, now).is_ok();
         let going = going && conn.start_receive(driver, &mut self.discard).is_ok();
-        if !going || conn.farewell.as_ref().is_some_and(Farewell::is_over) {
-            conn.farewell = None;
+        if !going || conn.drain.as_ref().is_some_and(Drain::is_done) {
+            conn.drain = None;
             self.driver.close(conn.token);
         }
     }
 
     /// The peer sends no more.
     pub(crate) fn ended(&mut self, key: u64) {
-        if let Some(farewell) = self.conns.get_mut(&key).and_then(|conn| conn.farewell.as_mut()) {
-            farewell.heard_out = true;
-            return self.take_leave(key);
+        if let Some(drain) = self.conns.get_mut(&key).and_then(|conn| conn.drain.as_mut()) {
+            drain.peer_finished = true;
+            return self.continue_drain(key);
         }
         let goodbye = self.conns.get(&key).and_then(|conn| conn.goodbye.as_ref());
         let message = match goodbye {
             Some(reason) => format!("the peer ended the connection: {reason}"),
             // As gRPC says it: programs look for these words.
-            None if self.conns.get(&key).is_some_and(|conn| conn.shakes_hands()) => {
+            None if self.conns.get(&key).is_some_and(|conn| conn.is_handshaking()) => {
                 "Socket closed by the peer during the TLS handshake".into()
             }
             None => "Socket closed by the peer".into(),
@@ -143,7 +145,7 @@ impl<H: Host> Shard<H> {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.closing.is_some() {
             // Not even the last frame gets through.
-            if conn.farewell.take().is_some() {
+            if conn.drain.take().is_some() {
                 self.driver.close(conn.token);
             }
             return;
@@ -154,7 +156,7 @@ impl<H: Host> Shard<H> {
 
     pub(crate) fn closed(&mut self, key: u64, now: Instant) {
         let Some(mut conn) = self.conns.remove(&key) else { return };
-        // A table never shrinks by itself, and a crowd's would keep kilobytes for each connection that it ever had.
+        // A table never shrinks by itself, and would keep kilobytes for each connection that it ever had.
         if self.conns.capacity() > SMALL_TABLE && self.conns.len() < self.conns.capacity() / 8 {
             self.conns.shrink_to(self.conns.len() * 2);
         }
@@ -165,14 +167,14 @@ impl<H: Host> Shard<H> {
             failure.message.clear();
         }
         conn.proto.fail(failure.code, &message);
-        self.delivery.finish(&mut conn);
+        self.dispatch.finish(&mut conn);
         conn.witness = None;
         conn.proto.take_back();
-        self.delivery.note();
-        conn.count(&self.delivery.metrics);
+        self.dispatch.note();
+        conn.count(&self.dispatch.metrics);
         if was_ready {
-            self.delivery.peer_gone(key);
-            let metrics = &self.delivery.metrics;
+            self.dispatch.peer_gone(key);
+            let metrics = &self.dispatch.metrics;
             metrics.losses.add(u64::from(conn.goodbye.is_none()));
             match conn.role {
                 Role::Server => metrics.connections_in.add(-1),
@@ -182,11 +184,11 @@ impl<H: Host> Shard<H> {
         match conn.role {
             Role::Server => {
                 if !was_ready {
-                    self.stranger_gone(key, conn.sent_away);
+                    self.admission.removed(key);
                 }
             }
             Role::Client { channel } => {
-                let moving = conn.address.take().filter(|_| conn.way == Way::Moving && !was_ready);
+                let moving = conn.address.take().filter(|_| conn.path == Path::Migrating && !was_ready);
                 self.lost_client(channel, key, was_ready, moving, failure, now);
             }
         }

@@ -6,7 +6,7 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 
-use crate::host::Host;
+use super::host::Host;
 use crate::system::slabs::{self, Slab};
 use starwire_protocol::{CallBuffer, Failure, Payload, code, digest};
 

@@ -1,4 +1,4 @@
-//! The end of tunnels at TensorFlow's server.
+//! The server side of tunnels, at TensorFlow's server.
 
 use std::collections::HashMap;
 use std::io;
@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::api::{Host, Ticket};
 use crate::command::{Command, Meta};
-use crate::control::{Behind, ControlError, passage};
-use crate::host::{Host, Ticket};
+use crate::control::{Behind, ControlError, grpc_proxy};
 use crate::shard::shard_of;
 use crate::shared::Shared;
 use starwire_protocol::code;
@@ -22,7 +22,7 @@ const MOST_STREAMS: usize = 64;
 type Key = (u64, u64);
 
 /// The streams of all connections.
-pub struct Exits<H: Host> {
+pub struct TunnelStreams<H: Host> {
     streams: Mutex<HashMap<Key, Stream<H>>>,
 }
 
@@ -33,13 +33,13 @@ struct Stream<H: Host> {
     _open: oneshot::Sender<()>,
 }
 
-impl<H: Host> Default for Exits<H> {
+impl<H: Host> Default for TunnelStreams<H> {
     fn default() -> Self {
         Self { streams: Mutex::new(HashMap::new()) }
     }
 }
 
-impl<H: Host> Exits<H> {
+impl<H: Host> TunnelStreams<H> {
     pub fn peer_gone(&self, conn: u64) {
         self.lock().retain(|(of, _), _| *of != conn);
     }
@@ -58,13 +58,13 @@ impl<H: Host> Shared<H> {
         };
         let key = (ticket.conn, number);
         match request {
-            Request::Open => self.open_exit(key, asked),
+            Request::Open => self.open_stream(key, asked),
             Request::Send(bytes) => self.pass(key, |stream| stream.sends.try_send((asked, bytes.to_vec())).is_ok()),
             // It waits for what was sent before.
             Request::End => self.pass(key, |stream| stream.sends.try_send((asked, Vec::new())).is_ok()),
             Request::Receive => self.pass(key, |stream| stream.receives.try_send(asked).is_ok()),
             Request::Close => {
-                self.exits.lock().remove(&key);
+                self.tunnel_streams.lock().remove(&key);
                 asked.answer(&[]);
             }
         }
@@ -73,13 +73,13 @@ impl<H: Host> Shared<H> {
     /// Passes a request on to its stream. One that comes before the last was answered ends the stream, and whatever
     /// cannot be passed on says so when it is dropped.
     fn pass(&self, key: Key, to: impl FnOnce(&Stream<H>) -> bool) {
-        let mut streams = self.exits.lock();
+        let mut streams = self.tunnel_streams.lock();
         if streams.get(&key).is_some_and(|stream| !to(stream)) {
             streams.remove(&key);
         }
     }
 
-    fn open_exit(self: &Arc<Self>, key: Key, asked: Asked<H>) {
+    fn open_stream(self: &Arc<Self>, key: Key, asked: Asked<H>) {
         let Some(control) = self.control.get() else { return };
         let Some(behind) = control.behind().filter(|behind| behind.is_open_to_tunnels) else {
             let why = ControlError::NoGrpc.to_string();
@@ -89,7 +89,7 @@ impl<H: Host> Shared<H> {
         let (receives, wanted) = mpsc::channel(1);
         let (open, closed) = oneshot::channel();
         {
-            let mut streams = self.exits.lock();
+            let mut streams = self.tunnel_streams.lock();
             if streams.keys().filter(|(conn, _)| *conn == key.0).count() >= MOST_STREAMS {
                 return asked.refuse(code::RESOURCE_EXHAUSTED, "the connection has too many tunnels");
             }
@@ -106,12 +106,12 @@ impl<H: Host> Shared<H> {
                 _ = closed => {}
             }
             if let Some(shared) = shared.upgrade() {
-                shared.exits.lock().remove(&key);
+                shared.tunnel_streams.lock().remove(&key);
             }
         };
         match control.run(served) {
             Ok(()) => self.metrics.count(|cells| cells.grpc_connections.add(1)),
-            Err(_) => drop(self.exits.lock().remove(&key)),
+            Err(_) => drop(self.tunnel_streams.lock().remove(&key)),
         }
     }
 }
@@ -122,7 +122,7 @@ async fn serve<H: Host>(
     mut sent: mpsc::Receiver<(Asked<H>, Vec<u8>)>,
     mut wanted: mpsc::Receiver<Asked<H>>,
 ) -> io::Result<()> {
-    let connected = passage::connect(&behind.socket).await;
+    let connected = grpc_proxy::connect(&behind.socket).await;
     let (mut from, mut to) = match connected {
         Ok(socket) => socket.into_split(),
         Err(error) => {

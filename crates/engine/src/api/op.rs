@@ -2,16 +2,15 @@
 
 use std::time::Instant;
 
-use crate::host::Op;
-use crate::memory::Buffers;
-use crate::tunnel::Question;
+use super::host::Op;
+use super::memory::Buffers;
 use starwire_protocol::{Failure, Outcome, ReplyBuffer, code};
 
 /// Whose request it is.
 enum Owner<O> {
     Host(O),
-    /// The engine's own.
-    Tunnel(Question),
+    /// A call of the engine itself, whose replies have no payload.
+    Engine(Box<dyn FnOnce(&Outcome<'_>) + Send>),
 }
 
 /// One outgoing request until its `done` was called.
@@ -28,8 +27,9 @@ impl<O: Op> PendingOp<O> {
         Self::of(Owner::Host(op))
     }
 
-    pub(crate) fn of_tunnel(question: Question) -> Self {
-        Self::of(Owner::Tunnel(question))
+    /// A call of the engine itself: its end is told to `done`.
+    pub(crate) fn of_engine(done: impl FnOnce(&Outcome<'_>) + Send + 'static) -> Self {
+        Self::of(Owner::Engine(Box::new(done)))
     }
 
     fn of(op: Owner<O>) -> Self {
@@ -48,7 +48,7 @@ impl<O: Op> PendingOp<O> {
     fn end(&mut self, outcome: &Outcome<'_>) {
         match self.op.take() {
             Some(Owner::Host(op)) => op.done(outcome, std::mem::take(&mut self.buffers)),
-            Some(Owner::Tunnel(question)) => question.answer(outcome),
+            Some(Owner::Engine(done)) => done(outcome),
             None => {}
         }
     }
@@ -58,7 +58,7 @@ impl<O: Op> ReplyBuffer for PendingOp<O> {
     fn alloc(&mut self, meta: &[u8], lens: &[u64]) -> Result<(), Failure> {
         let buffers = match &mut self.op {
             Some(Owner::Host(op)) => op.alloc(meta, lens)?,
-            Some(Owner::Tunnel(_)) => return Err(failure("the reply to a tunnel's call has a payload")),
+            Some(Owner::Engine(_)) => return Err(failure("the reply to a call of the engine has a payload")),
             None => return Err(failure("the request has ended")),
         };
         if !buffers.fit(lens) {

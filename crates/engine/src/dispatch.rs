@@ -1,15 +1,15 @@
-//! The events of connections on their way to the engine's host.
+//! Dispatches the events of connections to the engine's host.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::api::PendingOp;
+use crate::api::{Host, IncomingCall, RecvRequest, Ticket};
+use crate::api::{InBody, OutPayload};
 use crate::conn::Conn;
-use crate::host::{Host, IncomingCall, RecvRequest, Ticket};
 use crate::measure;
-use crate::memory::{InBody, OutPayload};
 use crate::metrics::Recorder;
-use crate::moving::MoveEvent;
-use crate::op::PendingOp;
+use crate::migrate::MigrationEvent;
 use crate::shared::Shared;
 use crate::star::{Answer, StarCommand, StarShard};
 use starwire_protocol::measure::MEASURE;
@@ -41,15 +41,15 @@ impl<H: Host> Owner for CallMemory<H> {
 }
 
 /// An event that concerns the shard.
-pub enum Notice {
+pub enum ConnEvent {
     Ready(PeerInfo),
     /// The peer announced its end, for this reason.
     Goodbye(String),
-    Move(MoveEvent),
+    Migration(MigrationEvent),
 }
 
-/// Delivers the events of a shard's connections to the host.
-pub struct Delivery<H: Host> {
+/// Calls the host for the events of a shard's connections.
+pub struct Dispatcher<H: Host> {
     shared: Arc<Shared<H>>,
     pub memory: CallMemory<H>,
     batch: Vec<RecvRequest<H::Key>>,
@@ -61,7 +61,7 @@ pub struct Delivery<H: Host> {
     pub now: Instant,
 }
 
-impl<H: Host> Delivery<H> {
+impl<H: Host> Dispatcher<H> {
     pub fn new(shared: Arc<Shared<H>>) -> Self {
         Self {
             metrics: shared.metrics.recorder(),
@@ -76,8 +76,8 @@ impl<H: Host> Delivery<H> {
 
     /// Delivers events of a connection, in order, up to one that concerns the shard; None: it has no more. Must be
     /// called after each input of a connection until it returns None.
-    pub fn next(&mut self, conn: &mut Conn<H>) -> Option<Notice> {
-        let notice = loop {
+    pub fn next(&mut self, conn: &mut Conn<H>) -> Option<ConnEvent> {
+        let event = loop {
             let Some(event) = conn.proto.poll_event() else { break None };
             match event {
                 Event::RecvRequest(recv) => match key_of(&conn.keys, recv.key) {
@@ -140,20 +140,20 @@ impl<H: Host> Delivery<H> {
                         star.peer_came(conn.key, &peer.task, peer.incarnation);
                     }
                     self.shared.host.peer_came(conn.key, &peer.task, peer.incarnation);
-                    break Some(Notice::Ready(peer.clone()));
+                    break Some(ConnEvent::Ready(peer.clone()));
                 }
-                Event::Goodbye { reason } => break Some(Notice::Goodbye(reason.to_owned())),
-                Event::MayMove => break Some(Notice::Move(MoveEvent::May)),
+                Event::Goodbye { reason } => break Some(ConnEvent::Goodbye(reason.to_owned())),
+                Event::MayMove => break Some(ConnEvent::Migration(MigrationEvent::May)),
                 Event::MoveProposed { endpoint } => {
-                    break Some(Notice::Move(MoveEvent::Proposed(endpoint.to_vec())));
+                    break Some(ConnEvent::Migration(MigrationEvent::Proposed(endpoint.to_vec())));
                 }
                 Event::MoveAnswered(answer) => {
-                    break Some(Notice::Move(MoveEvent::Answered(answer.map(<[u8]>::to_vec))));
+                    break Some(ConnEvent::Migration(MigrationEvent::Answered(answer.map(<[u8]>::to_vec))));
                 }
             }
         };
         self.flush();
-        notice
+        event
     }
 
     /// Delivers the last events of a connection that has failed.
@@ -167,7 +167,7 @@ impl<H: Host> Delivery<H> {
         if let Some(star) = &mut self.star {
             star.peer_gone(conn, &self.metrics);
         }
-        self.shared.exits.peer_gone(conn);
+        self.shared.tunnel_streams.peer_gone(conn);
         self.shared.host.peer_gone(conn);
     }
 

@@ -1,4 +1,4 @@
-//! The beginning of tunnels, for the gRPC clients of this process.
+//! The client side of tunnels: listeners for the gRPC clients of this process.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,11 +12,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
+use crate::api::PendingOp;
+use crate::api::{Host, Level};
 use crate::channel::Channel;
 use crate::command::NewCall;
-use crate::control::passage;
-use crate::host::{Host, Level};
-use crate::op::PendingOp;
+use crate::control::grpc_proxy;
 use crate::shared::Shared;
 use starwire_net::transport::loopback;
 use starwire_protocol::tunnel::{MOST_CARRIED, Request, TUNNEL, write};
@@ -27,13 +27,13 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// The listeners of this process.
 #[derive(Default)]
-pub struct Entrances {
+pub struct TunnelListeners {
     /// By the address in the ClusterSpec.
     open: Mutex<HashMap<String, SocketAddr>>,
     next_stream: AtomicU64,
 }
 
-/// Where an entrance leads.
+/// The server that a listener forwards to.
 pub enum Destination<H: Host> {
     Task(Channel<H>),
     /// To the server of this process.
@@ -49,8 +49,8 @@ impl<H: Host> Clone for Destination<H> {
     }
 }
 
-impl Entrances {
-    /// The address of the entrance to the task with this address.
+impl TunnelListeners {
+    /// Returns the address of the listener for the task with this address, which it opens if there is none.
     pub fn open<H: Host>(
         &self,
         shared: &Arc<Shared<H>>,
@@ -90,7 +90,7 @@ async fn serve<H: Host>(listener: std::net::TcpListener, at: SocketAddr, to: Des
 
 impl<H: Host> Shared<H> {
     fn log_intruder(&self, why: &str) {
-        if self.offenders.is_news("local client of TensorFlow's gRPC", Instant::now()) {
+        if self.log_limiter.allows("local client of TensorFlow's gRPC", Instant::now()) {
             let line = format!(
                 "starwire: refused a local connection that would speak gRPC in this task's name: {why} (repeats are suppressed for a minute)"
             );
@@ -107,17 +107,17 @@ async fn carry<H: Host>(shared: Arc<Shared<H>>, client: TcpStream, to: Destinati
             let behind = shared.control.get().and_then(|control| control.behind());
             let behind = behind.ok_or(io::ErrorKind::NotConnected)?;
             drop(shared);
-            return passage::pass_on(client, &behind.socket).await;
+            return grpc_proxy::proxy(client, &behind.socket).await;
         }
     };
-    let number = shared.entrances.next_stream.fetch_add(1, Ordering::Relaxed);
+    let number = shared.tunnel_listeners.next_stream.fetch_add(1, Ordering::Relaxed);
     drop(shared);
     let tunnel = Tunnel { channel, number };
     if let Err(Failure { code, message }) = tunnel.ask(Request::Open).await {
         // A client that is only cut off tries again, and says nothing but that the peer is unavailable.
         return match code {
             code::UNAVAILABLE | code::DEADLINE_EXCEEDED | code::CANCELLED => Ok(()),
-            _ => passage::deny(client, &message).await,
+            _ => grpc_proxy::deny(client, &message).await,
         };
     }
     client.set_nodelay(true)?;
@@ -170,7 +170,7 @@ impl<H: Host> Tunnel<H> {
             payload: None,
             deadline_ms: 0,
             wait_for_ready: false,
-            op: PendingOp::of_tunnel(Question(answer)),
+            op: PendingOp::of_engine(|outcome| answer_with(answer, outcome)),
         });
     }
 }
@@ -182,18 +182,13 @@ impl<H: Host> Drop for Tunnel<H> {
     }
 }
 
-/// The owner of a tunnel's call.
-pub struct Question(oneshot::Sender<Result<Vec<u8>, Failure>>);
-
-impl Question {
-    pub fn answer(self, outcome: &Outcome<'_>) {
-        let answer = match outcome {
-            Outcome::Ok { meta } => Ok(meta.to_vec()),
-            Outcome::PeerError { code, message, .. } | Outcome::Local { code, message } => {
-                Err(Failure { code: *code, message: (*message).to_owned() })
-            }
-        };
-        // Whoever asked may have gone.
-        let _ = self.0.send(answer);
-    }
+fn answer_with(answer: oneshot::Sender<Result<Vec<u8>, Failure>>, outcome: &Outcome<'_>) {
+    let result = match outcome {
+        Outcome::Ok { meta } => Ok(meta.to_vec()),
+        Outcome::PeerError { code, message, .. } | Outcome::Local { code, message } => {
+            Err(Failure { code: *code, message: (*message).to_owned() })
+        }
+    };
+    // The caller may be gone.
+    let _ = answer.send(result);
 }

@@ -1,16 +1,16 @@
-//! Connections with TLS: who comes through the door, handshakes, and received records.
+//! TLS of a shard's connections: how a connection begins, handshakes, and received records.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use crate::api::Host;
 use crate::config::Identity;
-use crate::conn::{Farewell, Role};
+use crate::conn::{Drain, Role};
 use crate::control::{ControlAccess, Guard};
-use crate::host::Host;
-use crate::pace::TimerKey;
-use crate::shard::{LAST_WORD, Shard, mark};
+use crate::shard::{CLOSE_TIMEOUT, Shard, mark};
 use crate::shared::Shared;
-use crate::tls::{Opened, Session, Subject, Tls, Visitor};
+use crate::timers::TimerKey;
+use crate::tls::{ClientKind, Opened, Session, Subject, Tls};
 use rustls::pki_types::CertificateDer;
 use starwire_net::transport::SocketAddress;
 use starwire_protocol::{Failure, Sniff, code};
@@ -65,7 +65,7 @@ impl<H: Host> Guard for HttpGuard<H> {
 }
 
 impl<H: Host> Shard<H> {
-    /// The session of a connection to this address. None: it is plain.
+    /// Returns the session of a connection to this address, or `None` for a connection without TLS.
     pub(crate) fn session_to(&self, address: &SocketAddress) -> Result<Option<Session>, String> {
         // On this host the kernel says who the peer is.
         let SocketAddress::Inet(address) = address else { return Ok(None) };
@@ -73,12 +73,12 @@ impl<H: Host> Shard<H> {
         Session::client(credentials.client.clone(), address.ip().to_canonical().into()).map(Some)
     }
 
-    /// The session of a connection that was accepted over TCP.
+    /// Returns the session of a connection that was accepted over TCP.
     pub(crate) fn session_from(&self) -> Option<Session> {
         self.shared.credentials().map(|credentials| Session::server(credentials.server.clone()))
     }
 
-    /// Takes what was received over TLS as far as it goes. True: more can be received.
+    /// Processes buffered TLS records. Returns true if the caller may start another receive.
     pub(crate) fn open_records(&mut self, key: u64) -> bool {
         loop {
             let Some(conn) = self.conns.get_mut(&key) else { return false };
@@ -86,31 +86,31 @@ impl<H: Host> Shard<H> {
                 return !conn.receiving;
             }
             let Some(tls) = conn.tls.as_mut().filter(|tls| tls.receives) else { return true };
-            match tls.visitor() {
-                Ok(Visitor::Task) => {}
-                Ok(Visitor::Hello) => {
-                    if !self.may_shake_hands(key) {
+            match tls.client_kind() {
+                Ok(ClientKind::Task) => {}
+                Ok(ClientKind::Hello) => {
+                    if !self.may_handshake(key) {
                         return false;
                     }
                     if let Err(why) =
                         self.conns.get_mut(&key).and_then(|conn| conn.tls.as_mut()).map_or(Ok(()), |tls| tls.admit())
                     {
-                        self.broken_tls(key, why);
+                        self.tls_failed(key, why);
                         return false;
                     }
                     continue;
                 }
-                Ok(Visitor::Unknown) => return true,
-                Ok(Visitor::Http) => {
+                Ok(ClientKind::Unknown) => return true,
+                Ok(ClientKind::Http) => {
                     self.hand_over_http(key);
                     return false;
                 }
-                Ok(Visitor::Plain(sniff)) => {
-                    self.turn_away(key, sniff);
+                Ok(ClientKind::Plain(sniff)) => {
+                    self.refuse_plaintext(key, sniff);
                     return false;
                 }
                 Err(why) => {
-                    self.broken_tls(key, why);
+                    self.tls_failed(key, why);
                     return false;
                 }
             }
@@ -121,16 +121,16 @@ impl<H: Host> Shard<H> {
             if let (Some(begun), Some(tls)) = (begun, conn.tls.as_mut()) {
                 let took = begun.elapsed();
                 tls.handshake_took += took;
-                self.strangers.spent(took, self.delivery.now);
+                self.admission.spent(took, self.dispatch.now);
             }
             if conn.has_unsent() || (is_established && !was_established) {
                 mark(&mut self.dirty, conn);
             }
-            if is_established && !was_established && !self.shook_hands(key) {
+            if is_established && !was_established && !self.tls_established(key) {
                 return false;
             }
             match opened {
-                Ok(Opened::Bytes(n)) if self.took(key, n, self.delivery.now) => {}
+                Ok(Opened::Bytes(n)) if self.took(key, n, self.dispatch.now) => {}
                 Ok(Opened::Bytes(_)) => return false,
                 Ok(Opened::Nothing) => return true,
                 Ok(Opened::End) => {
@@ -138,7 +138,7 @@ impl<H: Host> Shard<H> {
                     return false;
                 }
                 Err(why) => {
-                    self.broken_tls(key, why);
+                    self.tls_failed(key, why);
                     return false;
                 }
             }
@@ -147,16 +147,15 @@ impl<H: Host> Shard<H> {
 
     /// The peer's certificate was verified. A server must have the name of the task that was dialled; what a client may
     /// call itself is checked when it says so. False: the connection ends.
-    fn shook_hands(&mut self, key: u64) -> bool {
-        self.delivery.metrics.tls_handshakes.add(1);
+    fn tls_established(&mut self, key: u64) -> bool {
+        self.dispatch.metrics.tls_handshakes.add(1);
         let Some(conn) = self.conns.get_mut(&key) else { return false };
         let certificate = conn.tls.as_ref().and_then(|tls| tls.certificate()).cloned();
         let Role::Client { channel } = conn.role else {
             let shared = self.shared.clone();
             let took = conn.tls.as_ref().map_or(Duration::ZERO, |tls| tls.handshake_took);
-            self.strangers.was_well_spent(key, took);
-            if self.strangers.has_waiting() {
-                self.timers.start(self.delivery.now, TimerKey::Handshakes);
+            if self.admission.verified(key, took) {
+                self.timers.start(self.dispatch.now, TimerKey::Handshakes);
             }
             conn.proto.check_client(Box::new(move |task| {
                 let Some(tls) = &shared.config.tls else { return Ok(()) };
@@ -169,15 +168,15 @@ impl<H: Host> Shard<H> {
         match tls.speaks_for(certificate.as_ref(), &subject) {
             Ok(()) => true,
             Err(why) => {
-                self.delivery.metrics.refusals.add(1);
+                self.dispatch.metrics.refusals.add(1);
                 self.lose(key, code::UNAUTHENTICATED, format!("refused the peer: {why}"));
                 false
             }
         }
     }
 
-    /// A connection that does not begin with TLS. A task is told the reason.
-    fn turn_away(&mut self, key: u64, sniff: Sniff) {
+    /// Refuses a connection that does not begin with TLS. A task is told the reason.
+    fn refuse_plaintext(&mut self, key: u64, sniff: Sniff) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.tls = None;
         let is_task = sniff == Sniff::Starwire;
@@ -185,31 +184,31 @@ impl<H: Host> Shard<H> {
             conn.proto.refuse(code::UNAUTHENTICATED, PLAIN_TASK);
         }
         let name = conn.name.clone();
-        self.delivery.metrics.refusals.add(1);
+        self.dispatch.metrics.refusals.add(1);
         let what = if is_task { "a starwire task" } else { "unknown" };
-        self.log_offender(&name, &format!("this port requires TLS, and it began without ({what})"), self.delivery.now);
-        self.leave_after_last_word(key, Failure { code: code::UNAUTHENTICATED, message: PLAIN_TASK.to_owned() });
+        self.log_dropped(&name, &format!("this port requires TLS, and it began without ({what})"), self.dispatch.now);
+        self.close_with_reason(key, Failure { code: code::UNAUTHENTICATED, message: PLAIN_TASK.to_owned() });
     }
 
     /// The handshake failed, or a record was not the peer's.
-    fn broken_tls(&mut self, key: u64, why: String) {
+    fn tls_failed(&mut self, key: u64, why: String) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let is_server = matches!(conn.role, Role::Server);
         let code = if conn.peer.is_some() { code::UNAVAILABLE } else { code::UNAUTHENTICATED };
         let name = conn.name.clone();
-        self.delivery.metrics.tls_failures.add(1);
+        self.dispatch.metrics.tls_failures.add(1);
         if is_server {
-            self.log_offender(&name, &why, self.delivery.now);
+            self.log_dropped(&name, &why, self.dispatch.now);
         }
-        self.leave_after_last_word(key, Failure { code, message: why });
+        self.close_with_reason(key, Failure { code, message: why });
     }
 
     /// Ends a connection, whose peer has a second to take what waits to be sent.
-    fn leave_after_last_word(&mut self, key: u64, failure: Failure) {
+    fn close_with_reason(&mut self, key: u64, failure: Failure) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.closing = Some(failure);
-        conn.farewell = Some(Farewell::default());
-        self.rearm(key, self.delivery.now + LAST_WORD);
-        self.take_leave(key);
+        conn.drain = Some(Drain::default());
+        self.rearm(key, self.dispatch.now + CLOSE_TIMEOUT);
+        self.continue_drain(key);
     }
 }

@@ -1,9 +1,9 @@
-//! Connections that move from their socket to an RDMA queue pair, and the fallback to TCP.
+//! Migration of connections from their socket to an RDMA queue pair, and the fallback to TCP.
 
 use std::time::{Duration, Instant};
 
+use crate::api::{Host, Level};
 use crate::conn::Role;
-use crate::host::{Host, Level};
 use crate::shard::{Shard, mark};
 use crate::shared::host_of;
 use starwire_net::transport::SocketAddress;
@@ -13,8 +13,8 @@ use starwire_protocol::{FEATURE_QUEUE_PAIRS, Failure, Settings, code};
 /// After RDMA failed with a peer, it is not tried again before this.
 pub const SHUNNED: Duration = Duration::from_secs(60);
 
-/// A question of the protocol about a move.
-pub enum MoveEvent {
+/// An event of the protocol's migration.
+pub enum MigrationEvent {
     May,
     Proposed(Vec<u8>),
     Answered(Result<Vec<u8>, Failure>),
@@ -22,11 +22,11 @@ pub enum MoveEvent {
 
 /// The transport of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Way {
+pub enum Path {
     #[default]
     Socket,
     /// Client: from the proposal to the proof. Server: until its answer has left.
-    Moving,
+    Migrating,
     QueuePair,
 }
 
@@ -49,12 +49,12 @@ impl<H: Host> Shard<H> {
         verbs.transport == crate::config::TransportChoice::Verbs && !verbs.fallback
     }
 
-    pub(crate) fn move_on(&mut self, key: u64, event: MoveEvent, now: Instant) {
+    pub(crate) fn on_migration(&mut self, key: u64, event: MigrationEvent, now: Instant) {
         match event {
-            MoveEvent::May => self.propose(key, now),
-            MoveEvent::Proposed(endpoint) => self.answer(key, &endpoint),
-            MoveEvent::Answered(Ok(endpoint)) => self.agreed(key, &endpoint),
-            MoveEvent::Answered(Err(failure)) => self.stay(key, failure, now),
+            MigrationEvent::May => self.propose(key, now),
+            MigrationEvent::Proposed(endpoint) => self.answer(key, &endpoint),
+            MigrationEvent::Answered(Ok(endpoint)) => self.agreed(key, &endpoint),
+            MigrationEvent::Answered(Err(failure)) => self.stay(key, failure, now),
         }
     }
 
@@ -63,7 +63,7 @@ impl<H: Host> Shard<H> {
         let token = conn.token;
         match self.driver.offload().map(|offload| offload.prepare(token)) {
             Some(Ok(endpoint)) => {
-                conn.way = Way::Moving;
+                conn.path = Path::Migrating;
                 conn.proto.propose_move(&endpoint);
                 mark(&mut self.dirty, conn);
             }
@@ -78,7 +78,7 @@ impl<H: Host> Shard<H> {
         let Some(offload) = self.driver.offload() else { return };
         match offload.prepare(token).and_then(|own| offload.connect_pair(token, endpoint).map(|()| own)) {
             Ok(own) => {
-                conn.way = Way::Moving;
+                conn.path = Path::Migrating;
                 if let Some(tls) = &mut conn.tls {
                     tls.receives = false;
                 }
@@ -90,9 +90,9 @@ impl<H: Host> Shard<H> {
                 conn.proto.refuse_move(code::FAILED_PRECONDITION, &error.to_string());
                 mark(&mut self.dirty, conn);
                 let line = format!("starwire: no RDMA for {}: {error}; asking it to use TCP", conn.name);
-                self.delivery.metrics.verbs_fallbacks.add(1);
+                self.dispatch.metrics.verbs_fallbacks.add(1);
                 let offender = format!("RDMA {}", host_of(&conn.name));
-                if self.shared.offenders.is_news(&offender, self.delivery.now) {
+                if self.shared.log_limiter.allows(&offender, self.dispatch.now) {
                     self.shared.host.log(Level::Warning, &line);
                 }
             }
@@ -119,13 +119,14 @@ impl<H: Host> Shard<H> {
     fn stay(&mut self, key: u64, why: Failure, now: Instant) {
         let required = self.requires_pairs();
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        conn.way = Way::Socket;
+        conn.path = Path::Socket;
         if let Some(offload) = self.driver.offload() {
             offload.abandon(conn.token);
         }
         if required {
             return self.lose(key, why.code, why.message);
         }
+        starwire_marks::mark!("a connection falls back from RDMA to TCP");
         if let Role::Client { channel } = conn.role {
             self.shun_pairs(channel, &why.message, now);
         }
@@ -135,26 +136,26 @@ impl<H: Host> Shard<H> {
     }
 
     /// Server: once its answer has left, everything else uses the queue pair.
-    pub(crate) fn resume_moved(&mut self, key: u64) {
+    pub(crate) fn resume_migrated(&mut self, key: u64) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let is_server = matches!(conn.role, Role::Server);
-        if is_server && conn.way == Way::Moving && !conn.has_unsent() && conn.proto.is_held() {
+        if is_server && conn.path == Path::Migrating && !conn.has_unsent() && conn.proto.is_held() {
             if let Some(offload) = self.driver.offload() {
                 offload.move_sends(conn.token);
             }
             conn.tls = None;
-            conn.way = Way::QueuePair;
+            conn.path = Path::QueuePair;
             conn.proto.resume();
-            self.delivery.metrics.verbs_connections.add(1);
+            self.dispatch.metrics.verbs_connections.add(1);
         }
     }
 
     /// A client connection is ready: notes its transport.
-    pub(crate) fn settle_way(&mut self, key: u64, channel: u32, now: Instant) {
+    pub(crate) fn settle_path(&mut self, key: u64, channel: u32, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        if conn.way == Way::Moving {
-            conn.way = Way::QueuePair;
-            self.delivery.metrics.verbs_connections.add(1);
+        if conn.path == Path::Migrating {
+            conn.path = Path::QueuePair;
+            self.dispatch.metrics.verbs_connections.add(1);
             if let Some(channel) = self.channels.get_mut(&channel) {
                 channel.no_pairs_before = None;
             }
@@ -167,9 +168,9 @@ impl<H: Host> Shard<H> {
     /// RDMA does not work with this peer: uses TCP for a while, and logs one line.
     fn shun_pairs(&mut self, number: u32, why: &str, now: Instant) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
-        let is_news = channel.no_pairs_before.replace(now + SHUNNED).is_none();
-        self.delivery.metrics.verbs_fallbacks.add(1);
-        if is_news {
+        let allows = channel.no_pairs_before.replace(now + SHUNNED).is_none();
+        self.dispatch.metrics.verbs_fallbacks.add(1);
+        if allows {
             let line = format!("starwire: no RDMA to {}: {why}; using TCP", channel.shared.task);
             self.shared.host.log(Level::Warning, &line);
         }
@@ -184,6 +185,7 @@ impl<H: Host> Shard<H> {
         now: Instant,
     ) -> Option<SocketAddress> {
         let address = moving.filter(|_| !self.requires_pairs())?;
+        starwire_marks::mark!("a connection is made again without RDMA");
         self.shun_pairs(number, &failure.message, now);
         Some(address)
     }
@@ -192,7 +194,7 @@ impl<H: Host> Shard<H> {
     pub(crate) fn count_pairs(&mut self) {
         let Some(offload) = self.driver.offload() else { return };
         let stats = offload.take_stats();
-        let metrics = &self.delivery.metrics;
+        let metrics = &self.dispatch.metrics;
         metrics.verbs_messages_sent.add(stats.messages_sent);
         metrics.verbs_messages_received.add(stats.messages_received);
         metrics.verbs_completions.add(stats.completions);

@@ -1,12 +1,12 @@
 //! The owner of a parameter server's kernels, as the engine sees it.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::steps::Steps;
-use crate::host::Ticket;
-use crate::memory::{InBody, OutPayload};
+use super::host::Ticket;
+use super::memory::{InBody, OutPayload};
 use starwire_protocol::code;
 use starwire_protocol::star::{Keep, REPLY_BYTES};
 
@@ -84,8 +84,8 @@ pub struct StarCall<'a, S: StarHost> {
     pub inline: bool,
     pub slots: Slots<'a, S::Value>,
     pub body: Box<InBody>,
-    pub(super) session: Range<usize>,
-    pub(super) table: usize,
+    pub(crate) session: Range<usize>,
+    pub(crate) table: usize,
 }
 
 impl<S: StarHost> StarCall<'_, S> {
@@ -101,15 +101,15 @@ impl<S: StarHost> StarCall<'_, S> {
 }
 
 /// Values that earlier calls of a step kept.
-pub struct Slots<'a, V> {
-    pub(super) steps: &'a Steps<V>,
-    pub(super) conn: u64,
-    pub(super) step: i64,
-}
+pub struct Slots<'a, V>(Option<&'a HashMap<u32, (V, u64)>>);
 
-impl<V> Slots<'_, V> {
+impl<'a, V> Slots<'a, V> {
+    pub(crate) fn new(slots: Option<&'a HashMap<u32, (V, u64)>>) -> Self {
+        Self(slots)
+    }
+
     pub fn get(&self, slot: u32) -> Option<&V> {
-        self.steps.get(self.conn, self.step, slot)
+        self.0?.get(&slot).map(|(value, _)| value)
     }
 }
 
@@ -143,7 +143,7 @@ pub struct Kept<V> {
 }
 
 /// A reply's metadata, whose head is written at the end.
-pub struct ReplyMeta(pub(super) Vec<u8>);
+pub struct ReplyMeta(pub(crate) Vec<u8>);
 
 impl ReplyMeta {
     pub fn new(table: &[u8]) -> Self {
@@ -171,7 +171,7 @@ impl StarFailure {
         Self { code, message: message.into(), details: Vec::new(), names_peer: false }
     }
 
-    pub(super) fn malformed(message: impl Into<String>) -> Self {
+    pub(crate) fn malformed(message: impl Into<String>) -> Self {
         Self { names_peer: true, ..Self::new(code::INVALID_ARGUMENT, message) }
     }
 }

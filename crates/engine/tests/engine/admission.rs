@@ -97,7 +97,7 @@ fn crowd(task: &Task, lost: u64, strangers: &mut Vec<TcpStream>, come: impl Fn(&
         if strangers.len() < 6000 {
             strangers.extend((0..100).map(|_| come(task)));
         }
-        count(task, "starwire_strangers_dropped_total") >= lost
+        count(task, "starwire_unauthenticated_dropped_total") >= lost
     });
 }
 
@@ -156,10 +156,10 @@ fn a_member_is_never_evicted() {
     drop(strangers);
     eventually("their places are free again", || {
         let mut late: Vec<_> = (0..50).map(|_| connect(&ps)).collect();
-        let before = count(&ps, "starwire_strangers_dropped_total");
+        let before = count(&ps, "starwire_unauthenticated_dropped_total");
         late.extend((0..50).map(|_| connect(&ps)));
         assert_eq!(call(&channel, ECHO, b"", None).code, 0);
-        count(&ps, "starwire_strangers_dropped_total") == before
+        count(&ps, "starwire_unauthenticated_dropped_total") == before
     });
 }
 
@@ -224,7 +224,7 @@ fn an_orderly_stop_is_no_loss() {
     }
 }
 
-/// Run in its own process by the next test: connects to a server, makes a call and exits.
+/// Run in its own process by the next test: connects to a server, makes a call and tunnel_streams.
 #[test]
 #[ignore = "a part of another test"]
 #[expect(clippy::exit, reason = "ends without an orderly shutdown")]
@@ -241,9 +241,9 @@ fn a_process_that_exits_is_no_loss() {
     let ps = Task::start(PS, &[]);
     for visits in 1..4 {
         let visit = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "strangers::visitor", "--ignored"])
+            .args(["--exact", "admission::visitor", "--ignored"])
             .env("STARWIRE_TEST_VISIT", ps.engine().advertisement())
-            // For sanitizer builds: a process that exits mid-work leaves memory and threads behind.
+            // For sanitizer builds: a process that tunnel_streams mid-work leaves memory and threads behind.
             .env("ASAN_OPTIONS", "detect_leaks=0")
             .env("TSAN_OPTIONS", "report_thread_leaks=0")
             .output()
@@ -324,7 +324,7 @@ fn a_forged_loan_ends_lending_for_the_forger_only() {
     let name = advertisement.unix.unwrap();
     for _ in 0..2 {
         let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "strangers::forger", "--ignored"])
+            .args(["--exact", "admission::forger", "--ignored"])
             .env("STARWIRE_TEST_FORGE_AT", name.trim_start_matches('@'))
             .output()
             .unwrap();
