@@ -19,7 +19,7 @@ pytestmark = pytest.mark.ours
 def fake_library():
     path = os.environ.get("STARWIRE_TEST_VERBS_LIBRARY")
     if path is None:
-        subprocess.run(["cargo", "build", "--quiet", "-p", "starwire-engine", "--example", "ibverbs"], cwd=ROOT, check=True, timeout=1200)
+        subprocess.run(["cargo", "build", "--quiet", "--example", "ibverbs"], cwd=ROOT, check=True, timeout=1200)
         path = str(ROOT / "target" / "debug" / "examples" / "libibverbs.so")
     assert os.path.exists(path), path
     return path

@@ -41,8 +41,7 @@ pub fn path() -> &'static str {
         cargo.current_dir(root).args([
             "build",
             "--quiet",
-            "-p",
-            "starwire-engine",
+            // Of all packages: a selection would have other features, and compile their dependencies again.
             "--example",
             "ibverbs",
             "--target-dir",
