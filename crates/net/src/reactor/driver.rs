@@ -5,20 +5,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+pub use crate::transport::IoPart;
 use crate::transport::verbs::{VerbsError, VerbsStats};
 
 /// Identifies one descriptor in a driver. Contains a generation, so it is never reused while a completion for its
 /// previous owner can still arrive.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(pub u64);
-
-/// Memory of an operation in flight. The caller keeps it valid until it has seen the operation's completion or
-/// `Completion::Closed`.
-#[derive(Clone, Copy)]
-pub struct IoPart {
-    pub ptr: *mut u8,
-    pub len: usize,
-}
 
 pub enum Completion {
     /// Bytes moved; `Ok(0)` of a Recv is the end of the stream. Short counts are normal.

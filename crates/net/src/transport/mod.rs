@@ -17,6 +17,14 @@ pub(crate) use raw_address::socklen;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+/// Memory of an operation in flight. The caller keeps it valid until it has seen the operation's completion or
+/// its descriptor's end.
+#[derive(Clone, Copy)]
+pub struct IoPart {
+    pub ptr: *mut u8,
+    pub len: usize,
+}
+
 /// A socket error, with the socket or address it belongs to.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::registrations::Lease;
 use super::wire::Offer;
-use crate::reactor::driver::IoPart;
+use crate::transport::IoPart;
 
 /// The next piece of the stream.
 pub enum Item {
