@@ -18,26 +18,14 @@
 // The node's kernel ends through sw_run_report, on any thread.
 #define SW_EXEC_ASYNC 1
 
-// Runs as soon as one input has arrived; dead only if all inputs are dead.
-#define SW_EXEC_MERGE 2
-
-// May leave outputs dead: sw_run_mark_dead.
-#define SW_EXEC_MAY_DIE 4
-
-// Runs even if inputs are dead.
-#define SW_EXEC_TRANSFER 8
-
-// Dead inputs do not make it dead.
-#define SW_EXEC_NEVER_DEAD 16
-
 // Has no kernel, and no inputs.
-#define SW_EXEC_NOTHING 32
+#define SW_EXEC_NOTHING 2
 
 // Its outputs do not belong to the run and are never released.
-#define SW_EXEC_STATIC 64
+#define SW_EXEC_STATIC 4
 
 // Too cheap to be moved to another core.
-#define SW_EXEC_CHEAP 128
+#define SW_EXEC_CHEAP 8
 
 // In place of the number of an output or input: a control edge.
 #define SW_EXEC_CONTROL UINT32_MAX
@@ -67,7 +55,7 @@
 // Output 0 is the reference of input 0.
 #define SW_OP_FORWARDS 64
 
-// May wait for something other than an edge of its graph.
+// May wait for something other than an edge of its graph, or is waited for in this way.
 #define SW_OP_WAITS 128
 
 // Finishes in the time that its arithmetic takes: it waits for nothing and touches no file.
@@ -75,9 +63,6 @@
 
 // All state of its kernel is found by name: several sessions may share a kernel.
 #define SW_OP_IS_SHAREABLE 512
-
-// Waits for something other than an edge of its graph, or is waited for in this way.
-#define SW_OP_IS_TIED 1024
 
 // sw_plan_node.flags: has effects beyond its outputs, or is not known to have none.
 #define SW_NODE_IS_STATEFUL 1
@@ -583,10 +568,9 @@ typedef struct sw_kernels {
   void (*open)(void *owner, void *scratch);
   // Undoes `open`. May be called after sw_exec_free.
   void (*close)(void *owner, void *scratch);
-  // Runs a kernel and returns SW_OUTCOME_*. No other thread uses this lane of this run at the same time. `detail` is
-  // the input that came first for a merge, else 1 if an input is dead. `run` is for sw_run_mark_dead during the
-  // call, and for the one sw_run_report of an asynchronous kernel.
-  uint32_t (*run)(void *scratch, struct sw_run *run, const struct sw_task *task, uint32_t lane, uint32_t detail);
+  // Runs a kernel and returns SW_OUTCOME_*. No other thread uses this lane of this run at the same time. `run` is
+  // for the one sw_run_report of an asynchronous kernel; null for others.
+  uint32_t (*run)(void *scratch, struct sw_run *run, const struct sw_task *task, uint32_t lane);
   // The slot has no more readers in this run. It may be empty.
   void (*release)(void *scratch, uint32_t slot);
   // The slot has one reader left, which runs next and reads it once.
@@ -895,9 +879,6 @@ struct sw_bytes sw_engine_banner(const struct sw_engine *engine);
 // Opaque printable ASCII, no spaces. Valid as long as the engine.
 struct sw_bytes sw_engine_advertisement(const struct sw_engine *engine);
 
-// 1 if partitions of this server's graphs run on the lock-free executor where it supports them, else 0.
-uint32_t sw_engine_runs_partitions(const struct sw_engine *engine);
-
 // After this many seconds without a connection to its task, a session may be deleted.
 uint64_t sw_engine_session_idle_s(const struct sw_engine *engine);
 
@@ -974,17 +955,11 @@ void sw_run_go(struct sw_run *run, uint32_t flags);
 // Instead of sw_run_go: drops the run. sw_kernels.finished is not called.
 void sw_run_abandon(struct sw_run *run);
 
-// Marks an output of a running SW_EXEC_MAY_DIE node as dead. Call it before the kernel ends.
-void sw_run_mark_dead(struct sw_run *run, uint32_t node, uint32_t output);
-
 // The asynchronous kernel of this node has ended. Continues the run on this thread unless another thread does.
 //
 // # Safety
 // `run` is what sw_kernels.run got for this node, which returned or will return SW_OUTCOME_PENDING; once.
 void sw_run_report(struct sw_run *run, uint32_t node, uint32_t failed);
-
-// The same, from a thread that is about to report another kernel of the same run: that report continues the run.
-void sw_run_report_more(struct sw_run *run, uint32_t node, uint32_t failed);
 
 // Helps with a run, which may be over.
 //

@@ -25,8 +25,6 @@ KNOWN = {
     "grpc++": Column("grpc++", "grpc++"),
     "grpc++:epoll": Column("grpc++:epoll", "grpc++", {"STARWIRE_DRIVER": "epoll"}),
     "grpc++:io_uring": Column("grpc++:io_uring", "grpc++", {"STARWIRE_DRIVER": "io_uring"}),
-    "grpc++:on": Column("grpc++:on", "grpc++", {"STARWIRE_EXECUTOR": "on"}),
-    "grpc++:off": Column("grpc++:off", "grpc++", {"STARWIRE_EXECUTOR": "off"}),
     "grpc++:fuse": Column("grpc++:fuse", "grpc++", {"STARWIRE_TENSOR_FUSE": "1"}),
     "grpc++:tcp": Column("grpc++:tcp", "grpc++", {"STARWIRE_UNIX": "off"}),
     "grpc++:tls": Column("grpc++:tls", "grpc++", tls=True),

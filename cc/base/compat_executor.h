@@ -19,7 +19,6 @@
 #include "tensorflow/core/common_runtime/process_function_library_runtime.h"
 #include "tensorflow/core/common_runtime/rendezvous_mgr.h"
 #include "tensorflow/core/common_runtime/step_stats_collector.h"
-#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/graph/graph.h"
@@ -114,19 +113,6 @@ Builder& MarkCommunication(Builder* op) {
 
 // ---- What runs and kernels are told ----
 
-// Copies a member that both have, or calls the method of its name. In 1.15 runs have no time and deadline, no agent of
-// the coordination service and no stack trace; the session's configuration is there from 2.17 on; the last two are
-// DeepRec's.
-#define STARWIRE_RUN_MEMBERS(M) \
-  M(start_time_usecs)           \
-  M(deadline)                   \
-  M(run_all_kernels_inline)     \
-  M(coordination_service_agent) \
-  M(stack_trace)                \
-  M(session_config)             \
-  M(round_step_id)              \
-  M(global_rendezvous)
-
 namespace compat_internal {
 template <typename Devices>
 Status NewRendezvous(const Devices* devices, ::tensorflow::Rendezvous** out) {
@@ -144,29 +130,16 @@ template <typename Params>
 void SetRendezvousFactory(Params*, long) {}
 }  // namespace compat_internal
 
-// From a run's arguments to a kernel's parameters, whatever is not in every version.
-template <typename Args, typename Params>
-void CopyRunMembers(const Args& args, Params* params) {
-#define STARWIRE_COPY(member) \
-  Either(STARWIRE_IF_VALID((const auto& from, auto* to), to->member = from.member), OtherwiseNothing())(args, params);
-  STARWIRE_RUN_MEMBERS(STARWIRE_COPY)
-#undef STARWIRE_COPY
-}
-// From a kernel's context to the runs that the kernel starts.
-template <typename Context, typename Args>
-void PassRunMembers(const Context& context, Args* args) {
-#define STARWIRE_PASS(member)                                                                                      \
-  Either(STARWIRE_IF_VALID((const auto& from, auto* to), to->member = from.member()), OtherwiseNothing())(context, \
-                                                                                                          args);
-  STARWIRE_RUN_MEMBERS(STARWIRE_PASS)
-#undef STARWIRE_PASS
-}
-#undef STARWIRE_RUN_MEMBERS
-
 // Functions that are called from a kernel of 1.15 make their rendezvous with this.
 template <typename Params>
 void SetRendezvousFactory(Params* params) {
   compat_internal::SetRendezvousFactory(params, 0);
+}
+// Whether functions that the kernel calls run on its thread as well. In 1.15 they do not.
+template <typename Params>
+void SetInline(Params* params, bool is_inline) {
+  Either(STARWIRE_IF_VALID((auto* p, bool is_inline), p->run_all_kernels_inline = is_inline), OtherwiseNothing())(
+      params, is_inline);
 }
 // Which outputs have readers. 1.15 computes all of them.
 template <typename Params>
@@ -239,31 +212,6 @@ struct RunArgs : Args {
 };
 template <typename Args>
 struct RunArgs<Args, std::void_t<decltype(Args::run_all_kernels_inline)>> : Args {};
-
-// A manager that another one cancels.
-template <typename Manager, bool kHasParents = std::is_constructible<Manager, Manager*>::value>
-class LinkedCancellation {
- public:
-  explicit LinkedCancellation(Manager* parent) : manager_(parent) {}
-  Manager* get() { return &manager_; }
-
- private:
-  Manager manager_;
-};
-template <typename Manager>
-class LinkedCancellation<Manager, false> {
- public:
-  explicit LinkedCancellation(Manager* parent) : parent_(parent), token_(parent->get_cancellation_token()) {
-    if (!parent_->RegisterCallback(token_, [this] { manager_.StartCancel(); })) manager_.StartCancel();
-  }
-  ~LinkedCancellation() { parent_->DeregisterCallback(token_); }
-  Manager* get() { return &manager_; }
-
- private:
-  Manager* const parent_;
-  const decltype(std::declval<Manager&>().get_cancellation_token()) token_;
-  Manager manager_;
-};
 }  // namespace compat_internal
 
 // The arguments of a run; executors of 1.15 do not know `run_all_kernels_inline`, ours does.
@@ -308,9 +256,6 @@ std::unique_ptr<::tensorflow::ProcessFunctionLibraryRuntime> NewRuntime(Devices*
     return std::make_unique<Runtime>(devices, env, producer, library, options, nullptr, cluster);
   }
 }
-
-// 1.15's constructor takes no parent: the new manager registers with it.
-using LinkedCancellation = compat_internal::LinkedCancellation<::tensorflow::CancellationManager>;
 
 // The reference counted rendezvous of one process: the name of the class in 1.15, another name of it later.
 using LocalRendezvous = ::tensorflow::IntraProcessRendezvous;

@@ -213,15 +213,6 @@ void StockStatus(Worker* worker, ::tensorflow::CallOptions* opts, const ::tensor
   compat_internal::StockStatus<Base>(worker, opts, request, response, fail_fast, std::move(done), 0);
 }
 
-// ---- The error of a graph's run within the response ----
-
-template <typename Response>
-Status ToldStatus(const Response& response) {
-  return Either(STARWIRE_IF_VALID((const auto& r), Status(r.status())),
-                STARWIRE_IF_VALID((const auto& r),
-                                  MakeStatus(static_cast<int>(r.status_code()), r.status_error_message())))(response);
-}
-
 // ---- Rendezvous and collectives ----
 
 // Without a cancellation manager, which 1.15 does not take.

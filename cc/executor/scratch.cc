@@ -10,7 +10,6 @@
 #include "cc/base/status_codec.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/framework/cancellation.h"
-#include "tensorflow/core/framework/collective.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/mutex.h"
@@ -24,13 +23,7 @@ using tensorflow::TensorValue;
 
 namespace {
 
-// The input of a transfer node in place of a dead one. Never modified.
-Tensor* EmptyTensor() {
-  static auto* const empty = new Tensor;
-  return empty;
-}
-
-// The kernel that this thread is starting: if it ends at once, the run continues on this thread.
+// The kernel that this thread is starting, until it ends.
 thread_local const void* starting = nullptr;
 
 int64_t NowNanos() { return static_cast<int64_t>(tensorflow::Env::Default()->NowNanos()); }
@@ -46,8 +39,12 @@ Scratch::Scratch(SubgraphTable* table)
       asyncs_(new Async[table->num_asyncs]) {
   table_->Ref();
   for (const auto& constant : table->constants) slots_[constant.first].constant = &constant.second;
-  // Most inputs are in the same place in every run.
-  for (size_t i = 0; i < inputs_.size(); ++i) inputs_[i] = ValueOf(&slots_[table->input_slots[i]]);
+  // Most inputs are in the same place in every run. TensorValue has no const tensors; OpKernelContext ensures that
+  // inputs other than references are not modified.
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    Slot& slot = slots_[table->input_slots[i]];
+    inputs_[i] = TensorValue(slot.constant != nullptr ? const_cast<Tensor*>(slot.constant) : &slot.value);
+  }
   const auto& kinds = table->input_kinds;
   if (std::find(kinds.begin(), kinds.end(), InputKind::kDereferred) != kinds.end()) dereferred_.resize(inputs_.size());
 }
@@ -78,7 +75,7 @@ Status Scratch::Begin(Step* step) {
   return OkStatus();
 }
 
-uint32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t detail) {
+uint32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane) {
   const SubgraphNode& node = table_->nodes[task.node];
   tensorflow::CancellationManager* cancellation = step_->args.cancellation_manager;
   if (cancellation != nullptr && cancellation->IsCancelled()) {
@@ -88,9 +85,8 @@ uint32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t 
   }
   const uint32_t* unshared = table_->lists + task.first;
   for (uint32_t i = 0; i < task.unshared; ++i) Unshare(unshared[i]);
-  bool is_input_dead = false;
   if (node.inputs_vary) {
-    Status status = PrepareInputs(node, detail, &is_input_dead);
+    Status status = PrepareInputs(node);
     if (!status.ok()) {
       Fail(std::move(status), node);
       Drop(node, task);
@@ -98,11 +94,10 @@ uint32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t 
     }
   }
   if (node.fetch >= 0) return Fetch(node, task);
-  if (node.async != nullptr) return Start(run, node, task, is_input_dead);
+  if (node.async != nullptr) return Start(run, node, task);
 
   Parameters* parameters = &lanes_[lane];
   OpKernelContext::Params* params = Prepare(parameters, node);
-  params->is_input_dead = is_input_dead;
   // A context counts allocations over its whole life or not at all, so discard one that is left from a run without
   // statistics before a run with them.
   if (step_->args.stats_collector != nullptr) parameters->context.reset();
@@ -111,7 +106,7 @@ uint32_t Scratch::Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t 
   OpKernelContext* context = &*parameters->context;
   device_->Compute(node.kernel, context);
   if (stats != nullptr) stats->RecordComputeEnded();
-  const bool kept = Keep(run, node, context, stats);
+  const bool kept = Keep(node, context, stats);
   if (stats != nullptr) EndStats(stats, context);
   if (stats != nullptr || !kept) parameters->context.reset();
   params->track_allocations = false;
@@ -134,10 +129,9 @@ uint32_t Scratch::Threw(const Status& thrown, const sw_task& task, uint32_t lane
   return SW_OUTCOME_FAILED;
 }
 
-uint32_t Scratch::Start(sw_run* run, const SubgraphNode& node, const sw_task& task, bool is_input_dead) {
+uint32_t Scratch::Start(sw_run* run, const SubgraphNode& node, const sw_task& task) {
   Async* async = &asyncs_[node.async_index];
   OpKernelContext::Params* params = Prepare(&async->parameters, node);
-  params->is_input_dead = is_input_dead;
   async->stats = step_->args.stats_collector == nullptr ? nullptr : StartStats(node, params);
   async->scratch = this;
   async->run = run;
@@ -162,45 +156,15 @@ void Scratch::Ended(Async* async) {
   const SubgraphNode& node = self->table_->nodes[task.node];
   if (async->stats != nullptr) async->stats->RecordComputeEnded();
   std::optional<OpKernelContext>* context = &async->parameters.context;
-  const bool kept = self->Keep(run, node, &**context, async->stats);
+  const bool kept = self->Keep(node, &**context, async->stats);
   if (async->stats != nullptr) self->EndStats(async->stats, &**context);
   context->reset();
   async->parameters.params.track_allocations = false;
   self->Drop(node, task);
-  const bool at_once = starting == async;
-  if (at_once) starting = nullptr;
-  if (self->step_->goes_on_elsewhere && !at_once) {
-    async->kept = kept;
-    self->ReportElsewhere(async);
-  } else {
-    // The run may go on here.
-    const KernelScope scope;
-    sw_run_report(run, task.node, kept ? 0 : 1);
-  }
-}
-
-void Scratch::ReportElsewhere(Async* async) {
-  Async* newest = ended_.load(std::memory_order_relaxed);
-  do {
-    async->next = newest;
-  } while (!ended_.compare_exchange_weak(newest, async, std::memory_order_release, std::memory_order_relaxed));
-  // The thread that adds the first kernel schedules the report of the whole list. The run cannot be over before that
-  // report.
-  if (newest == nullptr) step_->args.runner([this] { ReportAll(); });
-}
-
-void Scratch::ReportAll() {
-  Async* oldest = nullptr;
-  for (Async* async = ended_.exchange(nullptr, std::memory_order_acquire); async != nullptr;) {
-    Async* older = std::exchange(async->next, oldest);
-    oldest = std::exchange(async, older);
-  }
-  while (oldest != nullptr) {
-    Async* async = std::exchange(oldest, oldest->next);
-    const auto report = oldest == nullptr ? &sw_run_report : &sw_run_report_more;
-    // After the last report the run may be over.
-    report(async->run, async->task->node, async->kept ? 0 : 1);
-  }
+  if (starting == async) starting = nullptr;
+  // The run may go on here.
+  const KernelScope scope;
+  sw_run_report(run, task.node, kept ? 0 : 1);
 }
 
 uint32_t Scratch::Fetch(const SubgraphNode& node, const sw_task& task) {
@@ -228,16 +192,13 @@ OpKernelContext::Params* Scratch::Prepare(Parameters* parameters, const Subgraph
     params.resource_manager = device_->resource_manager();
     params.step_container = args.step_container;
     params.rendezvous = args.rendezvous;
-    params.collective_executor = args.collective_executor;
-    params.session_state = args.session_state;
-    params.tensor_store = args.tensor_store;
     params.cancellation_manager = args.cancellation_manager;
     params.call_frame = args.call_frame;
     params.runner = &step_->args.runner;
     params.stats_collector = args.stats_collector;
     params.slice_reader_cache = &*slice_readers_;
     params.track_allocations = false;
-    CopyRunMembers(args, &params);
+    SetInline(&params, args.run_all_kernels_inline);
     if (params.session_handle != args.session_handle) params.session_handle = args.session_handle;
     if (parameters->run == 0) {
       params.session_metadata = table_->params.session_metadata;
@@ -260,33 +221,13 @@ OpKernelContext::Params* Scratch::Prepare(Parameters* parameters, const Subgraph
   return &params;
 }
 
-Status Scratch::PrepareInputs(const SubgraphNode& node, uint32_t detail, bool* is_input_dead) {
-  for (uint32_t i = 0; i < node.num_inputs; ++i) {
-    const uint32_t input = node.first_input + i;
-    Slot& slot = slots_[table_->input_slots[input]];
-    if (node.is_merge && i != detail) {
-      inputs_[input] = TensorValue();
-      continue;
-    }
-    // A constant has no per-run value that could be missing.
-    if (node.is_transfer && (slot.constant != nullptr ? detail != 0 : !slot.full)) {
-      inputs_[input] = TensorValue(EmptyTensor());
-      *is_input_dead = true;
-      continue;
-    }
-    if (table_->input_kinds[input] == InputKind::kValue) {
-      inputs_[input] = ValueOf(&slot);
-      continue;
-    }
+Status Scratch::PrepareInputs(const SubgraphNode& node) {
+  for (uint32_t input = node.first_input; input < node.first_input + node.num_inputs; ++input) {
+    if (table_->input_kinds[input] == InputKind::kValue) continue;
     Status status = PrepareReference(node, input);
     if (!status.ok()) return status;
   }
   return OkStatus();
-}
-
-TensorValue Scratch::ValueOf(Slot* slot) {
-  // TensorValue has no const tensors; OpKernelContext ensures that inputs other than references are not modified.
-  return TensorValue(slot->constant != nullptr ? const_cast<Tensor*>(slot->constant) : &slot->value);
 }
 
 Status Scratch::PrepareReference(const SubgraphNode& node, uint32_t input) {
@@ -313,7 +254,7 @@ Status Scratch::PrepareReference(const SubgraphNode& node, uint32_t input) {
   return OkStatus();
 }
 
-bool Scratch::Keep(sw_run* run, const SubgraphNode& node, OpKernelContext* context, NodeExecStatsInterface* stats) {
+bool Scratch::Keep(const SubgraphNode& node, OpKernelContext* context, NodeExecStatsInterface* stats) {
   if (!context->status().ok()) {
     Fail(context->status(), node);
     return false;
@@ -322,7 +263,7 @@ bool Scratch::Keep(sw_run* run, const SubgraphNode& node, OpKernelContext* conte
     const TensorValue value = context->release_output(static_cast<int>(i));
     const uint32_t at = node.first_slot + i;
     if (value.tensor == nullptr || value.is_ref() || value.tensor->dtype() != table_->output_types[at]) {
-      Status status = KeepUnusual(run, node, i, value);
+      Status status = KeepUnusual(node, i, value);
       if (status.ok()) continue;
       Fail(std::move(status), node);
       return false;
@@ -335,16 +276,12 @@ bool Scratch::Keep(sw_run* run, const SubgraphNode& node, OpKernelContext* conte
   return true;
 }
 
-Status Scratch::KeepUnusual(sw_run* run, const SubgraphNode& node, uint32_t output, TensorValue value) {
+Status Scratch::KeepUnusual(const SubgraphNode& node, uint32_t output, TensorValue value) {
   const uint32_t at = node.first_slot + output;
   if (value.tensor == nullptr) {
-    if (node.may_die) {
-      sw_run_mark_dead(run, static_cast<uint32_t>(&node - table_->nodes.data()), output);
-    } else if (table_->readers[at] > 0) {
-      return MakeStatus(kInternal,
-                        "starwire: Missing " + std::to_string(output) + "-th output from " + node.kernel->name());
-    }
-    return OkStatus();
+    if (table_->readers[at] == 0) return OkStatus();
+    return MakeStatus(kInternal,
+                      "starwire: Missing " + std::to_string(output) + "-th output from " + node.kernel->name());
   }
   const tensorflow::DataType type = value.is_ref() ? value.dtype_safe() : value.tensor->dtype();
   if (!value.is_ref()) delete value.tensor;
@@ -406,7 +343,6 @@ void Scratch::Fail(Status status, const SubgraphNode& node) {
   }
   status_ = cancellation != nullptr && cancellation->IsCancelled() ? AfterCancellation(status) : status;
   if (step_->args.rendezvous != nullptr) step_->args.rendezvous->StartAbort(status_);
-  if (step_->args.collective_executor != nullptr) step_->args.collective_executor->StartAbort(status_);
   if (cancellation != nullptr) cancellation->StartCancel();
 }
 
@@ -432,10 +368,10 @@ namespace {
 Scratch* Of(void* scratch) { return static_cast<Scratch*>(scratch); }
 void Open(void* owner, void* scratch) { new (scratch) Scratch(static_cast<SubgraphTable*>(owner)); }
 void Close(void*, void* scratch) { Of(scratch)->~Scratch(); }
-uint32_t RunKernel(void* scratch, sw_run* run, const sw_task* task, uint32_t lane, uint32_t detail) {
-  return Of(scratch)->Run(run, *task, lane, detail);
+uint32_t RunKernel(void* scratch, sw_run* run, const sw_task* task, uint32_t lane) {
+  return Of(scratch)->Run(run, *task, lane);
 }
-uint32_t KernelThrew(const Status& thrown, void* scratch, sw_run*, const sw_task* task, uint32_t lane, uint32_t) {
+uint32_t KernelThrew(const Status& thrown, void* scratch, sw_run*, const sw_task* task, uint32_t lane) {
   return Of(scratch)->Threw(thrown, *task, lane);
 }
 void ReleaseSlot(void* scratch, uint32_t slot) { Of(scratch)->Release(slot); }

@@ -33,7 +33,7 @@ class Scratch {
   Status Begin(Step* step);
 
   // The callbacks of sw_kernels.
-  uint32_t Run(sw_run* run, const sw_task& task, uint32_t lane, uint32_t detail);
+  uint32_t Run(sw_run* run, const sw_task& task, uint32_t lane);
   void Release(uint32_t slot);
   void Unshare(uint32_t slot);
   void Finish(bool failed);
@@ -86,26 +86,18 @@ class Scratch {
     Scratch* scratch = nullptr;
     sw_run* run = nullptr;
     const sw_task* task = nullptr;
-    bool kept = false;
-    Async* next = nullptr;
   };
 
   tensorflow::OpKernelContext::Params* Prepare(Parameters* parameters, const SubgraphNode& node);
-  // Looks up the inputs that vary. `detail`: for a merge, its only input that is present; otherwise 1 if some input is
-  // dead.
-  Status PrepareInputs(const SubgraphNode& node, uint32_t detail, bool* is_input_dead);
-  tensorflow::TensorValue ValueOf(Slot* slot);
+  // Looks up the inputs that vary.
+  Status PrepareInputs(const SubgraphNode& node);
   Status PrepareReference(const SubgraphNode& node, uint32_t input);
   uint32_t Fetch(const SubgraphNode& node, const sw_task& task);
-  uint32_t Start(sw_run* run, const SubgraphNode& node, const sw_task& task, bool is_input_dead);
+  uint32_t Start(sw_run* run, const SubgraphNode& node, const sw_task& task);
   static void Ended(Async* async);
-  // Has another thread report all kernels that have ended in the meantime.
-  void ReportElsewhere(Async* async);
-  void ReportAll();
   // Stores the outputs, or the failure.
-  bool Keep(sw_run* run, const SubgraphNode& node, tensorflow::OpKernelContext* context,
-            tensorflow::NodeExecStatsInterface* stats);
-  Status KeepUnusual(sw_run* run, const SubgraphNode& node, uint32_t output, tensorflow::TensorValue value);
+  bool Keep(const SubgraphNode& node, tensorflow::OpKernelContext* context, tensorflow::NodeExecStatsInterface* stats);
+  Status KeepUnusual(const SubgraphNode& node, uint32_t output, tensorflow::TensorValue value);
   tensorflow::NodeExecStatsInterface* StartStats(const SubgraphNode& node, tensorflow::OpKernelContext::Params* params);
   void EndStats(tensorflow::NodeExecStatsInterface* stats, tensorflow::OpKernelContext* context);
   // After the node's kernel: releases the values that the task lists, and those made for this kernel only.
@@ -122,7 +114,6 @@ class Scratch {
   std::unique_ptr<Parameters[]> lanes_;
   std::unique_ptr<Async[]> asyncs_;
   std::optional<tensorflow::checkpoint::TensorSliceReaderCacheWrapper> slice_readers_{std::in_place};
-  std::atomic<Async*> ended_{nullptr};  // newest first
   std::atomic<bool> failed_{false};
   Status status_;  // written by the thread that set failed_, read when the run is over
 };

@@ -41,9 +41,6 @@ class Step {
   // As for TensorFlow's executors. `runner` must be set: it runs expensive kernels on other threads, unless
   // `run_all_kernels_inline` is set. `call_frame` is not used, nor is `sync_on_finish`: a CPU has nothing to wait for.
   RunArgs args;
-  // Asynchronous kernels end on threads that have no time for what follows, or that hold locks: continue the run with
-  // `runner`.
-  bool goes_on_elsewhere = false;
   // At least as many as the graph has `_Arg`s. The tensors are moved from, so that a kernel that is the only reader can
   // change them in place.
   std::vector<tensorflow::Tensor> feeds;

@@ -10,35 +10,12 @@
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/graph/algorithm.h"
-#include "tensorflow/core/util/device_name_utils.h"
 
 namespace starwire {
 
 using tensorflow::Edge;
 using tensorflow::Graph;
 using tensorflow::Node;
-
-namespace {
-
-// The device at the other end of a transfer node, by the attribute that names it.
-bool FindPeer(const Node* node, const char* attribute, tensorflow::DeviceNameUtils::ParsedName* peer) {
-  std::string name;
-  return tensorflow::TryGetNodeAttr(node->attrs(), attribute, &name) &&
-         tensorflow::DeviceNameUtils::ParseFullName(name, peer);
-}
-
-// Sets where an output that crosses to `peer` or came from there should lie: in memory that a network card or an
-// accelerator can reach.
-void SuitPeer(const tensorflow::DeviceNameUtils::ParsedName& own, const tensorflow::DeviceNameUtils::ParsedName& peer,
-              tensorflow::AllocatorAttributes* attributes) {
-  if (!tensorflow::DeviceNameUtils::IsSameAddressSpace(own, peer)) {
-    attributes->set_nic_compatible(true);
-  } else if (peer.type != tensorflow::DEVICE_CPU) {
-    attributes->set_gpu_compatible(true);
-  }
-}
-
-}  // namespace
 
 SubgraphTable::~SubgraphTable() { Retire(); }
 
@@ -77,8 +54,12 @@ Status SubgraphTable::Compile(const Graph& graph, int threads, std::string* unsu
 }
 
 Status SubgraphTable::AddNode(const Node& node, std::string* unsupported) {
-  if (node.IsEnter() || node.IsExit() || node.IsNextIteration()) {
-    *unsupported = "node " + node.name() + " belongs to a loop";
+  if (node.IsControlFlow()) {
+    *unsupported = "node " + node.name() + " belongs to a branch or a loop";
+    return OkStatus();
+  }
+  if (tensorflow::IsTransferNode(&node)) {
+    *unsupported = "node " + node.name() + " sends or receives";
     return OkStatus();
   }
   if (node.attrs().Find("_scoped_allocator") != nullptr) {
@@ -90,9 +71,6 @@ Status SubgraphTable::AddNode(const Node& node, std::string* unsupported) {
   item.num_inputs = static_cast<uint32_t>(node.num_inputs());
   item.first_slot = static_cast<uint32_t>(readers.size());
   item.num_outputs = static_cast<uint32_t>(node.num_outputs());
-  item.is_merge = node.IsMerge();
-  item.is_transfer = tensorflow::IsTransferNode(&node);
-  item.may_die = node.IsSwitch() || node.IsRecv();
   item.reads_uninitialized = node.op_def().allows_uninitialized_input();
   item.is_communication = IsCommunication(node.op_def());
   item.is_pinned = IsPinned(node);
@@ -135,10 +113,6 @@ Status SubgraphTable::AddNode(const Node& node, std::string* unsupported) {
     } else {
       if (!item.kernel->IsExpensive()) plan_node.kind |= SW_EXEC_CHEAP;
       if (item.async != nullptr) plan_node.kind |= SW_EXEC_ASYNC;
-      if (item.is_merge) plan_node.kind |= SW_EXEC_MERGE;
-      if (item.may_die) plan_node.kind |= SW_EXEC_MAY_DIE;
-      if (item.is_transfer) plan_node.kind |= SW_EXEC_TRANSFER;
-      if (tensorflow::IsControlTrigger(&node)) plan_node.kind |= SW_EXEC_NEVER_DEAD;
     }
     for (uint32_t i = 0; i < item.num_outputs; ++i) {
       output_attributes[item.first_slot + i].set_on_host(item.kernel->output_memory_types()[i] ==
@@ -152,23 +126,7 @@ Status SubgraphTable::AddNode(const Node& node, std::string* unsupported) {
   return OkStatus();
 }
 
-void SubgraphTable::SuitTransfers(const Graph& graph) {
-  const tensorflow::DeviceNameUtils::ParsedName& own = params.device->parsed_name();
-  for (const Edge* edge : graph.edges()) {
-    const Node* src = edge->src();
-    const Node* dst = edge->dst();
-    if (!src->IsOp() || !dst->IsOp() || edge->IsControlEdge()) continue;
-    tensorflow::AllocatorAttributes* attributes =
-        &output_attributes[nodes[index_[src->id()]].first_slot + static_cast<uint32_t>(edge->src_output())];
-    tensorflow::DeviceNameUtils::ParsedName peer;
-    if (src->IsRecv() && FindPeer(src, "send_device", &peer)) SuitPeer(own, peer, attributes);
-    if (dst->IsSend() && FindPeer(dst, "recv_device", &peer)) SuitPeer(own, peer, attributes);
-    if (src->IsCollective()) attributes->set_nic_compatible(true);
-  }
-}
-
 Status SubgraphTable::Connect(const Graph& graph, std::string* unsupported) {
-  SuitTransfers(graph);
   for (const Edge* edge : graph.edges()) {
     if (!edge->src()->IsOp() || !edge->dst()->IsOp()) continue;
     const uint32_t src = index_[edge->src()->id()];
@@ -196,7 +154,6 @@ Status SubgraphTable::Connect(const Graph& graph, std::string* unsupported) {
     }
   }
   for (SubgraphNode& item : nodes) {
-    item.inputs_vary = item.inputs_vary || item.is_merge || (item.is_transfer && item.num_inputs > 0);
     const auto first = readers.begin() + item.first_slot;
     if (std::all_of(first, first + item.num_outputs, [](uint32_t n) { return n > 0; })) continue;
     auto required = std::make_unique<bool[]>(item.num_outputs);

@@ -36,10 +36,7 @@ struct SubgraphNode {
   uint32_t num_outputs = 0;
   uint32_t async_index = 0;
   int32_t fetch = -1;        // of a `_Retval`
-  bool inputs_vary = false;  // some input is not kValue, or may be absent
-  bool is_merge = false;
-  bool is_transfer = false;
-  bool may_die = false;  // Switch, Recv: an output that is not set is dead
+  bool inputs_vary = false;  // some input is not kValue
   bool reads_uninitialized = false;
   bool is_communication = false;
   bool is_pinned = false;            // see PinSums()
@@ -80,8 +77,6 @@ class SubgraphTable : public tensorflow::core::RefCounted {
 
  private:
   Status AddNode(const tensorflow::Node& node, std::string* unsupported);
-  // Places outputs that cross to or from another device in memory that suits the transfer.
-  void SuitTransfers(const tensorflow::Graph& graph);
   Status Connect(const tensorflow::Graph& graph, std::string* unsupported);
 
   std::vector<tensorflow::OpKernel*> kernels_;

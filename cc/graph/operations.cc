@@ -48,11 +48,6 @@ bool HasFunctions(const tensorflow::NodeDef& node) {
   return false;
 }
 
-bool MayWait(const tensorflow::NodeDef& node) {
-  const uint32_t known = KnowledgeOf(node.op());
-  return known == 0 || (known & SW_OP_WAITS) != 0 || HasFunctions(node);
-}
-
 bool IsPrompt(const tensorflow::NodeDef& node) {
   return (KnowledgeOf(node.op()) & SW_OP_IS_PROMPT) != 0 && !HasFunctions(node);
 }
@@ -66,7 +61,7 @@ uint32_t NodeFlags(const Node& node) {
   if (known == 0) return SW_NODE_IS_UNKNOWN | SW_NODE_IS_STATEFUL | SW_NODE_IS_BLOCKING;
   uint32_t flags = 0;
   if ((known & SW_OP_IS_PURE) == 0 || HasFunctions(node.def())) flags |= SW_NODE_IS_STATEFUL;
-  if ((known & SW_OP_IS_TIED) != 0 || HasFunctions(node.def())) flags |= SW_NODE_IS_BLOCKING;
+  if ((known & SW_OP_WAITS) != 0 || HasFunctions(node.def())) flags |= SW_NODE_IS_BLOCKING;
   if ((known & SW_OP_IS_NAMED) != 0 && TextOf(node, "shared_name") != kAnonymous) flags |= SW_NODE_IS_CLONEABLE;
   if (IsCaptured(node)) flags |= SW_NODE_IS_CLONEABLE;
   if (ForwardsReference(node, known)) flags |= SW_NODE_FORWARDS_REF;

@@ -16,9 +16,6 @@ uint32_t KnowledgeOf(const std::string& op);
 // Whether the node calls a function of the graph's library. The function itself is not examined.
 bool HasFunctions(const tensorflow::NodeDef& node);
 
-// Whether the node may wait for something other than an edge of its graph.
-bool MayWait(const tensorflow::NodeDef& node);
-
 // Whether the node is known to finish in the time that its arithmetic takes, so that it can run on a thread that others
 // wait for.
 bool IsPrompt(const tensorflow::NodeDef& node);

@@ -63,8 +63,6 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
   const std::string& advertisement() const { return advertisement_; }
   const std::string& task() const { return task_; }
   const std::shared_ptr<ServerErrands>& errands() const { return errands_; }
-  // Whether partitions of this server's graphs use the lock-free executor. Valid after Start().
-  bool runs_partitions() const { return sw_engine_runs_partitions(handle()) != 0; }
 
   // Where a gRPC client of this process reaches the server of the task with this address in the ClusterSpec. Before
   // Start(), that address itself.

@@ -14,9 +14,6 @@
 #include "cc/fuse/ops.h"
 #include "cc/fuse/pass.h"
 #include "cc/fuse/switch.h"
-#include "cc/partition/graphs.h"
-#include "cc/partition/ops.h"
-#include "cc/partition/pass.h"
 #include "cc/rendezvous/recv_service.h"
 #include "cc/rendezvous/rendezvous.h"
 #include "cc/server/arena_devices.h"
@@ -160,10 +157,8 @@ Status RegisterServers() {
       RegisterRowOps();
       RegisterRowUpdates();
       RegisterRowGathers();
-      RegisterPartitionOps();
       RegisterStarPass();
       RegisterFusePass();
-      RegisterPartitionPass();
     }
     return true;
   }();
@@ -177,7 +172,6 @@ StarwireServer::StarwireServer(std::string protocol, const ServerDef& def)
       engine_(std::make_shared<Engine>()),
       resolver_(std::make_shared<Resolver>(protocol_)),
       caches_(std::make_shared<WorkerCaches>()),
-      partitions_(std::make_shared<PartitionGraphs>()),
       board_(std::make_shared<HandleBoard>()) {}
 
 Status StarwireServer::Create(const std::string& protocol, const ServerDef& def, const FactoryOptions& options,
@@ -216,9 +210,7 @@ Status StarwireServer::Init(GrpcServerOptions options) {
     return new RendezvousMgr(env, board);
   };
   options.worker_func = [this](tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config) {
-    // Star calls are found in the partitions that the first feature shows.
-    const GraphFeatures features = {partitions_, std::make_shared<StarGraphs>()};
-    auto worker = std::make_unique<StarwireWorker>(env, config, features);
+    auto worker = std::make_unique<StarwireWorker>(env, config, std::make_unique<StarGraphs>());
     worker_ = worker.get();
     return std::unique_ptr<tensorflow::GrpcWorker>(std::move(worker));
   };
@@ -282,7 +274,6 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   if (!status.ok()) return status;
   worker_->SetSessionObserver(observer);
   worker_->SetErrands(engine_->errands());
-  partitions_->Use(engine_->runs_partitions());
   StarPeers::Attach(own_task, [this](const std::string& task) { return OpenTask(task); });
   worker_->SetAdvertisement(engine_->advertisement());
   return OkStatus();

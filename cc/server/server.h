@@ -19,7 +19,6 @@
 namespace starwire {
 
 class HandleBoard;
-class PartitionGraphs;
 class WorkerCaches;
 
 // Registers our protocols and operations with TensorFlow. Idempotent.
@@ -73,7 +72,6 @@ class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<Resolver> resolver_;
   const std::shared_ptr<WorkerCaches> caches_;
-  const std::shared_ptr<PartitionGraphs> partitions_;
   const std::shared_ptr<HandleBoard> board_;
   std::unique_ptr<HandleSource> eager_handles_;
   StarwireWorker* worker_ = nullptr;                 // owned by GrpcServer

@@ -1,8 +1,7 @@
-// How features extend a worker: declared here, implemented in higher folders.
+// How a feature extends a worker: declared here, implemented in a higher folder.
 #ifndef STARWIRE_CC_WORKER_HOOKS_H_
 #define STARWIRE_CC_WORKER_HOOKS_H_
 
-#include <functional>
 #include <string>
 
 #include "cc/base/compat.h"
@@ -21,22 +20,14 @@ class SessionObserver {
   virtual void AllCleanedUp() = 0;
 };
 
-// A feature that rewrites graphs: what else it does when a worker registers and runs them, and how clients get to see
-// the graphs that they know.
+// A feature that rewrites graphs: what it does when a worker registers and runs them.
 class GraphFeature {
  public:
   virtual ~GraphFeature() = default;
   // An error refuses the graph.
-  virtual Status Check(const tensorflow::RegisterGraphRequest&) const { return OkStatus(); }
-  // Calls `next`, which registers the graph on this thread, and meanwhile provides what the feature's pass needs.
-  // `threads`: how many may work on one run of the graph.
-  virtual void Register(const tensorflow::RegisterGraphRequest&, int threads, const std::function<void()>& next) const {
-    next();
-  }
+  virtual Status Check(const tensorflow::RegisterGraphRequest& request) const = 0;
   // The client asked for the graphs that it ran.
-  virtual void ShowGraphs(tensorflow::MutableRunGraphResponseWrapper*) const {}
-  // An error of a graph, in terms of the graph that the client knows.
-  virtual Status Translate(const Status& status) const { return status; }
+  virtual void ShowGraphs(tensorflow::MutableRunGraphResponseWrapper* response) const = 0;
 };
 
 }  // namespace starwire

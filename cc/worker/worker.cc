@@ -1,7 +1,6 @@
 #include "cc/worker/worker.h"
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,7 +13,6 @@
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 #include "tensorflow/core/framework/rendezvous.h"
 #include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/lib/core/threadpool.h"
 #include "tensorflow/core/platform/env.h"
 
 namespace starwire {
@@ -41,8 +39,8 @@ void FillResponse(const Tensor& tensor, bool is_dead, tensorflow::RecvTensorResp
 }  // namespace
 
 StarwireWorker::StarwireWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config,
-                               GraphFeatures features)
-    : GrpcWorker(env, config), features_(std::move(features)) {}
+                               std::unique_ptr<const GraphFeature> feature)
+    : GrpcWorker(env, config), feature_(std::move(feature)) {}
 
 void StarwireWorker::SetAdvertisement(const std::string& advertisement) {
   std::lock_guard<std::mutex> lock(mu_);
@@ -80,44 +78,23 @@ void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::Ru
   // Requests that came over gRPC are not mutable, and keep their id.
   auto* in_process = dynamic_cast<tensorflow::MutableRunGraphRequestWrapper*>(request);
   if (in_process != nullptr) in_process->set_request_id(kNoRequestId);
-  if (!features_.empty()) {
-    const bool shows_graphs = request->exec_opts().record_partition_graphs();
-    done = [this, response, shows_graphs, done = std::move(done)](const Status& status) {
-      for (const auto& feature : features_) {
-        if (shows_graphs) feature->ShowGraphs(response);
-      }
-      // Some masters want the error of a failed step in the response.
-      const Status told = ToldStatus(*response);
-      if (!told.ok()) response->set_status(Translate(told));
-      done(Translate(status));
+  if (feature_ != nullptr && request->exec_opts().record_partition_graphs()) {
+    done = [this, response, done = std::move(done)](const Status& status) {
+      feature_->ShowGraphs(response);
+      done(status);
     };
   }
   GrpcWorker::RunGraphAsync(opts, request, response, std::move(done));
 }
 
-Status StarwireWorker::Translate(Status status) const {
-  if (status.ok()) return status;
-  for (const auto& feature : features_) status = feature->Translate(status);
-  return status;
-}
-
 void StarwireWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request,
                                         tensorflow::RegisterGraphResponse* response, StatusCallback done) {
-  for (const auto& feature : features_) {
-    if (const Status refused = feature->Check(*request); !refused.ok()) {
-      done(refused);
-      return;
-    }
+  const Status checked = feature_ == nullptr ? OkStatus() : feature_->Check(*request);
+  if (!checked.ok()) {
+    done(checked);
+    return;
   }
-  const int threads = env_->compute_pool->NumThreads();
-  std::function<void()> work = [&] {
-    GrpcWorker::RegisterGraphAsync(request, response,
-                                   [this, done = std::move(done)](const Status& status) { done(Translate(status)); });
-  };
-  for (const auto& feature : features_) {
-    work = [&feature, request, threads, next = std::move(work)] { feature->Register(*request, threads, next); };
-  }
-  work();
+  GrpcWorker::RegisterGraphAsync(request, response, std::move(done));
 }
 
 void StarwireWorker::ServeRunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequest* request,

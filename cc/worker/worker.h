@@ -1,12 +1,11 @@
-// TensorFlow's worker. It also advertises the data port, serves RecvTensor without gRPC, and calls the hooks of
-// features.
+// TensorFlow's worker. It also advertises the data port, serves RecvTensor without gRPC, and calls the hooks of a
+// feature.
 #ifndef STARWIRE_CC_WORKER_WORKER_H_
 #define STARWIRE_CC_WORKER_WORKER_H_
 
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "cc/base/compat.h"
 #include "cc/base/errands.h"
@@ -16,12 +15,11 @@
 
 namespace starwire {
 
-// In the order in which they process an answer.
-using GraphFeatures = std::vector<std::shared_ptr<const GraphFeature>>;
-
 class StarwireWorker : public tensorflow::GrpcWorker {
  public:
-  StarwireWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config, GraphFeatures features);
+  // `feature` may be null.
+  StarwireWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config,
+                 std::unique_ptr<const GraphFeature> feature);
 
   // Empty: advertise nothing (no data port yet, or none any more).
   void SetAdvertisement(const std::string& advertisement);
@@ -61,13 +59,11 @@ class StarwireWorker : public tensorflow::GrpcWorker {
                             tensorflow::RecvTensorResponse* response, tensorflow::StatusCallback done);
 
  private:
-  // Applies the Translate() of all features.
-  Status Translate(Status status) const;
   std::shared_ptr<SessionObserver> Observer();
   std::shared_ptr<ServerErrands> errands();
   void AbortSoon(int64_t step_id);
 
-  const GraphFeatures features_;
+  const std::unique_ptr<const GraphFeature> feature_;
   std::mutex mu_;
   std::weak_ptr<SessionObserver> observer_;
   std::shared_ptr<ServerErrands> errands_;

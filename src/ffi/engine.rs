@@ -93,13 +93,6 @@ pub unsafe extern "C" fn sw_engine_advertisement(engine: *const sw_engine) -> sw
     unsafe { borrow(engine) }.map_or(sw_bytes::EMPTY, |e| sw_bytes::of(e.engine.advertisement().as_bytes()))
 }
 
-/// 1 if partitions of this server's graphs run on the lock-free executor where it supports them, else 0.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_engine_runs_partitions(engine: *const sw_engine) -> u32 {
-    // SAFETY: the caller's promise.
-    unsafe { borrow(engine) }.map_or(0, |e| e.engine.runs_partitions().into())
-}
-
 /// After this many seconds without a connection to its task, a session may be deleted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_session_idle_s(engine: *const sw_engine) -> u64 {

@@ -15,20 +15,12 @@ use starwire_protocol::code;
 
 /// The node's kernel ends through sw_run_report, on any thread.
 pub const SW_EXEC_ASYNC: u32 = 1;
-/// Runs as soon as one input has arrived; dead only if all inputs are dead.
-pub const SW_EXEC_MERGE: u32 = 2;
-/// May leave outputs dead: sw_run_mark_dead.
-pub const SW_EXEC_MAY_DIE: u32 = 4;
-/// Runs even if inputs are dead.
-pub const SW_EXEC_TRANSFER: u32 = 8;
-/// Dead inputs do not make it dead.
-pub const SW_EXEC_NEVER_DEAD: u32 = 16;
 /// Has no kernel, and no inputs.
-pub const SW_EXEC_NOTHING: u32 = 32;
+pub const SW_EXEC_NOTHING: u32 = 2;
 /// Its outputs do not belong to the run and are never released.
-pub const SW_EXEC_STATIC: u32 = 64;
+pub const SW_EXEC_STATIC: u32 = 4;
 /// Too cheap to be moved to another core.
-pub const SW_EXEC_CHEAP: u32 = 128;
+pub const SW_EXEC_CHEAP: u32 = 8;
 /// In place of the number of an output or input: a control edge.
 pub const SW_EXEC_CONTROL: u32 = u32::MAX;
 
@@ -50,10 +42,6 @@ pub const SW_EXEC_ALONE: u32 = 1;
 
 const _: () = assert!(
     SW_EXEC_ASYNC == kind::ASYNC
-        && SW_EXEC_MERGE == kind::MERGE
-        && SW_EXEC_MAY_DIE == kind::MAY_DIE
-        && SW_EXEC_TRANSFER == kind::TRANSFER
-        && SW_EXEC_NEVER_DEAD == kind::NEVER_DEAD
         && SW_EXEC_NOTHING == kind::NOTHING
         && SW_EXEC_STATIC == kind::STATIC
         && SW_EXEC_CHEAP == kind::CHEAP
@@ -119,18 +107,10 @@ pub struct sw_kernels {
     pub open: Option<unsafe extern "C" fn(owner: *mut c_void, scratch: *mut c_void)>,
     /// Undoes `open`. May be called after sw_exec_free.
     pub close: Option<unsafe extern "C" fn(owner: *mut c_void, scratch: *mut c_void)>,
-    /// Runs a kernel and returns SW_OUTCOME_*. No other thread uses this lane of this run at the same time. `detail` is
-    /// the input that came first for a merge, else 1 if an input is dead. `run` is for sw_run_mark_dead during the
-    /// call, and for the one sw_run_report of an asynchronous kernel.
-    pub run: Option<
-        unsafe extern "C" fn(
-            scratch: *mut c_void,
-            run: *mut sw_run,
-            task: *const sw_task,
-            lane: u32,
-            detail: u32,
-        ) -> u32,
-    >,
+    /// Runs a kernel and returns SW_OUTCOME_*. No other thread uses this lane of this run at the same time. `run` is
+    /// for the one sw_run_report of an asynchronous kernel; null for others.
+    pub run:
+        Option<unsafe extern "C" fn(scratch: *mut c_void, run: *mut sw_run, task: *const sw_task, lane: u32) -> u32>,
     /// The slot has no more readers in this run. It may be empty.
     pub release: Option<unsafe extern "C" fn(scratch: *mut c_void, slot: u32)>,
     /// The slot has one reader left, which runs next and reads it once.
@@ -153,7 +133,7 @@ pub struct sw_run {
 
 /// Kernels on the other side of the C ABI.
 struct Foreign {
-    run: unsafe extern "C" fn(*mut c_void, *mut sw_run, *const sw_task, u32, u32) -> u32,
+    run: unsafe extern "C" fn(*mut c_void, *mut sw_run, *const sw_task, u32) -> u32,
     release: unsafe extern "C" fn(*mut c_void, u32),
     unshare: unsafe extern "C" fn(*mut c_void, u32),
     finished: unsafe extern "C" fn(*mut c_void, u32),
@@ -242,9 +222,9 @@ impl Kernels for Foreign {
 
     fn run(&self, call: Call<'_, Self>) -> Outcome {
         let task = std::ptr::from_ref(call.task).cast::<sw_task>();
-        let run = if call.asynchronous { lend(call.run().clone()) } else { call.run().as_ptr().cast_mut().cast() };
+        let run = if call.asynchronous { lend(call.run().clone()) } else { std::ptr::null_mut() };
         // SAFETY: the contract of sw_kernels; Task and sw_task are the same.
-        let outcome = unsafe { (self.run)(call.scratch.pointer(), run, task, call.lane, call.detail) };
+        let outcome = unsafe { (self.run)(call.scratch.pointer(), run, task, call.lane) };
         let outcome = numbered(&OUTCOMES, outcome).unwrap_or(Outcome::Failed);
         if call.asynchronous && !matches!(outcome, Outcome::Pending) {
             // SAFETY: from `lend` above; there will be no report.
@@ -365,14 +345,6 @@ pub unsafe extern "C" fn sw_run_abandon(run: *mut sw_run) {
     guard((), || drop(run));
 }
 
-/// Marks an output of a running SW_EXEC_MAY_DIE node as dead. Call it before the kernel ends.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_run_mark_dead(run: *mut sw_run, node: u32, output: u32) {
-    // SAFETY: the caller's promise; the reference stays the caller's.
-    let run = unsafe { reference(run) }.map(std::mem::ManuallyDrop::new);
-    guard((), || run.iter().for_each(|run| run.mark_dead(node, output)));
-}
-
 /// The asynchronous kernel of this node has ended. Continues the run on this thread unless another thread does.
 ///
 /// # Safety
@@ -382,15 +354,6 @@ pub unsafe extern "C" fn sw_run_report(run: *mut sw_run, node: u32, failed: u32)
     // SAFETY: the caller's promise.
     if let Some(run) = unsafe { reference(run) } {
         guard((), || run.report(node, failed != 0));
-    }
-}
-
-/// The same, from a thread that is about to report another kernel of the same run: that report continues the run.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_run_report_more(run: *mut sw_run, node: u32, failed: u32) {
-    // SAFETY: the caller's promise.
-    if let Some(run) = unsafe { reference(run) } {
-        guard((), || run.report_more(node, failed != 0));
     }
 }
 

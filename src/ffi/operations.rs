@@ -19,14 +19,12 @@ pub const SW_OP_READS: u32 = 16;
 pub const SW_OP_UPDATES: u32 = 32;
 /// Output 0 is the reference of input 0.
 pub const SW_OP_FORWARDS: u32 = 64;
-/// May wait for something other than an edge of its graph.
+/// May wait for something other than an edge of its graph, or is waited for in this way.
 pub const SW_OP_WAITS: u32 = 128;
 /// Finishes in the time that its arithmetic takes: it waits for nothing and touches no file.
 pub const SW_OP_IS_PROMPT: u32 = 256;
 /// All state of its kernel is found by name: several sessions may share a kernel.
 pub const SW_OP_IS_SHAREABLE: u32 = 512;
-/// Waits for something other than an edge of its graph, or is waited for in this way.
-pub const SW_OP_IS_TIED: u32 = 1024;
 
 /// The SW_OP_... flags of an operation of TensorFlow. 0: it is not in the table, and nothing may be assumed about it.
 #[unsafe(no_mangle)]
@@ -55,7 +53,6 @@ fn flags(it: Knowledge) -> u32 {
         (SW_OP_WAITS, it.waits),
         (SW_OP_IS_PROMPT, it.is_prompt()),
         (SW_OP_IS_SHAREABLE, it.is_shareable()),
-        (SW_OP_IS_TIED, it.is_tied()),
     ]
     .into_iter()
     .filter(|(_, set)| *set)

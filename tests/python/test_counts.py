@@ -179,13 +179,11 @@ def wait_for_all(folder, place, worker):
         time.sleep(0.005)
 
 
-EXECUTOR = {"STARWIRE_EXECUTOR": "on"}
 CASES = {
     "promised": (None, {}, PROMISED),
+    "promised-fused": ("grpc++", {"STARWIRE_TENSOR_FUSE": "true"}, PROMISED),
     "promised-star_server": ("star_server", {}, PROMISED),
     "promised-star_server_lite": ("star_server_lite", {}, PROMISED),
-    "unlocked-executor": ("grpc++", EXECUTOR, OURS),
-    "unlocked-fused": ("grpc++", {**EXECUTOR, "STARWIRE_TENSOR_FUSE": "true"}, OURS),
     "unlocked-star_server": ("star_server", {}, OURS),
     "unlocked-star_server-pool": ("star_server", {"STARWIRE_STAR_INLINE_US": "0"}, OURS),
     "unlocked-star_server_lite": ("star_server_lite", {}, OURS),

@@ -149,11 +149,6 @@ impl<H: Host> Engine<H> {
         &self.advertisement
     }
 
-    /// Whether partitions of this server's graphs are for the lock-free executor.
-    pub fn runs_partitions(&self) -> bool {
-        self.shared.config.runs_partitions()
-    }
-
     /// After this long without a connection to its task, a session may be deleted.
     pub fn session_idle(&self) -> Duration {
         self.shared.config.star.plans.session_idle

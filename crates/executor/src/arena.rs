@@ -2,20 +2,17 @@
 //! way.
 //!
 //! The thread that brings a counter to its end also resets it: no other thread touches it again in that run. Only state
-//! without such a moment (merges, the queue) is reset when the arena returns to the pool.
+//! without such a moment (the queue, the failure) is reset when the arena returns to the pool.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-use super::plan::{Plan, counted};
 use super::pool::Pool;
 use super::queue::{Lanes, Queue};
 use super::report::Report;
 use super::run::{Kernels, Shared};
-use super::sync::{Arc, AtomicBool, AtomicU8, AtomicU32, Ordering};
+use super::sync::{Arc, AtomicBool, AtomicU32, Ordering};
 
-/// Bit in a node's pending word: an input is dead.
-pub(super) const DEAD: u32 = 1 << 31;
 /// Ends a lane's stack.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -24,17 +21,12 @@ pub struct Arena<K: Kernels> {
     pub(super) scratch: K::Scratch,
     /// The number of holders: the starter, invited helpers, outstanding reports.
     references: AtomicU32,
-    /// By node: the arrivals it still waits for, and `DEAD`.
+    /// By node: the arrivals it still waits for.
     pub(super) pending: Box<[AtomicU32]>,
     /// By node: the node below it on the stack of the lane in which it is ready.
     pub(super) below: Box<[AtomicU32]>,
     /// By slot: the readers left. Used if there are several.
     pub(super) readers: Box<[AtomicU32]>,
-    /// By slot: non-zero if its node marked it dead.
-    pub(super) marks: Box<[AtomicU8]>,
-    /// By merge: the first live input + 1, and the number of inputs not known to be dead.
-    pub(super) chosen: Box<[AtomicU32]>,
-    pub(super) hopes: Box<[AtomicU32]>,
     /// By asynchronous kernel: the progress of its start and its report.
     pub(super) reports: Box<[Report]>,
     pub(super) queue: Queue,
@@ -54,21 +46,15 @@ pub struct Arena<K: Kernels> {
 impl<K: Kernels> Arena<K> {
     pub(super) fn create(shared: &Arc<Shared<K>>) -> RunRef<K> {
         let plan = &shared.plan;
-
-        let zeros = |n: usize| (0..n).map(|_| AtomicU32::new(0)).collect::<Box<[_]>>();
-        let bytes = |n: usize| (0..n).map(|_| AtomicU8::new(0)).collect::<Box<[_]>>();
         let counts = |counts: &mut dyn Iterator<Item = u32>| counts.map(AtomicU32::new).collect::<Box<[_]>>();
-        let entries = if plan.straight && shared.lanes == 1 { 0 } else { plan.nodes() };
+        let entries = if plan.is_straight() && shared.lanes == 1 { 0 } else { plan.nodes() };
         Self::reference(Box::new(Arena {
             scratch: shared.kernels.open(),
             shared: shared.clone(),
             references: AtomicU32::new(1),
             pending: counts(&mut plan.nodes[..plan.nodes()].iter().map(|node| node.pending)),
-            below: zeros(plan.nodes()),
+            below: (0..plan.nodes()).map(|_| AtomicU32::new(0)).collect(),
             readers: counts(&mut plan.readers.iter().copied()),
-            marks: bytes(plan.slots()),
-            chosen: zeros(plan.merges.len()),
-            hopes: counts(&mut plan.merges.iter().map(|node| inputs(plan, *node))),
             reports: (0..plan.asyncs).map(|_| Report::default()).collect(),
             queue: Queue::new(entries),
             lanes: Lanes::new(shared.lanes),
@@ -89,21 +75,12 @@ impl<K: Kernels> Arena<K> {
 
     /// Between two runs. The caller must have the arena to itself.
     fn reset(&self) {
-        let plan = &self.shared.plan;
-        if plan.straight && !self.crew.load(Ordering::Relaxed) {
+        if self.shared.plan.is_straight() && !self.crew.load(Ordering::Relaxed) {
             return;
         }
         self.queue.reset();
         self.failed.store(false, Ordering::Relaxed);
-        for ((chosen, hopes), node) in self.chosen.iter().zip(&self.hopes).zip(&plan.merges) {
-            chosen.store(0, Ordering::Relaxed);
-            hopes.store(inputs(plan, *node), Ordering::Relaxed);
-        }
     }
-}
-
-fn inputs(plan: &Plan, node: u32) -> u32 {
-    counted(plan.sources_of(node).len())
 }
 
 /// A counted reference to the arena of a run. Dropping the last one returns the arena to the pool.
@@ -116,11 +93,6 @@ unsafe impl<K: Kernels> Send for RunRef<K> {}
 unsafe impl<K: Kernels> Sync for RunRef<K> {}
 
 impl<K: Kernels> RunRef<K> {
-    /// The arena's address, without a reference.
-    pub fn as_ptr(&self) -> *const Arena<K> {
-        self.0.as_ptr()
-    }
-
     /// The arena's address, which owns this reference until `from_raw`.
     pub fn into_raw(self) -> *const Arena<K> {
         let arena = self.0.as_ptr();

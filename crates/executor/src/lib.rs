@@ -3,8 +3,8 @@
 //! * [`plan`]: the sub-graph, compiled once into arrays, checked, immutable, shared by all runs; [`lives`] computes
 //!   when each value is released.
 //! * [`run`]: one run. Three modes, chosen per run: *straight* (a fixed order, no counters), *solo* (pending counts,
-//!   one thread at a time: asynchronous kernels, dead values), *crew* (atomic pending counts, several threads: kernels
-//!   that are worth another core).
+//!   one thread at a time: asynchronous kernels), *crew* (atomic pending counts, several threads: kernels that are
+//!   worth another core).
 //! * [`arena`]: the mutable state of one run; [`pool`]: keeps arenas between runs, per core.
 //! * [`queue`]: ready work that any thread may take, and the lanes in which threads work.
 //! * [`report`]: decides which thread continues after an asynchronous kernel.

@@ -43,8 +43,7 @@ impl Lives {
             lives.ordered.push(task);
         }
         for node in (0u32..).take(nodes.len() - 1) {
-            let merge = nodes[node as usize].kind & kind::MERGE != 0;
-            let single = |slot: &u32| !merge && readers[*slot as usize] == 1;
+            let single = |slot: &u32| readers[*slot as usize] == 1;
             let released: Vec<u32> = inputs(node).iter().copied().filter(single).collect();
             let task = lives.task(node, &[], &released);
             lives.tasks.push(task);

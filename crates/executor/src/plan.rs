@@ -10,21 +10,13 @@ use super::lives;
 pub mod kind {
     /// Completes through a later report, on any thread.
     pub const ASYNC: u32 = 1;
-    /// Runs as soon as one input is available; dead only if all are dead.
-    pub const MERGE: u32 = 2;
-    /// May leave outputs dead (and reports which).
-    pub const MAY_DIE: u32 = 4;
-    /// Runs even if inputs are dead.
-    pub const TRANSFER: u32 = 8;
-    /// Dead inputs do not make it dead.
-    pub const NEVER_DEAD: u32 = 16;
     /// Has no kernel: only passes on its completion.
-    pub const NOTHING: u32 = 32;
+    pub const NOTHING: u32 = 2;
     /// Its output values do not belong to the run and are never released.
-    pub const STATIC: u32 = 64;
+    pub const STATIC: u32 = 4;
     /// Never worth another core: not measured.
-    pub const CHEAP: u32 = 128;
-    pub const ALL: u32 = 255;
+    pub const CHEAP: u32 = 8;
+    pub const ALL: u32 = 15;
 }
 
 /// In place of the number of an output or input: a control edge.
@@ -63,8 +55,6 @@ pub enum PlanError {
     NotFedOnce(u32, u32, u32),
     #[error("starwire: bug: node {0} of a sub-graph has inputs but no kernel")]
     NothingToRun(u32),
-    #[error("starwire: bug: node {0} of a sub-graph is a merge without inputs, or of another kind as well")]
-    NotAMerge(u32),
     #[error("starwire: a sub-graph has a cycle through node {0}: this executor does not run loops")]
     Cycle(u32),
 }
@@ -81,15 +71,6 @@ pub struct Task {
     pub released: u32,
 }
 
-/// The destination of an output.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Target {
-    pub dst: u32,
-    /// [`CONTROL`], or the number of the source's output.
-    pub output: u32,
-    pub input: u32,
-}
-
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Compiled {
     pub kind: u32,
@@ -99,24 +80,22 @@ pub(super) struct Compiled {
     pub sources: u32,
     /// Its first output's slot.
     pub slots: u32,
-    /// Arrivals until it runs: all edges; for a merge, its control edges and one more.
+    /// Arrivals until it runs: its edges.
     pub pending: u32,
-    /// Into the arrays of its kind: merges, asynchronous kernels.
-    pub special: u32,
+    /// Of an asynchronous kernel: its number among them.
+    pub report: u32,
 }
 
 pub struct Plan {
     /// One more than there are nodes: the last entry ends the last node's ranges.
     pub(super) nodes: Box<[Compiled]>,
-    pub(super) targets: Box<[Target]>,
+    /// The node at the end of each edge.
+    pub(super) targets: Box<[u32]>,
     pub(super) sources: Box<[u32]>,
     /// By slot: the number of inputs that read it; 0 for slots of [`kind::STATIC`] nodes.
     pub(super) readers: Box<[u32]>,
     pub(super) roots: Box<[u32]>,
-    pub(super) merges: Box<[u32]>,
     pub(super) asyncs: u32,
-    /// Whether a fixed order suffices.
-    pub(super) straight: bool,
     /// Nodes with a kernel, in an order that satisfies all edges, for straight runs.
     pub(super) ordered: Box<[Task]>,
     /// By node, for the other runs.
@@ -138,18 +117,14 @@ impl Plan {
         let targets = targets(edges, &mut compiled);
         let order = order(&compiled, &targets)?;
         let lives = lives::Lives::new(&compiled, &sources, &readers, &order);
-        let of_kind = |bits: u32| (0u32..).zip(nodes).filter(move |(_, n)| n.kind & bits != 0).map(|(i, _)| i);
-        let straight = of_kind(kind::ASYNC | kind::MERGE | kind::MAY_DIE).next().is_none();
         Ok(Plan {
             roots: roots(&compiled).into(),
-            merges: of_kind(kind::MERGE).collect(),
-            asyncs: of_kind(kind::ASYNC).map(|_| 1).sum(),
+            asyncs: compiled[nodes.len()].report,
             costs: Costs::new(nodes.iter().map(|n| n.cost_ns)),
             nodes: compiled.into(),
             targets: targets.into(),
             sources: sources.into(),
             readers: readers.into(),
-            straight,
             ordered: lives.ordered.into(),
             tasks: lives.tasks.into(),
             lists: lives.lists.into(),
@@ -164,9 +139,9 @@ impl Plan {
         self.readers.len()
     }
 
-    /// Whether runs can use the fixed order: no asynchronous kernels, no dead values.
+    /// Whether runs can use the fixed order: no asynchronous kernels.
     pub fn is_straight(&self) -> bool {
-        self.straight
+        self.asyncs == 0
     }
 
     pub fn costs(&self) -> &Costs {
@@ -178,17 +153,12 @@ impl Plan {
         &self.lists
     }
 
-    pub(super) fn targets_of(&self, node: u32) -> &[Target] {
+    pub(super) fn targets_of(&self, node: u32) -> &[u32] {
         between(&self.targets, &self.nodes, node, |c| c.targets)
     }
 
     pub(super) fn sources_of(&self, node: u32) -> &[u32] {
         between(&self.sources, &self.nodes, node, |c| c.sources)
-    }
-
-    pub(super) fn slots_of(&self, node: u32) -> std::ops::Range<usize> {
-        let at = node as usize;
-        self.nodes[at].slots as usize..self.nodes[at + 1].slots as usize
     }
 }
 
@@ -202,30 +172,22 @@ fn check_nodes(nodes: &[Node]) -> Result<(), PlanError> {
         if node.kind & !kind::ALL != 0 {
             return Err(PlanError::UnknownKind(at, node.kind));
         }
-        let more_than_a_merge = kind::ASYNC | kind::TRANSFER | kind::NOTHING | kind::STATIC | kind::NEVER_DEAD;
-        if node.kind & kind::MERGE != 0 && (node.inputs == 0 || node.kind & more_than_a_merge != 0) {
-            return Err(PlanError::NotAMerge(at));
-        }
-        if node.kind & kind::NOTHING != 0 && (node.inputs != 0 || node.kind & (kind::ASYNC | kind::MAY_DIE) != 0) {
+        if node.kind & kind::NOTHING != 0 && (node.inputs != 0 || node.kind & kind::ASYNC != 0) {
             return Err(PlanError::NothingToRun(at));
         }
     }
     Ok(())
 }
 
-/// Numbers the inputs, slots and members of each special kind. `MOST` keeps the sums in range.
+/// Numbers the inputs, slots and asynchronous kernels. `MOST` keeps the sums in range.
 fn number(nodes: &[Node]) -> Vec<Compiled> {
-    let mut next = Compiled { kind: 0, targets: 0, sources: 0, slots: 0, pending: 0, special: 0 };
-    let (mut merges, mut asyncs) = (0, 0);
+    let mut next = Compiled { kind: 0, targets: 0, sources: 0, slots: 0, pending: 0, report: 0 };
     let mut compiled = Vec::with_capacity(nodes.len() + 1);
     for node in nodes {
-        let merge = node.kind & kind::MERGE != 0;
-        let special = if merge { merges } else { asyncs };
-        compiled.push(Compiled { kind: node.kind, pending: u32::from(merge), special, ..next });
+        compiled.push(Compiled { kind: node.kind, ..next });
         next.sources += node.inputs;
         next.slots += node.outputs;
-        merges += u32::from(merge);
-        asyncs += u32::from(node.kind & kind::ASYNC != 0);
+        next.report += u32::from(node.kind & kind::ASYNC != 0);
     }
     compiled.push(next);
     compiled
@@ -256,9 +218,7 @@ fn connect(nodes: &[Node], edges: &[Edge], compiled: &mut [Compiled]) -> Result<
         if from.kind & kind::STATIC == 0 {
             readers[slot as usize] += 1;
         }
-        if to.kind & kind::MERGE == 0 {
-            compiled[dst as usize].pending += 1;
-        }
+        compiled[dst as usize].pending += 1;
     }
     for (node, (at, spec)) in (0u32..).zip(compiled.iter().zip(nodes)) {
         for input in 0..spec.inputs {
@@ -277,8 +237,8 @@ pub(super) fn counted(count: usize) -> u32 {
     u32::try_from(count).expect("Plan::new limits the size of a plan")
 }
 
-/// The edges, grouped by source.
-fn targets(edges: &[Edge], compiled: &mut [Compiled]) -> Vec<Target> {
+/// The ends of the edges, grouped by source.
+fn targets(edges: &[Edge], compiled: &mut [Compiled]) -> Vec<u32> {
     let mut sorted: Vec<&Edge> = edges.iter().collect();
     sorted.sort_by_key(|edge| edge.src);
     let mut sorted = sorted.into_iter().peekable();
@@ -286,7 +246,7 @@ fn targets(edges: &[Edge], compiled: &mut [Compiled]) -> Vec<Target> {
     for (node, at) in (0u32..).zip(compiled) {
         at.targets = counted(targets.len());
         while let Some(edge) = sorted.next_if(|edge| edge.src == node) {
-            targets.push(Target { dst: edge.dst, output: edge.output, input: edge.input });
+            targets.push(edge.dst);
         }
     }
     targets
@@ -307,19 +267,19 @@ fn is_argument(kind: u32) -> bool {
 
 /// An order that satisfies all edges and runs a node soon after the one that made it ready, while its values are in the
 /// cache.
-fn order(compiled: &[Compiled], targets: &[Target]) -> Result<Vec<u32>, PlanError> {
+fn order(compiled: &[Compiled], targets: &[u32]) -> Result<Vec<u32>, PlanError> {
     let nodes = &compiled[..compiled.len() - 1];
     let mut waits = vec![0u32; nodes.len()];
-    targets.iter().for_each(|target| waits[target.dst as usize] += 1);
+    targets.iter().for_each(|target| waits[*target as usize] += 1);
     let mut ready = roots(compiled);
     ready.reverse();
     let mut order = Vec::with_capacity(nodes.len());
     while let Some(node) = ready.pop() {
         order.push(node);
-        for target in between(targets, compiled, node, |c| c.targets) {
-            waits[target.dst as usize] -= 1;
-            if waits[target.dst as usize] == 0 {
-                ready.push(target.dst);
+        for &target in between(targets, compiled, node, |c| c.targets) {
+            waits[target as usize] -= 1;
+            if waits[target as usize] == 0 {
+                ready.push(target);
             }
         }
     }

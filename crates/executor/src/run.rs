@@ -7,9 +7,9 @@
 
 use std::time::Instant;
 
-use super::arena::{Arena, DEAD, NONE, RunRef, core};
+use super::arena::{Arena, NONE, RunRef, core};
 use super::cost::Costs;
-use super::plan::{CONTROL, Compiled, Plan, Target, Task, counted, kind};
+use super::plan::{Compiled, Plan, Task, counted, kind};
 use super::pool::Pool;
 use super::queue::{Lanes, MOST_LANES};
 use super::sync::{Arc, AtomicU32, Ordering};
@@ -53,8 +53,6 @@ pub struct Call<'a, K: Kernels> {
     pub task: &'a Task,
     /// No other thread uses this lane of this run during the call.
     pub lane: u32,
-    /// For a merge, the first live input; for others, 1 if an input is dead.
-    pub detail: u32,
     /// The kernel may end after the call returns.
     pub asynchronous: bool,
     run: &'a RunRef<K>,
@@ -69,11 +67,6 @@ impl<K: Kernels> Call<'_, K> {
     /// The slots that no node reads after this one.
     pub fn released(&self) -> &[u32] {
         &self.plan.lists[(self.task.first + self.task.unshared) as usize..][..self.task.released as usize]
-    }
-
-    /// For nodes of [`kind::MAY_DIE`]: marks an output as dead.
-    pub fn mark_dead(&self, output: u32) {
-        self.run.mark_dead(self.task.node, output);
     }
 
     /// The run, valid during the call. An asynchronous kernel in flight keeps a clone, for its report.
@@ -153,7 +146,7 @@ impl<K: Kernels> Run<K> {
         let measured = Costs::measures(run);
         let crew = !alone && *lanes > 1 && plan.costs.expensive() > 1;
         arena.crew.store(crew, Ordering::Relaxed);
-        if plan.straight && !crew {
+        if plan.is_straight() && !crew {
             return self.straight(measured);
         }
         arena.measured.store(measured, Ordering::Relaxed);
@@ -170,8 +163,7 @@ impl<K: Kernels> Run<K> {
     fn straight(&self, measured: bool) {
         let Shared { plan, kernels, .. } = &*self.0.shared;
         let scratch = &self.0.scratch;
-        let turn =
-            |task| kernels.run(Call { scratch, plan, task, lane: 0, detail: 0, asynchronous: false, run: &self.0 });
+        let turn = |task| kernels.run(Call { scratch, plan, task, lane: 0, asynchronous: false, run: &self.0 });
         let done = if measured {
             plan.ordered.iter().all(|task| timed(plan, task.node, || turn(task)) == Outcome::Done)
         } else {
@@ -214,15 +206,6 @@ impl<K: Kernels> Helper<K> {
 }
 
 impl<K: Kernels> RunRef<K> {
-    /// For a node of [`kind::MAY_DIE`] that runs: marks an output as dead.
-    pub fn mark_dead(&self, node: u32, output: u32) {
-        let plan = &self.shared.plan;
-        let slots = plan.tasks.get(node as usize).map(|_| plan.slots_of(node));
-        if let Some(dead) = slots.and_then(|slots| self.marks[slots].get(output as usize)) {
-            dead.store(1, Ordering::Relaxed);
-        }
-    }
-
     /// Reports the end of this node's asynchronous kernel. Continues the run on this thread if no other thread does.
     pub fn report(self, node: u32, failed: bool) {
         if !self.note(node, failed) {
@@ -235,18 +218,13 @@ impl<K: Kernels> RunRef<K> {
         }
     }
 
-    /// The same, if this thread is about to report another kernel of this run: that report continues the run.
-    pub fn report_more(self, node: u32, failed: bool) {
-        self.note(node, failed);
-    }
-
     /// Returns true if this added an entry to the queue.
     fn note(&self, node: u32, failed: bool) -> bool {
         if failed {
             self.failed.store(true, Ordering::Relaxed);
         }
         let plan = &self.shared.plan;
-        let Some(report) = plan.nodes.get(node as usize).and_then(|at| self.reports.get(at.special as usize)) else {
+        let Some(report) = plan.nodes.get(node as usize).and_then(|at| self.reports.get(at.report as usize)) else {
             return false;
         };
         if !report.ended() {
@@ -312,7 +290,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
                 if entry & 1 == 0 {
                     self.turn(node)
                 } else {
-                    self.passed(node, self.failed(), true)
+                    self.passed(node, true)
                 }
                 continue;
             }
@@ -332,51 +310,35 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
     /// Runs a node whose inputs have all arrived.
     fn turn(&mut self, node: u32) {
         let at = self.plan.nodes[node as usize];
-        let pending = &self.arena.pending[node as usize];
-        let mut dead = pending.load(Ordering::Relaxed) & DEAD != 0;
-        pending.store(at.pending, Ordering::Relaxed);
-        let mut detail = u32::from(dead);
-        if at.kind & kind::MERGE != 0 {
-            let chosen = self.arena.chosen[at.special as usize].load(Ordering::Relaxed);
-            dead = chosen == 0;
-            detail = chosen.wrapping_sub(1);
-        } else if at.kind & kind::NEVER_DEAD != 0 {
-            dead = false;
+        self.arena.pending[node as usize].store(at.pending, Ordering::Relaxed);
+        if self.failed() || at.kind & kind::NOTHING != 0 {
+            return self.passed(node, false);
         }
-        if self.failed() {
-            return self.passed(node, true, false);
-        }
-        if at.kind & kind::NOTHING != 0 || (dead && at.kind & kind::TRANSFER == 0) {
-            return self.passed(node, dead, false);
-        }
-        match self.run_kernel(&at, node, detail) {
-            // The outputs of a transfer node that ran with dead inputs are its kernel's business.
-            Outcome::Done => self.passed(node, false, true),
+        match self.run_kernel(&at, node) {
+            Outcome::Done => self.passed(node, true),
             Outcome::Pending => {}
             Outcome::Failed => {
                 self.arena.failed.store(true, Ordering::Relaxed);
-                self.passed(node, true, true);
+                self.passed(node, true);
             }
         }
     }
 
     /// `Pending` if the report will continue the run.
-    fn run_kernel(&self, at: &Compiled, node: u32, detail: u32) -> Outcome {
+    fn run_kernel(&self, at: &Compiled, node: u32) -> Outcome {
         let Lane { arena, plan, kernels, .. } = *self;
-        if at.kind & kind::MERGE == 0 {
-            for &slot in plan.sources_of(node) {
-                if plan.readers[slot as usize] > 1 && arena.readers[slot as usize].load(Ordering::Acquire) == 1 {
-                    kernels.unshare(&arena.scratch, slot);
-                }
+        for &slot in plan.sources_of(node) {
+            if plan.readers[slot as usize] > 1 && arena.readers[slot as usize].load(Ordering::Acquire) == 1 {
+                kernels.unshare(&arena.scratch, slot);
             }
         }
         let task = &plan.tasks[node as usize];
-        let report = (at.kind & kind::ASYNC != 0).then(|| &arena.reports[at.special as usize]);
+        let report = (at.kind & kind::ASYNC != 0).then(|| &arena.reports[at.report as usize]);
         if let Some(report) = report {
             report.start();
         }
         let asynchronous = report.is_some();
-        let call = Call { scratch: &arena.scratch, plan, task, lane: self.number, detail, asynchronous, run: self.run };
+        let call = Call { scratch: &arena.scratch, plan, task, lane: self.number, asynchronous, run: self.run };
         let turn = || kernels.run(call);
         let outcome = if self.measured { timed(plan, node, turn) } else { turn() };
         match (outcome, report) {
@@ -395,72 +357,21 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
     }
 
     /// A node has had its turn: releases its inputs and notifies its targets.
-    fn passed(&mut self, node: u32, dead: bool, ran: bool) {
+    fn passed(&mut self, node: u32, ran: bool) {
         let Lane { arena, plan, .. } = *self;
-        let at = plan.nodes[node as usize];
-        let sources = plan.sources_of(node);
-        if at.kind & kind::MERGE != 0 {
-            let chosen = arena.chosen[at.special as usize].load(Ordering::Relaxed);
-            if let Some(&slot) = sources.get(chosen.wrapping_sub(1) as usize) {
+        for &slot in plan.sources_of(node) {
+            // If the kernel ran, [`Kernels::run`] has released the slots with one reader.
+            if !ran || plan.readers[slot as usize] > 1 {
                 self.used(slot);
             }
-        } else {
-            for &slot in sources {
-                // If the kernel ran, [`Kernels::run`] has released the slots with one reader.
-                if !ran || plan.readers[slot as usize] > 1 {
-                    self.used(slot);
-                }
+        }
+        for &target in plan.targets_of(node) {
+            if self.take(&arena.pending[target as usize], 1) == 0 {
+                self.ready(target);
             }
-        }
-        let marks = &arena.marks[plan.slots_of(node)];
-        let slots = at.slots;
-        for target in plan.targets_of(node) {
-            let marked = || at.kind & kind::MAY_DIE != 0 && marks[target.output as usize].load(Ordering::Relaxed) != 0;
-            let dead = dead || (target.output != CONTROL && marked());
-            self.arrive(target, slots.wrapping_add(target.output), dead);
-        }
-        if at.kind & kind::MAY_DIE != 0 {
-            marks.iter().for_each(|dead| dead.store(0, Ordering::Relaxed));
         }
         self.done += 1;
         self.share();
-    }
-
-    /// Delivers one edge to its target.
-    fn arrive(&mut self, target: &Target, slot: u32, dead: bool) {
-        let Lane { arena, plan, .. } = *self;
-        let dst = target.dst as usize;
-        let at = &plan.nodes[dst];
-        if at.kind & kind::MERGE == 0 {
-            if dead {
-                arena.pending[dst].fetch_or(DEAD, Ordering::Relaxed);
-            }
-        } else if target.output != CONTROL {
-            let merge = at.special as usize;
-            let decides = if dead {
-                self.used(slot);
-                let last = self.take(&arena.hopes[merge], 1) == 0;
-                if last {
-                    mark!("all values of a merge are dead");
-                }
-                last
-            } else {
-                let chosen = &arena.chosen[merge];
-                let first = chosen.compare_exchange(0, target.input + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-                if !first {
-                    mark!("a merge gets a second live value");
-                    // No node will read it.
-                    self.used(slot);
-                }
-                first
-            };
-            if !decides {
-                return;
-            }
-        }
-        if self.take(&arena.pending[dst], 1) & !DEAD == 0 {
-            self.ready(target.dst);
-        }
     }
 
     /// One reader of a slot is done with it.

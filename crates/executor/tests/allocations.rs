@@ -66,9 +66,6 @@ impl Kernels for Rig {
             thread::sleep(Duration::from_micros(200));
             self.busy.fetch_sub(1, SeqCst);
         }
-        if call.plan.slots() > 1 {
-            call.mark_dead(1);
-        }
         Outcome::Done
     }
 
@@ -142,8 +139,6 @@ fn a_run_allocates_nothing() {
     let ways = [
         ("straight", fan(Node::default(), 20)),
         ("with reports", fan(Node { kind: kind::ASYNC, ..Node::default() }, 20)),
-        ("with dead values", fan(Node { kind: kind::MAY_DIE, ..Node::default() }, 20)),
-        ("with merges", fan(Node { kind: kind::MERGE, ..Node::default() }, 20)),
         ("shared out", fan(Node { cost_ns: EXPENSIVE, ..Node::default() }, 6)),
     ];
     for (name, (nodes, edges)) in ways {

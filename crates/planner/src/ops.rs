@@ -2,8 +2,7 @@
 //! graph uses it.
 //!
 //! It is an allow-list. An operation that is not in it has no [`Knowledge`]: the planners leave it where it is and
-//! assume that it may wait and may change anything that it can reach; no reactor runs it; and TensorFlow's executor
-//! keeps the partition that contains it.
+//! assume that it may wait and may change anything that it can reach, and no reactor runs it.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -30,10 +29,9 @@ pub struct Knowledge {
     pub forwards: bool,
     /// Its kernel, or an object of the session that it uses, keeps state between runs.
     pub session: bool,
-    /// May wait for something that is not an edge of its graph. Its kernel is asynchronous.
+    /// May wait for something that is not an edge of its graph, with an asynchronous kernel, or is waited for in this
+    /// way.
     pub waits: bool,
-    /// Never waits, but something that is not an edge of its graph may wait for it.
-    pub sends: bool,
     /// Reads or writes files.
     pub files: bool,
 }
@@ -54,7 +52,6 @@ impl Knowledge {
                 "forwards" => &mut all.forwards,
                 "session" => &mut all.session,
                 "waits" => &mut all.waits,
-                "sends" => &mut all.sends,
                 "files" => &mut all.files,
                 _ => return None,
             };
@@ -72,17 +69,12 @@ impl Knowledge {
 
     /// Takes only as long as its arithmetic: it neither waits nor touches the disk.
     pub fn is_prompt(self) -> bool {
-        !self.is_tied() && !self.files
-    }
-
-    /// Waits for something that is not an edge of its graph, or is waited for in this way.
-    pub fn is_tied(self) -> bool {
-        self.waits || self.sends
+        !self.waits && !self.files
     }
 
     /// Its kernel keeps no state except in objects found by name, so several sessions can share one kernel.
     pub fn is_shareable(self) -> bool {
-        !self.session && !self.is_tied()
+        !self.session && !self.waits
     }
 }
 
@@ -128,7 +120,7 @@ mod tests {
     #[test]
     fn entries_do_not_contradict_themselves() {
         for (name, it) in entries() {
-            let effects = it.updates || it.session || it.is_tied() || it.files || it.checks;
+            let effects = it.updates || it.session || it.waits || it.files || it.checks;
             assert!(!(it.is_pure() && (effects || it.reads || it.variable)), "{name} is pure and is not");
             assert!(!(it.reads && (effects || it.forwards)), "{name} only reads and does not");
             assert!(!it.variable || it.named, "{name} is a variable without a name");
@@ -144,8 +136,7 @@ mod tests {
         assert!(known("Mul").pure && known("Const").constant && known("Const").named);
         assert!(known("AssignAdd").updates && known("AssignAdd").forwards && !known("CountUpTo").forwards);
         assert!(known("ReadFile").files && !known("ReadFile").is_prompt() && known("ReadFile").is_shareable());
-        assert!(known("_Send").is_tied() && !known("_Send").waits && !known("_Send").is_prompt());
-        assert!(known("_Recv").is_tied() && known("_Recv").waits);
+        assert!(known("_Send").waits && !known("_Send").is_prompt() && known("_Recv").waits);
         // A lookup in an embedding variable counts the key, and may add it.
         let lookup = known("KvResourceGather");
         assert!(lookup.updates && !lookup.reads && known("KvVarHandleOp").variable && known("KvVariableShape").reads);

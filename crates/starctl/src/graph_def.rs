@@ -288,7 +288,7 @@ fn describe(op: &str, task: u32, reads_variable: bool) -> Node {
     };
     Node {
         stateful: !known.is_pure(),
-        blocking: known.is_tied(),
+        blocking: known.waits,
         cloneable: known.named,
         forwards_ref: known.forwards,
         pure_read: known.reads || (op == "Identity" && reads_variable),

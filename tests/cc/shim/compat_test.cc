@@ -16,28 +16,16 @@
 namespace starwire {
 namespace {
 
-// A run's arguments cannot be copied, and name a second step and rendezvous.
+// A run's arguments cannot be copied.
 struct DeepRecArgs {
-  int64_t step_id = 0;
-  int64_t round_step_id = 7;
-  int64_t start_time_usecs = 8;
-  int* global_rendezvous = nullptr;
   std::unique_ptr<int> ref_send_inputs_mu_ptr;
 };
 
 // Inputs are in vectors, as in 1.15, without device contexts, as in 2.x.
 struct DeepRecParams {
-  int64_t round_step_id = 0;
-  int64_t start_time_usecs = 0;
-  int* global_rendezvous = nullptr;
+  bool run_all_kernels_inline = false;
   const std::vector<int>* inputs = nullptr;
   const std::vector<char>* input_alloc_attrs = nullptr;
-};
-
-struct DeepRecContext {
-  int64_t round_step_id() const { return 9; }
-  int* global_rendezvous() const { return there; }
-  int* there = nullptr;
 };
 
 struct TensorFlow1Params : DeepRecParams {
@@ -47,23 +35,14 @@ struct TensorFlow1Params : DeepRecParams {
 TEST(CompatTest, RunsOfDeepRec) {
   using Args = compat_internal::RunArgs<DeepRecArgs>;
   static_assert(!std::is_copy_constructible_v<Args>);
-  int rendezvous = 0;
   Args args;
-  args.global_rendezvous = &rendezvous;
   args.run_all_kernels_inline = true;
   DeepRecParams params;
-  CopyRunMembers(args, &params);
-  EXPECT_EQ(params.round_step_id, 7);
-  EXPECT_EQ(params.start_time_usecs, 8);
-  EXPECT_EQ(params.global_rendezvous, &rendezvous);
-
-  DeepRecContext context;
-  context.there = &rendezvous;
-  DeepRecArgs inner;
-  PassRunMembers(context, &inner);
-  EXPECT_EQ(inner.round_step_id, 9);
-  EXPECT_EQ(inner.global_rendezvous, &rendezvous);
-  EXPECT_EQ(inner.start_time_usecs, 8) << "the context does not have it";
+  SetInline(&params, args.run_all_kernels_inline);
+  EXPECT_TRUE(params.run_all_kernels_inline);
+  struct None {
+  } tensorflow1;
+  SetInline(&tensorflow1, true);
 }
 
 TEST(CompatTest, InputsInVectorsWithAndWithoutContexts) {

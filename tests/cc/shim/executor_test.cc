@@ -26,7 +26,6 @@
 #include "tensorflow/core/framework/node_def_builder.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/rendezvous.h"
 #include "tensorflow/core/framework/step_stats.pb.h"
 #include "tensorflow/core/framework/tensor_util.h"
 #include "tensorflow/core/lib/core/threadpool.h"
@@ -72,6 +71,8 @@ class Done : public Step {
     done_ = 0;
     return status_;
   }
+
+  tensorflow::CancellationManager cancellation;
 
  private:
   std::mutex mu_;
@@ -185,6 +186,7 @@ class SubgraphTest : public testing::Test {
     step->feeds = feeds;
     step->fetches.assign(subgraph_->num_fetches(), {});
     step->args.runner = [this](std::function<void()> work) { pool_.Schedule(std::move(work)); };
+    step->args.cancellation_manager = &step->cancellation;
   }
 
   // Runs the graph on both executors and expects equal results.
@@ -205,10 +207,8 @@ class SubgraphTest : public testing::Test {
         << StatusMessage(status) << " / " << StatusMessage(expected);
     if (status.ok()) {
       for (size_t i = 0; i < fetches->size(); ++i) {
-        EXPECT_EQ(step.fetches[i].dead, (*fetches)[i].dead) << i;
-        if (!step.fetches[i].dead) {
-          EXPECT_EQ(step.fetches[i].tensor.SummarizeValue(99), (*fetches)[i].tensor.SummarizeValue(99)) << i;
-        }
+        EXPECT_FALSE(step.fetches[i].dead || (*fetches)[i].dead) << i;
+        EXPECT_EQ(step.fetches[i].tensor.SummarizeValue(99), (*fetches)[i].tensor.SummarizeValue(99)) << i;
       }
     }
     return status;
@@ -258,32 +258,6 @@ TEST_F(SubgraphTest, UnsharedFeedsAreChangedInPlace) {
   subgraph_->Run(&step);
   ASSERT_TRUE(step.Wait().ok());
   EXPECT_EQ(step.fetches[0].tensor.tensor_data().data(), data);
-}
-
-TEST_F(SubgraphTest, Conditions) {
-  Arg("p", 0, tensorflow::DT_BOOL);
-  Arg("x", 1);
-  Typed("switch", "Switch", {"x", "p"});
-  Typed("no", "Neg", {"switch:0"});
-  Typed("yes", "Square", {"switch:1"});
-  Typed("pivot", "Identity", {"switch:1"});
-  Const("one", Floats({1, 1}), {"^pivot"});
-  Typed("more", "AddV2", {"yes", "one"});
-  NodeDef* merge = Typed("merge", "Merge", {"no", "more"});
-  (*merge->mutable_attr())["N"].set_i(2);
-  Retval(0, "merge");
-  Retval(1, "merge:1", tensorflow::DT_INT32);
-  Retval(2, "no");
-  Retval(3, "more");
-  Retval(4, "one");
-  Compile();
-  std::vector<Step::Value> fetches;
-  for (int i = 0; i < 6; ++i) {
-    ASSERT_TRUE(Both({Bool(i % 2 == 1), Floats({3, 4})}, &fetches).ok());
-    EXPECT_EQ(fetches[0].tensor.flat<float>()(0), i % 2 == 1 ? 10 : -3);
-    EXPECT_EQ(fetches[2].dead, i % 2 == 1);
-    EXPECT_EQ(fetches[4].dead, i % 2 == 0) << "a constant in the branch that is not taken";
-  }
 }
 
 TEST_F(SubgraphTest, ReferenceVariables) {
@@ -361,114 +335,74 @@ TEST_F(SubgraphTest, AFailureNamesTheNodeAndLeavesNothingBehind) {
   EXPECT_EQ(StatusNumber(step.Wait()), 3) << "too few arguments";
 }
 
-// Receives asynchronously from a rendezvous and sends back.
-class TransferTest : public SubgraphTest {
+// Adds what it takes from two queues.
+class WaitingTest : public SubgraphTest {
  protected:
-  TransferTest() : rendezvous_(tensorflow::NewLocalRendezvous()) {}
-  ~TransferTest() override { rendezvous_->Unref(); }
-  void Transfer(NodeDef* node, const std::string& type_name, const std::string& tensor_name) {
-    auto& attributes = *node->mutable_attr();
-    attributes[type_name].set_type(DT_FLOAT);
-    attributes["tensor_name"].set_s(tensor_name);
-    attributes["send_device"].set_s(params_.device->name());
-    attributes["recv_device"].set_s(params_.device->name());
-    attributes["send_device_incarnation"].set_i(1);
-    attributes["client_terminated"].set_b(false);
-  }
-  tensorflow::Rendezvous::ParsedKey Key(const std::string& tensor_name) {
-    tensorflow::Rendezvous::ParsedKey parsed;
-    const std::string key = tensorflow::Rendezvous::CreateKey(params_.device->name(), 1, params_.device->name(),
-                                                              tensor_name, tensorflow::FrameAndIter(0, 0));
-    EXPECT_TRUE(tensorflow::Rendezvous::ParseKey(key, &parsed).ok());
-    return parsed;
+  void Queue(const std::string& name) { Types(Add(name, "FIFOQueueV2", {}), "component_types"); }
+  static void Types(NodeDef* node, const std::string& attribute) {
+    (*node->mutable_attr())[attribute].mutable_list()->add_type(DT_FLOAT);
   }
   void Build() {
-    for (const std::string name : {"r0", "r1"}) Transfer(Add(name, "_Recv", {}), "tensor_type", name);
-    Typed("sum", "AddV2", {"r0", "r1"});
-    Transfer(Typed("send", "_Send", {"sum"}), "T", "out");
+    std::string unsupported;
+    for (std::unique_ptr<Subgraph>& push : push_) {
+      const std::string name = "q" + std::to_string(&push - push_);
+      def_.Clear();
+      Queue(name);
+      Arg("x", 0);
+      Types(Add("push_" + name, "QueueEnqueueV2", {name, "x"}), "Tcomponents");
+      ASSERT_TRUE(TryCompile(&unsupported).ok());
+      push = std::move(subgraph_);
+    }
+    def_.Clear();
+    for (const std::string name : {"q0", "q1"}) {
+      Queue(name);
+      Types(Add("pop_" + name, "QueueDequeueV2", {name}), "component_types");
+    }
+    Typed("sum", "AddV2", {"pop_q0", "pop_q1"});
     Retval(0, "sum");
     Compile();
+    EXPECT_TRUE(subgraph_->is_async());
   }
-  void Send(const std::string& name, const Tensor& value, bool dead = false) {
-    EXPECT_TRUE(rendezvous_->Send(Key(name), tensorflow::Rendezvous::Args(), value, dead).ok());
+  void Push(size_t queue, const Tensor& value) {
+    Done step;
+    Prepare(&step, {value});
+    push_[queue]->Run(&step);
+    EXPECT_TRUE(step.Wait().ok());
   }
-  tensorflow::Rendezvous* rendezvous_;
+  void TearDown() override {
+    for (std::unique_ptr<Subgraph>& push : push_) push.reset();
+  }
+
+ private:
+  std::unique_ptr<Subgraph> push_[2];
 };
 
-TEST_F(TransferTest, WaitsForTensorsFromElsewhere) {
+TEST_F(WaitingTest, WaitsForValuesFromElsewhere) {
   Build();
   for (int i = 0; i < 50; ++i) {
     Done step;
     Prepare(&step, {});
-    step.args.rendezvous = rendezvous_;
     std::thread early;
-    if (i % 2 == 0) Send("r0", Floats({1, 2}));
-    if (i % 3 == 0) early = std::thread([&] { Send("r1", Floats({3, 4})); });
+    if (i % 2 == 0) Push(0, Floats({1, 2}));
+    if (i % 3 == 0) early = std::thread([&] { Push(1, Floats({3, 4})); });
     subgraph_->Run(&step);
     if (early.joinable()) early.join();
-    if (i % 3 != 0) Send("r1", Floats({3, 4}));
-    if (i % 2 != 0) Send("r0", Floats({1, 2}));
+    if (i % 3 != 0) Push(1, Floats({3, 4}));
+    if (i % 2 != 0) Push(0, Floats({1, 2}));
     ASSERT_TRUE(step.Wait().ok());
     EXPECT_EQ(step.fetches[0].tensor.flat<float>()(1), 6);
-    Tensor sent;
-    bool dead = true;
-    ASSERT_TRUE(rendezvous_->Recv(Key("out"), tensorflow::Rendezvous::Args(), &sent, &dead).ok());
-    EXPECT_FALSE(dead);
-    EXPECT_EQ(sent.flat<float>()(0), 4);
   }
 }
 
-TEST_F(TransferTest, ADeadTensorIsForwarded) {
-  Build();
-  Done step;
-  Prepare(&step, {});
-  step.args.rendezvous = rendezvous_;
-  subgraph_->Run(&step);
-  Send("r1", Tensor(), true);
-  Send("r0", Floats({1, 2}));
-  ASSERT_TRUE(step.Wait().ok());
-  EXPECT_TRUE(step.fetches[0].dead);
-  Tensor sent;
-  bool dead = false;
-  ASSERT_TRUE(rendezvous_->Recv(Key("out"), tensorflow::Rendezvous::Args(), &sent, &dead).ok());
-  EXPECT_TRUE(dead);
-}
-
-TEST_F(TransferTest, AConstantOfABranchThatIsNotTakenIsSentDead) {
-  Arg("p", 0, tensorflow::DT_BOOL);
-  Arg("x", 1);
-  Typed("switch", "Switch", {"x", "p"});
-  Typed("pivot", "Identity", {"switch:1"});
-  Const("one", Floats({1, 1}), {"^pivot"});
-  Transfer(Typed("send", "_Send", {"one"}), "T", "out");
-  Compile();
-  for (bool taken : {true, false, true}) {
-    Done step;
-    Prepare(&step, {Bool(taken), Floats({1, 2})});
-    step.args.rendezvous = rendezvous_;
-    subgraph_->Run(&step);
-    ASSERT_TRUE(step.Wait().ok());
-    Tensor sent;
-    bool dead = taken;
-    ASSERT_TRUE(rendezvous_->Recv(Key("out"), tensorflow::Rendezvous::Args(), &sent, &dead).ok());
-    EXPECT_EQ(dead, !taken);
-  }
-}
-
-TEST_F(TransferTest, CancellationEndsARunThatWaits) {
+TEST_F(WaitingTest, CancellationEndsARunThatWaits) {
   Build();
   for (int i = 0; i < 20; ++i) {
-    tensorflow::Rendezvous* rendezvous = tensorflow::NewLocalRendezvous();
-    tensorflow::CancellationManager cancellation;
     Done step;
     Prepare(&step, {});
-    step.args.rendezvous = rendezvous;
-    step.args.cancellation_manager = &cancellation;
-    if (i % 2 == 0) cancellation.StartCancel();
+    if (i % 2 == 0) step.cancellation.StartCancel();
     subgraph_->Run(&step);
-    cancellation.StartCancel();
+    step.cancellation.StartCancel();
     EXPECT_EQ(StatusNumber(step.Wait()), 1);
-    rendezvous->Unref();
   }
 }
 
@@ -562,11 +496,31 @@ TEST_F(SessionSubgraphTest, UnsupportedGraphsRunOnTensorFlowsExecutor) {
   Retval(0, "exit");
   std::unique_ptr<SessionSubgraph> subgraph;
   ASSERT_TRUE(Register(&subgraph).ok());
-  EXPECT_EQ(subgraph->unsupported(), "node enter belongs to a loop");
+  EXPECT_EQ(subgraph->unsupported(), "node enter belongs to a branch or a loop");
   Done step;
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(Run(*subgraph, {Floats({1, 2})}, &step).ok());
     EXPECT_EQ(step.fetches[0].tensor.flat<float>()(1), -2);
+  }
+}
+
+TEST_F(SessionSubgraphTest, BranchesRunOnTensorFlowsExecutor) {
+  Arg("p", 0, tensorflow::DT_BOOL);
+  Arg("x", 1);
+  Typed("switch", "Switch", {"x", "p"});
+  Typed("no", "Neg", {"switch:0"});
+  Typed("yes", "Square", {"switch:1"});
+  (*Typed("merge", "Merge", {"no", "yes"})->mutable_attr())["N"].set_i(2);
+  Retval(0, "merge");
+  Retval(1, "no");
+  std::unique_ptr<SessionSubgraph> subgraph;
+  ASSERT_TRUE(Register(&subgraph).ok());
+  EXPECT_EQ(subgraph->unsupported(), "node switch belongs to a branch or a loop");
+  Done step;
+  for (const bool taken : {true, false, true}) {
+    ASSERT_TRUE(Run(*subgraph, {Bool(taken), Floats({3, 4})}, &step).ok());
+    EXPECT_EQ(step.fetches[0].tensor.flat<float>()(0), taken ? 9 : -3);
+    EXPECT_EQ(step.fetches[1].dead, taken);
   }
 }
 
@@ -581,12 +535,14 @@ TEST_F(SessionSubgraphTest, NonsenseIsRefused) {
 }
 
 TEST_F(SubgraphTest, UnsupportedGraphs) {
-  Arg("a", 0);
-  NodeDef* enter = Typed("enter", "Enter", {"a"});
-  (*enter->mutable_attr())["frame_name"].set_s("loop");
+  NodeDef* receive = Add("receive", "_Recv", {});
+  auto& attributes = *receive->mutable_attr();
+  attributes["tensor_type"].set_type(DT_FLOAT);
+  for (const char* name : {"tensor_name", "send_device", "recv_device"}) attributes[name].set_s("x");
+  attributes["send_device_incarnation"].set_i(1);
   std::string unsupported;
   ASSERT_TRUE(TryCompile(&unsupported).ok());
-  EXPECT_EQ(unsupported, "node enter belongs to a loop");
+  EXPECT_EQ(unsupported, "node receive sends or receives");
   EXPECT_EQ(subgraph_, nullptr);
 }
 

@@ -141,20 +141,16 @@ TEST(Operations, UnknownOperationsMayDoAnything) {
     tensorflow::NodeDef node;
     node.set_op(name);
     EXPECT_EQ(KnowledgeOf(name), 0u) << name;
-    EXPECT_TRUE(MayWait(node)) << name;
     EXPECT_FALSE(IsPrompt(node)) << name;
   }
-  // A server's partition that sends something would otherwise be left to TensorFlow's executor.
-  tensorflow::NodeDef send;
-  send.set_op("_Send");
-  EXPECT_FALSE(MayWait(send));
-  EXPECT_FALSE(IsPrompt(send));
-  tensorflow::NodeDef receive;
-  receive.set_op("_Recv");
-  EXPECT_TRUE(MayWait(receive));
+  for (const char* name : {"_Send", "_Recv"}) {
+    tensorflow::NodeDef node;
+    node.set_op(name);
+    EXPECT_NE(KnowledgeOf(name) & SW_OP_WAITS, 0u) << name;
+    EXPECT_FALSE(IsPrompt(node)) << name;
+  }
   tensorflow::NodeDef read;
   read.set_op("ReadFile");
-  EXPECT_FALSE(MayWait(read));
   EXPECT_FALSE(IsPrompt(read)) << "no file is read by a thread that others wait for";
 }
 

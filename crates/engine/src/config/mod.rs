@@ -64,16 +64,6 @@ pub struct Identity {
     pub grpc_gives_way: bool,
 }
 
-/// The purpose of a job, as far as the environment distinguishes jobs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Jobs `worker` and `chief`: the variables that begin with `WORKER_`.
-    Worker,
-    Ps,
-    /// Any other job: the variables that begin with `PS_`, but its own number of reactors.
-    Other,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverChoice {
     /// The default: epoll, for now.
@@ -116,15 +106,6 @@ pub enum GrpcAccess {
     Nobody,
 }
 
-/// Partitions of TensorFlow's graphs that run on the lock-free executor, if it supports them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExecutorChoice {
-    /// Those of parameter servers.
-    Auto,
-    All,
-    None,
-}
-
 /// A shortcut between tasks on one host: used where it works, or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shortcut {
@@ -143,7 +124,6 @@ pub struct Keepalive {
 #[derive(Clone, Debug)]
 pub struct Config {
     pub identity: Identity,
-    pub role: Role,
     /// Number of reactor threads, at least 1.
     pub reactors: usize,
     /// Busy polling.
@@ -188,7 +168,6 @@ pub struct Config {
     /// Of clients whose certificate was verified.
     pub control_by_tls: ControlAccess,
     pub star: StarConfig,
-    pub executor: ExecutorChoice,
     /// The effective value of every variable, for statistics; without secrets.
     pub settings: Vec<Setting>,
     /// Warnings for the operator: misspelt variables, doubtful addresses.
@@ -224,15 +203,6 @@ impl Config {
     /// Whether sparse updates have starwire's kernels; for code that makes kernels.
     pub fn row_updates_from_env(env: &dyn Env) -> Result<bool, ConfigError> {
         reader::Reader::new(env, Protocol::Grpc).get(&variables::ROW_UPDATES)
-    }
-
-    /// Whether partitions of this server's graphs run on the lock-free executor, if it supports them.
-    pub fn runs_partitions(&self) -> bool {
-        match self.executor {
-            ExecutorChoice::Auto => self.role == Role::Ps,
-            ExecutorChoice::All => true,
-            ExecutorChoice::None => false,
-        }
     }
 
     /// The data address of the task with this address in the ClusterSpec; `None`: ask the task.

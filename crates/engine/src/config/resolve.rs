@@ -13,8 +13,18 @@ use super::reader::Reader;
 use super::retired::unread_variables;
 use super::star::StarConfig;
 use super::{
-    Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, PortsChoice, Role, secret, tls, variables, verbs,
+    Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, PortsChoice, secret, tls, variables, verbs,
 };
+
+/// The purpose of a job, as far as the environment distinguishes jobs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// Jobs `worker` and `chief`: the variables that begin with `WORKER_`.
+    Worker,
+    Ps,
+    /// Any other job: the variables that begin with `PS_`, but its own number of reactors.
+    Other,
+}
 
 /// Of jobs that are neither workers nor parameter servers.
 const OTHER_REACTORS: usize = 16;
@@ -75,11 +85,9 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     // Sessions and kernels read these again; here they are checked, and reported with the rest.
     Fusion::read(reader)?;
     let star = StarConfig::read(reader)?;
-    let executor = reader.get(&variables::EXECUTOR)?;
     reader.get(&variables::ROW_UPDATES)?;
 
     Ok(Config {
-        role,
         reactors,
         polling: if is_worker { worker_polling } else { ps_polling },
         pinning,
@@ -106,7 +114,6 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         control,
         control_by_tls,
         star,
-        executor,
         settings: std::mem::take(&mut reader.settings),
         warnings,
         identity,

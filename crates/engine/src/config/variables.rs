@@ -11,7 +11,7 @@ use super::kinds::{
 };
 use super::row::Initial::{Is, Machine, Star, Unset, Verbs};
 use super::row::{ReadBy, Row, Variable};
-use super::{ControlAccess, DriverChoice, ExecutorChoice, GrpcAccess, PortsChoice, Shortcut, star};
+use super::{ControlAccess, DriverChoice, GrpcAccess, PortsChoice, Shortcut, star};
 use crate::tls::Names;
 
 macro_rules! variables {
@@ -127,11 +127,8 @@ variables! {
     CONTROL: Choice<Option<ControlAccess>> = "STARWIRE_CONTROL",
         Choice(&[("auto", None), ("on", Some(ControlAccess::Everybody)), ("off", Some(ControlAccess::Nobody)), ("loopback", Some(ControlAccess::Loopback))]), Is("auto"), Servers,
         "Access to the control service (health, statistics, `/metrics`) on the data port, which asks for no secret: from everywhere, from nowhere, or from this host only. `auto`: from everywhere, but only from this host if the cluster has a secret or TLS. With TLS and a certificate of its CAs, `auto` answers from everywhere.";
-    EXECUTOR: Choice<ExecutorChoice> = "STARWIRE_EXECUTOR",
-        Choice(&[("auto", ExecutorChoice::Auto), ("on", ExecutorChoice::All), ("off", ExecutorChoice::None)]), Is("auto"), Servers,
-        "The partitions of graphs that run on starwire's executor instead of TensorFlow's ([executor.md](executor.md)): `auto` those of parameter servers (job `ps` or `STARWIRE_PS_JOBS`), `on` this server's, `off` none.";
     ROW_UPDATES: Flag = "STARWIRE_ROW_UPDATES", Flag, Is("true"), Servers,
-        "Sparse updates of variables and gathers of rows that starwire's executor runs have starwire's kernels, with the results of TensorFlow's ([executor.md](executor.md#sparse-updates)). `false`: TensorFlow's, to find out whether one of them is to blame.";
+        "Sparse updates of variables and gathers of rows in star calls have starwire's kernels, with the results of TensorFlow's ([executor.md](executor.md#sparse-updates)). `false`: TensorFlow's, to find out whether one of them is to blame.";
     STAR_INLINE_US: Number<u64> = "STARWIRE_STAR_INLINE_US", Number(0..=1_000_000), Is("250"), ParameterServers,
         "Plans whose kernels take at most this many microseconds run on the reactor that received the star call, the others on TensorFlow's pool.";
     STAR_LIMITS: Amounts<7> = "STARWIRE_STAR_LIMITS",

@@ -6,23 +6,9 @@ use starwire_executor::{CONTROL, Edge, Node, kind};
 /// Expensive enough to be shared among threads.
 const EXPENSIVE: u32 = 1 << 24;
 
-/// A node's behaviour, besides what the executor knows about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Behaviour {
-    Plain,
-    /// Two outputs, one of them dead.
-    Switch,
-    /// One output, sometimes dead.
-    Receive,
-    Merge,
-    Transfer,
-    Nothing,
-}
-
 #[derive(Clone, Debug)]
 pub struct Graph {
     pub nodes: Vec<Node>,
-    pub behaviours: Vec<Behaviour>,
     pub edges: Vec<Edge>,
 }
 
@@ -34,10 +20,6 @@ impl Graph {
         inputs.into_iter().map(|edge| (edge.src, edge.output)).collect()
     }
 
-    pub fn controls(&self, node: u32) -> Vec<u32> {
-        self.edges.iter().filter(|e| e.dst == node && e.input == CONTROL).map(|e| e.src).collect()
-    }
-
     pub fn slot(&self, node: u32, output: u32) -> usize {
         (self.nodes[..node as usize].iter().map(|node| node.outputs).sum::<u32>() + output) as usize
     }
@@ -45,9 +27,8 @@ impl Graph {
 
 #[derive(Clone, Debug)]
 struct Choice {
-    behaviour: u8,
+    nothing: bool,
     asynchronous: bool,
-    never_dead: bool,
     expensive: bool,
     outputs: u32,
     inputs: Vec<(u16, u16)>,
@@ -58,57 +39,42 @@ struct Choice {
 #[derive(Clone, Copy, Debug)]
 pub struct Menu {
     pub asynchronous: bool,
-    pub dead: bool,
     pub expensive: bool,
 }
 
 pub fn graphs(menu: Menu) -> impl Strategy<Value = Graph> {
     let choice = (
-        0u8..12,
-        any::<bool>(),
+        prop::bool::weighted(0.1),
         any::<bool>(),
         any::<bool>(),
         1u32..4,
         prop::collection::vec(any::<(u16, u16)>(), 0..4),
         prop::collection::vec(any::<u16>(), 0..3),
     );
-    let choice = choice.prop_map(|(behaviour, asynchronous, never_dead, expensive, outputs, inputs, controls)| {
-        Choice { behaviour, asynchronous, never_dead, expensive, outputs, inputs, controls }
+    let choice = choice.prop_map(|(nothing, asynchronous, expensive, outputs, inputs, controls)| Choice {
+        nothing,
+        asynchronous,
+        expensive,
+        outputs,
+        inputs,
+        controls,
     });
     prop::collection::vec(choice, 0..40).prop_map(move |choices| build(&choices, menu))
 }
 
 fn build(choices: &[Choice], menu: Menu) -> Graph {
-    let mut graph = Graph { nodes: Vec::new(), behaviours: Vec::new(), edges: Vec::new() };
+    let mut graph = Graph { nodes: Vec::new(), edges: Vec::new() };
     // Every output so far; later nodes can read them.
     let mut values: Vec<(u32, u32)> = Vec::new();
     for (at, choice) in (0u32..).zip(choices) {
         let pick = |from: u16| values.get(usize::from(from) % values.len().max(1)).copied();
         let mut sources: Vec<(u32, u32)> = choice.inputs.iter().filter_map(|(pick_from, _)| pick(*pick_from)).collect();
-        let behaviour = match choice.behaviour {
-            0 | 1 if menu.dead && !sources.is_empty() => Behaviour::Switch,
-            2 if menu.dead => Behaviour::Receive,
-            3 | 4 if menu.dead && !sources.is_empty() => Behaviour::Merge,
-            5 if menu.dead => Behaviour::Transfer,
-            6 => Behaviour::Nothing,
-            _ => Behaviour::Plain,
-        };
         let (mut bits, mut outputs) = (0, choice.outputs);
-        match behaviour {
-            Behaviour::Switch => (bits, outputs) = (kind::MAY_DIE, 2),
-            Behaviour::Receive => (bits, outputs) = (kind::MAY_DIE, 1),
-            Behaviour::Merge => bits = kind::MERGE,
-            Behaviour::Transfer => bits = kind::TRANSFER,
-            Behaviour::Nothing => {
-                bits = kind::NOTHING;
-                outputs = 0;
-                sources.clear();
-            }
-            Behaviour::Plain if menu.dead && choice.never_dead && sources.is_empty() => bits = kind::NEVER_DEAD,
-            Behaviour::Plain => {}
-        }
-        if menu.asynchronous && choice.asynchronous && !matches!(behaviour, Behaviour::Merge | Behaviour::Nothing) {
-            bits |= kind::ASYNC;
+        if choice.nothing {
+            (bits, outputs) = (kind::NOTHING, 0);
+            sources.clear();
+        } else if menu.asynchronous && choice.asynchronous {
+            bits = kind::ASYNC;
         }
         let cost_ns = if menu.expensive && choice.expensive { EXPENSIVE } else { 0 };
         for (input, (src, output)) in (0u32..).zip(&sources) {
@@ -121,7 +87,6 @@ fn build(choices: &[Choice], menu: Menu) -> Graph {
         }
         let inputs = u32::try_from(sources.len()).unwrap();
         graph.nodes.push(Node { kind: bits, inputs, outputs, cost_ns });
-        graph.behaviours.push(behaviour);
         values.extend((0..outputs).map(|output| (at, output)));
     }
     // The order of the edges must not matter.

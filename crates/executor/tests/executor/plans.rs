@@ -23,7 +23,6 @@ fn nonsense_is_refused() {
         assert_eq!(refused(&pair, &[bad]), PlanError::NoSuchEnd(bad.src, bad.output, bad.dst, bad.input));
     }
     assert_eq!(refused(&[node(1 << 20, 0, 0)], &[]), PlanError::UnknownKind(0, 1 << 20));
-    assert_eq!(refused(&[node(kind::MERGE, 0, 1)], &[]), PlanError::NotAMerge(0));
     let nothing = [node(0, 0, 1), node(kind::NOTHING, 1, 0)];
     assert_eq!(refused(&nothing, &[edge(0, 0, 1, 0)]), PlanError::NothingToRun(1));
     let ring = [node(0, 0, 0), node(0, 0, 0), node(0, 0, 0)];
@@ -34,9 +33,7 @@ fn nonsense_is_refused() {
 
 #[test]
 fn only_plain_nodes_run_straight() {
-    for (bits, straight) in
-        [(0, true), (kind::NOTHING, true), (kind::TRANSFER, true), (kind::ASYNC, false), (kind::MAY_DIE, false)]
-    {
+    for (bits, straight) in [(0, true), (kind::NOTHING, true), (kind::CHEAP, true), (kind::ASYNC, false)] {
         let plan = Plan::new(&[node(bits, 0, 1)], &[]).unwrap();
         assert_eq!(plan.is_straight(), straight, "{bits}");
     }

@@ -31,20 +31,9 @@ fn error(env: &MapEnv, job: &str) -> String {
 }
 
 #[test]
-fn partitions_run_on_our_executor_where_it_pays_or_where_they_are_told_to() {
-    let runs = |env: &MapEnv, job: &str| config(env, job).runs_partitions();
-    let jobs = ["ps", "worker", "chief", "parameters"];
-    assert_eq!(jobs.map(|job| runs(&env(), job)), [true, false, false, false]);
-    let named = env().set("STARWIRE_PS_JOBS", "parameters");
-    assert_eq!(jobs.map(|job| runs(&named, job)), [false, false, false, true]);
-    assert_eq!(jobs.map(|job| runs(&env().set("STARWIRE_EXECUTOR", "ON"), job)), [true; 4]);
-    assert_eq!(jobs.map(|job| runs(&env().set("STARWIRE_EXECUTOR", "off"), job)), [false; 4]);
-}
-
-#[test]
 fn defaults() {
     let c = config(&env(), "worker");
-    assert_eq!((c.role, c.reactors, c.polling, c.pinning), (Role::Worker, 4, false, false));
+    assert_eq!((c.reactors, c.polling, c.pinning), (4, false, false));
     assert_eq!(c.connect_timeout, Duration::from_secs(120));
     assert_eq!((c.driver, c.unix), (DriverChoice::Auto, Shortcut::Auto));
     assert_eq!(c.control, ControlAccess::Everybody);
@@ -249,7 +238,6 @@ fn bad_values_name_the_variable_the_value_and_what_is_allowed() {
         ("STARWIRE_DRIVER", "iouring", "one of auto, epoll, io_uring"),
         ("STARWIRE_UNIX", "on", "one of auto, off"),
         ("STARWIRE_LOANS", "on", "one of auto, off"),
-        ("STARWIRE_EXECUTOR", "true", "one of auto, on, off"),
         ("STARWIRE_CONTROL", "yes", "one of auto, on, off, loopback"),
         ("STARWIRE_PS_JOBS", "ps,,x", "job names (letters, digits, '_') separated by commas"),
         ("STARWIRE_CLUSTER_ID", "a b", "at most 128 printable ASCII characters without spaces"),
