@@ -472,11 +472,6 @@ typedef struct sw_star_handlers {
 // later from any thread.
 typedef struct sw_handlers {
   size_t struct_size;
-  // Finds out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be
-  // reached, and answers exactly once with sw_engine_resolved(engine, token, ...). Called at each (re)connect for
-  // channels without an entry in .endpoint_map; for others, when the entry does not lead to a task, or leads to one
-  // of another name.
-  void (*resolve)(void *ctx, struct sw_bytes task, struct sw_bytes grpc_address, uint64_t token);
   // A batch of rendezvous requests; each is answered by sw_engine_reply.
   void (*on_recv)(void *ctx, const struct sw_recv_request *requests, size_t n);
   void (*on_call)(void *ctx, const struct sw_call_request *call);
@@ -844,8 +839,9 @@ void sw_engine_reply(struct sw_engine *engine,
 // Frees an incoming call's metadata and payload.
 void sw_body_free(struct sw_body *body);
 
-// Opens a channel to a task, without connecting yet. If .endpoint_map exists and has grpc_address, its entry is tried
-// first; otherwise resolve() is called. Channels to the same (task, grpc_address) share one connection.
+// Opens a channel to a task, without connecting yet. The data address is the one of .endpoint_map, if there is one;
+// otherwise it follows from grpc_address (docs/ports.md). Channels to the same (task, grpc_address) share one
+// connection.
 sw_code sw_channel_open(struct sw_engine *engine,
                         struct sw_bytes task,
                         struct sw_bytes grpc_address,
@@ -875,10 +871,6 @@ sw_code sw_engine_new(const struct sw_engine_options *options,
 // the engine.
 struct sw_bytes sw_engine_banner(const struct sw_engine *engine);
 
-// The server's advertisement: put it into the GetStatus reply, and pass it to sw_engine_resolved on the other side.
-// Opaque printable ASCII, no spaces. Valid as long as the engine.
-struct sw_bytes sw_engine_advertisement(const struct sw_engine *engine);
-
 // After this many seconds without a connection to its task, a session may be deleted.
 uint64_t sw_engine_session_idle_s(const struct sw_engine *engine);
 
@@ -888,12 +880,6 @@ void sw_engine_stop(struct sw_engine *engine);
 
 // Stops and frees the engine. Do not call sw_engine_reply afterwards; channels may be released later.
 void sw_engine_free(struct sw_engine *engine);
-
-// Answers `resolve`: an advertisement (code 0) or an error. Harmless if the token is outdated.
-void sw_engine_resolved(struct sw_engine *engine,
-                        uint64_t token,
-                        sw_code code,
-                        struct sw_bytes advertisement_or_message);
 
 // Stores in `out` where TensorFlow's gRPC clients of this process have to connect to reach the server of the task with
 // this address in the ClusterSpec: there, or with a secret or TLS, at "127.0.0.1:port" of this process. Free `out`

@@ -123,10 +123,8 @@ fn closures_do_not_start_threads() {
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("cc"), &mut files);
     for file in files {
         let code = code(&fs::read_to_string(&file).expect("a readable source"));
-        // The resolver may start a thread for each task it dials.
-        let allowed = usize::from(file.ends_with("worker/resolver.cc"));
         let started = code.matches("SchedClosure").count() + code.matches("StartThread").count();
-        assert!(started <= allowed, "{}: SchedClosure starts a thread each time: see Errands", file.display());
+        assert!(started == 0, "{}: SchedClosure starts a thread each time: see Errands", file.display());
     }
 }
 

@@ -23,7 +23,7 @@ fn rust_lines_are_documented() {
 
 #[test]
 fn python_errors_are_documented() {
-    check(&["python/starwire"], "py", python_errors, 15);
+    check(&["python/starwire"], "py", python_errors, 10);
 }
 
 /// `least`: there must be more messages than that.

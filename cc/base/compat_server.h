@@ -17,8 +17,6 @@
 #include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
 #include "tensorflow/core/distributed_runtime/server_lib.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
-#include "tensorflow/core/distributed_runtime/worker_interface.h"
-#include "tensorflow/core/protobuf/worker.pb.h"
 
 // 1.15 has neither a coordination service nor device managers that can change.
 namespace tensorflow {
@@ -164,53 +162,14 @@ Status CoordinationClients(Cache* cache, Clients* clients) {
 
 // ---- GetStatusAsync ----
 
-namespace compat_internal {
-template <typename W, typename Request, typename Response, typename Done>
-auto AskStatus(W* worker, ::tensorflow::CallOptions* opts, const Request* request, Response* response, Done done, int)
-    -> decltype(worker->GetStatusAsync(opts, request, response, true, done), std::true_type()) {
-  worker->GetStatusAsync(opts, request, response, /*fail_fast=*/true, std::move(done));
-  return {};
-}
-template <typename W, typename Request, typename Response, typename Done>
-auto AskStatus(W* worker, ::tensorflow::CallOptions* opts, const Request* request, Response* response, Done done, long)
-    -> decltype(worker->GetStatusAsyncWithOptions(request, response, done, opts), std::true_type()) {
-  worker->GetStatusAsyncWithOptions(request, response, std::move(done), opts);
-  return {};
-}
-template <typename W, typename Request, typename Response, typename Done>
-auto AskStatus(W* worker, ::tensorflow::CallOptions*, const Request* request, Response* response, Done done, ...)
-    -> std::false_type {
-  worker->GetStatusAsync(request, response, std::move(done));
-  return {};
-}
-template <typename Base, typename Worker, typename Request, typename Response, typename Done>
-auto StockStatus(Worker* worker, ::tensorflow::CallOptions* opts, const Request* request, Response* response,
-                 bool fail_fast, Done done, int)
-    -> decltype(worker->Base::GetStatusAsync(opts, request, response, fail_fast, done)) {
-  worker->Base::GetStatusAsync(opts, request, response, fail_fast, std::move(done));
-}
-template <typename Base, typename Worker, typename Request, typename Response, typename Done>
-void StockStatus(Worker* worker, ::tensorflow::CallOptions*, const Request* request, Response* response, bool,
-                 Done done, long) {
-  worker->Base::GetStatusAsync(request, response, std::move(done));
-}
-}  // namespace compat_internal
-
-// Asks a task for its status. DeepRec's method with options has another name; 1.15's has none.
-inline void AskStatus(::tensorflow::WorkerInterface* worker, ::tensorflow::CallOptions* opts,
-                      const ::tensorflow::GetStatusRequest* request, ::tensorflow::GetStatusResponse* response,
-                      ::tensorflow::StatusCallback done) {
-  compat_internal::AskStatus(worker, opts, request, response, std::move(done), 0);
-}
-// Whether the call has a deadline and can be cancelled: that of 1.15 waits for its peer.
-inline constexpr bool kStatusCallsEnd = decltype(compat_internal::AskStatus(
-    std::declval<::tensorflow::WorkerInterface*>(), nullptr, std::declval<const ::tensorflow::GetStatusRequest*>(),
-    std::declval<::tensorflow::GetStatusResponse*>(), std::declval<::tensorflow::StatusCallback>(), 0))::value;
-// What `Base` answers, a class that `worker` overrides.
-template <typename Base, typename Worker>
-void StockStatus(Worker* worker, ::tensorflow::CallOptions* opts, const ::tensorflow::GetStatusRequest* request,
-                 ::tensorflow::GetStatusResponse* response, bool fail_fast, ::tensorflow::StatusCallback done) {
-  compat_internal::StockStatus<Base>(worker, opts, request, response, fail_fast, std::move(done), 0);
+// The status of a task in this process. 1.15 and DeepRec take no options.
+template <typename Worker, typename Request, typename Response, typename Done>
+void AnswerStatus(Worker* worker, ::tensorflow::CallOptions* opts, const Request* request, Response* response,
+                  const Done& done) {
+  Either(STARWIRE_IF_VALID((auto* w, auto* o, auto* q, auto* r, const auto& d),
+                           w->GetStatusAsync(o, q, r, /*fail_fast=*/true, d)),
+         STARWIRE_IF_VALID((auto* w, auto*, auto* q, auto* r, const auto& d), w->GetStatusAsync(q, r, d)))(
+      worker, opts, request, response, done);
 }
 
 // ---- Rendezvous and collectives ----

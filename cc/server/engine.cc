@@ -13,7 +13,6 @@
 #include "cc/star/service.h"
 #include "cc/tensor/arena_allocator.h"
 #include "cc/tensor/slab.h"
-#include "cc/worker/resolver.h"
 #include "cc/worker/worker_cache.h"
 #include "cc/worker/worker_service.h"
 #include "tensorflow/core/lib/random/random.h"
@@ -30,14 +29,6 @@ struct Engine::Handlers {
     return engine;
   }
 
-  static void Resolve(void* ctx, sw_bytes task, sw_bytes grpc_address, uint64_t token) {
-    Engine* engine = Of(ctx);
-    engine->services_.resolver->Resolve(engine->shared_handle(), AsString(task), AsString(grpc_address), token);
-  }
-  static void ResolveThrew(const Status& thrown, void* ctx, sw_bytes, sw_bytes, uint64_t token) {
-    const std::string message = StatusMessage(thrown);
-    sw_engine_resolved(Of(ctx)->handle(), token, StatusNumber(thrown), AsBytes(message));
-  }
   static void OnRecv(void* ctx, const sw_recv_request* requests, size_t n) {
     Of(ctx)->services_.recv->OnRecv(requests, n);
   }
@@ -147,7 +138,6 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
   made.options.port = port_.get();
   sw_handlers handlers = {};
   handlers.struct_size = sizeof(handlers);
-  handlers.resolve = Guarded<&Handlers::Resolve, &Handlers::ResolveThrew>;
   handlers.on_recv = Guarded<&Handlers::OnRecv>;
   handlers.on_call = Guarded<&Handlers::OnCall, &Handlers::CallThrew>;
   handlers.body_alloc = Guarded<&Handlers::BodyAlloc>;
@@ -177,7 +167,6 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
   services_.recv->Start(shared_handle(), errands_);
   services_.worker->Start(shared_handle(), errands_);
   services_.star->Start(shared_handle(), task_, errands_);
-  advertisement_ = AsString(sw_engine_advertisement(handle));
   ready_.store(true, std::memory_order_release);
   LOG(INFO) << AsString(sw_engine_banner(handle));
   return OkStatus();
@@ -188,7 +177,6 @@ bool Engine::Stop() {
   sw_engine* handle = this->handle();
   if (handle == nullptr) return true;
   sw_engine_stop(handle);
-  services_.resolver->Shutdown();
   constexpr int64_t kPatienceMs = 10000;
   if (!services_.star->Shutdown(kPatienceMs)) {
     LOG(WARNING) << "starwire: star calls are still running " << std::to_string(kPatienceMs / 1000) << " s after "

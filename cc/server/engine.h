@@ -17,7 +17,6 @@
 namespace starwire {
 
 class RecvService;    // cc/rendezvous/recv_service.h
-class Resolver;       // cc/worker/resolver.h
 class StarService;    // cc/star/service.h
 class WorkerService;  // cc/worker/worker_service.h
 
@@ -30,7 +29,6 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
     std::shared_ptr<RecvService> recv;
     std::shared_ptr<WorkerService> worker;
     std::shared_ptr<StarService> star;
-    std::shared_ptr<Resolver> resolver;
     // Payloads may lie in memory of an accelerator's driver.
     bool private_payloads = false;
     // Runs the completions of a reactor's round.
@@ -60,7 +58,6 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
   sw_engine* handle() const;
   // The same for later answers; keeps this object alive.
   std::shared_ptr<sw_engine> shared_handle();
-  const std::string& advertisement() const { return advertisement_; }
   const std::string& task() const { return task_; }
   const std::shared_ptr<ServerErrands>& errands() const { return errands_; }
 
@@ -82,7 +79,6 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
   tensorflow::thread::ThreadPool* compute_pool_ = nullptr;
   const std::shared_ptr<ServerErrands> errands_ = std::make_shared<ServerErrands>();
   std::string task_;
-  std::string advertisement_;
   PortHandle port_;
   EngineHandle owned_;  // last: its threads end before the members that they use
 };

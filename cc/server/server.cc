@@ -27,7 +27,6 @@
 #include "cc/star/row_ops.h"
 #include "cc/star/service.h"
 #include "cc/star/switch.h"
-#include "cc/worker/resolver.h"
 #include "cc/worker/step_handles.h"
 #include "cc/worker/worker_cache.h"
 #include "cc/worker/worker_service.h"
@@ -170,7 +169,6 @@ StarwireServer::StarwireServer(std::string protocol, const ServerDef& def)
     : GrpcServer(def, tensorflow::Env::Default()),
       protocol_(std::move(protocol)),
       engine_(std::make_shared<Engine>()),
-      resolver_(std::make_shared<Resolver>(protocol_)),
       caches_(std::make_shared<WorkerCaches>()),
       board_(std::make_shared<HandleBoard>()) {}
 
@@ -214,8 +212,7 @@ Status StarwireServer::Init(GrpcServerOptions options) {
     worker_ = worker.get();
     return std::unique_ptr<tensorflow::GrpcWorker>(std::move(worker));
   };
-  // Peers use the data port; the gRPC port only tells other tasks what this one runs and where. By default TensorFlow
-  // keeps eight threads and 13,000 calls ready on it, and 30 MB that gRPC never frees.
+  // Peers use the data port. By default TensorFlow keeps eight threads and 13,000 calls ready on it, and 30 MB that gRPC never frees.
   options.worker_service_options.num_serving_threads = 1;
   using Method = tensorflow::GrpcWorkerMethod;
   constexpr int kReadyCalls = 4;
@@ -263,7 +260,6 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   services.star->SetHandles(eager_handles_.get());
 #endif
   const std::weak_ptr<SessionObserver> observer = services.star;
-  services.resolver = resolver_;
   services.compute_pool = worker_env()->compute_pool;
   for (const tensorflow::Device* device : worker_env()->device_mgr->ListDevices()) {
     // XLA's device for the CPU, which 1.15 always has, has tensors copied to ordinary memory before they are sent.
@@ -275,7 +271,6 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   worker_->SetSessionObserver(observer);
   worker_->SetErrands(engine_->errands());
   StarPeers::Attach(own_task, [this](const std::string& task) { return OpenTask(task); });
-  worker_->SetAdvertisement(engine_->advertisement());
   return OkStatus();
 }
 
@@ -330,12 +325,10 @@ Status StarwireServer::ShutDown() {
   std::lock_guard<std::mutex> lock(stop_mu_);
   if (shut_down_) return shutdown_status_;
   shut_down_ = true;
-  if (worker_ != nullptr) worker_->SetAdvertisement("");
   constexpr int64_t kPatienceMs = 10000;
   // The coordination service's agent signs off over the only port.
   if (engine_->only_port() != 0) SignOff(this, kPatienceMs).IgnoreError();
   const bool ended = engine_->Stop();
-  resolver_->Shutdown();
   if (own_master_env_ != nullptr && initialised_) CloseMaster(target(), own_master_env_);
   shutdown_status_ = ShutDownGrpcServer(this, ended, kPatienceMs);
   if (shutdown_status_.ok() && caches_->DropStock()) EndGrpcClients(this, kPatienceMs).IgnoreError();
@@ -403,8 +396,8 @@ Status StarwireServer::WorkerCacheFactory(const WorkerCacheFactoryOptions& optio
   const Status status = GrpcServer::WorkerCacheFactory(options, &stock);
   if (!status.ok()) return status;
   *worker_cache = new WorkerCache(std::unique_ptr<WorkerCacheInterface>(stock), AddressesOf(Value(options.cluster_def)),
-                                  TaskName(Value(options.job_name), options.task_index), worker_, engine_, resolver_,
-                                  caches_, board_);
+                                  TaskName(Value(options.job_name), options.task_index), worker_, engine_, caches_,
+                                  board_);
   return OkStatus();
 }
 

@@ -70,7 +70,6 @@ class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
 
   const std::string protocol_;
   const std::shared_ptr<Engine> engine_;
-  const std::shared_ptr<Resolver> resolver_;
   const std::shared_ptr<WorkerCaches> caches_;
   const std::shared_ptr<HandleBoard> board_;
   std::unique_ptr<HandleSource> eager_handles_;

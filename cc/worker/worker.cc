@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "cc/base/compat_server.h"
-#include "cc/worker/advertisement.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
 #include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
@@ -41,37 +40,6 @@ void FillResponse(const Tensor& tensor, bool is_dead, tensorflow::RecvTensorResp
 StarwireWorker::StarwireWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config,
                                std::unique_ptr<const GraphFeature> feature)
     : GrpcWorker(env, config), feature_(std::move(feature)) {}
-
-void StarwireWorker::SetAdvertisement(const std::string& advertisement) {
-  std::lock_guard<std::mutex> lock(mu_);
-  advertisement_ = advertisement;
-}
-
-void StarwireWorker::GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
-                                    tensorflow::GetStatusResponse* response, bool fail_fast, StatusCallback done) {
-  std::string advertisement;
-  {
-    std::lock_guard<std::mutex> lock(mu_);
-    advertisement = advertisement_;
-  }
-  // Without a data port, this server is starting or stopping. An answer without an advertisement would mean that this
-  // is a stock server, which callers treat as a permanent error.
-  if (advertisement.empty()) {
-    done(MakeStatus(kUnavailable, "the server is stopping"));
-    return;
-  }
-  StockStatus<GrpcWorker>(
-      this, opts, request, response, fail_fast,
-      [response, advertisement = std::move(advertisement), done = std::move(done)](const Status& status) {
-        if (status.ok()) AddAdvertisement(advertisement, response);
-        done(status);
-      });
-}
-
-void StarwireWorker::GetStatusAsync(const tensorflow::GetStatusRequest* request,
-                                    tensorflow::GetStatusResponse* response, StatusCallback done) {
-  GetStatusAsync(nullptr, request, response, /*fail_fast=*/true, std::move(done));
-}
 
 void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
                                    tensorflow::MutableRunGraphResponseWrapper* response, StatusCallback done) {
@@ -126,9 +94,9 @@ void StarwireWorker::CleanupAllAsync(const tensorflow::CleanupAllRequest* reques
   GrpcWorker::CleanupAllAsync(request, response, std::move(done));
 }
 
-void StarwireWorker::PlainGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
+void StarwireWorker::ServeGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
                                          tensorflow::GetStatusResponse* response, StatusCallback done) {
-  StockStatus<GrpcWorker>(this, opts, request, response, /*fail_fast=*/true, std::move(done));
+  AnswerStatus(this, opts, request, response, done);
 }
 
 // As TensorFlow's Worker::AbortStep, without a thread for each: the original error gets a second to arrive.

@@ -1,11 +1,9 @@
-// TensorFlow's worker. It also advertises the data port, serves RecvTensor without gRPC, and calls the hooks of a
-// feature.
+// TensorFlow's worker. It also serves RecvTensor without gRPC, and calls the hooks of a feature.
 #ifndef STARWIRE_CC_WORKER_WORKER_H_
 #define STARWIRE_CC_WORKER_WORKER_H_
 
 #include <memory>
 #include <mutex>
-#include <string>
 
 #include "cc/base/compat.h"
 #include "cc/base/errands.h"
@@ -20,15 +18,6 @@ class StarwireWorker : public tensorflow::GrpcWorker {
   // `feature` may be null.
   StarwireWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config,
                  std::unique_ptr<const GraphFeature> feature);
-
-  // Empty: advertise nothing (no data port yet, or none any more).
-  void SetAdvertisement(const std::string& advertisement);
-
-  // Without `override`: 2.x has the first, 1.15 and DeepRec the second.
-  void GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
-                      tensorflow::GetStatusResponse* response, bool fail_fast, tensorflow::StatusCallback done);
-  void GetStatusAsync(const tensorflow::GetStatusRequest* request, tensorflow::GetStatusResponse* response,
-                      tensorflow::StatusCallback done);
 
   // Requests of a master in this process, see kNoRequestId in worker.cc.
   void RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
@@ -50,8 +39,8 @@ class StarwireWorker : public tensorflow::GrpcWorker {
   void RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request, tensorflow::RegisterGraphResponse* response,
                           tensorflow::StatusCallback done) override;
 
-  // The answer over the data port: the same without the advertisement.
-  void PlainGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
+  // The answer over the data port.
+  void ServeGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
                            tensorflow::GetStatusResponse* response, tensorflow::StatusCallback done);
 
   // TensorFlow's own RecvTensor can only answer into gRPC's buffers.
@@ -67,7 +56,6 @@ class StarwireWorker : public tensorflow::GrpcWorker {
   std::mutex mu_;
   std::weak_ptr<SessionObserver> observer_;
   std::shared_ptr<ServerErrands> errands_;
-  std::string advertisement_;
 };
 
 }  // namespace starwire

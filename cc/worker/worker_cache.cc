@@ -68,13 +68,11 @@ std::shared_ptr<WorkerCacheInterface> StockCache::Get() const {
 
 WorkerCache::WorkerCache(std::unique_ptr<WorkerCacheInterface> stock, TaskAddresses addresses, std::string local_task,
                          WorkerInterface* local_worker, std::shared_ptr<ChannelOpener> channels,
-                         std::shared_ptr<Resolver> resolver, std::shared_ptr<WorkerCaches> caches,
-                         std::shared_ptr<HandleBoard> board)
+                         std::shared_ptr<WorkerCaches> caches, std::shared_ptr<HandleBoard> board)
     : addresses_(std::move(addresses)),
       local_task_(std::move(local_task)),
       local_worker_(local_worker),
       channels_(std::move(channels)),
-      resolver_(std::move(resolver)),
       caches_(std::move(caches)),
       board_(std::move(board)),
       stock_(std::make_shared<StockCache>(std::move(stock), caches_)) {}
@@ -123,13 +121,8 @@ WorkerInterface* WorkerCache::CreateWorker(const std::string& target) {
   std::unique_ptr<RemoteWorker>& worker = workers_[task];
   if (worker == nullptr) {
     std::shared_ptr<Channel> channel;
-    Status opened;
-    if (const auto stock = stock_->Get(); stock == nullptr) {
-      opened = Stopped(local_task_);
-    } else {
-      resolver_->Register(task, address->second, stock);
-      opened = channels_->OpenChannel(task, address->second, &channel);
-    }
+    const Status opened = stock_->Get() == nullptr ? Stopped(local_task_)
+                                      : channels_->OpenChannel(task, address->second, &channel);
     worker = opened.ok() ? std::make_unique<RemoteWorker>(task, std::move(channel), &logger_)
                          : std::make_unique<RemoteWorker>(task, opened, &logger_);
     if (JobOf(task) == JobOf(local_task_) && ++siblings_ == kManySiblings) AdviseFilters();
@@ -178,7 +171,7 @@ Status WorkerCache::GetEagerClientCache(std::unique_ptr<tensorflow::eager::Eager
   const Status status = stock->GetEagerClientCache(&plain);
   if (!status.ok()) return status;
   // It may outlive this object.
-  auto open = [addresses = addresses_, local_task = local_task_, channels = channels_, resolver = resolver_,
+  auto open = [addresses = addresses_, local_task = local_task_, channels = channels_,
                shared = stock_](const std::string& target) {
     std::unique_ptr<RemoteEager> worker;
     const std::string task = TaskOf(target);
@@ -186,10 +179,7 @@ Status WorkerCache::GetEagerClientCache(std::unique_ptr<tensorflow::eager::Eager
     if (task == local_task || address == addresses.end()) return worker;
     std::shared_ptr<Channel> channel;
     Status opened = Stopped(local_task);
-    if (const auto stock = shared->Get()) {
-      resolver->Register(task, address->second, stock);
-      opened = channels->OpenChannel(task, address->second, &channel);
-    }
+    if (shared->Get() != nullptr) opened = channels->OpenChannel(task, address->second, &channel);
     worker = opened.ok() ? std::make_unique<RemoteEager>(task, std::move(channel), nullptr)
                          : std::make_unique<RemoteEager>(task, opened, nullptr);
     return worker;

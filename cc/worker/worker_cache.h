@@ -14,7 +14,6 @@
 #include "cc/base/channel.h"
 #include "cc/base/compat_server.h"
 #include "cc/worker/remote_worker.h"
-#include "cc/worker/resolver.h"
 #include "cc/worker/step_handles.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_logger.h"
@@ -66,8 +65,7 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   // `local_task`, which is in this process.
   WorkerCache(std::unique_ptr<tensorflow::WorkerCacheInterface> stock, TaskAddresses addresses, std::string local_task,
               tensorflow::WorkerInterface* local_worker, std::shared_ptr<ChannelOpener> channels,
-              std::shared_ptr<Resolver> resolver, std::shared_ptr<WorkerCaches> caches,
-              std::shared_ptr<HandleBoard> board);
+              std::shared_ptr<WorkerCaches> caches, std::shared_ptr<HandleBoard> board);
   ~WorkerCache() override;
 
   void ListWorkers(std::vector<std::string>* workers) const override;
@@ -101,7 +99,6 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   const std::string local_task_;
   tensorflow::WorkerInterface* const local_worker_;  // owned by the server
   const std::shared_ptr<ChannelOpener> channels_;
-  const std::shared_ptr<Resolver> resolver_;
   const std::shared_ptr<WorkerCaches> caches_;
   const std::shared_ptr<HandleBoard> board_;
   const std::shared_ptr<StockCache> stock_;

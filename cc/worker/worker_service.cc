@@ -343,7 +343,7 @@ void WorkerService::OnCall(const sw_call_request* request) {
   // The one place that decides what runs on a reactor.
   switch (static_cast<Method>(request->method)) {
     case Method::kGetStatus:
-      return Serve(request, Place::kPool, &StarwireWorker::PlainGetStatusAsync);
+      return Serve(request, Place::kPool, &StarwireWorker::ServeGetStatusAsync);
     case Method::kCreateWorkerSession:
       return Serve<CreateWorkerSessionRequest, CreateWorkerSessionResponse>(
           request, Place::kPool, [this](StarwireWorker* worker, auto* call, StatusCallback done) {

@@ -16,7 +16,6 @@ import os
 import sys
 
 from starwire._config import config
-from starwire._data_address import data_address
 from starwire._endpoint_map import endpoint_map
 from starwire._estimator import run_config
 from starwire._library import library_path, load
@@ -24,7 +23,7 @@ from starwire._stop import stop
 from starwire._version import __version__
 from starwire_run import protocols as _protocols
 
-__all__ = ["__version__", "config", "data_address", "endpoint_map", "library_path", "protocols", "run_config", "stop"]
+__all__ = ["__version__", "config", "endpoint_map", "library_path", "protocols", "run_config", "stop"]
 
 
 def protocols():

@@ -10,8 +10,8 @@ _ADDRESS = re.compile(r"^(?P<host>\[[0-9A-Fa-f:.%a-z]+\]|[^\s:=#\[\]]+):(?P<port
 def endpoint_map(cluster, directory=".", offset=1000, data=None):
     """Writes ``.endpoint_map`` for a cluster and returns its path.
 
-    The file is needed only if the data ports must be known in advance (firewalls, DeepRec peers); otherwise starwire's servers discover
-    each other.
+    The file is needed only for data ports that do not follow from the addresses of the cluster (``docs/ports.md``): peers behind address
+    translation, another network, DeepRec's own plan of ports.
 
     Args:
       cluster: anything ``tf.train.ClusterSpec`` takes: ``{"ps": ["host:2222"], "worker": [...]}`` (lists, or dicts of task index to address).

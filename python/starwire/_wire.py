@@ -23,11 +23,6 @@ def without(data, number):
     return b"".join(data[begin:end] for found, _, begin, _, end in fields(data) if found != number)
 
 
-def messages(data, number):
-    """Returns the serialised messages of a repeated field."""
-    return [data[value:end] for found, kind, _, value, end in fields(data) if found == number and kind == 2]
-
-
 def _varint(data, at):
     value = shift = 0
     while True:

@@ -4,16 +4,18 @@ import random
 import socket
 
 _FIRST = 10000
+# With TensorFlow 1.15, a task has another port at this distance: STARWIRE_PORT_OFFSET's default.
+_OFFSET = 1000
 
 
 def free(count):
-    """Returns ports on which nothing listens, outside the range from which the kernel takes ports for connections: nobody gets them by chance."""
-    end = _first_ephemeral()
+    """Returns ports on which, as at their data ports, nothing listens, outside the range from which the kernel takes ports for connections."""
+    end = _first_ephemeral() - _OFFSET
     found = []
     for port in random.sample(range(_FIRST, end), end - _FIRST):
         if len(found) == count:
             break
-        if _is_free(port):
+        if not {port - _OFFSET, port + _OFFSET} & set(found) and _is_free(port) and _is_free(port + _OFFSET):
             found.append(port)
     if len(found) < count:
         raise OSError(f"only {len(found)} of {count} ports are free between {_FIRST} and {end}")
@@ -42,7 +44,7 @@ def _first_ephemeral():
             first = int(file.read().split()[0])
     except (OSError, ValueError, IndexError):
         first = 32768
-    return first if first >= _FIRST + 1000 else 65536
+    return first if first >= _FIRST + 2 * _OFFSET else 65536
 
 
 def _is_free(port):

@@ -14,8 +14,9 @@ pub struct sw_channel {
     pub(super) channel: CChannel,
 }
 
-/// Opens a channel to a task, without connecting yet. If .endpoint_map exists and has grpc_address, its entry is tried
-/// first; otherwise resolve() is called. Channels to the same (task, grpc_address) share one connection.
+/// Opens a channel to a task, without connecting yet. The data address is the one of .endpoint_map, if there is one;
+/// otherwise it follows from grpc_address (docs/ports.md). Channels to the same (task, grpc_address) share one
+/// connection.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_channel_open(
     engine: *mut sw_engine,

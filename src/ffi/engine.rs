@@ -85,14 +85,6 @@ pub unsafe extern "C" fn sw_engine_banner(engine: *const sw_engine) -> sw_bytes 
     unsafe { borrow(engine) }.map_or(sw_bytes::EMPTY, |e| sw_bytes::of(e.engine.banner().as_bytes()))
 }
 
-/// The server's advertisement: put it into the GetStatus reply, and pass it to sw_engine_resolved on the other side.
-/// Opaque printable ASCII, no spaces. Valid as long as the engine.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_engine_advertisement(engine: *const sw_engine) -> sw_bytes {
-    // SAFETY: the caller's promise.
-    unsafe { borrow(engine) }.map_or(sw_bytes::EMPTY, |e| sw_bytes::of(e.engine.advertisement().as_bytes()))
-}
-
 /// After this many seconds without a connection to its task, a session may be deleted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_session_idle_s(engine: *const sw_engine) -> u64 {
@@ -119,22 +111,6 @@ pub unsafe extern "C" fn sw_engine_free(engine: *mut sw_engine) {
     }
     // SAFETY: the caller's promise.
     unsafe { handle::free(engine) }
-}
-
-/// Answers `resolve`: an advertisement (code 0) or an error. Harmless if the token is outdated.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_engine_resolved(
-    engine: *mut sw_engine,
-    token: u64,
-    code: sw_code,
-    advertisement_or_message: sw_bytes,
-) {
-    // SAFETY: the caller's promise.
-    let (engine, text) = unsafe { (borrow(engine), advertisement_or_message.as_slice()) };
-    if let Some(e) = engine {
-        let text = String::from_utf8_lossy(text).into_owned();
-        guard((), || e.engine.resolved(token, if code == 0 { Ok(text) } else { Err((code, text)) }));
-    }
 }
 
 /// Stores in `out` where TensorFlow's gRPC clients of this process have to connect to reach the server of the task with

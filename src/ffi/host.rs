@@ -80,17 +80,6 @@ impl Host for CHost {
     type Op = COp;
     type Star = CStar;
 
-    fn resolves(&self) -> bool {
-        self.handlers.resolve.is_some()
-    }
-
-    fn resolve(&self, task: &str, grpc_address: &str, token: u64) {
-        if let Some(resolve) = self.handlers.resolve {
-            // SAFETY: see the impl.
-            unsafe { resolve(self.ctx, sw_bytes::of(task.as_bytes()), sw_bytes::of(grpc_address.as_bytes()), token) }
-        }
-    }
-
     fn key(&self, prefix: &[u8]) -> Option<CKey> {
         // SAFETY: see the impl.
         let key = unsafe { self.handlers.key_new?(self.ctx, sw_bytes::of(prefix)) };

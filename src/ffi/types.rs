@@ -138,11 +138,6 @@ pub struct sw_call_request {
 #[derive(Clone, Copy)]
 pub struct sw_handlers {
     pub struct_size: usize,
-    /// Finds out where `task` (e.g. "/job:ps/replica:0/task:0"), whose channel was opened with `grpc_address`, can be
-    /// reached, and answers exactly once with sw_engine_resolved(engine, token, ...). Called at each (re)connect for
-    /// channels without an entry in .endpoint_map; for others, when the entry does not lead to a task, or leads to one
-    /// of another name.
-    pub resolve: Option<unsafe extern "C" fn(ctx: *mut c_void, task: sw_bytes, grpc_address: sw_bytes, token: u64)>,
     /// A batch of rendezvous requests; each is answered by sw_engine_reply.
     pub on_recv: Option<unsafe extern "C" fn(ctx: *mut c_void, requests: *const sw_recv_request, n: usize)>,
     pub on_call: Option<unsafe extern "C" fn(ctx: *mut c_void, call: *const sw_call_request)>,

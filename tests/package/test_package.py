@@ -276,34 +276,3 @@ def library_of_checkout():
 
 def version_of_tensorflow():
     return Path(library_of_checkout()).parent.name[len("tf-") :]
-
-
-def test_data_address_of_servers():
-    code, out, err = python(
-        """
-import socket
-import starwire, tensorflow as tf
-ours = tf.distribute.Server({"ps": ["localhost:0"]}, job_name="ps", task_index=0, protocol="grpc++")
-host, port = starwire.data_address(ours).split(":")
-assert starwire.data_address(ours.target[len("grpc://"):]) == f"{host}:{port}"
-with socket.create_connection((host, int(port)), 5) as connection:
-    connection.sendall(b"GET /healthz HTTP/1.0\\r\\n\\r\\n")
-    print(connection.recv(15))
-stock = tf.distribute.Server({"ps": ["localhost:0"]}, job_name="ps", task_index=0, protocol="grpc")
-silent = socket.create_server(("127.0.0.1", 0))
-for server in (stock, stock.target, f"127.0.0.1:{silent.getsockname()[1]}"):
-    try:
-        print(starwire.data_address(server, timeout=2))
-    except (ValueError, OSError) as error:
-        print(type(error).__name__, str(error).replace(stock.target[7:], "STOCK").replace(str(silent.getsockname()[1]), "PORT"))
-""",
-        ROOT / "python",
-        http_proxy="http://127.0.0.1:1",
-    )
-    assert code == 0, err
-    assert out.splitlines() == [
-        "b'HTTP/1.0 200 OK'",
-        "ValueError starwire: a server with protocol 'grpc' has no data port: it is not one of starwire's (grpc++, star_server, star_server_lite, grpc+verbs)",
-        "ConnectionError starwire: the server at STOCK has no data port: it runs stock grpc, or is stopping",
-        "TimeoutError starwire: no answer from 127.0.0.1:PORT within 2 s",
-    ], out

@@ -11,7 +11,7 @@ import socket
 
 from starwire_run import ports
 
-SHARES = 64  # processes at a time; with 355 ports each on a usual machine
+SHARES = 64  # processes at a time; with 170 ports each on a usual machine
 
 _lock = None
 _queue = collections.deque()
@@ -31,13 +31,15 @@ def _take_share():
 
 
 def free_port():
-    """Returns a port on which nothing listens."""
+    """Returns a port on which, as at its data port, nothing listens."""
     if not _queue:
         share = _take_share()
-        mine = [port for port in range(ports._FIRST, ports._first_ephemeral()) if port % SHARES == share]
+        # With two ports, the data port is at the offset, among those that nobody draws.
+        drawn = [port for port in range(ports._FIRST, ports._first_ephemeral() - ports._OFFSET) if port // ports._OFFSET % 2 == 0]
+        mine = [port for port in drawn if port % SHARES == share]
         _queue.extend(random.sample(mine, len(mine)))
     for _ in range(len(_queue)):
         _queue.rotate(-1)
-        if ports._is_free(_queue[-1]):
+        if ports._is_free(_queue[-1]) and ports._is_free(_queue[-1] + ports._OFFSET):
             return _queue[-1]
     raise OSError(f"none of {len(_queue)} ports is free")

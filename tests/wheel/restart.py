@@ -3,7 +3,7 @@
 import sys
 import time
 
-import starwire
+import starwire  # noqa: F401 (registers the protocols)
 import tensorflow as tf
 
 v1 = tf.compat.v1
@@ -13,7 +13,6 @@ STEPS = 100
 def main(job, ps_port, worker_port, checkpoints):
     cluster = tf.train.ClusterSpec({"ps": [f"localhost:{ps_port}"], "worker": [f"localhost:{worker_port}"]})
     server = tf.distribute.Server(cluster, job_name=job, task_index=0, protocol="star_server")
-    assert starwire.data_address(server)
     if job == "ps":
         server.join()
     with tf.Graph().as_default():

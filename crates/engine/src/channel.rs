@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 use crate::api::PendingOp;
 use crate::api::{Host, Op};
 use crate::command::{Command, NewCall, NewRecv};
-use crate::config::MapLine;
+use crate::config::DataAddress;
 use crate::shared::Shared;
-use crate::whereabouts::Expected;
 use starwire_net::transport::{SocketAddress, backoff};
 use starwire_protocol::{Failure, Outcome, code, digest};
 
@@ -28,20 +27,13 @@ pub struct ChannelShared {
     pub(crate) task: String,
     /// The peer's entry in the ClusterSpec, for messages.
     pub(crate) grpc_address: String,
-    /// From `.endpoint_map`; otherwise the peer's gRPC port is asked.
-    pub(crate) mapped: Option<MapLine>,
-    /// This task is in the server's own ClusterSpec. Sessions may bring clusters in which servers have other names.
-    named: bool,
+    pub(crate) data: DataAddress,
     next_id: AtomicU64,
 }
 
 impl ChannelShared {
-    pub fn new(number: u32, shard: usize, task: String, grpc_address: String, mapped: Option<MapLine>) -> Self {
-        Self { number, shard, task, grpc_address, mapped, named: true, next_id: AtomicU64::new(1) }
-    }
-
-    pub fn unnamed(self) -> Self {
-        Self { named: false, ..self }
+    pub fn new(number: u32, shard: usize, task: String, grpc_address: String, data: DataAddress) -> Self {
+        Self { number, shard, task, grpc_address, data, next_id: AtomicU64::new(1) }
     }
 }
 
@@ -138,12 +130,8 @@ impl<O: Op> What<O> {
 pub enum State {
     /// Nothing is waiting.
     Idle,
-    /// The host or the name service is looking up the peer's address.
+    /// The name service is looking up the peer's host.
     LookingUp,
-    /// The attempt failed, and the peer's gRPC port is asked for the reason.
-    Asking {
-        failure: Failure,
-    },
     /// One candidate is being tried; `conn` is its connection. `rest` are tried next.
     Connecting {
         conn: u64,
@@ -175,16 +163,6 @@ pub struct ChannelState<O: Op> {
     told: Option<Instant>,
     /// The peer's incarnation on the last connection.
     pub incarnation: Option<u64>,
-    /// The peer that must answer at the addresses of this attempt.
-    pub expected: Option<Expected>,
-    /// With a map: as far as known, the peer's own name is the one of the ClusterSpec.
-    pub goes_by_name: bool,
-    /// An incarnation that was advertised, but not found at its address; it is looked up once more.
-    pub doubted: Option<u64>,
-    /// With a map: since when the peer answers on its gRPC port, but not at its data address.
-    pub answers_since: Option<Instant>,
-    /// A server of this cluster answered this attempt and refused it.
-    pub was_refused: bool,
     /// RDMA failed with this peer: it is not tried again before this.
     pub no_pairs_before: Option<Instant>,
     /// The errors of this attempt's candidates.
@@ -194,7 +172,6 @@ pub struct ChannelState<O: Op> {
 impl<O: Op> ChannelState<O> {
     pub fn new(shared: Arc<ChannelShared>) -> Self {
         Self {
-            goes_by_name: shared.named,
             shared,
             state: State::Idle,
             waiting: VecDeque::new(),
@@ -206,10 +183,6 @@ impl<O: Op> ChannelState<O> {
             unreachable_since: None,
             told: None,
             incarnation: None,
-            expected: None,
-            doubted: None,
-            answers_since: None,
-            was_refused: false,
             no_pairs_before: None,
             errors: Vec::new(),
         }
@@ -221,13 +194,10 @@ impl<O: Op> ChannelState<O> {
         self.told = None;
         self.not_before = None;
         self.attempt_ends = None;
-        self.doubted = None;
-        self.answers_since = None;
         self.errors.clear();
     }
 
-    /// Counts a failed attempt and sets the time of the next. An attempt without a map looks the address up over
-    /// TensorFlow's gRPC first, which itself connects once a second; the pause comes on top of that.
+    /// Counts a failed attempt and sets the time of the next.
     pub fn failed(&mut self, now: Instant, random: u64) {
         self.not_before = Some(now + backoff::pause(self.failures, random));
         self.failures = self.failures.saturating_add(1);
@@ -237,10 +207,12 @@ impl<O: Op> ChannelState<O> {
     /// The error of requests that waited for a failed attempt. A peer that is down is told in gRPC's words, by which
     /// programs recognise that.
     pub fn unreachable(&self, failure: &Failure) -> String {
+        let (task, address) = (&self.shared.task, &self.shared.grpc_address);
         let words = if failure.code == code::UNAVAILABLE { "failed to connect to all addresses: " } else { "" };
         format!(
-            "starwire: cannot reach {} ({}): {words}{}",
-            self.shared.task, self.shared.grpc_address, failure.message
+            "starwire: cannot reach {task} ({address}): {words}{}{}",
+            failure.message,
+            self.shared.data.remark(address)
         )
     }
 
@@ -325,7 +297,8 @@ mod tests {
     type ChannelState = super::ChannelState<NoOp>;
 
     fn state() -> ChannelState {
-        ChannelState::new(Arc::new(ChannelShared::new(0, 0, "/job:ps/replica:0/task:0".into(), "h:1".into(), None)))
+        let data = DataAddress::Derived("h:1".parse().unwrap());
+        ChannelState::new(Arc::new(ChannelShared::new(0, 0, "/job:ps/replica:0/task:0".into(), "h:1".into(), data)))
     }
 
     #[test]

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::api::Host;
-use crate::config::Ports;
+use crate::config::{Config, Ports};
 use crate::conn::{Drain, Role};
 use crate::migrate::Path;
+use crate::resolver::is_guess;
 use crate::shard::{CLOSE_TIMEOUT, Shard};
 use crate::tls::NO_TLS;
 use starwire_net::reactor::driver::Completion;
@@ -81,16 +82,14 @@ impl<H: Host> Shard<H> {
             _ => {}
         }
         let has_last_frame = conn.connected && (conn.proto.wants_transmit() || conn.has_unsent());
-        if matches!(error, ConnectionError::RefusedByPeer { .. }) {
-            self.refused_by_peer(key);
-        }
         if is_server && !matches!(error, ConnectionError::PeerSilent { .. }) {
             self.log_dropped(&name, &error.to_string(), now);
         }
-        let hint = match (&error, is_server, self.shared.config.ports) {
-            (ConnectionError::NotStarwire(_), false, Ports::One) => {
-                let protocol = self.shared.config.identity.protocol;
-                format!("; it needs protocol=\"{protocol}\" and one port, as this task has (STARWIRE_PORTS=one)")
+        let hint = match error {
+            ConnectionError::NotStarwire(_) if !is_server => {
+                let Config { identity, ports, .. } = &self.shared.config;
+                let ports = if *ports == Ports::One { "one port" } else { "two ports" };
+                format!("; it needs protocol=\"{}\" and {ports}, as this task has (STARWIRE_PORTS)", identity.protocol)
             }
             _ => String::new(),
         };
@@ -163,7 +162,7 @@ impl<H: Host> Shard<H> {
         let mut failure = conn.closing.take().unwrap_or(Failure { code: code::UNAVAILABLE, message: "closed".into() });
         let message = format!("starwire: lost the connection to {}: {}", conn.name, failure.message);
         let was_ready = conn.peer.is_some();
-        if !conn.connected && conn.address.as_ref().is_some_and(|address| self.is_guess(address)) {
+        if !conn.connected && conn.address.as_ref().is_some_and(is_guess) {
             failure.message.clear();
         }
         conn.proto.fail(failure.code, &message);

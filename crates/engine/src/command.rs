@@ -1,6 +1,6 @@
 //! Commands to a shard, from any thread.
 
-use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -10,7 +10,6 @@ use crate::api::PendingOp;
 use crate::api::{Host, Op};
 use crate::channel::ChannelShared;
 use crate::star::StarCommand;
-use starwire_net::transport::SocketAddress;
 
 /// A method call to start.
 pub struct NewCall<O: Op> {
@@ -56,17 +55,11 @@ pub enum Command<H: Host> {
         meta: Meta,
         payload: Option<OutPayload>,
     },
-    /// The answer to `resolve` for the attempt with this number.
-    Resolved {
-        channel: u32,
-        attempt: u32,
-        result: Result<String, (i32, String)>,
-    },
     /// Name look-up finished.
     Addresses {
         channel: u32,
         attempt: u32,
-        result: Result<VecDeque<SocketAddress>, String>,
+        result: Result<Vec<SocketAddr>, String>,
     },
     Adopt {
         fd: OwnedFd,

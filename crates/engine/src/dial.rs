@@ -1,38 +1,22 @@
 //! The client side of a shard: how a channel finds its peer and connects, and when waiting requests end.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::api::{Host, Level, Op};
 use crate::channel::{State, Waiting, What};
-use crate::command::{Command, NewCall, NewRecv};
-use crate::config::HostPort;
+use crate::command::{NewCall, NewRecv};
 use crate::conn::Role;
 use crate::metrics;
+use crate::resolver::is_guess;
 use crate::shard::Shard;
-use crate::whereabouts::is_final;
-use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::{SocketAddress, tcp, unix};
 use starwire_protocol::{Call, Connection, Failure, Outcome, Recv, code};
 
 /// Longest attempt to connect, so that a peer that is down is noticed. Requests that wait for the peer get more
 /// attempts.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// Channel numbers have 24 bits in a token.
-pub const MAX_CHANNELS: u32 = 1 << 24;
-
-/// Identifies an attempt in a question to the host or the name service.
-pub fn token(shard: usize, channel: u32, attempt: u32) -> u64 {
-    ((shard as u64) << 56) | (u64::from(channel % MAX_CHANNELS) << 32) | u64::from(attempt)
-}
-
-pub fn untoken(token: u64) -> (usize, u32, u32) {
-    let [shard, channel @ .., _, _, _, _] = token.to_be_bytes();
-    let [a, b, c] = channel;
-    (usize::from(shard), u32::from_be_bytes([0, a, b, c]), (token & 0xffff_ffff) as u32)
-}
 
 impl<H: Host> Shard<H> {
     pub(crate) fn submit(&mut self, number: u32, mut waiting: Waiting<H::Op>, now: Instant) {
@@ -122,71 +106,10 @@ impl<H: Host> Shard<H> {
         channel.attempt_ends = Some(ends);
         let attempt = channel.attempt;
         self.arm_channel(number, ends);
-        self.seek(number, attempt, now);
+        self.look_up(number, attempt, now);
     }
 
-    /// Resolves names to addresses, on a separate thread, because name services may block.
-    pub(crate) fn look_up(
-        &mut self,
-        number: u32,
-        attempt: u32,
-        mut first: VecDeque<SocketAddress>,
-        targets: Vec<HostPort>,
-        now: Instant,
-    ) {
-        let literals: Vec<_> = targets.iter().map_while(literal).collect();
-        if literals.len() == targets.len() {
-            first.extend(literals.into_iter().map(SocketAddress::from));
-            return self.connect_first(number, first, now);
-        }
-        let names = targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        let (shared, shard) = (self.shared.clone(), self.index);
-        let thread = std::thread::Builder::new().name("starwire-names".into()).spawn(move || {
-            // Keep off the CPU of a pinned reactor; a failure only costs time.
-            let _ = shared.topology.as_ref().map(Topology::unpin_current_thread);
-            let mut errors = Vec::new();
-            for target in &targets {
-                match target.resolve() {
-                    Ok(found) => first.extend(found.into_iter().map(SocketAddress::from)),
-                    Err(error) => errors.push(format!("cannot look up {}: {error}", target.host)),
-                }
-            }
-            let result = if first.is_empty() { Err(errors.join("; ")) } else { Ok(first) };
-            shared.send(shard, Command::Addresses { channel: number, attempt, result });
-        });
-        if let Err(error) = thread {
-            let message = format!("cannot start a thread to look up {names}: {error}");
-            self.attempt_failed(number, code::RESOURCE_EXHAUSTED, &message, now);
-        }
-    }
-
-    pub(crate) fn addresses(
-        &mut self,
-        number: u32,
-        attempt: u32,
-        result: Result<VecDeque<SocketAddress>, String>,
-        now: Instant,
-    ) {
-        if !self.is_current(number, attempt) {
-            return;
-        }
-        match result {
-            Ok(found) => self.connect_first(number, found, now),
-            Err(message) => self.attempt_failed(number, code::UNAVAILABLE, &message, now),
-        }
-    }
-
-    fn is_current(&self, number: u32, attempt: u32) -> bool {
-        self.channels.get(&number).is_some_and(|c| c.attempt == attempt && matches!(c.state, State::LookingUp))
-    }
-
-    fn connect_first(&mut self, number: u32, found: VecDeque<SocketAddress>, now: Instant) {
-        let mapped = self.channels.get(&number).is_some_and(|channel| channel.shared.mapped.is_some());
-        let all = self.with_short_ways(found, mapped);
-        self.connect_next(number, all, now);
-    }
-
-    fn connect_next(&mut self, number: u32, mut rest: VecDeque<SocketAddress>, now: Instant) {
+    pub(crate) fn connect_next(&mut self, number: u32, mut rest: VecDeque<SocketAddress>, now: Instant) {
         while let Some(address) = rest.pop_front() {
             let name = address.to_string();
             match self.connect(number, &address, now) {
@@ -196,7 +119,7 @@ impl<H: Host> Shard<H> {
                     }
                     return;
                 }
-                Err(_) if self.is_guess(&address) => {}
+                Err(_) if is_guess(&address) => {}
                 Err(error) => {
                     if let Some(channel) = self.channels.get_mut(&number) {
                         channel.errors.push(format!("{name}: {error}"));
@@ -210,7 +133,11 @@ impl<H: Host> Shard<H> {
 
     fn connect(&mut self, number: u32, address: &SocketAddress, now: Instant) -> Result<u64, String> {
         let channel = self.channels.get(&number).ok_or("there is no such channel")?;
-        let (task, expected) = (channel.shared.task.clone(), channel.expected.as_ref().map(|e| e.task.clone()));
+        let task = channel.shared.task.clone();
+        let config = &self.shared.config;
+        // A secret or a certificate proves the name that a peer gives, and the network may lead to another member.
+        // Without them, whoever answers at the address is the peer.
+        let expected = (config.secret.is_some() || config.tls.is_some()).then(|| task.clone());
         let (fd, guard): (OwnedFd, Option<OwnedFd>) = match address {
             SocketAddress::Inet(inet) => {
                 (tcp::socket(*inet, &self.shared.tcp_options()).map_err(|e| e.to_string())?, None)
@@ -297,6 +224,24 @@ impl<H: Host> Shard<H> {
         }
     }
 
+    /// Logs a name that differs from the one of this side, once for each incarnation.
+    fn note_name(&self, number: u32, own: &str) {
+        let Some(channel) = self.channels.get(&number) else { return };
+        let (task, address) = (&channel.shared.task, &channel.shared.grpc_address);
+        if task == own {
+            return;
+        }
+        let tasks = &self.shared.config.identity.tasks;
+        let elsewhere = tasks.iter().find(|(name, at)| name == own && at != address);
+        match elsewhere {
+            Some((_, at)) => self.shared.host.log(
+                Level::Warning,
+                &format!("starwire: {task} ({address}) reports its name as {own}, which is at {at} in this server's ClusterSpec: check job_name and task_index of both tasks{}", channel.shared.data.remark(address)),
+            ),
+            None => self.shared.host.log(Level::Info, &format!("starwire: {task} ({address}) reports its name as {own}")),
+        }
+    }
+
     /// The peer will answer open requests, but takes no new ones on this connection.
     pub(crate) fn said_goodbye(&mut self, key: u64, reason: String) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
@@ -306,14 +251,6 @@ impl<H: Host> Shard<H> {
             if matches!(channel.state, State::Ready { conn } if conn == key) {
                 channel.state = State::Idle;
             }
-        }
-    }
-
-    /// The address at least belongs to a server of this cluster.
-    pub(crate) fn refused_by_peer(&mut self, key: u64) {
-        let Some(Role::Client { channel }) = self.conns.get(&key).map(|c| &c.role) else { return };
-        if let Some(channel) = self.channels.get_mut(channel) {
-            channel.was_refused = true;
         }
     }
 
@@ -358,24 +295,10 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// No address of the peer works.
+    /// No address of the peer works. Requests that do not wait end; the others get another attempt, unless that cannot
+    /// help.
     pub(crate) fn attempt_failed(&mut self, number: u32, code: i32, why: &str, now: Instant) {
-        let failure = Failure { code, message: why.to_owned() };
-        if !self.looks_again(number, &failure, now) {
-            self.give_up(number, &failure, now);
-        }
-    }
-
-    /// Ends requests that do not wait for another attempt.
-    pub(crate) fn tell_impatient(&mut self, number: u32, failure: &Failure) {
-        let Some(channel) = self.channels.get_mut(&number) else { return };
-        let ended = channel.fail_waiting(failure.code, &channel.unreachable(failure), false);
-        self.dispatch.metrics.ended_locally.add(ended);
-        self.dispatch.note();
-    }
-
-    /// The attempt failed. Requests that do not wait end; the others get another attempt, unless that cannot help.
-    pub(crate) fn give_up(&mut self, number: u32, failure: &Failure, now: Instant) {
+        let failure = &Failure { code, message: why.to_owned() };
         let random = self.random();
         self.dispatch.note();
         self.dispatch.metrics.connect_failures.add(1);
@@ -418,12 +341,8 @@ impl<H: Host> Shard<H> {
                     self.dial(number, now);
                 }
             }
-            State::Asking { failure } if channel.attempt_ends.is_some_and(|t| t <= now) => {
-                let failure = failure.clone();
-                self.give_up(number, &failure, now);
-            }
             State::LookingUp if channel.attempt_ends.is_some_and(|t| t <= now) => {
-                self.attempt_failed(number, code::UNAVAILABLE, "timed out looking up its data address", now);
+                self.attempt_failed(number, code::UNAVAILABLE, "timed out looking up its host", now);
             }
             State::Connecting { conn, .. } if channel.attempt_ends.is_some_and(|t| t <= now) => {
                 let conn = *conn;
@@ -434,9 +353,9 @@ impl<H: Host> Shard<H> {
     }
 }
 
-/// The address, unless the target is a name.
-fn literal(target: &HostPort) -> Option<SocketAddr> {
-    target.host.parse().ok().map(|ip: IpAddr| SocketAddr::new(ip, target.port))
+/// Whether waiting cannot help: a wrong peer stays wrong, but a peer that is down may come up.
+fn is_final(code: i32) -> bool {
+    !matches!(code, code::UNAVAILABLE | code::DEADLINE_EXCEEDED | code::CANCELLED)
 }
 
 fn refuse<O: Op>(waiting: Waiting<O>, message: &str) {

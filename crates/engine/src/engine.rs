@@ -16,8 +16,7 @@ use crate::api::{Host, Level, Ticket};
 use crate::channel::{Channel, ChannelShared};
 use crate::command::{Command, Meta};
 use crate::config::{
-    Advertisement, Config, DriverChoice, Env, HostPort, Identity, Ports, Running, Shortcut, TransportChoice,
-    is_loopback,
+    Config, DriverChoice, Env, HostPort, Identity, Ports, Running, Shortcut, TransportChoice, is_loopback,
 };
 use crate::control::{Behind, ControlService, Limits};
 use crate::error::EngineError;
@@ -31,7 +30,7 @@ use crate::star::{StarCommand, StarHost, StarOutcome, StarServer};
 use crate::system::exit::Freeze;
 use crate::system::{exit, fork};
 use crate::tunnel::{Destination, TunnelListeners, TunnelStreams};
-use crate::{dial, observe, tls_link};
+use crate::{observe, tls_link};
 use starwire_net::reactor::driver::Driver;
 use starwire_net::reactor::epoll::EpollDriver;
 use starwire_net::reactor::error::DriverError;
@@ -39,7 +38,7 @@ use starwire_net::reactor::mailbox::{EventWaker, Sender, mailbox};
 use starwire_net::reactor::topology::Topology;
 use starwire_net::reactor::uring::UringDriver;
 use starwire_net::reactor::verbs::VerbsDriver;
-use starwire_net::transport::{self, SocketAddress, TransportError, unix};
+use starwire_net::transport::{TransportError, unix};
 
 pub struct Engine<H: Host> {
     shared: Arc<Shared<H>>,
@@ -47,7 +46,7 @@ pub struct Engine<H: Host> {
     alive: Arc<()>,
     channels: Mutex<HashMap<(String, String), Arc<ChannelShared>>>,
     banner: String,
-    advertisement: String,
+    bound: SocketAddr,
 }
 
 impl<H: Host> Engine<H> {
@@ -75,27 +74,16 @@ impl<H: Host> Engine<H> {
             );
             host.log(Level::Warning, &line);
         }
-        let local = (config.unix == Shortcut::Auto).then(|| listen_locally(hidden.is_some().then_some(bound)));
+        let local = (config.unix == Shortcut::Auto).then(|| listen_locally(bound));
         if let Some(Err(error)) = &local {
             host.log(Level::Warning, &format!("starwire: tasks on this host will connect over TCP: {error}"));
         }
         let local = local.and_then(Result::ok);
-        let machine = local.as_ref().and_then(|_| transport::host::identity());
-        let advertisement = Advertisement {
-            protocol: config.identity.protocol.to_string(),
-            task: config.identity.task.clone(),
-            incarnation,
-            data: vec![config.advertised(bound)],
-            unix: machine.as_ref().and(local.as_ref()).and_then(|(_, address)| unix_name(address)),
-            host: machine.clone(),
-            pid: Some(std::process::id()),
-        };
         let shared = Arc::new(Shared {
             number: shared::next_engine_number(),
             star: host.star().map(|_| StarServer::new(config.star.plans)),
             host,
             incarnation,
-            machine,
             senders: OnceLock::new(),
             frozen: AtomicBool::new(false),
             forks: fork::count(),
@@ -113,7 +101,7 @@ impl<H: Host> Engine<H> {
         let alive = Arc::new(());
         let reactors = Reactors::start(&shared, &alive)?;
         let mut listeners = vec![(listener, Listener::Tcp)];
-        listeners.extend(local.map(|(fd, _)| (fd, Listener::Unix)));
+        listeners.extend(local.map(|fd| (fd, Listener::Unix)));
         let driver = reactors.driver.clone();
         let banner = shared.config.banner(Running { driver: &driver, bound });
         let view = observe::View::new(&shared, banner.clone());
@@ -134,7 +122,7 @@ impl<H: Host> Engine<H> {
             alive,
             channels: Mutex::new(HashMap::new()),
             banner,
-            advertisement: advertisement.to_string(),
+            bound,
         });
         let watched: Weak<Self> = Arc::downgrade(&engine);
         exit::watch(watched);
@@ -145,8 +133,9 @@ impl<H: Host> Engine<H> {
         &self.banner
     }
 
-    pub fn advertisement(&self) -> &str {
-        &self.advertisement
+    /// Where the data port listens.
+    pub fn bound(&self) -> SocketAddr {
+        self.bound
     }
 
     /// After this long without a connection to its task, a session may be deleted.
@@ -159,29 +148,16 @@ impl<H: Host> Engine<H> {
         if self.shared.forks != fork::count() {
             return Err(EngineError::Forked);
         }
-        let mapped = match (&self.shared.config.endpoint_map, self.shared.config.mapped(grpc_address)) {
-            (_, Some(found)) => Some(found),
-            (None, None) => None,
-            (Some(map), None) => {
-                return Err(EngineError::NotInMap {
-                    task: task.into(),
-                    address: grpc_address.into(),
-                    file: map.path().display().to_string(),
-                });
-            }
-        };
+        let data = self.shared.config.data_address(task, grpc_address)?;
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let next = channels.len();
         let entry = channels.entry((task.into(), grpc_address.into()));
         let channel = match entry {
             Entry::Occupied(found) => found.get().clone(),
             Entry::Vacant(place) => {
-                let number =
-                    u32::try_from(next).ok().filter(|n| *n < dial::MAX_CHANNELS).ok_or(EngineError::TooMany)?;
+                let number = u32::try_from(next).map_err(|_| EngineError::TooMany)?;
                 let shard = next % self.shared.config.reactors;
-                let made = ChannelShared::new(number, shard, task.into(), grpc_address.into(), mapped);
-                let named = self.shared.config.identity.tasks.iter().any(|(t, a)| t == task && a == grpc_address);
-                let made = Arc::new(if named { made } else { made.unnamed() });
+                let made = Arc::new(ChannelShared::new(number, shard, task.into(), grpc_address.into(), data));
                 self.shared.send(shard, Command::OpenChannel(made.clone()));
                 place.insert(made).clone()
             }
@@ -213,12 +189,6 @@ impl<H: Host> Engine<H> {
         let has_own_port = |address: &HostPort| own.parse().is_ok_and(|own: HostPort| own.port == address.port);
         grpc_address == own
             || grpc_address.parse().is_ok_and(|given: HostPort| is_loopback(&given.host) && has_own_port(&given))
-    }
-
-    /// Answers `Host::resolve`.
-    pub fn resolved(&self, token: u64, result: Result<String, (i32, String)>) {
-        let (shard, channel, attempt) = dial::untoken(token);
-        self.shared.send(shard, Command::Resolved { channel, attempt, result });
     }
 
     /// Answers a peer's request.
@@ -307,19 +277,9 @@ impl<H: Host> Drop for Engine<H> {
     }
 }
 
-/// A unix socket for peers on this host: beside the only port, or under a fresh name that is advertised.
-fn listen_locally(only_port: Option<SocketAddr>) -> Result<(OwnedFd, SocketAddress), TransportError> {
-    let Some(bound) = only_port else { return unix::listen() };
-    let address = unix::beside(bound);
-    unix::listen_at(&address).map(|fd| (fd, address))
-}
-
-/// The socket address that peers connect to.
-fn unix_name(address: &SocketAddress) -> Option<String> {
-    match address {
-        SocketAddress::Unix(path) => path.to_str().map(String::from),
-        SocketAddress::Inet(_) => None,
-    }
+/// A unix socket for peers on this host, beside the data port.
+fn listen_locally(bound: SocketAddr) -> Result<OwnedFd, TransportError> {
+    unix::listen_at(&unix::beside(bound))
 }
 
 /// Reactor threads that have their driver and wait for each other.

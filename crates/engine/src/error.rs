@@ -11,7 +11,7 @@ use starwire_net::transport::verbs::VerbsError;
 pub enum EngineError {
     #[error("starwire: {0}")]
     Config(#[from] ConfigError),
-    #[error("starwire: data port: {0}; choose another address with STARWIRE_BIND or .endpoint_map")]
+    #[error("starwire: data port: {0}; choose another with STARWIRE_PORT_OFFSET or .endpoint_map")]
     Transport(#[from] TransportError),
     #[error(
         "starwire: {0}; with STARWIRE_PORTS=one the port is the one of the ClusterSpec, and STARWIRE_BIND may choose the address"
@@ -39,15 +39,13 @@ pub enum EngineError {
     Forked,
     #[error("starwire: too many peers for one server")]
     TooMany,
-    #[error("starwire: task {task} ({address}) is not in the endpoint map {file}: add a line {address}=host:port")]
-    NotInMap { task: String, address: String, file: String },
 }
 
 impl EngineError {
     /// As a tensorflow::error::Code.
     pub fn code(&self) -> i32 {
         match self {
-            Self::Config(_) | Self::NotInMap { .. } => 3,
+            Self::Config(_) => 3,
             Self::Transport(_)
             | Self::OnePort(_)
             | Self::TunnelListener(_)

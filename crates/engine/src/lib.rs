@@ -44,6 +44,7 @@ mod migrate;
 mod observe;
 mod polling;
 mod port;
+mod resolver;
 mod shard;
 mod shared;
 pub mod star;
@@ -53,7 +54,6 @@ mod timers;
 pub mod tls;
 mod tls_link;
 mod tunnel;
-mod whereabouts;
 
 pub use api::{
     Buffers, ForeignMemory, Host, InBody, IncomingCall, Level, Op, OutPayload, PendingOp, Piece, RecvRequest, Ticket,

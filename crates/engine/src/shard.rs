@@ -253,7 +253,6 @@ impl<H: Host> Shard<H> {
             Command::OpenChannel(shared) => {
                 self.channels.insert(shared.number, ChannelState::new(shared));
             }
-            Command::Resolved { channel, attempt, result } => self.resolved(channel, attempt, result, now),
             Command::Addresses { channel, attempt, result } => self.addresses(channel, attempt, result, now),
             Command::Adopt { fd, listener } => self.adopt(fd, listener, now),
             Command::Star(command) => {
@@ -409,14 +408,6 @@ impl<H: Host> Shard<H> {
 
     /// The handshake with this peer is done.
     pub(crate) fn greeted(&mut self, key: u64, peer: PeerInfo, now: Instant) {
-        let Some(conn) = self.conns.get_mut(&key) else { return };
-        if let Role::Client { channel } = conn.role {
-            let is_proved = peer.authenticated || self.shared.config.tls.is_some();
-            if let Err(why) = self.recognises(channel, &peer, is_proved) {
-                self.dispatch.metrics.refusals.add(1);
-                return self.lose(key, code::FAILED_PRECONDITION, why);
-            }
-        }
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.entry.set_peer(&peer.task);
         conn.entry.set_state(State::Ready);

@@ -47,8 +47,6 @@ pub struct Shared<H: Host> {
     pub(crate) star: Option<StarServer<H>>,
     /// As seen by the thread that made the engine, before any was pinned.
     pub(crate) topology: Option<Topology>,
-    /// Equal on two servers only if they can reach each other's unix sockets.
-    pub(crate) machine: Option<String>,
 }
 
 thread_local! {
@@ -195,7 +193,6 @@ pub(crate) fn end<H: Host>(command: Command<H>, code: i32, message: &str) {
         Command::OpenChannel(_)
         | Command::Cancel { .. }
         | Command::Reply { .. }
-        | Command::Resolved { .. }
         | Command::Addresses { .. }
         | Command::Adopt { .. }
         | Command::Star(_)

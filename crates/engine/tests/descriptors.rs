@@ -18,7 +18,6 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use harness::{PATIENCE, Task};
-use starwire_engine::config::Advertisement;
 
 fn set_limit(soft: libc::rlim_t) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -69,12 +68,10 @@ fn the_limit_is_reported_once_and_recovered_from() {
         let Ok(task) = Task::try_start("/job:ps/replica:0/task:0", "grpc++", 1, &[("STARWIRE_DRIVER", driver)]) else {
             continue; // no io_uring on this machine
         };
-        let advertisement: Advertisement = task.engine().advertisement().parse().unwrap();
-        let port = advertisement.data[0].port;
         let mut peers: Vec<TcpStream> = (0..3).map(|_| socket()).collect();
         let files = use_up();
         for peer in &peers {
-            connect(peer, format!("127.0.0.1:{port}").parse().unwrap());
+            connect(peer, task.engine().bound());
         }
         // accept is retried ten times a second.
         std::thread::sleep(Duration::from_millis(1500));

@@ -210,7 +210,7 @@ pub fn check(role: Role, settings: &Settings, peer: &Hello) -> Result<(), Connec
     };
     if let Some(expected) = expected.filter(|expected| *expected != found) {
         return precondition(format!(
-            "expected {expected} at this address but found {found}: check .endpoint_map and STARWIRE_ADVERTISE"
+            "expected {expected} at this address but found {found}: with a secret or TLS, a task must have the name that the ClusterSpec gives it"
         ));
     }
     let (lacks_ours, lacks_theirs) =

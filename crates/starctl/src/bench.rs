@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::probe::{Keys, MAX_SIZE, Probe, Way};
-use starwire_engine::config::{Advertisement, Config, Env, HostPort, Identity, ProcessEnv, Protocol};
+use starwire_engine::config::{Config, Env, HostPort, Identity, ProcessEnv, Protocol};
 use starwire_engine::control::proto::starwire::StatsRequest;
 use starwire_engine::control::proto::starwire::control_client::ControlClient;
 use starwire_net::transport::verbs::{Device, Library};
@@ -51,7 +51,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         (true, None) => serve(),
         (false, Some(address)) => {
             let address = remote::parse_address(address)?;
-            let said = ask_who(&address)?;
+            ask_who(&address)?;
             let client = start(
                 &BenchEnv { unix: None, transport: None, anywhere: true },
                 CLIENT,
@@ -59,7 +59,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
                 &address.to_string(),
             )?;
             println!("{}", client.banner());
-            let way = way(&client, &said)?;
+            let way = way(&client, &address.to_string())?;
             measure(&format!("to {address}"), &way, &cases, duration)?;
             Ok(ExitCode::SUCCESS)
         }
@@ -71,7 +71,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
             for (title, unix, transport) in ways {
                 let env = BenchEnv { unix: Some(unix), transport: Some(transport), anywhere: false };
                 let (server, client) = (start_here(&env, SERVER)?, start_here(&env, CLIENT)?);
-                let way = way(&client, server.advertisement())?;
+                let way = way(&client, &server.bound().to_string())?;
                 println!("{}", client.banner());
                 measure(title, &way, &cases, duration)?;
             }
@@ -93,11 +93,10 @@ fn serve() -> Result<ExitCode, Failure> {
     let host = own_host();
     let server =
         start(&BenchEnv { unix: None, transport: None, anywhere: true }, SERVER, host.clone(), &format!("{host}:0"))?;
-    let said: Advertisement = server.advertisement().parse().map_err(|e| Failure::Failed(format!("{e}")))?;
+    let bound = server.bound();
+    let host = if bound.ip().is_unspecified() { host } else { bound.ip().to_string() };
     println!("{}", server.banner());
-    for address in &said.data {
-        println!("starctl bench --to {address}");
-    }
+    println!("starctl bench --to {}", HostPort { host, port: bound.port() });
     loop {
         std::thread::park();
     }
@@ -119,7 +118,7 @@ fn identity(task: &str, host: String, server: &str) -> Identity {
         tasks: vec![(SERVER.to_owned(), server.to_owned()), (CLIENT.to_owned(), format!("{host}:0"))],
         grpc_address: HostPort { host, port: 0 }.to_string(),
         cpus_allowed: std::thread::available_parallelism().map_or(1, usize::from),
-        grpc_gives_way: false,
+        grpc_gives_way: true,
     }
 }
 
@@ -134,12 +133,12 @@ fn own_host() -> String {
         .unwrap_or_else(|| "localhost".to_owned())
 }
 
-fn way(client: &Probe, advertisement: &str) -> Result<Way, Failure> {
-    client.way(SERVER, advertisement).map_err(|e| Failure::Failed(e.to_string()))
+fn way(client: &Probe, address: &str) -> Result<Way, Failure> {
+    client.way(SERVER, address).map_err(|e| Failure::Failed(e.to_string()))
 }
 
-/// What the other end says about itself, as an advertisement that leads to `address`.
-fn ask_who(address: &HostPort) -> Result<String, Failure> {
+/// The other end must be a `starctl bench --serve`.
+fn ask_who(address: &HostPort) -> Result<(), Failure> {
     let runtime = remote::runtime()?;
     let reply = runtime.block_on(async {
         let mut client = ControlClient::new(remote::channel(address, Duration::from_secs(5))?);
@@ -157,16 +156,7 @@ fn ask_who(address: &HostPort) -> Result<String, Failure> {
         );
         return Err(Failure::Failed(what));
     }
-    let said = Advertisement {
-        protocol: server.protocol,
-        task: server.task,
-        incarnation: server.incarnation,
-        data: vec![address.clone()],
-        unix: None,
-        host: None,
-        pid: None,
-    };
-    Ok(said.to_string())
+    Ok(())
 }
 
 /// The process's environment, less what would make two servers of one process quarrel and what belongs to a cluster.
@@ -175,15 +165,15 @@ struct BenchEnv {
     unix: Option<&'static str>,
     /// Instead of STARWIRE_TRANSPORT.
     transport: Option<&'static str>,
-    /// STARWIRE_BIND and STARWIRE_ADVERTISE count.
+    /// STARWIRE_BIND counts.
     anywhere: bool,
 }
 
 impl BenchEnv {
     fn hides(&self, name: &str) -> bool {
         match name {
-            "TF_SEASTAR_ENDPOINT_MAP_PATH" | "STARWIRE_ENDPOINT_MAP" => true,
-            "STARWIRE_BIND" | "STARWIRE_ADVERTISE" => !self.anywhere,
+            "TF_SEASTAR_ENDPOINT_MAP_PATH" | "STARWIRE_ENDPOINT_MAP" | "STARWIRE_PORTS" => true,
+            "STARWIRE_BIND" => !self.anywhere,
             _ => false,
         }
     }
@@ -341,7 +331,7 @@ mod tests {
         let (Ok(server), Ok(client)) = (start_here(&env, SERVER), start_here(&env, CLIENT)) else {
             panic!("the ends start")
         };
-        let Ok(way) = way(&client, server.advertisement()) else { panic!("there is a way") };
+        let Ok(way) = way(&client, &server.bound().to_string()) else { panic!("there is a way") };
         let Ok(cases) = cases(&args(&["--size", "100", "--count", "5"])) else { panic!("good arguments") };
         assert!(measure("test", &way, &cases, Duration::from_millis(20)).is_ok());
     }
@@ -350,14 +340,11 @@ mod tests {
     fn the_other_end_is_found_by_its_data_port() {
         let env = BenchEnv { unix: None, transport: None, anywhere: false };
         let Ok(server) = start_here(&env, SERVER) else { panic!("the server starts") };
-        let said: Advertisement = server.advertisement().parse().unwrap();
-        let Ok(asked) = ask_who(&said.data[0]) else { panic!("the server answers") };
-        let asked: Advertisement = asked.parse().unwrap();
-        assert_eq!((asked.task, asked.incarnation), (said.task, said.incarnation));
+        let address = |of: &Probe| of.bound().to_string().parse().unwrap();
+        assert!(ask_who(&address(&server)).is_ok());
         // A server of a job is left alone.
         let Ok(other) = start_here(&env, CLIENT) else { panic!("the other starts") };
-        let said: Advertisement = other.advertisement().parse().unwrap();
-        let Err(Failure::Failed(message)) = ask_who(&said.data[0]) else { panic!("refused") };
+        let Err(Failure::Failed(message)) = ask_who(&address(&other)) else { panic!("refused") };
         assert!(message.contains("give the address of a `starctl bench --serve`"), "{message}");
     }
 

@@ -19,7 +19,7 @@ pub const COMMAND: Command = Command {
         cluster::CLUSTER,
         Opt { name: "--job", value: "NAME", help: "check as a task of this job (from $TF_CONFIG, else the first one)" },
         Opt { name: "--protocol", value: "NAME", help: "check for this protocol (grpc++)" },
-        Opt { name: "--connect", value: "", help: "also connect to each data port of the endpoint map" },
+        Opt { name: "--connect", value: "", help: "also connect to each data port" },
         JSON,
     ],
     details: "\

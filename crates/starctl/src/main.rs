@@ -8,7 +8,6 @@ mod args;
 mod bench;
 mod cluster;
 mod completions;
-mod discover;
 mod doctor;
 mod endpoint_map;
 mod graph_def;
@@ -16,21 +15,20 @@ mod health;
 mod plan;
 mod probe;
 mod remote;
-mod sd;
 mod secret;
 mod secure;
 mod sizes;
+mod targets;
 mod top;
 
 use std::process::ExitCode;
 
 use args::{Command, Failure, Parsed};
 
-const COMMANDS: [Command; 9] = [
+const COMMANDS: [Command; 8] = [
     doctor::COMMAND,
     top::COMMAND,
     health::COMMAND,
-    sd::COMMAND,
     endpoint_map::COMMAND,
     secret::COMMAND,
     plan::COMMAND,

@@ -1,8 +1,8 @@
 //! A task without TensorFlow: hands out tensors of any size and requests them from others. `starctl bench` measures
 //! with it.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -25,34 +25,29 @@ type Channel = starwire_engine::Channel<ProbeHost>;
 /// A running task.
 pub struct Probe {
     engine: Arc<Engine>,
-    known: Arc<Known>,
-    tasks: Vec<(String, String)>,
 }
 
 impl Probe {
     pub fn start(env: &dyn Env, identity: Identity, incarnation: u64) -> Result<Self, EngineError> {
         let known = Arc::new(Known::default());
-        let tasks = identity.tasks.clone();
         let engine = Engine::start(env, identity, incarnation, ProbeHost(known.clone()), None)?;
-        // No request can have come before: no address is known yet.
+        // No request can have come before: nobody knows the address yet.
         let _ = known.engine.set(Arc::downgrade(&engine));
-        Ok(Self { engine, known, tasks })
+        Ok(Self { engine })
     }
 
     pub fn banner(&self) -> &str {
         self.engine.banner()
     }
 
-    pub fn advertisement(&self) -> &str {
-        self.engine.advertisement()
+    /// Where the data port listens.
+    pub fn bound(&self) -> SocketAddr {
+        self.engine.bound()
     }
 
-    /// The way to another task, which said this about itself.
-    pub fn way(&self, task: &str, advertisement: &str) -> Result<Way, EngineError> {
-        lock(&self.known.addresses).insert(task.to_owned(), advertisement.to_owned());
-        // Only tasks of this task's cluster are held to their name.
-        let grpc_address = self.tasks.iter().find(|(name, _)| name == task).map_or(task, |(_, address)| address);
-        Ok(Way { channel: self.engine.channel(task, grpc_address)?, spare: Arc::default() })
+    /// The way to another task, which has one port.
+    pub fn way(&self, task: &str, address: &str) -> Result<Way, EngineError> {
+        Ok(Way { channel: self.engine.channel(task, address)?, spare: Arc::default() })
     }
 }
 
@@ -142,7 +137,6 @@ impl Keys {
 #[derive(Default)]
 struct Known {
     engine: OnceLock<Weak<Engine>>,
-    addresses: Mutex<HashMap<String, String>>,
     /// The bytes of all tensors that are handed out: the longest so far.
     content: Mutex<Arc<Vec<u8>>>,
 }
@@ -177,17 +171,6 @@ impl Host for ProbeHost {
     type Key = usize;
     type Op = Request;
     type Star = Infallible;
-
-    fn resolves(&self) -> bool {
-        true
-    }
-
-    fn resolve(&self, task: &str, _grpc_address: &str, token: u64) {
-        let answer = lock(&self.0.addresses).get(task).cloned();
-        if let Some(engine) = self.engine() {
-            engine.resolved(token, answer.ok_or_else(|| (code::UNAVAILABLE, format!("no address for {task}"))));
-        }
-    }
 
     /// A key says how long its tensor is: "...;SIZE".
     fn key(&self, prefix: &[u8]) -> Option<usize> {
@@ -330,9 +313,13 @@ mod tests {
             grpc_address: "localhost:0".to_owned(),
             tasks: (0..3).map(|i| (format!("/job:starctl/replica:0/task:{i}"), format!("localhost:{i}"))).collect(),
             cpus_allowed: 2,
-            grpc_gives_way: false,
+            grpc_gives_way: true,
         };
         Probe::start(env, identity, 7).unwrap()
+    }
+
+    fn way(from: &Probe, index: usize, to: &Probe) -> Way {
+        from.way(&format!("/job:starctl/replica:0/task:{index}"), &to.bound().to_string()).unwrap()
     }
 
     #[test]
@@ -340,7 +327,7 @@ mod tests {
         for unix in ["off", "auto"] {
             let env = MapEnv::new("/nonexistent").set("STARWIRE_UNIX", unix);
             let (server, client) = (start(0, &env), start(1, &env));
-            let way = client.way("/job:starctl/replica:0/task:0", server.advertisement()).unwrap();
+            let way = way(&client, 0, &server);
             way.call(PATIENCE).unwrap();
             for (count, size) in [(1, 0), (3, 100), (2, 1 << 20)] {
                 let keys = Keys::new(count, size);
@@ -356,7 +343,7 @@ mod tests {
     fn reactors_without_connections_do_not_hold_up_the_end() {
         let env = MapEnv::new("/nonexistent").set("STARWIRE_REACTORS", "4");
         let (server, client) = (start(0, &env), start(1, &env));
-        client.way("/job:starctl/replica:0/task:0", server.advertisement()).unwrap().call(PATIENCE).unwrap();
+        way(&client, 0, &server).call(PATIENCE).unwrap();
         let begun = Instant::now();
         drop(client);
         drop(server);
@@ -367,26 +354,16 @@ mod tests {
     fn failures_say_why() {
         let env = MapEnv::new("/nonexistent");
         let client = start(1, &env);
-        let way = client.way("/job:starctl/replica:0/task:0", "nonsense").unwrap();
-        assert!(way.call(PATIENCE).unwrap_err().contains("advertisement"));
+        let nowhere = client.way("/job:starctl/replica:0/task:0", "nonsense").map(drop).unwrap_err();
+        assert!(nowhere.to_string().contains("\"nonsense\""), "{nowhere}");
         let server = start(0, &env);
-        let way = client.way("/job:starctl/replica:0/task:2", server.advertisement()).unwrap();
         // Whoever answers at the address is the peer, whatever the client calls it.
-        eventually_ok(&way);
-        let way = client.way("/job:starctl/replica:0/task:0", server.advertisement()).unwrap();
-        eventually_ok(&way);
+        way(&client, 2, &server).call(PATIENCE).unwrap();
+        let way = way(&client, 0, &server);
+        way.call(PATIENCE).unwrap();
         let too_large = Keys { size: 8, ..Keys::new(1, MAX_SIZE + 1) };
         assert!(way.tensors(1, &too_large, PATIENCE).is_err());
         let not_what_was_asked_for = Keys { size: 8, ..Keys::new(1, 9) };
         assert!(way.tensors(1, &not_what_was_asked_for, PATIENCE).is_err());
-    }
-
-    /// The first attempts may still meet the back-off of the failure before.
-    fn eventually_ok(way: &Way) {
-        let begun = Instant::now();
-        while let Err(error) = way.call(PATIENCE) {
-            assert!(begun.elapsed() < PATIENCE, "{error}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
     }
 }

@@ -13,21 +13,23 @@ use starwire_engine::metrics::{BUCKETS, Distribution};
 use tonic::transport::Channel;
 
 use crate::args::{Args, Command, Failure, JSON, Opt};
-use crate::{discover, remote};
+use crate::remote;
+use crate::targets::{self, Target};
 
 pub const COMMAND: Command = Command {
     name: "top",
     about: "Shows the activity of servers, refreshed at an interval.",
     positional: "[ADDRESS...]",
     options: &[
-        discover::CLUSTER,
+        targets::CLUSTER,
         Opt { name: "--interval-ms", value: "N", help: "time between two updates (2000)" },
         Opt { name: "--once", value: "", help: "print one table (of one interval) and exit" },
         Opt { name: "--connections", value: "", help: "list each server's connections, busiest first" },
         JSON,
     ],
     details: "\
-ADDRESS is host:port of a server: the one of the ClusterSpec, which is asked for its data port, or the data port.
+ADDRESS is host:port of a server, as in the ClusterSpec. The endpoint map, and STARWIRE_PORTS=two with
+STARWIRE_PORT_OFFSET, tell where its data port is, as for a server; set them as there.
 Without an ADDRESS: all tasks of --cluster, or of $TF_CONFIG.
 Rates are per second of the last interval. p50/p99 are upper bounds (powers of two) of the time from the start to
 the end of the method calls and tensor requests that ended within the interval. With --json: one object per line and
@@ -44,11 +46,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 fn run(args: &Args) -> Result<ExitCode, Failure> {
     let interval = Duration::from_millis(args.number("--interval-ms", 2000, 50, 3_600_000)?);
     let (once, connections, json) = (args.has("--once"), args.has("--connections"), args.has(JSON.name));
-    let targets = discover::targets(args)?;
+    let targets = targets::targets(args)?;
     let runtime = remote::runtime()?;
     runtime.block_on(async {
-        let mut servers: Vec<Server> =
-            targets.into_iter().map(|target| Server::new(target.address, connections)).collect();
+        let mut servers: Vec<Server> = targets.into_iter().map(|target| Server::new(target, connections)).collect();
         let clear = std::io::stdout().is_terminal() && !once && !json;
         look_at(&mut servers).await;
         loop {
@@ -75,8 +76,8 @@ async fn look_at(servers: &mut [Server]) {
     // A few at a time would do, but one server that hangs must not hold up the others.
     let mut tasks = Vec::new();
     for server in servers.iter() {
-        let (known, address, connections) = (server.client.clone(), server.address.clone(), server.connections);
-        tasks.push(tokio::spawn(async move { ask(known, &address, connections).await }));
+        let (known, data, connections) = (server.client.clone(), server.data.clone(), server.connections);
+        tasks.push(tokio::spawn(async move { ask(known, &data, connections).await }));
     }
     for (server, task) in servers.iter_mut().zip(tasks) {
         match task.await.unwrap_or_else(|error| Err(error.to_string())) {
@@ -89,17 +90,16 @@ async fn look_at(servers: &mut [Server]) {
     }
 }
 
-/// The statistics of a server, which may have to be found first.
+/// The statistics of the server with this data port.
 async fn ask(
     known: Option<ControlClient<Channel>>,
-    address: &HostPort,
+    data: &HostPort,
     connections: bool,
 ) -> Result<(ControlClient<Channel>, pb::StatsReply), String> {
     let mut client = match known {
         Some(client) => client,
         None => {
-            let data = discover::data_port(address, PATIENCE).await?;
-            let channel = remote::channel(&data, PATIENCE).map_err(|e| e.to_string())?;
+            let channel = remote::channel(data, PATIENCE).map_err(|e| e.to_string())?;
             // A thousand connections with long names take a few hundred kilobytes.
             ControlClient::new(channel).max_decoding_message_size(64 << 20)
         }
@@ -112,7 +112,8 @@ async fn ask(
 struct Server {
     /// As it was given.
     address: HostPort,
-    /// To its data port, once that is known.
+    data: HostPort,
+    /// To its data port, once it has answered.
     client: Option<ControlClient<Channel>>,
     connections: bool,
     before: Option<Look>,
@@ -127,8 +128,8 @@ struct Look {
 }
 
 impl Server {
-    fn new(address: HostPort, connections: bool) -> Self {
-        Self { address, client: None, connections, before: None, now: None, error: None }
+    fn new(Target { address, data }: Target, connections: bool) -> Self {
+        Self { address, data, client: None, connections, before: None, now: None, error: None }
     }
 
     fn saw(&mut self, mut reply: pb::StatsReply) {

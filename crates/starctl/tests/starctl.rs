@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 
 use probe::Probe;
-use starwire_engine::config::{Advertisement, Identity, MapEnv, Protocol};
+use starwire_engine::config::{Identity, MapEnv, Protocol};
 
 #[path = "../../engine/tests/verbs/library.rs"]
 mod fake_library;
@@ -38,18 +38,17 @@ fn server() -> (Probe, String) {
         grpc_address: "localhost:0".to_owned(),
         tasks: Vec::new(),
         cpus_allowed: 1,
-        grpc_gives_way: false,
+        grpc_gives_way: true,
     };
     let server = Probe::start(&MapEnv::new("/nonexistent"), identity, 1).unwrap();
-    let said: Advertisement = server.advertisement().parse().unwrap();
-    let address = said.data[0].to_string();
+    let address = server.bound().to_string();
     (server, address)
 }
 
 #[test]
 fn every_command_explains_itself() {
     let overview = out(&starctl(&["--help"]));
-    for command in ["doctor", "top", "health", "sd", "endpoint-map", "secret", "plan", "bench", "completions"] {
+    for command in ["doctor", "top", "health", "endpoint-map", "secret", "plan", "bench", "completions"] {
         assert!(overview.contains(&format!("\n  {command} ")), "{overview}");
         let help = starctl(&[command, "--help"]);
         assert!(help.status.success());
@@ -82,8 +81,6 @@ fn invalid_command_lines_exit_with_2_and_a_reason() {
         (&["health", "x"], "\"x\" is not an address: the port is missing (host:port)"),
         (&["top", "a:1", "--interval-ms", "x"], "--interval-ms \"x\" must be a number"),
         (&["top", "a:1", "--cluster", "ps=a:1"], "addresses and --cluster exclude each other"),
-        (&["sd"], "no server:"),
-        (&["sd", "a:1", "--label", "x"], "--label \"x\" must be NAME=VALUE"),
         (&["endpoint-map"], "no cluster:"),
         (&["plan"], "no graph:"),
         (&["doctor", "--frob"], "unknown option --frob; known: --cluster, --job, --protocol, --connect, --json"),
@@ -125,127 +122,21 @@ fn top_shows_a_line_per_server() {
     assert!(out(&output).contains("\n/job:ps/replica:0/task:0 grpc++ "), "{}", out(&output));
 }
 
-/// A gRPC port as TensorFlow's: it only answers GetStatus, with this description of a device.
-fn grpc_port(description: String) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.set_nonblocking(true).unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            let incoming = tonic::transport::server::TcpIncoming::from(listener);
-            tonic::transport::Server::builder().add_service(Worker { description }).serve_with_incoming(incoming).await
-        })
-    });
-    address
-}
-
-#[derive(Clone)]
-struct Worker {
-    description: String,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Status {
-    #[prost(message, repeated, tag = "1")]
-    devices: Vec<Device>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Device {
-    #[prost(string, tag = "7")]
-    description: String,
-}
-
-impl tonic::server::NamedService for Worker {
-    const NAME: &'static str = "tensorflow.WorkerService";
-}
-
-impl tonic::server::UnaryService<()> for Worker {
-    type Response = Status;
-    type Future = std::future::Ready<Result<tonic::Response<Status>, tonic::Status>>;
-
-    fn call(&mut self, _: tonic::Request<()>) -> Self::Future {
-        let description = self.description.clone();
-        std::future::ready(Ok(tonic::Response::new(Status { devices: vec![Device { description }] })))
-    }
-}
-
-impl tonic::codegen::Service<tonic::codegen::http::Request<tonic::body::Body>> for Worker {
-    type Response = tonic::codegen::http::Response<tonic::body::Body>;
-    type Error = std::convert::Infallible;
-    type Future = tonic::codegen::BoxFuture<Self::Response, Self::Error>;
-
-    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Self::Error>> {
-        std::task::Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: tonic::codegen::http::Request<tonic::body::Body>) -> Self::Future {
-        let worker = self.clone();
-        Box::pin(async move {
-            assert_eq!(request.uri().path(), "/tensorflow.WorkerService/GetStatus");
-            Ok(tonic::server::Grpc::new(tonic_prost::ProstCodec::default()).unary(worker, request).await)
-        })
-    }
-}
-
 #[test]
 fn servers_are_found_by_their_address_in_the_cluster_spec() {
-    let (server, data) = server();
-    let grpc = grpc_port(format!("a CPU starwire{{{}}}", server.advertisement()));
-    let stock = grpc_port("a CPU".to_owned());
-    let cluster = format!("ps={grpc};worker={stock}");
-
-    let output = starctl(&["health", &grpc, &data]);
-    assert_eq!(out(&output), format!("{grpc} SERVING\n{data} SERVING\n"), "{}", err(&output));
-    let output = starctl(&["health", "--cluster", &cluster]);
-    assert_eq!(output.status.code(), Some(1));
-    let reason = format!("{stock} is a TensorFlow server without a data port: it runs stock grpc, or is stopping");
-    assert_eq!(out(&output), format!("{grpc} SERVING\n{stock} UNREACHABLE ({reason})\n"));
-
-    let output = starctl(&["top", "--once", "--interval-ms", "50", "--cluster", &cluster]);
-    assert!(out(&output).contains("\n/job:ps/replica:0/task:0 grpc++ "), "{}", out(&output));
-    assert!(out(&output).contains(&format!("{stock}: {reason}\n")), "{}", out(&output));
-
-    let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
-    let config = format!(r#"{{"cluster": {{"ps": ["{grpc}"], "worker": ["{stock}"]}}}}"#);
-    let output = command.args(["sd", "--label", "cluster=a"]).env_clear().env("TF_CONFIG", config).output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    assert_eq!(err(&output), format!("starctl sd: {stock}: {reason}\n"));
-    let found: serde_json::Value = serde_json::from_str(&out(&output)).unwrap();
-    let labels = serde_json::json!({"instance": grpc, "starwire_job": "ps", "starwire_task": "0", "cluster": "a"});
-    assert_eq!(found, serde_json::json!([{"targets": [data], "labels": labels}]));
-}
-
-#[test]
-fn the_file_of_service_discovery_follows_the_servers() {
-    let (first, data) = server();
-    let grpc = grpc_port(format!("starwire{{{}}}", first.advertisement()));
-    let path = std::env::temp_dir().join(format!("starctl-{}.json", std::process::id()));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let mut child = command
-        .args(["sd", &grpc, &closed, "--interval-ms", "50", "--output", path.to_str().unwrap()])
-        .env_clear()
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let begun = std::time::Instant::now();
-    while !path.exists() && begun.elapsed() < std::time::Duration::from_secs(20) {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    let text = std::fs::read_to_string(&path).unwrap();
-    assert!(text.contains(&format!("\"{data}\"")) && text.contains(&grpc) && !text.contains(&closed), "{text}");
-    // A server that does not answer is reported once, however often it is asked.
-    std::thread::sleep(std::time::Duration::from_millis(500));
-    child.kill().unwrap();
-    let mut complaints = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut complaints).unwrap();
-    child.wait().unwrap();
-    std::fs::remove_file(&path).unwrap();
-    assert_eq!(complaints.lines().count(), 1, "{complaints}");
-    assert!(complaints.contains(&closed), "{complaints}");
+    let (_server, data) = server();
+    let (host, port) = data.rsplit_once(':').unwrap();
+    let grpc = format!("{host}:{}", port.parse::<u16>().unwrap() - 7);
+    let run = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
+        let env = [("STARWIRE_PORTS", "two"), ("STARWIRE_PORT_OFFSET", "7")];
+        command.args(words).env_clear().envs(env).current_dir(std::env::temp_dir()).output().unwrap()
+    };
+    assert_eq!(out(&run(&["health", &grpc])), format!("{grpc} SERVING\n"));
+    let top = run(&["top", "--once", "--interval-ms", "50", "--cluster", &format!("ps={grpc}")]);
+    assert!(out(&top).contains("\n/job:ps/replica:0/task:0 grpc++ "), "{}", out(&top));
+    let doctor = run(&["doctor", "--connect", "--cluster", &format!("ps={grpc}")]);
+    assert!(out(&doctor).contains("1 reachable"), "{}", out(&doctor));
 }
 
 #[test]

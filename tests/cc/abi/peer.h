@@ -10,7 +10,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -104,7 +103,6 @@ class Op {
 
 class Peer {
  public:
-  // Resolves the tasks announced through Knows().
   explicit Peer(const std::string& task) : task_(task) {
     const std::string job = task.substr(5, task.find('/', 5) - 5);
     const std::string address = "127.0.0.1:0";
@@ -117,6 +115,7 @@ class Peer {
     options.task = Bytes(task_);
     options.job = Bytes(job);
     options.grpc_address = Bytes(address);
+    options.grpc_gives_way = 1;
     options.incarnation = NextIncarnation();
     options.cluster_tasks = 1;
     options.cluster_addresses = addresses;
@@ -137,14 +136,15 @@ class Peer {
   }
   void Stop() { sw_engine_stop(engine_); }
 
-  void Knows(const Peer& other) {
-    std::lock_guard<std::mutex> lock(mu_);
-    known_[other.task_] = Text(sw_engine_advertisement(other.engine_));
+  // Where it listens, as its banner says.
+  std::string Address() const {
+    const std::string banner = Text(sw_engine_banner(engine_)), before = "data port ";
+    const size_t begin = banner.find(before) + before.size();
+    return banner.substr(begin, banner.find(',', begin) - begin);
   }
-  sw_channel* Open(const std::string& task) {
+  sw_channel* Open(const std::string& task, const std::string& address) {
     sw_channel* channel = nullptr;
     sw_error* error = nullptr;
-    const std::string address = "127.0.0.1:1";
     EXPECT_EQ(sw_channel_open(engine_, Bytes(task), Bytes(address), &channel, &error), 0);
     sw_error_free(error);
     channels_.push_back(channel);
@@ -190,13 +190,6 @@ class Peer {
   static sw_handlers Handlers() {
     sw_handlers h = {};
     h.struct_size = sizeof(h);
-    h.resolve = [](void* ctx, sw_bytes task, sw_bytes, uint64_t token) {
-      auto* self = static_cast<Peer*>(ctx);
-      std::lock_guard<std::mutex> lock(self->mu_);
-      const auto found = self->known_.find(Text(task));
-      const std::string answer = found == self->known_.end() ? "nobody knows " + Text(task) : found->second;
-      sw_engine_resolved(self->resolving(), token, found == self->known_.end() ? 14 : 0, Bytes(answer));
-    };
     h.on_recv = [](void* ctx, const sw_recv_request* requests, size_t n) {
       auto* self = static_cast<Peer*>(ctx);
       for (size_t i = 0; i < n; ++i) self->OnRecv(requests[i]);
@@ -230,9 +223,6 @@ class Peer {
     h.log = [](void*, int32_t, sw_bytes) {};
     return h;
   }
-
-  // Handlers may run before sw_engine_new has stored the engine, but they need it only once there is a peer.
-  sw_engine* resolving() const { return engine_; }
 
   void OnRecv(const sw_recv_request& request) {
     const std::string key = *static_cast<std::string*>(request.key);
@@ -285,7 +275,6 @@ class Peer {
   std::vector<sw_channel*> channels_;
   std::mutex mu_;
   std::condition_variable cv_;
-  std::map<std::string, std::string> known_;
   std::vector<sw_ticket> kept_;
   std::vector<Cancelled> cancelled_;
 };

@@ -62,34 +62,35 @@ TEST(CompatTest, InputsInVectorsWithAndWithoutContexts) {
   EXPECT_EQ(old.input_device_contexts->size(), 2u);
 }
 
-// GetStatus with options has another name than in 2.x.
-struct DeepRecWorker {
-  void GetStatusAsync(const int*, int*, std::function<void(int)> done) { done(1); }
-  void GetStatusAsyncWithOptions(const int*, int*, std::function<void(int)> done, tensorflow::CallOptions* opts) {
-    opts->SetTimeout(opts->GetTimeout() + 1);
+// 2.x has options.
+struct TensorFlow2Worker {
+  void GetStatusAsync(tensorflow::CallOptions* opts, const int*, int* response, bool fail_fast,
+                      const std::function<void(int)>& done) {
+    *response = fail_fast && opts != nullptr ? 2 : 0;
     done(2);
   }
 };
 struct TensorFlow1Worker {
-  void GetStatusAsync(const int*, int*, std::function<void(int)> done) { done(1); }
+  void GetStatusAsync(const int*, int* response, const std::function<void(int)>& done) {
+    *response = 1;
+    done(1);
+  }
 };
 
-TEST(CompatTest, StatusCallsThatEnd) {
-  int asked = 0;
-  const std::function<void(int)> done = [&asked](int which) { asked = which; };
+TEST(CompatTest, StatusWithAndWithoutOptions) {
+  int version = 0;
+  const std::function<void(int)> done = [&version](int which) { version = which; };
   const int request = 0;
   int response = 0;
   tensorflow::CallOptions opts;
-  opts.SetTimeout(1000);
-  DeepRecWorker deeprec;
-  auto ends = compat_internal::AskStatus(&deeprec, &opts, &request, &response, done, 0);
-  EXPECT_TRUE(ends.value);
-  EXPECT_EQ(asked, 2);
-  EXPECT_EQ(opts.GetTimeout(), 1001);
-  TensorFlow1Worker tensorflow1;
-  auto waits = compat_internal::AskStatus(&tensorflow1, &opts, &request, &response, done, 0);
-  EXPECT_FALSE(waits.value);
-  EXPECT_EQ(asked, 1);
+  TensorFlow2Worker new_worker;
+  AnswerStatus(&new_worker, &opts, &request, &response, done);
+  EXPECT_EQ(version, 2);
+  EXPECT_EQ(response, 2);
+  TensorFlow1Worker old_worker;
+  AnswerStatus(&old_worker, &opts, &request, &response, done);
+  EXPECT_EQ(version, 1);
+  EXPECT_EQ(response, 1);
 }
 
 struct DeepRecConfig {

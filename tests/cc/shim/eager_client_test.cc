@@ -446,7 +446,7 @@ TEST(EagerClientsOfAWorkerCache, OutliveItButNotTheServer) {
   const TaskAddresses addresses = {{kTask, "127.0.0.1:1"}, {"/job:ps/replica:0/task:0", "127.0.0.1:2"}};
   auto cache = std::make_unique<WorkerCache>(
       std::make_unique<StockCacheOfClients>(&journal), addresses, "/job:chief/replica:0/task:0", nullptr, opener,
-      std::make_shared<Resolver>("grpc++"), caches, std::make_shared<HandleBoard>());
+      caches, std::make_shared<HandleBoard>());
   std::unique_ptr<EagerClientCache> clients;
   ASSERT_TRUE(cache->GetEagerClientCache(&clients).ok());
   cache.reset();

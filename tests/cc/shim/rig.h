@@ -18,7 +18,6 @@
 #include "cc/rendezvous/recv_service.h"
 #include "cc/server/engine.h"
 #include "cc/star/service.h"
-#include "cc/worker/resolver.h"
 #include "cc/worker/worker_service.h"
 #include "tensorflow/core/common_runtime/device_factory.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
@@ -137,7 +136,6 @@ class EngineTask {
     services.recv = std::make_shared<RecvService>(&env);
     services.worker = std::make_shared<WorkerService>(nullptr, &env);
     services.star = star = std::make_shared<StarService>(&env);
-    services.resolver = std::make_shared<Resolver>(protocol);
     services.compute_pool = &pool;
     const Status status = engine->Start(protocol, cluster.server(job_), 0, services);
     EXPECT_TRUE(status.ok()) << StatusMessage(status);

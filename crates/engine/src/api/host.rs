@@ -52,13 +52,6 @@ pub trait Host: Send + Sync + Sized + 'static {
     /// The owner of a parameter server's kernels; `Infallible` without one.
     type Star: StarHost;
 
-    /// Whether [`Host::resolve`] is implemented.
-    fn resolves(&self) -> bool;
-    /// Looks up the address of the task whose channel was opened with this gRPC address. Answer once with
-    /// [`crate::Engine::resolved`]. Called at each (re)connect for channels without an entry in `.endpoint_map`, and
-    /// for the others if the entry leads nowhere or to a task of another name.
-    fn resolve(&self, task: &str, grpc_address: &str, token: u64);
-
     /// None: the key is malformed, and the requests that use it are refused.
     fn key(&self, prefix: &[u8]) -> Option<Self::Key>;
     /// No request that uses the key will be delivered any more.

@@ -1,4 +1,4 @@
-//! Parsing of hosts and ports, and the addresses to bind and to advertise.
+//! Parsing of hosts and ports, and the addresses to bind.
 
 use std::fmt;
 use std::io;
@@ -40,7 +40,7 @@ impl FromStr for HostPort {
     }
 }
 
-/// A host with or without a port, as in `STARWIRE_BIND` and `STARWIRE_ADVERTISE`.
+/// A host with or without a port, as in `STARWIRE_BIND`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAndMaybePort {
     pub host: String,

@@ -20,7 +20,7 @@ impl Config {
         let on = |yes| if yes { "on" } else { "off" };
         let shortcut = |s| if s == Shortcut::Auto { "auto" } else { "off" };
         let mut line = format!(
-            "starwire: {} on {} reactor{} ({}, poll={}, pin={}), data port {}, advertised as {}, endpoint map {}, connection timeout {} ms, \
+            "starwire: {} on {} reactor{} ({}, poll={}, pin={}), data port {}, endpoint map {}, connection timeout {} ms, \
              keep-alive {}+{} ms, unix={}, secret={}, tls={}, control={}",
             self.identity.protocol,
             self.reactors,
@@ -29,7 +29,6 @@ impl Config {
             on(self.polling),
             on(self.pinning),
             running.bound,
-            self.advertised(running.bound),
             self.endpoint_map.as_ref().map_or_else(|| "none".to_owned(), |map| map.path().display().to_string()),
             self.connect_timeout.as_millis(),
             self.keepalive.interval.as_millis(),

@@ -26,6 +26,10 @@ pub enum ConfigError {
     File { name: &'static str, path: PathBuf, source: io::Error },
     #[error("the ClusterSpec address {address:?} of {task} is unusable: {reason}")]
     ClusterAddress { task: String, address: String, reason: String },
+    #[error(
+        "no data port for the ClusterSpec address {address}: its port and STARWIRE_PORT_OFFSET, {offset}, exceed 65535 together"
+    )]
+    NoDataPort { address: String, offset: u16 },
     #[error("cannot determine the current directory, to look for .endpoint_map in it: {0}")]
     CurrentDir(io::Error),
     #[error(transparent)]

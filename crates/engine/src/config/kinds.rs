@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-use super::address::{HostAndMaybePort, is_unspecified};
+use super::address::HostAndMaybePort;
 use crate::tls::Names;
 
 pub trait Kind: Sync {
@@ -283,7 +283,7 @@ pub const fn text(describe: &'static str) -> Parsed<String> {
     Parsed { parse: |text| Ok(text.to_owned()), show: String::clone, describe }
 }
 
-/// A name in an advertisement or a handshake.
+/// A name in a handshake.
 pub const CLUSTER_NAME: Parsed<String> = Parsed { parse: parse_cluster_name, show: String::clone, describe: PRINTABLE };
 const PRINTABLE: &str = "at most 128 printable ASCII characters without spaces";
 
@@ -301,10 +301,6 @@ pub const BIND_ADDRESS: Parsed<(IpAddr, Option<u16>)> = Parsed {
     show: |(ip, port)| HostAndMaybePort { host: ip.to_string(), port: *port }.to_string(),
     describe: "IP address, or address and port",
 };
-
-/// An address that peers can connect to.
-pub const PEER_ADDRESS: Parsed<HostAndMaybePort> =
-    Parsed { parse: parse_peer_address, show: HostAndMaybePort::to_string, describe: "host or `host:port`" };
 
 fn parse_cluster_name(text: &str) -> Result<String, String> {
     let fits = text.len() <= 128 && text.bytes().all(|b| b.is_ascii_graphic());
@@ -333,17 +329,6 @@ fn parse_bind_address(text: &str) -> Result<(IpAddr, Option<u16>), String> {
     found.ok_or_else(|| {
         "an IP address of this machine, with or without a port (0.0.0.0, 10.0.0.7:7000, [::], [::1]:7000)".to_owned()
     })
-}
-
-fn parse_peer_address(text: &str) -> Result<HostAndMaybePort, String> {
-    let parsed = match text.parse::<IpAddr>() {
-        Ok(ip) => HostAndMaybePort { host: ip.to_string(), port: None },
-        Err(_) => text.parse().map_err(|error| format!("host or host:port ({error})"))?,
-    };
-    if is_unspecified(&parsed.host) || parsed.port == Some(0) {
-        return Err("an address that peers can connect to".to_owned());
-    }
-    Ok(parsed)
 }
 
 fn digits(text: &str) -> Option<u64> {

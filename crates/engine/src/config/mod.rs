@@ -1,7 +1,6 @@
 //! Environment variables and `.endpoint_map`, parsed once into types. A [`Config`] needs no further checks.
 
 mod address;
-mod advertisement;
 mod banner;
 mod endpoint_map;
 mod env;
@@ -9,6 +8,7 @@ mod error;
 mod fusion;
 mod kinds;
 mod names;
+mod ports;
 mod protocol;
 mod reader;
 mod resolve;
@@ -28,14 +28,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::tls::Tls;
-pub use address::{AddressError, HostAndMaybePort, HostPort, default_bind, is_loopback, is_unspecified};
-pub use advertisement::{Advertisement, AdvertisementError};
+pub use address::{AddressError, HostPort, is_loopback};
 pub use banner::Running;
 pub use endpoint_map::{EndpointMap, EndpointMapError, FILE_NAME as ENDPOINT_MAP_FILE_NAME, MapLine};
 pub use env::{Env, MapEnv, ProcessEnv};
 pub use error::ConfigError;
 pub use fusion::Fusion;
 pub use names::OwnNames;
+pub use ports::DataAddress;
 pub use protocol::{Protocol, UnknownProtocol};
 pub use reader::Setting;
 pub use retired::{FOREIGN_PREFIXES, RETIRED, Retired, markdown as retired_markdown, unread_variables};
@@ -82,7 +82,7 @@ pub enum ControlAccess {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortsChoice {
-    /// One where that is possible and nobody has planned another.
+    /// One where that is possible and the endpoint map has no other.
     Auto,
     One,
     Two,
@@ -135,6 +135,8 @@ pub struct Config {
     /// Has a line for every task in `identity.tasks`.
     pub endpoint_map: Option<EndpointMap>,
     pub ports: Ports,
+    /// With two ports and without a map: what is added to a port of the ClusterSpec to get the data port.
+    pub port_offset: u16,
     /// With one port: clients of TensorFlow's gRPC are passed on to it …
     pub passes_grpc: bool,
     /// … and those that have proved by TLS that they are tasks of the cluster …
@@ -145,8 +147,6 @@ pub struct Config {
     pub tunnels: bool,
     /// Addresses to listen on: the first that can be bound. Port 0: the system chooses. `[::]` means dual stack.
     pub bind: Vec<SocketAddr>,
-    /// The address to advertise. No port: the one that was bound.
-    pub advertise: HostAndMaybePort,
     /// The names under which clients of the control service reach this task.
     pub names: OwnNames,
     pub driver: DriverChoice,
@@ -203,15 +203,5 @@ impl Config {
     /// Whether sparse updates have starwire's kernels; for code that makes kernels.
     pub fn row_updates_from_env(env: &dyn Env) -> Result<bool, ConfigError> {
         reader::Reader::new(env, Protocol::Grpc).get(&variables::ROW_UPDATES)
-    }
-
-    /// The data address of the task with this address in the ClusterSpec; `None`: ask the task.
-    pub fn mapped(&self, grpc_address: &str) -> Option<MapLine> {
-        self.endpoint_map.as_ref()?.line(grpc_address)
-    }
-
-    /// The address to advertise once the data port is bound.
-    pub fn advertised(&self, bound: SocketAddr) -> HostPort {
-        HostPort { host: self.advertise.host.clone(), port: self.advertise.port.unwrap_or(bound.port()) }
     }
 }

@@ -1,20 +1,18 @@
 //! From variables to a [`Config`]: which variable applies to which job, and what follows from it.
 
-use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::address::{HostAndMaybePort, HostPort, default_bind, is_loopback, is_unspecified};
-use super::endpoint_map::{EndpointMap, FILE_NAME};
+use super::address::HostPort;
+use super::endpoint_map::EndpointMap;
 use super::env::Env;
 use super::error::ConfigError;
 use super::fusion::Fusion;
 use super::names::OwnNames;
+use super::ports::{self, Listener};
 use super::reader::Reader;
 use super::retired::unread_variables;
 use super::star::StarConfig;
-use super::{
-    Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, PortsChoice, secret, tls, variables, verbs,
-};
+use super::{Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, secret, tls, variables, verbs};
 
 /// The purpose of a job, as far as the environment distinguishes jobs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,11 +47,12 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         map.require(identity.tasks.iter().map(|(task, address)| (task.as_str(), address.as_str())))?;
         map.require([(identity.task.as_str(), identity.grpc_address.as_str())])?;
     }
-    let chosen = Chosen { bind: reader.get(&variables::BIND)?, advertise: reader.get(&variables::ADVERTISE)? };
-    let ports = ports(reader, &identity, endpoint_map.as_ref(), &chosen)?;
-    let (bind, advertise) = addresses(env, &identity, ports, endpoint_map.as_ref(), chosen, &mut warnings)?;
-
-    let names = own_names(env, &identity, &advertise);
+    let map = endpoint_map.as_ref();
+    let ports = ports::choose(reader.get(&variables::PORTS)?, &identity, map);
+    let port_offset = reader.get(&variables::PORT_OFFSET)?;
+    let chosen = reader.get(&variables::BIND)?;
+    let (bind, host) = Listener { identity: &identity, map, ports, offset: port_offset, chosen }.addresses()?;
+    let names = own_names(env, &identity, &host);
 
     let driver = reader.get(&variables::DRIVER)?;
     let keepalive = Keepalive {
@@ -94,12 +93,12 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         connect_timeout,
         endpoint_map,
         ports,
+        port_offset,
         passes_grpc,
         passes_members,
         passes_tunnels,
         tunnels,
         bind,
-        advertise,
         names,
         driver,
         keepalive,
@@ -150,31 +149,6 @@ fn reactors(reader: &mut Reader<'_>, identity: &Identity, role: Role, pinning: b
     Ok(exact)
 }
 
-/// Addresses from variables.
-struct Chosen {
-    bind: Option<(IpAddr, Option<u16>)>,
-    advertise: Option<HostAndMaybePort>,
-}
-
-fn ports(
-    reader: &mut Reader<'_>,
-    identity: &Identity,
-    map: Option<&EndpointMap>,
-    chosen: &Chosen,
-) -> Result<Ports, ConfigError> {
-    let choice = reader.get(&variables::PORTS)?;
-    let own = identity.grpc_address.parse::<HostPort>().ok().map(|own| own.port);
-    let mapped = map.and_then(|map| map.get(&identity.grpc_address)).map(|data| data.port);
-    let planned = [mapped, chosen.bind.and_then(|(_, port)| port)];
-    // Only peers that ask for the data port learn an address that is advertised.
-    let plans_another = chosen.advertise.is_some() || planned.into_iter().flatten().any(|planned| Some(planned) != own);
-    Ok(match choice {
-        PortsChoice::One => Ports::One,
-        PortsChoice::Auto if identity.grpc_gives_way && !plans_another => Ports::One,
-        PortsChoice::Auto | PortsChoice::Two => Ports::Two,
-    })
-}
-
 /// Whether clients of TensorFlow's gRPC are passed on.
 fn grpc_access(reader: &mut Reader<'_>, ports: Ports, warnings: &mut Vec<String>) -> Result<GrpcAccess, ConfigError> {
     let access = reader.get(&variables::GRPC)?;
@@ -204,98 +178,11 @@ fn require_auth(
     if needed.is_empty() { Ok(()) } else { Err(ConfigError::Open(needed.join(", "))) }
 }
 
-/// The addresses to listen on and to advertise.
-fn addresses(
-    env: &dyn Env,
-    identity: &Identity,
-    ports: Ports,
-    map: Option<&EndpointMap>,
-    chosen: Chosen,
-    warnings: &mut Vec<String>,
-) -> Result<(Vec<SocketAddr>, HostAndMaybePort), ConfigError> {
-    let own: HostPort =
-        identity.grpc_address.parse().map_err(|error: super::AddressError| ConfigError::ClusterAddress {
-            task: identity.task.clone(),
-            address: identity.grpc_address.clone(),
-            reason: error.to_string(),
-        })?;
-    let mapped = map.and_then(|map| map.get(&identity.grpc_address));
-    let reached_as = mapped.map_or(own.host.as_str(), |data| data.host.as_str());
-    let port = match ports {
-        Ports::One => {
-            only_port(identity, own.port, map, chosen.bind.and_then(|(_, port)| port))?;
-            own.port
-        }
-        Ports::Two => mapped.map_or(0, |data| data.port),
-    };
-    let is_elsewhere = |address: &str| address.parse::<HostPort>().is_ok_and(|other| !is_loopback(&other.host));
-    let is_spread = identity.tasks.iter().any(|(task, address)| *task != identity.task && is_elsewhere(address));
-    let bind = match chosen.bind {
-        Some((ip, chosen)) => vec![SocketAddr::new(ip, chosen.unwrap_or(port))],
-        // Peers know a task that calls itself localhost by another name.
-        None if ports == Ports::One && is_spread && is_loopback(reached_as) => default_bind("0.0.0.0", port),
-        None => default_bind(reached_as, port),
-    };
-    let is_learnt = ports == Ports::Two && map.is_none();
-    let advertise = match chosen.advertise {
-        Some(address) => address,
-        None => HostAndMaybePort {
-            host: own_host(env, identity, reached_as, is_learnt.then_some(&mut *warnings))?,
-            port: mapped.map(|data| data.port),
-        },
-    };
-    if is_learnt && is_spread && is_loopback(&advertise.host) {
-        warnings.push(format!(
-            "peers on other hosts of this cluster will try to reach {} at {}; set STARWIRE_ADVERTISE to a host that they can reach",
-            identity.task, advertise.host
-        ));
-    }
-    Ok((bind, advertise))
-}
-
 /// In the ClusterSpec, for peers, and for the machine.
-fn own_names(env: &dyn Env, identity: &Identity, advertise: &HostAndMaybePort) -> OwnNames {
+fn own_names(env: &dyn Env, identity: &Identity, host: &str) -> OwnNames {
     let own = identity.grpc_address.parse::<HostPort>().map(|own| own.host);
     let machine = env.host_name();
-    let names = [own.as_deref().ok(), Some(advertise.host.as_str()), machine.as_deref()];
-    OwnNames::new(names.into_iter().flatten(), env.search_domains())
-}
-
-/// With one port, neither the map nor `STARWIRE_BIND` may name another.
-fn only_port(identity: &Identity, own: u16, map: Option<&EndpointMap>, chosen: Option<u16>) -> Result<(), ConfigError> {
-    let conflict = |second, what: String| {
-        let reason =
-            format!("{what} for {}, whose only port is {own}, the one of its ClusterSpec entry", identity.task);
-        Err(ConfigError::Conflict { first: variables::PORTS.name, second, reason })
-    };
-    if let Some(line) = map.and_then(|map| map.line(&identity.grpc_address)).filter(|line| line.data.port != own) {
-        return conflict(FILE_NAME, format!("{line} gives data port {}", line.data));
-    }
-    match chosen.filter(|port| *port != own) {
-        Some(port) => conflict(variables::BIND.name, format!("port {port} was chosen")),
-        None => Ok(()),
-    }
-}
-
-/// A server whose own entry is 0.0.0.0 or [::] uses the name of its machine.
-fn own_host(
-    env: &dyn Env,
-    identity: &Identity,
-    host: &str,
-    warnings: Option<&mut Vec<String>>,
-) -> Result<String, ConfigError> {
-    if !is_unspecified(host) {
-        return Ok(host.to_owned());
-    }
-    let name = env.host_name().ok_or_else(|| ConfigError::ClusterAddress {
-        task: identity.task.clone(),
-        address: identity.grpc_address.clone(),
-        reason: "peers cannot connect to it, and this machine has no host name; set STARWIRE_ADVERTISE".to_owned(),
-    })?;
-    if let Some(warnings) = warnings {
-        warnings.push(format!("this task's ClusterSpec entry is {host}, so it advertises {name}; set STARWIRE_ADVERTISE if peers cannot reach that"));
-    }
-    Ok(name)
+    OwnNames::new([own.as_deref().ok(), Some(host), machine.as_deref()].into_iter().flatten(), env.search_domains())
 }
 
 #[cfg(test)]

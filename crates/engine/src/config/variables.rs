@@ -4,10 +4,9 @@ use std::net::IpAddr;
 
 use starwire_net::transport::verbs::{Arena, TransportChoice};
 
-use super::address::HostAndMaybePort;
 use super::kinds::{
     Amount, Amounts, BIND_ADDRESS, Bytes, CERTIFICATE_NAMES, CLUSTER_NAME, Choice, Flag, Hidden, JOBS, Number,
-    Optional, PEER_ADDRESS, Parsed, text,
+    Optional, Parsed, text,
 };
 use super::row::Initial::{Is, Machine, Star, Unset, Verbs};
 use super::row::{ReadBy, Row, Variable};
@@ -47,14 +46,14 @@ variables! {
         "The endpoint map, under any file name, if `TF_SEASTAR_ENDPOINT_MAP_PATH` is unset. If set, the file must exist.";
     PORTS: Choice<PortsChoice> = "STARWIRE_PORTS",
         Choice(&[("auto", PortsChoice::Auto), ("one", PortsChoice::One), ("two", PortsChoice::Two)]), Is("auto"), Servers,
-        "`one`: the port of the ClusterSpec serves everything ([ports.md](ports.md)). `two`: TensorFlow's gRPC has that port, and the data port is another. `auto`: `one`, unless the endpoint map or `STARWIRE_BIND` gives this task another port, `STARWIRE_ADVERTISE` is set, or TensorFlow is 1.15. All tasks need the same.";
+        "`one`: the port of the ClusterSpec serves everything ([ports.md](ports.md)). `two`: TensorFlow's gRPC has that port, and the data port is another. `auto`: `one`, unless the endpoint map gives this task another port, or TensorFlow is 1.15. All tasks need the same.";
+    PORT_OFFSET: Number<u16> = "STARWIRE_PORT_OFFSET", Number(1..=65_534), Is("1000"), Servers,
+        "With two ports and without an endpoint map: a task's data port is its port of the ClusterSpec plus this number. All tasks need the same.";
     GRPC: Choice<GrpcAccess> = "STARWIRE_GRPC",
         Choice(&[("auto", GrpcAccess::Auto), ("on", GrpcAccess::Everybody), ("off", GrpcAccess::Nobody)]), Is("auto"), Servers,
         "With one port: whether clients of TensorFlow's gRPC (sessions by `grpc://`, eager contexts, the coordination service) are passed on to it. `auto`: unless the cluster has a secret or TLS; then only tasks of the cluster ([ports.md](ports.md#with-a-secret)).";
     BIND: Optional<Parsed<(IpAddr, Option<u16>)>> = "STARWIRE_BIND", Optional(BIND_ADDRESS), Unset("from the server's ClusterSpec entry"), Servers,
-        "Address to listen on: `0.0.0.0`, `[::]:7000`. Without a port: that of the ClusterSpec; for the data port of a task with two ports, that of the endpoint map, else one that the system chooses.";
-    ADVERTISE: Optional<Parsed<HostAndMaybePort>> = "STARWIRE_ADVERTISE", Optional(PEER_ADDRESS), Unset("host of the server's ClusterSpec entry"), Servers,
-        "Address that peers connect to, for servers behind address translation.";
+        "Address to listen on: `0.0.0.0`, `[::]:7000`. Without a port: the one at which peers look for the task ([ports.md](ports.md)). Another port needs an endpoint map.";
     REACTORS: Optional<Number<usize>> = "STARWIRE_REACTORS", Optional(Number(1..=256)), Unset("`NETWORK_…_CORE_NUMBER`"), Servers,
         "Exact number of reactor threads in every job, whatever the size of the cluster and of the machine.";
     DRIVER: Choice<DriverChoice> = "STARWIRE_DRIVER",

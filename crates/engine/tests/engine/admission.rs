@@ -7,10 +7,8 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use starwire_engine::config::Advertisement;
-
 use crate::harness::*;
-use crate::{PS, count, data_port, http, pair, pattern, roads};
+use crate::{PS, count, http, pair, pattern, roads};
 
 const SECRET: (&str, &str) = ("STARWIRE_SECRET", "a-secret-of-enough-length");
 const TCP: (&str, &str) = ("STARWIRE_UNIX", "off");
@@ -86,7 +84,7 @@ pub fn meta(frame: &[u8]) -> &[u8] {
 }
 
 pub fn connect(task: &Task) -> TcpStream {
-    let stream = TcpStream::connect(data_port(task)).unwrap();
+    let stream = TcpStream::connect(task.address()).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
 }
@@ -229,9 +227,9 @@ fn an_orderly_stop_is_no_loss() {
 #[ignore = "a part of another test"]
 #[expect(clippy::exit, reason = "ends without an orderly shutdown")]
 fn visitor() {
-    let Ok(advertisement) = std::env::var("STARWIRE_TEST_VISIT") else { return };
+    let Ok(address) = std::env::var("STARWIRE_TEST_VISIT") else { return };
     let worker = Task::start("/job:worker/replica:0/task:0", &[]);
-    worker.seen.addresses.lock().unwrap().push((PS.into(), Ok(advertisement)));
+    worker.finds(PS, address);
     assert_eq!(call(&worker.channel(PS), ECHO, b"hello", None).meta, b"hello");
     std::process::exit(0);
 }
@@ -242,7 +240,7 @@ fn a_process_that_exits_is_no_loss() {
     for visits in 1..4 {
         let visit = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "admission::visitor", "--ignored"])
-            .env("STARWIRE_TEST_VISIT", ps.engine().advertisement())
+            .env("STARWIRE_TEST_VISIT", ps.address())
             // For sanitizer builds: a process that tunnel_streams mid-work leaves memory and threads behind.
             .env("ASAN_OPTIONS", "detect_leaks=0")
             .env("TSAN_OPTIONS", "report_thread_leaks=0")
@@ -320,12 +318,10 @@ fn forger() {
 fn a_forged_loan_ends_lending_for_the_forger_only() {
     let road = [("STARWIRE_UNIX", "auto"), ("STARWIRE_LOANS", "auto")];
     let (ps, worker) = pair(&road);
-    let advertisement: Advertisement = ps.engine().advertisement().parse().unwrap();
-    let name = advertisement.unix.unwrap();
     for _ in 0..2 {
         let status = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "admission::forger", "--ignored"])
-            .env("STARWIRE_TEST_FORGE_AT", name.trim_start_matches('@'))
+            .env("STARWIRE_TEST_FORGE_AT", format!("starwire-{}", ps.address()))
             .output()
             .unwrap();
         assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stdout));

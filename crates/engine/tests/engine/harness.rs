@@ -1,5 +1,7 @@
 //! Engines in one process, with an owner written in Rust: echoes calls, produces tensors, counts what it is told.
 
+use std::collections::HashMap;
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -20,7 +22,7 @@ use kernels::Kernels;
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The address of a parameter server that is looked up.
+/// The address of the parameter server in the ClusterSpec of a task, unless the test gives another.
 pub const ELSEWHERE: &str = "somewhere:1";
 
 /// Methods of the echo owner.
@@ -32,34 +34,22 @@ pub const SEND_MUCH: u16 = 4;
 pub type Engine = starwire_engine::Engine<Echo>;
 pub type Channel = starwire_engine::Channel<Echo>;
 
-/// An advertisement, or code and message of an error.
-pub type Answer = Result<String, (i32, String)>;
-
 #[derive(Default)]
 pub struct Seen {
     pub lines: Mutex<Vec<String>>,
     pub cancels: Mutex<Vec<(u16, i64, bool)>>,
     pub keys_alive: AtomicU64,
     pub never: Mutex<Vec<Ticket>>,
-    pub addresses: Mutex<Vec<(String, Answer)>>,
-    /// What is answered before these, in order, whoever is asked for.
-    pub first: Mutex<Vec<Answer>>,
-    questions: AtomicU64,
     pub released: Arc<AtomicU64>,
     pub kernels: Arc<kernels::Seen>,
     engine: Mutex<Weak<Engine>>,
 }
 
-impl Seen {
-    /// How often somebody's gRPC port would have been asked.
-    pub fn asked(&self) -> u64 {
-        self.questions.load(Ordering::Relaxed)
-    }
-}
-
 pub struct Task {
     pub engine: Option<Arc<Engine>>,
     pub seen: Arc<Seen>,
+    /// Addresses by task.
+    known: Mutex<HashMap<String, String>>,
 }
 
 /// The owner of a task's engine.
@@ -82,22 +72,6 @@ impl Host for Echo {
     type Key = String;
     type Op = Request;
     type Star = Kernels;
-
-    fn resolves(&self) -> bool {
-        true
-    }
-
-    fn resolve(&self, task: &str, _grpc_address: &str, token: u64) {
-        let answer = self.0.addresses.lock().unwrap().iter().rev().find(|a| a.0 == task).map(|a| a.1.clone());
-        let answer = answer.unwrap_or(Err((code::UNAVAILABLE, format!("nobody answers for {task}"))));
-        let mut first = self.0.first.lock().unwrap();
-        let answer = if first.is_empty() { answer } else { first.remove(0) };
-        self.0.questions.fetch_add(1, Ordering::Relaxed);
-        let engine = self.0.engine.lock().unwrap().upgrade();
-        if let Some(engine) = engine {
-            engine.resolved(token, answer);
-        }
-    }
 
     fn key(&self, prefix: &[u8]) -> Option<String> {
         let text = String::from_utf8(prefix.to_vec()).unwrap();
@@ -198,8 +172,13 @@ impl Task {
         Self::start_behind(name, protocol, incarnation, env, ["localhost:0", ELSEWHERE], |_| {})
     }
 
-    /// With these addresses of its own and of the parameter server in the ClusterSpec. If the task has one port,
-    /// `listens` does what TensorFlow's server would.
+    /// With this address of its own in the ClusterSpec.
+    pub fn start_at(name: &str, incarnation: u64, env: &[(&str, &str)], own: &str) -> Self {
+        Self::start_behind(name, "grpc++", incarnation, env, [own, ELSEWHERE], |_| {}).unwrap()
+    }
+
+    /// With these addresses of its own and of the parameter server in the ClusterSpec. If the environment has
+    /// STARWIRE_PORTS=one, `listens` does what TensorFlow's server would behind the port; otherwise there is none.
     pub fn start_behind(
         name: &str,
         protocol: &str,
@@ -223,12 +202,12 @@ impl Task {
             job: name.split(['/', ':']).nth(2).unwrap().into(),
             task: name.into(),
             grpc_address: own.into(),
-            // Tasks of the cluster are held to their names.
             tasks: vec![("/job:ps/replica:0/task:0".into(), ps.into())],
             cpus_allowed: 2,
-            grpc_gives_way: env.iter().any(|(name, _)| *name == "STARWIRE_PORTS"),
+            grpc_gives_way: true,
         };
-        let port = Port::bind(&vars, identity.clone(), 0)?;
+        let is_behind = env.contains(&("STARWIRE_PORTS", "one"));
+        let port = if is_behind { Port::bind(&vars, identity.clone(), 0)? } else { None };
         if let Some(port) = &port {
             listens(port);
         }
@@ -236,21 +215,32 @@ impl Task {
             Engine::start(&vars, identity, incarnation, Echo(seen.clone(), Kernels(seen.kernels.clone())), port)?;
         *seen.kernels.engine.lock().unwrap() = Arc::downgrade(&engine);
         *seen.engine.lock().unwrap() = Arc::downgrade(&engine);
-        Ok(Self { engine: Some(engine), seen })
+        Ok(Self { engine: Some(engine), seen, known: Mutex::default() })
     }
 
     pub fn engine(&self) -> &Arc<Engine> {
         self.engine.as_ref().unwrap()
     }
 
-    /// Lets this task find the other.
-    pub fn knows(&self, name: &str, other: &Task) {
-        let address = other.engine().advertisement().to_string();
-        self.seen.addresses.lock().unwrap().push((name.into(), Ok(address)));
+    /// Where the data port answers.
+    pub fn address(&self) -> String {
+        self.engine().bound().to_string().replace("0.0.0.0", "127.0.0.1")
     }
 
+    /// Lets this task find the other.
+    pub fn knows(&self, name: &str, other: &Task) {
+        self.finds(name, other.address());
+    }
+
+    /// From now on, channels to a task lead to this address.
+    pub fn finds(&self, name: &str, address: String) {
+        self.known.lock().unwrap().insert(name.into(), address);
+    }
+
+    /// A channel to a task; to a port that nobody listens on if its address is not known.
     pub fn channel(&self, task: &str) -> Channel {
-        self.engine().channel(task, ELSEWHERE).unwrap()
+        let address = self.known.lock().unwrap().get(task).cloned();
+        self.engine().channel(task, &address.unwrap_or_else(|| "127.0.0.1:1".into())).unwrap()
     }
 
     pub fn stop(&mut self) {
@@ -269,6 +259,27 @@ impl Drop for Task {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// A port that nobody listens on, and that no other call has returned.
+pub fn free_port() -> u16 {
+    static GIVEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+    let mut given = GIVEN.lock().unwrap();
+    loop {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        if !given.contains(&port) {
+            given.push(port);
+            return port;
+        }
+    }
+}
+
+/// The sockets with the name of a task's unix socket: the listener, and a connection for each peer.
+pub fn unix_sockets(of: &Task) -> usize {
+    let bound = of.engine().bound().to_string();
+    let name = format!("@starwire-{}", bound.replace("0.0.0.0", "*").replace(['[', ']'], ""));
+    let sockets = std::fs::read_to_string("/proc/self/net/unix").unwrap();
+    sockets.lines().filter(|line| line.ends_with(&name)).count()
 }
 
 /// What a call came to.

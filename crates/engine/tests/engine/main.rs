@@ -10,11 +10,11 @@
 mod admission;
 mod harness;
 mod one_port;
+mod resolver;
 mod secret;
 mod star;
 mod tls;
 mod tunnel;
-mod whereabouts;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -82,17 +82,11 @@ fn calls_survive_a_round_trip() {
 
 #[test]
 fn tasks_of_one_host_talk_over_a_unix_socket() {
-    for (unix, expected) in [("auto", true), ("off", false)] {
+    // The listener, and the connection accepted through it.
+    for (unix, expected) in [("auto", 2), ("off", 0)] {
         let (ps, worker) = pair(&[("STARWIRE_UNIX", unix)]);
         assert_eq!(call(&worker.channel(PS), ECHO, b"", None).code, 0);
-        let advertisement = ps.engine().advertisement().to_string();
-        let name = advertisement.split(';').find_map(|field| field.strip_prefix("unix="));
-        assert_eq!(name.is_some(), expected, "{advertisement}");
-        let Some(name) = name else { continue };
-        // The listener, and the connection accepted through it.
-        let sockets = std::fs::read_to_string("/proc/self/net/unix").unwrap();
-        let count = sockets.lines().filter(|line| line.ends_with(name)).count();
-        assert_eq!(count, 2, "{name} in\n{sockets}");
+        assert_eq!(unix_sockets(&ps), expected);
     }
 }
 
@@ -257,13 +251,13 @@ fn an_absent_peer_fails_calls() {
     let end = call(&worker.channel(PS), ECHO, b"", None);
     assert_eq!(end.code, 14, "{}", end.message);
     assert!(end.message.contains(PS) && end.message.contains("refused"), "{}", end.message);
-    let end = call(&worker.channel("/job:ps/replica:0/task:1"), ECHO, b"", None);
-    assert!(end.code == 14 && end.message.contains("nobody answers"), "{}", end.message);
 }
 
 #[test]
 fn patient_calls_wait_for_a_late_peer() {
     let worker = Task::start(WORKER, &[]);
+    let address = format!("127.0.0.1:{}", free_port());
+    worker.finds(PS, address.clone());
     let channel = worker.channel(PS);
     let patient = Options { wait_for_ready: true, deadline_ms: 15_000, ..Options::default() };
     let (_, waiter) = call_with(&channel, ECHO, b"at last", None, &patient);
@@ -272,8 +266,7 @@ fn patient_calls_wait_for_a_late_peer() {
     assert_eq!(end.code, 4, "{}", end.message);
     assert!(end.message.contains(PS), "{}", end.message);
     assert!(!waiter.is_done());
-    let ps = Task::start(PS, &[]);
-    worker.knows(PS, &ps);
+    let _ps = Task::start_at(PS, 1, &[], &address);
     assert_eq!(waiter.wait().meta, b"at last");
 }
 
@@ -284,13 +277,13 @@ fn death_ends_requests_in_flight_and_the_next_incarnation_is_found() {
         let channel = worker.channel(PS);
         let waiters: Vec<_> = (0..50).map(|i| recv(&channel, i, "never;0", 0, 0).1).collect();
         eventually("arrival", || ps.seen.never.lock().unwrap().len() == 50);
+        let address = ps.address();
         ps.stop();
         for waiter in waiters {
             let end = waiter.wait();
             assert!(end.code == 14 && end.message.contains(PS), "{}", end.message);
         }
-        let again = Task::try_start(PS, "grpc++", 2, &env).unwrap();
-        worker.knows(PS, &again);
+        let _again = Task::start_at(PS, 2, &env, &address);
         let end = call_with(&channel, ECHO, b"back", None, &Options { wait_for_ready: true, ..Options::default() });
         assert_eq!(end.1.wait().meta, b"back");
         eventually("a line about it", || worker.logged("was restarted") == 1);
@@ -345,12 +338,6 @@ fn the_wrong_protocol_and_the_wrong_secret_are_named() {
     assert_eq!(call(&worker.channel("/job:ps/replica:0/task:5"), ECHO, b"ok", None).meta, b"ok");
 }
 
-fn data_port(task: &Task) -> String {
-    let text = task.engine().advertisement().to_string();
-    let advertisement: starwire_engine::config::Advertisement = text.parse().unwrap();
-    format!("127.0.0.1:{}", advertisement.data[0].port)
-}
-
 #[test]
 fn garbage_is_dropped_and_logged_once_while_others_go_on() {
     let (ps, worker) = pair(&[("STARWIRE_UNIX", "off")]);
@@ -360,7 +347,7 @@ fn garbage_is_dropped_and_logged_once_while_others_go_on() {
     header.extend_from_slice(&[0xFF; 24]);
     for garbage in [&b"\x16\x03\x01hello"[..], &[0u8; 5000], &header, b"SWB1\x09", &[0xA5; 100_000]] {
         for _ in 0..5 {
-            let mut socket = TcpStream::connect(data_port(&ps)).unwrap();
+            let mut socket = TcpStream::connect(ps.address()).unwrap();
             socket.set_read_timeout(Some(PATIENCE)).unwrap();
             let _ = socket.write_all(garbage);
             let _ = socket.shutdown(std::net::Shutdown::Write);
@@ -389,7 +376,7 @@ fn a_peer_that_breaks_the_protocol_is_told_why() {
             continue; // no io_uring on this machine
         };
         for then in [0, 100, 8 << 20] {
-            let mut peer = TcpStream::connect(data_port(&task)).unwrap();
+            let mut peer = TcpStream::connect(task.address()).unwrap();
             peer.set_read_timeout(Some(PATIENCE)).unwrap();
             peer.set_write_timeout(Some(PATIENCE)).unwrap();
             peer.write_all(&of_another_version(then)).unwrap();
@@ -410,7 +397,7 @@ fn a_peer_that_breaks_the_protocol_is_told_why() {
 #[test]
 fn a_peer_that_never_stops_sending_is_cut_off() {
     let task = Task::start("/job:ps/replica:0/task:0", &[]);
-    let mut peer = TcpStream::connect(data_port(&task)).unwrap();
+    let mut peer = TcpStream::connect(task.address()).unwrap();
     peer.set_write_timeout(Some(PATIENCE)).unwrap();
     let begin = Instant::now();
     peer.write_all(&of_another_version(0)).unwrap();
@@ -419,7 +406,7 @@ fn a_peer_that_never_stops_sending_is_cut_off() {
         assert!(begin.elapsed() < PATIENCE, "the connection stays open");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let mut silent = TcpStream::connect(data_port(&task)).unwrap();
+    let mut silent = TcpStream::connect(task.address()).unwrap();
     silent.set_read_timeout(Some(PATIENCE)).unwrap();
     silent.write_all(&of_another_version(0)).unwrap();
     // It keeps its side open, but the server waits only a moment.
@@ -470,7 +457,7 @@ fn count(task: &Task, name: &str) -> u64 {
 }
 
 fn http(task: &Task, request: &str) -> String {
-    let mut socket = TcpStream::connect(data_port(task)).unwrap();
+    let mut socket = TcpStream::connect(task.address()).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();

@@ -5,11 +5,11 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use starwire_engine::config::{Advertisement, Config, Identity, ProcessEnv, Protocol};
+use starwire_engine::config::{Config, Identity, ProcessEnv, Protocol};
 
 use crate::admission::{ANY_WAY, CALL, block, connect, frame, heard, meta};
 use crate::harness::*;
-use crate::{PS, WORKER, count, data_port, http};
+use crate::{PS, WORKER, count, http};
 
 const SECRET: (&str, &str) = ("STARWIRE_SECRET", "a-secret-of-enough-length");
 const TCP: (&str, &str) = ("STARWIRE_UNIX", "off");
@@ -113,19 +113,17 @@ fn numbered(number: u64, mut block: Vec<u8>) -> Vec<u8> {
 }
 
 /// A worker that reaches the server through the relay.
-fn through(relay: &Relay, ps: &Task) -> Task {
+fn through(relay: &Relay) -> Task {
     let worker = Task::start(WORKER, &[SECRET, TCP, NO_RDMA]);
-    let mut address: Advertisement = ps.engine().advertisement().to_string().parse().unwrap();
-    address.data[0].port = relay.port;
-    worker.seen.addresses.lock().unwrap().push((PS.into(), Ok(address.to_string())));
+    worker.finds(PS, format!("127.0.0.1:{}", relay.port));
     worker
 }
 
 #[test]
 fn a_relay_can_only_cut() {
     let ps = Task::start(PS, &[SECRET, TCP, NO_RDMA]);
-    let relay = Relay::new(data_port(&ps));
-    let worker = through(&relay, &ps);
+    let relay = Relay::new(ps.address());
+    let worker = through(&relay);
     let bystander = Task::start("/job:worker/replica:0/task:1", &[SECRET, TCP, NO_RDMA]);
     bystander.knows(PS, &ps);
     let other = bystander.channel(PS);
@@ -181,8 +179,8 @@ fn a_relay_can_only_cut() {
 #[test]
 fn a_relay_cannot_change_what_a_request_asks_for() {
     let ps = Task::start(PS, &[SECRET, TCP, NO_RDMA]);
-    let relay = Relay::new(data_port(&ps));
-    let worker = through(&relay, &ps);
+    let relay = Relay::new(ps.address());
+    let worker = through(&relay);
     let channel = worker.channel(PS);
     let graph: Vec<u8> = (0..20_000u32).map(|n| n as u8).collect();
     let (small, parts) = (vec![b"small".to_vec()], vec![graph.clone(), b"and".to_vec(), graph.clone()]);
@@ -208,7 +206,7 @@ fn an_address_leads_only_to_the_task_that_it_is_for() {
     for secret in [Some(SECRET), None] {
         let env: Vec<_> = secret.into_iter().collect();
         let (other, worker) = (Task::start(other_name, &env), Task::start(WORKER, &env));
-        // What a forged advertisement would say.
+        // Where a forged answer of a name service would lead.
         worker.knows(PS, &other);
         let end = call(&worker.channel(PS), ECHO, b"hello", None);
         if secret.is_some() {

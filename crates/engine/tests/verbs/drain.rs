@@ -6,7 +6,6 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use starwire_engine::config::Advertisement;
 use starwire_net::reactor::driver::{Completion, Driver, IoPart, Token};
 use starwire_net::reactor::epoll::EpollDriver;
 use starwire_net::reactor::verbs::VerbsDriver;
@@ -63,8 +62,7 @@ struct Client {
 impl Client {
     /// Connects and moves the connection to a queue pair.
     fn new(server: &Task, device: &str) -> Client {
-        let advertisement: Advertisement = server.engine().advertisement().parse().unwrap();
-        let socket = TcpStream::connect(("127.0.0.1", advertisement.data[0].port)).unwrap();
+        let socket = TcpStream::connect(server.engine().bound()).unwrap();
         socket.set_nonblocking(true).unwrap();
         let mut driver = match VerbsDriver::new(Box::new(EpollDriver::new().unwrap()), &config(device), false) {
             Ok(driver) => driver,

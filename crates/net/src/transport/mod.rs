@@ -3,7 +3,6 @@
 mod address;
 pub mod backoff;
 pub mod descriptors;
-pub mod host;
 pub mod loopback;
 mod raw_address;
 pub mod tcp;

@@ -2,27 +2,17 @@
 //!
 //! They listen on abstract names, not on paths. A path needs a writable directory that both containers see, and stays
 //! behind when a task is killed; an abstract name disappears with its socket and can be reached exactly from the same
-//! network namespace, which is easy to compare (see `host`). In place of a directory with mode 0700, the peer's
-//! credentials keep others out: both ends call [`check_peer`], which rejects foreign clients as well as a foreign
-//! process that took over the name of a dead task. Names contain 128 random bits, so they do not collide, or the
-//! address of the one port that the task has (see [`beside`]).
+//! network namespace. In place of a directory with mode 0700, the peer's credentials keep others out: both ends call
+//! [`check_peer`], which rejects foreign clients as well as a foreign process that took over the name of a dead task. A
+//! name follows from the address of the task's data port (see [`beside`]).
 
-use std::io::{self, Read};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use super::tcp::{bind_and_listen, stream_socket};
 use super::{RawAddress, SocketAddress, TransportError, check, socklen};
-
-/// A listener on a fresh name, and that name.
-pub fn listen() -> Result<(OwnedFd, SocketAddress), TransportError> {
-    let mut random = [0u8; 16];
-    let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut random));
-    read.map_err(|source| TransportError::Listen { address: named("starwire"), source })?;
-    let address = named(&format!("starwire-{:032x}", u128::from_ne_bytes(random)));
-    Ok((listen_at(&address)?, address))
-}
 
 /// A listener on this name.
 pub fn listen_at(address: &SocketAddress) -> Result<OwnedFd, TransportError> {
@@ -34,7 +24,7 @@ pub fn listen_at(address: &SocketAddress) -> Result<OwnedFd, TransportError> {
     made().map_err(|source| TransportError::Listen { address: address.clone(), source })
 }
 
-/// The name beside a TCP listener on this address, for those that know no more than the address. Two processes of a
+/// The name beside a TCP listener on this address, for peers, which know no more than the address. Two processes of a
 /// network namespace cannot have the same one, as they cannot listen on the same port.
 pub fn beside(listener: SocketAddr) -> SocketAddress {
     let (ip, port) = (listener.ip().to_canonical(), listener.port());
@@ -96,10 +86,9 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_fresh_name_can_be_connected_to_and_names_the_peer() {
-        let (listener, address) = listen().unwrap();
-        let (_, other) = listen().unwrap();
-        assert_ne!(address, other);
+    fn a_name_can_be_connected_to_and_names_the_peer() {
+        let address = named(&format!("starwire-test-{}", std::process::id()));
+        let listener = listen_at(&address).unwrap();
         assert_eq!(super::super::tcp::local_address(listener.as_fd()).unwrap(), Some(address.clone()));
         let client = socket().unwrap();
         let raw = RawAddress::new(&address).unwrap();
@@ -111,8 +100,8 @@ mod tests {
 
     #[test]
     fn a_dead_listeners_name_is_gone() {
-        let (listener, address) = listen().unwrap();
-        drop(listener);
+        let address = named(&format!("starwire-dead-{}", std::process::id()));
+        drop(listen_at(&address).unwrap());
         let client = socket().unwrap();
         let raw = RawAddress::new(&address).unwrap();
         // SAFETY: pointer and length describe the address.

@@ -5,9 +5,9 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-use starwire_net::transport::{SocketAddress, tcp, unix};
+use starwire_net::transport::{SocketAddress, tcp};
 
-use crate::rig::Rig;
+use crate::rig::{Rig, listen_unix};
 
 pub fn connect_refused_is_an_error(mut rig: Rig) {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -18,7 +18,7 @@ pub fn connect_refused_is_an_error(mut rig: Rig) {
 }
 
 pub fn connect_to_a_missing_unix_name_is_an_error(mut rig: Rig) {
-    let (listener, address) = unix::listen().unwrap();
+    let (listener, address) = listen_unix();
     drop(listener);
     let token = rig.start_connect(&address);
     assert_eq!(rig.connected(token).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);

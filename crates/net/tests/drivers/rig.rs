@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use starwire_net::reactor::driver::{Completion, Driver, IoPart, Token};
@@ -10,6 +11,14 @@ use starwire_net::transport::{SocketAddress, tcp, unix};
 
 /// Far more than any step needs, but bearable for a hanging test.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A unix listener with a name of its own.
+pub fn listen_unix() -> (OwnedFd, SocketAddress) {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let address = SocketAddress::Unix(format!("@starwire-test-{}-{number}", std::process::id()).into());
+    (unix::listen_at(&address).unwrap(), address)
+}
 
 pub struct Rig {
     /// The module of the tests on this driver.
@@ -137,7 +146,7 @@ impl Rig {
     }
 
     pub fn listen_unix(&mut self) -> (Token, SocketAddress) {
-        let (fd, address) = unix::listen().unwrap();
+        let (fd, address) = listen_unix();
         let token = self.driver.register(fd).unwrap();
         self.driver.accept(token).unwrap();
         (token, address)

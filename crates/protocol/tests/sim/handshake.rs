@@ -54,7 +54,7 @@ fn p21_a_mismatch_is_refused_with_both_values_in_the_text() {
     assert_eq!(code, 9);
     assert_eq!(
         text,
-        "expected /job:ps/task:1 at this address but found /job:ps/task:0: check .endpoint_map and STARWIRE_ADVERTISE"
+        "expected /job:ps/task:1 at this address but found /job:ps/task:0: with a secret or TLS, a task must have the name that the ClusterSpec gives it"
     );
 
     let (code, text) = refused(&pair(|_, server| server.protocol = "star_server".to_owned()));

@@ -3,7 +3,9 @@
 use std::net::TcpStream;
 use std::time::Duration;
 
-use starwire_engine::config::{Config, Env, Identity, ProcessEnv, Protocol, UnknownProtocol};
+use starwire_engine::config::{
+    Config, ConfigError, EndpointMap, Env, Identity, Ports, ProcessEnv, Protocol, UnknownProtocol,
+};
 
 use super::Finding;
 use crate::args::{Args, Failure};
@@ -13,9 +15,10 @@ const CONNECT: Duration = Duration::from_secs(2);
 
 pub fn examine(args: &Args, cluster: Option<&Cluster>) -> Result<Vec<Finding>, Failure> {
     let identity = identity(args, cluster)?;
-    let mut findings = check(&ProcessEnv, identity, cluster.is_some());
-    if let Ok(Some(map)) = starwire_engine::config::EndpointMap::find(&ProcessEnv) {
-        findings.extend(data_ports(cluster, &map, args.has("--connect")));
+    let config = configure(&ProcessEnv, identity, cluster.is_some());
+    let mut findings = check(&config, cluster.is_some());
+    if let Ok(config) = &config {
+        findings.extend(data_ports(config, args.has("--connect")));
     }
     Ok(findings)
 }
@@ -54,10 +57,8 @@ fn identity(args: &Args, cluster: Option<&Cluster>) -> Result<Identity, Failure>
     })
 }
 
-fn check(env: &dyn Env, identity: Identity, knows_cluster: bool) -> Vec<Finding> {
+fn check(config: &Result<Config, ConfigError>, knows_cluster: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let task = identity.task.clone();
-    let config = if knows_cluster { Config::from_env(env, identity) } else { without_cluster(env, identity) };
     let config = match config {
         Ok(config) => config,
         Err(error) => return vec![Finding::bad("configuration", error.to_string())],
@@ -66,37 +67,51 @@ fn check(env: &dyn Env, identity: Identity, knows_cluster: bool) -> Vec<Finding>
         config.settings.iter().filter(|s| !s.is_default).map(|s| format!("{}={}", s.name, s.value)).collect();
     let set = if set.is_empty() { "all variables have their default values".to_owned() } else { set.join(" ") };
     let size = if knows_cluster { format!("{} reactors; ", config.reactors) } else { String::new() };
-    findings.push(Finding::ok("configuration", format!("{task}: {size}{set}")));
+    findings.push(Finding::ok("configuration", format!("{}: {size}{set}", config.identity.task)));
     findings.extend(config.warnings.iter().map(|warning| Finding::note("configuration", warning)));
     findings.push(match &config.endpoint_map {
         Some(map) => Finding::ok("endpoint map", format!("{}, {} tasks", map.path().display(), map.len())),
-        None => Finding::ok("endpoint map", "none: servers advertise their data ports to each other"),
+        None if config.ports == Ports::One => {
+            Finding::ok("endpoint map", "none: data ports are those of the ClusterSpec")
+        }
+        None => Finding::ok(
+            "endpoint map",
+            format!("none: data ports are those of the ClusterSpec plus {} (STARWIRE_PORT_OFFSET)", config.port_offset),
+        ),
     });
     findings.extend(super::rdma::examine(&config.verbs));
     findings
 }
 
-/// The endpoint map's own lines are checked, but which tasks must be in it is not known.
-fn without_cluster(env: &dyn Env, mut identity: Identity) -> Result<Config, starwire_engine::config::ConfigError> {
-    if let Some(map) = starwire_engine::config::EndpointMap::find(env)? {
-        if let Some(address) = map.addresses().next() {
+/// Without a cluster, the endpoint map's own lines are checked, but which tasks must be in it is not known.
+fn configure(env: &dyn Env, mut identity: Identity, knows_cluster: bool) -> Result<Config, ConfigError> {
+    if !knows_cluster {
+        if let Some(address) = EndpointMap::find(env)?.as_ref().and_then(|map| map.addresses().next()) {
             identity.grpc_address = address.to_owned();
         }
     }
     Config::from_env(env, identity)
 }
 
-/// Whether each data address of the map has a meaning here and, if asked, somebody who answers.
-fn data_ports(cluster: Option<&Cluster>, map: &starwire_engine::config::EndpointMap, connect: bool) -> Vec<Finding> {
-    let mut addresses: Vec<&str> = match cluster {
-        Some(cluster) => cluster.tasks.iter().map(|task| task.address.as_str()).collect(),
-        None => map.addresses().collect(),
+/// Whether each data address has a meaning here and, if asked, somebody who answers.
+fn data_ports(config: &Config, connect: bool) -> Vec<Finding> {
+    let tasks = config.identity.tasks.iter().map(|(_, address)| address.as_str());
+    let mut addresses: Vec<&str> = match &config.endpoint_map {
+        Some(map) if config.identity.tasks.is_empty() => map.addresses().collect(),
+        _ => tasks.collect(),
     };
     addresses.sort_unstable();
     let mut findings = Vec::new();
     let mut fine = 0;
-    for (grpc, data) in addresses.iter().filter_map(|grpc| Some((*grpc, map.get(grpc)?))) {
+    for grpc in addresses {
         let subject = format!("data port of {grpc}");
+        let data = match config.data_address("this task", grpc) {
+            Ok(data) => data.address().clone(),
+            Err(error) => {
+                findings.push(Finding::bad(subject, error.to_string()));
+                continue;
+            }
+        };
         let found = match data.resolve() {
             Ok(found) => found,
             Err(error) => {
@@ -125,9 +140,8 @@ fn data_ports(cluster: Option<&Cluster>, map: &starwire_engine::config::Endpoint
 mod tests {
     use super::super::Verdict;
     use super::*;
-    use starwire_engine::config::{EndpointMap, MapEnv};
+    use starwire_engine::config::MapEnv;
     use std::net::TcpListener;
-    use std::path::Path;
 
     fn identity_of(job: &str) -> Identity {
         Identity {
@@ -141,16 +155,23 @@ mod tests {
         }
     }
 
+    fn checked(env: &MapEnv) -> Vec<Finding> {
+        check(&configure(env, identity_of("ps"), false), false)
+    }
+
     #[test]
     fn a_wrong_value_is_bad_and_a_misspelt_name_is_a_note() {
         let env = MapEnv::new("/nowhere").set("STARWIRE_DRIVER", "x");
-        let findings = check(&env, identity_of("ps"), false);
+        let findings = checked(&env);
         assert_eq!((findings.len(), findings[0].verdict), (1, Verdict::Bad));
         let env = MapEnv::new("/nowhere").set("STARWIRE_DRIVRE", "x").set("PS_ENABLE_POLLING", "1");
-        let findings = check(&env, identity_of("ps"), false);
+        let findings = checked(&env);
         assert_eq!(findings[0].text, "/job:ps/replica:0/task:0: PS_ENABLE_POLLING=true");
         assert_eq!(findings[1].verdict, Verdict::Note);
-        assert_eq!(findings[2].text, "none: servers advertise their data ports to each other");
+        assert_eq!(findings[2].text, "none: data ports are those of the ClusterSpec");
+        let findings = checked(&MapEnv::new("/nowhere").set("STARWIRE_PORTS", "two"));
+        let expected = "none: data ports are those of the ClusterSpec plus 1000 (STARWIRE_PORT_OFFSET)";
+        assert_eq!(findings[1].text, expected);
     }
 
     #[test]
@@ -161,12 +182,20 @@ mod tests {
             let other = TcpListener::bind("127.0.0.1:0").unwrap();
             other.local_addr().unwrap().port()
         };
-        let text = format!("a:1=127.0.0.1:{open}\nb:1=127.0.0.1:{closed}\n");
-        let map = EndpointMap::parse(Path::new("m"), text.as_bytes()).unwrap();
-        let findings = data_ports(None, &map, true);
+        let path = std::env::temp_dir().join(format!("starctl-doctor-{}", std::process::id()));
+        std::fs::write(&path, format!("a:1=127.0.0.1:{open}\nb:1=127.0.0.1:{closed}\n")).unwrap();
+        let mapped = configure(&MapEnv::new("/nowhere").set("STARWIRE_ENDPOINT_MAP", &path), identity_of("ps"), false);
+        std::fs::remove_file(&path).unwrap();
+        let mapped = mapped.unwrap();
+        let findings = data_ports(&mapped, true);
         assert_eq!(findings.iter().map(|f| f.verdict).collect::<Vec<_>>(), [Verdict::Note, Verdict::Ok]);
         assert_eq!(findings[0].subject, "data port of b:1");
         assert_eq!(findings[1].text, "1 reachable");
-        assert_eq!(data_ports(None, &map, false)[0].text, "2 with a host that resolves here");
+        assert_eq!(data_ports(&mapped, false)[0].text, "2 with a host that resolves here");
+        // Without a map, by the rule.
+        let tasks = vec![("/job:ps/replica:0/task:0".to_owned(), format!("127.0.0.1:{open}"))];
+        let identity = Identity { tasks, ..identity_of("ps") };
+        let unmapped = configure(&MapEnv::new("/nowhere"), identity, true).unwrap();
+        assert_eq!(data_ports(&unmapped, true)[0].text, "1 reachable");
     }
 }

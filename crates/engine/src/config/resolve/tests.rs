@@ -3,6 +3,7 @@ use super::super::env::MapEnv;
 use super::super::testing::TempDir;
 use super::super::{DriverChoice, Protocol, ReadBy, Running, Shortcut, VARIABLES};
 use super::*;
+use std::net::SocketAddr;
 
 fn identity(job: &str, tasks: usize) -> Identity {
     Identity {
@@ -41,7 +42,6 @@ fn defaults() {
     assert_eq!(c.max_call_bytes, 16 << 30);
     assert!(c.endpoint_map.is_none() && c.secret.is_none() && c.cluster_id.is_empty() && c.warnings.is_empty());
     assert_eq!(c.bind, ["127.0.0.1:2222".parse().unwrap(), "[::1]:2222".parse().unwrap()]);
-    assert_eq!(c.advertised("127.0.0.1:9".parse().unwrap()).to_string(), "localhost:9");
 }
 
 #[test]
@@ -139,9 +139,6 @@ fn one_port_is_the_default_unless_the_map_plans_another() {
         from_env(&env, Identity { grpc_gives_way, ..identity("ps", 1) }).unwrap().ports
     };
     assert_eq!(config(&env(), "ps").ports, Ports::One);
-    let other = [("STARWIRE_BIND", "0.0.0.0"), ("STARWIRE_BIND", "0.0.0.0:7000"), ("STARWIRE_ADVERTISE", "a")];
-    let other = other.map(|(name, value)| config(&env().set(name, value), "ps").ports);
-    assert_eq!(other, [Ports::One, Ports::Two, Ports::Two]);
     assert_eq!(
         [None, Some(2222), Some(7000)].map(|own| ports("auto", own, true)),
         [Ports::One, Ports::One, Ports::Two]
@@ -242,13 +239,8 @@ fn bad_values_name_the_variable_the_value_and_what_is_allowed() {
         ("STARWIRE_PS_JOBS", "ps,,x", "job names (letters, digits, '_') separated by commas"),
         ("STARWIRE_CLUSTER_ID", "a b", "at most 128 printable ASCII characters without spaces"),
         ("STARWIRE_MAX_CALL_BYTES", "1K", "a number of bytes from 1048576 to 1099511627776 (suffixes K, M, G, T)"),
-        ("STARWIRE_ADVERTISE", "0.0.0.0", "an address that peers can connect to"),
-        ("STARWIRE_ADVERTISE", "h:0", "an address that peers can connect to"),
-        (
-            "STARWIRE_ADVERTISE",
-            "a b",
-            "host or host:port (\"a b\" is not a host name (letters, digits, '-', '_', '.', at most 253 characters))",
-        ),
+        ("STARWIRE_PORT_OFFSET", "0", "a whole number from 1 to 65534"),
+        ("STARWIRE_PORT_OFFSET", "-1000", "a whole number from 1 to 65534"),
         (
             "STARWIRE_BIND",
             "ps0",
@@ -263,16 +255,58 @@ fn bad_values_name_the_variable_the_value_and_what_is_allowed() {
 }
 
 #[test]
-fn bind_and_advertise_are_separate() {
-    let with = |bind: &str, advertise: &str| {
-        let c = config(&env().set("STARWIRE_BIND", bind).set("STARWIRE_ADVERTISE", advertise), "ps");
-        (c.bind[0].to_string(), c.advertised(SocketAddr::new(c.bind[0].ip(), 7)).to_string())
+fn with_two_ports_the_data_port_is_at_the_offset() {
+    let two = env().set("STARWIRE_PORTS", "two");
+    let bind = |env: &MapEnv| config(env, "ps").bind.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(bind(&two), ["127.0.0.1:3222", "[::1]:3222"]);
+    assert_eq!(bind(&two.clone().set("STARWIRE_PORT_OFFSET", "7")), ["127.0.0.1:2229", "[::1]:2229"]);
+    assert_eq!(bind(&two.clone().set("STARWIRE_BIND", "0.0.0.0")), ["0.0.0.0:3222"]);
+    assert_eq!(bind(&two.clone().set("STARWIRE_BIND", "[::]:3222")), ["[::]:3222"]);
+    assert_eq!(
+        error(&two.clone().set("STARWIRE_BIND", "0.0.0.0:7000"), "ps"),
+        "STARWIRE_PORT_OFFSET and STARWIRE_BIND conflict: port 7000 was chosen for /job:ps/replica:0/task:0, \
+         whose peers look for its data port at 3222"
+    );
+    let data = |env: &MapEnv, address: &str| {
+        let found = config(env, "ps").data_address("/job:ps/replica:0/task:1", address).map_err(|e| e.to_string())?;
+        Ok::<_, String>((found.address().to_string(), found.remark(address)))
     };
-    let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
-    assert_eq!(with("0.0.0.0", ""), pair("0.0.0.0:2222", "localhost:7"));
-    assert_eq!(with("[::]:5000", "ps0.svc"), pair("[::]:5000", "ps0.svc:7"));
-    assert_eq!(with("::1", "2001:db8::1"), pair("[::1]:0", "[2001:db8::1]:7"));
-    assert_eq!(with("10.0.0.1:80", "nat.example.org:31000"), pair("10.0.0.1:80", "nat.example.org:31000"));
+    assert_eq!(data(&env(), "ps1:2222").unwrap(), ("ps1:2222".into(), String::new()));
+    assert_eq!(data(&two, "ps1:2222").unwrap(), ("ps1:3222".into(), " (data port ps1:3222)".into()));
+    assert_eq!(data(&two, "[::1]:64535").unwrap().0, "[::1]:65535");
+    for (env, address, words) in [
+        (
+            &two,
+            "ps1:64536",
+            "no data port for the ClusterSpec address ps1:64536: its port and STARWIRE_PORT_OFFSET, 1000, exceed 65535 together",
+        ),
+        (
+            &env(),
+            "ps1",
+            "the ClusterSpec address \"ps1\" of /job:ps/replica:0/task:1 is unusable: the port is missing (host:port)",
+        ),
+    ] {
+        assert_eq!(data(env, address).unwrap_err(), words);
+    }
+}
+
+#[test]
+fn every_task_of_the_cluster_must_have_a_data_port() {
+    let two = env().set("STARWIRE_PORTS", "two").set("STARWIRE_PORT_OFFSET", "63313");
+    assert_eq!(from_env(&two, identity("ps", 1)).unwrap().bind[0].port(), 65535);
+    let error = from_env(&two, identity("worker", 2)).unwrap_err().to_string();
+    assert!(error.starts_with("no data port for the ClusterSpec address localhost:2223: "), "{error}");
+}
+
+#[test]
+fn a_port_of_the_systems_choice_is_no_port_to_add_to() {
+    let two = env().set("STARWIRE_PORTS", "two");
+    let any = Identity { grpc_address: "localhost:0".to_owned(), ..identity("ps", 1) };
+    assert_eq!(from_env(&two, any.clone()).unwrap().bind[0].port(), 0);
+    for env in [env(), two] {
+        let chosen = from_env(&env.set("STARWIRE_BIND", "127.0.0.1:7000"), any.clone()).unwrap();
+        assert_eq!(chosen.bind, ["127.0.0.1:7000".parse().unwrap()]);
+    }
 }
 
 #[test]
@@ -283,12 +317,18 @@ fn the_endpoint_map_gives_the_data_port() {
     let env = MapEnv::new(dir.path());
     let c = from_env(&env, identity("ps", 2)).unwrap();
     assert_eq!(c.bind, ["0.0.0.0:3333".parse().unwrap()]);
-    assert_eq!(c.advertised("0.0.0.0:3333".parse().unwrap()).to_string(), "10.0.0.7:3333");
-    assert_eq!(c.mapped("localhost:2223").unwrap().data.to_string(), "localhost:3334");
+    let data = |task: usize, address: &str| {
+        let found = c.data_address(&format!("/job:ps/replica:0/task:{task}"), address)?;
+        Ok::<_, ConfigError>((found.address().to_string(), found.remark(address)))
+    };
+    let place = |line| format!(" ({}/.endpoint_map:{line} gives data port", dir.path().display());
+    assert_eq!(data(0, "localhost:2222").unwrap(), ("10.0.0.7:3333".into(), place(1) + " 10.0.0.7:3333)"));
+    assert_eq!(data(1, "localhost:2223").unwrap(), ("localhost:3334".into(), place(2) + " localhost:3334)"));
+    let error = data(7, "ps7:2222").unwrap_err().to_string();
+    assert!(error.ends_with("no line for /job:ps/replica:0/task:7, whose ClusterSpec address is ps7:2222"), "{error}");
     // A port of its own for the listener, as behind address translation.
     let c = from_env(&env.clone().set("STARWIRE_BIND", "0.0.0.0:99"), identity("ps", 2)).unwrap();
     assert_eq!(c.bind, ["0.0.0.0:99".parse().unwrap()]);
-    assert_eq!(c.advertised("0.0.0.0:99".parse().unwrap()).to_string(), "10.0.0.7:3333");
 
     let error = from_env(&env, identity("ps", 3)).unwrap_err().to_string();
     let expected = ".endpoint_map: no line for /job:ps/replica:0/task:2, whose ClusterSpec address is localhost:2224";
@@ -296,27 +336,26 @@ fn the_endpoint_map_gives_the_data_port() {
 }
 
 #[test]
-fn an_own_entry_that_nobody_can_reach_is_warned_about() {
+fn a_task_that_calls_itself_localhost_listens_for_peers_that_do_not() {
     let mut id = identity("ps", 1);
     id.tasks.push(("/job:worker/replica:0/task:0".to_owned(), "10.0.0.9:2222".to_owned()));
-    let c = from_env(&env(), id.clone()).unwrap();
-    assert!(c.warnings.is_empty(), "with one port, peers need not be told: {:?}", c.warnings);
-    assert_eq!(c.bind, ["0.0.0.0:2222".parse().unwrap()]);
-    let env = env().set("STARWIRE_PORTS", "two");
-    let c = from_env(&env, id.clone()).unwrap();
-    assert_eq!(
-        c.warnings,
-        ["peers on other hosts of this cluster will try to reach /job:ps/replica:0/task:0 at localhost; \
-          set STARWIRE_ADVERTISE to a host that they can reach"]
-    );
-    id.grpc_address = "0.0.0.0:2222".to_owned();
-    let c = from_env(&env, id.clone()).unwrap();
-    assert_eq!(c.advertise.host, "test-host");
-    assert_eq!(c.warnings.len(), 1);
-    assert_eq!(c.bind, ["0.0.0.0:0".parse().unwrap()]);
+    for (ports, port) in [("one", 2222), ("two", 3222)] {
+        let env = env().set("STARWIRE_PORTS", ports);
+        let c = from_env(&env, id.clone()).unwrap();
+        assert_eq!(c.bind, [SocketAddr::from(([0, 0, 0, 0], port))]);
+        assert_eq!(c.warnings, [""; 0]);
+        let any = Identity { grpc_address: "0.0.0.0:2222".to_owned(), ..id.clone() };
+        assert_eq!(from_env(&env, any).unwrap().bind, [SocketAddr::from(([0, 0, 0, 0], port))]);
+    }
+    // A map that leads to loopback means it.
+    let dir = TempDir::new("resolve-loopback");
+    let lines = "localhost:2222=127.0.0.1:3333\n10.0.0.9:2222=127.0.0.1:3334\n";
+    std::fs::write(dir.path().join(".endpoint_map"), lines).unwrap();
+    let c = from_env(&MapEnv::new(dir.path()), id.clone()).unwrap();
+    assert_eq!(c.bind, ["127.0.0.1:3333".parse().unwrap()]);
     id.grpc_address = "ps0".to_owned();
     assert_eq!(
-        from_env(&env, id).unwrap_err().to_string(),
+        from_env(&env(), id).unwrap_err().to_string(),
         "the ClusterSpec address \"ps0\" of /job:ps/replica:0/task:0 is unusable: the port is missing (host:port)"
     );
 }
@@ -332,7 +371,7 @@ fn the_banner_says_what_is_in_force_and_never_a_secret() {
     let running = Running { driver: "io_uring", bound: "127.0.0.1:4711".parse().unwrap() };
     assert_eq!(
         config(&env(), "ps").banner(running),
-        "starwire: grpc++ on 4 reactors (io_uring, poll=off, pin=off), data port 127.0.0.1:4711, advertised as localhost:4711, \
+        "starwire: grpc++ on 4 reactors (io_uring, poll=off, pin=off), data port 127.0.0.1:4711, \
          endpoint map none, connection timeout 120000 ms, keep-alive 5000+15000 ms, unix=auto, secret=off, tls=off, control=on"
     );
     let env = env()
