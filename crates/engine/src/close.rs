@@ -19,7 +19,7 @@ const EXIT_PATIENCE: Duration = Duration::from_millis(100);
 const SMALL_TABLE: usize = 128;
 
 impl<H: Host> Shard<H> {
-    /// Sends GOODBYE when the process tunnel_streams, to peers with nothing else in flight, which could be memory of others.
+    /// Sends GOODBYE when the process exits, to peers with nothing else in flight, which could be memory of others.
     pub(crate) fn send_goodbyes(&mut self) {
         for conn in self.conns.values_mut() {
             let is_quiet = !conn.sending && !conn.has_unsent() && !conn.proto.wants_transmit();

@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
+use crate::api::Host;
 use crate::channel::State;
 use crate::command::Command;
 use crate::config::{DataAddress, HostPort, Shortcut};
-use crate::api::Host;
 use crate::shard::Shard;
 use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::{SocketAddress, unix};

@@ -222,7 +222,7 @@ fn an_orderly_stop_is_no_loss() {
     }
 }
 
-/// Run in its own process by the next test: connects to a server, makes a call and tunnel_streams.
+/// Run in its own process by the next test: connects to a server, makes a call and exits.
 #[test]
 #[ignore = "a part of another test"]
 #[expect(clippy::exit, reason = "ends without an orderly shutdown")]
@@ -241,7 +241,7 @@ fn a_process_that_exits_is_no_loss() {
         let visit = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "admission::visitor", "--ignored"])
             .env("STARWIRE_TEST_VISIT", ps.address())
-            // For sanitizer builds: a process that tunnel_streams mid-work leaves memory and threads behind.
+            // For sanitizer builds: a process that exits mid-work leaves memory and threads behind.
             .env("ASAN_OPTIONS", "detect_leaks=0")
             .env("TSAN_OPTIONS", "report_thread_leaks=0")
             .output()
