@@ -536,3 +536,24 @@ fn all_lists_of_protocols_are_the_same() {
     stars.sort_unstable();
     assert_eq!(quoted("cc/star/switch.cc", "const char* NameOf(", "}"), stars);
 }
+
+/// What several files of tests need is in a module beside them. A test that another file imports would run twice.
+#[test]
+fn files_of_python_tests_import_no_tests() {
+    let is_of_tests = |name: &str| name.starts_with("test_");
+    let mut found = Vec::new();
+    for path in files("tests", "py") {
+        if !path.file_name().is_some_and(|name| is_of_tests(&name.to_string_lossy())) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("a source");
+        for (at, line) in text.lines().enumerate() {
+            let line = line.trim_start();
+            let names = line.strip_prefix("import ").or_else(|| line.strip_prefix("from "));
+            if names.is_some_and(|names| names.split([' ', ',', '.', '(']).any(is_of_tests)) {
+                found.push(format!("{}:{}: {line}", path.display(), at + 1));
+            }
+        }
+    }
+    assert!(found.is_empty(), "move what they share into a module beside them:\n{}", found.join("\n"));
+}

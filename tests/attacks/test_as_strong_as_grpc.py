@@ -4,8 +4,8 @@ import contextlib
 import os
 
 import arena
+import client
 import pytest
-from test_control_service import rapid_reset
 
 
 def garbage(target, pace):
@@ -35,6 +35,27 @@ def idle(target, pace):
             with contextlib.suppress(OSError):
                 held.append(target.connect())
     return len(held)
+
+
+def rapid_reset(target, pace):
+    """Streams that are reset as soon as they are opened."""
+    streams, connections = 0, 0
+    one = None
+    for _ in pace(200, least=60):
+        try:
+            if one is None:
+                one = client.Http2(target)
+                connections += 1
+            frames = b""
+            for _ in range(20):
+                stream, headers = one.request()
+                frames += headers + one.reset(stream)
+            one.socket.sendall(frames)
+            streams += 20
+            one.answer_pings()
+        except OSError:
+            one = None
+    return streams, connections
 
 
 @pytest.mark.parametrize("attack", [garbage, comes_and_goes, idle, rapid_reset], ids=lambda attack: attack.__name__)

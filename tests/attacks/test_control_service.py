@@ -46,24 +46,3 @@ def refused_requests(target, pace):
 def test_refused_requests(trainer):
     outcome = trainer.under(refused_requests)
     assert outcome.result[0] > 50, outcome.result
-
-
-def rapid_reset(target, pace):
-    """Streams that are reset as soon as they are opened."""
-    streams, connections = 0, 0
-    one = None
-    for _ in pace(200, least=60):
-        try:
-            if one is None:
-                one = client.Http2(target)
-                connections += 1
-            frames = b""
-            for _ in range(20):
-                stream, headers = one.request()
-                frames += headers + one.reset(stream)
-            one.socket.sendall(frames)
-            streams += 20
-            one.answer_pings()
-        except OSError:
-            one = None
-    return streams, connections

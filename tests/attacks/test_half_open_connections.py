@@ -4,51 +4,13 @@ import contextlib
 
 import client
 import pytest
-import steps
 import wire
-
-MOST = 5000
-
-
-def ask(target):
-    """Begins the exchange of challenges."""
-    stranger = client.Stranger(target, timeout=2)
-    stranger.send(wire.block(wire.frame(wire.CHALLENGE, meta=bytes(32))))
-    return stranger
-
-
-def crowd(hosts, begin=ask):
-    """`hosts`: number of addresses that the strangers connect from; `begin(target)`: connects one of them, which then falls silent."""
-
-    def attack(target, pace):
-        strangers, refused = [], 0
-        prefix = target.source.rsplit(".", 1)[0]
-        for round_ in pace(4000, least=MOST):
-            if len(strangers) + refused >= MOST:
-                pace.sleep(0.1)
-                continue
-            try:
-                strangers.append(begin(target._replace(source=f"{prefix}.{1 + round_ % hosts}")))
-            except OSError:
-                refused += 1
-        return len(strangers) + refused
-
-    return attack
-
-
-def newcomer(trainer, number):
-    """Starts a worker that connects and runs steps."""
-    task = trainer.cluster.start("worker", number)
-    try:
-        assert task.call(steps.run_steps, trainer.cluster.target("worker", number), 3, task=number, name=f"newcomer{number}", filters=True, timeout=60) == 3
-    finally:
-        task.kill()
-    trainer.cluster.tasks.pop(("worker", number))
+from half_open import MOST, half_open, newcomer
 
 
 @pytest.mark.parametrize("hosts", [1, 200], ids=["one host", "many hosts"])
 def test_a_crowd_at_the_door(trainer, hosts):
-    outcome = trainer.under(crowd(hosts), seconds=6.0, share=0.5, meanwhile=lambda: newcomer(trainer, 2), log_lines=30 + hosts)
+    outcome = trainer.under(half_open(hosts), seconds=6.0, share=0.5, meanwhile=lambda: newcomer(trainer, 2), log_lines=30 + hosts)
     assert outcome.result >= MOST
 
 

@@ -9,7 +9,7 @@ import client
 import pytest
 import wire
 from authority import identity_for_all
-from test_half_open_connections import MOST, crowd, newcomer
+from half_open import MOST, half_open, newcomer
 
 TUNNEL = 24
 OPEN, SEND, RECEIVE = 0, 1, 3
@@ -75,7 +75,7 @@ def test_a_crowd_in_the_middle_of_handshakes(tls_trainer, share):
         stranger.sendall(whole[: int(len(whole) * share)])
         return stranger
 
-    outcome = tls_trainer.under(crowd(200, begin), seconds=6.0, share=0.5, meanwhile=lambda: newcomer(tls_trainer, 2), log_lines=230)
+    outcome = tls_trainer.under(half_open(200, begin), seconds=6.0, share=0.5, meanwhile=lambda: newcomer(tls_trainer, 2), log_lines=230)
     assert outcome.result >= MOST
 
 

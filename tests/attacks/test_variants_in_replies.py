@@ -4,8 +4,8 @@ import arena
 import cluster as harness
 import pytest
 import training
+from hostile_variants import FEEDS
 from impostor import Impostor
-from test_variants_in_feeds import FEEDS
 
 TASK = "/job:ps/replica:0/task:0"
 NAMES = ["a tensor without tensors", "a list of missing tensors", "one float for a huge shape", "a list with an element that nobody has"]

@@ -49,6 +49,11 @@ class _Lazy:
 tf = _Lazy()
 
 
+def one():
+    """TensorFlow 1's interface."""
+    return tf.compat.v1
+
+
 def is_tensorflow_1():
     """Without importing it: its package is a facade of another one."""
     return importlib.util.find_spec("tensorflow_core") is not None
@@ -355,8 +360,7 @@ class Cluster:
         self.endpoint_map = None
         if endpoint_map:
             self.endpoint_map = Path(tempfile.mkdtemp(dir=runner.directory, prefix="map-"))
-            lines = [f"{address}={host}:{free_port()}" for job in self.spec.values() for address in job]
-            (self.endpoint_map / ".endpoint_map").write_text("\n".join(lines) + "\n")
+            write_map(self.endpoint_map, [f"{address}={host}:{free_port()}" for job in self.spec.values() for address in job])
             self.environment["TF_SEASTAR_ENDPOINT_MAP_PATH"] = str(self.endpoint_map)
         if start:
             for job, count in shape.items():
@@ -375,6 +379,16 @@ class Cluster:
         task = self.process(job, index, **environment)
         task.begin(start_server, spec or self.spec, job, index, protocol or self.protocol, self.config)
         return task
+
+    def start_error(self, job="worker", **environment):
+        """Returns the error of a server that must not start."""
+        task = self.process(job, 0, **environment)
+        try:
+            task.call(start_server, self.spec, job, 0, self.protocol)
+        except RemoteError as error:
+            assert task.poll() is None, "an exception, not the end of the process"
+            return error
+        raise AssertionError("the server has started")
 
     def process(self, job, index, **environment):
         spawn = self.spawn if isinstance(self.spawn, bool) else (job, index) in self.spawn
@@ -402,6 +416,18 @@ class Cluster:
 
     def __exit__(self, *_):
         self.close()
+
+
+def write_map(directory, lines, name=".endpoint_map"):
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def worker_call(cluster, function, *args, **kwargs):
+    """Runs a function in worker 0, whose session target is its first argument."""
+    return cluster["worker", 0].call(function, cluster.target("worker", 0), *args, **kwargs)
 
 
 # In the task processes. ------------------------------------------------------------------------------------------------

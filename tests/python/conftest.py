@@ -16,8 +16,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+# Their assertions are about tests.
+pytest.register_assert_rewrite("compared", "steps", "tf2_job")
+
 import cluster as harness  # noqa: E402
 from compared import OURS, Compared  # noqa: E402
+from tf2_job import Chiefs  # noqa: E402
 
 
 # Functions, strategies and coordinators, which TensorFlow 1 lacks or does not run over several tasks.
@@ -35,6 +39,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "ours: tests something that stock gRPC does not have; skipped with --protocol grpc")
+    config.addinivalue_line("markers", "star: runs over the star protocols as well; not with --protocol grpc or STARWIRE_TEST_PROOF")
     config.addinivalue_line("markers", "grpc_client: is a client of another task by grpc://, which has no proof; skipped with STARWIRE_TEST_PROOF")
     config.addinivalue_line("markers", "tensorflow2: needs something that TensorFlow 1 lacks")
     config.addinivalue_line("markers", "quick(predicate): variants whose parameters do not satisfy the predicate are deep; `reason` says why the others suffice")
@@ -67,9 +72,9 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=deep)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def protocol(request):
-    return request.config.getoption("--protocol")
+    return getattr(request, "param", request.config.getoption("--protocol"))
 
 
 @pytest.fixture(scope="session")
@@ -127,8 +132,28 @@ def make_cluster(runner, protocol):
         one.close()
 
 
+@pytest.fixture
+def cluster(make_cluster):
+    return make_cluster()
+
+
+@pytest.fixture
+def stock(make_cluster):
+    """The same over stock gRPC."""
+    return make_cluster(protocol="grpc", environment={"REFERENCE": "1"})
+
+
+def protocols_of(config):
+    """Those that tests marked `star` run over."""
+    chosen = config.getoption("--protocol")
+    one_only = harness.is_stock(chosen) or os.environ.get("STARWIRE_TEST_PROOF")
+    return [chosen] if one_only else list(dict.fromkeys((chosen, "star_server", "star_server_lite")))
+
+
 def pytest_generate_tests(metafunc):
-    """Parametrizes `way` with every way except stock gRPC, unless the test does."""
+    """Parametrizes `protocol` of tests marked `star`; and `way` with every way except stock gRPC, unless the test does."""
+    if metafunc.definition.get_closest_marker("star"):
+        metafunc.parametrize("protocol", protocols_of(metafunc.config), scope="module", indirect=True)
     if "way" in metafunc.fixturenames and not any("way" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
         metafunc.parametrize("way", OURS, scope="module")
 
@@ -136,6 +161,14 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="module")
 def compared(runner):
     made = Compared(runner)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def chiefs(runner):
+    """Like `compared`, with a chief in each cluster."""
+    made = Chiefs(runner)
     yield made
     made.close()
 

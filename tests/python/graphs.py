@@ -1,6 +1,9 @@
 """Graphs for the differential tests. CASES: functions that build a graph and return (fetches, feed_dict of step); ERRORS: graphs that fail."""
 
+import contextlib
+
 from cluster import tf
+from tensors import digest
 
 HOPS = ("/job:ps/task:0/device:CPU:0", "/job:worker/task:0/device:CPU:0", "/job:ps/task:1/device:CPU:0", "/job:worker/task:1/device:CPU:0")
 PS0, WORKER0, PS1, WORKER1 = HOPS
@@ -397,3 +400,59 @@ ERRORS = {  # the graph, the error's type, and a text that its message must cont
     "divide": (error_divide, "InvalidArgumentError", "Integer division by zero"),
     "long_message": (error_long_message, "InvalidArgumentError", "assertion failed: [" + "x" * 1000),
 }
+
+
+def session_config(fuse=b"", optimise=False):
+    """Without Grappler, so that every copy of a value remains a transfer. `fuse`: the setting of tensor_fuse."""
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    if not optimise:
+        config.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
+    config.operation_timeout_in_ms = 60000
+    config.MergeFromString(fuse)
+    return config
+
+
+def session(target):
+    return tf.compat.v1.Session(target, config=session_config())
+
+
+@contextlib.contextmanager
+def control_flow_of(name):
+    """In the block, control flow is v2 if the name ends with it, else v1."""
+    switch = {True: tf.compat.v1.enable_control_flow_v2, False: tf.compat.v1.disable_control_flow_v2}
+    before = tf.compat.v1.control_flow_v2_enabled()
+    switch[name.endswith("_v2")]()
+    try:
+        yield
+    finally:
+        switch[bool(before)]()
+
+
+def run_case(target, name, steps=1):
+    """The fetches of one of CASES in each step."""
+    with control_flow_of(name), tf.Graph().as_default(), session(target) as sess:
+        tf.compat.v1.set_random_seed(7)
+        fetches, feed_of_step = CASES[name]()
+        sess.run(tf.compat.v1.global_variables_initializer())
+        return [[digest(v) for v in sess.run(tf.nest.flatten(fetches), feed_of_step(step) if feed_of_step else None)] for step in range(steps)]
+
+
+def run_error(target, name):
+    """Returns the error; the session must still work afterwards."""
+    with tf.Graph().as_default(), session(target) as sess:
+        with tf.device(PS0):
+            fine = tf.compat.v1.placeholder_with_default(1.0, ())
+        with tf.device(WORKER0):
+            fine = fine + 1.0
+        fetch = ERRORS[name][0]()
+        raised = []
+        for _ in range(2):
+            try:
+                sess.run(fetch)
+            except tf.errors.OpError as error:
+                raised.append((type(error).__name__, error.error_code, error.message))
+            else:
+                raised.append(("nothing", 0, ""))
+            assert sess.run(fine) == 2.0
+        return raised

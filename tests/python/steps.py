@@ -1,12 +1,15 @@
 """Steps that the failure tests run in worker processes while failures happen."""
 
+import contextlib
 import os
+import signal
+import subprocess
 import threading
 import time
 
-from cluster import state, tf
-
-one = lambda: tf.compat.v1  # noqa: E731
+import zygote
+from cluster import RemoteError, one, start_server, state, tf, worker_call
+from waiting import HANGS, wait_for, wait_until
 
 
 class Model:
@@ -162,7 +165,7 @@ def serve_again(spec, job, index, protocol, times):
     """Creates and stops a server several times in one process; runs steps on each."""
     import gc
 
-    from cluster import drop_server, start_server
+    from cluster import drop_server
 
     out = []
     for number in range(times):
@@ -230,3 +233,61 @@ def keep_session(target):
 def use_kept_session():
     state["model"].check(state["session"].run(state["model"].sums))
     return state["model"].steps
+
+
+def fork_with_server(protocol, spec):
+    """Forks while a server runs: the child exits quickly without harm, however it exits, and cannot start a server."""
+    results = []
+    for leave in ("_exit", "exit", "server"):
+        child = os.fork()
+        if child == 0:
+            if leave == "_exit":
+                os._exit(7)
+            if leave == "server":
+                try:
+                    start_server(spec, "worker", 0, protocol)
+                except tf.errors.FailedPreconditionError as error:
+                    os._exit(8 if "fork" in error.message else 9)
+                os._exit(10)
+            os.environ["FORKED"] = "1"
+            subprocess.run(["true"], check=True)
+            os._exit(7)
+        deadline = time.monotonic() + HANGS
+        while True:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        if not pid:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        results.append(zygote.exit_code(status) if pid else "hangs")
+    return results
+
+
+# In the test process. -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def training(cluster, tmp_path):
+    """Runs steps in worker 0 during the block; checks their results, that some are made meanwhile, and that none hangs."""
+    stop, made = tmp_path / "stop", tmp_path / "stop.steps"
+    cluster["worker", 0].begin(run_until_stopped, cluster.target("worker", 0), str(stop))
+    wait_for(f"{stop}.started")
+    before = made.stat().st_size
+    try:
+        yield
+        wait_until(lambda: cluster["worker", 0].ready() or made.stat().st_size >= before + 3, 60, "the training goes on")
+    finally:
+        stop.touch()
+        _, longest = cluster["worker", 0].result(60)
+        stop.unlink()
+    assert longest < HANGS, f"a step took {longest:.1f} s"
+
+
+def attempt(cluster, timeout=60):
+    """Returns the result of steps in worker 0, or their error; the test's timeout is the error of an initialisation that never ends."""
+    try:
+        return worker_call(cluster, run_steps, 5, timeout=timeout)
+    except RemoteError as error:
+        return error

@@ -9,18 +9,11 @@ import pytest
 
 import steps
 import wire
-from cluster import RemoteError, free_port, is_tensorflow_1, load, start_server, state, tf
-from test_failure import worker_call
-from test_security import SECRET, data_port, metric
+from cluster import RemoteError, free_port, is_tensorflow_1, load, start_server, state, tf, worker_call, write_map
+from metrics import data_port, metric
+from settings import SECRET
 
 pytestmark = pytest.mark.ours
-
-
-def write_map(directory, lines, name=".endpoint_map"):
-    directory.mkdir(exist_ok=True)
-    path = directory / name
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 def lines_for(spec, host="127.0.0.1"):
@@ -87,14 +80,6 @@ BAD_MAPS = {  # lines ({ps} and {worker}: addresses of the ClusterSpec), number 
 }
 
 
-def start_error(cluster, job="worker", **environment):
-    task = cluster.process(job, 0, **environment)
-    with pytest.raises(RemoteError) as caught:
-        task.call(start_server, cluster.spec, job, 0, cluster.protocol)
-    assert task.poll() is None, "an exception, not the end of the process"
-    return caught.value
-
-
 @pytest.mark.parametrize("kind", BAD_MAPS)
 def test_bad_endpoint_map(fresh_cluster, tmp_path, kind):
     cluster = fresh_cluster(start=False)
@@ -102,7 +87,7 @@ def test_bad_endpoint_map(fresh_cluster, tmp_path, kind):
     path = tmp_path / ".endpoint_map"
     text = "\n".join(lines).replace("{ps}", cluster.spec["ps"][0]).replace("{worker}", cluster.spec["worker"][0])
     path.write_bytes(text.encode(errors="surrogateescape") + b"\n")
-    error = start_error(cluster, TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path)
+    error = cluster.start_error(TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path)
     assert error.type == "InvalidArgumentError", error
     assert f"{path}:{number}:" in error.message, error.message
     assert words in error.message, error.message
@@ -111,13 +96,13 @@ def test_bad_endpoint_map(fresh_cluster, tmp_path, kind):
 def test_endpoint_map_without_a_task(fresh_cluster, tmp_path):
     cluster = fresh_cluster(start=False)
     path = write_map(tmp_path, [f"{cluster.spec['worker'][0]}=127.0.0.1:{free_port()}"])
-    error = start_error(cluster, TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path)
+    error = cluster.start_error(TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path)
     assert str(path) in error.message and "/job:ps/replica:0/task:0" in error.message and cluster.spec["ps"][0] in error.message, error.message
 
 
 def test_missing_endpoint_map(fresh_cluster, tmp_path):
     cluster = fresh_cluster(start=False)
-    error = start_error(cluster, TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path / "nowhere")
+    error = cluster.start_error(TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path / "nowhere")
     assert "TF_SEASTAR_ENDPOINT_MAP_PATH" in error.message and str(tmp_path / "nowhere") in error.message, error.message
 
 
@@ -128,7 +113,7 @@ def test_occupied_data_port(fresh_cluster, tmp_path):
         other.listen()
         port = other.getsockname()[1]
         write_map(tmp_path, [f"{cluster.spec['worker'][0]}=127.0.0.1:{port}", f"{cluster.spec['ps'][0]}=127.0.0.1:{free_port()}"])
-        error = start_error(cluster, TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path)
+        error = cluster.start_error(TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path)
     assert str(port) in error.message, error.message
 
 
@@ -233,7 +218,7 @@ def test_mapped_task_that_starts_late(fresh_cluster):
     ],
 )
 def test_bad_variable(fresh_cluster, name, value, words):
-    error = start_error(fresh_cluster(start=False), **{name: value})
+    error = fresh_cluster(start=False).start_error(**{name: value})
     assert error.type in ("InvalidArgumentError", "FailedPreconditionError", "UnavailableError"), error
     assert name in error.message and words in error.message, error.message
 
@@ -242,7 +227,7 @@ def test_invalid_cluster_address(fresh_cluster):
     """TensorFlow notices only after opening its port."""
     cluster = fresh_cluster(start=False)
     cluster.spec["ps"] = ["nowhere"]
-    error = start_error(cluster)
+    error = cluster.start_error()
     assert error.type == "InvalidArgumentError" and "nowhere" in error.message, error
 
 
@@ -363,7 +348,7 @@ def test_another_offset(fresh_cluster):
 def test_port_without_a_data_port(fresh_cluster):
     cluster = fresh_cluster(start=False, environment=TWO)
     cluster.spec["ps"] = ["127.0.0.1:65000"]
-    error = start_error(cluster)
+    error = cluster.start_error()
     assert error.type == "InvalidArgumentError" and "127.0.0.1:65000" in error.message and "STARWIRE_PORT_OFFSET" in error.message, error
 
 

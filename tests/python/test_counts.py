@@ -11,17 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, is_stock, tf
+from cluster import Cluster, is_stock, one, tf
 
 SECONDS = float(os.environ.get("STARWIRE_TEST_COUNT_SECONDS", "2"))
 PS, WORKERS = 2, 3
 ROWS, WIDTH = 12, 3  # of tables; each worker has its own rows and shares the first
 LONG = 4_000  # elements: an unlocked update takes long enough to overlap another
 TIMEOUT = SECONDS + 90
-
-
-def one():
-    return tf.compat.v1
 
 
 # Ways to increment a variable; each makes the variable and its update. ------------------------------------------------

@@ -7,16 +7,12 @@ TensorFlow lacks kernels for some. Whatever stock gRPC does, ours must do: the s
 import pytest
 
 import steps
+from cluster import one, tf
 from compared import outcome
-from cluster import tf
 from graphs import PS0, PS1, WORKER0
-from test_differential import digest, random_array, random_strings
+from tensors import digest, random_array, random_strings
 
 pytestmark = pytest.mark.ours
-
-
-def one():
-    return tf.compat.v1
 
 
 # Plain types. ---------------------------------------------------------------------------------------------------------

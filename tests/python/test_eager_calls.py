@@ -6,23 +6,11 @@ import time
 
 import pytest
 
-from cluster import RemoteError, free_port, state, tf
-from test_star import counters
-from test_tf2 import connect, coordinate, train_scheduled
+from cluster import RemoteError, state, tf
+from metrics import counters
+from tf2_job import connect, start, train_scheduled
 
 A, B = "/job:ps/replica:0/task:0", "/job:ps/replica:0/task:1"
-
-
-def make_chief(fresh_cluster, protocol, workers=2, **options):
-    """Returns (cluster, chief task). The chief has no server, as in TensorFlow's guide."""
-    cluster = fresh_cluster(shape=(("ps", 2), ("worker", workers)), start=False, protocol=protocol, **options)
-    cluster.spec["chief"] = [f"127.0.0.1:{free_port()}"]
-    for job, count in (("ps", 2), ("worker", workers)):
-        for index in range(count):
-            cluster.start(job, index)
-    task = cluster.process("chief", 0)
-    task.call(coordinate, protocol, cluster.spec, timeout=60)
-    return cluster, task
 
 
 def calls_received(cluster, job, count):
@@ -33,7 +21,7 @@ def calls_received(cluster, job, count):
 def test_steps_use_the_data_port(fresh_cluster, protocol):
     """A call of the chief per step; two calls of the worker per step and parameter server: the part of the function, and the end of the step. A star call may
     do the work of both."""
-    cluster, chief = make_chief(fresh_cluster, protocol)
+    cluster, chief = start(fresh_cluster)
     chief.call(train_scheduled, 4, timeout=120)
     workers, servers = calls_received(cluster, "worker", 2), calls_received(cluster, "ps", 2)
     steps = 30
@@ -129,9 +117,9 @@ def take_after_all():
     return int(result.fetch())
 
 
-def test_cancelled_functions_end(fresh_cluster, protocol, within):
+def test_cancelled_functions_end(fresh_cluster, within):
     """Chief to worker to ps. The element that comes later is not taken by the function that was cancelled."""
-    _, chief = make_chief(fresh_cluster, protocol)
+    _, chief = start(fresh_cluster)
     chief.call(start_blocked)
     with within(30):
         assert "told so" in chief.call(fail_the_other)
@@ -163,7 +151,7 @@ def test_errors_name_the_tasks_as_over_grpc(fresh_cluster, protocol):
     """The coordinator recognises dead tasks by this sentence of TensorFlow's gRPC client."""
     seen = []
     for kind in dict.fromkeys(("grpc", protocol)):
-        cluster, chief = make_chief(fresh_cluster, kind, workers=1)
+        cluster, chief = start(fresh_cluster, workers=1, protocol=kind)
         name, message = chief.call(fail_on_ps)
         assert name == "InvalidArgumentError" and "not a number" in message
         seen.append(sorted(set(re.findall(r"GRPC error information from remote target (/job:\w+/replica:0/task:\d+)", message))))
@@ -192,8 +180,8 @@ def send_large(megabytes):
     return [int(result.fetch()) for result in results], float(total.numpy()), 2 * float(values.sum(dtype=np.float64))
 
 
-def test_large_arguments(fresh_cluster, protocol):
-    _, chief = make_chief(fresh_cluster, protocol)
+def test_large_arguments(fresh_cluster):
+    _, chief = start(fresh_cluster)
     counts, total, expected = chief.call(send_large, 100, timeout=120)
     assert counts == [100 << 18] * 2 and total == expected
 
@@ -206,8 +194,8 @@ def join():
 
 
 @pytest.mark.ours
-def test_a_dead_ps_ends_functions_that_wait_for_it(fresh_cluster, protocol, within):
-    cluster, chief = make_chief(fresh_cluster, protocol, workers=1)
+def test_a_dead_ps_ends_functions_that_wait_for_it(fresh_cluster, within):
+    cluster, chief = start(fresh_cluster, workers=1)
     chief.call(start_blocked)
     chief.begin(join)
     received = calls_received(cluster, "ps", 1)[0]

@@ -8,28 +8,9 @@ import pytest
 
 import steps
 import zygote
-from cluster import ROOT, RemoteError, is_stock, is_tensorflow_1, library_path, load, start_server, state, tf
-
-
-HANGS = 30  # seconds after which something that takes a tenth of one hangs
-
-
-def wait_for(path, timeout=60):
-    deadline = time.monotonic() + timeout
-    while not os.path.exists(path):
-        assert time.monotonic() < deadline, f"{path} did not appear within {timeout} s"
-        time.sleep(0.01)
-
-
-def wait_until(condition, timeout, what):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
-        time.sleep(0.05)
-
-
-def worker_call(cluster, function, *args, **kwargs):
-    return cluster["worker", 0].call(function, cluster.target("worker", 0), *args, **kwargs)
+from cluster import ROOT, RemoteError, is_stock, is_tensorflow_1, library_path, load, start_server, state, tf, worker_call
+from steps import fork_with_server
+from waiting import HANGS, wait_for, wait_until
 
 
 # A death that is noticed within a test's patience is then not noticed by keep-alive.
@@ -37,6 +18,7 @@ NO_KEEPALIVE = {"STARWIRE_KEEPALIVE_MS": 3_600_000}
 LOST = ("Socket closed", "Connection reset by peer", "failed to connect to all addresses")
 
 
+@pytest.mark.star
 @pytest.mark.parametrize("blocked", [False, True], ids=["busy", "blocked"])
 def test_ps_killed_mid_step(fresh_cluster, protocol, tmp_path, blocked):
     """SIGKILL of the ps: the step ends with Unavailable or Aborted, and not by keep-alive. (Stock gRPC of TensorFlow 1 takes minutes.)"""
@@ -57,6 +39,7 @@ def test_ps_killed_mid_step(fresh_cluster, protocol, tmp_path, blocked):
             cluster["worker", 0].call(steps.close_failed_session)
 
 
+@pytest.mark.star
 def test_training_recovers_from_its_checkpoint(fresh_cluster, tmp_path):
     """The ps is killed and restarted twice under MonitoredTrainingSession: training resumes from the last checkpoint and finishes."""
     cluster = fresh_cluster()
@@ -79,6 +62,7 @@ def test_training_recovers_from_its_checkpoint(fresh_cluster, tmp_path):
 KEEPALIVE = {"STARWIRE_KEEPALIVE_MS": 400, "STARWIRE_KEEPALIVE_TIMEOUT_MS": 800}
 
 
+@pytest.mark.star
 @pytest.mark.ours
 @pytest.mark.parametrize("unix", ["auto", "off"])
 def test_stopped_ps_is_detected(fresh_cluster, tmp_path, unix):
@@ -110,6 +94,7 @@ def test_long_step_is_not_mistaken_for_a_dead_peer(fresh_cluster, tmp_path):
     assert not cluster["worker", 0].ready()
 
 
+@pytest.mark.star
 def test_operation_timeout(fresh_cluster, tmp_path):
     cluster = fresh_cluster()
     started = str(tmp_path / "started")
@@ -122,6 +107,7 @@ def test_operation_timeout(fresh_cluster, tmp_path):
     assert worker_call(cluster, steps.run_steps, 5) == 5
 
 
+@pytest.mark.star
 @pytest.mark.parametrize("how, expected", [("close", "CancelledError"), ("timeout", "DeadlineExceededError")])
 def test_blocked_step_is_ended(fresh_cluster, how, expected):
     """By closing the session from another thread, or by RunOptions.timeout_in_ms. The waiting dequeue on the ps is cancelled: the next session works."""
@@ -131,6 +117,7 @@ def test_blocked_step_is_ended(fresh_cluster, how, expected):
     assert done == 5
 
 
+@pytest.mark.star
 def test_worker_killed_others_go_on(fresh_cluster, protocol, tmp_path):
     """One of two workers dies mid-step and the other is unaffected; the ps drops the dead worker's state."""
     cluster = fresh_cluster(shape=(("ps", 1), ("worker", 2)))
@@ -158,6 +145,7 @@ def test_worker_killed_others_go_on(fresh_cluster, protocol, tmp_path):
         wait_until(lambda: ps.call(steps.open_sockets) <= sockets + 4, 30, "the connections of dead workers are closed")
 
 
+@pytest.mark.star
 def test_restarted_peer_is_a_new_one(fresh_cluster, protocol):
     """The ps is replaced between two steps: the old session ends with Aborted or Unavailable (its variables are gone), a new one in the same worker works."""
     cluster = fresh_cluster()
@@ -323,6 +311,7 @@ def restart_server(spec, job, index, protocol):
     return True
 
 
+@pytest.mark.star
 @pytest.mark.parametrize("who", ["ps", "worker", "worker with a session"])
 def test_clean_exit(fresh_cluster, protocol, who):
     """Interpreters exit with code 0 without an abort, and a peer notices without keep-alive."""
@@ -412,38 +401,6 @@ def test_fork_after_load(fresh_cluster, protocol):
     task = cluster.process("worker", 0)
     assert task.call(fork_and_run, protocol, {"worker": cluster.spec["worker"]}, "worker", 0) == ("6.0", 0)
     assert task.call(start_server, {"worker": cluster.spec["worker"]}, "worker", 0, protocol)
-
-
-def fork_with_server(protocol, spec):
-    """Forks while a server runs: the child exits quickly without harm, however it exits, and cannot start a server."""
-    results = []
-    for leave in ("_exit", "exit", "server"):
-        child = os.fork()
-        if child == 0:
-            if leave == "_exit":
-                os._exit(7)
-            if leave == "server":
-                try:
-                    start_server(spec, "worker", 0, protocol)
-                except tf.errors.FailedPreconditionError as error:
-                    os._exit(8 if "fork" in error.message else 9)
-                os._exit(10)
-            os.environ["FORKED"] = "1"
-            import subprocess
-
-            subprocess.run(["true"], check=True)
-            os._exit(7)
-        deadline = time.monotonic() + HANGS
-        while True:
-            pid, status = os.waitpid(child, os.WNOHANG)
-            if pid or time.monotonic() > deadline:
-                break
-            time.sleep(0.02)
-        if not pid:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        results.append(zygote.exit_code(status) if pid else "hangs")
-    return results
 
 
 @pytest.mark.ours

@@ -6,70 +6,17 @@ tensor_fuse, which is also on over the star protocols but has little left to do 
 
 import pytest
 
-import compared as ways
-from cluster import free_port, load, state, tf
-from test_differential import digest
-from test_fuse import OFF, ON, fused_counters
-from test_star import counters
+from cluster import state, tf
+from compared import outcome
+from fuse_graphs import OFF, ON
+from metrics import fused_counters, star_calls
+from tensors import digest
+from tf2_job import OPT_OUT, PS, chief_call, contents, run, variable
 
 SHAPE = (("ps", 2), ("worker", 1))
-OPT_OUT = b"\x0a\x11\x0a\x0dSTARWIRE_STAR\x10\x00"  # ConfigProto.device_count, as starwire.config(star=False) sets it
-PS = ("/job:ps/replica:0/task:0/device:CPU:0", "/job:ps/replica:0/task:1/device:CPU:0")
-
-
-def coordinate(protocol, spec, config=b""):
-    """Connects this process to the cluster as the chief."""
-    load(protocol)
-    if config:
-        from tensorflow.python.eager import context
-
-        # TensorFlow 2 has no public way to set it.
-        context.context()._config = tf.compat.v1.ConfigProto.FromString(config)
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer=protocol)
-    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(min_shard_bytes=10000, max_shards=2)
-    state["strategy"] = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
-    state["coordinator"] = tf.distribute.coordinator.ClusterCoordinator(state["strategy"])
-
-
-def start(runner, protocol, environment=None, config=None, chief_config=b"", shape=SHAPE):
-    """Returns (cluster, chief task)."""
-    from cluster import Cluster
-
-    cluster = Cluster(runner, protocol, dict(shape), environment=environment, config=config, start=False)
-    cluster.spec["chief"] = [f"127.0.0.1:{free_port()}"]
-    for job, count in shape:
-        for index in range(count):
-            cluster.start(job, index)
-    chief = cluster.process("chief", 0)
-    chief.call(coordinate, protocol, cluster.spec, chief_config, timeout=60)
-    return cluster, chief
 
 
 # In the chief's process. ----------------------------------------------------------------------------------------------
-
-
-def variable(value, where=None, **options):
-    with state["strategy"].scope():
-        if where is None:
-            return tf.Variable(value, **options)
-        with tf.device(PS[where]):
-            return tf.Variable(value, **options)
-
-
-def run(step, count, *args):
-    """Returns digests of the results of `count` steps, each with its number."""
-    function = tf.function(step)
-    results = [state["coordinator"].schedule(function, args=(tf.constant(number, tf.int64), *args)) for number in range(count)]
-    state["coordinator"].join()
-    return [[digest(value) for value in tf.nest.flatten(result.fetch())] for result in results]
-
-
-def contents(variables):
-    out = []
-    for one in variables:
-        parts = one.variables if hasattr(one, "variables") else [one]
-        out += [digest(part.numpy()) for part in parts]
-    return out
 
 
 def many_variables():
@@ -264,7 +211,7 @@ def failures():
     out = []
     for number in range(4):
         result = state["coordinator"].schedule(tf.function(step), args=(tf.constant(number, tf.int64),))
-        out.append(ways.outcome(state["coordinator"].join))
+        out.append(outcome(state["coordinator"].join))
         if out[-1][0] == "value":
             out.append(digest(result.fetch()))
     return out, contents([done])
@@ -273,53 +220,16 @@ def failures():
 SCENARIOS = (many_variables, optimizers, embeddings, control_flow, order, types, half_precision, tables, datasets, failures)
 
 
-@pytest.fixture(scope="module")
-def clusters(runner):
-    """One cluster per way at a time, and stock gRPC's."""
-    made = {}
-
-    def get(way):
-        for other in [other for other in made if other not in (way, "grpc") and way != "grpc"]:
-            made.pop(other)[0].close()
-        if way in made and not made[way][0].usable():
-            made.pop(way)[0].close()
-        if way not in made:
-            protocol, environment = ways.WAYS[way]
-            made[way] = start(runner, protocol, environment)
-        return made[way]
-
-    yield get
-    for cluster, _ in made.values():
-        cluster.close()
-
-
-@pytest.fixture(scope="module")
-def stock(clusters):
-    found = {}
-
-    def get(scenario):
-        if scenario not in found:
-            found[scenario] = clusters("grpc")[1].call(scenario, timeout=120)
-        return found[scenario]
-
-    return get
-
-
-def star_calls(cluster):
-    return sum(counters(cluster["ps", index])["star_calls"] for index in range(2))
-
-
 def fused_messages(cluster):
     return sum(fused_counters(cluster[job, index])["fused_messages_sent"] for job, count in SHAPE for index in range(count))
 
 
 @pytest.mark.ours
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_functions(clusters, stock, way, scenario):
-    expected = stock(scenario)
-    cluster, chief = clusters(way)
+def test_functions(chiefs, way, scenario):
+    cluster = chiefs.cluster(way, SHAPE)
     fused, calls = fused_messages(cluster), star_calls(cluster)
-    assert chief.call(scenario, timeout=120) == expected, f"{way} (left) and stock gRPC (right) differ"
+    chiefs.check(way, chief_call, scenario, shape=SHAPE)
     fused, calls = fused_messages(cluster) - fused, star_calls(cluster) - calls
     assert (calls > 0) == way.startswith("star_server")
     if way == "grpc++":
@@ -346,11 +256,10 @@ def test_functions(clusters, stock, way, scenario):
         ("star_server_lite", "0", None, ON, True),
     ],
 )
-def test_switch(runner, protocol, environment, server, chief, fuses):
+def test_switch(chiefs, protocol, environment, server, chief, fuses):
     """In order of precedence: the function's configuration, which is the chief's; the worker's server; its environment; the protocol. Without star calls, which
     leave nothing to fuse."""
     config = (server or b"") + OPT_OUT
-    cluster, task = start(runner, protocol, {"STARWIRE_TENSOR_FUSE": environment} if environment else {}, config, chief)
-    with cluster:
-        task.call(many_variables, timeout=120)
+    with chiefs.fresh(protocol, SHAPE, chief, environment={"STARWIRE_TENSOR_FUSE": environment} if environment else {}, config=config) as cluster:
+        chief_call(cluster, many_variables)
         assert (fused_messages(cluster) > 0) == fuses

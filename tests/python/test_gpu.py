@@ -4,10 +4,11 @@ import os
 
 import pytest
 
-import test_training as training
 from cluster import tf
-from graphs import PS0, WORKER0
-from test_differential import digest, random_array, session
+from graphs import PS0, WORKER0, session
+from tensors import digest, random_array
+from training_job import batch, regression
+
 
 # To the other task's GPU, from there to its CPU, and back to the first task.
 HOPS = ("/job:ps/task:0/device:GPU:0", "/job:worker/task:0/device:GPU:0", PS0, WORKER0, "/job:ps/task:0/device:GPU:0")
@@ -102,14 +103,14 @@ def train(target, steps=10):
     one = tf.compat.v1
     with tf.Graph().as_default():
         with one.device(one.train.replica_device_setter(ps_tasks=2, worker_device="/job:worker/task:0/device:GPU:0", ps_device="/job:ps/device:CPU:0")):
-            ids, x, loss = training.regression(True)
+            ids, x, loss = regression(True)
             push = one.train.AdagradOptimizer(0.1).minimize(loss)
         # Operations without a GPU kernel run on the worker's CPU.
         with one.Session(target, config=one.ConfigProto(allow_soft_placement=True)) as sess:
             sess.run(one.global_variables_initializer())
             losses = []
             for step in range(steps):
-                i, xs = training.batch(step)
+                i, xs = batch(step)
                 losses.append(sess.run([loss, push], {ids: i, x: xs})[0])
             metadata = one.RunMetadata()
             sess.run(push, {ids: i, x: xs}, options=one.RunOptions(trace_level=one.RunOptions.FULL_TRACE), run_metadata=metadata)

@@ -9,11 +9,11 @@ import os
 
 import pytest
 
-import compared as ways
 from cluster import state, tf
+from metrics import star_calls
 from steps import tensorflow_minor
-from test_differential import digest
-from test_functions import clusters, contents, star_calls  # noqa: F401
+from tensors import digest
+from tf2_job import chief_call, contents
 
 
 def available():
@@ -22,6 +22,7 @@ def available():
 
 pytestmark = [pytest.mark.ours, pytest.mark.skipif(not available(), reason="needs tf-keras: make test installs it, `make bench` too")]
 
+SHAPE = (("ps", 2), ("worker", 1))
 OPTIMIZERS = ("SGD", "Adam", "Adagrad", "RMSprop", "Ftrl", "Nadam", "legacy.SGD", "legacy.Adam", "legacy.Adagrad", "legacy.Ftrl")
 
 
@@ -140,7 +141,7 @@ def mixed():
     return trained(model, optimizer), contents([*model.weights, *variables_of(optimizer)])
 
 
-def checkpoints(folder):
+def checkpoints():
     """Saved while training, continued, restored into new variables, continued again: twice the same."""
 
     def make():
@@ -148,7 +149,7 @@ def checkpoints(folder):
 
     model, optimizer = build(make)
     out = [trained(model, optimizer, 3)]
-    path = tf.train.Checkpoint(model=model, optimizer=optimizer).save(os.path.join(folder, "model"))
+    path = tf.train.Checkpoint(model=model, optimizer=optimizer).save(os.path.abspath("saved/model"))
     out.append(trained(model, optimizer, 3, 3))
     saved = contents(model.weights)
     model, optimizer = build(make)
@@ -214,25 +215,11 @@ def lookups():
 # Tests. ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def stock(clusters):  # noqa: F811
-    found = {}
-
-    def get(scenario, *args, **unlike):
-        key = (scenario, args)
-        if key not in found:
-            found[key] = clusters("grpc")[1].call(scenario, *args, *unlike.values(), timeout=240)
-        return found[key]
-
-    return get
-
-
-def check(clusters, stock, way, scenario, *args, calls_are_made=True, **unlike):  # noqa: F811
-    expected = stock(scenario, *args, **unlike)
-    cluster, chief = clusters(way)
+def check(chiefs, way, scenario, *args):
+    cluster = chiefs.cluster(way, SHAPE)
     calls = star_calls(cluster)
-    assert chief.call(scenario, *args, *unlike.values(), timeout=240) == expected, f"{way} (left) and stock gRPC (right) differ"
-    assert (star_calls(cluster) > calls) == (way.startswith("star_server") and calls_are_made)
+    chiefs.check(way, chief_call, scenario, *args, shape=SHAPE)
+    assert (star_calls(cluster) > calls) == way.startswith("star_server")
 
 
 REASON = "an optimizer is a set of operations on a server, which only star calls run otherwise than TensorFlow; the two kinds of star calls run them alike"
@@ -240,20 +227,20 @@ REASON = "an optimizer is a set of operations on a server, which only star calls
 
 @pytest.mark.quick(lambda of: of["way"] == "star_server" or of["name"] in ("Adagrad", "legacy.Adam"), reason=REASON)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers(clusters, stock, way, name):  # noqa: F811
-    check(clusters, stock, way, optimizer_steps, name)
+def test_optimizers(chiefs, way, name):
+    check(chiefs, way, optimizer_steps, name)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_fit(clusters, stock, way, at_once):  # noqa: F811
+def test_fit(chiefs, way, at_once):
     """With several steps at once Keras makes a loop of them, in which there are as many calls."""
-    check(clusters, stock, way, fit, at_once)
+    check(chiefs, way, fit, at_once)
 
 
 @pytest.mark.parametrize("scenario", [metrics, lookups, mixed], ids=lambda scenario: scenario.__name__)
-def test_training(clusters, stock, way, scenario):  # noqa: F811
-    check(clusters, stock, way, scenario)
+def test_training(chiefs, way, scenario):
+    check(chiefs, way, scenario)
 
 
-def test_checkpoints(clusters, stock, way, tmp_path):  # noqa: F811
-    check(clusters, stock, way, checkpoints, folder=str(tmp_path))
+def test_checkpoints(chiefs, way):
+    check(chiefs, way, checkpoints)

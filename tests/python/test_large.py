@@ -5,7 +5,7 @@ One path at a time, as two processes each hold such a tensor, and the transport 
 
 import pytest
 
-from cluster import tf
+from cluster import one, tf
 from compared import OURS
 from graphs import PS0, WORKER0
 
@@ -14,10 +14,6 @@ pytestmark = [pytest.mark.ours, pytest.mark.deep]
 NEEDS = 12  # GiB
 COUNT = (2200 << 20) // 256 * 256
 PROBES = (0, 1, (1 << 31) - 1, 1 << 31, (1 << 31) + 77, COUNT - 1)
-
-
-def one():
-    return tf.compat.v1
 
 
 def made():

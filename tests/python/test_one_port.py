@@ -14,15 +14,13 @@ import pytest
 
 import steps
 import wire
-from cluster import RemoteError, free_port, start_server, state, tf
-from test_addresses import start_error, write_map
-from test_failure import worker_call
-from test_security import QUICK, SECRET, attempt, data_port, metric, training
-from test_tf2 import coordinate, train_scheduled
+from cluster import RemoteError, free_port, start_server, state, tf, worker_call, write_map
+from metrics import data_port, metric
+from settings import ONE, QUICK, SECRET
+from steps import attempt, training
+from tf2_job import start, train_scheduled
 
 pytestmark = pytest.mark.ours
-
-ONE = {"STARWIRE_PORTS": "one"}
 
 
 def listening(pid):
@@ -44,11 +42,6 @@ def port_of(address):
     return int(address.rsplit(":", 1)[1])
 
 
-def stock_session(target, count):
-    """Steps of a session whose client is stock TensorFlow."""
-    return steps.run_steps(target, count)
-
-
 def test_training_over_one_port(fresh_cluster):
     cluster = fresh_cluster(shape=(("ps", 2), ("worker", 2)), environment=ONE)
     assert worker_call(cluster, steps.run_steps, 20) == 20
@@ -67,7 +60,7 @@ def test_training_over_one_port(fresh_cluster):
 def test_a_stock_client_reaches_the_master(fresh_cluster):
     cluster = fresh_cluster(environment=ONE)
     client = cluster.runner.task("stock-client", {})
-    assert client.call(stock_session, cluster.target("worker", 0), 5) == 5
+    assert client.call(steps.run_steps, cluster.target("worker", 0), 5) == 5
     assert metric(cluster.spec["worker"][0], "starwire_grpc_connections_total") >= 1
 
 
@@ -93,21 +86,12 @@ def test_hosts(fresh_cluster, host):
     cluster = fresh_cluster(environment=ONE, host=host)
     assert worker_call(cluster, steps.run_steps, 5) == 5
     client = cluster.runner.task("stock-client", {})
-    assert client.call(stock_session, cluster.target("worker", 0), 5) == 5
-
-
-def train_as_chief(protocol, spec):
-    coordinate(protocol, spec)
-    return train_scheduled(20)
+    assert client.call(steps.run_steps, cluster.target("worker", 0), 5) == 5
 
 
 def test_parameter_server_strategy(fresh_cluster):
-    cluster = fresh_cluster(shape=(("ps", 2), ("worker", 1)), environment=ONE, start=False)
-    cluster.spec["chief"] = [f"127.0.0.1:{free_port()}"]
-    for job, index in (("ps", 0), ("ps", 1), ("worker", 0)):
-        cluster.start(job, index)
-    chief = cluster.process("chief", 0)
-    counter, total, texts, _ = chief.call(train_as_chief, cluster.protocol, cluster.spec, timeout=120)
+    cluster, chief = start(fresh_cluster, workers=1, environment=ONE)
+    counter, total, texts, _ = chief.call(train_scheduled, 20, timeout=120)
     assert counter == sum(range(20)) and total == sum(range(20)) * 7000 and len(texts) == 20
     assert metric(cluster.spec["ps"][0], "starwire_grpc_connections_total") >= 1
 
@@ -144,7 +128,7 @@ def test_a_taken_port_is_an_error(fresh_cluster):
     cluster = fresh_cluster(environment=ONE, start=False)
     host, port = cluster.spec["worker"][0].rsplit(":", 1)
     with socket.create_server((host, int(port))):
-        error = start_error(cluster)
+        error = cluster.start_error()
     assert error.type == "UnavailableError" and cluster.spec["worker"][0] in error.message and "another process" in error.message, error
 
 
@@ -174,7 +158,7 @@ def test_an_endpoint_map_with_the_same_ports(fresh_cluster, tmp_path):
 def test_an_endpoint_map_with_another_port_is_an_error(fresh_cluster, tmp_path):
     cluster = fresh_cluster(start=False, environment=ONE)
     path = write_map(tmp_path, [f"{job[0]}=127.0.0.1:{free_port()}" for job in cluster.spec.values()])
-    error = start_error(cluster, TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path)
+    error = cluster.start_error(TF_SEASTAR_ENDPOINT_MAP_PATH=tmp_path)
     assert error.type == "InvalidArgumentError" and "STARWIRE_PORTS" in error.message, error
     assert f"{path}:2" in error.message and cluster.spec["worker"][0].rsplit(":", 1)[1] in error.message, error.message
 
@@ -188,7 +172,7 @@ def test_with_a_secret_grpc_is_closed(fresh_cluster, tmp_path):
     client = cluster.runner.task("stock-client", {})
     with training(cluster, tmp_path):
         with pytest.raises(RemoteError) as caught:
-            client.call(stock_session, cluster.target("ps", 0), 1, timeout=30)
+            client.call(steps.run_steps, cluster.target("ps", 0), 1, timeout=30)
     assert caught.value.type == "PermissionDeniedError" and "STARWIRE_GRPC=on" in caught.value.message, caught.value
     cluster["ps", 0].wait_for_log("TensorFlow's gRPC is closed on this port (STARWIRE_GRPC=on opens it)")
 
@@ -196,7 +180,7 @@ def test_with_a_secret_grpc_is_closed(fresh_cluster, tmp_path):
 def test_with_a_secret_grpc_can_be_opened(fresh_cluster):
     cluster = fresh_cluster(environment={**ONE, "STARWIRE_SECRET": SECRET, "STARWIRE_GRPC": "on"})
     client = cluster.runner.task("stock-client", {})
-    assert client.call(stock_session, cluster.target("worker", 0), 3) == 3
+    assert client.call(steps.run_steps, cluster.target("worker", 0), 3) == 3
 
 
 SERVER = """

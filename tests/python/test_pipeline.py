@@ -6,10 +6,9 @@ import time
 
 import pytest
 
-import test_training
-from cluster import RemoteError, tf
-from test_failure import wait_for
-from test_training import chief_call, cluster, one, stock  # noqa: F401
+from cluster import RemoteError, one, tf, worker_call
+from training_job import batch, regression, setter
+from waiting import wait_for
 
 
 # In the worker process. -----------------------------------------------------------------------------------------------
@@ -255,18 +254,18 @@ class Three:
 
 
 def train(target, depth, steps=8):
-    """As test_training.train with Adam, with this depth; None: without a configuration."""
+    """As training_job.train with Adam, with this depth; None: without a configuration."""
     import numpy as np
 
     with tf.Graph().as_default():
-        with one().device(test_training.setter()):
-            ids, x, loss = test_training.regression(True)
+        with one().device(setter()):
+            ids, x, loss = regression(True)
             train_op = one().train.AdamOptimizer(0.01).minimize(loss)
         with session(target, depth) if depth is not None else one().Session(target) as sess:
             sess.run(one().global_variables_initializer())
             losses = []
             for step in range(steps):
-                i, xs = test_training.batch(step % 8)
+                i, xs = batch(step % 8)
                 losses.append(float(sess.run([loss, train_op], {ids: i, x: xs})[0]))
             return losses, [np.asarray(value).tobytes() for value in sess.run(one().global_variables())]
 
@@ -287,16 +286,16 @@ def monitored(target, directory, depth, until):
 
     seen, runs = Seen(), 0
     with tf.Graph().as_default():
-        with one().device(test_training.setter()):
+        with one().device(setter()):
             step = one().train.get_or_create_global_step()
-            ids, x, loss = test_training.regression(True)
+            ids, x, loss = regression(True)
             train_op = one().train.AdagradOptimizer(0.1).minimize(loss, global_step=step)
         hooks = [seen, one().train.StopAtStepHook(last_step=until), one().train.NanTensorHook(loss), one().train.LoggingTensorHook([loss], every_n_iter=7)]
         with one().train.MonitoredTrainingSession(
             target, checkpoint_dir=directory, hooks=hooks, save_checkpoint_steps=10, save_summaries_steps=None, save_summaries_secs=None, config=starwire.config(pipeline=depth)
         ) as sess:
             while not sess.should_stop():
-                i, xs = test_training.batch(runs)
+                i, xs = batch(runs)
                 sess.run([train_op, loss], {ids: i, x: xs})
                 runs += 1
     last = tf.train.latest_checkpoint(directory)
@@ -362,71 +361,71 @@ def refused(depth):
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_each_run_returns_a_result_of_its_own(cluster, depth):
-    assert chief_call(cluster, changed_in_place, depth) == [([2.0, 4.0], [b"a", b"b"])] * (depth + 3)
+    assert worker_call(cluster, changed_in_place, depth) == [([2.0, 4.0], [b"a", b"b"])] * (depth + 3)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_results_are_those_of_an_earlier_step(cluster, depth):
-    seen, (total, count) = chief_call(cluster, results, depth, 12, f"results{depth}")
+    seen, (total, count) = worker_call(cluster, results, depth, 12, f"results{depth}")
     assert seen == [max(1, run - depth) for run in range(1, 13)]
     assert (total, count) == (1000 * sum(range(1, 13)), 12), "nothing is lost, and a later run sees all of it"
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_steps_overlap_by_the_depth(cluster, depth):
-    (after_depth, with_another, (at_most, waits)), stuck = chief_call(cluster, overlap, depth)
+    (after_depth, with_another, (at_most, waits)), stuck = worker_call(cluster, overlap, depth)
     assert (after_depth, with_another, at_most, waits, stuck) == (1 + depth, 2 + depth, 2 + depth, True, False)
 
 
 def test_threads_have_sequences_of_their_own(cluster):
-    seen, (total, count) = chief_call(cluster, two_threads)
+    seen, (total, count) = worker_call(cluster, two_threads)
     assert seen == {first: [max(0, step - 2) for step in range(20)] for first in (1000, 2000)}
     assert (total, count) == (3000 * 20 + 2 * sum(range(20)), 40)
 
 
 def test_close_ends_the_steps_of_a_thread_that_waits(cluster):
-    stuck, seen = chief_call(cluster, blocked, timeout=120)
+    stuck, seen = worker_call(cluster, blocked, timeout=120)
     assert not stuck and seen == ["CancelledError"]
 
 
 def test_an_error_is_raised_by_a_later_run(cluster):
-    raised, count = chief_call(cluster, failing, "run")
+    raised, count = worker_call(cluster, failing, "run")
     # Step 4 failed beside step 5, which counts; run 6 was the first of a new sequence.
     assert raised == [(5, True)] and count >= 5
 
 
 def test_an_error_of_the_last_step_is_raised_by_close(cluster):
-    raised, count = chief_call(cluster, failing, "close")
+    raised, count = worker_call(cluster, failing, "close")
     assert raised == [("close", True)] and count >= 3
 
 
 @pytest.mark.parametrize("depth", [1, 4])
 def test_a_dataset_is_used_once(cluster, depth):
-    total, runs = chief_call(cluster, a_dataset, depth)
+    total, runs = worker_call(cluster, a_dataset, depth)
     assert total == sum(range(50)) and 50 <= runs <= 50 + depth
 
 
 def test_only_steps_return_earlier_results(cluster):
-    seen, alternating = chief_call(cluster, is_a_step)
+    seen, alternating = worker_call(cluster, is_a_step)
     steps = ("with an operation", "by name", "in a tuple in a dictionary", "fed data", "fed lists", "called", "with empty options")
     assert seen == {name: [1, 1] if name in steps else [1, 2] for name in seen}
     assert alternating == list(range(6))
 
 
 def test_depth_zero_trains_with_the_same_bits(cluster, stock):
-    assert chief_call(cluster, train, 0) == chief_call(cluster, train, None) == chief_call(stock, train, 0)
+    assert worker_call(cluster, train, 0) == worker_call(cluster, train, None) == worker_call(stock, train, 0)
 
 
 def test_overlapping_steps_learn(cluster):
-    losses, _ = chief_call(cluster, train, 2, 400)
-    sequential, _ = chief_call(cluster, train, 0, 400)
+    losses, _ = worker_call(cluster, train, 2, 400)
+    sequential, _ = worker_call(cluster, train, 0, 400)
     # Which updates a step sees depends on the machine: from 0.5 to 0.9 of 23 were seen, and 0.5 without overlap.
     assert losses[-1] < 0.1 * losses[0] and sequential[-1] < 0.05 * losses[0]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_monitored_session(cluster, tmp_path, depth):
-    runs, steps, name, saved = chief_call(cluster, monitored, str(tmp_path / "model"), depth, 45, timeout=120)
+    runs, steps, name, saved = worker_call(cluster, monitored, str(tmp_path / "model"), depth, 45, timeout=120)
     # The hook that stops counts on from an earlier step, but then asks once more, after all steps so far.
     assert 45 <= runs <= 45 + depth
     assert len(steps) == runs and all(run - 2 * depth - 1 <= step <= run for run, step in enumerate(steps, 1)), steps
@@ -435,7 +434,7 @@ def test_monitored_session(cluster, tmp_path, depth):
 
 
 def test_steps_of_a_monitored_session_overlap(cluster, tmp_path):
-    assert chief_call(cluster, monitored_overlap, str(tmp_path / "model"), 2, timeout=120) == (2, 4)
+    assert worker_call(cluster, monitored_overlap, str(tmp_path / "model"), 2, timeout=120) == (2, 4)
 
 
 def test_a_lost_server_is_an_error(make_cluster, tmp_path):

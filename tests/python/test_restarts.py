@@ -6,15 +6,11 @@ import time
 import pytest
 
 import steps
-from cluster import state, tf
+from cluster import one, state, tf
 from compared import OURS
 
 SHAPE = (("ps", 3), ("worker", 1))
 RESTS = {"STARWIRE_STAR_LIMITS": "session_idle_s=1"}
-
-
-def one():
-    return tf.compat.v1
 
 
 # In the task processes. ------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cluster import tf
-from test_row_updates import label, one, unusual
+from cluster import one, tf
+from row_kernels import label, unusual
 
 pytestmark = pytest.mark.ours
 

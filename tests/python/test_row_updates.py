@@ -4,16 +4,12 @@ import re
 
 import pytest
 
-from cluster import is_tensorflow_1, tf
+from cluster import is_tensorflow_1, one, tf
+from row_kernels import LABEL, label, unusual
+from sparse_training import train_sparse
 from steps import tensorflow_minor
 
 pytestmark = pytest.mark.ours
-
-LABEL = "starwire"  # selects our kernel of an operation
-
-
-def one():
-    return tf.compat.v1
 
 
 # In a worker process. -------------------------------------------------------------------------------------------------
@@ -78,24 +74,6 @@ SHAPES = {
 def cases_of(op):
     """Attributes, numbers, and the name of a shape. Unusual numbers are not tried on many rows, which takes long."""
     return [(attrs, numbers, name) for attrs, numbers in UPDATES[op][2] for name, (_, ids) in SHAPES.items() if ids is not None or not numbers]
-
-
-def unusual(rng, shape, dtype, positive=False):
-    """Numbers of any size, zeros of both signs, denormals, infinities, NaN."""
-    import numpy as np
-
-    info = tf.as_dtype(dtype)
-    kind = np.float64 if dtype == "float64" else np.float32
-    exponents = rng.integers(-30, 30, shape) if info.size > 2 else rng.integers(-6, 6, shape)
-    values = rng.standard_normal(shape).astype(kind) * kind(2.0) ** exponents
-    tiny = np.finfo(kind).tiny
-    special = np.array([0.0, -0.0, np.inf, -np.inf, tiny / 4, -tiny / 8, np.finfo(kind).max, np.nan], kind)
-    values = np.where(rng.random(shape) < 0.03, special[rng.integers(0, len(special), shape)], values).astype(kind)
-    return (np.abs(values) if positive else values).astype(info.as_numpy_dtype)
-
-
-def label(labelled):
-    return {"_kernel": one().AttrValue(s=LABEL.encode())} if labelled else {}
 
 
 def make(op, dtype, ids_dtype, use_resource, labelled, attrs, state):
@@ -197,13 +175,6 @@ def both_overlapping(*args):
     return [overlapping(labelled, *args) for labelled in (False, True)]
 
 
-def trained(target, name, use_resource):
-    """The loss and all variables after steps with sparse gradients."""
-    from test_star_rows import train_sparse
-
-    return train_sparse(target, name, use_resource)
-
-
 # Tests. ---------------------------------------------------------------------------------------------------------------
 
 
@@ -297,7 +268,7 @@ def test_servers_use_them_unless_switched_off(fresh_cluster, name, use_resource)
     results, used = [], []
     for switch in ("true", "false"):
         cluster = fresh_cluster((("ps", 2), ("worker", 1)), protocol="star_server", environment={"STARWIRE_ROW_UPDATES": switch})
-        results.append(cluster["worker", 0].call(trained, cluster.target("worker", 0), name, use_resource, timeout=120))
+        results.append(cluster["worker", 0].call(train_sparse, cluster.target("worker", 0), name, use_resource, timeout=120))
         text = "".join(cluster["ps", at].full_log() for at in range(2))
         used.append(set(re.findall(r"starwire's kernels make the sparse updates of (\w+) \((\w+)\)", text)))
     ops = {"ScatterAdd"} if name == "GradientDescent" and use_resource else USED[name]

@@ -11,44 +11,13 @@ import pytest
 
 import steps
 import wire
-from cluster import RemoteError
-from test_failure import HANGS, wait_for, wait_until, worker_call
+from cluster import RemoteError, worker_call
+from metrics import data_port, metric
+from settings import QUICK, SECRET
+from steps import attempt, training
+from waiting import HANGS, wait_until
 
 pytestmark = pytest.mark.ours
-
-QUICK = {"STARWIRE_KEEPALIVE_MS": 1000, "STARWIRE_KEEPALIVE_TIMEOUT_MS": 2000}
-
-
-def data_port(task):
-    """Returns the address of a task's data port, from its start-up log line."""
-    log = task.wait_for_log("data port")
-    found = re.search(r"starwire: \S+ on \d+ reactors? \(.*data port (\S+:\d+)", log)
-    assert found, log
-    host, port = found.group(1).rstrip(",").rsplit(":", 1)
-    return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}".replace(" ", "")
-
-
-def metric(address, name):
-    status, body = wire.http_get(address, "/metrics")
-    assert status == 200
-    return sum(float(line.rsplit(" ", 1)[1]) for line in body.splitlines() if re.match(rf"{name}(\{{|\s)", line))
-
-
-@contextlib.contextmanager
-def training(cluster, tmp_path):
-    """Runs steps in worker 0 during the block; checks their results, that some are made meanwhile, and that none hangs."""
-    stop, made = tmp_path / "stop", tmp_path / "stop.steps"
-    cluster["worker", 0].begin(steps.run_until_stopped, cluster.target("worker", 0), str(stop))
-    wait_for(f"{stop}.started")
-    before = made.stat().st_size
-    try:
-        yield
-        wait_until(lambda: cluster["worker", 0].ready() or made.stat().st_size >= before + 3, 60, "the training goes on")
-    finally:
-        stop.touch()
-        _, longest = cluster["worker", 0].result(60)
-        stop.unlink()
-    assert longest < HANGS, f"a step took {longest:.1f} s"
 
 
 # Attacks. -------------------------------------------------------------------------------------------------------------
@@ -288,16 +257,6 @@ def test_hostile_tensors_in_calls(target, tmp_path):
 
 
 # Secrets and cluster ids. ---------------------------------------------------------------------------------------------
-
-SECRET = "correct horse battery staple"
-
-
-def attempt(cluster, timeout=60):
-    """Returns the result of steps in worker 0, or their error; the test's timeout is the error of an initialisation that never ends."""
-    try:
-        return worker_call(cluster, steps.run_steps, 5, timeout=timeout)
-    except RemoteError as error:
-        return error
 
 
 @pytest.mark.parametrize("file", [False, True], ids=["variable", "file"])

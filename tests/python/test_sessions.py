@@ -8,20 +8,7 @@ import threading
 import pytest
 
 import steps
-from cluster import RemoteError, is_stock, load, state, tf
-
-
-def one():
-    return tf.compat.v1
-
-
-@pytest.fixture
-def cluster(make_cluster):
-    return make_cluster()
-
-
-def chief_call(cluster, function, *args, **kwargs):
-    return cluster["worker", 0].call(function, cluster.target("worker", 0), *args, **kwargs)
+from cluster import RemoteError, is_stock, load, one, state, tf, worker_call
 
 
 # Saver, partial runs, callables. --------------------------------------------------------------------------------------
@@ -48,8 +35,9 @@ def save_and_restore(target, prefix):
     return True
 
 
+@pytest.mark.star
 def test_saver(cluster, tmp_path):
-    assert chief_call(cluster, save_and_restore, str(tmp_path / "model"))
+    assert worker_call(cluster, save_and_restore, str(tmp_path / "model"))
 
 
 def partial_run(target):
@@ -68,8 +56,9 @@ def partial_run(target):
         return out
 
 
+@pytest.mark.star
 def test_partial_run(cluster):
-    assert chief_call(cluster, partial_run) == [3.0, 51.0] * 2
+    assert worker_call(cluster, partial_run) == [3.0, 51.0] * 2
 
 
 def callables(target):
@@ -88,8 +77,9 @@ def callables(target):
         return out, sorted({stats.device for stats in metadata.step_stats.dev_stats})
 
 
+@pytest.mark.star
 def test_make_callable_and_full_trace(cluster):
-    out, devices = chief_call(cluster, callables)
+    out, devices = worker_call(cluster, callables)
     assert out[:20] == [[[2.0 * i, 0, 2], [2.0 * i + 1, 1, 3]] for i in range(20)]
     assert out[20] == [3.0, 5.0, 7.0]
     for task in ("/job:ps/replica:0/task:1", "/job:worker/replica:0/task:1"):
@@ -115,13 +105,14 @@ def counter(target, increments, container="", isolate=False, initialise=True):
             return value
 
 
+@pytest.mark.star
 def test_sessions_share_variables_unless_isolated(cluster):
-    assert chief_call(cluster, counter, 3) == 3
-    assert chief_call(cluster, counter, 2, initialise=False) == 5, "a second session sees the same variable"
+    assert worker_call(cluster, counter, 3) == 3
+    assert worker_call(cluster, counter, 2, initialise=False) == 5, "a second session sees the same variable"
     other = cluster["worker", 1].call(counter_from_other_worker, cluster.target("worker", 1))
     assert other == 6, "so does a session of another master"
-    assert chief_call(cluster, counter, 4, isolate=True) == 4, "an isolated session has its own"
-    assert chief_call(cluster, counter, 1, initialise=False) == 7
+    assert worker_call(cluster, counter, 4, isolate=True) == 4, "an isolated session has its own"
+    assert worker_call(cluster, counter, 1, initialise=False) == 7
 
 
 def counter_from_other_worker(target):
@@ -138,15 +129,16 @@ def reset(target, containers):
     return True
 
 
+@pytest.mark.star
 @pytest.mark.grpc_client
 def test_reset_clears_a_container(cluster):
-    assert chief_call(cluster, counter, 3, container="mine") == 3
-    assert chief_call(cluster, counter, 3, container="yours") == 3
-    assert chief_call(cluster, reset, ["mine"])
+    assert worker_call(cluster, counter, 3, container="mine") == 3
+    assert worker_call(cluster, counter, 3, container="yours") == 3
+    assert worker_call(cluster, reset, ["mine"])
     with pytest.raises(RemoteError) as caught:
-        chief_call(cluster, counter, 1, container="mine", initialise=False)
+        worker_call(cluster, counter, 1, container="mine", initialise=False)
     assert caught.value.type == "FailedPreconditionError" and "uninitialized" in caught.value.message
-    assert chief_call(cluster, counter, 1, container="yours", initialise=False) == 4
+    assert worker_call(cluster, counter, 1, container="yours", initialise=False) == 4
 
 
 def closed_session(target):
@@ -162,8 +154,9 @@ def closed_session(target):
             return str(error)
 
 
+@pytest.mark.star
 def test_closed_session_refuses(cluster):
-    assert "closed" in chief_call(cluster, closed_session)
+    assert "closed" in worker_call(cluster, closed_session)
 
 
 def extend(target):
@@ -178,8 +171,9 @@ def extend(target):
         return out
 
 
+@pytest.mark.star
 def test_graph_extension(cluster):
-    assert chief_call(cluster, extend) == [1.0, 2.0, 4.0, 7.0, 11.0]
+    assert worker_call(cluster, extend) == [1.0, 2.0, 4.0, 7.0, 11.0]
 
 
 def parallel_steps(target, threads, steps):
@@ -211,8 +205,9 @@ def parallel_steps(target, threads, steps):
         return wrong
 
 
+@pytest.mark.star
 def test_concurrent_steps_do_not_mix(cluster):
-    assert chief_call(cluster, parallel_steps, 8, 25) == []
+    assert worker_call(cluster, parallel_steps, 8, 25) == []
 
 
 # ClusterSpec propagation, device filters, ports, resolvers. -----------------------------------------------------------
@@ -267,12 +262,13 @@ def filtered(target, filters):
             return names, float(sess.run(b))
 
 
+@pytest.mark.star
 def test_device_filters(fresh_cluster):
     """With filters, a session starts although a task that it does not need is down, and sees only its own devices."""
     cluster = fresh_cluster(shape=(("ps", 1), ("worker", 2)), start=False)
     cluster.start("ps", 0)
     cluster.start("worker", 0)
-    names, value = chief_call(cluster, filtered, ["/job:ps", "/job:worker/task:0"], timeout=30)
+    names, value = worker_call(cluster, filtered, ["/job:ps", "/job:worker/task:0"], timeout=30)
     assert value == 7.0
     assert names == ["/job:ps/replica:0/task:0/device:CPU:0", "/job:worker/replica:0/task:0/device:CPU:0"]
 
@@ -323,9 +319,10 @@ def test_tf_config_resolver(fresh_cluster, protocol):
     cluster = fresh_cluster(start=False)
     for job in ("ps", "worker"):
         cluster.process(job, 0).call(start_from_tf_config, protocol, job, 0, cluster.spec)
-    assert chief_call(cluster, pull_push) == [[3.0, 6.0], [9.0, 18.0], [27.0, 54.0]]
+    assert worker_call(cluster, pull_push) == [[3.0, 6.0], [9.0, 18.0], [27.0, 54.0]]
 
 
+@pytest.mark.star
 @pytest.mark.grpc_client
 def test_remote_master(cluster):
     """A client uses a master in another process, with or without the plug-in in the client."""

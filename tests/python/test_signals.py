@@ -12,20 +12,16 @@ from typing import NamedTuple
 import pytest
 
 import steps
-import test_tf2 as tf2
-from cluster import TaskDied, free_port, is_tensorflow_1, load, state, tf
+import tf2_job
+from cluster import TaskDied, free_port, is_tensorflow_1, load, one, state, tf
 from compared import OURS
-from test_failure import wait_for
+from waiting import wait_for
 
 pytestmark = pytest.mark.ours
 
 ENDS = 60  # seconds within which a process that ends does so
 STAYS = 1.0  # seconds after which a process that has not seen the signal will not see it any more
 SHAPE = (("ps", 1), ("worker", 2))
-
-
-def one():
-    return tf.compat.v1
 
 
 # In the processes that receive the signal. ----------------------------------------------------------------------------
@@ -108,11 +104,11 @@ def evaluate(protocol, started, handled=False):
 
 def coordinate(protocol, spec, started, handled=False):
     """A ClusterCoordinator with functions in flight."""
-    tf2.coordinate(protocol, spec)
-    tf2.train_scheduled(3)
+    tf2_job.coordinate(protocol, spec)
+    tf2_job.train_scheduled(3)
     handle(handled)
     open(started, "w").close()
-    tf2.schedule_until("never")
+    tf2_job.schedule_until("never")
 
 
 # In the test process. -------------------------------------------------------------------------------------------------

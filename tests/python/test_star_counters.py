@@ -4,18 +4,13 @@ import re
 
 import pytest
 
-from cluster import tf
-from test_differential import digest
-from test_training import chief_call, cluster, stock  # noqa: F401
+from cluster import one, tf, worker_call
+from tensors import digest
 
 pytestmark = pytest.mark.ours
 
 
 # In the worker process. -----------------------------------------------------------------------------------------------
-
-
-def one():
-    return tf.compat.v1
 
 
 def on(ps):
@@ -180,7 +175,7 @@ def protocol(request):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_counters(cluster, stock, protocol, name, resource):
     log = cluster["worker", 0].log_size()
-    assert chief_call(cluster, trained, name, resource) == chief_call(stock, trained, name, resource)
+    assert worker_call(cluster, trained, name, resource) == worker_call(stock, trained, name, resource)
     text = cluster["worker", 0].full_log()[log:]
     found = re.findall(r"in (\d+) rounds .*, (\d+) counters wait for no other server", text)
     expected = GRAPHS[name][1 if resource else 2] if protocol == "star_server_lite" else 0
@@ -191,4 +186,4 @@ def test_counters(cluster, stock, protocol, name, resource):
 
 
 def test_a_step_that_fails_on_the_worker_does_not_count(cluster):
-    assert chief_call(cluster, failing_check) == 0
+    assert worker_call(cluster, failing_check) == 0

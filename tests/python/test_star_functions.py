@@ -10,47 +10,15 @@ import time
 import pytest
 
 from cluster import RemoteError, state, tf
-from test_differential import digest
-from test_functions import OPT_OUT, PS, contents, run, star_calls, start, variable
-from test_star import counters
-from test_tf2 import goes_on
+from metrics import counters, star_calls
+from tensors import digest
+from tf2_job import OPT_OUT, PS, chief_call, contents, goes_on, variable
 
 pytestmark = pytest.mark.ours
 
 STARS = ("star_server", "star_server_lite")
 PAIR = (("ps", 2), ("worker", 2))
 LOOP = 8
-
-
-@pytest.fixture(scope="module")
-def clusters(runner):
-    """One star cluster at a time, and stock gRPC's; two workers."""
-    made = {}
-
-    def get(way):
-        for other in [other for other in made if other not in (way, "grpc") and way != "grpc"]:
-            made.pop(other)[0].close()
-        if way in made and not made[way][0].usable():
-            made.pop(way)[0].close()
-        if way not in made:
-            made[way] = start(runner, way, shape=PAIR)
-        return made[way]
-
-    yield get
-    for cluster, _ in made.values():
-        cluster.close()
-
-
-@pytest.fixture(scope="module")
-def stock(clusters):
-    found = {}
-
-    def get(scenario):
-        if scenario not in found:
-            found[scenario] = clusters("grpc")[1].call(scenario, timeout=120)
-        return found[scenario]
-
-    return get
 
 
 def one_by_one(step, count, *args):
@@ -218,11 +186,10 @@ SCENARIOS = (plain, aliases, shared, state_of_kernels, borders, nested, deleted)
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 @pytest.mark.parametrize("way", STARS)
-def test_star_functions(clusters, stock, way, scenario):
-    expected = stock(scenario)
-    cluster, chief = clusters(way)
+def test_star_functions(chiefs, way, scenario):
+    cluster = chiefs.cluster(way, PAIR)
     before = star_calls(cluster)
-    assert chief.call(scenario, timeout=120) == expected, f"{way} (left) and stock gRPC (right) differ"
+    chiefs.check(way, chief_call, scenario, shape=PAIR)
     assert star_calls(cluster) > before
 
 
@@ -257,9 +224,10 @@ def train(function, times):
 
 @pytest.mark.parametrize("function, steps", [("step", 1), ("loop", LOOP)])
 @pytest.mark.parametrize("way", STARS)
-def test_a_step_is_a_pull_and_a_push(clusters, way, function, steps):
+def test_a_step_is_a_pull_and_a_push(chiefs, way, function, steps):
     """A server is not asked for anything else: neither to run its part of the function nor for a tensor."""
-    cluster, chief = clusters(way)
+    cluster = chiefs.cluster(way, PAIR)
+    chief = cluster["chief", 0]
     chief.call(prepare)
     chief.call(train, function, 12, timeout=60)
     before = [counters(cluster["ps", index]) for index in range(2)]
@@ -273,13 +241,12 @@ def test_a_step_is_a_pull_and_a_push(clusters, way, function, steps):
 
 
 @pytest.mark.parametrize("server, chief_config, calls", [(None, b"", True), (OPT_OUT, b"", False), (None, OPT_OUT, False)])
-def test_opt_out(runner, server, chief_config, calls):
+def test_opt_out(chiefs, server, chief_config, calls):
     """starwire.config(star=False), for a server or for the functions of a chief."""
     assert_is_opt_out()
-    cluster, chief = start(runner, "star_server", config=server, chief_config=chief_config)
-    with cluster:
-        chief.call(prepare)
-        chief.call(train, "step", 4, timeout=60)
+    with chiefs.fresh("star_server", (("ps", 2), ("worker", 1)), chief_config, config=server) as cluster:
+        chief_call(cluster, prepare)
+        chief_call(cluster, train, "step", 4)
         assert (star_calls(cluster) > 0) == calls
 
 
@@ -307,9 +274,8 @@ def fail_in_a_call():
     return None
 
 
-def test_errors_name_the_server_and_the_call(clusters):
-    cluster, chief = clusters("star_server")
-    name, message = chief.call(fail_in_a_call)
+def test_errors_name_the_server_and_the_call(chiefs):
+    name, message = chief_call(chiefs.cluster("star_server", PAIR), fail_in_a_call)
     assert name == "InvalidArgumentError" and "not a number" in message
     assert re.search(r"a call to /job:ps/replica:0/task:0\)", message), message
     assert "GRPC error information from remote target /job:ps/replica:0/task:0" in message, message
@@ -355,8 +321,8 @@ def take_after_all():
     return float(state["v"].numpy())
 
 
-def test_cancelled_functions_end(clusters, within):
-    _, chief = clusters("star_server")
+def test_cancelled_functions_end(chiefs, within):
+    chief = chiefs.cluster("star_server", PAIR)["chief", 0]
     chief.call(wait_in_a_call)
     time.sleep(0.5)
     with within(30):
@@ -391,11 +357,10 @@ def train_until(stop):
     return scheduled, int(result.fetch())
 
 
-def test_tasks_are_killed(runner, tmp_path, within):
+def test_tasks_are_killed(chiefs, tmp_path, within):
     """A worker that comes back loses no step; a server that dies, or has already come back, ends the training with TensorFlow's error."""
-    cluster, chief = start(runner, "star_server", shape=PAIR)
-    with cluster:
-        stop = str(tmp_path / "stop")
+    with chiefs.fresh("star_server", PAIR) as cluster:
+        chief, stop = cluster["chief", 0], str(tmp_path / "stop")
         chief.begin(train_until, stop)
         goes_on(chief, stop)
         cluster["worker", 1].kill()

@@ -2,8 +2,7 @@
 
 import pytest
 
-from cluster import tf
-from test_training import chief_call, cluster  # noqa: F401
+from cluster import one, tf, worker_call
 
 pytestmark = pytest.mark.ours
 
@@ -11,10 +10,6 @@ RUNS = 20
 
 
 # In the worker process. -----------------------------------------------------------------------------------------------
-
-
-def one():
-    return tf.compat.v1
 
 
 def on_ps():
@@ -151,11 +146,11 @@ def protocol(request):
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_read_sees_its_steps_update(cluster, name, resource):
     # Over stock gRPC, a read is late now and then, above all on a busy machine.
-    assert chief_call(cluster, saw_own_update, name, resource) == 0
+    assert worker_call(cluster, saw_own_update, name, resource) == 0
 
 
 @pytest.mark.parametrize("names", [("a_product", "z_update"), ("z_product", "a_update")], ids=["product_first", "update_first"])
 @pytest.mark.parametrize("elements", [2, 3000, 200_000])
 def test_a_product_of_a_reference_variable_is_made_of_the_old_value(cluster, elements, names):
     # Over stock gRPC, the product is sometimes late.
-    assert chief_call(cluster, sink_names, elements, names) == 0
+    assert worker_call(cluster, sink_names, elements, names) == 0

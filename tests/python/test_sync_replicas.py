@@ -9,17 +9,13 @@ import time
 
 import pytest
 
-from cluster import TaskDied, tf
+from cluster import TaskDied, one, tf
 from compared import OURS
 
 pytestmark = pytest.mark.ours
 
 PROGRESS = 60  # seconds within which steps must be made
 ROWS = (1, 3)
-
-
-def one():
-    return tf.compat.v1
 
 
 # In the worker processes. ---------------------------------------------------------------------------------------------

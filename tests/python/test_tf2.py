@@ -8,70 +8,11 @@ import time
 import pytest
 
 from cluster import RemoteError, free_port, is_stock, load, state, tf
-from test_failure import wait_for, wait_until
+from tf2_job import connect, coordination, goes_on, replace_worker, schedule_until, start, train_keras_like, train_scheduled
+from waiting import wait_for
+
 
 # ParameterServerStrategy. ---------------------------------------------------------------------------------------------
-
-
-def coordinate(protocol, spec):
-    """Connects this process to the cluster as the chief; keeps strategy and coordinator for later calls."""
-    load(protocol)
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer=protocol)
-    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(min_shard_bytes=10000, max_shards=2)
-    state["strategy"] = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
-    state["coordinator"] = tf.distribute.coordinator.ClusterCoordinator(state["strategy"])
-    return sorted(device.name for device in tf.config.list_logical_devices())
-
-
-def train_scheduled(steps):
-    """Schedules `steps` functions that add to variables on the ps tasks; the sums do not depend on the schedule."""
-    import numpy as np
-
-    strategy, coordinator = state["strategy"], state["coordinator"]
-    with strategy.scope():
-        counter = tf.Variable(0, dtype=tf.int64)
-        table = tf.Variable(tf.zeros([10, 700]))  # two shards, one per ps
-
-    @tf.function
-    def step(amount):
-        rows = tf.nn.embedding_lookup(table, [1, 8])
-        counter.assign_add(amount)
-        for shard in table.variables:
-            shard.assign_add(tf.ones_like(shard) * tf.cast(amount, tf.float32))
-        return tf.reduce_sum(rows), tf.strings.as_string(amount)
-
-    results = [coordinator.schedule(step, args=(tf.constant(i, tf.int64),)) for i in range(steps)]
-    coordinator.join()
-    texts = [r.fetch()[1] for r in results]
-    return int(counter.numpy()), np.asarray(tf.convert_to_tensor(table)).sum().item(), [t.decode() for t in texts], [v.device for v in table.variables]
-
-
-def train_keras_like(steps):
-    """A model with an optimizer and a dataset per worker, as in TensorFlow's tutorial."""
-    strategy, coordinator = state["strategy"], state["coordinator"]
-    with strategy.scope():
-        w = tf.Variable(tf.zeros([4, 1]))
-        slots = tf.Variable(tf.zeros([4, 1]))
-
-    def dataset():
-        x = tf.reshape(tf.range(64, dtype=tf.float32), (16, 4)) / 64.0
-        return tf.data.Dataset.from_tensor_slices((x, tf.reduce_sum(x, 1, keepdims=True))).repeat().batch(8)
-
-    per_worker = iter(coordinator.create_per_worker_dataset(dataset))
-
-    @tf.function
-    def step(iterator):
-        x, y = next(iterator)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(tf.matmul(x, w) - y))
-        (gradient,) = tape.gradient(loss, [w])
-        slots.assign_add(tf.square(gradient))
-        w.assign_sub(0.05 * gradient)
-        return loss
-
-    losses = [coordinator.schedule(step, args=(per_worker,)) for _ in range(steps)]
-    coordinator.join()
-    return [float(r.fetch()) for r in losses]
 
 
 def failing_function():
@@ -90,54 +31,9 @@ def failing_function():
     return None
 
 
-def schedule_until(stop):
-    """Schedules functions until the file `stop` exists; another file has a byte for each round of them. Returns how many it scheduled, and how many counted."""
-    scheduled = 0
-    step, counter = long_step()
-    with open(stop + ".rounds", "ab", buffering=0) as rounds:
-        while not os.path.exists(stop):
-            for _ in range(10):
-                state["coordinator"].schedule(step)
-            state["coordinator"].join()
-            scheduled += 10
-            rounds.write(b".")
-    return scheduled, int(counter.numpy())
-
-
-def long_step():
-    """A function that takes a while, and the variable that counts its calls."""
-    strategy, coordinator = state["strategy"], state["coordinator"]
-    with strategy.scope():
-        counter = tf.Variable(0, dtype=tf.int64)
-
-    @tf.function
-    def step():
-        data = tf.random.uniform((200, 200))
-        for _ in tf.range(30):
-            data = tf.matmul(data, data) / 200.0
-        with tf.control_dependencies([data]):
-            return counter.assign_add(1)
-
-    return step, counter
-
-
-PS_SHAPE = (("ps", 2), ("worker", 2))
-
-
-def start_chief(fresh_cluster, protocol, **options):
-    """Returns (cluster, chief task): the chief has no server, as in TensorFlow's guide."""
-    cluster = fresh_cluster(shape=PS_SHAPE, start=False, **options)
-    cluster.spec["chief"] = [f"127.0.0.1:{free_port()}"]
-    for job, index in (("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)):
-        cluster.start(job, index)
-    task = cluster.process("chief", 0)
-    task.call(coordinate, protocol, cluster.spec, timeout=60)
-    return cluster, task
-
-
 @pytest.fixture
-def chief(fresh_cluster, protocol):
-    return start_chief(fresh_cluster, protocol)
+def chief(fresh_cluster):
+    return start(fresh_cluster)
 
 
 def test_parameter_server_strategy(chief):
@@ -151,26 +47,6 @@ def test_parameter_server_strategy(chief):
     assert losses[-1] < losses[0] / 2, losses
     message = task.call(failing_function)
     assert "told so" in message
-
-
-def replace_worker(cluster, chief, stop):
-    """Kills worker 1 while functions are under way, and starts it again while others are."""
-    chief.begin(schedule_until, stop)
-    goes_on(chief, stop)
-    cluster["worker", 1].kill()
-    goes_on(chief, stop)
-    cluster.start("worker", 1)
-    goes_on(chief, stop)
-    open(stop, "w").close()
-    scheduled, counted = chief.result(60)
-    assert counted >= scheduled > 0
-
-
-def goes_on(chief, stop):
-    """Waits until functions that were scheduled before have ended."""
-    size = lambda: os.path.exists(f"{stop}.rounds") and os.path.getsize(f"{stop}.rounds")  # noqa: E731
-    end = size() + 2
-    wait_until(lambda: chief.ready() or size() >= end, 120, "functions that end")
 
 
 def test_parameter_server_strategy_survives_a_dead_worker(chief, tmp_path):
@@ -192,12 +68,6 @@ def test_parameter_server_strategy_reports_a_dead_ps(chief, tmp_path):
 
 
 # Remote eager execution. ----------------------------------------------------------------------------------------------
-
-
-def connect(protocol, spec):
-    load(protocol)
-    tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(spec), job_name="client", protocol=protocol)
-    return sorted(device.name for device in tf.config.list_logical_devices("CPU"))
 
 
 def connect_host(address, protocol):
@@ -396,19 +266,6 @@ def test_multi_worker_mirrored_strategy(runner, protocol):
 
 
 # The coordination service. --------------------------------------------------------------------------------------------
-
-
-def coordination(protocol, spec, index):
-    """Keys and values, barriers and error reports of the coordination service, which TensorFlow runs on the leader's gRPC port."""
-    from tensorflow.python.eager import context
-
-    load(protocol)
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": spec, "task": {"type": "worker", "index": index}, "rpc_layer": protocol})
-    context.context().configure_coordination_service(service_type="standalone", service_leader="/job:worker/replica:0/task:0")
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer=protocol)
-    state["strategy"] = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
-    context.context().set_config_key_value(f"from{index}", f"value{index}")
-    return str(context.context().get_config_key_value(f"from{1 - index}"))
 
 
 def watch_preemption(directory):

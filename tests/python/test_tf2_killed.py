@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-import test_tf2 as tf2
 from cluster import RemoteError, TaskDied, free_port, load, state, tf
 from compared import OURS, WAYS, outcome
-from test_differential import digest
-from test_failure import wait_for, wait_until
+from tensors import digest
+from tf2_job import goes_on, replace_worker, schedule_until, start_chief, start_servers, train_scheduled
+from waiting import wait_for, wait_until
 
 pytestmark = pytest.mark.ours
 
@@ -93,19 +93,9 @@ def test_peer_of_a_collective_is_killed(runner, stock_survivor, tmp_path, way, v
 SHAPE = (("ps", 2), ("worker", 2))
 
 
-def start(compared, way):
-    cluster = compared.fresh(way, SHAPE, start=False)
-    cluster.spec["chief"] = [f"127.0.0.1:{free_port()}"]
-    for job, count in SHAPE:
-        for index in range(count):
-            cluster.start(job, index)
-    return cluster
-
-
-def coordinate(cluster):
-    chief = cluster.process("chief", 0)
-    chief.call(tf2.coordinate, cluster.protocol, cluster.spec, timeout=60)
-    assert chief.call(tf2.train_scheduled, 5, timeout=120)[0] == 10
+def trained_chief(cluster):
+    chief = start_chief(cluster)
+    assert chief.call(train_scheduled, 5, timeout=120)[0] == 10
     return chief
 
 
@@ -115,17 +105,17 @@ SECOND = [pytest.param(way, marks=() if way == "star_server" else pytest.mark.de
 @pytest.mark.parametrize("way", SECOND)
 def test_each_task_is_killed(compared, tmp_path, way):
     """Kills a worker, which the coordinator replaces; the chief, whose successor restarts with the same servers; and a ps, which cannot be replaced."""
-    with start(compared, way) as cluster:
-        chief = coordinate(cluster)
-        tf2.replace_worker(cluster, chief, str(tmp_path / "stop"))
+    with start_servers(compared.fresh(way, SHAPE, start=False)) as cluster:
+        chief = trained_chief(cluster)
+        replace_worker(cluster, chief, str(tmp_path / "stop"))
 
-        chief.begin(tf2.schedule_until, str(tmp_path / "killed"))
-        tf2.goes_on(chief, tmp_path / "killed")
+        chief.begin(schedule_until, str(tmp_path / "killed"))
+        goes_on(chief, tmp_path / "killed")
         chief.kill()
-        chief = coordinate(cluster)
+        chief = trained_chief(cluster)
 
-        chief.begin(tf2.schedule_until, str(tmp_path / "lost"))
-        tf2.goes_on(chief, tmp_path / "lost")
+        chief.begin(schedule_until, str(tmp_path / "lost"))
+        goes_on(chief, tmp_path / "lost")
         cluster["ps", 1].kill()
         with pytest.raises(RemoteError) as caught:
             chief.result(HEARS)
@@ -177,8 +167,8 @@ def test_training_goes_on_from_a_checkpoint(compared, tmp_path, way):
     """A parameter server is killed and replaced: a new chief restores its variables, and reaches the same bits as a run without interruption. (Over stock
     gRPC, the new chief sometimes fails at first: a worker's channel still waits before it connects again.)"""
     folder = str(tmp_path / "interrupted")
-    with start(compared, way) as cluster:
-        chief = coordinate(cluster)
+    with start_servers(compared.fresh(way, SHAPE, start=False)) as cluster:
+        chief = trained_chief(cluster)
         chief.begin(train_saved, folder, 100000)
         wait_until(lambda: last_step(folder) >= 10, 60, "two checkpoints")
         cluster["ps", 1].kill()
@@ -188,7 +178,7 @@ def test_training_goes_on_from_a_checkpoint(compared, tmp_path, way):
         chief.kill()
 
         cluster.start("ps", 1)
-        chief = coordinate(cluster)
+        chief = trained_chief(cluster)
         until = last_step(folder) + 7
         first, *reached = chief.call(train_saved, folder, until, timeout=120)
         assert first >= 10 and reached[0] == until
@@ -228,8 +218,8 @@ def fail_amidst_others():
 
 @pytest.mark.parametrize("way", SECOND)
 def test_others_are_cancelled_when_one_fails(compared, way):
-    with start(compared, way) as cluster:
-        chief = coordinate(cluster)
+    with start_servers(compared.fresh(way, SHAPE, start=False)) as cluster:
+        chief = trained_chief(cluster)
         assert chief.call(fail_amidst_others, timeout=60) == ("InvalidArgumentError", "CancelledError", True, 42)
 
 
@@ -237,10 +227,10 @@ def test_others_are_cancelled_when_one_fails(compared, way):
 @pytest.mark.parametrize("way", ["grpc++", "star_server"])
 def test_a_server_that_freezes_is_noticed(compared, tmp_path, way):
     """As if it had been killed, but later: the coordinator forgives a few failures, and each takes the keep-alive or the handshake 20 s."""
-    with start(compared, way) as cluster:
-        chief = coordinate(cluster)
-        chief.begin(tf2.schedule_until, str(tmp_path / "stop"))
-        tf2.goes_on(chief, tmp_path / "stop")
+    with start_servers(compared.fresh(way, SHAPE, start=False)) as cluster:
+        chief = trained_chief(cluster)
+        chief.begin(schedule_until, str(tmp_path / "stop"))
+        goes_on(chief, tmp_path / "stop")
         cluster["ps", 1].stop()
         try:
             with pytest.raises(RemoteError) as caught:

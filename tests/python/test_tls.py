@@ -13,16 +13,12 @@ import pytest
 
 import steps
 from authority import Authority
-from cluster import RemoteError, tf
-from test_addresses import start_error
-from test_failure import wait_for, worker_call
-from test_one_port import ONE, stock_session
-from test_security import QUICK, attempt, training
+from cluster import RemoteError, tf, worker_call
+from settings import QUICK, TCP
+from steps import attempt, training
+from waiting import wait_for
 
 pytestmark = [pytest.mark.ours, pytest.mark.skipif(not shutil.which("openssl"), reason="needs the openssl command")]
-
-# Tasks of one host would use unix sockets, without TLS.
-TCP = {**ONE, "STARWIRE_UNIX": "off"}
 
 
 @pytest.fixture
@@ -81,7 +77,7 @@ def test_those_without_a_certificate_are_refused(fresh_cluster, authority, tmp_p
     client = cluster.runner.task("stock-client", {})
     with training(cluster, tmp_path):
         with pytest.raises(RemoteError) as caught:
-            client.call(stock_session, cluster.target("ps", 0), 1, timeout=30)
+            client.call(steps.run_steps, cluster.target("ps", 0), 1, timeout=30)
     assert caught.value.type == "PermissionDeniedError" and "without TLS" in caught.value.message, caught.value
     plain = fresh_cluster(per_task={("ps", 0): {**TCP, **identity}, ("worker", 0): TCP})
     error = attempt(plain)
@@ -102,10 +98,10 @@ def test_foreign_certificates(fresh_cluster, authority, tmp_path):
 def test_unusable_files_are_named(fresh_cluster, authority):
     cluster = fresh_cluster(start=False, environment=TCP)
     wrong = authority.issue("elsewhere", "IP:10.0.0.1")
-    error = start_error(cluster, **wrong)
+    error = cluster.start_error(**wrong)
     assert error.type == "InvalidArgumentError" and "elsewhere.crt" in error.message and "127.0.0.1" in error.message, error
     mixed = {**authority.issue("here", "IP:127.0.0.1"), "STARWIRE_TLS_KEY": wrong["STARWIRE_TLS_KEY"]}
-    error = start_error(cluster, **mixed)
+    error = cluster.start_error(**mixed)
     assert error.type == "InvalidArgumentError" and "elsewhere.key" in error.message, error
 
 

@@ -8,90 +8,15 @@ import time
 import pytest
 
 import steps
-from cluster import RemoteError, free_port, is_stock, load, tf
-
-def one():
-    return tf.compat.v1
+from cluster import RemoteError, free_port, is_stock, load, one, tf, worker_call
+from training_job import OPTIMIZERS, batch, regression, setter, synchronous, train, wait_for_checkpoint
 
 
-# Models. --------------------------------------------------------------------------------------------------------------
-
-
-def setter(task=0):
-    return one().train.replica_device_setter(ps_tasks=2, worker_device=f"/job:worker/task:{task}", ps_device="/job:ps")
-
-
-def regression(use_resource, seed=3):
-    """A two-layer model with a partitioned embedding, fully determined by the seed."""
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
-    ids = one().placeholder(tf.int64, (16,), name="ids")
-    x = one().placeholder(tf.float32, (16, 8), name="x")
-    with one().variable_scope("model", use_resource=use_resource):
-        embedding = one().get_variable(
-            "embedding", (50, 6), initializer=one().ones_initializer(), partitioner=one().fixed_size_partitioner(2)
-        )
-        looked_up = one().nn.embedding_lookup(embedding, ids, partition_strategy="div")
-        kernel = one().get_variable("kernel", initializer=rng.normal(size=(14, 5)).astype(np.float32))
-        bias = one().get_variable("bias", initializer=np.zeros(5, np.float32))
-        out = one().get_variable("out", initializer=rng.normal(size=(5, 1)).astype(np.float32))
-    hidden = tf.tanh(tf.matmul(tf.concat([looked_up, x], 1), kernel) + bias)
-    loss = tf.reduce_mean(tf.square(tf.matmul(hidden, out) - tf.reduce_sum(x, 1, keepdims=True)))
-    return ids, x, loss
-
-
-def batch(step):
-    import numpy as np
-
-    rng = np.random.default_rng(1000 + step)
-    return rng.integers(0, 50, 16), rng.normal(size=(16, 8)).astype(np.float32)
-
-
-OPTIMIZERS = {
-    "sgd": lambda: one().train.GradientDescentOptimizer(0.05),
-    "adam": lambda: one().train.AdamOptimizer(0.01),
-    "adagrad": lambda: one().train.AdagradOptimizer(0.1),
-    "momentum": lambda: one().train.MomentumOptimizer(0.02, 0.9),
-}
-
-
-def train(target, optimizer_name, use_resource, steps=8):
-    """Returns losses and final variables as bytes."""
-    import numpy as np
-
-    with tf.Graph().as_default():
-        with one().device(setter()):
-            ids, x, loss = regression(use_resource)
-            train_op = OPTIMIZERS[optimizer_name]().minimize(loss)
-        with one().Session(target) as sess:
-            sess.run(one().global_variables_initializer())
-            losses = []
-            for step in range(steps):
-                i, xs = batch(step)
-                losses.append(sess.run([loss, train_op], {ids: i, x: xs})[0])
-            variables = sess.run(one().global_variables())
-        return [np.float32(value).tobytes() for value in losses], {v.name: np.asarray(value).tobytes() for v, value in zip(one().global_variables(), variables)}
-
-
-@pytest.fixture
-def cluster(make_cluster):
-    return make_cluster()
-
-
-@pytest.fixture
-def stock(make_cluster):
-    return make_cluster(protocol="grpc", environment={"REFERENCE": "1"})
-
-
-def chief_call(cluster, function, *args, **kwargs):
-    return cluster["worker", 0].call(function, cluster.target("worker", 0), *args, **kwargs)
-
-
+@pytest.mark.star
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_give_the_same_bits(cluster, stock, optimizer, use_resource):
-    ours, theirs = (chief_call(c, train, optimizer, use_resource) for c in (cluster, stock))
+    ours, theirs = (worker_call(c, train, optimizer, use_resource) for c in (cluster, stock))
     assert ours == theirs
     assert ours[0][0] != ours[0][-1]
 
@@ -102,7 +27,7 @@ def test_a_name_with_starwires_prefix_means_the_same(fresh_cluster, stock, name)
     cluster = fresh_cluster(shape=(("ps", 2), ("worker", 2)), protocol=f"starwire+{name}", start=False)
     for job, index in (("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)):
         cluster.start(job, index, protocol=name if (job, index) == ("ps", 1) else None)
-    assert chief_call(cluster, train, "adam", True) == chief_call(stock, train, "adam", True)
+    assert worker_call(cluster, train, "adam", True) == worker_call(stock, train, "adam", True)
 
 
 # MonitoredTrainingSession. --------------------------------------------------------------------------------------------
@@ -147,24 +72,18 @@ def monitored(target, directory, until, is_chief=True, task=0):
     return {"began": seen.began, "created": seen.created, "ended": seen.ended, "steps": seen.steps}
 
 
+@pytest.mark.star
 def test_monitored_session_trains_checkpoints_and_restores(cluster, tmp_path):
     directory = str(tmp_path / "checkpoints")
-    first = chief_call(cluster, monitored, directory, 12, timeout=120)
+    first = worker_call(cluster, monitored, directory, 12, timeout=120)
     assert (first["began"], first["created"], first["ended"]) == (1, 1, 1)
     assert len(first["steps"]) == 12
     assert glob.glob(directory + "/model.ckpt-12.index") and glob.glob(directory + "/model.ckpt-5.index")
-    second = chief_call(cluster, monitored, directory, 20, timeout=120)
+    second = worker_call(cluster, monitored, directory, 20, timeout=120)
     assert len(second["steps"]) == 8, "it must go on at step 12"
 
 
-def wait_for_checkpoint(directory, timeout=60):
-    """Waits until the chief has initialised its model; a worker that checks before that retries only 30 s later."""
-    deadline = time.monotonic() + timeout
-    while not os.path.exists(os.path.join(directory, "checkpoint")):
-        assert time.monotonic() < deadline, f"no checkpoint in {directory}"
-        time.sleep(0.02)
-
-
+@pytest.mark.star
 def test_two_workers_between_graph(cluster, tmp_path):
     """Two workers share variables; every step of each counts once."""
     directory = str(tmp_path / "shared")
@@ -176,7 +95,7 @@ def test_two_workers_between_graph(cluster, tmp_path):
     assert all(s["ended"] == 1 for s in seen)
     total = sum(len(s["steps"]) for s in seen)
     assert total >= 60
-    assert chief_call(cluster, read_global_step) == total, "every step of either worker counts once"
+    assert worker_call(cluster, read_global_step) == total, "every step of either worker counts once"
     assert all(s["steps"] for s in seen)
 
 
@@ -188,34 +107,7 @@ def read_global_step(target):
             return int(sess.run(step))
 
 
-def meet(folder, number, task, others=2, timeout=60):
-    """Waits for every worker: one that is a step ahead would take a token meant for another."""
-    open(os.path.join(folder, f"{number}-{task}"), "w").close()
-    deadline = time.monotonic() + timeout
-    while not all(os.path.exists(os.path.join(folder, f"{number}-{other}")) for other in range(others)):
-        assert time.monotonic() < deadline, f"worker {task} was alone after step {number}"
-        time.sleep(0.002)
-
-
-def synchronous(target, task, directory, steps, meeting):
-    import numpy as np
-
-    with tf.Graph().as_default():
-        with one().device(setter(task)):
-            step = one().train.get_or_create_global_step()
-            ids, x, loss = regression(False)
-            optimizer = one().train.SyncReplicasOptimizer(one().train.GradientDescentOptimizer(0.05), replicas_to_aggregate=2, total_num_replicas=2)
-            train_op = optimizer.minimize(loss, global_step=step)
-        hooks = [optimizer.make_session_run_hook(task == 0, num_tokens=0)]
-        losses = []
-        with one().train.MonitoredTrainingSession(target, is_chief=task == 0, checkpoint_dir=directory, hooks=hooks, save_summaries_steps=None, save_summaries_secs=None, stop_grace_period_secs=1) as sess:
-            for number in range(steps):  # if a worker left early, the other would wait for its gradients
-                i, xs = batch(2 * number + task)
-                losses.append(float(np.float32(sess.run([train_op, loss], {ids: i, x: xs})[1])))
-                meet(meeting, number, task)
-            return losses, int(sess.run_step_fn(lambda step_context: step_context.session.run(step)))
-
-
+@pytest.mark.star
 def test_sync_replicas(cluster, tmp_path):
     """Accumulators and token queues on the ps; the workers wait for each other in every step."""
     directory = str(tmp_path / "sync")
@@ -253,9 +145,10 @@ def remote_iterators(target):
     return out
 
 
+@pytest.mark.star
 def test_iterator_on_another_task(cluster):
     epoch = [([0, 2], [b"00", b"11"]), ([4, 6], [b"22", b"33"]), ([8, 10], [b"44", b"55"]), "end"]
-    assert chief_call(cluster, remote_iterators) == epoch * 2
+    assert worker_call(cluster, remote_iterators) == epoch * 2
 
 
 def remote_call(target):
@@ -279,12 +172,13 @@ def remote_call(target):
             return float(a), bytes(b)
 
 
+@pytest.mark.star
 def test_remote_call(cluster, stock):
     """The outcome must be that of stock TensorFlow."""
     results = []
     for c in (stock, cluster):
         try:
-            results.append(chief_call(c, remote_call))
+            results.append(worker_call(c, remote_call))
         except RemoteError as error:
             results.append((error.type, error.message.splitlines()[0]))
     assert results[0] == results[1]
@@ -319,6 +213,7 @@ def consumer(target):
                     return out
 
 
+@pytest.mark.star
 def test_queue_between_workers(cluster):
     """Steps that block on the ps until another worker's step runs."""
     cluster["worker", 0].begin(consumer, cluster.target("worker", 0))
@@ -359,6 +254,7 @@ def estimator_job(protocol, directory, tf_config):
     return True
 
 
+@pytest.mark.star
 def test_estimator(runner, protocol, tmp_path):
     probe = runner.task("version")
     version = probe.call(steps.tensorflow_minor)

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
+import steps
 from authority import Authority
 from cluster import RemoteError, free_port
-from test_one_port import ONE, SECRET, stock_session
-from test_tf2 import coordination, replace_worker, start_chief, train_keras_like, train_scheduled
-from test_tls import TCP
+from settings import ONE, SECRET, TCP
+from tf2_job import coordination, replace_worker, start, train_keras_like, train_scheduled
 
 pytestmark = pytest.mark.ours
 
@@ -32,8 +32,8 @@ def proof(request, tmp_path):
 
 
 @pytest.fixture
-def chief(fresh_cluster, protocol, proof):
-    return start_chief(fresh_cluster, protocol, environment=proof)
+def chief(fresh_cluster, proof):
+    return start(fresh_cluster, environment=proof)
 
 
 def test_parameter_server_strategy(chief, tmp_path):
@@ -48,7 +48,7 @@ def test_parameter_server_strategy(chief, tmp_path):
     # TensorFlow's clients outside the cluster have no way in.
     stranger = cluster.runner.task("stock-client", {})
     with pytest.raises(RemoteError) as caught:
-        stranger.call(stock_session, cluster.target("ps", 0), 1, timeout=30)
+        stranger.call(steps.run_steps, cluster.target("ps", 0), 1, timeout=30)
     assert caught.value.type == "PermissionDeniedError", caught.value
 
 

@@ -8,10 +8,12 @@ import time
 import pytest
 
 import steps
-from cluster import ROOT, start_server, tf
-from test_failure import fork_with_server, wait_for, wait_until, worker_call
-from test_security import data_port, metric
-from test_training import train
+from cluster import ROOT, start_server, tf, worker_call
+from compared import EAGER_FUSE
+from metrics import data_port, metric
+from steps import fork_with_server
+from training_job import train
+from waiting import wait_for, wait_until
 
 pytestmark = pytest.mark.ours
 
@@ -113,12 +115,9 @@ def stock_digests(runner):
         return worker_call(cluster, mixed_sizes, 5)
 
 
-FUSE = {"STARWIRE_TENSOR_FUSE": "1", "STARWIRE_TENSOR_FUSE_LIMITS": "wait_us=60000000,message_us=1000000"}
-
-
 @pytest.mark.parametrize(
     "protocol, more",
-    [("grpc+verbs", {}), ("grpc+verbs", FUSE), ("grpc++", {}), ("star_server", {}), ("star_server_lite", {})],
+    [("grpc+verbs", {}), ("grpc+verbs", EAGER_FUSE), ("grpc++", {}), ("star_server", {}), ("star_server_lite", {})],
     ids=["grpc+verbs", "grpc+verbs-fused", "grpc++", "star_server", "star_server_lite"],
 )
 def test_tensors_of_all_sizes_have_the_same_bits_as_with_grpc(fresh_cluster, environment, stock_digests, protocol, more):

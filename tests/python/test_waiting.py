@@ -11,18 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from cluster import one, tf
 from compared import outcome
-from cluster import tf
 from graphs import PS0, PS1, WORKER0, WORKER1
 
 pytestmark = pytest.mark.ours
 
 WAIT = 120  # seconds, for steps that take a tenth of one on an idle machine
 SOON = 0.4  # seconds for which a step that has begun is seen to wait
-
-
-def one():
-    return tf.compat.v1
 
 
 # The objects. Each provides operations that wait, that serve the wait, and that close the object. ---------------------

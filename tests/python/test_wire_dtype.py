@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from cluster import RemoteError, tf
-from test_training import chief_call, one
+from cluster import RemoteError, one, tf, worker_call
 
 pytestmark = pytest.mark.ours
 
@@ -138,15 +137,10 @@ def protocol(request):
     return request.param
 
 
-@pytest.fixture
-def cluster(make_cluster):
-    return make_cluster()
-
-
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 def test_a_step_rounds_parameters_and_gradients_once(cluster, use_resource):
     log = cluster["worker", 0].log_size()
-    assert set(chief_call(cluster, one_step, f"step_{use_resource}", use_resource).items()) == {
+    assert set(worker_call(cluster, one_step, f"step_{use_resource}", use_resource).items()) == {
         (what, True) for what in ("initial values", "pulled", "rows", "numbers", "doubles", "pushed", "rows pushed")
     }
     # One graph only: rows, and dense, which resource variables may read for each use.
@@ -155,11 +149,11 @@ def test_a_step_rounds_parameters_and_gradients_once(cluster, use_resource):
 
 
 def test_only_training_steps_round(cluster):
-    assert chief_call(cluster, without_training, "exact") == (True,) * 5
+    assert worker_call(cluster, without_training, "exact") == (True,) * 5
 
 
 def test_it_trains(cluster):
-    narrow, wide = chief_call(cluster, adagrad, "bfloat16"), chief_call(cluster, adagrad, "float32")
+    narrow, wide = worker_call(cluster, adagrad, "bfloat16"), worker_call(cluster, adagrad, "float32")
     assert narrow != wide and narrow[0] == pytest.approx(wide[0], rel=0.02)
     assert narrow[-1] < 0.01 * narrow[0] and narrow[-1] < 3 * wide[-1] + 1e-3
 
