@@ -212,7 +212,8 @@ Status StarwireServer::Init(GrpcServerOptions options) {
     worker_ = worker.get();
     return std::unique_ptr<tensorflow::GrpcWorker>(std::move(worker));
   };
-  // Peers use the data port. By default TensorFlow keeps eight threads and 13,000 calls ready on it, and 30 MB that gRPC never frees.
+  // Peers use the data port. By default TensorFlow keeps eight threads and 13,000 calls ready on it, and 30 MB that
+  // gRPC never frees.
   options.worker_service_options.num_serving_threads = 1;
   using Method = tensorflow::GrpcWorkerMethod;
   constexpr int kReadyCalls = 4;
@@ -395,9 +396,9 @@ Status StarwireServer::WorkerCacheFactory(const WorkerCacheFactoryOptions& optio
   WorkerCacheInterface* stock = nullptr;
   const Status status = GrpcServer::WorkerCacheFactory(options, &stock);
   if (!status.ok()) return status;
-  *worker_cache = new WorkerCache(std::unique_ptr<WorkerCacheInterface>(stock), AddressesOf(Value(options.cluster_def)),
-                                  TaskName(Value(options.job_name), options.task_index), worker_, engine_, caches_,
-                                  board_);
+  *worker_cache =
+      new WorkerCache(std::unique_ptr<WorkerCacheInterface>(stock), AddressesOf(Value(options.cluster_def)),
+                      TaskName(Value(options.job_name), options.task_index), worker_, engine_, caches_, board_);
   return OkStatus();
 }
 

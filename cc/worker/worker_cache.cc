@@ -121,8 +121,8 @@ WorkerInterface* WorkerCache::CreateWorker(const std::string& target) {
   std::unique_ptr<RemoteWorker>& worker = workers_[task];
   if (worker == nullptr) {
     std::shared_ptr<Channel> channel;
-    const Status opened = stock_->Get() == nullptr ? Stopped(local_task_)
-                                      : channels_->OpenChannel(task, address->second, &channel);
+    const Status opened =
+        stock_->Get() == nullptr ? Stopped(local_task_) : channels_->OpenChannel(task, address->second, &channel);
     worker = opened.ok() ? std::make_unique<RemoteWorker>(task, std::move(channel), &logger_)
                          : std::make_unique<RemoteWorker>(task, opened, &logger_);
     if (JobOf(task) == JobOf(local_task_) && ++siblings_ == kManySiblings) AdviseFilters();

@@ -16,9 +16,7 @@ constexpr char kWorker[] = "/job:worker/replica:0/task:0";
 
 class Abi : public testing::Test {
  protected:
-  Abi() : ps_(kPs), worker_(kWorker) {
-    channel_ = worker_.Open(kPs, ps_.Address());
-  }
+  Abi() : ps_(kPs), worker_(kWorker) { channel_ = worker_.Open(kPs, ps_.Address()); }
 
   uint64_t Call(uint32_t method, const std::string& meta, const sw_payload* payload, Op* op, uint32_t deadline_ms = 0) {
     return sw_channel_call(channel_, method, Bytes(meta), payload, deadline_ms, 0, &Op::kVtable, op);

@@ -444,9 +444,9 @@ TEST(EagerClientsOfAWorkerCache, OutliveItButNotTheServer) {
   auto opener = std::make_shared<Opener>();
   auto caches = std::make_shared<WorkerCaches>();
   const TaskAddresses addresses = {{kTask, "127.0.0.1:1"}, {"/job:ps/replica:0/task:0", "127.0.0.1:2"}};
-  auto cache = std::make_unique<WorkerCache>(
-      std::make_unique<StockCacheOfClients>(&journal), addresses, "/job:chief/replica:0/task:0", nullptr, opener,
-      caches, std::make_shared<HandleBoard>());
+  auto cache = std::make_unique<WorkerCache>(std::make_unique<StockCacheOfClients>(&journal), addresses,
+                                             "/job:chief/replica:0/task:0", nullptr, opener, caches,
+                                             std::make_shared<HandleBoard>());
   std::unique_ptr<EagerClientCache> clients;
   ASSERT_TRUE(cache->GetEagerClientCache(&clients).ok());
   cache.reset();
