@@ -146,6 +146,7 @@ class Job:
         self.todo, self.results = list(names), {}
         self.running = {}  # name -> (task, deadline, cluster)
         self.so_far, self.restarting = {}, {}  # name -> the results of its first runs, and servers that are being restarted
+        self.repeated = set()
 
     def start(self):
         busy = {parts(name)[0] for name in self.running}
@@ -188,10 +189,16 @@ class Job:
                     result = [("error", "DeadlineExceededError", compare.DEADLINE, "the process does not answer")]
                 elif self.fuzzer.look() and task.poll() is not None:
                     result = [("error", "Crash", -1, task.log()[-1500:])]
-            except harness.RemoteError as error:
-                result = [("error", error.type, -2, error.message[:1500])]
-            except harness.TaskDied as error:
-                result = [("error", "Crash", -1, str(error)[:1500])]
+            except (harness.RemoteError, harness.TaskDied) as error:
+                if name in self.restarting and name not in self.repeated:
+                    # A server did not start again: another process may have taken its port meanwhile.
+                    self.repeated.add(name)
+                    self.fuzzer.clusters.drop(name)
+                    self.forget(name)
+                    self.todo.append(name)
+                    continue
+                is_remote = isinstance(error, harness.RemoteError)
+                result = [("error", error.type, -2, error.message[:1500])] if is_remote else [("error", "Crash", -1, str(error)[:1500])]
             if result is None:
                 continue
             self.results[name] = self.so_far.get(name, []) + result
@@ -205,7 +212,8 @@ class Job:
         """Returns the results of the last runs, or None if some are left."""
         clusters, runs = self.fuzzer.clusters, self.program["runs"]
         if name in self.restarting:
-            clusters.servers_started(parts(name)[0], self.restarting.pop(name))
+            clusters.servers_started(parts(name)[0], self.restarting[name])
+            del self.restarting[name]
             self.so_far[name].append(("ok", []))
             task.begin(remote.resume, len(self.so_far[name]))
             self.running[name] = task, self.deadline(), cluster

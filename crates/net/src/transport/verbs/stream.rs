@@ -22,7 +22,7 @@ use super::queue::{CompletionChannel, Done, QueuePair};
 use super::registrations::Registrations;
 use super::stats::VerbsStats;
 use super::wire::Endpoint;
-use crate::reactor::driver::IoPart;
+use crate::transport::IoPart;
 use crate::transport::verbs::VerbsConfig;
 
 const SLOT_BYTES: u32 = 16 << 10;
