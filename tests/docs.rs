@@ -29,8 +29,6 @@ fn check(file: &str, begin: &str, table: &str) {
 fn configuration() {
     let begin = "<!-- generated from crates/engine/src/config/variables.rs: `UPDATE=1 cargo test --test docs` -->";
     check("docs/configuration.md", begin, &starwire_engine::config::variables_markdown());
-    let begin = "<!-- generated from crates/engine/src/config/retired.rs: `UPDATE=1 cargo test --test docs` -->";
-    check("docs/configuration.md", begin, &starwire_engine::config::retired_markdown());
 }
 
 #[test]

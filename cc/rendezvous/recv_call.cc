@@ -103,7 +103,8 @@ void RecvCall::Start(std::function<void()> received) {
 }
 
 void RecvCall::StartAbort(const Status& reason) {
-  Fail(reason);
+  // TensorFlow calls this while it cancels, before its executor sees that the step is cancelled.
+  Fail(AfterCancellation(reason));
   const uint64_t id = id_.load(std::memory_order_seq_cst);
   if (id == kNoId) return;
   // The rendezvous holds its locks here, so completions must not run on this thread.

@@ -66,6 +66,8 @@ TEST_F(RendezvousEndTest, CancellationReachesItsCallsOnly) {
   cancelled.StartCancel();
   ASSERT_TRUE(a.Wait());
   EXPECT_EQ(StatusNumber(a.status), 1) << StatusMessage(a.status);
+  // What led to the cancellation is the step's error, not this.
+  EXPECT_TRUE(tensorflow::StatusGroup::IsDerived(a.status)) << a.status;
   ASSERT_TRUE(from->Send(Key("b"), Rendezvous::Args(), Floats(2, 2), false).ok());
   ASSERT_TRUE(b.Wait());
   EXPECT_TRUE(b.status.ok()) << StatusMessage(b.status);
@@ -73,6 +75,7 @@ TEST_F(RendezvousEndTest, CancellationReachesItsCallsOnly) {
   to->RecvAsync(Key("late"), first, late.Callback());
   ASSERT_TRUE(late.Wait());
   EXPECT_EQ(StatusNumber(late.status), 1);
+  EXPECT_TRUE(tensorflow::StatusGroup::IsDerived(late.status)) << late.status;
   from->Unref();
   to->Unref();
 }

@@ -12,11 +12,11 @@ mod ports;
 mod protocol;
 mod reader;
 mod resolve;
-mod retired;
 mod row;
 mod secret;
 mod star;
 mod tls;
+mod unknown;
 mod variables;
 mod verbs;
 
@@ -38,11 +38,11 @@ pub use names::OwnNames;
 pub use ports::DataAddress;
 pub use protocol::{Protocol, UnknownProtocol};
 pub use reader::Setting;
-pub use retired::{FOREIGN_PREFIXES, RETIRED, Retired, markdown as retired_markdown, unread_variables};
 pub use row::{Origin, ReadBy, Variable};
 pub use star::{PlanLimits, StarConfig, StepLimits};
 pub use starwire_net::transport::verbs::{TransportChoice, VerbsConfig};
 pub use starwire_protocol::Secret;
+pub use unknown::{FOREIGN_PREFIXES, unread_variables};
 pub use variables::VARIABLES;
 pub use verbs::verbs_config;
 

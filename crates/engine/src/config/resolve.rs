@@ -10,8 +10,8 @@ use super::fusion::Fusion;
 use super::names::OwnNames;
 use super::ports::{self, Listener};
 use super::reader::Reader;
-use super::retired::unread_variables;
 use super::star::StarConfig;
+use super::unknown::unread_variables;
 use super::{Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, secret, tls, variables, verbs};
 
 /// The purpose of a job, as far as the environment distinguishes jobs.
