@@ -18,17 +18,16 @@ from starwire_run import ports  # noqa: E402
 
 @pytest.fixture(scope="session")
 def address(tmp_path_factory):
-    """The data port of a worker that trains with two parameter servers."""
+    """The address of a worker that trains with two parameter servers."""
     folder = tmp_path_factory.mktemp("job")
-    port, *others = ports.free(4)
-    environment = {**os.environ, "STARWIRE_BIND": f"127.0.0.1:{port}", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT / "python")}
+    port, *others = ports.free(3)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT / "python")}
     script = str(Path(__file__).with_name("job.py"))
-    hosts = [f"localhost:{other}" for other in others]
+    hosts = [f"localhost:{each}" for each in (port, *others)]
     tasks = []
     for task in ("worker:0", "ps:0", "ps:1"):
-        own = environment if task == "worker:0" else {key: value for key, value in environment.items() if key != "STARWIRE_BIND"}
         log = (folder / task.replace(":", "-")).open("w")
-        tasks.append(subprocess.Popen([sys.executable, script, task, *hosts], env=own, cwd=folder, stdout=log, stderr=log))
+        tasks.append(subprocess.Popen([sys.executable, script, task, *hosts], env=environment, cwd=folder, stdout=log, stderr=log))
     try:
         deadline = time.monotonic() + 240
         while True:

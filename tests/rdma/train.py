@@ -42,12 +42,11 @@ def metrics(port):
 import tensorflow as tf  # noqa: E402
 
 say("TensorFlow", tf.__version__)
-ps_port, worker_port, ps_data, worker_data = free_ports(4)
-TASKS = (("ps", ps_data), ("worker", worker_data))
+ps_port, worker_port = free_ports(2)
+TASKS = (("ps", ps_port), ("worker", worker_port))
 cluster = tf.train.ClusterSpec({"ps": [f"127.0.0.1:{ps_port}"], "worker": [f"127.0.0.1:{worker_port}"]})
 child = os.fork()
-job, data = ("ps", ps_data) if child == 0 else ("worker", worker_data)
-os.environ["STARWIRE_BIND"] = f"127.0.0.1:{data}"
+job = "ps" if child == 0 else "worker"
 tf.load_library(os.environ["STARWIRE_LIBRARY"])
 v1 = tf.compat.v1
 v1.disable_eager_execution()
