@@ -39,7 +39,7 @@ class Step {
   virtual void OnDone(const Status& status) = 0;
 
   // As for TensorFlow's executors. `runner` must be set: it runs expensive kernels on other threads, unless
-  // `run_all_kernels_inline` is set. `call_frame` is not used, nor is `sync_on_finish`: a CPU has nothing to wait for.
+  // `run_all_kernels_inline` is set. What only functions, collectives and devices other than CPUs need is not used.
   RunArgs args;
   // At least as many as the graph has `_Arg`s. The tensors are moved from, so that a kernel that is the only reader can
   // change them in place.

@@ -237,12 +237,6 @@ def test_misspelt_variable_is_a_warning(fresh_cluster):
     assert run(cluster) == 5
 
 
-def test_removed_variable_is_a_warning_that_names_its_replacement(fresh_cluster):
-    cluster = fresh_cluster(environment={"STARWIRE_STAR_MAX_PLANS": "5"})
-    assert "STARWIRE_STAR_LIMITS=plans=" in cluster["ps", 0].wait_for_log("STARWIRE_STAR_MAX_PLANS")
-    assert run(cluster) == 5
-
-
 # Without a file. ------------------------------------------------------------------------------------------------------
 
 

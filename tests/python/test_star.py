@@ -204,6 +204,33 @@ def test_a_call_behind_a_merge_does_not_end_the_step_for_others(cluster):
     assert worker_call(cluster, overtaken_call) == [[[5.0, 9.0], [6.0, 16.0]]] * 2
 
 
+def own_transfer(target):
+    """A program sends a value from a server to the worker itself, beside a pull and a push."""
+    with tf.Graph().as_default():
+        with one().Session(target) as sess:
+            incarnations = {device.name: device.incarnation for device in sess.list_devices()}
+        names = {"send_device": f"{PS0}/device:CPU:0", "recv_device": f"{WORKER0}/device:CPU:0"}
+        names = {key: name.replace("/task:", "/replica:0/task:") for key, name in names.items()}
+        number = incarnations[names["send_device"]]
+        names["send_device_incarnation"] = number if number < 1 << 63 else number - (1 << 64)
+        with tf.device(PS0):
+            v = one().get_variable("v", initializer=[1.0, 2.0], use_resource=True)
+            sent = tf.raw_ops.Send(tensor=v * 2.0, tensor_name="own", **names)
+        with tf.device(WORKER0):
+            got = tf.raw_ops.Recv(tensor_type=tf.float32, tensor_name="own", **names)
+            got.set_shape((2,))
+            pulled = v * 3.0
+        with tf.device(PS0):
+            pushed = tf.raw_ops.AssignAddVariableOp(resource=v.handle, value=pulled)
+        with one().Session(target) as sess:
+            sess.run(v.initializer)
+            return [value.tolist() for value in sess.run([got, pulled, sent, pushed])[:2]]
+
+
+def test_a_programs_own_send_finds_the_rendezvous_of_the_step(cluster):
+    assert worker_call(cluster, own_transfer) == [[2.0, 4.0], [3.0, 6.0]]
+
+
 # Roles. ---------------------------------------------------------------------------------------------------------------
 
 

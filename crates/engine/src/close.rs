@@ -187,6 +187,10 @@ impl<H: Host> Shard<H> {
                 }
             }
             Role::Client { channel } => {
+                // Another server may have the unix socket: the next address is tried, whatever it said.
+                if !was_ready && conn.address.as_ref().is_some_and(is_guess) {
+                    failure.code = code::UNAVAILABLE;
+                }
                 let moving = conn.address.take().filter(|_| conn.path == Path::Migrating && !was_ready);
                 self.lost_client(channel, key, was_ready, moving, failure, now);
             }

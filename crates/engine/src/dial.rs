@@ -136,8 +136,10 @@ impl<H: Host> Shard<H> {
         let task = channel.shared.task.clone();
         let config = &self.shared.config;
         // A secret or a certificate proves the name that a peer gives, and the network may lead to another member.
-        // Without them, whoever answers at the address is the peer.
-        let expected = (config.secret.is_some() || config.tls.is_some()).then(|| task.clone());
+        // Without them, whoever answers at the address is the peer, except on a unix socket: an address that belongs
+        // to several hosts leads to the wrong one.
+        let has_proof = config.secret.is_some() || config.tls.is_some();
+        let expected = (has_proof || is_guess(address)).then(|| task.clone());
         let (fd, guard): (OwnedFd, Option<OwnedFd>) = match address {
             SocketAddress::Inet(inet) => {
                 (tcp::socket(*inet, &self.shared.tcp_options()).map_err(|e| e.to_string())?, None)

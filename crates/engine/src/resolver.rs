@@ -43,7 +43,8 @@ impl<H: Host> Shard<H> {
         now: Instant,
     ) {
         let channel = self.channels.get(&number);
-        if !channel.is_some_and(|c| c.attempt == attempt && matches!(c.state, State::LookingUp)) {
+        let is_current = channel.is_some_and(|c| c.attempt == attempt && matches!(c.state, State::LookingUp));
+        if !is_current || self.is_stopping() {
             return;
         }
         match result {
@@ -64,7 +65,7 @@ impl<H: Host> Shard<H> {
     }
 }
 
-/// A unix socket, of which nobody has said that it exists.
+/// Unix sockets are derived from TCP addresses: they may not exist, or belong to another server.
 pub fn is_guess(address: &SocketAddress) -> bool {
     matches!(address, SocketAddress::Unix(_))
 }

@@ -5,7 +5,7 @@
 //!
 //! An item may own the memory that contains the pool. So closing, which drops the items, waits for threads that are
 //! inside `give`: they hold no lock but are counted, per row. Closing and giving use a store-load handshake (Dekker's),
-//! as in the reactor's mailbox. `crates/executor/tests/model.rs` checks all interleavings.
+//! as in the reactor's mailbox. `tests/loom/executor.rs` checks all interleavings.
 
 use std::ptr;
 

@@ -6,7 +6,7 @@
 //!
 //! Leaving is a store-load handshake (Dekker's): a thread that adds work looks for a free lane *after* adding; a thread
 //! that leaves looks for work *after* freeing its lane; each has a sequentially consistent fence in between. So no work
-//! is left unseen. `crates/executor/tests/model.rs` checks all interleavings.
+//! is left unseen. `tests/loom/executor.rs` checks all interleavings.
 
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 

@@ -40,6 +40,8 @@ pub struct Admission {
     /// Handshakes that wait for the budget: from known sources, and the others.
     known: FairQueue<u64>,
     unknown: FairQueue<u64>,
+    /// The handshake whose turn it is, until it goes on.
+    resumed: Option<u64>,
 }
 
 /// An evicted connection.
@@ -80,6 +82,7 @@ impl Admission {
             known_sources: HashSet::new(),
             known: FairQueue::new(),
             unknown: FairQueue::new(),
+            resumed: None,
         }
     }
 
@@ -98,12 +101,13 @@ impl Admission {
 
     /// The ClientHello of a task has arrived, or the connection asks again.
     pub fn handshake(&mut self, key: u64, now: Instant) -> Handshake {
-        let Some(at) = self.budget.wait(now) else {
-            self.known.remove(key);
-            self.unknown.remove(key);
+        let wait = self.budget.wait(now);
+        // Those that wait are woken when there is budget again; others may not overtake them.
+        if wait.is_none() && (self.resumed == Some(key) || !self.has_waiting()) {
+            self.resumed = None;
             return Handshake::Proceeds;
-        };
-        let wake_at = (!self.has_waiting()).then_some(at);
+        }
+        let wake_at = wait.filter(|_| !self.has_waiting());
         let source = self.tcp.source(key).unwrap_or(Source::Unknown);
         let is_known = self.known_sources.contains(&source);
         let queue = if is_known { &mut self.known } else { &mut self.unknown };
@@ -120,7 +124,8 @@ impl Admission {
         if let Some(at) = self.budget.wait(now) {
             return Next::WakeAt(at);
         }
-        self.known.pop().or_else(|| self.unknown.pop()).map_or(Next::Empty, Next::Resume)
+        self.resumed = self.known.pop().or_else(|| self.unknown.pop());
+        self.resumed.map_or(Next::Empty, Next::Resume)
     }
 
     /// A handshake took this time so far.

@@ -1,6 +1,6 @@
 //! Random crowds of clients and attackers against one [`Admission`], in virtual time.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::budget::HandshakeBudget;
@@ -23,7 +23,9 @@ struct Client {
     source: Source,
     /// It completes its handshake; others stop after their hello.
     is_honest: bool,
-    waits_since: Option<Instant>,
+    waits: bool,
+    /// It waits, and its source was known when it last asked.
+    is_known: bool,
 }
 
 struct World {
@@ -39,6 +41,7 @@ struct World {
     wake_at: Option<Instant>,
     wasted: Duration,
     verified: u64,
+    known: HashSet<Source>,
 }
 
 impl World {
@@ -57,6 +60,7 @@ impl World {
             wake_at: None,
             wasted: Duration::ZERO,
             verified: 0,
+            known: HashSet::new(),
         }
     }
 
@@ -82,7 +86,7 @@ impl World {
             0 => (Listener::Unix, Source::Process(host as i32)),
             _ => (Listener::Tcp, Source::V4([10, 0, 0, host as u8])),
         };
-        self.clients.insert(key, Client { listener, source, is_honest, waits_since: None });
+        self.clients.insert(key, Client { listener, source, is_honest, waits: false, is_known: false });
         let before = self.count(listener);
         let evicted = self.admission.arrived(key, listener, source);
         assert_eq!(evicted.is_some(), before > self.limit, "a connection is evicted if and only if the table was full");
@@ -118,17 +122,22 @@ impl World {
     }
 
     fn says_hello(&mut self, key: u64) {
+        let some_wait = self.clients.values().any(|client| client.waits);
         let Some(client) = self.clients.get_mut(&key).filter(|client| client.listener == Listener::Tcp) else { return };
         match self.admission.handshake(key, self.now) {
-            Handshake::Proceeds => self.shakes_hands(key),
+            Handshake::Proceeds => {
+                assert!(!some_wait, "a newcomer overtakes");
+                self.shakes_hands(key);
+            }
             Handshake::Waits { is_new, wake_at } => {
-                assert_eq!(is_new, client.waits_since.is_none());
-                client.waits_since.get_or_insert(self.now);
+                assert_eq!(is_new, !client.waits);
+                client.waits = true;
+                client.is_known = self.known.contains(&client.source);
                 if let Some(at) = wake_at {
                     assert!(at > self.now);
                     self.wake_at = Some(at);
                 }
-                assert!(self.wake_at.is_some(), "who waits is woken");
+                assert!(self.wake_at.is_some(), "a handshake that waits is resumed");
             }
         }
     }
@@ -138,12 +147,13 @@ impl World {
         self.now += took;
         self.admission.spent(took, self.now);
         let Some(client) = self.clients.get_mut(&key) else { panic!("a handshake of a connection that is gone") };
-        client.waits_since = None;
+        client.waits = false;
         if !client.is_honest {
             self.wasted += took;
             return;
         }
         self.verified += 1;
+        self.known.insert(client.source);
         self.clients.remove(&key);
         if self.admission.verified(key, took) {
             self.wake_at = Some(self.now);
@@ -159,8 +169,10 @@ impl World {
         loop {
             match self.admission.next(self.now) {
                 Next::Resume(key) => {
-                    let waited = self.clients[&key].waits_since.expect("it waited");
-                    assert!(self.now - waited < Duration::from_secs(60), "a handshake waits for ever");
+                    let next = &self.clients[&key];
+                    assert!(next.waits);
+                    let is_passed_over = |client: &Client| client.waits && client.is_known && !next.is_known;
+                    assert!(!self.clients.values().any(is_passed_over), "known sources come first");
                     assert_eq!(self.admission.handshake(key, self.now), Handshake::Proceeds);
                     self.shakes_hands(key);
                 }
@@ -170,7 +182,7 @@ impl World {
                     return;
                 }
                 Next::Empty => {
-                    assert!(self.clients.values().all(|client| client.waits_since.is_none()));
+                    assert!(self.clients.values().all(|client| !client.waits));
                     return;
                 }
             }
@@ -191,7 +203,7 @@ impl World {
             }
             self.now += Duration::from_micros(self.random.below(1_000));
             self.wakes();
-            waited |= self.clients.values().any(|client| client.waits_since.is_some());
+            waited |= self.clients.values().any(|client| client.waits);
             let due = HandshakeBudget::due(self.now - self.begun);
             // A refund comes after the handshake, so that honest clients may hold back others, never the reverse.
             assert!(self.wasted <= due + Duration::from_micros(500), "{:?} of {due:?} wasted", self.wasted);

@@ -4,7 +4,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use super::harness::*;
@@ -257,4 +258,37 @@ fn a_socket_that_another_process_has_is_done_without() {
     let ps = try_start(PS, &[("STARWIRE_UNIX", "auto")], &at).unwrap();
     let line = format!("tasks on this host will connect over TCP: cannot listen on unix:@{name}: ");
     assert_eq!(ps.task.logged(&line), 1);
+}
+
+/// Where an address belongs to several hosts, the unix socket derived from it may be another server's.
+#[test]
+fn a_unix_socket_of_another_server_is_passed_over() {
+    for env in [&[("STARWIRE_UNIX", "auto")][..], &[("STARWIRE_UNIX", "auto"), ("STARWIRE_SECRET", "0123456789abcdef")]]
+    {
+        let other = start("/job:ps/replica:0/task:1", env);
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = free.local_addr().unwrap().to_string();
+        let name = UnixAddr::from_abstract_name(format!("starwire-{at}")).unwrap();
+        let taken = UnixListener::bind_addr(&name).unwrap();
+        let (to, count) = (other.address, Arc::new(AtomicUsize::new(0)));
+        let counted = count.clone();
+        std::thread::spawn(move || {
+            for client in taken.incoming().map_while(Result::ok) {
+                counted.fetch_add(1, Ordering::Relaxed);
+                let server = TcpStream::connect(to).unwrap();
+                let (mut from, mut back) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                std::thread::spawn(move || std::io::copy(&mut from, &mut &server).map(drop));
+                std::thread::spawn(move || std::io::copy(&mut back, &mut &client).map(drop));
+            }
+        });
+        drop(free);
+        let ps = try_start(PS, env, &at).unwrap();
+        let worker = start(WORKER, env);
+        let channel = worker.task.engine().channel(PS, &at).unwrap();
+        let end = call(&channel, ECHO, b"is it you", None);
+        assert_eq!(end.meta, b"is it you", "{}", end.message);
+        assert_eq!(count.load(Ordering::Relaxed), 1, "the socket was tried");
+        assert_eq!(crate::count(&ps.task, "starwire_connections_in"), 1);
+        assert_eq!(crate::count(&other.task, "starwire_connections_in"), 0);
+    }
 }
