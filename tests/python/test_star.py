@@ -209,8 +209,7 @@ def own_transfer(target):
     with tf.Graph().as_default():
         with one().Session(target) as sess:
             incarnations = {device.name: device.incarnation for device in sess.list_devices()}
-        names = {"send_device": f"{PS0}/device:CPU:0", "recv_device": f"{WORKER0}/device:CPU:0"}
-        names = {key: name.replace("/task:", "/replica:0/task:") for key, name in names.items()}
+        names = {key: place.replace("/task:", "/replica:0/task:") for key, place in (("send_device", PS0), ("recv_device", WORKER0))}
         number = incarnations[names["send_device"]]
         names["send_device_incarnation"] = number if number < 1 << 63 else number - (1 << 64)
         with tf.device(PS0):
