@@ -110,11 +110,11 @@ bench-executor: build ## Measure the executors' cost per kernel (1 min)
 TESTS = VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" python3 scripts/test
 
 .PHONY: test
-test: ## Run the tests (15 min; ONLY="rust abi python/star": only these jobs); times go to target/test/times.json
+test: ## Run the tests (16 min; ONLY="rust abi python/star": only these jobs); times go to target/test/times.json
 	@$(TESTS) $(ONLY)
 
 .PHONY: test-deep
-test-deep: ## Run everything that `test` leaves out: variants, sanitizers, fuzzing, other TensorFlows (2 h; SHARD=3/12: a twelfth of it)
+test-deep: ## Run everything that `test` leaves out: variants, sanitizers, fuzzing, other TensorFlows (hours; SHARD=3/20: a twentieth of it)
 	@$(TESTS) --deep $(if $(SHARD),--shard $(SHARD)) $(ONLY)
 
 .PHONY: test-flaky
