@@ -68,6 +68,8 @@ void StarwireWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* 
 void StarwireWorker::ServeRunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequest* request,
                                         tensorflow::RunGraphResponse* response, StatusCallback done) {
   request->set_request_id(kNoRequestId);
+  // An error in the body would lose its mark of being derived: the master would take it for a cause.
+  request->set_store_errors_in_response_body(false);
   WorkerInterface::RunGraphAsync(opts, request, response, std::move(done));
 }
 

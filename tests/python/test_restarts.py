@@ -116,6 +116,28 @@ def slow_step(target, seconds):
             return sess.run(pushed).tolist()
 
 
+def error_of_slow_step(target):
+    """A step whose cause of failure its task reports late, and whose consequence another task reports at once. Returns its error's name and text."""
+    with tf.Graph().as_default():
+        with tf.device("/job:worker/task:1"):
+            queue = tf.queue.FIFOQueue(1, [tf.float32], [()])
+            closed = queue.close()
+            with tf.control_dependencies([queue.enqueue([1.0])]):
+                failed = tf.constant(1.0) + 1.0
+            slow = one().py_func(lambda: time.sleep(2), [], [], stateful=True)
+        with tf.device("/job:ps/task:0"):
+            consequence = failed * 2.0
+        with tf.device("/job:worker/task:0"):
+            fetched = consequence + 1.0
+        with one().Session(target) as sess:
+            sess.run(closed)
+            try:
+                sess.run([fetched, slow])
+            except tf.errors.OpError as error:
+                return type(error).__name__, str(error)
+    return "no error", ""
+
+
 # Tests. ----------------------------------------------------------------------------------------------------------------
 
 
@@ -134,6 +156,15 @@ def test_monitored_session_recovers_from_restarts(compared, way, servers, tmp_pa
     began, last = worker.result(120)
     assert last == 12
     assert len(began) == 3 and 0 < began[1] <= 4 < began[2] <= 8, f"two sessions begin at a checkpoint: {began}"
+
+
+@pytest.mark.parametrize("way", OURS)
+def test_a_consequence_of_an_error_is_no_second_cause(compared, way):
+    """What a task's failure does to another task arrives first: it stays marked as derived on its way through that task to the master."""
+    cluster = compared.cluster(way, (("ps", 1), ("worker", 2)))
+    name, text = cluster["worker", 1].call(error_of_slow_step, cluster.target("worker", 1))
+    assert name == "CancelledError" and "is closed" in text, text
+    assert "CANCELLED: From" not in text, f"a list of causes: {text}"
 
 
 @pytest.mark.ours
