@@ -11,12 +11,17 @@ MAKEFLAGS += --no-print-directory
 DEFAULT_TF_VERSION := 2.21.0
 TF_VERSION ?= $(DEFAULT_TF_VERSION)
 VENV ?= $(if $(filter $(DEFAULT_TF_VERSION),$(TF_VERSION)),.venv,.venvs/$(TF_VERSION))
-PYTHON := $(abspath $(VENV))/bin/python
+PYTHON := $(VENV)/bin/python
 CARGO ?= cargo
 # The version that the environment contains, if it exists.
-INSTALLED = $(or $(shell scripts/venv-tf-version $(VENV)),$(TF_VERSION))
-FOLDER = $(abspath target)/tf-$(INSTALLED)
+INSTALLED = $(or $(shell scripts/venv-tf-version "$(VENV)"),$(TF_VERSION))
+FOLDER = target/tf-$(INSTALLED)
 PLUGIN = $(FOLDER)/libstarwire.so
+
+# Tests change folders.
+ifdef TMPDIR
+export TMPDIR := $(shell realpath "$$TMPDIR")
+endif
 
 .PHONY: help
 help: ## List the targets
@@ -26,7 +31,7 @@ help: ## List the targets
 
 .PHONY: build
 build: tools venv ## Create .venv/ with TensorFlow and build the library
-	@scripts/build-plugin $(PYTHON)
+	@scripts/build-plugin "$(PYTHON)"
 
 .PHONY: tools
 tools:
@@ -34,7 +39,7 @@ tools:
 
 .PHONY: venv
 venv:
-	@scripts/make-venv $(VENV) $(TF_VERSION)
+	@scripts/make-venv "$(VENV)" $(TF_VERSION)
 
 .PHONY: starctl
 starctl: tools ## Build target/release/starctl, which inspects machines and servers
@@ -42,11 +47,11 @@ starctl: tools ## Build target/release/starctl, which inspects machines and serv
 
 .PHONY: print-plugin
 print-plugin: ## Print the library's path
-	@echo $(PLUGIN)
+	@echo "$$PWD/$(PLUGIN)"
 
 .PHONY: print-python
 print-python: ## Print the interpreter's path
-	@echo $(PYTHON)
+	@realpath -s "$(PYTHON)"
 
 .PHONY: print-folder
 print-folder:
@@ -56,50 +61,50 @@ print-folder:
 
 .PHONY: demo
 demo: build ## Train a recommender over grpc, grpc++ and star_server, and compare
-	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) examples/recommender/demo.py $(ARGS)
+	@STARWIRE_LIBRARY="$$PWD/$(PLUGIN)" "$(PYTHON)" examples/recommender/demo.py $(ARGS)
 
 # matplotlib's dependencies stay out of TensorFlow's environment.
 BENCH := target/bench
 BENCH_ARGS ?=
 $(BENCH)/venv/.done: benches/tf/requirements.txt
 	@mkdir -p $(BENCH) && rm -rf $(BENCH)/venv
-	@$(PYTHON) -m venv $(BENCH)/venv
+	@"$(PYTHON)" -m venv $(BENCH)/venv
 	@$(BENCH)/venv/bin/pip install --quiet --disable-pip-version-check -r benches/tf/requirements.txt
 	@touch $@
 
 # The Keras that ParameterServerStrategy supports; TensorFlow 2.12 and 2.13 contain it, and 1.15 has no such strategy.
 KERAS = $(BENCH)/keras-$(INSTALLED)
 $(BENCH)/keras-%/.done:
-	@$(if $(filter 1.15.% 2.12.% 2.13.%,$*),mkdir -p $(@D),$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) "tf-keras==$(basename $*).*")
+	@$(if $(filter 1.15.% 2.12.% 2.13.%,$*),mkdir -p $(@D),"$(PYTHON)" -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) "tf-keras==$(basename $*).*")
 	@touch $@
 
 .PHONY: print-keras
 print-keras: $(KERAS)/.done ## Install that Keras aside and print its folder
-	@echo $(abspath $(KERAS))
+	@echo "$$PWD/$(KERAS)"
 
 .PHONY: bench
 bench: build ## Measure grpc++ against stock grpc (18 min; BENCH_ARGS="--quick": 2 min); writes JSON, table and plot to target/bench/
 	@$(MAKE) $(BENCH)/venv/.done $(KERAS)/.done
-	@PYTHONPATH=$(KERAS) $(PYTHON) benches/tf/run.py --library $(PLUGIN) --out $(BENCH) $(BENCH_ARGS)
+	@PYTHONPATH="$$PWD/$(KERAS)" "$(PYTHON)" benches/tf/run.py --library "$$PWD/$(PLUGIN)" --out $(BENCH) $(BENCH_ARGS)
 	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/results.json $(BENCH)/plot.svg
 
 .PHONY: bench-wire
 bench-wire: build ## The same over an emulated network, at several rates and delays (1 h; WIRE_ARGS="--quick": 4 min); writes to target/bench/wire/
 	@$(MAKE) $(BENCH)/venv/.done $(KERAS)/.done
-	@PYTHONPATH=$(KERAS) $(PYTHON) benches/wire/run.py --library $(PLUGIN) --out $(BENCH)/wire $(WIRE_ARGS)
+	@PYTHONPATH="$$PWD/$(KERAS)" "$(PYTHON)" benches/wire/run.py --library "$$PWD/$(PLUGIN)" --out $(BENCH)/wire $(WIRE_ARGS)
 	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/wire/results.json $(BENCH)/wire/plot.svg
 
 .PHONY: bench-swarm
 bench-swarm: build ## Run many simulated workers against one parameter server (20 min; SWARM_ARGS="--quick": 1 min); writes to target/bench/swarm/
 	@$(MAKE) $(BENCH)/venv/.done
 	@$(CARGO) build --release --bin swarm
-	@$(PYTHON) benches/swarm/run.py --library $(PLUGIN) --swarm target/release/swarm --out $(BENCH)/swarm $(SWARM_ARGS)
+	@"$(PYTHON)" benches/swarm/run.py --library "$$PWD/$(PLUGIN)" --swarm target/release/swarm --out $(BENCH)/swarm $(SWARM_ARGS)
 	@$(BENCH)/venv/bin/python benches/swarm/plot.py $(BENCH)/swarm/results.json $(BENCH)/swarm/plot.svg
 
 .PHONY: bench-reconnect
 bench-reconnect: build ## Kill and restart a parameter server under 1000 simulated workers (5 min; RECONNECT_ARGS="--quick": 1 min)
 	@$(CARGO) build --release --bin swarm
-	@$(PYTHON) benches/swarm/reconnect.py --library $(PLUGIN) --swarm target/release/swarm --out $(BENCH)/reconnect $(RECONNECT_ARGS)
+	@"$(PYTHON)" benches/swarm/reconnect.py --library "$$PWD/$(PLUGIN)" --swarm target/release/swarm --out $(BENCH)/reconnect $(RECONNECT_ARGS)
 
 .PHONY: bench-executor
 bench-executor: build ## Measure the executors' cost per kernel (1 min)
@@ -107,7 +112,7 @@ bench-executor: build ## Measure the executors' cost per kernel (1 min)
 
 # ---- check it
 
-TESTS = VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" python3 scripts/test
+TESTS = VENV="$(VENV)" TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" python3 scripts/test
 
 .PHONY: test
 test: ## Run the tests (16 min; ONLY="rust abi python/star": only these jobs); times go to target/test/times.json
@@ -129,20 +134,20 @@ test-frameworks: tools ## Run Keras, DeepCTR, TFRA and EasyRec unmodified under 
 
 .PHONY: tensorflow-tests
 tensorflow-tests: build ## Run TensorFlow's own tests over every protocol (STARWIRE_TF_SOURCE=/its/sources; PROTOCOLS="grpc++", ONLY="remote_test": only these)
-	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) scripts/tensorflow-tests "$(STARWIRE_TF_SOURCE)" $(if $(PROTOCOLS),--protocols $(PROTOCOLS)) $(if $(ONLY),--only $(ONLY))
+	@VENV="$(VENV)" TF_VERSION=$(TF_VERSION) scripts/tensorflow-tests "$(STARWIRE_TF_SOURCE)" $(if $(PROTOCOLS),--protocols $(PROTOCOLS)) $(if $(ONLY),--only $(ONLY))
 
 .PHONY: test-rdma
 test-rdma: ## Run the RDMA tests over soft-RoCE in a virtual machine (ARGS="driver engine kill doctor train")
-	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" tests/rdma/run $(ARGS)
+	@VENV="$(VENV)" TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" tests/rdma/run $(ARGS)
 
 .PHONY: soak
 soak: build ## Train for an hour while tasks are killed and stopped, and check for leaks (SOAK_ARGS="--minutes 10 --protocol grpc++")
-	@scripts/venv-install $(VENV) pytest
-	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) tests/soak/soak.py --out target/soak $(SOAK_ARGS)
+	@scripts/venv-install "$(VENV)" pytest
+	@STARWIRE_LIBRARY="$$PWD/$(PLUGIN)" "$(PYTHON)" tests/soak/soak.py --out target/soak $(SOAK_ARGS)
 
 .PHONY: lint
 lint: ## Check formatting, clippy, generated header, crate licences and advisories
-	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/lint
+	@VENV="$(VENV)" TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/lint
 
 .PHONY: header
 header: ## Regenerate include/starwire.h from src/ffi
@@ -159,11 +164,11 @@ matrix: tools ## Build and smoke-test for every TensorFlow minor (VERSIONS="2.12
 
 .PHONY: bazel
 bazel: $(if $(filter 1.%,$(INSTALLED)),build,tools venv) ## Build the plug-in with Bazel (BAZEL=/path) and smoke-test it: bazel/README.md
-	@CARGO="$(CARGO)" scripts/bazel-test $(PYTHON)
+	@CARGO="$(CARGO)" scripts/bazel-test "$(PYTHON)"
 
 .PHONY: sanitize
 sanitize: ## Run the tests under sanitizers (ONLY="address thread shim": only these)
-	@VENV=$(VENV) TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/sanitize $(ONLY)
+	@VENV="$(VENV)" TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/sanitize $(ONLY)
 
 FUZZ_SECONDS ?= 60
 .PHONY: fuzz
@@ -173,8 +178,8 @@ fuzz: build ## Fuzz the protocol, the parsers and the tensor decoders, FUZZ_SECO
 
 .PHONY: fuzz-graphs
 fuzz-graphs: build ## Compare random graphs over grpc and every protocol, bit for bit, for FUZZ_SECONDS (default 300; ARGS="--seed 1 --seconds 3600 --protocols star_server")
-	@scripts/venv-install $(VENV) pytest
-	@STARWIRE_LIBRARY=$(PLUGIN) $(PYTHON) tests/fuzz_graphs/run.py $(if $(filter file,$(origin FUZZ_SECONDS)),--seconds 300,--seconds $(FUZZ_SECONDS)) $(ARGS)
+	@scripts/venv-install "$(VENV)" pytest
+	@STARWIRE_LIBRARY="$$PWD/$(PLUGIN)" "$(PYTHON)" tests/fuzz_graphs/run.py $(if $(filter file,$(origin FUZZ_SECONDS)),--seconds 300,--seconds $(FUZZ_SECONDS)) $(ARGS)
 
 # ---- ship it
 
@@ -188,8 +193,8 @@ wheel-aarch64: ## Cross-compile a wheel for aarch64 and TensorFlow 2.21; train w
 
 .PHONY: test-wheel
 test-wheel: venv ## Install that wheel where there is no compiler, for each Python at hand; train, restart, upgrade TensorFlow (10 min)
-	@scripts/venv-install $(VENV) pytest
-	@$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/wheel $(ARGS)
+	@scripts/venv-install "$(VENV)" pytest
+	@"$(PYTHON)" -m pytest -q -rs -p no:cacheprovider tests/wheel $(ARGS)
 
 .PHONY: release
 release: tools ## Check versions; build wheels, source archive, SBOM and checksums into target/dist/ (VERSIONS=…, DIRTY=1: a trial)

@@ -9,6 +9,7 @@ use crate::elf;
 use crate::headers;
 use crate::tensorflow::TensorFlow;
 use std::collections::HashSet;
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -231,17 +232,19 @@ impl Shim {
         }
     }
 
-    /// Writes the compiler flags for the shim's tests, which the Makefiles include.
+    /// Writes the compiler flags for the shim's tests, which the Makefiles include. Make cannot have spaces in the names of files, so these are relative.
     fn write_flags(&self, tensorflow: &TensorFlow, objects: &[PathBuf]) -> Result<(), String> {
-        let quoted: Vec<String> = self.flags.iter().map(|flag| format!("'{flag}'")).collect();
-        let objects: Vec<String> = objects.iter().map(|object| object.display().to_string()).collect();
+        let quoted = |words: &[String]| words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
+        let root = env::current_dir().map_err(|error| format!("the current folder: {error}"))?;
+        let relative = |object: &PathBuf| object.strip_prefix(&root).unwrap_or(object).display().to_string();
+        let objects: Vec<String> = objects.iter().map(relative).collect();
         let text = format!(
             "SHIM_CXX = {}\nSHIM_CXXFLAGS = {}\nSHIM_OBJECTS = {}\nSHIM_TF = {}\nSHIM_LINK = {}\nSHIM_LEFT_OUT = {}\n",
             self.compiler.display(),
-            quoted.join(" "),
+            quoted(&self.flags),
             objects.join(" "),
             tensorflow.folder.display(),
-            tensorflow.link_arguments().join(" "),
+            quoted(&tensorflow.link_arguments()),
             tensorflow.left_out().join(" ")
         );
         write(&self.folder.join("flags.mk"), text)

@@ -11,10 +11,10 @@ MS := $(or $(MS),10)
 
 .PHONY: run
 run: $(OUT)/executor
-	@LD_LIBRARY_PATH=$(SHIM_TF):$(FOLDER) TF_CPP_MIN_LOG_LEVEL=2 $< $(ROUNDS) $(MS)
+	@LD_LIBRARY_PATH="$(SHIM_TF):$$PWD/$(FOLDER)" TF_CPP_MIN_LOG_LEVEL=2 $< $(ROUNDS) $(MS)
 
 $(OUT)/executor: $(OUT)/main.o $(OBJECTS) $(FOLDER)/libstarwire.so
-	$(SHIM_CXX) -o $@ $^ -Wl,--no-as-needed -L$(SHIM_TF) -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 -Wl,--allow-shlib-undefined -lpthread
+	$(SHIM_CXX) -o $@ $^ -Wl,--no-as-needed $(SHIM_LINK) -Wl,--allow-shlib-undefined -lpthread
 
 $(OUT)/main.o: benches/executor/main.cc $(FOLDER)/flags.mk
 	@mkdir -p $(@D)

@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory --no-builtin-rules -j2
-CORE := $(abspath target/debug)/libstarwire.so
+CORE := target/debug/libstarwire.so
 GTEST := -lgtest -lgtest_main -lpthread
 -include $(FOLDER)/flags.mk
 # The precompiled header of the library's build, if there is one, halves the time of a file.
@@ -17,7 +17,7 @@ abi: $(ABI_OUT)/abi_test
 	$< --gtest_brief=1
 
 $(ABI_OUT)/abi_test: $(ABI_OBJECTS) $(CORE)
-	g++ -o $@ $(ABI_OBJECTS) $(CORE) -Wl,-rpath,$(dir $(CORE)) $(GTEST)
+	g++ -o $@ $(ABI_OBJECTS) $(CORE) -Wl,-rpath,"$$PWD/$(dir $(CORE))" $(GTEST)
 
 $(ABI_OUT)/%.o: tests/cc/abi/%.cc
 	@mkdir -p $(@D)
@@ -31,7 +31,7 @@ SHIM_TESTS := $(SHIM_UNITS:%=$(SHIM_OUT)/unit-%.o)
 .PHONY: shim
 shim: $(SHIM_OUT)/shim_test
 	@# TensorFlow logs complaints about hostile test input, so its log is shown only after a failure.
-	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) $< --gtest_brief=1 2>$(SHIM_OUT)/stderr.log || { tail -n 50 $(SHIM_OUT)/stderr.log >&2; exit 1; }
+	LD_LIBRARY_PATH="$(SHIM_TF):$$PWD/$(dir $(CORE))" $< --gtest_brief=1 2>$(SHIM_OUT)/stderr.log || { tail -n 50 $(SHIM_OUT)/stderr.log >&2; exit 1; }
 
 $(SHIM_OUT)/shim_test: $(SHIM_TESTS) $(SHIM_OBJECTS) $(CORE)
 	$(SHIM_CXX) -o $@ $(SHIM_TESTS) $(SHIM_OBJECTS) $(CORE) -Wl,--no-as-needed $(SHIM_LINK) \
@@ -54,7 +54,7 @@ DECODER_ROUNDS ?= 20000
 
 .PHONY: decoders
 decoders: $(SHIM_OUT)/decoders
-	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) $< rounds=$(DECODER_ROUNDS) findings=$(SHIM_OUT) fuzz/corpus/decoders 2>$(SHIM_OUT)/decoders.log || \
+	LD_LIBRARY_PATH="$(SHIM_TF):$$PWD/$(dir $(CORE))" $< rounds=$(DECODER_ROUNDS) findings=$(SHIM_OUT) fuzz/corpus/decoders 2>$(SHIM_OUT)/decoders.log || \
 	  { tail -n 50 $(SHIM_OUT)/decoders.log >&2; exit 1; }
 
 $(SHIM_OUT)/decoders: $(DECODERS) $(SHIM_OBJECTS) $(CORE)
@@ -77,7 +77,7 @@ ASAN := detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0:alloc_
 
 .PHONY: sanitized
 sanitized: $(SANITIZED_OUT)/shim_test
-	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) ASAN_OPTIONS=$(ASAN) UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_LIBRARY_PATH="$(SHIM_TF):$$PWD/$(dir $(CORE))" ASAN_OPTIONS=$(ASAN) UBSAN_OPTIONS=print_stacktrace=1 \
 	  $< --gtest_brief=1 2>$(SANITIZED_OUT)/stderr.log || { tail -n 80 $(SANITIZED_OUT)/stderr.log >&2; exit 1; }
 
 $(SANITIZED_OUT)/shim_test: $(SANITIZED_OBJECTS) $(CORE)
@@ -101,7 +101,7 @@ FINDINGS ?= target/fuzz/findings
 .PHONY: fuzz
 fuzz: $(FUZZED_OUT)/decoders
 	@mkdir -p $(FINDINGS)
-	LD_LIBRARY_PATH=$(SHIM_TF):$(dir $(CORE)) ASAN_OPTIONS=$(ASAN):handle_segv=0:handle_abort=0 \
+	LD_LIBRARY_PATH="$(SHIM_TF):$$PWD/$(dir $(CORE))" ASAN_OPTIONS=$(ASAN):handle_segv=0:handle_abort=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 $< seconds=$(FUZZ_SECONDS) seed=$$RANDOM findings=$(FINDINGS) fuzz/corpus/decoders
 
 # The objects of cc/ have this code once more; the first definition counts.
