@@ -232,7 +232,8 @@ impl Shim {
         }
     }
 
-    /// Writes the compiler flags for the shim's tests, which the Makefiles include. Make cannot have spaces in the names of files, so these are relative.
+    /// Writes the compiler flags for the shim's tests, which the Makefiles include. Make splits names of files at
+    /// spaces, so these are relative.
     fn write_flags(&self, tensorflow: &TensorFlow, objects: &[PathBuf]) -> Result<(), String> {
         let quoted = |words: &[String]| words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
         let root = env::current_dir().map_err(|error| format!("the current folder: {error}"))?;

@@ -124,7 +124,7 @@ fn closures_do_not_start_threads() {
     for file in files {
         let code = code(&fs::read_to_string(&file).expect("a readable source"));
         let started = code.matches("SchedClosure").count() + code.matches("StartThread").count();
-        assert!(started == 0, "{}: SchedClosure starts a thread each time: see Errands", file.display());
+        assert!(started == 0, "{}: SchedClosure starts a thread each time: see BackgroundQueue", file.display());
     }
 }
 

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "cc/base/errands.h"
+#include "cc/base/background_queue.h"
 #include "cc/base/guard.h"
 
 namespace starwire {
@@ -14,7 +14,7 @@ struct Pending {
   std::vector<std::function<void()>> completions;
   bool all_brief = true;
   ~Pending() {
-    for (auto& completion : completions) Errands::OfProcess()->Run(std::move(completion));
+    for (auto& completion : completions) BackgroundQueue::OfProcess()->Run(std::move(completion));
   }
 };
 
@@ -32,7 +32,7 @@ void CompletionBatch::Add(std::function<void()> completion, Kind kind) {
     pending.all_brief &= kind == Kind::kBrief;
     pending.completions.push_back(std::move(completion));
   } else if (defer_depth > 0) {
-    Errands::OfProcess()->Run(std::move(completion));
+    BackgroundQueue::OfProcess()->Run(std::move(completion));
   } else {
     Perform("a completion callback", completion);
   }

@@ -25,7 +25,7 @@ enum class Method : uint32_t {
   kCompleteGroup = 13,
   kCompleteInstance = 14,
   kGetStepSequence = 15,
-  // Not of the WorkerService: cc/star/wire.h. The transport serves them.
+  // Not of the WorkerService: cc/star/call_codec.h. The transport serves them.
   kStarCall = 16,
   kStarRegister = 17,
   kStarEnd = 18,

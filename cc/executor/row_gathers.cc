@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "cc/base/compat.h"
-#include "cc/executor/held_variables.h"
-#include "cc/executor/own_kernel.h"
+#include "cc/executor/kernel_override.h"
+#include "cc/executor/locked_variables.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -83,9 +83,9 @@ void CopyAll(const Lookup<Id>& lookup, int64_t begin, int64_t end, char* to) {
 }
 
 template <typename T, typename Id>
-class RowGather : public OwnKernel {
+class RowGather : public KernelOverride {
  public:
-  explicit RowGather(OpKernelConstruction* context) : OwnKernel(context) {
+  explicit RowGather(OpKernelConstruction* context) : KernelOverride(context) {
     is_variable_ = context->input_type(0) == tensorflow::DT_RESOURCE;
     OP_REQUIRES_OK(context, context->GetAttr("batch_dims", &batch_dims_));
   }
@@ -94,7 +94,7 @@ class RowGather : public OwnKernel {
   bool Handle(OpKernelContext* context) override {
     if (batch_dims_ != 0) return false;
     if (!is_variable_) return IsZero(context->input(2)) && Gather(context, context->input(0));
-    HeldVariables variable;
+    LockedVariables variable;
     return variable.Hold(context, 1, false) && Gather(context, variable[0]);
   }
 
@@ -147,10 +147,10 @@ template <typename T, typename Id>
 void RegisterFor() {
   tensorflow::KernelDefBuilder variables("ResourceGather");
   variables.TypeConstraint<T>("dtype").template TypeConstraint<Id>("Tindices");
-  RegisterOwnKernel<RowGather<T, Id>>(&variables, "starwire::RowGather");
+  RegisterOverride<RowGather<T, Id>>(&variables, "starwire::RowGather");
   tensorflow::KernelDefBuilder tensors("GatherV2");
   tensors.TypeConstraint<T>("Tparams").template TypeConstraint<Id>("Tindices").HostMemory("axis");
-  RegisterOwnKernel<RowGather<T, Id>>(&tensors, "starwire::RowGather");
+  RegisterOverride<RowGather<T, Id>>(&tensors, "starwire::RowGather");
 }
 
 }  // namespace
@@ -158,12 +158,12 @@ void RegisterFor() {
 KernelSource WithRowGathers(const KernelSource& source) {
   const tensorflow::NodeDef& node = DefOf(source);
   const bool is_variable = node.op() == "ResourceGather";
-  if ((!is_variable && node.op() != "GatherV2") || SelectsOwnKernel(node) || !OwnKernelsAreOn()) return source;
+  if ((!is_variable && node.op() != "GatherV2") || SelectsOverride(node) || !KernelOverridesAreOn()) return source;
   DataType type, id_type;
   if (!TypeOf(node, is_variable ? "dtype" : "Tparams", &type) || !TypeOf(node, "Tindices", &id_type)) return source;
   const bool has_kernel = (type == tensorflow::DT_FLOAT || type == tensorflow::DT_DOUBLE) &&
                           (id_type == tensorflow::DT_INT32 || id_type == tensorflow::DT_INT64);
-  return has_kernel ? WithOwnKernel(source) : source;
+  return has_kernel ? WithOverride(source) : source;
 }
 
 void RegisterRowGathers() {

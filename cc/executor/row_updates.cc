@@ -10,10 +10,10 @@
 
 #include "cc/base/compat.h"
 #include "cc/base/compat_executor.h"
-#include "cc/executor/held_variables.h"
-#include "cc/executor/own_kernel.h"
+#include "cc/executor/kernel_override.h"
+#include "cc/executor/locked_variables.h"
+#include "cc/executor/row_kernel_check.h"
 #include "cc/executor/row_math.h"
-#include "cc/executor/row_trial.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -40,9 +40,9 @@ bool IsScalar(const Tensor& tensor) {
 }
 
 // An update whose arithmetic is ours and whose errors are TensorFlow's.
-class RowUpdate : public OwnKernel {
+class RowUpdate : public KernelOverride {
  public:
-  using OwnKernel::OwnKernel;
+  using KernelOverride::KernelOverride;
 
  protected:
   // Makes the update, or returns false and has done nothing.
@@ -50,7 +50,7 @@ class RowUpdate : public OwnKernel {
 
   // What all updates have in common: tables of one shape, rows of that width for a list of valid ids.
   template <typename T, typename Id>
-  static bool ReadRows(const HeldVariables& tables, int count, const Tensor& rows, const Tensor& ids,
+  static bool ReadRows(const LockedVariables& tables, int count, const Tensor& rows, const Tensor& ids,
                        std::vector<Id>* checked, SparseRows<T, Id>* out) {
     const Tensor& table = tables[0];
     for (int i = 0; i < count; ++i) {
@@ -123,7 +123,7 @@ class AdagradUpdate : public RowUpdate {
       if (!IsScalar<T>(context->input(3))) return false;
       numbers.epsilon = context->input(3).scalar<T>()();
     }
-    HeldVariables tables;
+    LockedVariables tables;
     SparseRows<T, Id> rows;
     std::vector<Id> ids;
     constexpr int kRows = kHasEpsilon ? 4 : 3;
@@ -152,7 +152,7 @@ class MomentumUpdate : public RowUpdate {
     const Tensor &rate = context->input(2), &momentum = context->input(5);
     if (!IsScalar<T>(rate) || !IsScalar<T>(momentum)) return false;
     const MomentumNumbers<T> numbers = {rate.scalar<T>()(), momentum.scalar<T>()(), nesterov_};
-    HeldVariables tables;
+    LockedVariables tables;
     SparseRows<T, Id> rows;
     std::vector<Id> ids;
     if (!tables.Hold(context, 2, is_exclusive_)) return false;
@@ -202,7 +202,7 @@ class FtrlUpdate : public RowUpdate {
     // Everything else is an error, or another power.
     const bool usual = numbers.rate > T(0) && numbers.l1 >= T(0) && numbers.l2 >= T(0) && numbers.shrinkage >= T(0);
     if (!usual || numbers.power != T(0.5)) return false;
-    HeldVariables tables;
+    LockedVariables tables;
     SparseRows<T, Id> rows;
     std::vector<Id> ids;
     if (!tables.Hold(context, 3, is_exclusive_)) return false;
@@ -230,7 +230,7 @@ class ScatterUpdate : public RowUpdate {
 
  private:
   bool Update(OpKernelContext* context) override {
-    HeldVariables tables;
+    LockedVariables tables;
     SparseRows<T, Id> rows;
     std::vector<Id> ids;
     if (!tables.Hold(context, 1, is_exclusive_)) return false;
@@ -283,7 +283,7 @@ void RegisterFor(const char* tried, const char* name) {
     if (std::strcmp(known.tried, tried) != 0) continue;
     tensorflow::KernelDefBuilder kernel(known.op);
     kernel.TypeConstraint<T>(known.type).template TypeConstraint<Id>("Tindices");
-    RegisterOwnKernel<Kernel>(&kernel, name);
+    RegisterOverride<Kernel>(&kernel, name);
   }
 }
 
@@ -304,14 +304,14 @@ void RegisterAll() {
 KernelSource WithRowUpdates(const KernelSource& source, tensorflow::Device* device) {
   const NodeDef& node = DefOf(source);
   const Known* known = FindKnown(node.op());
-  if (known == nullptr || SelectsOwnKernel(node)) return source;
+  if (known == nullptr || SelectsOverride(node)) return source;
   DataType type, id_type;
   if (!TypeOf(node, known->type, &type)) return source;
   if (type != tensorflow::DT_FLOAT && type != tensorflow::DT_DOUBLE) return source;
   if (!TypeOf(node, "Tindices", &id_type)) return source;
-  static const bool possible = HasRowMath() && OwnKernelsAreOn();
+  static const bool possible = HasRowMath() && KernelOverridesAreOn();
   if (!possible || !HasSameBits(known->tried, type, device)) return source;
-  return WithOwnKernel(source);
+  return WithOverride(source);
 }
 
 void RegisterRowUpdates() {

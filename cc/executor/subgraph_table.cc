@@ -4,8 +4,8 @@
 #include <memory>
 #include <utility>
 
+#include "cc/base/addition_order.h"
 #include "cc/base/status_codec.h"
-#include "cc/base/sums.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/types.h"

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/addition_order.h"
 #include "cc/base/compat_session.h"
 #include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
-#include "cc/base/sums.h"
 #include "cc/fuse/ops.h"
 #include "cc/fuse/switch.h"
 #include "cc/graph/description.h"

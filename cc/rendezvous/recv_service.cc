@@ -199,9 +199,9 @@ RecvService::RecvService(tensorflow::WorkerEnv* env) : env_(env), aborts_(std::m
 
 RecvService::~RecvService() = default;
 
-void RecvService::Start(const std::shared_ptr<sw_engine>& engine, std::shared_ptr<ServerErrands> errands) {
+void RecvService::Start(const std::shared_ptr<sw_engine>& engine, std::shared_ptr<ServerQueues> queues) {
   engine_ = engine;
-  errands_ = std::move(errands);
+  queues_ = std::move(queues);
 }
 
 void* RecvService::KeyNew(sw_bytes prefix) { return Key::Parse(prefix, env_).release(); }
@@ -271,7 +271,7 @@ void RecvService::OnCancel(sw_ticket, int64_t step_id, bool peer_gone) {
                  << " while waiting for tensors of step " << std::to_string(step_id) << ": the step is aborted"
                  << (say == LogBudget::Say::kLastLine ? " (repeats are suppressed for a minute)" : "");
   }
-  errands_->urgent.RunAfter(kAbortDelay, [rendezvous, step_id, aborts = aborts_] {
+  queues_->urgent.RunAfter(kAbortDelay, [rendezvous, step_id, aborts = aborts_] {
     rendezvous->StartAbort(MakeStatus(kAborted, "Step " + std::to_string(step_id)));
     rendezvous->Unref();
     std::lock_guard<std::mutex> lock(aborts->mu);

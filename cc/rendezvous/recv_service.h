@@ -8,8 +8,8 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "cc/base/background_queue.h"
 #include "cc/base/compat.h"
-#include "cc/base/errands.h"
 #include "cc/base/log_budget.h"
 #include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
@@ -28,7 +28,7 @@ class RecvService {
   RecvService& operator=(const RecvService&) = delete;
 
   // Answers go to this engine, which is not kept alive. Call it before any handler.
-  void Start(const std::shared_ptr<sw_engine>& engine, std::shared_ptr<ServerErrands> errands);
+  void Start(const std::shared_ptr<sw_engine>& engine, std::shared_ptr<ServerQueues> queues);
 
   // The handlers of sw_handlers.
   void* KeyNew(sw_bytes prefix);
@@ -51,7 +51,7 @@ class RecvService {
 
   tensorflow::WorkerEnv* const env_;
   std::weak_ptr<sw_engine> engine_;
-  std::shared_ptr<ServerErrands> errands_;
+  std::shared_ptr<ServerQueues> queues_;
   const std::shared_ptr<Aborts> aborts_;
   LogBudget abort_lines_;
 };

@@ -164,9 +164,9 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
   }
   sw_engine* handle = owned_.get();
   handle_.store(handle, std::memory_order_release);
-  services_.recv->Start(shared_handle(), errands_);
-  services_.worker->Start(shared_handle(), errands_);
-  services_.star->Start(shared_handle(), task_, errands_);
+  services_.recv->Start(shared_handle(), queues_);
+  services_.worker->Start(shared_handle(), queues_);
+  services_.star->Start(shared_handle(), task_, queues_);
   ready_.store(true, std::memory_order_release);
   LOG(INFO) << AsString(sw_engine_banner(handle));
   return OkStatus();
@@ -189,13 +189,13 @@ bool Engine::Stop() {
   }
   // The services hold references to this object.
   services_ = Services();
-  const bool urgent = errands_->urgent.Stop(std::chrono::milliseconds(kPatienceMs));
-  if (!errands_->slow.Stop(std::chrono::milliseconds(kPatienceMs)) || !urgent) {
+  const bool urgent = queues_->urgent.Stop(std::chrono::milliseconds(kPatienceMs));
+  if (!queues_->slow.Stop(std::chrono::milliseconds(kPatienceMs)) || !urgent) {
     LOG(WARNING) << "starwire: background work is still running " << std::to_string(kPatienceMs / 1000) << " s after "
                  << task_ << " was stopped";
   }
   // The requests that these threads serve have been waited for above.
-  errands_->eager.Stop(std::chrono::milliseconds(ended_ ? kPatienceMs : 0));
+  queues_->eager.Stop(std::chrono::milliseconds(ended_ ? kPatienceMs : 0));
   return ended_;
 }
 

@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
+#include "cc/base/background_queue.h"
 #include "cc/base/channel.h"
 #include "cc/base/compat.h"
-#include "cc/base/errands.h"
 #include "cc/base/handles.h"
 #include "include/starwire.h"
 #include "tensorflow/core/lib/core/threadpool.h"
@@ -59,7 +59,7 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
   // The same for later answers; keeps this object alive.
   std::shared_ptr<sw_engine> shared_handle();
   const std::string& task() const { return task_; }
-  const std::shared_ptr<ServerErrands>& errands() const { return errands_; }
+  const std::shared_ptr<ServerQueues>& queues() const { return queues_; }
 
   // Where a gRPC client of this process reaches the server of the task with this address in the ClusterSpec. Before
   // Start(), that address itself.
@@ -77,7 +77,7 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
   std::atomic<bool> ended_{true};  // no worker method outlived Stop()
   Services services_;
   tensorflow::thread::ThreadPool* compute_pool_ = nullptr;
-  const std::shared_ptr<ServerErrands> errands_ = std::make_shared<ServerErrands>();
+  const std::shared_ptr<ServerQueues> queues_ = std::make_shared<ServerQueues>();
   std::string task_;
   PortHandle port_;
   EngineHandle owned_;  // last: its threads end before the members that they use

@@ -270,7 +270,7 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   status = engine_->Start(protocol_, server_def(), bound_port(), std::move(services));
   if (!status.ok()) return status;
   worker_->SetSessionObserver(observer);
-  worker_->SetErrands(engine_->errands());
+  worker_->SetQueues(engine_->queues());
   StarPeers::Attach(own_task, [this](const std::string& task) { return OpenTask(task); });
   return OkStatus();
 }

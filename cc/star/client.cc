@@ -85,7 +85,7 @@ void StarClient::Call() {
   if (where_.trace) call.flags |= StarCall::kTrace;
   std::vector<uint8_t> meta;
   Status status = EncodeStarCall(call, &meta);
-  CargoOut cargo;
+  ValueEncoder cargo;
   if (status.ok()) status = cargo.Pack(feeds_.data(), feeds_.size(), &meta);
   if (!status.ok()) {
     Finish(status);
@@ -94,7 +94,7 @@ void StarClient::Call() {
   if (!callee_->keeps.empty() && where_.step != nullptr) {
     where_.step->Keeps(callee_->task, where_.channel, where_.session);
   }
-  cargo_ = std::make_unique<CargoIn>();
+  cargo_ = std::make_unique<ValueDecoder>();
   taken_ = false;
   Send(static_cast<uint32_t>(Method::kStarCall), meta, cargo.Take(), &kVtable);
 }

@@ -13,8 +13,8 @@
 #include "cc/base/channel.h"
 #include "cc/base/compat.h"
 #include "cc/rendezvous/rendezvous.h"
-#include "cc/star/cargo.h"
-#include "cc/star/wire.h"
+#include "cc/star/call_codec.h"
+#include "cc/star/value_codec.h"
 #include "include/starwire.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/cancellation.h"
@@ -106,7 +106,7 @@ class StarClient : public tensorflow::core::RefCounted {
   tensorflow::CancellationToken token_ = 0;
 
   StarReply reply_ = {};
-  std::unique_ptr<CargoIn> cargo_;
+  std::unique_ptr<ValueDecoder> cargo_;
   bool taken_ = false;  // OnAlloc was called: not so for a reply without payload
   Status refused_;      // its result
   int registrations_ = 0;

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/addition_order.h"
 #include "cc/base/compat_session.h"
 #include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
-#include "cc/base/sums.h"
 #include "cc/graph/description.h"
 #include "cc/graph/operations.h"
 #include "cc/graph/reference_reads.h"
@@ -229,8 +229,9 @@ void DropUnreadHandles(Graph* graph) {
 // For sessions without calls.
 Status Narrow(Graph* graph, const DeviceSet& devices, tensorflow::DataType dtype) {
   if (dtype == tensorflow::DT_INVALID || devices.client_device() == nullptr) return OkStatus();
-  NarrowResult result;
-  const Status status = NarrowWire(graph, TaskOf(devices.client_device()->name()) + "/device:CPU:0", dtype, &result);
+  WireDtypeResult result;
+  const Status status =
+      ApplyWireDtype(graph, TaskOf(devices.client_device()->name()) + "/device:CPU:0", dtype, &result);
   const std::string text = TextOf(result, dtype);
   if (!text.empty()) LOG(INFO) << "starwire" + text;
   return status;
@@ -304,7 +305,7 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
     if (status.ok() && caller.style == StarStyle::kLite && !caller.is_function) {
       status = UncoupleCounters(graph, own + "/device:CPU:0", called, &result->counters);
     }
-    if (status.ok()) status = NarrowWire(graph, own + "/device:CPU:0", wire_dtype, &result->narrow);
+    if (status.ok()) status = ApplyWireDtype(graph, own + "/device:CPU:0", wire_dtype, &result->narrow);
     if (!status.ok()) {
       *touched = true;
       return status;

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "cc/base/compat.h"
-#include "cc/graph/narrow.h"
+#include "cc/graph/wire_dtype.h"
 #include "cc/star/rows.h"
 #include "cc/star/switch.h"
 #include "tensorflow/core/common_runtime/device_set.h"
@@ -22,7 +22,7 @@ struct StarResult {
   RowsResult rows;
   // That wait for no other server (cc/star/counters.h).
   size_t counters = 0;
-  NarrowResult narrow;
+  WireDtypeResult narrow;
   // How its calls were split; empty: as within one host.
   std::string path;
 };
@@ -36,8 +36,8 @@ struct StarCaller {
   bool is_function = false;
 };
 
-// Splits a graph that is placed and not yet partitioned; `library` may be null. `wire_dtype`: as cc/graph/narrow.h. If
-// it fails with *touched false, the graph is unchanged and can be run.
+// Splits a graph that is placed and not yet partitioned; `library` may be null. `wire_dtype`: as cc/graph/wire_dtype.h.
+// If it fails with *touched false, the graph is unchanged and can be run.
 Status StarGraph(tensorflow::Graph* graph, const tensorflow::DeviceSet& devices,
                  const tensorflow::FunctionLibraryDefinition* library, const StarCaller& caller,
                  tensorflow::DataType wire_dtype, StarResult* result, bool* touched);

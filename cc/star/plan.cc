@@ -34,7 +34,7 @@ Status CountHandles(const tensorflow::GraphDef& graph, size_t num_feeds, size_t*
 
 Status StarPlan::Compile(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
                          const tensorflow::GraphDef& graph, bool has_state, int threads, Census census,
-                         std::shared_ptr<ServerErrands> errands, StarPlan** out) {
+                         std::shared_ptr<ServerQueues> queues, StarPlan** out) {
   tensorflow::Device* device = nullptr;
   if (graph.node_size() > 0) {
     Status status = session->device_mgr()->LookupDevice(graph.node(0).device(), &device);
@@ -47,7 +47,7 @@ Status StarPlan::Compile(std::shared_ptr<tensorflow::WorkerSession> session, con
   StarPlan* plan = new StarPlan;
   plan->session_ = session;
   plan->census_ = std::move(census);
-  plan->errands_ = std::move(errands);
+  plan->queues_ = std::move(queues);
   plan->census_->fetch_add(1);
   // State that is found by name needs no kernel of the session.
   const auto owner = has_state ? KernelOwner::kSession : KernelOwner::kSubgraph;
@@ -73,8 +73,8 @@ StarPlan::~StarPlan() {
 }
 
 void StarPlan::Retire() {
-  const std::shared_ptr<ServerErrands> errands = errands_;
-  errands->slow.Run([this] { delete this; });
+  const std::shared_ptr<ServerQueues> queues = queues_;
+  queues->slow.Run([this] { delete this; });
 }
 
 }  // namespace starwire

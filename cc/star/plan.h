@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "cc/base/background_queue.h"
 #include "cc/base/compat.h"
-#include "cc/base/errands.h"
 #include "cc/executor/session_subgraph.h"
 #include "cc/star/object.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"
@@ -30,7 +30,7 @@ class StarPlan : public StarObject {
   // `graph` is placed on one CPU of `session`. `has_state`: see HasKernelState(); then the plan is for `handle` only.
   static Status Compile(std::shared_ptr<tensorflow::WorkerSession> session, const std::string& handle,
                         const tensorflow::GraphDef& graph, bool has_state, int threads, Census census,
-                        std::shared_ptr<ServerErrands> errands, StarPlan** out);
+                        std::shared_ptr<ServerQueues> queues, StarPlan** out);
 
   const SessionSubgraph& subgraph() const { return *subgraph_; }
   tensorflow::DeviceMgr* device_mgr() const { return session_->device_mgr(); }
@@ -51,7 +51,7 @@ class StarPlan : public StarObject {
   void Retire() override;
 
   Census census_;
-  std::shared_ptr<ServerErrands> errands_;
+  std::shared_ptr<ServerQueues> queues_;
   std::shared_ptr<tensorflow::WorkerSession> session_;
   std::unique_ptr<SessionSubgraph> subgraph_;
   size_t num_handles_ = 0;

@@ -246,7 +246,7 @@ Status StarRun::Answer() {
     if (stats_.ByteSizeLong() <= kMaxStats) stats = stats_.SerializeAsString();
   }
   std::vector<uint8_t> table;
-  CargoOut cargo;
+  ValueEncoder cargo;
   const Status status = cargo.Pack(values.data(), values.size(), &table);
   if (!status.ok()) return status;
   sw_star_outcome outcome = {};
@@ -303,7 +303,7 @@ void StarRun::Cancel() {
   cancelled_.store(true);
   // Cancelling wakes kernels: TensorFlow code of unknown length, not for a reactor.
   Ref();
-  service_->errands_->urgent.Run([this] {
+  service_->queues_->urgent.Run([this] {
     if (!over_.load() && cancellation_.has_value()) cancellation_->StartCancel();
     Unref();
   });

@@ -13,10 +13,10 @@
 #include "cc/base/compat.h"
 #include "cc/base/handles.h"
 #include "cc/executor/subgraph.h"
-#include "cc/star/cargo.h"
+#include "cc/star/call_codec.h"
 #include "cc/star/object.h"
 #include "cc/star/plan.h"
-#include "cc/star/wire.h"
+#include "cc/star/value_codec.h"
 #include "include/starwire.h"
 #include "tensorflow/core/common_runtime/step_stats_collector.h"
 #include "tensorflow/core/framework/cancellation.h"
@@ -66,7 +66,7 @@ class StarRun : public Step, public StarObject {
   const bool wants_trace_;
   const std::vector<StarKeep> keeps_;
   bool alone_ = false;  // on a reactor
-  CargoIn cargo_;
+  ValueDecoder cargo_;
   bool has_values_ = false;
   std::vector<StarValue> values_;  // of the cargo
   // What the slots hold, in their order; null: the slot is empty.

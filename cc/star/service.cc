@@ -61,10 +61,10 @@ sw_star_handlers StarService::Handlers() const {
 }
 
 void StarService::Start(std::shared_ptr<sw_engine> engine, const std::string& task,
-                        std::shared_ptr<ServerErrands> errands) {
+                        std::shared_ptr<ServerQueues> queues) {
   engine_ = std::move(engine);
   task_ = task;
-  errands_ = std::move(errands);
+  queues_ = std::move(queues);
   started_.store(true, std::memory_order_release);
 }
 
@@ -142,7 +142,7 @@ Status StarService::CompilePlan(const std::string& handle, sw_bytes bytes, sw_st
   if (!isolated && !has_state) session = env_->session_mgr->LegacySession();
   StarPlan* plan = nullptr;
   status = StarPlan::Compile(std::move(session), handle, graph, has_state, env_->compute_pool->NumThreads(),
-                             plans_alive_, errands_, &plan);
+                             plans_alive_, queues_, &plan);
   if (!status.ok()) return status;
   compiled->plan = InTable(plan);
   compiled->has_state = has_state ? 1 : 0;

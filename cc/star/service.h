@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "cc/base/background_queue.h"
 #include "cc/base/compat.h"
-#include "cc/base/errands.h"
 #include "cc/base/handles.h"
 #include "cc/star/handles.h"
 #include "cc/star/plan.h"
@@ -41,7 +41,7 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   // Without it, calls cannot name handles. It outlives Shutdown(). Call it before Start().
   void SetHandles(HandleSource* handles) { handles_ = handles; }
   // Results go to this engine; `task` is for messages. Calls wait for it.
-  void Start(std::shared_ptr<sw_engine> engine, const std::string& task, std::shared_ptr<ServerErrands> errands);
+  void Start(std::shared_ptr<sw_engine> engine, const std::string& task, std::shared_ptr<ServerQueues> queues);
 
   void SessionClosed(const std::string& handle) override;
   void AllCleanedUp() override;
@@ -76,7 +76,7 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   std::atomic<bool> started_{false};
   std::shared_ptr<sw_engine> engine_;
   std::string task_;
-  std::shared_ptr<ServerErrands> errands_;
+  std::shared_ptr<ServerQueues> queues_;
   StarPlan::Census plans_alive_ = std::make_shared<std::atomic<int64_t>>(0);
   // Calls and jobs.
   std::atomic<int64_t> running_{0};

@@ -9,8 +9,8 @@
 
 #include "cc/base/compat_tensor.h"
 #include "cc/base/guard.h"
+#include "cc/tensor/nonblocking_allocator.h"
 #include "cc/tensor/objects.h"
-#include "cc/tensor/prompt_allocator.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
 #include "tensorflow/core/framework/tensor.pb.h"
 #include "tensorflow/core/framework/tensor_shape.pb.h"
@@ -261,7 +261,7 @@ Status TensorReceiver::Prepare(sw_bytes meta, size_t n, const uint64_t* lens, Al
                      " announced");
   }
   if (MoreThanTheMachineHas(total)) return NoMemory(total, header_.dtype, header_.shape);
-  allocator = PromptAllocator(allocator, total);
+  allocator = NonblockingAllocator(allocator, total);
   if (allocator == nullptr) return NoMemory(total, header_.dtype, header_.shape);
   uint8_t* base = nullptr;
   if (header_.encoding == TensorEncoding::kNone) {

@@ -1,6 +1,6 @@
 #include "cc/worker/step_handles.h"
 
-#include "cc/base/errands.h"
+#include "cc/base/background_queue.h"
 
 namespace starwire {
 
@@ -73,7 +73,7 @@ void HandleBoard::Cancel(const Key& key, uint64_t number) {
     if (entry->second.waiting.empty() && entry->second.found == nullptr) entries_.erase(entry);
   }
   // This thread is cancelling, and the answer may end the step, which waits for that.
-  Errands::OfProcess()->Run(
+  BackgroundQueue::OfProcess()->Run(
       [waiting = std::move(waiting)] { Answer(waiting, MakeStatus(kCancelled, "the step was cancelled"), nullptr); });
 }
 

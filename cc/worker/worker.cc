@@ -109,21 +109,21 @@ void StarwireWorker::AbortSoon(int64_t step_id) {
     rendezvous->StartAbort(MakeStatus(kAborted, "Step " + std::to_string(step_id)));
     rendezvous->Unref();
   };
-  if (const auto runner = errands()) {
+  if (const auto runner = queues()) {
     runner->urgent.RunAfter(kDelay, std::move(end));
   } else {
     end();
   }
 }
 
-std::shared_ptr<ServerErrands> StarwireWorker::errands() {
+std::shared_ptr<ServerQueues> StarwireWorker::queues() {
   std::lock_guard<std::mutex> lock(mu_);
-  return errands_;
+  return queues_;
 }
 
-void StarwireWorker::SetErrands(std::shared_ptr<ServerErrands> errands) {
+void StarwireWorker::SetQueues(std::shared_ptr<ServerQueues> queues) {
   std::lock_guard<std::mutex> lock(mu_);
-  errands_ = std::move(errands);
+  queues_ = std::move(queues);
 }
 
 void StarwireWorker::RecvTensorProtoAsync(tensorflow::CallOptions* opts, const tensorflow::RecvTensorRequest* request,

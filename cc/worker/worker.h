@@ -5,8 +5,8 @@
 #include <memory>
 #include <mutex>
 
+#include "cc/base/background_queue.h"
 #include "cc/base/compat.h"
-#include "cc/base/errands.h"
 #include "cc/worker/hooks.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_worker_service.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
@@ -33,7 +33,7 @@ class StarwireWorker : public tensorflow::GrpcWorker {
   void CleanupAllAsync(const tensorflow::CleanupAllRequest* request, tensorflow::CleanupAllResponse* response,
                        tensorflow::StatusCallback done) override;
   // Runs deferred work.
-  void SetErrands(std::shared_ptr<ServerErrands> errands);
+  void SetQueues(std::shared_ptr<ServerQueues> queues);
   void SetSessionObserver(std::weak_ptr<SessionObserver> observer);
 
   void RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request, tensorflow::RegisterGraphResponse* response,
@@ -49,13 +49,13 @@ class StarwireWorker : public tensorflow::GrpcWorker {
 
  private:
   std::shared_ptr<SessionObserver> Observer();
-  std::shared_ptr<ServerErrands> errands();
+  std::shared_ptr<ServerQueues> queues();
   void AbortSoon(int64_t step_id);
 
   const std::unique_ptr<const GraphFeature> feature_;
   std::mutex mu_;
   std::weak_ptr<SessionObserver> observer_;
-  std::shared_ptr<ServerErrands> errands_;
+  std::shared_ptr<ServerQueues> queues_;
 };
 
 }  // namespace starwire

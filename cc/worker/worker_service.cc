@@ -134,16 +134,18 @@ struct WorkerService::TypedCall : WorkerService::ServedCall {
 };
 
 WorkerService::WorkerService(StarwireWorker* worker, tensorflow::WorkerEnv* env)
-    : worker_(worker), env_(env), leftovers_([this](const std::string& task, bool is_back, Leftovers::Life life) {
-        Drop(task, is_back, std::move(life));
+    : worker_(worker),
+      env_(env),
+      peer_sessions_([this](const std::string& task, bool is_back, PeerSessions::Registered registered) {
+        Drop(task, is_back, std::move(registered));
       }) {}
 
 WorkerService::~WorkerService() = default;
 
-void WorkerService::Start(std::shared_ptr<sw_engine> engine, std::shared_ptr<ServerErrands> errands) {
+void WorkerService::Start(std::shared_ptr<sw_engine> engine, std::shared_ptr<ServerQueues> queues) {
   engine_ = std::move(engine);
-  errands_ = std::move(errands);
-  leftovers_.SetPatience(std::chrono::seconds(sw_engine_session_idle_s(engine_.get())));
+  queues_ = std::move(queues);
+  peer_sessions_.SetIdleLimit(std::chrono::seconds(sw_engine_session_idle_s(engine_.get())));
 }
 
 WorkerService::Shard& WorkerService::ShardOf(sw_ticket ticket) { return shards_[TicketHash()(ticket) % kShards]; }
@@ -157,7 +159,7 @@ void WorkerService::Serve(const sw_call_request* request, Place place, Run run) 
     const Status parsed = call->Parse();
     call->body.reset();
     if (!parsed.ok()) {
-      self->Finish(call, self->leftovers_.Named(parsed, call->ticket.conn));
+      self->Finish(call, self->peer_sessions_.Named(parsed, call->ticket.conn));
       return;
     }
     if (call->cancelled.load()) {
@@ -183,13 +185,13 @@ void WorkerService::Serve(const sw_call_request* request, Place place, Run run) 
       case Place::kPool:
         env_->compute_pool->Schedule(std::move(work));
         break;
-      case Place::kErrand:
-        errands_->slow.Run(std::move(work));
+      case Place::kBackground:
+        queues_->slow.Run(std::move(work));
         break;
       case Place::kThread: {
         BlockingThreads::Work blocking = std::move(work);
         // The process may have no thread left; TensorFlow's own service uses the pool as well.
-        if (!errands_->eager.Run(&blocking)) env_->compute_pool->Schedule(std::move(blocking));
+        if (!queues_->eager.Run(&blocking)) env_->compute_pool->Schedule(std::move(blocking));
         break;
       }
     }
@@ -236,7 +238,7 @@ void WorkerService::Finish(const std::shared_ptr<ServedCall>& call, const Status
 void WorkerService::Cancel(const std::shared_ptr<ServedCall>& call) {
   call->cancelled.store(true);
   // Cancelling aborts rendezvous and wakes kernels: TensorFlow code of unknown length, not for a reactor.
-  errands_->urgent.Run([call] {
+  queues_->urgent.Run([call] {
     if (!call->finished.load()) call->opts.StartCancel();
   });
 }
@@ -254,14 +256,15 @@ void WorkerService::OnCancel(sw_ticket ticket) {
 }
 
 void WorkerService::OnPeerCame(uint64_t conn, sw_bytes task, uint64_t incarnation) {
-  leftovers_.PeerCame(conn, AsString(task), incarnation);
+  peer_sessions_.PeerConnected(conn, AsString(task), incarnation);
 }
 
-void WorkerService::OnPeerGone(uint64_t conn) { leftovers_.PeerGone(conn); }
+void WorkerService::OnPeerGone(uint64_t conn) { peer_sessions_.PeerDisconnected(conn); }
 
-void WorkerService::Drop(const std::string& task, bool is_back, Leftovers::Life life) {
+void WorkerService::Drop(const std::string& task, bool is_back, PeerSessions::Registered registered) {
   // As text: not every version of TensorFlow exports the functions that log numbers.
-  const std::string graphs = std::to_string(life.graphs.size()), sessions = std::to_string(life.sessions.size());
+  const std::string graphs = std::to_string(registered.graphs.size()),
+                    sessions = std::to_string(registered.sessions.size());
   if (is_back) {
     LOG(INFO) << "starwire: " + task + " was restarted: releasing " + graphs + " graphs and " + sessions +
                      " sessions of its previous incarnation";
@@ -270,9 +273,9 @@ void WorkerService::Drop(const std::string& task, bool is_back, Leftovers::Life 
                      sessions + " sessions";
   }
   running_.fetch_add(1, std::memory_order_relaxed);
-  // For the same reason as Place::kErrand.
-  errands_->slow.Run([self = shared_from_this(), life = std::move(life)] {
-    for (const auto& [handle, session] : life.graphs) {
+  // For the same reason as Place::kBackground.
+  queues_->slow.Run([self = shared_from_this(), registered = std::move(registered)] {
+    for (const auto& [handle, session] : registered.graphs) {
       tensorflow::DeregisterGraphRequest request;
       tensorflow::DeregisterGraphResponse response;
       request.set_graph_handle(handle);
@@ -281,7 +284,7 @@ void WorkerService::Drop(const std::string& task, bool is_back, Leftovers::Life 
       // Completes before it returns. A graph that is not found is already gone.
       self->worker_->DeregisterGraphAsync(&request, &response, [](const Status&) {});
     }
-    for (const std::string& session : life.sessions) {
+    for (const std::string& session : registered.sessions) {
       tensorflow::CallOptions options;
       tensorflow::DeleteWorkerSessionRequest request;
       tensorflow::DeleteWorkerSessionResponse response;
@@ -349,14 +352,14 @@ void WorkerService::OnCall(const sw_call_request* request) {
           request, Place::kPool, [this](StarwireWorker* worker, auto* call, StatusCallback done) {
             worker->CreateWorkerSessionAsync(
                 &call->request, &call->response, [this, call, done = std::move(done)](const Status& status) {
-                  if (status.ok()) leftovers_.SessionCreated(call->ticket.conn, call->request.session_handle());
+                  if (status.ok()) peer_sessions_.SessionCreated(call->ticket.conn, call->request.session_handle());
                   done(status);
                 });
           });
     case Method::kDeleteWorkerSession:
       return Serve<DeleteWorkerSessionRequest, DeleteWorkerSessionResponse>(
-          request, Place::kErrand, [this](StarwireWorker* worker, auto* call, StatusCallback done) {
-            leftovers_.SessionDeleted(call->ticket.conn, call->request.session_handle());
+          request, Place::kBackground, [this](StarwireWorker* worker, auto* call, StatusCallback done) {
+            peer_sessions_.SessionDeleted(call->ticket.conn, call->request.session_handle());
             worker->DeleteWorkerSessionAsync(&call->opts, &call->request, &call->response, std::move(done));
           });
     case Method::kRegisterGraph:
@@ -366,8 +369,8 @@ void WorkerService::OnCall(const sw_call_request* request) {
                 &call->request, &call->response, [this, call, done = std::move(done)](const Status& status) {
                   if (status.ok()) {
                     const auto& request = call->request;
-                    leftovers_.GraphRegistered(call->ticket.conn, call->response.graph_handle(),
-                                               request.session_handle(), request.create_worker_session_called());
+                    peer_sessions_.GraphRegistered(call->ticket.conn, call->response.graph_handle(),
+                                                   request.session_handle(), request.create_worker_session_called());
                   }
                   done(status);
                 });
@@ -375,7 +378,7 @@ void WorkerService::OnCall(const sw_call_request* request) {
     case Method::kDeregisterGraph:
       return Serve<DeregisterGraphRequest, DeregisterGraphResponse>(
           request, Place::kPool, [this](StarwireWorker* worker, auto* call, StatusCallback done) {
-            leftovers_.GraphDeregistered(call->ticket.conn, call->request.graph_handle());
+            peer_sessions_.GraphDeregistered(call->ticket.conn, call->request.graph_handle());
             worker->DeregisterGraphAsync(&call->request, &call->response, std::move(done));
           });
     case Method::kRunGraph: {

@@ -11,9 +11,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include "cc/base/background_queue.h"
 #include "cc/base/compat.h"
-#include "cc/base/errands.h"
-#include "cc/worker/leftovers.h"
+#include "cc/worker/peer_sessions.h"
 #include "cc/worker/worker.h"
 #include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/eager/eager_service_impl.h"
@@ -39,7 +39,7 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   }
 
   // Answers go to this engine.
-  void Start(std::shared_ptr<sw_engine> engine, std::shared_ptr<ServerErrands> errands);
+  void Start(std::shared_ptr<sw_engine> engine, std::shared_ptr<ServerQueues> queues);
 
   // The handlers of sw_handlers; reactor threads.
   void OnCall(const sw_call_request* request);
@@ -58,10 +58,10 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   struct TypedCall;
   // Where a method runs.
   enum class Place {
-    kReactor,  // at once on the reactor: short and never blocking
-    kPool,     // on TensorFlow's compute pool
-    kErrand,   // on the thread for slow errands: waits for work on the compute pool
-    kThread,   // on a thread of its own: may wait for anything
+    kReactor,     // at once on the reactor: short and never blocking
+    kPool,        // on TensorFlow's compute pool
+    kBackground,  // on the thread for slow queues: waits for work on the compute pool
+    kThread,      // on a thread of its own: may wait for anything
   };
   static constexpr size_t kShards = 16;
   struct TicketHash {
@@ -92,17 +92,17 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   void Finish(const std::shared_ptr<ServedCall>& call, const Status& status);
   void Cancel(const std::shared_ptr<ServedCall>& call);
   // Releases state that nothing can use any more.
-  void Drop(const std::string& task, bool is_back, Leftovers::Life life);
+  void Drop(const std::string& task, bool is_back, PeerSessions::Registered registered);
 
   StarwireWorker* const worker_;
   tensorflow::WorkerEnv* const env_;
   tensorflow::eager::EagerServiceImpl* eager_ = nullptr;
   Prepare prepare_;
   std::shared_ptr<sw_engine> engine_;
-  std::shared_ptr<ServerErrands> errands_;
+  std::shared_ptr<ServerQueues> queues_;
   std::atomic<int64_t> running_{0};
   std::array<Shard, kShards> shards_;
-  Leftovers leftovers_;
+  PeerSessions peer_sessions_;
 };
 
 }  // namespace starwire

@@ -9,8 +9,8 @@
 
 #include "cc/base/status_codec.h"
 #include "cc/fuse/ops.h"
-#include "cc/star/cargo.h"
-#include "cc/star/wire.h"
+#include "cc/star/value_codec.h"
+#include "cc/star/call_codec.h"
 #include "cc/tensor/codec.h"
 #include "cc/tensor/fused.h"
 #include "cc/tensor/objects.h"
@@ -66,7 +66,7 @@ void Reply(sw_bytes input) {
   if (!Cut(input, &meta, &payload) || !DecodeStarReply(meta, &reply).ok()) return;
   const uint64_t len = payload.len;
   void* buffer = nullptr;
-  CargoIn cargo;
+  ValueDecoder cargo;
   const size_t parts = payload.len == 0 ? 0 : 1;
   if (!cargo.Prepare(Rest(meta, reply.table), parts, &len, reply.stats_bytes, Host(), &buffer).ok()) return;
   if (parts != 0) std::memcpy(buffer, payload.data, payload.len);
@@ -82,7 +82,7 @@ void Call(sw_bytes input) {
   void* body = std::aligned_alloc(64, (payload.len + 64) & ~size_t{63});
   std::memcpy(body, payload.data, payload.len);
   const sw_part part = {body, payload.len};
-  CargoIn cargo;
+  ValueDecoder cargo;
   if (!cargo.Adopt(table, &part, payload.len == 0 ? 0 : 1, body, &std::free).ok()) return;
   std::vector<StarValue> values;
   if (!cargo.Finish(Host(), &values).ok()) return;

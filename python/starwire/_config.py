@@ -7,7 +7,7 @@ _FIELD = 201
 _TENSOR_FUSE = {True: b"\xc8\x0c\x01", False: b"\xc8\x0c\x00"}
 # A device type that does not exist; the server looks for it (cc/star/switch.cc).
 _STAR = "STARWIRE_STAR"
-# The same (cc/graph/narrow.cc).
+# The same (cc/graph/wire_dtype.cc).
 _WIRE_DTYPE = "STARWIRE_WIRE_DTYPE"
 
 

@@ -10,7 +10,9 @@ use super::handle::{self, array, borrow, numbered, other_structs, require};
 use super::types::sw_code;
 use starwire_engine::config::{Config, ProcessEnv};
 use starwire_executor::arena::Arena;
-use starwire_executor::{CONTROL, Call, Edge, Executor, Helper, Kernels, Node, Outcome, Plan, Run, RunRef, Task, kind};
+use starwire_executor::{
+    CONTROL, Call, Edge, Executor, Helper, KernelResult, Kernels, Node, Plan, Run, RunRef, Task, kind,
+};
 use starwire_protocol::code;
 
 /// The node's kernel ends through sw_run_report, on any thread.
@@ -35,7 +37,7 @@ pub enum sw_outcome {
 }
 
 /// In the order of sw_outcome.
-const OUTCOMES: [Outcome; 3] = [Outcome::Done, Outcome::Pending, Outcome::Failed];
+const KERNEL_RESULTS: [KernelResult; 3] = [KernelResult::Done, KernelResult::Pending, KernelResult::Failed];
 
 /// For sw_run_go: gives no work to other threads.
 pub const SW_EXEC_ALONE: u32 = 1;
@@ -220,13 +222,13 @@ impl Kernels for Foreign {
         scratch
     }
 
-    fn run(&self, call: Call<'_, Self>) -> Outcome {
+    fn run(&self, call: Call<'_, Self>) -> KernelResult {
         let task = std::ptr::from_ref(call.task).cast::<sw_task>();
         let run = if call.asynchronous { lend(call.run().clone()) } else { std::ptr::null_mut() };
         // SAFETY: the contract of sw_kernels; Task and sw_task are the same.
         let outcome = unsafe { (self.run)(call.scratch.pointer(), run, task, call.lane) };
-        let outcome = numbered(&OUTCOMES, outcome).unwrap_or(Outcome::Failed);
-        if call.asynchronous && !matches!(outcome, Outcome::Pending) {
+        let outcome = numbered(&KERNEL_RESULTS, outcome).unwrap_or(KernelResult::Failed);
+        if call.asynchronous && !matches!(outcome, KernelResult::Pending) {
             // SAFETY: from `lend` above; there will be no report.
             drop(unsafe { reference(run) });
         }

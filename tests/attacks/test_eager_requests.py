@@ -6,7 +6,7 @@ import client
 import protobuf
 
 ENQUEUE, RUN_COMPONENT_FUNCTION = 20, 21
-MOST_THREADS = 128  # cc/base/errands.h
+MOST_THREADS = 128  # cc/base/background_queue.h
 HUGE = protobuf.tensor(protobuf.FLOAT, (1 << 27,), protobuf.one_float())
 EMPTY_VARIANT = protobuf.variant("tensorflow::Tensor")
 

@@ -93,7 +93,7 @@ $(foreach source,$(SANITIZED_SOURCES),$(eval $(call SANITIZED_RULE,$(source))))
 
 # The fuzz target: the code that reads peers' bytes is compiled for coverage and sanitizers (FUZZ_SECONDS; FINDINGS: a folder).
 FUZZED_OUT := $(FOLDER)/fuzzed
-FUZZED_SOURCES := $(wildcard cc/tensor/*.cc) cc/star/cargo.cc cc/star/wire.cc cc/base/status_codec.cc fuzz/decoders/target.cc
+FUZZED_SOURCES := $(wildcard cc/tensor/*.cc) cc/star/value_codec.cc cc/star/call_codec.cc cc/base/status_codec.cc fuzz/decoders/target.cc
 FUZZED_OBJECTS := $(foreach source,$(FUZZED_SOURCES),$(FUZZED_OUT)/$(subst /,-,$(source:.cc=.o)))
 FUZZ_SECONDS ?= 60
 FINDINGS ?= target/fuzz/findings

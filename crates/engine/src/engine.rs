@@ -18,7 +18,7 @@ use crate::command::{Command, Meta};
 use crate::config::{
     Config, DriverChoice, Env, HostPort, Identity, Ports, Running, Shortcut, TransportChoice, is_loopback,
 };
-use crate::control::{Behind, ControlService, Limits};
+use crate::control::{Behind, ControlService, HttpLimits};
 use crate::error::EngineError;
 use crate::lending::Unreadable;
 use crate::log_limiter::LogLimiter;
@@ -113,7 +113,7 @@ impl<H: Host> Engine<H> {
         });
         let guard = tls_link::guard(&shared);
         let access = shared.config.control;
-        let control = ControlService::in_front(behind, guard, Arc::new(view), access, Limits::default());
+        let control = ControlService::in_front(behind, guard, Arc::new(view), access, HttpLimits::default());
         let _ = shared.control.set(control);
         let threads = reactors.go(&shared, listeners)?;
         let engine = Arc::new(Self {

@@ -17,7 +17,7 @@ use starwire_engine::control::proto::health::health_client::HealthClient;
 use starwire_engine::control::proto::health::{HealthCheckRequest, HealthCheckResponse};
 use starwire_engine::control::proto::starwire as pb;
 use starwire_engine::control::proto::starwire::control_client::ControlClient;
-use starwire_engine::control::{ControlAccess, ControlError, ControlService, ControlState, Limits, ServerFacts};
+use starwire_engine::control::{ControlAccess, ControlError, ControlService, ControlState, HttpLimits, ServerFacts};
 use starwire_engine::metrics::{ConnectionFacts, Connections, Direction, Metrics, PeerFacts, Sample, State};
 use starwire_net::reactor::topology::Topology;
 use tonic::transport::{Channel, Endpoint};
@@ -377,7 +377,7 @@ fn grpc_for_a_foreign_name_is_refused() {
 
 #[test]
 fn the_oldest_connection_makes_way_for_a_newcomer() {
-    let limits = Limits { local: 2, ..Limits::default() };
+    let limits = HttpLimits { local: 2, ..HttpLimits::default() };
     let door = Door::open(ControlService::with_limits(fake(), ControlAccess::Everybody, limits));
     let mut held: Vec<TcpStream> = (0..2).map(|_| door.connect()).collect();
     for stream in &mut held {
@@ -407,7 +407,7 @@ fn idle_clients_that_answer_pings_do_not_starve_others() {
             }
             held.push(channel);
         }
-        assert!(door.service.connections() <= Limits::default().local + 2, "{}", door.service.connections());
+        assert!(door.service.connections() <= HttpLimits::default().local + 2, "{}", door.service.connections());
         for path in ["/healthz", "/metrics"].repeat(15) {
             let address = door.address;
             let answer = tokio::task::spawn_blocking(move || get(address, path)).await.unwrap();
@@ -418,7 +418,7 @@ fn idle_clients_that_answer_pings_do_not_starve_others() {
 
 #[test]
 fn an_idle_client_that_answers_pings_is_disconnected() {
-    let limits = Limits { idle: Duration::from_secs(2), ..Limits::default() };
+    let limits = HttpLimits { idle: Duration::from_secs(2), ..HttpLimits::default() };
     let door = Door::open(ControlService::with_limits(fake(), ControlAccess::Everybody, limits));
     run(async {
         let mut busy = HealthClient::new(door.channel().await);
@@ -443,7 +443,7 @@ fn an_idle_client_that_answers_pings_is_disconnected() {
 
 #[test]
 fn silence_ends_a_connection_but_not_a_watch() {
-    let limits = Limits { idle: Duration::from_secs(1), pong: PATIENCE, ..Limits::default() };
+    let limits = HttpLimits { idle: Duration::from_secs(1), pong: PATIENCE, ..HttpLimits::default() };
     let door = Door::open(ControlService::with_limits(fake(), ControlAccess::Everybody, limits));
     // One stops within the header, the other after a request.
     let mut within = door.connect();

@@ -28,4 +28,4 @@ pub mod sync;
 
 pub use arena::RunRef;
 pub use plan::{CONTROL, Edge, Node, Plan, PlanError, Task, kind};
-pub use run::{Call, Executor, Helper, Kernels, Outcome, Run};
+pub use run::{Call, Executor, Helper, KernelResult, Kernels, Run};

@@ -24,7 +24,7 @@ pub trait Kernels: Send + Sync + Sized {
 
     /// Runs one kernel and then releases `call.released()`, even if the kernel failed. For an asynchronous kernel in
     /// flight, the report ([`RunRef::report`]) marks the end of the call instead, and comes exactly once.
-    fn run(&self, call: Call<'_, Self>) -> Outcome;
+    fn run(&self, call: Call<'_, Self>) -> KernelResult;
 
     /// No node reads the slot any more in this run. It may be empty.
     fn release(&self, scratch: &Self::Scratch, slot: u32);
@@ -40,7 +40,7 @@ pub trait Kernels: Send + Sync + Sized {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum KernelResult {
     Done,
     /// The report will follow. Asynchronous kernels only.
     Pending,
@@ -165,15 +165,15 @@ impl<K: Kernels> Run<K> {
         let scratch = &self.0.scratch;
         let turn = |task| kernels.run(Call { scratch, plan, task, lane: 0, asynchronous: false, run: &self.0 });
         let done = if measured {
-            plan.ordered.iter().all(|task| timed(plan, task.node, || turn(task)) == Outcome::Done)
+            plan.ordered.iter().all(|task| timed(plan, task.node, || turn(task)) == KernelResult::Done)
         } else {
-            plan.ordered.iter().all(|task| turn(task) == Outcome::Done)
+            plan.ordered.iter().all(|task| turn(task) == KernelResult::Done)
         };
         kernels.finished(scratch, !done);
     }
 }
 
-fn timed(plan: &Plan, node: u32, turn: impl FnOnce() -> Outcome) -> Outcome {
+fn timed(plan: &Plan, node: u32, turn: impl FnOnce() -> KernelResult) -> KernelResult {
     if plan.nodes[node as usize].kind & (kind::CHEAP | kind::ASYNC) != 0 {
         return turn();
     }
@@ -315,9 +315,9 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
             return self.passed(node, false);
         }
         match self.run_kernel(&at, node) {
-            Outcome::Done => self.passed(node, true),
-            Outcome::Pending => {}
-            Outcome::Failed => {
+            KernelResult::Done => self.passed(node, true),
+            KernelResult::Pending => {}
+            KernelResult::Failed => {
                 self.arena.failed.store(true, Ordering::Relaxed);
                 self.passed(node, true);
             }
@@ -325,7 +325,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
     }
 
     /// `Pending` if the report will continue the run.
-    fn run_kernel(&self, at: &Compiled, node: u32) -> Outcome {
+    fn run_kernel(&self, at: &Compiled, node: u32) -> KernelResult {
         let Lane { arena, plan, kernels, .. } = *self;
         for &slot in plan.sources_of(node) {
             if plan.readers[slot as usize] > 1 && arena.readers[slot as usize].load(Ordering::Acquire) == 1 {
@@ -342,16 +342,16 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
         let turn = || kernels.run(call);
         let outcome = if self.measured { timed(plan, node, turn) } else { turn() };
         match (outcome, report) {
-            (Outcome::Pending, Some(report)) => match report.started() {
-                true if self.failed() => Outcome::Failed,
+            (KernelResult::Pending, Some(report)) => match report.started() {
+                true if self.failed() => KernelResult::Failed,
                 true => {
                     mark!("a kernel reports before its call returns");
-                    Outcome::Done
+                    KernelResult::Done
                 }
-                false => Outcome::Pending,
+                false => KernelResult::Pending,
             },
             // A synchronous kernel may not report.
-            (Outcome::Pending, None) => Outcome::Failed,
+            (KernelResult::Pending, None) => KernelResult::Failed,
             (outcome, _) => outcome,
         }
     }

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
-use starwire_executor::{CONTROL, Call, Edge, Executor, Helper, Kernels, Node, Outcome, Plan, RunRef, kind};
+use starwire_executor::{CONTROL, Call, Edge, Executor, Helper, KernelResult, Kernels, Node, Plan, RunRef, kind};
 
 struct Counting;
 
@@ -54,10 +54,10 @@ impl Kernels for Rig {
 
     fn open(&self) {}
 
-    fn run(&self, call: Call<'_, Self>) -> Outcome {
+    fn run(&self, call: Call<'_, Self>) -> KernelResult {
         if call.asynchronous {
             assert!(self.threads.push(Work::Report(call.run().clone(), call.task.node)).is_ok());
-            return Outcome::Pending;
+            return KernelResult::Pending;
         }
         if call.plan.costs().is_expensive(call.task.node) {
             if self.busy.fetch_add(1, SeqCst) == 1 {
@@ -66,7 +66,7 @@ impl Kernels for Rig {
             thread::sleep(Duration::from_micros(200));
             self.busy.fetch_sub(1, SeqCst);
         }
-        Outcome::Done
+        KernelResult::Done
     }
 
     fn release(&self, _: &(), _: u32) {}

@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::flow::{Flow, Step};
+use super::flow::{Flow, Visit};
 use super::graph::{Class, Edge, Graph, index};
 use super::placement::{Place, Placement, Reason};
 use super::roots::{Roots, may_change};
@@ -44,7 +44,7 @@ impl<'a> Aliases<'a> {
         loop {
             let mut changed = false;
             for step in &flow.order {
-                let Step::Node(node) = *step else { continue };
+                let Visit::Node(node) = *step else { continue };
                 let mut owners: BTreeSet<Owner> = graph.ins(node).flat_map(|edge| all.carried(edge)).collect();
                 if owners.len() > MOST {
                     owners = BTreeSet::from([Owner::Any(graph.node(node).task)]);

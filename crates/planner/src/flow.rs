@@ -11,14 +11,14 @@ pub type FrameId = u32;
 pub const ROOT: FrameId = 0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum Visit {
     Node(u32),
     /// Every node of the frame, and of the frames nested in it, has run.
     End(FrameId),
 }
 
 pub struct Flow {
-    pub order: Vec<Step>,
+    pub order: Vec<Visit>,
     /// By frame: the one that it is in.
     pub parents: Vec<FrameId>,
     /// By node: the frame that it runs in (Enter: the outer one).
@@ -54,7 +54,7 @@ impl Flow {
     fn find_frames(&mut self, graph: &Graph) -> Result<(), PlanError> {
         let mut entered = std::collections::HashMap::new();
         for at in 0..self.order.len() {
-            let Step::Node(node) = self.order[at] else { continue };
+            let Visit::Node(node) = self.order[at] else { continue };
             let mut inputs = forward_ins(graph, node).map(|edge| self.outputs(edge.src));
             let frame = inputs.next().unwrap_or(ROOT);
             if inputs.any(|other| other != frame) {
@@ -99,7 +99,7 @@ pub fn forward_ins<'a>(graph: &'a Graph, node: u32) -> impl Iterator<Item = &'a 
 
 /// Kahn's algorithm. With `parents`: every node comes before the end of the frame that its outputs are in, and every
 /// frame ends before its parent does and before its own exits.
-fn sort(graph: &Graph, parents: &[FrameId], outputs: &[FrameId]) -> Result<Vec<Step>, PlanError> {
+fn sort(graph: &Graph, parents: &[FrameId], outputs: &[FrameId]) -> Result<Vec<Visit>, PlanError> {
     let inner = |frame: FrameId| frame != ROOT && !parents.is_empty();
     let mut waits: Vec<u32> = graph.ids().map(|node| number(forward_ins(graph, node).count())).collect();
     let mut end_waits = vec![0u32; parents.len()];
@@ -122,32 +122,32 @@ fn sort(graph: &Graph, parents: &[FrameId], outputs: &[FrameId]) -> Result<Vec<S
             end_waits[index(*parent)] += 1;
         }
     }
-    let mut order: Vec<Step> = Vec::with_capacity(graph.len() + parents.len());
-    order.extend(graph.ids().filter(|node| waits[index(*node)] == 0).map(Step::Node));
+    let mut order: Vec<Visit> = Vec::with_capacity(graph.len() + parents.len());
+    order.extend(graph.ids().filter(|node| waits[index(*node)] == 0).map(Visit::Node));
     let mut at = 0;
     while at < order.len() {
         let (ready_nodes, frame): (&mut dyn Iterator<Item = u32>, FrameId) = match order[at] {
-            Step::Node(node) => {
+            Visit::Node(node) => {
                 let frame = outputs.get(index(node)).copied().unwrap_or(ROOT);
                 (&mut graph.outs(node).filter(|edge| !is_back_edge(graph, edge)).map(|edge| edge.dst), frame)
             }
-            Step::End(frame) => (&mut exits[index(frame)].iter().copied(), parents[index(frame)]),
+            Visit::End(frame) => (&mut exits[index(frame)].iter().copied(), parents[index(frame)]),
         };
         for node in ready_nodes {
             waits[index(node)] -= 1;
             if waits[index(node)] == 0 {
-                order.push(Step::Node(node));
+                order.push(Visit::Node(node));
             }
         }
         if inner(frame) {
             end_waits[index(frame)] -= 1;
             if end_waits[index(frame)] == 0 {
-                order.push(Step::End(frame));
+                order.push(Visit::End(frame));
             }
         }
         at += 1;
     }
-    let nodes = order.iter().filter(|step| matches!(step, Step::Node(_))).count();
+    let nodes = order.iter().filter(|step| matches!(step, Visit::Node(_))).count();
     if nodes == graph.len() {
         return Ok(order);
     }
@@ -192,9 +192,9 @@ mod tests {
         let kinds = [Enter, Merge, LoopCond, Switch, Exit, Plain, NextIteration, Plain];
         let edges = [(0, 1), (6, 1), (1, 2), (2, 3), (1, 3), (3, 4), (3, 5), (5, 6), (4, 7)];
         let flow = Flow::of(&graph(&kinds, &edges)).unwrap();
-        let place = |step: Step| flow.order.iter().position(|s| *s == step).unwrap();
-        assert!(place(Step::Node(6)) < place(Step::End(1)));
-        assert!(place(Step::End(1)) < place(Step::Node(4)));
+        let place = |step: Visit| flow.order.iter().position(|s| *s == step).unwrap();
+        assert!(place(Visit::Node(6)) < place(Visit::End(1)));
+        assert!(place(Visit::End(1)) < place(Visit::Node(4)));
         assert_eq!((flow.inside(0), flow.outputs(0), flow.inside(5)), (ROOT, 1, 1));
         assert_eq!((flow.inside(4), flow.outputs(4), flow.inside(7)), (1, ROOT, ROOT));
     }

@@ -29,14 +29,14 @@
 //! Among the items that could be grouped correctly, sorted by when they are ready (an estimate: costs and sizes where
 //! the caller knows them, else a constant per node), a group grows as long as
 //!
-//! * the total waiting that it causes does not exceed the messages that it saves, counted as [`Limits::message_us`]
+//! * the total waiting that it causes does not exceed the messages that it saves, counted as [`FuseLimits::message_us`]
 //!   each;
-//! * no item waits longer than [`Limits::wait_us`];
-//! * it stays within [`Limits::group_bytes`] and [`Limits::group_items`].
+//! * no item waits longer than [`FuseLimits::wait_us`];
+//! * it stays within [`FuseLimits::group_bytes`] and [`FuseLimits::group_items`].
 //!
-//! A small item would also wait for a large one's bytes, so items are separated by size: up to [`Limits::small_bytes`]
-//! (with the control items); up to [`Limits::large_bytes`]; unknown. Larger ones travel alone: one more message is
-//! nothing against their bytes.
+//! A small item would also wait for a large one's bytes, so items are separated by size: up to
+//! [`FuseLimits::small_bytes`] (with the control items); up to [`FuseLimits::large_bytes`]; unknown. Larger ones travel
+//! alone: one more message is nothing against their bytes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -50,7 +50,7 @@ use super::sets::SetId;
 
 /// Cost model and bounds for grouping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct FuseLimits {
     /// Cost of a message, both ends together.
     pub message_us: u32,
     /// Transfer rate.
@@ -65,8 +65,8 @@ pub struct Limits {
     pub group_items: u32,
 }
 
-impl Limits {
-    /// Limits without a variable have their value, those with one (see the engine's configuration) are zero.
+impl FuseLimits {
+    /// FuseLimits without a variable have their value, those with one (see the engine's configuration) are zero.
     pub const FIXED: Self = Self {
         message_us: 0,
         bytes_per_us: 1_000,
@@ -134,7 +134,7 @@ pub struct FusePlan {
     pub groups: Vec<Group>,
 }
 
-pub fn plan(graph: &Graph, limits: &Limits) -> Result<FusePlan, PlanError> {
+pub fn plan(graph: &Graph, limits: &FuseLimits) -> Result<FusePlan, PlanError> {
     let mut items = items(graph);
     let mut groups = Vec::new();
     if items.len() > 1 {
@@ -220,7 +220,7 @@ fn items(graph: &Graph) -> Vec<Item> {
 /// The items that could be grouped, by common properties, in order of their first items. The others get their reason.
 fn families(
     graph: &Graph,
-    limits: &Limits,
+    limits: &FuseLimits,
     flow: &Flow,
     predicates: &Predicates,
     schedule: &Schedule,
@@ -295,7 +295,7 @@ fn barred(graph: &Graph, edge: &Edge, looping: bool) -> Option<Reason> {
 }
 
 /// Cuts a time-ordered family into groups that are worthwhile.
-fn split(limits: &Limits, members: &[Member], mut group: impl FnMut(&[Member])) {
+fn split(limits: &FuseLimits, members: &[Member], mut group: impl FnMut(&[Member])) {
     let (mut begin, mut waited, mut bytes) = (0, 0u64, 0u64);
     for (at, member) in members.iter().enumerate() {
         let size = at - begin;

@@ -2,7 +2,7 @@
 //! of the star planners.
 
 use super::classes::{ClassId, Classes};
-use super::flow::{Flow, ROOT, Step};
+use super::flow::{Flow, ROOT, Visit};
 use super::graph::{Class, Edge, Graph, Kind, index};
 use super::loops::Loops;
 use super::predicates::Predicates;
@@ -106,7 +106,7 @@ impl<'a> Placement<'a> {
         let mut all =
             Self { places: vec![Place::Stays; graph.len()], roots, fetched: Vec::new(), classes: classes.of.clone() };
         for step in &flow.order {
-            let Step::Node(node) = *step else { continue };
+            let Visit::Node(node) = *step else { continue };
             if roles.is_server(graph.node(node).task) {
                 let place = match left[index(node)] {
                     Some(reason) => Place::Left(reason),
@@ -179,7 +179,7 @@ impl<'a> Placement<'a> {
     /// worker joins the work of several servers.
     fn keep_with_consumers(&mut self, graph: &Graph, flow: &Flow, loops: &Loops, classes: &Classes) {
         for step in flow.order.iter().rev() {
-            let Step::Node(node) = *step else { continue };
+            let Visit::Node(node) = *step else { continue };
             let Some(first) = graph.outs(node).next() else { continue };
             let (own, class) = (self.class(node), self.class(first.dst));
             let kin = |node: u32| self.place(node) == Place::Called && self.class(node) == class;
@@ -212,7 +212,7 @@ impl<'a> Placement<'a> {
     /// from the worker go back.
     fn wait_on_worker(&mut self, graph: &Graph, flow: &Flow, loops: &Loops, roles: &Roles) {
         for step in flow.order.iter().rev() {
-            let Step::Node(node) = *step else { continue };
+            let Visit::Node(node) = *step else { continue };
             if self.place(node) != Place::Called || !is_no_op(graph, flow, loops, node) {
                 continue;
             }

@@ -12,7 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::flow::{Flow, FrameId, ROOT, Step, forward_ins, is_header};
+use super::flow::{Flow, FrameId, ROOT, Visit, forward_ins, is_header};
 use super::graph::{Edge, Graph, Kind, index};
 use super::sets::{SetId, Sets};
 
@@ -68,7 +68,7 @@ impl Predicates {
         let mut sources = Sources::new(graph);
         for step in &flow.order {
             match *step {
-                Step::Node(node) => {
+                Visit::Node(node) => {
                     let set = all.node_set(graph, flow, &loops, node);
                     all.nodes[index(node)] = set;
                     all.add_branches(graph, &sources, node);
@@ -83,7 +83,7 @@ impl Predicates {
                         _ => {}
                     }
                 }
-                Step::End(frame) => {
+                Visit::End(frame) => {
                     let form = all.usual_form(&loops[index(frame)]);
                     // What an Enter gives to the first iteration only is for the loop's headers.
                     let once = |enter: &&u32| !graph.node(**enter).invariant;

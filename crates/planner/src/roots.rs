@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::flow::{Flow, Step, forward_ins, is_header};
+use super::flow::{Flow, Visit, forward_ins, is_header};
 use super::graph::{Class, Edge, Graph, Kind, index};
 
 pub struct Roots {
@@ -25,7 +25,7 @@ impl Roots {
         let same = graph.ids().map(same).collect();
         let mut all = Self { of: vec![None; graph.len()], switches, same };
         for step in &flow.order {
-            if let Step::Node(node) = *step {
+            if let Visit::Node(node) = *step {
                 all.of[index(node)] = all.find(graph, node);
             }
         }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use super::aliases::Aliases;
 use super::classes::ClassId;
-use super::flow::{Flow, Step, forward_ins};
+use super::flow::{Flow, Visit, forward_ins};
 use super::graph::{Edge, Graph, Kind, index};
 use super::parts::is_shared;
 use super::placement::{Place, Placement, is_reference};
@@ -67,7 +67,7 @@ impl<'a> Rounds<'a> {
     fn sink(&self, mut rounds: Vec<u32>) -> Vec<u32> {
         let reads = Reads::new(self.graph, self.placement, self.aliases);
         for step in self.flow.order.iter().rev() {
-            let Step::Node(node) = *step else { continue };
+            let Visit::Node(node) = *step else { continue };
             if let Some(later) = self.where_needed(&rounds, &reads, node) {
                 rounds[index(node)] = later;
             }
@@ -85,7 +85,7 @@ impl<'a> Rounds<'a> {
         let mut ends = vec![0; self.flow.parents.len()];
         for step in &self.flow.order {
             let (round, frame) = match *step {
-                Step::Node(node) => {
+                Visit::Node(node) => {
                     let mut earliest = u32::from(self.is_called(node));
                     if self.graph.node(node).kind == Kind::Exit {
                         earliest = earliest.max(ends[index(self.flow.inside(node))]);
@@ -98,7 +98,7 @@ impl<'a> Rounds<'a> {
                     rounds[index(node)] = choose(node, earliest);
                     (rounds[index(node)], self.flow.outputs(node))
                 }
-                Step::End(frame) => (ends[index(frame)], self.flow.parents[index(frame)]),
+                Visit::End(frame) => (ends[index(frame)], self.flow.parents[index(frame)]),
             };
             ends[index(frame)] = ends[index(frame)].max(round);
         }
@@ -111,7 +111,7 @@ impl<'a> Rounds<'a> {
         let mut ends = vec![last; self.flow.parents.len()];
         for step in self.flow.order.iter().rev() {
             match *step {
-                Step::Node(node) => {
+                Visit::Node(node) => {
                     let mut latest = ends[index(self.flow.outputs(node))];
                     for edge in self.graph.outs(node) {
                         let back = self.graph.node(node).kind == Kind::NextIteration;
@@ -125,7 +125,7 @@ impl<'a> Rounds<'a> {
                         *end = (*end).min(latest);
                     }
                 }
-                Step::End(frame) => {
+                Visit::End(frame) => {
                     let parent = ends[index(self.flow.parents[index(frame)])];
                     ends[index(frame)] = ends[index(frame)].min(parent);
                 }

@@ -1,7 +1,7 @@
 //! When things happen, as far as the graph tells: levels, estimated times, and which nodes may wait for something
 //! outside the graph.
 
-use super::flow::{Flow, FrameId, ROOT, Step, forward_ins};
+use super::flow::{Flow, FrameId, ROOT, Visit, forward_ins};
 use super::graph::{Class, Edge, Graph, Kind, index};
 use super::sets::{SetId, Sets};
 
@@ -52,7 +52,7 @@ impl Schedule {
         let mut sets = Sets::new(Blocker::All);
         for step in &flow.order {
             let (moment, frame) = match *step {
-                Step::Node(node) => {
+                Visit::Node(node) => {
                     let it = graph.node(node);
                     let mut moment = start;
                     if flow.outputs(node) != flow.inside(node) && it.kind == Kind::Exit {
@@ -76,7 +76,7 @@ impl Schedule {
                     moments[index(node)] = moment;
                     (moment, flow.outputs(node))
                 }
-                Step::End(frame) => {
+                Visit::End(frame) => {
                     let parent = flow.parents[index(frame)];
                     blocking[index(parent)] |= blocking[index(frame)];
                     (ends[index(frame)], parent)
@@ -108,7 +108,7 @@ impl Schedule {
 /// input pipeline, for example.
 fn keep_company(graph: &Graph, flow: &Flow, sets: &mut Sets<Blocker>, moments: &mut [Moment]) {
     for step in flow.order.iter().rev() {
-        let Step::Node(node) = *step else { continue };
+        let Visit::Node(node) = *step else { continue };
         if has_effects(graph, node) {
             continue;
         }

@@ -19,7 +19,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::aliases::{Aliases, Owner};
-use super::flow::{Flow, ROOT, Step, forward_ins};
+use super::flow::{Flow, ROOT, Visit, forward_ins};
 use super::graph::{Class, Edge, Graph, Kind, Memory, Node, PlanError, index, number};
 use super::placement::{Roles, is_reference};
 use super::predicates::Predicates;
@@ -176,7 +176,7 @@ impl Ready {
         let mut ends = vec![Moment::default(); flow.parents.len()];
         for (place, step) in (0..).zip(&flow.order) {
             let (moment, frame) = match *step {
-                Step::Node(node) => {
+                Visit::Node(node) => {
                     let mut moment = Moment::default();
                     if graph.node(node).kind == Kind::Exit {
                         moment = ends[index(flow.inside(node))];
@@ -188,7 +188,7 @@ impl Ready {
                     all.places[index(node)] = place;
                     (all.after(node, 0), flow.outputs(node))
                 }
-                Step::End(frame) => (ends[index(frame)], flow.parents[index(frame)]),
+                Visit::End(frame) => (ends[index(frame)], flow.parents[index(frame)]),
             };
             ends[index(frame)] = ends[index(frame)].max(moment);
         }
@@ -311,7 +311,7 @@ impl Unordered<'_> {
             nodes.iter().for_each(|node| before[index(*node)] |= 1 << bit);
         }
         for step in &self.flow.order {
-            let Step::Node(node) = *step else { continue };
+            let Visit::Node(node) = *step else { continue };
             // A Merge waits for one of its values only: a dead one may come from a node that runs later.
             let one_of = self.graph.node(node).kind == Kind::Merge;
             let (mut all, mut common) = (0, u64::MAX);

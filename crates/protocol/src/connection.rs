@@ -7,12 +7,12 @@ use super::client::Client;
 use super::error::{ConnectionError, ProtocolError, code};
 use super::event::{Event, Events};
 use super::frame::{Frame, Frames, loan_pieces, put};
-use super::handshake::refused_by_stranger;
+use super::handshake::refused_before_handshake;
 use super::hello::Role;
 use super::idmap::IdHash;
-use super::incoming::{Incoming, Step};
+use super::incoming::{Incoming, Parsed};
 use super::limits::{MAX_CONTROL, MAX_HANDSHAKE_CONTROL};
-use super::moving::Step as MoveStep;
+use super::migration::MigrationState;
 use super::outgoing::{Answers, Outgoing};
 use super::owner::Owner;
 use super::secret::BlockKey;
@@ -65,9 +65,9 @@ pub(super) enum Phase {
         key: Option<BlockKey>,
     },
     /// Client: the connection moves to a queue pair.
-    Moving {
+    Migrating {
         peer: Box<PeerInfo>,
-        step: MoveStep,
+        state: MigrationState,
     },
     Ready,
     Broken(ConnectionError),
@@ -178,7 +178,7 @@ impl<O: Owner> Connection<O> {
         let own = match &self.phase {
             Phase::Broken(_) => return None,
             Phase::Ready => self.keepalive_at(),
-            Phase::Moving { .. } => Some(self.born + self.move_limit()),
+            Phase::Migrating { .. } => Some(self.born + self.move_limit()),
             Phase::Challenge | Phase::Hello { .. } => Some(self.born + self.settings.handshake_timeout),
         };
         let deadline = match &self.side {
@@ -352,9 +352,9 @@ impl<O: Owner> Connection<O> {
         loop {
             let max_control = if self.is_ready() { MAX_CONTROL } else { MAX_HANDSHAKE_CONTROL };
             let (from, to, is_forged) = match self.incoming.step(max_control)? {
-                Step::Wait => break,
-                Step::Section { from, to } => (from, to, false),
-                Step::Forged { from, to } => (from, to, true),
+                Parsed::Wait => break,
+                Parsed::Section { from, to } => (from, to, false),
+                Parsed::Forged { from, to } => (from, to, true),
             };
             let scratch = self.incoming.lend_scratch();
             let section = scratch.get(from..to).unwrap_or_default();
@@ -384,14 +384,14 @@ impl<O: Owner> Connection<O> {
             }
             if let Frame::Refuse { code, reason } = frame {
                 return Err(match code {
-                    _ if !self.is_ready() => refused_by_stranger(code, reason),
+                    _ if !self.is_ready() => refused_before_handshake(code, reason),
                     0 => ConnectionError::RefusedByPeer { code: code::UNAVAILABLE, message: printable(reason) },
                     code => ConnectionError::RefusedByPeer { code, message: printable(reason) },
                 });
             }
             match (&self.phase, &self.side) {
                 (Phase::Ready, Side::Client(_)) => self.client_frame(frame, frames.name())?,
-                (Phase::Moving { .. }, Side::Client(_)) => self.moving_frame(frame, frames.name())?,
+                (Phase::Migrating { .. }, Side::Client(_)) => self.migration_frame(frame, frames.name())?,
                 (Phase::Ready, Side::Server(_)) => self.server_frame(frame, frames.name(), owner)?,
                 _ => self.handshake_frame(frame, frames.name())?,
             }
@@ -502,7 +502,7 @@ impl<O: Owner> Connection<O> {
     fn tick(&mut self, now: Instant) -> Result<(), ConnectionError> {
         self.end_overdue(now);
         let waited = |since| now.saturating_duration_since(since);
-        if self.is_moving() {
+        if self.is_migrating() {
             if now >= self.born + self.move_limit() {
                 return Err(ConnectionError::MoveTimeout { waited: waited(self.born) });
             }

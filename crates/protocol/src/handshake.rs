@@ -10,7 +10,7 @@ use super::frame::{Frame, Frames, put};
 use super::hello::{self, Hello, Role};
 use super::idmap::IdHash;
 use super::limits::CHALLENGE;
-use super::moving::{FEATURE_QUEUE_PAIRS, Step as MoveStep};
+use super::migration::{FEATURE_QUEUE_PAIRS, MigrationState};
 use super::owner::Owner;
 use super::settings::{PeerInfo, Settings};
 
@@ -112,7 +112,7 @@ impl<O: Owner> Connection<O> {
         if let (Role::Client, Ok(Some(Frame::Refuse { code, reason }))) =
             (self.role(), Frames::new(section, Role::Server).next())
         {
-            return refused_by_stranger(code, reason);
+            return refused_before_handshake(code, reason);
         }
         let message = "the two sides have different shared secrets, or their connection was tampered with: compare STARWIRE_SECRET or STARWIRE_SECRET_FILE";
         ConnectionError::Refused { code: code::UNAUTHENTICATED, message: message.to_owned() }
@@ -129,7 +129,7 @@ impl<O: Owner> Connection<O> {
 
     fn handshake_done(&mut self, peer: PeerInfo) {
         if self.role() == Role::Client && peer.features & FEATURE_QUEUE_PAIRS != 0 {
-            self.phase = Phase::Moving { peer: Box::new(peer), step: MoveStep::Asked };
+            self.phase = Phase::Migrating { peer: Box::new(peer), state: MigrationState::Asked };
             return self.events.may_move();
         }
         self.become_ready(peer);
@@ -152,7 +152,7 @@ fn one_has_no_secret() -> ConnectionError {
 }
 
 /// A peer that has proved nothing may turn this side away, but not choose how its requests end.
-pub(super) fn refused_by_stranger(code: i32, reason: &[u8]) -> ConnectionError {
+pub(super) fn refused_before_handshake(code: i32, reason: &[u8]) -> ConnectionError {
     let code = match code {
         code::FAILED_PRECONDITION | code::UNAUTHENTICATED => code,
         _ => code::UNAVAILABLE,

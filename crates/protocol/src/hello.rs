@@ -3,7 +3,7 @@
 use super::digest::FEATURE_DIGESTS;
 use super::error::{ConnectionError, ProtocolError, code};
 use super::limits::{Limits, MAX_HELLO_STRING};
-use super::moving::FEATURE_QUEUE_PAIRS;
+use super::migration::FEATURE_QUEUE_PAIRS;
 use super::settings::{PeerInfo, Settings};
 
 mod tag {

@@ -42,7 +42,7 @@ struct Piece {
 }
 
 /// The state of the scratch buffer.
-pub enum Step {
+pub enum Parsed {
     /// Not enough bytes for the next step.
     Wait,
     /// The frames of a checked control section: `scratch[from..to]`.
@@ -236,14 +236,14 @@ impl Incoming {
     }
 
     /// Looks for the next complete control section.
-    pub fn step(&mut self, max_control: usize) -> Result<Step, ConnectionError> {
+    pub fn step(&mut self, max_control: usize) -> Result<Parsed, ConnectionError> {
         if self.loan.is_some() {
             // The bytes in the buffer follow the loan.
-            return Ok(Step::Wait);
+            return Ok(Parsed::Wait);
         }
         if !self.pieces.is_empty() {
             return if self.start == self.end {
-                Ok(Step::Wait)
+                Ok(Parsed::Wait)
             } else {
                 Err(ConnectionError::Misuse("bulk bytes were stored as control bytes"))
             };
@@ -255,26 +255,26 @@ impl Incoming {
                 if self.sequence == 0 && !have.is_empty() {
                     match sniff(have) {
                         Sniff::Starwire => {}
-                        Sniff::NeedMore => return Ok(Step::Wait),
+                        Sniff::NeedMore => return Ok(Parsed::Wait),
                         other => return Err(ConnectionError::NotStarwire(other)),
                     }
                 }
-                let Some(bytes) = have.first_chunk::<HEADER>() else { return Ok(Step::Wait) };
+                let Some(bytes) = have.first_chunk::<HEADER>() else { return Ok(Parsed::Wait) };
                 let header = BlockHeader::parse(bytes, self.sequence, max_control)?;
                 self.header = Some(header);
                 header
             }
         };
         let len = HEADER + header.control;
-        let Some(block) = have.get(..len) else { return Ok(Step::Wait) };
+        let Some(block) = have.get(..len) else { return Ok(Parsed::Wait) };
         header.verify(block)?;
         let from = self.start + HEADER;
         self.start += len;
         self.sequence += 1;
         Ok(match &self.key {
-            None => Step::Section { from, to: self.start },
-            Some(key) if key.verify(block) => Step::Section { from, to: self.start - TAG },
-            Some(_) => Step::Forged { from, to: self.start },
+            None => Parsed::Section { from, to: self.start },
+            Some(key) if key.verify(block) => Parsed::Section { from, to: self.start - TAG },
+            Some(_) => Parsed::Forged { from, to: self.start },
         })
     }
 
@@ -408,7 +408,7 @@ mod tests {
             incoming.scratch_mut(offset, len)[..n].copy_from_slice(&bytes[..n]);
             bytes = &bytes[n..];
             incoming.arrived(n).unwrap();
-            while let Step::Section { .. } = incoming.step(1 << 20).unwrap() {
+            while let Parsed::Section { .. } = incoming.step(1 << 20).unwrap() {
                 sections += 1;
                 incoming.section_done().unwrap();
             }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use super::block;
-use super::frame::{DATA_FRAME, FRAME_HEADER, Placement, put};
+use super::frame::{DATA_FRAME, FRAME_HEADER, PartLayout, put};
 use super::idmap::{IdHash, IdMap};
 use super::lending::Lender;
 use super::limits::{
@@ -74,7 +74,7 @@ struct Transfer<P> {
     head: Option<Head>,
     part: usize,
     offset: u64,
-    placement: Placement,
+    layout: PartLayout,
     left: u64,
 }
 
@@ -129,10 +129,10 @@ impl Measure {
     pub fn of<P: Payload>(payload: Option<&P>) -> Option<Measure> {
         let Some(payload) = payload else { return Some(Measure::default()) };
         let mut measure = Measure { count: payload.part_count(), inline: 0, bulk: 0 };
-        let mut placement = Placement::default();
+        let mut layout = PartLayout::default();
         for part in 0..measure.count {
             let len = payload.part_len(part);
-            let sum = if placement.is_bulk(len) { &mut measure.bulk } else { &mut measure.inline };
+            let sum = if layout.is_bulk(len) { &mut measure.bulk } else { &mut measure.inline };
             *sum = sum.checked_add(len).filter(|&sum| sum < 1 << 62)?;
         }
         Some(measure)
@@ -235,7 +235,7 @@ impl<P: Payload> Outgoing<P> {
             head: Some(head),
             part: 0,
             offset: 0,
-            placement: Placement::default(),
+            layout: PartLayout::default(),
             left: measure.bulk,
         };
         self.transfers.insert(id, transfer);
@@ -465,7 +465,7 @@ impl<P: Payload> Filling<'_, P> {
                 return;
             }
             let len = transfer.payload.part_len(transfer.part);
-            if transfer.offset == 0 && !transfer.placement.is_bulk(len) {
+            if transfer.offset == 0 && !transfer.layout.is_bulk(len) {
                 transfer.part += 1;
                 continue;
             }

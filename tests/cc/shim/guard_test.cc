@@ -1,4 +1,4 @@
-// Exceptions stop at the ABI boundary, errands share one thread, and tables are freed with their server.
+// Exceptions stop at the ABI boundary, background work shares one thread, and tables are freed with their server.
 #include "cc/base/guard.h"
 
 #include <dlfcn.h>
@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
+#include "cc/base/background_queue.h"
 #include "cc/base/completion_batch.h"
-#include "cc/base/errands.h"
 #include "cc/tensor/codec.h"
 #include "tests/cc/shim/rig.h"
 
@@ -85,16 +85,16 @@ TEST(Guard, AThrowingCompletionDoesNotAffectOthers) {
   EXPECT_TRUE(ran);
 }
 
-TEST(Errands, OneThreadForAll) {
+TEST(BackgroundQueue, OneThreadForAll) {
   constexpr int kMany = 3000;
   const int before = Threads();
   std::atomic<int> done{0};
   std::set<std::thread::id> threads;
   std::vector<int> order;
-  Errands errands("test");
-  EXPECT_EQ(Threads(), before) << "none before the first errand";
+  BackgroundQueue queue("test");
+  EXPECT_EQ(Threads(), before) << "none before the first item";
   for (int i = 0; i < kMany; ++i) {
-    errands.Run([&, i] {
+    queue.Run([&, i] {
       threads.insert(std::this_thread::get_id());
       order.push_back(i);
       ++done;
@@ -102,18 +102,18 @@ TEST(Errands, OneThreadForAll) {
     });
   }
   EXPECT_LE(Threads(), before + 1);
-  EXPECT_TRUE(errands.Stop(kPatience));
+  EXPECT_TRUE(queue.Stop(kPatience));
   EXPECT_EQ(done.load(), kMany);
   EXPECT_EQ(threads.size(), 1u);
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
   EXPECT_EQ(threads.count(std::this_thread::get_id()), 0u);
-  // After Stop, errands run in the caller's thread.
-  errands.Run([&] { threads.insert(std::this_thread::get_id()); });
+  // After Stop, work runs in the caller's thread.
+  queue.Run([&] { threads.insert(std::this_thread::get_id()); });
   EXPECT_EQ(threads.count(std::this_thread::get_id()), 1u);
 }
 
-TEST(Errands, DelayedErrandsWait) {
-  Errands errands("test");
+TEST(BackgroundQueue, DelayedWorkWaits) {
+  BackgroundQueue queue("test");
   std::mutex mu;
   std::condition_variable changed;
   std::vector<int> order;
@@ -123,30 +123,30 @@ TEST(Errands, DelayedErrandsWait) {
     changed.notify_all();
   };
   const auto begun = std::chrono::steady_clock::now();
-  errands.RunAfter(std::chrono::milliseconds(200), [&] { note(2); });
-  errands.RunAfter(std::chrono::hours(1), [&] { note(3); });
-  errands.Run([&] { note(1); });
+  queue.RunAfter(std::chrono::milliseconds(200), [&] { note(2); });
+  queue.RunAfter(std::chrono::hours(1), [&] { note(3); });
+  queue.Run([&] { note(1); });
   {
     std::unique_lock<std::mutex> lock(mu);
     ASSERT_TRUE(changed.wait_for(lock, kPatience, [&] { return order.size() == 2; }));
     EXPECT_EQ(order, (std::vector<int>{1, 2}));
     EXPECT_GE(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(200));
   }
-  EXPECT_TRUE(errands.Stop(kPatience)) << "what is not due yet runs now";
+  EXPECT_TRUE(queue.Stop(kPatience)) << "what is not due yet runs now";
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
 }
 
-TEST(Errands, StopTimesOut) {
+TEST(BackgroundQueue, StopTimesOut) {
   std::mutex mu;
   std::unique_lock<std::mutex> held(mu);
   std::atomic<bool> over{false};
   {
-    Errands errands("test");
-    errands.Run([&] {
+    BackgroundQueue queue("test");
+    queue.Run([&] {
       std::lock_guard<std::mutex> lock(mu);
       over = true;
     });
-    EXPECT_FALSE(errands.Stop(std::chrono::milliseconds(50)));
+    EXPECT_FALSE(queue.Stop(std::chrono::milliseconds(50)));
   }
   held.unlock();
   for (int i = 0; i < 3000 && !over; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -154,9 +154,9 @@ TEST(Errands, StopTimesOut) {
 }
 
 // Aborting a step for each request of a lost peer must not start a thread each.
-TEST(Errands, ManyAbortsDoNotMakeManyThreads) {
-  Errands* errands = Errands::OfProcess();
-  errands->Run([] {});
+TEST(BackgroundQueue, ManyAbortsDoNotMakeManyThreads) {
+  BackgroundQueue* queue = BackgroundQueue::OfProcess();
+  queue->Run([] {});
   const int before = Threads();
   for (int i = 0; i < 2000; ++i) {
     CompletionBatch::DeferScope defer;

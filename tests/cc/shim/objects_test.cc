@@ -55,7 +55,7 @@ TensorProto Variant(const std::string& type, const std::vector<TensorProto>& ten
   return proto;
 }
 
-// Decodes as TensorReceiver and CargoIn do.
+// Decodes as TensorReceiver and ValueDecoder do.
 Status Receive(const TensorProto& proto) {
   const std::string bytes = proto.SerializeAsString();
   TensorProto parsed;

@@ -235,7 +235,7 @@ TEST_F(StarServiceTest, GarbageIsRefused) {
   ASSERT_TRUE(Do("one", push, {Floats({1})}).status.ok());
   std::vector<uint8_t> good;
   ASSERT_TRUE(EncodeStarCall(Head("one", push), &good).ok());
-  CargoOut cargo;
+  ValueEncoder cargo;
   const StarValue feed = Floats({1});
   ASSERT_TRUE(cargo.Pack(&feed, 1, &good).ok());
   const sw_payload* kept = cargo.Take();

@@ -17,9 +17,9 @@
 
 #include "cc/base/methods.h"
 #include "cc/base/status_codec.h"
-#include "cc/star/cargo.h"
+#include "cc/star/call_codec.h"
 #include "cc/star/service.h"
-#include "cc/star/wire.h"
+#include "cc/star/value_codec.h"
 #include "cc/worker/worker.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/graph_mgr.h"
@@ -175,7 +175,7 @@ class Call {
 
   std::mutex mu_;
   std::condition_variable changed_;
-  CargoIn in_;
+  ValueDecoder in_;
   bool prepared_ = false;
   bool done_ = false;
 };
@@ -255,7 +255,7 @@ class StarServiceTest : public testing::Test {
   std::unique_ptr<Call> Begin(const StarCall& head, const std::vector<StarValue>& feeds) {
     std::vector<uint8_t> meta;
     EXPECT_TRUE(EncodeStarCall(head, &meta).ok());
-    CargoOut cargo;
+    ValueEncoder cargo;
     EXPECT_TRUE(cargo.Pack(feeds.data(), feeds.size(), &meta).ok());
     return Send(Method::kStarCall, meta, cargo.Take());
   }

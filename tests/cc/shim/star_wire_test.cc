@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "cc/star/cargo.h"
-#include "cc/star/wire.h"
+#include "cc/star/call_codec.h"
+#include "cc/star/value_codec.h"
 #include "cc/tensor/elements.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/variant.h"
@@ -227,14 +227,14 @@ TEST(StarWire, FeedsArriveInTheBodyOfTheCall) {
   for (int seed = 0; seed < 200; ++seed) {
     const std::vector<StarValue> sent = Mixture(seed);
     std::vector<uint8_t> meta;
-    CargoOut out;
+    ValueEncoder out;
     ASSERT_TRUE(out.Pack(sent.data(), sent.size(), &meta).ok());
     auto* body = new Body(out.Take());
     const uint8_t* const memory = body->memory;
     const int before = Body::released;
     std::vector<StarValue> received;
     {
-      CargoIn in;
+      ValueDecoder in;
       ASSERT_TRUE(in.Adopt(Bytes(meta), body->parts.data(), body->parts.size(), body, Body::Release).ok());
       EXPECT_EQ(in.bytes(), out.bytes());
       ASSERT_TRUE(in.Finish(tensorflow::cpu_allocator(), &received).ok());
@@ -258,7 +258,7 @@ TEST(StarWire, FetchesArriveInASlabAndInSeparateTensors) {
   for (int seed = 0; seed < 200; ++seed) {
     const std::vector<StarValue> sent = Mixture(seed + 1000);
     std::vector<uint8_t> meta;
-    CargoOut out;
+    ValueEncoder out;
     ASSERT_TRUE(out.Pack(sent.data(), sent.size(), &meta).ok());
     const std::string stats = seed % 2 == 0 ? "" : "step stats";
     if (!stats.empty()) out.AddPart(stats);
@@ -266,7 +266,7 @@ TEST(StarWire, FetchesArriveInASlabAndInSeparateTensors) {
     std::vector<uint64_t> lens;
     for (size_t i = 0; payload != nullptr && i < payload->n_parts; ++i) lens.push_back(payload->parts[i].len);
     std::vector<void*> bufs(lens.size(), nullptr);
-    CargoIn in;
+    ValueDecoder in;
     ASSERT_TRUE(in.Prepare(Bytes(meta), lens.size(), lens.data(), static_cast<uint32_t>(stats.size()),
                            tensorflow::cpu_allocator(), bufs.data())
                     .ok());
@@ -285,7 +285,7 @@ TEST(StarWire, SmallTensorsShareAPartAndLargeOnesAreSentInPlace) {
   const Tensor large = Floats(1 << 16, 0);
   sent.push_back(large);
   std::vector<uint8_t> meta;
-  CargoOut out;
+  ValueEncoder out;
   ASSERT_TRUE(out.Pack(sent.data(), sent.size(), &meta).ok());
   const sw_payload* payload = out.Take();
   ASSERT_EQ(payload->n_parts, 2u);
@@ -299,7 +299,7 @@ TEST(StarWire, SmallIdsTakeHalfTheirBytes) {
   const auto bytes = [](std::vector<int64_t> ids) {
     const StarValue sent = Ids(ids);
     std::vector<uint8_t> meta;
-    CargoOut out;
+    ValueEncoder out;
     EXPECT_TRUE(out.Pack(&sent, 1, &meta).ok());
     const sw_payload* payload = out.Take();
     payload->release(payload->owner);
@@ -320,11 +320,11 @@ TEST(StarWire, IdsNeedNotBeAlignedForVectors) {
   ASSERT_FALSE(ids.IsAligned());
   const StarValue sent = ids;
   std::vector<uint8_t> meta;
-  CargoOut out;
+  ValueEncoder out;
   ASSERT_TRUE(out.Pack(&sent, 1, &meta).ok());
   EXPECT_EQ(out.bytes(), 36u);
   auto* body = new Body(out.Take());
-  CargoIn in;
+  ValueDecoder in;
   std::vector<StarValue> received;
   ASSERT_TRUE(in.Adopt(Bytes(meta), body->parts.data(), body->parts.size(), body, Body::Release).ok());
   ASSERT_TRUE(in.Finish(tensorflow::cpu_allocator(), &received).ok());
@@ -342,7 +342,7 @@ TEST(StarWire, NarrowNumbersAreChecked) {
     meta[11] = 1;
     for (int i = 0; i < 8; ++i) meta[16 + i] = static_cast<uint8_t>(bytes >> (8 * i));
     for (int i = 0; i < 8; ++i) meta[24 + i] = static_cast<uint8_t>(elements >> (8 * i));
-    CargoIn in;
+    ValueDecoder in;
     void* buf = nullptr;
     return in.Prepare(Bytes(meta), 1, &bytes, 0, tensorflow::cpu_allocator(), &buf).ok();
   };
@@ -357,7 +357,7 @@ TEST(StarWire, NarrowNumbersAreChecked) {
 
 TEST(StarWire, UnsendableTensorsAreRefused) {
   std::vector<uint8_t> meta;
-  CargoOut out;
+  ValueEncoder out;
   NoMemory none;
   const StarValue uninitialized = Tensor(&none, DT_FLOAT, TensorShape({3}));
   EXPECT_EQ(StatusNumber(out.Pack(&uninitialized, 1, &meta)), kInvalidArgument);
@@ -371,7 +371,7 @@ TEST(StarWire, GarbageIsAnInvalidArgument) {
   for (int seed = 0; seed < 60; ++seed) {
     const std::vector<StarValue> sent = Mixture(seed);
     std::vector<uint8_t> meta;
-    CargoOut out;
+    ValueEncoder out;
     ASSERT_TRUE(out.Pack(sent.data(), sent.size(), &meta).ok());
     const sw_payload* payload = out.Take();
     Body body(payload);
@@ -387,7 +387,7 @@ TEST(StarWire, GarbageIsAnInvalidArgument) {
       StarReply reply = {};
       DecodeStarReply(Bytes(bad), &reply).IgnoreError();
       const sw_bytes table = Bytes(bad);
-      CargoIn in;
+      ValueDecoder in;
       int released = 0;
       Status status = in.Adopt(table, body.parts.data(), body.parts.size(), &released,
                                [](void* count) { ++*static_cast<int*>(count); });
@@ -400,7 +400,7 @@ TEST(StarWire, GarbageIsAnInvalidArgument) {
       std::vector<uint64_t> lens;
       for (const sw_part& part : body.parts) lens.push_back(part.len);
       std::vector<void*> bufs(lens.size(), nullptr);
-      CargoIn reply_in;
+      ValueDecoder reply_in;
       reply_in.Prepare(table, lens.size(), lens.data(), 0, tensorflow::cpu_allocator(), bufs.data()).IgnoreError();
     }
   }

@@ -6,13 +6,13 @@ use super::error::ConfigError;
 use super::protocol::Protocol;
 use super::reader::Reader;
 use super::variables;
-use starwire_planner::fuse::Limits;
+use starwire_planner::fuse::FuseLimits;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fusion {
     /// Whether tensors are fused where no configuration decides it, if the environment says so.
     pub on: Option<bool>,
-    pub limits: Limits,
+    pub limits: FuseLimits,
 }
 
 impl Default for Fusion {
@@ -37,7 +37,10 @@ impl Fusion {
         }
         let [wait_us, message_us] =
             [wait_us, message_us].map(|us| u32::try_from(us).expect("the table's ranges end far below"));
-        Ok(Self { on, limits: Limits { small_bytes, large_bytes, group_bytes, wait_us, message_us, ..Limits::FIXED } })
+        Ok(Self {
+            on,
+            limits: FuseLimits { small_bytes, large_bytes, group_bytes, wait_us, message_us, ..FuseLimits::FIXED },
+        })
     }
 }
 
@@ -47,13 +50,13 @@ mod tests {
 
     #[test]
     fn undecided_by_default() {
-        let limits = Limits {
+        let limits = FuseLimits {
             small_bytes: 16 << 10,
             large_bytes: 256 << 10,
             group_bytes: 1 << 20,
             wait_us: 500,
             message_us: 100,
-            ..Limits::FIXED
+            ..FuseLimits::FIXED
         };
         assert_eq!(Fusion::default(), Fusion { on: None, limits });
     }
@@ -62,13 +65,13 @@ mod tests {
     fn every_limit_has_its_place() {
         let limits = "small=1K,large=2K,group=3M,wait_us=5,message_us=6";
         let env = MapEnv::new("/").set("STARWIRE_TENSOR_FUSE", "TRUE").set("STARWIRE_TENSOR_FUSE_LIMITS", limits);
-        let limits = Limits {
+        let limits = FuseLimits {
             small_bytes: 1 << 10,
             large_bytes: 2 << 10,
             group_bytes: 3 << 20,
             wait_us: 5,
             message_us: 6,
-            ..Limits::FIXED
+            ..FuseLimits::FIXED
         };
         assert_eq!(Fusion::from_env(&env).unwrap(), Fusion { on: Some(true), limits });
     }

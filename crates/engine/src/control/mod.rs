@@ -49,9 +49,9 @@ pub struct ServerFacts {
     pub certificate_ends: Option<u64>,
 }
 
-/// Limits for clients, which have proved nothing.
+/// HttpLimits for clients, which have proved nothing.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct HttpLimits {
     /// Connections from other hosts …
     pub connections: usize,
     /// … and from this one. Beyond them, the source with the most connections loses its oldest.
@@ -64,7 +64,7 @@ pub struct Limits {
     pub pong: Duration,
 }
 
-impl Default for Limits {
+impl Default for HttpLimits {
     fn default() -> Self {
         Self {
             connections: 64,

@@ -22,7 +22,7 @@ use super::authority::checked;
 use super::grpc_proxy::{Recipient, deny, proxy, sort};
 use super::slots::{Slot, Slots};
 use super::stream::{Replayed, Socket};
-use super::{ControlAccess, ControlState, Limits, http};
+use super::{ControlAccess, ControlState, HttpLimits, http};
 use crate::admission::Source;
 use crate::port::Hidden;
 use crate::tls::{self, HANDSHAKE};
@@ -104,7 +104,7 @@ struct Gate {
     state: Arc<dyn ControlState>,
     access: ControlAccess,
     guard: Option<Arc<dyn Guard>>,
-    limits: Limits,
+    limits: HttpLimits,
     slots: Arc<Slots>,
     /// None once the service is stopped: the engine may be kept longer.
     behind: Mutex<Option<Arc<Behind>>>,
@@ -142,10 +142,10 @@ struct Handed {
 
 impl ControlService {
     pub fn new(state: Arc<dyn ControlState>, access: ControlAccess) -> Self {
-        Self::with_limits(state, access, Limits::default())
+        Self::with_limits(state, access, HttpLimits::default())
     }
 
-    pub fn with_limits(state: Arc<dyn ControlState>, access: ControlAccess, limits: Limits) -> Self {
+    pub fn with_limits(state: Arc<dyn ControlState>, access: ControlAccess, limits: HttpLimits) -> Self {
         Self::in_front(None, None, state, access, limits)
     }
 
@@ -155,10 +155,10 @@ impl ControlService {
         guard: Option<Arc<dyn Guard>>,
         state: Arc<dyn ControlState>,
         access: ControlAccess,
-        limits: Limits,
+        limits: HttpLimits,
     ) -> Self {
         let most = descriptors::allowed() / SHARE_OF_DESCRIPTORS;
-        let grpc_proxy = Slots::new(&Limits { connections: most, local: most, ..limits });
+        let grpc_proxy = Slots::new(&HttpLimits { connections: most, local: most, ..limits });
         Self {
             gate: Arc::new(Gate {
                 state,
@@ -445,7 +445,7 @@ async fn welcome(
     Ok(())
 }
 
-async fn connection(stream: Replayed, router: Router, mut serving: watch::Receiver<bool>, limits: Limits) {
+async fn connection(stream: Replayed, router: Router, mut serving: watch::Receiver<bool>, limits: HttpLimits) {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()

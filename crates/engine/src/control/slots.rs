@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::Limits;
+use super::HttpLimits;
 use crate::admission::{FairTable, Source};
 
 pub struct Slots {
@@ -23,7 +23,7 @@ struct All {
 }
 
 impl Slots {
-    pub fn new(limits: &Limits) -> Arc<Self> {
+    pub fn new(limits: &HttpLimits) -> Arc<Self> {
         let (local, remote) = (FairTable::new(limits.local), FairTable::new(limits.connections));
         let most = 2 * (local.limit() + remote.limit());
         Arc::new(Self { all: Mutex::new(All { next: 0, local, remote, open: HashMap::new() }), most })

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use starwire_executor::{Call, Edge, Executor, Helper, Kernels, Node, Outcome, Plan, kind};
+use starwire_executor::{Call, Edge, Executor, Helper, KernelResult, Kernels, Node, Plan, kind};
 
 /// Notes which kernels ran.
 #[derive(Default)]
@@ -13,9 +13,9 @@ impl Kernels for Notes {
 
     fn open(&self) {}
 
-    fn run(&self, call: Call<'_, Self>) -> Outcome {
+    fn run(&self, call: Call<'_, Self>) -> KernelResult {
         self.0.lock().unwrap().push(call.task.node);
-        Outcome::Done
+        KernelResult::Done
     }
 
     fn release(&self, (): &(), _slot: u32) {}

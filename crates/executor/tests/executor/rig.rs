@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::graph::Graph;
 use crate::reference::{Expected, evaluate, value};
-use starwire_executor::{Call, Executor, Helper, Kernels, Outcome, Plan, RunRef};
+use starwire_executor::{Call, Executor, Helper, KernelResult, Kernels, Plan, RunRef};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const NOBODY: u32 = u32::MAX;
@@ -103,7 +103,7 @@ impl Kernels for Rig {
         }
     }
 
-    fn run(&self, call: Call<'_, Self>) -> Outcome {
+    fn run(&self, call: Call<'_, Self>) -> KernelResult {
         let (step, node) = (call.scratch.step(), call.task.node);
         let lane = &call.scratch.lanes[call.lane as usize];
         assert!(!lane.swap(true, SeqCst), "two threads in one lane");
@@ -126,13 +126,13 @@ impl Kernels for Rig {
         }
         lane.store(false, SeqCst);
         if !call.asynchronous {
-            return if fails { Outcome::Failed } else { Outcome::Done };
+            return if fails { KernelResult::Failed } else { KernelResult::Done };
         }
         let how = value(step.seed, node, 77, &inputs);
         let (run, report) = (call.run().clone(), move |run: RunRef<Rig>| run.report(node, fails));
         match how % 4 {
             0 => report(run),
-            1 => return if fails { Outcome::Failed } else { Outcome::Done },
+            1 => return if fails { KernelResult::Failed } else { KernelResult::Done },
             2 => self.threads.send(Box::new(move || report(run))).unwrap(),
             _ => self
                 .threads
@@ -142,7 +142,7 @@ impl Kernels for Rig {
                 }))
                 .unwrap(),
         }
-        Outcome::Pending
+        KernelResult::Pending
     }
 
     fn release(&self, scratch: &Scratch, slot: u32) {

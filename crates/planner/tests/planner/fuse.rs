@@ -6,11 +6,11 @@ use proptest::prelude::*;
 
 use crate::generate::{Case, Random, case};
 use crate::simulate::{Luck, run};
-use starwire_planner::fuse::{Fate, FusePlan, Group, Limits, Reason, plan};
+use starwire_planner::fuse::{Fate, FuseLimits, FusePlan, Group, Reason, plan};
 use starwire_planner::graph::{Class, Edge, Graph, Kind, Memory, Node};
 
 /// Groups everything that it may, in a graph `without_hints`.
-const GREEDY: Limits = Limits {
+const GREEDY: FuseLimits = FuseLimits {
     message_us: 0,
     bytes_per_us: 1_000,
     node_us: 0,
@@ -22,13 +22,13 @@ const GREEDY: Limits = Limits {
 };
 
 /// Limits of the size that users have by default.
-const LIMITS: Limits = Limits {
+const LIMITS: FuseLimits = FuseLimits {
     message_us: 100,
     wait_us: 500,
     small_bytes: 16 << 10,
     large_bytes: 256 << 10,
     group_bytes: 1 << 20,
-    ..Limits::FIXED
+    ..FuseLimits::FIXED
 };
 
 /// Nothing takes time and everything is small, so every permitted group is worthwhile.
@@ -39,7 +39,7 @@ fn without_hints(mut case: Case) -> Case {
 }
 
 /// Checks that the fused graph does what the unfused one does.
-fn check(case: &Case, limits: &Limits) -> FusePlan {
+fn check(case: &Case, limits: &FuseLimits) -> FusePlan {
     let graph = case.graph();
     let plan = plan(&graph, limits).unwrap();
     for luck in (0..4).map(|seed| Luck { values: seed, order: seed }) {
@@ -158,7 +158,7 @@ fn nodes(kinds: &[(Kind, u32)]) -> Vec<Node> {
 
 /// The plan of a naive planner that looks only at sources and destinations.
 fn everything(graph: &Graph) -> FusePlan {
-    let mut all = plan(graph, &Limits { group_items: 1, ..GREEDY }).unwrap();
+    let mut all = plan(graph, &FuseLimits { group_items: 1, ..GREEDY }).unwrap();
     let numbers: Vec<u32> = (0..all.items.len() as u32).collect();
     let wanted = |number: &u32| all.items[*number as usize].task == 1;
     let items = numbers.into_iter().filter(wanted).collect();
@@ -364,7 +364,7 @@ fn loops_are_fused_unless_something_in_them_may_block() {
 }
 
 /// Tensors of `bytes[i]` bytes that are ready `ready[i]` microseconds after the start.
-fn timed(items: &[(u32, Option<u64>)], limits: &Limits) -> (Vec<Vec<u32>>, Vec<Fate>) {
+fn timed(items: &[(u32, Option<u64>)], limits: &FuseLimits) -> (Vec<Vec<u32>>, Vec<Fate>) {
     let (mut nodes, mut edges) = (Vec::new(), Vec::new());
     for (number, (ready, bytes)) in (0u32..).zip(items) {
         nodes.push(Node { cost_us: Some(*ready), ..Node::plain(0) });
@@ -377,7 +377,7 @@ fn timed(items: &[(u32, Option<u64>)], limits: &Limits) -> (Vec<Vec<u32>>, Vec<F
 
 #[test]
 fn early_tensors_do_not_wait_for_late_ones() {
-    let limits = Limits { message_us: 100, wait_us: 150, ..LIMITS };
+    let limits = FuseLimits { message_us: 100, wait_us: 150, ..LIMITS };
     let small = |ready: &u32| (*ready, Some(64));
     let groups = |ready: &[u32]| timed(&ready.iter().map(small).collect::<Vec<_>>(), &limits).0;
     assert_eq!(groups(&[0, 100]), [[0, 1]], "waits 100, saves 100");
@@ -392,13 +392,13 @@ fn early_tensors_do_not_wait_for_late_ones() {
 
 #[test]
 fn small_tensors_do_not_wait_for_large_ones() {
-    let limits = Limits { small_bytes: 10, large_bytes: 100, group_bytes: 150, ..LIMITS };
+    let limits = FuseLimits { small_bytes: 10, large_bytes: 100, group_bytes: 150, ..LIMITS };
     let groups = |bytes: &[Option<u64>]| timed(&bytes.iter().map(|b| (1, *b)).collect::<Vec<_>>(), &limits);
     let (together, fates) = groups(&[Some(1), Some(50), None, Some(101), Some(10), Some(100), None]);
     assert_eq!(together, [[0, 4], [1, 5], [2, 6]]);
     assert_eq!(fates[3], Fate::Alone(Reason::Large));
     assert_eq!(groups(&[Some(60), Some(60), Some(60), Some(60)]).0, [[0, 1], [2, 3]], "150 bytes at most");
-    let few = Limits { group_items: 2, ..LIMITS };
+    let few = FuseLimits { group_items: 2, ..LIMITS };
     assert_eq!(timed(&[(1, Some(1)); 5], &few).0, [[0, 1], [2, 3]]);
 }
 

@@ -11,7 +11,7 @@ use super::lending::Witness;
 use super::limits::{CHALLENGE, MAX_KEY, MAX_META, MAX_REASON};
 
 pub use parse::{Frames, loan_pieces};
-pub use parts::{Parts, Placement};
+pub use parts::{PartLayout, Parts};
 
 pub const FRAME_HEADER: usize = 16;
 pub const DATA_FRAME: usize = 24;

@@ -58,11 +58,11 @@ impl<'a> Parts<'a> {
 
 /// Decides for the parts of one payload, in order, which of them travel in bulk sections.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Placement {
+pub struct PartLayout {
     inline: usize,
 }
 
-impl Placement {
+impl PartLayout {
     pub fn is_bulk(&mut self, len: u64) -> bool {
         self.inline(len).is_none()
     }

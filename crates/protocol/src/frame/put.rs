@@ -1,6 +1,6 @@
 //! Appends frames to a control section that is a multiple of 8 long, and keeps it so.
 
-use super::{BULK_BIT, FLAG_ABORT, FLAG_FORGET, FLAG_LOOP, FRAME_HEADER, Placement, RecvFrame, kind, pad8};
+use super::{BULK_BIT, FLAG_ABORT, FLAG_FORGET, FLAG_LOOP, FRAME_HEADER, PartLayout, RecvFrame, kind, pad8};
 use crate::lending::Witness;
 use crate::limits::{CHALLENGE, MAX_REASON};
 use crate::owner::Payload;
@@ -43,7 +43,7 @@ pub fn refuse(out: &mut Vec<u8>, code: i32, reason: &str) {
 }
 
 /// `code` 0: `meta` is an endpoint; otherwise it is the reason, cut to its limit.
-pub fn moving(out: &mut Vec<u8>, code: i32, meta: &[u8]) {
+pub fn migrate(out: &mut Vec<u8>, code: i32, meta: &[u8]) {
     let meta = &meta[..meta.len().min(MAX_REASON)];
     head(out, kind::MOVE, 0, if code == 0 { 0 } else { wire_code(code) }, meta.len(), 0);
     padded(out, meta);
@@ -133,16 +133,16 @@ fn append_payload<P: Payload>(out: &mut Vec<u8>, payload: Option<&P>, meta: &[u8
         out.extend_from_slice(&[0; 4]);
     }
     let Some(payload) = payload else { return padded(out, meta) };
-    let mut placement = Placement::default();
+    let mut layout = PartLayout::default();
     for part in 0..count {
         let len = payload.part_len(part);
-        let word = if placement.is_bulk(len) { len | BULK_BIT } else { len };
+        let word = if layout.is_bulk(len) { len | BULK_BIT } else { len };
         out.extend_from_slice(&word.to_le_bytes());
     }
     padded(out, meta);
-    let mut placement = Placement::default();
+    let mut layout = PartLayout::default();
     for part in 0..count {
-        if let Some(len) = placement.inline(payload.part_len(part)) {
+        if let Some(len) = layout.inline(payload.part_len(part)) {
             let end = out.len() + len;
             payload.copy_part(part, out);
             debug_assert_eq!(out.len(), end, "a payload copied a length other than it announced");

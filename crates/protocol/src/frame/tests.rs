@@ -108,17 +108,17 @@ fn assert_parts(parts: Parts<'_>, lens: &Option<Vec<u64>>) {
     let lens = lens.clone().unwrap_or_default();
     assert_eq!(parts.count(), lens.len());
     assert_eq!(parts.total(), lens.iter().sum::<u64>());
-    let mut placement = Placement::default();
+    let mut layout = PartLayout::default();
     let mut bulk = 0;
     for (number, (part, len)) in parts.iter().zip(&lens).enumerate() {
         assert_eq!(part.len, *len);
         match part.inline {
             Some(bytes) => {
-                assert!(!placement.is_bulk(*len));
+                assert!(!layout.is_bulk(*len));
                 assert_eq!(bytes, vec![Lengths::byte(number); *len as usize]);
             }
             None => {
-                assert!(placement.is_bulk(*len));
+                assert!(layout.is_bulk(*len));
                 bulk += len;
             }
         }

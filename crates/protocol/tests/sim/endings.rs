@@ -52,22 +52,22 @@ fn p34_a_client_leaves_in_order_too() {
 }
 
 #[test]
-fn p34_strangers_are_sent_away_with_a_reason_at_any_time() {
+fn p34_unauthenticated_peers_are_refused_with_a_reason_at_any_time() {
     use crate::pair::{End, settings};
     for hello in [false, true] {
-        let mut stranger = wire::Stranger::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
+        let mut peer = wire::RawPeer::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
         if hello {
-            stranger.say(&[wire::hello(&[])]);
-            stranger.listen();
+            peer.say(&[wire::hello(&[])]);
+            peer.listen();
         }
-        stranger.end.connection.refuse(14, "too many");
-        assert_eq!(stranger.listen_frames(), [(wire::REFUSE, 0)]);
-        assert!(!stranger.end.begin_receive());
+        peer.end.connection.refuse(14, "too many");
+        assert_eq!(peer.listen_frames(), [(wire::REFUSE, 0)]);
+        assert!(!peer.end.begin_receive());
     }
     // Without a handshake there is nobody to say goodbye to.
-    let mut stranger = wire::Stranger::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
-    stranger.end.connection.leave("stopped");
-    assert!(stranger.listen_frames().is_empty());
+    let mut peer = wire::RawPeer::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
+    peer.end.connection.leave("stopped");
+    assert!(peer.listen_frames().is_empty());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use starwire_protocol::{ConnectionError, Secret, Settings, Sniff};
 use crate::owner::Ended;
 use crate::pair::{End, Pair, settings};
 use crate::promises::KEY;
-use crate::wire::{self, RawFrame, Stranger};
+use crate::wire::{self, RawFrame, RawPeer};
 
 fn pair(change: impl FnOnce(&mut Settings, &mut Settings)) -> Pair {
     let (mut client, mut server) = (settings("/job:worker/task:0", 1), settings("/job:ps/task:0", 2));
@@ -83,32 +83,32 @@ fn p21_a_mismatch_is_refused_with_both_values_in_the_text() {
 #[test]
 fn p21_another_wire_version_is_refused() {
     for version in [2, 4] {
-        for (mut stranger, mut block) in [
-            (server_stranger(None), wire::block(0, wire::section(&[wire::hello(&[])]), &[])),
-            (client_stranger(None), wire::block(0, wire::section(&[wire::welcome(&[])]), &[])),
+        for (mut peer, mut block) in [
+            (peer_of_server(None), wire::block(0, wire::section(&[wire::hello(&[])]), &[])),
+            (peer_of_client(None), wire::block(0, wire::section(&[wire::welcome(&[])]), &[])),
         ] {
-            stranger.listen();
+            peer.listen();
             block[4] = version;
-            stranger.send(&block);
-            let error = stranger.end.error.clone().expect("refused");
+            peer.send(&block);
+            let error = peer.end.error.clone().expect("refused");
             assert_eq!(error.code(), 9);
             let words = format!("version {version} of the starwire protocol, this side speaks version 3: use the same");
             assert!(error.to_string().contains(&words), "{error}");
-            assert_eq!(stranger.listen_frames(), [(wire::REFUSE, 0)]);
+            assert_eq!(peer.listen_frames(), [(wire::REFUSE, 0)]);
         }
     }
 }
 
-fn server_stranger(secret: Option<&[u8]>) -> Stranger {
+fn peer_of_server(secret: Option<&[u8]>) -> RawPeer {
     let mut settings = settings("/job:ps/task:0", 2);
     settings.secret = secret.map(Secret::new);
-    Stranger::new(End::server(settings, std::time::Instant::now()))
+    RawPeer::new(End::server(settings, std::time::Instant::now()))
 }
 
-fn client_stranger(secret: Option<&[u8]>) -> Stranger {
+fn peer_of_client(secret: Option<&[u8]>) -> RawPeer {
     let mut settings = settings("/job:worker/task:0", 1);
     settings.secret = secret.map(Secret::new);
-    Stranger::new(End::client(settings, std::time::Instant::now()))
+    RawPeer::new(End::client(settings, std::time::Instant::now()))
 }
 
 #[test]
@@ -158,12 +158,12 @@ fn p22_a_side_without_proof_is_not_listened_to() {
             vec![vec![challenge.clone(), frame.clone()]],
             vec![vec![challenge], vec![frame]],
         ] {
-            let mut stranger = server_stranger(Some(b"s"));
+            let mut peer = peer_of_server(Some(b"s"));
             for frames in &blocks {
-                stranger.say(frames);
+                peer.say(frames);
             }
-            assert!(stranger.end.error.is_some());
-            assert!(stranger.end.owner.ready.is_none() && stranger.end.owner.requests.is_empty());
+            assert!(peer.end.error.is_some());
+            assert!(peer.end.owner.ready.is_none() && peer.end.owner.requests.is_empty());
         }
     }
 }
@@ -178,45 +178,42 @@ fn p22_a_server_that_does_not_prove_itself_gets_nothing_but_the_clients_proof() 
         vec![RawFrame::new(wire::CHALLENGE, 0).meta(&[1; 32])],
     ];
     for answer in answers {
-        let mut stranger = client_stranger(Some(b"s"));
-        assert_eq!(stranger.listen_frames(), [(wire::CHALLENGE, 0)]);
-        stranger.say(&answer);
-        let reflected = stranger.listen();
-        stranger.send(&reflected);
-        assert!(stranger.end.error.is_some() && stranger.end.owner.ready.is_none(), "{:?}", stranger.end.error);
-        stranger.end.recv_key(stranger.now, 1, KEY);
-        let said = stranger.listen();
+        let mut peer = peer_of_client(Some(b"s"));
+        assert_eq!(peer.listen_frames(), [(wire::CHALLENGE, 0)]);
+        peer.say(&answer);
+        let reflected = peer.listen();
+        peer.send(&reflected);
+        assert!(peer.end.error.is_some() && peer.end.owner.ready.is_none(), "{:?}", peer.end.error);
+        peer.end.recv_key(peer.now, 1, KEY);
+        let said = peer.listen();
         assert!(said.is_empty() || said[32] == wire::REFUSE);
     }
 }
 
 #[test]
-fn p22_a_stranger_gets_nothing_to_test_guesses_with() {
-    let mut stranger = server_stranger(Some(b"s"));
-    stranger.say(&[RawFrame::new(wire::CHALLENGE, 0).meta(&[1; 32])]);
-    assert_eq!(
-        stranger.listen(),
-        wire::block(0, wire::section(&[RawFrame::new(wire::CHALLENGE, 0).meta(&[2; 32])]), &[])
-    );
-    stranger.say(&[wire::hello(&[])]);
-    let Some(ConnectionError::Refused { code: 16, message }) = stranger.end.error.clone() else { panic!("let in") };
+fn p22_a_client_without_the_secret_gets_nothing_to_test_guesses_with() {
+    let mut peer = peer_of_server(Some(b"s"));
+    peer.say(&[RawFrame::new(wire::CHALLENGE, 0).meta(&[1; 32])]);
+    assert_eq!(peer.listen(), wire::block(0, wire::section(&[RawFrame::new(wire::CHALLENGE, 0).meta(&[2; 32])]), &[]));
+    peer.say(&[wire::hello(&[])]);
+    let Some(ConnectionError::Refused { code: 16, message }) = peer.end.error.clone() else { panic!("let in") };
     // Exactly the reason, without a code made from the secret.
     let refusal = RawFrame::new(wire::REFUSE, 0).code(16).meta(message.as_bytes());
-    assert_eq!(stranger.listen(), wire::block(1, wire::section(&[refusal]), &[]));
+    assert_eq!(peer.listen(), wire::block(1, wire::section(&[refusal]), &[]));
     assert!(!message.contains("/job:"), "{message}");
 }
 
 #[test]
-fn p22_a_stranger_chooses_no_code() {
+fn p22_a_peer_without_the_secret_chooses_no_code() {
     for code in [0, 1, 10, 11, 255, 14, 9, 16] {
         for challenged in [false, true] {
-            let mut stranger = client_stranger(Some(b"s"));
+            let mut peer = peer_of_client(Some(b"s"));
             if challenged {
-                stranger.say(&[RawFrame::new(wire::CHALLENGE, 0).meta(&[2; 32])]);
+                peer.say(&[RawFrame::new(wire::CHALLENGE, 0).meta(&[2; 32])]);
             }
-            stranger.say(&[RawFrame::new(wire::REFUSE, 0).code(code).meta(b"go away")]);
-            let Some(ConnectionError::RefusedByPeer { code: seen, message }) = &stranger.end.error else {
-                panic!("{:?}", stranger.end.error)
+            peer.say(&[RawFrame::new(wire::REFUSE, 0).code(code).meta(b"go away")]);
+            let Some(ConnectionError::RefusedByPeer { code: seen, message }) = &peer.end.error else {
+                panic!("{:?}", peer.end.error)
             };
             assert_eq!((*seen, message.as_str()), (if matches!(code, 9 | 16) { code.into() } else { 14 }, "go away"));
         }
@@ -236,12 +233,12 @@ fn p23_requests_made_early_wait_for_the_handshake() {
 }
 
 #[test]
-fn p24_strangers_cost_next_to_nothing_before_the_handshake() {
-    let server = || Stranger::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
+fn p24_a_peer_costs_next_to_nothing_before_the_handshake() {
+    let server = || RawPeer::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
     // Not a byte beyond 4 KiB of control section is taken.
-    let mut stranger = server();
-    stranger.send(&wire::block(0, vec![0; 4104], &[])[..32]);
-    assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))));
+    let mut peer = server();
+    peer.send(&wire::block(0, vec![0; 4104], &[])[..32]);
+    assert!(matches!(peer.end.error, Some(ConnectionError::Protocol(_))));
     // No request, no bulk bytes, no second HELLO.
     let cases: [&[RawFrame]; 4] = [
         &[wire::key(0, b"k")],
@@ -250,14 +247,14 @@ fn p24_strangers_cost_next_to_nothing_before_the_handshake() {
         &[wire::hello(&[]), wire::hello(&[])],
     ];
     for frames in cases {
-        let mut stranger = server();
-        stranger.say(frames);
-        assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))));
-        assert!(stranger.end.owner.requests.is_empty());
+        let mut peer = server();
+        peer.say(frames);
+        assert!(matches!(peer.end.error, Some(ConnectionError::Protocol(_))));
+        assert!(peer.end.owner.requests.is_empty());
     }
-    let mut stranger = server();
-    stranger.say_bulk(&[wire::hello(&[])], &[1; 100]);
-    assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))));
+    let mut peer = server();
+    peer.say_bulk(&[wire::hello(&[])], &[1; 100]);
+    assert!(matches!(peer.end.error, Some(ConnectionError::Protocol(_))));
     // Nor endless patience.
     let mut pair = Pair::new(settings("/job:worker/task:0", 1), settings("/job:ps/task:0", 2));
     pair.advance(Duration::from_secs(10));
@@ -279,14 +276,14 @@ fn p24_broken_hellos_are_protocol_errors() {
         ("cut off", RawFrame::new(wire::HELLO, 0).meta(&[1, 0, 9, 0, b'g'])),
     ];
     for (what, frame) in cases {
-        let mut stranger = Stranger::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
-        stranger.say(&[frame]);
-        assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))), "{what}: {:?}", stranger.end.error);
+        let mut peer = RawPeer::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
+        peer.say(&[frame]);
+        assert!(matches!(peer.end.error, Some(ConnectionError::Protocol(_))), "{what}: {:?}", peer.end.error);
     }
     // Fields of a later version are skipped.
-    let mut stranger = Stranger::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
-    stranger.say(&[wire::hello(&[(63, b"news"), (1000, b"more news")])]);
-    assert!(stranger.end.connection.is_ready());
+    let mut peer = RawPeer::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
+    peer.say(&[wire::hello(&[(63, b"news"), (1000, b"more news")])]);
+    assert!(peer.end.connection.is_ready());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::owner::{Ended, REFUSED_METHOD, Request};
 use crate::pair::{End, Pair, settings};
 use crate::promises::KEY;
 use crate::random::bytes_of;
-use crate::wire::{BULK, HELLO, LEND, RawFrame, Stranger, TAKEN, call, data, fields};
+use crate::wire::{BULK, HELLO, LEND, RawFrame, RawPeer, TAKEN, call, data, fields};
 
 fn assert_healthy(pair: &Pair) {
     assert_eq!((&pair.client.error, &pair.server.error), (&None, &None));
@@ -121,14 +121,14 @@ fn p33_a_peer_that_takes_nothing_is_lent_no_more() {
     assert_eq!((&pair.client.error, &pair.server.error), (&None, &None));
 }
 
-/// A server that can read the stranger's memory, and said so.
-fn trusting() -> Stranger {
+/// A server that can read the peer's memory, and said so.
+fn trusting() -> RawPeer {
     let mut settings = settings("/job:ps/task:0", 2);
     settings.features = FEATURE_LENDING;
-    let mut stranger = Stranger::new(End::server(settings, std::time::Instant::now()));
-    stranger.say(&[RawFrame::new(HELLO, FEATURE_LENDING).meta(&fields("/job:worker/task:0", &[]))]);
-    stranger.end.connection.allow_lending();
-    stranger
+    let mut peer = RawPeer::new(End::server(settings, std::time::Instant::now()));
+    peer.say(&[RawFrame::new(HELLO, FEATURE_LENDING).meta(&fields("/job:worker/task:0", &[]))]);
+    peer.end.connection.allow_lending();
+    peer
 }
 
 fn lend(pieces: &[u64]) -> RawFrame {
@@ -139,9 +139,9 @@ fn lend(pieces: &[u64]) -> RawFrame {
 fn p33_loans_out_of_turn_are_protocol_errors() {
     let announced = || [call(1, &[BULK | 200_000]), data(1, 200_000)];
     let said = |frames: &[RawFrame]| {
-        let mut stranger = trusting();
-        stranger.say(frames);
-        match stranger.end.error {
+        let mut peer = trusting();
+        peer.say(frames);
+        match peer.end.error {
             Some(ConnectionError::Protocol(error)) => error.to_string(),
             other => panic!("{other:?}"),
         }
@@ -163,14 +163,14 @@ fn p33_loans_out_of_turn_are_protocol_errors() {
     assert!(not_lent.contains("it returns more blocks than were lent"), "{not_lent}");
 
     // Bytes and a loan in one block.
-    let mut stranger = trusting();
-    stranger.say_bulk(&[first.clone(), second.clone(), lend(&[4096, 200_000])], &vec![0; 200_000]);
-    assert!(matches!(&stranger.end.error, Some(ConnectionError::Protocol(ProtocolError::Frame { frame: "LEND", .. }))));
+    let mut peer = trusting();
+    peer.say_bulk(&[first.clone(), second.clone(), lend(&[4096, 200_000])], &vec![0; 200_000]);
+    assert!(matches!(&peer.end.error, Some(ConnectionError::Protocol(ProtocolError::Frame { frame: "LEND", .. }))));
     // From somebody who was not asked, and to somebody who does not know what it is.
     for frame in [lend(&[4096, 200_000]), RawFrame::new(TAKEN, 0)] {
-        let mut stranger = Stranger::welcomed(settings("/job:ps/task:0", 2));
-        stranger.say(&[first.clone(), second.clone(), frame]);
-        let error = &stranger.end.error;
+        let mut peer = RawPeer::welcomed(settings("/job:ps/task:0", 2));
+        peer.say(&[first.clone(), second.clone(), frame]);
+        let error = &peer.end.error;
         assert!(matches!(error, Some(ConnectionError::Protocol(ProtocolError::Unexpected { .. }))), "{error:?}");
     }
 }

@@ -12,12 +12,12 @@
 mod endings;
 mod handshake;
 mod lending;
-mod moving;
+mod migration;
 mod owner;
 mod pair;
 mod promises;
 mod random;
+mod raw_peers;
 mod relay;
-mod strangers;
 mod wire;
 mod world;

@@ -1,5 +1,5 @@
 //! The promises of `docs/protocol.md` about requests, one by one. Those about the handshake are in `handshake.rs`,
-//! those about bad peers in `strangers.rs`.
+//! those about bad peers in `raw_peers.rs`.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use starwire_protocol::{ConnectionError, Limits};
 use crate::owner::{BAD_PREFIX, Ended, REFUSED_META, REFUSED_METHOD, Request};
 use crate::pair::{Pair, settings};
 use crate::random::bytes_of;
-use crate::wire::{self, Stranger};
+use crate::wire::{self, RawPeer};
 
 pub const KEY: &[u8] = b"/job:ps/replica:0/task:0/device:CPU:0;0001;/job:worker/replica:0/task:0/device:CPU:0;edge_1_w";
 
@@ -529,10 +529,10 @@ fn p18_what_cannot_be_sent_is_refused_here() {
 
 #[test]
 fn p19_a_flood_of_pings_costs_one_pong() {
-    let mut stranger = Stranger::welcomed(settings("/job:ps/task:0", 2));
-    stranger.listen();
+    let mut peer = RawPeer::welcomed(settings("/job:ps/task:0", 2));
+    peer.listen();
     for nonce in 0..1000 {
-        stranger.say(&[wire::RawFrame::new(wire::PING, nonce)]);
+        peer.say(&[wire::RawFrame::new(wire::PING, nonce)]);
     }
-    assert_eq!(stranger.listen_frames(), [(wire::PONG, 999)]);
+    assert_eq!(peer.listen_frames(), [(wire::PONG, 999)]);
 }

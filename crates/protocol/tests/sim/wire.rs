@@ -162,7 +162,7 @@ pub fn seal(block: &mut [u8]) {
 }
 
 /// The other side of a connection under test, speaking raw bytes.
-pub struct Stranger {
+pub struct RawPeer {
     pub end: End,
     pub now: Instant,
     /// What is sent arrives in pieces of at most so many bytes.
@@ -170,29 +170,29 @@ pub struct Stranger {
     sequence: u64,
 }
 
-impl Stranger {
-    pub fn new(end: End) -> Stranger {
-        Stranger { end, now: Instant::now(), cut: usize::MAX, sequence: 0 }
+impl RawPeer {
+    pub fn new(end: End) -> RawPeer {
+        RawPeer { end, now: Instant::now(), cut: usize::MAX, sequence: 0 }
     }
 
-    /// A stranger whose HELLO was accepted by a server.
-    pub fn welcomed(settings: starwire_protocol::Settings) -> Stranger {
+    /// A peer whose HELLO was accepted by a server.
+    pub fn welcomed(settings: starwire_protocol::Settings) -> RawPeer {
         let now = Instant::now();
-        let mut stranger = Stranger::new(End::server(settings, now));
-        stranger.say(&[hello(&[])]);
-        assert!(stranger.end.connection.is_ready());
-        stranger.end.blocks.clear();
-        stranger
+        let mut peer = RawPeer::new(End::server(settings, now));
+        peer.say(&[hello(&[])]);
+        assert!(peer.end.connection.is_ready());
+        peer.end.blocks.clear();
+        peer
     }
 
-    /// A stranger that answered a client's HELLO.
-    pub fn serving(settings: starwire_protocol::Settings) -> Stranger {
+    /// A peer that answered a client's HELLO.
+    pub fn serving(settings: starwire_protocol::Settings) -> RawPeer {
         let now = Instant::now();
-        let mut stranger = Stranger::new(End::client(settings, now));
-        stranger.listen();
-        stranger.say(&[welcome(&[])]);
-        assert!(stranger.end.connection.is_ready());
-        stranger
+        let mut peer = RawPeer::new(End::client(settings, now));
+        peer.listen();
+        peer.say(&[welcome(&[])]);
+        assert!(peer.end.connection.is_ready());
+        peer
     }
 
     pub fn say(&mut self, frames: &[RawFrame]) {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::roles;
 use crate::generate::Case;
 use crate::simulate::Outcome;
-use starwire_planner::flow::{Flow, ROOT, Step, forward_ins};
+use starwire_planner::flow::{Flow, ROOT, Visit, forward_ins};
 use starwire_planner::graph::{Class, Edge, Graph, Kind};
 use starwire_planner::predicates::Predicates;
 use starwire_planner::schedule::{Costs, Schedule};
@@ -73,7 +73,7 @@ impl Facts<'_> {
     fn after_any(&self, nodes: &BTreeSet<u32>) -> BTreeSet<u32> {
         let mut after = BTreeSet::new();
         for step in &self.flow.order {
-            let Step::Node(node) = *step else { continue };
+            let Visit::Node(node) = *step else { continue };
             let one_of = self.graph.node(node).kind == Kind::Merge;
             let (values, rest): (Vec<_>, Vec<_>) =
                 forward_ins(self.graph, node).partition(|edge| one_of && !edge.is_control());
@@ -90,8 +90,8 @@ impl Facts<'_> {
         let mut ends: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
         for step in self.flow.order.clone() {
             let node = match step {
-                Step::Node(node) => node,
-                Step::End(frame) => {
+                Visit::Node(node) => node,
+                Visit::End(frame) => {
                     let end = ends.get(&frame).copied().unwrap_or_default();
                     let parent = ends.entry(self.flow.parents[frame as usize]).or_default();
                     *parent = end.max(*parent);
@@ -182,7 +182,7 @@ pub(super) fn rule(case: &Case) -> Rule {
     };
     let mut found = Rule { nodes: graph.len() as u32, ..Rule::default() };
     let none = BTreeSet::new();
-    let place = |node: u32| facts.flow.order.iter().position(|step| *step == Step::Node(node));
+    let place = |node: u32| facts.flow.order.iter().position(|step| *step == Visit::Node(node));
     let read_is_first = |read: u32, update: u32| match facts.moments[&read].cmp(&facts.moments[&update]) {
         std::cmp::Ordering::Equal => !facts.is_updating(read) || place(read) < place(update),
         order => order.is_lt(),

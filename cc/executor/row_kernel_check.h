@@ -1,6 +1,6 @@
 // Whether our kernels for sparse updates have the bits of TensorFlow's in this process.
-#ifndef STARWIRE_CC_EXECUTOR_ROW_TRIAL_H_
-#define STARWIRE_CC_EXECUTOR_ROW_TRIAL_H_
+#ifndef STARWIRE_CC_EXECUTOR_ROW_KERNEL_CHECK_H_
+#define STARWIRE_CC_EXECUTOR_ROW_KERNEL_CHECK_H_
 
 #include <string>
 
@@ -16,4 +16,4 @@ bool HasSameBits(const std::string& op, tensorflow::DataType type, tensorflow::D
 
 }  // namespace starwire
 
-#endif  // STARWIRE_CC_EXECUTOR_ROW_TRIAL_H_
+#endif  // STARWIRE_CC_EXECUTOR_ROW_KERNEL_CHECK_H_

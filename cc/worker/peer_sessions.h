@@ -2,8 +2,8 @@
 // deregisters nothing; once another incarnation of its task is connected, nothing can use them any more. If none comes,
 // they go when the master has had no connection for long: should it come back after all, TensorFlow tells it that its
 // session is gone.
-#ifndef STARWIRE_CC_WORKER_LEFTOVERS_H_
-#define STARWIRE_CC_WORKER_LEFTOVERS_H_
+#ifndef STARWIRE_CC_WORKER_PEER_SESSIONS_H_
+#define STARWIRE_CC_WORKER_PEER_SESSIONS_H_
 
 #include <chrono>
 #include <cstdint>
@@ -20,28 +20,28 @@
 
 namespace starwire {
 
-class Leftovers {
+class PeerSessions {
  public:
   // By graph handle: the session it was registered for, and whether that has its own worker session.
   using Graphs = std::map<std::string, std::pair<std::string, bool>>;
-  struct Life {
+  struct Registered {
     Graphs graphs;
     std::set<std::string> sessions;
     bool empty() const { return graphs.empty() && sessions.empty(); }
   };
   // Gets the state that an ended incarnation of a task left, if any. `is_back`: another one is connected. Called on a
   // reactor thread.
-  using Drop = std::function<void(const std::string& task, bool is_back, Life life)>;
+  using Drop = std::function<void(const std::string& task, bool is_back, Registered registered)>;
 
-  explicit Leftovers(Drop drop) : drop_(std::move(drop)) {}
-  Leftovers(const Leftovers&) = delete;
-  Leftovers& operator=(const Leftovers&) = delete;
+  explicit PeerSessions(Drop drop) : drop_(std::move(drop)) {}
+  PeerSessions(const PeerSessions&) = delete;
+  PeerSessions& operator=(const PeerSessions&) = delete;
 
   // How long a master may have no connection. It is looked for when others connect or disconnect.
-  void SetPatience(std::chrono::seconds patience);
+  void SetIdleLimit(std::chrono::seconds patience);
 
-  void PeerCame(uint64_t conn, const std::string& task, uint64_t incarnation);
-  void PeerGone(uint64_t conn);
+  void PeerConnected(uint64_t conn, const std::string& task, uint64_t incarnation);
+  void PeerDisconnected(uint64_t conn);
 
   // Adds the name of the task that caused it to an error.
   Status Named(const Status& status, uint64_t conn);
@@ -58,27 +58,27 @@ class Leftovers {
   struct Entry {
     int connections = 0;
     Clock::time_point gone;  // since when there is none
-    Life life;
+    Registered registered;
   };
   struct Ended {
     std::string task;
     bool is_back;
-    Life life;
+    Registered registered;
   };
 
   Entry* Of(uint64_t conn);
-  // A life has ended if it has no connection and another life of the task has one, or it has had none for long.
-  // `task`: it has connected or disconnected.
+  // An incarnation has ended if it has no connection and another one of the task has one, or if it has had none for
+  // long. `task`: it has connected or disconnected.
   std::vector<Ended> Collect(const std::string& task);
   void DropAll(std::vector<Ended> ended);
 
   const Drop drop_;
   std::mutex mu_;
-  std::chrono::seconds patience_ = std::chrono::hours(24);
+  std::chrono::seconds idle_limit_ = std::chrono::hours(24);
   std::map<Key, Entry> entries_;
   std::unordered_map<uint64_t, Key> connections_;
 };
 
 }  // namespace starwire
 
-#endif  // STARWIRE_CC_WORKER_LEFTOVERS_H_
+#endif  // STARWIRE_CC_WORKER_PEER_SESSIONS_H_

@@ -1,8 +1,8 @@
 // AddN with three inputs or more adds in an order that depends on memory: it begins with the first input whose buffer
 // it may take for the sum. TensorFlow does not let it take one for a sum that goes to another task, as what is sent has
 // to lie where a network card can reach it. Here such a sum may go to an operation of ours instead.
-#ifndef STARWIRE_CC_BASE_SUMS_H_
-#define STARWIRE_CC_BASE_SUMS_H_
+#ifndef STARWIRE_CC_BASE_ADDITION_ORDER_H_
+#define STARWIRE_CC_BASE_ADDITION_ORDER_H_
 
 #include "tensorflow/core/graph/graph.h"
 
@@ -19,4 +19,4 @@ bool IsPinned(const tensorflow::Node& node);
 
 }  // namespace starwire
 
-#endif  // STARWIRE_CC_BASE_SUMS_H_
+#endif  // STARWIRE_CC_BASE_ADDITION_ORDER_H_

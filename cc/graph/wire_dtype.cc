@@ -1,4 +1,4 @@
-#include "cc/graph/narrow.h"
+#include "cc/graph/wire_dtype.h"
 
 #include <map>
 #include <set>
@@ -107,7 +107,7 @@ class Rewrite {
  public:
   Rewrite(Graph* graph, const std::string& worker, DataType dtype) : graph_(graph), worker_(worker), dtype_(dtype) {}
 
-  Status Run(NarrowResult* result) {
+  Status Run(WireDtypeResult* result) {
     std::vector<const Edge*> pulled, pushed;
     for (const Edge* edge : graph_->edges()) {
       if (edge->IsControlEdge() || !edge->src()->IsOp() || !edge->dst()->IsOp() ||
@@ -195,12 +195,12 @@ DataType WireDtypeOf(const tensorflow::ConfigProto& config) {
   return is_known ? tensorflow::DT_BFLOAT16 : tensorflow::DT_INVALID;
 }
 
-Status NarrowWire(Graph* graph, const std::string& worker, DataType dtype, NarrowResult* result) {
+Status ApplyWireDtype(Graph* graph, const std::string& worker, DataType dtype, WireDtypeResult* result) {
   if (dtype == tensorflow::DT_INVALID) return OkStatus();
   return Rewrite(graph, worker, dtype).Run(result);
 }
 
-std::string TextOf(const NarrowResult& result, DataType dtype) {
+std::string TextOf(const WireDtypeResult& result, DataType dtype) {
   if (result.pulled + result.pushed == 0) return "";
   return ", " + std::to_string(result.pulled) + " pulled and " + std::to_string(result.pushed) +
          " pushed values cross as " + tensorflow::DataTypeString(dtype);

@@ -1,7 +1,7 @@
 // Kernels of ours for TensorFlow's operations. Each contains TensorFlow's kernel of the node, and leaves to it whatever
 // is not an ordinary case: so there is nothing about errors that could differ.
-#ifndef STARWIRE_CC_EXECUTOR_OWN_KERNEL_H_
-#define STARWIRE_CC_EXECUTOR_OWN_KERNEL_H_
+#ifndef STARWIRE_CC_EXECUTOR_KERNEL_OVERRIDE_H_
+#define STARWIRE_CC_EXECUTOR_KERNEL_OVERRIDE_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -17,9 +17,9 @@
 
 namespace starwire {
 
-class OwnKernel : public tensorflow::OpKernel {
+class KernelOverride : public tensorflow::OpKernel {
  public:
-  explicit OwnKernel(tensorflow::OpKernelConstruction* context);
+  explicit KernelOverride(tensorflow::OpKernelConstruction* context);
   void Compute(tensorflow::OpKernelContext* context) final;
 
  protected:
@@ -42,27 +42,27 @@ class OwnKernel : public tensorflow::OpKernel {
 };
 
 // Whether STARWIRE_ROW_UPDATES allows them.
-bool OwnKernelsAreOn();
+bool KernelOverridesAreOn();
 
 // The type in an attribute of the node.
 bool TypeOf(const tensorflow::NodeDef& node, const char* attribute, tensorflow::DataType* type);
 
 // Gives the node the label that selects our kernel, whatever it is.
-void SelectOwnKernel(tensorflow::NodeDef* node);
-bool SelectsOwnKernel(const tensorflow::NodeDef& node);
-KernelSource WithOwnKernel(const KernelSource& source);
+void SelectOverride(tensorflow::NodeDef* node);
+bool SelectsOverride(const tensorflow::NodeDef& node);
+KernelSource WithOverride(const KernelSource& source);
 
-namespace own_kernel_internal {
+namespace kernel_override_internal {
 extern const char kLabel[];
-}  // namespace own_kernel_internal
+}  // namespace kernel_override_internal
 
 // `builder` has the operation and its types.
 template <typename Kernel>
-void RegisterOwnKernel(tensorflow::KernelDefBuilder* builder, const char* name) {
-  builder->Label(own_kernel_internal::kLabel);
+void RegisterOverride(tensorflow::KernelDefBuilder* builder, const char* name) {
+  builder->Label(kernel_override_internal::kLabel);
   RegisterCpuKernel<Kernel>(builder, name);
 }
 
 }  // namespace starwire
 
-#endif  // STARWIRE_CC_EXECUTOR_OWN_KERNEL_H_
+#endif  // STARWIRE_CC_EXECUTOR_KERNEL_OVERRIDE_H_

@@ -1,4 +1,4 @@
-#include "cc/executor/own_kernel.h"
+#include "cc/executor/kernel_override.h"
 
 #include <utility>
 
@@ -14,14 +14,14 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 
-namespace own_kernel_internal {
+namespace kernel_override_internal {
 const char kLabel[] = "starwire";
-}  // namespace own_kernel_internal
+}  // namespace kernel_override_internal
 
 // TensorFlow chooses among the kernels of an operation by this attribute.
 static constexpr char kLabelAttr[] = "_kernel";
 
-OwnKernel::OwnKernel(OpKernelConstruction* context) : OpKernel(context) {
+KernelOverride::KernelOverride(OpKernelConstruction* context) : OpKernel(context) {
   NodeDef plain = def();
   plain.mutable_attr()->erase(kLabelAttr);
   KernelSource source;
@@ -33,11 +33,11 @@ OwnKernel::OwnKernel(OpKernelConstruction* context) : OpKernel(context) {
   stock_.reset(stock);
 }
 
-void OwnKernel::Compute(OpKernelContext* context) {
+void KernelOverride::Compute(OpKernelContext* context) {
   if (!Handle(context)) stock_->Compute(context);
 }
 
-bool OwnKernelsAreOn() {
+bool KernelOverridesAreOn() {
   static const bool on = [] {
     uint32_t value = 0;
     ErrorHandle error;
@@ -54,13 +54,13 @@ bool TypeOf(const NodeDef& node, const char* attribute, tensorflow::DataType* ty
   return true;
 }
 
-void SelectOwnKernel(NodeDef* node) { (*node->mutable_attr())[kLabelAttr].set_s(own_kernel_internal::kLabel); }
+void SelectOverride(NodeDef* node) { (*node->mutable_attr())[kLabelAttr].set_s(kernel_override_internal::kLabel); }
 
-bool SelectsOwnKernel(const NodeDef& node) { return node.attr().count(kLabelAttr) != 0; }
+bool SelectsOverride(const NodeDef& node) { return node.attr().count(kLabelAttr) != 0; }
 
-KernelSource WithOwnKernel(const KernelSource& source) {
+KernelSource WithOverride(const KernelSource& source) {
   NodeDef labelled = DefOf(source);
-  SelectOwnKernel(&labelled);
+  SelectOverride(&labelled);
   return WithDef(source, std::move(labelled));
 }
 

@@ -1,4 +1,4 @@
-#include "cc/executor/row_trial.h"
+#include "cc/executor/row_kernel_check.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 
 #include "cc/base/compat.h"
 #include "cc/base/compat_executor.h"
-#include "cc/executor/own_kernel.h"
+#include "cc/executor/kernel_override.h"
 #include "tensorflow/core/framework/attr_value.pb.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/node_def_util.h"
@@ -152,7 +152,7 @@ class Trial {
     tensorflow::AddNodeAttr("Tindices", tensorflow::DT_INT32, &node);
     for (const auto& [name, value] : attributes) tensorflow::AddNodeAttr(name, value, &node);
     tensorflow::AddDefaultsToNodeDef(op_, &node);
-    if (labelled) SelectOwnKernel(&node);
+    if (labelled) SelectOverride(&node);
     Status status;
     *out = tensorflow::CreateOpKernel(tensorflow::DeviceType(tensorflow::DEVICE_CPU), device_,
                                       device_->GetAllocator(tensorflow::AllocatorAttributes()), node,

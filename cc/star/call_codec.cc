@@ -1,4 +1,4 @@
-#include "cc/star/wire.h"
+#include "cc/star/call_codec.h"
 
 #include "cc/base/handles.h"
 #include "cc/base/status_codec.h"

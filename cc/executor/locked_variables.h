@@ -1,6 +1,6 @@
 // The variables that a kernel updates in place, or gathers rows of, held as TensorFlow's kernels hold them.
-#ifndef STARWIRE_CC_EXECUTOR_HELD_VARIABLES_H_
-#define STARWIRE_CC_EXECUTOR_HELD_VARIABLES_H_
+#ifndef STARWIRE_CC_EXECUTOR_LOCKED_VARIABLES_H_
+#define STARWIRE_CC_EXECUTOR_LOCKED_VARIABLES_H_
 
 #include <array>
 
@@ -13,7 +13,7 @@
 namespace starwire {
 
 // The variables at the first inputs of a kernel, all of one kind.
-class HeldVariables {
+class LockedVariables {
  public:
   static constexpr int kMost = 3;
 
@@ -24,10 +24,10 @@ class HeldVariables {
 
   const tensorflow::Tensor& operator[](int number) const { return tensors_[static_cast<size_t>(number)]; }
 
-  HeldVariables() = default;
-  ~HeldVariables();
-  HeldVariables(const HeldVariables&) = delete;
-  HeldVariables& operator=(const HeldVariables&) = delete;
+  LockedVariables() = default;
+  ~LockedVariables();
+  LockedVariables(const LockedVariables&) = delete;
+  LockedVariables& operator=(const LockedVariables&) = delete;
 
  private:
   using Mutexes = std::array<tensorflow::mutex*, kMost>;
@@ -41,4 +41,4 @@ class HeldVariables {
 
 }  // namespace starwire
 
-#endif  // STARWIRE_CC_EXECUTOR_HELD_VARIABLES_H_
+#endif  // STARWIRE_CC_EXECUTOR_LOCKED_VARIABLES_H_

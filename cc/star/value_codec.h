@@ -4,8 +4,8 @@
 // Small tensors are packed into one part, large ones are sent from their own memory. The receiver's tensors stay where
 // they arrived: on a server, in the call's body; on a worker, small ones in one slab and each large one in its own
 // buffer.
-#ifndef STARWIRE_CC_STAR_CARGO_H_
-#define STARWIRE_CC_STAR_CARGO_H_
+#ifndef STARWIRE_CC_STAR_VALUE_CODEC_H_
+#define STARWIRE_CC_STAR_VALUE_CODEC_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -40,12 +40,12 @@ struct StarValue {
   tensorflow::Tensor tensor;
 };
 
-class CargoOut {
+class ValueEncoder {
  public:
-  CargoOut();
-  ~CargoOut();
-  CargoOut(const CargoOut&) = delete;
-  CargoOut& operator=(const CargoOut&) = delete;
+  ValueEncoder();
+  ~ValueEncoder();
+  ValueEncoder(const ValueEncoder&) = delete;
+  ValueEncoder& operator=(const ValueEncoder&) = delete;
 
   // Appends the table to `meta`. Tensors must be in memory that the CPU can read. Fails for an uninitialised tensor,
   // for types that cannot be sent, and if the metadata becomes too long.
@@ -66,12 +66,12 @@ class CargoOut {
   uint64_t bytes_ = 0;
 };
 
-class CargoIn {
+class ValueDecoder {
  public:
-  CargoIn() = default;
-  ~CargoIn();
-  CargoIn(const CargoIn&) = delete;
-  CargoIn& operator=(const CargoIn&) = delete;
+  ValueDecoder() = default;
+  ~ValueDecoder();
+  ValueDecoder(const ValueDecoder&) = delete;
+  ValueDecoder& operator=(const ValueDecoder&) = delete;
 
   // For sw_op_vtable.alloc; without payload (n == 0), to be called before Finish() all the same. `table` follows the
   // head in the reply's metadata. It came from a peer, as did the lengths, so everything is checked. If `extra` is not
@@ -124,4 +124,4 @@ class CargoIn {
 
 }  // namespace starwire
 
-#endif  // STARWIRE_CC_STAR_CARGO_H_
+#endif  // STARWIRE_CC_STAR_VALUE_CODEC_H_

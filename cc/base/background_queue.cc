@@ -1,4 +1,4 @@
-#include "cc/base/errands.h"
+#include "cc/base/background_queue.h"
 
 #include <pthread.h>
 
@@ -19,18 +19,18 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-struct Errand {
+struct Item {
   Clock::time_point due;
   uint64_t number;
-  Errands::Work work;
+  BackgroundQueue::Work work;
 };
 
 // For a heap whose front is due first.
-bool Later(const Errand& a, const Errand& b) { return a.due != b.due ? a.due > b.due : a.number > b.number; }
+bool Later(const Item& a, const Item& b) { return a.due != b.due ? a.due > b.due : a.number > b.number; }
 
 }  // namespace
 
-struct Errands::Queue {
+struct BackgroundQueue::Queue {
   explicit Queue(const char* thread_name) : name(thread_name) {}
 
   void Serve() {
@@ -61,7 +61,7 @@ struct Errands::Queue {
   const std::string name;
   std::mutex mu;
   std::condition_variable changed, over;
-  std::vector<Errand> waiting;
+  std::vector<Item> waiting;
   uint64_t given = 0;
   bool running = false;  // the thread exists
   bool stopping = false;
@@ -69,16 +69,16 @@ struct Errands::Queue {
   std::thread thread;
 };
 
-Errands::Errands(const char* name) : queue_(std::make_shared<Queue>(name)) {}
+BackgroundQueue::BackgroundQueue(const char* name) : queue_(std::make_shared<Queue>(name)) {}
 
-Errands::~Errands() { Stop(std::chrono::milliseconds(0)); }
+BackgroundQueue::~BackgroundQueue() { Stop(std::chrono::milliseconds(0)); }
 
-Errands* Errands::OfProcess() {
-  static auto* const errands = new Errands("sw-completions");
-  return errands;
+BackgroundQueue* BackgroundQueue::OfProcess() {
+  static auto* const queue = new BackgroundQueue("sw-completions");
+  return queue;
 }
 
-void Errands::RunAfter(std::chrono::milliseconds delay, Work work) {
+void BackgroundQueue::RunAfter(std::chrono::milliseconds delay, Work work) {
   {
     std::lock_guard<std::mutex> lock(queue_->mu);
     if (!queue_->stopping && !queue_->running) {
@@ -87,7 +87,7 @@ void Errands::RunAfter(std::chrono::milliseconds delay, Work work) {
         pthread_setname_np(queue_->thread.native_handle(), queue_->name.c_str());
         queue_->running = true;
       } catch (const std::system_error&) {
-        // No thread is available; the next errand tries again.
+        // No thread is available; the next item tries again.
       }
     }
     if (queue_->running && !queue_->stopping) {
@@ -100,7 +100,7 @@ void Errands::RunAfter(std::chrono::milliseconds delay, Work work) {
   Perform("background work", work);
 }
 
-bool Errands::Stop(std::chrono::milliseconds patience) {
+bool BackgroundQueue::Stop(std::chrono::milliseconds timeout) {
   std::thread thread;
   bool ended = true;
   {
@@ -108,7 +108,7 @@ bool Errands::Stop(std::chrono::milliseconds patience) {
     queue_->stopping = true;
     queue_->changed.notify_one();
     if (queue_->running) {
-      ended = queue_->over.wait_for(lock, patience, [this] { return queue_->ended; });
+      ended = queue_->over.wait_for(lock, timeout, [this] { return queue_->ended; });
     }
     thread = std::move(queue_->thread);
   }

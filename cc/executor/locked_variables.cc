@@ -1,4 +1,4 @@
-#include "cc/executor/held_variables.h"
+#include "cc/executor/locked_variables.h"
 
 #include <algorithm>
 #include <functional>
@@ -11,7 +11,7 @@ namespace starwire {
 
 using tensorflow::OpKernelContext;
 
-bool HeldVariables::Hold(OpKernelContext* context, int count, bool exclusive) {
+bool LockedVariables::Hold(OpKernelContext* context, int count, bool exclusive) {
   const bool is_resource = context->input_dtype(0) == tensorflow::DT_RESOURCE;
   Mutexes mutexes{};
   for (int i = 0; i < count; ++i) {
@@ -40,7 +40,7 @@ bool HeldVariables::Hold(OpKernelContext* context, int count, bool exclusive) {
   return true;
 }
 
-void HeldVariables::Lock(Mutexes mutexes, bool exclusive) TF_NO_THREAD_SAFETY_ANALYSIS {
+void LockedVariables::Lock(Mutexes mutexes, bool exclusive) TF_NO_THREAD_SAFETY_ANALYSIS {
   // In the order of their addresses, each once, as everywhere in TensorFlow.
   std::sort(mutexes.begin(), mutexes.end(), std::less<tensorflow::mutex*>());
   std::fill(std::unique(mutexes.begin(), mutexes.end()), mutexes.end(), nullptr);
@@ -56,7 +56,7 @@ void HeldVariables::Lock(Mutexes mutexes, bool exclusive) TF_NO_THREAD_SAFETY_AN
   exclusive_ = exclusive;
 }
 
-HeldVariables::~HeldVariables() TF_NO_THREAD_SAFETY_ANALYSIS {
+LockedVariables::~LockedVariables() TF_NO_THREAD_SAFETY_ANALYSIS {
   // Whoever holds the variables next finds no reference to their memory.
   tensors_.fill(tensorflow::Tensor());
   for (tensorflow::mutex* mutex : locked_) {

@@ -1,13 +1,13 @@
-#include "cc/worker/leftovers.h"
+#include "cc/worker/peer_sessions.h"
 
 namespace starwire {
 
-void Leftovers::SetPatience(std::chrono::seconds patience) {
+void PeerSessions::SetIdleLimit(std::chrono::seconds patience) {
   std::lock_guard<std::mutex> lock(mu_);
-  patience_ = patience;
+  idle_limit_ = patience;
 }
 
-void Leftovers::PeerCame(uint64_t conn, const std::string& task, uint64_t incarnation) {
+void PeerSessions::PeerConnected(uint64_t conn, const std::string& task, uint64_t incarnation) {
   std::vector<Ended> ended;
   {
     std::lock_guard<std::mutex> lock(mu_);
@@ -19,7 +19,7 @@ void Leftovers::PeerCame(uint64_t conn, const std::string& task, uint64_t incarn
   DropAll(std::move(ended));
 }
 
-void Leftovers::PeerGone(uint64_t conn) {
+void PeerSessions::PeerDisconnected(uint64_t conn) {
   std::vector<Ended> ended;
   {
     std::lock_guard<std::mutex> lock(mu_);
@@ -31,13 +31,13 @@ void Leftovers::PeerGone(uint64_t conn) {
     --entry->second.connections;
     entry->second.gone = Clock::now();
     // The same process may come back for its state.
-    if (entry->second.connections == 0 && entry->second.life.empty()) entries_.erase(entry);
+    if (entry->second.connections == 0 && entry->second.registered.empty()) entries_.erase(entry);
     ended = Collect(key.first);
   }
   DropAll(std::move(ended));
 }
 
-std::vector<Leftovers::Ended> Leftovers::Collect(const std::string& task) {
+std::vector<PeerSessions::Ended> PeerSessions::Collect(const std::string& task) {
   bool connected = false;
   for (auto it = entries_.lower_bound(Key(task, 0)); it != entries_.end() && it->first.first == task; ++it) {
     connected = connected || it->second.connections > 0;
@@ -46,52 +46,53 @@ std::vector<Leftovers::Ended> Leftovers::Collect(const std::string& task) {
   const auto now = Clock::now();
   for (auto it = entries_.begin(); it != entries_.end();) {
     const bool is_back = connected && it->first.first == task;
-    if (it->second.connections > 0 || (!is_back && now - it->second.gone < patience_)) {
+    if (it->second.connections > 0 || (!is_back && now - it->second.gone < idle_limit_)) {
       ++it;
       continue;
     }
-    ended.push_back({it->first.first, is_back, std::move(it->second.life)});
+    ended.push_back({it->first.first, is_back, std::move(it->second.registered)});
     it = entries_.erase(it);
   }
   return ended;
 }
 
-void Leftovers::DropAll(std::vector<Ended> ended) {
+void PeerSessions::DropAll(std::vector<Ended> ended) {
   for (Ended& one : ended) {
-    if (!one.life.empty()) drop_(one.task, one.is_back, std::move(one.life));
+    if (!one.registered.empty()) drop_(one.task, one.is_back, std::move(one.registered));
   }
 }
 
-Status Leftovers::Named(const Status& status, uint64_t conn) {
+Status PeerSessions::Named(const Status& status, uint64_t conn) {
   std::lock_guard<std::mutex> lock(mu_);
   const auto found = connections_.find(conn);
   if (status.ok() || found == connections_.end()) return status;
   return MakeStatus(StatusNumber(status), StatusMessage(status) + " (from " + found->second.first + ")");
 }
 
-Leftovers::Entry* Leftovers::Of(uint64_t conn) {
+PeerSessions::Entry* PeerSessions::Of(uint64_t conn) {
   auto found = connections_.find(conn);
   return found == connections_.end() ? nullptr : &entries_[found->second];
 }
 
-void Leftovers::GraphRegistered(uint64_t conn, const std::string& graph, const std::string& session, bool own_session) {
+void PeerSessions::GraphRegistered(uint64_t conn, const std::string& graph, const std::string& session,
+                                   bool own_session) {
   std::lock_guard<std::mutex> lock(mu_);
-  if (Entry* entry = Of(conn)) entry->life.graphs[graph] = {session, own_session};
+  if (Entry* entry = Of(conn)) entry->registered.graphs[graph] = {session, own_session};
 }
 
-void Leftovers::GraphDeregistered(uint64_t conn, const std::string& graph) {
+void PeerSessions::GraphDeregistered(uint64_t conn, const std::string& graph) {
   std::lock_guard<std::mutex> lock(mu_);
-  if (Entry* entry = Of(conn)) entry->life.graphs.erase(graph);
+  if (Entry* entry = Of(conn)) entry->registered.graphs.erase(graph);
 }
 
-void Leftovers::SessionCreated(uint64_t conn, const std::string& session) {
+void PeerSessions::SessionCreated(uint64_t conn, const std::string& session) {
   std::lock_guard<std::mutex> lock(mu_);
-  if (Entry* entry = Of(conn)) entry->life.sessions.insert(session);
+  if (Entry* entry = Of(conn)) entry->registered.sessions.insert(session);
 }
 
-void Leftovers::SessionDeleted(uint64_t conn, const std::string& session) {
+void PeerSessions::SessionDeleted(uint64_t conn, const std::string& session) {
   std::lock_guard<std::mutex> lock(mu_);
-  if (Entry* entry = Of(conn)) entry->life.sessions.erase(session);
+  if (Entry* entry = Of(conn)) entry->registered.sessions.erase(session);
 }
 
 }  // namespace starwire

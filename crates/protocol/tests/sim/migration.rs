@@ -9,7 +9,7 @@ use starwire_protocol::{ConnectionError, FEATURE_QUEUE_PAIRS, ProtocolError, Set
 use crate::owner::Ended;
 use crate::pair::{Pair, settings};
 use crate::promises::KEY;
-use crate::wire::{self, MOVE, RawFrame, Stranger};
+use crate::wire::{self, MOVE, RawFrame, RawPeer};
 
 fn able(task: &str, nonce: u8) -> Settings {
     let mut settings = settings(task, nonce);
@@ -130,15 +130,15 @@ fn p32_a_move_that_comes_to_nothing_ends_while_there_is_time_for_another_way() {
 #[test]
 fn p32_a_move_out_of_turn_is_a_protocol_error() {
     let propose = || RawFrame::new(MOVE, 0).meta(b"endpoint");
-    let unexpected = |stranger: &Stranger| {
-        let error = &stranger.end.error;
+    let unexpected = |peer: &RawPeer| {
+        let error = &peer.end.error;
         matches!(error, Some(ConnectionError::Protocol(ProtocolError::Unexpected { frame: "MOVE", .. })))
     };
     // Not offered.
-    let mut stranger = Stranger::welcomed(settings("/job:ps/task:0", 2));
-    stranger.say(&[propose()]);
-    assert!(unexpected(&stranger));
-    assert!(stranger.end.owner.proposed.is_none());
+    let mut peer = RawPeer::welcomed(settings("/job:ps/task:0", 2));
+    peer.say(&[propose()]);
+    assert!(unexpected(&peer));
+    assert!(peer.end.owner.proposed.is_none());
     // An answer to nothing.
     let mut pair = pair();
     let answer = wire::block(1, wire::section(&[propose()]), &[]);

@@ -16,7 +16,7 @@ pub const FEATURE_QUEUE_PAIRS: u64 = 1;
 
 /// The progress of the client's move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum MigrationState {
     /// The owner was asked for a queue pair (`Event::MayMove`).
     Asked,
     /// MOVE was sent.
@@ -30,9 +30,9 @@ pub enum Step {
 impl<O: Owner> Connection<O> {
     /// Client: answers `Event::MayMove`. `endpoint` tells the peer how to reach our queue pair.
     pub fn propose_move(&mut self, endpoint: &[u8]) {
-        if let Phase::Moving { step: step @ Step::Asked, .. } = &mut self.phase {
-            *step = Step::Proposed;
-            self.say(|out| put::moving(out, 0, endpoint));
+        if let Phase::Migrating { state: state @ MigrationState::Asked, .. } = &mut self.phase {
+            *state = MigrationState::Proposed;
+            self.say(|out| put::migrate(out, 0, endpoint));
             self.out.cut_alone();
             self.out.hold();
         }
@@ -40,7 +40,7 @@ impl<O: Owner> Connection<O> {
 
     /// Client: the other answer, also to a refusal. The connection stays on its socket.
     pub fn stay(&mut self, now: Instant) {
-        if let Phase::Moving { step: Step::Asked | Step::Agreed, .. } = self.phase {
+        if let Phase::Migrating { state: MigrationState::Asked | MigrationState::Agreed, .. } = self.phase {
             self.out.go_on();
             self.end_move();
             self.send_waiting(now);
@@ -49,8 +49,8 @@ impl<O: Owner> Connection<O> {
 
     /// Client: the connection uses the queue pair from now on.
     pub fn moved(&mut self) {
-        if let Phase::Moving { step: step @ Step::Agreed, .. } = &mut self.phase {
-            *step = Step::Proving;
+        if let Phase::Migrating { state: state @ MigrationState::Agreed, .. } = &mut self.phase {
+            *state = MigrationState::Proving;
             self.out.go_on();
             self.pings += 1;
             self.out.ping(self.pings);
@@ -59,19 +59,19 @@ impl<O: Owner> Connection<O> {
 
     /// Server: answers `Event::MoveProposed`. Nothing leaves after it until `resume`.
     pub fn accept_move(&mut self, endpoint: &[u8]) {
-        self.say(|out| put::moving(out, 0, endpoint));
+        self.say(|out| put::migrate(out, 0, endpoint));
         self.out.cut_alone();
         self.out.hold();
     }
 
     /// Server: the other answer. The connection stays on its socket.
     pub fn refuse_move(&mut self, code: i32, reason: &str) {
-        self.say(|out| put::moving(out, code, reason.as_bytes()));
+        self.say(|out| put::migrate(out, code, reason.as_bytes()));
     }
 
     /// Server: its answer has left; what follows goes over the queue pair.
     pub fn resume(&mut self) {
-        if !matches!(self.phase, Phase::Moving { .. }) {
+        if !matches!(self.phase, Phase::Migrating { .. }) {
             self.out.go_on();
         }
     }
@@ -82,8 +82,8 @@ impl<O: Owner> Connection<O> {
     }
 
     /// Client: this connection waits for a queue pair, or for the proof that it works.
-    pub fn is_moving(&self) -> bool {
-        matches!(self.phase, Phase::Moving { .. })
+    pub fn is_migrating(&self) -> bool {
+        matches!(self.phase, Phase::Migrating { .. })
     }
 
     /// A move must work within this time, so that some is left for a fallback.
@@ -92,11 +92,11 @@ impl<O: Owner> Connection<O> {
     }
 
     /// Client: frames between handshake and proof.
-    pub(super) fn moving_frame(&mut self, frame: Frame<'_>, name: &'static str) -> Result<(), ConnectionError> {
-        let Phase::Moving { step, .. } = &mut self.phase else { return Ok(()) };
-        match (*step, frame) {
-            (Step::Proposed, Frame::Move { code, meta }) => {
-                *step = Step::Agreed;
+    pub(super) fn migration_frame(&mut self, frame: Frame<'_>, name: &'static str) -> Result<(), ConnectionError> {
+        let Phase::Migrating { state, .. } = &mut self.phase else { return Ok(()) };
+        match (*state, frame) {
+            (MigrationState::Proposed, Frame::Move { code, meta }) => {
+                *state = MigrationState::Agreed;
                 if code == 0 {
                     self.events.move_accepted(meta);
                 } else {
@@ -104,7 +104,7 @@ impl<O: Owner> Connection<O> {
                 }
                 Ok(())
             }
-            (Step::Proving, Frame::Pong { .. }) => {
+            (MigrationState::Proving, Frame::Pong { .. }) => {
                 self.end_move();
                 Ok(())
             }
@@ -132,7 +132,7 @@ impl<O: Owner> Connection<O> {
     fn end_move(&mut self) {
         let broken = Phase::Broken(ConnectionError::Misuse("the move was interrupted"));
         match std::mem::replace(&mut self.phase, broken) {
-            Phase::Moving { peer, .. } => self.become_ready(*peer),
+            Phase::Migrating { peer, .. } => self.become_ready(*peer),
             other => self.phase = other,
         }
     }

@@ -1,5 +1,5 @@
 // The choice of an allocator that answers without waiting.
-#include "cc/tensor/prompt_allocator.h"
+#include "cc/tensor/nonblocking_allocator.h"
 
 #include <gtest/gtest.h>
 
@@ -33,21 +33,21 @@ class Claims : public tensorflow::Allocator {
   AllocatorStats stats_;
 };
 
-TEST(PromptAllocator, AnAllocatorWithCertainRoomIsUsed) {
+TEST(NonblockingAllocator, AnAllocatorWithCertainRoomIsUsed) {
   Claims roomy("mklcpu", 100 * kMiB, 10 * kMiB, 20 * kMiB);
-  EXPECT_EQ(PromptAllocator(&roomy, 30 * kMiB), &roomy);
+  EXPECT_EQ(NonblockingAllocator(&roomy, 30 * kMiB), &roomy);
 }
 
-TEST(PromptAllocator, UnavailableMemoryIsRefusedAtOnce) {
+TEST(NonblockingAllocator, UnavailableMemoryIsRefusedAtOnce) {
   Claims full("mklcpu", 100 * kMiB, 90 * kMiB, 90 * kMiB);
-  EXPECT_EQ(PromptAllocator(&full, 11 * kMiB), nullptr);
-  EXPECT_EQ(PromptAllocator(&full, 101 * kMiB), nullptr);
-  EXPECT_EQ(PromptAllocator(&full, ~uint64_t{0}), nullptr);
+  EXPECT_EQ(NonblockingAllocator(&full, 11 * kMiB), nullptr);
+  EXPECT_EQ(NonblockingAllocator(&full, 101 * kMiB), nullptr);
+  EXPECT_EQ(NonblockingAllocator(&full, ~uint64_t{0}), nullptr);
 }
 
-TEST(PromptAllocator, AnAllocatorThatMightSearchIsBypassed) {
+TEST(NonblockingAllocator, AnAllocatorThatMightSearchIsBypassed) {
   Claims pieces("mklcpu", 100 * kMiB, 10 * kMiB, 40 * kMiB);
-  tensorflow::Allocator* other = PromptAllocator(&pieces, 30 * kMiB);
+  tensorflow::Allocator* other = NonblockingAllocator(&pieces, 30 * kMiB);
   ASSERT_NE(other, nullptr);
   ASSERT_NE(other, &pieces);
   tensorflow::Tensor tensor(other, tensorflow::DT_FLOAT, {1 << 20});
@@ -57,11 +57,11 @@ TEST(PromptAllocator, AnAllocatorThatMightSearchIsBypassed) {
   std::memset(const_cast<char*>(data.data()), 1, data.size());
 }
 
-TEST(PromptAllocator, SmallRequestsAndOtherAllocatorsAreUnchanged) {
+TEST(NonblockingAllocator, SmallRequestsAndOtherAllocatorsAreUnchanged) {
   Claims full("mklcpu", 100 * kMiB, 100 * kMiB, 100 * kMiB);
-  EXPECT_EQ(PromptAllocator(&full, 4096), &full);
+  EXPECT_EQ(NonblockingAllocator(&full, 4096), &full);
   Claims gpu("GPU_0_bfc", 100 * kMiB, 100 * kMiB, 100 * kMiB);
-  EXPECT_EQ(PromptAllocator(&gpu, 50 * kMiB), &gpu);
+  EXPECT_EQ(NonblockingAllocator(&gpu, 50 * kMiB), &gpu);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Memory for received tensors without waiting, because reactors allocate it.
-#ifndef STARWIRE_CC_TENSOR_PROMPT_ALLOCATOR_H_
-#define STARWIRE_CC_TENSOR_PROMPT_ALLOCATOR_H_
+#ifndef STARWIRE_CC_TENSOR_NONBLOCKING_ALLOCATOR_H_
+#define STARWIRE_CC_TENSOR_NONBLOCKING_ALLOCATOR_H_
 
 #include <cstdint>
 
@@ -12,8 +12,8 @@ namespace starwire {
 // is not enough memory. It is `wanted` unless that one might make the caller wait: TensorFlow's CPU allocator ignores
 // the attribute, and waits ten seconds for memory to be freed, holding a lock that freeing needs. If it is not certain
 // to have room, memory comes from the system.
-tensorflow::Allocator* PromptAllocator(tensorflow::Allocator* wanted, uint64_t bytes);
+tensorflow::Allocator* NonblockingAllocator(tensorflow::Allocator* wanted, uint64_t bytes);
 
 }  // namespace starwire
 
-#endif  // STARWIRE_CC_TENSOR_PROMPT_ALLOCATOR_H_
+#endif  // STARWIRE_CC_TENSOR_NONBLOCKING_ALLOCATOR_H_

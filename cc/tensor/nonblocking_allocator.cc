@@ -1,4 +1,4 @@
-#include "cc/tensor/prompt_allocator.h"
+#include "cc/tensor/nonblocking_allocator.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -32,7 +32,7 @@ Allocator* System() {
 
 }  // namespace
 
-Allocator* PromptAllocator(Allocator* wanted, uint64_t bytes) {
+Allocator* NonblockingAllocator(Allocator* wanted, uint64_t bytes) {
   if (ArenaAllocator* arena = ArenaAllocator::Of(wanted)) {
     wanted = arena->WithRoomFor(bytes);
     if (wanted == arena) return wanted;

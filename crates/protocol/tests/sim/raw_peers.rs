@@ -5,7 +5,7 @@ use starwire_protocol::{Call, ConnectionError, ProtocolError, Settings};
 use crate::owner::{Ended, REFUSED_METHOD};
 use crate::pair::settings;
 use crate::promises::KEY;
-use crate::wire::{self, BULK, RawFrame, Stranger};
+use crate::wire::{self, BULK, RawFrame, RawPeer};
 
 fn server_settings() -> Settings {
     let mut settings = settings("/job:ps/task:0", 2);
@@ -17,32 +17,32 @@ fn server_settings() -> Settings {
     settings
 }
 
-fn protocol_error(stranger: &Stranger) -> &ProtocolError {
-    match &stranger.end.error {
+fn protocol_error(peer: &RawPeer) -> &ProtocolError {
+    match &peer.end.error {
         Some(ConnectionError::Protocol(error)) => error,
         other => panic!("no protocol error: {other:?}"),
     }
 }
 
 /// What a server says to frames of a client that was welcomed.
-fn server_says(frames: &[RawFrame], bulk: &[u8]) -> Stranger {
-    let mut stranger = Stranger::welcomed(server_settings());
-    stranger.listen();
-    stranger.say_bulk(frames, bulk);
-    stranger
+fn server_says(frames: &[RawFrame], bulk: &[u8]) -> RawPeer {
+    let mut peer = RawPeer::welcomed(server_settings());
+    peer.listen();
+    peer.say_bulk(frames, bulk);
+    peer
 }
 
 #[test]
 fn p26_damaged_blocks_are_noticed() {
     let good = wire::block(1, wire::section(&[wire::key(0, KEY), wire::recv(1, 0)]), &[]);
     for at in 0..good.len() {
-        let mut stranger = Stranger::welcomed(server_settings());
+        let mut peer = RawPeer::welcomed(server_settings());
         let mut bad = good.clone();
         bad[at] ^= 0x10;
-        stranger.send(&bad);
-        assert!(stranger.end.owner.requests.is_empty());
+        peer.send(&bad);
+        assert!(peer.end.owner.requests.is_empty());
         if !(8..12).contains(&at) {
-            protocol_error(&stranger);
+            protocol_error(&peer);
         }
     }
 }
@@ -50,28 +50,28 @@ fn p26_damaged_blocks_are_noticed() {
 #[test]
 fn p26_replayed_lost_and_reordered_blocks_are_noticed() {
     for sequence in [0, 2, u64::MAX] {
-        let mut stranger = Stranger::welcomed(server_settings());
-        stranger.send(&wire::block(sequence, wire::section(&[wire::key(0, KEY)]), &[]));
-        assert!(matches!(protocol_error(&stranger), ProtocolError::Sequence { block: 1, .. }));
+        let mut peer = RawPeer::welcomed(server_settings());
+        peer.send(&wire::block(sequence, wire::section(&[wire::key(0, KEY)]), &[]));
+        assert!(matches!(protocol_error(&peer), ProtocolError::Sequence { block: 1, .. }));
     }
 }
 
 #[test]
 fn p26_a_broken_connection_says_why_and_then_nothing() {
-    let mut stranger = server_says(&[RawFrame::new(99, 0)], &[]);
-    assert!(matches!(protocol_error(&stranger), ProtocolError::UnknownFrame { kind: 99 }));
-    assert_eq!(stranger.listen_frames(), [(wire::REFUSE, 0)]);
-    assert_eq!(stranger.listen_frames(), []);
-    assert!(!stranger.end.begin_receive());
+    let mut peer = server_says(&[RawFrame::new(99, 0)], &[]);
+    assert!(matches!(protocol_error(&peer), ProtocolError::UnknownFrame { kind: 99 }));
+    assert_eq!(peer.listen_frames(), [(wire::REFUSE, 0)]);
+    assert_eq!(peer.listen_frames(), []);
+    assert!(!peer.end.begin_receive());
 
-    let mut stranger = Stranger::serving(settings("/job:worker/task:0", 1));
-    stranger.say(&[RawFrame::new(99, 0)]);
-    protocol_error(&stranger);
-    let end = &mut stranger.end;
-    end.recv_key(stranger.now, 1, KEY);
+    let mut peer = RawPeer::serving(settings("/job:worker/task:0", 1));
+    peer.say(&[RawFrame::new(99, 0)]);
+    protocol_error(&peer);
+    let end = &mut peer.end;
+    end.recv_key(peer.now, 1, KEY);
     let Ended::Local { code: 14, message } = &end.owner.ended[&1] else { panic!("not refused") };
     assert!(message.contains("unknown frame kind 99"), "{message}");
-    assert_eq!(stranger.listen_frames(), [(wire::REFUSE, 0)]);
+    assert_eq!(peer.listen_frames(), [(wire::REFUSE, 0)]);
 }
 
 #[test]
@@ -85,29 +85,29 @@ fn p27_lengths_are_checked_before_memory_is_taken() {
     for block in
         [header((4 << 20) + 8, 0), header(u32::MAX - 7, 0), header(1024, (16 << 20) + 1), header(1024, u64::MAX)]
     {
-        let mut stranger = Stranger::welcomed(server_settings());
-        stranger.send(&block);
-        assert!(matches!(protocol_error(&stranger), ProtocolError::TooLarge { .. }));
+        let mut peer = RawPeer::welcomed(server_settings());
+        peer.send(&block);
+        assert!(matches!(protocol_error(&peer), ProtocolError::TooLarge { .. }));
     }
     for block in [header(12, 0), header(984, 1)] {
-        let mut stranger = Stranger::welcomed(server_settings());
-        stranger.send(&block);
-        assert!(matches!(protocol_error(&stranger), ProtocolError::Frame { .. }));
+        let mut peer = RawPeer::welcomed(server_settings());
+        peer.send(&block);
+        assert!(matches!(protocol_error(&peer), ProtocolError::Frame { .. }));
     }
     let mut long_meta = wire::call(1, &[]).bytes();
     long_meta[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
     let mut many_parts = wire::call(1, &[]).bytes();
     many_parts[20..24].copy_from_slice(&65_537u32.to_le_bytes());
     for section in [long_meta, many_parts] {
-        let mut stranger = Stranger::welcomed(server_settings());
-        stranger.send(&wire::block(1, section, &[]));
-        assert!(matches!(protocol_error(&stranger), ProtocolError::TooLarge { .. }));
+        let mut peer = RawPeer::welcomed(server_settings());
+        peer.send(&wire::block(1, section, &[]));
+        assert!(matches!(protocol_error(&peer), ProtocolError::TooLarge { .. }));
     }
     let huge: [&[u64]; 3] = [&[BULK | 1_000_001], &[BULK | 500_001, BULK | 500_000], &[u64::MAX, u64::MAX, u64::MAX]];
     for lens in huge {
-        let stranger = server_says(&[wire::call(1, lens)], &[]);
-        protocol_error(&stranger);
-        assert_eq!(stranger.end.owner.bodies.get(), 0);
+        let peer = server_says(&[wire::call(1, lens)], &[]);
+        protocol_error(&peer);
+        assert_eq!(peer.end.owner.bodies.get(), 0);
     }
 }
 
@@ -133,10 +133,10 @@ fn p28_malformed_frames_are_protocol_errors() {
         ("ABORT with length", wire::data(1, 5).flags(1).bytes()),
     ];
     for (what, section) in cases {
-        let mut stranger = Stranger::welcomed(server_settings());
-        stranger.send(&wire::block(1, section, &[]));
-        assert!(stranger.end.owner.requests.is_empty(), "{what}");
-        protocol_error(&stranger);
+        let mut peer = RawPeer::welcomed(server_settings());
+        peer.send(&wire::block(1, section, &[]));
+        assert!(peer.end.owner.requests.is_empty(), "{what}");
+        protocol_error(&peer);
     }
 }
 
@@ -160,17 +160,17 @@ fn p28_frames_of_the_other_side_are_protocol_errors() {
         wire::welcome(&[]),
     ];
     for frame in clients {
-        let mut stranger = Stranger::serving(settings("/job:worker/task:0", 1));
-        stranger.say(&[frame]);
-        protocol_error(&stranger);
+        let mut peer = RawPeer::serving(settings("/job:worker/task:0", 1));
+        peer.say(&[frame]);
+        protocol_error(&peer);
     }
 }
 
 #[test]
 fn p29_exceeding_the_announced_limits_is_a_protocol_error() {
     let window = |frames: &[RawFrame]| {
-        let stranger = server_says(frames, &[]);
-        assert!(matches!(protocol_error(&stranger), ProtocolError::Window { .. }), "{:?}", stranger.end.error);
+        let peer = server_says(frames, &[]);
+        assert!(matches!(protocol_error(&peer), ProtocolError::Window { .. }), "{:?}", peer.end.error);
     };
     let mut frames = vec![wire::key(0, KEY)];
     frames.extend((0..11).map(|id| wire::recv(id, 0)));
@@ -181,14 +181,14 @@ fn p29_exceeding_the_announced_limits_is_a_protocol_error() {
     let keys: Vec<_> = (0..6).map(|key| wire::key(key, KEY)).collect();
     window(&keys);
     // Refused requests count until their answers leave: a peer that does not read cannot make them pile up.
-    let mut stranger = Stranger::welcomed(server_settings());
-    stranger.listen();
+    let mut peer = RawPeer::welcomed(server_settings());
+    peer.listen();
     let mut frames = vec![wire::key(0, crate::owner::BAD_PREFIX)];
     frames.extend((0..10).map(|id| wire::recv(id, 0)));
-    stranger.say(&frames);
-    assert_eq!(stranger.end.error, None);
-    stranger.say(&[wire::recv(11, 0)]);
-    assert!(matches!(protocol_error(&stranger), ProtocolError::Window { .. }));
+    peer.say(&frames);
+    assert_eq!(peer.end.error, None);
+    peer.say(&[wire::recv(11, 0)]);
+    assert!(matches!(protocol_error(&peer), ProtocolError::Window { .. }));
 }
 
 #[test]
@@ -207,8 +207,8 @@ fn p30_ids_and_lengths_must_match_what_is_in_flight() {
         ("abort of nothing", vec![wire::data(1, 0).flags(1)], 0),
     ];
     for (what, frames, bulk) in bad {
-        let stranger = server_says(&frames, &vec![7; bulk]);
-        assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))), "{what}");
+        let peer = server_says(&frames, &vec![7; bulk]);
+        assert!(matches!(peer.end.error, Some(ConnectionError::Protocol(_))), "{what}");
     }
     // A client holds its server to the same.
     let bad: Vec<(&str, Vec<RawFrame>, usize)> = vec![
@@ -219,14 +219,14 @@ fn p30_ids_and_lengths_must_match_what_is_in_flight() {
         ("data before reply", vec![wire::data(1, 9)], 9),
     ];
     for (what, frames, bulk) in bad {
-        let mut stranger = Stranger::serving(settings("/job:worker/task:0", 1));
-        let end = &mut stranger.end;
-        end.recv_key(stranger.now, 1, KEY);
-        stranger.listen();
-        stranger.say_bulk(&frames, &vec![7; bulk]);
-        assert!(matches!(stranger.end.error, Some(ConnectionError::Protocol(_))), "{what}");
-        stranger.end.fail(14, "gone");
-        assert_eq!(stranger.end.owner.ended.len(), 1, "{what}");
+        let mut peer = RawPeer::serving(settings("/job:worker/task:0", 1));
+        let end = &mut peer.end;
+        end.recv_key(peer.now, 1, KEY);
+        peer.listen();
+        peer.say_bulk(&frames, &vec![7; bulk]);
+        assert!(matches!(peer.end.error, Some(ConnectionError::Protocol(_))), "{what}");
+        peer.end.fail(14, "gone");
+        assert_eq!(peer.end.owner.ended.len(), 1, "{what}");
     }
 }
 
@@ -235,10 +235,10 @@ fn p30_an_id_used_again_within_a_block_cannot_mix_payloads() {
     // DATA of the first call, its CANCEL, and a second call with the same id: the first call's bytes must not land in
     // the second.
     for cut in [1, 3, 12, usize::MAX] {
-        let mut stranger = Stranger::welcomed(server_settings());
-        stranger.listen();
-        stranger.cut = cut;
-        stranger.say_bulk(
+        let mut peer = RawPeer::welcomed(server_settings());
+        peer.listen();
+        peer.cut = cut;
+        peer.say_bulk(
             &[
                 wire::call(1, &[BULK | 20]),
                 wire::data(1, 10),
@@ -248,51 +248,51 @@ fn p30_an_id_used_again_within_a_block_cannot_mix_payloads() {
             ],
             &[&[1u8; 10][..], &[2; 5]].concat(),
         );
-        assert_eq!(stranger.end.error, None);
-        let request = stranger.end.owner.take_request(1);
+        assert_eq!(peer.end.error, None);
+        let request = peer.end.owner.take_request(1);
         let Some(crate::owner::Request::Call { parts, .. }) = request else { panic!("the second call is complete") };
         assert_eq!(parts, [vec![2; 5]], "cut {cut}");
-        assert_eq!(stranger.end.owner.bodies.get(), 0);
-        stranger.end.connection.reply(1, 0, b"", None);
-        assert_eq!(stranger.listen_frames(), [(wire::REPLY, 1), (wire::REPLY, 1)]);
+        assert_eq!(peer.end.owner.bodies.get(), 0);
+        peer.end.connection.reply(1, 0, b"", None);
+        assert_eq!(peer.listen_frames(), [(wire::REPLY, 1), (wire::REPLY, 1)]);
     }
 }
 
 #[test]
 fn p30_refused_payloads_do_not_pile_up() {
-    let mut stranger = Stranger::welcomed(server_settings());
+    let mut peer = RawPeer::welcomed(server_settings());
     let mut id = 0;
-    while stranger.end.error.is_none() {
+    while peer.end.error.is_none() {
         // Refused calls whose bytes never come, while the answers are read.
-        stranger.say(&[wire::call(id, &[BULK | 10]).code(REFUSED_METHOD)]);
-        stranger.listen();
+        peer.say(&[wire::call(id, &[BULK | 10]).code(REFUSED_METHOD)]);
+        peer.listen();
         id += 1;
         assert!(id < 20);
     }
-    assert!(matches!(protocol_error(&stranger), ProtocolError::Window { .. }));
+    assert!(matches!(protocol_error(&peer), ProtocolError::Window { .. }));
 }
 
 #[test]
 fn p31_an_early_answer_is_accepted_and_the_rest_of_the_call_is_not_sent() {
     let _reached = starwire_marks::expect("a call is answered before all of it was sent");
-    let mut stranger = Stranger::serving(settings("/job:worker/task:0", 1));
-    let payload = stranger.end.payload(vec![vec![3; 9 << 20]]);
-    let end = &mut stranger.end;
-    end.call(stranger.now, Call { id: 1, method: 5, meta: Vec::new(), payload, deadline: None, op: () });
+    let mut peer = RawPeer::serving(settings("/job:worker/task:0", 1));
+    let payload = peer.end.payload(vec![vec![3; 9 << 20]]);
+    let end = &mut peer.end;
+    end.call(peer.now, Call { id: 1, method: 5, meta: Vec::new(), payload, deadline: None, op: () });
     let mut wire = std::collections::VecDeque::new();
-    assert!(stranger.end.send(stranger.now, &mut wire));
-    stranger.say(&[wire::reply(1, &[4]).inline(b"done")]);
-    assert_eq!(stranger.end.error, None);
-    assert_eq!(stranger.end.owner.ended[&1], Ended::Ok { meta: Vec::new(), parts: vec![b"done".to_vec()] });
-    assert_eq!(stranger.end.payloads.get(), 0);
-    assert_eq!(stranger.listen_frames(), [(wire::DATA, 1)]);
+    assert!(peer.end.send(peer.now, &mut wire));
+    peer.say(&[wire::reply(1, &[4]).inline(b"done")]);
+    assert_eq!(peer.end.error, None);
+    assert_eq!(peer.end.owner.ended[&1], Ended::Ok { meta: Vec::new(), parts: vec![b"done".to_vec()] });
+    assert_eq!(peer.end.payloads.get(), 0);
+    assert_eq!(peer.listen_frames(), [(wire::DATA, 1)]);
 }
 
 #[test]
 fn events_come_in_the_order_of_the_frames() {
-    let mut stranger = Stranger::welcomed(server_settings());
+    let mut peer = RawPeer::welcomed(server_settings());
     let cancel = |id| RawFrame::new(wire::CANCEL, id).code(1);
-    stranger.say(&[
+    peer.say(&[
         wire::key(0, KEY),
         wire::recv(1, 0),
         wire::call(2, &[]),
@@ -316,17 +316,17 @@ fn events_come_in_the_order_of_the_frames() {
         "goodbye",
         "cancelled 4",
     ];
-    assert_eq!(stranger.end.owner.order, expected);
-    stranger.end.fail(14, "gone");
-    assert_eq!(stranger.end.owner.order[expected.len()..], ["cancelled 2", "cancelled 3"]);
+    assert_eq!(peer.end.owner.order, expected);
+    peer.end.fail(14, "gone");
+    assert_eq!(peer.end.owner.order[expected.len()..], ["cancelled 2", "cancelled 3"]);
 }
 
 #[test]
 fn an_id_that_is_used_twice_does_not_hide_the_first_request() {
-    let mut stranger = Stranger::welcomed(server_settings());
-    stranger.say(&[wire::key(0, KEY), wire::call(1, &[])]);
-    stranger.say(&[wire::recv(1, 0)]);
-    protocol_error(&stranger);
-    stranger.end.fail(14, "gone");
-    assert_eq!(stranger.end.owner.cancelled, [(1, 5, 0, true)]);
+    let mut peer = RawPeer::welcomed(server_settings());
+    peer.say(&[wire::key(0, KEY), wire::call(1, &[])]);
+    peer.say(&[wire::recv(1, 0)]);
+    protocol_error(&peer);
+    peer.end.fail(14, "gone");
+    assert_eq!(peer.end.owner.cancelled, [(1, 5, 0, true)]);
 }

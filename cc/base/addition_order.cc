@@ -1,4 +1,4 @@
-#include "cc/base/sums.h"
+#include "cc/base/addition_order.h"
 
 #include <algorithm>
 #include <vector>

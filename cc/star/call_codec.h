@@ -1,26 +1,28 @@
 // Star calls on the wire, as a worker's session sees them: it writes the heads of calls and reads those of replies. The
 // format is defined in docs/protocol.md, "Star calls", and implemented in crates/protocol/src/star.rs; the tensors are
-// in cc/star/cargo.h.
+// in cc/star/value_codec.h.
 //
 // A worker
 //
 //   1. serialises the GraphDef of each of its calls once. All nodes are placed on one device of the server; feed i is
 //      the `_Arg` with index i, fetch i the `_Retval` with index i. PlanHashOf() of the bytes is the plan's name.
-//   2. sends kStarCall: the metadata is EncodeStarCall() followed by the table of the feeds' CargoOut, the payload is
-//      the CargoOut's.
+//   2. sends kStarCall: the metadata is EncodeStarCall() followed by the table of the feeds' ValueEncoder, the payload
+//   is
+//      the ValueEncoder's.
 //   3. reads the reply's metadata with DecodeStarReply(). If StarReply::kRegister is set, the server does not know the
 //      plan (or has evicted it) and has done nothing: the worker sends kStarRegister with the same session, hash and
 //      incarnation and with the bytes as the payload's only part (the reply is empty), then the call again. This may
 //      happen at any call and more than once. Several workers may do it at the same time.
-//   4. otherwise gives the fetches to a CargoIn: Prepare() in the op's alloc, with the table behind the head, Finish()
+//   4. otherwise gives the fetches to a ValueDecoder: Prepare() in the op's alloc, with the table behind the head,
+//   Finish()
 //      when the call is done.
 //   5. if some call of a step kept fetches in slots: sets StarCall::kLast in the step's last call to that server, or
 //      sends kStarEnd if the step has failed, was cancelled or does not reach its last call.
 //
 // Errors arrive as the reply's status. `Aborted` means that the server was restarted after the session was created: the
 // session has to be created again.
-#ifndef STARWIRE_CC_STAR_WIRE_H_
-#define STARWIRE_CC_STAR_WIRE_H_
+#ifndef STARWIRE_CC_STAR_CALL_CODEC_H_
+#define STARWIRE_CC_STAR_CALL_CODEC_H_
 
 #include <array>
 #include <cstddef>
@@ -78,4 +80,4 @@ Status EncodeStarEnd(int64_t step_id, sw_bytes session, std::vector<uint8_t>* me
 
 }  // namespace starwire
 
-#endif  // STARWIRE_CC_STAR_WIRE_H_
+#endif  // STARWIRE_CC_STAR_CALL_CODEC_H_

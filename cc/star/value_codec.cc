@@ -1,4 +1,4 @@
-#include "cc/star/cargo.h"
+#include "cc/star/value_codec.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,9 +8,9 @@
 
 #include "cc/base/compat_tensor.h"
 #include "cc/base/guard.h"
-#include "cc/star/wire.h"
+#include "cc/star/call_codec.h"
 #include "cc/tensor/codec.h"
-#include "cc/tensor/prompt_allocator.h"
+#include "cc/tensor/nonblocking_allocator.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
 #include "tensorflow/core/framework/tensor.pb.h"
 #include "tensorflow/core/framework/types.h"
@@ -169,17 +169,17 @@ StarValue StarValue::Slot(uint32_t slot) {
 // ---- sending ----
 
 // Memory that lives until the transport has sent it.
-struct CargoOut::Owned {
+struct ValueEncoder::Owned {
   std::unique_ptr<uint8_t[]> packed;
   std::vector<Tensor> scattered;
   std::string extra;
 };
 
-CargoOut::CargoOut() = default;
+ValueEncoder::ValueEncoder() = default;
 
-CargoOut::~CargoOut() = default;
+ValueEncoder::~ValueEncoder() = default;
 
-Status CargoOut::Pack(const StarValue* values, size_t n, std::vector<uint8_t>* meta) {
+Status ValueEncoder::Pack(const StarValue* values, size_t n, std::vector<uint8_t>* meta) {
   owned_ = std::make_unique<Owned>();
   parts_.clear();
   bytes_ = 0;
@@ -241,14 +241,14 @@ Status CargoOut::Pack(const StarValue* values, size_t n, std::vector<uint8_t>* m
   return OkStatus();
 }
 
-void CargoOut::AddPart(std::string bytes) {
+void ValueEncoder::AddPart(std::string bytes) {
   if (owned_ == nullptr) owned_ = std::make_unique<Owned>();
   owned_->extra = std::move(bytes);
   bytes_ += owned_->extra.size();
   parts_.push_back({owned_->extra.data(), owned_->extra.size()});
 }
 
-const sw_payload* CargoOut::Take() {
+const sw_payload* ValueEncoder::Take() {
   if (parts_.empty()) return nullptr;
   payload_ = {parts_.data(), parts_.size(), owned_.release(), Guarded<&DeleteOwner<Owned>>};
   return &payload_;
@@ -256,14 +256,14 @@ const sw_payload* CargoOut::Take() {
 
 // ---- receiving ----
 
-CargoIn::~CargoIn() { DropSlab(); }
+ValueDecoder::~ValueDecoder() { DropSlab(); }
 
-void CargoIn::DropSlab() {
+void ValueDecoder::DropSlab() {
   if (slab_ != nullptr) slab_->Unref();
   slab_ = nullptr;
 }
 
-Status CargoIn::Parse(sw_bytes table) {
+Status ValueDecoder::Parse(sw_bytes table) {
   members_.clear();
   own_.clear();
   extra_.clear();
@@ -314,7 +314,7 @@ Status CargoIn::Parse(sw_bytes table) {
 }
 
 template <typename Lens, typename PlacePart>
-Status CargoIn::Split(size_t n, const Lens& lens, const PlacePart& place) {
+Status ValueDecoder::Split(size_t n, const Lens& lens, const PlacePart& place) {
   size_t next = 0;
   for (size_t part = 0; part < n; ++part) {
     const uint64_t len = lens(part);
@@ -342,8 +342,8 @@ Status CargoIn::Split(size_t n, const Lens& lens, const PlacePart& place) {
   return OkStatus();
 }
 
-Status CargoIn::Prepare(sw_bytes table, size_t n, const uint64_t* lens, uint32_t extra, Allocator* allocator,
-                        void** bufs) {
+Status ValueDecoder::Prepare(sw_bytes table, size_t n, const uint64_t* lens, uint32_t extra, Allocator* allocator,
+                             void** bufs) {
   Status status = Parse(table);
   if (!status.ok()) return status;
   const size_t parts = n - (extra != 0 && n != 0 ? 1 : 0);
@@ -359,7 +359,7 @@ Status CargoIn::Prepare(sw_bytes table, size_t n, const uint64_t* lens, uint32_t
         Member& member = members_[first];
         if (end == first + 1 && member.encoding == TensorEncoding::kRaw && member.bytes >= kScatterMinBytes) {
           const PromptAllocation attributes;
-          Allocator* prompt = PromptAllocator(allocator, member.bytes);
+          Allocator* prompt = NonblockingAllocator(allocator, member.bytes);
           if (prompt == nullptr) return OutOfMemory(member.bytes);
           own_.emplace_back(prompt, member.dtype, member.shape, attributes);
           if (!own_.back().IsInitialized()) return OutOfMemory(member.bytes);
@@ -375,7 +375,7 @@ Status CargoIn::Prepare(sw_bytes table, size_t n, const uint64_t* lens, uint32_t
       });
   if (!status.ok()) return status;
   if (slab_bytes != 0) {
-    Allocator* prompt = PromptAllocator(allocator, slab_bytes);
+    Allocator* prompt = NonblockingAllocator(allocator, slab_bytes);
     slab_ = prompt == nullptr ? nullptr : Slab::New(prompt, slab_bytes, pieces);
     if (slab_ == nullptr) return OutOfMemory(slab_bytes);
     for (size_t part = 0; part < parts; ++part) {
@@ -389,7 +389,7 @@ Status CargoIn::Prepare(sw_bytes table, size_t n, const uint64_t* lens, uint32_t
   return OkStatus();
 }
 
-Status CargoIn::Adopt(sw_bytes table, const sw_part* parts, size_t n, void* body, void (*release)(void* body)) {
+Status ValueDecoder::Adopt(sw_bytes table, const sw_part* parts, size_t n, void* body, void (*release)(void* body)) {
   uint8_t* const base = n == 0 ? nullptr : static_cast<uint8_t*>(const_cast<void*>(parts[0].data));
   Status status = Parse(table);
   if (status.ok()) {
@@ -410,7 +410,7 @@ Status CargoIn::Adopt(sw_bytes table, const sw_part* parts, size_t n, void* body
   return status;
 }
 
-Status CargoIn::Widen(const Member& member, Allocator* allocator, Tensor* tensor) const {
+Status ValueDecoder::Widen(const Member& member, Allocator* allocator, Tensor* tensor) const {
   Tensor wide(allocator, member.dtype, member.shape);
   if (!wide.IsInitialized()) return NoMemory(2 * member.bytes, member.dtype, member.shape);
   auto numbers = wide.flat<Int64>();
@@ -420,7 +420,7 @@ Status CargoIn::Widen(const Member& member, Allocator* allocator, Tensor* tensor
   return OkStatus();
 }
 
-Status CargoIn::MakeTensor(const Member& member, Allocator* allocator, Tensor* tensor) {
+Status ValueDecoder::MakeTensor(const Member& member, Allocator* allocator, Tensor* tensor) {
   if (member.own != kNoPlace) {
     *tensor = std::move(own_[member.own]);
     return OkStatus();
@@ -447,7 +447,7 @@ Status CargoIn::MakeTensor(const Member& member, Allocator* allocator, Tensor* t
   }
 }
 
-std::vector<uint32_t> CargoIn::slots() const {
+std::vector<uint32_t> ValueDecoder::slots() const {
   std::vector<uint32_t> slots;
   for (const Member& member : members_) {
     if (member.kind == StarValue::Kind::kSlot) slots.push_back(member.slot);
@@ -455,7 +455,7 @@ std::vector<uint32_t> CargoIn::slots() const {
   return slots;
 }
 
-Status CargoIn::Finish(Allocator* allocator, std::vector<StarValue>* out) {
+Status ValueDecoder::Finish(Allocator* allocator, std::vector<StarValue>* out) {
   out->clear();
   out->reserve(members_.size());
   for (const Member& member : members_) {
