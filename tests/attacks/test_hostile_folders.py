@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def folders(tmp_path):
     for name in MODULES:
         (hostile / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'a').write({name!r} + ' ')\n")
     for name in ("starwire", "python", "python3", "sh"):
-        (hostile / name).write_text(f"#!/bin/sh\ntouch {tmp_path / 'executed'}\n")
+        (hostile / name).write_text(f"#!/bin/sh\ntouch {shlex.quote(str(tmp_path / 'executed'))}\n")
         (hostile / name).chmod(0o755)
     (own / "starwire").write_text(COMMAND)
 

@@ -170,7 +170,7 @@ def test_a_build_that_takes_a_while_succeeds(tmp_path):
     (programs / "cargo").write_text(f'#!/bin/bash\n{wait}\nmkdir -p "$CARGO_TARGET_DIR/release"\necho built >"$CARGO_TARGET_DIR/release/libstarwire.so"\n')
     for program in programs.iterdir():
         program.chmod(0o755)
-    environment = {**os.environ, "CARGO": str(programs / "cargo"), "CARGO_TARGET_DIR": str(tmp_path / "target"), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    environment = {**os.environ, "CARGO": "cargo", "CARGO_TARGET_DIR": str(tmp_path / "target"), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     run = subprocess.run([ROOT / "scripts/build-plugin", sys.executable], env=environment, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert next((tmp_path / "target").glob("tf-*/libstarwire.so")).read_text() == "built\n"

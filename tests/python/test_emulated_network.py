@@ -107,7 +107,8 @@ def test_a_machine_without_tun_is_told(tmp_path):
     unshare = ["unshare", "--user", "--map-root-user", "--mount", "--fork"]
     if subprocess.run([*unshare, "true"], capture_output=True).returncode or not os.path.exists("/dev/net/tun"):
         pytest.skip("no user and mount namespaces here")
-    command = f"mount --bind /dev/null /dev/net/tun && exec {sys.executable} {RUN} --only-wires --out {tmp_path}"
-    done = subprocess.run([*unshare, "sh", "-c", command], capture_output=True, text=True, timeout=120)
+    command = 'mount --bind /dev/null /dev/net/tun && exec "$@"'
+    words = [sys.executable, RUN, "--only-wires", "--out", tmp_path]
+    done = subprocess.run([*unshare, "sh", "-c", command, "sh", *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "no network can be emulated here (needs root or user namespaces, and a /dev/net/tun that can be opened)" in done.stderr

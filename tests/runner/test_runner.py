@@ -1,10 +1,12 @@
 """The runner itself: limits end what hangs and name it, failures reach what needs them, and shares leave nothing out."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,11 +58,13 @@ def test_a_test_that_hangs_ends_with_what_it_waited_for(tmp_path):
 
 def test_a_job_that_hangs_is_ended_with_its_children(tmp_path):
     pid_file = tmp_path / "pid"
-    passed, done, runs = run([Job("hangs", f"sleep 1000 & echo $! >{pid_file}; wait", limit=1)], tmp_path)
+    passed, done, runs = run([Job("hangs", f"sleep 1000 & echo $! >'{pid_file}'; wait", limit=3)], tmp_path)
     assert not passed and done == {"hangs": "FAILED"}
-    assert "exceeded its limit of 1 s" in runs["hangs"].log.read_text()
+    assert f"exceeded its limit of {3 * scheduler.PATIENCE:.0f} s" in runs["hangs"].log.read_text()
     child = Path("/proc", pid_file.read_text().strip(), "stat")
-    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while child.read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)  # the kernel ends it soon after the signal
 
 
 def test_a_service_that_is_never_ready_fails_what_needs_it(tmp_path):
@@ -71,8 +75,8 @@ def test_a_service_that_is_never_ready_fails_what_needs_it(tmp_path):
 
 def test_a_service_runs_until_the_others_have_ended(tmp_path):
     ready = tmp_path / "ready"
-    service = Job("service", f"echo $$ >{ready}; exec sleep 1000", ready_file=str(ready))
-    passed, done, runs = run([service, Job("user", f"kill -0 $(cat {ready})", needs=("service",))], tmp_path)
+    service = Job("service", f"echo $$ >'{ready}'; exec sleep 1000", ready_file=str(ready))
+    passed, done, runs = run([service, Job("user", f"kill -0 $(cat '{ready}')", needs=("service",))], tmp_path)
     assert passed and done == {"service": "passed", "user": "passed"}, runs["user"].log.read_text()
     assert not Path("/proc", ready.read_text().strip()).exists()
 

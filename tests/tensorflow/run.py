@@ -89,7 +89,8 @@ def run(launcher, protocol, patience, log, only=()):
     environment = {**os.environ, "STARWIRE_PROTOCOL": protocol, "TEST_TMPDIR": tempfile.mkdtemp(dir=folder)}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-    child = subprocess.Popen([launcher, *only], **files, env=environment, cwd=folder, start_new_session=True)
+    # Not through its first line: that cannot have a path with a space.
+    child = subprocess.Popen([sys.executable, launcher, *only], **files, env=environment, cwd=folder, start_new_session=True)
     try:
         over, current = follow(child, log.name, position, patience, done)
     finally:

@@ -275,7 +275,7 @@ fn a_shell_completes_command_lines() {
     let complete = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
         let script = format!(
-            "eval \"$({} completions bash)\"; COMP_WORDS=({}); COMP_CWORD={}; _starctl; echo \"${{COMPREPLY[*]}}\"",
+            "eval \"$('{}' completions bash)\"; COMP_WORDS=({}); COMP_CWORD={}; _starctl; echo \"${{COMPREPLY[*]}}\"",
             env!("CARGO_BIN_EXE_starctl"),
             words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" "),
             words.len() - 1
