@@ -51,7 +51,7 @@ def run(plan, command, environment, protocol, options):
     logs = options.logs if options.logs is not None else pathlib.Path(tempfile.mkdtemp(prefix="starwire-run-"))
     try:
         logs.mkdir(parents=True, exist_ok=True)
-        numbers = iter(ports.free(sum(plan.counts.values())))
+        numbers = iter(ports.free(sum(plan.counts.values()), environment))
     except OSError as error:
         print(f"starwire run: {error}", file=sys.stderr)
         return 1

@@ -4,18 +4,17 @@ import random
 import socket
 
 _FIRST = 10000
-# With TensorFlow 1.15, a task has another port at this distance: STARWIRE_PORT_OFFSET's default.
-_OFFSET = 1000
 
 
-def free(count):
+def free(count, environment):
     """Returns ports on which, as at their data ports, nothing listens, outside the range from which the kernel takes ports for connections."""
-    end = _first_ephemeral() - _OFFSET
+    offset = _offset(environment)
+    end = _first_ephemeral(offset) - offset
     found = []
-    for port in random.sample(range(_FIRST, end), end - _FIRST):
+    for port in random.sample(range(_FIRST, end), max(end - _FIRST, 0)):
         if len(found) == count:
             break
-        if not {port - _OFFSET, port + _OFFSET} & set(found) and _is_free(port) and _is_free(port + _OFFSET):
+        if not {port - offset, port + offset} & set(found) and _is_free(port) and _is_free(port + offset):
             found.append(port)
     if len(found) < count:
         raise OSError(f"only {len(found)} of {count} ports are free between {_FIRST} and {end}")
@@ -38,13 +37,20 @@ def listening():
     return ports
 
 
-def _first_ephemeral():
+def _offset(environment):
+    """Returns the distance to a task's second port, which it has with TensorFlow 1.15."""
+    text = environment.get("STARWIRE_PORT_OFFSET", "")
+    # A task refuses other values, with a reason.
+    return int(text) if text.isdecimal() and 0 < int(text) < 65535 else 1000
+
+
+def _first_ephemeral(offset):
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
             first = int(file.read().split()[0])
     except (OSError, ValueError, IndexError):
         first = 32768
-    return first if first >= _FIRST + 2 * _OFFSET else 65536
+    return first if first >= _FIRST + 2 * offset else 65536
 
 
 def _is_free(port):

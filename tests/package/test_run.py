@@ -305,11 +305,24 @@ def left_behind(path):
     return found
 
 
-def free_port():
+def port_finder():
     sys.path.insert(0, str(PACKAGE.parent))
     from starwire_run import ports
 
-    return ports.free(1)[0]
+    return ports
+
+
+def free_port():
+    return port_finder().free(1, {})[0]
+
+
+def test_ports_leave_room_for_the_second_one_of_each_task(monkeypatch):
+    ports, asked = port_finder(), []
+    monkeypatch.setattr(ports, "_is_free", lambda port: asked.append(port) or True)
+    found = ports.free(3, {"STARWIRE_PORT_OFFSET": "7"})
+    assert sorted(asked) == sorted(found + [port + 7 for port in found])
+    with pytest.raises(OSError, match="only 0 of 3 ports are free"):
+        ports.free(3, {"STARWIRE_PORT_OFFSET": "60000"})
 
 
 def test_each_task_has_its_tf_config(cluster, tmp_path):

@@ -136,7 +136,11 @@ impl Admission {
     /// The certificate of a client was verified, after a handshake that took this time. Returns whether others wait.
     pub fn verified(&mut self, key: u64, time: Duration) -> bool {
         self.budget.refund(time);
-        if let Some(source) = self.tcp.source(key).filter(|_| self.known_sources.len() < KNOWN_SOURCES) {
+        if let Some(source) = self.tcp.source(key) {
+            if self.known_sources.len() == KNOWN_SOURCES {
+                // Members that come back are known again after a handshake.
+                self.known_sources.clear();
+            }
             self.known_sources.insert(source);
         }
         self.has_waiting()
