@@ -4,9 +4,11 @@ import random
 import socket
 
 _FIRST = 10000
+# With TensorFlow 1.15, a task has another port at this distance: STARWIRE_PORT_OFFSET's default.
+_OFFSET = 1000
 
 
-def free(count, environment):
+def free(count, environment=None):
     """Returns ports on which, as at their data ports, nothing listens, outside the range from which the kernel takes ports for connections."""
     offset = _offset(environment)
     end = _first_ephemeral(offset) - offset
@@ -38,13 +40,12 @@ def listening():
 
 
 def _offset(environment):
-    """Returns the distance to a task's second port, which it has with TensorFlow 1.15."""
-    text = environment.get("STARWIRE_PORT_OFFSET", "")
+    text = (environment or {}).get("STARWIRE_PORT_OFFSET", "")
     # A task refuses other values, with a reason.
-    return int(text) if text.isdecimal() and 0 < int(text) < 65535 else 1000
+    return int(text) if text.isdecimal() and 0 < int(text) < 65535 else _OFFSET
 
 
-def _first_ephemeral(offset):
+def _first_ephemeral(offset=_OFFSET):
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
             first = int(file.read().split()[0])

@@ -70,7 +70,7 @@ def test_nothing_of_the_folder_is_executed(folders):
     for job, given in lines:
         assert re.fullmatch(r"\['\S+:\d+', '\$\(touch executed\)', '%s0;id', '\{0.__class__\}', '%%s'\]" % job, given), given
     # The logs are nobody else's.
-    logs = Path(re.search(r"logs in (\S+)", result.stdout + result.stderr)[1])
+    logs = Path(re.search(r"logs in (.+)", result.stdout + result.stderr)[1])
     assert stat.S_IMODE(logs.stat().st_mode) == 0o700, logs
 
 

@@ -313,7 +313,7 @@ def port_finder():
 
 
 def free_port():
-    return port_finder().free(1, {})[0]
+    return port_finder().free(1)[0]
 
 
 def test_ports_leave_room_for_the_second_one_of_each_task(monkeypatch):

@@ -13,12 +13,12 @@ from cluster import ROOT, RemoteError, library_path, state, tf
 pytestmark = pytest.mark.ours
 
 
-def python(code, timeout=120, **environment):
+def python(code, timeout=120, cwd="/", **environment):
     """Runs code in a new interpreter."""
     # None unsets a variable.
     merged = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONPATH": str(ROOT / "python"), **environment}
     merged = {name: str(value) for name, value in merged.items() if value is not None}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, env=merged, cwd="/")
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, env=merged, cwd=cwd)
 
 
 SERVE = """
@@ -124,7 +124,8 @@ try:
 except tf.errors.NotFoundError:
     print('not registered')
 """
-    done = python(code, LD_PRELOAD=other_version)
+    # In LD_PRELOAD, a space ends a path.
+    done = python(code, cwd=other_version.parent, LD_PRELOAD=f"./{other_version.name}")
     assert done.returncode == 0, done.stderr
     assert "refused" in done.stdout and "2.99.0" in done.stdout, done.stdout + done.stderr
     if built_for:
