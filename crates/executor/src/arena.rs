@@ -1,5 +1,5 @@
-//! The mutable state of one run. An arena is created once, passes from run to run through the pool, and is reset on the
-//! way.
+//! What a run works with: the kernels, as [`Kernels`], and its mutable state, the arena. An arena is created once,
+//! passes from run to run through the pool, and is reset on the way.
 //!
 //! The thread that brings a counter to its end also resets it: no other thread touches it again in that run. Only state
 //! without such a moment (the queue, the failure) is reset when the arena returns to the pool.
@@ -7,11 +7,78 @@
 use std::ops::Deref;
 use std::ptr::NonNull;
 
+use super::plan::{Plan, Task};
 use super::pool::Pool;
 use super::queue::{Lanes, Queue};
 use super::report::Report;
-use super::run::{Kernels, Shared};
 use super::sync::{Arc, AtomicBool, AtomicU32, Ordering};
+
+/// The owner of the kernels and the values, as the executor uses it.
+pub trait Kernels: Send + Sync + Sized {
+    /// The values of one arena. Lives as long as the arena, across runs.
+    type Scratch: Send + Sync;
+
+    fn open(&self) -> Self::Scratch;
+
+    /// Runs one kernel and then releases `call.released()`, even if the kernel failed. For an asynchronous kernel in
+    /// flight, the report ([`RunRef::report`]) marks the end of the call instead, and comes exactly once.
+    fn run(&self, call: Call<'_, Self>) -> KernelResult;
+
+    /// No node reads the slot any more in this run. It may be empty.
+    fn release(&self, scratch: &Self::Scratch, slot: u32);
+
+    /// The slot has one reader left, which runs next and reads it once.
+    fn unshare(&self, scratch: &Self::Scratch, slot: u32);
+
+    /// The run is over. If it failed, slots may still be full.
+    fn finished(&self, scratch: &Self::Scratch, failed: bool);
+
+    /// There is expensive work for another thread: have one call [`Helper::help`].
+    fn invite(&self, scratch: &Self::Scratch, helper: Helper<Self>);
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelResult {
+    Done,
+    /// The report will follow. Asynchronous kernels only.
+    Pending,
+    Failed,
+}
+
+pub struct Call<'a, K: Kernels> {
+    pub scratch: &'a K::Scratch,
+    pub plan: &'a Plan,
+    pub task: &'a Task,
+    /// No other thread uses this lane of this run during the call.
+    pub lane: u32,
+    /// The kernel may end after the call returns.
+    pub asynchronous: bool,
+    pub(super) run: &'a RunRef<K>,
+}
+
+impl<K: Kernels> Call<'_, K> {
+    /// The slots that only this node still reads, although several nodes did: their values may be modified in place.
+    pub fn unshared(&self) -> &[u32] {
+        &self.plan.lists[self.task.first as usize..][..self.task.unshared as usize]
+    }
+
+    /// The slots that no node reads after this one.
+    pub fn released(&self) -> &[u32] {
+        &self.plan.lists[(self.task.first + self.task.unshared) as usize..][..self.task.released as usize]
+    }
+
+    /// The run, valid during the call. An asynchronous kernel in flight keeps a clone, for its report.
+    pub fn run(&self) -> &RunRef<K> {
+        self.run
+    }
+}
+
+pub(super) struct Shared<K: Kernels> {
+    pub plan: Plan,
+    pub kernels: K,
+    pub lanes: u32,
+    pub pool: Pool<Arena<K>>,
+}
 
 /// Ends a lane's stack.
 pub(super) const NONE: u32 = u32::MAX;
@@ -106,6 +173,9 @@ impl<K: Kernels> RunRef<K> {
         NonNull::new(arena.cast_mut()).map(RunRef)
     }
 }
+
+/// A request for help with a run, which may be over by the time the helper arrives.
+pub struct Helper<K: Kernels>(pub(super) RunRef<K>);
 
 impl<K: Kernels> Clone for RunRef<K> {
     fn clone(&self) -> Self {

@@ -5,7 +5,8 @@
 //! * [`run`]: one run. Three modes, chosen per run: *straight* (a fixed order, no counters), *solo* (pending counts,
 //!   one thread at a time: asynchronous kernels), *crew* (atomic pending counts, several threads: kernels that are
 //!   worth another core).
-//! * [`arena`]: the mutable state of one run; [`pool`]: keeps arenas between runs, per core.
+//! * [`arena`]: the interface to the kernels, and the mutable state of one run; [`pool`]: keeps arenas between runs,
+//!   per core.
 //! * [`queue`]: ready work that any thread may take, and the lanes in which threads work.
 //! * [`report`]: decides which thread continues after an asynchronous kernel.
 //! * [`cost`]: measured costs of kernels.
@@ -16,6 +17,7 @@
 
 #[allow(unsafe_code)]
 pub mod arena;
+mod compiled;
 pub mod cost;
 pub mod lives;
 pub mod plan;
@@ -26,6 +28,6 @@ pub mod report;
 pub mod run;
 pub mod sync;
 
-pub use arena::RunRef;
+pub use arena::{Call, Helper, KernelResult, Kernels, RunRef};
 pub use plan::{CONTROL, Edge, Node, Plan, PlanError, Task, kind};
-pub use run::{Call, Executor, Helper, KernelResult, Kernels, Run};
+pub use run::{Executor, Run};

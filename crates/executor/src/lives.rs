@@ -3,7 +3,7 @@
 //! In a straight run the last reader of each value is known. In other runs it is known only for values with one reader;
 //! for the rest the run counts readers.
 
-use super::plan::{Compiled, Task, between, counted, kind};
+use super::compiled::{Compiled, Task, between, counted, kind};
 
 pub(super) struct Lives {
     pub ordered: Vec<Task>,

@@ -7,84 +7,18 @@
 
 use std::time::Instant;
 
-use super::arena::{Arena, NONE, RunRef, core};
+use super::arena::{Arena, Call, Helper, KernelResult, Kernels, NONE, RunRef, Shared, core};
+use super::compiled::{Compiled, counted};
 use super::cost::Costs;
-use super::plan::{Compiled, Plan, Task, counted, kind};
+use super::plan::{Plan, kind};
 use super::pool::Pool;
 use super::queue::{Lanes, MOST_LANES};
 use super::sync::{Arc, AtomicU32, Ordering};
 use starwire_marks::mark;
 
-/// The owner of the kernels and the values, as the executor uses it.
-pub trait Kernels: Send + Sync + Sized {
-    /// The values of one arena. Lives as long as the arena, across runs.
-    type Scratch: Send + Sync;
-
-    fn open(&self) -> Self::Scratch;
-
-    /// Runs one kernel and then releases `call.released()`, even if the kernel failed. For an asynchronous kernel in
-    /// flight, the report ([`RunRef::report`]) marks the end of the call instead, and comes exactly once.
-    fn run(&self, call: Call<'_, Self>) -> KernelResult;
-
-    /// No node reads the slot any more in this run. It may be empty.
-    fn release(&self, scratch: &Self::Scratch, slot: u32);
-
-    /// The slot has one reader left, which runs next and reads it once.
-    fn unshare(&self, scratch: &Self::Scratch, slot: u32);
-
-    /// The run is over. If it failed, slots may still be full.
-    fn finished(&self, scratch: &Self::Scratch, failed: bool);
-
-    /// There is expensive work for another thread: have one call [`Helper::help`].
-    fn invite(&self, scratch: &Self::Scratch, helper: Helper<Self>);
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KernelResult {
-    Done,
-    /// The report will follow. Asynchronous kernels only.
-    Pending,
-    Failed,
-}
-
-pub struct Call<'a, K: Kernels> {
-    pub scratch: &'a K::Scratch,
-    pub plan: &'a Plan,
-    pub task: &'a Task,
-    /// No other thread uses this lane of this run during the call.
-    pub lane: u32,
-    /// The kernel may end after the call returns.
-    pub asynchronous: bool,
-    run: &'a RunRef<K>,
-}
-
-impl<K: Kernels> Call<'_, K> {
-    /// The slots that only this node still reads, although several nodes did: their values may be modified in place.
-    pub fn unshared(&self) -> &[u32] {
-        &self.plan.lists[self.task.first as usize..][..self.task.unshared as usize]
-    }
-
-    /// The slots that no node reads after this one.
-    pub fn released(&self) -> &[u32] {
-        &self.plan.lists[(self.task.first + self.task.unshared) as usize..][..self.task.released as usize]
-    }
-
-    /// The run, valid during the call. An asynchronous kernel in flight keeps a clone, for its report.
-    pub fn run(&self) -> &RunRef<K> {
-        self.run
-    }
-}
-
 /// A compiled sub-graph with its kernels.
 pub struct Executor<K: Kernels> {
     shared: Arc<Shared<K>>,
-}
-
-pub(super) struct Shared<K: Kernels> {
-    pub plan: Plan,
-    pub kernels: K,
-    pub lanes: u32,
-    pub pool: Pool<Arena<K>>,
 }
 
 impl<K: Kernels> Executor<K> {
@@ -183,9 +117,6 @@ fn timed(plan: &Plan, node: u32, turn: impl FnOnce() -> KernelResult) -> KernelR
     outcome
 }
 
-/// A request for help with a run, which may be over by the time the helper arrives.
-pub struct Helper<K: Kernels>(RunRef<K>);
-
 impl<K: Kernels> Helper<K> {
     pub fn help(self) {
         self.0.invited.fetch_sub(1, Ordering::Relaxed);
@@ -208,30 +139,20 @@ impl<K: Kernels> Helper<K> {
 impl<K: Kernels> RunRef<K> {
     /// Reports the end of this node's asynchronous kernel. Continues the run on this thread if no other thread does.
     pub fn report(self, node: u32, failed: bool) {
-        if !self.note(node, failed) {
+        if failed {
+            self.failed.store(true, Ordering::Relaxed);
+        }
+        let at = self.shared.plan.nodes.get(node as usize);
+        let Some(report) = at.and_then(|at| self.reports.get(at.report as usize)) else { return };
+        if !report.ended() {
             return;
         }
+        self.queue.push(node << 1 | 1);
         if self.crew.load(Ordering::Relaxed) {
             Lane::<K, true>::join(&self);
         } else {
             Lane::<K, false>::join(&self);
         }
-    }
-
-    /// Returns true if this added an entry to the queue.
-    fn note(&self, node: u32, failed: bool) -> bool {
-        if failed {
-            self.failed.store(true, Ordering::Relaxed);
-        }
-        let plan = &self.shared.plan;
-        let Some(report) = plan.nodes.get(node as usize).and_then(|at| self.reports.get(at.report as usize)) else {
-            return false;
-        };
-        if !report.ended() {
-            return false;
-        }
-        self.queue.push(node << 1 | 1);
-        true
     }
 }
 
