@@ -53,13 +53,27 @@ namespace {
 struct Protocol {
   const char* name;          // ServerDef.protocol
   const char* factory_name;  // key in TensorFlow's table of factories
+  const char* other_name;    // in jobs that were written for DeepRec; or null
 };
 
 constexpr Protocol kProtocols[] = {
-    {"grpc++", "STARWIRE_GRPCPP_SERVER"},
-    {"grpc+verbs", "STARWIRE_VERBS_SERVER"},
-    {"star_server", "STARWIRE_STAR_SERVER"},
-    {"star_server_lite", "STARWIRE_STAR_LITE_SERVER"},
+    {"grpc++", "STARWIRE_GRPCPP_SERVER", "grpc+seastar"},
+    {"grpc+verbs", "STARWIRE_VERBS_SERVER", nullptr},
+    {"star_server", "STARWIRE_STAR_SERVER", "star_server_v2"},
+    {"star_server_lite", "STARWIRE_STAR_LITE_SERVER", nullptr},
+};
+
+// Protocols of TensorFlow 1 and of DeepRec that starwire does not have.
+struct MissingProtocol {
+  const char* name;
+  const char* instead;
+};
+
+constexpr MissingProtocol kMissingProtocols[] = {
+    {"grpc+gdr", "grpc+verbs for RDMA"},
+    {"grpc+mpi", "grpc++, or grpc+verbs for RDMA"},
+    {"grpc+ucx", "grpc+verbs for RDMA"},
+    {"elastic-grpc", "star_server"},
 };
 
 // In front of a protocol's name: ours, also where TensorFlow was built with a protocol of that name. DeepRec may be.
@@ -114,12 +128,14 @@ int RequestedPort(const ServerDef& def) {
 
 class Factory : public tensorflow::ServerFactory {
  public:
-  // `name_is_free`: no other factory answers to the protocol's plain name. If two did, which one TensorFlow takes would
-  // be an accident of its hash table.
-  Factory(const char* protocol, bool name_is_free) : protocol_(protocol), name_is_free_(name_is_free) {}
+  // `plain_names`: those to which no other factory answers. If two did, which one TensorFlow takes would be an accident
+  // of its hash table.
+  Factory(const char* protocol, std::vector<std::string> plain_names)
+      : protocol_(protocol), plain_names_(std::move(plain_names)) {}
 
   bool AcceptsOptions(const ServerDef& def) override {
-    return (name_is_free_ && def.protocol() == protocol_) || def.protocol() == kOwnPrefix + protocol_;
+    return std::find(plain_names_.begin(), plain_names_.end(), def.protocol()) != plain_names_.end() ||
+           def.protocol() == kOwnPrefix + protocol_;
   }
 
   // Without `override`: 1.15 has the second, later versions the first.
@@ -133,7 +149,34 @@ class Factory : public tensorflow::ServerFactory {
 
  private:
   const std::string protocol_;
-  const bool name_is_free_;
+  const std::vector<std::string> plain_names_;
+};
+
+// Says what to use instead of a protocol that neither TensorFlow nor starwire has.
+class MissingFactory : public tensorflow::ServerFactory {
+ public:
+  explicit MissingFactory(std::vector<MissingProtocol> protocols) : protocols_(std::move(protocols)) {}
+
+  bool AcceptsOptions(const ServerDef& def) override { return Find(def) != nullptr; }
+
+  Status NewServer(const ServerDef& def, const FactoryOptions&, std::unique_ptr<tensorflow::ServerInterface>*) {
+    return Refuse(def);
+  }
+  Status NewServer(const ServerDef& def, std::unique_ptr<tensorflow::ServerInterface>*) { return Refuse(def); }
+
+ private:
+  const MissingProtocol* Find(const ServerDef& def) const {
+    const auto is_wanted = [&def](const MissingProtocol& protocol) { return def.protocol() == protocol.name; };
+    const auto found = std::find_if(protocols_.begin(), protocols_.end(), is_wanted);
+    return found == protocols_.end() ? nullptr : &*found;
+  }
+  Status Refuse(const ServerDef& def) const {
+    const MissingProtocol* protocol = Find(def);
+    return MakeStatus(kUnimplemented, "starwire: there is no protocol " + def.protocol() + " here: use " +
+                                          (protocol == nullptr ? "" : protocol->instead));
+  }
+
+  const std::vector<MissingProtocol> protocols_;
 };
 
 }  // namespace
@@ -148,8 +191,16 @@ Status RegisterServers() {
         LOG(WARNING) << "starwire: this TensorFlow has a " << protocol.name
                      << " of its own, which keeps the name: ask for " << own_name << " to get starwire's";
       }
-      RegisterServerFactory(protocol.factory_name, new Factory(protocol.name, !taken));
+      std::vector<std::string> names;
+      if (!taken) names.push_back(protocol.name);
+      if (protocol.other_name != nullptr && !IsTaken(protocol.other_name)) names.push_back(protocol.other_name);
+      RegisterServerFactory(protocol.factory_name, new Factory(protocol.name, std::move(names)));
     }
+    std::vector<MissingProtocol> missing;
+    for (const MissingProtocol& protocol : kMissingProtocols) {
+      if (!IsTaken(protocol.name)) missing.push_back(protocol);
+    }
+    RegisterServerFactory("STARWIRE_MISSING_PROTOCOLS", new MissingFactory(std::move(missing)));
     // If another copy of this library is loaded, its passes are enough.
     if (RegisterFuseOps()) {
       RegisterStarOps();

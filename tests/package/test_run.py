@@ -542,6 +542,7 @@ def test_progress_on_a_terminal(tmp_path):
     [
         ([], "what should be run? Give SCRIPT.py, -m MODULE or a command"),
         (["--protocol", "grcp", "x.py"], "starwire: --protocol is 'grcp', which is not a protocol: use grpc++, star_server, star_server_lite, grpc+verbs, or grpc for TensorFlow's own"),
+        (["--protocol", "grpc+gdr", "x.py"], "starwire: --protocol is 'grpc+gdr', which starwire does not have: use grpc+verbs"),
         (["nowhere.py"], "'nowhere.py' does not exist"),
         (["no-such-command"], "'no-such-command' is neither a Python script (.py) nor a command on PATH"),
         (["--ps", "2", __file__], "a cluster needs a worker or a chief: give --worker N or --chief"),

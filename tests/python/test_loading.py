@@ -89,6 +89,17 @@ def test_unloaded_protocol_is_unknown_to_tensorflow(runner):
     assert caught.value.type == "NotFoundError" and "grpc++" in caught.value.message
 
 
+@pytest.mark.parametrize("name, instead", [("grpc+gdr", "grpc+verbs"), ("elastic-grpc", "star_server")])
+def test_a_protocol_that_is_nowhere_is_refused_with_a_replacement(name, instead):
+    code = f"""
+import os, tensorflow as tf
+tf.load_library(os.environ['STARWIRE_LIBRARY'])
+tf.distribute.Server({{"local": ["localhost:0"]}}, protocol="{name}")
+"""
+    done = python(code)
+    assert done.returncode == 1 and f"starwire: there is no protocol {name} here: use {instead}" in done.stderr, done.stderr
+
+
 def start_without_loading():
     state["server"] = tf.distribute.Server({"local": ["localhost:0"]}, protocol="grpc++")
 

@@ -21,10 +21,10 @@ def test_optimizers_give_the_same_bits(cluster, stock, optimizer, use_resource):
     assert ours[0][0] != ours[0][-1]
 
 
-@pytest.mark.parametrize("name", ["grpc++", "star_server"])
-def test_a_name_with_starwires_prefix_means_the_same(fresh_cluster, stock, name):
-    """In a TensorFlow that has a protocol of the plain name, only this one is starwire's. Here, one server has the plain name."""
-    cluster = fresh_cluster(shape=(("ps", 2), ("worker", 2)), protocol=f"starwire+{name}", start=False)
+@pytest.mark.parametrize("other, name", [("starwire+grpc++", "grpc++"), ("starwire+star_server", "star_server"), ("grpc+seastar", "grpc++"), ("star_server_v2", "star_server")])
+def test_other_names_mean_the_same(fresh_cluster, stock, other, name):
+    """In a TensorFlow that has a protocol of the plain name, only the one with the prefix is starwire's. Jobs for DeepRec have the others. One server has the plain name."""
+    cluster = fresh_cluster(shape=(("ps", 2), ("worker", 2)), protocol=other, start=False)
     for job, index in (("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)):
         cluster.start(job, index, protocol=name if (job, index) == ("ps", 1) else None)
     assert worker_call(cluster, train, "adam", True) == worker_call(stock, train, "adam", True)
