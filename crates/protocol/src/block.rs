@@ -3,9 +3,7 @@
 use super::error::ProtocolError;
 use super::limits::{FIRST_READ, HEADER, MAX_BULK, TAG};
 use super::secret::BlockKey;
-
-pub const MAGIC: [u8; 4] = *b"SWB1";
-pub const VERSION: u8 = 3;
+use super::sniff::{MAGIC, VERSION};
 
 /// The checked fields of a block header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

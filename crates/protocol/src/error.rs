@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::block::VERSION;
-use super::sniff::Sniff;
+use super::sniff::{Sniff, VERSION};
 
 /// Numbers of `tensorflow::error::Code`.
 pub mod code {

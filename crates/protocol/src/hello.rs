@@ -3,8 +3,14 @@
 use super::digest::FEATURE_DIGESTS;
 use super::error::{ConnectionError, ProtocolError, code};
 use super::limits::{Limits, MAX_HELLO_STRING};
-use super::migration::FEATURE_QUEUE_PAIRS;
+use super::role::Role;
 use super::settings::{PeerInfo, Settings};
+
+/// Feature bit: this side can move connections to RDMA queue pairs.
+pub const FEATURE_QUEUE_PAIRS: u64 = 1;
+/// Feature bit: this side understands loans. A side lends only to a peer that announced that it can read
+/// (`allow_lending`).
+pub const FEATURE_LENDING: u64 = 2;
 
 mod tag {
     pub const PROTOCOL: u16 = 1;
@@ -179,13 +185,6 @@ fn decode_limits(bytes: &[u8]) -> Option<Limits> {
         max_key_bytes: word(20),
         max_payload: double(24),
     })
-}
-
-/// A side of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    Client,
-    Server,
 }
 
 /// Compares the peer's fields with our settings. The error goes into both sides' logs, so it names both values.

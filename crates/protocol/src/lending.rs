@@ -9,24 +9,11 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use super::connection::Connection;
 use super::error::ProtocolError;
-use super::frame::put;
+use super::frame::{Witness, put};
 use super::limits::{LEND_MIN, MOST_LOANS};
-use super::outgoing::Answers;
-use super::owner::{Owner, Payload};
+use super::owner::Payload;
 use super::segment::Segment;
-
-/// Feature bit: this side understands loans. A side lends only to a peer that announced that it can read
-/// (`allow_lending`).
-pub const FEATURE_LENDING: u64 = 2;
-
-/// A word of the lender's memory that keeps its value as long as this connection lends anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Witness {
-    pub address: u64,
-    pub value: u64,
-}
 
 /// The addresses of a block's bulk bytes in the peer's memory, in order.
 #[derive(Debug)]
@@ -89,8 +76,13 @@ impl<P: Payload> Lender<P> {
         self.lent.is_empty()
     }
 
+    /// Releases everything. After the witness has changed.
+    pub fn take_back(&mut self) {
+        self.lent.clear();
+    }
+
     /// The peer has taken this many more blocks; 0 announces that it can read.
-    fn taken(&mut self, blocks: u64) -> Result<(), ProtocolError> {
+    pub fn taken(&mut self, blocks: u64) -> Result<(), ProtocolError> {
         self.allowed |= blocks == 0;
         match usize::try_from(blocks) {
             Ok(blocks) if blocks <= self.lent.len() => {
@@ -98,60 +90,6 @@ impl<P: Payload> Lender<P> {
                 Ok(())
             }
             _ => Err(ProtocolError::Frame { frame: "TAKEN", why: "it returns more blocks than were lent" }),
-        }
-    }
-}
-
-impl<O: Owner> Connection<O> {
-    /// Lets this side lend, if the peer can read. The word must change before this connection is dropped, which keeps
-    /// what is lent until then.
-    pub fn lend(&mut self, witness: Witness) {
-        self.out.lender.set_witness(witness);
-    }
-
-    /// Releases everything lent. After `fail`, and after the witness has changed.
-    pub fn take_back(&mut self) {
-        self.out.lender.lent.clear();
-    }
-
-    /// This side can read the peer's memory. Call it once the handshake is done; no effect if the peer does not
-    /// understand loans.
-    pub fn allow_lending(&mut self) {
-        if self.is_ready() && self.peer_lends() {
-            self.incoming.borrows = true;
-            self.say(|out| put::taken(out, 0));
-        }
-    }
-
-    /// The source of the next bytes, if they are not in the stream: they are copied to the planned targets, and
-    /// `on_received` takes how many were.
-    pub fn loan(&self) -> Option<&Loan> {
-        self.incoming.loan.as_ref()
-    }
-
-    fn peer_lends(&self) -> bool {
-        self.peer.as_ref().is_some_and(|peer| peer.features & FEATURE_LENDING != 0)
-    }
-
-    pub(super) fn on_lend(&mut self, witness: Witness, pieces: Vec<(u64, u64)>) -> Result<(), ProtocolError> {
-        if !self.incoming.borrows || self.incoming.loan.is_some() {
-            return Err(ProtocolError::Unexpected { frame: "LEND", when: "at this point in the connection" });
-        }
-        self.incoming.loan = Some(Loan { witness, pieces, taken: 0 });
-        Ok(())
-    }
-
-    pub(super) fn on_taken(&mut self, blocks: u64) -> Result<(), ProtocolError> {
-        if !self.peer_lends() {
-            return Err(ProtocolError::Unexpected { frame: "TAKEN", when: "from a peer that does not support loans" });
-        }
-        self.out.lender.taken(blocks)
-    }
-
-    /// The last bytes of a block were taken.
-    pub(super) fn return_loan(&mut self) {
-        if self.incoming.loan_is_over() {
-            self.out.frame(Answers::default(), |out| put::taken(out, 1));
         }
     }
 }

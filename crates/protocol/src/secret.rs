@@ -10,8 +10,8 @@ use std::sync::Arc;
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 
-use super::hello::Role;
 use super::limits::{CHALLENGE, TAG};
+use super::role::Role;
 
 /// Makes each guess of a weak secret cost as much.
 const ROUNDS: u32 = 200_000;

@@ -1,6 +1,9 @@
 //! The data port speaks starwire and HTTP: the first bytes decide.
 
-use super::block::MAGIC;
+/// The first bytes of each block.
+pub const MAGIC: [u8; 4] = *b"SWB1";
+/// The version of the wire format, which follows.
+pub const VERSION: u8 = 3;
 
 /// The protocol of a connection, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,9 +6,8 @@ pub mod put;
 #[cfg(test)]
 mod tests;
 
-use super::hello::Role;
-use super::lending::Witness;
 use super::limits::{CHALLENGE, MAX_KEY, MAX_META, MAX_REASON};
+use super::role::Role;
 
 pub use parse::{Frames, loan_pieces};
 pub use parts::{PartLayout, Parts};
@@ -201,6 +200,13 @@ pub enum Frame<'a> {
 pub struct HelloFrame<'a> {
     pub features: u64,
     pub fields: &'a [u8],
+}
+
+/// A word of the lender's memory that keeps its value as long as this connection lends anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Witness {
+    pub address: u64,
+    pub value: u64,
 }
 
 /// A rendezvous request: RECV.

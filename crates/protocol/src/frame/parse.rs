@@ -2,12 +2,11 @@
 
 use super::{
     BULK_BIT, BY_KIND, CallFrame, FLAG_ABORT, FLAG_FORGET, FRAME_HEADER, Field, Frame, HelloFrame, Layout, MOST_FIELDS,
-    Parts, RecvFrame, ReplyFrame, kind, pad8, read_u32, read_u64,
+    Parts, RecvFrame, ReplyFrame, Witness, kind, pad8, read_u32, read_u64,
 };
 use crate::error::ProtocolError;
-use crate::hello::Role;
-use crate::lending::Witness;
 use crate::limits::{MAX_INLINE, MAX_PARTS, MAX_SEGMENTS};
+use crate::role::Role;
 
 /// Splits a control section into frames.
 pub struct Frames<'a> {

@@ -1,7 +1,6 @@
 //! Appends frames to a control section that is a multiple of 8 long, and keeps it so.
 
-use super::{BULK_BIT, FLAG_ABORT, FLAG_FORGET, FLAG_LOOP, FRAME_HEADER, PartLayout, RecvFrame, kind, pad8};
-use crate::lending::Witness;
+use super::{BULK_BIT, FLAG_ABORT, FLAG_FORGET, FLAG_LOOP, FRAME_HEADER, PartLayout, RecvFrame, Witness, kind, pad8};
 use crate::limits::{CHALLENGE, MAX_REASON};
 use crate::owner::Payload;
 

@@ -3,15 +3,15 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
-use super::connection::{Connection, Side};
-use super::error::{ConnectionError, ProtocolError, code};
-use super::event::{Ending, Events};
-use super::frame::{RecvFrame, ReplyFrame, put};
-use super::idmap::{IdHash, IdMap};
-use super::keys::{Interned, KeySender};
-use super::limits::{Limits, MAX_KEY, MAX_META, MAX_PARTS};
-use super::outgoing::{Answers, Dropped, Head, Measure, remaining_ms};
-use super::owner::{Owner, ReplyBuffer};
+use super::{Connection, Side};
+use crate::error::{ConnectionError, ProtocolError, code};
+use crate::event::{Ending, Events};
+use crate::frame::{RecvFrame, ReplyFrame, put};
+use crate::idmap::{IdHash, IdMap};
+use crate::keys::{Interned, KeySender};
+use crate::limits::{Limits, MAX_KEY, MAX_META, MAX_PARTS};
+use crate::outgoing::{Answers, Dropped, Head, Measure, remaining_ms};
+use crate::owner::{Owner, ReplyBuffer};
 use starwire_marks::mark;
 
 /// A rendezvous request to send: see `Connection::recv`.

@@ -4,15 +4,16 @@
 use std::time::Instant;
 
 use super::client::Client;
-use super::connection::{Connection, Phase, Side, printable, unexpected};
-use super::error::{ConnectionError, ProtocolError, code};
-use super::frame::{Frame, Frames, put};
-use super::hello::{self, Hello, Role};
-use super::idmap::IdHash;
-use super::limits::CHALLENGE;
-use super::migration::{FEATURE_QUEUE_PAIRS, MigrationState};
-use super::owner::Owner;
-use super::settings::{PeerInfo, Settings};
+use super::migration::MigrationState;
+use super::{Connection, Phase, Side, printable, unexpected};
+use crate::error::{ConnectionError, ProtocolError, code};
+use crate::frame::{Frame, Frames, put};
+use crate::hello::{self, FEATURE_QUEUE_PAIRS, Hello};
+use crate::idmap::IdHash;
+use crate::limits::CHALLENGE;
+use crate::owner::Owner;
+use crate::role::Role;
+use crate::settings::{PeerInfo, Settings};
 
 impl<O: Owner> Connection<O> {
     /// The side that connected. Its first frame waits in `poll_transmit`; requests may be made at once and wait for the

@@ -6,13 +6,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Phase, Side, printable, unexpected};
-use super::error::{ConnectionError, ProtocolError};
-use super::frame::{Frame, put};
-use super::owner::Owner;
-
-/// Feature bit: this side can move connections to RDMA queue pairs.
-pub const FEATURE_QUEUE_PAIRS: u64 = 1;
+use super::{Connection, Phase, Side, printable, unexpected};
+use crate::error::{ConnectionError, ProtocolError};
+use crate::frame::{Frame, put};
+use crate::hello::FEATURE_QUEUE_PAIRS;
+use crate::owner::Owner;
 
 /// The progress of the client's move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,14 +1,14 @@
 //! The server side of a connection: requests that arrive, replies that it sends.
 
-use super::connection::{Connection, Side};
-use super::error::{ConnectionError, ProtocolError, code};
-use super::frame::{CallFrame, RecvFrame, put};
-use super::idmap::{IdHash, IdMap};
-use super::keys::KeyReceiver;
-use super::limits::{MAX_MESSAGE, MAX_META, MAX_OPEN_STEPS, MAX_PARTS};
-use super::open_steps::OpenSteps;
-use super::outgoing::{Answers, Dropped, Head, Measure};
-use super::owner::{CallBuffer, CallHead, Owner, Payload};
+use super::{Connection, Side};
+use crate::error::{ConnectionError, ProtocolError, code};
+use crate::frame::{CallFrame, RecvFrame, put};
+use crate::idmap::{IdHash, IdMap};
+use crate::keys::KeyReceiver;
+use crate::limits::{MAX_MESSAGE, MAX_META, MAX_OPEN_STEPS, MAX_PARTS};
+use crate::open_steps::OpenSteps;
+use crate::outgoing::{Answers, Dropped, Head, Measure};
+use crate::owner::{CallBuffer, CallHead, Owner, Payload};
 use starwire_marks::mark;
 
 /// All requests of the peer that have not been answered.

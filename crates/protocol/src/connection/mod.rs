@@ -1,52 +1,60 @@
 //! The state machine: bytes and time in, blocks and events out. `client.rs` and `server.rs` deal with requests,
 //! `handshake.rs` with the beginning.
 
+mod client;
+mod handshake;
+mod lending;
+mod migration;
+mod server;
+
 use std::time::{Duration, Instant};
 
-use super::client::Client;
-use super::error::{ConnectionError, ProtocolError, code};
-use super::event::{Event, Events};
-use super::frame::{Frame, Frames, loan_pieces, put};
-use super::handshake::refused_before_handshake;
-use super::hello::Role;
-use super::idmap::IdHash;
-use super::incoming::{Incoming, Parsed};
-use super::limits::{MAX_CONTROL, MAX_HANDSHAKE_CONTROL};
-use super::migration::MigrationState;
-use super::outgoing::{Answers, Outgoing};
-use super::owner::Owner;
-use super::secret::BlockKey;
-use super::segment::{Segment, Target};
-use super::server::Server;
-use super::settings::{PeerInfo, Settings};
-use super::spare;
-use super::stats::Stats;
+use self::client::Client;
+use self::handshake::refused_before_handshake;
+use self::migration::MigrationState;
+use self::server::Server;
+use crate::error::{ConnectionError, ProtocolError, code};
+use crate::event::{Event, Events};
+use crate::frame::{Frame, Frames, loan_pieces, put};
+use crate::idmap::IdHash;
+use crate::incoming::{Incoming, Parsed};
+use crate::limits::{MAX_CONTROL, MAX_HANDSHAKE_CONTROL};
+use crate::outgoing::{Answers, Outgoing};
+use crate::owner::Owner;
+use crate::role::Role;
+use crate::secret::BlockKey;
+use crate::segment::{Segment, Target};
+use crate::settings::{PeerInfo, Settings};
+use crate::spare;
+use crate::stats::Stats;
+
+pub use self::client::{Call, Recv};
 
 /// One side of one connection.
 pub struct Connection<O: Owner> {
-    pub(super) settings: Settings,
-    pub(super) side: Side<O>,
+    settings: Settings,
+    side: Side<O>,
     /// Known once the handshake is done.
-    pub(super) peer: Option<PeerInfo>,
-    pub(super) incoming: Incoming,
-    pub(super) out: Outgoing<O::Payload>,
-    pub(super) events: Events<O>,
-    pub(super) stats: Stats,
+    peer: Option<PeerInfo>,
+    incoming: Incoming,
+    out: Outgoing<O::Payload>,
+    events: Events<O>,
+    stats: Stats,
     /// How requests end that are made after `fail`.
-    pub(super) failure: Option<(i32, String)>,
+    failure: Option<(i32, String)>,
     /// Waiting requests may be sent now.
-    pub(super) unblocked: bool,
-    pub(super) phase: Phase,
+    unblocked: bool,
+    phase: Phase,
     /// GOODBYE that waits for the end of the handshake.
-    pub(super) parting: Option<String>,
+    parting: Option<String>,
     born: Instant,
     last_received: Instant,
     ping_sent: Option<Instant>,
-    pub(super) pings: u64,
+    pings: u64,
     /// Server: the client proposed a move; it may do so once.
-    pub(super) move_seen: bool,
+    move_seen: bool,
     /// Server: whether the client may have the name that it claims.
-    pub(super) client_check: Option<ClientCheck>,
+    client_check: Option<ClientCheck>,
 }
 
 /// Whether a client may have this name; otherwise, why not.
@@ -80,7 +88,7 @@ impl<O: Owner> Connection<O> {
         Self::new(settings, now, Side::Server(Server::new(hash)), hash)
     }
 
-    pub(super) fn new(settings: Settings, now: Instant, side: Side<O>, hash: IdHash) -> Self {
+    fn new(settings: Settings, now: Instant, side: Side<O>, hash: IdHash) -> Self {
         Connection {
             incoming: Incoming::new(hash, matches!(side, Side::Server(_))),
             phase: if settings.secret.is_some() { Phase::Challenge } else { Phase::Hello { key: None } },
@@ -299,7 +307,7 @@ impl<O: Owner> Connection<O> {
         matches!(self.side, Side::Server(_)) && self.out.is_high()
     }
 
-    pub(super) fn role(&self) -> Role {
+    fn role(&self) -> Role {
         match self.side {
             Side::Client(_) => Role::Client,
             Side::Server(_) => Role::Server,
@@ -307,7 +315,7 @@ impl<O: Owner> Connection<O> {
     }
 
     /// A frame that answers nothing.
-    pub(super) fn say(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
+    fn say(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
         self.out.frame(Answers::default(), encode);
     }
 
@@ -399,7 +407,7 @@ impl<O: Owner> Connection<O> {
         Ok(())
     }
 
-    pub(super) fn client_frame(&mut self, frame: Frame<'_>, name: &'static str) -> Result<(), ConnectionError> {
+    fn client_frame(&mut self, frame: Frame<'_>, name: &'static str) -> Result<(), ConnectionError> {
         match frame {
             Frame::Reply(reply) => self.on_reply(reply)?,
             Frame::Data { id, len, abort } => {
@@ -466,7 +474,7 @@ impl<O: Owner> Connection<O> {
     }
 
     /// Why no requests can be made any more, if so.
-    pub(super) fn broken(&self) -> Option<(i32, String)> {
+    fn broken(&self) -> Option<(i32, String)> {
         match (&self.failure, &self.phase) {
             (Some(failure), _) => Some(failure.clone()),
             (None, Phase::Broken(error)) => Some((error.code(), error.to_string())),
