@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::harness::*;
 use crate::{PS, count, http, pair, pattern, roads};
+use starwire_net::transport::descriptors;
 
 const SECRET: (&str, &str) = ("STARWIRE_SECRET", "a-secret-of-enough-length");
 const TCP: (&str, &str) = ("STARWIRE_UNIX", "off");
@@ -89,6 +90,11 @@ pub fn connect(task: &Task) -> TcpStream {
     stream
 }
 
+/// Raises the limit of descriptors: this process has both ends of the connections.
+fn allow_descriptors() {
+    descriptors::allow(16_000).unwrap();
+}
+
 /// Opens half-open connections until `lost` of them were dropped. The server may be slower than this thread.
 fn crowd(task: &Task, lost: u64, strangers: &mut Vec<TcpStream>, come: impl Fn(&Task) -> TcpStream) {
     eventually("making way", || {
@@ -101,6 +107,7 @@ fn crowd(task: &Task, lost: u64, strangers: &mut Vec<TcpStream>, come: impl Fn(&
 
 #[test]
 fn strangers_are_evicted_for_members() {
+    allow_descriptors();
     for (secret, word) in [(Some(SECRET), &b""[..]), (None, b""), (None, b"SWB1\x03"), (Some(SECRET), b"challenge")] {
         let env: Vec<_> =
             [Some(TCP), Some(ANY_WAY), Some(("STARWIRE_REACTORS", "2")), secret].into_iter().flatten().collect();
@@ -143,6 +150,7 @@ fn strangers_are_evicted_for_members() {
 
 #[test]
 fn a_member_is_never_evicted() {
+    allow_descriptors();
     let env = [TCP, ("STARWIRE_REACTORS", "1")];
     let (ps, worker) = pair(&env);
     let channel = worker.channel(PS);
