@@ -1,4 +1,4 @@
-# starwire: `make demo` and `make test` work from a fresh clone; `make help` lists the other targets.
+# starwire: `make demo` and `make test` work from a fresh clone; `make help` and `make help-all` list the other targets.
 #
 # TF_VERSION=2.15.1  build for another TensorFlow than the newest supported (environment in .venvs/)
 # VENV=/path         use an existing virtual environment and its TensorFlow
@@ -24,8 +24,12 @@ export TMPDIR := $(shell realpath "$$TMPDIR")
 endif
 
 .PHONY: help
-help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+help: ## List the main targets (help-all: all of them)
+	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t 16
+
+.PHONY: help-all
+help-all:
+	@grep -hE '^[a-z0-9-]+:.* (##|#-) ' $(MAKEFILE_LIST) | sed -E 's/:.* (##|#-) /\t/' | expand -t 18
 
 # ---- build
 
@@ -46,11 +50,11 @@ starctl: tools ## Build target/release/starctl, which inspects machines and serv
 	@$(CARGO) build --release --bin starctl
 
 .PHONY: print-plugin
-print-plugin: ## Print the library's path
+print-plugin: #- Print the library's path
 	@echo "$$PWD/$(PLUGIN)"
 
 .PHONY: print-python
-print-python: ## Print the interpreter's path
+print-python: #- Print the interpreter's path
 	@realpath -s "$(PYTHON)"
 
 .PHONY: print-folder
@@ -79,7 +83,7 @@ $(BENCH)/keras-%/.done:
 	@touch $@
 
 .PHONY: print-keras
-print-keras: $(KERAS)/.done ## Install that Keras aside and print its folder
+print-keras: $(KERAS)/.done #- Install that Keras aside and print its folder
 	@echo "$$PWD/$(KERAS)"
 
 .PHONY: bench
@@ -89,25 +93,25 @@ bench: build ## Measure grpc++ against stock grpc (18 min; BENCH_ARGS="--quick":
 	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/results.json $(BENCH)/plot.svg
 
 .PHONY: bench-wire
-bench-wire: build ## The same over an emulated network, at several rates and delays (1 h; WIRE_ARGS="--quick": 4 min); writes to target/bench/wire/
+bench-wire: build #- The same over an emulated network, at several rates and delays (1 h; WIRE_ARGS="--quick": 4 min); writes to target/bench/wire/
 	@$(MAKE) $(BENCH)/venv/.done $(KERAS)/.done
 	@PYTHONPATH="$$PWD/$(KERAS)" "$(PYTHON)" benches/wire/run.py --library "$$PWD/$(PLUGIN)" --out $(BENCH)/wire $(WIRE_ARGS)
 	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/wire/results.json $(BENCH)/wire/plot.svg
 
 .PHONY: bench-swarm
-bench-swarm: build ## Run many simulated workers against one parameter server (20 min; SWARM_ARGS="--quick": 1 min); writes to target/bench/swarm/
+bench-swarm: build #- Run many simulated workers against one parameter server (20 min; SWARM_ARGS="--quick": 1 min); writes to target/bench/swarm/
 	@$(MAKE) $(BENCH)/venv/.done
 	@$(CARGO) build --release --bin swarm
 	@"$(PYTHON)" benches/swarm/run.py --library "$$PWD/$(PLUGIN)" --swarm target/release/swarm --out $(BENCH)/swarm $(SWARM_ARGS)
 	@$(BENCH)/venv/bin/python benches/swarm/plot.py $(BENCH)/swarm/results.json $(BENCH)/swarm/plot.svg
 
 .PHONY: bench-reconnect
-bench-reconnect: build ## Kill and restart a parameter server under 1000 simulated workers (5 min; RECONNECT_ARGS="--quick": 1 min)
+bench-reconnect: build #- Kill and restart a parameter server under 1000 simulated workers (5 min; RECONNECT_ARGS="--quick": 1 min)
 	@$(CARGO) build --release --bin swarm
 	@"$(PYTHON)" benches/swarm/reconnect.py --library "$$PWD/$(PLUGIN)" --swarm target/release/swarm --out $(BENCH)/reconnect $(RECONNECT_ARGS)
 
 .PHONY: bench-executor
-bench-executor: build ## Measure the executors' cost per kernel (1 min)
+bench-executor: build #- Measure the executors' cost per kernel (1 min)
 	@$(MAKE) -f benches/executor/bench.mk FOLDER=$(FOLDER) ROUNDS="$(ROUNDS)" MS="$(MS)"
 
 # ---- check it
@@ -123,25 +127,25 @@ test-deep: ## Run everything that `test` leaves out: variants, sanitizers, fuzzi
 	@$(TESTS) --deep $(if $(SHARD),--shard $(SHARD)) $(ONLY)
 
 .PHONY: test-flaky
-test-flaky: ## Repeat tests beside a load on all cores (N=20 ONLY="python/star")
+test-flaky: #- Repeat tests beside a load on all cores (N=20 ONLY="python/star")
 	@$(TESTS) --repeat $(or $(N),20) --load $(ONLY)
 
 .PHONY: test-frameworks
-test-frameworks: tools ## Run Keras, DeepCTR, TFRA and EasyRec unmodified under `starwire run` (15 min; ARGS="-k deepctr")
+test-frameworks: tools #- Run Keras, DeepCTR, TFRA and EasyRec unmodified under `starwire run` (15 min; ARGS="-k deepctr")
 	@for version in 2.15.1 2.12.1; do $(MAKE) build TF_VERSION=$$version; done
 	@scripts/venv-install .venvs/2.15.1 pytest
 	@.venvs/2.15.1/bin/python -m pytest -q -p no:cacheprovider tests/frameworks $(ARGS)
 
 .PHONY: tensorflow-tests
-tensorflow-tests: build ## Run TensorFlow's own tests over every protocol (STARWIRE_TF_SOURCE=/its/sources; PROTOCOLS="grpc++", ONLY="remote_test": only these)
+tensorflow-tests: build #- Run TensorFlow's own tests over every protocol (STARWIRE_TF_SOURCE=/its/sources; PROTOCOLS="grpc++", ONLY="remote_test": only these)
 	@VENV="$(VENV)" TF_VERSION=$(TF_VERSION) scripts/tensorflow-tests "$(STARWIRE_TF_SOURCE)" $(if $(PROTOCOLS),--protocols $(PROTOCOLS)) $(if $(ONLY),--only $(ONLY))
 
 .PHONY: test-rdma
-test-rdma: ## Run the RDMA tests over soft-RoCE in a virtual machine (ARGS="driver engine kill doctor train")
+test-rdma: #- Run the RDMA tests over soft-RoCE in a virtual machine (ARGS="driver engine kill doctor train")
 	@VENV="$(VENV)" TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" tests/rdma/run $(ARGS)
 
 .PHONY: soak
-soak: build ## Train for an hour while tasks are killed and stopped, and check for leaks (SOAK_ARGS="--minutes 10 --protocol grpc++")
+soak: build #- Train for an hour while tasks are killed and stopped, and check for leaks (SOAK_ARGS="--minutes 10 --protocol grpc++")
 	@scripts/venv-install "$(VENV)" pytest
 	@STARWIRE_LIBRARY="$$PWD/$(PLUGIN)" "$(PYTHON)" tests/soak/soak.py --out target/soak $(SOAK_ARGS)
 
@@ -150,7 +154,7 @@ lint: ## Check formatting, clippy, generated header, crate licences and advisori
 	@VENV="$(VENV)" TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/lint
 
 .PHONY: header
-header: ## Regenerate include/starwire.h from src/ffi
+header: #- Regenerate include/starwire.h from src/ffi
 	@UPDATE=1 $(CARGO) test --quiet --test header
 
 .PHONY: format
@@ -159,25 +163,25 @@ format: ## Format Rust and C++
 	@git ls-files '*.cc' '*.h' | grep -v '^include/' | xargs --no-run-if-empty clang-format -i
 
 .PHONY: matrix
-matrix: tools ## Build and smoke-test for every TensorFlow minor (VERSIONS="2.12.1 2.15.1": only these; FULL=1: all tests that use TensorFlow)
+matrix: tools #- Build and smoke-test for every TensorFlow minor (VERSIONS="2.12.1 2.15.1": only these; FULL=1: all tests that use TensorFlow)
 	@FULL=$(FULL) scripts/matrix $(VERSIONS)
 
 .PHONY: bazel
-bazel: $(if $(filter 1.%,$(INSTALLED)),build,tools venv) ## Build the plug-in with Bazel (BAZEL=/path) and smoke-test it: bazel/README.md
+bazel: $(if $(filter 1.%,$(INSTALLED)),build,tools venv) #- Build the plug-in with Bazel (BAZEL=/path) and smoke-test it: bazel/README.md
 	@CARGO="$(CARGO)" scripts/bazel-test "$(PYTHON)"
 
 .PHONY: sanitize
-sanitize: ## Run the tests under sanitizers (ONLY="address thread shim": only these)
+sanitize: #- Run the tests under sanitizers (ONLY="address thread shim": only these)
 	@VENV="$(VENV)" TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/sanitize $(ONLY)
 
 FUZZ_SECONDS ?= 60
 .PHONY: fuzz
-fuzz: build ## Fuzz the protocol, the parsers and the tensor decoders, FUZZ_SECONDS=60 each
+fuzz: build #- Fuzz the protocol, the parsers and the tensor decoders, FUZZ_SECONDS=60 each
 	@CARGO="$(CARGO)" scripts/fuzz $(FUZZ_SECONDS)
 	@$(CARGO) build --quiet --lib && $(MAKE) -f tests/cc/tests.mk fuzz FOLDER=$(FOLDER) FUZZ_SECONDS=$(FUZZ_SECONDS)
 
 .PHONY: fuzz-graphs
-fuzz-graphs: build ## Compare random graphs over grpc and every protocol, bit for bit, for FUZZ_SECONDS (default 300; ARGS="--seed 1 --seconds 3600 --protocols star_server")
+fuzz-graphs: build #- Compare random graphs over grpc and every protocol, bit for bit, for FUZZ_SECONDS (default 300; ARGS="--seed 1 --seconds 3600 --protocols star_server")
 	@scripts/venv-install "$(VENV)" pytest
 	@STARWIRE_LIBRARY="$$PWD/$(PLUGIN)" "$(PYTHON)" tests/fuzz_graphs/run.py $(if $(filter file,$(origin FUZZ_SECONDS)),--seconds 300,--seconds $(FUZZ_SECONDS)) $(ARGS)
 
@@ -188,16 +192,16 @@ wheels: tools ## Build one wheel for all TensorFlows, into target/dist/ (VERSION
 	@CARGO="$(CARGO)" URL="$(URL)" scripts/wheels $(VERSIONS)
 
 .PHONY: wheel-aarch64
-wheel-aarch64: ## Cross-compile a wheel for aarch64 and TensorFlow 2.21; train with it under qemu-user (15 min)
+wheel-aarch64: #- Cross-compile a wheel for aarch64 and TensorFlow 2.21; train with it under qemu-user (15 min)
 	@CARGO="$(CARGO)" scripts/wheel-aarch64
 
 .PHONY: test-wheel
-test-wheel: venv ## Install that wheel where there is no compiler, for each Python at hand; train, restart, upgrade TensorFlow (10 min)
+test-wheel: venv #- Install that wheel where there is no compiler, for each Python at hand; train, restart, upgrade TensorFlow (10 min)
 	@scripts/venv-install "$(VENV)" pytest
 	@"$(PYTHON)" -m pytest -q -rs -p no:cacheprovider tests/wheel $(ARGS)
 
 .PHONY: release
-release: tools ## Check versions; build wheels, source archive, SBOM and checksums into target/dist/ (VERSIONS=…, DIRTY=1: a trial)
+release: tools #- Check versions; build wheels, source archive, SBOM and checksums into target/dist/ (VERSIONS=…, DIRTY=1: a trial)
 	@CARGO="$(CARGO)" URL="$(URL)" scripts/release $(VERSIONS)
 
 .PHONY: docs
@@ -205,5 +209,5 @@ docs: ## Build the documentation site into target/docs/site/
 	@scripts/docs
 
 .PHONY: clean
-clean: ## Remove build outputs; keep the virtual environments
+clean: #- Remove build outputs; keep the virtual environments
 	rm -rf target
