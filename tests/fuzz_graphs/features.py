@@ -21,9 +21,10 @@ FEATURES = {
     "uninitialised": 0.04,  # a run before the variables are initialised
     "master": 0.05,  # the session's target is a parameter server
     "names": 0.06,  # like those of starwire's nodes
+    "in flight": 0.06,  # in_flight.py
 }
 # Of two that do not go together, the first one stays.
-APART = (("unordered", "failure"), ("restart", "failure"), ("restart", "master"), ("uninitialised", "failure"), ("uninitialised", "restart"), ("uninitialised", "pause"), ("uninitialised", "reshaped"))
+APART = (("unordered", "failure"), ("restart", "failure"), ("restart", "master"), ("uninitialised", "failure"), ("uninitialised", "restart"), ("uninitialised", "pause"), ("uninitialised", "reshaped"), ("failure", "in flight"))
 # What is done now and then in a program with the feature.
 ACTS = {"optimizers": variables.train_dense, "scatters": variables.scatter, "reshaped": unusual.act}
 NOTHING = {"fetch": [], "targets": [], "feed": []}

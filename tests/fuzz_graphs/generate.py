@@ -12,6 +12,7 @@ import random
 from dataclasses import dataclass, field
 
 import features
+import in_flight
 import states
 import values
 import variables
@@ -79,6 +80,7 @@ class Generator:
         self.wanted, self.asked = [], []  # values that the main runs fetch, and ids that they run, in any case
         # The operation that fails, the share of later states whose users wait for it, and the states that a failed step leaves the same everywhere.
         self.failing, self.after_failure, self.sure = None, 0, set()
+        self.users = set()  # the ids of all users of state
         self.guard = ()
         self.size = self.rng.choice((4, 6, 9, 13, 20))
         self.sessions = 2 if self.chance(0.15) else 1
@@ -248,6 +250,7 @@ class Generator:
         return number
 
     def used(self, state, number, guard, write):
+        self.users.add(number)
         self.scope.touched[state] = write or self.scope.touched.get(state, False)
         if write:
             state.epoch += 1
@@ -436,6 +439,7 @@ class Generator:
         records = self.scope.records
         # Before the final reads, which include its counters.
         together = self.together(records) if self.chance(0.15) else None
+        in_flight_run = in_flight.run(self, records) if "in flight" in self.features else None
         sure = []
         for state in self.states:
             start = len(self.final_out)
@@ -444,8 +448,9 @@ class Generator:
         runs = self.runs(records)
         if self.failing is not None:
             runs = features.looks(self, runs, sure)
-        if together:
-            runs.insert(-1, together)
+        for one in (together, in_flight_run):
+            if one:
+                runs.insert(-1, one)
         # TensorFlow constant-folds reads of a file with a constant name, so it reads the file before the step.
         reads_files = any(f'"{op}"' in json.dumps(records) for op in ("ReadFile", "MatchingFiles"))
         # Grappler drops control edges that others imply, even if the implying path leads through a fed value; then nothing orders the two.

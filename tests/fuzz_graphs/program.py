@@ -13,7 +13,7 @@ hold the records of their bodies. Devices are ps0, ps1, me (the worker whose ses
 
 A run fetches, runs and feeds records: {"fetch": ["12:0"], "targets": [9], "feed": [3]}. Its `mode` may be another than "run":
 
-* callable, partial, together (by the threads of `lanes`);
+* callable, partial, together (by the threads of `lanes`, which may each have one of the `steps`, with its own feeds);
 * pause, for so many `seconds`; restart, of `servers`; renew: new sessions, with new state.
 
 After a failed run, what a run fetches is compared only if it is among `sure`, and everything from then on if the run `settles` it; and again from a run that

@@ -121,23 +121,33 @@ def resume(number):
 
 def together(sessions, program, run, number, timeout):
     """Returns the values of all steps of all lanes, or the first error of the first lane that failed."""
-    plain = {key: value for key, value in run.items() if key != "mode"}
+    plain = {key: value for key, value in run.items() if key not in ("mode", "steps")}
+    steps = [part(plain, step) for step in run.get("steps", ())]
 
-    def lane(which):
-        return [one_run(*sessions[which % len(sessions)], program, plain, number, timeout) for _ in range(run["times"])]
+    def lane(at, which):
+        session = sessions[which % len(sessions)]
+        if not steps:
+            return [one_run(*session, program, plain, number, timeout) for _ in range(run["times"])]
+        return [one_run(*session, program, steps[at % len(steps)], number, timeout, (at, turn)) for turn in range(run["times"])]
 
     with ThreadPoolExecutor(len(run["lanes"])) as pool:
-        lanes = [pool.submit(lane, which) for which in run["lanes"]]
+        lanes = [pool.submit(lane, at, which) for at, which in enumerate(run["lanes"])]
     return [value for one in lanes for step in one.result() for value in step]
 
 
-def one_run(session, names, program, run, number, timeout):
+def part(run, step):
+    """The step of one thread: what is left of it in the run."""
+    return {**run, **step, **{key: [one for one in step[key] if one in run[key]] for key in ("fetch", "targets", "feed")}}
+
+
+def one_run(session, names, program, run, number, timeout, place=()):
+    """`place`: the thread and the turn of a step that has feeds of its own. They are whole numbers, whose sums are the same in every order."""
     tensors, operations, feeds = names
     fetches = [tensors[ref] for ref in run["fetch"]]
     targets = [operations[i] for i in run["targets"]]
     seed = program["seed"] or 0
-    kind = {"fine": program["options"].get("fine", False), "odd": program["options"].get("odd", False)}
-    fed = {i: feed_value(*feeds[i], key=[seed % 2**32, number, i], **kind) for i in run["feed"] if i in feeds}
+    kind = {} if place else {"fine": program["options"].get("fine", False), "odd": program["options"].get("odd", False)}
+    fed = {i: feed_value(*feeds[i], key=[seed % 2**32, number, i, *place], **kind) for i in run["feed"] if i in feeds}
     by_name = {tensors[f"{i}:0"]: value for i, value in fed.items()}
     for ref, dtype, shape in run.get("feed_inner", ()):
         by_name[tensors[ref]] = feed_value(dtype, shape, key=[seed % 2**32, number, 999], **kind)

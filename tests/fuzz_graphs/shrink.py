@@ -189,7 +189,7 @@ def shrink(program, shows, seconds=120.0):
             if len(run.get("lanes", ())) > 2:
                 attempt(dict(best, runs=best["runs"][:number] + [dict(run, lanes=run["lanes"][:2])] + best["runs"][number + 1 :]))
         if any("mode" in run for run in best["runs"]):
-            attempt(dict(best, runs=[{k: v for k, v in run.items() if k not in ("mode", "first")} for run in best["runs"]]))
+            attempt(dict(best, runs=[{k: v for k, v in run.items() if k not in ("mode", "first", "steps")} for run in best["runs"]]))
 
     attempt_runs()
     size = 1 << 30

@@ -364,12 +364,12 @@ class ResourceVariable(Kind):
         final(g, record_in(g, g.final, "ReadVariableOp", state.dev, {"resource": state.handle}, {"dtype": state.dtype}, out=[(state.dtype, state.shape)]))
 
 
-def counters(g):
+def counters(g, dtypes=("int32", "int64", "float32")):
     """Updates that concurrent steps may make in any order: locked additions and enqueues, none of which may be lost. Returns (ids to run, refs to fetch)."""
     targets, fetch = [], []
     for _ in range(g.rng.randint(1, 4)):
         dev = g.rng.choice([d for d in ("ps0", "ps1") if d in g.devices] or ["ps0"])
-        dtype, shape = g.rng.choice(("int32", "int64", "float32")), g.rng.choice(((), (), (3,), (2000,)))
+        dtype, shape = g.rng.choice(dtypes), g.rng.choice(((), (), (3,), (2000,)))
         delta = g.emit("AddV2", g.device(), {"x": values.fed(g, dtype, shape, g.device()), "y": lit(dtype, 1)}, out=[(dtype, shape)], pool=False)[0]
         fetch.append(delta.ref)
         kind = g.rng.choice(("reference", "reference", "resource", "queue"))
