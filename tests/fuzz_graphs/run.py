@@ -358,7 +358,7 @@ def main():
     parser.add_argument("--seed", type=int, default=None, help="the first seed (default: the time)")
     parser.add_argument("--protocols", default=None, help=f"default: {','.join(PROTOCOLS)}; functions: {','.join(FUNCTION_PROTOCOLS)}")
     parser.add_argument("--only", choices=("graphs", "functions"), default="graphs", help="graphs of sessions, or functions of TensorFlow 2 (functions.py)")
-    parser.add_argument("--feature", choices=tuple(features.FEATURES), default=None, help="only seeds with this feature (features.py)")
+    parser.add_argument("--feature", choices=(*features.FEATURES, *functions.FEATURES), default=None, help="only seeds with this feature (features.py), or functions with it (functions.py)")
     parser.add_argument("--timeout", type=float, default=20.0, help="seconds after which a step hangs")
     parser.add_argument("--replay", nargs="*", default=None, help="programs from files instead of random ones")
     parser.add_argument("--stop", action="store_true", help="stop at the first difference")
@@ -376,9 +376,9 @@ def main():
     runner = harness.Runner(keep=lambda: arguments.keep_logs)
     seed = arguments.seed if arguments.seed is not None else int(time.time()) * 1000
     chosen = [p for p in (arguments.protocols or "").split(",") if p]
-    if arguments.only == "functions":
+    if arguments.only == "functions" or arguments.feature in functions.FEATURES:
         try:
-            return 1 if functions.fuzz(harness, runner, chosen or FUNCTION_PROTOCOLS, FUNCTION_SWITCHES, seed, arguments.programs, arguments.seconds, out) else 0
+            return 1 if functions.fuzz(harness, runner, chosen or FUNCTION_PROTOCOLS, FUNCTION_SWITCHES, seed, arguments.programs, arguments.seconds, out, feature=arguments.feature) else 0
         finally:
             runner.close()
     fuzzer = Fuzzer(runner, chosen or PROTOCOLS, arguments.timeout)
