@@ -146,6 +146,69 @@ def test_each_feature_is_common_enough():
         assert sum(run.get("mode") == mode for run in runs) > 3, mode
 
 
+def test_each_feature_of_functions_is_common_enough():
+    made = [fuzz.functions.generate(seed) for seed in range(200)]
+    for name in fuzz.functions.FEATURES:
+        assert sum(name in one.get("features", ()) for one in made) > 15, name
+    ops = [op for one in made for ops in one["functions"] for op in every_op(ops)]
+    assert {op["do"] for op in ops if "do" in op} == {*fuzz.functions.sharded.READS, *fuzz.functions.sharded.WRITES}
+    for kind in ("generated", "argument"):
+        assert sum(op["op"] == kind for op in ops) > 40, kind
+    steps = [step for one in made for step in one.get("steps", ())]
+    assert {step["on"] for step in steps} == {None, "chief", "worker0", "worker1"}
+    assert len({step["rows"] for step in steps}) > 4
+    again = [kind for step in steps for kind, _ in step["again"]]
+    assert min(again.count("variables"), again.count("sharded")) > 15
+
+
+def every_op(ops):
+    for op in ops:
+        yield op
+        yield from every_op(op.get("ops", ()))
+
+
+def test_users_of_shards_are_ordered():
+    """Of two users of the same shards in a function, one of which writes, one runs after the other."""
+    checked = 0
+    for seed in range(200):
+        for ops in fuzz.functions.generate(seed)["functions"]:
+            before = []  # the ops that each one comes after
+            for op in ops:
+                direct = {*op["in"], *op["after"]}
+                before.append(direct.union(*(before[one] for one in direct)))
+            users = [(number, op["op"], op["shards"]) for number, op in enumerate(ops) if "shards" in op]
+            for first, kind, shards in users:
+                for second, other, others in users:
+                    if first < second and shards == others and "sharded write" in (kind, other):
+                        assert first in before[second], (seed, first, second)
+                        checked += 1
+    assert checked > 50
+
+
+def test_steps_in_flight_depend_on_their_feeds_only():
+    checked = 0
+    for seed in range(400):
+        made = generated(seed)
+        for run in (run for run in made["runs"] if "steps" in run):
+            records = {record["id"]: record for part in ("init", "body", "final") for record in made[part]}
+            body = [records[i] for i in records]
+            initialised = {record["id"] for record in made["init"]}
+            written = {ref for r in made["body"] if "Assign" in r["op"] or "Scatter" in r["op"] for ref in programs.each_input(r) if not programs.is_lit(ref)}
+            written &= {f"{i}:0" for i in initialised}
+            for step in (step for step in run["steps"] if not step["targets"]):
+                needed = programs.closure(body, [programs.node_of(ref) for ref in step["fetch"]])
+                used = {ref for i in needed for inner in programs.walk([records[i]]) for ref in programs.each_input(inner) if not programs.is_lit(ref)}
+                assert not used & written, seed
+                assert set(step["feed"]) == {i for i in needed if records[i]["op"] == "@feed"} and step["feed"], seed
+                checked += 1
+    assert checked > 20
+
+
+def test_threads_feed_values_of_their_own():
+    values = [programs.feed_value("int32", (8,), key=[1, 2, 3, *place]).tobytes() for place in ((), (0, 0), (0, 1), (1, 0))]
+    assert len(set(values)) == 4
+
+
 def test_users_of_sure_states_run_before_or_after_the_failure():
     checked = 0
     for seed in range(300):
