@@ -62,6 +62,10 @@ class Function:
         self.users[variable].append((number, writes))
         return after
 
+    def datasets_before(self):
+        """Datasets of generators run one at a time: several, over stock grpc as well, may take all threads that their own functions need."""
+        return [number for number, op in enumerate(self.ops) if op["op"] in ("generated", "loop")]
+
     def emit(self, depth):
         rng, number = self.rng, len(self.ops)
         inputs = self.values(self.ops)
@@ -89,6 +93,7 @@ class Function:
             op["after"] = self.touch(number, len(self.variables) + self.tables + op["shards"], kind == sharded.WRITE)
         elif kind == "generated" and inputs:
             generators.fill(rng, op, inputs)
+            op["after"] = self.datasets_before()
         elif kind == "argument":
             op["op"] = kind
         elif kind in ("cond", "while") and inputs:
@@ -105,6 +110,7 @@ class Function:
         elif kind == "loop" and inputs:
             made = Function(rng, self.variables, rng.randrange(2, 12), depth + 1, self.more, self.tables, self.shards)
             op["op"], op["in"], op["ops"] = kind, [rng.choice(inputs)], made.ops
+            op["after"] = self.datasets_before() if "generated" in self.more else []
             for variable in range(len(self.users)):
                 if made.users[variable]:
                     op["after"] += self.touch(number, variable, True)
@@ -447,7 +453,8 @@ def execute_graph(program, target):
 
 def start(harness, runner, name, switches):
     """Returns (cluster, chief task). A switch is the end of a name, and adds to the environment."""
-    protocol, environment = name, {"TF_CPP_MIN_LOG_LEVEL": "1"}
+    # Enough threads that kernels that block, such as those of datasets, do not starve others.
+    protocol, environment = name, {"TF_CPP_MIN_LOG_LEVEL": "1", "TF_NUM_INTEROP_THREADS": "12"}
     for end, more in switches.items():
         if protocol.endswith(end):
             protocol, environment = protocol[: -len(end)], {**environment, **more}

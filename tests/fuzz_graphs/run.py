@@ -359,7 +359,7 @@ def main():
     parser.add_argument("--protocols", default=None, help=f"default: {','.join(PROTOCOLS)}; functions: {','.join(FUNCTION_PROTOCOLS)}")
     parser.add_argument("--only", choices=("graphs", "functions"), default="graphs", help="graphs of sessions, or functions of TensorFlow 2 (functions.py)")
     parser.add_argument("--feature", choices=(*features.FEATURES, *functions.FEATURES), default=None, help="only seeds with this feature (features.py), or functions with it (functions.py)")
-    parser.add_argument("--timeout", type=float, default=20.0, help="seconds after which a step hangs")
+    parser.add_argument("--timeout", type=float, default=20.0, help="seconds after which a step hangs, or a program of functions if it is more than 60")
     parser.add_argument("--replay", nargs="*", default=None, help="programs from files instead of random ones")
     parser.add_argument("--stop", action="store_true", help="stop at the first difference")
     parser.add_argument("--no-shrink", action="store_true")
@@ -378,7 +378,7 @@ def main():
     chosen = [p for p in (arguments.protocols or "").split(",") if p]
     if arguments.only == "functions" or arguments.feature in functions.FEATURES:
         try:
-            return 1 if functions.fuzz(harness, runner, chosen or FUNCTION_PROTOCOLS, FUNCTION_SWITCHES, seed, arguments.programs, arguments.seconds, out, feature=arguments.feature) else 0
+            return 1 if functions.fuzz(harness, runner, chosen or FUNCTION_PROTOCOLS, FUNCTION_SWITCHES, seed, arguments.programs, arguments.seconds, out, max(60, arguments.timeout), arguments.feature) else 0
         finally:
             runner.close()
     fuzzer = Fuzzer(runner, chosen or PROTOCOLS, arguments.timeout)
