@@ -6,8 +6,7 @@ use std::time::Instant;
 use crate::admission::{Evicted, Handshake, Listener, Next, Source};
 use crate::api::{Host, Level};
 use crate::conn::{Drain, Role};
-use crate::shard::{CLOSE_TIMEOUT, Shard};
-use crate::timers::TimerKey;
+use crate::shard::{CLOSE_TIMEOUT, Shard, TimerKey};
 use starwire_net::transport::{SocketAddress, descriptors, tcp, unix};
 use starwire_protocol::{Connection, Failure, code};
 

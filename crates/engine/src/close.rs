@@ -6,7 +6,7 @@ use crate::api::Host;
 use crate::config::{Config, Ports};
 use crate::conn::{Drain, Role};
 use crate::migrate::Path;
-use crate::resolver::is_guess;
+use crate::peers::Stage;
 use crate::shard::{CLOSE_TIMEOUT, Shard};
 use crate::tls::NO_TLS;
 use starwire_net::reactor::driver::Completion;
@@ -159,12 +159,9 @@ impl<H: Host> Shard<H> {
         if self.conns.capacity() > SMALL_TABLE && self.conns.len() < self.conns.capacity() / 8 {
             self.conns.shrink_to(self.conns.len() * 2);
         }
-        let mut failure = conn.closing.take().unwrap_or(Failure { code: code::UNAVAILABLE, message: "closed".into() });
+        let failure = conn.closing.take().unwrap_or(Failure { code: code::UNAVAILABLE, message: "closed".into() });
         let message = format!("starwire: lost the connection to {}: {}", conn.name, failure.message);
         let was_ready = conn.peer.is_some();
-        if !conn.connected && conn.address.as_ref().is_some_and(is_guess) {
-            failure.message.clear();
-        }
         conn.proto.fail(failure.code, &message);
         self.dispatch.finish(&mut conn);
         conn.witness = None;
@@ -187,12 +184,12 @@ impl<H: Host> Shard<H> {
                 }
             }
             Role::Client { channel } => {
-                // Another server may have the unix socket: the next address is tried, whatever it said.
-                if !was_ready && conn.address.as_ref().is_some_and(is_guess) {
-                    failure.code = code::UNAVAILABLE;
-                }
-                let moving = conn.address.take().filter(|_| conn.path == Path::Migrating && !was_ready);
-                self.lost_client(channel, key, was_ready, moving, failure, now);
+                let stage = match conn.path {
+                    _ if !conn.connected => Stage::Connect,
+                    Path::Migrating if !self.requires_pairs() => Stage::Migration,
+                    _ => Stage::Handshake,
+                };
+                self.tell(channel, now, |channel| channel.lost(key, stage, failure, now));
             }
         }
     }

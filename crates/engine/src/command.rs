@@ -1,15 +1,17 @@
 //! Commands to a shard, from any thread.
 
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::admission::Listener;
 use crate::api::OutPayload;
 use crate::api::PendingOp;
 use crate::api::{Host, Op};
-use crate::channel::ChannelShared;
+use crate::peers::Peer;
 use crate::star::StarCommand;
+use starwire_net::transport::SocketAddress;
+use starwire_protocol::Failure;
 
 /// A method call to start.
 pub struct NewCall<O: Op> {
@@ -30,17 +32,40 @@ pub struct NewRecv<O: Op> {
     pub op: PendingOp<O>,
 }
 
+pub enum Request<O: Op> {
+    Call(NewCall<O>),
+    Recv(NewRecv<O>),
+}
+
+impl<O: Op> Request<O> {
+    /// Notes the start and the kind of the request for the metrics.
+    pub fn stamp(&mut self, now: Instant) {
+        match self {
+            Self::Call(call) => call.op.started = Some(now),
+            Self::Recv(recv) => {
+                recv.op.started = Some(now);
+                recv.op.is_tensor = true;
+            }
+        }
+    }
+
+    pub fn into_op(self) -> PendingOp<O> {
+        match self {
+            Self::Call(call) => call.op,
+            Self::Recv(recv) => recv.op,
+        }
+    }
+}
+
 pub enum Command<H: Host> {
-    OpenChannel(Arc<ChannelShared>),
-    Call {
+    OpenChannel {
         channel: u32,
-        id: u64,
-        call: NewCall<H::Op>,
+        peer: Arc<Peer>,
     },
-    Recv {
+    Request {
         channel: u32,
         id: u64,
-        recv: NewRecv<H::Op>,
+        request: Request<H::Op>,
     },
     Cancel {
         channel: u32,
@@ -59,7 +84,7 @@ pub enum Command<H: Host> {
     Addresses {
         channel: u32,
         attempt: u32,
-        result: Result<Vec<SocketAddr>, String>,
+        result: Result<Vec<SocketAddress>, Failure>,
     },
     Adopt {
         fd: OwnedFd,

@@ -14,7 +14,6 @@ use crate::system::peer_memory::{PeerMemory, WitnessWord};
 use crate::tls::{Opened, Session};
 use starwire_net::reactor::driver::{Driver, IoPart, Token};
 use starwire_net::reactor::timers::Timer;
-use starwire_net::transport::SocketAddress;
 use starwire_protocol::{Connection, Failure, PeerInfo, Segment, Stats, Target};
 
 /// Most pieces of one system call: the kernel's limit.
@@ -73,9 +72,8 @@ pub struct Conn<H: Host> {
     pub connected: bool,
     /// Socket or queue pair.
     pub path: Path,
-    /// Client: RDMA was offered to the peer, which is at this address.
+    /// Client: RDMA was offered to the peer.
     pub offered_pairs: bool,
-    pub address: Option<SocketAddress>,
     /// A second handle of a local socket, until the peer's credentials were checked.
     pub guard: Option<OwnedFd>,
     /// The peer was met over a unix socket.
@@ -129,7 +127,6 @@ impl<H: Host> Conn<H> {
             connected: accepted,
             path: Path::Socket,
             offered_pairs: false,
-            address: None,
             guard: None,
             on_this_host: false,
             closing: None,

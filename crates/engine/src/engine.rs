@@ -20,11 +20,13 @@ use crate::config::{
 };
 use crate::control::{Behind, ControlService, HttpLimits};
 use crate::error::EngineError;
+use crate::keys::shard_of;
 use crate::lending::Unreadable;
 use crate::log_limiter::LogLimiter;
 use crate::metrics::{Metrics, render_prometheus};
+use crate::peers::Peer;
 use crate::port::{self, Port};
-use crate::shard::{self, Shard};
+use crate::shard::Shard;
 use crate::shared::{self, Shared};
 use crate::star::{StarCommand, StarHost, StarOutcome, StarServer};
 use crate::system::exit::Freeze;
@@ -157,9 +159,9 @@ impl<H: Host> Engine<H> {
             Entry::Vacant(place) => {
                 let number = u32::try_from(next).map_err(|_| EngineError::TooMany)?;
                 let shard = next % self.shared.config.reactors;
-                let made = Arc::new(ChannelShared::new(number, shard, task.into(), grpc_address.into(), data));
-                self.shared.send(shard, Command::OpenChannel(made.clone()));
-                place.insert(made).clone()
+                let peer = Arc::new(Peer { task: task.into(), grpc_address: grpc_address.into(), data });
+                self.shared.send(shard, Command::OpenChannel { channel: number, peer: peer.clone() });
+                place.insert(Arc::new(ChannelShared::new(number, shard, peer))).clone()
             }
         };
         Ok(Channel::new(self.shared.clone(), channel))
@@ -193,7 +195,7 @@ impl<H: Host> Engine<H> {
 
     /// Answers a peer's request.
     pub fn reply(&self, ticket: Ticket, code: i32, meta: &[u8], payload: Option<OutPayload>) {
-        let shard = shard::shard_of(ticket.conn);
+        let shard = shard_of(ticket.conn);
         self.shared
             .send(shard, Command::Reply { conn: ticket.conn, id: ticket.id, code, meta: Meta::of(meta), payload });
     }
@@ -228,7 +230,7 @@ impl<H: Host> Engine<H> {
     /// Ends a call that [`crate::star::StarHost::run`] was given.
     pub fn star_done(&self, ticket: Ticket, outcome: StarOutcome<<H::Star as StarHost>::Value>) {
         let command = Command::Star(Box::new(StarCommand::Done { ticket, outcome }));
-        self.shared.send(shard::shard_of(ticket.conn), command);
+        self.shared.send(shard_of(ticket.conn), command);
     }
 
     /// The session was deleted: drops its plans.

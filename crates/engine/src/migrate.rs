@@ -1,17 +1,14 @@
 //! Migration of connections from their socket to an RDMA queue pair, and the fallback to TCP.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::api::{Host, Level};
 use crate::conn::Role;
+use crate::peers::Channel;
 use crate::shard::{Shard, mark};
 use crate::shared::host_of;
-use starwire_net::transport::SocketAddress;
 use starwire_net::transport::verbs::VerbsError;
 use starwire_protocol::{FEATURE_QUEUE_PAIRS, Failure, Settings, code};
-
-/// After RDMA failed with a peer, it is not tried again before this.
-pub const SHUNNED: Duration = Duration::from_secs(60);
 
 /// An event of the protocol's migration.
 pub enum MigrationEvent {
@@ -44,7 +41,7 @@ impl<H: Host> Shard<H> {
         offers
     }
 
-    fn requires_pairs(&self) -> bool {
+    pub(crate) fn requires_pairs(&self) -> bool {
         let verbs = &self.shared.config.verbs;
         verbs.transport == crate::config::TransportChoice::Verbs && !verbs.fallback
     }
@@ -128,7 +125,7 @@ impl<H: Host> Shard<H> {
         }
         starwire_marks::mark!("a connection falls back from RDMA to TCP");
         if let Role::Client { channel } = conn.role {
-            self.shun_pairs(channel, &why.message, now);
+            self.tell(channel, now, |channel| channel.shun_pairs(&why.message, now));
         }
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.proto.stay(now);
@@ -156,38 +153,11 @@ impl<H: Host> Shard<H> {
         if conn.path == Path::Migrating {
             conn.path = Path::QueuePair;
             self.dispatch.metrics.verbs_connections.add(1);
-            if let Some(channel) = self.channels.get_mut(&channel) {
-                channel.no_pairs_before = None;
-            }
+            self.tell(channel, now, Channel::pairs_work);
         } else if conn.offered_pairs && conn.peer.as_ref().is_some_and(|p| p.features & FEATURE_QUEUE_PAIRS == 0) {
             let task = conn.peer.as_ref().map_or_else(String::new, |p| p.task.clone());
-            self.shun_pairs(channel, &format!("{task} has none"), now);
+            self.tell(channel, now, |channel| channel.shun_pairs(&format!("{task} has none"), now));
         }
-    }
-
-    /// RDMA does not work with this peer: uses TCP for a while, and logs one line.
-    fn shun_pairs(&mut self, number: u32, why: &str, now: Instant) {
-        let Some(channel) = self.channels.get_mut(&number) else { return };
-        let allows = channel.no_pairs_before.replace(now + SHUNNED).is_none();
-        self.dispatch.metrics.verbs_fallbacks.add(1);
-        if allows {
-            let line = format!("starwire: no RDMA to {}: {why}; using TCP", channel.shared.task);
-            self.shared.host.log(Level::Warning, &line);
-        }
-    }
-
-    /// A connection broke between handshake and proof of its queue pair. Some: the address to retry without one.
-    pub(crate) fn try_without_pair(
-        &mut self,
-        number: u32,
-        moving: Option<SocketAddress>,
-        failure: &Failure,
-        now: Instant,
-    ) -> Option<SocketAddress> {
-        let address = moving.filter(|_| !self.requires_pairs())?;
-        starwire_marks::mark!("a connection is made again without RDMA");
-        self.shun_pairs(number, &failure.message, now);
-        Some(address)
     }
 
     /// Adds the counters of the queue pairs to the metrics.

@@ -1,7 +1,5 @@
-//! A reactor thread: its loop, its connections, its channels. `dial.rs` connects channels.
+//! A reactor thread: its loop and its connections.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,26 +8,19 @@ use std::time::{Duration, Instant};
 use crate::accept::unauthenticated_limit;
 use crate::admission::{Admission, Listener};
 use crate::api::{Host, Level};
-use crate::channel::{ChannelState, Waiting, What};
-use crate::command::Command;
+use crate::command::{Command, Request};
 use crate::conn::{Conn, DiscardBuffer, Role};
 use crate::dispatch::{CallMemory, ConnEvent, Dispatcher};
+use crate::keys::{NumberMap, conn_key};
 use crate::metrics::{Direction, State};
+use crate::peers::Channel;
 use crate::polling::Poller;
 use crate::shared::{self, LocalQueue, Shared};
-use crate::timers::TimerKey;
 use starwire_net::reactor::driver::{Completion, Driver, Token};
 use starwire_net::reactor::mailbox::Receiver;
 use starwire_net::reactor::timers::Timers;
 use starwire_protocol::{Connection, PeerInfo, code};
 
-/// A connection's key has its shard's index above this bit, and a number that is never reused below.
-pub const CONN_BITS: u32 = 48;
-
-/// The shard of a connection.
-pub fn shard_of(conn: u64) -> usize {
-    usize::from((conn >> CONN_BITS) as u16)
-}
 /// Most commands between two looks at the sockets.
 const COMMANDS_PER_ROUND: usize = 4096;
 /// How long a stopping reactor waits for the kernel to release its memory.
@@ -37,28 +28,13 @@ const STOP_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a peer has to take our last frame.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Keys are counters or the driver's own numbers, so a multiplication is a sufficient hash.
-#[derive(Default)]
-pub struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for b in bytes {
-            self.write_u64(u64::from(*b));
-        }
-    }
-    fn write_u32(&mut self, n: u32) {
-        self.write_u64(u64::from(n));
-    }
-    fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TimerKey {
+    Conn(u64),
+    Channel(u32),
+    /// The handshake budget is not used up any more.
+    Handshakes,
 }
-
-pub type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 
 pub struct Shard<H: Host> {
     pub(crate) index: usize,
@@ -69,7 +45,7 @@ pub struct Shard<H: Host> {
     /// what many of them left behind.
     pub(crate) conns: NumberMap<u64, Box<Conn<H>>>,
     pub(crate) tokens: NumberMap<u64, u64>,
-    pub(crate) channels: NumberMap<u32, ChannelState<H::Op>>,
+    pub(crate) channels: NumberMap<u32, Channel<Request<H::Op>>>,
     pub(crate) dispatch: Dispatcher<H>,
     pub(crate) timers: Timers<TimerKey>,
     pub(crate) poller: Poller,
@@ -235,14 +211,7 @@ impl<H: Host> Shard<H> {
 
     fn execute(&mut self, command: Command<H>, now: Instant) {
         match command {
-            Command::Recv { channel, id, recv } => {
-                self.submit(channel, Waiting { id, what: What::Recv(recv), deadline: None, wait_for_ready: false }, now)
-            }
-            Command::Call { channel, id, call } => {
-                let deadline = (call.deadline_ms > 0).then(|| now + Duration::from_millis(u64::from(call.deadline_ms)));
-                let wait_for_ready = call.wait_for_ready;
-                self.submit(channel, Waiting { id, what: What::Call(call), deadline, wait_for_ready }, now)
-            }
+            Command::Request { channel, id, request } => self.submit(channel, id, request, now),
             Command::Reply { conn, id, code, meta, payload } => {
                 if let Some(conn) = self.conns.get_mut(&conn) {
                     conn.proto.reply(id, code, meta.as_slice(), payload);
@@ -250,10 +219,13 @@ impl<H: Host> Shard<H> {
                 }
             }
             Command::Cancel { channel, id, code, message } => self.cancel(channel, id, code, &message, now),
-            Command::OpenChannel(shared) => {
-                self.channels.insert(shared.number, ChannelState::new(shared));
+            Command::OpenChannel { channel, peer } => {
+                let made = Channel::new(peer, self.shared.config.connect_timeout, self.random());
+                self.channels.insert(channel, made);
             }
-            Command::Addresses { channel, attempt, result } => self.addresses(channel, attempt, result, now),
+            Command::Addresses { channel, attempt, result } => {
+                self.tell(channel, now, |channel| channel.resolved(attempt, result, now));
+            }
             Command::Adopt { fd, listener } => self.adopt(fd, listener, now),
             Command::Star(command) => {
                 let Some((key, answer)) = self.dispatch.star_command(*command) else { return };
@@ -274,11 +246,10 @@ impl<H: Host> Shard<H> {
         for (token, _) in std::mem::take(&mut self.listeners) {
             self.driver.close(token);
         }
-        for channel in self.channels.values_mut() {
-            let ended = channel.fail_waiting(code::UNAVAILABLE, "starwire: the server was stopped", true);
-            self.dispatch.metrics.ended_locally.add(ended);
+        let channels: Vec<u32> = self.channels.keys().copied().collect();
+        for channel in channels {
+            self.tell(channel, now, |channel| channel.stop(now));
         }
-        self.dispatch.note();
         let keys: Vec<u64> = self.conns.keys().copied().collect();
         for key in keys {
             self.close_in_order(key, now);
@@ -344,7 +315,7 @@ impl<H: Host> Shard<H> {
     }
 
     pub(crate) fn add_conn(&mut self, token: Token, role: Role, proto: Connection<CallMemory<H>>, name: String) -> u64 {
-        let key = ((self.index as u64) << CONN_BITS) | self.next_conn;
+        let key = conn_key(self.index, self.next_conn);
         self.next_conn += 1;
         self.tokens.insert(token.0, key);
         let (direction, state) = match role {
@@ -474,12 +445,6 @@ impl<H: Host> Shard<H> {
         self.dirty = dirty;
     }
 
-    pub(crate) fn mark_dirty(&mut self, key: u64) {
-        if let Some(conn) = self.conns.get_mut(&key) {
-            mark(&mut self.dirty, conn);
-        }
-    }
-
     pub(crate) fn hand_over_http(&mut self, key: u64) {
         let Some(token) = self.conns.get(&key).map(|conn| conn.token) else { return };
         let fd = match self.driver.release(token) {
@@ -521,7 +486,10 @@ impl<H: Host> Shard<H> {
                 metrics.connects.add(1);
                 metrics.connections_out.add(1);
                 self.settle_path(key, channel, now);
-                self.client_ready(channel, key, now);
+                if let Some(peer) = self.conns.get(&key).and_then(|conn| conn.peer.as_ref()) {
+                    let incarnation = peer.incarnation;
+                    self.tell(channel, now, |channel| channel.ready(key, incarnation, now));
+                }
             }
         }
     }

@@ -185,12 +185,8 @@ pub(crate) fn host_of(name: &str) -> &str {
 pub(crate) fn end<H: Host>(command: Command<H>, code: i32, message: &str) {
     let outcome = Outcome::Local { code, message };
     match command {
-        Command::Call { call, .. } => {
-            drop(call.payload);
-            call.op.done(&outcome);
-        }
-        Command::Recv { recv, .. } => recv.op.done(&outcome),
-        Command::OpenChannel(_)
+        Command::Request { request, .. } => request.into_op().done(&outcome),
+        Command::OpenChannel { .. }
         | Command::Cancel { .. }
         | Command::Reply { .. }
         | Command::Addresses { .. }

@@ -3,15 +3,7 @@
 use std::time::Instant;
 
 use crate::api::Host;
-use crate::shard::{Shard, mark};
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TimerKey {
-    Conn(u64),
-    Channel(u32),
-    /// The handshake budget is not used up any more.
-    Handshakes,
-}
+use crate::shard::{Shard, TimerKey, mark};
 
 impl<H: Host> Shard<H> {
     /// Arms a connection's timer for the protocol's next timeout.
@@ -32,14 +24,10 @@ impl<H: Host> Shard<H> {
         conn.timer = Some((at, self.timers.start(at, TimerKey::Conn(key))));
     }
 
-    pub(crate) fn arm_channel(&mut self, channel: u32, at: Instant) {
-        self.timers.start(at, TimerKey::Channel(channel));
-    }
-
     pub(crate) fn fire_timers(&mut self, now: Instant) {
         while let Some(key) = self.timers.pop_due(now) {
             match key {
-                TimerKey::Channel(channel) => self.channel_timer(channel, now),
+                TimerKey::Channel(channel) => self.tell(channel, now, |channel| channel.tick(now)),
                 TimerKey::Conn(key) => self.conn_timer(key, now),
                 TimerKey::Handshakes => self.resume_handshakes(now),
             }

@@ -7,9 +7,9 @@ use crate::api::Host;
 use crate::config::Identity;
 use crate::conn::{Drain, Role};
 use crate::control::{ControlAccess, Guard};
-use crate::shard::{CLOSE_TIMEOUT, Shard, mark};
+use crate::peers::Channel;
+use crate::shard::{CLOSE_TIMEOUT, Shard, TimerKey, mark};
 use crate::shared::Shared;
-use crate::timers::TimerKey;
 use crate::tls::{ClientKind, Opened, Session, Subject, Tls};
 use rustls::pki_types::CertificateDer;
 use starwire_net::transport::SocketAddress;
@@ -163,8 +163,10 @@ impl<H: Host> Shard<H> {
             }));
             return true;
         };
-        let (Some(tls), Some(channel)) = (&self.shared.config.tls, self.channels.get(&channel)) else { return false };
-        let subject = Subject { task: &channel.shared.task, address: Some(&channel.shared.grpc_address) };
+        let (Some(tls), Some(peer)) = (&self.shared.config.tls, self.channels.get(&channel).map(Channel::peer)) else {
+            return false;
+        };
+        let subject = Subject { task: &peer.task, address: Some(&peer.grpc_address) };
         match tls.speaks_for(certificate.as_ref(), &subject) {
             Ok(()) => true,
             Err(why) => {

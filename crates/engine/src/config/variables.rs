@@ -39,7 +39,7 @@ variables! {
     PS_UNPINNED: Flag = "PS_DISABLE_PIN_CORES", Flag, Is("true"), Servers,
         "The same for every other job.";
     CONNECT_TIMEOUT_MS: Number<u64> = "NETWORK_MAX_CONNECTION_TIMEOUT", Number(1..=86_400_000), Is("120000"), Servers,
-        "Timeout in milliseconds of one attempt to connect to a peer; more than 10000 counts as 10000. A request ends with `Unavailable` when the attempt that it waits for fails. The creation of a session retries until it succeeds, as over `grpc`, and logs the peers that it waits for.";
+        "Timeout in milliseconds of the look-up of a peer, and of the attempt at each of its addresses; more than 10000 counts as 10000. A request ends with `Unavailable` when the attempt that it waits for fails. The creation of a session retries until it succeeds, as over `grpc`, and logs the peers that it waits for.";
     ENDPOINT_MAP_FOLDER: Optional<Parsed<String>> = "TF_SEASTAR_ENDPOINT_MAP_PATH", Optional(text("directory")), Unset(""), Servers,
         "Directory of `.endpoint_map`. If set, the file must exist.";
     ENDPOINT_MAP: Optional<Parsed<String>> = "STARWIRE_ENDPOINT_MAP", Optional(text("file")), Unset("`./.endpoint_map`, if it exists"), Servers,

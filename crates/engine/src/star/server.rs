@@ -12,7 +12,7 @@ use crate::api::{Host, Ticket};
 use crate::api::{InBody, OutPayload};
 use crate::api::{StarFailure, StarHost};
 use crate::command::{Command, Meta};
-use crate::shard::shard_of;
+use crate::keys::shard_of;
 use crate::shared::Shared;
 use starwire_protocol::code;
 use starwire_protocol::star::{PlanHash, RegisterHead, plan_hash};

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::api::{Host, Ticket};
 use crate::command::{Command, Meta};
 use crate::control::{Behind, ControlError, grpc_proxy};
-use crate::shard::shard_of;
+use crate::keys::shard_of;
 use crate::shared::Shared;
 use starwire_protocol::code;
 use starwire_protocol::tunnel::{MOST_CARRIED, Request, read};
