@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use crate::admission::{Evicted, Handshake, Listener, Next, Source};
 use crate::api::{Host, Level};
-use crate::conn::{Drain, Role};
-use crate::shard::{CLOSE_TIMEOUT, Shard, TimerKey};
+use crate::conn::{CLOSE_TIMEOUT, Drain, Role};
+use crate::shard::{Shard, TimerKey};
 use starwire_net::transport::{SocketAddress, descriptors, tcp, unix};
 use starwire_protocol::{Connection, Failure, code};
 

@@ -4,10 +4,9 @@ use std::time::{Duration, Instant};
 
 use crate::api::Host;
 use crate::config::{Config, Ports};
-use crate::conn::{Drain, Role};
-use crate::migrate::Path;
+use crate::conn::{CLOSE_TIMEOUT, Drain, Path, Role};
 use crate::peers::Stage;
-use crate::shard::{CLOSE_TIMEOUT, Shard};
+use crate::shard::Shard;
 use crate::tls::NO_TLS;
 use starwire_net::reactor::driver::Completion;
 use starwire_protocol::{ConnectionError, Failure, Sniff, code};

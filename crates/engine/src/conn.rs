@@ -2,19 +2,18 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::api::Host;
-use crate::api::OutPayload;
-use crate::dispatch::{CallMemory, Keys};
+use crate::api::{Host, InBody, OutPayload, PendingOp};
 use crate::metrics::{ConnectionEntry, Recorder};
-use crate::migrate::Path;
+use crate::shared::Shared;
 use crate::star::Answer;
 use crate::system::peer_memory::{PeerMemory, WitnessWord};
 use crate::tls::{Opened, Session};
 use starwire_net::reactor::driver::{Driver, IoPart, Token};
 use starwire_net::reactor::timers::Timer;
-use starwire_protocol::{Connection, Failure, PeerInfo, Segment, Stats, Target};
+use starwire_protocol::{CallHead, Connection, Failure, Owner, PeerInfo, Segment, Stats, Target, code};
 
 /// Most pieces of one system call: the kernel's limit.
 const MAX_PARTS: usize = 1024;
@@ -22,10 +21,31 @@ const MAX_PARTS: usize = 1024;
 const MAX_SEND: u64 = 8 << 20;
 /// The same if they are encrypted first.
 const SEALED: u64 = 256 << 10;
+/// How long a peer has to take the last frame.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most bytes that are read and dropped after the peer was told to leave.
 const MAX_DRAINED: u64 = 64 << 20;
 /// Unwanted bytes are received into a buffer of this size, one over the other.
 const DISCARD: usize = 64 << 10;
+
+/// Rendezvous keys of one connection as the host knows them, by number; None was refused as malformed.
+pub type Keys<H> = Vec<Option<<H as Host>::Key>>;
+
+/// The owner of connections: memory for incoming calls.
+pub struct CallMemory<H: Host>(pub Arc<Shared<H>>);
+
+impl<H: Host> Owner for CallMemory<H> {
+    type Op = PendingOp<H::Op>;
+    type Payload = OutPayload;
+    type Body = Box<InBody>;
+
+    fn call_memory(&mut self, call: &CallHead<'_>) -> Result<Box<InBody>, Failure> {
+        if !self.0.host.takes_calls() {
+            return Err(Failure { code: code::UNIMPLEMENTED, message: "this task serves no calls".into() });
+        }
+        InBody::new(&self.0.host, call.meta, call.lens).map(Box::new)
+    }
+}
 
 pub enum Role {
     /// Of the channel with this number.
@@ -37,7 +57,7 @@ pub enum Role {
 
 /// The end of a connection whose peer must still receive the reason. Closing a socket with unread input resets the
 /// connection, and the peer loses the reason with everything that it has not read. So the connection reads and drops
-/// input until the peer has ended its side, or for [`CLOSE_TIMEOUT`](crate::shard::CLOSE_TIMEOUT).
+/// input until the peer has ended its side, or for [`CLOSE_TIMEOUT`].
 #[derive(Default)]
 pub struct Drain {
     /// Bytes that were read and dropped.
@@ -52,6 +72,16 @@ impl Drain {
     pub fn is_done(&self) -> bool {
         (self.is_sent && self.peer_finished) || self.drained > MAX_DRAINED
     }
+}
+
+/// The transport of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Path {
+    #[default]
+    Socket,
+    /// Client: from the proposal to the proof. Server: until its answer has left.
+    Migrating,
+    QueuePair,
 }
 
 pub struct Conn<H: Host> {

@@ -3,42 +3,20 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::api::PendingOp;
-use crate::api::{Host, IncomingCall, RecvRequest, Ticket};
-use crate::api::{InBody, OutPayload};
-use crate::conn::Conn;
+use crate::api::{Host, IncomingCall, PendingOp, RecvRequest, Ticket};
+use crate::conn::{CallMemory, Conn, Keys};
 use crate::measure;
 use crate::metrics::Recorder;
-use crate::migrate::MigrationEvent;
 use crate::shared::Shared;
 use crate::star::{Answer, StarCommand, StarShard};
 use starwire_protocol::measure::MEASURE;
 use starwire_protocol::star::is_star;
 use starwire_protocol::tunnel::TUNNEL;
-use starwire_protocol::{CallHead, Event, Failure, Outcome, Owner, PeerInfo, RecvFrame, code, digest};
-
-/// Rendezvous keys of one connection as the host knows them, by number; None was refused as malformed.
-pub type Keys<H> = Vec<Option<<H as Host>::Key>>;
+use starwire_protocol::{Event, Failure, Outcome, PeerInfo, RecvFrame, code, digest};
 
 const CHANGED: &[u8] = b"starwire: the payload of the call was changed on its way: its digest is wrong";
 /// Most requests that the host gets at once. All requests of an input are parsed before the first is delivered.
 const BATCH: usize = 256;
-
-/// The owner of connections: memory for incoming calls.
-pub struct CallMemory<H: Host>(Arc<Shared<H>>);
-
-impl<H: Host> Owner for CallMemory<H> {
-    type Op = PendingOp<H::Op>;
-    type Payload = OutPayload;
-    type Body = Box<InBody>;
-
-    fn call_memory(&mut self, call: &CallHead<'_>) -> Result<Box<InBody>, Failure> {
-        if !self.0.host.takes_calls() {
-            return Err(Failure { code: code::UNIMPLEMENTED, message: "this task serves no calls".into() });
-        }
-        InBody::new(&self.0.host, call.meta, call.lens).map(Box::new)
-    }
-}
 
 /// An event that concerns the shard.
 pub enum ConnEvent {
@@ -46,6 +24,13 @@ pub enum ConnEvent {
     /// The peer announced its end, for this reason.
     Goodbye(String),
     Migration(MigrationEvent),
+}
+
+/// An event of the protocol's migration.
+pub enum MigrationEvent {
+    May,
+    Proposed(Vec<u8>),
+    Answered(Result<Vec<u8>, Failure>),
 }
 
 /// Calls the host for the events of a shard's connections.

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::admission::Listener;
+use crate::accept::unauthenticated_limit;
+use crate::admission::{Admission, Listener};
 use crate::api::OutPayload;
 use crate::api::{Host, Level, Ticket};
 use crate::channel::{Channel, ChannelShared};
@@ -21,7 +22,6 @@ use crate::config::{
 use crate::control::{Behind, ControlService, HttpLimits};
 use crate::error::EngineError;
 use crate::keys::shard_of;
-use crate::lending::Unreadable;
 use crate::log_limiter::LogLimiter;
 use crate::metrics::{Metrics, render_prometheus};
 use crate::peers::Peer;
@@ -30,6 +30,7 @@ use crate::shard::Shard;
 use crate::shared::{self, Shared};
 use crate::star::{StarCommand, StarHost, StarOutcome, StarServer};
 use crate::system::exit::Freeze;
+use crate::system::peer_memory::Unreadable;
 use crate::system::{exit, fork};
 use crate::tunnel::{Destination, TunnelListeners, TunnelStreams};
 use crate::{observe, tls_link};
@@ -362,7 +363,8 @@ fn reactor<H: Host>(
             }
         }
     }
-    let mut shard = Shard::new(index, shared.clone(), driver, mailbox);
+    let admission = Admission::new(unauthenticated_limit(shared.config.reactors), Instant::now());
+    let mut shard = Shard::new(index, shared.clone(), driver, mailbox, admission);
     for (fd, listener) in listeners {
         if let Err(error) = shard.listen(fd, listener) {
             shared.host.log(Level::Error, &format!("starwire: cannot accept connections: {error}"));

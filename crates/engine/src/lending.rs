@@ -1,37 +1,12 @@
 //! Tasks of one host that copy large payloads straight from each other's memory.
 
-use std::collections::HashSet;
 use std::io;
-use std::sync::{Mutex, PoisonError};
 
 use crate::api::{Host, Level};
 use crate::config::Shortcut;
 use crate::shard::Shard;
 use crate::system::peer_memory::PeerMemory;
 use starwire_protocol::{FEATURE_LENDING, Settings, code};
-
-/// Most processes that are remembered.
-const MOST_UNREADABLE: usize = 4096;
-
-/// Processes whose loans could not be read: nothing more is borrowed from them. Identified by the kernel, so that no
-/// process can impersonate another.
-#[derive(Default)]
-pub struct Unreadable(Mutex<HashSet<i32>>);
-
-impl Unreadable {
-    fn contains(&self, pid: i32) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
-    }
-
-    /// False: it was already there.
-    fn insert(&self, pid: i32) -> bool {
-        let mut pids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if pids.len() >= MOST_UNREADABLE {
-            pids.clear();
-        }
-        pids.insert(pid)
-    }
-}
 
 impl<H: Host> Shard<H> {
     /// For a new connection over a unix socket.

@@ -3,29 +3,13 @@
 use std::time::Instant;
 
 use crate::api::{Host, Level};
-use crate::conn::Role;
+use crate::conn::{Path, Role};
+use crate::dispatch::MigrationEvent;
 use crate::peers::Channel;
 use crate::shard::{Shard, mark};
 use crate::shared::host_of;
 use starwire_net::transport::verbs::VerbsError;
 use starwire_protocol::{FEATURE_QUEUE_PAIRS, Failure, Settings, code};
-
-/// An event of the protocol's migration.
-pub enum MigrationEvent {
-    May,
-    Proposed(Vec<u8>),
-    Answered(Result<Vec<u8>, Failure>),
-}
-
-/// The transport of a connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Path {
-    #[default]
-    Socket,
-    /// Client: from the proposal to the proof. Server: until its answer has left.
-    Migrating,
-    QueuePair,
-}
 
 impl<H: Host> Shard<H> {
     /// Offers RDMA on a new TCP connection, if this reactor has it. `wanted`: it has not failed with this peer.

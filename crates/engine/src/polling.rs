@@ -4,23 +4,10 @@ use std::time::{Duration, Instant};
 
 use crate::api::{Host, Level};
 use crate::shard::Shard;
-use starwire_net::reactor::polling::{Polling, involuntary_switches};
+use starwire_net::reactor::polling::involuntary_switches;
 
-/// The longest busy wait before a sleep, where polling is on.
-const LONGEST_SPIN: Duration = Duration::from_micros(200);
 /// Looks at the sockets between two checks whether spinning takes CPU time from other threads.
 const LOOKS_PER_QUESTION: u32 = 64;
-
-pub struct Poller {
-    polling: Polling,
-    looks: u32,
-}
-
-impl Poller {
-    pub fn new(polling: bool) -> Self {
-        Self { polling: if polling { Polling::up_to(LONGEST_SPIN) } else { Polling::off() }, looks: 0 }
-    }
-}
 
 impl<H: Host> Shard<H> {
     /// Waits for the next completions: not at all if other work waits, otherwise with a busy wait (if enabled) or a
@@ -30,7 +17,7 @@ impl<H: Host> Shard<H> {
         if self.has_local() || !self.mailbox.is_empty() || self.finished() {
             return self.look(Some(Duration::ZERO));
         }
-        if self.poller.polling.is_on() && self.spin(now) {
+        if self.polling.is_on() && self.spin(now) {
             return;
         }
         let next = self.timers.next_due().map(|t| t.saturating_duration_since(now));
@@ -46,14 +33,14 @@ impl<H: Host> Shard<H> {
         if self.mailbox.awake() {
             self.dispatch.metrics.wakes.add(1);
         }
-        if self.poller.polling.is_on() {
-            self.poller.polling.arrived_after(now.elapsed());
+        if self.polling.is_on() {
+            self.polling.arrived_after(now.elapsed());
         }
     }
 
     /// True if work arrived within the budget.
     fn spin(&mut self, since: Instant) -> bool {
-        let budget = self.poller.polling.budget(since);
+        let budget = self.polling.budget(since);
         loop {
             let idle = since.elapsed();
             if idle >= budget {
@@ -61,12 +48,12 @@ impl<H: Host> Shard<H> {
             }
             self.look(Some(Duration::ZERO));
             if !self.completions.is_empty() || !self.mailbox.is_empty() {
-                self.poller.polling.arrived_after(idle);
+                self.polling.arrived_after(idle);
                 return true;
             }
-            self.poller.looks = self.poller.looks.wrapping_add(1);
-            if self.poller.looks % LOOKS_PER_QUESTION == 0 {
-                self.poller.polling.preempted(Instant::now(), involuntary_switches());
+            self.looks = self.looks.wrapping_add(1);
+            if self.looks % LOOKS_PER_QUESTION == 0 {
+                self.polling.preempted(Instant::now(), involuntary_switches());
             }
             std::hint::spin_loop();
         }

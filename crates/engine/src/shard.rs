@@ -5,28 +5,27 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::accept::unauthenticated_limit;
 use crate::admission::{Admission, Listener};
 use crate::api::{Host, Level};
 use crate::command::{Command, Request};
-use crate::conn::{Conn, DiscardBuffer, Role};
-use crate::dispatch::{CallMemory, ConnEvent, Dispatcher};
+use crate::conn::{CallMemory, Conn, DiscardBuffer, Role};
+use crate::dispatch::{ConnEvent, Dispatcher};
 use crate::keys::{NumberMap, conn_key};
 use crate::metrics::{Direction, State};
 use crate::peers::Channel;
-use crate::polling::Poller;
 use crate::shared::{self, LocalQueue, Shared};
 use starwire_net::reactor::driver::{Completion, Driver, Token};
 use starwire_net::reactor::mailbox::Receiver;
+use starwire_net::reactor::polling::Polling;
 use starwire_net::reactor::timers::Timers;
 use starwire_protocol::{Connection, PeerInfo, code};
 
 /// Most commands between two looks at the sockets.
 const COMMANDS_PER_ROUND: usize = 4096;
+/// The longest busy wait before a sleep, where polling is on.
+const LONGEST_SPIN: Duration = Duration::from_micros(200);
 /// How long a stopping reactor waits for the kernel to release its memory.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a peer has to take our last frame.
-pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TimerKey {
@@ -48,7 +47,9 @@ pub struct Shard<H: Host> {
     pub(crate) channels: NumberMap<u32, Channel<Request<H::Op>>>,
     pub(crate) dispatch: Dispatcher<H>,
     pub(crate) timers: Timers<TimerKey>,
-    pub(crate) poller: Poller,
+    pub(crate) polling: Polling,
+    /// Looks at the sockets by busy waits.
+    pub(crate) looks: u32,
     listeners: Vec<(Token, Listener)>,
     pub(crate) dirty: Vec<u64>,
     pub(crate) discard: DiscardBuffer,
@@ -68,9 +69,9 @@ impl<H: Host> Shard<H> {
         shared: Arc<Shared<H>>,
         driver: Box<dyn Driver>,
         mailbox: Receiver<Command<H>>,
+        admission: Admission,
     ) -> Self {
-        let poller = Poller::new(shared.config.polling);
-        let admission = Admission::new(unauthenticated_limit(shared.config.reactors), Instant::now());
+        let polling = if shared.config.polling { Polling::up_to(LONGEST_SPIN) } else { Polling::off() };
         let dispatch = Dispatcher::new(shared.clone());
         let queue = LocalQueue::enter(shared.number, index);
         let random = shared.incarnation ^ (index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -84,7 +85,8 @@ impl<H: Host> Shard<H> {
             channels: NumberMap::default(),
             dispatch,
             timers: Timers::default(),
-            poller,
+            polling,
+            looks: 0,
             listeners: Vec::new(),
             dirty: Vec::new(),
             discard: DiscardBuffer::new(),

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use crate::api::Host;
 use crate::config::Identity;
-use crate::conn::{Drain, Role};
+use crate::conn::{CLOSE_TIMEOUT, Drain, Role};
 use crate::control::{ControlAccess, Guard};
 use crate::peers::Channel;
-use crate::shard::{CLOSE_TIMEOUT, Shard, TimerKey, mark};
+use crate::shard::{Shard, TimerKey, mark};
 use crate::shared::Shared;
 use crate::tls::{ClientKind, Opened, Session, Subject, Tls};
 use rustls::pki_types::CertificateDer;

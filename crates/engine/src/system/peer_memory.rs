@@ -4,11 +4,16 @@
 //! unless a security module (Yama's `ptrace_scope`) or a container's filter forbids it. So it is tried before it is
 //! relied on.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst, fence};
+use std::sync::{Mutex, PoisonError};
 
 use starwire_net::reactor::driver::IoPart;
 use starwire_protocol::{Loan, Witness};
+
+/// Most processes that are remembered.
+const MOST_UNREADABLE: usize = 4096;
 
 /// A process whose memory can be read.
 #[derive(Clone, Copy, Debug)]
@@ -151,6 +156,26 @@ impl Drop for WitnessWord {
     fn drop(&mut self) {
         self.0.store(0, SeqCst);
         fence(SeqCst);
+    }
+}
+
+/// Processes whose loans could not be read: nothing more is borrowed from them. Identified by the kernel, so that no
+/// process can impersonate another.
+#[derive(Default)]
+pub struct Unreadable(Mutex<HashSet<i32>>);
+
+impl Unreadable {
+    pub fn contains(&self, pid: i32) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
+    }
+
+    /// False: it was already there.
+    pub fn insert(&self, pid: i32) -> bool {
+        let mut pids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if pids.len() >= MOST_UNREADABLE {
+            pids.clear();
+        }
+        pids.insert(pid)
     }
 }
 
