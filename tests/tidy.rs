@@ -132,7 +132,7 @@ const KNOTS: [(&str, usize); 6] = [
     ("crates/net", 0),
     ("crates/planner", 0),
     ("crates/protocol", 0),
-    ("crates/starctl", 2),
+    ("crates/starctl", 0),
 ];
 
 #[test]

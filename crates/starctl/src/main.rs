@@ -10,14 +10,12 @@ mod cluster;
 mod completions;
 mod doctor;
 mod endpoint_map;
-mod graph_def;
 mod health;
 mod plan;
 mod probe;
 mod remote;
 mod secret;
 mod secure;
-mod sizes;
 mod targets;
 mod top;
 

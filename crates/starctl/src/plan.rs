@@ -1,5 +1,9 @@
 //! `starctl plan`: what would cross between tasks, and in which calls or groups.
 
+mod convert;
+mod graph_def;
+mod sizes;
+
 use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,8 +16,9 @@ use starwire_planner::placement::Roles;
 use starwire_planner::star::Style;
 use starwire_planner::{fuse, star, unordered};
 
+use self::convert::{Planned, convert};
+use self::graph_def::GraphDef;
 use crate::args::{Args, Command, Failure, Opt};
-use crate::graph_def::{GraphDef, Planned, convert};
 
 pub const COMMAND: Command = Command {
     name: "plan",
@@ -99,9 +104,9 @@ fn show(planned: Planned, servers: &[String], style: Option<Style>, split: u64) 
 
 #[cfg(test)]
 mod tests {
+    use super::convert::tests::node;
+    use super::graph_def::{AttrValue, Dim, ListValue, Shape};
     use super::*;
-    use crate::graph_def::tests::node;
-    use crate::graph_def::{AttrValue, Dim, ListValue, Shape};
 
     fn training() -> GraphDef {
         let ps = "/job:ps/task:0";

@@ -1,71 +1,13 @@
-//! TensorFlow's GraphDef files, as far as planning needs them, and the planners' graph made of one. What an operation
-//! does is guessed from its name: there is no TensorFlow here to ask.
+//! The planners' graph, made of a GraphDef. What an operation does is guessed from its name: there is no TensorFlow here
+//! to ask.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
-use prost::Message;
 use starwire_planner::graph::{Class, Edge, Kind, Memory, Node};
 use starwire_planner::ops;
 
-use crate::sizes;
-
-#[derive(Clone, PartialEq, Message)]
-pub struct GraphDef {
-    #[prost(message, repeated, tag = "1")]
-    pub node: Vec<NodeDef>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct NodeDef {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(string, tag = "2")]
-    pub op: String,
-    #[prost(string, repeated, tag = "3")]
-    pub input: Vec<String>,
-    #[prost(string, tag = "4")]
-    pub device: String,
-    #[prost(btree_map = "string, message", tag = "5")]
-    pub attr: BTreeMap<String, AttrValue>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct AttrValue {
-    #[prost(message, optional, tag = "1")]
-    pub list: Option<ListValue>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub s: Vec<u8>,
-    #[prost(int64, tag = "3")]
-    pub i: i64,
-    /// A DataType's number.
-    #[prost(int32, tag = "6")]
-    pub dtype: i32,
-    #[prost(message, optional, tag = "7")]
-    pub shape: Option<Shape>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct Shape {
-    #[prost(message, repeated, tag = "2")]
-    pub dim: Vec<Dim>,
-    #[prost(bool, tag = "3")]
-    pub unknown_rank: bool,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct Dim {
-    /// -1: not known.
-    #[prost(int64, tag = "1")]
-    pub size: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct ListValue {
-    #[prost(bytes = "vec", repeated, tag = "2")]
-    pub s: Vec<Vec<u8>>,
-    #[prost(message, repeated, tag = "7")]
-    pub shape: Vec<Shape>,
-}
+use super::graph_def::{GraphDef, is_ref_variable};
+use super::sizes;
 
 /// What the planners take, with the names for people.
 #[derive(Debug)]
@@ -296,10 +238,6 @@ fn describe(op: &str, task: u32, reads_variable: bool) -> Node {
     }
 }
 
-pub fn is_ref_variable(op: &str) -> bool {
-    matches!(op, "Variable" | "VariableV2")
-}
-
 fn makes_handle(op: &str) -> bool {
     let named = ops::knowledge(op).is_some_and(|known| known.named && !known.constant && !is_ref_variable(op));
     named
@@ -323,6 +261,9 @@ fn takes_ref(op: &str) -> bool {
 
 #[cfg(test)]
 pub mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::graph_def::{AttrValue, ListValue, NodeDef};
     use super::*;
 
     pub fn node(name: &str, op: &str, device: &str, input: &[&str]) -> NodeDef {
