@@ -112,7 +112,7 @@ def test_it_trains(environment, tmp_path):
 def test_commands_and_metadata(environment):
     version = wheel().name.split("-")[1]
     assert environment.run("starctl", "--version") == f"starctl {version}"
-    assert "usage: starctl health" in environment.run("starctl", "health", "--help")
+    assert "Usage: starctl health" in environment.run("starctl", "health", "--help")
     assert "usage: starwire run" in environment.run("starwire", "run", "--help")
     code = "import importlib.metadata as m; d = m.metadata('starwire'); print(d['Version'], d['License'], len(d.get_all('Classifier')) > 10, m.version('tensorflow-cpu'))"
     assert environment.python(code).split()[:3] == [version, "Apache-2.0", "True"]

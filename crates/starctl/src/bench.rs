@@ -1,5 +1,7 @@
 //! `starctl bench`: what the data port gives on this machine, or between two, without TensorFlow.
 
+mod task;
+
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -7,83 +9,82 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::probe::{Keys, MAX_SIZE, Probe, Way};
+use clap::builder::RangedU64ValueParser;
 use starwire_engine::config::{Config, Env, HostPort, Identity, ProcessEnv, Protocol};
 use starwire_engine::control::proto::starwire::StatsRequest;
 use starwire_engine::control::proto::starwire::control_client::ControlClient;
 use starwire_net::transport::verbs::{Device, Library};
 
-use crate::args::{Args, Command, Failure, Opt};
+use self::task::{Keys, MAX_SIZE, Peer, Task};
+use crate::cluster;
+use crate::failure::Failure;
 use crate::remote;
 
-pub const COMMAND: Command = Command {
-    name: "bench",
-    about: "Measures calls and tensors over the data port, without TensorFlow.",
-    positional: "",
-    options: &[
-        Opt { name: "--serve", value: "", help: "only serve, for --to on another machine; stop with Ctrl-C" },
-        Opt { name: "--to", value: "ADDRESS", help: "measure against the data port of a `starctl bench --serve`" },
-        Opt { name: "--size", value: "BYTES", help: "measure tensors of this size only" },
-        Opt { name: "--count", value: "N", help: "tensors of that size in each step (1)" },
-        Opt { name: "--seconds", value: "N", help: "time per case (2)" },
-    ],
-    details: "\
-Without --serve and --to, both ends run in this process: over a unix socket, over TCP, and over RDMA if this host has a
-device for it. Between hosts, STARWIRE_TRANSPORT=verbs at both ends measures RDMA. A step requests all its
-tensors at once and ends with the last byte of the last one; the bytes are checked. The server's tensors are already in
-memory, so the result is the limit of the transport, not the speed of a training job. CPU is the time of this process
-per tensor (or call), of both ends if both run here.
-The variables of docs/configuration.md apply, except those for addresses if both ends run here.
-",
-    run,
-};
+/// Measure calls and tensors over the data port, without TensorFlow
+#[derive(clap::Args)]
+#[command(after_help = "\
+Without --serve and --to, both ends run in this process: over a unix socket, over TCP, and over
+RDMA if this host has a device for it. Between hosts, STARWIRE_TRANSPORT=verbs at both ends measures
+RDMA. A step requests all its tensors at once and ends with the last byte of the last one; the bytes
+are checked. The server's tensors are already in memory, so the result is the limit of the
+transport, not the speed of a training job. CPU is the time of this process per tensor (or call), of
+both ends if both run here.
+The variables of docs/configuration.md apply, except those for addresses if both ends run here.")]
+pub struct Args {
+    /// Only serve, for --to on another machine; stop with Ctrl-C
+    #[arg(long, conflicts_with = "to")]
+    serve: bool,
+    /// Measure against the data port of a `starctl bench --serve`
+    #[arg(long, value_name = "ADDRESS", value_parser = cluster::address)]
+    to: Option<HostPort>,
+    /// Measure tensors of this size only
+    #[arg(long, value_name = "BYTES", value_parser = RangedU64ValueParser::<usize>::new().range(..=MAX_SIZE as u64))]
+    size: Option<usize>,
+    /// Tensors of that size in each step
+    #[arg(long, value_name = "N", requires = "size", default_value_t = 1,
+        value_parser = RangedU64ValueParser::<usize>::new().range(1..=100_000))]
+    count: usize,
+    /// Time per case
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+}
 
 const SERVER: &str = "/job:starctl/replica:0/task:0";
 const CLIENT: &str = "/job:starctl/replica:0/task:1";
-const PROTOCOL: Protocol = Protocol::GrpcPlusPlus;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let duration = Duration::from_secs(args.number("--seconds", 2, 1, 3600)?);
-    let cases = cases(args)?;
-    match (args.has("--serve"), args.get("--to")) {
-        (true, Some(_)) => Err(Failure::Usage("--serve and --to exclude each other".to_owned())),
-        (true, None) => serve(),
-        (false, Some(address)) => {
-            let address = remote::parse_address(address)?;
-            ask_who(&address)?;
-            let client = start(
-                &BenchEnv { unix: None, transport: None, anywhere: true },
-                CLIENT,
-                own_host(),
-                &address.to_string(),
-            )?;
-            println!("{}", client.banner());
-            let way = way(&client, &address.to_string())?;
-            measure(&format!("to {address}"), &way, &cases, duration)?;
-            Ok(ExitCode::SUCCESS)
-        }
-        (false, None) => {
-            let mut ways = vec![("unix socket", "auto", "tcp"), ("TCP, loopback", "off", "tcp")];
-            if has_rdma() {
-                ways.push(("RDMA, both ends on this host's device", "off", "verbs"));
-            }
-            for (title, unix, transport) in ways {
-                let env = BenchEnv { unix: Some(unix), transport: Some(transport), anywhere: false };
-                let (server, client) = (start_here(&env, SERVER)?, start_here(&env, CLIENT)?);
-                let way = way(&client, &server.bound().to_string())?;
-                println!("{}", client.banner());
-                measure(title, &way, &cases, duration)?;
-            }
-            Ok(ExitCode::SUCCESS)
-        }
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let duration = Duration::from_secs(args.seconds);
+    let cases = cases(args.size, args.count)?;
+    if args.serve {
+        return serve();
     }
+    if let Some(address) = &args.to {
+        require_bench(address)?;
+        let client = start(&Environment::default(), CLIENT, &own_host(), &address.to_string())?;
+        println!("{}", client.banner());
+        let peer = client.peer(SERVER, &address.to_string())?;
+        measure(&format!("to {address}"), &peer, &cases, duration)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut paths = vec![("unix socket", "auto", "tcp"), ("TCP, loopback", "off", "tcp")];
+    if has_rdma() {
+        paths.push(("RDMA, both ends on this host's device", "off", "verbs"));
+    }
+    for (title, unix, transport) in paths {
+        let env = Environment::of_both_ends(unix, transport);
+        let (server, client) = (start_here(&env, SERVER)?, start_here(&env, CLIENT)?);
+        let peer = client.peer(SERVER, &server.bound().to_string())?;
+        println!("{}", client.banner());
+        measure(title, &peer, &cases, duration)?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A device that connections could use. Without one there is nothing to compare.
 fn has_rdma() -> bool {
-    let env = BenchEnv { unix: None, transport: Some("verbs"), anywhere: false };
-    let config = Config::from_env(&env, identity(CLIENT, "localhost".to_owned(), "localhost:0"));
+    let env = Environment::of_both_ends("off", "verbs");
+    let config = Config::from_env(&env, identity(CLIENT, "localhost", "localhost:0"));
     config.is_ok_and(|config| {
         Library::load(&config.verbs.library).and_then(|library| Device::open(library, &config.verbs)).is_ok()
     })
@@ -91,8 +92,7 @@ fn has_rdma() -> bool {
 
 fn serve() -> Result<ExitCode, Failure> {
     let host = own_host();
-    let server =
-        start(&BenchEnv { unix: None, transport: None, anywhere: true }, SERVER, host.clone(), &format!("{host}:0"))?;
+    let server = start(&Environment::default(), SERVER, &host, &format!("{host}:0"))?;
     let bound = server.bound();
     let host = if bound.ip().is_unspecified() { host } else { bound.ip().to_string() };
     println!("{}", server.banner());
@@ -102,28 +102,27 @@ fn serve() -> Result<ExitCode, Failure> {
     }
 }
 
-fn start(env: &BenchEnv, task: &str, host: String, server: &str) -> Result<Probe, Failure> {
-    let identity = identity(task, host, server);
+fn start(env: &Environment, task: &str, host: &str, server: &str) -> Result<Task, Failure> {
     // Only has to differ from the last one's. Nanoseconds have 30 bits.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let incarnation = now.map_or(1, |now| now.as_secs() << 30 | u64::from(now.subsec_nanos()));
-    Probe::start(env, identity, incarnation).map_err(|e| Failure::Failed(e.to_string()))
+    Ok(Task::start(env, identity(task, host, server), incarnation)?)
 }
 
-fn identity(task: &str, host: String, server: &str) -> Identity {
+fn start_here(env: &Environment, task: &str) -> Result<Task, Failure> {
+    start(env, task, "localhost", "localhost:0")
+}
+
+fn identity(task: &str, host: &str, server: &str) -> Identity {
     Identity {
-        protocol: PROTOCOL,
+        protocol: Protocol::GrpcPlusPlus,
         job: "starctl".to_owned(),
         task: task.to_owned(),
         tasks: vec![(SERVER.to_owned(), server.to_owned()), (CLIENT.to_owned(), format!("{host}:0"))],
-        grpc_address: HostPort { host, port: 0 }.to_string(),
+        grpc_address: HostPort { host: host.to_owned(), port: 0 }.to_string(),
         cpus_allowed: std::thread::available_parallelism().map_or(1, usize::from),
         grpc_gives_way: true,
     }
-}
-
-fn start_here(env: &BenchEnv, task: &str) -> Result<Probe, Failure> {
-    start(env, task, "localhost".to_owned(), "localhost:0")
 }
 
 fn own_host() -> String {
@@ -133,61 +132,48 @@ fn own_host() -> String {
         .unwrap_or_else(|| "localhost".to_owned())
 }
 
-fn way(client: &Probe, address: &str) -> Result<Way, Failure> {
-    client.way(SERVER, address).map_err(|e| Failure::Failed(e.to_string()))
-}
-
-/// The other end must be a `starctl bench --serve`.
-fn ask_who(address: &HostPort) -> Result<(), Failure> {
-    let runtime = remote::runtime()?;
-    let reply = runtime.block_on(async {
+/// The server must be a `starctl bench --serve`: one of a job is not disturbed.
+fn require_bench(address: &HostPort) -> Result<(), Failure> {
+    let reply = remote::runtime()?.block_on(async {
         let mut client = ControlClient::new(remote::channel(address, Duration::from_secs(5))?);
-        let request = StatsRequest { without_connections: true };
-        client
-            .stats(request)
-            .await
-            .map_err(|status| Failure::Failed(format!("{address}: {}", remote::explain(&status))))
+        let reply = client.stats(StatsRequest { without_connections: true }).await;
+        reply.map_err(|status| Failure::Failed(format!("{address}: {}", remote::explain(&status))))
     })?;
     let server = reply.into_inner().server.unwrap_or_default();
-    if server.task != SERVER {
-        let what = format!(
-            "{address} belongs to {} ({}): give the address of a `starctl bench --serve`",
-            server.task, server.protocol
-        );
-        return Err(Failure::Failed(what));
+    if server.task == SERVER {
+        return Ok(());
     }
-    Ok(())
+    let (task, protocol) = (server.task, server.protocol);
+    let remedy = "give the address of a `starctl bench --serve`";
+    Err(Failure::Failed(format!("{address} belongs to {task} ({protocol}): {remedy}")))
 }
 
-/// The process's environment, less what would make two servers of one process quarrel and what belongs to a cluster.
-struct BenchEnv {
-    /// Instead of STARWIRE_UNIX.
-    unix: Option<&'static str>,
-    /// Instead of STARWIRE_TRANSPORT.
-    transport: Option<&'static str>,
-    /// STARWIRE_BIND counts.
-    anywhere: bool,
-}
+/// The process's environment without what belongs to a cluster, and with other changes. `None`: not set.
+struct Environment(Vec<(&'static str, Option<&'static str>)>);
 
-impl BenchEnv {
-    fn hides(&self, name: &str) -> bool {
-        match name {
-            "TF_SEASTAR_ENDPOINT_MAP_PATH" | "STARWIRE_ENDPOINT_MAP" | "STARWIRE_PORTS" => true,
-            "STARWIRE_BIND" => !self.anywhere,
-            _ => false,
-        }
+impl Default for Environment {
+    fn default() -> Self {
+        Self(
+            ["TF_SEASTAR_ENDPOINT_MAP_PATH", "STARWIRE_ENDPOINT_MAP", "STARWIRE_PORTS"].map(|name| (name, None)).into(),
+        )
     }
 }
 
-impl Env for BenchEnv {
+impl Environment {
+    /// Two servers of one process cannot have one address.
+    fn of_both_ends(unix: &'static str, transport: &'static str) -> Self {
+        let mut env = Self::default();
+        let changes = [("STARWIRE_BIND", None), ("STARWIRE_UNIX", Some(unix)), ("STARWIRE_TRANSPORT", Some(transport))];
+        env.0.extend(changes);
+        env
+    }
+}
+
+impl Env for Environment {
     fn var(&self, name: &str) -> Option<OsString> {
-        match self.unix {
-            Some(unix) if name == "STARWIRE_UNIX" => Some(unix.into()),
-            _ if self.hides(name) => None,
-            _ => match self.transport {
-                Some(transport) if name == "STARWIRE_TRANSPORT" => Some(transport.into()),
-                _ => ProcessEnv.var(name),
-            },
+        match self.0.iter().find(|(changed, _)| *changed == name) {
+            Some((_, value)) => value.map(OsString::from),
+            None => ProcessEnv.var(name),
         }
     }
 
@@ -211,19 +197,21 @@ enum Case {
     Tensors(Keys),
 }
 
-fn cases(args: &Args) -> Result<Vec<Case>, Failure> {
-    let count = args.number("--count", 1, 1, 100_000)?;
-    if args.has("--size") {
-        let size = args.number("--size", 0, 0, MAX_SIZE)?;
-        let total = size.checked_mul(count).filter(|total| *total <= 8 << 30);
-        total.ok_or_else(|| Failure::Usage(format!("{count} tensors of {size} bytes exceed 8 GiB")))?;
-        return Ok(vec![Case::Tensors(Keys::new(count, size))]);
-    }
-    if args.has("--count") {
-        return Err(Failure::Usage("--count needs --size".to_owned()));
-    }
+fn cases(size: Option<usize>, count: usize) -> Result<Vec<Case>, Failure> {
     let tensors = |count, size| Case::Tensors(Keys::new(count, size));
-    Ok(vec![Case::Call, tensors(1, 4 << 10), tensors(1000, 4 << 10), tensors(10, 1 << 20), tensors(4, 10_000_000)])
+    let Some(size) = size else {
+        return Ok(vec![
+            Case::Call,
+            tensors(1, 4 << 10),
+            tensors(1000, 4 << 10),
+            tensors(10, 1 << 20),
+            tensors(4, 10_000_000),
+        ]);
+    };
+    if size.checked_mul(count).is_none_or(|total| total > 8 << 30) {
+        return Err(Failure::Usage(format!("{count} tensors of {size} bytes exceed 8 GiB")));
+    }
+    Ok(vec![tensors(count, size)])
 }
 
 impl Case {
@@ -248,16 +236,16 @@ impl Case {
         }
     }
 
-    fn step(&self, way: &Way, step: i64) -> Result<Duration, Failure> {
+    fn step(&self, peer: &Peer, step: i64) -> Result<Duration, Failure> {
         let result = match self {
-            Case::Call => way.call(PATIENCE),
-            Case::Tensors(keys) => way.tensors(step, keys, PATIENCE),
+            Case::Call => peer.call(TIMEOUT),
+            Case::Tensors(keys) => peer.tensors(step, keys, TIMEOUT),
         };
         result.map_err(Failure::Failed)
     }
 }
 
-fn measure(title: &str, way: &Way, cases: &[Case], duration: Duration) -> Result<(), Failure> {
+fn measure(title: &str, peer: &Peer, cases: &[Case], duration: Duration) -> Result<(), Failure> {
     println!(
         "\n{title}\n{:<22}{:>10}{:>12}{:>12}{:>12}{:>10}{:>12}",
         "case", "steps/s", "p50 µs", "p99 µs", "items/s", "GB/s", "CPU µs/item"
@@ -267,13 +255,13 @@ fn measure(title: &str, way: &Way, cases: &[Case], duration: Duration) -> Result
         // Connects, interns the keys, touches the memory.
         let warm_up = Instant::now();
         while number < 3 || warm_up.elapsed() < duration / 10 {
-            case.step(way, number)?;
+            case.step(peer, number)?;
             number += 1;
         }
         let (begun, cpu_before) = (Instant::now(), cpu_time());
         let mut times = Vec::new();
         while times.len() < 3 || begun.elapsed() < duration {
-            times.push(case.step(way, number)?);
+            times.push(case.step(peer, number)?);
             number += 1;
         }
         println!(
@@ -317,44 +305,32 @@ fn cpu_time() -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Parsed, parse};
-
-    fn args(words: &[&str]) -> Args {
-        let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-        let Ok(Parsed::Run(args)) = parse(&COMMAND, &words) else { panic!("bad words") };
-        args
-    }
 
     #[test]
     fn both_ends_in_one_process() {
-        let env = BenchEnv { unix: Some("off"), transport: None, anywhere: false };
-        let (Ok(server), Ok(client)) = (start_here(&env, SERVER), start_here(&env, CLIENT)) else {
-            panic!("the ends start")
-        };
-        let Ok(way) = way(&client, &server.bound().to_string()) else { panic!("there is a way") };
-        let Ok(cases) = cases(&args(&["--size", "100", "--count", "5"])) else { panic!("good arguments") };
-        assert!(measure("test", &way, &cases, Duration::from_millis(20)).is_ok());
+        let env = Environment::of_both_ends("off", "tcp");
+        let (server, client) = (start_here(&env, SERVER).unwrap(), start_here(&env, CLIENT).unwrap());
+        let peer = client.peer(SERVER, &server.bound().to_string()).unwrap();
+        measure("test", &peer, &cases(Some(100), 5).unwrap(), Duration::from_millis(20)).unwrap();
     }
 
     #[test]
     fn the_other_end_is_found_by_its_data_port() {
-        let env = BenchEnv { unix: None, transport: None, anywhere: false };
-        let Ok(server) = start_here(&env, SERVER) else { panic!("the server starts") };
-        let address = |of: &Probe| of.bound().to_string().parse().unwrap();
-        assert!(ask_who(&address(&server)).is_ok());
-        // A server of a job is left alone.
-        let Ok(other) = start_here(&env, CLIENT) else { panic!("the other starts") };
-        let Err(Failure::Failed(message)) = ask_who(&address(&other)) else { panic!("refused") };
+        let env = Environment::of_both_ends("auto", "tcp");
+        let address = |of: &Task| of.bound().to_string().parse().unwrap();
+        let server = start_here(&env, SERVER).unwrap();
+        require_bench(&address(&server)).unwrap();
+        let other = start_here(&env, CLIENT).unwrap();
+        let Err(Failure::Failed(message)) = require_bench(&address(&other)) else { panic!("refused") };
         assert!(message.contains("give the address of a `starctl bench --serve`"), "{message}");
     }
 
     #[test]
-    fn cases_of_ones_own_have_limits() {
-        let sizes = |words: &[&str]| cases(&args(words)).map(|c| c.iter().map(Case::bytes).collect::<Vec<_>>()).ok();
-        assert_eq!(sizes(&["--size", "10", "--count", "3"]), Some(vec![30]));
-        assert_eq!(sizes(&["--count", "3"]), None);
-        assert_eq!(sizes(&["--size", "1000000", "--count", "100000"]), None);
-        assert_eq!(sizes(&[]).map(|s| s.len()), Some(5));
+    fn tensors_have_limits() {
+        let sizes = |size, count| cases(size, count).map(|c| c.iter().map(Case::bytes).collect::<Vec<_>>()).ok();
+        assert_eq!(sizes(Some(10), 3), Some(vec![30]));
+        assert_eq!(sizes(Some(1_000_000), 100_000), None);
+        assert_eq!(sizes(None, 1).map(|s| s.len()), Some(5));
     }
 
     #[test]

@@ -1,21 +1,38 @@
 //! A cluster as the command line or `TF_CONFIG` describes it.
 
-use starwire_engine::config::HostPort;
+use starwire_engine::config::{AddressError, Env, HostPort};
 
-use crate::args::{Args, Failure, Opt};
+use crate::failure::Failure;
 
-pub const CLUSTER: Opt = Opt {
-    name: "--cluster",
-    value: "JOB=HOST:PORT,...",
-    help: "a job and its tasks; once per job (or ';' between jobs)",
-};
+#[derive(clap::Args)]
+#[cfg_attr(test, derive(Default))]
+pub struct ClusterOption {
+    /// A job and its tasks; once per job, or ';' between jobs [default: the cluster of $TF_CONFIG]
+    #[arg(long, value_name = "JOB=HOST:PORT,...")]
+    pub cluster: Vec<String>,
+}
+
+impl ClusterOption {
+    /// From `--cluster`, else from `TF_CONFIG`, else `None`.
+    pub fn read(&self, env: &dyn Env) -> Result<Option<Cluster>, Failure> {
+        if !self.cluster.is_empty() {
+            let cluster = Cluster::parse(&self.cluster).map_err(|e| Failure::Usage(format!("--cluster: {e}")))?;
+            return Ok(Some(cluster));
+        }
+        let Some(text) = env.var("TF_CONFIG") else { return Ok(None) };
+        let cluster = Cluster::from_tf_config(&text.to_string_lossy());
+        let cluster = cluster.map_err(|e| Failure::Failed(format!("TF_CONFIG: {e}")))?;
+        // A program of one task has an empty cluster.
+        Ok(Some(cluster).filter(|cluster| !cluster.tasks.is_empty()))
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     pub job: String,
     pub index: usize,
-    /// As it stands in the ClusterSpec.
-    pub address: String,
+    /// In the ClusterSpec.
+    pub address: HostPort,
 }
 
 impl Task {
@@ -27,36 +44,27 @@ impl Task {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
     pub tasks: Vec<Task>,
-    /// Who we are, if TF_CONFIG says so.
+    /// The task of this process, if TF_CONFIG names it.
     pub own: Option<usize>,
 }
 
+/// An address to connect to.
+pub fn address(text: &str) -> Result<HostPort, String> {
+    let address: HostPort = text.parse().map_err(|error: AddressError| error.to_string())?;
+    if address.port == 0 { Err("the port is 0".to_owned()) } else { Ok(address) }
+}
+
 impl Cluster {
-    /// From `--cluster`, else from `TF_CONFIG`, else `None`.
-    pub fn from_args(args: &Args, tf_config: Option<&str>) -> Result<Option<Self>, Failure> {
-        let jobs: Vec<&str> =
-            args.all(CLUSTER.name).flat_map(|text| text.split(';')).filter(|job| !job.trim().is_empty()).collect();
-        if jobs.is_empty() {
-            return match tf_config {
-                Some(text) => {
-                    Self::from_tf_config(text).map(Some).map_err(|e| Failure::Failed(format!("TF_CONFIG: {e}")))
-                }
-                None if args.has(CLUSTER.name) => Err(Failure::Usage("--cluster is empty".to_owned())),
-                None => Ok(None),
-            };
-        }
+    /// From the values of `--cluster`.
+    pub fn parse(options: &[String]) -> Result<Self, String> {
         let mut cluster = Self::default();
-        for job in jobs {
-            let (name, addresses) = job
-                .split_once('=')
-                .ok_or_else(|| Failure::Usage(format!("--cluster {job:?} must be JOB=HOST:PORT,...")))?;
+        for job in options.iter().flat_map(|text| text.split(';')).filter(|job| !job.trim().is_empty()) {
+            let (name, addresses) = job.split_once('=').ok_or_else(|| format!("{job:?} must be JOB=HOST:PORT,..."))?;
             for (index, address) in addresses.split(',').enumerate() {
-                cluster
-                    .add(name.trim(), index, address.trim())
-                    .map_err(|e| Failure::Usage(format!("--cluster: {e}")))?;
+                cluster.add(name.trim(), index, address.trim())?;
             }
         }
-        Ok(Some(cluster))
+        if cluster.tasks.is_empty() { Err("it names no job".to_owned()) } else { Ok(cluster) }
     }
 
     fn from_tf_config(text: &str) -> Result<Self, String> {
@@ -88,36 +96,36 @@ impl Cluster {
         Ok(cluster)
     }
 
-    fn add(&mut self, job: &str, index: usize, address: &str) -> Result<(), String> {
-        let task = Task { job: job.to_owned(), index, address: address.to_owned() };
+    fn add(&mut self, job: &str, index: usize, text: &str) -> Result<(), String> {
         let is_name = job.starts_with(|c: char| c.is_ascii_alphabetic())
             && job.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
         if !is_name {
             return Err(format!("{job:?} is not a job name (letters, digits, '_')"));
         }
-        address.parse::<HostPort>().map_err(|e| format!("{}: {address:?}: {e}", task.name()))?;
-        if let Some(other) = self.tasks.iter().find(|t| t.address == address || (t.job == job && t.index == index)) {
-            return Err(match other.address == address {
-                true => format!("{} and {} have the same address {address}", other.name(), task.name()),
-                false => format!("{} is listed twice", task.name()),
-            });
+        let name = format!("/job:{job}/replica:0/task:{index}");
+        let address = address(text).map_err(|e| format!("{name}: {text:?}: {e}"))?;
+        if let Some(other) = self.tasks.iter().find(|t| t.address == address) {
+            return Err(format!("{} and {name} have the same address {address}", other.name()));
         }
-        self.tasks.push(task);
+        if self.tasks.iter().any(|t| t.job == job && t.index == index) {
+            return Err(format!("{name} is listed twice"));
+        }
+        self.tasks.push(Task { job: job.to_owned(), index, address });
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::args::{Parsed, parse};
+    use starwire_engine::config::MapEnv;
 
-    fn from(words: &[&str], tf_config: Option<&str>) -> Result<Option<Cluster>, String> {
-        let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-        let Ok(Parsed::Run(args)) = parse(&crate::endpoint_map::COMMAND, &words) else { panic!("bad words") };
-        Cluster::from_args(&args, tf_config).map_err(|e| match e {
-            Failure::Usage(e) | Failure::Failed(e) => e,
-        })
+    use super::*;
+
+    fn read(options: &[&str], tf_config: Option<&str>) -> Result<Option<Cluster>, String> {
+        let env = MapEnv::new("/nowhere");
+        let env = tf_config.map_or_else(|| env.clone(), |text| env.clone().set("TF_CONFIG", text));
+        let options = ClusterOption { cluster: options.iter().map(|text| (*text).to_owned()).collect() };
+        options.read(&env).map_err(|(Failure::Usage(e) | Failure::Failed(e))| e)
     }
 
     fn addresses(cluster: &Cluster) -> Vec<String> {
@@ -126,9 +134,7 @@ mod tests {
 
     #[test]
     fn from_the_command_line() {
-        let c = from(&["--cluster", "ps=a:1,b:2", "--cluster", "worker=[::1]:3;chief=d:4"], Some("ignored"))
-            .unwrap()
-            .unwrap();
+        let c = read(&["ps=a:1,b:2", "worker=[::1]:3;chief=d:4"], Some("ignored")).unwrap().unwrap();
         assert_eq!(
             addresses(&c),
             [
@@ -138,41 +144,39 @@ mod tests {
                 "/job:chief/replica:0/task:0 d:4"
             ]
         );
-        assert_eq!(from(&[], None), Ok(None));
+        assert_eq!(read(&[], None), Ok(None));
     }
 
     #[test]
     fn from_tf_config() {
         let text = r#"{"cluster": {"ps": ["a:1"], "worker": {"3": "b:2"}}, "task": {"type": "worker", "index": "3"}}"#;
-        let c = from(&[], Some(text)).unwrap().unwrap();
+        let c = read(&[], Some(text)).unwrap().unwrap();
         assert_eq!(addresses(&c), ["/job:ps/replica:0/task:0 a:1", "/job:worker/replica:0/task:3 b:2"]);
         assert_eq!(c.own, Some(1));
+        assert_eq!(read(&[], Some(r#"{"cluster": {}}"#)), Ok(None));
     }
 
     #[test]
     fn mistakes_are_explained() {
-        for (words, tf_config, error) in [
-            (&["--cluster", "ps"][..], None, "--cluster \"ps\" must be JOB=HOST:PORT,..."),
-            (&["--cluster", ""], None, "--cluster is empty"),
+        for (options, tf_config, error) in [
+            (&["ps"][..], None, "--cluster: \"ps\" must be JOB=HOST:PORT,..."),
+            (&[""], None, "--cluster: it names no job"),
+            (&["ps=a"], None, "--cluster: /job:ps/replica:0/task:0: \"a\": the port is missing (host:port)"),
+            (&["ps=a:0"], None, "--cluster: /job:ps/replica:0/task:0: \"a:0\": the port is 0"),
+            (&["p s=a:1"], None, "--cluster: \"p s\" is not a job name (letters, digits, '_')"),
             (
-                &["--cluster", "ps=a"],
-                None,
-                "--cluster: /job:ps/replica:0/task:0: \"a\": the port is missing (host:port)",
-            ),
-            (&["--cluster", "p s=a:1"], None, "--cluster: \"p s\" is not a job name (letters, digits, '_')"),
-            (
-                &["--cluster", "ps=a:1;worker=a:1"],
+                &["ps=a:1;worker=a:1"],
                 None,
                 "--cluster: /job:ps/replica:0/task:0 and /job:worker/replica:0/task:0 have the same address a:1",
             ),
-            (&["--cluster", "ps=a:1;ps=b:1"], None, "--cluster: /job:ps/replica:0/task:0 is listed twice"),
+            (&["ps=a:1;ps=b:1"], None, "--cluster: /job:ps/replica:0/task:0 is listed twice"),
             (&[], Some("{}"), "TF_CONFIG: \"cluster\" is missing"),
             (&[], Some(r#"{"cluster": {"ps": 1}}"#), "TF_CONFIG: job \"ps\" is neither a list nor a map of addresses"),
             (&[], Some(r#"{"cluster": {"ps": [1]}}"#), "TF_CONFIG: job \"ps\": an address is not a string"),
             (&[], Some(r#"{"cluster": {"ps": {"x": "a:1"}}}"#), "TF_CONFIG: job \"ps\": \"x\" is not a task number"),
         ] {
-            assert_eq!(from(words, tf_config).unwrap_err(), error);
+            assert_eq!(read(options, tf_config).unwrap_err(), error);
         }
-        assert!(from(&[], Some("nonsense")).unwrap_err().starts_with("TF_CONFIG: not JSON: "));
+        assert!(read(&[], Some("nonsense")).unwrap_err().starts_with("TF_CONFIG: not JSON: "));
     }
 }

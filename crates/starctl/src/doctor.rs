@@ -8,32 +8,49 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-use crate::args::{Args, Command, Failure, JSON, Opt};
-use crate::cluster::{self, Cluster};
+use starwire_engine::config::{ProcessEnv, Protocol};
 
-pub const COMMAND: Command = Command {
-    name: "doctor",
-    about: "Checks the machine, the environment and the endpoint map.",
-    positional: "",
-    options: &[
-        cluster::CLUSTER,
-        Opt { name: "--job", value: "NAME", help: "check as a task of this job (from $TF_CONFIG, else the first one)" },
-        Opt { name: "--protocol", value: "NAME", help: "check for this protocol (grpc++)" },
-        Opt { name: "--connect", value: "", help: "also connect to each data port" },
-        JSON,
-    ],
-    details: "\
-Without --cluster, the cluster is taken from $TF_CONFIG; without either, checks that need a cluster are skipped.
-`ok` is fine, `note` may cost speed or a feature, `BAD` will fail. The exit status is 1 if anything is BAD.
-",
-    run,
-};
+use crate::cluster::ClusterOption;
+use crate::failure::Failure;
+
+/// Check the machine, the environment and the endpoint map
+#[derive(clap::Args)]
+#[command(after_help = "\
+Without a cluster, checks that need one are skipped.
+`ok` is fine, `note` may cost speed or a feature, `BAD` will fail.
+The exit status is 1 if anything is BAD.")]
+pub struct Args {
+    #[command(flatten)]
+    cluster: ClusterOption,
+    /// Check as a task of this job [default: that of $TF_CONFIG, else the first one]
+    #[arg(long, value_name = "NAME")]
+    job: Option<String>,
+    /// Check for this protocol
+    #[arg(long, value_name = "NAME", default_value = "grpc++")]
+    protocol: Protocol,
+    /// Also connect to each data port
+    #[arg(long)]
+    connect: bool,
+    /// Print JSON, for programs
+    #[arg(long)]
+    json: bool,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Ok,
     Note,
     Bad,
+}
+
+impl Verdict {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Bad => "BAD",
+        }
+    }
 }
 
 /// One thing that was looked at.
@@ -50,6 +67,11 @@ impl Finding {
         Self { verdict: Verdict::Ok, subject: subject.into(), text: text.into() }
     }
 
+    /// `Ok` with the first text, or a note with the second.
+    pub fn ok_if(is_ok: bool, subject: &str, ok: String, note: String) -> Self {
+        if is_ok { Self::ok(subject, ok) } else { Self::note(subject, note) }
+    }
+
     pub fn note(subject: impl Into<String>, text: impl Into<String>) -> Self {
         Self { verdict: Verdict::Note, subject: subject.into(), text: text.into() }
     }
@@ -59,12 +81,11 @@ impl Finding {
     }
 }
 
-fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let tf_config = std::env::var("TF_CONFIG").ok();
-    let cluster = Cluster::from_args(args, tf_config.as_deref())?;
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let cluster = args.cluster.read(&ProcessEnv)?;
     let mut findings = host::examine();
     findings.extend(settings::examine(args, cluster.as_ref())?);
-    print!("{}", if args.has(JSON.name) { render_json(&findings) } else { render(&findings) });
+    print!("{}", if args.json { render_json(&findings) } else { render(&findings) });
     let bad = findings.iter().any(|f| f.verdict == Verdict::Bad);
     Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -72,27 +93,15 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
 fn render(findings: &[Finding]) -> String {
     let width = findings.iter().map(|f| f.subject.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
-    for finding in findings {
-        let verdict = match finding.verdict {
-            Verdict::Ok => "ok  ",
-            Verdict::Note => "note",
-            Verdict::Bad => "BAD ",
-        };
-        text += &format!("{verdict}  {:<width$}  {}\n", finding.subject, finding.text);
+    for Finding { verdict, subject, text: found } in findings {
+        text += &format!("{:<4}  {subject:<width$}  {found}\n", verdict.name());
     }
     let count = |verdict| findings.iter().filter(|f| f.verdict == verdict).count();
     text + &format!("{} ok, {} notes, {} bad\n", count(Verdict::Ok), count(Verdict::Note), count(Verdict::Bad))
 }
 
 fn render_json(findings: &[Finding]) -> String {
-    let of = |finding: &Finding| {
-        let verdict = match finding.verdict {
-            Verdict::Ok => "ok",
-            Verdict::Note => "note",
-            Verdict::Bad => "bad",
-        };
-        json!({"verdict": verdict, "subject": finding.subject, "text": finding.text})
-    };
+    let of = |Finding { verdict, subject, text }: &Finding| json!({"verdict": verdict.name().to_lowercase(), "subject": subject, "text": text});
     format!("{:#}\n", findings.iter().map(of).collect::<serde_json::Value>())
 }
 

@@ -4,56 +4,55 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::json;
+use starwire_engine::config::ProcessEnv;
 use starwire_engine::control::proto::health::HealthCheckRequest;
 use starwire_engine::control::proto::health::health_client::HealthClient;
 
-use crate::args::{Args, Command, Failure, JSON, Opt};
+use crate::failure::Failure;
 use crate::remote;
-use crate::targets::{self, Target};
+use crate::targets::{self, Servers};
 
-pub const COMMAND: Command = Command {
-    name: "health",
-    about: "Checks whether servers are serving.",
-    positional: "[ADDRESS...]",
-    options: &[
-        targets::CLUSTER,
-        Opt { name: "--service", value: "NAME", help: "check one service instead of the whole server" },
-        Opt { name: "--timeout-ms", value: "N", help: "time to wait for an answer (2000)" },
-        JSON,
-    ],
-    details: "\
-ADDRESS is host:port of a server, as in the ClusterSpec. The endpoint map, and STARWIRE_PORTS=two with
-STARWIRE_PORT_OFFSET, tell where its data port is, as for a server; set them as there.
-Without an ADDRESS: all tasks of --cluster, or of $TF_CONFIG. The exit status is 0 only if all are SERVING.
-",
-    run,
-};
+/// Check whether servers are serving
+#[derive(clap::Args)]
+#[command(after_help = format!("{}\nThe exit status is 0 only if all are SERVING.", targets::DETAILS))]
+pub struct Args {
+    #[command(flatten)]
+    servers: Servers,
+    /// Check one service instead of the whole server
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    service: String,
+    /// Time to wait for an answer
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    timeout_ms: u64,
+    /// Print JSON, for programs
+    #[arg(long)]
+    json: bool,
+}
 
-fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let timeout = Duration::from_millis(args.number("--timeout-ms", 2000, 1, 600_000)?);
-    let service = args.get("--service").unwrap_or_default();
-    let targets = targets::targets(args)?;
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let timeout = Duration::from_millis(args.timeout_ms);
     let runtime = remote::runtime()?;
-    let (mut all_well, mut answers) = (true, Vec::new());
-    for Target { address, data } in &targets {
-        let asked = runtime.block_on(async {
-            let channel = remote::channel(data, timeout).map_err(|e| e.to_string())?;
-            let request = HealthCheckRequest { service: service.to_owned() };
-            HealthClient::new(channel).check(request).await.map_err(|status| remote::explain(&status))
-        });
-        let (status, reason) = match asked {
+    let (mut all_serve, mut answers) = (true, Vec::new());
+    for target in args.servers.targets(&ProcessEnv)? {
+        let checked = runtime.block_on(async {
+            let channel = remote::channel(target.data.address(), timeout)?;
+            let request = HealthCheckRequest { service: args.service.clone() };
+            Ok::<_, Failure>(HealthClient::new(channel).check(request).await)
+        })?;
+        let (status, reason) = match checked {
             Ok(reply) => (reply.into_inner().status().as_str_name(), None),
-            Err(reason) => ("UNREACHABLE", Some(reason)),
+            Err(error) => ("UNREACHABLE", Some(target.explain(&remote::explain(&error)))),
         };
-        all_well &= status == "SERVING";
-        if args.has(JSON.name) {
+        all_serve &= status == "SERVING";
+        let address = &target.address;
+        if args.json {
             answers.push(json!({"address": address.to_string(), "status": status, "reason": reason}));
         } else {
             println!("{address} {status}{}", reason.map_or_else(String::new, |reason| format!(" ({reason})")));
         }
     }
-    if args.has(JSON.name) {
+    if args.json {
         println!("{:#}", serde_json::Value::from(answers));
     }
-    Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if all_serve { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

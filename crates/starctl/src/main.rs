@@ -4,87 +4,72 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic, and its numbers are small"))]
 #![forbid(unsafe_code)]
 
-mod args;
 mod bench;
 mod cluster;
-mod completions;
 mod doctor;
 mod endpoint_map;
+mod failure;
 mod health;
 mod plan;
-mod probe;
 mod remote;
 mod secret;
-mod secure;
 mod targets;
+mod tls;
 mod top;
 
 use std::process::ExitCode;
 
-use args::{Command, Failure, Parsed};
+use clap::{CommandFactory, Parser, Subcommand};
 
-const COMMANDS: [Command; 8] = [
-    doctor::COMMAND,
-    top::COMMAND,
-    health::COMMAND,
-    endpoint_map::COMMAND,
-    secret::COMMAND,
-    plan::COMMAND,
-    bench::COMMAND,
-    completions::COMMAND,
-];
+use failure::Failure;
+
+/// Looks at machines, running servers and graphs
+#[derive(Parser)]
+#[command(version, after_help = "Exit status: 0 success, 1 failure, 2 wrong command line.")]
+struct Starctl {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Doctor(doctor::Args),
+    Top(top::Args),
+    Health(health::Args),
+    EndpointMap(endpoint_map::Args),
+    Secret(secret::Args),
+    Plan(plan::Args),
+    Bench(bench::Args),
+    /// Print a script that lets a shell complete commands and options
+    #[command(after_help = "\
+  starctl completions bash >/etc/bash_completion.d/starctl
+  starctl completions zsh >\"${fpath[1]}/_starctl\"
+  starctl completions fish >~/.config/fish/completions/starctl.fish")]
+    Completions {
+        shell: clap_complete::Shell,
+    },
+}
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = match std::env::args_os().skip(1).map(std::ffi::OsString::into_string).collect() {
-        Ok(arguments) => arguments,
-        Err(raw) => return complain(&format!("the argument {raw:?} is not UTF-8 text")),
-    };
-    let Some((name, rest)) = arguments.split_first() else {
-        print!("{}", overview());
-        return ExitCode::from(2);
-    };
-    match name.as_str() {
-        "--help" | "-h" | "help" => {
-            print!("{}", overview());
-            return ExitCode::SUCCESS;
+    let result = match Starctl::parse().command {
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Health(args) => health::run(&args),
+        Command::EndpointMap(args) => endpoint_map::run(&args),
+        Command::Secret(args) => secret::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Starctl::command(), "starctl", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
         }
-        "--version" | "-V" => {
-            println!("starctl {}", env!("CARGO_PKG_VERSION"));
-            return ExitCode::SUCCESS;
-        }
-        _ => {}
-    }
-    let Some(command) = COMMANDS.iter().find(|command| command.name == name) else {
-        let names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
-        return complain(&format!("unknown command {name:?}; known: {}", names.join(", ")));
     };
-    let name = command.name;
-    match args::parse(command, rest) {
-        Ok(Parsed::Help) => {
-            print!("{}", command.help());
-            ExitCode::SUCCESS
-        }
-        Ok(Parsed::Run(args)) => match (command.run)(&args) {
-            Ok(code) => code,
-            Err(Failure::Usage(message)) => complain(&format!("{name}: {message}\ntry: starctl {name} --help")),
-            Err(Failure::Failed(message)) => {
-                eprintln!("starctl {name}: {message}");
-                ExitCode::FAILURE
-            }
-        },
-        Err(message) => complain(&format!("{name}: {message}\ntry: starctl {name} --help")),
-    }
-}
-
-fn overview() -> String {
-    let mut text = String::from("usage: starctl COMMAND [OPTIONS]\n\n");
-    for command in &COMMANDS {
-        text += &format!("  {:<14}{}\n", command.name, command.about);
-    }
-    text + "\n`starctl COMMAND --help` describes a command.\nExit status: 0 success, 1 failure, 2 wrong command line.\n"
-}
-
-fn complain(message: &str) -> ExitCode {
-    eprintln!("starctl: {message}");
-    ExitCode::from(2)
+    result.unwrap_or_else(|failure| {
+        let (message, status) = match failure {
+            Failure::Failed(message) => (message, 1),
+            Failure::Usage(message) => (message, 2),
+        };
+        eprintln!("error: {message}");
+        ExitCode::from(status)
+    })
 }

@@ -5,11 +5,11 @@ mod graph_def;
 mod sizes;
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use prost::Message;
-use starwire_engine::config::{Config, Fusion, ProcessEnv, Protocol};
+use starwire_engine::config::{Config, Fusion, ProcessEnv};
 use starwire_planner::graph::Graph;
 use starwire_planner::parts::UNMEASURED_BYTES;
 use starwire_planner::placement::Roles;
@@ -18,67 +18,66 @@ use starwire_planner::{fuse, star, unordered};
 
 use self::convert::{Planned, convert};
 use self::graph_def::GraphDef;
-use crate::args::{Args, Command, Failure, Opt};
+use crate::failure::Failure;
 
-pub const COMMAND: Command = Command {
-    name: "plan",
-    about: "Shows how a graph is split: calls, rounds, groups, and what stays unchanged and why.",
-    positional: "GRAPH.pb",
-    options: &[
-        Opt { name: "--as", value: "WHAT", help: "star_server (default), star_server_lite or tensor_fuse" },
-        Opt { name: "--fetch", value: "NAMES", help: "nodes that a step runs (a) and fetches (a:0), comma-separated; else the whole graph" },
-        Opt { name: "--servers", value: "JOBS", help: "jobs of parameter servers, comma-separated (ps)" },
-        Opt { name: "--split", value: "BYTES", help: "bytes worth a separate call (STARWIRE_STAR_SPLIT_BYTES, else 1M); 0: none" },
-        Opt { name: "--worker", value: "TASK", help: "task of nodes without a device (/job:worker/task:0)" },
-    ],
-    details: "\
-GRAPH.pb is a binary GraphDef with devices, as tf.io.write_graph(graph, \".\", \"graph.pb\", as_text=False) writes it. The
-plan knows operations by name only: it is a close estimate of the plan that a server makes with TensorFlow.
+/// Show how a graph is split: calls, rounds, groups, and what stays unchanged and why
+#[derive(clap::Args)]
+#[command(after_help = "\
+tf.io.write_graph(graph, \".\", \"graph.pb\", as_text=False) writes such a file. The plan knows
+operations by name only: it is a close estimate of the plan that a server makes with TensorFlow.
 
-  starctl plan --as star_server_lite --fetch train_op,loss:0 graph.pb
-",
-    run,
-};
+  starctl plan --as star_server_lite --fetch train_op,loss:0 graph.pb")]
+pub struct Args {
+    /// A binary GraphDef with devices
+    #[arg(value_name = "GRAPH.pb")]
+    file: PathBuf,
+    /// The protocol or the fusion that splits it
+    #[arg(long = "as", value_enum, default_value_t = Planner::StarServer)]
+    planner: Planner,
+    /// Nodes that a step runs (a) and fetches (a:0); without: the whole graph
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    fetch: Vec<String>,
+    /// Jobs of parameter servers
+    #[arg(long, value_name = "JOBS", value_delimiter = ',', default_value = "ps")]
+    servers: Vec<String>,
+    /// Bytes that justify a separate call; 0: none do [default: STARWIRE_STAR_SPLIT_BYTES, else 1048576]
+    #[arg(long, value_name = "BYTES")]
+    split: Option<u64>,
+    /// Task of nodes without a device [default: /job:worker/task:0]
+    #[arg(long, value_name = "TASK")]
+    worker: Option<String>,
+}
 
-fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let [file] = args.positional.as_slice() else {
-        return Err(Failure::Usage("no graph: give one GraphDef file".to_owned()));
-    };
-    let list = |name: &str| -> Vec<String> {
-        args.all(name).flat_map(|names| names.split(',')).filter(|name| !name.is_empty()).map(str::to_owned).collect()
-    };
-    let servers = match list("--servers") {
-        none if none.is_empty() => vec!["ps".to_owned()],
-        some => some,
-    };
-    let bytes = std::fs::read(Path::new(file)).map_err(|error| Failure::Failed(format!("{file}: {error}")))?;
-    let failed = |reason: String| Failure::Failed(format!("{file}: {reason}"));
+#[derive(Clone, Copy, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Planner {
+    StarServer,
+    StarServerLite,
+    TensorFuse,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let failed = |reason: String| Failure::Failed(format!("{}: {reason}", args.file.display()));
+    let bytes = std::fs::read(&args.file).map_err(|error| failed(error.to_string()))?;
     let graph = GraphDef::decode(bytes.as_slice()).map_err(|error| failed(format!("not a GraphDef: {error}")))?;
     if graph.node.is_empty() {
         return Err(failed("not a GraphDef, or one without nodes".to_owned()));
     }
-    let planned = convert(&graph, &list("--fetch"), args.get("--worker")).map_err(failed)?;
-    let split = match args.get("--split").map(str::parse) {
-        None => Config::star_split_bytes_from_env(&ProcessEnv)
-            .map_err(|error| Failure::Failed(error.to_string()))?
-            .unwrap_or(UNMEASURED_BYTES),
-        Some(Ok(bytes)) => bytes,
-        Some(Err(_)) => return Err(Failure::Usage("--split must be a number of bytes".to_owned())),
+    let planned = convert(&graph, &args.fetch, args.worker.as_deref()).map_err(failed)?;
+    let split = match args.split {
+        Some(bytes) => bytes,
+        None => Config::star_split_bytes_from_env(&ProcessEnv)?.unwrap_or(UNMEASURED_BYTES),
     };
-    let wanted = args.get("--as").unwrap_or(Protocol::StarServer.name());
-    let text = match (wanted, wanted.parse()) {
-        (_, Ok(Protocol::StarServer)) => show(planned, &servers, Some(Style::Robust), split),
-        (_, Ok(Protocol::StarServerLite)) => show(planned, &servers, Some(Style::Lite), split),
-        ("tensor_fuse", _) => show(planned, &servers, None, split),
-        (other, _) => {
-            let message = format!("--as {other:?} must be star_server, star_server_lite or tensor_fuse");
-            return Err(Failure::Usage(message));
-        }
+    let style = match args.planner {
+        Planner::StarServer => Some(Style::Robust),
+        Planner::StarServerLite => Some(Style::Lite),
+        Planner::TensorFuse => None,
     };
-    print!("{}", text.map_err(failed)?);
+    print!("{}", show(planned, &args.servers, style, split).map_err(failed)?);
     Ok(ExitCode::SUCCESS)
 }
 
+/// `style`: of star calls; none: groups of tensors.
 fn show(planned: Planned, servers: &[String], style: Option<Style>, split: u64) -> Result<String, String> {
     let Planned { mut nodes, mut edges, names, tasks } = planned;
     let name = |node: u32| names.get(usize::try_from(node).ok()?).cloned();

@@ -6,23 +6,13 @@ use starwire_engine::config::HostPort;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::args::Failure;
-use crate::secure::{self, Connector};
-
-pub fn parse_address(text: &str) -> Result<HostPort, Failure> {
-    let address: HostPort = text.parse().map_err(|e| Failure::Usage(format!("{text:?} is not an address: {e}")))?;
-    if address.port == 0 {
-        return Err(Failure::Usage(format!("{text:?} is not an address: the port is 0")));
-    }
-    Ok(address)
-}
+use crate::failure::Failure;
+use crate::tls::{self, Connector};
 
 /// A channel that connects when it is first used, and again after a failure.
 pub fn channel(address: &HostPort, timeout: Duration) -> Result<Channel, Failure> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|e| Failure::Usage(format!("{address} cannot be used: {e}")))?;
-    let endpoint = endpoint.connect_timeout(timeout).timeout(timeout);
-    Ok(match secure::from_env()? {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?.connect_timeout(timeout).timeout(timeout);
+    Ok(match tls::from_env()? {
         Some(tls) => endpoint.connect_with_connector_lazy(Connector { tls, address: address.clone() }),
         None => endpoint.connect_lazy(),
     })
@@ -49,8 +39,6 @@ pub fn explain(status: &tonic::Status) -> String {
 }
 
 pub fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| Failure::Failed(format!("cannot start an event loop: {e}")))
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|e| Failure::Failed(format!("cannot start an event loop: {e}")))
 }

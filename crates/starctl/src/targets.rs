@@ -1,55 +1,87 @@
-//! The servers that a command line means, and where each answers.
+//! The servers of a command line, and where each answers.
 
-use starwire_engine::config::{Config, Env, HostPort, ProcessEnv};
+use starwire_engine::config::{Config, ConfigError, DataAddress, Env, HostPort};
 
-use crate::args::{Args, Failure};
-use crate::cluster::{self, Cluster};
-use crate::remote;
+use crate::cluster::{self, ClusterOption};
+use crate::failure::Failure;
 
-pub const CLUSTER: crate::args::Opt = cluster::CLUSTER;
+/// For the help of commands with [`Servers`].
+pub const DETAILS: &str = "\
+ADDRESS is host:port of a server, as in the ClusterSpec. The endpoint map, and STARWIRE_PORTS=two
+with STARWIRE_PORT_OFFSET, tell where its data port is, as for a server; set them as there.
+Without an ADDRESS: all tasks of --cluster, or of $TF_CONFIG.";
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(clap::Args)]
+#[cfg_attr(test, derive(Default))]
+pub struct Servers {
+    /// host:port of a server
+    #[arg(value_name = "ADDRESS", value_parser = cluster::address, conflicts_with = "cluster")]
+    addresses: Vec<HostPort>,
+    #[command(flatten)]
+    cluster: ClusterOption,
+}
+
+#[derive(Clone, Debug)]
 pub struct Target {
     /// As it was given.
     pub address: HostPort,
     /// Of the data port, which has the control service.
-    pub data: HostPort,
+    pub data: DataAddress,
 }
 
-/// The servers that are meant: the addresses, else the cluster's tasks.
-pub fn targets(args: &Args) -> Result<Vec<Target>, Failure> {
-    from(args, &ProcessEnv)
+impl Servers {
+    /// The addresses, else the cluster's tasks.
+    pub fn targets(&self, env: &dyn Env) -> Result<Vec<Target>, Failure> {
+        let addresses = if self.addresses.is_empty() {
+            let none = || Failure::Usage("no server: give addresses or --cluster, or set TF_CONFIG".to_owned());
+            self.cluster.read(env)?.ok_or_else(none)?.tasks.into_iter().map(|task| task.address).collect()
+        } else {
+            self.addresses.clone()
+        };
+        addresses.into_iter().map(|address| Target::new(address, env)).collect()
+    }
 }
 
-fn from(args: &Args, env: &dyn Env) -> Result<Vec<Target>, Failure> {
-    let addresses: Vec<String> = if args.positional.is_empty() {
-        let none = || Failure::Usage("no server: give addresses or --cluster, or set TF_CONFIG".to_owned());
-        let tf_config = env.var("TF_CONFIG").and_then(|text| text.into_string().ok());
-        let cluster = Cluster::from_args(args, tf_config.as_deref())?.ok_or_else(none)?;
-        cluster.tasks.into_iter().map(|task| task.address).collect()
-    } else if args.has(CLUSTER.name) {
-        return Err(Failure::Usage("addresses and --cluster exclude each other".to_owned()));
-    } else {
-        args.positional.clone()
-    };
-    let target = |text: &String| {
-        let address = remote::parse_address(text)?;
-        let data = Config::data_address_from_env(env, &address).map_err(|error| Failure::Failed(error.to_string()))?;
-        Ok(Target { address, data })
-    };
-    addresses.iter().map(target).collect()
+impl Target {
+    fn new(address: HostPort, env: &dyn Env) -> Result<Self, Failure> {
+        match Config::data_address_from_env(env, &address) {
+            Ok(data) => Ok(Self { address, data }),
+            Err(error @ ConfigError::NoDataPort { .. }) => Err(Failure::Failed(format!("{error}{}", remedy(&address)))),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// An error, with the data port that was tried if it is not the address that was given.
+    pub fn explain(&self, error: &str) -> String {
+        let Self { address, data } = self;
+        let remark = data.remark(&address.to_string());
+        match data {
+            DataAddress::Derived(data) if data != address => format!("{error}{remark}{}", remedy(address)),
+            _ => format!("{error}{remark}"),
+        }
+    }
+}
+
+/// For an address that was taken for one of the ClusterSpec because of STARWIRE_PORTS=two.
+fn remedy(address: &HostPort) -> String {
+    format!("; if {address} is the data port itself, set STARWIRE_PORTS=one")
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::args::{Parsed, parse};
     use starwire_engine::config::MapEnv;
 
-    fn from(words: &[&str], env: &MapEnv) -> Result<Vec<String>, String> {
-        let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-        let Ok(Parsed::Run(args)) = parse(&crate::health::COMMAND, &words) else { panic!("bad words") };
-        let found = super::from(&args, env).map_err(|e| e.to_string())?;
-        Ok(found.iter().map(|t| format!("{} {}", t.address, t.data)).collect())
+    use super::*;
+
+    fn targets(addresses: &[&str], env: &MapEnv) -> Result<Vec<Target>, String> {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        let servers = Servers { addresses, ..Servers::default() };
+        servers.targets(env).map_err(|(Failure::Usage(e) | Failure::Failed(e))| e)
+    }
+
+    fn found(addresses: &[&str], env: &MapEnv) -> Vec<String> {
+        let show = |target: &Target| format!("{} {}", target.address, target.data.address());
+        targets(addresses, env).unwrap().iter().map(show).collect()
     }
 
     fn env() -> MapEnv {
@@ -59,24 +91,38 @@ mod tests {
     #[test]
     fn addresses_come_before_the_cluster() {
         let config = env().set("TF_CONFIG", r#"{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}}"#);
-        assert_eq!(from(&["c:3"], &config).unwrap(), ["c:3 c:3"]);
-        assert_eq!(from(&[], &config).unwrap(), ["a:1 a:1", "b:2 b:2"]);
-        assert_eq!(from(&["--cluster", "ps=x:1,y:1"], &config).unwrap(), ["x:1 x:1", "y:1 y:1"]);
-        assert_eq!(from(&[], &env()).unwrap_err(), "no server: give addresses or --cluster, or set TF_CONFIG");
-        let both = from(&["c:3", "--cluster", "ps=x:1"], &env());
-        assert_eq!(both.unwrap_err(), "addresses and --cluster exclude each other");
+        assert_eq!(found(&["c:3"], &config), ["c:3 c:3"]);
+        assert_eq!(found(&[], &config), ["a:1 a:1", "b:2 b:2"]);
+        assert_eq!(targets(&[], &env()).unwrap_err(), "no server: give addresses or --cluster, or set TF_CONFIG");
     }
 
     #[test]
     fn data_ports_follow_from_the_environment() {
         let two = env().set("STARWIRE_PORTS", "two");
-        assert_eq!(from(&["a:1"], &two).unwrap(), ["a:1 a:1001"]);
-        assert_eq!(from(&["a:1"], &two.clone().set("STARWIRE_PORT_OFFSET", "5")).unwrap(), ["a:1 a:6"]);
-        assert!(from(&["a:65000"], &two).unwrap_err().contains("no data port for the ClusterSpec address a:65000"));
+        assert_eq!(found(&["a:1"], &two), ["a:1 a:1001"]);
+        assert_eq!(found(&["a:1"], &two.clone().set("STARWIRE_PORT_OFFSET", "5")), ["a:1 a:6"]);
         let path = std::env::temp_dir().join(format!("starctl-targets-{}", std::process::id()));
         std::fs::write(&path, "a:1=b:7\n").unwrap();
-        let mapped = from(&["a:1", "b:7"], &env().set("STARWIRE_ENDPOINT_MAP", &path));
+        let env = two.set("STARWIRE_ENDPOINT_MAP", &path);
+        // What the map does not have is a data port, such as that of this host by its other name.
+        let mapped = targets(&["a:1", "b:7", "localhost:7"], &env);
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(mapped.unwrap(), ["a:1 b:7", "b:7 b:7"]);
+        let mapped = mapped.unwrap();
+        let data: Vec<_> = mapped.iter().map(|target| target.data.address().to_string()).collect();
+        assert_eq!(data, ["b:7", "b:7", "localhost:7"]);
+        let expected = format!("refused ({}:1 gives data port b:7)", path.display());
+        assert_eq!([mapped[0].explain("refused"), mapped[1].explain("refused")], [expected, "refused".to_owned()]);
+    }
+
+    #[test]
+    fn a_data_port_that_is_taken_for_an_address_of_the_cluster_is_explained() {
+        let two = env().set("STARWIRE_PORTS", "two");
+        assert_eq!(
+            targets(&["a:3222"], &two).unwrap()[0].explain("refused"),
+            "refused (data port a:4222); if a:3222 is the data port itself, set STARWIRE_PORTS=one"
+        );
+        let error = targets(&["a:65000"], &two).unwrap_err();
+        assert!(error.ends_with("exceed 65535 together; if a:65000 is the data port itself, set STARWIRE_PORTS=one"));
+        assert_eq!(found(&["a:65000"], &two.set("STARWIRE_PORTS", "one")), ["a:65000 a:65000"]);
     }
 }

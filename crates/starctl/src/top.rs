@@ -6,65 +6,67 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use starwire_engine::config::HostPort;
+use starwire_engine::config::ProcessEnv;
 use starwire_engine::control::proto::starwire as pb;
 use starwire_engine::control::proto::starwire::control_client::ControlClient;
 use starwire_engine::metrics::{BUCKETS, Distribution};
 use tonic::transport::Channel;
 
-use crate::args::{Args, Command, Failure, JSON, Opt};
+use crate::failure::Failure;
 use crate::remote;
-use crate::targets::{self, Target};
+use crate::targets::{self, Servers, Target};
 
-pub const COMMAND: Command = Command {
-    name: "top",
-    about: "Shows the activity of servers, refreshed at an interval.",
-    positional: "[ADDRESS...]",
-    options: &[
-        targets::CLUSTER,
-        Opt { name: "--interval-ms", value: "N", help: "time between two updates (2000)" },
-        Opt { name: "--once", value: "", help: "print one table (of one interval) and exit" },
-        Opt { name: "--connections", value: "", help: "list each server's connections, busiest first" },
-        JSON,
-    ],
-    details: "\
-ADDRESS is host:port of a server, as in the ClusterSpec. The endpoint map, and STARWIRE_PORTS=two with
-STARWIRE_PORT_OFFSET, tell where its data port is, as for a server; set them as there.
-Without an ADDRESS: all tasks of --cluster, or of $TF_CONFIG.
-Rates are per second of the last interval. p50/p99 are upper bounds (powers of two) of the time from the start to
-the end of the method calls and tensor requests that ended within the interval. With --json: one object per line and
-server and update, with the raw metrics and connections.
-",
-    run,
-};
+/// Show the activity of servers, refreshed at an interval
+#[derive(clap::Args)]
+#[command(after_help = format!("{}
+Rates are per second of the last interval. p50/p99 are upper bounds (powers of two) of the time from
+the start to the end of the method calls and tensor requests that ended within the interval. With
+--json: one object per line and server and update, with the raw metrics and connections.", targets::DETAILS))]
+pub struct Args {
+    #[command(flatten)]
+    servers: Servers,
+    /// Time between two updates
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(50..=3_600_000))]
+    interval_ms: u64,
+    /// Print one table (of one interval) and exit
+    #[arg(long)]
+    once: bool,
+    /// List each server's connections, busiest first
+    #[arg(long)]
+    connections: bool,
+    /// Print JSON, for programs
+    #[arg(long)]
+    json: bool,
+}
 
 /// A cluster may be large, but nobody looks at ten thousand lines.
 const MAX_CONNECTION_LINES: usize = 50;
 /// For a server's answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// A thousand connections with long names take a few hundred kilobytes.
+const MAX_REPLY: usize = 64 << 20;
 
-fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let interval = Duration::from_millis(args.number("--interval-ms", 2000, 50, 3_600_000)?);
-    let (once, connections, json) = (args.has("--once"), args.has("--connections"), args.has(JSON.name));
-    let targets = targets::targets(args)?;
-    let runtime = remote::runtime()?;
-    runtime.block_on(async {
-        let mut servers: Vec<Server> = targets.into_iter().map(|target| Server::new(target, connections)).collect();
-        let clear = std::io::stdout().is_terminal() && !once && !json;
-        look_at(&mut servers).await;
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let targets = args.servers.targets(&ProcessEnv)?;
+    remote::runtime()?.block_on(async {
+        let servers: Result<Vec<Server>, Failure> =
+            targets.into_iter().map(|target| Server::new(target, args.connections)).collect();
+        let mut servers = servers?;
+        let clear = std::io::stdout().is_terminal() && !args.once && !args.json;
+        poll(&mut servers).await;
         loop {
-            tokio::time::sleep(interval).await;
-            look_at(&mut servers).await;
-            let text = match json {
+            tokio::time::sleep(Duration::from_millis(args.interval_ms)).await;
+            poll(&mut servers).await;
+            let text = match args.json {
                 true => servers.iter().map(|server| format!("{}\n", server.json())).collect(),
-                false => render(&servers, connections) + "\n",
+                false => render(&servers) + "\n",
             };
             let cleared = if clear { "\x1b[2J\x1b[H" } else { "" };
-            // A closed pipe (`| head`) is the end of the show.
+            // The reader may close the pipe (`| head`).
             if write!(std::io::stdout(), "{cleared}{text}").is_err() {
                 return Ok(ExitCode::SUCCESS);
             }
-            if once {
+            if args.once {
                 let reached = servers.iter().all(|server| server.error.is_none());
                 return Ok(if reached { ExitCode::SUCCESS } else { ExitCode::FAILURE });
             }
@@ -72,78 +74,63 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     })
 }
 
-async fn look_at(servers: &mut [Server]) {
-    // A few at a time would do, but one server that hangs must not hold up the others.
-    let mut tasks = Vec::new();
+/// Asks all servers at once: one that hangs must not hold up the others.
+async fn poll(servers: &mut [Server]) {
+    let mut replies = Vec::new();
     for server in servers.iter() {
-        let (known, data, connections) = (server.client.clone(), server.data.clone(), server.connections);
-        tasks.push(tokio::spawn(async move { ask(known, &data, connections).await }));
+        let (mut client, request) =
+            (server.client.clone(), pb::StatsRequest { without_connections: !server.connections });
+        replies.push(tokio::spawn(async move { client.stats(request).await }));
     }
-    for (server, task) in servers.iter_mut().zip(tasks) {
-        match task.await.unwrap_or_else(|error| Err(error.to_string())) {
-            Ok((client, reply)) => {
-                server.client = Some(client);
-                server.saw(reply);
-            }
-            Err(error) => server.lost(error),
+    for (server, reply) in servers.iter_mut().zip(replies) {
+        match reply.await {
+            Ok(Ok(reply)) => server.update(reply.into_inner()),
+            Ok(Err(status)) => server.fail(server.target.explain(&remote::explain(&status))),
+            Err(error) => server.fail(error.to_string()),
         }
     }
-}
-
-/// The statistics of the server with this data port.
-async fn ask(
-    known: Option<ControlClient<Channel>>,
-    data: &HostPort,
-    connections: bool,
-) -> Result<(ControlClient<Channel>, pb::StatsReply), String> {
-    let mut client = match known {
-        Some(client) => client,
-        None => {
-            let channel = remote::channel(data, PATIENCE).map_err(|e| e.to_string())?;
-            // A thousand connections with long names take a few hundred kilobytes.
-            ControlClient::new(channel).max_decoding_message_size(64 << 20)
-        }
-    };
-    let request = pb::StatsRequest { without_connections: !connections };
-    let reply = client.stats(request).await.map_err(|status| remote::explain(&status))?;
-    Ok((client, reply.into_inner()))
 }
 
 struct Server {
-    /// As it was given.
-    address: HostPort,
-    data: HostPort,
-    /// To its data port, once it has answered.
-    client: Option<ControlClient<Channel>>,
+    target: Target,
+    client: ControlClient<Channel>,
+    /// Whether to ask for them.
     connections: bool,
-    before: Option<Look>,
-    now: Option<Look>,
+    before: Option<Sample>,
+    now: Option<Sample>,
     error: Option<String>,
 }
 
-struct Look {
+/// A server's statistics at one time.
+struct Sample {
     at: Instant,
     reply: pb::StatsReply,
     metrics: BTreeMap<String, pb::metric::Value>,
 }
 
 impl Server {
-    fn new(Target { address, data }: Target, connections: bool) -> Self {
-        Self { address, data, client: None, connections, before: None, now: None, error: None }
+    fn new(target: Target, connections: bool) -> Result<Self, Failure> {
+        let channel = remote::channel(target.data.address(), TIMEOUT)?;
+        let client = ControlClient::new(channel).max_decoding_message_size(MAX_REPLY);
+        Ok(Self { target, client, connections, before: None, now: None, error: None })
     }
 
-    fn saw(&mut self, mut reply: pb::StatsReply) {
+    fn update(&mut self, mut reply: pb::StatsReply) {
         let metrics = std::mem::take(&mut reply.metrics).into_iter().filter_map(|m| Some((m.name, m.value?))).collect();
-        let look = Look { at: Instant::now(), reply, metrics };
-        let restarted = self.now.as_ref().is_some_and(|now| now.incarnation() != look.incarnation());
+        let sample = Sample { at: Instant::now(), reply, metrics };
+        let restarted = self.now.as_ref().is_some_and(|now| now.incarnation() != sample.incarnation());
         self.before = if restarted { None } else { self.now.take() };
-        self.now = Some(look);
+        self.now = Some(sample);
         self.error = None;
+    }
+
+    fn fail(&mut self, error: String) {
+        (self.before, self.now, self.error) = (None, None, Some(error));
     }
 
     fn json(&self) -> serde_json::Value {
         let Some(now) = self.now.as_ref() else {
-            return json!({"address": self.address.to_string(), "error": self.error});
+            return json!({"address": self.target.address.to_string(), "error": self.error});
         };
         let metrics = now.metrics.iter().map(|(name, value)| {
             let value = match value {
@@ -161,20 +148,15 @@ impl Server {
         });
         let server = now.reply.server.clone().unwrap_or_default();
         json!({
-            "address": self.address.to_string(), "task": server.task, "protocol": server.protocol, "pid": server.pid,
+            "address": self.target.address.to_string(), "task": server.task, "protocol": server.protocol, "pid": server.pid,
             "uptime_ms": server.uptime_ms, "version": now.reply.build.as_ref().map(|build| build.version.clone()),
             "metrics": metrics.collect::<serde_json::Map<_, _>>(),
             "connections": self.connections.then(|| connections.collect::<Vec<_>>()),
         })
     }
-
-    fn lost(&mut self, error: String) {
-        // A restarted task has another data port.
-        (self.client, self.before, self.now, self.error) = (None, None, None, Some(error));
-    }
 }
 
-impl Look {
+impl Sample {
     fn incarnation(&self) -> u64 {
         self.reply.server.as_ref().map_or(0, |server| server.incarnation)
     }
@@ -217,24 +199,20 @@ const HEADER: [&str; 12] = [
     "TENSOR p50/p99",
 ];
 
-fn render(servers: &[Server], connections: bool) -> String {
+fn render(servers: &[Server]) -> String {
     let mut rows: Vec<Vec<String>> = vec![HEADER.map(str::to_owned).to_vec()];
     let mut notes = String::new();
     for server in servers {
         match (&server.error, &server.before, &server.now) {
-            (Some(error), _, _) => notes += &format!("{}: {error}\n", server.address),
-            (None, Some(before), Some(now)) => {
-                rows.push(row(before, now));
-            }
-            _ => notes += &format!("{}: just (re)started; rates follow with the next update\n", server.address),
+            (Some(error), _, _) => notes += &format!("{}: {error}\n", server.target.address),
+            (None, Some(before), Some(now)) => rows.push(row(before, now)),
+            _ => notes += &format!("{}: just (re)started; rates follow with the next update\n", server.target.address),
         }
     }
     let mut text = columns(&rows);
-    if connections {
-        for server in servers {
-            if let (Some(before), Some(now)) = (&server.before, &server.now) {
-                text += &format!("\n{}\n{}", server.address, connection_table(before, now));
-            }
+    for server in servers.iter().filter(|server| server.connections) {
+        if let (Some(before), Some(now)) = (&server.before, &server.now) {
+            text += &format!("\n{}\n{}", server.target.address, connection_table(before, now));
         }
     }
     text + &notes
@@ -245,7 +223,7 @@ fn growth(before: u64, now: u64) -> u64 {
     now.saturating_sub(before)
 }
 
-fn row(before: &Look, now: &Look) -> Vec<String> {
+fn row(before: &Sample, now: &Sample) -> Vec<String> {
     let seconds = (now.at - before.at).as_secs_f64().max(1e-3);
     let rate = |name: &str| growth(before.counter(name), now.counter(name)) as f64 / seconds;
     let served = rate("starwire_calls_received_total") + rate("starwire_tensor_requests_received_total");
@@ -267,7 +245,7 @@ fn row(before: &Look, now: &Look) -> Vec<String> {
     ]
 }
 
-fn quantiles(before: &Look, now: &Look, name: &str) -> String {
+fn quantiles(before: &Sample, now: &Sample, name: &str) -> String {
     let (then, now) = (before.buckets(name), now.buckets(name));
     let during = Distribution { sum: 0, buckets: std::array::from_fn(|i| growth(then[i], now[i])) };
     if during.count() == 0 {
@@ -277,7 +255,7 @@ fn quantiles(before: &Look, now: &Look, name: &str) -> String {
     format!("{}/{}", show(0.5), show(0.99))
 }
 
-fn connection_table(before: &Look, now: &Look) -> String {
+fn connection_table(before: &Sample, now: &Sample) -> String {
     let seconds = (now.at - before.at).as_secs_f64().max(1e-3);
     let then: BTreeMap<&str, &pb::Connection> =
         before.reply.connections.iter().map(|c| (c.address.as_str(), c)).collect();
@@ -354,7 +332,7 @@ fn duration(nanos: u64) -> String {
 mod tests {
     use super::*;
 
-    fn look(at: Instant, calls: u64, buckets: &[(usize, u64)]) -> Look {
+    fn sample(at: Instant, calls: u64, buckets: &[(usize, u64)]) -> Sample {
         let mut histogram = pb::Histogram { count: 0, sum: 0, buckets: vec![0; BUCKETS] };
         for (i, n) in buckets {
             histogram.buckets[*i] = *n;
@@ -370,14 +348,14 @@ mod tests {
             uptime_ms: 61_000,
             ..Default::default()
         };
-        Look { at, reply: pb::StatsReply { server: Some(server), ..Default::default() }, metrics }
+        Sample { at, reply: pb::StatsReply { server: Some(server), ..Default::default() }, metrics }
     }
 
     #[test]
     fn rates_and_quantiles_are_those_of_the_interval() {
         let begun = Instant::now();
-        let before = look(begun, 100, &[(20, 1000)]);
-        let now = look(begun + Duration::from_secs(2), 300, &[(2, 90), (6, 10), (20, 1000)]);
+        let before = sample(begun, 100, &[(20, 1000)]);
+        let now = sample(begun + Duration::from_secs(2), 300, &[(2, 90), (6, 10), (20, 1000)]);
         let row = row(&before, &now);
         assert_eq!(row[..6], ["/job:ps/task:0 grpc++", "1m01s", "2", "0", "0", "100"]);
         assert_eq!(row[10], "4.1µs/66µs");

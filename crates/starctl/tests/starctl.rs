@@ -6,14 +6,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 
-use probe::Probe;
-use starwire_engine::config::{Identity, MapEnv, Protocol};
-
 #[path = "../../engine/tests/verbs/library.rs"]
 mod fake_library;
-#[allow(dead_code, reason = "the tests only start servers")]
-#[path = "../src/probe.rs"]
-mod probe;
 
 fn starctl(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
@@ -29,20 +23,28 @@ fn err(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// A running server and the address of its data port.
-fn server() -> (Probe, String) {
-    let identity = Identity {
-        protocol: Protocol::GrpcPlusPlus,
-        job: "ps".to_owned(),
-        task: "/job:ps/replica:0/task:0".to_owned(),
-        grpc_address: "localhost:0".to_owned(),
-        tasks: Vec::new(),
-        cpus_allowed: 1,
-        grpc_gives_way: true,
-    };
-    let server = Probe::start(&MapEnv::new("/nonexistent"), identity, 1).unwrap();
-    let address = server.bound().to_string();
+/// A process that is killed in the end.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A running server, `starctl bench --serve`, and the address of its data port.
+fn serve(mut starctl: Command) -> (Server, String) {
+    let mut server = Server(starctl.env("STARWIRE_BIND", "127.0.0.1").stdout(Stdio::piped()).spawn().unwrap());
+    let lines = BufReader::new(server.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let address = lines.filter_map(|line| Some(line.strip_prefix("starctl bench --to ")?.to_owned())).next().unwrap();
     (server, address)
+}
+
+fn server() -> (Server, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
+    command.args(["bench", "--serve"]).env_clear();
+    serve(command)
 }
 
 #[test]
@@ -52,7 +54,7 @@ fn every_command_explains_itself() {
         assert!(overview.contains(&format!("\n  {command} ")), "{overview}");
         let help = starctl(&[command, "--help"]);
         assert!(help.status.success());
-        assert!(out(&help).contains(&format!("usage: starctl {command} ")), "{}", out(&help));
+        assert!(out(&help).contains(&format!("Usage: starctl {command} ")), "{}", out(&help));
     }
 }
 
@@ -76,18 +78,28 @@ fn a_secret_is_written_for_its_owner_only_and_never_overwritten() {
 #[test]
 fn invalid_command_lines_exit_with_2_and_a_reason() {
     for (arguments, reason) in [
-        (&["nonsense"][..], "unknown command \"nonsense\""),
-        (&["health"], "no server:"),
-        (&["health", "x"], "\"x\" is not an address: the port is missing (host:port)"),
-        (&["top", "a:1", "--interval-ms", "x"], "--interval-ms \"x\" must be a number"),
-        (&["top", "a:1", "--cluster", "ps=a:1"], "addresses and --cluster exclude each other"),
-        (&["endpoint-map"], "no cluster:"),
-        (&["plan"], "no graph:"),
-        (&["doctor", "--frob"], "unknown option --frob; known: --cluster, --job, --protocol, --connect, --json"),
-        (&["bench", "--serve", "--to", "a:1"], "exclude each other"),
-        (&["completions"], "give one shell: bash, zsh or fish"),
-        (&["completions", "tcsh"], "give one shell: bash, zsh or fish"),
-        (&["bench", "now"], "unexpected argument \"now\""),
+        (&["nonsense"][..], "unrecognized subcommand 'nonsense'"),
+        (&["health"], "no server: give addresses or --cluster, or set TF_CONFIG"),
+        (&["health", "x"], "invalid value 'x' for '[ADDRESS]...': the port is missing (host:port)"),
+        (&["health", "x:0"], "invalid value 'x:0' for '[ADDRESS]...': the port is 0"),
+        (&["top", "a:1", "--interval-ms", "x"], "invalid value 'x' for '--interval-ms <N>'"),
+        (&["top", "a:1", "--interval-ms", "49"], "49 is not in 50..=3600000"),
+        (&["top", "a:1", "--cluster", "ps=a:1"], "'[ADDRESS]...' cannot be used with '--cluster <JOB=HOST:PORT,...>'"),
+        (&["endpoint-map"], "no cluster: give --cluster or set TF_CONFIG"),
+        (&["plan"], "<GRAPH.pb>"),
+        (&["plan", "--as", "grpc", "x"], "[possible values: star_server, star_server_lite, tensor_fuse]"),
+        (&["doctor", "--frob"], "unexpected argument '--frob' found"),
+        (
+            &["doctor", "--cluster", "ps=a:1", "--job", "worker"],
+            "the cluster has no job \"worker\"; choose one with --job",
+        ),
+        (&["doctor", "--protocol", "grpc+"], "invalid value 'grpc+' for '--protocol <NAME>'"),
+        (&["bench", "--serve", "--to", "a:1"], "'--serve' cannot be used with '--to <ADDRESS>'"),
+        (&["bench", "--count", "3"], "--size <BYTES>"),
+        (&["bench", "--size", "1073741825"], "1073741825 is not in 0..=1073741824"),
+        (&["bench", "now"], "unexpected argument 'now' found"),
+        (&["completions"], "<SHELL>"),
+        (&["completions", "tcsh"], "invalid value 'tcsh' for '<SHELL>'"),
     ] {
         let output = starctl(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
@@ -119,24 +131,39 @@ fn top_shows_a_line_per_server() {
     let (_server, address) = server();
     let output = starctl(&["top", "--once", "--interval-ms", "50", "--connections", &address]);
     assert!(output.status.success(), "{}", err(&output));
-    assert!(out(&output).contains("\n/job:ps/replica:0/task:0 grpc++ "), "{}", out(&output));
+    assert!(out(&output).contains("\n/job:starctl/replica:0/task:0 grpc++ "), "{}", out(&output));
 }
 
 #[test]
 fn servers_are_found_by_their_address_in_the_cluster_spec() {
     let (_server, data) = server();
     let (host, port) = data.rsplit_once(':').unwrap();
-    let grpc = format!("{host}:{}", port.parse::<u16>().unwrap() - 7);
-    let run = |words: &[&str]| {
+    let port: u16 = port.parse().unwrap();
+    let grpc = format!("{host}:{}", port - 7);
+    let run = |words: &[&str], offset: u16| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
-        let env = [("STARWIRE_PORTS", "two"), ("STARWIRE_PORT_OFFSET", "7")];
-        command.args(words).env_clear().envs(env).current_dir(std::env::temp_dir()).output().unwrap()
+        command.args(words).env_clear().current_dir(std::env::temp_dir());
+        command.env("STARWIRE_PORTS", "two").env("STARWIRE_PORT_OFFSET", offset.to_string()).output().unwrap()
     };
-    assert_eq!(out(&run(&["health", &grpc])), format!("{grpc} SERVING\n"));
-    let top = run(&["top", "--once", "--interval-ms", "50", "--cluster", &format!("ps={grpc}")]);
-    assert!(out(&top).contains("\n/job:ps/replica:0/task:0 grpc++ "), "{}", out(&top));
-    let doctor = run(&["doctor", "--connect", "--cluster", &format!("ps={grpc}")]);
+    assert_eq!(out(&run(&["health", &grpc], 7)), format!("{grpc} SERVING\n"));
+    let top = run(&["top", "--once", "--interval-ms", "50", "--cluster", &format!("ps={grpc}")], 7);
+    assert!(out(&top).contains("\n/job:starctl/replica:0/task:0 grpc++ "), "{}", out(&top));
+    let doctor = run(&["doctor", "--connect", "--cluster", &format!("ps={grpc}")], 7);
     assert!(out(&doctor).contains("1 reachable"), "{}", out(&doctor));
+
+    // With the data port instead, each message says how to use it. Nobody listens at the last port.
+    let wrong = run(&["health", &data], u16::MAX - port);
+    assert_eq!(wrong.status.code(), Some(1));
+    let expected = format!(
+        "{data} UNREACHABLE (Connection refused (os error 111) (data port {host}:65535); \
+         if {data} is the data port itself, set STARWIRE_PORTS=one)\n"
+    );
+    assert_eq!(out(&wrong), expected);
+    let remedy = format!("; if {data} is the data port itself, set STARWIRE_PORTS=one\n");
+    let top = run(&["top", "--once", "--interval-ms", "50", &data], u16::MAX - port);
+    assert!(out(&top).contains(&remedy), "{}", out(&top));
+    let beyond = run(&["health", &data], u16::MAX - 1);
+    assert!(err(&beyond).ends_with(&remedy), "{}", err(&beyond));
 }
 
 #[test]
@@ -192,32 +219,20 @@ fn bench_measures_between_peers_over_tcp_and_rdma() {
             ("STARWIRE_UNIX", "off"),
             ("STARWIRE_DRIVER", "epoll"),
         ];
-        let bind = ("STARWIRE_BIND", "127.0.0.1");
-        let mut serve = with_rdma(&["bench", "--serve"], "fake0");
-        let mut server = Server(serve.envs(env).envs([bind]).stdout(Stdio::piped()).spawn().unwrap());
-        let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let banner = lines.next().unwrap();
-        let address = banner.split("data port ").nth(1).unwrap().split(',').next().unwrap();
-        let mut ask = with_rdma(&["bench", "--to", address, "--seconds", "1", "--size", "200000"], "fake0");
-        let output = ask.envs(env).envs([bind]).output().unwrap();
+        let mut command = with_rdma(&["bench", "--serve"], "fake0");
+        command.envs(env);
+        let (_server, address) = serve(command);
+        let mut ask = with_rdma(&["bench", "--to", &address, "--seconds", "1", "--size", "200000"], "fake0");
+        let output = ask.envs(env).env("STARWIRE_BIND", "127.0.0.1").output().unwrap();
         assert!(output.status.success(), "{transport}: {}", err(&output));
         assert!(out(&output).contains(way) && out(&output).contains("\n1 × 200000 B "), "{}", out(&output));
-        let mut metrics = TcpStream::connect(address).unwrap();
+        let mut metrics = TcpStream::connect(&address).unwrap();
         metrics.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
         let mut text = String::new();
         metrics.read_to_string(&mut text).unwrap();
         let offered = text.lines().find(|line| line.starts_with("starwire_verbs_offered_bytes_total")).unwrap();
         let offered: u64 = offered.trim().rsplit(' ').next().unwrap().parse().unwrap();
         assert_eq!(offered >= 200_000, transport == "verbs", "{transport}: {offered} bytes");
-    }
-}
-
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -260,7 +275,7 @@ fn programs_get_json() {
     let top = starctl(&["top", "--json", "--once", "--interval-ms", "50", &address, "127.0.0.1:1"]);
     let text = out(&top);
     let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!((lines.len(), &lines[0]["task"]), (2, &serde_json::json!("/job:ps/replica:0/task:0")));
+    assert_eq!((lines.len(), &lines[0]["task"]), (2, &serde_json::json!("/job:starctl/replica:0/task:0")));
     assert!(lines[0]["metrics"]["starwire_waits_total"].as_u64().unwrap() > 0, "{text}");
     assert_eq!(lines[0]["metrics"]["starwire_call_seconds"]["count"], 0);
     assert!(lines[1]["error"].as_str().unwrap().contains("refused"), "{text}");
@@ -275,16 +290,16 @@ fn a_shell_completes_command_lines() {
     let complete = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
         let script = format!(
-            "eval \"$('{}' completions bash)\"; COMP_WORDS=({}); COMP_CWORD={}; _starctl; echo \"${{COMPREPLY[*]}}\"",
+            "eval \"$('{}' completions bash)\"; COMP_WORDS=({line}); COMP_CWORD={}; _starctl starctl '{}'; echo \"${{COMPREPLY[*]}}\"",
             env!("CARGO_BIN_EXE_starctl"),
-            words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" "),
-            words.len() - 1
+            words.len() - 1,
+            words[words.len() - 1],
         );
         let output = Command::new("bash").args(["--norc", "-c", &script]).output().unwrap();
         assert!(output.status.success(), "{}", err(&output));
         out(&output).trim().to_owned()
     };
-    assert_eq!(complete("starctl he"), "health");
+    assert_eq!(complete("starctl hea"), "health");
     assert_eq!(complete("starctl health --t"), "--timeout-ms");
     assert_eq!(complete("starctl top --"), "--cluster --interval-ms --once --connections --json --help");
     for shell in ["zsh", "fish"] {

@@ -50,14 +50,15 @@ impl Config {
     }
 
     /// Where the task with this address in the ClusterSpec has its data port, for tools: they do not know the version
-    /// of TensorFlow, and may be given the data port itself.
-    pub fn data_address_from_env(env: &dyn Env, grpc_address: &HostPort) -> Result<HostPort, ConfigError> {
-        if let Some(line) = EndpointMap::find(env)?.and_then(|map| map.line(&grpc_address.to_string())) {
-            return Ok(line.data);
+    /// of TensorFlow, and may be given the data port itself, which a map does not have.
+    pub fn data_address_from_env(env: &dyn Env, grpc_address: &HostPort) -> Result<DataAddress, ConfigError> {
+        if let Some(map) = EndpointMap::find(env)? {
+            let line = map.line(&grpc_address.to_string()).map(DataAddress::Mapped);
+            return Ok(line.unwrap_or_else(|| DataAddress::Derived(grpc_address.clone())));
         }
         let reader = &mut Reader::new(env, Protocol::Grpc);
         let ports = if reader.get(&variables::PORTS)? == PortsChoice::Two { Ports::Two } else { Ports::One };
-        derived(grpc_address.clone(), ports, reader.get(&variables::PORT_OFFSET)?)
+        derived(grpc_address.clone(), ports, reader.get(&variables::PORT_OFFSET)?).map(DataAddress::Derived)
     }
 }
 

@@ -72,8 +72,7 @@ fn io_uring() -> Finding {
 }
 
 fn limits(text: &str) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    // Soft limit; a number or "unlimited".
+    // The soft limit: a number, or "unlimited".
     let soft = |name: &str| {
         let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
         match rest.split_whitespace().next()? {
@@ -81,70 +80,36 @@ fn limits(text: &str) -> Vec<Finding> {
             number => number.parse().ok(),
         }
     };
-    if let Some(files) = soft("Max open files") {
-        let subject = "open files";
-        findings.push(if files < FEW_FILES {
-            Finding::note(
-                subject,
-                format!("{files}: enough for a few hundred tasks; raise it with `ulimit -n` for more"),
-            )
-        } else {
-            Finding::ok(subject, amount(files, ""))
-        });
-    }
-    if let Some(locked) = soft("Max locked memory") {
-        let subject = "locked memory";
-        findings.push(if locked < 8 << 20 {
-            Finding::note(
-                subject,
-                format!(
-                    "{}: io_uring on kernels before 5.12 may lack memory for its rings (`ulimit -l`)",
-                    amount(locked >> 10, " KiB")
-                ),
-            )
-        } else {
-            Finding::ok(subject, amount(if locked == u64::MAX { locked } else { locked >> 10 }, " KiB"))
-        });
-    }
-    findings
-}
-
-fn amount(n: u64, unit: &str) -> String {
-    if n == u64::MAX { "unlimited".to_owned() } else { format!("{n}{unit}") }
+    let amount = |n: u64, unit: &str| if n == u64::MAX { "unlimited".to_owned() } else { format!("{n}{unit}") };
+    let files = soft("Max open files").map(|files| {
+        let note = format!("{files}: enough for a few hundred tasks; raise it with `ulimit -n` for more");
+        Finding::ok_if(files >= FEW_FILES, "open files", amount(files, ""), note)
+    });
+    let locked = soft("Max locked memory").map(|bytes| {
+        let text = amount(if bytes == u64::MAX { bytes } else { bytes >> 10 }, " KiB");
+        let note = format!("{text}: io_uring on kernels before 5.12 may lack memory for its rings (`ulimit -l`)");
+        Finding::ok_if(bytes >= 8 << 20, "locked memory", text, note)
+    });
+    files.into_iter().chain(locked).collect()
 }
 
 fn sysctls(root: &Path) -> Vec<Finding> {
     let read = |name: &str| fs::read_to_string(root.join(name.replace('.', "/"))).ok();
     let number = |name: &str| read(name)?.split_whitespace().last()?.parse::<u64>().ok();
     let mut findings = Vec::new();
-    for (name, direction) in [("net.ipv4.tcp_wmem", "sends"), ("net.ipv4.tcp_rmem", "receives")] {
-        let Some(largest) = number(name) else { continue };
-        findings.push(if largest < SMALL_BUFFER {
-            Finding::note(name, format!("at most {largest} bytes: large tensors wait for round trips when a connection {direction}; 16 MiB suits fast networks"))
-        } else {
-            Finding::ok(name, format!("at most {largest} bytes"))
-        });
+    let mut check = |name: &str, unit: &str, is_ok: fn(u64) -> bool, why: &str| {
+        if let Some(n) = number(name) {
+            findings.push(Finding::ok_if(is_ok(n), name, format!("{n}{unit}"), format!("{n}{unit}: {why}")));
+        }
+    };
+    let slow = "large tensors wait for round trips; 16 MiB suits fast networks";
+    for name in ["net.ipv4.tcp_wmem", "net.ipv4.tcp_rmem"] {
+        check(name, " bytes at most", |n| n >= SMALL_BUFFER, slow);
     }
-    if let Some(backlog) = number("net.core.somaxconn") {
-        findings.push(if backlog < 1024 {
-            Finding::note(
-                "net.core.somaxconn",
-                format!("{backlog}: a thousand workers that start at once would have to retry"),
-            )
-        } else {
-            Finding::ok("net.core.somaxconn", backlog.to_string())
-        });
-    }
-    if let Some(idle) = number("net.ipv4.tcp_slow_start_after_idle") {
-        findings.push(if idle == 1 {
-            Finding::note(
-                "net.ipv4.tcp_slow_start_after_idle",
-                "1: between hosts, each step after a pause starts slowly; set it to 0 for training",
-            )
-        } else {
-            Finding::ok("net.ipv4.tcp_slow_start_after_idle", idle.to_string())
-        });
-    }
+    let why = "a thousand workers that start at once would have to retry";
+    check("net.core.somaxconn", "", |n| n >= 1024, why);
+    let why = "between hosts, each step after a pause starts slowly; set it to 0 for training";
+    check("net.ipv4.tcp_slow_start_after_idle", "", |n| n != 1, why);
     if number("net.ipv6.conf.all.disable_ipv6").is_none_or(|off| off == 1) {
         findings.push(Finding::note("IPv6", "off: only IPv4 addresses can be used"));
     }

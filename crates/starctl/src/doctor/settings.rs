@@ -3,13 +3,11 @@
 use std::net::TcpStream;
 use std::time::Duration;
 
-use starwire_engine::config::{
-    Config, ConfigError, EndpointMap, Env, Identity, Ports, ProcessEnv, Protocol, UnknownProtocol,
-};
+use starwire_engine::config::{Config, ConfigError, EndpointMap, Env, Identity, Ports, ProcessEnv};
 
-use super::Finding;
-use crate::args::{Args, Failure};
-use crate::cluster::Cluster;
+use super::{Args, Finding};
+use crate::cluster::{Cluster, Task};
+use crate::failure::Failure;
 
 const CONNECT: Duration = Duration::from_secs(2);
 
@@ -18,41 +16,27 @@ pub fn examine(args: &Args, cluster: Option<&Cluster>) -> Result<Vec<Finding>, F
     let config = configure(&ProcessEnv, identity, cluster.is_some());
     let mut findings = check(&config, cluster.is_some());
     if let Ok(config) = &config {
-        findings.extend(data_ports(config, args.has("--connect")));
+        findings.extend(data_ports(config, args.connect));
     }
     Ok(findings)
 }
 
 fn identity(args: &Args, cluster: Option<&Cluster>) -> Result<Identity, Failure> {
-    let own = cluster.and_then(|c| c.own.map(|own| &c.tasks[own]));
-    // Which job matters for a few variables only: any one of the cluster will do.
-    let some = cluster.and_then(|c| c.tasks.first());
-    let job = args.get("--job").or_else(|| own.or(some).map(|task| task.job.as_str())).unwrap_or("worker").to_owned();
-    let cpus_allowed = std::thread::available_parallelism().map_or(1, usize::from);
-    let protocol = args.get("--protocol").map_or(Ok(Protocol::GrpcPlusPlus), str::parse);
-    let protocol = protocol.map_err(|unknown: UnknownProtocol| Failure::Usage(unknown.to_string()))?;
-    let Some(cluster) = cluster else {
-        let task = format!("/job:{job}/replica:0/task:0");
-        let grpc_address = "localhost:0".to_owned();
-        return Ok(Identity {
-            protocol,
-            job,
-            task,
-            grpc_address,
-            tasks: Vec::new(),
-            cpus_allowed,
-            grpc_gives_way: true,
-        });
-    };
-    let me = own.filter(|task| task.job == job).or_else(|| cluster.tasks.iter().find(|task| task.job == job));
-    let me = me.ok_or_else(|| Failure::Usage(format!("the cluster has no job {job:?}; choose one with --job")))?;
+    let tasks = cluster.map_or(&[][..], |cluster| &cluster.tasks);
+    let own = cluster.and_then(|cluster| cluster.own).map(|own| &tasks[own]);
+    // Only a few variables depend on the job: any one of the cluster will do.
+    let job = args.job.as_deref().or_else(|| own.or(tasks.first()).map(|task| task.job.as_str())).unwrap_or("worker");
+    let me = own.filter(|task| task.job == job).or_else(|| tasks.iter().find(|task| task.job == job));
+    if cluster.is_some() && me.is_none() {
+        return Err(Failure::Usage(format!("the cluster has no job {job:?}; choose one with --job")));
+    }
     Ok(Identity {
-        protocol,
-        job,
-        task: me.name(),
-        grpc_address: me.address.clone(),
-        tasks: cluster.tasks.iter().map(|task| (task.name(), task.address.clone())).collect(),
-        cpus_allowed,
+        protocol: args.protocol,
+        job: job.to_owned(),
+        task: me.map_or_else(|| format!("/job:{job}/replica:0/task:0"), Task::name),
+        grpc_address: me.map_or_else(|| "localhost:0".to_owned(), |task| task.address.to_string()),
+        tasks: tasks.iter().map(|task| (task.name(), task.address.to_string())).collect(),
+        cpus_allowed: std::thread::available_parallelism().map_or(1, usize::from),
         grpc_gives_way: true,
     })
 }
@@ -93,7 +77,7 @@ fn configure(env: &dyn Env, mut identity: Identity, knows_cluster: bool) -> Resu
     Config::from_env(env, identity)
 }
 
-/// Whether each data address has a meaning here and, if asked, somebody who answers.
+/// Whether the host of each data port resolves here and, with `connect`, whether the port answers.
 fn data_ports(config: &Config, connect: bool) -> Vec<Finding> {
     let tasks = config.identity.tasks.iter().map(|(_, address)| address.as_str());
     let mut addresses: Vec<&str> = match &config.endpoint_map {
@@ -140,7 +124,7 @@ fn data_ports(config: &Config, connect: bool) -> Vec<Finding> {
 mod tests {
     use super::super::Verdict;
     use super::*;
-    use starwire_engine::config::MapEnv;
+    use starwire_engine::config::{MapEnv, Protocol};
     use std::net::TcpListener;
 
     fn identity_of(job: &str) -> Identity {

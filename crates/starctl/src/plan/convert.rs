@@ -1,5 +1,5 @@
-//! The planners' graph, made of a GraphDef. What an operation does is guessed from its name: there is no TensorFlow here
-//! to ask.
+//! The planners' graph, made of a GraphDef. What an operation does is guessed from its name: there is no TensorFlow
+//! here to ask.
 
 use std::collections::{HashMap, HashSet};
 

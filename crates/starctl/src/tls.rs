@@ -15,12 +15,11 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls;
 use tonic::codegen::Service;
 
-use crate::args::Failure;
+use crate::failure::Failure;
 
 /// The TLS of the environment, if it has one.
 pub fn from_env() -> Result<Option<Arc<Tls>>, Failure> {
-    let read = Config::tls_from_env(&ProcessEnv).map_err(|error| Failure::Failed(error.to_string()))?;
-    Ok(read.map(Arc::new))
+    Ok(Config::tls_from_env(&ProcessEnv)?.map(Arc::new))
 }
 
 /// Connects to one server, whose certificate a CA of the cluster must have issued.

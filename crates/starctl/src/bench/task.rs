@@ -14,25 +14,25 @@ use starwire_protocol::{Failure, Outcome, code};
 
 /// Largest tensor that is handed out.
 pub const MAX_SIZE: usize = 1 << 30;
-/// What tensors are made of.
+/// The content of all tensors.
 const FILL: u8 = 0xA5;
 /// The only method: answers with what it was sent.
 const ECHO: u16 = 1;
 
-type Engine = starwire_engine::Engine<ProbeHost>;
-type Channel = starwire_engine::Channel<ProbeHost>;
+type Engine = starwire_engine::Engine<TaskHost>;
+type Channel = starwire_engine::Channel<TaskHost>;
 
 /// A running task.
-pub struct Probe {
+pub struct Task {
     engine: Arc<Engine>,
 }
 
-impl Probe {
+impl Task {
     pub fn start(env: &dyn Env, identity: Identity, incarnation: u64) -> Result<Self, EngineError> {
-        let known = Arc::new(Known::default());
-        let engine = Engine::start(env, identity, incarnation, ProbeHost(known.clone()), None)?;
+        let shared = Arc::new(Shared::default());
+        let engine = Engine::start(env, identity, incarnation, TaskHost(shared.clone()), None)?;
         // No request can have come before: nobody knows the address yet.
-        let _ = known.engine.set(Arc::downgrade(&engine));
+        let _ = shared.engine.set(Arc::downgrade(&engine));
         Ok(Self { engine })
     }
 
@@ -45,30 +45,30 @@ impl Probe {
         self.engine.bound()
     }
 
-    /// The way to another task, which has one port.
-    pub fn way(&self, task: &str, address: &str) -> Result<Way, EngineError> {
-        Ok(Way { channel: self.engine.channel(task, address)?, spare: Arc::default() })
+    /// Another task, which has one port.
+    pub fn peer(&self, task: &str, address: &str) -> Result<Peer, EngineError> {
+        Ok(Peer { channel: self.engine.channel(task, address)?, spare: Arc::default() })
     }
 }
 
-impl Drop for Probe {
+impl Drop for Task {
     fn drop(&mut self) {
         self.engine.stop();
     }
 }
 
-/// The way to one peer.
-pub struct Way {
+/// The connections to another task.
+pub struct Peer {
     channel: Channel,
     spare: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
-impl Way {
+impl Peer {
     /// One method call without payload, there and back.
-    pub fn call(&self, patience: Duration) -> Result<Duration, String> {
+    pub fn call(&self, timeout: Duration) -> Result<Duration, String> {
         let batch = Arc::new(Batch::new(1));
         let begun = Instant::now();
-        let deadline_ms = u32::try_from(patience.as_millis()).map_err(|_| format!("{patience:?} is too long"))?;
+        let deadline_ms = u32::try_from(timeout.as_millis()).map_err(|_| format!("{timeout:?} is too long"))?;
         let op = self.op(&batch, Vec::new());
         self.channel.call(NewCall {
             method: ECHO.into(),
@@ -78,11 +78,11 @@ impl Way {
             wait_for_ready: false,
             op,
         });
-        batch.wait(begun, patience)
+        batch.wait(begun, timeout)
     }
 
     /// Requests `count` tensors of `size` bytes at once and waits for the last byte of the last. Each one is checked.
-    pub fn tensors(&self, step: i64, keys: &Keys, patience: Duration) -> Result<Duration, String> {
+    pub fn tensors(&self, step: i64, keys: &Keys, timeout: Duration) -> Result<Duration, String> {
         let batch = Arc::new(Batch::new(keys.prefixes.len()));
         let buffers: Vec<Vec<u8>> = keys.prefixes.iter().map(|_| self.spare_buffer(keys.size)).collect();
         let begun = Instant::now();
@@ -90,7 +90,7 @@ impl Way {
             let op = self.op(&batch, buffer);
             self.channel.recv(NewRecv { step, prefix: prefix.clone(), frame: 0, iter: 0, op });
         }
-        batch.wait(begun, patience)
+        batch.wait(begun, timeout)
     }
 
     fn op(&self, batch: &Arc<Batch>, buffer: Vec<u8>) -> PendingOp<Request> {
@@ -133,15 +133,15 @@ impl Keys {
     }
 }
 
-/// What a probe and its engine share.
+/// What a task and its engine share.
 #[derive(Default)]
-struct Known {
+struct Shared {
     engine: OnceLock<Weak<Engine>>,
     /// The bytes of all tensors that are handed out: the longest so far.
     content: Mutex<Arc<Vec<u8>>>,
 }
 
-struct ProbeHost(Arc<Known>);
+struct TaskHost(Arc<Shared>);
 
 /// The first bytes of a shared vector.
 struct Content(Arc<Vec<u8>>, usize);
@@ -152,7 +152,7 @@ impl AsRef<[u8]> for Content {
     }
 }
 
-impl ProbeHost {
+impl TaskHost {
     fn engine(&self) -> Option<Arc<Engine>> {
         self.0.engine.get()?.upgrade()
     }
@@ -166,7 +166,7 @@ impl ProbeHost {
     }
 }
 
-impl Host for ProbeHost {
+impl Host for TaskHost {
     /// A tensor's length.
     type Key = usize;
     type Op = Request;
@@ -233,14 +233,12 @@ impl Batch {
         }
     }
 
-    fn wait(&self, begun: Instant, patience: Duration) -> Result<Duration, String> {
+    fn wait(&self, begun: Instant, limit: Duration) -> Result<Duration, String> {
         let state = lock(&self.state);
-        let (state, timeout) = self
-            .done
-            .wait_timeout_while(state, patience, |state| state.left > 0)
-            .unwrap_or_else(PoisonError::into_inner);
-        if timeout.timed_out() && state.left > 0 {
-            return Err(format!("{} replies missing after {patience:?}", state.left));
+        let (state, _) =
+            self.done.wait_timeout_while(state, limit, |state| state.left > 0).unwrap_or_else(PoisonError::into_inner);
+        if state.left > 0 {
+            return Err(format!("{} replies missing after {limit:?}", state.left));
         }
         match &state.failure {
             Some(failure) => Err(failure.clone()),
@@ -280,17 +278,17 @@ impl Op for Request {
 }
 
 fn mark_unwritten(buffer: &mut [u8]) {
-    for at in probes(buffer.len()) {
+    for at in samples(buffer.len()) {
         buffer[at] = 0;
     }
 }
 
 fn is_written(buffer: &[u8]) -> bool {
-    probes(buffer.len()).all(|at| buffer[at] == FILL)
+    samples(buffer.len()).all(|at| buffer[at] == FILL)
 }
 
-/// Looking at every byte would be measured as well: the ends and the middle tell.
-fn probes(len: usize) -> impl Iterator<Item = usize> {
+/// Positions that are checked. To check every byte would be measured as well.
+fn samples(len: usize) -> impl Iterator<Item = usize> {
     [0, len / 2, len.saturating_sub(1)].into_iter().filter(move |at| *at < len)
 }
 
@@ -303,9 +301,9 @@ mod tests {
     use super::*;
     use starwire_engine::config::{MapEnv, Protocol};
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
-    fn start(index: usize, env: &MapEnv) -> Probe {
+    fn start(index: usize, env: &MapEnv) -> Task {
         let identity = Identity {
             protocol: Protocol::GrpcPlusPlus,
             job: "starctl".to_owned(),
@@ -315,11 +313,11 @@ mod tests {
             cpus_allowed: 2,
             grpc_gives_way: true,
         };
-        Probe::start(env, identity, 7).unwrap()
+        Task::start(env, identity, 7).unwrap()
     }
 
-    fn way(from: &Probe, index: usize, to: &Probe) -> Way {
-        from.way(&format!("/job:starctl/replica:0/task:{index}"), &to.bound().to_string()).unwrap()
+    fn peer(from: &Task, index: usize, to: &Task) -> Peer {
+        from.peer(&format!("/job:starctl/replica:0/task:{index}"), &to.bound().to_string()).unwrap()
     }
 
     #[test]
@@ -327,13 +325,13 @@ mod tests {
         for unix in ["off", "auto"] {
             let env = MapEnv::new("/nonexistent").set("STARWIRE_UNIX", unix);
             let (server, client) = (start(0, &env), start(1, &env));
-            let way = way(&client, 0, &server);
-            way.call(PATIENCE).unwrap();
+            let peer = peer(&client, 0, &server);
+            peer.call(TIMEOUT).unwrap();
             for (count, size) in [(1, 0), (3, 100), (2, 1 << 20)] {
                 let keys = Keys::new(count, size);
                 assert_eq!((keys.count(), keys.bytes()), (count, count * size));
                 for step in 0..3 {
-                    way.tensors(step, &keys, PATIENCE).unwrap();
+                    peer.tensors(step, &keys, TIMEOUT).unwrap();
                 }
             }
         }
@@ -343,7 +341,7 @@ mod tests {
     fn reactors_without_connections_do_not_hold_up_the_end() {
         let env = MapEnv::new("/nonexistent").set("STARWIRE_REACTORS", "4");
         let (server, client) = (start(0, &env), start(1, &env));
-        way(&client, 0, &server).call(PATIENCE).unwrap();
+        peer(&client, 0, &server).call(TIMEOUT).unwrap();
         let begun = Instant::now();
         drop(client);
         drop(server);
@@ -354,16 +352,16 @@ mod tests {
     fn failures_say_why() {
         let env = MapEnv::new("/nonexistent");
         let client = start(1, &env);
-        let nowhere = client.way("/job:starctl/replica:0/task:0", "nonsense").map(drop).unwrap_err();
+        let nowhere = client.peer("/job:starctl/replica:0/task:0", "nonsense").map(drop).unwrap_err();
         assert!(nowhere.to_string().contains("\"nonsense\""), "{nowhere}");
         let server = start(0, &env);
         // Whoever answers at the address is the peer, whatever the client calls it.
-        way(&client, 2, &server).call(PATIENCE).unwrap();
-        let way = way(&client, 0, &server);
-        way.call(PATIENCE).unwrap();
+        peer(&client, 2, &server).call(TIMEOUT).unwrap();
+        let peer = peer(&client, 0, &server);
+        peer.call(TIMEOUT).unwrap();
         let too_large = Keys { size: 8, ..Keys::new(1, MAX_SIZE + 1) };
-        assert!(way.tensors(1, &too_large, PATIENCE).is_err());
+        assert!(peer.tensors(1, &too_large, TIMEOUT).is_err());
         let not_what_was_asked_for = Keys { size: 8, ..Keys::new(1, 9) };
-        assert!(way.tensors(1, &not_what_was_asked_for, PATIENCE).is_err());
+        assert!(peer.tensors(1, &not_what_was_asked_for, TIMEOUT).is_err());
     }
 }
