@@ -1,0 +1,229 @@
+"""Servers whose process may have no more threads, descriptors or disk: at the start, while they run, and when they stop."""
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import sys
+
+import client
+import cluster as harness
+import pytest
+import scarcity
+import steps
+import wire
+from cluster import RemoteError, TaskDied, state, tf
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user or to mount")
+# What TensorFlow and gRPC log before they abort.
+OF_TENSORFLOW = ("env.cc", "thd.cc", "Check failed: ret == 0")
+
+
+@pytest.fixture
+def cluster(runner):
+    """A parameter server, and a worker; neither is started."""
+    with harness.Cluster(runner, "star_server", {"ps": 1, "worker": 1}, start=False) as made:
+        yield made
+
+
+def target_of(cluster):
+    proof = cluster.runner._proof
+    address = cluster.spec["ps"][0]
+    certificates = proof if "STARWIRE_TLS_CERT" in proof else {}
+    return client.Target(address, address, "/job:ps/replica:0/task:0", cluster.protocol, proof.get("STARWIRE_SECRET", ""), "", "127.0.0.1", certificates)
+
+
+def healthy(target):
+    with contextlib.suppress(OSError):
+        return wire.http_get(target.address, "/healthz", tls=target.tls(protocols=()))[0] == 200
+
+
+def import_starwire():
+    """Takes descriptors."""
+    sys.path.insert(0, str(harness.ROOT / "python"))
+    import starwire  # noqa: F401
+
+
+def stop_server():
+    import starwire
+
+    starwire.stop(state.pop("server"))
+
+
+def start_within(kind, used, more, arguments):
+    """Makes a server in a process that may have `more` than it has. Returns what the server took."""
+    harness.load(arguments[3])
+    before = used()
+    scarcity.limit(kind, before + more)
+    try:
+        harness.start_server(*arguments)
+    finally:
+        scarcity.limit(kind)
+    return used() - before
+
+
+def attempt(cluster, kind, used, more, uid=None):
+    """Returns what the server took, or the error; and its task."""
+    task = cluster.process("ps", 0)
+    if uid:
+        task.call(scarcity.become, uid + more)
+    arguments = cluster.spec, "ps", 0, cluster.protocol
+    try:
+        return task.call(start_within, kind, used, more, arguments), task
+    except RemoteError as error:
+        return error, task
+    except TaskDied as error:
+        task.expected_exit = -signal.SIGABRT
+        task.allow_scary = OF_TENSORFLOW
+        return error, task
+
+
+def new_uid():
+    return 100_000 + random.randrange(1 << 30)
+
+
+@needs_root
+def test_start_without_threads(cluster):
+    """TensorFlow aborts where it gets none. starwire says so, and the server can be made later."""
+    most, task = attempt(cluster, resource.RLIMIT_NPROC, scarcity.threads, 1000, new_uid())
+    task.kill()
+    uid = new_uid()
+    for more in range(most - 3, most - 13, -1):
+        outcome, task = attempt(cluster, resource.RLIMIT_NPROC, scarcity.threads, more, uid)
+        if isinstance(outcome, RemoteError):
+            break
+        assert not isinstance(outcome, TaskDied) or any(words in task.full_log() for words in OF_TENSORFLOW), task.log()
+        task.kill()
+    assert outcome.type == "UnavailableError" and "cannot start reactor thread" in outcome.message, outcome
+    assert task.call(harness.start_server, cluster.spec, "ps", 0, cluster.protocol)
+
+
+def test_start_without_descriptors(cluster):
+    most, task = attempt(cluster, resource.RLIMIT_NOFILE, scarcity.highest_descriptor, 100)
+    task.kill()
+    for more in (1, most - 4, most - 2):
+        outcome, task = attempt(cluster, resource.RLIMIT_NOFILE, scarcity.highest_descriptor, more)
+        assert isinstance(outcome, RemoteError) and "Too many open files" in outcome.message, (more, most, outcome)
+        assert task.call(harness.start_server, cluster.spec, "ps", 0, cluster.protocol)
+        task.kill()
+
+
+def start_on_full_disks(folders, spec, job, index, protocol):
+    harness.load(protocol)
+    scarcity.fill_disks(folders)
+    state["server"] = tf.distribute.Server(tf.train.ClusterSpec(spec), job_name=job, task_index=index, protocol=protocol)
+
+
+@needs_root
+@pytest.mark.parametrize("full", [("/dev/shm", "/var/tmp"), ("/tmp", "/dev/shm", "/var/tmp")], ids=["but one", "all"])
+def test_start_without_disk(cluster, full, tmp_path):
+    """The private socket of TensorFlow's gRPC needs a directory."""
+    task = cluster.process("ps", 0, TMPDIR=tmp_path)
+    start = lambda: task.call(start_on_full_disks, [str(tmp_path), *full], cluster.spec, "ps", 0, cluster.protocol)  # noqa: E731
+    if "/tmp" not in full:
+        return start()
+    with pytest.raises(RemoteError, match="found no directory for the private socket") as caught:
+        start()
+    assert all(f"{folder}: No space left on device" in caught.value.message for folder in full), caught.value
+
+
+# While a server runs.
+
+
+def lose_the_log():
+    """What is written there meets a full disk."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 1)
+    os.dup2(full, 2)
+
+
+def test_log_on_a_full_disk(cluster):
+    ps = cluster.start("ps", 0)
+    cluster.start("worker", 0)
+    ps.call(lose_the_log)
+    target, size = target_of(cluster), ps.log_size()
+    assert harness.worker_call(cluster, steps.run_steps, 3) == 3
+    for _ in range(3):
+        with wire.Peer(target.address) as stranger:
+            stranger.send(b"garbage" * 10)
+            assert stranger.wait_closed()
+    assert ps.log_size() == size and healthy(target)
+    assert harness.worker_call(cluster, steps.run_steps, 3, name="again") == 3
+
+
+@needs_root
+def test_no_more_threads(cluster):
+    """Members are served; who needs a thread is refused, in one line, and gets it later."""
+    uid = new_uid()
+    for job in ("ps", "worker"):
+        cluster.process(job, 0).call(scarcity.become, uid)
+        cluster[job, 0].call(harness.start_server, cluster.spec, job, 0, cluster.protocol)
+    ps, target = cluster["ps", 0], target_of(cluster)
+    assert harness.worker_call(cluster, steps.run_steps, 3) == 3  # TensorFlow starts threads with the first graph
+    size = ps.log_size()
+    ps.call(scarcity.limit, resource.RLIMIT_NPROC, 1)
+    for _ in range(2):
+        assert not healthy(target)
+    with client.Member(target) as member:
+        plan = member.known_plan()
+        assert member.star(plan, [client.floats(16)]).code == 0
+    assert harness.worker_call(cluster, steps.run_steps, 3, name="again") == 3
+    lines = [line for line in ps.full_log()[size:].splitlines() if "starwire" in line]
+    assert len(lines) == 1 and "cannot start the thread of the control service" in lines[0], lines
+    ps.call(scarcity.limit, resource.RLIMIT_NPROC)
+    assert healthy(target)
+
+
+def test_no_more_descriptors(cluster):
+    """Steps go on; newcomers are served as soon as there are some."""
+    ps, worker = cluster.start("ps", 0), cluster.start("worker", 0)
+    target = target_of(cluster)
+    assert harness.worker_call(cluster, steps.run_steps, 3) == 3
+    size = ps.log_size()
+    ps.call(scarcity.limit, resource.RLIMIT_NOFILE, 3)
+    with target.connect(30) as newcomer:
+        ps.wait_for_log("cannot accept a connection", start=size)
+        assert harness.worker_call(cluster, steps.run_steps, 3, name="again") == 3
+        ps.call(scarcity.limit, resource.RLIMIT_NOFILE)
+        if not target.certificates:
+            newcomer.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert newcomer.recv(64).startswith(b"HTTP/1.1 200")
+    with client.Member(target) as member:
+        assert member.devices()
+    # The other side: a worker that cannot connect says why, and does later.
+    ps.call(import_starwire)
+    ps.call(stop_server)
+    worker.call(scarcity.limit, resource.RLIMIT_NOFILE, 3)
+    ps.call(harness.start_server, cluster.spec, "ps", 0, cluster.protocol)
+    worker.begin(steps.run_steps, cluster.target("worker", 0), 3, name="later")
+    worker.wait_for_log("Too many open files")
+    lift(worker, resource.RLIMIT_NOFILE)
+    assert worker.result() == 3
+
+
+def lift(task, kind):
+    """For a task that is busy."""
+    hard = resource.prlimit(task.pid, kind)[1]
+    resource.prlimit(task.pid, kind, (hard, hard))
+
+
+@pytest.mark.parametrize("kind, least", [(resource.RLIMIT_NOFILE, 3), pytest.param(resource.RLIMIT_NPROC, 1, marks=needs_root)], ids=["descriptors", "threads"])
+def test_stop_without(cluster, kind, least):
+    """A server that cannot stop as it should still leaves its port to the next one."""
+    ps, target = cluster.process("ps", 0), target_of(cluster)
+    if os.getuid() == 0:
+        ps.call(scarcity.become, new_uid())
+    start = lambda: ps.call(harness.start_server, cluster.spec, "ps", 0, cluster.protocol)  # noqa: E731
+    start()
+    ps.call(import_starwire)
+    ps.call(scarcity.limit, kind, least)
+    try:
+        ps.call(stop_server)
+    except RemoteError as error:
+        assert "cannot start a thread to shut down" in error.message, error
+    ps.call(scarcity.limit, kind)
+    with pytest.raises(ConnectionRefusedError):
+        target.connect().close()
+    start()
+    assert healthy(target)
