@@ -21,9 +21,13 @@ def threads():
     return len(os.listdir("/proc/self/task"))
 
 
-def highest_descriptor():
-    """RLIMIT_NOFILE limits numbers, not the number of those that are open."""
-    return max(map(int, os.listdir("/proc/self/fd")))
+def descriptors():
+    """RLIMIT_NOFILE limits their numbers, so this fills the gaps and returns the first number that is free."""
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    while (free := os.open(os.devnull, os.O_RDONLY)) < highest:
+        pass
+    os.close(free)
+    return free
 
 
 def limit(kind, soft=None):

@@ -1,14 +1,20 @@
 """Servers whose process may have no more threads, descriptors or disk: at the start, while they run, and when they stop."""
 
 import contextlib
+import hashlib
 import os
 import random
+import re
 import resource
+import select
 import signal
+import struct
 import sys
+from pathlib import Path
 
 import client
 import cluster as harness
+import protobuf
 import pytest
 import scarcity
 import steps
@@ -100,10 +106,10 @@ def test_start_without_threads(cluster):
 
 
 def test_start_without_descriptors(cluster):
-    most, task = attempt(cluster, resource.RLIMIT_NOFILE, scarcity.highest_descriptor, 100)
+    most, task = attempt(cluster, resource.RLIMIT_NOFILE, scarcity.descriptors, 100)
     task.kill()
     for more in (1, most - 4, most - 2):
-        outcome, task = attempt(cluster, resource.RLIMIT_NOFILE, scarcity.highest_descriptor, more)
+        outcome, task = attempt(cluster, resource.RLIMIT_NOFILE, scarcity.descriptors, more)
         assert isinstance(outcome, RemoteError) and "Too many open files" in outcome.message, (more, most, outcome)
         assert task.call(harness.start_server, cluster.spec, "ps", 0, cluster.protocol)
         task.kill()
@@ -206,6 +212,47 @@ def lift(task, kind):
     """For a task that is busy."""
     hard = resource.prlimit(task.pid, kind)[1]
     resource.prlimit(task.pid, kind, (hard, hard))
+
+
+MIB = 1 << 20
+RESOURCE_EXHAUSTED = 8
+
+
+def send_large(target, method, meta):
+    """A call with a gigabyte, of which as much is sent as the server takes. Returns the code of its answer."""
+    with client.Member(target, timeout=30) as member:
+        ident, piece = member.new_id(), bytes(4 * MIB)
+        if method == client.STAR_CALL:
+            described = client.entry(protobuf.FLOAT, client.PLAIN_ENCODING, (256 * MIB,), b"", length=1 << 30)[0]
+            meta = client.star_head(member.known_plan()) + struct.pack("<II", 1, 0) + described
+            ident = member.new_id()
+        control = wire.frame(wire.CALL, code=method, ident=ident, fixed=struct.pack("<IIQ", 0, 1, 1 << 30 | client.BULK), meta=meta)
+        for _ in range(256):
+            member.send_block(control + wire.frame(wire.DATA, ident=ident, fixed=struct.pack("<Q", len(piece))), piece)
+            control = b""
+            if select.select([member.socket], [], [], 0)[0]:
+                break
+        return member.answer(ident).code
+
+
+def test_no_more_memory(cluster):
+    """A tensor that has no room is the error of whoever sends or asks for it."""
+    ps = cluster.start("ps", 0)
+    cluster.start("worker", 0)
+    target = target_of(cluster)
+    assert harness.worker_call(cluster, steps.run_steps, 3) == 3
+    used = int(re.search(r"VmSize:\s+(\d+)", Path(f"/proc/{ps.pid}/status").read_text())[1]) << 10
+    resource.prlimit(ps.pid, resource.RLIMIT_AS, (used + 320 * MIB, resource.RLIM_INFINITY))
+    for method in (client.STAR_CALL, client.LOGGING):
+        assert send_large(target, method, bytes(32) if target.secret else b"") == RESOURCE_EXHAUSTED, method
+    with client.Member(target) as member:
+        plan = protobuf.fill_plan(next(iter(member.devices())), 1 << 30)
+        assert member.register(plan).code == 0
+        answer = member.star(hashlib.sha256(plan).digest(), [client.entry(protobuf.FLOAT, client.PLAIN_ENCODING, (), bytes(4))])
+        assert answer.code == RESOURCE_EXHAUSTED and "OOM" in answer.text, answer
+    assert harness.worker_call(cluster, steps.run_steps, 3, name="again") == 3
+    lift(ps, resource.RLIMIT_AS)
+    assert healthy(target), ps.log()
 
 
 @pytest.mark.parametrize("kind, least", [(resource.RLIMIT_NOFILE, 3), pytest.param(resource.RLIMIT_NPROC, 1, marks=needs_root)], ids=["descriptors", "threads"])
