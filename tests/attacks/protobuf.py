@@ -2,7 +2,7 @@
 
 import struct
 
-FLOAT, INT32, STRING, VARIANT = 1, 3, 7, 21  # of tensorflow.DataType
+FLOAT, STRING, VARIANT = 1, 7, 21  # of tensorflow.DataType
 
 
 def varint(value):
@@ -112,17 +112,6 @@ def identity_plan(device, name="x", dtype=FLOAT, feed=0, fetch=0):
         node(f"{name}_in", "_Arg", device, T=of_type(dtype), index=of_int(feed)),
         node(name, "Identity", device, [f"{name}_in"], T=of_type(dtype)),
         node(f"{name}_out", "_Retval", device, [name], T=of_type(dtype), index=of_int(fetch)),
-    )
-
-
-def fill_plan(device, size, name="filled"):
-    """A plan that returns `size` bytes of the number that it is fed."""
-    dims = message(8, tensor(INT32, (1,), message(7, varint(size // 4))))
-    return graph(
-        node(f"{name}_dims", "Const", device, dtype=of_type(INT32), value=dims),
-        node(f"{name}_in", "_Arg", device, T=of_type(FLOAT), index=of_int(0)),
-        node(name, "Fill", device, [f"{name}_dims", f"{name}_in"], T=of_type(FLOAT), index_type=of_type(INT32)),
-        node(f"{name}_out", "_Retval", device, [name], T=of_type(FLOAT), index=of_int(0)),
     )
 
 

@@ -1,7 +1,6 @@
 """Servers whose process may have no more threads, descriptors or disk: at the start, while they run, and when they stop."""
 
 import contextlib
-import hashlib
 import os
 import random
 import re
@@ -21,7 +20,9 @@ import steps
 import wire
 from cluster import RemoteError, TaskDied, state, tf
 
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user or to mount")
+needs_root = pytest.mark.skipif(
+    os.getuid() != 0 or os.environ.get("STARWIRE_TEST_PROOF") == "tls", reason="needs root, to become another user, who cannot read root's certificates, or to mount"
+)
 # What TensorFlow and gRPC log before they abort.
 OF_TENSORFLOW = ("env.cc", "thd.cc", "Check failed: ret == 0")
 
@@ -169,14 +170,15 @@ def test_no_more_threads(cluster):
     assert harness.worker_call(cluster, steps.run_steps, 3) == 3  # TensorFlow starts threads with the first graph
     size = ps.log_size()
     ps.call(scarcity.limit, resource.RLIMIT_NPROC, 1)
-    for _ in range(2):
-        assert not healthy(target)
+    # With proof, gRPC between tasks has started the thread of the control service already.
+    refused = sum(not healthy(target) for _ in range(2))
+    assert refused == 2 or cluster.runner._proof
     with client.Member(target) as member:
         plan = member.known_plan()
         assert member.star(plan, [client.floats(16)]).code == 0
     assert harness.worker_call(cluster, steps.run_steps, 3, name="again") == 3
     lines = [line for line in ps.full_log()[size:].splitlines() if "starwire" in line]
-    assert len(lines) == 1 and "cannot start the thread of the control service" in lines[0], lines
+    assert len(lines) == (refused > 0) and all("cannot start the thread of the control service" in line for line in lines), lines
     ps.call(scarcity.limit, resource.RLIMIT_NPROC)
     assert healthy(target)
 
@@ -236,20 +238,15 @@ def send_large(target, method, meta):
 
 
 def test_no_more_memory(cluster):
-    """A tensor that has no room is the error of whoever sends or asks for it."""
+    """A tensor that has no room is the error of its sender."""
     ps = cluster.start("ps", 0)
     cluster.start("worker", 0)
     target = target_of(cluster)
     assert harness.worker_call(cluster, steps.run_steps, 3) == 3
     used = int(re.search(r"VmSize:\s+(\d+)", Path(f"/proc/{ps.pid}/status").read_text())[1]) << 10
-    resource.prlimit(ps.pid, resource.RLIMIT_AS, (used + 320 * MIB, resource.RLIM_INFINITY))
+    resource.prlimit(ps.pid, resource.RLIMIT_AS, (used + 192 * MIB, resource.RLIM_INFINITY))
     for method in (client.STAR_CALL, client.LOGGING):
         assert send_large(target, method, bytes(32) if target.secret else b"") == RESOURCE_EXHAUSTED, method
-    with client.Member(target) as member:
-        plan = protobuf.fill_plan(next(iter(member.devices())), 1 << 30)
-        assert member.register(plan).code == 0
-        answer = member.star(hashlib.sha256(plan).digest(), [client.entry(protobuf.FLOAT, client.PLAIN_ENCODING, (), bytes(4))])
-        assert answer.code == RESOURCE_EXHAUSTED and "OOM" in answer.text, answer
     assert harness.worker_call(cluster, steps.run_steps, 3, name="again") == 3
     lift(ps, resource.RLIMIT_AS)
     assert healthy(target), ps.log()
@@ -259,7 +256,7 @@ def test_no_more_memory(cluster):
 def test_stop_without(cluster, kind, least):
     """A server that cannot stop as it should still leaves its port to the next one."""
     ps, target = cluster.process("ps", 0), target_of(cluster)
-    if os.getuid() == 0:
+    if kind == resource.RLIMIT_NPROC:
         ps.call(scarcity.become, new_uid())
     start = lambda: ps.call(harness.start_server, cluster.spec, "ps", 0, cluster.protocol)  # noqa: E731
     start()
