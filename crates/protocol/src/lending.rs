@@ -72,6 +72,11 @@ impl<P: Payload> Lender<P> {
         true
     }
 
+    /// The peer can read this side's memory.
+    pub fn is_allowed(&self) -> bool {
+        self.allowed
+    }
+
     pub fn is_empty(&self) -> bool {
         self.lent.is_empty()
     }

@@ -78,6 +78,10 @@ pub const LEND_MIN: u64 = 128 << 10;
 /// Beyond this many encoded but unsent bytes, payloads stay in place instead of being copied, and a server stops
 /// reading requests.
 pub const OUTGOING_HIGH_WATER: usize = 8 << 20;
+/// Beyond this many bytes of replies' payloads that wait to be sent, a server stops reading requests, too …
+pub const REPLIES_HIGH_WATER: u64 = 256 << 20;
+/// … but beyond this many where it lends them: the peer returns loans on the same connection.
+pub const LENDER_HIGH_WATER: u64 = 1 << 30;
 
 /// The table of limits in `docs/protocol.md`.
 pub fn markdown_table() -> String {

@@ -13,8 +13,8 @@ use super::frame::{DATA_FRAME, FRAME_HEADER, PartLayout, put};
 use super::idmap::{IdHash, IdMap};
 use super::lending::Lender;
 use super::limits::{
-    BULK_SOFT, CONTROL_SOFT, EXPRESS_MAX, EXPRESS_SHARE, HEADER, MAX_FRAMES, MAX_INLINE, MAX_SEGMENTS,
-    OUTGOING_HIGH_WATER,
+    BULK_SOFT, CONTROL_SOFT, EXPRESS_MAX, EXPRESS_SHARE, HEADER, LENDER_HIGH_WATER, MAX_FRAMES, MAX_INLINE,
+    MAX_SEGMENTS, OUTGOING_HIGH_WATER, REPLIES_HIGH_WATER,
 };
 use super::owner::Payload;
 use super::secret::BlockKey;
@@ -99,6 +99,8 @@ pub struct Outgoing<P> {
     /// Bytes in `closed` and `open`.
     queued: usize,
     transfers: IdMap<Transfer<P>>,
+    /// Their bytes that are not in a block yet.
+    waiting: u64,
     express: VecDeque<(u64, u64)>,
     bulk: VecDeque<(u64, u64)>,
     serial: u64,
@@ -150,6 +152,7 @@ impl<P: Payload> Outgoing<P> {
             open: Chunk::default(),
             queued: 0,
             transfers: IdMap::with_hasher(hash),
+            waiting: 0,
             express: VecDeque::new(),
             bulk: VecDeque::new(),
             serial: 0,
@@ -178,6 +181,11 @@ impl<P: Payload> Outgoing<P> {
     /// So much is encoded and unsent that nothing more should be copied.
     pub fn is_high(&self) -> bool {
         self.queued >= OUTGOING_HIGH_WATER
+    }
+
+    /// So many bytes of payloads wait that no more should be asked for.
+    pub fn is_full(&self) -> bool {
+        self.waiting >= if self.lender.is_allowed() { LENDER_HIGH_WATER } else { REPLIES_HIGH_WATER }
     }
 
     /// Appends a small frame. `answers`: the request that it answers, if it is a REPLY.
@@ -238,6 +246,7 @@ impl<P: Payload> Outgoing<P> {
             layout: PartLayout::default(),
             left: measure.bulk,
         };
+        self.waiting += measure.bulk;
         self.transfers.insert(id, transfer);
         let lane = if measure.bulk <= EXPRESS_MAX { &mut self.express } else { &mut self.bulk };
         lane.push_back((id, self.serial));
@@ -261,6 +270,7 @@ impl<P: Payload> Outgoing<P> {
             return None;
         }
         let transfer = self.transfers.remove(&id)?;
+        self.waiting -= transfer.left;
         Some(match transfer.head {
             None => (Dropped::Begun, Answers::default()),
             Some(Head::Call { .. }) => (Dropped::Unsent, Answers::default()),
@@ -290,6 +300,7 @@ impl<P: Payload> Outgoing<P> {
         self.open = Chunk::default();
         self.queued = 0;
         self.transfers.clear();
+        self.waiting = 0;
         self.express.clear();
         self.bulk.clear();
         self.ping = None;
@@ -394,7 +405,9 @@ impl<P: Payload> Outgoing<P> {
             } else if block.chunk.bytes.len() + DATA_FRAME > MAX_FRAMES {
                 return;
             }
+            let before = transfer.left;
             block.continue_transfer(id, transfer, room);
+            self.waiting -= before - transfer.left;
             if transfer.left == 0 {
                 self.transfers.remove(&id);
                 let queue = if lane == Lane::Express { &mut self.express } else { &mut self.bulk };

@@ -304,7 +304,7 @@ impl<O: Owner> Connection<O> {
     /// A server with too many unsent answers takes no further requests. A client always reads, so this cannot
     /// deadlock.
     fn is_paused(&self) -> bool {
-        matches!(self.side, Side::Server(_)) && self.out.is_high()
+        matches!(self.side, Side::Server(_)) && (self.out.is_high() || self.out.is_full())
     }
 
     fn role(&self) -> Role {

@@ -458,6 +458,25 @@ fn p15_a_server_whose_answers_pile_up_stops_reading_and_goes_on_later() {
 }
 
 #[test]
+fn p15_a_server_with_many_bytes_of_answers_stops_reading_and_goes_on_later() {
+    for (answers, reads) in [(6, true), (7, false)] {
+        let mut pair = Pair::ready();
+        let ids: Vec<u64> = (0..answers).map(|_| pair.recv(KEY)).collect();
+        pair.run();
+        for id in &ids {
+            pair.reply(*id, 0, b"", Some(vec![vec![5; 40 << 20]]));
+        }
+        assert_eq!(pair.server.begin_receive(), reads, "{answers} answers of 40 MB");
+        let more = pair.recv(KEY);
+        pair.run();
+        assert_healthy(&pair);
+        assert_eq!(pair.client.owner.ended.len(), answers);
+        assert!(pair.server.owner.requests.iter().any(|request| request.id() == more));
+        assert_eq!(pair.server.payloads.get(), 0);
+    }
+}
+
+#[test]
 fn p16_goodbye_refuses_new_requests_and_lets_old_ones_end() {
     let _reached = starwire_marks::expect("a request meets a server that drains");
     let mut pair = Pair::ready();
