@@ -290,8 +290,9 @@ class Arena:
                 next_probe = now + 0.3
             time.sleep(0.04)
 
-    def under(self, attack, seconds=1.5, share=0.25, visit=True, meanwhile=None, judged=True, log_lines=MOST_LOG_LINES):
-        """Runs `attack(target, pace)` in another process (see the module) and `meanwhile()` during it. `judged=False` only watches, for comparison."""
+    def under(self, attack, seconds=1.5, share=0.25, visit=True, meanwhile=None, judged=True, log_lines=MOST_LOG_LINES, kept=0):
+        """Runs `attack(target, pace)` in another process (see the module) and `meanwhile()` during it. `judged=False` only watches, for comparison.
+        `kept`: bytes that TensorFlow may keep afterwards: its allocator returns no memory of large tensors."""
         outcome = Outcome()
         self.outcomes.append(outcome)
         base_memory, base_threads, base_descriptors = self.server.memory(), self.server.threads(), self.server.descriptors()
@@ -304,7 +305,7 @@ class Arena:
         if not judged:
             return outcome
         log_lines *= ROUNDS
-        self.settle(outcome, base_memory, base_threads, base_descriptors)
+        self.settle(outcome, base_memory + kept, base_threads, base_descriptors)
         new = (self.ps.full_log()[log:] + self.trainer.full_log()[worker_log:]).splitlines()
         new = [line for line in new if not any(words in line for words in OF_KERNELS)]
         outcome.log_lines = len(new)

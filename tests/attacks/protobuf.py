@@ -2,7 +2,7 @@
 
 import struct
 
-FLOAT, STRING, VARIANT = 1, 7, 21  # of tensorflow.DataType
+FLOAT, INT32, STRING, VARIANT = 1, 3, 7, 21  # of tensorflow.DataType
 
 
 def varint(value):
@@ -112,6 +112,16 @@ def identity_plan(device, name="x", dtype=FLOAT, feed=0, fetch=0):
         node(f"{name}_in", "_Arg", device, T=of_type(dtype), index=of_int(feed)),
         node(name, "Identity", device, [f"{name}_in"], T=of_type(dtype)),
         node(f"{name}_out", "_Retval", device, [name], T=of_type(dtype), index=of_int(fetch)),
+    )
+
+
+def fill_plan(device, name):
+    """A plan whose reply may be larger than its request: as many copies of its second feed as its first feed says."""
+    return graph(
+        node(f"{name}_count", "_Arg", device, T=of_type(INT32), index=of_int(0)),
+        node(f"{name}_in", "_Arg", device, T=of_type(FLOAT), index=of_int(1)),
+        node(name, "Fill", device, [f"{name}_count", f"{name}_in"], T=of_type(FLOAT), index_type=of_type(INT32)),
+        node(f"{name}_out", "_Retval", device, [name], T=of_type(FLOAT), index=of_int(0)),
     )
 
 

@@ -2,10 +2,13 @@
 
 import contextlib
 import hashlib
+import struct
 
 import client
 import protobuf
 import wire
+
+MOST = 640 << 20
 
 
 def attack(target, pace):
@@ -39,6 +42,30 @@ def test_unread_answers(trainer):
     outcome = trainer.under(attack, seconds=3.0)
     assert outcome.result > 100
     assert outcome.extra_memory < 128 << 20, outcome.line()
+
+
+def small_requests(target, pace):
+    """Requests of a hundred bytes with replies of 40 MiB, 2.4 GiB in all."""
+    asked = 0
+    with client.Member(target) as member:
+        plan = protobuf.fill_plan(next(iter(member.devices())), "large")
+        assert member.register(plan).code == 0
+        count = client.entry(protobuf.INT32, client.PLAIN_ENCODING, (1,), struct.pack("<i", 10 << 20))
+        feeds = [count, client.entry(protobuf.FLOAT, client.PLAIN_ENCODING, (), struct.pack("<f", 1.0))]
+        head = client.star_head(hashlib.sha256(plan).digest()) + client.table(feeds)
+        for _ in pace(50, least=60):
+            if asked == 60:
+                break
+            member.start(client.STAR_CALL, head, client.parts_of(feeds))
+            asked += 1
+    return asked
+
+
+def test_unread_answers_to_small_requests(trainer):
+    """256 MiB may wait, and what runs when the server notices."""
+    outcome = trainer.under(small_requests, seconds=2.0, kept=MOST)
+    assert outcome.result == 60
+    assert outcome.extra_memory < MOST, outcome.line()
 
 
 def pings(target, pace):
