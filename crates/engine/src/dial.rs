@@ -99,7 +99,9 @@ impl<H: Host> Shard<H> {
                 Do::Resolve(attempt) => self.resolve(channel, attempt, now),
                 Do::Connect { address, with_pairs } => {
                     let result = self.connect(channel, &address, with_pairs, now);
-                    self.channels.get_mut(&channel).map(|channel| channel.connecting(result, now));
+                    if let Some(channel) = self.channels.get_mut(&channel) {
+                        channel.connecting(result, now);
+                    }
                 }
                 Do::Close(conn, why) => self.lose(conn, code::UNAVAILABLE, why.to_owned()),
                 Do::Connected { conn, after, is_new } => {

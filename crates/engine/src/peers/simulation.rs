@@ -345,7 +345,7 @@ impl World {
             if !is_kept {
                 continue;
             }
-            assert!(request.deadline.is_none_or(|at| wakes(at)), "{id} outlives its deadline");
+            assert!(request.deadline.is_none_or(wakes), "{id} outlives its deadline");
             let task = &self.task;
             assert!(task.ready.is_none(), "{id} waits beside a connection");
             let is_moving = match (task.lookup, task.candidate, task.failed_at) {
