@@ -9,8 +9,8 @@
 
 #include "cc/base/status_codec.h"
 #include "cc/fuse/ops.h"
-#include "cc/star/value_codec.h"
 #include "cc/star/call_codec.h"
+#include "cc/star/value_codec.h"
 #include "cc/tensor/codec.h"
 #include "cc/tensor/fused.h"
 #include "cc/tensor/objects.h"

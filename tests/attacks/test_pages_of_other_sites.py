@@ -48,6 +48,13 @@ def test_names_of_other_sites(target):
             assert status in (400, 421) and "/job:" not in body and "starwire_" not in body, (host, status, body)
 
 
+def test_answers_are_not_for_other_sites(target):
+    for path in ("/", "/metrics", "/healthz", "/nowhere"):
+        _, headers, _ = ask(target, path=path)
+        assert headers.get("x-content-type-options") == "nosniff", path
+        assert headers.get("cross-origin-resource-policy") == "same-origin", path
+
+
 def test_requests_of_other_sites(target):
     """No site may read the answers or send cookies, nothing can be changed, and no connection becomes another one."""
     preflight = {"Access_Control_Request_Method": "GET", "Access_Control_Request_Headers": "x", "Access_Control_Request_Private_Network": "true"}

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::sync::watch;
@@ -40,7 +41,16 @@ pub fn router(state: Arc<dyn ControlState>, serving: watch::Receiver<bool>) -> R
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
         .fallback(unknown)
+        .layer(map_response(for_no_other_site))
         .with_state(Shared { state, serving })
+}
+
+/// Browsers must not hand an answer to a page of another site, nor take it for a script.
+async fn for_no_other_site(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert("cross-origin-resource-policy", HeaderValue::from_static("same-origin"));
+    response
 }
 
 fn grpc_path<S: NamedService>(_: &S) -> String {
@@ -57,7 +67,6 @@ async fn page() -> Response {
     let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
         (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
     ];
     (headers, PAGE).into_response()
