@@ -271,7 +271,7 @@ impl End {
     fn feed(&mut self, mut bytes: &[u8], cut: usize) {
         let mut targets = Vec::new();
         while !bytes.is_empty() && self.error.is_none() {
-            self.connection.recv_plan(&mut targets);
+            self.connection.receive_targets(&mut targets);
             if targets.is_empty() {
                 self.talk();
                 continue;

@@ -127,7 +127,7 @@ class Outcome:
         )
 
 
-def stranger_process(function, target, share, pipe, stop):
+def other_process(function, target, share, pipe, stop):
     """Main function of the attacker's process."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     wire.source = target.source
@@ -151,7 +151,7 @@ class Attacker:
     def __init__(self, function, target, share):
         self.stop = fork.Event()
         self.pipe, other = fork.Pipe()
-        self.process = fork.Process(target=stranger_process, args=(function, target, share, other, self.stop), daemon=True)
+        self.process = fork.Process(target=other_process, args=(function, target, share, other, self.stop), daemon=True)
         self.process.start()
         other.close()
         assert self.pipe.poll(60) and self.pipe.recv() == "ready"

@@ -1,7 +1,7 @@
 """A client of the data port, written from docs/protocol.md without the library's code, that can send arbitrary bytes.
 
 Pure Python, sockets only. tests/python/wire.py provides frames and blocks; this adds a member's part: the keys of a secret, calls and replies,
-tensors, star calls and loans; and the HTTP/2 that strangers speak to the same port.
+tensors, star calls and loans; and the HTTP/2 that unauthenticated peers speak to the same port.
 """
 
 import functools
@@ -32,7 +32,7 @@ UNKNOWN_PLAN = 1
 
 
 class Target(NamedTuple):
-    """The target of an attack. Only attacks by members use what a stranger cannot know (secret, socket name)."""
+    """The target of an attack. Only attacks by members use what an unauthenticated peer cannot know (secret, socket name)."""
 
     address: str  # of the data port
     grpc: str
@@ -85,7 +85,7 @@ def key(secret, sender, client, server):
     return hmac.digest(stretched(secret), b"starwire 2 " + sender + b"\0" + client + server, "sha256")
 
 
-class Stranger(wire.Peer):
+class RawConnection(wire.Peer):
     """A connection that need not complete the handshake."""
 
     def __init__(self, target, timeout=30, unix=False):
@@ -114,7 +114,7 @@ class Stranger(wire.Peer):
         return ours, theirs
 
 
-class Member(Stranger):
+class Member(RawConnection):
     """A connection that completes the handshake and makes calls."""
 
     def __init__(self, target, task="/job:worker/replica:0/task:9", timeout=30, unix=False, features=0):

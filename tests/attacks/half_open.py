@@ -9,26 +9,26 @@ MOST = 5000
 
 def ask(target):
     """Begins the exchange of challenges."""
-    stranger = client.Stranger(target, timeout=2)
-    stranger.send(wire.block(wire.frame(wire.CHALLENGE, meta=bytes(32))))
-    return stranger
+    connection = client.RawConnection(target, timeout=2)
+    connection.send(wire.block(wire.frame(wire.CHALLENGE, meta=bytes(32))))
+    return connection
 
 
 def half_open(hosts, begin=ask):
-    """`hosts`: number of addresses that the strangers connect from; `begin(target)`: connects one of them, which then falls silent."""
+    """`hosts`: number of addresses that the connections come from; `begin(target)`: connects one of them, which then falls silent."""
 
     def attack(target, pace):
-        strangers, refused = [], 0
+        connections, refused = [], 0
         prefix = target.source.rsplit(".", 1)[0]
         for round_ in pace(4000, least=MOST):
-            if len(strangers) + refused >= MOST:
+            if len(connections) + refused >= MOST:
                 pace.sleep(0.1)
                 continue
             try:
-                strangers.append(begin(target._replace(source=f"{prefix}.{1 + round_ % hosts}")))
+                connections.append(begin(target._replace(source=f"{prefix}.{1 + round_ % hosts}")))
             except OSError:
                 refused += 1
-        return len(strangers) + refused
+        return len(connections) + refused
 
     return attack
 

@@ -1,4 +1,4 @@
-"""Strangers that exchange challenges but never prove the secret, more than the server keeps: members must still get in."""
+"""Unauthenticated peers that exchange challenges but never prove the secret, more than the server keeps: members must still get in."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ from half_open import MOST, half_open, newcomer
 
 
 @pytest.mark.parametrize("hosts", [1, 200], ids=["one host", "many hosts"])
-def test_a_crowd_at_the_door(trainer, hosts):
+def test_many_unauthenticated_connections(trainer, hosts):
     outcome = trainer.under(half_open(hosts), seconds=6.0, share=0.5, meanwhile=lambda: newcomer(trainer, 2), log_lines=30 + hosts)
     assert outcome.result >= MOST
 
@@ -21,7 +21,7 @@ def test_forged_proofs(trainer):
         tried = 0
         old = bytes(wire.TAG)
         for round_ in pace(100, least=50):
-            with client.Stranger(target) as peer:
+            with client.RawConnection(target) as peer:
                 hello = peer.hello()
                 challenges = peer.challenge()
                 right, reflected, guess = (client.key(*what, *challenges) for what in ((target.secret, b"client"), (target.secret, b"server"), ("a guess of somebody", b"client")))

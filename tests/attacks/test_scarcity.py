@@ -152,9 +152,9 @@ def test_log_on_a_full_disk(cluster):
     target, size = target_of(cluster), ps.log_size()
     assert harness.worker_call(cluster, steps.run_steps, 3) == 3
     for _ in range(3):
-        with wire.Peer(target.address) as stranger:
-            stranger.send(b"garbage" * 10)
-            assert stranger.wait_closed()
+        with wire.Peer(target.address) as peer:
+            peer.send(b"garbage" * 10)
+            assert peer.wait_closed()
     assert ps.log_size() == size and healthy(target)
     assert harness.worker_call(cluster, steps.run_steps, 3, name="again") == 3
 

@@ -13,7 +13,7 @@ def damaged(target, pace):
     """A valid hello with a few bytes changed, cut, repeated or shuffled."""
     tried, dice = 0, random.Random(4711)
     for _ in pace(400, least=200):
-        with contextlib.suppress(OSError), client.Stranger(target, timeout=2) as peer:
+        with contextlib.suppress(OSError), client.RawConnection(target, timeout=2) as peer:
             good = bytearray(wire.block(peer.hello()))
             kind = dice.randrange(5)
             if kind == 0:
@@ -45,7 +45,7 @@ def test_damaged_hellos(trainer):
 
 def byte_by_byte(target, pace):
     """A hundred connections that each send an occasional byte, or nothing."""
-    peers = [client.Stranger(target) for _ in range(100)]
+    peers = [client.RawConnection(target) for _ in range(100)]
     whole = wire.block(peers[0].hello())
     sent = [0] * len(peers)
     for round_ in pace(1000, least=1000):

@@ -1,4 +1,4 @@
-"""Strangers at a port with TLS: handshakes that cost the server most, and connections that stay in the middle of one. Then a member with too many tunnels."""
+"""Unauthenticated peers at a port with TLS: handshakes that cost the server most, and connections that stay in the middle of one. Then a member with too many tunnels."""
 
 import contextlib
 import socket
@@ -67,13 +67,13 @@ def test_sessions_are_not_resumed(tls_trainer, protocols):
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0], ids=["part of a hello", "a hello"])
-def test_a_crowd_in_the_middle_of_handshakes(tls_trainer, share):
+def test_many_connections_in_the_middle_of_handshakes(tls_trainer, share):
     whole = hello()
 
     def begin(target):
-        stranger = connect(target, timeout=2)
-        stranger.sendall(whole[: int(len(whole) * share)])
-        return stranger
+        raw = connect(target, timeout=2)
+        raw.sendall(whole[: int(len(whole) * share)])
+        return raw
 
     outcome = tls_trainer.under(half_open(200, begin), seconds=6.0, share=0.5, meanwhile=lambda: newcomer(tls_trainer, 2), log_lines=230)
     assert outcome.result >= MOST

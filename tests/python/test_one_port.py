@@ -163,7 +163,7 @@ def test_an_endpoint_map_with_another_port_is_an_error(fresh_cluster, tmp_path):
     assert f"{path}:2" in error.message and cluster.spec["worker"][0].rsplit(":", 1)[1] in error.message, error.message
 
 
-# Strangers. -----------------------------------------------------------------------------------------------------------
+# Unauthenticated peers. ------------------------------------------------------------------------------------------------
 
 
 def test_with_a_secret_grpc_is_closed(fresh_cluster, tmp_path):

@@ -1,4 +1,4 @@
-"""The data port against strangers: garbage, truncated, oversized, replayed and slow bytes during training; secrets, cluster ids; and HTTP."""
+"""The data port against unauthenticated peers: garbage, truncated, oversized, replayed and slow bytes during training; secrets, cluster ids; and HTTP."""
 
 import contextlib
 import pathlib
@@ -86,27 +86,27 @@ def target(make_cluster):
 
 
 @pytest.fixture
-def stranger(monkeypatch):
+def source(monkeypatch):
     """Gives each test its own source host on the loopback, because an offending host is logged once a minute."""
     address = f"127.0.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
     monkeypatch.setattr(wire, "source", address)
     return address
 
 
-def lines_about(log, stranger):
-    return [line for line in log.splitlines() if "starwire" in line and stranger in line]
+def lines_about(log, source):
+    return [line for line in log.splitlines() if "starwire" in line and source in line]
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_bad_bytes_do_not_disturb_training(target, tmp_path, stranger, attack):
+def test_bad_bytes_do_not_disturb_training(target, tmp_path, source, attack):
     """The offender is dropped and logged once, however often it returns; other peers' steps continue with correct results."""
     ps = target["ps", 0]
     address = data_port(ps)
     with training(target, tmp_path):
         for _ in range(3):
             ATTACKS[attack](address)
-        ps.wait_for_log(stranger)
-    said = lines_about(ps.full_log(), stranger)
+        ps.wait_for_log(source)
+    said = lines_about(ps.full_log(), source)
     assert len(said) == 1, said
     # TensorFlow up to 2.18 writes the date before the severity.
     assert re.match(r"W\d{4}|[-\d]+ [:.\d]+: W ", said[0]), f"a warning, not {said[0]}"
@@ -294,7 +294,7 @@ def test_wrong_secret(fresh_cluster, ps, worker, words):
     assert SECRET not in cluster.logs() and SECRET not in str(error)
 
 
-def test_stranger_without_the_secret(fresh_cluster, tmp_path):
+def test_peer_without_the_secret(fresh_cluster, tmp_path):
     cluster = fresh_cluster(environment={"STARWIRE_SECRET": SECRET, **QUICK})
     address = data_port(cluster["ps", 0])
     with training(cluster, tmp_path):

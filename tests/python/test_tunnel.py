@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ours
 
 @pytest.fixture(params=["secret", "tls", "both"])
 def proof(request, tmp_path):
-    """The environment of all tasks: what a stranger lacks."""
+    """The environment of all tasks: what an unauthenticated peer lacks."""
     environment = {**ONE, "STARWIRE_REQUIRE_AUTH": "true"}
     if request.param != "tls":
         environment["STARWIRE_SECRET"] = SECRET
@@ -46,9 +46,9 @@ def test_parameter_server_strategy(chief, tmp_path):
     # A worker that comes back is used again.
     replace_worker(cluster, task, str(tmp_path / "stop"))
     # TensorFlow's clients outside the cluster have no way in.
-    stranger = cluster.runner.task("stock-client", {})
+    outside = cluster.runner.task("stock-client", {})
     with pytest.raises(RemoteError) as caught:
-        stranger.call(steps.run_steps, cluster.target("ps", 0), 1, timeout=30)
+        outside.call(steps.run_steps, cluster.target("ps", 0), 1, timeout=30)
     assert caught.value.type == "PermissionDeniedError", caught.value
 
 

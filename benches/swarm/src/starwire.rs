@@ -407,7 +407,7 @@ fn receive(conn: &Conn, stream: &TcpStream) -> Result<(), String> {
     let mut targets = Vec::new();
     for _ in 0..READS_PER_TURN {
         let mut proto = conn.proto.borrow_mut();
-        proto.recv_plan(&mut targets);
+        proto.receive_targets(&mut targets);
         let Some(n) = SINK_MEMORY.with_borrow_mut(|sink| read(&mut proto, &targets, stream, sink))? else {
             return Ok(());
         };

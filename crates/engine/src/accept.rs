@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::admission::{Evicted, Handshake, Listener, Next, Source};
 use crate::api::{Host, Level};
-use crate::conn::{CLOSE_TIMEOUT, Drain, Role};
+use crate::conn::{CLOSE_TIMEOUT, Drain, Side};
 use crate::shard::{Shard, TimerKey};
 use starwire_net::transport::{SocketAddress, descriptors, tcp, unix};
 use starwire_protocol::{Connection, Failure, code};
@@ -51,7 +51,7 @@ impl<H: Host> Shard<H> {
         }
         let proto = Connection::server(settings, now);
         let key = match self.driver.register(fd) {
-            Ok(token) => self.add_conn(token, Role::Server, proto, name),
+            Ok(token) => self.add_conn(token, Side::Server, proto, name),
             Err(error) => {
                 if self.shared.log_limiter.allows("register", now) {
                     let line = format!("starwire: cannot serve {name}: {error} (repeats are suppressed for a minute)");

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::api::Host;
 use crate::config::{Config, Ports};
-use crate::conn::{CLOSE_TIMEOUT, Drain, Path, Role};
+use crate::conn::{CLOSE_TIMEOUT, Drain, Path, Side};
 use crate::peers::Stage;
 use crate::shard::Shard;
 use crate::tls::NO_TLS;
@@ -62,7 +62,7 @@ impl<H: Host> Shard<H> {
     /// The protocol ended this connection.
     pub(crate) fn broken(&mut self, key: u64, error: ConnectionError, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        if let (ConnectionError::NotStarwire(sniff), Role::Server) = (&error, &conn.role) {
+        if let (ConnectionError::NotStarwire(sniff), Side::Server) = (&error, &conn.side) {
             match sniff {
                 // Over TLS, the client has said that it is a task.
                 Sniff::Http1 | Sniff::Http2 if conn.tls.is_none() => return self.hand_over_http(key),
@@ -70,7 +70,7 @@ impl<H: Host> Shard<H> {
                 _ => {}
             }
         }
-        let is_server = matches!(conn.role, Role::Server);
+        let is_server = matches!(conn.side, Side::Server);
         let name = conn.name.clone();
         match error {
             ConnectionError::PeerSilent { .. } => self.dispatch.metrics.keepalive_losses.add(1),
@@ -171,18 +171,18 @@ impl<H: Host> Shard<H> {
             self.dispatch.peer_gone(key);
             let metrics = &self.dispatch.metrics;
             metrics.losses.add(u64::from(conn.goodbye.is_none()));
-            match conn.role {
-                Role::Server => metrics.connections_in.add(-1),
-                Role::Client { .. } => metrics.connections_out.add(-1),
+            match conn.side {
+                Side::Server => metrics.connections_in.add(-1),
+                Side::Client { .. } => metrics.connections_out.add(-1),
             }
         }
-        match conn.role {
-            Role::Server => {
+        match conn.side {
+            Side::Server => {
                 if !was_ready {
                     self.admission.removed(key);
                 }
             }
-            Role::Client { channel } => {
+            Side::Client { channel } => {
                 let stage = match conn.path {
                     _ if !conn.connected => Stage::Connect,
                     Path::Migrating if !self.requires_pairs() => Stage::Migration,

@@ -47,7 +47,7 @@ impl<H: Host> Owner for CallMemory<H> {
     }
 }
 
-pub enum Role {
+pub enum Side {
     /// Of the channel with this number.
     Client {
         channel: u32,
@@ -87,7 +87,7 @@ pub enum Path {
 pub struct Conn<H: Host> {
     pub key: u64,
     pub token: Token,
-    pub role: Role,
+    pub side: Side,
     /// Declared before `proto`, which holds what is lent, so that it is dropped first.
     pub witness: Option<WitnessWord>,
     /// The memory of a peer on this host, if it can be read: the peer may lend.
@@ -138,16 +138,16 @@ impl<H: Host> Conn<H> {
     pub fn new(
         key: u64,
         token: Token,
-        role: Role,
+        side: Side,
         proto: Connection<CallMemory<H>>,
         name: String,
         entry: ConnectionEntry,
     ) -> Self {
-        let accepted = matches!(role, Role::Server);
+        let accepted = matches!(side, Side::Server);
         Self {
             key,
             token,
-            role,
+            side,
             witness: None,
             peer_memory: None,
             proto,
@@ -197,13 +197,13 @@ impl<H: Host> Conn<H> {
         let in_flight = self.proto.in_flight();
         #[expect(clippy::cast_possible_wrap, reason = "requests in memory are fewer than 2^63")]
         let change = in_flight as i64 - self.counted_in_flight as i64;
-        match self.role {
-            Role::Client { .. } => {
+        match self.side {
+            Side::Client { .. } => {
                 metrics.replies_received.add(now.replies - then.replies);
                 metrics.keys_interned.add(now.keys - then.keys);
                 metrics.requests_in_flight.add(change);
             }
-            Role::Server => {
+            Side::Server => {
                 metrics.replies_sent.add(now.replies - then.replies);
                 metrics.requests_unanswered.add(change);
             }
@@ -258,7 +258,7 @@ impl<H: Host> Conn<H> {
     fn plan(&mut self, discard: &mut DiscardBuffer) -> io::Result<()> {
         self.targets.clear();
         self.parts.clear();
-        self.proto.recv_plan(&mut self.targets);
+        self.proto.receive_targets(&mut self.targets);
         let is_lent = self.proto.loan().is_some();
         for target in self.targets.iter().take(MAX_PARTS) {
             let (ptr, len) = match target {
@@ -433,7 +433,7 @@ impl<H: Host> Conn<H> {
     /// Starts a receive of ciphertext, unless what was received has no place yet.
     fn receive_ciphertext(&mut self, driver: &mut dyn Driver) -> io::Result<()> {
         self.targets.clear();
-        self.proto.recv_plan(&mut self.targets);
+        self.proto.receive_targets(&mut self.targets);
         let Some(tls) = self.tls.as_mut().filter(|tls| !tls.has_plain() && !self.targets.is_empty()) else {
             return Ok(());
         };

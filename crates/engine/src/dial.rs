@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::api::{Host, Level, PendingOp};
 use crate::command::{Command, NewCall, NewRecv, Request};
 use crate::config::{Config, DataAddress, Shortcut};
-use crate::conn::Role;
+use crate::conn::Side;
 use crate::metrics;
 use crate::peers::{Channel, Do, Peer, Waiting, is_guess};
 use crate::shard::{Shard, TimerKey, mark};
@@ -190,7 +190,7 @@ impl<H: Host> Shard<H> {
         let session = self.session_to(address)?.map(Box::new);
         let proto = Connection::client(settings, now);
         let token = self.driver.register(fd).map_err(|e| e.to_string())?;
-        let key = self.add_conn(token, Role::Client { channel }, proto, format!("{task} at {address}"));
+        let key = self.add_conn(token, Side::Client { channel }, proto, format!("{task} at {address}"));
         if let Some(conn) = self.conns.get_mut(&key) {
             conn.guard = guard;
             conn.tls = session;
@@ -251,7 +251,7 @@ impl<H: Host> Shard<H> {
     pub(crate) fn said_goodbye(&mut self, key: u64, reason: String) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.goodbye = Some(reason);
-        if let Role::Client { channel } = conn.role {
+        if let Side::Client { channel } = conn.side {
             let now = self.dispatch.now;
             self.tell(channel, now, |channel| channel.goodbye(key));
         }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::api::{Host, Level};
-use crate::conn::{Path, Role};
+use crate::conn::{Path, Side};
 use crate::dispatch::MigrationEvent;
 use crate::peers::Channel;
 use crate::shard::{Shard, mark};
@@ -108,7 +108,7 @@ impl<H: Host> Shard<H> {
             return self.lose(key, why.code, why.message);
         }
         starwire_marks::mark!("a connection falls back from RDMA to TCP");
-        if let Role::Client { channel } = conn.role {
+        if let Side::Client { channel } = conn.side {
             self.tell(channel, now, |channel| channel.shun_pairs(&why.message, now));
         }
         let Some(conn) = self.conns.get_mut(&key) else { return };
@@ -119,7 +119,7 @@ impl<H: Host> Shard<H> {
     /// Server: once its answer has left, everything else uses the queue pair.
     pub(crate) fn resume_migrated(&mut self, key: u64) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        let is_server = matches!(conn.role, Role::Server);
+        let is_server = matches!(conn.side, Side::Server);
         if is_server && conn.path == Path::Migrating && !conn.has_unsent() && conn.proto.is_held() {
             if let Some(offload) = self.driver.offload() {
                 offload.move_sends(conn.token);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::admission::{Admission, Listener};
 use crate::api::{Host, Level};
 use crate::command::{Command, Request};
-use crate::conn::{CallMemory, Conn, DiscardBuffer, Role};
+use crate::conn::{CallMemory, Conn, DiscardBuffer, Side};
 use crate::dispatch::{ConnEvent, Dispatcher};
 use crate::keys::{NumberMap, conn_key};
 use crate::metrics::{Direction, State};
@@ -316,16 +316,16 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    pub(crate) fn add_conn(&mut self, token: Token, role: Role, proto: Connection<CallMemory<H>>, name: String) -> u64 {
+    pub(crate) fn add_conn(&mut self, token: Token, side: Side, proto: Connection<CallMemory<H>>, name: String) -> u64 {
         let key = conn_key(self.index, self.next_conn);
         self.next_conn += 1;
         self.tokens.insert(token.0, key);
-        let (direction, state) = match role {
-            Role::Client { .. } => (Direction::Outgoing, State::Connecting),
-            Role::Server => (Direction::Incoming, State::Handshake),
+        let (direction, state) = match side {
+            Side::Client { .. } => (Direction::Outgoing, State::Connecting),
+            Side::Server => (Direction::Incoming, State::Handshake),
         };
         let entry = self.shared.connections.enter(direction, state, &name, self.index);
-        self.conns.insert(key, Box::new(Conn::new(key, token, role, proto, name, entry)));
+        self.conns.insert(key, Box::new(Conn::new(key, token, side, proto, name, entry)));
         key
     }
 
@@ -384,7 +384,7 @@ impl<H: Host> Shard<H> {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.entry.set_peer(&peer.task);
         conn.entry.set_state(State::Ready);
-        if matches!(conn.role, Role::Server) {
+        if matches!(conn.side, Side::Server) {
             conn.name = format!("{} at {}", peer.task, conn.name);
         }
         conn.peer = Some(peer);
@@ -478,13 +478,13 @@ impl<H: Host> Shard<H> {
     fn became_ready(&mut self, key: u64, now: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let metrics = &self.dispatch.metrics;
-        match conn.role {
-            Role::Server => {
+        match conn.side {
+            Side::Server => {
                 metrics.accepts.add(1);
                 metrics.connections_in.add(1);
                 self.admission.removed(key);
             }
-            Role::Client { channel } => {
+            Side::Client { channel } => {
                 metrics.connects.add(1);
                 metrics.connections_out.add(1);
                 self.settle_path(key, channel, now);

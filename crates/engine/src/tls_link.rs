@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::api::Host;
 use crate::config::Identity;
-use crate::conn::{CLOSE_TIMEOUT, Drain, Role};
+use crate::conn::{CLOSE_TIMEOUT, Drain, Side};
 use crate::control::{ControlAccess, Guard};
 use crate::peers::Channel;
 use crate::shard::{Shard, TimerKey, mark};
@@ -115,7 +115,7 @@ impl<H: Host> Shard<H> {
                 }
             }
             let was_established = tls.is_established();
-            let begun = (!was_established && matches!(conn.role, Role::Server)).then(Instant::now);
+            let begun = (!was_established && matches!(conn.side, Side::Server)).then(Instant::now);
             let opened = conn.open(&mut self.discard);
             let is_established = conn.tls.as_ref().is_some_and(|tls| tls.is_established());
             if let (Some(begun), Some(tls)) = (begun, conn.tls.as_mut()) {
@@ -151,7 +151,7 @@ impl<H: Host> Shard<H> {
         self.dispatch.metrics.tls_handshakes.add(1);
         let Some(conn) = self.conns.get_mut(&key) else { return false };
         let certificate = conn.tls.as_ref().and_then(|tls| tls.certificate()).cloned();
-        let Role::Client { channel } = conn.role else {
+        let Side::Client { channel } = conn.side else {
             let shared = self.shared.clone();
             let took = conn.tls.as_ref().map_or(Duration::ZERO, |tls| tls.handshake_took);
             if self.admission.verified(key, took) {
@@ -195,7 +195,7 @@ impl<H: Host> Shard<H> {
     /// The handshake failed, or a record was not the peer's.
     fn tls_failed(&mut self, key: u64, why: String) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        let is_server = matches!(conn.role, Role::Server);
+        let is_server = matches!(conn.side, Side::Server);
         let code = if conn.peer.is_some() { code::UNAVAILABLE } else { code::UNAUTHENTICATED };
         let name = conn.name.clone();
         self.dispatch.metrics.tls_failures.add(1);

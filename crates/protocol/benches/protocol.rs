@@ -107,7 +107,7 @@ impl Side {
     fn receive(&mut self, now: Instant, len: usize, bytes: Option<&[u8]>) {
         let mut at = 0;
         while at < len {
-            self.connection.recv_plan(&mut self.targets);
+            self.connection.receive_targets(&mut self.targets);
             let mut received = 0;
             for target in &self.targets {
                 let step = match target {

@@ -30,7 +30,7 @@ pub struct Transfer {
     last_block: Option<u64>,
     /// False: the bytes are read and dropped.
     pub wanted: bool,
-    /// The current receive plan names its buffers.
+    /// The current receive targets name its buffers.
     pub in_plan: bool,
 }
 
@@ -201,7 +201,7 @@ impl Incoming {
         let bulk = usize::try_from(self.planned_bulk).map_or(n, |planned| planned.min(n));
         let scratch = n - bulk;
         if scratch > self.planned_scratch {
-            return Err(ConnectionError::Misuse("more bytes reported than the recv plan requested"));
+            return Err(ConnectionError::Misuse("more bytes reported than the receive targets hold"));
         }
         self.end += scratch;
         self.unplan();

@@ -3,7 +3,7 @@
 //! A [`Connection`] never sees a socket, a clock or a raw pointer. Its owner (the engine's shard, or a test) calls it
 //! with inputs and polls its outputs:
 //!
-//! * *bytes in*: [`Connection::recv_plan`] returns the destinations of the next bytes of the stream, and
+//! * *bytes in*: [`Connection::receive_targets`] returns the destinations of the next bytes of the stream, and
 //!   [`Connection::on_received`] takes how many have arrived there;
 //! * *requests*: [`Connection::recv`], [`Connection::call`], [`Connection::cancel`], [`Connection::reply`];
 //! * *time*: [`Connection::next_timeout`] and [`Connection::on_timeout`]; every input takes `now`;

@@ -67,7 +67,7 @@ pub const MAX_FRAMES: usize = HEADER + MAX_CONTROL - TAG;
 pub const CONTROL_SOFT: usize = 256 << 10;
 /// … and no further bulk bytes beyond this many, so that small frames overtake large tensors.
 pub const BULK_SOFT: u64 = 4 << 20;
-/// Most targets in a receive plan.
+/// Most receive targets.
 pub const MAX_TARGETS: usize = 512;
 /// A payload with at most this many bulk bytes may overtake larger ones …
 pub const EXPRESS_MAX: u64 = 256 << 10;

@@ -1,4 +1,4 @@
-//! Random crowds of clients and attackers against one [`Admission`], in virtual time.
+//! Random numbers of clients and attackers against one [`Admission`], in virtual time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};

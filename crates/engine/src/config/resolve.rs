@@ -16,7 +16,7 @@ use super::{Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, secre
 
 /// The purpose of a job, as far as the environment distinguishes jobs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum JobKind {
     /// Jobs `worker` and `chief`: the variables that begin with `WORKER_`.
     Worker,
     Ps,
@@ -32,14 +32,14 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     let mut warnings = unread_variables(env);
 
     let ps_jobs = reader.get(&variables::PS_JOBS)?;
-    let role = role(&identity.job, &ps_jobs);
+    let kind = kind(&identity.job, &ps_jobs);
     let worker_polling = reader.get(&variables::WORKER_POLLING)?;
     let ps_polling = reader.get(&variables::PS_POLLING)?;
     let worker_unpinned = reader.get(&variables::WORKER_UNPINNED)?;
     let ps_unpinned = reader.get(&variables::PS_UNPINNED)?;
-    let is_worker = role == Role::Worker;
+    let is_worker = kind == JobKind::Worker;
     let pinning = !if is_worker { worker_unpinned } else { ps_unpinned };
-    let reactors = reactors(reader, &identity, role, pinning)?;
+    let reactors = reactors(reader, &identity, kind, pinning)?;
     let connect_timeout = Duration::from_millis(reader.get(&variables::CONNECT_TIMEOUT_MS)?);
 
     let endpoint_map = EndpointMap::find_with(reader, env)?;
@@ -119,30 +119,31 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     })
 }
 
-fn role(job: &str, ps_jobs: &[String]) -> Role {
+fn kind(job: &str, ps_jobs: &[String]) -> JobKind {
     if ps_jobs.iter().any(|ps| ps == job) {
-        Role::Ps
+        JobKind::Ps
     } else if job == "worker" || job == "chief" {
-        Role::Worker
+        JobKind::Worker
     } else {
-        Role::Other
+        JobKind::Other
     }
 }
 
-fn reactors(reader: &mut Reader<'_>, identity: &Identity, role: Role, pinning: bool) -> Result<usize, ConfigError> {
+fn reactors(reader: &mut Reader<'_>, identity: &Identity, kind: JobKind, pinning: bool) -> Result<usize, ConfigError> {
     let worker = reader.get(&variables::WORKER_CORES)?;
     let ps = reader.get(&variables::PS_CORES)?;
-    let limit = match role {
-        Role::Worker => worker,
-        Role::Ps => ps,
-        Role::Other => OTHER_REACTORS,
+    let limit = match kind {
+        JobKind::Worker => worker,
+        JobKind::Ps => ps,
+        JobKind::Other => OTHER_REACTORS,
     };
     let cpus = identity.cpus_allowed.max(1);
     let Some(exact) = reader.get(&variables::REACTORS)? else {
         return Ok(limit.min(identity.tasks.len()).min(cpus).max(1));
     };
     if pinning && exact > cpus {
-        let second = if role == Role::Worker { variables::WORKER_UNPINNED.name } else { variables::PS_UNPINNED.name };
+        let second =
+            if kind == JobKind::Worker { variables::WORKER_UNPINNED.name } else { variables::PS_UNPINNED.name };
         let reason = format!("{exact} reactors cannot have a CPU each: this process may use {cpus}");
         return Err(ConfigError::Conflict { first: variables::REACTORS.name, second, reason });
     }

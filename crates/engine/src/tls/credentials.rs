@@ -247,7 +247,7 @@ fn server(
     provider: &Arc<CryptoProvider>,
 ) -> Result<ServerConfig, rustls::Error> {
     let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
-        // Strangers need not know who the CAs are.
+        // Unauthenticated peers need not know who the CAs are.
         .clear_root_hint_subjects()
         .build()
         .map_err(|error| rustls::Error::General(error.to_string()))?;

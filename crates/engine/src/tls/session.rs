@@ -16,7 +16,7 @@ use starwire_protocol::{Sniff, sniff};
 use super::credentials::ALPN;
 use super::explain;
 
-/// Ciphertext received at a time: from a stranger, on an idle connection, and in steps on a busy one.
+/// Ciphertext received at a time: from an unauthenticated peer, on an idle connection, and in steps on a busy one.
 const ROOMS: [usize; 4] = [1 << 10, 8 << 10, 32 << 10, 128 << 10];
 /// So many receives or sends in a row that need little make a buffer small again. Keep-alive alone brings them.
 const CALM: u32 = 16;
@@ -29,7 +29,7 @@ const OVERHEAD: usize = 32;
 /// with less, both sides wake up more often. Measured with tensors of 4 KB to 10 MB, together with the largest of
 /// `ROOMS`.
 const AHEAD: usize = 7 * FRAGMENT;
-/// A handshake message may not be longer than this; strangers send them.
+/// A handshake message may not be longer than this; unauthenticated peers send them.
 const LONGEST_HANDSHAKE: usize = 32 << 10;
 /// The first byte of a TLS handshake.
 pub const HANDSHAKE: u8 = 0x16;

@@ -1,4 +1,5 @@
-//! Strangers must not disturb a server and its members: raw bytes over real sockets, as in `docs/protocol.md`.
+//! Unauthenticated connections must not disturb a server and its members: raw bytes over real sockets, as in
+//! `docs/protocol.md`.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,7 +14,7 @@ use starwire_net::transport::descriptors;
 
 const SECRET: (&str, &str) = ("STARWIRE_SECRET", "a-secret-of-enough-length");
 const TCP: (&str, &str) = ("STARWIRE_UNIX", "off");
-/// The strangers in this file speak TCP.
+/// The unauthenticated connections in this file are TCP.
 pub const ANY_WAY: (&str, &str) = ("STARWIRE_VERBS_FALLBACK", "true");
 
 const HELLO: u8 = 1;
@@ -96,17 +97,17 @@ fn allow_descriptors() {
 }
 
 /// Opens half-open connections until `lost` of them were dropped. The server may be slower than this thread.
-fn crowd(task: &Task, lost: u64, strangers: &mut Vec<TcpStream>, come: impl Fn(&Task) -> TcpStream) {
+fn open_half_open(task: &Task, lost: u64, half_open: &mut Vec<TcpStream>, come: impl Fn(&Task) -> TcpStream) {
     eventually("making way", || {
-        if strangers.len() < 6000 {
-            strangers.extend((0..100).map(|_| come(task)));
+        if half_open.len() < 6000 {
+            half_open.extend((0..100).map(|_| come(task)));
         }
         count(task, "starwire_unauthenticated_dropped_total") >= lost
     });
 }
 
 #[test]
-fn strangers_are_evicted_for_members() {
+fn unauthenticated_connections_are_evicted_for_members() {
     allow_descriptors();
     for (secret, word) in [(Some(SECRET), &b""[..]), (None, b""), (None, b"SWB1\x03"), (Some(SECRET), b"challenge")] {
         let env: Vec<_> =
@@ -114,18 +115,18 @@ fn strangers_are_evicted_for_members() {
         let begin = Instant::now();
         let ps = Task::start(PS, &env);
         // More half-open connections than there is room for.
-        let mut strangers = Vec::new();
+        let mut half_open = Vec::new();
         let say = |ps: &Task| {
-            let mut stranger = connect(ps);
+            let mut raw = connect(ps);
             match word {
-                b"challenge" => stranger.write_all(&block(0, &frame(CHALLENGE, 0, 0, &[], &[7; 32]))).unwrap(),
-                word => stranger.write_all(word).unwrap(),
+                b"challenge" => raw.write_all(&block(0, &frame(CHALLENGE, 0, 0, &[], &[7; 32]))).unwrap(),
+                word => raw.write_all(word).unwrap(),
             }
-            stranger
+            raw
         };
-        crowd(&ps, 100, &mut strangers, say);
+        open_half_open(&ps, 100, &mut half_open, say);
         for number in 0..20 {
-            strangers.extend((0..20).map(|_| say(&ps)));
+            half_open.extend((0..20).map(|_| say(&ps)));
             let worker = Task::start(&format!("/job:worker/replica:0/task:{number}"), &env);
             worker.knows(PS, &ps);
             let end = call(&worker.channel(PS), ECHO, b"let me in", None);
@@ -137,7 +138,7 @@ fn strangers_are_evicted_for_members() {
         assert!((1..=1 + minutes).contains(&lines), "{:?}", ps.seen.lines.lock().unwrap());
         // The oldest was told the reason.
         let mut words = Vec::new();
-        while let Ok(control) = heard(&mut strangers[0]) {
+        while let Ok(control) = heard(&mut half_open[0]) {
             words.push(control);
         }
         let refusal = words.iter().find(|control| control[0] == REFUSE).expect("a reason");
@@ -155,11 +156,11 @@ fn a_member_is_never_evicted() {
     let (ps, worker) = pair(&env);
     let channel = worker.channel(PS);
     assert_eq!(call(&channel, ECHO, b"", None).code, 0);
-    let mut strangers = Vec::new();
-    crowd(&ps, 10, &mut strangers, connect);
+    let mut half_open = Vec::new();
+    open_half_open(&ps, 10, &mut half_open, connect);
     assert_eq!(call(&channel, ECHO, b"still here", None).meta, b"still here");
     assert_eq!(count(&worker, "starwire_connects_total"), 1, "over the same connection");
-    drop(strangers);
+    drop(half_open);
     eventually("their places are free again", || {
         let mut late: Vec<_> = (0..50).map(|_| connect(&ps)).collect();
         let before = count(&ps, "starwire_unauthenticated_dropped_total");
@@ -170,11 +171,11 @@ fn a_member_is_never_evicted() {
 }
 
 #[test]
-fn a_stranger_learns_nothing_of_host_and_process() {
+fn an_unauthenticated_peer_learns_nothing_of_host_and_process() {
     let ps = Task::start(PS, &[ANY_WAY]);
-    let mut stranger = connect(&ps);
-    stranger.write_all(&hello(0, &[])).unwrap();
-    let welcome = heard(&mut stranger).unwrap();
+    let mut raw = connect(&ps);
+    raw.write_all(&hello(0, &[])).unwrap();
+    let welcome = heard(&mut raw).unwrap();
     assert_eq!(welcome[0], WELCOME);
     let mut fields = meta(&welcome);
     let mut tags = Vec::new();

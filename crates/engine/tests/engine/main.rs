@@ -328,8 +328,8 @@ fn the_wrong_protocol_and_the_wrong_secret_are_named() {
     assert!(end.code == 9 && end.message.contains("star_server") && end.message.contains("grpc++"), "{end:?}");
     for (number, env) in [vec![other], vec![]].into_iter().enumerate() {
         let name = format!("/job:ps/replica:0/task:{}", 3 + number);
-        let stranger = Task::start(&name, &env);
-        worker.knows(&name, &stranger);
+        let raw = Task::start(&name, &env);
+        worker.knows(&name, &raw);
         let end = call(&worker.channel(&name), ECHO, b"", None);
         assert!(end.code == 16 && end.message.to_lowercase().contains("secret"), "{end:?}");
     }

@@ -224,11 +224,11 @@ fn a_server_with_a_secret_gives_no_name_away() {
     let challenge = block(0, &frame(3, 0, 0, &[], &[7; 32]));
     let hello = crate::admission::hello_of("grpc++", 0, &[]);
     for words in [vec![hello.clone()], vec![challenge, numbered(1, hello)]] {
-        let mut stranger = connect(&ps);
+        let mut raw = connect(&ps);
         let mut said = Vec::new();
         for word in words {
-            stranger.write_all(&word).unwrap();
-            said.push(heard(&mut stranger).unwrap());
+            raw.write_all(&word).unwrap();
+            said.push(heard(&mut raw).unwrap());
         }
         let refusal = said.pop().unwrap();
         assert_eq!((refusal[0], refusal[2]), (4, 16));
@@ -236,7 +236,7 @@ fn a_server_with_a_secret_gives_no_name_away() {
         assert!(reason.contains("secret") && !reason.contains("/job:"), "{reason}");
         // Before that, a challenge and nothing else.
         assert!(said.iter().all(|said| said.len() == 48 && said[0] == 3), "{said:?}");
-        assert_eq!(stranger.read(&mut [0; 1]).unwrap_or(0), 0);
+        assert_eq!(raw.read(&mut [0; 1]).unwrap_or(0), 0);
     }
     assert!(
         http(&ps, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").starts_with("HTTP/1.1 200")

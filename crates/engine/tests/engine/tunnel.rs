@@ -84,7 +84,7 @@ fn the_own_server_is_reached_directly() {
 }
 
 #[test]
-fn without_proof_or_for_strangers_there_is_no_tunnel() {
+fn without_proof_or_unauthenticated_there_is_no_tunnel() {
     let ps = try_start(PS, &[], "127.0.0.1:0").unwrap();
     let worker = try_start_with(WORKER, &[], ["127.0.0.1:0", &ps.address.to_string()]).unwrap();
     assert_eq!(worker.task.engine().tunnel_address(&ps.address.to_string()).unwrap(), None);

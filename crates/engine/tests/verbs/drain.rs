@@ -123,7 +123,7 @@ impl Client {
 
     fn hear(&mut self) -> Result<(), ConnectionError> {
         let mut targets = Vec::new();
-        self.conn.recv_plan(&mut targets);
+        self.conn.receive_targets(&mut targets);
         let [Target::Scratch { offset, len }] = targets[..] else { panic!("{targets:?}") };
         let scratch = self.conn.scratch_mut(offset, len);
         let part = IoPart { ptr: scratch.as_mut_ptr(), len: scratch.len() };

@@ -48,7 +48,7 @@ pub struct Client<O: Owner> {
     recvs_out: u32,
     calls_out: u32,
     call_bytes_out: u64,
-    /// Ops that have ended, but whose buffers the current receive plan names.
+    /// Ops that have ended, but whose buffers the current receive targets name.
     deferred: Vec<(O::Op, i32, String)>,
     /// Why no new requests may be sent.
     leaving: Option<String>,
@@ -134,7 +134,7 @@ impl<O: Owner> Client<O> {
         self.lens = Vec::new();
     }
 
-    /// The receive plan is over, so nothing is written into the buffers of ended ops any more.
+    /// The receive targets are filled, so nothing is written into the buffers of ended ops any more.
     pub fn end_deferred(&mut self, events: &mut Events<O>) {
         for (op, code, message) in self.deferred.drain(..) {
             events.end(op, code, &message);
@@ -273,7 +273,7 @@ impl<O: Owner> Connection<O> {
     }
 
     /// Ends a request with `Outcome::Local` and tells the server. Unknown ids are ignored. The op ends at once, or, if
-    /// the current receive plan names its buffers, with the next `on_received` or `fail`.
+    /// the current receive targets name its buffers, with the next `on_received` or `fail`.
     pub fn cancel(&mut self, now: Instant, id: u64, code: i32, message: &str) {
         self.end(id, code, message);
         if self.unblocked {

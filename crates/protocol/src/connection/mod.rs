@@ -127,7 +127,7 @@ impl<O: Owner> Connection<O> {
     /// Replaces `out` by the targets of the next bytes of the stream. Empty: do not read now, ask again after the next
     /// `poll_transmit` that returned a block. The targets (and the scratch memory) stay valid until `on_received` or
     /// `fail`.
-    pub fn recv_plan(&mut self, out: &mut Vec<Target>) {
+    pub fn receive_targets(&mut self, out: &mut Vec<Target>) {
         if matches!(self.phase, Phase::Broken(_)) || self.is_paused() {
             out.clear();
         } else {

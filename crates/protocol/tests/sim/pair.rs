@@ -90,7 +90,7 @@ impl End {
     pub fn begin_receive(&mut self) -> bool {
         if self.plan.is_none() {
             let mut targets = Vec::new();
-            self.connection.recv_plan(&mut targets);
+            self.connection.receive_targets(&mut targets);
             let count = targets.len();
             let places: Vec<Place> = targets
                 .into_iter()

@@ -272,13 +272,13 @@ fn there_is_no_downgrade() {
 #[test]
 fn half_open_handshakes_shut_nobody_out() {
     let (ps, worker, _files) = pair(&[("STARWIRE_REACTORS", "2")]);
-    let mut strangers: Vec<TcpStream> = Vec::new();
+    let mut half_open: Vec<TcpStream> = Vec::new();
     let beginnings: [&[u8]; 4] = [b"", &[0x16], &[0x16, 3, 1, 2, 0], &[0x16, 3, 1, 64, 0, 1, 0, 63, 252, 3, 3]];
     eventually("making way", || {
         for beginning in beginnings.iter().cycle().take(100) {
-            let mut stranger = ps.connect();
-            stranger.write_all(beginning).unwrap();
-            strangers.push(stranger);
+            let mut raw = ps.connect();
+            raw.write_all(beginning).unwrap();
+            half_open.push(raw);
         }
         count(&ps.task, "starwire_unauthenticated_dropped_total") > 50
     });
@@ -301,20 +301,20 @@ fn hellos_get_a_part_of_the_time() {
     let (ps, worker, files) = pair(&[("STARWIRE_REACTORS", "2")]);
     let hello = hello(&files[1]);
     let delayed = || count(&ps.task, "starwire_tls_handshakes_delayed_total");
-    let mut strangers = std::collections::VecDeque::new();
+    let mut half_open = std::collections::VecDeque::new();
     eventually("waiting", || {
         // Few at a time: where a handshake takes milliseconds, the next one waits for a second.
         for _ in 0..8 {
-            let mut stranger = ps.connect();
-            stranger.write_all(&hello).unwrap();
-            strangers.push_back(stranger);
+            let mut raw = ps.connect();
+            raw.write_all(&hello).unwrap();
+            half_open.push_back(raw);
         }
-        strangers.drain(..strangers.len() - 8);
+        half_open.drain(..half_open.len() - 8);
         delayed() > 0
     });
     // The last ones get their answers, and a member gets in after them.
-    for stranger in &mut strangers {
-        assert!(matches!(stranger.read(&mut [0; 64]), Ok(1..)));
+    for raw in &mut half_open {
+        assert!(matches!(raw.read(&mut [0; 64]), Ok(1..)));
     }
     assert_eq!(call(&channel(&worker, &ps), ECHO, b"let me in", None).meta, b"let me in");
 }
@@ -322,14 +322,14 @@ fn hellos_get_a_part_of_the_time() {
 #[test]
 fn a_hello_of_any_length_is_bounded() {
     let (ps, _worker, _files) = pair(&[]);
-    let mut stranger = ps.connect();
+    let mut raw = ps.connect();
     // A handshake message of 60,000 bytes, in records.
-    let _ = stranger.write_all(&[0x16, 3, 1, 0x40, 0, 1, 0, 0xea, 0x60]);
+    let _ = raw.write_all(&[0x16, 3, 1, 0x40, 0, 1, 0, 0xea, 0x60]);
     for _ in 0..10 {
-        let _ = stranger.write_all(&[3; 16_380]).and_then(|()| stranger.write_all(&[0x16, 3, 1, 0x40, 0]));
+        let _ = raw.write_all(&[3; 16_380]).and_then(|()| raw.write_all(&[0x16, 3, 1, 0x40, 0]));
     }
     let begin = Instant::now();
-    let _ = stranger.read_to_end(&mut Vec::new());
+    let _ = raw.read_to_end(&mut Vec::new());
     assert!(begin.elapsed() < Duration::from_secs(5), "it was cut off, not waited for");
 }
 
