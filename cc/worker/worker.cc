@@ -68,8 +68,15 @@ void StarwireWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* 
 void StarwireWorker::ServeRunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequest* request,
                                         tensorflow::RunGraphResponse* response, StatusCallback done) {
   request->set_request_id(kNoRequestId);
-  // An error in the body would lose its mark of being derived: the master would take it for a cause.
-  request->set_store_errors_in_response_body(false);
+  if (request->store_errors_in_response_body()) {
+    request->set_store_errors_in_response_body(false);
+    done = [response, done = std::move(done)](const Status& status) {
+      // In the body a derived error would lose its mark: the master would take it for a cause.
+      if (status.ok() || tensorflow::StatusGroup::IsDerived(status)) return done(status);
+      tensorflow::NonOwnedProtoRunGraphResponse(response).set_status(status);
+      done(OkStatus());
+    };
+  }
   WorkerInterface::RunGraphAsync(opts, request, response, std::move(done));
 }
 
