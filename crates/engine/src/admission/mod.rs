@@ -137,7 +137,7 @@ impl Admission {
     pub fn verified(&mut self, key: u64, time: Duration) -> bool {
         self.budget.refund(time);
         if let Some(source) = self.tcp.source(key) {
-            if self.known_sources.len() == KNOWN_SOURCES {
+            if self.known_sources.len() == KNOWN_SOURCES && !self.known_sources.contains(&source) {
                 // Members that come back are known again after a handshake.
                 self.known_sources.clear();
             }
@@ -190,6 +190,20 @@ mod tests {
         .collect();
         assert_eq!(order, [4, 5, 1, 3]);
         assert_eq!(admission.next(later), Next::Empty);
+    }
+
+    #[test]
+    fn only_a_new_source_makes_room_among_known_ones() {
+        let mut admission = Admission::new(100, Instant::now());
+        let mut verify = |n: usize| {
+            admission.arrived(0, Listener::Tcp, Source::V4([10, (n >> 16) as u8, (n >> 8) as u8, n as u8]));
+            admission.verified(0, Duration::ZERO);
+            admission.removed(0);
+            admission.known_sources.len()
+        };
+        assert_eq!((0..KNOWN_SOURCES).map(&mut verify).last(), Some(KNOWN_SOURCES));
+        assert_eq!(verify(7), KNOWN_SOURCES, "it is known");
+        assert_eq!(verify(KNOWN_SOURCES), 1);
     }
 
     #[test]
