@@ -83,7 +83,6 @@ pub enum Command<H: Host> {
     /// Name look-up finished.
     Addresses {
         channel: u32,
-        attempt: u32,
         result: Result<Vec<SocketAddress>, Failure>,
     },
     Adopt {

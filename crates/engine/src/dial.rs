@@ -96,7 +96,7 @@ impl<H: Host> Shard<H> {
         while let Some(action) = self.channels.get_mut(&channel).and_then(Channel::poll) {
             let metrics = &self.dispatch.metrics;
             match action {
-                Do::Resolve(attempt) => self.resolve(channel, attempt, now),
+                Do::Resolve => self.resolve(channel, now),
                 Do::Connect { address, with_pairs } => {
                     let result = self.connect(channel, &address, with_pairs, now);
                     if let Some(channel) = self.channels.get_mut(&channel) {
@@ -133,12 +133,12 @@ impl<H: Host> Shard<H> {
     }
 
     /// Resolves the peer's host on a separate thread, because name services may block.
-    fn resolve(&mut self, channel: u32, attempt: u32, now: Instant) {
+    fn resolve(&mut self, channel: u32, now: Instant) {
         let Some(found) = self.channels.get_mut(&channel) else { return };
         let target = found.peer().data.address().clone();
         if let Ok(ip) = target.host.parse() {
             let addresses = candidates(&self.shared.config, found.peer(), vec![SocketAddr::new(ip, target.port)]);
-            return found.resolved(attempt, Ok(addresses), now);
+            return found.resolved(Ok(addresses), now);
         }
         let (shared, shard, host, peer) = (self.shared.clone(), self.index, target.host.clone(), found.peer().clone());
         let thread = std::thread::Builder::new().name("starwire-names".into()).spawn(move || {
@@ -150,11 +150,11 @@ impl<H: Host> Shard<H> {
             };
             let found = target.resolve().map_err(failure);
             let result = found.map(|addresses| candidates(&shared.config, &peer, addresses));
-            shared.send(shard, Command::Addresses { channel, attempt, result });
+            shared.send(shard, Command::Addresses { channel, result });
         });
         if let Err(error) = thread {
             let message = format!("cannot start a thread to look up {host}: {error}");
-            found.resolved(attempt, Err(Failure { code: code::RESOURCE_EXHAUSTED, message }), now);
+            found.resolved(Err(Failure { code: code::RESOURCE_EXHAUSTED, message }), now);
         }
     }
 

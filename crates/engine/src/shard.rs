@@ -225,8 +225,8 @@ impl<H: Host> Shard<H> {
                 let made = Channel::new(peer, self.shared.config.connect_timeout, self.random());
                 self.channels.insert(channel, made);
             }
-            Command::Addresses { channel, attempt, result } => {
-                self.tell(channel, now, |channel| channel.resolved(attempt, result, now));
+            Command::Addresses { channel, result } => {
+                self.tell(channel, now, |channel| channel.resolved(result, now));
             }
             Command::Adopt { fd, listener } => self.adopt(fd, listener, now),
             Command::Star(command) => {

@@ -44,8 +44,8 @@ pub struct Channel<R> {
     actions: VecDeque<Do<R>>,
     /// The earliest wake-up that was asked for.
     wake_at: Option<Instant>,
-    /// Number of the attempt; answers to older ones are ignored.
-    attempt: u32,
+    /// A look-up has not ended yet. It may take longer than an attempt, and the next one waits for it.
+    is_looking_up: bool,
     /// When the look-up or the address is given up; `None` once that was done.
     until: Option<Instant>,
     /// When requests began to wait for a connection.
@@ -81,7 +81,7 @@ impl<R> Channel<R> {
             waiting: VecDeque::new(),
             actions: VecDeque::new(),
             wake_at: None,
-            attempt: 0,
+            is_looking_up: false,
             until: None,
             wanted_since: None,
             outage: Outage::default(),
@@ -135,9 +135,10 @@ impl<R> Channel<R> {
             State::Idle => match self.outage.not_before.filter(|at| *at > now) {
                 Some(at) => self.wake(at),
                 None => {
-                    self.attempt = self.attempt.wrapping_add(1);
                     self.wanted_since.get_or_insert(now);
-                    self.actions.push_back(Do::Resolve(self.attempt));
+                    if !std::mem::replace(&mut self.is_looking_up, true) {
+                        self.actions.push_back(Do::Resolve);
+                    }
                     self.enter(State::Resolving, now);
                 }
             },
@@ -152,9 +153,10 @@ impl<R> Channel<R> {
         self.wake(now + self.limit);
     }
 
-    /// The look-up of this attempt has ended.
-    pub fn resolved(&mut self, attempt: u32, result: Result<Vec<SocketAddress>, Failure>, now: Instant) {
-        if self.attempt != attempt || !matches!(self.state, State::Resolving) {
+    /// The look-up has ended.
+    pub fn resolved(&mut self, result: Result<Vec<SocketAddress>, Failure>, now: Instant) {
+        self.is_looking_up = false;
+        if !matches!(self.state, State::Resolving) {
             return;
         }
         match result {
@@ -252,7 +254,7 @@ impl<R> Channel<R> {
         self.end(failure.code, &message, |waiting| !may_help || !waiting.wait_for_ready);
         let outage = &mut self.outage;
         // Channels must not try in step.
-        let random = self.seed.wrapping_mul(u64::from(self.attempt)) >> 32;
+        let random = self.seed.wrapping_mul(u64::from(outage.attempts) + 1) >> 32;
         outage.not_before = Some(now + backoff::pause(outage.attempts, random));
         outage.attempts = outage.attempts.saturating_add(1);
         outage.errors = Vec::new();

@@ -39,8 +39,8 @@ pub struct Waiting<R> {
 /// What the caller has to do for a channel.
 #[derive(Debug, PartialEq)]
 pub enum Do<R> {
-    /// Look up the peer's addresses for this attempt; [`Channel::resolved`] follows.
-    Resolve(u32),
+    /// Look up the peer's addresses; [`Channel::resolved`] follows.
+    Resolve,
     /// Connect; [`Channel::connecting`] follows at once.
     Connect {
         address: SocketAddress,

@@ -15,9 +15,11 @@ const LIMIT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(625);
 /// Answers that come take no longer.
 const LATENCY: Duration = Duration::from_millis(500);
+/// Of a look-up that hangs: several attempts.
+const LONG_LOOKUP: Duration = Duration::from_secs(9);
 
 enum Event {
-    Resolved(u32, Result<Vec<SocketAddress>, Failure>),
+    Resolved(Result<Vec<SocketAddress>, Failure>),
     Ready(u64),
     Lost(u64, Stage, Failure),
     Wake,
@@ -47,8 +49,8 @@ struct Request {
 /// What the channel is known to do.
 #[derive(Default)]
 struct Task {
-    /// The look-up in progress, or the connection that is being made, and when it began.
-    lookup: Option<(u32, Instant)>,
+    is_looking_up: bool,
+    /// The connection that is being made, and when it began.
     candidate: Option<(u64, Instant)>,
     is_closing: bool,
     /// The addresses to try, and the last one.
@@ -152,7 +154,7 @@ impl World {
     fn act(&mut self, action: Do<Rc<()>>) {
         let now = self.now;
         match action {
-            Do::Resolve(attempt) => self.resolves(attempt),
+            Do::Resolve => self.resolves(),
             Do::Connect { address, with_pairs } => {
                 let result = self.connects(address, with_pairs);
                 self.channel.connecting(result, now);
@@ -192,9 +194,10 @@ impl World {
             Do::WakeAt(at) => self.at(at, Event::Wake),
             Do::Log(..) => {}
             Do::CountFailedAttempt => {
-                let Task { met, incarnation, failures, .. } = self.task;
+                let Task { met, incarnation, failures, is_looking_up, .. } = self.task;
                 let failed_at = Some(now);
-                self.task = Task { met, incarnation, failures: failures + 1, failed_at, ..Task::default() };
+                let failures = failures + 1;
+                self.task = Task { met, incarnation, failures, failed_at, is_looking_up, ..Task::default() };
                 self.counts.failed += 1;
             }
             Do::CountFallback => self.counts.fallbacks += 1,
@@ -218,15 +221,14 @@ impl World {
         }
     }
 
-    fn resolves(&mut self, attempt: u32) {
+    fn resolves(&mut self) {
         let now = self.now;
         let task = &mut self.task;
-        assert!(task.lookup.is_none() && task.candidate.is_none() && task.ready.is_none());
+        assert!(!std::mem::replace(&mut task.is_looking_up, true) && task.candidate.is_none() && task.ready.is_none());
         if let Some(at) = task.failed_at {
             let least = Duration::from_millis(500.min(20 << (task.failures - 1).min(5)) * 3 / 4);
             assert!(now >= at + least, "{:?} after {} failures", now - at, task.failures);
         }
-        task.lookup = Some((attempt, now));
         let hosts = 1 + self.below(4);
         let found = (0..hosts).map(|host| match self.below(4) {
             0 => SocketAddress::Unix(format!("@{host}").into()),
@@ -234,10 +236,10 @@ impl World {
         });
         let found = found.collect();
         match self.below(8) {
-            0 if self.is_faulty => {}
-            1 if self.is_faulty => self.at(now + LIMIT + LATENCY, Event::Resolved(attempt, Ok(found))),
-            2 if self.is_faulty => self.soon(Event::Resolved(attempt, Err(failure(code::UNAVAILABLE)))),
-            _ => self.soon(Event::Resolved(attempt, Ok(found))),
+            0 if self.is_faulty => self.at(now + LONG_LOOKUP, Event::Resolved(Ok(found))),
+            1 if self.is_faulty => self.at(now + LIMIT + LATENCY, Event::Resolved(Ok(found))),
+            2 if self.is_faulty => self.soon(Event::Resolved(Err(failure(code::UNAVAILABLE)))),
+            _ => self.soon(Event::Resolved(Ok(found))),
         }
     }
 
@@ -246,7 +248,7 @@ impl World {
         let task = &mut self.task;
         let next = if std::mem::take(&mut task.again) { task.last.clone() } else { task.rest.pop_front() };
         assert_eq!(next.as_ref(), Some(&address), "in order");
-        assert!(task.lookup.is_none() && task.candidate.is_none() && task.ready.is_none());
+        assert!(!task.is_looking_up && task.candidate.is_none() && task.ready.is_none());
         task.last = Some(address);
         let what = if self.is_faulty { self.below(12) } else { 12 };
         if what == 0 {
@@ -271,13 +273,11 @@ impl World {
         self.now = at;
         match event {
             Event::Wake => self.tell(|channel| channel.tick(at)),
-            Event::Resolved(attempt, result) => {
+            Event::Resolved(result) => {
                 let task = &mut self.task;
-                if task.lookup.is_some_and(|(current, _)| current == attempt) {
-                    task.lookup = None;
-                    task.rest = result.iter().flatten().cloned().collect();
-                }
-                self.tell(|channel| channel.resolved(attempt, result, at));
+                task.is_looking_up = false;
+                task.rest = result.iter().flatten().cloned().collect();
+                self.tell(|channel| channel.resolved(result, at));
             }
             Event::Ready(conn) => {
                 let is_restarted = self.below(4) == 0;
@@ -348,11 +348,11 @@ impl World {
             assert!(request.deadline.is_none_or(wakes), "{id} outlives its deadline");
             let task = &self.task;
             assert!(task.ready.is_none(), "{id} waits beside a connection");
-            let is_moving = match (task.lookup, task.candidate, task.failed_at) {
-                (Some((_, began)), ..) => wakes(began + LIMIT),
-                (_, Some(_), _) if task.is_closing => true,
-                (_, Some((_, began)), _) => wakes(began + LIMIT),
-                (.., Some(at)) => wakes(at + PAUSE),
+            let is_moving = match (task.candidate, task.failed_at) {
+                (Some(_), _) if task.is_closing => true,
+                (Some((_, began)), _) => wakes(began + LIMIT),
+                _ if task.is_looking_up => wakes(self.now + LIMIT),
+                (_, Some(at)) => wakes(at + PAUSE),
                 _ => false,
             };
             assert!(is_moving, "{id} waits for nothing");
@@ -374,7 +374,7 @@ impl World {
 
     /// Without faults, the channel connects soon.
     fn recovers(&mut self) {
-        let due = self.now + LIMIT + PAUSE + 4 * LATENCY;
+        let due = self.now + LONG_LOOKUP + LIMIT + PAUSE + 4 * LATENCY;
         self.submits(None, true);
         while self.requests.values().any(|request| request.conn.is_none()) {
             self.happens();

@@ -43,11 +43,8 @@ fn ends(channel: &mut Channel<()>) -> Vec<(u64, i32, String)> {
 }
 
 fn resolve(channel: &mut Channel<()>, addresses: &[&str], now: Instant) {
-    let attempt = decisions(channel).into_iter().find_map(|action| match action {
-        Do::Resolve(attempt) => Some(attempt),
-        _ => None,
-    });
-    channel.resolved(attempt.expect("a look-up"), Ok(addresses.iter().map(|text| address(text)).collect()), now);
+    assert!(decisions(channel).contains(&Do::Resolve), "no look-up");
+    channel.resolved(Ok(addresses.iter().map(|text| address(text)).collect()), now);
 }
 
 /// The time of the next attempt after one that fails.
@@ -129,7 +126,7 @@ fn a_deadline_during_a_later_attempt_names_the_last_failed_one() {
     assert_eq!(ends(&mut channel), []);
     // The next attempt looks up the name when the deadline passes.
     channel.tick(now + Duration::from_millis(100));
-    assert!(matches!(decisions(&mut channel)[..], [Do::Resolve(_)]));
+    assert!(matches!(decisions(&mut channel)[..], [Do::Resolve]));
     channel.tick(now + Duration::from_secs(1));
     let [(2, code::DEADLINE_EXCEEDED, message)] = &ends(&mut channel)[..] else { panic!("no deadline") };
     assert!(message.ends_with("(10.0.0.1:1: refused; 10.0.0.2:1: unreachable)"), "{message}");
@@ -155,6 +152,23 @@ fn each_address_that_hangs_is_given_up_and_named() {
     let [(1, code::UNAVAILABLE, message)] = &ends(&mut channel)[..] else { panic!("no end") };
     let each = [1, 2, 3].map(|host| format!("10.0.0.{host}:1: timed out connecting"));
     assert!(message.ends_with(&each.join("; ")), "{message}");
+}
+
+#[test]
+fn the_next_attempt_waits_for_a_look_up_that_hangs() {
+    let (mut channel, mut now) = (channel(), Instant::now());
+    channel.submit(patient(1), now);
+    assert_eq!(decisions(&mut channel), [Do::Resolve]);
+    for _ in 0..3 {
+        now += LIMIT;
+        channel.tick(now);
+        now += Duration::from_secs(1);
+        channel.tick(now);
+        let found = decisions(&mut channel);
+        assert!(found.contains(&Do::CountFailedAttempt) && !found.contains(&Do::Resolve), "{found:?}");
+    }
+    channel.resolved(Ok(vec![address("10.0.0.1:1")]), now);
+    assert!(matches!(decisions(&mut channel)[..], [Do::Connect { .. }]), "the late answer counts");
 }
 
 #[test]
