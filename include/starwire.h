@@ -58,11 +58,14 @@
 // May wait for something other than an edge of its graph, or is waited for in this way.
 #define SW_OP_WAITS 128
 
-// Finishes in the time that its arithmetic takes: it waits for nothing and touches no file.
-#define SW_OP_IS_PROMPT 256
+// Takes time and memory linear in its inputs and outputs, and the dimensions of its outputs follow from those of its
+// inputs, if its last inputs are constants: as many as the flags shifted right by SW_OP_CONSTANTS_SHIFT say.
+#define SW_OP_IS_LINEAR 256
 
 // All state of its kernel is found by name: several sessions may share a kernel.
 #define SW_OP_IS_SHAREABLE 512
+
+#define SW_OP_CONSTANTS_SHIFT 16
 
 // sw_plan_node.flags: has effects beyond its outputs, or is not known to have none.
 #define SW_NODE_IS_STATEFUL 1
@@ -428,8 +431,10 @@ typedef struct sw_star_request {
   int64_t step_id;
   // The reply carries the statistics of the kernels.
   uint32_t trace;
-  // The plan is cheap enough for this thread.
+  // The plan is cheap enough for this thread, with feeds as large as those of a run elsewhere that was short.
   uint32_t run_inline;
+  // The longest run that is short.
+  uint64_t short_ns;
   const struct sw_star_keep *keeps;
   size_t n_keeps;
   // The table of feeds.

@@ -48,8 +48,16 @@ bool HasFunctions(const tensorflow::NodeDef& node) {
   return false;
 }
 
-bool IsPrompt(const tensorflow::NodeDef& node) {
-  return (KnowledgeOf(node.op()) & SW_OP_IS_PROMPT) != 0 && !HasFunctions(node);
+bool IsLinear(const tensorflow::NodeDef& node, const std::function<bool(const std::string& name)>& is_constant) {
+  const uint32_t known = KnowledgeOf(node.op());
+  if ((known & SW_OP_IS_LINEAR) == 0 || HasFunctions(node)) return false;
+  uint32_t constants = known >> SW_OP_CONSTANTS_SHIFT;
+  for (auto input = node.input().rbegin(); input != node.input().rend() && constants > 0; ++input) {
+    if (!input->empty() && input->front() == '^') continue;
+    if (!is_constant(input->substr(0, input->find(':')))) return false;
+    --constants;
+  }
+  return constants == 0;
 }
 
 bool IsVariable(const Node& node) { return (KnowledgeOf(node.type_string()) & SW_OP_IS_VARIABLE) != 0; }

@@ -3,6 +3,7 @@
 #define STARWIRE_CC_GRAPH_OPERATIONS_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "tensorflow/core/framework/node_def.pb.h"
@@ -16,9 +17,9 @@ uint32_t KnowledgeOf(const std::string& op);
 // Whether the node calls a function of the graph's library. The function itself is not examined.
 bool HasFunctions(const tensorflow::NodeDef& node);
 
-// Whether the node is known to finish in the time that its arithmetic takes, so that it can run on a thread that others
-// wait for.
-bool IsPrompt(const tensorflow::NodeDef& node);
+// Whether the node takes time and memory linear in its inputs and outputs, whose dimensions follow from those of its
+// inputs. `is_constant`: of the node with this name.
+bool IsLinear(const tensorflow::NodeDef& node, const std::function<bool(const std::string& name)>& is_constant);
 
 // Whether the node is a variable, rather than a constant or something else that is found by name.
 bool IsVariable(const tensorflow::Node& node);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
+#include <unordered_set>
 #include <utility>
 
 #include "cc/graph/operations.h"
@@ -59,7 +61,14 @@ Status StarPlan::Compile(std::shared_ptr<tensorflow::WorkerSession> session, con
     return status;
   }
   plan->may_wait_ = plan->subgraph_->is_async();
-  for (const tensorflow::NodeDef& node : graph.node()) plan->may_wait_ = plan->may_wait_ || !IsPrompt(node);
+  std::unordered_set<std::string> constants;
+  for (const tensorflow::NodeDef& node : graph.node()) {
+    if (node.op() == "Const") constants.insert(node.name());
+  }
+  const auto is_constant = [&constants](const std::string& name) { return constants.count(name) != 0; };
+  for (const tensorflow::NodeDef& node : graph.node()) {
+    plan->may_wait_ = plan->may_wait_ || !IsLinear(node, is_constant);
+  }
   plan->needs_rendezvous_ = CallsFunctions(graph);
   plan->needs_container_ = has_state || plan->needs_rendezvous_;
   *out = plan;

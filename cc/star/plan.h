@@ -10,6 +10,7 @@
 #include "cc/base/background_queue.h"
 #include "cc/base/compat.h"
 #include "cc/executor/session_subgraph.h"
+#include "cc/star/feed_sizes.h"
 #include "cc/star/object.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"
 #include "tensorflow/core/framework/graph.pb.h"
@@ -42,8 +43,11 @@ class StarPlan : public StarObject {
   // How many of the last feeds are handles.
   size_t num_handles() const { return num_handles_; }
 
-  // Some kernel may wait or take long.
+  // Some kernel may wait, or may take long with feeds of any size.
   bool may_wait() const { return may_wait_; }
+
+  // The sizes of the feeds of runs that were short.
+  FeedSizes* short_runs() { return &short_runs_; }
 
  private:
   StarPlan() = default;
@@ -56,6 +60,7 @@ class StarPlan : public StarObject {
   std::unique_ptr<SessionSubgraph> subgraph_;
   size_t num_handles_ = 0;
   bool may_wait_ = true;
+  FeedSizes short_runs_;
   bool needs_container_ = false;
   bool needs_rendezvous_ = false;
 };

@@ -42,6 +42,7 @@ StarRun::StarRun(std::shared_ptr<StarService> service, const sw_star_request& re
       plan_(PlanOf(request.plan)),
       session_(AsString(request.session)),
       wants_trace_(request.trace != 0),
+      short_ns_(request.short_ns),
       keeps_(request.keeps, request.keeps + request.n_keeps),
       started_(Clock::now()) {
   args.step_id = request.step_id;
@@ -97,7 +98,8 @@ bool StarRun::Launch() {
   const Status status = Guard(
       "a star call",
       [&] {
-        Status made = MakeFeeds(&names_peer, &late);
+        Status made = has_feeds_ ? OkStatus() : MakeFeeds(&names_peer, &late);
+        if (made.ok() && !late) late = IsTooLarge();
         if (made.ok() && !late) Go();
         return made;
       },
@@ -150,7 +152,14 @@ Status StarRun::MakeFeeds(bool* names_peer, bool* late) {
     feeds.push_back(found->tensor);
   }
   values_.clear();
+  has_feeds_ = true;
   return OkStatus();
+}
+
+bool StarRun::IsTooLarge() {
+  if (plan_->may_wait()) return false;
+  if (size_.empty()) size_ = SizeOf(feeds);
+  return alone_ && !plan_->short_runs()->Cover(size_);
 }
 
 Status StarRun::FindHandles(bool* late) {
@@ -260,6 +269,7 @@ Status StarRun::Answer() {
   outcome.ran_inline = alone_ ? 1 : 0;
   outcome.run_ns = Nanos(Clock::now() - started_);
   outcome.cost_ns = plan_->subgraph().CostNanos();
+  if (!alone_ && outcome.run_ns <= short_ns_) plan_->short_runs()->Add(std::move(size_));
   values.clear();
   Leave();
   for (auto& value : kept) value.release();

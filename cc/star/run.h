@@ -14,6 +14,7 @@
 #include "cc/base/handles.h"
 #include "cc/executor/subgraph.h"
 #include "cc/star/call_codec.h"
+#include "cc/star/feed_sizes.h"
 #include "cc/star/object.h"
 #include "cc/star/plan.h"
 #include "cc/star/value_codec.h"
@@ -46,12 +47,14 @@ class StarRun : public Step, public StarObject {
 
   // Finds the feeds in the body and in slots.
   Status Read(const sw_star_request& request, BodyHandle body);
-  // Makes the feeds and starts the kernels. False if that has to wait, which a reactor cannot.
+  // Makes the feeds and starts the kernels. False if that has to wait or may take long, which a reactor cannot.
   bool Launch();
   // *late: a handle is not there yet. Call it again where it may wait.
   Status MakeFeeds(bool* names_peer, bool* late);
   // Replaces the value that names handles by the handles.
   Status FindHandles(bool* late);
+  // The feeds are larger than those of short runs, and this is a reactor.
+  bool IsTooLarge();
   void Go();
   Status Answer();
   void Fail(const Status& status, bool names_peer);
@@ -64,10 +67,13 @@ class StarRun : public Step, public StarObject {
   StarObjectPtr<StarPlan> plan_;  // until End()
   const std::string session_;
   const bool wants_trace_;
+  const uint64_t short_ns_;
   const std::vector<StarKeep> keeps_;
   bool alone_ = false;  // on a reactor
   ValueDecoder cargo_;
   bool has_values_ = false;
+  bool has_feeds_ = false;
+  FeedSize size_;
   std::vector<StarValue> values_;  // of the cargo
   // What the slots hold, in their order; null: the slot is empty.
   std::vector<uint32_t> slots_;

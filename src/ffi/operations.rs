@@ -21,10 +21,12 @@ pub const SW_OP_UPDATES: u32 = 32;
 pub const SW_OP_FORWARDS: u32 = 64;
 /// May wait for something other than an edge of its graph, or is waited for in this way.
 pub const SW_OP_WAITS: u32 = 128;
-/// Finishes in the time that its arithmetic takes: it waits for nothing and touches no file.
-pub const SW_OP_IS_PROMPT: u32 = 256;
+/// Takes time and memory linear in its inputs and outputs, and the dimensions of its outputs follow from those of its
+/// inputs, if its last inputs are constants: as many as the flags shifted right by SW_OP_CONSTANTS_SHIFT say.
+pub const SW_OP_IS_LINEAR: u32 = 256;
 /// All state of its kernel is found by name: several sessions may share a kernel.
 pub const SW_OP_IS_SHAREABLE: u32 = 512;
+pub const SW_OP_CONSTANTS_SHIFT: u32 = 16;
 
 /// The SW_OP_... flags of an operation of TensorFlow. 0: it is not in the table, and nothing may be assumed about it.
 #[unsafe(no_mangle)]
@@ -51,10 +53,11 @@ fn flags(it: Knowledge) -> u32 {
         (SW_OP_UPDATES, it.updates),
         (SW_OP_FORWARDS, it.forwards),
         (SW_OP_WAITS, it.waits),
-        (SW_OP_IS_PROMPT, it.is_prompt()),
+        (SW_OP_IS_LINEAR, it.linear.is_some()),
         (SW_OP_IS_SHAREABLE, it.is_shareable()),
     ]
     .into_iter()
     .filter(|(_, set)| *set)
     .fold(SW_OP_KNOWN, |all, (flag, _)| all | flag)
+        | u32::from(it.linear.unwrap_or(0)) << SW_OP_CONSTANTS_SHIFT
 }

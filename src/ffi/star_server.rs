@@ -44,8 +44,10 @@ pub struct sw_star_request {
     pub step_id: i64,
     /// The reply carries the statistics of the kernels.
     pub trace: u32,
-    /// The plan is cheap enough for this thread.
+    /// The plan is cheap enough for this thread, with feeds as large as those of a run elsewhere that was short.
     pub run_inline: u32,
+    /// The longest run that is short.
+    pub short_ns: u64,
     pub keeps: *const sw_star_keep,
     pub n_keeps: usize,
     /// The table of feeds.
@@ -250,7 +252,7 @@ impl StarHost for CStar {
     fn run(&self, call: StarCall<'_, Self>) -> Option<Object> {
         let run = self.handlers.run?;
         let (session, table) = (sw_bytes::of(call.session()), sw_bytes::of(call.table()));
-        let StarCall { ticket, plan, step, keeps, trace, inline, slots, body, .. } = call;
+        let StarCall { ticket, plan, step, keeps, trace, inline, short, slots, body, .. } = call;
         // They lie in the body, which stays where it is until sw_body_free.
         let (parts, n_parts) = (body.pieces().as_ptr().cast(), body.pieces().len());
         let slots = sw_star_slots(slots);
@@ -261,6 +263,7 @@ impl StarHost for CStar {
             step_id: step,
             trace: trace.into(),
             run_inline: inline.into(),
+            short_ns: u64::try_from(short.as_nanos()).unwrap_or(u64::MAX),
             keeps: keeps.as_ptr().cast(),
             n_keeps: keeps.len(),
             table,

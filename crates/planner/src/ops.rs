@@ -34,12 +34,19 @@ pub struct Knowledge {
     pub waits: bool,
     /// Reads or writes files.
     pub files: bool,
+    /// Takes time and memory linear in its inputs and outputs, and the dimensions of its outputs follow from those of
+    /// its inputs, if the last so many inputs are constants.
+    pub linear: Option<u8>,
 }
 
 impl Knowledge {
     fn parse(words: &str) -> Option<Self> {
         let mut all = Self::default();
         for word in words.split_whitespace() {
+            if let (Some(constants), Ok(number)) = (&mut all.linear, word.parse()) {
+                *constants = number;
+                continue;
+            }
             let field = match word {
                 "pure" => &mut all.pure,
                 "constant" => &mut all.constant,
@@ -53,6 +60,10 @@ impl Knowledge {
                 "session" => &mut all.session,
                 "waits" => &mut all.waits,
                 "files" => &mut all.files,
+                "linear" => {
+                    all.linear = Some(0);
+                    continue;
+                }
                 _ => return None,
             };
             *field = true;
@@ -65,11 +76,6 @@ impl Knowledge {
     /// Has no observable effect beyond its outputs.
     pub fn is_pure(self) -> bool {
         self.pure || self.control
-    }
-
-    /// Takes only as long as its arithmetic: it neither waits nor touches the disk.
-    pub fn is_prompt(self) -> bool {
-        !self.waits && !self.files
     }
 
     /// Its kernel keeps no state except in objects found by name, so several sessions can share one kernel.
@@ -124,6 +130,7 @@ mod tests {
             assert!(!(it.is_pure() && (effects || it.reads || it.variable)), "{name} is pure and is not");
             assert!(!(it.reads && (effects || it.forwards)), "{name} only reads and does not");
             assert!(!it.variable || it.named, "{name} is a variable without a name");
+            assert!(it.linear.is_none() || !(it.waits || it.files), "{name} is linear and waits");
         }
     }
 
@@ -135,8 +142,15 @@ mod tests {
         let known = |name: &str| knowledge(name).unwrap_or_default();
         assert!(known("Mul").pure && known("Const").constant && known("Const").named);
         assert!(known("AssignAdd").updates && known("AssignAdd").forwards && !known("CountUpTo").forwards);
-        assert!(known("ReadFile").files && !known("ReadFile").is_prompt() && known("ReadFile").is_shareable());
-        assert!(known("_Send").waits && !known("_Send").is_prompt() && known("_Recv").waits);
+        assert!(known("ReadFile").files && known("ReadFile").is_shareable());
+        assert!(known("_Send").waits && known("_Recv").waits);
+        assert_eq!(
+            (known("Mul").linear, known("GatherV2").linear, known("OneHot").linear),
+            (Some(0), Some(1), Some(3))
+        );
+        for name in ["MatMul", "Fill", "RandomUniform", "Unique", "NextIteration", "Print", "ReadFile", "_Send"] {
+            assert_eq!(known(name).linear, None, "{name}");
+        }
         // A lookup in an embedding variable counts the key, and may add it.
         let lookup = known("KvResourceGather");
         assert!(lookup.updates && !lookup.reads && known("KvVarHandleOp").variable && known("KvVariableShape").reads);

@@ -53,6 +53,9 @@ bool HasReference(const OpDef& op) {
   return false;
 }
 
+bool AnyConstant(const std::string&) { return true; }
+bool NoConstant(const std::string&) { return false; }
+
 bool TakesFunctions(const OpDef& op) {
   for (const auto& attr : op.attr()) {
     if (attr.type() == "func" || attr.type() == "list(func)") return true;
@@ -141,17 +144,48 @@ TEST(Operations, UnknownOperationsMayDoAnything) {
     tensorflow::NodeDef node;
     node.set_op(name);
     EXPECT_EQ(KnowledgeOf(name), 0u) << name;
-    EXPECT_FALSE(IsPrompt(node)) << name;
+    EXPECT_FALSE(IsLinear(node, AnyConstant)) << name;
   }
   for (const char* name : {"_Send", "_Recv"}) {
     tensorflow::NodeDef node;
     node.set_op(name);
     EXPECT_NE(KnowledgeOf(name) & SW_OP_WAITS, 0u) << name;
-    EXPECT_FALSE(IsPrompt(node)) << name;
+    EXPECT_FALSE(IsLinear(node, AnyConstant)) << name;
   }
   tensorflow::NodeDef read;
   read.set_op("ReadFile");
-  EXPECT_FALSE(IsPrompt(read)) << "no file is read by a thread that others wait for";
+  EXPECT_FALSE(IsLinear(read, AnyConstant)) << "no file is read by a thread that others wait for";
+}
+
+TEST(Operations, AShapeThatIsFedIsNotLinear) {
+  tensorflow::NodeDef add, gather;
+  add.set_op("AddV2");
+  add.add_input("a");
+  add.add_input("b");
+  EXPECT_TRUE(IsLinear(add, NoConstant));
+  gather.set_op("GatherV2");
+  for (const char* input : {"params", "ids:1", "axis", "^before"}) gather.add_input(input);
+  EXPECT_FALSE(IsLinear(gather, NoConstant));
+  EXPECT_TRUE(IsLinear(gather, [](const std::string& name) { return name == "axis"; }));
+  gather.mutable_input()->RemoveLast();
+  gather.mutable_input()->RemoveLast();
+  gather.mutable_input()->RemoveLast();
+  gather.mutable_input()->RemoveLast();
+  EXPECT_FALSE(IsLinear(gather, AnyConstant)) << "it has no axis";
+}
+
+TEST(Operations, LinearOperationsHaveTheConstantsThatTheyNeed) {
+  for (const std::string& name : Table()) {
+    const OpDef* op = Find(name);
+    const uint32_t known = KnowledgeOf(name);
+    if (op == nullptr || (known & SW_OP_IS_LINEAR) == 0) continue;
+    const auto constants = static_cast<int>(known >> SW_OP_CONSTANTS_SHIFT);
+    ASSERT_GE(op->input_arg_size(), constants) << name;
+    for (int i = 0; i < constants; ++i) {
+      const auto& arg = op->input_arg(op->input_arg_size() - 1 - i);
+      EXPECT_TRUE(arg.number_attr().empty() && arg.type_list_attr().empty()) << name << " " << arg.name();
+    }
+  }
 }
 
 tensorflow::Node* Variable(tensorflow::Graph* graph, const std::string& name, const std::string& shared) {

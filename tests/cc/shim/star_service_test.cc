@@ -30,6 +30,43 @@ TEST_F(StarServiceTest, CheapPlansRunOnTheReactor) {
   EXPECT_GT(ps_->Metric("calls_inline_total"), 50);
 }
 
+TEST_F(StarServiceTest, LargerFeedsThanThoseOfShortRunsLeaveTheReactor) {
+  Restart({{"STARWIRE_STAR_INLINE_US", "1000000"}});
+  const std::string push = Push("v");
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(Do("one", push, {Floats({1})}).status.ok());
+  double inlined = ps_->Metric("calls_inline_total");
+  EXPECT_GT(inlined, 0);
+  const auto on_reactor = [&](const Tensor& feed) {
+    EXPECT_TRUE(Do("one", push, {feed}).status.ok());
+    const double before = inlined;
+    inlined = ps_->Metric("calls_inline_total");
+    return inlined - before;
+  };
+  EXPECT_EQ(on_reactor(Floats({1, 2})), 1) << "not more than twice as large";
+  EXPECT_EQ(on_reactor(Floats({1, 2, 3})), 0);
+  EXPECT_EQ(on_reactor(Floats({1, 2, 3})), 1) << "that run was short";
+  EXPECT_EQ(on_reactor(Tensor(DT_FLOAT, TensorShape({1, 1}))), 0) << "other dimensions";
+  EXPECT_EQ(on_reactor(Floats({})), 1);
+}
+
+TEST_F(StarServiceTest, AShapeThatIsFedIsNothingForAReactor) {
+  Restart({{"STARWIRE_STAR_INLINE_US", "1000000"}});
+  Plan plan;
+  plan.Arg(0, "shape", tensorflow::DT_INT32);
+  Tensor value(DT_FLOAT, TensorShape({}));
+  value.scalar<float>()() = 1;
+  plan.Constant("value", value);
+  NodeDef* fill = plan.Add("fill", "Fill", {"shape", "value"});
+  plan.Type(fill, DT_FLOAT);
+  plan.Type(fill, tensorflow::DT_INT32, "index_type");
+  plan.Retval(0, "fill");
+  const std::string bytes = plan.bytes();
+  Tensor shape(tensorflow::DT_INT32, TensorShape({1}));
+  shape.flat<int32_t>()(0) = 1;
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(Do("one", bytes, {shape}).status.ok());
+  EXPECT_EQ(ps_->Metric("calls_inline_total"), 0) << "the next one may be for gigabytes";
+}
+
 TEST_F(StarServiceTest, NoFileIsReadOnAReactor) {
   Restart({{"STARWIRE_STAR_INLINE_US", "1000000"}});
   Plan plan;

@@ -80,8 +80,9 @@ pub struct StarCall<'a, S: StarHost> {
     pub keeps: Vec<Keep>,
     /// The reply carries the statistics of the kernels.
     pub trace: bool,
-    /// The plan is cheap enough for this thread.
+    /// The plan is cheap enough for this thread, with feeds as large as those of a run elsewhere that was `short`.
     pub inline: bool,
+    pub short: Duration,
     pub slots: Slots<'a, S::Value>,
     pub body: Box<InBody>,
     pub(crate) session: Range<usize>,

@@ -23,7 +23,7 @@ pub(super) const TICK: Duration = Duration::from_secs(5);
 const TRIAL_RUNS: u32 = 3;
 /// After a run on a reactor that took this many times as long as it may, the next ones take place elsewhere: another
 /// thread may be holding a variable.
-const TOO_LONG: u32 = 4;
+pub(super) const TOO_LONG: u32 = 4;
 const BANISHED_FOR: i32 = 100;
 
 /// A compiled plan and its history.

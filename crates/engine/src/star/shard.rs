@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::server::{FoundPlan, ServedPlan, TICK};
+use super::server::{FoundPlan, ServedPlan, TICK, TOO_LONG};
 use super::steps::Steps;
 use crate::api::{Host, Ticket};
 use crate::api::{InBody, OutPayload};
@@ -204,7 +204,9 @@ impl<H: Host> StarShard<H> {
         let Request { body, keeps, trace, session, table } = request;
         let inline = !trace && plan.runs_inline(self.inline);
         let slots = self.steps.slots(ticket.conn, step);
-        let call = StarCall { ticket, plan: &plan.plan, step, keeps, trace, inline, slots, body, session, table };
+        let short = self.inline * TOO_LONG;
+        let call =
+            StarCall { ticket, plan: &plan.plan, step, keeps, trace, inline, short, slots, body, session, table };
         let run = self.shared.host.star().and_then(|host| host.run(call));
         Stage::Running(plan, run)
     }
