@@ -185,6 +185,10 @@ fuzz-graphs: build #- Compare random graphs over grpc and every protocol, bit fo
 	@scripts/venv-install "$(VENV)" pytest
 	@STARWIRE_LIBRARY="$$PWD/$(PLUGIN)" "$(PYTHON)" tests/fuzz_graphs/run.py $(if $(filter file,$(origin FUZZ_SECONDS)),--seconds 300,--seconds $(FUZZ_SECONDS)) $(ARGS)
 
+.PHONY: histories
+histories: build #- Kill, stop and cut off tasks at random, and check from the recorded history that no update is lost or doubled (5 min; ARGS="--seconds 3600 --seed 7")
+	@STARWIRE_LIBRARY="$$PWD/$(PLUGIN)" "$(PYTHON)" tests/histories/run.py $(ARGS)
+
 # ---- ship it
 
 .PHONY: wheels

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic, and its numbers are small")]
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use starwire_protocol::{Field, LAYOUTS, Layout, Sender};
@@ -296,4 +297,66 @@ fn every_promise_of_the_protocol_has_a_test() {
     for number in numbers {
         assert!(sources.contains(&format!("fn p{number:02}_")), "P{number} has no test");
     }
+}
+
+/// The names of all functions and gtests in a folder.
+fn functions(folder: &Path, names: &mut HashSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            functions(&path, names);
+        } else if path.extension().is_some_and(|e| e == "rs" || e == "py" || e == "cc") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            for line in text.lines() {
+                let gtest = line.strip_prefix("TEST").and_then(|rest| rest.split_once('(')?.1.split_once(')'));
+                let function = line.split_once("fn ").or_else(|| line.split_once("def "));
+                names.extend(function.and_then(|(_, rest)| Some(rest.split_once('(')?.0.to_owned())));
+                if let Some((suite, name)) = gtest.and_then(|(both, _)| both.split_once(", ")) {
+                    names.extend([name.to_owned(), format!("{suite}.{name}")]);
+                }
+            }
+        }
+    }
+}
+
+/// The words between backticks, without the parameters of tests.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2).map(|word| word.split('[').next().unwrap_or(word))
+}
+
+#[test]
+fn tests_that_documents_name_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut known = HashSet::new();
+    ["crates", "src", "tests"].iter().for_each(|folder| functions(&root.join(folder), &mut known));
+    let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
+    let (security, record) = (read("SECURITY.md"), read("docs/record.md"));
+    let rows = record.lines().filter(|line| line.starts_with("| ") && line.matches(" | ").count() == 4);
+    let last = rows.filter_map(|row| row.rsplit(" | ").next());
+    let is_commit = |word: &str| word.len() == 7 && word.chars().all(|c| c.is_ascii_hexdigit());
+    let names = quoted(&security).filter(|word| word.starts_with("test_"));
+    let names: Vec<&str> = names.chain(last.flat_map(quoted).filter(|word| !is_commit(word))).collect();
+    assert!(names.len() > 150, "{}", names.len());
+    let missing: Vec<&str> = names.into_iter().filter(|name| !known.contains(*name)).collect();
+    assert!(missing.is_empty(), "no such tests: {missing:?}");
+}
+
+#[test]
+fn the_record_counts_its_rows() {
+    let record = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/record.md")).unwrap();
+    let cells = |row: &str| row.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let (counts, kinds) = record.split_once("\n## ").unwrap();
+    let mut of_all = [0; 6];
+    for kind in kinds.split("\n## ") {
+        let title = kind.lines().next().unwrap();
+        let rows: Vec<_> = kind.lines().filter(|line| line.starts_with("| ")).skip(1).map(cells).collect();
+        let by = |who: &str| rows.iter().filter(|row| row[1] == who).count();
+        let found = [by("test"), by("fuzzer"), by("review"), by("attack"), by("user"), rows.len()];
+        assert_eq!(found[..5].iter().sum::<usize>(), rows.len(), "{title}: somebody else noticed a defect");
+        let row = counts.lines().find(|line| line.starts_with(&format!("| [{title}]"))).expect(title);
+        assert_eq!(cells(row)[1..], found.map(|n| n.to_string()), "{title}");
+        found.iter().zip(&mut of_all).for_each(|(n, all)| *all += n);
+    }
+    let last = counts.lines().find(|line| line.starts_with("| **all**")).unwrap();
+    assert_eq!(cells(last)[1..], of_all.map(|n| n.to_string()));
 }

@@ -13,6 +13,7 @@ def jobs(s):
     marked = [path for path in quick.files("python") if any(f"mark.{word}" in (quick.ROOT / path).read_text() for word in ("deep", "quick"))]
     deep = {"environment": {"STARWIRE_DEEP_TESTS": "1"}, "memory": 12, "limit": 1800}
     fuzz = f"{s.library} && {s.python} tests/fuzz_graphs/run.py --seed $RANDOM --seconds 300 --stop"
+    histories = f"{s.library} && {s.python} tests/histories/run.py --seed $RANDOM --seconds 300"
     return [
         *(s.end_to_end("deep", path, "-m deep", **deep) for path in marked),
         # The pace of a training under attack is a measurement, which takes several rounds.
@@ -21,6 +22,7 @@ def jobs(s):
         quick.Job("undefined", "scripts/sanitize shim", needs=("plugin", "core"), cores=2, memory=8, limit=3600, expected=480),
         quick.Job("fuzz-graphs", fuzz, needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
         quick.Job("fuzz-functions", f"{fuzz} --only functions", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
+        quick.Job("histories", histories, needs=("plugin", "packages"), cores=1, memory=6, limit=1800, expected=330),
         quick.Job("fuzz", f"{s.make} fuzz FUZZ_SECONDS=30", needs=("plugin", "packages"), cores=2, memory=6, limit=1800, expected=420),
         quick.Job("rdma", "tests/rdma/run driver doctor kill engine", needs=("core",), memory=4, limit=2400, expected=300),
         quick.Job("rdma-train", "tests/rdma/run train", needs=("plugin", "packages"), memory=6, limit=2400, expected=400),

@@ -1,0 +1,292 @@
+"""Random histories under faults: workers push, pull, write and read while a nemesis kills, stops and cuts off tasks; then a checker that knows only the
+recorded history decides whether each update that was acknowledged is there exactly once, and each other one at most once.
+
+    make histories                                             # 5 minutes, protocols in turn
+    make histories ARGS="--seconds 3600 --seed 7 --protocols star_server,grpc++ --proof tls"
+    make histories ARGS="--seed 7 --protocols star_server --plant repeat"   # must find it: drop, repeat or swap
+    make histories ARGS="--seed 7 --protocols star_server --shrink"         # fewer faults of a run that failed
+
+A seed decides the faults and their times, the steps of each worker and the protocol; the machine decides how they meet.
+"""
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # of the tasks
+
+import checker  # noqa: E402
+import cluster as harness  # noqa: E402
+import workload  # noqa: E402
+import proxy  # noqa: E402
+
+PROTOCOLS = ("grpc++", "star_server", "star_server_lite")
+SERVERS, WORKERS = 2, 2
+# After the last fault, each worker makes a step with each server within these seconds.
+RECOVERY_S = 90
+KEEPALIVE = {"STARWIRE_UNIX": "off", "STARWIRE_KEEPALIVE_MS": 1000, "STARWIRE_KEEPALIVE_TIMEOUT_MS": 2000}
+
+
+def faults(seed, seconds):
+    """Returns [(time, word, arguments, seconds that it lasts)]."""
+    chance, found, now = random.Random(f"faults {seed}"), [], 4.0
+    words = {"kill_server": 3, "kill_worker": 2, "stop_server": 3, "stop_worker": 2, "cut": 4, "delay": 2, "reset": 4, "no_descriptors": 1}
+    while now < seconds - 6:
+        word = chance.choices(list(words), list(words.values()))[0]
+        server, worker = chance.randrange(SERVERS), chance.randrange(WORKERS)
+        direction = chance.choice([(True, True), (True, False), (False, True)])
+        back = chance.random() < 0.3  # the server's connection to the worker
+        found.append((now, word, {"server": server, "worker": worker, "direction": direction, "back": back}, chance.choice([0.1, 0.5, 2.0, 5.0])))
+        now += chance.expovariate(1 / 2.5)
+    return found
+
+
+class History:
+    """One run: a cluster, its faults, and what has come of it."""
+
+    def __init__(self, runner, folder, seed, protocol, plant):
+        self.folder, self.seed, self.protocol, self.plant = folder, seed, protocol, plant
+        self.network = proxy.Network()
+        self.cluster = harness.Cluster(runner, protocol, {"ps": SERVERS, "worker": WORKERS}, environment=KEEPALIVE, start=False)
+        self.links = {}
+        real = self.cluster.spec
+        self.specs = {}
+        for job, index in [("ps", n) for n in range(SERVERS)] + [("worker", n) for n in range(WORKERS)]:
+            self.specs[job, index] = {other: [self._address(job, index, other, n) for n in range(len(real[other]))] for other in real}
+        self.events, self.done, self.summary = [], [], {}
+        tasks = [self._begin(*key) for key in self.specs]
+        for task in tasks:
+            task.result(harness.START_TIMEOUT)
+        for worker in range(WORKERS):
+            self._work(worker)
+
+    def _address(self, job, index, other, number):
+        address = self.cluster.spec[other][number]
+        if (job, index) == (other, number) or job == other:
+            return address
+        link = self.links[job, index, other, number] = proxy.Link(self.network, address)
+        return link.address
+
+    def _begin(self, job, index):
+        return self.cluster.begin_start(job, index, spec=self.specs[job, index])
+
+    def _work(self, worker):
+        self.cluster["worker", worker].begin(workload.work, self.cluster.target("worker", worker), worker, SERVERS, str(self.folder), self.seed, self.plant)
+
+    def link(self, server, worker, back, **_):
+        return self.links[("ps", server, "worker", worker) if back else ("worker", worker, "ps", server)]
+
+    # Each fault returns what undoes it.
+
+    def cut(self, direction, **who):
+        link = self.link(**who)
+        link.cut(*direction)
+        return link.heal
+
+    def delay(self, **who):
+        link = self.link(**who)
+        link.delay = 0.05
+        return link.heal
+
+    def reset(self, **who):
+        self.link(**who).reset()
+
+    def _stop(self, job, index):
+        pid = self.cluster[job, index].pid
+        os.kill(pid, signal.SIGSTOP)
+        return lambda: os.kill(pid, signal.SIGCONT)
+
+    def stop_server(self, server, **_):
+        return self._stop("ps", server)
+
+    def stop_worker(self, worker, **_):
+        return self._stop("worker", worker)
+
+    def no_descriptors(self, server, **_):
+        pid = self.cluster["ps", server].pid
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
+        return lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+    def kill_server(self, server, **_):
+        kill = {"what": "kill", "server": server, "begin": time.monotonic()}
+        self.cluster["ps", server].kill()
+        self.events.append({**kill, "end": time.monotonic()})
+        return lambda: self._begin("ps", server).result(harness.START_TIMEOUT)
+
+    def kill_worker(self, worker, **_):
+        worker = max(worker, 1)  # the chief gives variables their values
+        self.cluster["worker", worker].kill()
+
+        def undo():
+            self._begin("worker", worker).result(harness.START_TIMEOUT)
+            self._work(worker)
+
+        return undo
+
+    def run(self, plan, seconds):
+        """Carries the faults out, waits until everybody makes steps again, and returns the violations."""
+        begun, wrong = time.monotonic(), []
+        undo = []  # (time, function)
+        with contextlib.ExitStack() as last:
+            last.callback(lambda: [function() for _, function in undo])
+            for at, word, arguments, lasts in [*plan, (seconds, None, {}, 0)]:
+                while (now := time.monotonic() - begun) < at:
+                    due = [entry for entry in undo if entry[0] <= now]
+                    undo[:] = [entry for entry in undo if entry[0] > now]
+                    for _, function in due:
+                        function()
+                    time.sleep(0.02)
+                gone = {key for key, task in self.cluster.tasks.items() if task.poll() is not None}
+                if word is None or ("ps", arguments["server"]) in gone or ("worker", max(arguments["worker"], 1)) in gone:
+                    continue
+                self.done.append(word)
+                ends = getattr(self, word)(**arguments)
+                if ends is not None:
+                    undo.append((time.monotonic() - begun + lasts, ends))
+        calm = time.monotonic()
+        wrong += self._recovers(calm)
+        (self.folder / "end").touch()
+        for worker in range(WORKERS):
+            try:
+                self.cluster["worker", worker].result(60)
+            except (harness.TaskTimeout, harness.TaskDied, harness.RemoteError) as error:
+                wrong.append(f"worker {worker} does not end: {str(error)[:3000]}")
+        for task in self.cluster.tasks.values():
+            wrong += task.complaints()
+        return wrong + self._check(calm)
+
+    def recorded(self):
+        """Returns the events of all workers. The last one of a worker that was killed has no end."""
+        events = list(self.events)
+        for path in sorted(self.folder.glob("worker*.jsonl")):
+            latest = None
+            for line in path.read_text().splitlines():
+                with contextlib.suppress(json.JSONDecodeError):  # the worker was killed while it wrote
+                    event = json.loads(line)
+                    if latest is not None and latest["begin"] != event["begin"]:
+                        events.append(latest)
+                    latest = event
+            if latest is not None:
+                events.append(latest)
+        return events
+
+    def _recovers(self, calm):
+        missing = []
+        server_of, _ = workload.variables(SERVERS)
+        while time.monotonic() < calm + RECOVERY_S:
+            done = {
+                (event["worker"], server_of[name])
+                for event in self.recorded() if event["what"] in checker.CHECKS and event["ok"] and event["begin"] > calm
+                for name in event["names"]
+            }
+            missing = [f"worker {worker} with server {server}" for worker in range(WORKERS) for server in range(SERVERS) if (worker, server) not in done]
+            if not missing:
+                return []
+            time.sleep(0.3)
+        for task in self.cluster.tasks.values():
+            task.dump_stacks()
+        return [f"no step within {RECOVERY_S} s after the last fault: {', '.join(missing)}"]
+
+    def _check(self, calm):
+        events = self.recorded()
+        wrong, compared = checker.check(events, *workload.variables(SERVERS))
+        server_of, _ = workload.variables(SERVERS)
+        final = {name for event in events if event["what"] == "read" and event["ok"] and event["begin"] > calm for name in event["values"]}
+        if missing := set(server_of) - final:
+            wrong.append(f"never read at the end: {sorted(missing)}")
+        updates = [event for event in events if event["what"] in checker.CHECKS]
+        self.summary = {
+            "updates": len(updates), "acknowledged": sum(event["ok"] for event in updates), "variables compared": compared,
+            "checkpoints": sum(event["what"] == "read" and event["ok"] and "saved" in event for event in events), "faults": dict(collections.Counter(self.done)),
+        }
+        return wrong
+
+    def close(self):
+        self.cluster.close()
+        self.network.close()
+
+
+def once(runner, out, seed, protocol, seconds, plant=None, plan=None):
+    """Returns the violations of one run, and what it has done."""
+    plan = faults(seed, seconds) if plan is None else plan
+    folder = out / f"{protocol}-{seed}"
+    for old in folder.glob("**/*") if folder.exists() else ():
+        if old.is_file():
+            old.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    history = History(runner, folder, seed, protocol, plant)
+    try:
+        wrong = history.run(plan, seconds)
+        return wrong, history.summary
+    finally:
+        history.close()
+
+
+def shrink(runner, out, options, protocol):
+    """Leaves faults out as long as the run still fails, each tried three times."""
+    plan = faults(options.seed, options.length)
+    size = max(len(plan) // 2, 1)
+    while True:
+        for start in range(0, len(plan), size):
+            fewer = plan[:start] + plan[start + size :]
+            if any(once(runner, out, options.seed, protocol, options.length, plan=fewer)[0] for _ in range(3)):
+                plan = fewer
+                break
+        else:
+            if size == 1:
+                return plan
+            size //= 2
+        print(f"fails with {len(plan)} faults", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=300, help="of all runs together")
+    parser.add_argument("--length", type=float, default=40, help="seconds of faults in one run")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--protocols", default=",".join(PROTOCOLS))
+    parser.add_argument("--proof", choices=["none", "secret", "tls", "turns"], default="turns")
+    parser.add_argument("--plant", choices=["drop", "repeat", "swap"], help="a fault that the checker must find")
+    parser.add_argument("--shrink", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("target/histories"))
+    options = parser.parse_args()
+    protocols, begun, seed, failed = options.protocols.split(","), time.monotonic(), options.seed, 0
+    while True:
+        proof = ["none", "secret", "tls"][seed % 3] if options.proof == "turns" else options.proof
+        os.environ["STARWIRE_TEST_PROOF"] = proof
+        if proof == "none":
+            del os.environ["STARWIRE_TEST_PROOF"]
+        for protocol in protocols:
+            runner = harness.Runner(keep=lambda: bool(failed))
+            try:
+                if options.shrink:
+                    print(*shrink(runner, options.out, options, protocol), sep="\n")
+                    return 0
+                wrong, summary = once(runner, options.out, seed, protocol, options.length, options.plant)
+            finally:
+                runner.close()
+            failed += bool(wrong)
+            print(f"seed {seed} {protocol} {proof}: {summary}{' FAILED' if wrong else ''}", flush=True)
+            for line in wrong[:20]:
+                print(f"    {line[:1500]}", flush=True)
+            if wrong:
+                print(f"    again: make histories ARGS=\"--seed {seed} --protocols {protocol} --proof {proof} --seconds 1\"; records: {options.out}, logs: {runner.directory}", flush=True)
+        seed += 1
+        if time.monotonic() - begun > options.seconds or failed and options.plant:
+            break
+    print(f"{failed} histories failed" if failed else "no violation")
+    return 1 if bool(failed) != bool(options.plant) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""The checker of histories against a model that applies updates as a server may, and as it must not; and a short history over each protocol."""
+
+import random
+
+import pytest
+
+import run  # before the others: it says where they are
+
+import checker
+import cluster
+
+SERVER_OF = {"vector": 0, "number": 0, "register": 0}
+KIND_OF = {"vector": "push", "number": "count", "register": "write"}
+
+
+class Model:
+    """A server, its clients and their faults. An update takes effect at once between its begin and its end, or (it failed) at any time after its begin, or never.
+    `plant` spoils one acknowledged update of a kind."""
+
+    def __init__(self, seed, plant=None, kind="push"):
+        self.random, self.now, self.events = random.Random(seed), 0.0, []
+        self.late, self.next, self.values = [], 0, None
+        self.saved = dict(vector=[0.0] * checker.SIZE, number=0, register=0)
+        self.plant = plant and (plant, kind, self.random.randrange(20, 60))
+        self.updates = 0
+        self.spoiled = False
+
+    def time(self):
+        self.now += self.random.random() + 0.001
+        return self.now
+
+    def apply(self, event):
+        if self.values is None:
+            return
+        if event["what"] == "push":
+            self.values["vector"][event["element"]] += 1
+        elif event["what"] == "count":
+            self.values["number"] += 1
+        else:
+            self.values["register"] = event["value"]
+
+    def update(self):
+        kind = self.random.choice(["push", "count", "write"])
+        self.next += 1
+        name = next(name for name, word in KIND_OF.items() if word == kind)
+        event = {"what": kind, "names": [name], "element": self.next, "value": self.next, "begin": self.time(), "ok": self.values is not None and self.random.random() < 0.8}
+        self.updates += 1
+        spoil = self.plant and event["ok"] and kind == self.plant[1] and self.updates >= self.plant[2] and not self.spoiled
+        if event["ok"]:
+            self.spoiled |= bool(spoil)
+            element = self.next + (5000 if spoil and self.plant[0] == "swap" else 0)
+            for _ in range({"drop": 0, "repeat": 2, "swap": 1}[self.plant[0]] if spoil else 1):
+                self.apply({**event, "element": element})
+        elif self.values is not None and self.random.random() < 0.5:
+            self.late.append((self.now + self.random.random() * 5, event))
+        if event["ok"] or self.random.random() < 0.8:
+            event["end"] = self.time()
+        self.events.append(event)
+
+    def read(self):
+        event = {"what": "read", "begin": self.time(), "ok": self.values is not None}
+        if self.values is not None:
+            event["values"] = {"vector": checker.pack(self.values["vector"]), "number": self.values["number"], "register": self.values["register"]}
+            if self.random.random() < 0.3:
+                self.saved = {name: list(value) if name == "vector" else value for name, value in self.values.items()}
+        event["end"] = self.time()
+        self.events.append(event)
+
+    def restart(self):
+        begin = self.time()
+        self.values, self.late = None, []
+        self.events.append({"what": "kill", "server": 0, "begin": begin, "end": self.time()})
+
+    def initialise(self):
+        values = {name: list(value) if name == "vector" else value for name, value in self.saved.items()}
+        begin = self.time()
+        for name, value in values.items():
+            base = checker.pack(value) if name == "vector" else value
+            self.events.append({"what": "init", "name": name, "base": base, "begin": begin, "ok": True})
+        self.values = values
+        end = self.time()
+        for event in self.events[-3:]:
+            event["end"] = end
+
+    def run(self):
+        self.initialise()
+        for _ in range(150):
+            for due, event in [entry for entry in self.late if entry[0] <= self.now]:
+                self.late.remove((due, event))
+                self.apply(event)
+            if self.values is None and self.random.random() < 0.3:
+                self.initialise()
+            choice = self.random.random()
+            if choice < 0.03 and not self.spoiled:
+                self.restart()
+            elif choice < 0.3:
+                self.read()
+            else:
+                self.update()
+        if self.values is None:
+            self.initialise()
+        self.read()
+        return self.events
+
+
+def test_what_a_server_may_do_is_no_violation():
+    compared = 0
+    for seed in range(60):
+        wrong, count = checker.check(Model(seed).run(), SERVER_OF, KIND_OF)
+        assert not wrong, (seed, wrong)
+        compared += count
+    assert compared > 1000
+
+
+@pytest.mark.parametrize("plant, kind", [("drop", "push"), ("repeat", "push"), ("swap", "push"), ("drop", "write")])
+def test_one_wrong_update_is_found(plant, kind):
+    found = spoiled = 0
+    for seed in range(40):
+        model = Model(seed, plant, kind)
+        wrong, _ = checker.check(model.run(), SERVER_OF, KIND_OF)
+        spoiled += model.spoiled
+        found += bool(wrong)
+    # A write that was lost shows only if a read comes before the next write.
+    assert spoiled > 30 and found >= (spoiled if kind == "push" else spoiled // 3), (spoiled, found)
+
+
+@pytest.mark.parametrize("protocol", run.PROTOCOLS)
+def test_a_short_history(protocol, tmp_path):
+    runner = cluster.Runner()
+    try:
+        wrong, summary = run.once(runner, tmp_path, 7, protocol, 12.0)
+    finally:
+        runner.close()
+    assert not wrong, "\n".join(wrong)
+    assert summary["acknowledged"] > 100 and summary["variables compared"] > 100, summary
