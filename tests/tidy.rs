@@ -174,8 +174,9 @@ fn each_coverage_mark_is_expected_by_a_test() {
 }
 
 /// The folders of cc/, from the ground up, and those that each includes.
-const FOLDERS: [(&str, &[&str]); 9] = [
+const FOLDERS: [(&str, &[&str]); 10] = [
     ("base", &[]),
+    ("work_queue", &["base"]),
     ("tensor", &["base"]),
     ("executor", &["base"]),
     ("graph", &["base", "tensor"]),
@@ -183,7 +184,7 @@ const FOLDERS: [(&str, &[&str]); 9] = [
     ("rendezvous", &["base", "tensor", "worker"]),
     ("fuse", &["base", "graph", "tensor"]),
     ("star", &["base", "executor", "graph", "rendezvous", "tensor", "worker"]),
-    ("server", &["base", "executor", "fuse", "rendezvous", "star", "tensor", "worker"]),
+    ("server", &["base", "executor", "fuse", "rendezvous", "star", "tensor", "work_queue", "worker"]),
 ];
 
 /// What `#include "…"` names, by line.

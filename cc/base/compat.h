@@ -114,6 +114,7 @@ inline constexpr int kDeadlineExceeded = 4;
 inline constexpr int kResourceExhausted = 8;
 inline constexpr int kFailedPrecondition = 9;
 inline constexpr int kAborted = 10;
+inline constexpr int kOutOfRange = 11;
 inline constexpr int kUnimplemented = 12;
 inline constexpr int kInternal = 13;
 inline constexpr int kUnavailable = 14;

@@ -27,6 +27,7 @@
 #include "cc/star/row_ops.h"
 #include "cc/star/service.h"
 #include "cc/star/switch.h"
+#include "cc/work_queue/ops.h"
 #include "cc/worker/step_handles.h"
 #include "cc/worker/worker_cache.h"
 #include "cc/worker/worker_service.h"
@@ -207,6 +208,7 @@ Status RegisterServers() {
       RegisterRowOps();
       RegisterRowUpdates();
       RegisterRowGathers();
+      RegisterWorkQueueOps();
       RegisterStarPass();
       RegisterFusePass();
     }

@@ -21,9 +21,10 @@ from starwire._estimator import run_config
 from starwire._library import library_path, load
 from starwire._stop import stop
 from starwire._version import __version__
+from starwire._work_queue import WorkQueue
 from starwire_run import protocols as _protocols
 
-__all__ = ["__version__", "config", "endpoint_map", "library_path", "protocols", "run_config", "stop"]
+__all__ = ["WorkQueue", "__version__", "config", "endpoint_map", "library_path", "protocols", "run_config", "stop"]
 
 
 def protocols():

@@ -133,18 +133,23 @@ class History:
 
         return undo
 
+    @staticmethod
+    def _undo(function):
+        with contextlib.suppress(ProcessLookupError):  # another fault has killed it
+            function()
+
     def run(self, plan, seconds):
         """Carries the faults out, waits until everybody makes steps again, and returns the violations."""
         begun, wrong = time.monotonic(), []
         undo = []  # (time, function)
         with contextlib.ExitStack() as last:
-            last.callback(lambda: [function() for _, function in undo])
+            last.callback(lambda: [self._undo(function) for _, function in undo])
             for at, word, arguments, lasts in [*plan, (seconds, None, {}, 0)]:
                 while (now := time.monotonic() - begun) < at:
                     due = [entry for entry in undo if entry[0] <= now]
                     undo[:] = [entry for entry in undo if entry[0] > now]
                     for _, function in due:
-                        function()
+                        self._undo(function)
                     time.sleep(0.02)
                 gone = {key for key, task in self.cluster.tasks.items() if task.poll() is not None}
                 if word is None or ("ps", arguments["server"]) in gone or ("worker", max(arguments["worker"], 1)) in gone:
