@@ -100,6 +100,12 @@ mod tests {
     }
 
     #[test]
+    fn a_file_without_an_end_is_too_long() {
+        let (secret, _) = read(&MapEnv::new("/").set("STARWIRE_SECRET_FILE", "/dev/zero"));
+        assert!(secret.unwrap_err().contains("bytes, 16 to 4096 are required"));
+    }
+
+    #[test]
     fn errors_never_show_the_value() {
         let short = MapEnv::new("/").set("STARWIRE_SECRET", "hunter2");
         assert_eq!(read(&short).0.unwrap_err(), "STARWIRE_SECRET is unusable: it has 7 bytes, 16 to 4096 are required");

@@ -172,6 +172,16 @@ fn the_next_attempt_waits_for_a_look_up_that_hangs() {
 }
 
 #[test]
+fn a_late_look_up_opens_no_connection_for_a_server_that_stops() {
+    let (mut channel, now) = (channel(), Instant::now());
+    channel.submit(patient(1), now);
+    channel.stop(now);
+    assert_eq!(ends(&mut channel).len(), 1);
+    channel.resolved(Ok(vec![address("10.0.0.1:1")]), now);
+    assert_eq!(decisions(&mut channel), []);
+}
+
+#[test]
 fn only_requests_that_wait_survive_an_attempt_and_only_if_another_one_may_help() {
     for (code, is_final) in [(code::UNAVAILABLE, false), (code::FAILED_PRECONDITION, true)] {
         let (mut channel, now) = (channel(), Instant::now());

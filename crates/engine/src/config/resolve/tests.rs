@@ -361,6 +361,14 @@ fn a_task_that_calls_itself_localhost_listens_for_peers_that_do_not() {
 }
 
 #[test]
+fn the_own_entry_does_not_spread_the_cluster() {
+    let mut id = identity("ps", 2);
+    id.tasks[0].1 = "10.0.0.7:2222".to_owned();
+    let c = from_env(&env().set("STARWIRE_PORTS", "one"), id).unwrap();
+    assert!(c.bind.iter().all(|address| address.ip().is_loopback()), "{:?}", c.bind);
+}
+
+#[test]
 fn unknown_variables_become_warnings() {
     let c = config(&env().set("STARWIRE_BINDE", "x"), "ps");
     assert_eq!(c.warnings, ["STARWIRE_BINDE is set but is not a variable of starwire; did you mean STARWIRE_BIND?"]);
