@@ -83,6 +83,7 @@ class Worker:
     def __init__(self, target, task, servers, folder, seed, plant=None):
         self.target, self.task, self.folder, self.plant = target, task, Path(folder), plant
         self.random = random.Random(f"{seed} {task} {os.getpid()}")
+        (self.folder / "checkpoint").mkdir(exist_ok=True)  # Saver would blame its absence for other errors
         self.graph = Graph(servers, task)
         self.log = open(self.folder / f"worker{task}-{os.getpid()}.jsonl", "w", buffering=1)
         self.session = None
