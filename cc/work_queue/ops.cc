@@ -1,5 +1,6 @@
 #include "cc/work_queue/ops.h"
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -151,6 +152,8 @@ class TakeOp : public AsyncOpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("lease_ms", &lease_ms));
     OP_REQUIRES_OK(context, context->GetAttr("waits", &asks_.waits));
     OP_REQUIRES_OK(context, context->GetAttr("ends_empty", &ends_empty_));
+    static std::atomic<int64_t> kernels{0};
+    kernel_ = ++kernels;
     asks_.in_progress = in_progress;
     asks_.lease = std::chrono::milliseconds(lease_ms);
   }
@@ -163,8 +166,10 @@ class TakeOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, Scalar(context, 1, &name), done);
     OP_REQUIRES_OK_ASYNC(context, Scalar(context, 2, &incarnation), done);
     WorkQueue::Worker worker = asks_;
-    worker.name = std::string(name);
-    worker.incarnation = incarnation;
+    worker.name = std::string(name) + " " + this->name();
+    // After an error there is another session, with a kernel of its own for this node: what the last one had comes
+    // again.
+    worker.incarnation = incarnation ^ kernel_;
     const std::shared_ptr<Call> call = std::make_shared<Call>();
     call->queue = std::move(found);
     call->ends_empty = ends_empty_;
@@ -226,6 +231,7 @@ class TakeOp : public AsyncOpKernel {
   };
 
   WorkQueue::Worker asks_;
+  int64_t kernel_ = 0;
   // After the last item, there are empty ones.
   bool ends_empty_ = false;
 };

@@ -27,8 +27,9 @@ class WorkQueue:
         path = queue.take()  # a string tensor; OutOfRangeError after the last item
 
     All workers build the same queue; the server's is created by the chief's initializer. ``tf.compat.v1.train.Saver`` and
-    ``MonitoredTrainingSession`` save and restore it with the variables. A worker is done with an item when it takes the next one. What a worker was not done
-    with is handed out again: at once if the worker is started again, else after ``lease`` seconds in which it has taken nothing. For TensorFlow 1 graphs; the
+    ``MonitoredTrainingSession`` save and restore it with the variables. A worker is done with an item when it takes the next one in the same session. What a
+    worker was not done with is handed out again: at once if the worker is started again or has another session (after an error, say), else after ``lease``
+    seconds in which it has taken nothing. An item that was taken by a step that failed counts as taken if the session goes on. For graphs of TensorFlow 1; the
     names follow DeepRec's ``tf.python.ops.work_queue``.
 
     works: a list of strings. They must be the same at all workers.

@@ -42,6 +42,34 @@ def take_all(target, task, name, at_most=10**6, hold=None):
     return taken
 
 
+def take_in_two_sessions(target):
+    """Each session ends while it works on an item."""
+    with tf.Graph().as_default():
+        queue, item, size = build(0, name="sessions", seed=5)
+        found = []
+        for _ in range(2):
+            with one().Session(target) as sess:
+                sess.run(queue.initializer)
+                found += [sess.run(item), sess.run(item), int(sess.run(size))]
+    return found
+
+
+def wait_in_vain(target, task, name):
+    """Takes what another worker has, until the step's time is over; twice."""
+    found = []
+    with tf.Graph().as_default():
+        queue, item, size = build(task, name=name, num_epochs=2, seed=5)
+        config = one().ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{task}"], operation_timeout_in_ms=700)
+        with one().Session(target, config=config) as sess:
+            for _ in range(2):
+                try:
+                    while True:
+                        found.append(sess.run(item).decode())
+                except tf.errors.DeadlineExceededError as error:
+                    found.append(type(error).__name__)
+            return found, int(sess.run(size))
+
+
 def train_on_queue(target, folder, at_most):
     """A job that is stopped after some items and goes on from its checkpoint. Returns the items of which it has made a step."""
     with tf.Graph().as_default():
@@ -140,6 +168,29 @@ def test_what_a_killed_worker_had_is_handed_out_again(compared, way, tmp_path):
         others = cluster["worker", 0].result()
         # The killed process was done with two, and the third is in one of the lists.
         assert len(again) + len(others) == 2 * len(ITEMS) - 2
+
+
+@pytest.mark.parametrize("way", ["grpc++", "star_server"])
+def test_a_wait_ends_with_its_step(compared, way, tmp_path):
+    with compared.fresh(way, SHAPE) as cluster:
+        hold = str(tmp_path / "go")
+        cluster["worker", 0].begin(take_all, cluster.target("worker", 0), 0, "held", 1, hold)
+        while not os.path.exists(f"{hold}.held"):
+            assert not cluster["worker", 0].ready(0.01)
+        found, left = cluster["worker", 1].call(wait_in_vain, cluster.target("worker", 1), 1, "held")
+        # The first wait was for the last item, and the take that followed was not its answer.
+        assert found[-2:] == 2 * ["DeadlineExceededError"] and len(found) == 2 * len(ITEMS) + 1 and left == 1
+        open(hold, "w").close()
+        first = cluster["worker", 0].result()
+        # Another session has the item that the last one was not done with.
+        assert cluster["worker", 0].call(take_all, cluster.target("worker", 0), 0, "held") == first and len(first) == 1
+
+
+@pytest.mark.parametrize("way", OURS)
+def test_another_session_of_a_worker_gets_the_item_in_progress_again(compared, way):
+    cluster = compared.cluster(way, SHAPE)
+    one, two, left, three, four, left_then = cluster["worker", 0].call(take_in_two_sessions, cluster.target("worker", 0))
+    assert three == two and len({one, two, four}) == 3 and (left, left_then) == (len(ITEMS) - 1, len(ITEMS) - 2)
 
 
 @pytest.mark.ours
