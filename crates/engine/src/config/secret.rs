@@ -1,6 +1,9 @@
 //! The shared secret of a cluster.
 
-use std::io::Read;
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::time::{Duration, Instant};
 
 use super::error::ConfigError;
 use super::reader::Reader;
@@ -10,6 +13,8 @@ use starwire_protocol::Secret;
 /// Shorter secrets can be guessed from one recorded handshake.
 const MIN_LEN: usize = 16;
 const MAX_LEN: usize = 4096;
+/// How long a pipe may be empty.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) fn read(reader: &mut Reader<'_>, warnings: &mut Vec<String>) -> Result<Option<Secret>, ConfigError> {
     let value_name = variables::SECRET.name;
@@ -26,10 +31,7 @@ pub(super) fn read(reader: &mut Reader<'_>, warnings: &mut Vec<String>) -> Resul
         (Some(value), None) => check(value_name, value.as_bytes()).map(Some),
         (None, Some(path)) => {
             let unreadable = |source| ConfigError::File { name: file_name, path: path.clone().into(), source };
-            let mut bytes = Vec::new();
-            let file = std::fs::File::open(&path).map_err(unreadable)?;
-            // With room for the end of a line; the rest would only be too long.
-            file.take(MAX_LEN as u64 + 3).read_to_end(&mut bytes).map_err(unreadable)?;
+            let mut bytes = contents(&path, PATIENCE).map_err(unreadable)?;
             if bytes.ends_with(b"\n") {
                 bytes.pop();
                 if bytes.ends_with(b"\r") {
@@ -40,6 +42,24 @@ pub(super) fn read(reader: &mut Reader<'_>, warnings: &mut Vec<String>) -> Resul
             check(file_name, &bytes).map(Some)
         }
     }
+}
+
+/// Reads a file or a pipe, and no more than a secret can have, with room for the end of a line.
+fn contents(path: &str, patience: Duration) -> io::Result<Vec<u8>> {
+    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let is_pipe = file.metadata()?.file_type().is_fifo();
+    let (begin, mut bytes, mut chunk) = (Instant::now(), Vec::new(), [0; MAX_LEN]);
+    while bytes.len() < MAX_LEN + 3 {
+        match file.read(&mut chunk) {
+            // The end, or nobody has opened the pipe yet to write into it.
+            Ok(0) if !(is_pipe && bytes.is_empty()) => break,
+            Ok(n) if n > 0 => bytes.extend_from_slice(&chunk[..n]),
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+            _ if begin.elapsed() < patience => std::thread::sleep(Duration::from_millis(10)),
+            _ => return Err(io::Error::new(io::ErrorKind::TimedOut, "nobody has written into this pipe")),
+        }
+    }
+    Ok(bytes)
 }
 
 fn check(name: &'static str, bytes: &[u8]) -> Result<Secret, ConfigError> {
@@ -103,6 +123,22 @@ mod tests {
     fn a_file_without_an_end_is_too_long() {
         let (secret, _) = read(&MapEnv::new("/").set("STARWIRE_SECRET_FILE", "/dev/zero"));
         assert!(secret.unwrap_err().contains("bytes, 16 to 4096 are required"));
+    }
+
+    #[test]
+    fn pipes() {
+        let dir = TempDir::new("secret-pipe");
+        let path = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let path = path.to_str().unwrap();
+        let error = contents(path, Duration::ZERO).unwrap_err();
+        assert_eq!(error.to_string(), "nobody has written into this pipe");
+        let writer = std::thread::spawn({
+            let path = path.to_owned();
+            move || std::fs::write(path, GOOD).unwrap()
+        });
+        assert_eq!(contents(path, Duration::from_secs(60)).unwrap(), GOOD.as_bytes());
+        writer.join().unwrap();
     }
 
     #[test]
