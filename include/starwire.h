@@ -846,7 +846,7 @@ void sw_body_free(struct sw_body *body);
 
 // Opens a channel to a task, without connecting yet. The data address is the one of .endpoint_map, if there is one;
 // otherwise it follows from grpc_address (docs/ports.md). Channels to the same (task, grpc_address) share one
-// connection.
+// connection. Without a grpc_address: to a task that has joined (docs/elastic.md); NotFound if it has not.
 sw_code sw_channel_open(struct sw_engine *engine,
                         struct sw_bytes task,
                         struct sw_bytes grpc_address,

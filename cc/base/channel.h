@@ -30,6 +30,7 @@ class Channel {
 class ChannelOpener {
  public:
   virtual ~ChannelOpener() = default;
+  // Without an address: to a task that has joined, kNotFound if it has not.
   virtual Status OpenChannel(const std::string& task, const std::string& grpc_address,
                              std::shared_ptr<Channel>* out) = 0;
 };

@@ -111,6 +111,7 @@ inline constexpr int kCancelled = 1;
 inline constexpr int kUnknown = 2;
 inline constexpr int kInvalidArgument = 3;
 inline constexpr int kDeadlineExceeded = 4;
+inline constexpr int kNotFound = 5;
 inline constexpr int kResourceExhausted = 8;
 inline constexpr int kFailedPrecondition = 9;
 inline constexpr int kAborted = 10;

@@ -32,7 +32,8 @@ Status Route::Make(tensorflow::WorkerSession* session, const tensorflow::Rendezv
   route->cache_ = SharedWorkerCacheOf(*session);
   tensorflow::WorkerInterface* worker = route->cache_->GetOrCreateWorker(route->task_);
   if (worker == nullptr) {
-    return MakeStatus(kInternal, "unknown task " + route->task_);
+    return MakeStatus(kInternal, "unknown task " + route->task_ + ": it is not in the cluster that " + own +
+                                     " knows, and has not joined (STARWIRE_JOIN)");
   }
   auto* remote = dynamic_cast<RemoteWorker*>(worker);
   if (remote == nullptr) {

@@ -18,8 +18,8 @@ class RemoteWorker;
 
 class Route {
  public:
-  // Fails if the source is not a task of the session's cluster that speaks starwire, or the destination is not a device
-  // of ours.
+  // Fails if the source is neither a task of the session's cluster that speaks starwire nor one that has joined, or the
+  // destination is not a device of ours.
   static Status Make(tensorflow::WorkerSession* session, const tensorflow::Rendezvous::ParsedKey& key,
                      std::unique_ptr<Route>* out);
   Route(const Route&) = delete;

@@ -18,6 +18,11 @@ namespace {
 // With fewer tasks in a job, sessions that ask all of them are no burden.
 constexpr int kManySiblings = 16;
 
+class JoinedWorker final : public RemoteWorker {
+ public:
+  using RemoteWorker::RemoteWorker;
+};
+
 std::string JobOf(const std::string& task) { return task.substr(0, task.find("/replica:")); }
 
 }  // namespace
@@ -116,7 +121,7 @@ WorkerInterface* WorkerCache::CreateWorker(const std::string& target) {
   const std::string task = TaskOf(target);
   if (task == local_task_) return local_worker_;
   const auto address = addresses_.find(task);
-  if (address == addresses_.end()) return nullptr;
+  if (address == addresses_.end()) return FindJoined(task);
   std::unique_lock<std::shared_mutex> lock(mu_);
   std::unique_ptr<RemoteWorker>& worker = workers_[task];
   if (worker == nullptr) {
@@ -131,6 +136,14 @@ WorkerInterface* WorkerCache::CreateWorker(const std::string& target) {
   return worker.get();
 }
 
+WorkerInterface* WorkerCache::FindJoined(const std::string& task) {
+  if (task.empty() || stock_->Get() == nullptr) return nullptr;
+  std::shared_ptr<Channel> channel;
+  const Status opened = channels_->OpenChannel(task, "", &channel);
+  if (opened.ok()) return new JoinedWorker(task, std::move(channel), &logger_);
+  return StatusNumber(opened) == kNotFound ? nullptr : new JoinedWorker(task, opened, &logger_);
+}
+
 void WorkerCache::AdviseFilters() {
   std::call_once(caches_->advice_, [this] {
     LOG(WARNING) << "starwire: a session of " << local_task_ << " asks the other tasks of " << JobOf(local_task_)
@@ -140,8 +153,10 @@ void WorkerCache::AdviseFilters() {
   });
 }
 
-// Workers belong to the cache, or to the server.
-void WorkerCache::ReleaseWorker(const std::string&, WorkerInterface*) {}
+// Other workers belong to the cache, or to the server.
+void WorkerCache::ReleaseWorker(const std::string&, WorkerInterface* worker) {
+  delete dynamic_cast<JoinedWorker*>(worker);
+}
 
 bool WorkerCache::GetDeviceLocalityNonBlocking(const std::string& device, tensorflow::DeviceLocality* locality) {
   const auto stock = stock_->Get();

@@ -16,7 +16,7 @@ pub struct sw_channel {
 
 /// Opens a channel to a task, without connecting yet. The data address is the one of .endpoint_map, if there is one;
 /// otherwise it follows from grpc_address (docs/ports.md). Channels to the same (task, grpc_address) share one
-/// connection.
+/// connection. Without a grpc_address: to a task that has joined (docs/elastic.md); NotFound if it has not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_channel_open(
     engine: *mut sw_engine,
@@ -33,7 +33,12 @@ pub unsafe extern "C" fn sw_channel_open(
             String::from_utf8(b.to_vec())
                 .map_err(|_| (code::INVALID_ARGUMENT, "starwire: a task's name is not UTF-8".to_string()))
         };
-        engine.engine.channel(&text(task)?, &text(address)?).map_err(|e| (e.code(), e.to_string()))
+        let (task, address) = (text(task)?, text(address)?);
+        let opened = match address.is_empty() {
+            true => engine.engine.channel_to_joined(&task),
+            false => engine.engine.channel(&task, &address),
+        };
+        opened.map_err(|e| (e.code(), e.to_string()))
     };
     // SAFETY: the caller's promise.
     unsafe { handle::create("opening a channel", out, error, || make().map(|channel| sw_channel { channel })) }

@@ -66,6 +66,11 @@ impl<H: Host> Shard<H> {
                 conn.tls = session;
             }
         }
+        if let Some(conn) = self.conns.get_mut(&key) {
+            let shared = self.shared.clone();
+            // Over TLS, another check replaces this one.
+            conn.proto.check_client(Box::new(move |claim| shared.arrives(key, claim)));
+        }
         if let Some(evicted) = self.admission.arrived(key, listener, source) {
             self.evict(evicted, now);
         }

@@ -1,10 +1,14 @@
 //! A caller's handle of a connection to a task.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::api::Host;
 use crate::command::{Command, NewCall, NewRecv, Request};
+use crate::error::EngineError;
+use crate::joined::Joined;
 use crate::peers::Peer;
 use crate::shared::Shared;
 use starwire_protocol::digest;
@@ -20,6 +24,47 @@ pub struct ChannelShared {
 impl ChannelShared {
     pub fn new(number: u32, shard: usize, peer: Arc<Peer>) -> Self {
         Self { number, shard, peer, next_id: AtomicU64::new(1) }
+    }
+}
+
+/// The channels of an engine, and the tasks that have joined.
+#[derive(Default)]
+pub struct Channels {
+    /// By task and address in the ClusterSpec.
+    open: HashMap<(String, String), Arc<ChannelShared>>,
+    next: u32,
+    pub joined: Joined,
+    /// Of the channels to tasks that have joined: address by task. It stays when the task leaves, which may come back.
+    reached: HashMap<String, String>,
+}
+
+impl Channels {
+    /// The same task at the same address always has the same channel.
+    pub fn open<H: Host>(&mut self, shared: &Arc<Shared<H>>, peer: Peer) -> Result<Channel<H>, EngineError> {
+        let channel = match self.open.entry((peer.task.clone(), peer.grpc_address.clone())) {
+            Entry::Occupied(found) => found.get().clone(),
+            Entry::Vacant(place) => {
+                let number = self.next;
+                self.next = number.checked_add(1).ok_or(EngineError::TooMany)?;
+                let shard = number as usize % shared.config.reactors;
+                let peer = Arc::new(peer);
+                shared.send(shard, Command::OpenChannel { channel: number, peer: peer.clone() });
+                place.insert(Arc::new(ChannelShared::new(number, shard, peer))).clone()
+            }
+        };
+        Ok(Channel::new(shared.clone(), channel))
+    }
+
+    /// Opens a channel to a task that has joined, and ends the one to its last address, if it was another.
+    pub fn open_to_joined<H: Host>(&mut self, shared: &Arc<Shared<H>>, task: &str) -> Result<Channel<H>, EngineError> {
+        let address = self.joined.address(task).ok_or_else(|| EngineError::NotJoined(task.into()))?.to_owned();
+        let data = shared.config.data_address(task, &address)?;
+        let before = self.reached.insert(task.to_owned(), address.clone()).filter(|before| *before != address);
+        let old = before.and_then(|before| self.open.remove(&(task.to_owned(), before)));
+        if let Some(ChannelShared { number, shard, .. }) = old.as_deref() {
+            shared.send(*shard, Command::CloseChannel { channel: *number });
+        }
+        self.open(shared, Peer { task: task.to_owned(), grpc_address: address, data, has_joined: true })
     }
 }
 

@@ -181,6 +181,7 @@ impl<H: Host> Shard<H> {
                 if !was_ready {
                     self.admission.removed(key);
                 }
+                self.shared.leaves(key);
             }
             Side::Client { channel } => {
                 let stage = match conn.path {

@@ -62,6 +62,10 @@ pub enum Command<H: Host> {
         channel: u32,
         peer: Arc<Peer>,
     },
+    /// The task has left, and is back at another address.
+    CloseChannel {
+        channel: u32,
+    },
     Request {
         channel: u32,
         id: u64,

@@ -25,7 +25,7 @@ impl<H: Host> Shard<H> {
         let deadline = (deadline_ms > 0).then(|| now + Duration::from_millis(u64::from(deadline_ms)));
         let waiting = Waiting { id, request, deadline, wait_for_ready };
         let Some(found) = self.channels.get_mut(&channel) else {
-            return self.end(waiting.request.into_op(), code::UNAVAILABLE, "starwire: no such channel");
+            return self.end(waiting.request.into_op(), code::UNAVAILABLE, "starwire: the task has left");
         };
         match found.connection().filter(|_| self.stopping.is_none()) {
             Some(conn) => {
@@ -165,13 +165,14 @@ impl<H: Host> Shard<H> {
         with_pairs: bool,
         now: Instant,
     ) -> Result<u64, String> {
-        let task = self.channels.get(&channel).ok_or("there is no such channel")?.peer().task.clone();
+        let peer = self.channels.get(&channel).ok_or("there is no such channel")?.peer();
+        let (task, has_joined) = (peer.task.clone(), peer.has_joined);
         let config = &self.shared.config;
         // A secret or a certificate proves the name that a peer gives, and the network may lead to another member.
         // Without them, whoever answers at the address is the peer, except on a unix socket: an address that belongs
-        // to several hosts leads to the wrong one.
+        // to several hosts leads to the wrong one. A task that has joined chose the address itself.
         let has_proof = config.secret.is_some() || config.tls.is_some();
-        let expected = (has_proof || is_guess(address)).then(|| task.clone());
+        let expected = (has_proof || has_joined || is_guess(address)).then(|| task.clone());
         let (fd, guard): (OwnedFd, Option<OwnedFd>) = match address {
             SocketAddress::Inet(inet) => {
                 (tcp::socket(*inet, &self.shared.tcp_options()).map_err(|e| e.to_string())?, None)
@@ -232,7 +233,7 @@ impl<H: Host> Shard<H> {
     fn note_name(&self, channel: u32, conn: u64) {
         let own = self.conns.get(&conn).and_then(|conn| conn.peer.as_ref()).map(|peer| &peer.task);
         let (Some(own), Some(channel)) = (own, self.channels.get(&channel)) else { return };
-        let Peer { task, grpc_address: address, data } = &**channel.peer();
+        let Peer { task, grpc_address: address, data, .. } = &**channel.peer();
         if task == own {
             return;
         }

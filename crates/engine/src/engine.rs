@@ -1,7 +1,5 @@
 //! One TensorFlow server's transport: starts the reactors, opens channels, answers requests, stops.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +12,7 @@ use crate::accept::unauthenticated_limit;
 use crate::admission::{Admission, Listener};
 use crate::api::OutPayload;
 use crate::api::{Host, Level, Ticket};
-use crate::channel::{Channel, ChannelShared};
+use crate::channel::{Channel, Channels};
 use crate::command::{Command, Meta};
 use crate::config::{
     Config, DriverChoice, Env, HostPort, Identity, Ports, Running, Shortcut, TransportChoice, is_loopback,
@@ -47,7 +45,6 @@ pub struct Engine<H: Host> {
     shared: Arc<Shared<H>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     alive: Arc<()>,
-    channels: Mutex<HashMap<(String, String), Arc<ChannelShared>>>,
     banner: String,
     bound: SocketAddr,
 }
@@ -98,6 +95,7 @@ impl<H: Host> Engine<H> {
             unreadable: Unreadable::default(),
             tunnel_streams: TunnelStreams::default(),
             tunnel_listeners: TunnelListeners::default(),
+            channels: Mutex::new(Channels::default()),
             topology: Topology::detect().ok(),
             config,
         });
@@ -119,14 +117,7 @@ impl<H: Host> Engine<H> {
         let control = ControlService::in_front(behind, guard, Arc::new(view), access, HttpLimits::default());
         let _ = shared.control.set(control);
         let threads = reactors.go(&shared, listeners)?;
-        let engine = Arc::new(Self {
-            shared,
-            threads: Mutex::new(threads),
-            alive,
-            channels: Mutex::new(HashMap::new()),
-            banner,
-            bound,
-        });
+        let engine = Arc::new(Self { shared, threads: Mutex::new(threads), alive, banner, bound });
         let watched: Weak<Self> = Arc::downgrade(&engine);
         exit::watch(watched);
         Ok(engine)
@@ -152,20 +143,13 @@ impl<H: Host> Engine<H> {
             return Err(EngineError::Forked);
         }
         let data = self.shared.config.data_address(task, grpc_address)?;
-        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = channels.len();
-        let entry = channels.entry((task.into(), grpc_address.into()));
-        let channel = match entry {
-            Entry::Occupied(found) => found.get().clone(),
-            Entry::Vacant(place) => {
-                let number = u32::try_from(next).map_err(|_| EngineError::TooMany)?;
-                let shard = next % self.shared.config.reactors;
-                let peer = Arc::new(Peer { task: task.into(), grpc_address: grpc_address.into(), data });
-                self.shared.send(shard, Command::OpenChannel { channel: number, peer: peer.clone() });
-                place.insert(Arc::new(ChannelShared::new(number, shard, peer))).clone()
-            }
-        };
-        Ok(Channel::new(self.shared.clone(), channel))
+        let peer = Peer { task: task.into(), grpc_address: grpc_address.into(), data, has_joined: false };
+        self.shared.channels().open(&self.shared, peer)
+    }
+
+    /// Opens a channel to a task that has joined. It ends when the task is back at another address.
+    pub fn channel_to_joined(&self, task: &str) -> Result<Channel<H>, EngineError> {
+        self.shared.channels().open_to_joined(&self.shared, task)
     }
 
     /// Where TensorFlow's gRPC of this process has to connect, with a secret or TLS, to reach the server of the task

@@ -39,6 +39,8 @@ pub enum EngineError {
     Forked,
     #[error("starwire: too many peers for one server")]
     TooMany,
+    #[error("starwire: {0} is not in this server's ClusterSpec, and has not joined")]
+    NotJoined(String),
 }
 
 impl EngineError {
@@ -55,6 +57,7 @@ impl EngineError {
             Self::Forked | Self::Verbs(_) | Self::NoPrivateSocket(_) => 9,
             Self::Died { .. } | Self::GrpcSocket(_) => 13,
             Self::TooMany => 8,
+            Self::NotJoined(_) => 5,
         }
     }
 }

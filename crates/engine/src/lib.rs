@@ -36,6 +36,7 @@ mod dial;
 mod dispatch;
 mod engine;
 mod error;
+mod joined;
 mod keys;
 mod lending;
 mod log_limiter;

@@ -225,6 +225,13 @@ impl<H: Host> Shard<H> {
                 let made = Channel::new(peer, self.shared.config.connect_timeout, self.random());
                 self.channels.insert(channel, made);
             }
+            Command::CloseChannel { channel } => {
+                self.tell(channel, now, |channel| channel.stop(now));
+                let Some(conn) = self.channels.remove(&channel).and_then(|channel| channel.connection()) else {
+                    return;
+                };
+                self.lose(conn, code::UNAVAILABLE, "the task has left".to_owned());
+            }
             Command::Addresses { channel, result } => {
                 self.tell(channel, now, |channel| channel.resolved(result, now));
             }

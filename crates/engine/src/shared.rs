@@ -5,12 +5,13 @@ use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use crate::api::{Host, Level};
+use crate::channel::Channels;
 use crate::command::Command;
-use crate::config::Config;
+use crate::config::{Config, is_unspecified};
 use crate::control::{ControlError, ControlService};
 use crate::log_limiter::LogLimiter;
 use crate::metrics::{Connections, Metrics};
@@ -22,7 +23,7 @@ use starwire_net::reactor::mailbox::Sender;
 use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::tcp::TcpOptions;
 use starwire_protocol::digest::FEATURE_DIGESTS;
-use starwire_protocol::{Outcome, Settings};
+use starwire_protocol::{Claim, Failure, Outcome, Settings, code};
 
 pub struct Shared<H: Host> {
     /// Tells engines of one process apart.
@@ -43,6 +44,7 @@ pub struct Shared<H: Host> {
     pub(crate) unreadable: Unreadable,
     pub(crate) tunnel_streams: TunnelStreams<H>,
     pub(crate) tunnel_listeners: TunnelListeners,
+    pub(crate) channels: Mutex<Channels>,
     /// If this task serves star calls.
     pub(crate) star: Option<StarServer<H>>,
     /// As seen by the thread that made the engine, before any was pinned.
@@ -99,6 +101,7 @@ impl<H: Host> Shared<H> {
     /// Settings of a connection of a peer.
     pub(crate) fn settings_for_peer(&self) -> Settings {
         let mut settings = self.settings(None);
+        settings.address.clear();
         // Replies need no bound: they were requested, and are bounded by what their receivers allocate.
         settings.limits.max_payload = self.config.max_call_bytes;
         settings
@@ -111,6 +114,7 @@ impl<H: Host> Shared<H> {
             Settings::new(&config.identity.task, config.identity.protocol.name(), self.incarnation, random::bytes());
         settings.cluster_id.clone_from(&config.cluster_id);
         settings.expected_task = expected_task;
+        settings.address.clone_from(&config.identity.grpc_address);
         settings.secret.clone_from(&config.secret);
         if config.secret.is_some() {
             settings.features |= FEATURE_DIGESTS;
@@ -121,6 +125,53 @@ impl<H: Host> Shared<H> {
         settings.limits.max_recvs = MAX_RECVS;
         settings.limits.max_call_bytes = settings.limits.max_call_bytes.min(config.max_call_bytes);
         settings
+    }
+
+    pub(crate) fn channels(&self) -> MutexGuard<'_, Channels> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A peer says who it is: whether it may be, if its task is not in the ClusterSpec.
+    pub(crate) fn arrives(&self, connection: u64, claim: &Claim<'_>) -> Result<(), Failure> {
+        let Config { joinable, identity, .. } = &self.config;
+        let Some(joinable) = joinable.as_ref().filter(|_| identity.address_of(claim.task).is_none()) else {
+            return Ok(());
+        };
+        let refuse = |message| Failure { code: code::FAILED_PRECONDITION, message };
+        let Claim { task, address, .. } = claim;
+        if !joinable.includes(task) {
+            let why = format!("it is not in the ClusterSpec of {}, whose STARWIRE_JOIN is {joinable}", identity.task);
+            return Err(refuse(format!("{task} cannot join: {why}")));
+        }
+        match self.config.data_address(task, address) {
+            Ok(data) if data.address().port != 0 && !is_unspecified(&data.address().host) => {}
+            Ok(_) => return Err(refuse(format!("{task} cannot join: nobody can connect to its address, {address}"))),
+            Err(error) => return Err(refuse(format!("{task} cannot join: {error}"))),
+        }
+        let is_new = self.channels().joined.arrives(connection, claim).map_err(refuse)?;
+        if is_new {
+            self.metrics.count(|cells| cells.tasks_joined.add(1));
+            self.log_change(task, address, "joined");
+        }
+        Ok(())
+    }
+
+    /// A connection that a peer had opened is closed.
+    pub(crate) fn leaves(&self, connection: u64) {
+        if self.config.joinable.is_none() {
+            return;
+        }
+        let left = self.channels().joined.leaves(connection);
+        let Some((task, address)) = left else { return };
+        self.metrics.count(|cells| cells.tasks_left.add(1));
+        self.log_change(&task, &address, "left");
+    }
+
+    fn log_change(&self, task: &str, address: &str, what: &str) {
+        if self.log_limiter.allows(&format!("{task} {what}"), Instant::now()) {
+            let line = format!("starwire: {task} at {address} {what} (repeats are suppressed for a minute)");
+            self.host.log(Level::Info, &line);
+        }
     }
 
     pub(crate) fn tcp_options(&self) -> TcpOptions {
@@ -187,6 +238,7 @@ pub(crate) fn end<H: Host>(command: Command<H>, code: i32, message: &str) {
     match command {
         Command::Request { request, .. } => request.into_op().done(&outcome),
         Command::OpenChannel { .. }
+        | Command::CloseChannel { .. }
         | Command::Cancel { .. }
         | Command::Reply { .. }
         | Command::Addresses { .. }

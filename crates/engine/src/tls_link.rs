@@ -4,7 +4,6 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::api::Host;
-use crate::config::Identity;
 use crate::conn::{CLOSE_TIMEOUT, Drain, Side};
 use crate::control::{ControlAccess, Guard};
 use crate::peers::Channel;
@@ -22,12 +21,6 @@ impl<H: Host> Shared<H> {
         let tls = self.config.tls.as_ref()?;
         Some(tls.current(|level, line| self.host.log(level, line)))
     }
-}
-
-/// The task of this name, with its address in the ClusterSpec.
-fn subject<'a>(identity: &'a Identity, task: &'a str) -> Subject<'a> {
-    let address = identity.tasks.iter().find(|(name, _)| name == task).map(|(_, address)| address.as_str());
-    Subject { task, address }
 }
 
 /// TLS for the control service, if the task has it. Does not keep the engine alive.
@@ -157,9 +150,11 @@ impl<H: Host> Shard<H> {
             if self.admission.verified(key, took) {
                 self.timers.start(self.dispatch.now, TimerKey::Handshakes);
             }
-            conn.proto.check_client(Box::new(move |task| {
-                let Some(tls) = &shared.config.tls else { return Ok(()) };
-                tls.speaks_for(certificate.as_ref(), &subject(&shared.config.identity, task))
+            conn.proto.check_client(Box::new(move |claim| {
+                let subject = Subject { task: claim.task, address: shared.config.identity.address_of(claim.task) };
+                let proof = shared.config.tls.as_ref().map_or(Ok(()), |t| t.speaks_for(certificate.as_ref(), &subject));
+                proof.map_err(|message| Failure { code: code::UNAUTHENTICATED, message })?;
+                shared.arrives(key, claim)
             }));
             return true;
         };

@@ -22,6 +22,7 @@ mod tag {
     pub const LIMITS: u16 = 9;
     pub const REQUIRED_FEATURES: u16 = 10;
     // 11 said that there is a secret.
+    pub const ADDRESS: u16 = 12;
 }
 
 /// The contents of a HELLO or WELCOME.
@@ -34,6 +35,8 @@ pub struct Hello {
     pub incarnation: u64,
     pub expected_task: Option<String>,
     pub cluster_id: String,
+    /// Of the client; may be empty.
+    pub address: String,
     pub limits: Limits,
 }
 
@@ -48,6 +51,7 @@ impl Hello {
             incarnation: settings.incarnation,
             expected_task: settings.expected_task.clone(),
             cluster_id: settings.cluster_id.clone(),
+            address: settings.address.clone(),
             limits: settings.limits,
         }
     }
@@ -71,6 +75,9 @@ impl Hello {
         }
         if !self.cluster_id.is_empty() {
             field(tag::CLUSTER, self.cluster_id.as_bytes());
+        }
+        if !self.address.is_empty() {
+            field(tag::ADDRESS, self.address.as_bytes());
         }
         field(tag::LIMITS, &encode_limits(&self.limits));
         if self.required_features != 0 {
@@ -109,6 +116,7 @@ impl Hello {
                 tag::INCARNATION => found.incarnation = Some(number(value).ok_or_else(wrong)?),
                 tag::EXPECTED_TASK => found.expected_task = Some(text()?),
                 tag::CLUSTER => found.cluster_id = text()?,
+                tag::ADDRESS => found.address = text()?,
                 tag::LIMITS => found.limits = Some(decode_limits(value).ok_or_else(wrong)?),
                 tag::REQUIRED_FEATURES => found.required_features = number(value).ok_or_else(wrong)?,
                 _ => {}
@@ -123,6 +131,7 @@ impl Hello {
             incarnation: found.incarnation.ok_or_else(missing)?,
             expected_task: found.expected_task,
             cluster_id: found.cluster_id,
+            address: found.address,
             limits: found.limits.ok_or_else(missing)?,
         })
     }
@@ -148,6 +157,7 @@ struct Fields {
     incarnation: Option<u64>,
     expected_task: Option<String>,
     cluster_id: String,
+    address: String,
     limits: Option<Limits>,
     required_features: u64,
 }

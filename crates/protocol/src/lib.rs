@@ -61,6 +61,6 @@ pub use limits::Limits;
 pub use owner::{CallBuffer, CallHead, Failure, Owner, Payload, ReplyBuffer};
 pub use secret::Secret;
 pub use segment::{Segment, Target};
-pub use settings::{PeerInfo, Settings};
+pub use settings::{Claim, PeerInfo, Settings};
 pub use sniff::{Sniff, VERSION as WIRE_VERSION, sniff};
 pub use stats::Stats;

@@ -18,6 +18,8 @@ pub struct Settings {
     pub cluster_id: String,
     /// Client only: the task to talk to. `None`: any.
     pub expected_task: Option<String>,
+    /// Client only: where the server can reach this task. May be empty.
+    pub address: String,
     /// Both sides must have the same, or both none.
     pub secret: Option<Secret>,
     /// Optional features that this side understands, as bits …
@@ -44,6 +46,7 @@ impl Settings {
             incarnation,
             cluster_id: String::new(),
             expected_task: None,
+            address: String::new(),
             secret: None,
             features: 0,
             required_features: 0,
@@ -54,6 +57,15 @@ impl Settings {
             challenge,
         }
     }
+}
+
+/// What a client says of itself, before the server has accepted it.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim<'a> {
+    pub task: &'a str,
+    pub incarnation: u64,
+    /// Where it can be reached; may be empty.
+    pub address: &'a str,
 }
 
 /// The peer, as the handshake described it.

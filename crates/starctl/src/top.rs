@@ -205,7 +205,10 @@ fn render(servers: &[Server]) -> String {
     for server in servers {
         match (&server.error, &server.before, &server.now) {
             (Some(error), _, _) => notes += &format!("{}: {error}\n", server.target.address),
-            (None, Some(before), Some(now)) => rows.push(row(before, now)),
+            (None, Some(before), Some(now)) => {
+                rows.push(row(before, now));
+                notes += &joined(now);
+            }
             _ => notes += &format!("{}: just (re)started; rates follow with the next update\n", server.target.address),
         }
     }
@@ -216,6 +219,13 @@ fn render(servers: &[Server]) -> String {
         }
     }
     text + &notes
+}
+
+/// About tasks that are not in the ClusterSpec.
+fn joined(now: &Sample) -> String {
+    let [joined, left] = ["joined", "left"].map(|what| now.counter(&format!("starwire_tasks_{what}_total")));
+    let task = now.reply.server.as_ref().map_or("", |server| &server.task);
+    if joined == 0 { String::new() } else { format!("{task}: {joined} tasks have joined, {left} of them have left\n") }
 }
 
 /// What a counter has grown by. A server that was restarted meanwhile counts from 0 again: nothing.
@@ -360,6 +370,16 @@ mod tests {
         assert_eq!(row[..6], ["/job:ps/task:0 grpc++", "1m01s", "2", "0", "0", "100"]);
         assert_eq!(row[10], "4.1µs/66µs");
         assert_eq!(row[11], "–");
+    }
+
+    #[test]
+    fn tasks_that_joined_are_counted() {
+        let mut now = sample(Instant::now(), 0, &[]);
+        assert_eq!(joined(&now), "");
+        for (name, count) in [("starwire_tasks_joined_total", 3), ("starwire_tasks_left_total", 1)] {
+            now.metrics.insert(name.to_owned(), pb::metric::Value::Counter(count));
+        }
+        assert_eq!(joined(&now), "/job:ps/task:0: 3 tasks have joined, 1 of them have left\n");
     }
 
     #[test]

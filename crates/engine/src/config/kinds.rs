@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use super::address::HostAndMaybePort;
+use super::joinable::Joinable;
 use crate::tls::Names;
 
 pub trait Kind: Sync {
@@ -291,6 +292,10 @@ const PRINTABLE: &str = "at most 128 printable ASCII characters without spaces";
 pub const JOBS: Parsed<Vec<String>> =
     Parsed { parse: parse_jobs, show: |jobs| jobs.join(","), describe: "names separated by commas" };
 
+/// Tasks that may join.
+pub const JOINABLE: Parsed<Joinable> =
+    Parsed { parse: Joinable::parse, show: Joinable::to_string, describe: "`job:number`, separated by commas" };
+
 /// Names of certificates.
 pub const CERTIFICATE_NAMES: Parsed<Names> =
     Parsed { parse: Names::parse, show: Names::to_string, describe: "names separated by commas" };
@@ -307,13 +312,14 @@ fn parse_cluster_name(text: &str) -> Result<String, String> {
     if fits { Ok(text.to_owned()) } else { Err(PRINTABLE.to_owned()) }
 }
 
+/// As TensorFlow allows them.
+pub fn is_job(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}
+
 fn parse_jobs(text: &str) -> Result<Vec<String>, String> {
     let jobs: Vec<String> = text.split(',').map(|job| job.trim().to_owned()).collect();
-    let fits = |job: &String| {
-        job.starts_with(|c: char| c.is_ascii_alphabetic())
-            && job.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
-    };
-    if jobs.iter().all(fits) {
+    if jobs.iter().all(|job| is_job(job)) {
         Ok(jobs)
     } else {
         Err("job names (letters, digits, '_') separated by commas".to_owned())
@@ -331,7 +337,7 @@ fn parse_bind_address(text: &str) -> Result<(IpAddr, Option<u16>), String> {
     })
 }
 
-fn digits(text: &str) -> Option<u64> {
+pub fn digits(text: &str) -> Option<u64> {
     // u64's parser would also take "+5".
     if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
 }

@@ -6,6 +6,7 @@ mod endpoint_map;
 mod env;
 mod error;
 mod fusion;
+mod joinable;
 mod kinds;
 mod names;
 mod ports;
@@ -28,12 +29,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::tls::Tls;
-pub use address::{AddressError, HostPort, is_loopback};
+pub use address::{AddressError, HostPort, is_loopback, is_unspecified};
 pub use banner::Running;
 pub use endpoint_map::{EndpointMap, EndpointMapError, FILE_NAME as ENDPOINT_MAP_FILE_NAME, MapLine};
 pub use env::{Env, MapEnv, ProcessEnv};
 pub use error::ConfigError;
 pub use fusion::Fusion;
+pub use joinable::Joinable;
 pub use names::OwnNames;
 pub use ports::DataAddress;
 pub use protocol::{Protocol, UnknownProtocol};
@@ -62,6 +64,13 @@ pub struct Identity {
     pub cpus_allowed: usize,
     /// TensorFlow's gRPC server can be put behind the task's only port.
     pub grpc_gives_way: bool,
+}
+
+impl Identity {
+    /// The address of a task in the ClusterSpec.
+    pub fn address_of(&self, task: &str) -> Option<&str> {
+        self.tasks.iter().find(|(name, _)| name == task).map(|(_, address)| address.as_str())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +164,8 @@ pub struct Config {
     pub tls: Option<Arc<Tls>>,
     /// May be empty. Printable ASCII without spaces.
     pub cluster_id: String,
+    /// The tasks that may join. `None`: tasks that are not in the ClusterSpec may connect, but are never connected to.
+    pub joinable: Option<Joinable>,
     /// Unix sockets between tasks on one host.
     pub unix: Shortcut,
     /// Large payloads between tasks on one host are copied once, from process to process.

@@ -7,6 +7,7 @@ use super::endpoint_map::EndpointMap;
 use super::env::Env;
 use super::error::ConfigError;
 use super::fusion::Fusion;
+use super::joinable::Joinable;
 use super::names::OwnNames;
 use super::ports::{self, Listener};
 use super::reader::Reader;
@@ -39,7 +40,9 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     let ps_unpinned = reader.get(&variables::PS_UNPINNED)?;
     let is_worker = kind == JobKind::Worker;
     let pinning = !if is_worker { worker_unpinned } else { ps_unpinned };
-    let reactors = reactors(reader, &identity, kind, pinning)?;
+    let joinable = reader.get(&variables::JOIN)?;
+    let tasks = identity.tasks.len() + joinable.as_ref().map_or(0, Joinable::count);
+    let reactors = reactors(reader, &identity, tasks, kind, pinning)?;
     let connect_timeout = Duration::from_millis(reader.get(&variables::CONNECT_TIMEOUT_MS)?);
 
     let endpoint_map = EndpointMap::find_with(reader, env)?;
@@ -105,6 +108,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         secret,
         tls,
         cluster_id,
+        joinable,
         unix,
         loans,
         verbs,
@@ -129,7 +133,13 @@ fn kind(job: &str, ps_jobs: &[String]) -> JobKind {
     }
 }
 
-fn reactors(reader: &mut Reader<'_>, identity: &Identity, kind: JobKind, pinning: bool) -> Result<usize, ConfigError> {
+fn reactors(
+    reader: &mut Reader<'_>,
+    identity: &Identity,
+    tasks: usize,
+    kind: JobKind,
+    pinning: bool,
+) -> Result<usize, ConfigError> {
     let worker = reader.get(&variables::WORKER_CORES)?;
     let ps = reader.get(&variables::PS_CORES)?;
     let limit = match kind {
@@ -139,7 +149,7 @@ fn reactors(reader: &mut Reader<'_>, identity: &Identity, kind: JobKind, pinning
     };
     let cpus = identity.cpus_allowed.max(1);
     let Some(exact) = reader.get(&variables::REACTORS)? else {
-        return Ok(limit.min(identity.tasks.len()).min(cpus).max(1));
+        return Ok(limit.min(tasks).min(cpus).max(1));
     };
     if pinning && exact > cpus {
         let second =

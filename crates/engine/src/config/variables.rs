@@ -5,12 +5,12 @@ use std::net::IpAddr;
 use starwire_net::transport::verbs::{Arena, TransportChoice};
 
 use super::kinds::{
-    Amount, Amounts, BIND_ADDRESS, Bytes, CERTIFICATE_NAMES, CLUSTER_NAME, Choice, Flag, Hidden, JOBS, Number,
-    Optional, Parsed, text,
+    Amount, Amounts, BIND_ADDRESS, Bytes, CERTIFICATE_NAMES, CLUSTER_NAME, Choice, Flag, Hidden, JOBS, JOINABLE,
+    Number, Optional, Parsed, text,
 };
 use super::row::Initial::{Is, Machine, Star, Unset, Verbs};
 use super::row::{ReadBy, Row, Variable};
-use super::{ControlAccess, DriverChoice, GrpcAccess, PortsChoice, Shortcut, star};
+use super::{ControlAccess, DriverChoice, GrpcAccess, Joinable, PortsChoice, Shortcut, star};
 use crate::tls::Names;
 
 macro_rules! variables {
@@ -81,6 +81,8 @@ variables! {
         "`true`: a server that would answer other hosts without proof of the secret or a certificate does not start. It needs a secret or TLS, `STARWIRE_PORTS=one`, `STARWIRE_GRPC` not `on`, and `STARWIRE_CONTROL` not `on`.";
     CLUSTER_ID: Optional<Parsed<String>> = "STARWIRE_CLUSTER_ID", Optional(CLUSTER_NAME), Unset(""), Servers,
         "Name of the cluster. Peers with another one are refused, so that two jobs cannot mix.";
+    JOIN: Optional<Parsed<Joinable>> = "STARWIRE_JOIN", Optional(JOINABLE), Unset(""), Servers,
+        "Tasks that may join a running job although they are not in this server's ClusterSpec ([elastic.md](elastic.md)): `worker:8` means tasks 0 to 7 of job `worker`. Every other task that is not in the ClusterSpec is then refused. Without the variable such tasks may connect, but the server connects to none of them.";
     UNIX: Choice<Shortcut> = "STARWIRE_UNIX", Choice(&[("auto", Shortcut::Auto), ("off", Shortcut::Off)]), Is("auto"), Servers,
         "`auto`: tasks on one host connect over unix sockets. `off`: always TCP.";
     LOANS: Choice<Shortcut> = "STARWIRE_LOANS", Choice(&[("auto", Shortcut::Auto), ("off", Shortcut::Off)]), Is("auto"), Servers,

@@ -40,6 +40,8 @@ metrics! {
     Counter unauthenticated_dropped "starwire_unauthenticated_dropped_total" "Connections dropped before they completed the handshake: too slow, or too many at a time.";
     Counter losses "starwire_losses_total" "Established connections that ended without a GOODBYE.";
     Counter keepalive_losses "starwire_keepalive_losses_total" "Of these, connections whose peer did not answer in time.";
+    Counter tasks_joined "starwire_tasks_joined_total" "Tasks that joined: they are not in the ClusterSpec, and STARWIRE_JOIN allows them.";
+    Counter tasks_left "starwire_tasks_left_total" "Of these, tasks that left.";
     Gauge connections_out "starwire_connections_out" "Established connections that this task opened.";
     Gauge connections_in "starwire_connections_in" "Established connections that peers opened.";
 

@@ -246,7 +246,7 @@ impl<R> Channel<R> {
         self.actions.push_back(Do::CountFailedAttempt);
         // A peer that is down is told in gRPC's words, by which programs recognise that.
         let words = if failure.code == code::UNAVAILABLE { "failed to connect to all addresses: " } else { "" };
-        let Peer { task, grpc_address, data } = &*self.peer;
+        let Peer { task, grpc_address, data, .. } = &*self.peer;
         let remark = data.remark(grpc_address);
         let message = format!("starwire: cannot reach {task} ({grpc_address}): {words}{}{remark}", failure.message);
         // A wrong peer stays wrong, but a peer that is down may come up.

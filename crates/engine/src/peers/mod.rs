@@ -25,6 +25,8 @@ pub struct Peer {
     /// Its entry in the ClusterSpec, for messages.
     pub grpc_address: String,
     pub data: DataAddress,
+    /// It is not in the ClusterSpec, but has joined: the name that it gave is all that identifies it.
+    pub has_joined: bool,
 }
 
 /// A request that waits for a connection.

@@ -96,7 +96,7 @@ fn failure(code: i32) -> Failure {
 impl World {
     fn new(seed: u64) -> Self {
         let data = DataAddress::Derived("h:1".parse().unwrap());
-        let peer = Peer { task: "task".into(), grpc_address: "h:1".into(), data };
+        let peer = Peer { task: "task".into(), grpc_address: "h:1".into(), data, has_joined: false };
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
         Self {
             channel: Channel::new(Arc::new(peer), LIMIT, random.below(u64::MAX)),

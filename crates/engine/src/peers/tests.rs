@@ -10,7 +10,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 fn channel() -> Channel<()> {
     let data = DataAddress::Derived("h:1".parse().unwrap());
-    let peer = Peer { task: "/job:ps/replica:0/task:0".into(), grpc_address: "h:1".into(), data };
+    let peer = Peer { task: "/job:ps/replica:0/task:0".into(), grpc_address: "h:1".into(), data, has_joined: false };
     Channel::new(Arc::new(peer), LIMIT, 1)
 }
 

@@ -9,6 +9,7 @@
 
 mod admission;
 mod harness;
+mod joined;
 mod one_port;
 mod resolver;
 mod secret;

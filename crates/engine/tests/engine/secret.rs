@@ -21,8 +21,8 @@ const GOODBYE: u8 = 22;
 type Meddle = fn(number: u64, block: Vec<u8>) -> Vec<Vec<u8>>;
 
 /// Passes on what goes to a server, and meddles with it; what comes back passes unchanged.
-struct Relay {
-    port: u16,
+pub struct Relay {
+    pub port: u16,
     meddle: Arc<Mutex<Option<Meddle>>>,
     /// Blocks that were changed, added or left out.
     meddled: Arc<AtomicUsize>,
@@ -32,7 +32,7 @@ struct Relay {
 }
 
 impl Relay {
-    fn new(target: String) -> Self {
+    pub fn new(target: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let (meddle, meddled) = (Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
@@ -61,7 +61,7 @@ impl Relay {
     }
 
     /// For connections that are made from now on.
-    fn set(&self, meddle: Option<Meddle>) {
+    pub fn set(&self, meddle: Option<Meddle>) {
         *self.meddle.lock().unwrap() = meddle;
         self.meddled.store(0, Ordering::SeqCst);
         for client in self.clients.lock().unwrap().drain(..) {

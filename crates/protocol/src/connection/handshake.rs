@@ -11,9 +11,9 @@ use crate::frame::{Frame, Frames, put};
 use crate::hello::{self, FEATURE_QUEUE_PAIRS, Hello};
 use crate::idmap::IdHash;
 use crate::limits::CHALLENGE;
-use crate::owner::Owner;
+use crate::owner::{Failure, Owner};
 use crate::role::Role;
-use crate::settings::{PeerInfo, Settings};
+use crate::settings::{Claim, PeerInfo, Settings};
 
 impl<O: Owner> Connection<O> {
     /// The side that connected. Its first frame waits in `poll_transmit`; requests may be made at once and wait for the
@@ -53,8 +53,9 @@ impl<O: Owner> Connection<O> {
                 let theirs = Hello::decode("HELLO", frame.features, frame.fields)?;
                 hello::check(Role::Server, &self.settings, &theirs)?;
                 if let Some(check) = self.client_check.take() {
-                    check(&theirs.task)
-                        .map_err(|message| ConnectionError::Refused { code: code::UNAUTHENTICATED, message })?;
+                    let Hello { task, incarnation, address, .. } = &theirs;
+                    check(&Claim { task, incarnation: *incarnation, address })
+                        .map_err(|Failure { code, message }| ConnectionError::Refused { code, message })?;
                 }
                 self.welcome(theirs);
             }

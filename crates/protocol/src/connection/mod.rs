@@ -20,11 +20,11 @@ use crate::idmap::IdHash;
 use crate::incoming::{Incoming, Parsed};
 use crate::limits::{MAX_CONTROL, MAX_HANDSHAKE_CONTROL};
 use crate::outgoing::{Answers, Outgoing};
-use crate::owner::Owner;
+use crate::owner::{Failure, Owner};
 use crate::role::Role;
 use crate::secret::BlockKey;
 use crate::segment::{Segment, Target};
-use crate::settings::{PeerInfo, Settings};
+use crate::settings::{Claim, PeerInfo, Settings};
 use crate::spare;
 use crate::stats::Stats;
 
@@ -53,12 +53,12 @@ pub struct Connection<O: Owner> {
     pings: u64,
     /// Server: the client proposed a move; it may do so once.
     move_seen: bool,
-    /// Server: whether the client may have the name that it claims.
+    /// Server: whether the client may be what it claims.
     client_check: Option<ClientCheck>,
 }
 
-/// Whether a client may have this name; otherwise, why not.
-pub type ClientCheck = Box<dyn FnOnce(&str) -> Result<(), String> + Send>;
+/// Whether a client may be what it claims; otherwise, why not.
+pub type ClientCheck = Box<dyn FnOnce(&Claim<'_>) -> Result<(), Failure> + Send>;
 
 pub(super) enum Side<O: Owner> {
     Client(Client<O>),
@@ -110,7 +110,7 @@ impl<O: Owner> Connection<O> {
         }
     }
 
-    /// Server: the name in the client's HELLO is checked before anything else that it sends is believed.
+    /// Server: what the client's HELLO claims is checked before anything else that it sends is believed.
     pub fn check_client(&mut self, check: ClientCheck) {
         self.client_check = Some(check);
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use starwire_protocol::{ConnectionError, Secret, Settings, Sniff};
+use starwire_protocol::{ConnectionError, Failure, Secret, Settings, Sniff};
 
 use crate::owner::Ended;
 use crate::pair::{End, Pair, settings};
@@ -46,6 +46,26 @@ fn p20_the_handshake_tells_who_the_peer_is() {
     assert!(!seen.authenticated);
     let seen = pair.server.owner.ready.as_ref().expect("ready");
     assert_eq!((seen.task.as_str(), seen.incarnation, seen.features), ("/job:worker/task:0", 1001, 0b0110));
+}
+
+#[test]
+fn p20_a_server_decides_on_what_a_client_claims() {
+    for allows in [true, false] {
+        let (mut client, server) = (settings("/job:worker/task:0", 1), settings("/job:ps/task:0", 2));
+        client.address = "worker-0:2222".to_owned();
+        let mut pair = Pair::new(client, server);
+        pair.server.connection.check_client(Box::new(move |claim| {
+            let claimed = (claim.task, claim.incarnation, claim.address);
+            assert_eq!(claimed, ("/job:worker/task:0", 1001, "worker-0:2222"));
+            let message = "not today".to_owned();
+            if allows { Ok(()) } else { Err(Failure { code: 9, message }) }
+        }));
+        pair.run();
+        assert_eq!(pair.server.connection.is_ready(), allows);
+        if !allows {
+            assert_eq!(refused(&pair), (9, "not today".to_owned()));
+        }
+    }
 }
 
 #[test]

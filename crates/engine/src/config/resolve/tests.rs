@@ -84,6 +84,7 @@ fn reactors_are_limited_by_tasks_by_cpus_and_by_the_jobs_variable() {
     };
     let env = env();
     assert_eq!(reactors(&env, Protocol::GrpcPlusPlus, "ps", 3, 64), 3);
+    assert_eq!(reactors(&env.clone().set("STARWIRE_JOIN", "worker:5"), Protocol::GrpcPlusPlus, "ps", 3, 64), 8);
     assert_eq!(reactors(&env, Protocol::GrpcPlusPlus, "ps", 100, 64), 16);
     assert_eq!(reactors(&env, Protocol::GrpcPlusPlus, "ps", 100, 2), 2);
     assert_eq!(reactors(&env, Protocol::GrpcPlusPlus, "ps", 0, 0), 1);

@@ -242,6 +242,31 @@ fn a_task_cannot_speak_in_the_name_of_another() {
 }
 
 #[test]
+fn a_task_joins_if_its_certificate_names_it() {
+    let authority = Authority::new("test");
+    let names = [PS_NAME, "starwire://test/worker/1", "starwire://test/worker/2"];
+    let [server, first, second] = names.map(|name| authority.identity(name));
+    let (joiner, join) = ("/job:worker/replica:0/task:1", ("STARWIRE_JOIN", "worker:3"));
+    let ps = start(PS, &server, &[TCP, NAMES, join]);
+    let newcomer = |identity: &Identity, names: (&'static str, &'static str)| {
+        try_start(joiner, &identity.env(&[TCP, names]), &format!("127.0.0.1:{}", free_port())).unwrap()
+    };
+    let everybody = ("STARWIRE_TLS_PEERS", "starwire://test/worker/2,starwire://test/ps/0");
+    let end = call(&channel(&newcomer(&second, everybody), &ps), ECHO, b"", None);
+    assert!(end.code == 16 && end.message.contains(&format!("does not speak for {joiner}")), "{end:?}");
+    assert!(ps.task.engine().channel_to_joined(joiner).is_err());
+    let task = newcomer(&first, NAMES);
+    assert_eq!(call(&channel(&task, &ps), ECHO, b"", None).code, 0);
+    let back = ps.task.engine().channel_to_joined(joiner).unwrap();
+    assert_eq!(call(&back, ECHO, b"back", None).meta, b"back");
+    // The names of hosts say nothing about a task that is not in the ClusterSpec.
+    let here = authority.identity("127.0.0.1");
+    let ps = start(PS, &here, &[TCP, join]);
+    let end = call(&channel(&start(joiner, &here, &[TCP]), &ps), ECHO, b"", None);
+    assert!(end.code == 16 && end.message.contains("no certificate can"), "{end:?}");
+}
+
+#[test]
 fn there_is_no_downgrade() {
     let (ps, worker, _files) = pair(&[]);
     let plain_ps = try_start(PS, &[TCP], "127.0.0.1:0").unwrap();
