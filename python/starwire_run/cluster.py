@@ -26,24 +26,26 @@ class Plan:
 
     counts: dict
     waited_for: frozenset
+    most_workers: int
 
     def tasks(self):
         return [(job, index) for job in _JOBS for index in range(self.counts.get(job, 0))]
 
 
-def plan(counts, wait=None):
+def plan(counts, wait=None, most_workers=0):
     """Raises ValueError if such a cluster makes no sense. ``wait``: names of jobs, separated by commas."""
+    most_workers = max(most_workers, counts["worker"])
     if not counts["worker"] and not counts["chief"]:
         raise ValueError("a cluster needs a worker or a chief: give --worker N or --chief")
     if wait is None:
-        return Plan(counts, frozenset(["chief" if counts["chief"] else "worker"]))
+        return Plan(counts, frozenset(["chief" if counts["chief"] else "worker"]), most_workers)
     jobs = [job.strip() for job in wait.split(",")]
     for job in jobs:
         if job not in _JOBS:
             raise ValueError(f"--wait: {job!r} is not a job: use {', '.join(_JOBS)}")
         if not counts[job]:
             raise ValueError(f"--wait: this cluster has no {job}")
-    return Plan(counts, frozenset(jobs))
+    return Plan(counts, frozenset(jobs), most_workers)
 
 
 def run(plan, command, environment, protocol, options):
@@ -51,13 +53,18 @@ def run(plan, command, environment, protocol, options):
     logs = options.logs if options.logs is not None else pathlib.Path(tempfile.mkdtemp(prefix="starwire-run-"))
     try:
         logs.mkdir(parents=True, exist_ok=True)
-        numbers = iter(ports.free(sum(plan.counts.values()), environment))
+        spare = plan.most_workers - plan.counts["worker"]
+        numbers = iter(ports.free(sum(plan.counts.values()) + spare, environment))
     except OSError as error:
         print(f"starwire run: {error}", file=sys.stderr)
         return 1
     addresses = {job: [f"localhost:{next(numbers)}" for _ in range(plan.counts[job])] for job in _JOBS if job != "evaluator" and plan.counts[job]}
-    printer = Printer([_name(task) for task in plan.tasks()], options.color, options.quiet)
-    return _Cluster(plan, addresses, command, environment, protocol, logs, printer, options.linger, options.grace).run()
+    spares = [f"localhost:{next(numbers)}" for _ in range(spare)]
+    if spares:
+        environment = {"STARWIRE_JOIN": f"worker:{plan.most_workers}", **environment}
+    added = [("worker", index) for index in range(plan.counts["worker"], plan.most_workers)]
+    printer = Printer([_name(task) for task in plan.tasks() + added], options.color, options.quiet)
+    return _Cluster(plan, addresses, spares, command, environment, protocol, logs, printer, options.linger, options.grace).run()
 
 
 def task_config(addresses, job, index):
@@ -68,7 +75,9 @@ def task_config(addresses, job, index):
 def arguments(command, addresses, job, index):
     """The command of a task, with the placeholders replaced."""
     values = {"{job}": job, "{index}": str(index)}
-    values.update({f"{{{name}_hosts}}": ",".join(addresses.get(name, ())) for name in ("ps", "worker", "chief")})
+    for name in ("ps", "worker", "chief"):
+        hosts = addresses.get(name, ())
+        values[f"{{{name}_hosts}}"] = ",".join(hosts.values() if isinstance(hosts, dict) else hosts)
     made = []
     for word in command:
         for placeholder, value in values.items():
@@ -78,13 +87,14 @@ def arguments(command, addresses, job, index):
 
 
 class _Task:
-    def __init__(self, job, index, process, log):
-        self.job, self.index, self.name = job, index, _name((job, index))
+    def __init__(self, job, index, address, process, log):
+        self.job, self.index, self.address, self.name = job, index, address, _name((job, index))
         self.process, self.log = process, log
         self.begun = time.monotonic()
         self.status = None
         self.serves = False
         self.is_asked = self.is_buried = False
+        self.killed_at = None  # when it is killed, if it was asked to leave
 
     def signal(self, number):
         """To the task and to the processes that it has started."""
@@ -102,12 +112,13 @@ class _Task:
 
 
 class _Cluster:
-    def __init__(self, plan, addresses, command, environment, protocol, logs, printer, linger, grace):
-        self.plan, self.addresses, self.command, self.environment = plan, addresses, command, environment
+    def __init__(self, plan, addresses, spares, command, environment, protocol, logs, printer, linger, grace):
+        self.plan, self.addresses, self.spares, self.command, self.environment = plan, addresses, spares, command, environment
         self.protocol, self.logs, self.printer, self.linger, self.grace = protocol, logs, printer, linger, grace
         self.tasks = []
         self.selector = selectors.DefaultSelector()
         self.interrupts = 0
+        self.changes = []  # of the number of workers, as signals
         self.stop_signal = None
         self.begun = self.looked_at = time.monotonic()
 
@@ -115,6 +126,8 @@ class _Cluster:
         # An ignored signal (nohup) stays ignored.
         numbers = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
         old = {number: signal.signal(number, self._on_signal) for number in numbers}
+        if self.spares:
+            old.update({number: signal.signal(number, lambda number, _: self.changes.append(number)) for number in (signal.SIGUSR1, signal.SIGUSR2)})
         try:
             return self._run()
         finally:
@@ -128,6 +141,8 @@ class _Cluster:
     def _run(self):
         counts = ", ".join(f"{count} {job}" for job, count in ((job, self.plan.counts.get(job, 0)) for job in _JOBS) if count)
         self.printer.say(f"{counts} over {self.protocol}; logs in {self.logs}")
+        if self.spares:
+            self.printer.say(f"up to {self.plan.most_workers} workers: kill -USR1 {os.getpid()} adds one, -USR2 removes it")
         for job, index in self.plan.tasks():
             try:
                 self._start(job, index)
@@ -149,17 +164,19 @@ class _Cluster:
             self.printer.say(f"done after {time.monotonic() - self.begun:.1f} s")
         return status
 
-    def _start(self, job, index):
-        environment = dict(self.environment, TF_CONFIG=task_config(self.addresses, job, index))
+    def _start(self, job, index, address=None):
+        """``address``: that of a worker that is not in the others' ClusterSpec."""
+        addresses = self.addresses if address is None else {**self.addresses, "worker": {str(index): address}}
+        environment = dict(self.environment, TF_CONFIG=task_config(addresses, job, index))
         environment.setdefault("PYTHONUNBUFFERED", "1")
         # Several processes share this machine's GPUs, and parameter servers do not need them.
         environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         if job == "ps":
             environment["CUDA_VISIBLE_DEVICES"] = "-1"
-        log = open(self.logs / f"{job}-{index}.log", "wb")
+        log = open(self.logs / f"{job}-{index}.log", "wb" if address is None else "ab")
         try:
             process = subprocess.Popen(
-                arguments(self.command, self.addresses, job, index),
+                arguments(self.command, addresses, job, index),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -172,7 +189,7 @@ class _Cluster:
             log.close()
             raise
         os.set_blocking(process.stdout.fileno(), False)
-        task = _Task(job, index, process, log)
+        task = _Task(job, index, address or self.addresses.get(job, {index: None})[index], process, log)
         self.tasks.append(task)
         self.selector.register(process.stdout, selectors.EVENT_READ, task)
 
@@ -180,12 +197,36 @@ class _Cluster:
         """Until the tasks that are waited for have ended, one has failed, or a signal came. Returns the exit status so far."""
         while self.stop_signal is None:
             self._tick()
-            failed = [task for task in self.tasks if task.status]
+            while self.changes:
+                change = self._add if self.changes.pop(0) == signal.SIGUSR1 else self._remove
+                change()
+            failed = [task for task in self.tasks if task.status and task.killed_at is None]
             if failed:
                 return self._failed(failed[0])
-            if all(task.status == 0 for task in self.tasks if task.job in self.plan.waited_for):
+            if all(task.status is not None for task in self.tasks if task.job in self.plan.waited_for):
                 return 0
         return 0
+
+    def _add(self):
+        """Starts a worker with a free number."""
+        begun = self.plan.counts["worker"]
+        used = {task.index for task in self.tasks if task.job == "worker" and task.status is None}
+        free = [index for index in range(begun, self.plan.most_workers) if index not in used]
+        if not free:
+            return self.printer.say(f"there are already {self.plan.most_workers} workers", bad=True)
+        try:
+            self._start("worker", free[0], self.spares[free[0] - begun])
+        except OSError as error:
+            self.printer.say(f"worker {free[0]} cannot be started: {error}", bad=True)
+
+    def _remove(self):
+        """Ends the worker that was added last."""
+        added = [task for task in self.tasks if task.job == "worker" and task.index >= self.plan.counts["worker"]]
+        left = [task for task in added if task.status is None and task.killed_at is None]
+        if not left:
+            return self.printer.say("no worker was added that could be removed", bad=True)
+        left[-1].killed_at = time.monotonic() + self.grace
+        left[-1].signal(signal.SIGTERM)
 
     def _wait_for_the_rest(self):
         """Of the tasks that nobody waits for, workers and evaluators may still be at their last step."""
@@ -200,7 +241,7 @@ class _Cluster:
                 self.printer.say(f"{jobs} finished; {names}: {self.linger:g} s to finish too")
                 announced = True
             self._tick()
-            failed = [task for task in self.tasks if task.status and task.job != "ps"]
+            failed = [task for task in self.tasks if task.status and task.job != "ps" and task.killed_at is None]
             if failed:
                 return self._failed(failed[0])
         return 0
@@ -216,15 +257,18 @@ class _Cluster:
         listening = self._listening()
         for task in self.tasks:
             if task.status is None:
+                if task.killed_at is not None and time.monotonic() > task.killed_at:
+                    task.bury()
                 task.status = task.process.poll()
-                if task.status == 0 and not task.is_asked:
+                if task.status is not None and task.killed_at is not None:
+                    self._read(0)
+                    self.printer.say(f"{task.name} was removed after {time.monotonic() - task.begun:.1f} s")
+                elif task.status == 0 and not task.is_asked:
                     self._read(0)
                     self.printer.say(f"{task.name} finished after {time.monotonic() - task.begun:.1f} s")
-            if not task.serves and task.job in self.addresses:
-                address = self.addresses[task.job][task.index]
-                if int(address.rpartition(":")[2]) in listening:
-                    task.serves = True
-                    self.printer.say(f"{task.name} serves at {address} after {time.monotonic() - task.begun:.1f} s")
+            if not task.serves and task.status is None and task.address and int(task.address.rpartition(":")[2]) in listening:
+                task.serves = True
+                self.printer.say(f"{task.name} serves at {task.address} after {time.monotonic() - task.begun:.1f} s")
         self._show_progress()
 
     def _listening(self):

@@ -73,9 +73,10 @@ def main(arguments=None):
 
     if "TF_CONFIG" in os.environ:
         run.error("TF_CONFIG is set, which describes another cluster: unset it, or leave --ps, --worker, --chief and --evaluator out")
-    counts = {"chief": int(options.chief), "ps": options.ps or 0, "worker": options.worker or 0, "evaluator": int(options.evaluator)}
+    counts = {"chief": int(options.chief), "ps": options.ps or 0, "worker": 0, "evaluator": int(options.evaluator)}
+    counts["worker"], most = options.worker or (0, 0)
     try:
-        plan = cluster.plan(counts, options.wait)
+        plan = cluster.plan(counts, options.wait, most)
     except ValueError as error:
         run.error(str(error))
     return cluster.run(plan, command, environment, protocol, options)
@@ -94,12 +95,20 @@ def _add_options(parser):
 
         return parse
 
+    def span(text):
+        """``2`` or ``2..8``."""
+        few, dots, most = text.partition("..")
+        few, most = tasks(few), tasks(most if dots else few)
+        if few > most:
+            raise argparse.ArgumentTypeError(f"{text!r}: {few} is more than {most}")
+        return few, most
+
     tasks, seconds = number(0, _NUMBER_LIMIT, int), number(0, 86400, float)
     parser.add_argument("--protocol", metavar="NAME", help=f"{', '.join(protocols.OURS)}, or grpc for TensorFlow's own ($STARWIRE_PROTOCOL, else {protocols.DEFAULT})")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, like python -m")
     group = parser.add_argument_group("a local cluster")
     group.add_argument("--ps", type=tasks, metavar="N", help="number of parameter servers")
-    group.add_argument("--worker", type=tasks, metavar="N", help="number of workers")
+    group.add_argument("--worker", type=span, metavar="N[..M]", help="number of workers; with ..M, SIGUSR1 adds one, up to M, and SIGUSR2 removes it")
     group.add_argument("--chief", action="store_true", help="with a chief (Estimator, ParameterServerStrategy)")
     group.add_argument("--evaluator", action="store_true", help="with an evaluator, which is not part of the ClusterSpec")
     group.add_argument("--wait", metavar="JOB,...", help="the run is over when these jobs' tasks have ended (chief, or worker if there is no chief)")

@@ -398,7 +398,7 @@ def interruptible():
 
 
 def read_until(process, word, count=1):
-    """Reads the output until a word has come `count` times. A launcher that hangs is killed, which ends its output."""
+    """Reads the output until a word has come `count` times, and returns it. A launcher that hangs is killed, which ends its output."""
     seen = ""
     watchdog = threading.Timer(HANG, process.kill)
     watchdog.start()
@@ -407,6 +407,7 @@ def read_until(process, word, count=1):
             line = process.stdout.readline()
             assert line, f"the output ended without {word!r}:\n{seen}"
             seen += line
+        return seen
     finally:
         watchdog.cancel()
 
@@ -483,6 +484,34 @@ def test_a_second_ctrl_c_kills_at_once(started):
     assert process.returncode == 130 and not left_behind(path)
 
 
+def test_workers_are_added_and_removed(started, tmp_path):
+    text = """
+print("ready", os.environ["TF_CONFIG"], os.environ["STARWIRE_JOIN"], flush=True)
+await_start("end" if job == "worker" and index == 0 else "never")
+"""
+    process, path = started(text, "--ps", 1, "--worker", "1..2")
+
+    def change(number, words):
+        process.send_signal(number)
+        return read_until(process, words)
+
+    change(signal.SIGUSR2, "no worker was added that could be removed")
+    configs = []
+    for _ in range(2):
+        said = re.search(r"^worker 1 \| ready (\{.*\}) worker:2$", change(signal.SIGUSR1, "ready"), re.M)
+        configs.append(json.loads(said[1]))
+        change(signal.SIGUSR1, "there are already 2 workers")
+        change(signal.SIGUSR2, "worker 1 was removed after")
+    (tmp_path / "end").touch()
+    out = process.communicate(timeout=HANG)[0]
+    assert process.returncode == 0 and "done after" in out, out
+    first = json.loads(re.search(r"ready (\{.*\}) ", (tmp_path / "logs" / "worker-0.log").read_text())[1])
+    assert configs[0] == configs[1] and configs[0]["task"] == {"type": "worker", "index": 1}
+    assert configs[0]["cluster"]["ps"] == first["cluster"]["ps"] and list(configs[0]["cluster"]["worker"]) == ["1"]
+    assert configs[0]["cluster"]["worker"]["1"] not in first["cluster"]["worker"] and len(first["cluster"]["worker"]) == 1
+    assert not left_behind(path)
+
+
 def test_the_tasks_of_a_killed_launcher_end(started):
     process, path = started("print('ready', flush=True)\ntime.sleep(1000)", "--ps", 1, "--worker", 1)
     process.kill()
@@ -547,6 +576,7 @@ def test_progress_on_a_terminal(tmp_path):
         (["no-such-command"], "'no-such-command' is neither a Python script (.py) nor a command on PATH"),
         (["--ps", "2", __file__], "a cluster needs a worker or a chief: give --worker N or --chief"),
         (["--ps", "x", __file__], "argument --ps: 'x' is not a number from 0 to 256"),
+        (["--worker", "3..2", __file__], "argument --worker: '3..2': 3 is more than 2"),
         (["--worker", "1", "--wait", "boss", __file__], "--wait: 'boss' is not a job: use ps, chief, worker, evaluator"),
         (["--worker", "1", "--wait", "ps", __file__], "--wait: this cluster has no ps"),
         (["--quiet", __file__], "--quiet needs a local cluster: --ps and --worker"),
