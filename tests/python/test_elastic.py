@@ -8,7 +8,7 @@ import pytest
 from authority import Authority
 from cluster import RemoteError, free_port, is_tensorflow_1, one, tf
 from metrics import counters
-from settings import SECRET, TCP
+from settings import QUICK, SECRET, TCP
 from waiting import wait_for, wait_until
 
 pytestmark = [pytest.mark.ours]
@@ -71,6 +71,28 @@ def totals(target):
         with one().Session(target) as sess:
             number, values = sess.run([step, sums])
             return int(number), [float(value) for value in values]
+
+
+def rest(target, paused, resumed):
+    """Makes a step, pauses, and makes another one in the same session. A step whose connection is lost may be repeated."""
+    config = one().ConfigProto(device_filters=["/job:ps", "/job:worker/task:1"])
+    with tf.Graph().as_default():
+        _, sums = variables()
+        with tf.device("/job:worker/task:1"):
+            value = sums[1].read_value() + 1.0
+        with tf.device("/job:ps/task:0"):
+            other = one().get_variable("other", (), tf.float64, initializer=one().zeros_initializer(), use_resource=True)
+            train_op = one().assign(other, value)
+        with one().Session(target, config=config) as sess:
+            sess.run(train_op)
+            open(paused, "w").close()
+            wait_for(resumed)
+            for _ in range(10):
+                try:
+                    return float(sess.run(train_op)) > 0
+                except tf.errors.UnavailableError as error:
+                    lost = error
+            raise lost
 
 
 # In the test. ----------------------------------------------------------------------------------------------------------
@@ -154,6 +176,21 @@ def test_workers_join_and_leave(fresh_cluster, tmp_path):
     log = cluster["ps", 0].full_log()
     assert log.count(" joined (") == 2 and log.count(" left (") == 1, "of each task, once a minute"
     assert "was restarted: releasing" in log, "what the killed one had registered is freed"
+
+
+@pytest.mark.parametrize("protocol", ["grpc++", pytest.param("star_server", marks=pytest.mark.deep)], indirect=True)
+def test_a_worker_that_was_away_goes_on_in_its_session(fresh_cluster, tmp_path):
+    cluster = fresh_cluster(shape=SHAPE, environment={**JOIN, **QUICK})
+    with Job(cluster, tmp_path) as job:
+        worker, target = job.newcomer(1)
+        worker.begin(rest, target, job.file("paused"), job.file("resumed"))
+        wait_for(job.file("paused"))
+        worker.stop()
+        wait_until(lambda: job.of_servers("tasks_left") == [1, 1], 60, "it has left")
+        open(job.file("resumed"), "w").close()
+        worker.resume()
+        assert worker.result()
+        assert job.of_servers("tasks_joined") == [2, 2]
 
 
 @pytest.mark.parametrize("proof", ["secret", pytest.param("tls", marks=NEEDS)])
