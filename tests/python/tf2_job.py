@@ -96,12 +96,17 @@ def variable(value, where=None, **options):
             return tf.Variable(value, **options)
 
 
-def run(step, count, *args):
-    """Returns digests of the results of `count` steps, each with its number."""
+def results(step, count, *args):
+    """The results of `count` steps, each with its number."""
     function = tf.function(step)
-    results = [state["coordinator"].schedule(function, args=(tf.constant(number, tf.int64), *args)) for number in range(count)]
+    remote = [state["coordinator"].schedule(function, args=(tf.constant(number, tf.int64), *args)) for number in range(count)]
     state["coordinator"].join()
-    return [[digest(value) for value in tf.nest.flatten(result.fetch())] for result in results]
+    return [result.fetch() for result in remote]
+
+
+def run(step, count, *args):
+    """Digests of these results."""
+    return [[digest(value) for value in tf.nest.flatten(result)] for result in results(step, count, *args)]
 
 
 def contents(variables):
