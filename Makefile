@@ -76,10 +76,11 @@ $(BENCH)/venv/.done: benches/tf/requirements.txt
 	@$(BENCH)/venv/bin/pip install --quiet --disable-pip-version-check -r benches/tf/requirements.txt
 	@touch $@
 
-# The Keras that ParameterServerStrategy supports; TensorFlow 2.12 and 2.13 contain it, and 1.15 has no such strategy.
+# The Keras that ParameterServerStrategy supports; TensorFlow 2.12 and 2.13 contain it, and 1.15 has no such strategy. A release candidate may precede
+# its Keras.
 KERAS = $(BENCH)/keras-$(INSTALLED)
 $(BENCH)/keras-%/.done:
-	@$(if $(filter 1.15.% 2.12.% 2.13.%,$*),mkdir -p $(@D),"$(PYTHON)" -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) "tf-keras==$(basename $*).*")
+	@$(if $(filter 1.15.% 2.12.% 2.13.%,$*),mkdir -p $(@D),"$(PYTHON)" -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) "tf-keras<=$(basename $*).99")
 	@touch $@
 
 .PHONY: print-keras
@@ -165,6 +166,10 @@ format: ## Format Rust and C++
 .PHONY: matrix
 matrix: tools #- Build and smoke-test for every TensorFlow minor (VERSIONS="2.12.1 2.15.1": only these; FULL=1: all tests that use TensorFlow)
 	@FULL=$(FULL) scripts/matrix $(VERSIONS)
+
+.PHONY: watch
+watch: build #- Build and try against the newest release candidate and nightly of TensorFlow, and list what they change (40 min)
+	@scripts/watch "$(PYTHON)" "$(PLUGIN)"
 
 .PHONY: bazel
 bazel: $(if $(filter 1.%,$(INSTALLED)),build,tools venv) #- Build the plug-in with Bazel (BAZEL=/path) and smoke-test it: bazel/README.md

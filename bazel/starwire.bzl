@@ -52,7 +52,7 @@ def starwire_library(name, tensorflow_version, tensorflow = TENSORFLOW_TREE, **k
 
     Args:
       name: of the target.
-      tensorflow_version: "2.15.1", "1.15.5+deeprec2402": exactly what the TensorFlow in `tensorflow` calls itself.
+      tensorflow_version: "2.15.1", "2.22.0-rc0", "1.15.5+deeprec2402": exactly what the TensorFlow in `tensorflow` calls itself.
       tensorflow: deps with its headers (and, unless somebody else links them, its code).
       **kwargs: further attributes of cc_library.
     """
@@ -101,13 +101,17 @@ def if_starwire(with_starwire, without = []):
         "//conditions:default": without,
     })
 
+# The names of the folders in external/ change between versions.
 _ASK = """
-import os, re, tensorflow
+import glob, os, re, tensorflow
 include = tensorflow.sysconfig.get_include()
 flags = " ".join(tensorflow.sysconfig.get_compile_flags())
 print(tensorflow.__version__)
 print(os.path.dirname(include))
 print(re.search(r"-D(_GLIBCXX_USE_CXX11_ABI=.)", flags).group(1))
+for name in ("include/grpcpp", "src/farmhash.h"):
+    for path in glob.glob(include + "/external/*/" + name):
+        print("include" + os.path.dirname(path)[len(include):])
 """
 
 # In this order: up to 2.18 both hold the registry of server factories.
@@ -132,13 +136,10 @@ def _tensorflow_wheel(repository_ctx):
     answer = repository_ctx.execute([python, "-c", _ASK])
     if answer.return_code != 0:
         fail("%s has no TensorFlow; set STARWIRE_PYTHON to a Python that has: %s" % (python, answer.stderr))
-    version, folder, abi = answer.stdout.strip().split("\n")
+    lines = answer.stdout.strip().split("\n")
+    version, folder, abi = lines[:3]
     headers = ["include/**"]
-    includes = [
-        "include",
-        "include/external/com_github_grpc_grpc/include",
-        "include/external/farmhash_archive/src",
-    ]
+    includes = ["include"] + lines[3:]
     repository_ctx.symlink(folder + "/include", "include")
     is_tf1 = version.startswith("1.")
     if is_tf1:

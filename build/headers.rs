@@ -18,12 +18,10 @@ const PROTOC_VERSION: &str = "libprotoc 3.8.0";
 
 pub fn prepare(tensorflow: &TensorFlow, compiler: &Path, folder: &Path) -> Result<Vec<PathBuf>, String> {
     let include = tensorflow.include();
+    let farmhash = third_party(&include, "farmhash.h")?;
     if !tensorflow.is_1() {
-        return Ok(vec![
-            include.clone(),
-            include.join("external/com_github_grpc_grpc/include"),
-            include.join("external/farmhash_archive/src"),
-        ]);
+        let grpc = third_party(&include, "grpcpp/server_builder.h")?;
+        return Ok(vec![include, grpc, farmhash]);
     }
     for input in ["STARWIRE_TF_SOURCE", "PATH"] {
         println!("cargo::rerun-if-env-changed={input}");
@@ -37,8 +35,16 @@ pub fn prepare(tensorflow: &TensorFlow, compiler: &Path, folder: &Path) -> Resul
     extract_methods(&source, folder)?;
     // In this order: what replaces headers, the wheel, and what it lacks.
     let replaced = std::env::current_dir().map_err(|error| error.to_string())?.join("build/tf1/include");
-    let farmhash = include.join("external/farmhash_archive/src");
     Ok(vec![replaced, folder.to_path_buf(), include, farmhash, source, messages])
+}
+
+/// The folder with the headers of a library that TensorFlow contains: its name changes between versions.
+fn third_party(include: &Path, header: &str) -> Result<PathBuf, String> {
+    let external = include.join("external");
+    let entries = fs::read_dir(&external).map_err(|error| format!("{}: {error}", external.display()))?;
+    let folders = entries.flatten().flat_map(|entry| ["include", "src"].map(|name| entry.path().join(name)));
+    let found = folders.filter(|folder| folder.join(header).is_file()).min();
+    found.ok_or(format!("no library in {} has the header {header}", external.display()))
 }
 
 /// The rest of the header that enumerates the worker's methods needs gRPC. DeepRec has more of them than 1.15.

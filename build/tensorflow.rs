@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub struct TensorFlow {
-    /// "2.21.0", or "1.15.5+deeprec2402"
+    /// As its package has it: "2.21.0", "2.22.0rc0" or "1.15.5+deeprec2402"
     pub version: String,
     /// 221 for 2.21, 115 for 1.15; the sources compare against it.
     pub minor: u32,
@@ -38,7 +38,7 @@ spec = importlib.util.find_spec("tensorflow")
 if spec is None or not spec.submodule_search_locations:
     sys.exit("no package named tensorflow")
 version = None
-names = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm", "tensorflow-cpu-aws", "intel-tensorflow")
+names = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm", "tensorflow-cpu-aws", "intel-tensorflow", "tf-nightly", "tf-nightly-cpu")
 for name in names if metadata else ():
     try:
         version = metadata.version(name)
@@ -48,7 +48,7 @@ for name in names if metadata else ():
 folder, flags = list(spec.submodule_search_locations)[0], []
 if version is None or version.startswith("1."):
     import tensorflow
-    version = tensorflow.__version__
+    version = tensorflow.__version__.replace("-rc", "rc").replace("-dev", ".dev")
     if version.startswith("1."):
         folder, flags = tensorflow.sysconfig.get_lib(), tensorflow.sysconfig.get_compile_flags()
 print("\n".join([version, folder] + [flag for flag in flags if flag.startswith("-D")]))

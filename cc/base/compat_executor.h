@@ -1,4 +1,4 @@
-// The differences between the executors and kernels of TensorFlow 1.15, DeepRec and 2.12 to 2.21: see compat.h.
+// The differences between the executors and kernels of TensorFlow 1.15, DeepRec and 2.12 to 2.22: see compat.h.
 #ifndef STARWIRE_CC_BASE_COMPAT_EXECUTOR_H_
 #define STARWIRE_CC_BASE_COMPAT_EXECUTOR_H_
 

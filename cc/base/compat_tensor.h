@@ -1,4 +1,5 @@
-// The differences between the allocators and shapes of TensorFlow 1.15, DeepRec and 2.12 to 2.21: see compat.h.
+// The differences between the memory, shapes and encodings of tensors of TensorFlow 1.15, DeepRec and 2.12 to 2.22: see
+// compat.h.
 #ifndef STARWIRE_CC_BASE_COMPAT_TENSOR_H_
 #define STARWIRE_CC_BASE_COMPAT_TENSOR_H_
 
@@ -45,6 +46,17 @@ struct PromptAllocation : ::tensorflow::AllocationAttributes {
            STARWIRE_IF_VALID((auto* a), a->no_retry_on_failure = true))(this);
   }
 };
+
+// Whether an object was encoded. Up to 2.21, TensorFlow's functions for that return nothing.
+template <typename Encode>
+bool Succeeds(const Encode& encode) {
+  if constexpr (std::is_void_v<decltype(encode())>) {
+    encode();
+    return true;
+  } else {
+    return encode();
+  }
+}
 
 // A shape of sizes that a peer sent. 1.15 ends the process when it is made a shape that is not one, so they are checked
 // before.

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "cc/base/compat.h"
 #include "cc/server/server.h"
@@ -27,16 +28,26 @@ constexpr const char* kReleases[][4] = {
 #include "python/starwire/releases.inc"
 };
 
+// TensorFlow's version as its package has it: 2.22.0rc0 and 2.23.0.dev20261026 call themselves 2.22.0-rc0 and
+// 2.23.0-dev20261026.
+std::string PackageVersion(std::string version) {
+  for (const auto& [own, package] : {std::pair("-rc", "rc"), std::pair("-dev", ".dev")}) {
+    const size_t at = version.find(own);
+    if (at != std::string::npos) version.replace(at, std::strlen(own), package);
+  }
+  return version;
+}
+
 // Whether this library fits the running release. Not every release equals the string of its package:
 // 2.15.0.post1 calls itself 2.15.0.
-bool Fits(const char* running) {
-  if (std::strcmp(running, STARWIRE_TF_VERSION) == 0) return true;
+bool Fits(const std::string& running) {
+  if (running == PackageVersion(STARWIRE_TF_VERSION)) return true;
   for (const auto& row : kReleases) {
     bool has_running = false;
     bool has_built = false;
     for (const char* release : row) {
       if (release == nullptr) break;
-      has_running |= std::strcmp(release, running) == 0;
+      has_running |= running == release;
       has_built |= std::strcmp(release, STARWIRE_TF_VERSION) == 0;
     }
     if (has_running && has_built) return true;
@@ -56,7 +67,7 @@ std::string Objection() {
     return std::string("starwire was built for TensorFlow " STARWIRE_TF_VERSION
                        " but this process has no TensorFlow: import tensorflow first");
   }
-  const char* running = version();
+  const std::string running = PackageVersion(version());
   if (!Fits(running)) {
     return std::string("starwire was built for TensorFlow " STARWIRE_TF_VERSION " but TensorFlow ") + running +
            " is running: rebuild with `make build TF_VERSION=" + running + "`";

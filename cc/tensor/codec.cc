@@ -194,7 +194,7 @@ Status EncodedTensor::EncodeProto(const Tensor& tensor, int64_t send_start_micro
 
 Status EncodeObjects(const Tensor& tensor, std::string* bytes) {
   TensorProto proto;
-  tensor.AsProtoField(&proto);
+  if (!Succeeds([&] { return tensor.AsProtoField(&proto); })) return NotEncodable(tensor);
   // A proto over 2 GB cannot be serialised.
   if (proto.ByteSizeLong() > static_cast<size_t>(std::numeric_limits<int32_t>::max()) ||
       !proto.SerializeToString(bytes)) {

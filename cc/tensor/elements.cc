@@ -89,6 +89,11 @@ Status Uninitialized(const Tensor& tensor) {
                                           " and shape " + tensor.shape().DebugString() + " cannot be sent");
 }
 
+Status NotEncodable(const Tensor& tensor) {
+  return MakeStatus(kInvalidArgument, "a tensor of type " + tensorflow::DataTypeString(tensor.dtype()) + " and shape " +
+                                          tensor.shape().DebugString() + " holds a value that cannot be encoded");
+}
+
 bool MoreThanTheMachineHas(uint64_t bytes) {
   static const uint64_t all = [] {
     const long pages = sysconf(_SC_PHYS_PAGES);

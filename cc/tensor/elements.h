@@ -38,6 +38,8 @@ T Get(const uint8_t* at) {
 Status Malformed(const std::string& what);
 Status NoMemory(uint64_t bytes, tensorflow::DataType dtype, const tensorflow::TensorShape& shape);
 Status Uninitialized(const tensorflow::Tensor& tensor);
+// Of a value that it holds TensorFlow says only that encoding it failed.
+Status NotEncodable(const tensorflow::Tensor& tensor);
 // TensorFlow's CPU allocator waits ten seconds for memory to be freed before it gives up. A reactor must not wait for
 // memory that can never be free.
 bool MoreThanTheMachineHas(uint64_t bytes);

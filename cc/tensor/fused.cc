@@ -43,14 +43,14 @@ std::string FusedTensors::DebugString() const {
 }
 
 // The table, and the payload at the next multiple of Slab::kAlignment.
-void FusedTensors::Encode(VariantTensorData* data) const {
+bool FusedTensors::Encode(VariantTensorData* data) const {
   data->set_type_name(TypeName());
   FusedLayout layout;
   const Status status = layout.Measure(tensors_);
   if (!status.ok()) {
-    // The error cannot be returned from here: the receiver will report that it cannot decode this.
+    // Up to 2.21 TensorFlow ignores the result: the receiver will report that it cannot decode this.
     LOG(ERROR) << "starwire: fused tensors cannot be sent: " << StatusMessage(status);
-    return;
+    return false;
   }
   const uint64_t begin = Aligned(layout.table_bytes());
   std::string& bytes = data->metadata_string();
@@ -61,6 +61,7 @@ void FusedTensors::Encode(VariantTensorData* data) const {
     const FusedLayout::Member& member = layout.members()[i];
     FusedLayout::WriteMember(member, tensors_[i], base + begin + member.offset);
   }
+  return true;
 }
 
 bool FusedTensors::Decode(VariantTensorData data) {

@@ -35,7 +35,7 @@ class FusedTensors {
   // The interface that TensorFlow requires of a variant's content.
   std::string TypeName() const { return kTypeName; }
   std::string DebugString() const;
-  void Encode(tensorflow::VariantTensorData* data) const;
+  bool Encode(tensorflow::VariantTensorData* data) const;
   bool Decode(tensorflow::VariantTensorData data);
 
  private:

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "cc/base/compat_tensor.h"
+#include "cc/tensor/elements.h"
 #include "cc/tensor/objects.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor.pb.h"
@@ -110,16 +112,18 @@ bool AnyOpaque(const Message& message) {
 
 // The message is not constant, so neither are its tensors.
 template <typename Message>
-void SpellOutEach(Message* message) {
-  ForEachTensor(*message, [](const TensorProto& tensor) {
+Status SpellOutEach(Message* message) {
+  Status status;
+  ForEachTensor(*message, [&status](const TensorProto& tensor) {
     tensorflow::Tensor decoded;
     if (IsOpaque(tensor) && decoded.FromProto(tensor)) {
       TensorProto spelt;
-      decoded.AsProtoField(&spelt);
+      if (!Succeeds([&] { return decoded.AsProtoField(&spelt); })) status = NotEncodable(decoded);
       const_cast<TensorProto&>(tensor).Swap(&spelt);
     }
-    return true;
+    return status.ok();
   });
+  return status;
 }
 
 }  // namespace
@@ -149,9 +153,9 @@ Status CheckTensorsOf(const RunComponentFunctionResponse& response, uint64_t byt
 bool HasOpaqueObjects(const EnqueueRequest& request) { return AnyOpaque(request); }
 bool HasOpaqueObjects(const RunComponentFunctionRequest& request) { return AnyOpaque(request); }
 
-void SpellOutObjects(EnqueueRequest* request) { SpellOutEach(request); }
-void SpellOutObjects(RunComponentFunctionRequest* request) { SpellOutEach(request); }
-void SpellOutObjects(EnqueueResponse* response) { SpellOutEach(response); }
-void SpellOutObjects(RunComponentFunctionResponse* response) { SpellOutEach(response); }
+Status SpellOutObjects(EnqueueRequest* request) { return SpellOutEach(request); }
+Status SpellOutObjects(RunComponentFunctionRequest* request) { return SpellOutEach(request); }
+Status SpellOutObjects(EnqueueResponse* response) { return SpellOutEach(response); }
+Status SpellOutObjects(RunComponentFunctionResponse* response) { return SpellOutEach(response); }
 
 }  // namespace starwire

@@ -20,10 +20,10 @@ Status CheckTensorsOf(const tensorflow::eager::RunComponentFunctionResponse& res
 bool HasOpaqueObjects(const tensorflow::eager::EnqueueRequest& request);
 bool HasOpaqueObjects(const tensorflow::eager::RunComponentFunctionRequest& request);
 // Gives them the form that can be checked. For messages of this process only.
-void SpellOutObjects(tensorflow::eager::EnqueueRequest* request);
-void SpellOutObjects(tensorflow::eager::RunComponentFunctionRequest* request);
-void SpellOutObjects(tensorflow::eager::EnqueueResponse* response);
-void SpellOutObjects(tensorflow::eager::RunComponentFunctionResponse* response);
+Status SpellOutObjects(tensorflow::eager::EnqueueRequest* request);
+Status SpellOutObjects(tensorflow::eager::RunComponentFunctionRequest* request);
+Status SpellOutObjects(tensorflow::eager::EnqueueResponse* response);
+Status SpellOutObjects(tensorflow::eager::RunComponentFunctionResponse* response);
 
 }  // namespace starwire
 

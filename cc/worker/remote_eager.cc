@@ -1,5 +1,6 @@
 #include "cc/worker/remote_eager.h"
 
+#include <optional>
 #include <utility>
 
 #include "cc/base/status_codec.h"
@@ -20,20 +21,17 @@ namespace {
 TensorCarrier CarrierOf(const EnqueueResponse&) { return TensorCarrier::kEnqueueResponse; }
 TensorCarrier CarrierOf(const RunComponentFunctionResponse&) { return TensorCarrier::kRunComponentFunctionResponse; }
 
-// `send(request)`, or a copy of the request that the peer accepts.
-template <typename Request, typename Send>
-void WithPlainObjects(const Request& request, const Send& send) {
-  if (!HasOpaqueObjects(request)) return send(request);
-  Request copy(request);
-  SpellOutObjects(&copy);
-  send(copy);
-}
-
 }  // namespace
 
 template <typename Request, typename Response>
 void RemoteEager::CallEager(Method method, CallOptions* opts, const Request& request, Response* response,
                             StatusCallback done) {
+  // What the peer accepts, if that is a copy.
+  std::optional<Request> copy;
+  if (HasOpaqueObjects(request)) {
+    copy = request;
+    if (Status status = SpellOutObjects(&*copy); !status.ok()) return done(status);
+  }
   auto parse = [response](sw_bytes reply) {
     Status status = CheckWire(reply, CarrierOf(*response));
     if (!status.ok()) return status;
@@ -43,7 +41,7 @@ void RemoteEager::CallEager(Method method, CallOptions* opts, const Request& req
     return status;
   };
   auto named = [target = target(), done = std::move(done)](const Status& s) { done(FromRemoteTarget(s, target)); };
-  WithPlainObjects(request, [&](const Request& sent) { Call(method, sent, parse, named, opts); });
+  Call(method, copy.has_value() ? *copy : request, parse, named, opts);
 }
 
 void RemoteEager::EagerEnqueueAsync(CallOptions* opts, const EnqueueRequest* request, EnqueueResponse* response,

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "cc/base/compat_server.h"
+#include "cc/base/compat_tensor.h"
+#include "cc/tensor/elements.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
 #include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
@@ -29,10 +31,11 @@ namespace {
 // the data port nor a call within a process delivers anything twice, so ids need not be remembered. 0 turns this off.
 constexpr int64_t kNoRequestId = 0;
 
-void FillResponse(const Tensor& tensor, bool is_dead, tensorflow::RecvTensorResponse* response) {
+Status FillResponse(const Tensor& tensor, bool is_dead, tensorflow::RecvTensorResponse* response) {
   response->set_is_dead(is_dead);
   response->set_send_start_micros(static_cast<int64_t>(tensorflow::Env::Default()->NowMicros()));
-  tensor.AsProtoTensorContent(response->mutable_tensor());
+  const bool encoded = Succeeds([&] { return tensor.AsProtoTensorContent(response->mutable_tensor()); });
+  return encoded ? OkStatus() : NotEncodable(tensor);
 }
 
 }  // namespace
@@ -156,8 +159,7 @@ void StarwireWorker::RecvTensorProtoAsync(tensorflow::CallOptions* opts, const t
         }
         const bool on_host = send_args.alloc_attrs.on_host() || source->device_type() == tensorflow::DEVICE_CPU;
         if (on_host || is_dead || send_args.device_context == nullptr) {
-          FillResponse(tensor, is_dead, response);
-          done(OkStatus());
+          done(FillResponse(tensor, is_dead, response));
           return;
         }
         tensorflow::AllocatorAttributes host;
@@ -169,9 +171,8 @@ void StarwireWorker::RecvTensorProtoAsync(tensorflow::CallOptions* opts, const t
         context->Ref();
         context->CopyDeviceTensorToCPU(original.get(), "RecvTensor", source, copy.get(),
                                        [copy, original, context, response, done](const Status& copied) {
-                                         if (copied.ok()) FillResponse(*copy, /*is_dead=*/false, response);
                                          context->Unref();
-                                         done(copied);
+                                         done(copied.ok() ? FillResponse(*copy, /*is_dead=*/false, response) : copied);
                                        });
       });
 }

@@ -321,8 +321,8 @@ bool WorkerService::ServeEager(const sw_call_request* request) {
         request, Place::kThread, [this, eager = eager_](StarwireWorker*, auto* call, StatusCallback done) {
           prepare_(&call->request);
           const Status status = eager->Enqueue(&call->opts, &call->request, &call->response);
-          SpellOutObjects(&call->response);
-          done(status);
+          const Status spelt = SpellOutObjects(&call->response);
+          done(status.ok() ? spelt : status);
         });
     return true;
   }
@@ -331,8 +331,8 @@ bool WorkerService::ServeEager(const sw_call_request* request) {
       request, Place::kPool, [eager = eager_](StarwireWorker*, auto* call, StatusCallback done) {
         eager->RunComponentFunction(&call->opts, &call->request, &call->response,
                                     [call, done = std::move(done)](const Status& status) {
-                                      SpellOutObjects(&call->response);
-                                      done(status);
+                                      const Status spelt = SpellOutObjects(&call->response);
+                                      done(status.ok() ? spelt : status);
                                     });
       });
   return true;

@@ -77,7 +77,7 @@ def _version():
     ask = "import pkg_resources as p, sys; print(*(d.version for d in p.working_set if d.key in sys.argv[1:]), sep='\\n')"
     if sys.version_info >= (3, 8):
         ask = "import importlib.metadata as m, sys; print(*(d.version for n in sys.argv[1:] for d in m.distributions(name=n)), sep='\\n')"
-    names = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm", "tensorflow-cpu-aws", "intel-tensorflow")
+    names = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm", "tensorflow-cpu-aws", "intel-tensorflow", "tf-nightly", "tf-nightly-cpu")
     found = subprocess.run([sys.executable, "-c", ask, *names], env=_environment(), stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout.split()
     if not found:
         sys.exit(f"starwire: {sys.executable} has no TensorFlow to build for. Install it there first, or install a wheel of starwire, which needs no build")

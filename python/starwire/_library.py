@@ -73,7 +73,8 @@ def _tensorflow_version():
         import tensorflow as tf
     except ImportError as error:
         raise ImportError(f"starwire needs TensorFlow 1.15.5, or 2.12 or later, which cannot be imported: {error}") from error
-    return tf.__version__
+    # As its package has it: 2.22.0rc0 and 2.23.0.dev20261026 call themselves 2.22.0-rc0 and 2.23.0-dev20261026.
+    return tf.__version__.replace("-rc", "rc").replace("-dev", ".dev")
 
 
 def _advice(running, built):

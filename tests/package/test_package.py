@@ -153,6 +153,16 @@ def test_a_library_serves_the_releases_of_its_row(tmp_path):
     assert (code, out) == (0, str(package / "lib" / "tf-2.98.1" / "libstarwire.so")), err
 
 
+@pytest.mark.parametrize("own, package", [("2.99.0-rc1", "2.99.0rc1"), ("2.99.0-dev20990101", "2.99.0.dev20990101"), ("2.99.0", "2.99.0")])
+def test_the_library_of_a_candidate_or_nightly_is_found_by_the_version_of_its_package(tmp_path, own, package):
+    (tmp_path / "tensorflow.py").write_text(f"__version__ = {own!r}\n")
+    library = tmp_path / f"tf-{package}" / "libstarwire.so"
+    library.parent.mkdir()
+    library.write_text("")
+    code, _, err = python("import starwire", tmp_path, ROOT / "python", CARGO_TARGET_DIR=str(tmp_path))
+    assert code != 0 and f"ImportError: starwire: TensorFlow {package} refused {library}: " in err, err
+
+
 def test_nothing_built_says_how_to_build(tmp_path):
     code, _, err = python("import starwire", ROOT / "python", CARGO_TARGET_DIR=str(tmp_path))
     assert code != 0

@@ -5,8 +5,8 @@ import sys
 
 import jobs as quick
 
-# The newest patch of each minor but the newest, which all other jobs use.
-OTHER_VERSIONS = ("2.12.1", "2.13.1", "2.14.1", "2.15.1", "2.16.2", "2.17.1", "2.18.1", "2.19.1", "2.20.0")
+# The newest patch or candidate of each minor but the one that all other jobs use.
+OTHER_VERSIONS = ("2.12.1", "2.13.1", "2.14.1", "2.15.1", "2.16.2", "2.17.1", "2.18.1", "2.19.1", "2.20.0", "2.22.0rc0")
 
 
 def jobs(s):

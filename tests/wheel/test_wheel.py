@@ -22,7 +22,7 @@ from starwire_run import ports  # noqa: E402
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
 ENVIRONMENTS = TARGET / "wheels" / "envs"
 # The first and the last minor release of TensorFlow for each Python.
-PYTHONS = {"3.9": (12, 20), "3.10": (12, 99), "3.11": (12, 99), "3.12": (16, 99), "3.13": (20, 99)}
+PYTHONS = {"3.9": (12, 20), "3.10": (12, 99), "3.11": (12, 99), "3.12": (16, 99), "3.13": (20, 99), "3.14": (22, 99)}
 
 
 def number(version):

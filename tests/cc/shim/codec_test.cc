@@ -8,6 +8,8 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tensorflow/core/framework/allocator.h"
@@ -277,6 +279,26 @@ TEST(Codec, Variants) {
   EXPECT_EQ(*variants(1).get<float>(), 0.5f);
   ASSERT_NE(variants(2).get<Tensor>(), nullptr);
   EXPECT_EQ(variants(2).get<Tensor>()->flat<int32_t>()(1), 6);
+}
+
+struct Unencodable {
+  std::string TypeName() const { return "Unencodable"; }
+  std::string DebugString() const { return text; }
+  bool Encode(tensorflow::VariantTensorData*) const { return false; }
+  bool Decode(tensorflow::VariantTensorData) { return false; }
+  std::string text;
+};
+
+// Up to 2.21 TensorFlow does not say whether it has encoded a value.
+TEST(Codec, AVariantThatCannotBeEncoded) {
+  constexpr bool kSaysSo = !std::is_void_v<decltype(std::declval<const Tensor&>().AsProtoField(nullptr))>;
+  Tensor tensor(Host(), tensorflow::DT_VARIANT, Shape({1}));
+  tensor.flat<tensorflow::Variant>()(0) = Unencodable();
+  Wire wire;
+  const Status status = Send(tensor, false, &wire);
+  EXPECT_EQ(status.ok(), !kSaysSo);
+  if (!kSaysSo) return;
+  EXPECT_EQ(StatusMessage(status), "a tensor of type variant and shape [1] holds a value that cannot be encoded");
 }
 
 TEST(Codec, EmptyTensorsOfTypesWithObjects) {

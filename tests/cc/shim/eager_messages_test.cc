@@ -81,7 +81,7 @@ template <typename Message, typename Put>
 Status Send(TensorCarrier carrier, bool spell_out, const Put& put) {
   Message message;
   put(&message);
-  if (spell_out) SpellOutObjects(&message);
+  if (spell_out) EXPECT_TRUE(SpellOutObjects(&message).ok());
   return Receive(message, carrier);
 }
 
@@ -160,7 +160,7 @@ TEST(EagerMessages, ObjectsKeepTheirValues) {
   *request.mutable_operation()->add_op_inputs()->mutable_tensor() = Encoded(Variant(3));
   *request.mutable_operation()->add_op_inputs()->mutable_tensor() = Encoded(Handle());
   EXPECT_TRUE(HasOpaqueObjects(request));
-  SpellOutObjects(&request);
+  ASSERT_TRUE(SpellOutObjects(&request).ok());
   EXPECT_FALSE(HasOpaqueObjects(request));
   const auto& inputs = request.operation().op_inputs();
   Tensor number, variant, handle;
