@@ -81,7 +81,9 @@ template <typename Message, typename Put>
 Status Send(TensorCarrier carrier, bool spell_out, const Put& put) {
   Message message;
   put(&message);
-  if (spell_out) EXPECT_TRUE(SpellOutObjects(&message).ok());
+  if (spell_out) {
+    EXPECT_TRUE(SpellOutObjects(&message).ok());
+  }
   return Receive(message, carrier);
 }
 
