@@ -168,7 +168,7 @@ matrix: tools #- Build and smoke-test for every TensorFlow minor (VERSIONS="2.12
 	@FULL=$(FULL) scripts/matrix $(VERSIONS)
 
 .PHONY: watch
-watch: build #- Build and try against the newest release candidate and nightly of TensorFlow, and list what they change (40 min)
+watch: build #- Build and try against the newest release candidate and nightly of TensorFlow, and list what they change
 	@scripts/watch "$(PYTHON)" "$(PLUGIN)"
 
 .PHONY: bazel
