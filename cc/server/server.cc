@@ -248,7 +248,7 @@ Status StarwireServer::Create(const std::string& protocol, const ServerDef& def,
   }
   if (status.ok()) status = server->Init(std::move(grpc_options));
   if (!status.ok()) {
-    LOG(ERROR) << status;
+    LOG(ERROR) << StatusMessage(status);
     return status;
   }
   *out = std::move(server);
@@ -349,7 +349,9 @@ void StarwireServer::MarkSessions() {
 StarwireServer::~StarwireServer() {
   StarPeers::Detach(TaskName(server_def().job_name(), server_def().task_index()));
   const Status status = ShutDown();
-  if (!status.ok()) LOG(ERROR) << "starwire: " << target() << " is being destroyed but did not stop: " << status;
+  if (!status.ok()) {
+    LOG(ERROR) << "starwire: " << target() << " is being destroyed but did not stop: " << StatusMessage(status);
+  }
   if (initialised_) ReleaseMaster(this).release();
   Servers* servers = AllServers();
   std::lock_guard<std::mutex> lock(servers->mu);
@@ -404,7 +406,7 @@ void StarwireServer::MakeRoom(int grpc_port) {
   for (StarwireServer* server : in_the_way) {
     LOG(INFO) << "starwire: stopping the abandoned server " << server->target() << ": its port is needed again";
     const Status status = server->ShutDown();
-    if (!status.ok()) LOG(WARNING) << "starwire: " << status;
+    if (!status.ok()) LOG(WARNING) << "starwire: " << StatusMessage(status);
   }
 }
 
@@ -436,7 +438,7 @@ std::function<tensorflow::SharedGrpcChannelPtr(std::string)> StarwireServer::Get
   return [open = GrpcServer::GetChannelCreationFunction(), engine = engine_](const std::string& address) {
     std::string tunnel;
     if (const Status status = engine->TunnelAddress(address, &tunnel); !status.ok()) {
-      LOG(ERROR) << "starwire: no gRPC channel to " << address << ": " << status;
+      LOG(ERROR) << "starwire: no gRPC channel to " << address << ": " << StatusMessage(status);
       return tensorflow::SharedGrpcChannelPtr();
     }
     return open(tunnel);
