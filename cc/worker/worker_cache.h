@@ -71,9 +71,9 @@ class WorkerCache : public tensorflow::WorkerCacheInterface {
   void ListWorkers(std::vector<std::string>* workers) const override;
   void ListWorkersInJob(const std::string& job_name, std::vector<std::string>* workers) const override;
 
-  // Remote workers of the cluster belong to the cache and are the same object each time. A task that has joined is a new
-  // object each time, until ReleaseWorker(): this cache may outlive many, each session has its own in front. Any other
-  // task is null. As with TensorFlow's own cache, `target` may name a device of the task.
+  // Remote workers of the cluster belong to the cache and are the same object each time. A task that has joined is a
+  // new object each time, until ReleaseWorker(): this cache may outlive many, each session has its own in front. Any
+  // other task is null. As with TensorFlow's own cache, `target` may name a device of the task.
   tensorflow::WorkerInterface* GetOrCreateWorker(const std::string& target) override;
   void ReleaseWorker(const std::string& target, tensorflow::WorkerInterface* worker) override;
 
