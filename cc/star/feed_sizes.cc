@@ -25,6 +25,7 @@ bool Covers(const FeedSize& known, const FeedSize& size) {
 
 FeedSize SizeOf(const std::vector<tensorflow::Tensor>& feeds) {
   FeedSize size;
+  size.reserve(feeds.size() * 3 + 1);
   int64_t text = 0;
   for (const tensorflow::Tensor& feed : feeds) {
     if (feed.dtype() == tensorflow::DT_VARIANT) return {};

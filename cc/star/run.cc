@@ -157,7 +157,8 @@ Status StarRun::MakeFeeds(bool* names_peer, bool* late) {
 }
 
 bool StarRun::IsTooLarge() {
-  if (plan_->may_wait()) return false;
+  // A plan that is expensive needs no sizes: it does not come to a reactor.
+  if (plan_->may_wait() || (!alone_ && plan_->subgraph().CostNanos() > short_ns_)) return false;
   if (size_.empty()) size_ = SizeOf(feeds);
   return alone_ && !plan_->short_runs()->Cover(size_);
 }

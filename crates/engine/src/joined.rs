@@ -65,6 +65,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::random::Random;
 
     fn claim<'a>(task: &'a str, incarnation: u64, address: &'a str) -> Claim<'a> {
         Claim { task, incarnation, address }
@@ -97,13 +98,8 @@ mod tests {
     /// Against a model that keeps nothing but the open connections.
     #[test]
     fn random_arrivals_and_ends() {
-        let mut random = 0x9E37_79B9_7F4A_7C15_u64;
-        let mut below = |n: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            (random >> 11) % n
-        };
+        let mut random = Random(0x9E37_79B9_7F4A_7C15);
+        let mut below = |n| random.below(n);
         let (mut joined, mut open) = (Joined::default(), BTreeMap::<u64, (String, u64, &str)>::new());
         let (mut accepted, mut refused, mut left) = (0, 0, 0);
         for connection in 0..20_000 {

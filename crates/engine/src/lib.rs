@@ -47,6 +47,8 @@ mod observe;
 mod peers;
 mod polling;
 mod port;
+#[cfg(test)]
+mod random;
 mod shard;
 mod shared;
 pub mod star;

@@ -5,17 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::budget::HandshakeBudget;
 use super::{Admission, Handshake, Listener, Next, Source};
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
-    }
-}
+use crate::random::Random;
 
 /// A connection that was accepted and is not over.
 struct Client {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{Channel, Do, Peer, Stage, Waiting};
 use crate::config::DataAddress;
+use crate::random::Random;
 use starwire_net::transport::SocketAddress;
 use starwire_protocol::{Failure, code};
 
@@ -23,17 +24,6 @@ enum Event {
     Ready(u64),
     Lost(u64, Stage, Failure),
     Wake,
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
-    }
 }
 
 /// A request that has not ended.
