@@ -361,11 +361,7 @@ StarwireServer::~StarwireServer() {
 Status StarwireServer::Stop() {
   {
     std::lock_guard<std::mutex> lock(stop_mu_);
-    if (shut_down_) return shutdown_status_;
-    if (!given_up_) {
-      given_up_ = true;
-      return GrpcServer::Stop();
-    }
+    if (!std::exchange(given_up_, true) && !shut_down_) return GrpcServer::Stop();
   }
   return ShutDown();
 }
@@ -379,13 +375,14 @@ Status StarwireServer::AddMasterEagerContextToEagerService(ContextId context_id,
 
 Status StarwireServer::ShutDown() {
   std::lock_guard<std::mutex> lock(stop_mu_);
-  if (shut_down_) return shutdown_status_;
-  shut_down_ = true;
+  const bool is_first = !std::exchange(shut_down_, true);
+  // Without a thread, the rest was not begun: another call may end it.
+  if (!is_first && StatusNumber(shutdown_status_) != kResourceExhausted) return shutdown_status_;
   constexpr int64_t kPatienceMs = 10000;
   // The coordination service's agent signs off over the only port.
-  if (engine_->only_port() != 0) SignOff(this, kPatienceMs).IgnoreError();
+  if (is_first && engine_->only_port() != 0) SignOff(this, kPatienceMs).IgnoreError();
   const bool ended = engine_->Stop();
-  if (own_master_env_ != nullptr && initialised_) CloseMaster(target(), own_master_env_);
+  if (is_first && own_master_env_ != nullptr && initialised_) CloseMaster(target(), own_master_env_);
   shutdown_status_ = ShutDownGrpcServer(this, ended, kPatienceMs);
   if (shutdown_status_.ok() && caches_->DropStock()) EndGrpcClients(this, kPatienceMs).IgnoreError();
   if (worker_env()->device_mgr != nullptr) worker_env()->device_mgr->ClearContainers({});

@@ -55,7 +55,7 @@ def import_starwire():
 def stop_server():
     import starwire
 
-    starwire.stop(state.pop("server"))
+    starwire.stop(state["server"])
 
 
 def start_within(kind, used, more, arguments):
@@ -254,7 +254,7 @@ def test_no_more_memory(cluster):
 
 @pytest.mark.parametrize("kind, least", [(resource.RLIMIT_NOFILE, 3), pytest.param(resource.RLIMIT_NPROC, 1, marks=needs_root)], ids=["descriptors", "threads"])
 def test_stop_without(cluster, kind, least):
-    """A server that cannot stop as it should still leaves its port to the next one."""
+    """A server that cannot stop as it should still leaves its port to the next one. Once it can, it is stopped."""
     ps, target = cluster.process("ps", 0), target_of(cluster)
     if kind == resource.RLIMIT_NPROC:
         ps.call(scarcity.become, new_uid())
@@ -264,9 +264,14 @@ def test_stop_without(cluster, kind, least):
     ps.call(scarcity.limit, kind, least)
     try:
         ps.call(stop_server)
+        stopped = True
     except RemoteError as error:
+        stopped = False
         assert "cannot start a thread to shut down" in error.message, error
     ps.call(scarcity.limit, kind)
+    threads = len(os.listdir(f"/proc/{ps.pid}/task"))
+    ps.call(stop_server)
+    assert stopped or len(os.listdir(f"/proc/{ps.pid}/task")) < threads
     with pytest.raises(ConnectionRefusedError):
         target.connect().close()
     start()

@@ -71,6 +71,8 @@ def serve_task(address):
         try:
             answer = ("value", function(*args, **kwargs))
         except Exception as error:  # report everything; the test decides
+            if isinstance(error, SystemError) and isinstance(error.__cause__, (KeyboardInterrupt, SystemExit)):
+                raise error.__cause__  # a signal's handler raised it while TensorFlow's C++ called Python, which went on
             answer = ("error", describe(error))
         try:
             connection.send(answer)
