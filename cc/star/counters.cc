@@ -83,6 +83,30 @@ bool TakesVariable(const Node& node, const Node& variable) {
   });
 }
 
+// Only changes variables, and does not fail for a value as `CountUpTo` does. (That of rows that do not exist does: the
+// lookup of the same rows failed before.)
+bool IsUpdate(const Node& node) {
+  return (KnowledgeOf(node.type_string()) & SW_OP_UPDATES) != 0 && node.type_string() != "CountUpTo" &&
+         node.type_string() != "ResourceCountUpTo";
+}
+
+// Prepares what an update takes, and does not fail because of a value.
+bool OnlyPrepares(const Node& node) {
+  static const std::set<std::string> names = {
+      "Add", "AddN", "AddV2",    "Cast",           "ClipByValue", "Const", "Identity", "Maximum", "Mul", "Minimum",
+      "Neg", "NoOp", "OnesLike", "ReadVariableOp", "RealDiv",     "Rsqrt", "Sqrt",     "Square",  "Sub", "ZerosLike",
+  };
+  if (node.type_string() == "Pow") return tensorflow::DataTypeIsFloating(node.output_type(0));
+  return IsVariable(node) || names.count(node.type_string()) > 0;
+}
+
+// Whose control dependencies hold the counter back. TensorFlow gives them to the constant if it is made beside it.
+std::vector<Node*> Gates(Node* counter) {
+  Node* added = nullptr;
+  if (!counter->input_node(1, &added).ok() || added->out_edges().size() != 1) return {counter};
+  return {counter, added};
+}
+
 class Rewrite {
  public:
   Rewrite(Graph* graph, const std::string& worker, const std::vector<std::string>& servers)
@@ -99,17 +123,24 @@ class Rewrite {
   }
 
  private:
-  bool IsUpdateElsewhere(const Node& node, const Node& counter) const {
+  bool IsElsewhere(const Node& node, const Node& counter) const {
     const std::string& device = node.assigned_device_name();
-    return device != counter.assigned_device_name() && servers_.count(device) > 0 &&
-           (KnowledgeOf(node.type_string()) & SW_OP_UPDATES) != 0;
+    return device != counter.assigned_device_name() && servers_.count(device) > 0;
   }
 
-  // Whose control dependencies hold the counter back. TensorFlow gives them to the constant if it is made beside it.
-  static std::vector<Node*> Gates(Node* counter) {
-    Node* added = nullptr;
-    if (!counter->input_node(1, &added).ok() || added->out_edges().size() != 1) return {counter};
-    return {counter, added};
+  // Collects what an update on another server waits for outside of that server: the counter waits for that instead, as
+  // a step that fails there must not be counted. False if an operation on the other server may fail as well.
+  bool AddBefore(const Node& update, const Node& counter, std::set<const Node*>* seen, std::set<Node*>* before) const {
+    for (const Edge* edge : update.in_edges()) {
+      Node* node = edge->src();
+      if (!node->IsOp() || !seen->insert(node).second) continue;
+      if (IsElsewhere(*node, counter)) {
+        if (!(IsUpdate(*node) || OnlyPrepares(*node)) || !AddBefore(*node, counter, seen, before)) return false;
+      } else if (!node->IsConstant() && !IsVariable(*node)) {
+        before->insert(node);
+      }
+    }
+    return true;
   }
 
   Status Uncouple(Node* counter, size_t* counters) {
@@ -119,15 +150,21 @@ class Rewrite {
     for (Node* gate : gates) AddAwaited(*gate, &gathering, &awaited);
     std::set<Node*> kept;
     bool has_own = false;
+    bool is_uncoupled = false;
+    std::set<const Node*> seen;
     for (Node* node : awaited) {
-      if (IsUpdateElsewhere(*node, *counter)) continue;
+      std::set<Node*> before;
+      if (IsElsewhere(*node, *counter) && IsUpdate(*node) && AddBefore(*node, *counter, &seen, &before)) {
+        kept.insert(before.begin(), before.end());
+        is_uncoupled = true;
+        continue;
+      }
       kept.insert(node);
       const bool updates = (KnowledgeOf(node->type_string()) & SW_OP_UPDATES) != 0;
       has_own = has_own || (updates && node->assigned_device_name() == counter->assigned_device_name());
     }
     const Node* variable = nullptr;
-    if (!has_own || kept.size() == awaited.size() || !counter->input_node(0, &variable).ok() ||
-        !IsVariable(*variable)) {
+    if (!has_own || !is_uncoupled || !counter->input_node(0, &variable).ok() || !IsVariable(*variable)) {
       return OkStatus();
     }
     for (Node* node : NodesBefore(counter)) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <utility>
 
 #include "cc/graph/operations.h"
@@ -17,9 +18,15 @@ using tensorflow::NodeDef;
 
 namespace {
 
-// TensorFlow may share kernels of the same name among all graphs of a session, so our nodes' names are unique.
+uint64_t Random() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+  return static_cast<uint64_t>(now) % 1000000000;
+}
+
+// TensorFlow may share kernels of the same name among all graphs of a session, so our nodes' names are unique. As the
+// numbers begin with a random one, no program has such nodes.
 std::string NewName(const std::string& what) {
-  static std::atomic<uint64_t> count{0};
+  static std::atomic<uint64_t> count(Random());
   return "starwire_" + what + "_" + std::to_string(count.fetch_add(1));
 }
 

@@ -230,6 +230,28 @@ def test_a_programs_own_send_finds_the_rendezvous_of_the_step(cluster):
     assert worker_call(cluster, own_transfer) == [[2.0, 4.0], [3.0, 6.0]]
 
 
+def named_as_calls(target):
+    """An earlier graph of the session has variables on the worker with the names that calls could have."""
+    with tf.Graph().as_default():
+        with tf.device(WORKER0):
+            own = [one().get_variable(f"starwire_call_ps_0_{number}", initializer=1, use_resource=False) for number in range(8)]
+        with tf.device(PS0):
+            v = one().get_variable("v", initializer=[1.0, 2.0])
+        with tf.device(WORKER0):
+            gradient = v * 2.0
+        with tf.device(PS0):
+            update = one().assign_add(v, gradient)
+        with one().Session(target) as sess:
+            sess.run([variable.initializer for variable in own])
+            sess.run(v.initializer)
+            return sess.run(update).tolist(), sum(sess.run(own))
+
+
+def test_calls_share_no_name_with_variables(fresh_cluster, protocol):
+    cluster = fresh_cluster((("ps", 1), ("worker", 1)), protocol=protocol)
+    assert worker_call(cluster, named_as_calls) == ([3.0, 6.0], 8)
+
+
 # Roles. ---------------------------------------------------------------------------------------------------------------
 
 

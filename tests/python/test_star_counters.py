@@ -123,6 +123,42 @@ def checked(resource):
     return model, model.train(after=lambda updates: [updates, check])
 
 
+def of_checked_gradients(resource):
+    """Only the other server's update waits for the check."""
+    model = Model(resource)
+    optimizer = one().train.GradientDescentOptimizer(0.125)
+    with here():
+        (first, v0), (second, v1) = optimizer.compute_gradients(model.loss, model.variables)
+        second = one().debugging.check_numerics(second * tf.where(model.feed[0] < 3.0, 1.0, float("nan")), "no number")
+    with tf.control_dependencies([optimizer.apply_gradients([(first, v0), (second, v1)])]):
+        return model, model.count()
+
+
+def limited(resource, where):
+    """The update of server 1 waits for what fails in the fourth step, on server `where`."""
+    model = Model(resource)
+    with one().variable_scope("limit", use_resource=resource), on(where):
+        limit = one().get_variable("limit", initializer=0)
+        allowed = limit.count_up_to(3)
+    first, second = model.variables
+    with here():
+        push = model.loss * tf.ones([3])
+    with on(0):
+        updates = [first.assign_sub(push).op]
+    with tf.control_dependencies([allowed]), on(1):
+        updates.append(second.assign_sub(push).op)
+    with tf.control_dependencies(updates):
+        return model, model.count()
+
+
+def limited_here(resource):
+    return limited(resource, 0)
+
+
+def limited_elsewhere(resource):
+    return limited(resource, 1)
+
+
 # By name: the graph, and whether its counter waits for its own server only, with resource and with reference variables.
 GRAPHS = {
     "usual": (usual, 1, 1),
@@ -135,6 +171,9 @@ GRAPHS = {
     "of_fractions": (of_fractions, 0, 0),
     "of_what_is_fed": (of_what_is_fed, 0, 0),
     "checked": (checked, 1, 1),
+    "of_checked_gradients": (of_checked_gradients, 1, 1),
+    "limited_here": (limited_here, 1, 1),
+    "limited_elsewhere": (limited_elsewhere, 0, 0),
 }
 
 
@@ -145,7 +184,12 @@ def trained(target, name, resource):
             sess.run(one().global_variables_initializer())
             seen = []
             for number in range(6):
-                value = sess.run([model.loss, step], {model.feed: [number, 2.0, 1.0 / (number + 1)]})[0]
+                try:
+                    value = sess.run([model.loss, step], {model.feed: [number, 2.0, 1.0 / (number + 1)]})[0]
+                except (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:
+                    # How far the others came is not determined.
+                    seen.append((type(error).__name__, int(sess.run(model.counter))))
+                    break
                 seen.append((digest(value), [digest(one) for one in sess.run([*model.variables, model.counter])]))
             return seen
 
