@@ -14,7 +14,9 @@
 #include "cc/fuse/ops.h"
 #include "cc/fuse/switch.h"
 #include "cc/graph/description.h"
+#include "cc/graph/orders.h"
 #include "cc/graph/reference_reads.h"
+#include "cc/graph/session_mark.h"
 #include "tensorflow/core/common_runtime/optimization_registry.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/node_def_util.h"
@@ -158,7 +160,10 @@ class FusePass : public tensorflow::GraphOptimizationPass {
     if (!status.ok() || !on) return status;
     const uint64_t start = tensorflow::Env::Default()->NowMicros();
     FuseResult result;
-    status = FuseGraph(options.graph->get(), options.device_set, &result);
+    // Of a server of TensorFlow's.
+    const bool is_stock = !IsFunctionGraph(options) && !IsMarked(options.session_options->config);
+    if (is_stock) status = OrderReads(options.graph->get());
+    if (status.ok()) status = FuseGraph(options.graph->get(), options.device_set, &result);
     if (!status.ok()) {
       LOG(WARNING) << "starwire: tensor_fuse: running a graph unchanged: " << StatusMessage(status);
       return OkStatus();

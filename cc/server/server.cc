@@ -337,7 +337,6 @@ std::shared_ptr<Channel> StarwireServer::OpenTask(const std::string& task) {
 // The master creates the graphs of its sessions; their configuration is the only way to tell it how.
 void StarwireServer::MarkSessions() {
   const StarStyle style = StarStyleOf(protocol_);
-  if (style == StarStyle::kNone) return;
   auto make = master_env()->master_session_factory;
   master_env()->master_session_factory = [style, make = std::move(make)](tensorflow::SessionOptions options,
                                                                          auto&&... rest) {

@@ -15,9 +15,10 @@
 #include "cc/base/status_codec.h"
 #include "cc/graph/description.h"
 #include "cc/graph/operations.h"
+#include "cc/graph/orders.h"
 #include "cc/graph/reference_reads.h"
+#include "cc/graph/session_mark.h"
 #include "cc/star/counters.h"
-#include "cc/star/orders.h"
 #include "cc/star/peers.h"
 #include "cc/star/rows.h"
 #include "cc/star/split.h"
@@ -227,6 +228,11 @@ void DropUnreadHandles(Graph* graph) {
 }
 
 // For sessions without calls.
+void Order(Graph* graph) {
+  const Status status = OrderReads(graph);
+  if (!status.ok()) LOG(WARNING) << "starwire: running a graph unchanged: " + StatusMessage(status);
+}
+
 Status Narrow(Graph* graph, const DeviceSet& devices, tensorflow::DataType dtype) {
   if (dtype == tensorflow::DT_INVALID || devices.client_device() == nullptr) return OkStatus();
   WireDtypeResult result;
@@ -251,7 +257,10 @@ class StarPass : public tensorflow::GraphOptimizationPass {
     caller.is_function = IsFunctionGraph(options);
     caller.style = caller.is_function ? FunctionStyleOf(config) : StarStyleOf(config);
     const tensorflow::DataType wire_dtype = caller.is_function ? tensorflow::DT_INVALID : WireDtypeOf(config);
-    if (caller.style == StarStyle::kNone) return Narrow(options.graph->get(), *options.device_set, wire_dtype);
+    if (caller.style == StarStyle::kNone) {
+      if (!caller.is_function && IsMarked(config)) Order(options.graph->get());
+      return Narrow(options.graph->get(), *options.device_set, wire_dtype);
+    }
     if (caller.is_function) {
       caller.task = CallingTask(options);
     } else if (const tensorflow::Device* client = options.device_set->client_device()) {

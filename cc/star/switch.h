@@ -1,4 +1,4 @@
-// Marks the sessions and functions whose graphs are split into calls: those of servers with a star protocol. The server
+// Marks sessions and functions: those of servers with a star protocol have graphs that are split into calls. The server
 // marks their configuration, which reaches every process that rewrites the graphs.
 #ifndef STARWIRE_CC_STAR_SWITCH_H_
 #define STARWIRE_CC_STAR_SWITCH_H_

@@ -137,7 +137,7 @@ def sink_names(target, elements, names, runs=RUNS):
 # Tests. ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=("star_server", "star_server_lite"))
+@pytest.fixture(scope="module", params=("star_server", "star_server_lite", "grpc++"))
 def protocol(request):
     return request.param
 

@@ -1,4 +1,4 @@
-#include "cc/star/orders.h"
+#include "cc/graph/orders.h"
 
 #include <map>
 #include <string>
@@ -80,6 +80,13 @@ Status OrderReads(Graph* graph, const GraphDescription& description, const std::
     graph->AddControlEdge(first, description.node(list[i].dst));
   }
   return OkStatus();
+}
+
+Status OrderReads(Graph* graph) {
+  GraphDescription description(*graph);
+  if (!description.crosses()) return OkStatus();
+  description.FindFeeds();
+  return OrderReads(graph, description, std::vector<uint8_t>(description.tasks().size(), 1));
 }
 
 }  // namespace starwire

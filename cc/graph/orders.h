@@ -1,6 +1,6 @@
 // The order of reads and updates of one variable that no edge of the graph orders.
-#ifndef STARWIRE_CC_STAR_ORDERS_H_
-#define STARWIRE_CC_STAR_ORDERS_H_
+#ifndef STARWIRE_CC_GRAPH_ORDERS_H_
+#define STARWIRE_CC_GRAPH_ORDERS_H_
 
 #include <cstdint>
 #include <vector>
@@ -17,6 +17,10 @@ namespace starwire {
 // else follows.
 Status OrderReads(tensorflow::Graph* graph, const GraphDescription& description, const std::vector<uint8_t>& servers);
 
+// The same on all tasks, for a graph whose parts only send and receive. The faster the messages, the more often an
+// update that waits for one overtakes a read that waits for a thread of a busy machine.
+Status OrderReads(tensorflow::Graph* graph);
+
 }  // namespace starwire
 
-#endif  // STARWIRE_CC_STAR_ORDERS_H_
+#endif  // STARWIRE_CC_GRAPH_ORDERS_H_
