@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "cc/base/addition_order.h"
 #include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
 #include "include/starwire.h"
@@ -85,6 +86,8 @@ Status OrderReads(Graph* graph, const GraphDescription& description, const std::
 Status OrderReads(Graph* graph) {
   GraphDescription description(*graph);
   if (!description.crosses()) return OkStatus();
+  // A sum that is copied for other tasks does not go there itself.
+  PinSums(graph);
   description.FindFeeds();
   return OrderReads(graph, description, std::vector<uint8_t>(description.tasks().size(), 1));
 }
