@@ -40,6 +40,23 @@ def test_saver(cluster, tmp_path):
     assert worker_call(cluster, save_and_restore, str(tmp_path / "model"))
 
 
+def long_error(target):
+    text = "x" * 100_000
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0"):
+            holds = one().placeholder(tf.bool, ())
+            check = one().Assert(holds, [text])
+        with one().Session(target) as sess:
+            try:
+                sess.run(check, {holds: False})
+            except tf.errors.InvalidArgumentError as error:
+                return text in error.message
+
+
+def test_a_long_error_arrives_whole(cluster):
+    assert worker_call(cluster, long_error)
+
+
 def partial_run(target):
     with tf.Graph().as_default(), one().Session(target) as sess:
         with tf.device("/job:ps/task:0"):
