@@ -98,8 +98,10 @@ def difference(stock, other, agreed, runs=()):
         after_failure = failed == number - 1
         if not settled and not after_failure:
             continue
+        # Steps in flight have results of their own, and none is sure.
+        sure = [settled or name in run["sure"] for name in run["fetch"]] if "sure" in run else [settled] * len(a[1])
         for k, (x, y) in enumerate(zip(a[1], b[1])):
-            if (settled or run["fetch"][k] in run.get("sure", ())) and (same is True or same[k]) and x != y:
+            if sure[k] and (same is True or same[k]) and x != y:
                 return f"run {number}, fetch {k}: {show_value(x)} over grpc, {show_value(y)} here"
         if after_failure and run.get("settles"):
             settled = True

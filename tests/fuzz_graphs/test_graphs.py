@@ -282,6 +282,8 @@ def test_differences():
     assert compare.difference([error, right, right], [error, right, wrong], [True] * 3, [plain, look, plain]) is None
     assert compare.difference([error, right, right], [error, right, wrong], [True] * 3, [plain, dict(look, settles=True), plain])
     assert compare.difference([error, right, right], [error, right, wrong], [True] * 3, [plain, dict(plain, begins=True), plain])
+    in_flight = {"fetch": [], "lanes": 2}
+    assert compare.difference([error, right], [error, wrong], [True] * 2, [plain, in_flight]) is None
     # All runs over stock gRPC have to agree.
     assert compare.agreement([right, right], [[right, right]] * 8) == [True, True]
     assert compare.agreement([right, right], [[right, right], [right, wrong], [right, right]]) == [True, [False]]
