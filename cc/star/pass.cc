@@ -227,7 +227,7 @@ void DropUnreadHandles(Graph* graph) {
   tensorflow::FixupSourceAndSinkEdges(graph);
 }
 
-// For sessions without calls.
+// What sessions without calls get as well.
 void Order(Graph* graph) {
   const Status status = OrderReads(graph);
   if (!status.ok()) LOG(WARNING) << "starwire: running a graph unchanged: " + StatusMessage(status);

@@ -18,15 +18,15 @@ using tensorflow::NodeDef;
 
 namespace {
 
-uint64_t Random() {
+uint64_t FirstNumber() {
   const auto now = std::chrono::system_clock::now().time_since_epoch().count();
   return static_cast<uint64_t>(now) % 1000000000;
 }
 
-// TensorFlow may share kernels of the same name among all graphs of a session, so our nodes' names are unique. As the
-// numbers begin with a random one, no program has such nodes.
+// TensorFlow may share kernels of the same name among all graphs of a session, so our nodes' names are unique. As their
+// numbers begin with one of the clock's, no program has such nodes.
 std::string NewName(const std::string& what) {
-  static std::atomic<uint64_t> count(Random());
+  static std::atomic<uint64_t> count(FirstNumber());
   return "starwire_" + what + "_" + std::to_string(count.fetch_add(1));
 }
 
