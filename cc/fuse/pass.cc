@@ -1,7 +1,6 @@
 #include "cc/fuse/pass.h"
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "cc/fuse/ops.h"
 #include "cc/fuse/switch.h"
 #include "cc/graph/description.h"
+#include "cc/graph/names.h"
 #include "cc/graph/orders.h"
 #include "cc/graph/reference_reads.h"
 #include "cc/graph/session_mark.h"
@@ -39,12 +39,6 @@ using tensorflow::NodeDef;
 
 // After TensorFlow's own passes, which replicate constants and lower functions.
 constexpr int kPhase = 10000;
-
-// All graphs of a session may share kernels by name, so the name of each new node is unique.
-std::string NewName(const char* what, size_t members) {
-  static std::atomic<uint64_t> count{0};
-  return "starwire_" + std::string(what) + "_" + std::to_string(count.fetch_add(1)) + "_of_" + std::to_string(members);
-}
 
 // A group, and its insertion into the graph.
 class Group {
@@ -122,7 +116,7 @@ class Group {
 
   Status AddNode(Graph* graph, const char* op, const char* what, const std::string& device, Node** out) const {
     NodeDef def;
-    def.set_name(NewName(what, group_.n_items));
+    def.set_name(NumberedName(what) + "_of_" + std::to_string(group_.n_items));
     def.set_op(op);
     def.set_device(device);
     if (!types_.empty()) {

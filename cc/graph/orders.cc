@@ -7,6 +7,7 @@
 #include "cc/base/addition_order.h"
 #include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
+#include "cc/graph/names.h"
 #include "include/starwire.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -23,13 +24,12 @@ using tensorflow::Node;
 
 // Gives other tasks a copy of an output: of the value, as nothing else may hold its memory. *copy stays null for types
 // of which there are no copies (strings): updates do not change those in place.
-Status CopyForOthers(Graph* graph, Node* node, int output, Node** copy) {
+Status CopyForOthers(Graph* graph, Node* node, int output, FreeNames* names, Node** copy) {
   const std::string& device = node->assigned_device_name();
   DeviceNameUtils::ParsedName place;
   if (!DeviceNameUtils::ParseFullName(device, &place)) return OkStatus();
   tensorflow::NodeDef def;
-  // The same name on all workers with the same graph.
-  def.set_name(node->name() + "/starwire_copy/" + std::to_string(output));
+  def.set_name(names->Take(node->name() + "/starwire_copy/" + std::to_string(output)));
   def.set_op("Snapshot");
   def.set_device(device);
   tensorflow::AddNodeAttr("T", tensorflow::BaseType(node->output_type(output)), &def);
@@ -68,12 +68,13 @@ Status OrderReads(Graph* graph, const GraphDescription& description, const std::
   size_t n = 0;
   const sw_star_order* list = sw_star_orders_list(orders.get(), &n);
   std::map<std::pair<uint32_t, int32_t>, Node*> copies;
+  FreeNames names(graph);
   for (size_t i = 0; i < n; ++i) {
     Node* first = description.node(list[i].src);
     if (list[i].src_output >= 0) {
       const auto known = copies.emplace(std::make_pair(list[i].src, list[i].src_output), nullptr);
       if (known.second) {
-        Status status = CopyForOthers(graph, first, list[i].src_output, &known.first->second);
+        Status status = CopyForOthers(graph, first, list[i].src_output, &names, &known.first->second);
         if (!status.ok()) return status;
       }
       if (known.first->second != nullptr) first = known.first->second;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/graph/names.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/types.h"
@@ -51,6 +52,7 @@ Status PinReferenceReads(Graph* graph) {
       reads.push_back(edge);
     }
   }
+  FreeNames names(graph);
   // One for all readers that wait for nothing: their value crosses once.
   std::map<std::pair<const Node*, int>, Node*> plain;
   for (const Edge* edge : reads) {
@@ -65,9 +67,8 @@ Status PinReferenceReads(Graph* graph) {
       continue;
     }
     tensorflow::NodeDef def;
-    // The same name on all workers with the same graph.
     const std::string for_whom = waits ? "/" + reader->name() + "/" + std::to_string(input) : "";
-    def.set_name(variable->name() + "/starwire_read/" + std::to_string(output) + for_whom);
+    def.set_name(names.Take(variable->name() + "/starwire_read/" + std::to_string(output) + for_whom));
     def.set_op("Identity");
     def.set_device(variable->assigned_device_name());
     tensorflow::AddNodeAttr("T", tensorflow::BaseType(variable->output_type(output)), &def);

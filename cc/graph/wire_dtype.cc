@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/graph/names.h"
 #include "cc/graph/operations.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/node_def_util.h"
@@ -105,7 +106,8 @@ bool ComputesWith(const Node& node) {
 
 class Rewrite {
  public:
-  Rewrite(Graph* graph, const std::string& worker, DataType dtype) : graph_(graph), worker_(worker), dtype_(dtype) {}
+  Rewrite(Graph* graph, const std::string& worker, DataType dtype)
+      : graph_(graph), names_(graph), worker_(worker), dtype_(dtype) {}
 
   Status Run(WireDtypeResult* result) {
     std::vector<const Edge*> pulled, pushed;
@@ -154,7 +156,7 @@ class Rewrite {
     Status status;
     if (made == nullptr) {
       tensorflow::NodeDef def;
-      def.set_name(graph_->NewName(from->name() + "/starwire_" + (type == dtype_ ? "narrow" : "wide")));
+      def.set_name(names_.Take(from->name() + "/starwire_" + (type == dtype_ ? "narrow" : "wide")));
       def.set_op("Cast");
       def.set_device(device);
       tensorflow::AddNodeAttr("SrcT", type == dtype_ ? tensorflow::DT_FLOAT : dtype_, &def);
@@ -182,6 +184,7 @@ class Rewrite {
   }
 
   Graph* const graph_;
+  FreeNames names_;
   const std::string& worker_;
   const DataType dtype_;
   std::map<std::tuple<const Node*, int, std::string>, Node*> casts_;  // by what is cast and where

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "cc/graph/names.h"
 #include "cc/graph/operations.h"
 #include "include/starwire.h"
 #include "tensorflow/core/framework/node_def.pb.h"
@@ -110,7 +111,7 @@ std::vector<Node*> Gates(Node* counter) {
 class Rewrite {
  public:
   Rewrite(Graph* graph, const std::string& worker, const std::vector<std::string>& servers)
-      : graph_(graph), worker_(worker), servers_(servers.begin(), servers.end()) {}
+      : graph_(graph), names_(graph), worker_(worker), servers_(servers.begin(), servers.end()) {}
 
   Status Run(size_t* counters) {
     std::vector<Node*> found;
@@ -176,7 +177,7 @@ class Rewrite {
     }
     // TensorFlow removes nodes that nothing depends on: another node waits for everything instead.
     tensorflow::NodeDef def;
-    def.set_name(counter->name() + "/starwire_all");
+    def.set_name(names_.Take(counter->name() + "/starwire_all"));
     def.set_op("NoOp");
     def.set_device(worker_);
     Status status;
@@ -200,6 +201,7 @@ class Rewrite {
   }
 
   Graph* const graph_;
+  FreeNames names_;
   const std::string& worker_;
   const std::set<std::string> servers_;
 };

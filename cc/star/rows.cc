@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "cc/graph/names.h"
 #include "cc/star/row_ops.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/node_def_util.h"
@@ -82,7 +83,7 @@ bool AttributeIs(const Node& node, const char* name, int64_t expected) {
 class Rewrite {
  public:
   Rewrite(Graph* graph, const std::string& worker, const std::vector<std::string>& servers)
-      : graph_(graph), worker_(worker), servers_(servers) {}
+      : graph_(graph), names_(graph), worker_(worker), servers_(servers) {}
 
   Status Run(RowsResult* result) {
     std::vector<Node*> uniques, gathers;
@@ -100,7 +101,7 @@ class Rewrite {
  private:
   Status Add(const std::string& name, const char* op, std::vector<std::pair<const char*, DataType>> types, Node** out) {
     NodeDef def;
-    def.set_name(name);
+    def.set_name(names_.Take(name));
     def.set_op(op);
     def.set_device(worker_);
     for (const auto& type : types) tensorflow::AddNodeAttr(type.first, type.second, &def);
@@ -259,6 +260,7 @@ class Rewrite {
   }
 
   Graph* const graph_;
+  FreeNames names_;
   const std::string& worker_;
   const std::vector<std::string>& servers_;
   std::map<std::pair<Node*, int>, Node*> uniques_;  // by ids

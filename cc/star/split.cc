@@ -1,10 +1,9 @@
 #include "cc/star/split.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <utility>
 
+#include "cc/graph/names.h"
 #include "cc/graph/operations.h"
 #include "cc/worker/step_handles.h"
 #include "tensorflow/core/framework/node_def_util.h"
@@ -17,18 +16,6 @@ using tensorflow::Node;
 using tensorflow::NodeDef;
 
 namespace {
-
-uint64_t FirstNumber() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
-  return static_cast<uint64_t>(now) % 1000000000;
-}
-
-// TensorFlow may share kernels of the same name among all graphs of a session, so our nodes' names are unique. As their
-// numbers begin with one of the clock's, no program has such nodes.
-std::string NewName(const std::string& what) {
-  static std::atomic<uint64_t> count(FirstNumber());
-  return "starwire_" + what + "_" + std::to_string(count.fetch_add(1));
-}
 
 // "ps_1"
 std::string ShortName(const std::string& task) {
@@ -81,7 +68,7 @@ Status StarSplit::Apply() {
 Status StarSplit::AddNodes() {
   for (Call& call : calls_) {
     NodeDef def;
-    def.set_name(NewName("call_" + ShortName(call.spec.task)));
+    def.set_name(NumberedName("call_" + ShortName(call.spec.task)));
     def.set_op(kStarCallOp);
     def.set_device(options_.client_device);
     SetAttributes(call.spec, &def);
@@ -109,7 +96,7 @@ Status StarSplit::AddPivot(uint32_t number) {
   const Node* node = description_.node(number);
   if (node->IsEnter()) return AddEntry(number);
   NodeDef def;
-  def.set_name(NewName("pivot"));
+  def.set_name(NumberedName("pivot"));
   def.set_op(node->type_string() == "_SwitchN" ? "_SwitchN" : "Switch");
   def.set_device(options_.client_device);
   tensorflow::AddNodeAttr("T", tensorflow::BaseType(node->input_type(1)), &def);
@@ -132,12 +119,12 @@ Status StarSplit::AddEntry(uint32_t number) {
     return OkStatus();
   }
   NodeDef nothing;
-  nothing.set_name(NewName("nothing"));
+  nothing.set_name(NumberedName("nothing"));
   nothing.set_op("Const");
   nothing.set_device(options_.client_device);
   tensorflow::AddNodeAttr("dtype", tensorflow::DT_BOOL, &nothing);
   tensorflow::AddNodeAttr("value", tensorflow::Tensor(false), &nothing);
-  def.set_name(NewName("enter"));
+  def.set_name(NumberedName("enter"));
   def.set_op("Enter");
   def.set_device(options_.client_device);
   tensorflow::AddNodeAttr("T", tensorflow::DT_BOOL, &def);
@@ -161,7 +148,7 @@ Status StarSplit::RanIn(uint32_t pivot, int output, Node** out) {
   Node** branch = &it->outputs[output];
   if (*branch == nullptr) {
     NodeDef def;
-    def.set_name(NewName("branch"));
+    def.set_name(NumberedName("branch"));
     def.set_op("Identity");
     def.set_device(options_.client_device);
     tensorflow::AddNodeAttr("T", it->branch->output_type(0), &def);
@@ -178,7 +165,7 @@ Status StarSplit::ConstantFor(uint32_t constant, const std::string& device, Node
   if (*copy == nullptr) {
     NodeDef def = description_.node(constant)->def();
     def.clear_input();
-    def.set_name(NewName("constant"));
+    def.set_name(NumberedName("constant"));
     def.set_device(device);
     def.mutable_attr()->erase("_class");
     Status status = AddNode(std::move(def), copy);

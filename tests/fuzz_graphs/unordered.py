@@ -199,6 +199,22 @@ def kept_product(g):
     keep(g, total)
 
 
+def taken_twice(g):
+    """Two workers take the variable's memory. The update waits for only one of them."""
+    state, names = variable(g, kind=RefVariable), Names(g)
+    out = [(state.dtype, state.shape)]
+    made = []
+
+    def reads():
+        value = read(g, state, names.read)
+        for dev in ("me", "other"):
+            made.append(g.emit("Mul", dev, {"x": value, "y": lit(state.dtype, 7)}, out=out, feedable=False)[0])
+
+    apart([state], reads, lambda: add(g, state, made[0], names.update, made[0]))
+    total = g.emit("AddV2", state.dev, {"x": made[0], "y": made[1]}, out=out, feedable=False)[0]
+    keep(g, total)
+
+
 def crossed(g):
     """Each of two variables is updated by what the worker makes of the other one."""
     first = variable(g)
@@ -243,4 +259,4 @@ def late_read(g):
     either_order(g, [state], reads, update)
 
 
-PATTERNS = (counter, counter, moving_mean, kept_product, kept_product, crossed, late_read)
+PATTERNS = (counter, counter, moving_mean, kept_product, kept_product, taken_twice, crossed, late_read)

@@ -134,6 +134,26 @@ def sink_names(target, elements, names, runs=RUNS):
             return wrong
 
 
+def taken_twice(target, runs=3 * RUNS):
+    """Two workers take the memory of a variable, whose update waits for one of them. Returns the steps in which the other one got the new value."""
+    with tf.Graph().as_default():
+        with on_ps():
+            v = one().get_variable("v_twice", initializer=tf.ones([3]), use_resource=False)
+            r = tf.identity(v.op.outputs[0])
+        with one().device("/job:worker/task:0"):
+            g = r * 100.0
+        with one().device("/job:worker/task:1"):
+            h = r * 1.0
+        with on_ps():
+            update = one().assign_add(v, g).op
+        with one().Session(target) as sess:
+            wrong = 0
+            for _ in range(runs):
+                sess.run(v.initializer)
+                wrong += int(sess.run([h, update])[0][0] != 1.0)
+            return wrong
+
+
 # Tests. ---------------------------------------------------------------------------------------------------------------
 
 
@@ -154,3 +174,8 @@ def test_no_read_sees_its_steps_update(cluster, name, resource):
 def test_a_product_of_a_reference_variable_is_made_of_the_old_value(cluster, elements, names):
     # Over stock gRPC, the product is sometimes late.
     assert worker_call(cluster, sink_names, elements, names) == 0
+
+
+def test_a_value_arrives_at_every_task_as_it_was(cluster):
+    # Over stock gRPC, one of the tasks sometimes gets the new value.
+    assert worker_call(cluster, taken_twice) == 0

@@ -270,18 +270,19 @@ impl Unordered<'_> {
         }
     }
 
-    /// An update waits until a value that is the variable's memory is copied for other tasks, unless it waits for one
-    /// of these anyway.
+    /// An update waits until a value that is the variable's memory is copied for other tasks, unless it waits for each
+    /// of these anyway. Each fetches the value for itself.
     fn copies_first(&self, variables: &BTreeMap<u32, Variable>, found: &mut Vec<Order>) {
-        let taken = variables.values().flat_map(|it| it.taken.iter().map(|value| (*value, &it.updates)));
-        let taken: Vec<_> = taken.collect();
+        let mut taken = Vec::new();
+        for it in variables.values() {
+            for value in &it.taken {
+                let takers = self.takers(*value);
+                taken.extend(takers.into_values().map(|takers| (*value, takers, &it.updates)));
+            }
+        }
         for chunk in taken.chunks(AT_ONCE) {
-            let takers = |(src, output): (u32, i32)| {
-                let taken = self.graph.outs(src).filter(move |edge| edge.src_output == output);
-                taken.filter(|edge| is_taken(self.graph, edge)).map(|edge| edge.dst).collect()
-            };
-            let before = self.before(chunk.iter().map(|(value, _)| takers(*value)));
-            for (bit, ((src, src_output), updates)) in chunk.iter().enumerate() {
+            let before = self.before(chunk.iter().map(|(_, takers, _)| takers.clone()));
+            for (bit, ((src, src_output), _, updates)) in chunk.iter().enumerate() {
                 let waits = |update: &&u32| {
                     *update != src
                         && before[index(**update)] >> bit & 1 == 0
@@ -292,6 +293,17 @@ impl Unordered<'_> {
                 found.extend(orders.map(|dst| Order { src: *src, src_output: *src_output, dst: *dst }));
             }
         }
+    }
+
+    /// The nodes of other tasks that take a value, by device.
+    fn takers(&self, (src, output): (u32, i32)) -> BTreeMap<(u32, u32), Vec<u32>> {
+        let mut takers: BTreeMap<_, Vec<u32>> = BTreeMap::new();
+        let taken = self.graph.outs(src).filter(|edge| edge.src_output == output && is_taken(self.graph, edge));
+        for edge in taken {
+            let it = self.graph.node(edge.dst);
+            takers.entry((it.task, it.device)).or_default().push(edge.dst);
+        }
+        takers
     }
 
     /// Whether a node can wait for an output without waiting for anything else than it does, and is not skipped with

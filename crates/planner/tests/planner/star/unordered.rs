@@ -205,7 +205,11 @@ pub(super) fn rule(case: &Case) -> Rule {
             let outside = facts.flow.inside(edge.src) == ROOT && facts.flow.outputs(edge.src) == ROOT;
             let shares =
                 outside && facts.memory[&edge.src].contains(variable) && roles.is_server(graph.node(edge.src).task);
-            let takers = graph.outs(edge.src).filter(|other| other.src_output == value.1 && is_taken(&graph, other));
+            // Whoever shares the message.
+            let place = |node: u32| (graph.node(node).task, graph.node(node).device);
+            let takers = graph.outs(edge.src).filter(|other| {
+                other.src_output == value.1 && is_taken(&graph, other) && place(other.dst) == place(edge.dst)
+            });
             let after = facts.after_any(&takers.map(|other| other.dst).collect());
             for update in updates.iter().filter(|update| shares && **update != edge.src) {
                 if !after.contains(update) && read_is_first(edge.src, *update) && may_wait(*update, value) {
