@@ -1024,12 +1024,8 @@ uint64_t sw_star_worthwhile_bytes(uint64_t bytes_per_s, uint64_t round_trip_ns);
 sw_code sw_star_split_bytes(uint64_t *bytes, struct sw_error **error);
 
 // The order of reads and updates of one variable that no edge orders, as TensorFlow would most likely run them. Add it
-// to the graph before sw_star_plan_new. `servers`: by task, 1 if it is a parameter server.
-sw_code sw_star_orders_new(const struct sw_plan_graph *graph,
-                           const uint8_t *servers,
-                           size_t n_tasks,
-                           struct sw_star_orders **out,
-                           struct sw_error **error);
+// to the graph before sw_star_plan_new.
+sw_code sw_star_orders_new(const struct sw_plan_graph *graph, struct sw_star_orders **out, struct sw_error **error);
 
 // In a fixed order. Valid as long as `orders`.
 const struct sw_star_order *sw_star_orders_list(const struct sw_star_orders *orders, size_t *n);

@@ -10,7 +10,8 @@
 namespace starwire {
 
 // For nodes of which no other graph may have one of the same name, as TensorFlow may share kernels of one name among
-// all graphs of a session: "starwire_WHAT_NUMBER". The numbers begin with one of the clock's: no program has such nodes.
+// all graphs of a session: "starwire_WHAT_NUMBER". The numbers begin with one of the clock's: no program has such
+// nodes.
 std::string NumberedName(const std::string& what);
 
 // For nodes that have the same name on all workers with the same graph.

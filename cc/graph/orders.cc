@@ -3,10 +3,12 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cc/base/addition_order.h"
 #include "cc/base/handles.h"
 #include "cc/base/status_codec.h"
+#include "cc/graph/description.h"
 #include "cc/graph/names.h"
 #include "include/starwire.h"
 #include "tensorflow/core/framework/node_def_util.h"
@@ -59,11 +61,16 @@ Status CopyForOthers(Graph* graph, Node* node, int output, FreeNames* names, Nod
 
 }  // namespace
 
-Status OrderReads(Graph* graph, const GraphDescription& description, const std::vector<uint8_t>& servers) {
+Status OrderReads(Graph* graph) {
+  GraphDescription description(*graph);
+  if (!description.crosses()) return OkStatus();
+  // A sum that is copied for other tasks does not go there itself.
+  PinSums(graph);
+  description.FindFeeds();
   const sw_plan_graph view = description.ForPlanner();
   StarOrdersHandle orders;
   ErrorHandle error;
-  const sw_code code = sw_star_orders_new(&view, servers.data(), servers.size(), Into(&orders), Into(&error));
+  const sw_code code = sw_star_orders_new(&view, Into(&orders), Into(&error));
   if (code != 0) return StatusFromError(code, error);
   size_t n = 0;
   const sw_star_order* list = sw_star_orders_list(orders.get(), &n);
@@ -82,15 +89,6 @@ Status OrderReads(Graph* graph, const GraphDescription& description, const std::
     graph->AddControlEdge(first, description.node(list[i].dst));
   }
   return OkStatus();
-}
-
-Status OrderReads(Graph* graph) {
-  GraphDescription description(*graph);
-  if (!description.crosses()) return OkStatus();
-  // A sum that is copied for other tasks does not go there itself.
-  PinSums(graph);
-  description.FindFeeds();
-  return OrderReads(graph, description, std::vector<uint8_t>(description.tasks().size(), 1));
 }
 
 }  // namespace starwire

@@ -322,11 +322,7 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   }
   // In functions, edges order whatever uses one variable.
   if (!caller.is_function) {
-    GraphDescription unordered(*graph);
-    status = FindServers(unordered, devices, own, &servers);
-    if (!status.ok()) return status;
-    unordered.FindFeeds();
-    status = OrderReads(graph, unordered, servers);
+    status = OrderReads(graph);
     if (!status.ok()) return status;
   }
   GraphDescription description(*graph);

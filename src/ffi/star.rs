@@ -266,23 +266,19 @@ pub unsafe extern "C" fn sw_star_split_bytes(bytes: *mut u64, error: *mut *mut s
 }
 
 /// The order of reads and updates of one variable that no edge orders, as TensorFlow would most likely run them. Add it
-/// to the graph before sw_star_plan_new. `servers`: by task, 1 if it is a parameter server.
+/// to the graph before sw_star_plan_new.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_star_orders_new(
     graph: *const sw_plan_graph,
-    servers: *const u8,
-    n_tasks: usize,
     out: *mut *mut sw_star_orders,
     error: *mut *mut sw_error,
 ) -> sw_code {
     let make = || {
         // SAFETY: the caller's promise.
         let graph = unsafe { require(graph, "graph")? };
-        // SAFETY: the caller's promise.
-        let servers = unsafe { array(servers, n_tasks) }.iter().map(|server| *server != 0).collect();
         let order = |it: &Order| sw_star_order { src: it.src, src_output: it.src_output, dst: it.dst };
         let find = |graph: &starwire_planner::graph::Graph| {
-            let orders = unordered::orders(graph, &Roles { servers })?;
+            let orders = unordered::orders(graph)?;
             Ok(sw_star_orders { orders: orders.iter().map(order).collect() })
         };
         // SAFETY: the caller's promise.

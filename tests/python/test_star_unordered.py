@@ -154,6 +154,25 @@ def taken_twice(target, runs=3 * RUNS):
             return wrong
 
 
+def order_on_the_worker(target):
+    """A variable of the worker's is read, and updated by what a server sends. Returns what the update waits for."""
+    with tf.Graph().as_default():
+        with here():
+            v = one().get_variable("v_here", initializer=[1.0, 2.0], use_resource=True)
+            read_here = tf.negative(v.read_value(), name="read_here")
+        with on_ps():
+            sent = one().get_variable("sent", initializer=[1.0, 2.0], use_resource=True) * 2.0
+        with here():
+            update = tf.raw_ops.AssignAddVariableOp(resource=v.handle, value=sent * 2.0, name="update_here")
+        with one().Session(target) as sess:
+            sess.run(one().global_variables_initializer())
+            metadata = one().RunMetadata()
+            sess.run([read_here, update], options=one().RunOptions(output_partition_graphs=True), run_metadata=metadata)
+            nodes = {node.name: node for graph in metadata.partition_graphs for node in graph.node}
+            read = nodes["read_here"].input[0]
+            return read in [name.lstrip("^") for name in nodes["update_here"].input if name.startswith("^")]
+
+
 # Tests. ---------------------------------------------------------------------------------------------------------------
 
 
@@ -179,3 +198,7 @@ def test_a_product_of_a_reference_variable_is_made_of_the_old_value(cluster, ele
 def test_a_value_arrives_at_every_task_as_it_was(cluster):
     # Over stock gRPC, one of the tasks sometimes gets the new value.
     assert worker_call(cluster, taken_twice) == 0
+
+
+def test_variables_of_the_worker_are_read_first_as_well(cluster):
+    assert worker_call(cluster, order_on_the_worker)

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::aliases::{Aliases, Owner};
 use super::flow::{Flow, ROOT, Visit, forward_ins};
 use super::graph::{Class, Edge, Graph, Kind, Memory, Node, PlanError, index, number};
-use super::placement::{Roles, is_reference};
+use super::placement::is_reference;
 use super::predicates::Predicates;
 use super::roots::{Roots, may_change};
 use super::schedule::{Costs, Schedule};
@@ -37,12 +37,12 @@ pub struct Order {
     pub dst: u32,
 }
 
-/// What to add to a graph so that reads go before updates, in a fixed order. Variables of servers only.
-pub fn orders(graph: &Graph, roles: &Roles) -> Result<Vec<Order>, PlanError> {
+/// What to add to a graph so that reads go before updates, in a fixed order.
+pub fn orders(graph: &Graph) -> Result<Vec<Order>, PlanError> {
     let flow = Flow::of(graph)?;
     let roots = Roots::new(graph, &flow);
     let aliases = Aliases::new(graph, &flow, &roots);
-    let variables = variables(graph, roles, &roots, &aliases);
+    let variables = variables(graph, &roots, &aliases);
     if variables.is_empty() {
         return Ok(Vec::new());
     }
@@ -101,10 +101,10 @@ struct Variable {
     taken: BTreeSet<(u32, i32)>,
 }
 
-fn variables(graph: &Graph, roles: &Roles, roots: &Roots, aliases: &Aliases) -> BTreeMap<u32, Variable> {
+fn variables(graph: &Graph, roots: &Roots, aliases: &Aliases) -> BTreeMap<u32, Variable> {
     let mut all: BTreeMap<u32, Variable> = BTreeMap::new();
     let updates = graph.edges().iter().filter(|edge| may_change(graph, edge) && !graph.crosses(edge));
-    for edge in updates.filter(|edge| roles.is_server(graph.node(edge.dst).task)) {
+    for edge in updates {
         if let Some(variable) = roots.variable(edge) {
             all.entry(variable).or_default().updates.insert(edge.dst);
         }

@@ -85,7 +85,7 @@ fn show(planned: Planned, servers: &[String], style: Option<Style>, split: u64) 
     let roles = Roles { servers: tasks.iter().map(is_server).collect() };
     if style.is_some() {
         let graph = Graph::new(nodes.clone(), edges.clone(), Some(&name)).map_err(|error| error.to_string())?;
-        let orders = unordered::orders(&graph, &roles).map_err(|error| error.to_string())?;
+        let orders = unordered::orders(&graph).map_err(|error| error.to_string())?;
         unordered::apply(&mut nodes, &mut edges, &orders);
     }
     let graph = Graph::new(nodes, edges, Some(&name)).map_err(|error| error.to_string())?;

@@ -3,7 +3,6 @@
 
 use crate::simulate::{AMBIGUOUS, hash};
 use starwire_planner::graph::{Class, Edge, Graph, Kind, Memory, Node};
-use starwire_planner::placement::Roles;
 use starwire_planner::unordered;
 
 pub struct Case {
@@ -18,8 +17,8 @@ impl Case {
     }
 
     /// With the order of reads and updates that no edge orders, as what is planned always has it.
-    pub fn ordered(&self, roles: &Roles) -> Case {
-        let orders = unordered::orders(&self.graph(), roles).unwrap();
+    pub fn ordered(&self) -> Case {
+        let orders = unordered::orders(&self.graph()).unwrap();
         let (mut nodes, mut edges) = (self.nodes.clone(), self.edges.clone());
         unordered::apply(&mut nodes, &mut edges, &orders);
         Case { nodes, edges, hidden: self.hidden.clone() }

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::roles;
 use crate::generate::Case;
 use crate::simulate::Outcome;
 use starwire_planner::flow::{Flow, ROOT, Visit, forward_ins};
@@ -158,10 +157,9 @@ pub(super) fn rule(case: &Case) -> Rule {
         moments: BTreeMap::new(),
     };
     facts.find();
-    let roles = roles(&graph);
     let mut reads: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
     let mut updates: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
-    for edge in graph.edges().iter().filter(|edge| roles.is_server(graph.node(edge.dst).task)) {
+    for edge in graph.edges() {
         let it = graph.node(edge.dst);
         let by_handle = matches!(edge.class, Class::Ref | Class::Resource);
         if graph.crosses(edge) || facts.flow.inside(edge.dst) != ROOT || facts.flow.outputs(edge.dst) != ROOT {
@@ -203,8 +201,7 @@ pub(super) fn rule(case: &Case) -> Rule {
         for edge in graph.edges().iter().filter(|edge| is_taken(&graph, edge)) {
             let value = (edge.src, edge.src_output);
             let outside = facts.flow.inside(edge.src) == ROOT && facts.flow.outputs(edge.src) == ROOT;
-            let shares =
-                outside && facts.memory[&edge.src].contains(variable) && roles.is_server(graph.node(edge.src).task);
+            let shares = outside && facts.memory[&edge.src].contains(variable);
             // Whoever shares the message.
             let place = |node: u32| (graph.node(node).task, graph.node(node).device);
             let takers = graph.outs(edge.src).filter(|other| {
