@@ -194,6 +194,11 @@ fuzz-graphs: build #- Compare random graphs over grpc and every protocol, bit fo
 histories: build #- Kill, stop and cut off tasks at random, and check from the recorded history that no update is lost or doubled (5 min; ARGS="--seconds 3600 --seed 7")
 	@STARWIRE_LIBRARY="$$PWD/$(PLUGIN)" "$(PYTHON)" tests/histories/run.py $(ARGS)
 
+.PHONY: simulate
+simulate: tools #- Whole engines over a simulated network in virtual time, with other seeds each time, for SECONDS (default 300)
+	@$(CARGO) test --lib --no-run
+	@timeout $(or $(SECONDS),300) $(CARGO) test --lib -- --ignored requests_end_as_they_should_with_any_seed || [ $$? = 124 ]
+
 # ---- ship it
 
 .PHONY: wheels

@@ -3,16 +3,15 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak, mpsc};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::accept::unauthenticated_limit;
 use crate::admission::{Admission, Listener};
 use crate::api::OutPayload;
 use crate::api::{Host, Level, Ticket};
-use crate::channel::{Channel, Channels};
+use crate::channel::Channel;
 use crate::command::{Command, Meta};
 use crate::config::{
     Config, DriverChoice, Env, HostPort, Identity, Ports, Running, Shortcut, TransportChoice, is_loopback,
@@ -20,26 +19,23 @@ use crate::config::{
 use crate::control::{Behind, ControlService, HttpLimits};
 use crate::error::EngineError;
 use crate::keys::shard_of;
-use crate::log_limiter::LogLimiter;
-use crate::metrics::{Metrics, render_prometheus};
+use crate::metrics::render_prometheus;
 use crate::peers::Peer;
 use crate::port::{self, Port};
 use crate::shard::Shard;
 use crate::shared::{self, Shared};
-use crate::star::{StarCommand, StarHost, StarOutcome, StarServer};
+use crate::star::{StarCommand, StarHost, StarOutcome};
 use crate::system::exit::Freeze;
-use crate::system::peer_memory::Unreadable;
 use crate::system::{exit, fork};
-use crate::tunnel::{Destination, TunnelListeners, TunnelStreams};
-use crate::{observe, tls_link};
+use crate::tunnel::Destination;
+use crate::{http_guard, observe};
 use starwire_net::reactor::driver::Driver;
 use starwire_net::reactor::epoll::EpollDriver;
 use starwire_net::reactor::error::DriverError;
 use starwire_net::reactor::mailbox::{EventWaker, Sender, mailbox};
-use starwire_net::reactor::topology::Topology;
 use starwire_net::reactor::uring::UringDriver;
 use starwire_net::reactor::verbs::VerbsDriver;
-use starwire_net::transport::{TransportError, unix};
+use starwire_net::transport::{TransportError, descriptors, unix};
 
 pub struct Engine<H: Host> {
     shared: Arc<Shared<H>>,
@@ -79,26 +75,7 @@ impl<H: Host> Engine<H> {
             host.log(Level::Warning, &format!("starwire: tasks on this host will connect over TCP: {error}"));
         }
         let local = local.and_then(Result::ok);
-        let shared = Arc::new(Shared {
-            number: shared::next_engine_number(),
-            star: host.star().map(|_| StarServer::new(config.star.plans)),
-            host,
-            incarnation,
-            senders: OnceLock::new(),
-            frozen: AtomicBool::new(false),
-            forks: fork::count(),
-            metrics: Metrics::default(),
-            connections: Arc::default(),
-            started: Instant::now(),
-            control: OnceLock::new(),
-            log_limiter: LogLimiter::default(),
-            unreadable: Unreadable::default(),
-            tunnel_streams: TunnelStreams::default(),
-            tunnel_listeners: TunnelListeners::default(),
-            channels: Mutex::new(Channels::default()),
-            topology: Topology::detect().ok(),
-            config,
-        });
+        let shared = Arc::new(Shared::new(config, host, incarnation));
         let alive = Arc::new(());
         let reactors = Reactors::start(&shared, &alive)?;
         let mut listeners = vec![(listener, Listener::Tcp)];
@@ -112,7 +89,7 @@ impl<H: Host> Engine<H> {
             is_open_to_members: shared.config.passes_members,
             is_open_to_tunnels: shared.config.passes_tunnels,
         });
-        let guard = tls_link::guard(&shared);
+        let guard = http_guard::guard(&shared);
         let access = shared.config.control;
         let control = ControlService::in_front(behind, guard, Arc::new(view), access, HttpLimits::default());
         let _ = shared.control.set(control);
@@ -308,6 +285,19 @@ impl<H: Host> Reactors<H> {
 }
 
 type Told<H> = Result<(String, Sender<Command<H>>), EngineError>;
+
+/// The most unauthenticated connections of a server, through each kind of listener …
+const MOST: usize = 4096;
+/// … but no more than this part of the descriptors that the process may have, as sessions and files need some as well …
+const SHARE_OF_DESCRIPTORS: usize = 4;
+/// … and no fewer than this on each reactor.
+const LEAST: usize = 16;
+
+/// The most unauthenticated connections of one of `reactors` reactors, through each kind of listener.
+fn unauthenticated_limit(reactors: usize) -> usize {
+    let all = MOST.min(descriptors::allowed() / SHARE_OF_DESCRIPTORS);
+    (all / reactors.max(1)).max(LEAST)
+}
 
 /// A reactor thread, from the choice of its driver to its end.
 fn reactor<H: Host>(

@@ -14,6 +14,7 @@
         clippy::unwrap_used,
         clippy::cast_possible_truncation,
         clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
         reason = "a test may panic, and its numbers are small"
     )
 )]
@@ -22,41 +23,35 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("starwire runs on 64-bit machines only: a usize holds a u64");
 
-mod accept;
 mod admission;
 mod api;
 mod channel;
-mod close;
 mod command;
 pub mod config;
-#[allow(unsafe_code)]
-mod conn;
 pub mod control;
-mod dial;
-mod dispatch;
 mod engine;
 mod error;
+mod http_guard;
 mod joined;
 mod keys;
-mod lending;
+mod links;
 mod log_limiter;
 mod measure;
 pub mod metrics;
-mod migrate;
 mod observe;
 mod peers;
-mod polling;
 mod port;
 #[cfg(test)]
 mod random;
+mod resolver;
 mod shard;
 mod shared;
+#[cfg(test)]
+mod simulation;
 pub mod star;
 #[allow(unsafe_code)]
 mod system;
-mod timers;
 pub mod tls;
-mod tls_link;
 mod tunnel;
 
 pub use api::{

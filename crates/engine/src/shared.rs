@@ -18,6 +18,7 @@ use crate::metrics::{Connections, Metrics};
 use crate::star::StarServer;
 use crate::system::peer_memory::Unreadable;
 use crate::system::{fork, random};
+use crate::tls::Credentials;
 use crate::tunnel::{TunnelListeners, TunnelStreams};
 use starwire_net::reactor::mailbox::Sender;
 use starwire_net::reactor::topology::Topology;
@@ -89,15 +90,34 @@ pub(crate) fn is_reactor_of(engine: u64) -> bool {
     HERE.with_borrow(|here| here.as_ref().is_some_and(|h| h.engine == engine))
 }
 
-pub(crate) fn next_engine_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
 /// The unanswered requests that one connection may have; more wait at the sender.
 const MAX_RECVS: u32 = 65_536;
 
 impl<H: Host> Shared<H> {
+    pub(crate) fn new(config: Config, host: H, incarnation: u64) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            star: host.star().map(|_| StarServer::new(config.star.plans)),
+            host,
+            incarnation,
+            senders: OnceLock::new(),
+            frozen: AtomicBool::new(false),
+            forks: fork::count(),
+            metrics: Metrics::default(),
+            connections: Arc::default(),
+            started: Instant::now(),
+            control: OnceLock::new(),
+            log_limiter: LogLimiter::default(),
+            unreadable: Unreadable::default(),
+            tunnel_streams: TunnelStreams::default(),
+            tunnel_listeners: TunnelListeners::default(),
+            channels: Mutex::new(Channels::default()),
+            topology: Topology::detect().ok(),
+            config,
+        }
+    }
+
     /// Settings of a connection of a peer.
     pub(crate) fn settings_for_peer(&self) -> Settings {
         let mut settings = self.settings(None);
@@ -172,6 +192,12 @@ impl<H: Host> Shared<H> {
             let line = format!("starwire: {task} at {address} {what} (repeats are suppressed for a minute)");
             self.host.log(Level::Info, &line);
         }
+    }
+
+    /// The certificates that are valid now, if this task has TLS.
+    pub(crate) fn credentials(&self) -> Option<Arc<Credentials>> {
+        let tls = self.config.tls.as_ref()?;
+        Some(tls.current(|level, line| self.host.log(level, line)))
     }
 
     pub(crate) fn tcp_options(&self) -> TcpOptions {

@@ -1,5 +1,5 @@
 //! Memory shared by the engine and its owner: outgoing payloads, buffers for replies, bodies of incoming calls. Only
-//! this file and `conn.rs`, which hands the memory to the kernel, use pointers to it.
+//! this file and `links/conn.rs`, which hands the memory to the kernel, use pointers to it.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::any::Any;

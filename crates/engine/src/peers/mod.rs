@@ -1,7 +1,7 @@
 //! Peers: how a channel finds its task and connects, once and again, and which requests wait meanwhile. No I/O; time
 //! is an argument.
 //!
-//! After each input of a [`Channel`], the caller takes actions ([`Do`]) with [`Channel::poll`] and carries them out in
+//! After each input of a [`Channel`], the caller takes actions ([`Do`]) with [`Peers::poll`] and carries them out in
 //! order. A request starts at once on [`Channel::connection`], if there is one; only others are submitted.
 
 mod channel;
@@ -11,11 +11,14 @@ mod simulation;
 mod tests;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::api::Level;
 use crate::config::DataAddress;
+use crate::keys::NumberMap;
 pub use channel::Channel;
+use starwire_net::reactor::timers::Timers;
 use starwire_net::transport::SocketAddress;
 
 /// The task at the other end of a channel.
@@ -81,6 +84,82 @@ pub enum Stage {
     Handshake,
     /// To RDMA. The same address may work without.
     Migration,
+}
+
+/// The channels of a reactor, by number.
+pub struct Peers<R> {
+    channels: NumberMap<u32, Channel<R>>,
+    timers: Timers<u32>,
+    /// Channels that had an input since their last action was taken.
+    told: VecDeque<u32>,
+}
+
+impl<R> Default for Peers<R> {
+    fn default() -> Self {
+        Self { channels: NumberMap::default(), timers: Timers::default(), told: VecDeque::new() }
+    }
+}
+
+impl<R> Peers<R> {
+    pub fn open(&mut self, channel: u32, peer: Arc<Peer>, connect_timeout: Duration, seed: u64) {
+        self.channels.insert(channel, Channel::new(peer, connect_timeout, seed));
+    }
+
+    pub fn get(&self, channel: u32) -> Option<&Channel<R>> {
+        self.channels.get(&channel)
+    }
+
+    /// Gives a channel an input, if it is still open.
+    pub fn tell(&mut self, channel: u32, input: impl FnOnce(&mut Channel<R>)) {
+        if let Some(found) = self.channels.get_mut(&channel) {
+            input(found);
+            self.told.push_back(channel);
+        }
+    }
+
+    /// Returns the next action, and its channel.
+    pub fn poll(&mut self) -> Option<(u32, Do<R>)> {
+        while let Some(channel) = self.told.front().copied() {
+            if let Some(action) = self.channels.get_mut(&channel).and_then(Channel::poll) {
+                return Some((channel, action));
+            }
+            self.told.pop_front();
+        }
+        None
+    }
+
+    /// Carries out [`Do::WakeAt`].
+    pub fn wake_at(&mut self, channel: u32, at: Instant) {
+        self.timers.start(at, channel);
+    }
+
+    /// Returns when [`Peers::tick`] has something to do.
+    pub fn next_due(&mut self) -> Option<Instant> {
+        self.timers.next_due()
+    }
+
+    pub fn tick(&mut self, now: Instant) {
+        while let Some(channel) = self.timers.pop_due(now) {
+            self.tell(channel, |channel| channel.tick(now));
+        }
+    }
+
+    /// Ends all requests that wait, and takes no more.
+    pub fn stop(&mut self, now: Instant) {
+        for (number, channel) in &mut self.channels {
+            channel.stop(now);
+            self.told.push_back(*number);
+        }
+    }
+
+    /// Closes a channel. Returns its connection.
+    pub fn remove(&mut self, channel: u32) -> Option<u64> {
+        self.channels.remove(&channel)?.connection()
+    }
+
+    pub fn clear(&mut self) {
+        self.channels.clear();
+    }
 }
 
 /// Unix sockets are derived from TCP addresses: they may not exist, or belong to another server.

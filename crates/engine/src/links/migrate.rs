@@ -1,19 +1,16 @@
 //! Migration of connections from their socket to an RDMA queue pair, and the fallback to TCP.
 
-use std::time::Instant;
-
+use super::conn::{Path, Side};
+use super::dispatch::MigrationEvent;
+use super::{LinkEvent, Links, mark};
 use crate::api::{Host, Level};
-use crate::conn::{Path, Side};
-use crate::dispatch::MigrationEvent;
-use crate::peers::Channel;
-use crate::shard::{Shard, mark};
 use crate::shared::host_of;
 use starwire_net::transport::verbs::VerbsError;
 use starwire_protocol::{FEATURE_QUEUE_PAIRS, Failure, Settings, code};
 
-impl<H: Host> Shard<H> {
+impl<H: Host> Links<H> {
     /// Offers RDMA on a new TCP connection, if this reactor has it. `wanted`: it has not failed with this peer.
-    pub(crate) fn offer_pairs(&mut self, settings: &mut Settings, wanted: bool) -> bool {
+    pub(super) fn offer_pairs(&mut self, settings: &mut Settings, wanted: bool) -> bool {
         let required = self.requires_pairs();
         if required {
             settings.required_features |= FEATURE_QUEUE_PAIRS;
@@ -25,21 +22,21 @@ impl<H: Host> Shard<H> {
         offers
     }
 
-    pub(crate) fn requires_pairs(&self) -> bool {
+    pub(super) fn requires_pairs(&self) -> bool {
         let verbs = &self.shared.config.verbs;
         verbs.transport == crate::config::TransportChoice::Verbs && !verbs.fallback
     }
 
-    pub(crate) fn on_migration(&mut self, key: u64, event: MigrationEvent, now: Instant) {
+    pub(super) fn on_migration(&mut self, key: u64, event: MigrationEvent) {
         match event {
-            MigrationEvent::May => self.propose(key, now),
+            MigrationEvent::May => self.propose(key),
             MigrationEvent::Proposed(endpoint) => self.answer(key, &endpoint),
             MigrationEvent::Answered(Ok(endpoint)) => self.agreed(key, &endpoint),
-            MigrationEvent::Answered(Err(failure)) => self.stay(key, failure, now),
+            MigrationEvent::Answered(Err(failure)) => self.stay(key, failure),
         }
     }
 
-    fn propose(&mut self, key: u64, now: Instant) {
+    fn propose(&mut self, key: u64) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let token = conn.token;
         match self.driver.offload().map(|offload| offload.prepare(token)) {
@@ -48,8 +45,8 @@ impl<H: Host> Shard<H> {
                 conn.proto.propose_move(&endpoint);
                 mark(&mut self.dirty, conn);
             }
-            Some(Err(error)) => self.stay(key, failure(&error), now),
-            None => self.stay(key, Failure { code: code::INTERNAL, message: "no RDMA device is open".into() }, now),
+            Some(Err(error)) => self.stay(key, failure(&error)),
+            None => self.stay(key, Failure { code: code::INTERNAL, message: "no RDMA device is open".into() }),
         }
     }
 
@@ -97,7 +94,7 @@ impl<H: Host> Shard<H> {
     }
 
     /// Client: this connection gets no queue pair, although both sides have RDMA.
-    fn stay(&mut self, key: u64, why: Failure, now: Instant) {
+    fn stay(&mut self, key: u64, why: Failure) {
         let required = self.requires_pairs();
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.path = Path::Socket;
@@ -108,16 +105,15 @@ impl<H: Host> Shard<H> {
             return self.lose(key, why.code, why.message);
         }
         starwire_marks::mark!("a connection falls back from RDMA to TCP");
-        if let Side::Client { channel } = conn.side {
-            self.tell(channel, now, |channel| channel.shun_pairs(&why.message, now));
+        if let Side::Client { channel, .. } = conn.side {
+            self.events.push_back(LinkEvent::PairsFailed { channel, why: why.message });
         }
-        let Some(conn) = self.conns.get_mut(&key) else { return };
-        conn.proto.stay(now);
+        conn.proto.stay(self.dispatch.now);
         mark(&mut self.dirty, conn);
     }
 
     /// Server: once its answer has left, everything else uses the queue pair.
-    pub(crate) fn resume_migrated(&mut self, key: u64) {
+    pub(super) fn resume_migrated(&mut self, key: u64) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let is_server = matches!(conn.side, Side::Server);
         if is_server && conn.path == Path::Migrating && !conn.has_unsent() && conn.proto.is_held() {
@@ -132,20 +128,20 @@ impl<H: Host> Shard<H> {
     }
 
     /// A client connection is ready: notes its transport.
-    pub(crate) fn settle_path(&mut self, key: u64, channel: u32, now: Instant) {
+    pub(super) fn settle_path(&mut self, key: u64, channel: u32) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.path == Path::Migrating {
             conn.path = Path::QueuePair;
             self.dispatch.metrics.verbs_connections.add(1);
-            self.tell(channel, now, Channel::pairs_work);
+            self.events.push_back(LinkEvent::PairsWork { channel });
         } else if conn.offered_pairs && conn.peer.as_ref().is_some_and(|p| p.features & FEATURE_QUEUE_PAIRS == 0) {
             let task = conn.peer.as_ref().map_or_else(String::new, |p| p.task.clone());
-            self.tell(channel, now, |channel| channel.shun_pairs(&format!("{task} has none"), now));
+            self.events.push_back(LinkEvent::PairsFailed { channel, why: format!("{task} has none") });
         }
     }
 
     /// Adds the counters of the queue pairs to the metrics.
-    pub(crate) fn count_pairs(&mut self) {
+    pub fn count_pairs(&mut self) {
         let Some(offload) = self.driver.offload() else { return };
         let stats = offload.take_stats();
         let metrics = &self.dispatch.metrics;

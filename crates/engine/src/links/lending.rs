@@ -2,22 +2,22 @@
 
 use std::io;
 
+use super::Links;
 use crate::api::{Host, Level};
 use crate::config::Shortcut;
-use crate::shard::Shard;
 use crate::system::peer_memory::PeerMemory;
 use starwire_protocol::{FEATURE_LENDING, Settings, code};
 
-impl<H: Host> Shard<H> {
+impl<H: Host> Links<H> {
     /// For a new connection over a unix socket.
-    pub(crate) fn offer_loans(&self, settings: &mut Settings) {
+    pub(super) fn offer_loans(&self, settings: &mut Settings) {
         if self.shared.config.loans == Shortcut::Auto {
             settings.features |= FEATURE_LENDING;
         }
     }
 
     /// The process at the other end of a unix socket.
-    pub(crate) fn met_local_peer(&mut self, key: u64, pid: i32) {
+    pub(super) fn met_local_peer(&mut self, key: u64, pid: i32) {
         let random = self.random();
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.on_this_host = true;
@@ -30,7 +30,7 @@ impl<H: Host> Shard<H> {
         conn.peer_memory = PeerMemory::of(pid).filter(|_| !self.shared.unreadable.contains(pid));
     }
 
-    pub(crate) fn cannot_borrow(&mut self, key: u64, error: &io::Error) {
+    pub(super) fn cannot_borrow(&mut self, key: u64, error: &io::Error) {
         let Some(conn) = self.conns.get(&key) else { return };
         // A peer that has exited or closed the connection is no reason to stop borrowing; unreadable memory that the
         // peer vouches for is.

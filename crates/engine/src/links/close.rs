@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use super::conn::{CLOSE_TIMEOUT, Drain, Path, Side};
+use super::{LinkEvent, Links};
 use crate::api::Host;
 use crate::config::{Config, Ports};
-use crate::conn::{CLOSE_TIMEOUT, Drain, Path, Side};
 use crate::peers::Stage;
-use crate::shard::Shard;
 use crate::tls::NO_TLS;
 use starwire_net::reactor::driver::Completion;
 use starwire_protocol::{ConnectionError, Failure, Sniff, code};
@@ -17,9 +17,36 @@ const EXIT_PATIENCE: Duration = Duration::from_millis(100);
 /// A table of connections with room for no more than this many keeps it.
 const SMALL_TABLE: usize = 128;
 
-impl<H: Host> Shard<H> {
+impl<H: Host> Links<H> {
+    /// Shuts all connections down in order.
+    pub fn close_all(&mut self) {
+        let keys: Vec<u64> = self.conns.keys().copied().collect();
+        for key in keys {
+            self.close_in_order(key);
+        }
+    }
+
+    /// Forgets what the kernel may still use after `patience`: no operation may outlive its memory.
+    pub fn let_go(&mut self, patience: Duration) {
+        if !self.conns.is_empty() && !self.driver.quiesce(patience) {
+            std::mem::forget(std::mem::take(&mut self.conns));
+        }
+    }
+
+    /// Drops all connections, which ends their requests.
+    pub fn clear(&mut self) {
+        self.conns.clear();
+    }
+
+    /// The process is exiting: makes no callbacks and frees nothing, because memory that callbacks own may be gone.
+    pub fn freeze(&mut self) {
+        self.send_goodbyes();
+        std::mem::forget(std::mem::take(&mut self.conns));
+        self.dispatch.freeze_star();
+    }
+
     /// Sends GOODBYE when the process exits, to peers with nothing else in flight, which could be memory of others.
-    pub(crate) fn send_goodbyes(&mut self) {
+    fn send_goodbyes(&mut self) {
         for conn in self.conns.values_mut() {
             let is_quiet = !conn.sending && !conn.has_unsent() && !conn.proto.wants_transmit();
             if is_quiet && conn.peer.is_some() && conn.closing.is_none() {
@@ -45,7 +72,7 @@ impl<H: Host> Shard<H> {
     }
 
     /// Shuts a connection down in order, so that the peer does not count a loss.
-    pub(crate) fn close_in_order(&mut self, key: u64, now: Instant) {
+    fn close_in_order(&mut self, key: u64) {
         const REASON: &str = "the server was stopped";
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.closing.is_some() || conn.peer.is_none() {
@@ -53,14 +80,11 @@ impl<H: Host> Shard<H> {
         }
         conn.proto.leave(REASON);
         conn.goodbye = Some(REASON.into());
-        conn.closing = Some(Failure { code: code::UNAVAILABLE, message: REASON.into() });
-        conn.drain = Some(Drain::default());
-        self.rearm(key, now + CLOSE_TIMEOUT);
-        self.continue_drain(key);
+        self.close_with_reason(key, Failure { code: code::UNAVAILABLE, message: REASON.into() });
     }
 
     /// The protocol ended this connection.
-    pub(crate) fn broken(&mut self, key: u64, error: ConnectionError, now: Instant) {
+    pub(super) fn broken(&mut self, key: u64, error: ConnectionError) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if let (ConnectionError::NotStarwire(sniff), Side::Server) = (&error, &conn.side) {
             match sniff {
@@ -82,7 +106,7 @@ impl<H: Host> Shard<H> {
         }
         let has_last_frame = conn.connected && (conn.proto.wants_transmit() || conn.has_unsent());
         if is_server && !matches!(error, ConnectionError::PeerSilent { .. }) {
-            self.log_dropped(&name, &error.to_string(), now);
+            self.log_dropped(&name, &error.to_string());
         }
         let hint = match error {
             ConnectionError::NotStarwire(_) if !is_server => {
@@ -96,16 +120,20 @@ impl<H: Host> Shard<H> {
         if !has_last_frame {
             return self.lose(key, error.code(), message);
         }
+        self.close_with_reason(key, Failure { code: error.code(), message });
+    }
+
+    /// Ends a connection, whose peer has a second to take what waits to be sent.
+    pub(super) fn close_with_reason(&mut self, key: u64, failure: Failure) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        conn.closing = Some(Failure { code: error.code(), message });
+        conn.closing = Some(failure);
         conn.drain = Some(Drain::default());
-        // The peer has a second to take it.
-        self.rearm(key, now + CLOSE_TIMEOUT);
+        self.rearm(key, self.dispatch.now + CLOSE_TIMEOUT);
         self.continue_drain(key);
     }
 
     /// Continues the end of a connection whose peer is told the reason.
-    pub(crate) fn continue_drain(&mut self, key: u64) {
+    pub(super) fn continue_drain(&mut self, key: u64) {
         let now = self.dispatch.now;
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.drain.is_none() {
@@ -121,7 +149,7 @@ impl<H: Host> Shard<H> {
     }
 
     /// The peer sends no more.
-    pub(crate) fn ended(&mut self, key: u64) {
+    pub(super) fn ended(&mut self, key: u64) {
         if let Some(drain) = self.conns.get_mut(&key).and_then(|conn| conn.drain.as_mut()) {
             drain.peer_finished = true;
             return self.continue_drain(key);
@@ -139,7 +167,7 @@ impl<H: Host> Shard<H> {
     }
 
     /// Starts to close a connection: operations end once the kernel has released their memory.
-    pub(crate) fn lose(&mut self, key: u64, code: i32, message: String) {
+    pub fn lose(&mut self, key: u64, code: i32, message: String) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if conn.closing.is_some() {
             // Not even the last frame gets through.
@@ -152,7 +180,7 @@ impl<H: Host> Shard<H> {
         self.driver.close(conn.token);
     }
 
-    pub(crate) fn closed(&mut self, key: u64, now: Instant) {
+    pub(super) fn closed(&mut self, key: u64) {
         let Some(mut conn) = self.conns.remove(&key) else { return };
         // A table never shrinks by itself, and would keep kilobytes for each connection that it ever had.
         if self.conns.capacity() > SMALL_TABLE && self.conns.len() < self.conns.capacity() / 8 {
@@ -179,17 +207,17 @@ impl<H: Host> Shard<H> {
         match conn.side {
             Side::Server => {
                 if !was_ready {
-                    self.admission.removed(key);
+                    self.events.push_back(LinkEvent::Settled(key));
                 }
                 self.shared.leaves(key);
             }
-            Side::Client { channel } => {
+            Side::Client { channel, .. } => {
                 let stage = match conn.path {
                     _ if !conn.connected => Stage::Connect,
                     Path::Migrating if !self.requires_pairs() => Stage::Migration,
                     _ => Stage::Handshake,
                 };
-                self.tell(channel, now, |channel| channel.lost(key, stage, failure, now));
+                self.events.push_back(LinkEvent::Lost { channel, key, stage, failure });
             }
         }
     }

@@ -1,13 +1,24 @@
-//! A shard's timers.
+//! Timers of connections.
 
 use std::time::Instant;
 
+use super::{Links, mark};
 use crate::api::Host;
-use crate::shard::{Shard, TimerKey, mark};
 
-impl<H: Host> Shard<H> {
+impl<H: Host> Links<H> {
+    /// Returns when [`Links::fire_timers`] has something to do.
+    pub fn next_due(&mut self) -> Option<Instant> {
+        self.timers.next_due()
+    }
+
+    pub fn fire_timers(&mut self) {
+        while let Some(key) = self.timers.pop_due(self.dispatch.now) {
+            self.timer(key);
+        }
+    }
+
     /// Arms a connection's timer for the protocol's next timeout.
-    pub(crate) fn arm(&mut self, key: u64) {
+    pub(super) fn arm(&mut self, key: u64) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let Some(at) = conn.proto.next_timeout() else { return };
         // A timer that fires too early is harmless, so a later timeout needs nothing.
@@ -16,25 +27,16 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    pub(crate) fn rearm(&mut self, key: u64, at: Instant) {
+    pub(super) fn rearm(&mut self, key: u64, at: Instant) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         if let Some((_, old)) = conn.timer.take() {
             self.timers.cancel(old);
         }
-        conn.timer = Some((at, self.timers.start(at, TimerKey::Conn(key))));
+        conn.timer = Some((at, self.timers.start(at, key)));
     }
 
-    pub(crate) fn fire_timers(&mut self, now: Instant) {
-        while let Some(key) = self.timers.pop_due(now) {
-            match key {
-                TimerKey::Channel(channel) => self.tell(channel, now, |channel| channel.tick(now)),
-                TimerKey::Conn(key) => self.conn_timer(key, now),
-                TimerKey::Handshakes => self.resume_handshakes(now),
-            }
-        }
-    }
-
-    fn conn_timer(&mut self, key: u64, now: Instant) {
+    fn timer(&mut self, key: u64) {
+        let now = self.dispatch.now;
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.timer = None;
         if conn.closing.is_some() {
@@ -46,9 +48,9 @@ impl<H: Host> Shard<H> {
         if conn.proto.next_timeout().is_some_and(|t| t <= now) {
             let result = conn.proto.on_timeout(now);
             mark(&mut self.dirty, conn);
-            self.deliver(key, now);
+            self.deliver(key);
             if let Err(error) = result {
-                return self.broken(key, error, now);
+                return self.broken(key, error);
             }
         }
         self.arm(key);

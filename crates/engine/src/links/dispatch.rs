@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::conn::{CallMemory, Conn, Keys};
 use crate::api::{Host, IncomingCall, PendingOp, RecvRequest, Ticket};
-use crate::conn::{CallMemory, Conn, Keys};
 use crate::measure;
 use crate::metrics::Recorder;
 use crate::shared::Shared;
@@ -18,7 +18,7 @@ const CHANGED: &[u8] = b"starwire: the payload of the call was changed on its wa
 /// Most requests that the host gets at once. All requests of an input are parsed before the first is delivered.
 const BATCH: usize = 256;
 
-/// An event that concerns the shard.
+/// An event that concerns the connection.
 pub enum ConnEvent {
     Ready(PeerInfo),
     /// The peer announced its end, for this reason.
@@ -33,7 +33,7 @@ pub enum MigrationEvent {
     Answered(Result<Vec<u8>, Failure>),
 }
 
-/// Calls the host for the events of a shard's connections.
+/// Calls the host for the events of a reactor's connections.
 pub struct Dispatcher<H: Host> {
     shared: Arc<Shared<H>>,
     pub memory: CallMemory<H>,
@@ -59,7 +59,7 @@ impl<H: Host> Dispatcher<H> {
         }
     }
 
-    /// Delivers events of a connection, in order, up to one that concerns the shard; None: it has no more. Must be
+    /// Delivers events of a connection, in order, up to one that concerns the connection; None: it has no more. Must be
     /// called after each input of a connection until it returns None.
     pub fn next(&mut self, conn: &mut Conn<H>) -> Option<ConnEvent> {
         let event = loop {

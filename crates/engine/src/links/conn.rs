@@ -1,4 +1,4 @@
-//! A connection of a shard: the protocol's state machine, a descriptor, and C++'s memory.
+//! A connection of a reactor: the protocol's state machine, a descriptor, and C++'s memory.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::api::{Host, InBody, OutPayload, PendingOp};
 use crate::metrics::{ConnectionEntry, Recorder};
+use crate::peers::Peer;
 use crate::shared::Shared;
 use crate::star::Answer;
 use crate::system::peer_memory::{PeerMemory, WitnessWord};
@@ -51,6 +52,7 @@ pub enum Side {
     /// Of the channel with this number.
     Client {
         channel: u32,
+        peer: Arc<Peer>,
     },
     Server,
 }
@@ -114,9 +116,9 @@ pub struct Conn<H: Host> {
     pub goodbye: Option<String>,
     /// The peer must still receive the reason.
     pub drain: Option<Drain>,
-    /// When the shard's timer for this connection fires; it is only armed again to fire earlier.
+    /// When the timer for this connection fires; it is only armed again to fire earlier.
     pub timer: Option<(Instant, Timer)>,
-    /// In the shard's list of connections with something to send.
+    /// In the list of connections with something to send.
     pub dirty: bool,
     pub keys: Keys<H>,
     targets: Vec<Target>,

@@ -1,65 +1,19 @@
-//! TLS of a shard's connections: how a connection begins, handshakes, and received records.
+//! TLS of connections: how it begins, handshakes, and received records.
 
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use super::conn::Side;
+use super::{LinkEvent, Links, mark};
 use crate::api::Host;
-use crate::conn::{CLOSE_TIMEOUT, Drain, Side};
-use crate::control::{ControlAccess, Guard};
-use crate::peers::Channel;
-use crate::shard::{Shard, TimerKey, mark};
-use crate::shared::Shared;
-use crate::tls::{ClientKind, Opened, Session, Subject, Tls};
-use rustls::pki_types::CertificateDer;
+use crate::tls::{ClientKind, Opened, Session, Subject};
 use starwire_net::transport::SocketAddress;
 use starwire_protocol::{Failure, Sniff, code};
 
 const PLAIN_TASK: &str = "this port requires TLS, and the connection began without: set STARWIRE_TLS_CERT, STARWIRE_TLS_KEY and STARWIRE_TLS_CA for all tasks of the cluster";
 
-impl<H: Host> Shared<H> {
-    pub fn credentials(&self) -> Option<Arc<crate::tls::Credentials>> {
-        let tls = self.config.tls.as_ref()?;
-        Some(tls.current(|level, line| self.host.log(level, line)))
-    }
-}
-
-/// TLS for the control service, if the task has it. Does not keep the engine alive.
-pub fn guard<H: Host>(shared: &Arc<Shared<H>>) -> Option<Arc<dyn Guard>> {
-    let tls = shared.config.tls.clone()?;
-    Some(Arc::new(HttpGuard { tls, shared: Arc::downgrade(shared) }))
-}
-
-struct HttpGuard<H: Host> {
-    tls: Arc<Tls>,
-    shared: Weak<Shared<H>>,
-}
-
-impl<H: Host> Guard for HttpGuard<H> {
-    fn server(&self) -> Arc<rustls::ServerConfig> {
-        let log = |level, line: &str| {
-            if let Some(shared) = self.shared.upgrade() {
-                shared.host.log(level, line);
-            }
-        };
-        self.tls.current(log).http.clone()
-    }
-
-    fn is_member(&self, certificate: &CertificateDer<'_>) -> bool {
-        let Some(shared) = self.shared.upgrade() else { return false };
-        let tasks = &shared.config.identity.tasks;
-        tasks.iter().any(|(task, address)| {
-            self.tls.speaks_for(Some(certificate), &Subject { task, address: Some(address) }).is_ok()
-        })
-    }
-
-    fn access(&self) -> ControlAccess {
-        self.shared.upgrade().map_or(ControlAccess::Nobody, |shared| shared.config.control_by_tls)
-    }
-}
-
-impl<H: Host> Shard<H> {
+impl<H: Host> Links<H> {
     /// Returns the session of a connection to this address, or `None` for a connection without TLS.
-    pub(crate) fn session_to(&self, address: &SocketAddress) -> Result<Option<Session>, String> {
+    pub(super) fn session_to(&self, address: &SocketAddress) -> Result<Option<Session>, String> {
         // On this host the kernel says who the peer is.
         let SocketAddress::Inet(address) = address else { return Ok(None) };
         let Some(credentials) = self.shared.credentials() else { return Ok(None) };
@@ -67,12 +21,20 @@ impl<H: Host> Shard<H> {
     }
 
     /// Returns the session of a connection that was accepted over TCP.
-    pub(crate) fn session_from(&self) -> Option<Session> {
+    pub(super) fn session_from(&self) -> Option<Session> {
         self.shared.credentials().map(|credentials| Session::server(credentials.server.clone()))
     }
 
+    /// Goes on with a handshake after [`LinkEvent::Hello`].
+    pub fn admit(&mut self, key: u64) {
+        match self.conns.get_mut(&key).and_then(|conn| conn.tls.as_mut()).map_or(Ok(()), |tls| tls.admit()) {
+            Ok(()) => self.receive_on(key),
+            Err(why) => self.tls_failed(key, why),
+        }
+    }
+
     /// Processes buffered TLS records. Returns true if the caller may start another receive.
-    pub(crate) fn open_records(&mut self, key: u64) -> bool {
+    pub(super) fn open_records(&mut self, key: u64) -> bool {
         loop {
             let Some(conn) = self.conns.get_mut(&key) else { return false };
             if conn.receiving || conn.closing.is_some() {
@@ -82,16 +44,8 @@ impl<H: Host> Shard<H> {
             match tls.client_kind() {
                 Ok(ClientKind::Task) => {}
                 Ok(ClientKind::Hello) => {
-                    if !self.may_handshake(key) {
-                        return false;
-                    }
-                    if let Err(why) =
-                        self.conns.get_mut(&key).and_then(|conn| conn.tls.as_mut()).map_or(Ok(()), |tls| tls.admit())
-                    {
-                        self.tls_failed(key, why);
-                        return false;
-                    }
-                    continue;
+                    self.events.push_back(LinkEvent::Hello(key));
+                    return false;
                 }
                 Ok(ClientKind::Unknown) => return true,
                 Ok(ClientKind::Http) => {
@@ -114,7 +68,7 @@ impl<H: Host> Shard<H> {
             if let (Some(begun), Some(tls)) = (begun, conn.tls.as_mut()) {
                 let took = begun.elapsed();
                 tls.handshake_took += took;
-                self.admission.spent(took, self.dispatch.now);
+                self.events.push_back(LinkEvent::HandshakeTook(took));
             }
             if conn.has_unsent() || (is_established && !was_established) {
                 mark(&mut self.dirty, conn);
@@ -123,7 +77,7 @@ impl<H: Host> Shard<H> {
                 return false;
             }
             match opened {
-                Ok(Opened::Bytes(n)) if self.took(key, n, self.dispatch.now) => {}
+                Ok(Opened::Bytes(n)) if self.took(key, n) => {}
                 Ok(Opened::Bytes(_)) => return false,
                 Ok(Opened::Nothing) => return true,
                 Ok(Opened::End) => {
@@ -144,12 +98,10 @@ impl<H: Host> Shard<H> {
         self.dispatch.metrics.tls_handshakes.add(1);
         let Some(conn) = self.conns.get_mut(&key) else { return false };
         let certificate = conn.tls.as_ref().and_then(|tls| tls.certificate()).cloned();
-        let Side::Client { channel } = conn.side else {
+        let Side::Client { peer, .. } = &conn.side else {
             let shared = self.shared.clone();
             let took = conn.tls.as_ref().map_or(Duration::ZERO, |tls| tls.handshake_took);
-            if self.admission.verified(key, took) {
-                self.timers.start(self.dispatch.now, TimerKey::Handshakes);
-            }
+            self.events.push_back(LinkEvent::Verified(key, took));
             conn.proto.check_client(Box::new(move |claim| {
                 let subject = Subject { task: claim.task, address: shared.config.identity.address_of(claim.task) };
                 let proof = shared.config.tls.as_ref().map_or(Ok(()), |t| t.speaks_for(certificate.as_ref(), &subject));
@@ -158,9 +110,7 @@ impl<H: Host> Shard<H> {
             }));
             return true;
         };
-        let (Some(tls), Some(peer)) = (&self.shared.config.tls, self.channels.get(&channel).map(Channel::peer)) else {
-            return false;
-        };
+        let Some(tls) = &self.shared.config.tls else { return false };
         let subject = Subject { task: &peer.task, address: Some(&peer.grpc_address) };
         match tls.speaks_for(certificate.as_ref(), &subject) {
             Ok(()) => true,
@@ -183,7 +133,7 @@ impl<H: Host> Shard<H> {
         let name = conn.name.clone();
         self.dispatch.metrics.refusals.add(1);
         let what = if is_task { "a starwire task" } else { "unknown" };
-        self.log_dropped(&name, &format!("this port requires TLS, and it began without ({what})"), self.dispatch.now);
+        self.log_dropped(&name, &format!("this port requires TLS, and it began without ({what})"));
         self.close_with_reason(key, Failure { code: code::UNAUTHENTICATED, message: PLAIN_TASK.to_owned() });
     }
 
@@ -195,17 +145,8 @@ impl<H: Host> Shard<H> {
         let name = conn.name.clone();
         self.dispatch.metrics.tls_failures.add(1);
         if is_server {
-            self.log_dropped(&name, &why, self.dispatch.now);
+            self.log_dropped(&name, &why);
         }
         self.close_with_reason(key, Failure { code, message: why });
-    }
-
-    /// Ends a connection, whose peer has a second to take what waits to be sent.
-    fn close_with_reason(&mut self, key: u64, failure: Failure) {
-        let Some(conn) = self.conns.get_mut(&key) else { return };
-        conn.closing = Some(failure);
-        conn.drain = Some(Drain::default());
-        self.rearm(key, self.dispatch.now + CLOSE_TIMEOUT);
-        self.continue_drain(key);
     }
 }

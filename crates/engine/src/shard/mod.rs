@@ -1,0 +1,241 @@
+//! A reactor thread: its loop around [`Links`] (I/O) and two machines without I/O, [`Peers`] and [`Admission`].
+
+mod events;
+mod requests;
+mod wait;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::admission::{Admission, Listener};
+use crate::api::Host;
+use crate::command::{Command, Request};
+use crate::links::Links;
+use crate::peers::Peers;
+use crate::shared::{self, LocalQueue, Shared};
+use starwire_net::reactor::driver::Driver;
+use starwire_net::reactor::mailbox::Receiver;
+use starwire_protocol::code;
+use wait::Waiter;
+
+/// Most commands between two looks at the sockets.
+const COMMANDS_PER_ROUND: usize = 4096;
+/// How long a stopping reactor waits for the kernel to release its memory.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
+
+pub struct Shard<H: Host> {
+    index: usize,
+    shared: Arc<Shared<H>>,
+    mailbox: Receiver<Command<H>>,
+    links: Links<H>,
+    peers: Peers<Request<H::Op>>,
+    admission: Admission,
+    /// When handshakes that wait may go on.
+    handshakes_at: Option<Instant>,
+    waiter: Waiter,
+    queue: LocalQueue<H>,
+    local: Vec<Command<H>>,
+    stopping: Option<Instant>,
+}
+
+impl<H: Host> Shard<H> {
+    pub fn new(
+        index: usize,
+        shared: Arc<Shared<H>>,
+        driver: Box<dyn Driver>,
+        mailbox: Receiver<Command<H>>,
+        admission: Admission,
+    ) -> Self {
+        Self {
+            index,
+            mailbox,
+            links: Links::new(index, shared.clone(), driver),
+            peers: Peers::default(),
+            admission,
+            handshakes_at: None,
+            waiter: Waiter::new(shared.config.polling),
+            queue: LocalQueue::enter(shared.number, index),
+            local: Vec::new(),
+            stopping: None,
+            shared,
+        }
+    }
+
+    /// Takes a listening socket.
+    pub fn listen(&mut self, fd: OwnedFd, listener: Listener) -> std::io::Result<()> {
+        self.links.listen(fd, listener)
+    }
+
+    /// The loop of the reactor.
+    pub fn run(&mut self) {
+        // The owner learns that this thread is a reactor before any other callback.
+        self.shared.host.round_end();
+        while !self.is_finished() {
+            if self.shared.frozen.load(Ordering::Acquire) {
+                return self.freeze();
+            }
+            let now = Instant::now();
+            self.work(now);
+            self.wait(now);
+            self.complete(Instant::now());
+        }
+        self.end();
+    }
+
+    /// After the loop.
+    pub fn end(&mut self) {
+        self.links.let_go(STOP_PATIENCE);
+        self.close_mailbox();
+    }
+
+    /// One turn of the loop, in virtual time.
+    #[cfg(test)]
+    pub fn turn(&mut self, now: Instant) {
+        self.work(now);
+        self.wait(now);
+        self.complete(now);
+    }
+
+    /// Carries out commands and what is due.
+    fn work(&mut self, now: Instant) {
+        self.links.set_now(now);
+        self.take_commands(now);
+        self.fire_timers(now);
+        self.flush(now);
+        self.links.end_round();
+        // Requests made by this round's callbacks are sent with it.
+        if !self.queue.is_empty() {
+            self.take_local(now);
+            self.flush(now);
+        }
+    }
+
+    /// Handles what ended in the wait.
+    fn complete(&mut self, now: Instant) {
+        self.links.set_now(now);
+        let mut completions = self.links.take_completions();
+        for completion in completions.drain(..) {
+            self.links.complete(completion);
+            self.take_events(now);
+        }
+        self.links.put_completions(completions);
+        self.links.count_pairs();
+    }
+
+    /// After a panic: closes the mailbox and drops the rest, which ends it.
+    pub fn abandon(&mut self) {
+        self.links.let_go(STOP_PATIENCE);
+        self.links.clear();
+        self.peers.clear();
+        self.close_mailbox();
+    }
+
+    pub fn is_finished(&self) -> bool {
+        self.stopping.is_some_and(|until| self.links.is_empty() || Instant::now() >= until)
+    }
+
+    /// The process is exiting: makes no callbacks and frees nothing, because memory that callbacks own may be gone.
+    fn freeze(&mut self) {
+        self.links.freeze();
+        std::mem::forget(std::mem::take(&mut self.peers));
+        self.mailbox.close();
+        while let Some(command) = self.mailbox.pop() {
+            std::mem::forget(command);
+        }
+    }
+
+    fn close_mailbox(&mut self) {
+        self.mailbox.close();
+        while let Some(command) = self.mailbox.pop() {
+            shared::end(command, code::UNAVAILABLE, "starwire: the server was stopped");
+        }
+        self.queue.take(&mut self.local);
+        for command in std::mem::take(&mut self.local) {
+            shared::end(command, code::UNAVAILABLE, "starwire: the server was stopped");
+        }
+        self.links.end_round();
+        self.links.stop_star();
+    }
+
+    fn wait(&mut self, now: Instant) {
+        // A stopped reactor with nothing to close ends at once.
+        let has_work = !self.queue.is_empty() || !self.mailbox.is_empty() || self.is_finished();
+        let until = if has_work { Some(now) } else { self.next_due() };
+        self.waiter.wait(&mut self.links, &mut self.mailbox, now, until);
+    }
+
+    pub fn next_due(&mut self) -> Option<Instant> {
+        let due = [self.links.next_due(), self.peers.next_due(), self.handshakes_at, self.stopping];
+        due.into_iter().flatten().min()
+    }
+
+    fn fire_timers(&mut self, now: Instant) {
+        self.links.fire_timers();
+        self.take_events(now);
+        self.peers.tick(now);
+        self.carry_out(now);
+        if self.handshakes_at.is_some_and(|at| at <= now) {
+            self.handshakes_at = None;
+            self.resume_handshakes(now);
+        }
+    }
+
+    fn flush(&mut self, now: Instant) {
+        self.links.flush();
+        self.take_events(now);
+    }
+
+    // Commands.
+
+    fn take_commands(&mut self, now: Instant) {
+        self.take_local(now);
+        let mut taken = 0;
+        while taken < COMMANDS_PER_ROUND {
+            let Some(command) = self.mailbox.pop() else { break };
+            taken += 1;
+            self.execute(command, now);
+        }
+        self.links.metrics().mailbox_messages.add(taken as u64);
+    }
+
+    fn take_local(&mut self, now: Instant) {
+        let mut local = std::mem::take(&mut self.local);
+        self.queue.take(&mut local);
+        for command in local.drain(..) {
+            self.execute(command, now);
+        }
+        self.local = local;
+    }
+
+    fn execute(&mut self, command: Command<H>, now: Instant) {
+        match command {
+            Command::Request { channel, id, request } => self.submit(channel, id, request, now),
+            Command::Reply { conn, id, code, meta, payload } => self.links.reply(conn, id, code, &meta, payload),
+            Command::Cancel { channel, id, code, message } => self.cancel(channel, id, code, &message, now),
+            Command::OpenChannel { channel, peer } => {
+                self.peers.open(channel, peer, self.shared.config.connect_timeout, self.links.random());
+            }
+            Command::CloseChannel { channel } => self.close_channel(channel, now),
+            Command::Addresses { channel, result } => {
+                self.tell(channel, now, |channel| channel.resolved(result, now));
+            }
+            Command::Adopt { fd, listener } => self.adopt(fd, listener),
+            Command::Star(command) => self.links.star_command(*command),
+            Command::Stop => self.stop(now),
+        }
+        self.take_events(now);
+    }
+
+    fn stop(&mut self, now: Instant) {
+        if self.stopping.is_some() {
+            return;
+        }
+        self.stopping = Some(now + STOP_PATIENCE);
+        self.links.stop_listening();
+        self.peers.stop(now);
+        self.carry_out(now);
+        self.links.close_all();
+    }
+}

@@ -1,0 +1,465 @@
+//! A network and the drivers of its tasks, in virtual time: connections that deliver late and in pieces, stall, and
+//! break. Descriptors are real, but nothing passes through them.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use crate::random::Random;
+use starwire_net::reactor::driver::{Completion, Driver, Token};
+use starwire_net::transport::tcp::{self, TcpOptions};
+use starwire_net::transport::{IoPart, SocketAddress};
+
+/// Bytes on their way and in the kernels of a connection's two hosts, in each direction.
+const ROOM: usize = 256 << 10;
+/// The longest way of bytes while all is well.
+const LATENCY: Duration = Duration::from_millis(5);
+
+/// One end of a connection, or a socket that is not connected.
+#[derive(Default)]
+struct End {
+    /// The task and the driver that have it.
+    task: usize,
+    driver: Option<usize>,
+    fd: Option<OwnedFd>,
+    other: Option<usize>,
+    /// What arrives, and when.
+    arrivals: VecDeque<(Instant, Vec<u8>)>,
+    arriving: usize,
+    /// When the other end's last byte arrived, or its reset.
+    ends_at: Option<Instant>,
+    reset_at: Option<Instant>,
+    recv: Option<Vec<IoPart>>,
+    send: Option<Vec<IoPart>>,
+    /// When a connect ends; false: it is refused.
+    connects: Option<(Instant, bool)>,
+    finishes: bool,
+    closes_at: Option<Instant>,
+    is_closed: bool,
+}
+
+impl End {
+    /// Nothing uses its memory any more.
+    fn close(&mut self) {
+        *self = Self { task: self.task, driver: self.driver, other: self.other, is_closed: true, ..Self::default() };
+    }
+}
+
+pub struct Net {
+    pub random: Random,
+    pub now: Instant,
+    pub is_faulty: bool,
+    ends: Vec<End>,
+    /// Those that are not closed.
+    live: Vec<usize>,
+    /// Accepted sockets that no driver has yet, by inode.
+    by_inode: HashMap<u64, usize>,
+    addresses: HashMap<u64, SocketAddr>,
+    /// Listeners: driver and token.
+    listeners: BTreeMap<SocketAddr, (usize, usize)>,
+    accepted: Vec<(usize, usize, OwnedFd)>,
+    /// Until when nothing passes between two tasks.
+    cuts: BTreeMap<(usize, usize), Instant>,
+    tasks: Vec<usize>,
+    pub moved: u64,
+}
+
+fn inode(fd: &OwnedFd) -> u64 {
+    File::from(fd.try_clone().unwrap()).metadata().unwrap().ino()
+}
+
+fn pair(a: usize, b: usize) -> (usize, usize) {
+    (a.min(b), a.max(b))
+}
+
+impl Net {
+    pub fn new(random: Random, now: Instant) -> Self {
+        Self {
+            random,
+            now,
+            is_faulty: true,
+            ends: Vec::new(),
+            live: Vec::new(),
+            by_inode: HashMap::new(),
+            addresses: HashMap::new(),
+            listeners: BTreeMap::new(),
+            accepted: Vec::new(),
+            cuts: BTreeMap::new(),
+            tasks: Vec::new(),
+            moved: 0,
+        }
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.random.below(n)
+    }
+
+    /// One of `n` times, while there are faults.
+    fn fails(&mut self, n: u64) -> bool {
+        self.is_faulty && self.below(n) == 0
+    }
+
+    /// A socket that listens at this address, once a driver accepts with it.
+    pub fn listener(&mut self, address: SocketAddr) -> OwnedFd {
+        let fd = tcp::socket(address, &TcpOptions::default()).unwrap();
+        self.addresses.insert(inode(&fd), address);
+        fd
+    }
+
+    /// Nothing passes between two tasks before this time.
+    pub fn cut(&mut self, a: usize, b: usize, until: Instant) {
+        self.cuts.insert(pair(a, b), until);
+    }
+
+    pub fn heal(&mut self) {
+        self.cuts.clear();
+        self.is_faulty = false;
+    }
+
+    fn cut_until(&self, a: usize, b: usize) -> Option<Instant> {
+        self.cuts.get(&pair(a, b)).copied().filter(|until| *until > self.now)
+    }
+
+    /// When something that is sent now arrives.
+    fn arrival(&mut self, from: usize, to: usize) -> Instant {
+        let late = if self.fails(50) { Duration::from_millis(self.below(2000)) } else { Duration::ZERO };
+        let after = Duration::from_micros(self.below(LATENCY.as_micros() as u64)) + late;
+        self.cut_until(from, to).unwrap_or(self.now) + after
+    }
+
+    /// Resets a random connection.
+    pub fn reset_one(&mut self) {
+        let open: Vec<usize> = self.live.iter().copied().filter(|at| self.is_open(*at)).collect();
+        if open.is_empty() {
+            return;
+        }
+        let at = open[self.below(open.len() as u64) as usize];
+        let now = self.now;
+        for at in [Some(at), self.ends[at].other].into_iter().flatten() {
+            self.ends[at].reset_at.get_or_insert(now);
+        }
+    }
+
+    fn is_open(&self, at: usize) -> bool {
+        let end = &self.ends[at];
+        end.other.is_some() && !end.is_closed && end.closes_at.is_none() && end.reset_at.is_none()
+    }
+
+    /// The process of a task has died: its peers get resets.
+    pub fn kill(&mut self, task: usize) {
+        let (dead, live): (Vec<usize>, _) =
+            std::mem::take(&mut self.live).into_iter().partition(|at| self.ends[*at].task == task);
+        self.live = live;
+        self.listeners.retain(|_, (driver, _)| self.tasks[*driver] != task);
+        self.accepted.retain(|(driver, _, _)| self.tasks[*driver] != task);
+        for at in dead {
+            self.gone(at, true);
+            self.ends[at].close();
+        }
+    }
+
+    /// The other end learns of the end of this one.
+    fn gone(&mut self, at: usize, is_reset: bool) {
+        let Some(other) = self.ends[at].other else { return };
+        let arrival = self.arrival(self.ends[at].task, self.ends[other].task);
+        let end = &mut self.ends[other];
+        let after = end.arrivals.back().map_or(arrival, |(last, _)| arrival.max(*last));
+        if is_reset {
+            end.reset_at.get_or_insert(arrival);
+        } else {
+            end.ends_at.get_or_insert(after);
+        }
+    }
+
+    /// The time of the next change that nobody has to ask for.
+    pub fn next_due(&self) -> Option<Instant> {
+        let of_end = |end: &End| {
+            let waits = end.recv.as_ref().map(|_| ());
+            let arrival = waits.and_then(|()| end.arrivals.front().map(|(at, _)| *at).or(end.ends_at));
+            let reset = end.reset_at.filter(|_| end.recv.is_some() || end.send.is_some());
+            [arrival, reset, end.connects.map(|(at, _)| at), end.closes_at].into_iter().flatten().min()
+        };
+        let open = self.live.iter().map(|at| &self.ends[*at]).filter(|end| end.driver.is_some());
+        open.filter_map(of_end).min()
+    }
+
+    fn add(&mut self, end: End) -> usize {
+        self.live.push(self.ends.len());
+        self.ends.push(end);
+        self.ends.len() - 1
+    }
+
+    fn register(&mut self, driver: usize, fd: OwnedFd) -> Token {
+        let at = self
+            .by_inode
+            .remove(&inode(&fd))
+            .unwrap_or_else(|| self.add(End { task: self.tasks[driver], ..End::default() }));
+        let end = &mut self.ends[at];
+        (end.driver, end.fd) = (Some(driver), Some(fd));
+        Token(at as u64)
+    }
+
+    fn connect(&mut self, at: usize, address: SocketAddr) {
+        let found = self.listeners.get(&address).copied();
+        let from = self.ends[at].task;
+        let to = found.map(|(driver, _)| self.tasks[driver]);
+        let when = self.arrival(from, to.unwrap_or(from)) + Duration::from_micros(self.below(5000));
+        if self.fails(20) {
+            // It hangs.
+            return;
+        }
+        let Some((driver, listener)) = found.filter(|_| !self.fails(20)) else {
+            self.ends[at].connects = Some((when, false));
+            return;
+        };
+        let fd = tcp::socket(address, &TcpOptions::default()).unwrap();
+        let other = self.add(End { task: self.tasks[driver], other: Some(at), ..End::default() });
+        self.ends[at].other = Some(other);
+        self.ends[at].connects = Some((when, true));
+        self.by_inode.insert(inode(&fd), other);
+        self.accepted.push((driver, listener, fd));
+    }
+
+    /// Moves the bytes of a send, some of them. Returns how many.
+    fn send(&mut self, at: usize) -> Option<io::Result<usize>> {
+        let end = &self.ends[at];
+        let parts = end.send.as_ref()?;
+        if end.reset_at.is_some_and(|when| when <= self.now) {
+            return Some(Err(io::Error::from_raw_os_error(libc::EPIPE)));
+        }
+        let other = end.other?;
+        let all: usize = parts.iter().map(|part| part.len).sum();
+        let room = ROOM.saturating_sub(self.ends[other].arriving);
+        if room == 0 {
+            return None;
+        }
+        let most = all.min(room);
+        let n = if self.fails(3) { 1 + self.below(most as u64) as usize } else { most };
+        let mut bytes = Vec::with_capacity(n);
+        for part in self.ends[at].send.iter().flatten() {
+            let len = part.len.min(n - bytes.len());
+            // SAFETY: the parts of a send that was not reported are readable (`Driver::send`).
+            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(part.ptr, len) });
+        }
+        let arrival = self.arrival(self.ends[at].task, self.ends[other].task);
+        let end = &mut self.ends[other];
+        let after = end.arrivals.back().map_or(arrival, |(last, _)| arrival.max(*last));
+        if !end.is_closed {
+            end.arrivals.push_back((after, bytes));
+            end.arriving += n;
+        }
+        Some(Ok(n))
+    }
+
+    /// Fills the memory of a receive with some of what has arrived.
+    fn recv(&mut self, at: usize) -> Option<io::Result<usize>> {
+        let now = self.now;
+        let end = &self.ends[at];
+        end.recv.as_ref()?;
+        if end.reset_at.is_some_and(|when| when <= now) {
+            return Some(Err(io::Error::from_raw_os_error(libc::ECONNRESET)));
+        }
+        let Some((when, bytes)) = end.arrivals.front() else {
+            return end.ends_at.filter(|when| *when <= now).map(|_| Ok(0));
+        };
+        if *when > now {
+            return None;
+        }
+        let room: usize = end.recv.iter().flatten().map(|part| part.len).sum();
+        let most = room.min(bytes.len());
+        let n = if self.fails(3) { 1 + self.below(most as u64) as usize } else { most };
+        let end = &mut self.ends[at];
+        let (when, mut bytes) = end.arrivals.pop_front()?;
+        let rest = bytes.split_off(n);
+        end.arriving -= n;
+        let mut left = &bytes[..];
+        for part in end.recv.iter().flatten() {
+            let len = part.len.min(left.len());
+            // SAFETY: the parts of a receive that was not reported are writable (`Driver::recv`).
+            unsafe { std::ptr::copy_nonoverlapping(left.as_ptr(), part.ptr, len) };
+            left = &left[len..];
+        }
+        if !rest.is_empty() {
+            end.arrivals.push_front((when, rest));
+        }
+        Some(Ok(n))
+    }
+
+    /// Reports what has ended for a driver.
+    fn progress(&mut self, driver: usize, out: &mut Vec<Completion>) {
+        let before = out.len();
+        for (of, listener, fd) in std::mem::take(&mut self.accepted) {
+            if of == driver {
+                out.push(Completion::Accepted { listener: Token(listener as u64), result: Ok(fd) });
+            } else {
+                self.accepted.push((of, listener, fd));
+            }
+        }
+        let is_mine = |at: &usize| self.ends[*at].driver == Some(driver);
+        let mut mine: Vec<usize> = self.live.iter().copied().filter(is_mine).collect();
+        if !mine.is_empty() {
+            let first = self.below(mine.len() as u64) as usize;
+            mine.rotate_left(first);
+        }
+        for at in mine {
+            let token = Token(at as u64);
+            if let Some(when) = self.ends[at].closes_at {
+                if when <= self.now {
+                    // The kernel may write until it says that it does not.
+                    for part in self.ends[at].recv.take().iter().flatten() {
+                        // SAFETY: as in `recv`.
+                        unsafe { std::ptr::write_bytes(part.ptr, 0xDD, part.len) };
+                    }
+                    self.ends[at].close();
+                    self.live.retain(|other| *other != at);
+                    out.push(Completion::Closed { token });
+                }
+                continue;
+            }
+            if let Some((when, is_accepted)) = self.ends[at].connects {
+                if when <= self.now {
+                    self.ends[at].connects = None;
+                    let refused = || io::Error::from_raw_os_error(libc::ECONNREFUSED);
+                    out.push(Completion::Connected { token, result: is_accepted.then_some(()).ok_or_else(refused) });
+                }
+                continue;
+            }
+            if self.fails(4) {
+                continue;
+            }
+            if let Some(result) = self.send(at) {
+                self.ends[at].send = None;
+                out.push(Completion::Send { token, result });
+            } else if self.ends[at].finishes && self.ends[at].send.is_none() {
+                self.ends[at].finishes = false;
+                self.gone(at, false);
+            }
+            if let Some(result) = self.recv(at) {
+                self.ends[at].recv = None;
+                out.push(Completion::Recv { token, result });
+            }
+        }
+        self.moved += (out.len() - before) as u64;
+    }
+}
+
+/// A driver of a task.
+pub struct SimDriver {
+    net: Rc<RefCell<Net>>,
+    number: usize,
+    wake: (UnixStream, UnixStream),
+}
+
+impl SimDriver {
+    pub fn new(net: &Rc<RefCell<Net>>, task: usize) -> Self {
+        let number = {
+            let mut net = net.borrow_mut();
+            net.tasks.push(task);
+            net.tasks.len() - 1
+        };
+        let wake = UnixStream::pair().unwrap();
+        wake.0.set_nonblocking(true).unwrap();
+        Self { net: net.clone(), number, wake }
+    }
+}
+
+impl Driver for SimDriver {
+    fn name(&self) -> &str {
+        "simulated"
+    }
+
+    fn register(&mut self, fd: OwnedFd) -> io::Result<Token> {
+        Ok(self.net.borrow_mut().register(self.number, fd))
+    }
+
+    fn accept(&mut self, listener: Token) -> io::Result<()> {
+        let mut net = self.net.borrow_mut();
+        let inode = net.ends[listener.0 as usize].fd.as_ref().map(inode).unwrap();
+        let address = net.addresses.remove(&inode).unwrap();
+        net.listeners.insert(address, (self.number, listener.0 as usize));
+        Ok(())
+    }
+
+    fn connect(&mut self, token: Token, address: &SocketAddress) -> io::Result<()> {
+        let mut net = self.net.borrow_mut();
+        if net.fails(50) {
+            return Err(io::Error::from_raw_os_error(libc::ENETUNREACH));
+        }
+        let SocketAddress::Inet(address) = address else { unreachable!("unix sockets are off") };
+        net.connect(token.0 as usize, *address);
+        Ok(())
+    }
+
+    unsafe fn recv(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
+        let end = &mut self.net.borrow_mut().ends[token.0 as usize];
+        assert!(end.recv.is_none() && end.closes_at.is_none(), "one receive at a time");
+        end.recv = Some(parts.to_vec());
+        Ok(())
+    }
+
+    unsafe fn send(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
+        let mut net = self.net.borrow_mut();
+        if net.fails(500) {
+            return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+        }
+        let end = &mut net.ends[token.0 as usize];
+        assert!(end.send.is_none() && end.closes_at.is_none(), "one send at a time");
+        end.send = Some(parts.to_vec());
+        Ok(())
+    }
+
+    fn watch(&mut self, _fd: OwnedFd) -> io::Result<Token> {
+        unreachable!("only sockets")
+    }
+
+    fn finish(&mut self, token: Token) {
+        self.net.borrow_mut().ends[token.0 as usize].finishes = true;
+    }
+
+    fn close(&mut self, token: Token) {
+        let mut net = self.net.borrow_mut();
+        let at = token.0 as usize;
+        if net.ends[at].closes_at.is_some() || net.ends[at].is_closed {
+            return;
+        }
+        let after = Duration::from_micros(net.below(20_000));
+        net.ends[at].closes_at = Some(net.now + after);
+        // Unread bytes turn the end into a reset.
+        let is_reset = net.ends[at].arriving > 0;
+        net.gone(at, is_reset);
+        net.listeners.retain(|_, (_, listener)| *listener != at);
+    }
+
+    fn release(&mut self, _token: Token) -> io::Result<OwnedFd> {
+        unreachable!("no HTTP")
+    }
+
+    fn quiesce(&mut self, _patience: Duration) -> bool {
+        let mut net = self.net.borrow_mut();
+        let net = &mut *net;
+        net.live.retain(|at| {
+            let is_mine = net.ends[*at].driver == Some(self.number);
+            if is_mine {
+                net.ends[*at].close();
+            }
+            !is_mine
+        });
+        true
+    }
+
+    fn wait(&mut self, _timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
+        self.net.borrow_mut().progress(self.number, out);
+        Ok(())
+    }
+
+    fn wake_fd(&self) -> RawFd {
+        self.wake.0.as_raw_fd()
+    }
+}
