@@ -127,7 +127,7 @@ fn knots(modules: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<&str>> {
 
 /// Modules that still import each other in a circle, by crate. These numbers may only become smaller.
 const KNOTS: [(&str, usize); 6] = [
-    ("crates/engine", 5),
+    ("crates/engine", 0),
     ("crates/executor", 0),
     ("crates/net", 0),
     ("crates/planner", 0),

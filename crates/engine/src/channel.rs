@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::api::Host;
 use crate::command::{Command, NewCall, NewRecv, Request};
 use crate::error::EngineError;
-use crate::joined::Joined;
 use crate::peers::Peer;
 use crate::shared::Shared;
 use starwire_protocol::digest;
@@ -27,13 +26,12 @@ impl ChannelShared {
     }
 }
 
-/// The channels of an engine, and the tasks that have joined.
+/// The channels of an engine.
 #[derive(Default)]
 pub struct Channels {
     /// By task and address in the ClusterSpec.
     open: HashMap<(String, String), Arc<ChannelShared>>,
     next: u32,
-    pub joined: Joined,
     /// Of the channels to tasks that have joined: address by task. It stays when the task leaves, which may come back.
     reached: HashMap<String, String>,
 }
@@ -57,7 +55,8 @@ impl Channels {
 
     /// Opens a channel to a task that has joined, and ends the one to its last address, if it was another.
     pub fn open_to_joined<H: Host>(&mut self, shared: &Arc<Shared<H>>, task: &str) -> Result<Channel<H>, EngineError> {
-        let address = self.joined.address(task).ok_or_else(|| EngineError::NotJoined(task.into()))?.to_owned();
+        let address = shared.joined().address(task).map(str::to_owned);
+        let address = address.ok_or_else(|| EngineError::NotJoined(task.into()))?;
         let data = shared.config.data_address(task, &address)?;
         let before = self.reached.insert(task.to_owned(), address.clone()).filter(|before| *before != address);
         let old = before.and_then(|before| self.open.remove(&(task.to_owned(), before)));

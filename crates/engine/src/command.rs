@@ -7,9 +7,8 @@ use std::time::Instant;
 use crate::admission::Listener;
 use crate::api::OutPayload;
 use crate::api::PendingOp;
-use crate::api::{Host, Op};
+use crate::api::{Host, Op, StarFailure, StarHost, StarOutcome, Ticket};
 use crate::peers::Peer;
-use crate::star::StarCommand;
 use starwire_net::transport::SocketAddress;
 use starwire_protocol::Failure;
 
@@ -95,6 +94,16 @@ pub enum Command<H: Host> {
     },
     Star(Box<StarCommand<H>>),
     Stop,
+}
+
+/// News for the shard that owns a star call's connection.
+pub enum StarCommand<H: Host> {
+    /// A run ended.
+    Done { ticket: Ticket, outcome: StarOutcome<<H::Star as StarHost>::Value> },
+    /// The session of a call may use a plan that all share, if the table has it now.
+    Adopted { ticket: Ticket, result: Result<(), StarFailure> },
+    /// Plans have left the table.
+    Forget,
 }
 
 /// Reply metadata is usually short; then it needs no allocation.

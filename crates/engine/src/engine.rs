@@ -4,30 +4,31 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::admission::{Admission, Listener};
 use crate::api::OutPayload;
 use crate::api::{Host, Level, Ticket};
-use crate::channel::Channel;
-use crate::command::{Command, Meta};
+use crate::channel::{Channel, Channels};
+use crate::command::{Command, Meta, StarCommand};
 use crate::config::{
     Config, DriverChoice, Env, HostPort, Identity, Ports, Running, Shortcut, TransportChoice, is_loopback,
 };
 use crate::control::{Behind, ControlService, HttpLimits};
 use crate::error::EngineError;
 use crate::keys::shard_of;
+use crate::links::Services;
 use crate::metrics::render_prometheus;
 use crate::peers::Peer;
 use crate::port::{self, Port};
 use crate::shard::Shard;
 use crate::shared::{self, Shared};
-use crate::star::{StarCommand, StarHost, StarOutcome};
+use crate::star::{StarHost, StarOutcome};
 use crate::system::exit::Freeze;
 use crate::system::{exit, fork};
-use crate::tunnel::Destination;
+use crate::tunnel::{Destination, TunnelListeners};
 use crate::{http_guard, observe};
 use starwire_net::reactor::driver::Driver;
 use starwire_net::reactor::epoll::EpollDriver;
@@ -39,6 +40,9 @@ use starwire_net::transport::{TransportError, descriptors, unix};
 
 pub struct Engine<H: Host> {
     shared: Arc<Shared<H>>,
+    services: Services<H>,
+    channels: Mutex<Channels>,
+    tunnel_listeners: TunnelListeners,
     threads: Mutex<Vec<JoinHandle<()>>>,
     alive: Arc<()>,
     banner: String,
@@ -76,8 +80,9 @@ impl<H: Host> Engine<H> {
         }
         let local = local.and_then(Result::ok);
         let shared = Arc::new(Shared::new(config, host, incarnation));
+        let services = Services::new(&shared);
         let alive = Arc::new(());
-        let reactors = Reactors::start(&shared, &alive)?;
+        let reactors = Reactors::start(&shared, &services, &alive)?;
         let mut listeners = vec![(listener, Listener::Tcp)];
         listeners.extend(local.map(|fd| (fd, Listener::Unix)));
         let driver = reactors.driver.clone();
@@ -94,7 +99,9 @@ impl<H: Host> Engine<H> {
         let control = ControlService::in_front(behind, guard, Arc::new(view), access, HttpLimits::default());
         let _ = shared.control.set(control);
         let threads = reactors.go(&shared, listeners)?;
-        let engine = Arc::new(Self { shared, threads: Mutex::new(threads), alive, banner, bound });
+        let (channels, tunnel_listeners) = (Mutex::default(), TunnelListeners::default());
+        let threads = Mutex::new(threads);
+        let engine = Arc::new(Self { shared, services, channels, tunnel_listeners, threads, alive, banner, bound });
         let watched: Weak<Self> = Arc::downgrade(&engine);
         exit::watch(watched);
         Ok(engine)
@@ -121,12 +128,12 @@ impl<H: Host> Engine<H> {
         }
         let data = self.shared.config.data_address(task, grpc_address)?;
         let peer = Peer { task: task.into(), grpc_address: grpc_address.into(), data, has_joined: false };
-        self.shared.channels().open(&self.shared, peer)
+        self.channels().open(&self.shared, peer)
     }
 
     /// Opens a channel to a task that has joined. It ends when the task is back at another address.
     pub fn channel_to_joined(&self, task: &str) -> Result<Channel<H>, EngineError> {
-        self.shared.channels().open_to_joined(&self.shared, task)
+        self.channels().open_to_joined(&self.shared, task)
     }
 
     /// Where TensorFlow's gRPC of this process has to connect, with a secret or TLS, to reach the server of the task
@@ -144,7 +151,7 @@ impl<H: Host> Engine<H> {
             let Some((task, _)) = tasks.iter().find(|(_, address)| address == grpc_address) else { return Ok(None) };
             Destination::Task(self.channel(task, grpc_address)?)
         };
-        self.shared.tunnel_listeners.open(&self.shared, grpc_address, to).map(Some).map_err(EngineError::TunnelListener)
+        self.tunnel_listeners.open(&self.shared, grpc_address, to).map(Some).map_err(EngineError::TunnelListener)
     }
 
     /// TensorFlow calls the own task by its entry of the ClusterSpec, or localhost with the port.
@@ -197,12 +204,20 @@ impl<H: Host> Engine<H> {
 
     /// The session was deleted: drops its plans.
     pub fn star_session_closed(&self, session: &[u8]) {
-        self.shared.star_session_closed(session);
+        if let Some(star) = &self.services.star {
+            star.session_closed(session);
+        }
     }
 
     /// Drops all plans.
     pub fn star_forget_plans(&self) {
-        self.shared.star_forget_plans();
+        if let Some(star) = &self.services.star {
+            star.forget_plans();
+        }
+    }
+
+    fn channels(&self) -> MutexGuard<'_, Channels> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A reply was sent that carries this many tensors as one.
@@ -255,15 +270,15 @@ struct Reactors<H: Host> {
 }
 
 impl<H: Host> Reactors<H> {
-    fn start(shared: &Arc<Shared<H>>, alive: &Arc<()>) -> Result<Self, EngineError> {
+    fn start(shared: &Arc<Shared<H>>, services: &Services<H>, alive: &Arc<()>) -> Result<Self, EngineError> {
         let mut made = Self { driver: String::new(), senders: Vec::new(), starters: Vec::new(), threads: Vec::new() };
         for index in 0..shared.config.reactors {
             let (told, tell) = mpsc::channel();
             let (starter, start) = mpsc::channel::<Vec<(OwnedFd, Listener)>>();
-            let (shared, alive) = (shared.clone(), alive.clone());
+            let (shared, services, alive) = (shared.clone(), services.clone(), alive.clone());
             let thread = std::thread::Builder::new().name(format!("starwire-{index}")).spawn(move || {
                 let _alive = alive;
-                reactor(index, &shared, &told, &start);
+                reactor(index, &shared, services, &told, &start);
             });
             made.threads.push(thread.map_err(|source| EngineError::Thread { index, source })?);
             let (driver, sender) = tell.recv().unwrap_or(Err(EngineError::Died { index }))?;
@@ -303,6 +318,7 @@ fn unauthenticated_limit(reactors: usize) -> usize {
 fn reactor<H: Host>(
     index: usize,
     shared: &Arc<Shared<H>>,
+    services: Services<H>,
     told: &mpsc::Sender<Told<H>>,
     start: &mpsc::Receiver<Vec<(OwnedFd, Listener)>>,
 ) {
@@ -338,7 +354,7 @@ fn reactor<H: Host>(
         }
     }
     let admission = Admission::new(unauthenticated_limit(shared.config.reactors), Instant::now());
-    let mut shard = Shard::new(index, shared.clone(), driver, mailbox, admission);
+    let mut shard = Shard::new(index, shared.clone(), services, driver, mailbox, admission);
     for (fd, listener) in listeners {
         if let Err(error) = shard.listen(fd, listener) {
             shared.host.log(Level::Error, &format!("starwire: cannot accept connections: {error}"));

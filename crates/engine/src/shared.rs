@@ -9,17 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use crate::api::{Host, Level};
-use crate::channel::Channels;
 use crate::command::Command;
 use crate::config::{Config, is_unspecified};
 use crate::control::{ControlError, ControlService};
+use crate::joined::Joined;
 use crate::log_limiter::LogLimiter;
 use crate::metrics::{Connections, Metrics};
-use crate::star::StarServer;
 use crate::system::peer_memory::Unreadable;
 use crate::system::{fork, random};
 use crate::tls::Credentials;
-use crate::tunnel::{TunnelListeners, TunnelStreams};
 use starwire_net::reactor::mailbox::Sender;
 use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::tcp::TcpOptions;
@@ -43,11 +41,7 @@ pub struct Shared<H: Host> {
     pub(crate) control: OnceLock<ControlService>,
     pub(crate) log_limiter: LogLimiter,
     pub(crate) unreadable: Unreadable,
-    pub(crate) tunnel_streams: TunnelStreams<H>,
-    pub(crate) tunnel_listeners: TunnelListeners,
-    pub(crate) channels: Mutex<Channels>,
-    /// If this task serves star calls.
-    pub(crate) star: Option<StarServer<H>>,
+    joined: Mutex<Joined>,
     /// As seen by the thread that made the engine, before any was pinned.
     pub(crate) topology: Option<Topology>,
 }
@@ -98,7 +92,6 @@ impl<H: Host> Shared<H> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
-            star: host.star().map(|_| StarServer::new(config.star.plans)),
             host,
             incarnation,
             senders: OnceLock::new(),
@@ -110,9 +103,7 @@ impl<H: Host> Shared<H> {
             control: OnceLock::new(),
             log_limiter: LogLimiter::default(),
             unreadable: Unreadable::default(),
-            tunnel_streams: TunnelStreams::default(),
-            tunnel_listeners: TunnelListeners::default(),
-            channels: Mutex::new(Channels::default()),
+            joined: Mutex::default(),
             topology: Topology::detect().ok(),
             config,
         }
@@ -147,8 +138,9 @@ impl<H: Host> Shared<H> {
         settings
     }
 
-    pub(crate) fn channels(&self) -> MutexGuard<'_, Channels> {
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The tasks that have joined.
+    pub(crate) fn joined(&self) -> MutexGuard<'_, Joined> {
+        self.joined.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A peer says who it is: whether it may be, if its task is not in the ClusterSpec.
@@ -168,7 +160,7 @@ impl<H: Host> Shared<H> {
             Ok(_) => return Err(refuse(format!("{task} cannot join: nobody can connect to its address, {address}"))),
             Err(error) => return Err(refuse(format!("{task} cannot join: {error}"))),
         }
-        let is_new = self.channels().joined.arrives(connection, claim).map_err(refuse)?;
+        let is_new = self.joined().arrives(connection, claim).map_err(refuse)?;
         if is_new {
             self.metrics.count(|cells| cells.tasks_joined.add(1));
             self.log_change(task, address, "joined");
@@ -181,7 +173,7 @@ impl<H: Host> Shared<H> {
         if self.config.joinable.is_none() {
             return;
         }
-        let left = self.channels().joined.leaves(connection);
+        let left = self.joined().leaves(connection);
         let Some((task, address)) = left else { return };
         self.metrics.count(|cells| cells.tasks_left.add(1));
         self.log_change(&task, &address, "left");

@@ -5,10 +5,12 @@ use std::time::Instant;
 
 use super::conn::{CallMemory, Conn, Keys};
 use crate::api::{Host, IncomingCall, PendingOp, RecvRequest, Ticket};
+use crate::command::StarCommand;
 use crate::measure;
 use crate::metrics::Recorder;
 use crate::shared::Shared;
-use crate::star::{Answer, StarCommand, StarShard};
+use crate::star::{Answer, StarServer, StarShard};
+use crate::tunnel::TunnelServer;
 use starwire_protocol::measure::MEASURE;
 use starwire_protocol::star::is_star;
 use starwire_protocol::tunnel::TUNNEL;
@@ -33,12 +35,33 @@ pub enum MigrationEvent {
     Answered(Result<Vec<u8>, Failure>),
 }
 
+/// What answers requests of peers beside the host.
+pub struct Services<H: Host> {
+    /// If this task serves star calls.
+    pub star: Option<Arc<StarServer<H>>>,
+    pub tunnels: Arc<TunnelServer<H>>,
+}
+
+impl<H: Host> Services<H> {
+    pub fn new(shared: &Arc<Shared<H>>) -> Self {
+        let star = shared.host.star().map(|_| Arc::new(StarServer::new(shared.clone())));
+        Self { star, tunnels: Arc::new(TunnelServer::new(shared.clone())) }
+    }
+}
+
+impl<H: Host> Clone for Services<H> {
+    fn clone(&self) -> Self {
+        Self { star: self.star.clone(), tunnels: self.tunnels.clone() }
+    }
+}
+
 /// Calls the host for the events of a reactor's connections.
 pub struct Dispatcher<H: Host> {
     shared: Arc<Shared<H>>,
     pub memory: CallMemory<H>,
     batch: Vec<RecvRequest<H::Key>>,
     star: Option<StarShard<H>>,
+    tunnels: Arc<TunnelServer<H>>,
     /// The host was called in this round.
     delivered: bool,
     pub metrics: Recorder,
@@ -47,11 +70,12 @@ pub struct Dispatcher<H: Host> {
 }
 
 impl<H: Host> Dispatcher<H> {
-    pub fn new(shared: Arc<Shared<H>>) -> Self {
+    pub fn new(shared: Arc<Shared<H>>, services: Services<H>) -> Self {
         Self {
             metrics: shared.metrics.recorder(),
             memory: CallMemory(shared.clone()),
-            star: StarShard::new(&shared),
+            star: services.star.map(StarShard::new),
+            tunnels: services.tunnels,
             shared,
             batch: Vec::with_capacity(BATCH),
             delivered: false,
@@ -87,7 +111,7 @@ impl<H: Host> Dispatcher<H> {
                         continue;
                     }
                     if method == TUNNEL {
-                        self.shared.tunnel(ticket, body.meta());
+                        self.tunnels.call(ticket, body.meta());
                         continue;
                     }
                     if let Some(star) = self.star.as_mut().filter(|_| is_star(method)) {
@@ -152,7 +176,7 @@ impl<H: Host> Dispatcher<H> {
         if let Some(star) = &mut self.star {
             star.peer_gone(conn, &self.metrics);
         }
-        self.shared.tunnel_streams.peer_gone(conn);
+        self.tunnels.peer_gone(conn);
         self.shared.host.peer_gone(conn);
     }
 

@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
 
 use crate::admission::Listener;
 use crate::api::{Host, Level, OutPayload, PendingOp};
-use crate::command::{Meta, NewCall, NewRecv, Request};
+use crate::command::{Meta, NewCall, NewRecv, Request, StarCommand};
 use crate::keys::NumberMap;
 use crate::metrics::{Recorder, State};
 use crate::peers::{Stage, Waiting};
 use crate::shared::{self, Shared};
-use crate::star::StarCommand;
 use conn::{Conn, DiscardBuffer, Side};
+pub use dispatch::Services;
 use dispatch::{ConnEvent, Dispatcher};
 use starwire_net::reactor::driver::{Completion, Driver, Token};
 use starwire_net::reactor::timers::Timers;
@@ -92,14 +92,14 @@ pub struct Links<H: Host> {
 }
 
 impl<H: Host> Links<H> {
-    pub fn new(index: usize, shared: Arc<Shared<H>>, driver: Box<dyn Driver>) -> Self {
+    pub fn new(index: usize, shared: Arc<Shared<H>>, services: Services<H>, driver: Box<dyn Driver>) -> Self {
         Self {
             index,
             driver,
             conns: NumberMap::default(),
             tokens: NumberMap::default(),
             listeners: Vec::new(),
-            dispatch: Dispatcher::new(shared.clone()),
+            dispatch: Dispatcher::new(shared.clone(), services),
             timers: Timers::default(),
             dirty: Vec::new(),
             discard: DiscardBuffer::new(),

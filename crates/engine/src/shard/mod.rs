@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::admission::{Admission, Listener};
 use crate::api::Host;
 use crate::command::{Command, Request};
-use crate::links::Links;
+use crate::links::{Links, Services};
 use crate::peers::Peers;
 use crate::shared::{self, LocalQueue, Shared};
 use starwire_net::reactor::driver::Driver;
@@ -44,6 +44,7 @@ impl<H: Host> Shard<H> {
     pub fn new(
         index: usize,
         shared: Arc<Shared<H>>,
+        services: Services<H>,
         driver: Box<dyn Driver>,
         mailbox: Receiver<Command<H>>,
         admission: Admission,
@@ -51,7 +52,7 @@ impl<H: Host> Shard<H> {
         Self {
             index,
             mailbox,
-            links: Links::new(index, shared.clone(), driver),
+            links: Links::new(index, shared.clone(), services, driver),
             peers: Peers::default(),
             admission,
             handshakes_at: None,

@@ -19,10 +19,11 @@ use std::time::{Duration, Instant};
 
 use crate::admission::{Admission, Listener};
 use crate::api::PendingOp;
-use crate::channel::Channel;
+use crate::channel::{Channel, Channels};
 use crate::command::{Command, Meta, NewCall, NewRecv};
 use crate::config::{Config, DataAddress, HostPort, Identity, MapEnv};
 use crate::keys::shard_of;
+use crate::links::Services;
 use crate::peers::Peer;
 use crate::random::Random;
 use crate::shard::Shard;
@@ -120,6 +121,7 @@ impl World {
         config.secret.clone_from(&self.secret);
         self.incarnations += 1;
         let shared = Arc::new(Shared::new(config, Owner::new(&self.ledger), self.incarnations));
+        let services = Services::new(&shared);
         let (mut senders, mut shards) = (Vec::new(), Vec::new());
         for index in 0..shared.config.reactors {
             let driver = Box::new(SimDriver::new(&self.net, task));
@@ -127,12 +129,13 @@ impl World {
             senders.push(sender);
             // So many that only some seeds evict.
             let admission = Admission::new(1 + self.below(20) as usize, self.now);
-            shards.push(Shard::new(index, shared.clone(), driver, receiver, admission));
+            shards.push(Shard::new(index, shared.clone(), services.clone(), driver, receiver, admission));
         }
         let _ = shared.senders.set(senders);
         let listener = self.net.borrow_mut().listener(address(task));
         shards[0].listen(listener, Listener::Tcp).unwrap();
-        let channels = (0..tasks).map(|peer| open(&shared, peer)).collect();
+        let mut open_channels = Channels::default();
+        let channels = (0..tasks).map(|peer| open(&shared, &mut open_channels, peer)).collect();
         Task { shared, shards, channels, started: Vec::new(), pauses_until: self.now }
     }
 
@@ -290,11 +293,11 @@ impl World {
     }
 }
 
-fn open(shared: &Arc<Shared<Owner>>, task: usize) -> Channel<Owner> {
+fn open(shared: &Arc<Shared<Owner>>, channels: &mut Channels, task: usize) -> Channel<Owner> {
     let address = address(task).to_string();
     let data = DataAddress::Derived(address.parse::<HostPort>().unwrap());
     let peer = Peer { task: name(task), grpc_address: address, data, has_joined: false };
-    shared.channels().open(shared, peer).unwrap()
+    channels.open(shared, peer).unwrap()
 }
 
 /// Returns how many requests ended with each code.

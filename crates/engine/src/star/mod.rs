@@ -12,7 +12,7 @@ pub use crate::api::{
     CompiledPlan, Job, Kept, ReplyMeta, Slots, StarCall, StarFailure, StarHost, StarOutcome, StarReply,
 };
 pub(crate) use server::StarServer;
-pub(crate) use shard::{Answer, StarCommand, StarShard};
+pub(crate) use shard::{Answer, StarShard};
 
 use starwire_protocol::code;
 

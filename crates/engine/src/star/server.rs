@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::accounts::Accounts;
 use super::plans::{Claim, Found, Made, Plans};
-use super::shard::StarCommand;
 use crate::api::{Host, Ticket};
 use crate::api::{InBody, OutPayload};
 use crate::api::{StarFailure, StarHost};
-use crate::command::{Command, Meta};
+use crate::command::{Command, Meta, StarCommand};
 use crate::keys::shard_of;
 use crate::shared::Shared;
 use starwire_protocol::code;
@@ -74,6 +73,7 @@ type PlanTable<H> = Plans<Arc<ServedPlan<<<H as Host>::Star as StarHost>::Plan>>
 
 /// The state of star calls that all shards share.
 pub struct StarServer<H: Host> {
+    pub(super) shared: Arc<Shared<H>>,
     started: Instant,
     plans: Mutex<PlanTable<H>>,
     pub(super) generation: Arc<AtomicU64>,
@@ -92,9 +92,10 @@ pub struct Registration {
 }
 
 impl<H: Host> StarServer<H> {
-    pub fn new(limits: crate::config::PlanLimits) -> Self {
-        let plans = Plans::new(limits);
+    pub fn new(shared: Arc<Shared<H>>) -> Self {
+        let plans = Plans::new(shared.config.star.plans);
         Self {
+            shared,
             started: Instant::now(),
             generation: plans.generation(),
             plans: Mutex::new(plans),
@@ -102,6 +103,11 @@ impl<H: Host> StarServer<H> {
             next_tick: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
         }
+    }
+
+    /// The owner of the kernels.
+    pub(super) fn host(&self) -> Option<&H::Star> {
+        self.shared.host.star()
     }
 
     pub(super) fn time(&self, now: Instant) -> Duration {
@@ -120,28 +126,22 @@ impl<H: Host> StarServer<H> {
     pub(super) fn find(&self, session: &[u8], hash: &PlanHash) -> Option<FoundPlan<H>> {
         self.plans().find(session, hash, self.now())
     }
-}
 
-// The table's locks are released before anything that left it is dropped.
-impl<H: Host> Shared<H> {
+    // The table's locks are released before anything that left it is dropped.
+
     /// For a session that has not used the plan yet: looks for one that all share. On a thread that may block.
-    pub(super) fn star_adopt(&self, ticket: Ticket, session: &[u8], hash: &PlanHash) {
-        let (Some(star), Some(host)) = (&self.star, self.host.star()) else { return };
-        let adopt = |isolated| star.plans().adopt(session, hash, isolated, star.now());
-        let adopted = host.is_isolated(session).map(adopt);
-        self.send(shard_of(ticket.conn), Command::Star(Box::new(StarCommand::Adopted { ticket, adopted })));
+    pub(super) fn adopt(&self, ticket: Ticket, session: &[u8], hash: &PlanHash) {
+        let Some(host) = self.host() else { return };
+        let adopt = |isolated| drop(self.plans().adopt(session, hash, isolated, self.now()));
+        let result = host.is_isolated(session).map(adopt);
+        self.shared.send(shard_of(ticket.conn), Command::Star(Box::new(StarCommand::Adopted { ticket, result })));
     }
 
     /// Checks a registration's head, and continues on the owner's threads.
-    pub(super) fn star_register(
-        self: &Arc<Self>,
-        ticket: Ticket,
-        peer: &str,
-        body: Box<InBody>,
-    ) -> Result<(), StarFailure> {
-        let Some(host) = self.host.star() else { return Ok(()) };
+    pub(super) fn register(self: &Arc<Self>, ticket: Ticket, peer: &str, body: Box<InBody>) -> Result<(), StarFailure> {
+        let Some(host) = self.host() else { return Ok(()) };
         let head = RegisterHead::read(body.meta()).map_err(|error| StarFailure::malformed(error.to_string()))?;
-        self.star_check_incarnation(head.incarnation)?;
+        self.check_incarnation(head.incarnation)?;
         let parts = body.pieces().len();
         if parts != 1 {
             let message = format!("starwire: a plan arrived in {parts} parts instead of one");
@@ -149,49 +149,49 @@ impl<H: Host> Shared<H> {
         }
         let (hash, session) = (head.plan, head.session.into());
         let registration = Registration { ticket, peer: peer.to_owned(), hash, session, body };
-        let shared = self.clone();
+        let server = self.clone();
         // Hashing, parsing and making kernels takes time.
-        host.spawn(Box::new(move || shared.star_claim(registration)));
+        host.spawn(Box::new(move || server.claim(registration)));
         Ok(())
     }
 
-    pub(super) fn star_check_incarnation(&self, expected: u64) -> Result<(), StarFailure> {
-        let known = self.host.star().is_some_and(|host| host.incarnations().contains(&expected));
+    pub(super) fn check_incarnation(&self, expected: u64) -> Result<(), StarFailure> {
+        let known = self.host().is_some_and(|host| host.incarnations().contains(&expected));
         if expected == 0 || known {
             return Ok(());
         }
-        let task = &self.config.identity.task;
+        let task = &self.shared.config.identity.task;
         // Programs recognise a restarted task by this sentence of TensorFlow's.
         let sentence = "RecvTensor expects a different device incarnation";
         let message = format!("starwire: {task} was restarted: create the session again to use it ({sentence})");
         Err(StarFailure::new(code::ABORTED, message))
     }
 
-    fn star_claim(self: &Arc<Self>, registration: Registration) {
-        let (Some(star), Some(host)) = (&self.star, self.host.star()) else { return };
+    fn claim(self: &Arc<Self>, registration: Registration) {
+        let Some(host) = self.host() else { return };
         let plan = registration.body.parts().next().unwrap_or_default();
         let isolated = match host.is_isolated(&registration.session) {
             Ok(isolated) if plan_hash(plan) == registration.hash => isolated,
             Ok(_) => {
                 let message = "starwire: plan hash mismatch: the registered bytes do not match the hash in the request";
-                return self.star_answer(&registration, Err(StarFailure::malformed(message)));
+                return self.answer(&registration, Err(StarFailure::malformed(message)));
             }
-            Err(failure) => return self.star_answer(&registration, Err(failure)),
+            Err(failure) => return self.answer(&registration, Err(failure)),
         };
         let (hash, session) = (registration.hash, registration.session.clone());
-        let claimed = star.plans().claim(&session, &hash, isolated, registration, star.now());
+        let claimed = self.plans().claim(&session, &hash, isolated, registration, self.now());
         match claimed {
-            Claim::Known(registration) => self.star_answer(&registration, Ok(())),
+            Claim::Known(registration) => self.answer(&registration, Ok(())),
             Claim::Compile(registration) => {
-                let compiled = self.star_compile(&registration, isolated);
-                self.star_answer(&registration, compiled);
+                let compiled = self.compile(&registration, isolated);
+                self.answer(&registration, compiled);
             }
             Claim::Waits => {}
         }
     }
 
-    fn star_compile(self: &Arc<Self>, registration: &Registration, isolated: bool) -> Result<(), StarFailure> {
-        let (Some(star), Some(host)) = (&self.star, self.host.star()) else { return Ok(()) };
+    fn compile(self: &Arc<Self>, registration: &Registration, isolated: bool) -> Result<(), StarFailure> {
+        let Some(host) = self.host() else { return Ok(()) };
         let Registration { peer, hash, session, body, .. } = registration;
         let plan = body.parts().next().unwrap_or_default();
         let (made, failure) = match host.compile(session, plan) {
@@ -202,90 +202,87 @@ impl<H: Host> Shared<H> {
             }
             Err(failure) => (None, Some(failure)),
         };
-        let compiled = star.plans().compiled(session, hash, made, star.now());
+        let compiled = self.plans().compiled(session, hash, made, self.now());
         if failure.is_none() {
-            self.metrics.count(|cells| cells.star_registrations.add(1));
+            self.shared.metrics.count(|cells| cells.star_registrations.add(1));
         }
-        self.star_drop(compiled.removed);
+        self.drop_removed(compiled.removed);
         for waiter in compiled.waiters {
             match &failure {
                 None => {
-                    let shared = self.clone();
-                    host.spawn(Box::new(move || shared.star_claim(waiter)));
+                    let server = self.clone();
+                    host.spawn(Box::new(move || server.claim(waiter)));
                 }
-                Some(failure) => self.star_answer(&waiter, Err(failure.clone())),
+                Some(failure) => self.answer(&waiter, Err(failure.clone())),
             }
         }
         let refused = compiled.refused.map(|refused| StarFailure::new(refused.code(), refused.to_string()));
         failure.or(refused).map_or(Ok(()), Err)
     }
 
-    fn star_answer(&self, registration: &Registration, result: Result<(), StarFailure>) {
+    fn answer(&self, registration: &Registration, result: Result<(), StarFailure>) {
         let Registration { ticket: Ticket { conn, id }, peer, .. } = registration;
         let (code, meta, payload) = match result {
             Ok(()) => (0, Meta::of(b""), None),
             Err(failure) => failure.into_reply(Some(peer)),
         };
-        self.send(shard_of(*conn), Command::Reply { conn: *conn, id: *id, code, meta, payload });
+        self.shared.send(shard_of(*conn), Command::Reply { conn: *conn, id: *id, code, meta, payload });
     }
 
-    pub(crate) fn star_session_closed(&self, session: &[u8]) {
-        let Some(star) = &self.star else { return };
-        let removed = star.plans().session_closed(session);
-        self.star_drop(removed);
+    pub(crate) fn session_closed(&self, session: &[u8]) {
+        let removed = self.plans().session_closed(session);
+        self.drop_removed(removed);
     }
 
-    pub(crate) fn star_forget_plans(&self) {
-        let Some(star) = &self.star else { return };
-        let removed = star.plans().clear();
-        self.star_drop(removed);
+    pub(crate) fn forget_plans(&self) {
+        let removed = self.plans().clear();
+        self.drop_removed(removed);
     }
 
     /// Drops plans that were not used for too long, and what ended sessions have left.
-    pub(super) fn star_tick(self: &Arc<Self>, now: Instant) {
-        let (Some(star), Some(host)) = (&self.star, self.host.star()) else { return };
+    pub(super) fn tick(self: &Arc<Self>, now: Instant) {
+        let Some(host) = self.host() else { return };
         let seconds = |time: Duration| time.as_secs();
-        let (due, now) = (star.next_tick.load(Ordering::Relaxed), star.time(now));
+        let (due, now) = (self.next_tick.load(Ordering::Relaxed), self.time(now));
         let next = seconds(now + TICK);
         if seconds(now) < due
-            || star.next_tick.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err()
+            || self.next_tick.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
             return;
         }
-        let removed = star.plans().expire(now);
-        self.star_drop(removed);
-        let resting = star.plans().resting(now);
+        let removed = self.plans().expire(now);
+        self.drop_removed(removed);
+        let resting = self.plans().resting(now);
         if !resting.is_empty() {
-            let shared = self.clone();
-            host.spawn(Box::new(move || shared.star_close_ended(&resting)));
+            let server = self.clone();
+            host.spawn(Box::new(move || server.close_ended(&resting)));
         }
     }
 
     /// Closes those of these sessions that TensorFlow no longer has. Runs on a thread that may block.
-    fn star_close_ended(&self, sessions: &[Box<[u8]>]) {
-        let Some(host) = self.host.star() else { return };
+    fn close_ended(&self, sessions: &[Box<[u8]>]) {
+        let Some(host) = self.host() else { return };
         for session in sessions {
             if host.is_isolated(session).is_err_and(|failure| failure.code == code::ABORTED) {
-                self.star_session_closed(session);
+                self.session_closed(session);
             }
         }
     }
 
     /// Drops what left the table of plans, here and in the shards' caches.
-    fn star_drop<P>(&self, removed: Vec<P>) {
-        let Some(star) = &self.star else { return };
+    fn drop_removed<P>(&self, removed: Vec<P>) {
         if !removed.is_empty() {
-            for shard in 0..self.config.reactors {
-                self.send(shard, Command::Star(Box::new(StarCommand::Forget)));
+            for shard in 0..self.shared.config.reactors {
+                self.shared.send(shard, Command::Star(Box::new(StarCommand::Forget)));
             }
         }
         drop(removed);
         let (plans, evicted) = {
-            let plans = star.plans();
+            let plans = self.plans();
             (plans.len(), plans.evicted())
         };
-        let new = evicted.saturating_sub(star.evicted.fetch_max(evicted, Ordering::Relaxed));
-        self.metrics.count(|cells| {
+        let new = evicted.saturating_sub(self.evicted.fetch_max(evicted, Ordering::Relaxed));
+        self.shared.metrics.count(|cells| {
             // Memory ends before these numbers do.
             cells.star_plans.set(i64::try_from(plans).unwrap_or(i64::MAX));
             cells.star_evictions.add(new);

@@ -7,28 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::server::{FoundPlan, ServedPlan, TICK, TOO_LONG};
+use super::server::{FoundPlan, ServedPlan, StarServer, TICK, TOO_LONG};
 use super::steps::Steps;
 use crate::api::{Host, Ticket};
 use crate::api::{InBody, OutPayload};
 use crate::api::{StarCall, StarFailure, StarHost, StarOutcome, StarReply};
-use crate::command::Meta;
+use crate::command::{Meta, StarCommand};
 use crate::metrics::Recorder;
-use crate::shared::Shared;
 use starwire_protocol::code;
 use starwire_protocol::star::{
     self, CallHead, EndHead, Keep, LAST, PlanHash, REPLY_BYTES, ReplyHead, SESSION_AT, TRACE, UNKNOWN_PLAN,
 };
-
-/// News for the shard that owns a call's connection.
-pub enum StarCommand<H: Host> {
-    /// A run ended.
-    Done { ticket: Ticket, outcome: StarOutcome<<H::Star as StarHost>::Value> },
-    /// Whether there is a plan that the caller's session may use as well.
-    Adopted { ticket: Ticket, adopted: Result<Option<FoundPlan<H>>, StarFailure> },
-    /// Plans have left the table.
-    Forget,
-}
 
 /// The reply to a request of star calls.
 pub struct Answer {
@@ -54,7 +43,7 @@ struct InFlight<H: Host> {
 
 enum Stage<H: Host> {
     /// Its session has not used the plan yet: the owner is asked whether it may.
-    Asking(Request),
+    Asking(Request, PlanHash),
     Running(Served<H>, Option<<H::Star as StarHost>::Run>),
 }
 
@@ -76,7 +65,7 @@ struct Ran {
 }
 
 pub struct StarShard<H: Host> {
-    shared: Arc<Shared<H>>,
+    server: Arc<StarServer<H>>,
     steps: Steps<<H::Star as StarHost>::Value>,
     calls: HashMap<(u64, u64), InFlight<H>>,
     /// Plans by session, as the shared table had them when it was of this generation.
@@ -87,25 +76,21 @@ pub struct StarShard<H: Host> {
 }
 
 impl<H: Host> StarShard<H> {
-    /// None: the owner serves no star calls.
-    pub fn new(shared: &Arc<Shared<H>>) -> Option<Self> {
-        let generation = shared.star.as_ref()?.generation.load(Ordering::Acquire);
-        let config = &shared.config.star;
-        Some(Self {
+    pub fn new(server: Arc<StarServer<H>>) -> Self {
+        let config = &server.shared.config.star;
+        Self {
             steps: Steps::new(config.steps),
             calls: HashMap::new(),
             known: HashMap::new(),
-            generation,
+            generation: server.generation.load(Ordering::Acquire),
             inline: config.inline,
             next_tick: Instant::now(),
-            shared: shared.clone(),
-        })
+            server,
+        }
     }
 
     pub fn peer_came(&mut self, conn: u64, task: &str, incarnation: u64) {
-        if let Some(star) = &self.shared.star {
-            self.steps.peer_came(conn, star.accounts.of(task, incarnation));
-        }
+        self.steps.peer_came(conn, self.server.accounts.of(task, incarnation));
     }
 
     /// After the cancellations of its calls.
@@ -127,7 +112,7 @@ impl<H: Host> StarShard<H> {
             star::CALL => self.call(ticket, body, now).map(|()| None),
             star::REGISTER => {
                 let peer = self.steps.name(ticket.conn).unwrap_or("a disconnected worker");
-                self.shared.star_register(ticket, peer, body).map(|()| None)
+                self.server.register(ticket, peer, body).map(|()| None)
             }
             _ => self.end_step(ticket.conn, body.meta(), metrics).map(|()| Some(Meta::of(b""))),
         };
@@ -147,7 +132,7 @@ impl<H: Host> StarShard<H> {
     fn call(&mut self, ticket: Ticket, body: Box<InBody>, now: Instant) -> Result<(), StarFailure> {
         self.tick(now);
         let (head, table) = CallHead::read(body.meta()).map_err(|error| StarFailure::malformed(error.to_string()))?;
-        self.shared.star_check_incarnation(head.incarnation)?;
+        self.server.check_incarnation(head.incarnation)?;
         // Free again on the connection since the call was cancelled, but its run is not over.
         if self.calls.contains_key(&(ticket.conn, ticket.id)) {
             return Err(StarFailure::malformed(format!("starwire: malformed star call: id {} is in use", ticket.id)));
@@ -165,7 +150,7 @@ impl<H: Host> StarShard<H> {
             Some(plan) => self.run(ticket, step, request, plan),
             None => {
                 self.ask(ticket, &request, hash);
-                Stage::Asking(request)
+                Stage::Asking(request, hash)
             }
         };
         let call = InFlight { step, on_record, last, arrived: now, bytes, cancelled: false, stage };
@@ -175,9 +160,8 @@ impl<H: Host> StarShard<H> {
 
     /// The plan as this session may use it.
     fn find(&mut self, session: &[u8], hash: &PlanHash, time: Duration) -> Option<Served<H>> {
-        let star = self.shared.star.as_ref()?;
         // Before the look at the table: what leaves it later changes the generation once more.
-        let generation = star.generation.load(Ordering::Acquire);
+        let generation = self.server.generation.load(Ordering::Acquire);
         if self.generation != generation {
             self.known.clear();
             self.generation = generation;
@@ -186,7 +170,7 @@ impl<H: Host> StarShard<H> {
             found.note_use(time);
             return Some(found.plan.clone());
         }
-        let found = star.find(session, hash)?;
+        let found = self.server.find(session, hash)?;
         let plan = found.plan.clone();
         self.known.entry(session.into()).or_default().insert(*hash, found);
         Some(plan)
@@ -194,10 +178,10 @@ impl<H: Host> StarShard<H> {
 
     /// Whether the session exists is a question that may block.
     fn ask(&self, ticket: Ticket, request: &Request, hash: PlanHash) {
-        let Some(host) = self.shared.host.star() else { return };
+        let Some(host) = self.server.host() else { return };
         let session: Box<[u8]> = request.body.meta()[request.session.clone()].into();
-        let shared = self.shared.clone();
-        host.spawn(Box::new(move || shared.star_adopt(ticket, &session, &hash)));
+        let server = self.server.clone();
+        host.spawn(Box::new(move || server.adopt(ticket, &session, &hash)));
     }
 
     fn run(&self, ticket: Ticket, step: i64, request: Request, plan: Served<H>) -> Stage<H> {
@@ -207,7 +191,7 @@ impl<H: Host> StarShard<H> {
         let short = self.inline * TOO_LONG;
         let call =
             StarCall { ticket, plan: &plan.plan, step, keeps, trace, inline, short, slots, body, session, table };
-        let run = self.shared.host.star().and_then(|host| host.run(call));
+        let run = self.server.host().and_then(|host| host.run(call));
         Stage::Running(plan, run)
     }
 
@@ -215,7 +199,7 @@ impl<H: Host> StarShard<H> {
     pub fn cancelled(&mut self, ticket: Ticket) {
         let Some(call) = self.calls.get_mut(&(ticket.conn, ticket.id)) else { return };
         call.cancelled = true;
-        if let (Stage::Running(_, Some(run)), Some(host)) = (&call.stage, self.shared.host.star()) {
+        if let (Stage::Running(_, Some(run)), Some(host)) = (&call.stage, self.server.host()) {
             host.cancel(run);
         }
     }
@@ -223,7 +207,7 @@ impl<H: Host> StarShard<H> {
     pub fn execute(&mut self, command: StarCommand<H>, now: Instant, metrics: &Recorder) -> Option<(u64, Answer)> {
         let (ticket, answer) = match command {
             StarCommand::Done { ticket, outcome } => (ticket, self.done(ticket, outcome, now, metrics)),
-            StarCommand::Adopted { ticket, adopted } => (ticket, self.adopted(ticket, adopted, metrics)),
+            StarCommand::Adopted { ticket, result } => (ticket, self.adopted(ticket, result, now, metrics)),
             StarCommand::Forget => {
                 self.known.clear();
                 return None;
@@ -274,17 +258,22 @@ impl<H: Host> StarShard<H> {
     fn adopted(
         &mut self,
         ticket: Ticket,
-        adopted: Result<Option<FoundPlan<H>>, StarFailure>,
+        result: Result<(), StarFailure>,
+        now: Instant,
         metrics: &Recorder,
     ) -> Option<Answer> {
         let mut call = self.calls.remove(&(ticket.conn, ticket.id))?;
-        let found = match adopted {
-            Ok(_) if call.cancelled => Err(StarFailure::new(code::CANCELLED, "cancelled before it was started")),
-            found => found,
+        let found = match (result, &call.stage) {
+            (Ok(()), _) if call.cancelled => Err(StarFailure::new(code::CANCELLED, "cancelled before it was started")),
+            (Ok(()), Stage::Asking(request, hash)) => {
+                Ok(self.find(&request.body.meta()[request.session.clone()], hash, self.time(now)))
+            }
+            (Ok(()), Stage::Running(..)) => Ok(None),
+            (Err(failure), _) => Err(failure),
         };
         match (found, call.stage) {
-            (Ok(Some(found)), Stage::Asking(request)) => {
-                call.stage = self.run(ticket, call.step, request, found.plan);
+            (Ok(Some(plan)), Stage::Asking(request, _)) => {
+                call.stage = self.run(ticket, call.step, request, plan);
                 self.calls.insert((ticket.conn, ticket.id), call);
                 None
             }
@@ -325,14 +314,14 @@ impl<H: Host> StarShard<H> {
     }
 
     fn time(&self, now: Instant) -> Duration {
-        self.shared.star.as_ref().map_or(Duration::ZERO, |star| star.time(now))
+        self.server.time(now)
     }
 
     /// Drops plans that were not used for too long, while there are calls.
     fn tick(&mut self, now: Instant) {
         if now >= self.next_tick {
             self.next_tick = now + TICK;
-            self.shared.star_tick(now);
+            self.server.tick(now);
         }
     }
 
@@ -344,7 +333,7 @@ impl<H: Host> StarShard<H> {
     /// The shard is over: cancels what still runs.
     pub fn stop(self) {
         for call in self.calls.into_values() {
-            if let (Stage::Running(_, Some(run)), Some(host)) = (&call.stage, self.shared.host.star()) {
+            if let (Stage::Running(_, Some(run)), Some(host)) = (&call.stage, self.server.host()) {
                 host.cancel(run);
             }
         }

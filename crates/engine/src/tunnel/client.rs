@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub struct TunnelListeners {
     /// By the address in the ClusterSpec.
     open: Mutex<HashMap<String, SocketAddr>>,
-    next_stream: AtomicU64,
+    next_stream: Arc<AtomicU64>,
 }
 
 /// The server that a listener forwards to.
@@ -65,13 +65,21 @@ impl TunnelListeners {
         listener.set_nonblocking(true)?;
         let at = listener.local_addr()?;
         let control = shared.control.get().ok_or(io::ErrorKind::NotConnected)?;
-        control.run(serve(listener, at, to, Arc::downgrade(shared))).map_err(io::Error::other)?;
+        control
+            .run(serve(listener, at, to, Arc::downgrade(shared), self.next_stream.clone()))
+            .map_err(io::Error::other)?;
         open.insert(grpc_address.to_owned(), at);
         Ok(at)
     }
 }
 
-async fn serve<H: Host>(listener: std::net::TcpListener, at: SocketAddr, to: Destination<H>, shared: Weak<Shared<H>>) {
+async fn serve<H: Host>(
+    listener: std::net::TcpListener,
+    at: SocketAddr,
+    to: Destination<H>,
+    shared: Weak<Shared<H>>,
+    next_stream: Arc<AtomicU64>,
+) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     loop {
         let Ok((client, from)) = listener.accept().await else {
@@ -81,26 +89,27 @@ async fn serve<H: Host>(listener: std::net::TcpListener, at: SocketAddr, to: Des
         let Some(shared) = shared.upgrade() else { return };
         match loopback::is_ours(from, at) {
             // Errors of a client's connection are the client's.
-            Ok(true) => drop(tokio::spawn(carry(shared, client, to.clone()))),
-            Ok(false) => shared.log_intruder("it belongs to another user"),
-            Err(error) => shared.log_intruder(&format!("whose it is cannot be found out: {error}")),
+            Ok(true) => {
+                let number = next_stream.fetch_add(1, Ordering::Relaxed);
+                drop(tokio::spawn(carry(shared, client, to.clone(), number)));
+            }
+            Ok(false) => log_intruder(&shared, "it belongs to another user"),
+            Err(error) => log_intruder(&shared, &format!("whose it is cannot be found out: {error}")),
         }
     }
 }
 
-impl<H: Host> Shared<H> {
-    fn log_intruder(&self, why: &str) {
-        if self.log_limiter.allows("local client of TensorFlow's gRPC", Instant::now()) {
-            let line = format!(
-                "starwire: refused a local connection that would speak gRPC in this task's name: {why} (repeats are suppressed for a minute)"
-            );
-            self.host.log(Level::Warning, &line);
-        }
+fn log_intruder<H: Host>(shared: &Shared<H>, why: &str) {
+    if shared.log_limiter.allows("local client of TensorFlow's gRPC", Instant::now()) {
+        let line = format!(
+            "starwire: refused a local connection that would speak gRPC in this task's name: {why} (repeats are suppressed for a minute)"
+        );
+        shared.host.log(Level::Warning, &line);
     }
 }
 
 /// Connects a client with TensorFlow's server until both have ended their sides, or one of them is gone.
-async fn carry<H: Host>(shared: Arc<Shared<H>>, client: TcpStream, to: Destination<H>) -> io::Result<()> {
+async fn carry<H: Host>(shared: Arc<Shared<H>>, client: TcpStream, to: Destination<H>, number: u64) -> io::Result<()> {
     let channel = match to {
         Destination::Task(channel) => channel,
         Destination::Own => {
@@ -110,7 +119,6 @@ async fn carry<H: Host>(shared: Arc<Shared<H>>, client: TcpStream, to: Destinati
             return grpc_proxy::proxy(client, &behind.socket).await;
         }
     };
-    let number = shared.tunnel_listeners.next_stream.fetch_add(1, Ordering::Relaxed);
     drop(shared);
     let tunnel = Tunnel { channel, number };
     if let Err(Failure { code, message }) = tunnel.ask(Request::Open).await {

@@ -9,4 +9,4 @@ mod client;
 mod server;
 
 pub use client::{Destination, TunnelListeners};
-pub use server::TunnelStreams;
+pub use server::TunnelServer;

@@ -22,7 +22,8 @@ const MOST_STREAMS: usize = 64;
 type Key = (u64, u64);
 
 /// The streams of all connections.
-pub struct TunnelStreams<H: Host> {
+pub struct TunnelServer<H: Host> {
+    shared: Arc<Shared<H>>,
     streams: Mutex<HashMap<Key, Stream<H>>>,
 }
 
@@ -33,13 +34,11 @@ struct Stream<H: Host> {
     _open: oneshot::Sender<()>,
 }
 
-impl<H: Host> Default for TunnelStreams<H> {
-    fn default() -> Self {
-        Self { streams: Mutex::new(HashMap::new()) }
+impl<H: Host> TunnelServer<H> {
+    pub fn new(shared: Arc<Shared<H>>) -> Self {
+        Self { shared, streams: Mutex::new(HashMap::new()) }
     }
-}
 
-impl<H: Host> TunnelStreams<H> {
     pub fn peer_gone(&self, conn: u64) {
         self.lock().retain(|(of, _), _| *of != conn);
     }
@@ -47,12 +46,10 @@ impl<H: Host> TunnelStreams<H> {
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Stream<H>>> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl<H: Host> Shared<H> {
     /// A peer's call for a stream.
-    pub(crate) fn tunnel(self: &Arc<Self>, ticket: Ticket, meta: &[u8]) {
-        let asked = Asked { shared: Arc::downgrade(self), ticket, is_answered: false };
+    pub fn call(self: &Arc<Self>, ticket: Ticket, meta: &[u8]) {
+        let asked = Asked { shared: Arc::downgrade(&self.shared), ticket, is_answered: false };
         let Some((number, request)) = read(meta) else {
             return asked.refuse(code::INVALID_ARGUMENT, "malformed metadata of a tunnel's call");
         };
@@ -64,7 +61,7 @@ impl<H: Host> Shared<H> {
             Request::End => self.pass(key, |stream| stream.sends.try_send((asked, Vec::new())).is_ok()),
             Request::Receive => self.pass(key, |stream| stream.receives.try_send(asked).is_ok()),
             Request::Close => {
-                self.tunnel_streams.lock().remove(&key);
+                self.lock().remove(&key);
                 asked.answer(&[]);
             }
         }
@@ -73,14 +70,14 @@ impl<H: Host> Shared<H> {
     /// Passes a request on to its stream. One that comes before the last was answered ends the stream, and whatever
     /// cannot be passed on says so when it is dropped.
     fn pass(&self, key: Key, to: impl FnOnce(&Stream<H>) -> bool) {
-        let mut streams = self.tunnel_streams.lock();
+        let mut streams = self.lock();
         if streams.get(&key).is_some_and(|stream| !to(stream)) {
             streams.remove(&key);
         }
     }
 
     fn open_stream(self: &Arc<Self>, key: Key, asked: Asked<H>) {
-        let Some(control) = self.control.get() else { return };
+        let Some(control) = self.shared.control.get() else { return };
         let Some(behind) = control.behind().filter(|behind| behind.is_open_to_tunnels) else {
             let why = ControlError::NoGrpc.to_string();
             return asked.refuse(code::PERMISSION_DENIED, &why);
@@ -89,7 +86,7 @@ impl<H: Host> Shared<H> {
         let (receives, wanted) = mpsc::channel(1);
         let (open, closed) = oneshot::channel();
         {
-            let mut streams = self.tunnel_streams.lock();
+            let mut streams = self.lock();
             if streams.keys().filter(|(conn, _)| *conn == key.0).count() >= MOST_STREAMS {
                 return asked.refuse(code::RESOURCE_EXHAUSTED, "the connection has too many tunnels");
             }
@@ -98,20 +95,20 @@ impl<H: Host> Shared<H> {
             }
             streams.insert(key, Stream { sends, receives, _open: open });
         }
-        let shared = Arc::downgrade(self);
+        let server = Arc::downgrade(self);
         let served = async move {
             tokio::select! {
                 // An error was told to the peer by the call that it concerned.
                 _ = serve(behind, asked, sent, wanted) => {}
                 _ = closed => {}
             }
-            if let Some(shared) = shared.upgrade() {
-                shared.tunnel_streams.lock().remove(&key);
+            if let Some(server) = server.upgrade() {
+                server.lock().remove(&key);
             }
         };
         match control.run(served) {
-            Ok(()) => self.metrics.count(|cells| cells.grpc_connections.add(1)),
-            Err(_) => drop(self.tunnel_streams.lock().remove(&key)),
+            Ok(()) => self.shared.metrics.count(|cells| cells.grpc_connections.add(1)),
+            Err(_) => drop(self.lock().remove(&key)),
         }
     }
 }
