@@ -28,12 +28,13 @@ bool Crosses(const Edge* edge) {
 
 bool HasOrder(const Node& node) { return node.type_string() == "AddN" && node.num_inputs() > 2; }
 
+void PinSum(Node* node) {
+  if (HasOrder(*node) && !IsPinned(*node)) node->AddAttr(kForwardAttr, std::vector<int>{kNever, 0});
+}
+
 void PinSums(tensorflow::Graph* graph) {
   for (Node* node : graph->op_nodes()) {
-    if (!HasOrder(*node) || IsPinned(*node)) continue;
-    if (std::any_of(node->out_edges().begin(), node->out_edges().end(), Crosses)) {
-      node->AddAttr(kForwardAttr, std::vector<int>{kNever, 0});
-    }
+    if (std::any_of(node->out_edges().begin(), node->out_edges().end(), Crosses)) PinSum(node);
   }
 }
 

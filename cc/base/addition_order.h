@@ -11,10 +11,13 @@ namespace starwire {
 // Whether the bits of the node's result may depend on the order of its inputs.
 bool HasOrder(const tensorflow::Node& node);
 
-// Of a placed graph: no sum that goes to another task takes the buffer of an input.
+// A sum that is about to go to an operation of ours instead of another task takes the buffer of no input.
+void PinSum(tensorflow::Node* node);
+
+// The same for all sums of a placed graph that go to other tasks.
 void PinSums(tensorflow::Graph* graph);
 
-// Whether PinSums() has pinned this node.
+// Whether this node was pinned.
 bool IsPinned(const tensorflow::Node& node);
 
 }  // namespace starwire

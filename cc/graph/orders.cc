@@ -55,6 +55,8 @@ Status CopyForOthers(Graph* graph, Node* node, int output, FreeNames* names, Nod
     graph->AddEdge(made, 0, taker, input);
   }
   graph->AddEdge(node, output, made, 0);
+  // It no longer goes there itself.
+  PinSum(node);
   *copy = made;
   return OkStatus();
 }
@@ -64,8 +66,6 @@ Status CopyForOthers(Graph* graph, Node* node, int output, FreeNames* names, Nod
 Status OrderReads(Graph* graph) {
   GraphDescription description(*graph);
   if (!description.crosses()) return OkStatus();
-  // A sum that is copied for other tasks does not go there itself.
-  PinSums(graph);
   description.FindFeeds();
   const sw_plan_graph view = description.ForPlanner();
   StarOrdersHandle orders;

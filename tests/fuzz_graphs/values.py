@@ -169,6 +169,9 @@ def add_n(g, dev, v):
     for _ in range(g.rng.choice((1, 2, 2, 2, 3, 9))):
         one = g.want(v.dtype, v.shape, dev)
         inputs.append(constant(g, v.dtype, v.shape, dev) if g.chance(0.5) else g.emit("Square", dev, {"x": one}, out=[(v.dtype, v.shape)], pool=False)[0])
+    for one in inputs:
+        # If it is fed, whether its buffer is free is a race.
+        one.feedable = False
     g.rng.shuffle(inputs)
     return g.emit("AddN", dev, {"inputs": inputs}, out=[(v.dtype, v.shape)])
 
