@@ -73,16 +73,18 @@ impl<H: Host> Shard<H> {
     pub fn run(&mut self) {
         // The owner learns that this thread is a reactor before any other callback.
         self.shared.host.round_end();
-        while !self.is_finished() {
+        loop {
+            let now = Instant::now();
+            if self.is_finished(now) {
+                return self.end();
+            }
             if self.shared.frozen.load(Ordering::Acquire) {
                 return self.freeze();
             }
-            let now = Instant::now();
             self.work(now);
             self.wait(now);
             self.complete(Instant::now());
         }
-        self.end();
     }
 
     /// After the loop.
@@ -133,8 +135,8 @@ impl<H: Host> Shard<H> {
         self.close_mailbox();
     }
 
-    pub fn is_finished(&self) -> bool {
-        self.stopping.is_some_and(|until| self.links.is_empty() || Instant::now() >= until)
+    pub fn is_finished(&self, now: Instant) -> bool {
+        self.stopping.is_some_and(|until| self.links.is_empty() || now >= until)
     }
 
     /// The process is exiting: makes no callbacks and frees nothing, because memory that callbacks own may be gone.
@@ -162,7 +164,7 @@ impl<H: Host> Shard<H> {
 
     fn wait(&mut self, now: Instant) {
         // A stopped reactor with nothing to close ends at once.
-        let has_work = !self.queue.is_empty() || !self.mailbox.is_empty() || self.is_finished();
+        let has_work = !self.queue.is_empty() || !self.mailbox.is_empty() || self.is_finished(now);
         let until = if has_work { Some(now) } else { self.next_due() };
         self.waiter.wait(&mut self.links, &mut self.mailbox, now, until);
     }

@@ -1,9 +1,10 @@
 //! Whole engines in virtual time: reactors of several tasks in one thread, over a simulated network.
 //!
 //! Requests of random sizes between all tasks, with random limits, while connections stall and break, pairs of tasks
-//! are cut off from each other, and tasks pause, stop and start again. Each request ends once, with the right bytes
-//! or an error that fits; a call is executed at most once; after the faults, requests succeed; what a stopped task had
-//! is released.
+//! are cut off from each other, and tasks pause, stop and start again. Each request ends once, in time, with the right
+//! bytes or an error that fits; a call is executed at most once; after the faults, requests succeed; what a stopped
+//! task had is released. Without such faults, no request fails, and no connection is lost: not even if tasks stop in
+//! order, or the whole machine stalls.
 
 #[allow(unsafe_code)]
 mod net;
@@ -24,17 +25,29 @@ use crate::command::{Command, Meta, NewCall, NewRecv};
 use crate::config::{Config, DataAddress, HostPort, Identity, MapEnv};
 use crate::keys::shard_of;
 use crate::links::Services;
+use crate::metrics::Value;
 use crate::peers::Peer;
 use crate::random::Random;
 use crate::shard::Shard;
 use crate::shared::Shared;
 use net::{Net, SimDriver};
-use owner::{Ledger, Owner, Request, Unanswered, payload, value};
+use owner::{Ledger, Open, Owner, Request, Unanswered, payload, value};
 use starwire_net::reactor::mailbox::{EventWaker, mailbox};
 use starwire_protocol::{Secret, code};
 
 /// Until all requests have ended after the last fault: connections that hang are noticed, back-off, handshakes.
 const RECOVERY: Duration = Duration::from_secs(60);
+
+/// What happens beside requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Weather {
+    /// Everything.
+    Faults,
+    /// The machine stands still now and then. All connections are open before.
+    Stalls,
+    /// Tasks stop in order, and start again.
+    Restarts,
+}
 
 struct Task {
     shared: Arc<Shared<Owner>>,
@@ -46,7 +59,11 @@ struct Task {
     pauses_until: Instant,
 }
 
+/// A request may end so long after its deadline.
+const LATE: Duration = Duration::from_secs(1);
+
 struct World {
+    weather: Weather,
     net: Rc<RefCell<Net>>,
     now: Instant,
     ledger: Arc<Mutex<Ledger>>,
@@ -76,10 +93,17 @@ impl World {
             ("STARWIRE_KEEPALIVE_TIMEOUT_MS", some(&[500, 3000, 15_000])),
             ("NETWORK_MAX_CONNECTION_TIMEOUT", some(&[500, 2000, 10_000])),
         ];
+        let weather = match random.below(4) {
+            0 => Weather::Stalls,
+            1 => Weather::Restarts,
+            _ => Weather::Faults,
+        };
         let has_secret = random.below(3) == 0;
         let tasks = 2 + random.below(3) as usize;
         let net = Rc::new(RefCell::new(Net::new(random, now)));
+        net.borrow_mut().is_faulty = weather == Weather::Faults;
         let mut world = Self {
+            weather,
             net,
             now,
             ledger: Arc::default(),
@@ -128,7 +152,8 @@ impl World {
             let (sender, receiver) = mailbox(EventWaker::of(&*driver).unwrap());
             senders.push(sender);
             // So many that only some seeds evict.
-            let admission = Admission::new(1 + self.below(20) as usize, self.now);
+            let least = if self.weather == Weather::Faults { 1 } else { 100 };
+            let admission = Admission::new(least + self.below(20) as usize, self.now);
             shards.push(Shard::new(index, shared.clone(), services.clone(), driver, receiver, admission));
         }
         let _ = shared.senders.set(senders);
@@ -158,7 +183,10 @@ impl World {
             1 => (0, true),
             _ => (0, false),
         };
-        self.ledger.lock().unwrap().open.insert(id, false);
+        // It begins to count when the task runs again.
+        let begins = self.now.max(self.tasks[from].pauses_until);
+        let due = (deadline_ms > 0 && !is_recv).then(|| begins + Duration::from_millis(deadline_ms.into()));
+        self.ledger.lock().unwrap().open.insert(id, Open { is_cancelled: false, due });
         let request = |meta, parts| Request { id, ledger: self.ledger.clone(), meta, parts, refuses };
         let task = &self.tasks[from];
         let number = if is_recv && !must_succeed {
@@ -183,8 +211,8 @@ impl World {
         }
         let at = self.below(self.tasks[from].started.len() as u64) as usize;
         let (to, number, id) = self.tasks[from].started.swap_remove(at);
-        if let Some(is_cancelled) = self.ledger.lock().unwrap().open.get_mut(&id) {
-            *is_cancelled = true;
+        if let Some(open) = self.ledger.lock().unwrap().open.get_mut(&id) {
+            open.is_cancelled = true;
             self.tasks[from].channels[to].cancel(number, 1, "cancelled by the test".into());
         }
     }
@@ -239,12 +267,27 @@ impl World {
         let tasks = self.tasks.len() as u64;
         let (a, b) = (self.below(tasks) as usize, self.below(tasks) as usize);
         match self.below(20) {
+            0..3 if self.weather == Weather::Stalls => {
+                self.now += self.millis(30_000);
+                self.net.borrow_mut().now = self.now;
+            }
+            0..3 if self.weather == Weather::Restarts => {
+                // A client that stops in the middle of a handshake is a loss for a server that is done with it.
+                let until = self.now + Duration::from_secs(1);
+                while self.now < until {
+                    self.pass(until);
+                }
+                self.restart(a);
+            }
+            _ if self.weather != Weather::Faults => {}
             0..4 => self.net.borrow_mut().reset_one(),
             4..6 => {
                 let until = self.now + self.millis(20_000);
                 self.net.borrow_mut().cut(a, b, until);
             }
-            6 => self.tasks[a].pauses_until = self.now + self.millis(10_000),
+            6 if self.tasks[a].pauses_until <= self.now => {
+                self.tasks[a].pauses_until = self.now + self.millis(10_000);
+            }
             7 => self.restart(a),
             _ => {}
         }
@@ -252,7 +295,7 @@ impl World {
 
     /// A task stops in order, or dies; then it starts again.
     fn restart(&mut self, task: usize) {
-        if self.below(2) == 0 {
+        if self.weather == Weather::Restarts || self.below(2) == 0 {
             self.stop(task);
             self.check_end(task);
         } else {
@@ -268,11 +311,25 @@ impl World {
         let shards = self.tasks[task].shards.len();
         (0..shards).for_each(|shard| self.tasks[task].shared.send(shard, Command::Stop));
         let until = self.now + Duration::from_secs(3);
-        while self.now < until && !self.tasks[task].shards.iter().all(Shard::is_finished) {
+        while self.now < until && !self.tasks[task].shards.iter().all(|shard| shard.is_finished(self.now)) {
             self.pass(until);
             self.run(task);
         }
         self.tasks[task].shards.iter_mut().for_each(Shard::end);
+    }
+
+    /// Requests between all tasks succeed, and all others end.
+    fn request_all(&mut self) {
+        let tasks = self.tasks.len();
+        for from in 0..tasks {
+            (0..tasks).for_each(|to| self.request(from, to, true));
+        }
+        let until = self.now + RECOVERY;
+        while !self.ledger.lock().unwrap().open.is_empty() {
+            assert!(self.now < until, "requests that do not end: {:?}", self.ledger.lock().unwrap().open.keys());
+            (0..tasks).for_each(|task| self.answer(task, true));
+            self.pass(until);
+        }
     }
 
     /// A task that was stopped has nothing any more.
@@ -280,7 +337,21 @@ impl World {
         let host = &self.tasks[task].shared.host;
         assert_eq!(host.state.lock().unwrap().connections, 0, "connections that did not end");
         assert_eq!(host.keys.load(Ordering::Relaxed), 0, "keys");
+        let losses = self.tasks[task].shared.metrics.snapshot();
+        let losses = losses.iter().find(|sample| sample.description.name == "starwire_losses_total").unwrap();
+        assert!(self.weather == Weather::Faults || losses.value == Value::Counter(0), "{:?}", losses.value);
         self.check_requests(task);
+    }
+
+    /// No request waits for longer than it should, unless its task stands still.
+    fn check_deadlines(&self) {
+        let ledger = self.ledger.lock().unwrap();
+        for task in self.tasks.iter().filter(|task| task.pauses_until + LATE <= self.now) {
+            let open = task.started.iter().filter_map(|(_, _, id)| ledger.open.get(id).map(|open| (id, open)));
+            for (id, Open { due, .. }) in open {
+                assert!(due.is_none_or(|due| self.now < due + LATE), "request {id} has not ended in time");
+            }
+        }
     }
 
     /// The requests of a task without reactors have ended, and its payloads are released.
@@ -304,6 +375,9 @@ fn open(shared: &Arc<Shared<Owner>>, channels: &mut Channels, task: usize) -> Ch
 fn simulate(seed: u64, rounds: u64) -> BTreeMap<i32, u64> {
     let mut world = World::new(seed);
     let tasks = world.tasks.len() as u64;
+    if world.weather == Weather::Stalls {
+        world.request_all();
+    }
     for _ in 0..rounds {
         match world.below(10) {
             0..5 => {
@@ -315,26 +389,23 @@ fn simulate(seed: u64, rounds: u64) -> BTreeMap<i32, u64> {
             _ => world.fault(),
         }
         let until = world.now + world.millis(if world.below(20) == 0 { 2000 } else { 20 });
+        // At least once: all requests are started.
+        world.pass(until);
         while world.now < until {
             world.pass(until);
         }
+        world.check_deadlines();
     }
     world.net.borrow_mut().heal();
     world.tasks.iter_mut().for_each(|task| task.pauses_until = world.now);
-    for from in 0..tasks as usize {
-        (0..tasks as usize).for_each(|to| world.request(from, to, true));
-    }
-    let until = world.now + RECOVERY;
-    while !world.ledger.lock().unwrap().open.is_empty() {
-        assert!(world.now < until, "seed {seed}: requests that do not end: {:?}", world.ledger.lock().unwrap().open);
-        (0..tasks as usize).for_each(|task| world.answer(task, true));
-        world.pass(until);
-    }
+    world.request_all();
     for task in 0..tasks as usize {
         world.stop(task);
         world.check_end(task);
     }
-    world.ledger.lock().unwrap().ended.clone()
+    let ended = world.ledger.lock().unwrap().ended.clone();
+    assert!(world.weather != Weather::Stalls || !ended.contains_key(&code::UNAVAILABLE), "{ended:?}");
+    ended
 }
 
 /// Names the seed of a simulation that fails.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use crate::api::{Buffers, Host, IncomingCall, Level, Op, OutPayload, RecvRequest, Ticket};
 use starwire_protocol::{Failure, Outcome, code};
@@ -15,11 +16,17 @@ pub struct Unanswered {
     pub parts: Vec<Vec<u8>>,
 }
 
+/// A request that has not ended.
+#[derive(Debug)]
+pub struct Open {
+    pub is_cancelled: bool,
+    pub due: Option<Instant>,
+}
+
 /// What all owners of a simulation know.
 #[derive(Default)]
 pub struct Ledger {
-    /// Requests that have not ended, and whether each was cancelled.
-    pub open: BTreeMap<u64, bool>,
+    pub open: BTreeMap<u64, Open>,
     /// Calls that a server has got.
     pub executed: HashSet<Vec<u8>>,
     pub ended: BTreeMap<i32, u64>,
@@ -155,8 +162,9 @@ impl Op for Request {
     }
 
     fn done(self, outcome: &Outcome<'_>, buffers: Buffers) {
-        let mut ledger = self.ledger.lock().unwrap();
-        let was_cancelled = ledger.open.remove(&self.id).expect("a request ends once");
+        // Poisoned: the simulation has failed.
+        let Ok(mut ledger) = self.ledger.lock() else { return };
+        let was_cancelled = ledger.open.remove(&self.id).expect("a request ends once").is_cancelled;
         let code = match outcome {
             Outcome::Ok { meta } => {
                 assert!(!self.refuses || self.parts.is_empty());

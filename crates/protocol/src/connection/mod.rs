@@ -49,7 +49,8 @@ pub struct Connection<O: Owner> {
     parting: Option<String>,
     born: Instant,
     last_received: Instant,
-    ping_sent: Option<Instant>,
+    /// A PING was sent: the quarters of the timeout that have passed, and when the next one ends.
+    ping_sent: Option<(u32, Instant)>,
     pings: u64,
     /// Server: the client proposed a move; it may do so once.
     move_seen: bool,
@@ -502,7 +503,7 @@ impl<O: Owner> Connection<O> {
             return None;
         }
         Some(match self.ping_sent {
-            Some(sent) => sent + self.settings.keepalive_timeout,
+            Some((_, at)) => at,
             None => self.last_received + self.settings.keepalive_interval,
         })
     }
@@ -519,16 +520,23 @@ impl<O: Owner> Connection<O> {
                 return Err(ConnectionError::HandshakeTimeout { waited: waited(self.born) });
             }
         } else if let Some(at) = self.keepalive_at().filter(|at| *at <= now) {
-            // A timer that fires much too late means that this process was suspended: the peer's answer may be in the
-            // socket. Send another PING.
-            let stalled = now.saturating_duration_since(at) > self.settings.keepalive_timeout / 2;
-            if self.ping_sent.is_some() && !stalled {
-                return Err(ConnectionError::PeerSilent { waited: waited(self.last_received) });
-            }
-            self.slim();
-            self.pings += 1;
-            self.out.ping(self.pings);
-            self.ping_sent = Some(now);
+            // A timer that fires much too late means that this process was suspended, and the peer perhaps with it: the
+            // answer may be in the socket, or on its way. Then the wait begins again, with another PING.
+            let quarter = self.settings.keepalive_timeout / 4;
+            let was_suspended = now.saturating_duration_since(at) > quarter;
+            let passed = match self.ping_sent {
+                Some((3, _)) if !was_suspended => {
+                    return Err(ConnectionError::PeerSilent { waited: waited(self.last_received) });
+                }
+                Some((passed, _)) if !was_suspended => passed + 1,
+                _ => {
+                    self.slim();
+                    self.pings += 1;
+                    self.out.ping(self.pings);
+                    0
+                }
+            };
+            self.ping_sent = Some((passed, now + quarter));
         }
         if self.unblocked {
             self.send_waiting(now);

@@ -373,6 +373,27 @@ fn p11_a_stall_of_our_own_is_not_taken_for_the_peers_silence() {
     assert_healthy(&pair);
 }
 
+/// A PING of the client is on its way, or its PONG, when the machine stalls, however long.
+#[test]
+fn p11_a_stall_of_both_sides_is_not_taken_for_silence() {
+    const STEP: u64 = 50;
+    for stall in (100..9000).step_by(130) {
+        for slow in (0..1500).step_by(130) {
+            let mut pair = Pair::ready();
+            for _ in 0..(1000 + slow) / STEP {
+                pair.advance(Duration::from_millis(STEP));
+                while pair.client.send(pair.now, &mut pair.to_server) {}
+            }
+            pair.advance(Duration::from_millis(stall));
+            for _ in 0..100 {
+                pair.advance(Duration::from_millis(STEP));
+                pair.run();
+            }
+            assert!(pair.client.error.is_none() && pair.server.error.is_none(), "{slow} {stall}");
+        }
+    }
+}
+
 #[test]
 fn p12_a_malformed_key_refuses_its_requests_only() {
     let mut pair = Pair::ready();
