@@ -172,6 +172,7 @@ impl World {
             0 => 0,
             1 => self.below(100),
             2 => self.below(20_000),
+            3 if self.below(8) == 0 => self.below(4_000_000),
             3 => self.below(400_000),
             _ => self.below(9000),
         } as usize;

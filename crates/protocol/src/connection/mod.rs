@@ -519,24 +519,20 @@ impl<O: Owner> Connection<O> {
             if now >= self.born + self.settings.handshake_timeout {
                 return Err(ConnectionError::HandshakeTimeout { waited: waited(self.born) });
             }
-        } else if let Some(at) = self.keepalive_at().filter(|at| *at <= now) {
-            // A timer that fires much too late means that this process was suspended, and the peer perhaps with it: the
-            // answer may be in the socket, or on its way. Then the wait begins again, with another PING.
-            let quarter = self.settings.keepalive_timeout / 4;
-            let was_suspended = now.saturating_duration_since(at) > quarter;
+        } else if self.keepalive_at().is_some_and(|at| at <= now) {
+            // If this process was suspended, perhaps with the peer, the answer may be in the socket, or on its way.
+            // Each quarter begins when the last one was noticed, so that a suspension counts for one of them only.
             let passed = match self.ping_sent {
-                Some((3, _)) if !was_suspended => {
-                    return Err(ConnectionError::PeerSilent { waited: waited(self.last_received) });
-                }
-                Some((passed, _)) if !was_suspended => passed + 1,
-                _ => {
+                Some((3, _)) => return Err(ConnectionError::PeerSilent { waited: waited(self.last_received) }),
+                Some((passed, _)) => passed + 1,
+                None => {
                     self.slim();
                     self.pings += 1;
                     self.out.ping(self.pings);
                     0
                 }
             };
-            self.ping_sent = Some((passed, now + quarter));
+            self.ping_sent = Some((passed, now + self.settings.keepalive_timeout / 4));
         }
         if self.unblocked {
             self.send_waiting(now);
