@@ -74,7 +74,7 @@ def convert(g, source, dtype, shape, dev):
     if value.shape != tuple(shape):
         if value.shape:
             value = g.emit("Sum", dev, {"input": value, "axis": lit("int32", list(range(len(value.shape))))}, out=[(value.dtype, ())], alias=True)[0]
-    if dtype == "string" and value.dtype in FLOATS and any("Ftrl" in record["op"] for scope in g.scopes for record in scope.records):
+    if dtype == "string" and value.dtype in FLOATS and any("SparseApply" in record["op"] for scope in g.scopes for record in scope.records):
         value = constant(g, "string", value.shape, dev)  # the sign of a NaN: see remote.py
     elif dtype == "string":
         value = g.emit("AsString", dev, {"input": value}, out=[("string", value.shape)])[0] if value.dtype not in ("uint8", "uint16", "float16", "bfloat16") else constant(g, "string", value.shape, dev)
