@@ -9,17 +9,16 @@
 
 namespace starwire {
 
-// For nodes of which no other graph may have one of the same name, as TensorFlow may share kernels of one name among
-// all graphs of a session: "starwire_WHAT_NUMBER". The numbers begin with one of the clock's: no program has such
-// nodes.
+// Returns "starwire_WHAT_NUMBER", a name that no other graph has: TensorFlow may share kernels of one name among all
+// graphs of a session. The numbers begin with one of the clock's, which no program has.
 std::string NumberedName(const std::string& what);
 
-// For nodes that have the same name on all workers with the same graph.
+// Makes names that are the same on all workers with the same graph.
 class FreeNames {
  public:
   explicit FreeNames(const tensorflow::Graph* graph) : graph_(graph) {}
 
-  // `wanted`, with a number behind it if a node has that name already.
+  // Returns `wanted`, with a number behind it if a node has that name already.
   std::string Take(const std::string& wanted);
 
  private:

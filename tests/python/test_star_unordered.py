@@ -173,6 +173,23 @@ def order_on_the_worker(target):
             return read in [name.lstrip("^") for name in nodes["update_here"].input if name.startswith("^")]
 
 
+def pinned_sums(target):
+    """Returns how many sums that go to the worker may not take the buffer of an input."""
+    with tf.Graph().as_default():
+        with here():
+            parts = [one().placeholder(tf.float32, [2]) * 2.0 for _ in range(3)]
+        with on_ps():
+            total = tf.add_n(parts)
+        with here():
+            result = total * 2.0
+        feeds = {part.op.inputs[0]: [1.0, 2.0] for part in parts}
+        with one().Session(target) as sess:
+            metadata = one().RunMetadata()
+            sess.run(result, feeds, options=one().RunOptions(output_partition_graphs=True), run_metadata=metadata)
+            sums = [node for graph in metadata.partition_graphs for node in graph.node if node.op == "AddN"]
+            return len(sums), sum("_forward_input" in node.attr for node in sums)
+
+
 # Tests. ---------------------------------------------------------------------------------------------------------------
 
 
@@ -202,3 +219,8 @@ def test_a_value_arrives_at_every_task_as_it_was(cluster):
 
 def test_variables_of_the_worker_are_read_first_as_well(cluster):
     assert worker_call(cluster, order_on_the_worker)
+
+
+def test_sums_without_copies_are_tensorflows_own(cluster, protocol):
+    # Sessions with calls pin sums before it is known which of them are left to TensorFlow, as this one is.
+    assert worker_call(cluster, pinned_sums) == (1, 0 if protocol == "grpc++" else 1)

@@ -91,12 +91,12 @@ pub struct Peers<R> {
     channels: NumberMap<u32, Channel<R>>,
     timers: Timers<u32>,
     /// Channels that had an input since their last action was taken.
-    told: VecDeque<u32>,
+    changed: VecDeque<u32>,
 }
 
 impl<R> Default for Peers<R> {
     fn default() -> Self {
-        Self { channels: NumberMap::default(), timers: Timers::default(), told: VecDeque::new() }
+        Self { channels: NumberMap::default(), timers: Timers::default(), changed: VecDeque::new() }
     }
 }
 
@@ -113,17 +113,17 @@ impl<R> Peers<R> {
     pub fn tell(&mut self, channel: u32, input: impl FnOnce(&mut Channel<R>)) {
         if let Some(found) = self.channels.get_mut(&channel) {
             input(found);
-            self.told.push_back(channel);
+            self.changed.push_back(channel);
         }
     }
 
     /// Returns the next action, and its channel.
     pub fn poll(&mut self) -> Option<(u32, Do<R>)> {
-        while let Some(channel) = self.told.front().copied() {
+        while let Some(channel) = self.changed.front().copied() {
             if let Some(action) = self.channels.get_mut(&channel).and_then(Channel::poll) {
                 return Some((channel, action));
             }
-            self.told.pop_front();
+            self.changed.pop_front();
         }
         None
     }
@@ -148,7 +148,7 @@ impl<R> Peers<R> {
     pub fn stop(&mut self, now: Instant) {
         for (number, channel) in &mut self.channels {
             channel.stop(now);
-            self.told.push_back(*number);
+            self.changed.push_back(*number);
         }
     }
 

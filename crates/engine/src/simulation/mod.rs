@@ -40,7 +40,7 @@ const RECOVERY: Duration = Duration::from_secs(60);
 
 /// What happens beside requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Weather {
+enum Scenario {
     /// Everything.
     Faults,
     /// The machine stands still now and then. All connections are open before.
@@ -63,7 +63,7 @@ struct Task {
 const LATE: Duration = Duration::from_secs(1);
 
 struct World {
-    weather: Weather,
+    scenario: Scenario,
     net: Rc<RefCell<Net>>,
     now: Instant,
     ledger: Arc<Mutex<Ledger>>,
@@ -93,17 +93,17 @@ impl World {
             ("STARWIRE_KEEPALIVE_TIMEOUT_MS", some(&[500, 3000, 15_000])),
             ("NETWORK_MAX_CONNECTION_TIMEOUT", some(&[500, 2000, 10_000])),
         ];
-        let weather = match random.below(4) {
-            0 => Weather::Stalls,
-            1 => Weather::Restarts,
-            _ => Weather::Faults,
+        let scenario = match random.below(4) {
+            0 => Scenario::Stalls,
+            1 => Scenario::Restarts,
+            _ => Scenario::Faults,
         };
         let has_secret = random.below(3) == 0;
         let tasks = 2 + random.below(3) as usize;
         let net = Rc::new(RefCell::new(Net::new(random, now)));
-        net.borrow_mut().is_faulty = weather == Weather::Faults;
+        net.borrow_mut().is_faulty = scenario == Scenario::Faults;
         let mut world = Self {
-            weather,
+            scenario,
             net,
             now,
             ledger: Arc::default(),
@@ -152,7 +152,7 @@ impl World {
             let (sender, receiver) = mailbox(EventWaker::of(&*driver).unwrap());
             senders.push(sender);
             // So many that only some seeds evict.
-            let least = if self.weather == Weather::Faults { 1 } else { 100 };
+            let least = if self.scenario == Scenario::Faults { 1 } else { 100 };
             let admission = Admission::new(least + self.below(20) as usize, self.now);
             shards.push(Shard::new(index, shared.clone(), services.clone(), driver, receiver, admission));
         }
@@ -268,11 +268,11 @@ impl World {
         let tasks = self.tasks.len() as u64;
         let (a, b) = (self.below(tasks) as usize, self.below(tasks) as usize);
         match self.below(20) {
-            0..3 if self.weather == Weather::Stalls => {
+            0..3 if self.scenario == Scenario::Stalls => {
                 self.now += self.millis(30_000);
                 self.net.borrow_mut().now = self.now;
             }
-            0..3 if self.weather == Weather::Restarts => {
+            0..3 if self.scenario == Scenario::Restarts => {
                 // A client that stops in the middle of a handshake is a loss for a server that is done with it.
                 let until = self.now + Duration::from_secs(1);
                 while self.now < until {
@@ -280,11 +280,11 @@ impl World {
                 }
                 self.restart(a);
             }
-            _ if self.weather != Weather::Faults => {}
+            _ if self.scenario != Scenario::Faults => {}
             0..4 => self.net.borrow_mut().reset_one(),
             4..6 => {
                 let until = self.now + self.millis(20_000);
-                self.net.borrow_mut().cut(a, b, until);
+                self.net.borrow_mut().partition(a, b, until);
             }
             6 if self.tasks[a].pauses_until <= self.now => {
                 self.tasks[a].pauses_until = self.now + self.millis(10_000);
@@ -296,7 +296,7 @@ impl World {
 
     /// A task stops in order, or dies; then it starts again.
     fn restart(&mut self, task: usize) {
-        if self.weather == Weather::Restarts || self.below(2) == 0 {
+        if self.scenario == Scenario::Restarts || self.below(2) == 0 {
             self.stop(task);
             self.check_end(task);
         } else {
@@ -340,7 +340,7 @@ impl World {
         assert_eq!(host.keys.load(Ordering::Relaxed), 0, "keys");
         let losses = self.tasks[task].shared.metrics.snapshot();
         let losses = losses.iter().find(|sample| sample.description.name == "starwire_losses_total").unwrap();
-        assert!(self.weather == Weather::Faults || losses.value == Value::Counter(0), "{:?}", losses.value);
+        assert!(self.scenario == Scenario::Faults || losses.value == Value::Counter(0), "{:?}", losses.value);
         self.check_requests(task);
     }
 
@@ -376,7 +376,7 @@ fn open(shared: &Arc<Shared<Owner>>, channels: &mut Channels, task: usize) -> Ch
 fn simulate(seed: u64, rounds: u64) -> BTreeMap<i32, u64> {
     let mut world = World::new(seed);
     let tasks = world.tasks.len() as u64;
-    if world.weather == Weather::Stalls {
+    if world.scenario == Scenario::Stalls {
         world.request_all();
     }
     for _ in 0..rounds {
@@ -405,7 +405,7 @@ fn simulate(seed: u64, rounds: u64) -> BTreeMap<i32, u64> {
         world.check_end(task);
     }
     let ended = world.ledger.lock().unwrap().ended.clone();
-    assert!(world.weather != Weather::Stalls || !ended.contains_key(&code::UNAVAILABLE), "{ended:?}");
+    assert!(world.scenario != Scenario::Stalls || !ended.contains_key(&code::UNAVAILABLE), "{ended:?}");
     ended
 }
 

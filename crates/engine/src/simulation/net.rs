@@ -66,7 +66,7 @@ pub struct Net {
     listeners: BTreeMap<SocketAddr, (usize, usize)>,
     accepted: Vec<(usize, usize, OwnedFd)>,
     /// Until when nothing passes between two tasks.
-    cuts: BTreeMap<(usize, usize), Instant>,
+    partitions: BTreeMap<(usize, usize), Instant>,
     tasks: Vec<usize>,
     pub moved: u64,
 }
@@ -91,7 +91,7 @@ impl Net {
             addresses: HashMap::new(),
             listeners: BTreeMap::new(),
             accepted: Vec::new(),
-            cuts: BTreeMap::new(),
+            partitions: BTreeMap::new(),
             tasks: Vec::new(),
             moved: 0,
         }
@@ -114,24 +114,24 @@ impl Net {
     }
 
     /// Nothing passes between two tasks before this time.
-    pub fn cut(&mut self, a: usize, b: usize, until: Instant) {
-        self.cuts.insert(pair(a, b), until);
+    pub fn partition(&mut self, a: usize, b: usize, until: Instant) {
+        self.partitions.insert(pair(a, b), until);
     }
 
     pub fn heal(&mut self) {
-        self.cuts.clear();
+        self.partitions.clear();
         self.is_faulty = false;
     }
 
-    fn cut_until(&self, a: usize, b: usize) -> Option<Instant> {
-        self.cuts.get(&pair(a, b)).copied().filter(|until| *until > self.now)
+    fn partitioned_until(&self, a: usize, b: usize) -> Option<Instant> {
+        self.partitions.get(&pair(a, b)).copied().filter(|until| *until > self.now)
     }
 
     /// When something that is sent now arrives.
     fn arrival(&mut self, from: usize, to: usize) -> Instant {
         let late = if self.fails(50) { Duration::from_millis(self.below(2000)) } else { Duration::ZERO };
         let after = Duration::from_micros(self.below(LATENCY.as_micros() as u64)) + late;
-        self.cut_until(from, to).unwrap_or(self.now) + after
+        self.partitioned_until(from, to).unwrap_or(self.now) + after
     }
 
     /// Resets a random connection.
