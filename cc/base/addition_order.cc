@@ -28,14 +28,18 @@ bool Crosses(const Edge* edge) {
 
 bool HasOrder(const Node& node) { return node.type_string() == "AddN" && node.num_inputs() > 2; }
 
-void PinSum(Node* node) {
-  if (HasOrder(*node) && !IsPinned(*node)) node->AddAttr(kForwardAttr, std::vector<int>{kNever, 0});
+bool IsSent(const Node& node) { return std::any_of(node.out_edges().begin(), node.out_edges().end(), Crosses); }
+
+std::vector<Node*> SentSums(const tensorflow::Graph& graph) {
+  std::vector<Node*> sums;
+  for (Node* node : graph.op_nodes()) {
+    if (HasOrder(*node) && IsSent(*node)) sums.push_back(node);
+  }
+  return sums;
 }
 
-void PinSums(tensorflow::Graph* graph) {
-  for (Node* node : graph->op_nodes()) {
-    if (std::any_of(node->out_edges().begin(), node->out_edges().end(), Crosses)) PinSum(node);
-  }
+void PinSum(Node* node) {
+  if (HasOrder(*node) && !IsPinned(*node)) node->AddAttr(kForwardAttr, std::vector<int>{kNever, 0});
 }
 
 bool IsPinned(const Node& node) {

@@ -4,6 +4,8 @@
 #ifndef STARWIRE_CC_BASE_ADDITION_ORDER_H_
 #define STARWIRE_CC_BASE_ADDITION_ORDER_H_
 
+#include <vector>
+
 #include "tensorflow/core/graph/graph.h"
 
 namespace starwire {
@@ -11,11 +13,14 @@ namespace starwire {
 // Whether the bits of the node's result may depend on the order of its inputs.
 bool HasOrder(const tensorflow::Node& node);
 
-// A sum that is about to go to an operation of ours instead of another task takes the buffer of no input.
-void PinSum(tensorflow::Node* node);
+// Whether the node's value goes to another task by an edge of the graph: TensorFlow will send it.
+bool IsSent(const tensorflow::Node& node);
 
-// The same for all sums of a placed graph that go to other tasks.
-void PinSums(tensorflow::Graph* graph);
+// The sums of a placed graph that go to other tasks.
+std::vector<tensorflow::Node*> SentSums(const tensorflow::Graph& graph);
+
+// Has a sum that goes to an operation of ours instead of another task take the buffer of no input.
+void PinSum(tensorflow::Node* node);
 
 // Whether this node was pinned.
 bool IsPinned(const tensorflow::Node& node);

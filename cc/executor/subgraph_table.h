@@ -39,7 +39,7 @@ struct SubgraphNode {
   bool inputs_vary = false;  // some input is not kValue
   bool reads_uninitialized = false;
   bool is_communication = false;
-  bool is_pinned = false;            // see PinSums()
+  bool is_pinned = false;            // see PinSum()
   bool* outputs_required = nullptr;  // null: all
 };
 

@@ -209,7 +209,7 @@ Status FuseGraph(Graph* graph, const tensorflow::DeviceSet* devices, FuseResult*
   // Harmless if nothing is fused afterwards.
   Status pinned = PinReferenceReads(graph);
   if (!pinned.ok()) return pinned;
-  PinSums(graph);
+  const std::vector<Node*> sums = SentSums(*graph);
   GraphDescription description(*graph);
   if (!description.crosses()) return OkStatus();
   description.FindSizes(/*guess=*/false);
@@ -235,6 +235,9 @@ Status FuseGraph(Graph* graph, const tensorflow::DeviceSet* devices, FuseResult*
     if (!status.ok()) return status;
     result->fused += group.size();
     ++result->groups;
+  }
+  for (Node* sum : sums) {
+    if (!IsSent(*sum)) PinSum(sum);
   }
   if (n != 0) tensorflow::FixupSourceAndSinkEdges(graph);
   return OkStatus();

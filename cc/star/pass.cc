@@ -102,11 +102,12 @@ void LeaveWhatCallsCannot(const std::vector<uint8_t>& servers, const tensorflow:
   }
 }
 
-// The order of a sum depends on who else holds the memory of its inputs (see PinSums()), which may be that of values
-// before them: any operation may return an input's. What calls hand on is held otherwise than in one graph. So whatever
-// of a sum's task leads to the sum is either in one call or left to TensorFlow, and so is what takes a sum there.
-// Returns whether there is more to leave than before.
-bool LeaveSums(const sw_plan_graph& graph, const sw_star_plan* plan, GraphDescription* description) {
+// The order of a sum depends on who else holds the memory of its inputs, which may be that of values before them: any
+// operation may return an input's. What calls hand on is held otherwise than in one graph. So whatever of a sum's task
+// leads to the sum is either in one call or left to TensorFlow, and so is what takes a sum there that is not `sent` to
+// another task. Returns whether there is more to leave than before.
+bool LeaveSums(const sw_plan_graph& graph, const sw_star_plan* plan, const std::vector<Node*>& sent,
+               GraphDescription* description) {
   const size_t n = description->num_nodes();
   std::vector<uint32_t> open;
   std::vector<bool> seen(n, false);
@@ -123,7 +124,7 @@ bool LeaveSums(const sw_plan_graph& graph, const sw_star_plan* plan, GraphDescri
     if (edge.src_output < 0 || description->task_of(edge.src) != description->task_of(edge.dst)) continue;
     inputs[edge.dst].push_back(at);
     const Node* source = description->node(edge.src);
-    const bool takes_sum = ways[at].way == SW_WAY_FEED && HasOrder(*source) && !IsPinned(*source);
+    const bool takes_sum = ways[at].way == SW_WAY_FEED && HasOrder(*source) && std::count(sent.begin(), sent.end(), source) == 0;
     if (takes_sum) any = description->LeaveAlone(edge.dst) || any;
   }
   while (!open.empty()) {
@@ -149,6 +150,21 @@ bool LeaveSums(const sw_plan_graph& graph, const sw_star_plan* plan, GraphDescri
     }
   }
   return any;
+}
+
+// Pins the sums that were sent to other tasks, but for those that TensorFlow will still send.
+void PinTaken(const sw_plan_graph& graph, const sw_star_plan* plan, const std::vector<Node*>& sent,
+              const GraphDescription& description) {
+  const sw_star_way* ways = sw_star_plan_lists(plan).ways;
+  std::set<const Node*> left;
+  for (uint32_t at = 0; at < description.num_edges(); ++at) {
+    const sw_plan_edge& edge = graph.edges[at];
+    const bool crosses = edge.src_output >= 0 && description.task_of(edge.src) != description.task_of(edge.dst);
+    if (crosses && ways[at].way == SW_WAY_UNTOUCHED) left.insert(description.node(edge.src));
+  }
+  for (Node* sum : sent) {
+    if (left.count(sum) == 0) PinSum(sum);
+  }
 }
 
 // The number of bytes that is worth a separate call: as the environment says, or as the paths to the servers are.
@@ -292,7 +308,7 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
   // Harmless if nothing else follows.
   Status status = PinReferenceReads(graph);
   if (!status.ok()) return status;
-  PinSums(graph);
+  const std::vector<Node*> sent = SentSums(*graph);
   if (caller.is_function) DropUnreadHandles(graph);
   std::vector<uint8_t> servers;
   std::set<std::string> unable;
@@ -348,7 +364,8 @@ Status StarGraph(Graph* graph, const DeviceSet& devices, const tensorflow::Funct
     ErrorHandle error;
     const sw_code code = sw_star_plan_new(&view, &options, Into(&plan), Into(&error));
     if (code != 0) return StatusFromError(code, error);
-  } while (LeaveSums(view, plan.get(), &description));
+  } while (LeaveSums(view, plan.get(), sent, &description));
+  PinTaken(view, plan.get(), sent, description);
   VLOG(1) << "starwire: " << NameOf(caller.style) << ": " << AsString(sw_star_plan_text(plan.get()));
   result->summary = AsString(sw_star_plan_summary(plan.get()));
   if (result->rows.lookups + result->rows.sums != 0) {

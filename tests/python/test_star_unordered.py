@@ -174,20 +174,36 @@ def order_on_the_worker(target):
 
 
 def pinned_sums(target):
-    """Returns how many sums that go to the worker may not take the buffer of an input."""
+    """Returns which of three sums may not take the buffer of an input: one that a call makes, one that TensorFlow makes
+    on the server and sends, as calls cannot hand on its first input, and one of the worker's that a call takes."""
     with tf.Graph().as_default():
+        with on_ps():
+            v = one().get_variable("v", initializer=[1.0, 2.0], use_resource=True)
+            first = v.read_value() * 2.0
         with here():
             parts = [one().placeholder(tf.float32, [2]) * 2.0 for _ in range(3)]
+            later = first * 2.0
         with on_ps():
-            total = tf.add_n(parts)
+            called = tf.add_n(parts, name="called")
+            left = tf.add_n([first, later, parts[0]], name="left")
         with here():
-            result = total * 2.0
+            runs = [called * 2.0, left * 2.0]
+            taken = tf.add_n(parts, name="taken")
+        with on_ps():
+            runs.append(tf.raw_ops.AssignAddVariableOp(resource=v.handle, value=taken))
         feeds = {part.op.inputs[0]: [1.0, 2.0] for part in parts}
+        pinned = []
         with one().Session(target) as sess:
-            metadata = one().RunMetadata()
-            sess.run(result, feeds, options=one().RunOptions(output_partition_graphs=True), run_metadata=metadata)
-            sums = [node for graph in metadata.partition_graphs for node in graph.node if node.op == "AddN"]
-            return len(sums), sum("_forward_input" in node.attr for node in sums)
+            sess.run(v.initializer)
+            for fetched in runs:
+                metadata = one().RunMetadata()
+                options = one().RunOptions(output_partition_graphs=True)
+                sess.run(fetched, feeds, options=options, run_metadata=metadata)
+                sums = [node for graph in metadata.partition_graphs for node in graph.node if node.op == "AddN"]
+                assert len(sums) == 1
+                if "_forward_input" in sums[0].attr:
+                    pinned.append(sums[0].name)
+        return pinned
 
 
 # Tests. ---------------------------------------------------------------------------------------------------------------
@@ -221,6 +237,5 @@ def test_variables_of_the_worker_are_read_first_as_well(cluster):
     assert worker_call(cluster, order_on_the_worker)
 
 
-def test_sums_without_copies_are_tensorflows_own(cluster, protocol):
-    # Sessions with calls pin sums before it is known which of them are left to TensorFlow, as this one is.
-    assert worker_call(cluster, pinned_sums) == (1, 0 if protocol == "grpc++" else 1)
+def test_sums_that_tensorflow_sends_are_its_own(cluster, protocol):
+    assert worker_call(cluster, pinned_sums) == ([] if protocol == "grpc++" else ["called", "taken"])
