@@ -53,7 +53,8 @@ void StarClient::Start(const StarCallee* callee, Where where, std::vector<StarVa
     client->token_ = cancellation->get_cancellation_token();
     if (!cancellation->RegisterCallback(client->token_, [client] { client->Cancel(); })) {
       const Done finished = std::move(client->done_);
-      const Status status = Named(*callee, MakeStatus(kCancelled, "the step was already cancelled"));
+      const Status cancelled = AfterCancellation(MakeStatus(kCancelled, "the step was already cancelled"));
+      const Status status = Named(*callee, cancelled);
       client->Unref();
       finished(status, {}, std::string());
       return;
@@ -210,6 +211,11 @@ void StarClient::Arrived(const Status& status, bool unknown) {
 
 void StarClient::Finish(const Status& outcome) {
   if (where_.cancellation != nullptr) where_.cancellation->DeregisterCallback(token_);
+  bool cancelled;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    cancelled = cancelled_;
+  }
   std::vector<StarValue> fetches;
   std::string stats;
   Status status = outcome;
@@ -222,7 +228,8 @@ void StarClient::Finish(const Status& outcome) {
     stats = cargo_->extra();
     if (callee_->last && where_.step != nullptr) where_.step->Freed(callee_->task);
   } else {
-    status = Named(*callee_, status);
+    // TensorFlow's executor does not know yet that the step is cancelled, while it cancels.
+    status = Named(*callee_, cancelled ? AfterCancellation(status) : status);
   }
   const Done done = std::move(done_);
   Unref();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cc/base/register_kernel.h"
+#include "cc/base/status_codec.h"
 #include "cc/work_queue/work_queue.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -177,7 +178,7 @@ class TakeOp : public AsyncOpKernel {
     if (call->manager != nullptr) {
       call->token = call->manager->get_cancellation_token();
       if (!call->manager->RegisterCallback(call->token, [call] { call->Cancel(); })) {
-        context->SetStatus(MakeStatus(kCancelled, "starwire: " + this->name() + " was cancelled"));
+        context->SetStatus(AfterCancellation(MakeStatus(kCancelled, "starwire: " + this->name() + " was cancelled")));
         return done();
       }
     }

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "cc/base/background_queue.h"
+#include "cc/base/status_codec.h"
 
 namespace starwire {
 
@@ -227,8 +228,9 @@ void WorkQueue::Cancel(int64_t number) {
     const auto is_it = [number](const Waiter& waiter) { return waiter.number == number; };
     const auto at = std::find_if(waiters_.begin(), waiters_.end(), is_it);
     if (at == waiters_.end()) return;
-    calls.push_back(
-        [taken = at->taken] { taken(MakeStatus(kCancelled, "starwire: a wait for work was cancelled"), ""); });
+    calls.push_back([taken = at->taken] {
+      taken(AfterCancellation(MakeStatus(kCancelled, "starwire: a wait for work was cancelled")), "");
+    });
     waiters_.erase(at);
   }
   for (const Call& call : calls) call();

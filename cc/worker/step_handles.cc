@@ -1,6 +1,7 @@
 #include "cc/worker/step_handles.h"
 
 #include "cc/base/background_queue.h"
+#include "cc/base/status_codec.h"
 
 namespace starwire {
 
@@ -33,7 +34,7 @@ void HandleBoard::Get(const std::string& session, int64_t step_id, const std::st
   if (found != nullptr) {
     callback(OkStatus(), std::move(found));
   } else {
-    callback(MakeStatus(kCancelled, "the step was already cancelled"), nullptr);
+    callback(AfterCancellation(MakeStatus(kCancelled, "the step was already cancelled")), nullptr);
   }
 }
 
@@ -54,10 +55,9 @@ void HandleBoard::Drop(uint64_t context_id, int64_t step_id, const std::string& 
       entry = entries_.erase(entry);
     }
   }
-  for (auto& one : waiting) {
-    Answer(std::move(one.second),
-           MakeStatus(kCancelled, "the step was cleaned up before " + target + " was asked to run it"), nullptr);
-  }
+  const Status status =
+      AfterCancellation(MakeStatus(kCancelled, "the step was cleaned up before " + target + " was asked to run it"));
+  for (auto& one : waiting) Answer(std::move(one.second), status, nullptr);
 }
 
 void HandleBoard::Cancel(const Key& key, uint64_t number) {
@@ -73,8 +73,9 @@ void HandleBoard::Cancel(const Key& key, uint64_t number) {
     if (entry->second.waiting.empty() && entry->second.found == nullptr) entries_.erase(entry);
   }
   // This thread is cancelling, and the answer may end the step, which waits for that.
-  BackgroundQueue::OfProcess()->Run(
-      [waiting = std::move(waiting)] { Answer(waiting, MakeStatus(kCancelled, "the step was cancelled"), nullptr); });
+  BackgroundQueue::OfProcess()->Run([waiting = std::move(waiting)] {
+    Answer(waiting, AfterCancellation(MakeStatus(kCancelled, "the step was cancelled")), nullptr);
+  });
 }
 
 void HandleBoard::Answer(Waiting waiting, const Status& status, const Found& found) {

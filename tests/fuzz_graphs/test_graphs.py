@@ -55,6 +55,8 @@ def test_seeds(fuzzer):
     assert fuzzer.count["sound"] + fuzzer.count["order left open"] >= 0.9 * fuzzer.count["programs"] > 0, dict(fuzzer.count)
 
 
+# Functions hang over stock gRPC now and then.
+@pytest.mark.limit(480)
 def test_functions(fuzzer, tmp_path):
     """Random functions of a coordinator, and the same as graphs of a session."""
     if fuzz.harness.tf.__version__.startswith("1."):

@@ -381,17 +381,20 @@ TEST_F(ComponentFunctionTest, TheEndOfTheStepEndsTheWait) {
 
 TEST_F(ComponentFunctionTest, CancellationEndsTheWait) {
   tensorflow::CancellationManager cancellation;
-  std::promise<int> code;
+  std::promise<Status> ended;
   board_->Get("eager_7", 1, kDevice, "f", &cancellation,
-              [&code](const Status& status, HandleBoard::Found) { code.set_value(StatusNumber(status)); });
+              [&ended](const Status& status, HandleBoard::Found) { ended.set_value(status); });
   EXPECT_EQ(board_->size(), 1);
   cancellation.StartCancel();
-  EXPECT_EQ(code.get_future().get(), kCancelled);
+  const Status status = ended.get_future().get();
+  EXPECT_EQ(StatusNumber(status), kCancelled);
+  EXPECT_TRUE(tensorflow::StatusGroup::IsDerived(status)) << status;
   EXPECT_EQ(board_->size(), 0);
-  int late = 0;
+  Status late;
   board_->Get("eager_7", 1, kDevice, "f", &cancellation,
-              [&late](const Status& status, HandleBoard::Found) { late = StatusNumber(status); });
-  EXPECT_EQ(late, kCancelled);
+              [&late](const Status& status, HandleBoard::Found) { late = status; });
+  EXPECT_EQ(StatusNumber(late), kCancelled);
+  EXPECT_TRUE(tensorflow::StatusGroup::IsDerived(late)) << late;
 }
 
 TEST_F(ComponentFunctionTest, AClosedContextIsForgotten) {

@@ -9,8 +9,10 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cc/base/status_codec.h"
+#include "cc/star/client.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
 #include "tests/cc/shim/rig.h"
@@ -26,17 +28,27 @@ class LoneWorker : public EngineTask {
   ~LoneWorker() { engine->Stop(); }
 };
 
+// Accepts connections and says nothing, so that calls wait for it.
+class SilentServer {
+ public:
+  explicit SilentServer(const Cluster& cluster) : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(cluster.data_ports[0]));
+    EXPECT_EQ(bind(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    EXPECT_EQ(listen(socket_, 8), 0);
+  }
+  ~SilentServer() { close(socket_); }
+
+ private:
+  const int socket_;
+};
+
 // A session recovers from the error that led to the cancellation only if the cancelled call's own is not reported.
 TEST(RemoteWorkerTest, ACancelledCallFailsWithADerivedError) {
   const Cluster cluster;
-  // The server accepts connections and says nothing, so the call waits for it.
-  const int silent = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<uint16_t>(cluster.data_ports[0]));
-  ASSERT_EQ(bind(silent, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  ASSERT_EQ(listen(silent, 8), 0);
+  const SilentServer server(cluster);
   LoneWorker task(cluster);
   std::shared_ptr<Channel> channel;
   ASSERT_TRUE(task.engine->OpenChannel(kPs, "127.0.0.1:1", &channel).ok());
@@ -53,7 +65,32 @@ TEST(RemoteWorkerTest, ACancelledCallFailsWithADerivedError) {
   const Status status = result.get();
   EXPECT_EQ(StatusNumber(status), kCancelled) << status;
   EXPECT_TRUE(StatusGroup::IsDerived(status)) << status;
-  close(silent);
+}
+
+// While TensorFlow cancels a step, its executor does not know it yet.
+TEST(StarClientTest, CallsOfACancelledStepFailWithDerivedErrors) {
+  const Cluster cluster;
+  const SilentServer server(cluster);
+  LoneWorker task(cluster);
+  StarCallee callee;
+  callee.name = "call";
+  callee.task = kPs;
+  tensorflow::CancellationManager cancellation;
+  StarClient::Where where;
+  ASSERT_TRUE(task.engine->OpenChannel(kPs, "127.0.0.1:1", &where.channel).ok());
+  where.cancellation = &cancellation;
+  for (const bool is_late : {false, true}) {
+    std::promise<Status> ended;
+    StarClient::Start(&callee, where, {}, [&ended](const Status& status, std::vector<StarValue>, const std::string&) {
+      ended.set_value(status);
+    });
+    if (!is_late) cancellation.StartCancel();
+    auto result = ended.get_future();
+    ASSERT_EQ(result.wait_for(kPatience), std::future_status::ready);
+    const Status status = result.get();
+    EXPECT_EQ(StatusNumber(status), kCancelled) << status;
+    EXPECT_TRUE(StatusGroup::IsDerived(status)) << status;
+  }
 }
 
 TEST(RemoteWorkerTest, WhatACancellationDoesNotCauseIsReported) {
