@@ -100,10 +100,13 @@
 #define SW_SPLIT_LEAST 65536
 
 // The longest head, without its session's handle and kept values.
-#define SW_STAR_HEAD_BYTES 72
+#define SW_STAR_HEAD_BYTES 80
 
 // For sw_channel_call: keep trying to connect until the deadline instead of failing at the first failed attempt.
 #define SW_CALL_WAIT_FOR_READY 1
+
+// For sw_channel_call: the deadline is over once there is a connection.
+#define SW_CALL_DEADLINE_TO_CONNECT 2
 
 // How an edge is served.
 enum sw_way
@@ -332,6 +335,8 @@ typedef struct sw_result {
   struct sw_bytes meta;
   // 1: the peer's answer. 0: starwire itself ended the call (connection lost, cancelled, deadline ...).
   uint32_t from_peer;
+  // 1: the connection was lost. The peer may have run the call.
+  uint32_t lost;
 } sw_result;
 
 // Callbacks to the owner of an outgoing call. All run on a reactor thread (or on the thread that starts or stops
@@ -412,6 +417,10 @@ typedef struct sw_star_compiled {
   uint32_t has_state;
   // A kernel may wait or take long, so that the plan never runs on a reactor.
   uint32_t may_wait;
+  // Its runs end by themselves: no kernel waits for anything.
+  uint32_t ends_alone;
+  // A second run would change something.
+  uint32_t has_effects;
 } sw_star_compiled;
 
 // A fetch that stays on the server for a later call of the step. At most one per fetch.
@@ -778,6 +787,11 @@ typedef struct sw_star_call_head {
   struct sw_bytes session;
   const struct sw_star_keep *keeps;
   size_t n_keeps;
+  // From sw_channel_lane_take. number 0: the call is not sent again.
+  uint32_t lane;
+  // How often the call was sent before. It runs once.
+  uint32_t attempt;
+  uint64_t number;
 } sw_star_call_head;
 
 // The head of the reply to a star call.
@@ -855,6 +869,12 @@ sw_code sw_channel_open(struct sw_engine *engine,
 
 // For the metrics: counts a reply over this channel that carries `tensors` tensors as one.
 void sw_channel_count_fused(struct sw_channel *channel, uint64_t tensors);
+
+// Takes a lane for a star call to this channel's task, and stores the call's number (sw_star_call_head).
+uint32_t sw_channel_lane_take(struct sw_channel *channel, uint64_t *number);
+
+// Gives a lane back: nobody waits for its call any more.
+void sw_channel_lane_give(struct sw_channel *channel, uint32_t lane);
 
 // # Safety
 // `channel` came from sw_channel_open and is not used afterwards. Calls in flight continue.

@@ -35,6 +35,9 @@ Status EncodeStarCall(const StarCall& call, std::vector<uint8_t>* meta) {
   head.session = call.session;
   head.keeps = call.keeps.data();
   head.n_keeps = call.keeps.size();
+  head.lane = call.lane;
+  head.attempt = call.attempt;
+  head.number = call.number;
   const size_t room = SW_STAR_HEAD_BYTES + call.session.len + call.keeps.size() * sizeof(sw_star_keep);
   return Append(room, meta, [&head](uint8_t* out, size_t* len, sw_error** error) {
     return sw_star_call_head_write(&head, out, len, error);

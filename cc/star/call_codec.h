@@ -19,6 +19,9 @@
 //   5. if some call of a step kept fetches in slots: sets StarCall::kLast in the step's last call to that server, or
 //      sends kStarEnd if the step has failed, was cancelled or does not reach its last call.
 //
+// A call that neither keeps nor takes values in slots may be sent again when its connection is lost, with its lane and
+// number and the next attempt, until there is a reply: the server runs it once.
+//
 // Errors arrive as the reply's status. `Aborted` means that the server was restarted after the session was created: the
 // session has to be created again.
 #ifndef STARWIRE_CC_STAR_CALL_CODEC_H_
@@ -61,6 +64,10 @@ struct StarCall {
   sw_bytes session{nullptr, 0};
   // At most one per fetch.
   std::vector<StarKeep> keeps;
+  // Of sw_channel_lane_take(), for a call that is sent again if its connection is lost; number 0: it is not.
+  uint32_t lane = 0;
+  uint32_t attempt = 0;
+  uint64_t number = 0;
 };
 
 // Appends the head. Fails if it is too long.

@@ -12,6 +12,10 @@ namespace {
 
 // A server that evicts a plan between its registration and the call is short of memory, or worse.
 constexpr int kMaxRegistrations = 8;
+// A connection that is lost so often is of no use.
+constexpr uint32_t kMaxAttempts = 10;
+// A server that does not answer by then is down, as far as the call is concerned.
+constexpr uint32_t kReconnectMs = 10'000;
 // Handing out more fetches takes too long for a reactor.
 constexpr size_t kFewFetches = 64;
 
@@ -76,12 +80,16 @@ Status StarClient::Named(const StarCallee& callee, const Status& status) {
 void StarClient::Call() {
   static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&StarClient::OnAlloc>,
                                        Guarded<&StarClient::OnDone, &StarClient::DoneThrew>};
+  if (callee_->can_repeat && number_ == 0) lane_ = sw_channel_lane_take(where_.channel->handle(), &number_);
   StarCall call;
   call.step_id = where_.step_id;
   call.incarnation = callee_->incarnation;
   call.plan = callee_->hash;
   call.session = AsBytes(where_.session);
   call.keeps = callee_->keeps;
+  call.lane = lane_;
+  call.number = number_;
+  call.attempt = attempt_;
   if (callee_->last) call.flags |= StarCall::kLast;
   if (where_.trace) call.flags |= StarCall::kTrace;
   std::vector<uint8_t> meta;
@@ -97,6 +105,7 @@ void StarClient::Call() {
   }
   cargo_ = std::make_unique<ValueDecoder>();
   taken_ = false;
+  refused_ = OkStatus();
   Send(static_cast<uint32_t>(Method::kStarCall), meta, cargo.Take(), &kVtable);
 }
 
@@ -120,18 +129,20 @@ void StarClient::Register() {
 void StarClient::Send(uint32_t method, const std::vector<uint8_t>& meta, const sw_payload* payload,
                       const sw_op_vtable* vtable) {
   const std::shared_ptr<Channel> channel = where_.channel;
-  uint64_t attempt;
+  uint64_t request;
   {
     std::lock_guard<std::mutex> lock(mu_);
-    attempt = ++attempt_;
+    request = ++request_;
     has_id_ = false;
   }
   Ref();
-  const uint64_t id = sw_channel_call(channel->handle(), method, BytesOf(meta), payload, 0, 0, vtable, this);
+  const uint32_t deadline_ms = attempt_ == 0 ? 0 : kReconnectMs;
+  const uint64_t id = sw_channel_call(channel->handle(), method, BytesOf(meta), payload, deadline_ms,
+                                      SW_CALL_DEADLINE_TO_CONNECT, vtable, this);
   bool cancel;
   {
     std::lock_guard<std::mutex> lock(mu_);
-    if (attempt_ == attempt) {
+    if (request_ == request) {
       id_ = id;
       has_id_ = true;
     }
@@ -162,6 +173,12 @@ Status StarClient::Take(sw_bytes meta, size_t n, const uint64_t* lens, void** bu
   return cargo_->Prepare(table, n, lens, reply_.stats_bytes, where_.allocator, bufs);
 }
 
+Status StarClient::Outcome(const sw_result& result) const {
+  // That there is no new connection says less than how the last one was lost.
+  const bool unreached = result.from_peer == 0 && (result.code == kUnavailable || result.code == kDeadlineExceeded);
+  return unreached && !lost_.ok() ? lost_ : StatusFromResult(result, callee_->task);
+}
+
 sw_code StarClient::OnAlloc(void* op, sw_bytes meta, size_t n, const uint64_t* lens, void** bufs) {
   auto* client = static_cast<StarClient*>(op);
   client->taken_ = true;
@@ -172,7 +189,11 @@ sw_code StarClient::OnAlloc(void* op, sw_bytes meta, size_t n, const uint64_t* l
 
 void StarClient::OnDone(void* op, const sw_result* result) {
   auto* client = static_cast<StarClient*>(op);
-  Status status = StatusFromResult(*result, client->callee_->task);
+  Status status = client->Outcome(*result);
+  if (result->lost != 0) {
+    CompletionBatch::Add([client, status] { client->Repeat(status); });
+    return;
+  }
   // If OnAlloc refused the reply, its own status says more.
   if (!client->refused_.ok()) status = client->refused_;
   if (status.ok() && !client->taken_) status = client->Take(result->meta, 0, nullptr, nullptr);
@@ -184,9 +205,12 @@ void StarClient::OnDone(void* op, const sw_result* result) {
 
 void StarClient::OnRegistered(void* op, const sw_result* result) {
   auto* client = static_cast<StarClient*>(op);
-  const Status status = StatusFromResult(*result, client->callee_->task);
-  CompletionBatch::Add([client, status] {
-    if (status.ok()) {
+  const Status status = client->Outcome(*result);
+  const bool lost = result->lost != 0;
+  CompletionBatch::Add([client, status, lost] {
+    if (lost) {
+      client->Repeat(status);
+    } else if (status.ok()) {
       client->Call();
     } else {
       client->Finish(status);
@@ -209,8 +233,23 @@ void StarClient::Arrived(const Status& status, bool unknown) {
   }
 }
 
+void StarClient::Repeat(const Status& lost) {
+  bool cancelled;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    cancelled = cancelled_;
+  }
+  if (lost_.ok()) lost_ = lost;
+  if (number_ == 0 || cancelled || ++attempt_ > kMaxAttempts) {
+    Finish(lost_);
+  } else {
+    Call();
+  }
+}
+
 void StarClient::Finish(const Status& outcome) {
   if (where_.cancellation != nullptr) where_.cancellation->DeregisterCallback(token_);
+  if (number_ != 0) sw_channel_lane_give(where_.channel->handle(), lane_);
   bool cancelled;
   {
     std::lock_guard<std::mutex> lock(mu_);

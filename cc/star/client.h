@@ -56,6 +56,8 @@ struct StarCallee {
   uint64_t incarnation = 0;
   std::vector<StarKeep> keeps;
   bool last = false;
+  // It neither keeps nor takes values in slots, which are lost with their connection: it may be sent again.
+  bool can_repeat = false;
   // Part of a function, whose callers expect errors to name the remote target as TensorFlow's gRPC client does.
   bool of_function = false;
 };
@@ -89,6 +91,8 @@ class StarClient : public tensorflow::core::RefCounted {
   void Call();
   void Register();
   void Send(uint32_t method, const std::vector<uint8_t>& meta, const sw_payload* payload, const sw_op_vtable* vtable);
+  // The status of a request that has ended.
+  Status Outcome(const sw_result& result) const;
   static sw_code OnAlloc(void* op, sw_bytes meta, size_t n, const uint64_t* lens, void** bufs);
   static void OnDone(void* op, const sw_result* result);
   static void OnRegistered(void* op, const sw_result* result);
@@ -96,6 +100,8 @@ class StarClient : public tensorflow::core::RefCounted {
   void Cancel();
   // The reply has arrived.
   void Arrived(const Status& status, bool unknown);
+  // The connection was lost.
+  void Repeat(const Status& lost);
   void Finish(const Status& status);
   Status Take(sw_bytes meta, size_t n, const uint64_t* lens, void** bufs);
 
@@ -110,10 +116,14 @@ class StarClient : public tensorflow::core::RefCounted {
   bool taken_ = false;  // OnAlloc was called: not so for a reply without payload
   Status refused_;      // its result
   int registrations_ = 0;
+  uint32_t lane_ = 0;
+  uint64_t number_ = 0;   // 0: no lane
+  uint32_t attempt_ = 0;  // how often the call was sent again
+  Status lost_;           // why, the first time
 
   std::mutex mu_;
   // All guarded by mu_. The reply, and even the next request, may come before sw_channel_call() returns.
-  uint64_t attempt_ = 0;
+  uint64_t request_ = 0;
   bool has_id_ = false;
   uint64_t id_ = 0;
   bool cancelled_ = false;

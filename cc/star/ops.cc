@@ -60,6 +60,7 @@ class StarCallKernel : public AsyncOpKernel {
     callee_.plan = std::make_shared<const std::string>(std::move(plan));
     callee_.incarnation = static_cast<uint64_t>(incarnation);
     uses_slots_ = callee_.last;
+    callee_.can_repeat = !callee_.last && feeds_.size() == static_cast<size_t>(inputs);
     for (size_t fetch = 0; fetch < keeps_.size(); ++fetch) {
       if (keeps_[fetch] < 0) continue;
       StarKeep keep = {};
@@ -67,6 +68,7 @@ class StarCallKernel : public AsyncOpKernel {
       keep.slot = static_cast<uint32_t>(keeps_[fetch]);
       if (returns_[fetch] >= 0) keep.flags = kAlsoReturned;
       callee_.keeps.push_back(keep);
+      callee_.can_repeat = false;
       uses_slots_ = true;
     }
   }

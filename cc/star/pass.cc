@@ -124,7 +124,8 @@ bool LeaveSums(const sw_plan_graph& graph, const sw_star_plan* plan, const std::
     if (edge.src_output < 0 || description->task_of(edge.src) != description->task_of(edge.dst)) continue;
     inputs[edge.dst].push_back(at);
     const Node* source = description->node(edge.src);
-    const bool takes_sum = ways[at].way == SW_WAY_FEED && HasOrder(*source) && std::count(sent.begin(), sent.end(), source) == 0;
+    const bool takes_sum =
+        ways[at].way == SW_WAY_FEED && HasOrder(*source) && std::count(sent.begin(), sent.end(), source) == 0;
     if (takes_sum) any = description->LeaveAlone(edge.dst) || any;
   }
   while (!open.empty()) {

@@ -19,6 +19,18 @@ const char kHandleAttr[] = "_starwire_handle";
 
 namespace {
 
+bool EndsAlone(const tensorflow::NodeDef& node) {
+  return (KnowledgeOf(node.op()) & (SW_OP_KNOWN | SW_OP_WAITS)) == SW_OP_KNOWN && !HasFunctions(node);
+}
+
+bool MayHaveEffects(const tensorflow::NodeDef& node) {
+  if (node.op() == "_Arg" || node.op() == "_Retval") return false;
+  const uint32_t known = KnowledgeOf(node.op());
+  const bool only_forwards = (known & (SW_OP_FORWARDS | SW_OP_UPDATES)) == SW_OP_FORWARDS;
+  const bool only_computes = (known & (SW_OP_IS_PURE | SW_OP_IS_VARIABLE | SW_OP_READS)) != 0;
+  return HasFunctions(node) || !(only_forwards || only_computes);
+}
+
 // Checks that they are the last feeds.
 Status CountHandles(const tensorflow::GraphDef& graph, size_t num_feeds, size_t* count) {
   int64_t first = std::numeric_limits<int64_t>::max();
@@ -61,6 +73,7 @@ Status StarPlan::Compile(std::shared_ptr<tensorflow::WorkerSession> session, con
     return status;
   }
   plan->may_wait_ = plan->subgraph_->is_async();
+  plan->ends_alone_ = !plan->subgraph_->is_async();
   std::unordered_set<std::string> constants;
   for (const tensorflow::NodeDef& node : graph.node()) {
     if (node.op() == "Const") constants.insert(node.name());
@@ -68,6 +81,8 @@ Status StarPlan::Compile(std::shared_ptr<tensorflow::WorkerSession> session, con
   const auto is_constant = [&constants](const std::string& name) { return constants.count(name) != 0; };
   for (const tensorflow::NodeDef& node : graph.node()) {
     plan->may_wait_ = plan->may_wait_ || !IsLinear(node, is_constant);
+    plan->ends_alone_ = plan->ends_alone_ && EndsAlone(node);
+    plan->has_effects_ = plan->has_effects_ || MayHaveEffects(node);
   }
   plan->needs_rendezvous_ = CallsFunctions(graph);
   plan->needs_container_ = has_state || plan->needs_rendezvous_;

@@ -46,6 +46,12 @@ class StarPlan : public StarObject {
   // Some kernel may wait, or may take long with feeds of any size.
   bool may_wait() const { return may_wait_; }
 
+  // Runs end by themselves: no kernel waits for anything.
+  bool ends_alone() const { return ends_alone_; }
+
+  // A second run may change something: some kernel may do more than compute its outputs.
+  bool has_effects() const { return has_effects_; }
+
   // The sizes of the feeds of runs that were short.
   FeedSizes* short_runs() { return &short_runs_; }
 
@@ -60,6 +66,8 @@ class StarPlan : public StarObject {
   std::unique_ptr<SessionSubgraph> subgraph_;
   size_t num_handles_ = 0;
   bool may_wait_ = true;
+  bool ends_alone_ = false;
+  bool has_effects_ = false;
   FeedSizes short_runs_;
   bool needs_container_ = false;
   bool needs_rendezvous_ = false;

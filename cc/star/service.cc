@@ -147,6 +147,8 @@ Status StarService::CompilePlan(const std::string& handle, sw_bytes bytes, sw_st
   compiled->plan = InTable(plan);
   compiled->has_state = has_state ? 1 : 0;
   compiled->may_wait = plan->may_wait() ? 1 : 0;
+  compiled->ends_alone = plan->ends_alone() ? 1 : 0;
+  compiled->has_effects = plan->has_effects() ? 1 : 0;
   return OkStatus();
 }
 

@@ -7,7 +7,10 @@ use super::engine::sw_engine;
 use super::guard;
 use super::handle::{self, borrow};
 use super::host;
-use super::types::{SW_CALL_WAIT_FOR_READY, sw_body, sw_bytes, sw_code, sw_op_vtable, sw_payload, sw_ticket};
+use super::types::{
+    SW_CALL_DEADLINE_TO_CONNECT, SW_CALL_WAIT_FOR_READY, sw_body, sw_bytes, sw_code, sw_op_vtable, sw_payload,
+    sw_ticket,
+};
 use starwire_engine::{NewCall, NewRecv};
 
 /// Starts a call. meta is copied. payload may be NULL. deadline_ms 0: none. Returns the id for sw_channel_cancel. A
@@ -38,6 +41,7 @@ pub unsafe extern "C" fn sw_channel_call(
             payload,
             deadline_ms,
             wait_for_ready: flags & SW_CALL_WAIT_FOR_READY != 0,
+            deadline_to_connect: flags & SW_CALL_DEADLINE_TO_CONNECT != 0,
             op,
         })
     })

@@ -52,6 +52,28 @@ pub unsafe extern "C" fn sw_channel_count_fused(channel: *mut sw_channel, tensor
     guard((), || channel.map_or((), |channel| channel.channel.count_fused(tensors)));
 }
 
+/// Takes a lane for a star call to this channel's task, and stores the call's number (sw_star_call_head).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_channel_lane_take(channel: *mut sw_channel, number: *mut u64) -> u32 {
+    // SAFETY: the caller's promise.
+    let (channel, number) = unsafe { (borrow(channel), number.as_mut()) };
+    let (Some(channel), Some(number)) = (channel, number) else { return 0 };
+    let (lane, call) = guard((0, None), || {
+        let (lane, call) = channel.channel.take_lane();
+        (lane, Some(call))
+    });
+    *number = call.map_or(0, std::num::NonZeroU64::get);
+    lane
+}
+
+/// Gives a lane back: nobody waits for its call any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_channel_lane_give(channel: *mut sw_channel, lane: u32) {
+    // SAFETY: the caller's promise.
+    let channel = unsafe { borrow(channel) };
+    guard((), || channel.map_or((), |channel| channel.channel.give_lane(lane)));
+}
+
 /// # Safety
 /// `channel` came from sw_channel_open and is not used afterwards. Calls in flight continue.
 #[unsafe(no_mangle)]

@@ -226,12 +226,14 @@ impl Op for COp {
 
     fn done(self, outcome: &Outcome<'_>, _buffers: Buffers) {
         let Some(done) = self.vtable.done else { return };
-        let (code, message, meta, from_peer) = match outcome {
-            Outcome::Ok { meta } => (0, "", *meta, 1),
-            Outcome::PeerError { code, message, details } => (*code, *message, *details, 1),
-            Outcome::Local { code, message } => (*code, *message, &b""[..], 0),
+        let (code, message, meta, from_peer, lost) = match outcome {
+            Outcome::Ok { meta } => (0, "", *meta, 1, 0),
+            Outcome::PeerError { code, message, details } => (*code, *message, *details, 1, 0),
+            Outcome::Local { code, message } => (*code, *message, &b""[..], 0, 0),
+            Outcome::Lost { code, message } => (*code, *message, &b""[..], 0, 1),
         };
-        let result = sw_result { code, message: sw_bytes::of(message.as_bytes()), meta: sw_bytes::of(meta), from_peer };
+        let (message, meta) = (sw_bytes::of(message.as_bytes()), sw_bytes::of(meta));
+        let result = sw_result { code, message, meta, from_peer, lost };
         // SAFETY: the engine calls `done` once; the op is alive until it.
         unsafe { done(self.op, &result) }
     }

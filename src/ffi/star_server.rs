@@ -32,6 +32,10 @@ pub struct sw_star_compiled {
     pub has_state: u32,
     /// A kernel may wait or take long, so that the plan never runs on a reactor.
     pub may_wait: u32,
+    /// Its runs end by themselves: no kernel waits for anything.
+    pub ends_alone: u32,
+    /// A second run would change something.
+    pub has_effects: u32,
 }
 
 /// A call to run. Everything in it but `body` is borrowed: `session`, `table` and `parts` lie in the body, the rest is
@@ -235,7 +239,8 @@ impl StarHost for CStar {
 
     fn compile(&self, session: &[u8], plan: &[u8]) -> Result<CompiledPlan<Object>, StarFailure> {
         let function = self.handlers.compile.ok_or_else(|| missing("compile"))?;
-        let mut compiled = sw_star_compiled { plan: std::ptr::null_mut(), has_state: 0, may_wait: 1 };
+        let nothing = std::ptr::null_mut();
+        let mut compiled = sw_star_compiled { plan: nothing, has_state: 0, may_wait: 1, ends_alone: 0, has_effects: 1 };
         let mut failure = sw_star_failure(None);
         let (session, plan) = (sw_bytes::of(session), sw_bytes::of(plan));
         // SAFETY: see the impl.
@@ -244,6 +249,8 @@ impl StarHost for CStar {
                 plan: self.object(compiled.plan),
                 has_state: compiled.has_state != 0,
                 may_wait: compiled.may_wait != 0,
+                ends_alone: compiled.ends_alone != 0,
+                has_effects: compiled.has_effects != 0,
             }),
             code => Err(failed(code, failure)),
         }

@@ -1,13 +1,14 @@
 //! The heads of star calls (`starwire_protocol::star`), for the workers that make them.
 
 use std::mem::offset_of;
+use std::num::NonZeroU64;
 
 use super::error::{self, sw_error};
 use super::guard;
 use super::handle::{array, other_structs, require};
 use super::types::{sw_bytes, sw_code};
 use starwire_protocol::code;
-use starwire_protocol::star::{self, CallHead, EndHead, Keep, PlanHash, RegisterHead, ReplyHead, StarError};
+use starwire_protocol::star::{self, CallHead, EndHead, Keep, PlanHash, RegisterHead, ReplyHead, StarError, Turn};
 
 /// A fetch that stays on the server for a later call of the step. At most one per fetch.
 #[repr(C)]
@@ -51,6 +52,11 @@ pub struct sw_star_call_head {
     pub session: sw_bytes,
     pub keeps: *const sw_star_keep,
     pub n_keeps: usize,
+    /// From sw_channel_lane_take. number 0: the call is not sent again.
+    pub lane: u32,
+    /// How often the call was sent before. It runs once.
+    pub attempt: u32,
+    pub number: u64,
 }
 
 /// The head of the reply to a star call.
@@ -68,7 +74,7 @@ pub struct sw_star_reply_head {
 }
 
 /// The longest head, without its session's handle and kept values.
-pub const SW_STAR_HEAD_BYTES: usize = 72;
+pub const SW_STAR_HEAD_BYTES: usize = 80;
 
 const _: () = assert!(SW_STAR_HEAD_BYTES == star::CALL_BYTES);
 
@@ -134,7 +140,8 @@ pub unsafe extern "C" fn sw_star_call_head_write(
         unsafe { (hash_at(head.plan), head.session.as_slice(), array(head.keeps, head.n_keeps)) };
     let keeps = keeps.iter().map(|keep| Keep { fetch: keep.fetch, slot: keep.slot, flags: keep.flags }).collect();
     let (flags, step, incarnation) = (head.flags, head.step_id, head.incarnation);
-    let call = CallHead { flags, step, incarnation, plan, session, keeps };
+    let turn = NonZeroU64::new(head.number).map(|number| Turn { lane: head.lane, attempt: head.attempt, number });
+    let call = CallHead { flags, step, incarnation, plan, turn, session, keeps };
     // SAFETY: the caller's promise.
     unsafe { written(|meta| call.write(meta), out, len, error) }
 }

@@ -65,6 +65,8 @@ pub struct sw_result {
     pub meta: sw_bytes,
     /// 1: the peer's answer. 0: starwire itself ended the call (connection lost, cancelled, deadline ...).
     pub from_peer: u32,
+    /// 1: the connection was lost. The peer may have run the call.
+    pub lost: u32,
 }
 
 /// Callbacks to the owner of an outgoing call. All run on a reactor thread (or on the thread that starts or stops
@@ -209,3 +211,6 @@ pub struct sw_string {
 
 /// For sw_channel_call: keep trying to connect until the deadline instead of failing at the first failed attempt.
 pub const SW_CALL_WAIT_FOR_READY: u32 = 1;
+
+/// For sw_channel_call: the deadline is over once there is a connection.
+pub const SW_CALL_DEADLINE_TO_CONNECT: u32 = 2;

@@ -265,10 +265,10 @@ def key_prefix(device, incarnation, edge="edge_1_never"):
 # Star calls. ----------------------------------------------------------------------------------------------------------
 
 
-def star_head(plan, step=1, flags=0, session=b"", incarnation=0, keeps=(), keep_count=None):
-    """`keeps`: (fetch, slot, flags) of the values that stay on the server."""
-    head = struct.pack("<BBHHHIIqQ", 1, flags, 0, len(session), 0, len(keeps) if keep_count is None else keep_count, 0, step, incarnation)
-    return head + plan + bytes(8) + session + b"".join(struct.pack("<III", *keep) for keep in keeps)
+def star_head(plan, step=1, flags=0, session=b"", incarnation=0, keeps=(), keep_count=None, turn=(0, 0, 0)):
+    """`keeps`: (fetch, slot, flags) of the values that stay on the server. `turn`: lane, attempt and number of a call that may come again."""
+    head = struct.pack("<BBHHHIIqQ", 2, flags, 0, len(session), 0, len(keeps) if keep_count is None else keep_count, 0, step, incarnation)
+    return head + plan + struct.pack("<IIQ", *turn) + session + b"".join(struct.pack("<III", *keep) for keep in keeps)
 
 
 def entry(dtype, encoding, sizes, content, slot=0, length=None):

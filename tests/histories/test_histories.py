@@ -8,9 +8,14 @@ import run  # before the others: it says where they are
 
 import checker
 import cluster
+import lost_connections
+import proxy
 
 SERVER_OF = {"vector": 0, "number": 0, "register": 0}
 KIND_OF = {"vector": "push", "number": "count", "register": "write"}
+
+
+STEPS = 1500
 
 
 class Model:
@@ -134,3 +139,32 @@ def test_a_short_history(protocol, tmp_path):
     assert not wrong, "\n".join(wrong)
     # How many there are depends on the machine.
     assert summary["acknowledged"] > 10 and summary["variables compared"] > 10, summary
+
+
+@pytest.mark.parametrize("proof", ["none", "secret", "tls"])
+def test_lost_connections_fail_no_step_of_star_calls(proof, monkeypatch, tmp_path):
+    """The worker's connections are reset again and again, in the middle of calls; grpc++ loses steps by it."""
+    if proof != "none":
+        monkeypatch.setenv("STARWIRE_TEST_PROOF", proof)
+    failed = {}
+    for protocol in ("star_server", "star_server_lite", "grpc++")[: 3 if proof == "none" else 1]:
+        runner, network = cluster.Runner(), proxy.Network()
+        made = cluster.Cluster(runner, protocol, {"ps": 1, "worker": 1}, environment={"STARWIRE_UNIX": "off"}, start=False)
+        try:
+            link = proxy.Link(network, made.spec["ps"][0])
+            tasks = [made.begin_start("ps", 0), made.begin_start("worker", 0, spec={**made.spec, "ps": [link.address]})]
+            for task in tasks:
+                task.result(cluster.START_TIMEOUT)
+            tasks[1].begin(lost_connections.count, made.target("worker", 0), STEPS, str(tmp_path))
+            while not tasks[1].ready(0.05):
+                if (tmp_path / "steps").exists():
+                    link.reset()
+            failed[protocol], counts = tasks[1].result()
+            (tmp_path / "steps").unlink(missing_ok=True)
+            assert not [line for task in tasks for line in task.complaints()]
+        finally:
+            made.close()
+            runner.close()
+            network.close()
+        assert protocol == "grpc++" or counts == [STEPS] * 4, (protocol, failed, counts)
+    assert failed.pop("grpc++", 1) > 0 and set(failed.values()) == {0}, failed

@@ -326,7 +326,9 @@ impl Inbox {
                 }
                 _ => Ok(op.content.map_or_else(nothing, Bytes::from)),
             },
-            Outcome::PeerError { message, .. } | Outcome::Local { message, .. } => Err(message.to_owned()),
+            Outcome::PeerError { message, .. } | Outcome::Local { message, .. } | Outcome::Lost { message, .. } => {
+                Err(message.to_owned())
+            }
         };
         let _ = self.events.send(Event::Ended { token: op.token, result });
     }

@@ -1,9 +1,11 @@
 //! A caller's handle of a connection to a task.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
-use std::sync::Arc;
+use std::collections::{BinaryHeap, HashMap};
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::api::Host;
 use crate::command::{Command, NewCall, NewRecv, Request};
@@ -17,13 +19,16 @@ pub struct ChannelShared {
     number: u32,
     shard: usize,
     peer: Arc<Peer>,
+    lanes: Arc<Mutex<Lanes>>,
     next_id: AtomicU64,
 }
 
-impl ChannelShared {
-    pub fn new(number: u32, shard: usize, peer: Arc<Peer>) -> Self {
-        Self { number, shard, peer, next_id: AtomicU64::new(1) }
-    }
+/// Numbers the star calls to a task, and lends each a lane ([`starwire_protocol::star::Turn`]).
+#[derive(Default)]
+struct Lanes {
+    free: BinaryHeap<Reverse<u32>>,
+    next: u32,
+    number: u64,
 }
 
 /// The channels of an engine.
@@ -32,6 +37,8 @@ pub struct Channels {
     /// By task and address in the ClusterSpec.
     open: HashMap<(String, String), Arc<ChannelShared>>,
     next: u32,
+    /// By task, whatever its address.
+    lanes: HashMap<String, Arc<Mutex<Lanes>>>,
     /// Of the channels to tasks that have joined: address by task. It stays when the task leaves, which may come back.
     reached: HashMap<String, String>,
 }
@@ -45,9 +52,10 @@ impl Channels {
                 let number = self.next;
                 self.next = number.checked_add(1).ok_or(EngineError::TooMany)?;
                 let shard = number as usize % shared.config.reactors;
-                let peer = Arc::new(peer);
+                let lanes = self.lanes.entry(peer.task.clone()).or_default().clone();
+                let (peer, next_id) = (Arc::new(peer), AtomicU64::new(1));
                 shared.send(shard, Command::OpenChannel { channel: number, peer: peer.clone() });
-                place.insert(Arc::new(ChannelShared::new(number, shard, peer))).clone()
+                place.insert(Arc::new(ChannelShared { number, shard, peer, lanes, next_id })).clone()
             }
         };
         Ok(Channel::new(shared.clone(), channel))
@@ -105,6 +113,25 @@ impl<H: Host> Channel<H> {
 
     pub fn cancel(&self, id: u64, code: i32, message: String) {
         self.send(Command::Cancel { channel: self.channel.number, id, code, message });
+    }
+
+    /// Takes the lowest free lane for a star call. Returns it with the call's number.
+    pub fn take_lane(&self) -> (u32, NonZeroU64) {
+        let mut lanes = self.channel.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.number += 1;
+        let lane = lanes.free.pop().map_or_else(
+            || {
+                lanes.next += 1;
+                lanes.next - 1
+            },
+            |Reverse(lane)| lane,
+        );
+        (lane, NonZeroU64::new(lanes.number).unwrap_or(NonZeroU64::MAX))
+    }
+
+    /// Nobody waits for the lane's call any more.
+    pub fn give_lane(&self, lane: u32) {
+        self.channel.lanes.lock().unwrap_or_else(PoisonError::into_inner).free.push(Reverse(lane));
     }
 
     pub fn task(&self) -> &str {

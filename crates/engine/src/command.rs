@@ -18,7 +18,10 @@ pub struct NewCall<O: Op> {
     pub meta: Vec<u8>,
     pub payload: Option<OutPayload>,
     pub deadline_ms: u32,
+    /// Keep trying to connect instead of failing at the first failed attempt.
     pub wait_for_ready: bool,
+    /// The deadline is over once there is a connection.
+    pub deadline_to_connect: bool,
     pub op: PendingOp<O>,
 }
 

@@ -56,8 +56,13 @@ pub enum Outcome<'a> {
         message: &'a str,
         details: &'a [u8],
     },
-    /// This side ended it: connection lost, cancelled, deadline, reply refused.
+    /// This side ended it: not sent, cancelled, deadline, reply refused.
     Local {
+        code: i32,
+        message: &'a str,
+    },
+    /// The connection was lost: the peer may have done what was requested.
+    Lost {
         code: i32,
         message: &'a str,
     },
@@ -76,6 +81,7 @@ pub enum Ending {
     Ok { meta: Kept },
     PeerError { code: i32, message: Kept, details: Kept },
     Local { code: i32, message: Kept },
+    Lost { code: i32, message: Kept },
 }
 
 #[derive(Clone, Copy)]
@@ -231,6 +237,7 @@ impl<O: Owner> Events<O> {
                         Outcome::PeerError { code, message: text(message), details: bytes(details) }
                     }
                     Ending::Local { code, message } => Outcome::Local { code, message: text(message) },
+                    Ending::Lost { code, message } => Outcome::Lost { code, message: text(message) },
                 };
                 let op = self.ops.get_mut(self.polled.ops)?.take()?;
                 self.polled.ops += 1;

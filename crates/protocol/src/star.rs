@@ -1,6 +1,8 @@
 //! The heads of star calls, which are method calls between a worker and a parameter server. `docs/protocol.md`, "Star
 //! calls", is their specification; the tables of tensors behind the heads belong to TensorFlow's side.
 
+use std::num::NonZeroU64;
+
 use sha2::{Digest, Sha256};
 
 /// Methods.
@@ -21,7 +23,8 @@ pub const MAX_META: usize = 1 << 20;
 pub const MAX_SESSION: usize = 4096;
 
 const VERSION: u8 = 1;
-pub const CALL_BYTES: usize = 72;
+const CALL_VERSION: u8 = 2;
+pub const CALL_BYTES: usize = 80;
 const KEEP_BYTES: usize = 12;
 /// Where the session's handle begins in the metadata of a call.
 pub const SESSION_AT: usize = CALL_BYTES;
@@ -50,6 +53,18 @@ pub struct Keep {
     pub flags: u32,
 }
 
+/// Identifies a call among all that a worker process makes to a server, so that the server recognises it when it comes
+/// again over another connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// A lane has one call at a time: the next one means that nobody waits for the one before.
+    pub lane: u32,
+    /// How often the call was sent before.
+    pub attempt: u32,
+    /// Higher than those of all calls that the process numbered before.
+    pub number: NonZeroU64,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallHead<'a> {
     pub flags: u8,
@@ -57,6 +72,8 @@ pub struct CallHead<'a> {
     /// The incarnation of the plan's device as the worker knows it; 0: any.
     pub incarnation: u64,
     pub plan: PlanHash,
+    /// None: the call is not sent again.
+    pub turn: Option<Turn>,
     /// The session's handle.
     pub session: &'a [u8],
     pub keeps: Vec<Keep>,
@@ -102,15 +119,15 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// A head with at least the `fixed` bytes of its fields.
-    fn of(meta: &'a [u8], fixed: usize, head: &'static str) -> Result<Self, StarError> {
+    /// A head of this version with at least the `fixed` bytes of its fields.
+    fn of(meta: &'a [u8], fixed: usize, version: u8, head: &'static str) -> Result<Self, StarError> {
         let mut fields = Self { head, meta, at: 0 };
         if meta.len() < fixed {
             return Err(fields.malformed(format!("{} bytes, at least {fixed} expected", meta.len())));
         }
         match fields.u8()? {
-            VERSION => Ok(fields),
-            other => Err(fields.malformed(format!("version {other}, expected {VERSION}"))),
+            found if found == version => Ok(fields),
+            other => Err(fields.malformed(format!("version {other}, expected {version}"))),
         }
     }
 
@@ -151,6 +168,15 @@ impl<'a> Fields<'a> {
         Ok(i64::from_le_bytes(self.array()?))
     }
 
+    fn turn(&mut self) -> Result<Option<Turn>, StarError> {
+        let (lane, attempt, number) = (self.u32()?, self.u32()?, self.u64()?);
+        match NonZeroU64::new(number) {
+            Some(number) => Ok(Some(Turn { lane, attempt, number })),
+            None if (lane, attempt) == (0, 0) => Ok(None),
+            None => Err(self.malformed("a lane without a number".into())),
+        }
+    }
+
     fn zeros(&mut self, len: usize) -> Result<(), StarError> {
         match self.bytes(len)?.iter().all(|byte| *byte == 0) {
             true => Ok(()),
@@ -188,7 +214,7 @@ impl<'a> Fields<'a> {
 impl<'a> CallHead<'a> {
     /// The head, and where the table of feeds begins.
     pub fn read(meta: &'a [u8]) -> Result<(Self, usize), StarError> {
-        let mut fields = Fields::of(meta, CALL_BYTES, "star call")?;
+        let mut fields = Fields::of(meta, CALL_BYTES, CALL_VERSION, "star call")?;
         let flags = fields.flags(LAST | TRACE)?;
         fields.zeros(2)?;
         let session = fields.u16()?;
@@ -198,7 +224,7 @@ impl<'a> CallHead<'a> {
         let step = fields.i64()?;
         let incarnation = fields.u64()?;
         let plan = fields.array()?;
-        fields.zeros(8)?;
+        let turn = fields.turn()?;
         let session = fields.session(session)?;
         if u64::from(keeps) > (fields.rest() / KEEP_BYTES) as u64 {
             return Err(fields.malformed(format!("{keeps} kept values in {} bytes", meta.len())));
@@ -210,8 +236,11 @@ impl<'a> CallHead<'a> {
                 _ => Err(fields.malformed(format!("unknown flags {} of a kept value", keep.flags))),
             }
         });
-        let keeps = keeps.collect::<Result<_, _>>()?;
-        Ok((Self { flags, step, incarnation, plan, session, keeps }, fields.at))
+        let keeps: Vec<_> = keeps.collect::<Result<_, _>>()?;
+        if turn.is_some() && !keeps.is_empty() {
+            return Err(fields.malformed("a call that may come again keeps values".into()));
+        }
+        Ok((Self { flags, step, incarnation, plan, turn, session, keeps }, fields.at))
     }
 
     /// Appends the head.
@@ -222,7 +251,8 @@ impl<'a> CallHead<'a> {
         let keeps = u32::try_from(self.keeps.len()).ok().filter(|_| bytes <= MAX_META);
         let (Some(session), Some(keeps)) = (session, keeps) else { return Err(too_long) };
         meta.reserve(bytes);
-        meta.extend_from_slice(&[VERSION, self.flags, 0, 0]);
+        let (lane, attempt, number) = self.turn.map_or((0, 0, 0), |turn| (turn.lane, turn.attempt, turn.number.get()));
+        meta.extend_from_slice(&[CALL_VERSION, self.flags, 0, 0]);
         meta.extend_from_slice(&session.to_le_bytes());
         meta.extend_from_slice(&[0; 2]);
         meta.extend_from_slice(&keeps.to_le_bytes());
@@ -230,7 +260,9 @@ impl<'a> CallHead<'a> {
         meta.extend_from_slice(&self.step.to_le_bytes());
         meta.extend_from_slice(&self.incarnation.to_le_bytes());
         meta.extend_from_slice(&self.plan);
-        meta.extend_from_slice(&[0; 8]);
+        meta.extend_from_slice(&lane.to_le_bytes());
+        meta.extend_from_slice(&attempt.to_le_bytes());
+        meta.extend_from_slice(&number.to_le_bytes());
         meta.extend_from_slice(self.session);
         for keep in &self.keeps {
             for field in [keep.fetch, keep.slot, keep.flags] {
@@ -244,7 +276,7 @@ impl<'a> CallHead<'a> {
 impl ReplyHead {
     /// The head; the table of fetches begins at [`REPLY_BYTES`].
     pub fn read(meta: &[u8]) -> Result<Self, StarError> {
-        let mut fields = Fields::of(meta, REPLY_BYTES, "star call reply")?;
+        let mut fields = Fields::of(meta, REPLY_BYTES, VERSION, "star call reply")?;
         let flags = fields.flags(UNKNOWN_PLAN)?;
         fields.zeros(2)?;
         let (queue_micros, run_micros, stats_bytes) = (fields.u32()?, fields.u32()?, fields.u32()?);
@@ -265,7 +297,7 @@ impl ReplyHead {
 
 impl<'a> RegisterHead<'a> {
     pub fn read(meta: &'a [u8]) -> Result<Self, StarError> {
-        let mut fields = Fields::of(meta, REGISTER_BYTES, "plan registration")?;
+        let mut fields = Fields::of(meta, REGISTER_BYTES, VERSION, "plan registration")?;
         fields.zeros(1)?;
         let session = fields.u16()?;
         fields.zeros(4)?;
@@ -289,7 +321,7 @@ impl<'a> RegisterHead<'a> {
 
 impl<'a> EndHead<'a> {
     pub fn read(meta: &'a [u8]) -> Result<Self, StarError> {
-        let mut fields = Fields::of(meta, END_BYTES, "step end")?;
+        let mut fields = Fields::of(meta, END_BYTES, VERSION, "step end")?;
         fields.zeros(1)?;
         let session = fields.u16()?;
         fields.zeros(4)?;

@@ -5,17 +5,24 @@ use proptest::prelude::*;
 #[test]
 fn heads_are_those_of_the_specification() {
     let keeps = vec![Keep { fetch: 1, slot: 5, flags: 0 }, Keep { fetch: 2, slot: 6, flags: ALSO_RETURNED }];
-    let call = CallHead { flags: LAST, step: -2, incarnation: 7, plan: [9; 32], session: b"ab", keeps };
+    let call = CallHead { flags: LAST, step: -2, incarnation: 7, plan: [9; 32], turn: None, session: b"ab", keeps };
     let mut meta = vec![0xEE];
     call.write(&mut meta).unwrap();
-    assert_eq!(meta[..17], [0xEE, 1, 1, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0], "it is appended");
+    assert_eq!(meta[..17], [0xEE, 2, 1, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0], "it is appended");
     assert_eq!(meta[17..33], [0xFE, 255, 255, 255, 255, 255, 255, 255, 7, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(meta[33..73], [[9; 32].as_slice(), &[0; 8]].concat());
+    assert_eq!(meta[33..81], [[9; 32].as_slice(), &[0; 16]].concat());
     assert_eq!(
-        meta[73..],
+        meta[81..],
         [b"ab".as_slice(), &[1, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 6, 0, 0, 0, 1, 0, 0, 0]].concat()
     );
-    assert_eq!(CallHead::read(&meta[1..]).unwrap(), (call, meta.len() - 1));
+    assert_eq!(CallHead::read(&meta[1..]).unwrap(), (call.clone(), meta.len() - 1));
+
+    let turn = Some(Turn { lane: 3, attempt: 4, number: NonZeroU64::new(5).unwrap() });
+    let call = CallHead { turn, keeps: Vec::new(), ..call };
+    let mut meta = Vec::new();
+    call.write(&mut meta).unwrap();
+    assert_eq!(meta[64..80], [3, 0, 0, 0, 4, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(CallHead::read(&meta).unwrap(), (call, meta.len()));
 
     let reply = ReplyHead { flags: UNKNOWN_PLAN, queue_micros: 2, run_micros: 3, stats_bytes: 4 };
     let bytes = reply.bytes();
@@ -37,7 +44,7 @@ fn heads_are_those_of_the_specification() {
 
 fn call_meta() -> Vec<u8> {
     let keeps = vec![Keep { fetch: 1, slot: 2, flags: 1 }];
-    let call = CallHead { flags: TRACE, step: 1, incarnation: 1, plan: [1; 32], session: b"abc", keeps };
+    let call = CallHead { flags: TRACE, step: 1, incarnation: 1, plan: [1; 32], turn: None, session: b"abc", keeps };
     let mut meta = Vec::new();
     call.write(&mut meta).unwrap();
     meta
@@ -50,14 +57,17 @@ fn malformed_heads_are_refused() {
         meta[at] = byte;
         CallHead::read(&meta).map(|_| ()).unwrap_err().to_string()
     };
-    assert_eq!(why(0, 2), "starwire: malformed star call: version 2, expected 1");
+    assert_eq!(why(0, 1), "starwire: malformed star call: version 1, expected 2");
     assert_eq!(why(1, 4), "starwire: malformed star call: unknown flags 4");
     assert_eq!(why(4, 255), "starwire: malformed star call: a session handle of 255 bytes");
     assert_eq!(why(5, 0x11), "starwire: malformed star call: a session handle of 4355 bytes");
-    assert_eq!(why(8, 9), "starwire: malformed star call: 9 kept values in 87 bytes");
-    assert_eq!(why(11, 0xFF), "starwire: malformed star call: 4278190081 kept values in 87 bytes");
-    assert_eq!(why(83, 6), "starwire: malformed star call: unknown flags 6 of a kept value");
-    for reserved in [6, 7, 12, 15, 64, 71] {
+    assert_eq!(why(8, 9), "starwire: malformed star call: 9 kept values in 95 bytes");
+    assert_eq!(why(11, 0xFF), "starwire: malformed star call: 4278190081 kept values in 95 bytes");
+    assert_eq!(why(91, 6), "starwire: malformed star call: unknown flags 6 of a kept value");
+    assert_eq!(why(64, 1), "starwire: malformed star call: a lane without a number");
+    assert_eq!(why(68, 1), "starwire: malformed star call: a lane without a number");
+    assert_eq!(why(72, 1), "starwire: malformed star call: a call that may come again keeps values");
+    for reserved in [6, 7, 12, 15] {
         assert_eq!(why(reserved, 1), "starwire: malformed star call: reserved bytes are not zero", "{reserved}");
     }
     for len in 0..CALL_BYTES {
@@ -82,7 +92,7 @@ fn heads_that_do_not_fit_are_not_written() {
     let long = vec![0; MAX_SESSION + 1];
     let many = vec![Keep { fetch: 0, slot: 0, flags: 0 }; MAX_META / KEEP_BYTES];
     let call = |session, keeps| {
-        CallHead { flags: 0, step: 0, incarnation: 0, plan: [0; 32], session, keeps }.write(&mut Vec::new())
+        CallHead { flags: 0, step: 0, incarnation: 0, plan: [0; 32], turn: None, session, keeps }.write(&mut Vec::new())
     };
     assert!(call(&long[1..], Vec::new()).is_ok());
     assert_eq!(call(&long, Vec::new()), Err(StarError::TooLong { session: MAX_SESSION + 1, keeps: 0 }));
@@ -95,7 +105,7 @@ proptest! {
     /// Whatever is accepted is written the same way again.
     #[test]
     fn any_bytes_are_refused_or_round_trip(
-        start in proptest::sample::select(vec![call_meta(), ReplyHead::default().bytes().to_vec(), vec![1; 64]]),
+        start in proptest::sample::select(vec![call_meta(), ReplyHead::default().bytes().to_vec(), vec![1; 64], vec![2; 90]]),
         changes in proptest::collection::vec((0usize..120, any::<u8>()), 0..6),
         len in 0usize..120,
     ) {

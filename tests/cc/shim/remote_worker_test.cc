@@ -75,6 +75,7 @@ TEST(StarClientTest, CallsOfACancelledStepFailWithDerivedErrors) {
   StarCallee callee;
   callee.name = "call";
   callee.task = kPs;
+  callee.can_repeat = true;
   tensorflow::CancellationManager cancellation;
   StarClient::Where where;
   ASSERT_TRUE(task.engine->OpenChannel(kPs, "127.0.0.1:1", &where.channel).ok());

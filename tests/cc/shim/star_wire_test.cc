@@ -169,12 +169,12 @@ TEST(StarWire, HeadsAreAppended) {
   call.keeps = {{1, 7, 0}, {4, 9, kAlsoReturned}};
   std::vector<uint8_t> meta = {77};
   ASSERT_TRUE(EncodeStarCall(call, &meta).ok());
-  ASSERT_EQ(meta.size(), 1 + 72 + handle.size() + 2 * 12);
-  EXPECT_EQ(std::vector<uint8_t>(meta.begin(), meta.begin() + 6), (std::vector<uint8_t>{77, 1, 3, 0, 0, 23}));
+  ASSERT_EQ(meta.size(), 1 + SW_STAR_HEAD_BYTES + handle.size() + 2 * 12);
+  EXPECT_EQ(std::vector<uint8_t>(meta.begin(), meta.begin() + 6), (std::vector<uint8_t>{77, 2, 3, 0, 0, 23}));
   EXPECT_EQ(meta[17], 0xFB) << "the step";
   EXPECT_EQ(meta[25], 0xEF) << "the incarnation";
   EXPECT_EQ(meta[33], 9) << "the plan";
-  EXPECT_EQ(std::string(meta.begin() + 73, meta.begin() + 73 + 23), handle);
+  EXPECT_EQ(std::string(meta.begin() + 81, meta.begin() + 81 + 23), handle);
   EXPECT_EQ(meta[meta.size() - 4], kAlsoReturned);
 
   meta.clear();

@@ -103,7 +103,7 @@ mod tests {
         fn done(self, outcome: &Outcome<'_>, buffers: Buffers) {
             let code = match outcome {
                 Outcome::Ok { .. } => 0,
-                Outcome::PeerError { code, .. } | Outcome::Local { code, .. } => *code,
+                Outcome::PeerError { code, .. } | Outcome::Local { code, .. } | Outcome::Lost { code, .. } => *code,
             };
             self.0.send((code, buffers.into_owned())).unwrap();
         }

@@ -70,6 +70,10 @@ pub struct CompiledPlan<P> {
     pub has_state: bool,
     /// A kernel may wait or take long, so that the plan never runs on a reactor.
     pub may_wait: bool,
+    /// Its runs end by themselves: no kernel waits for anything.
+    pub ends_alone: bool,
+    /// A second run would change something.
+    pub has_effects: bool,
 }
 
 /// A call of a plan that the server knows.

@@ -133,7 +133,7 @@ impl<H: Host> Dispatcher<H> {
                         continue;
                     }
                     match self.star.as_mut().filter(|_| is_star(method)) {
-                        Some(star) => star.cancelled(ticket),
+                        Some(star) => star.cancelled(ticket, peer_gone),
                         None => self.shared.host.cancelled(ticket, method, tag, peer_gone),
                     }
                 }
@@ -146,7 +146,7 @@ impl<H: Host> Dispatcher<H> {
                 }
                 Event::Ready(peer) => {
                     if let Some(star) = &mut self.star {
-                        star.peer_came(conn.key, &peer.task, peer.incarnation);
+                        star.peer_came(conn.key, &peer.task, peer.incarnation, self.now);
                     }
                     self.shared.host.peer_came(conn.key, &peer.task, peer.incarnation);
                     break Some(ConnEvent::Ready(peer.clone()));
@@ -174,7 +174,7 @@ impl<H: Host> Dispatcher<H> {
     /// This connection is closed; its last events were delivered.
     pub fn peer_gone(&mut self, conn: u64) {
         if let Some(star) = &mut self.star {
-            star.peer_gone(conn, &self.metrics);
+            star.peer_gone(conn, self.now, &self.metrics);
         }
         self.tunnels.peer_gone(conn);
         self.shared.host.peer_gone(conn);
@@ -236,7 +236,7 @@ impl<H: Host> Dispatcher<H> {
             Outcome::Ok { .. } => {}
             Outcome::PeerError { .. } => self.metrics.error_replies_received.add(1),
             Outcome::Local { code: code::DEADLINE_EXCEEDED, .. } => self.metrics.deadlines_exceeded.add(1),
-            Outcome::Local { .. } => self.metrics.ended_locally.add(1),
+            Outcome::Local { .. } | Outcome::Lost { .. } => self.metrics.ended_locally.add(1),
         }
         if let Some(started) = op.started {
             let took = self.now.saturating_duration_since(started);

@@ -146,11 +146,12 @@ impl<H: Host> Links<H> {
     /// Starts a request on an open connection.
     pub fn start(&mut self, key: u64, waiting: Waiting<Request<H::Op>>) {
         let now = self.dispatch.now;
-        let Waiting { id, request, deadline, .. } = waiting;
+        let Waiting { id, request, mut deadline, .. } = waiting;
         let Some(conn) = self.conns.get_mut(&key).filter(|c| c.closing.is_none()) else {
             // The connection is being closed; a new request shares its fate.
             let message = "starwire: the connection was just lost (Socket closed)";
-            return self.end(request.into_op(), code::UNAVAILABLE, message);
+            self.dispatch.note();
+            return request.into_op().done(&Outcome::Lost { code: code::UNAVAILABLE, message });
         };
         match request {
             Request::Recv(recv) => {
@@ -160,7 +161,8 @@ impl<H: Host> Links<H> {
             }
             Request::Call(call) => {
                 self.dispatch.metrics.calls_sent.add(1);
-                let NewCall { method, meta, payload, op, .. } = call;
+                let NewCall { method, meta, payload, deadline_to_connect, op, .. } = call;
+                deadline = deadline.filter(|_| !deadline_to_connect);
                 match u16::try_from(method) {
                     Ok(method) if method > 0 => {
                         conn.proto.call(now, Call { id, method, meta, payload, deadline, op });

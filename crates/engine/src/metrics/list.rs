@@ -78,6 +78,7 @@ metrics! {
     Counter star_calls "starwire_star_calls_total" "Star calls from workers.";
     Counter star_plan_hits "starwire_star_plan_hits_total" "Of these, calls whose plan was known.";
     Counter star_calls_inline "starwire_star_calls_inline_total" "Of these, calls that ran on the reactor that received them.";
+    Counter star_calls_repeated "starwire_star_calls_repeated_total" "Star calls that came again over a new connection, and got the reply of their first run.";
     Counter star_registrations "starwire_star_registrations_total" "Star plans compiled.";
     Counter star_evictions "starwire_star_evictions_total" "Star plans evicted because they were idle or room was needed.";
     Gauge star_plans "starwire_star_plans" "Star plans of workers.";

@@ -1,11 +1,11 @@
 //! The owner of a simulated task: answers requests late, and keeps a ledger of its own.
 
 use std::collections::{BTreeMap, HashSet};
-use std::convert::Infallible;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use super::star::{self, Kernels, Next};
 use crate::api::{Buffers, Host, IncomingCall, Level, Op, OutPayload, RecvRequest, Ticket};
 use starwire_protocol::{Failure, Outcome, code};
 
@@ -30,6 +30,11 @@ pub struct Ledger {
     /// Calls that a server has got.
     pub executed: HashSet<Vec<u8>>,
     pub ended: BTreeMap<i32, u64>,
+    /// Star calls that have run.
+    pub ran: HashSet<u64>,
+    /// Star calls that succeeded although they had lost a connection.
+    pub saved: u64,
+    pub next: Vec<Next>,
 }
 
 #[derive(Default)]
@@ -42,14 +47,17 @@ pub struct State {
 pub struct Owner {
     pub state: Mutex<State>,
     pub ledger: Arc<Mutex<Ledger>>,
+    pub kernels: Kernels,
     pub keys: AtomicI64,
     /// Payloads that were not released.
     pub payloads: Arc<AtomicI64>,
 }
 
 impl Owner {
-    pub fn new(ledger: &Arc<Mutex<Ledger>>) -> Self {
-        Self { state: Mutex::default(), ledger: ledger.clone(), keys: AtomicI64::new(0), payloads: Arc::default() }
+    pub fn new(incarnation: u64, ledger: &Arc<Mutex<Ledger>>) -> Self {
+        let kernels = Kernels::new(incarnation, ledger);
+        let (state, keys, payloads) = Default::default();
+        Self { state, ledger: ledger.clone(), kernels, keys, payloads }
     }
 
     fn called(&self) -> std::sync::MutexGuard<'_, State> {
@@ -97,8 +105,8 @@ pub fn value(key: &[u8], step: i64, frame: u64, iter: u64) -> Vec<Vec<u8>> {
 
 impl Host for Owner {
     type Key = Vec<u8>;
-    type Op = Request;
-    type Star = Infallible;
+    type Op = Any;
+    type Star = Kernels;
 
     fn key(&self, prefix: &[u8]) -> Option<Vec<u8>> {
         self.keys.fetch_add(1, Ordering::Relaxed);
@@ -119,6 +127,10 @@ impl Host for Owner {
 
     fn takes_calls(&self) -> bool {
         true
+    }
+
+    fn star(&self) -> Option<&Kernels> {
+        Some(&self.kernels)
     }
 
     fn call(&self, call: IncomingCall) {
@@ -142,6 +154,27 @@ impl Host for Owner {
     }
 
     fn log(&self, _level: Level, _line: &str) {}
+}
+
+pub enum Any {
+    Plain(Request),
+    Star(star::Request),
+}
+
+impl Op for Any {
+    fn alloc(&mut self, meta: &[u8], lens: &[u64]) -> Result<Buffers, Failure> {
+        match self {
+            Self::Plain(request) => request.alloc(meta, lens),
+            Self::Star(request) => Ok(request.alloc(lens)),
+        }
+    }
+
+    fn done(self, outcome: &Outcome<'_>, buffers: Buffers) {
+        match self {
+            Self::Plain(request) => request.done(outcome, buffers),
+            Self::Star(request) => request.done(outcome, buffers),
+        }
+    }
 }
 
 /// A request of a simulated task, and what its answer has to be.
@@ -172,7 +205,9 @@ impl Op for Request {
                 assert!(buffers.into_owned() == self.parts, "the bytes of request {} are wrong", self.id);
                 0
             }
-            Outcome::PeerError { code, message, .. } | Outcome::Local { code, message } => {
+            Outcome::PeerError { code, message, .. }
+            | Outcome::Local { code, message }
+            | Outcome::Lost { code, message } => {
                 let expected = match *code {
                     code::UNAVAILABLE | code::DEADLINE_EXCEEDED => true,
                     code::CANCELLED => was_cancelled,

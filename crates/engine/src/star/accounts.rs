@@ -1,50 +1,118 @@
-//! Usage of a server by its peers, added up over all connections of a peer and over all peers.
+//! The worker processes that a server knows: their usage of it, added up over all connections of a process and over all
+//! processes, and the calls that they may make again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::Refused;
+use super::call_log::CallLog;
 use crate::config::StepLimits;
+
+/// For so long after its last connection, a process gets the replies that it has missed.
+const GRACE: Duration = Duration::from_secs(60);
+/// So many processes without a connection are known.
+const MOST_GONE: usize = 4096;
 
 /// One incarnation of a task, with all its connections.
 type Identity = (String, u64);
 
-/// The usage of one peer.
-#[derive(Debug, Default)]
+/// One process.
 pub struct Account {
     name: String,
+    incarnation: u64,
     calls: AtomicU64,
     values: AtomicU64,
     bytes: AtomicU64,
     all: Arc<AtomicU64>,
+    log: Mutex<CallLog>,
 }
 
-/// The accounts of all peers.
+struct Entry {
+    account: Arc<Account>,
+    connections: usize,
+    /// When the last connection ended.
+    gone: Option<Instant>,
+}
+
+/// The accounts of all processes.
 #[derive(Default)]
 pub struct Accounts {
-    open: Mutex<HashMap<Identity, Weak<Account>>>,
+    known: Mutex<Known>,
     /// Bytes of all of them.
     bytes: Arc<AtomicU64>,
 }
 
+#[derive(Default)]
+struct Known {
+    entries: HashMap<Identity, Entry>,
+    /// Some were dropped.
+    is_incomplete: bool,
+}
+
 impl Accounts {
-    /// The account of this peer; it is closed with its last connection.
-    pub fn of(&self, name: &str, incarnation: u64) -> Arc<Account> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|_, account| account.strong_count() > 0);
-        let known = open.entry((name.to_owned(), incarnation)).or_default();
-        known.upgrade().unwrap_or_else(|| {
-            let account = Arc::new(Account { name: name.to_owned(), all: self.bytes.clone(), ..Account::default() });
-            *known = Arc::downgrade(&account);
-            account
-        })
+    /// A process has another connection. Returns its account.
+    pub fn came(&self, name: &str, incarnation: u64, now: Instant) -> Arc<Account> {
+        let mut known = self.known();
+        known.tidy(now);
+        let Known { entries, is_incomplete } = &mut *known;
+        let entry = entries.entry((name.to_owned(), incarnation)).or_insert_with(|| {
+            let log = Mutex::new(if *is_incomplete { CallLog::incomplete() } else { CallLog::complete() });
+            let (calls, values, bytes) = Default::default();
+            let account =
+                Account { name: name.to_owned(), incarnation, calls, values, bytes, all: self.bytes.clone(), log };
+            Entry { account: Arc::new(account), connections: 0, gone: None }
+        });
+        entry.connections += 1;
+        entry.gone = None;
+        entry.account.clone()
+    }
+
+    /// A connection of this process has ended.
+    pub fn gone(&self, account: &Account, now: Instant) {
+        let mut known = self.known();
+        if let Some(entry) = known.entries.get_mut(&(account.name.clone(), account.incarnation)) {
+            entry.connections = entry.connections.saturating_sub(1);
+            entry.gone = (entry.connections == 0).then_some(now);
+        }
+        known.tidy(now);
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    /// Forgets the replies of processes that have been gone for too long, and whole processes if there are very many.
+    fn tidy(&mut self, now: Instant) {
+        let mut gone = Vec::new();
+        for (identity, entry) in &self.entries {
+            let Some(at) = entry.gone else { continue };
+            if at + GRACE <= now {
+                entry.account.log().forget();
+            }
+            gone.push((at, identity));
+        }
+        if gone.len() > MOST_GONE {
+            gone.sort_unstable();
+            // Half of them, so that this does not happen each time.
+            let dropped: Vec<Identity> =
+                gone[..MOST_GONE / 2].iter().map(|(_, identity)| (*identity).clone()).collect();
+            dropped.iter().for_each(|identity| drop(self.entries.remove(identity)));
+            self.is_incomplete = true;
+        }
     }
 }
 
 impl Account {
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(super) fn log(&self) -> MutexGuard<'_, CallLog> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn take_call(&self, limits: &StepLimits) -> Result<(), Refused> {
@@ -97,18 +165,23 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
+    use super::super::call_log::Begin;
     use super::*;
+    use crate::api::Ticket;
+    use starwire_protocol::star::Turn;
 
     const LIMITS: StepLimits = StepLimits { values: 100, bytes: 1000, calls: 2, all_bytes: 1200 };
 
     #[test]
     fn connections_of_one_peer_share_what_one_may_have() {
-        let accounts = Accounts::default();
-        let (first, second) = (accounts.of("worker", 1), accounts.of("worker", 1));
+        let (accounts, now) = (Accounts::default(), Instant::now());
+        let (first, second) = (accounts.came("worker", 1, now), accounts.came("worker", 1, now));
         first.take_call(&LIMITS).unwrap();
         second.take_call(&LIMITS).unwrap();
         assert_eq!(first.take_call(&LIMITS), Err(Refused::Calls { peer: "worker".into(), max: 2 }));
-        accounts.of("worker", 2).take_call(&LIMITS).unwrap();
+        accounts.came("worker", 2, now).take_call(&LIMITS).unwrap();
         second.give_calls(1);
         first.take_call(&LIMITS).unwrap();
         first.take(60, 10, 0, &LIMITS).unwrap();
@@ -116,17 +189,51 @@ mod tests {
         second.take(40, 10, 0, &LIMITS).unwrap();
         assert_eq!(first.has(), (2, 100, 20));
         first.give(100, 20);
-        drop((first, second));
-        assert_eq!(accounts.of("worker", 1).has(), (0, 0, 0));
-        assert_eq!(accounts.open.lock().unwrap().len(), 1, "what nobody uses is forgotten");
+        assert_eq!(accounts.came("worker", 1, now).has(), (2, 0, 0));
+    }
+
+    #[test]
+    fn a_process_without_connections_is_remembered_for_a_while() {
+        let turn = |number, attempt| Turn { lane: 0, attempt, number: NonZeroU64::new(number).unwrap() };
+        let ticket = Ticket { conn: 1, id: 1 };
+        let (accounts, start) = (Accounts::default(), Instant::now());
+        let (first, second) = (accounts.came("worker", 1, start), accounts.came("worker", 1, start));
+        assert_eq!(first.log().begin(turn(1, 0), ticket, 9), Ok(Begin::Run));
+        let late = start + GRACE * 2;
+        accounts.gone(&first, start);
+        assert_eq!(accounts.came("worker", 2, late).log().begin(turn(1, 1), ticket, 9), Ok(Begin::Run), "another");
+        assert_eq!(second.log().begin(turn(1, 1), ticket, 9), Ok(Begin::Waits), "it has a connection");
+        accounts.gone(&second, late);
+        let back = accounts.came("worker", 1, late + GRACE - Duration::from_secs(1));
+        assert_eq!(back.log().begin(turn(1, 2), ticket, 9), Ok(Begin::Waits));
+        accounts.gone(&back, late);
+        let back = accounts.came("worker", 1, late + GRACE);
+        assert_eq!(back.log().begin(turn(1, 3), ticket, 9), Err(Refused::MayHaveRun));
+        assert_eq!(back.log().begin(turn(2, 1), ticket, 9), Ok(Begin::Run), "it is known that this one never came");
+    }
+
+    #[test]
+    fn of_very_many_processes_the_last_ones_are_remembered() {
+        let turn = |attempt| Turn { lane: 0, attempt, number: NonZeroU64::MIN };
+        let (accounts, start) = (Accounts::default(), Instant::now());
+        let ticket = Ticket { conn: 1, id: 1 };
+        for number in 0..=MOST_GONE as u64 {
+            let account = accounts.came("worker", number, start);
+            assert_eq!(account.log().begin(turn(0), ticket, 9), Ok(Begin::Run));
+            accounts.gone(&account, start + Duration::from_nanos(number));
+        }
+        let again = |number| accounts.came("worker", number, start).log().begin(turn(1), ticket, 9);
+        assert_eq!(again(0), Err(Refused::MayHaveRun));
+        assert_eq!(again(MOST_GONE as u64), Ok(Begin::Waits));
+        assert_eq!(accounts.known().entries.len(), MOST_GONE / 2 + 2);
     }
 
     #[test]
     fn nobody_takes_all_and_everybody_finds_something() {
-        let accounts = Accounts::default();
+        let (accounts, now) = (Accounts::default(), Instant::now());
         let mut taken = 0;
         let mut least = u64::MAX;
-        let peers: Vec<_> = (0..20).map(|n| accounts.of("any", n)).collect();
+        let peers: Vec<_> = (0..20).map(|n| accounts.came("any", n, now)).collect();
         for peer in &peers {
             let mut own = 0;
             while peer.take(0, 1, 0, &LIMITS).is_ok() {

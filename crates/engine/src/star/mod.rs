@@ -1,8 +1,10 @@
 //! Star calls on a parameter server. A call lives on the shard of its connection (`shard.rs`), with the values that
-//! stay between the calls of its step (`steps.rs`); the plans that all sessions share are in one table (`plans.rs`,
-//! `server.rs`), of which each shard keeps a copy. The owner of the kernels is a [`StarHost`].
+//! stay between the calls of its step (`steps.rs`); one that comes again over another connection is recognised
+//! (`call_log.rs`). The plans that all sessions share are in one table (`plans.rs`, `server.rs`), of which each shard
+//! keeps a copy. The owner of the kernels is a [`StarHost`].
 
 mod accounts;
+mod call_log;
 mod plans;
 mod server;
 mod shard;
@@ -37,12 +39,19 @@ pub enum Refused {
     Left { peer: String, bytes: u64, left: u64, max: u64 },
     #[error("starwire: the connection of this star call is closed")]
     Gone,
+    #[error("starwire: this star call comes too late: its worker has sent it again, or no longer waits for it")]
+    Superseded,
+    #[error(
+        "starwire: a star call was sent again over a new connection, but may have run, and its reply is no longer here"
+    )]
+    MayHaveRun,
 }
 
 impl Refused {
     pub fn code(&self) -> i32 {
         match self {
-            Self::Gone => code::CANCELLED,
+            Self::Gone | Self::Superseded => code::CANCELLED,
+            Self::MayHaveRun => code::UNAVAILABLE,
             _ => code::RESOURCE_EXHAUSTED,
         }
     }

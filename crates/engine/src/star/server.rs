@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::Refused;
 use super::accounts::Accounts;
 use super::plans::{Claim, Found, Made, Plans};
+use crate::api::{CompiledPlan, StarFailure, StarHost};
 use crate::api::{Host, Ticket};
 use crate::api::{InBody, OutPayload};
-use crate::api::{StarFailure, StarHost};
 use crate::command::{Command, Meta, StarCommand};
 use crate::keys::shard_of;
 use crate::shared::Shared;
@@ -29,6 +30,8 @@ const BANISHED_FOR: i32 = 100;
 pub struct ServedPlan<P> {
     pub plan: P,
     may_wait: bool,
+    pub ends_alone: bool,
+    pub has_effects: bool,
     runs: AtomicU32,
     cost_ns: AtomicU64,
     /// Runs that still take place elsewhere because one on a reactor took too long.
@@ -36,9 +39,10 @@ pub struct ServedPlan<P> {
 }
 
 impl<P> ServedPlan<P> {
-    fn new(plan: P, may_wait: bool) -> Self {
+    fn new(compiled: CompiledPlan<P>) -> Self {
+        let CompiledPlan { plan, may_wait, ends_alone, has_effects, .. } = compiled;
         let (runs, cost_ns, banished) = (AtomicU32::new(0), AtomicU64::new(0), AtomicI32::new(0));
-        Self { plan, may_wait, runs, cost_ns, banished }
+        Self { plan, may_wait, ends_alone, has_effects, runs, cost_ns, banished }
     }
 
     /// Whether a run may take place on a reactor: no kernel can wait, and they have been measured to take no more than
@@ -196,8 +200,8 @@ impl<H: Host> StarServer<H> {
         let plan = body.parts().next().unwrap_or_default();
         let (made, failure) = match host.compile(session, plan) {
             Ok(compiled) => {
-                let value = Arc::new(ServedPlan::new(compiled.plan, compiled.may_wait));
                 let (bytes, peer, has_state) = (plan.len() as u64, peer.clone(), compiled.has_state);
+                let value = Arc::new(ServedPlan::new(compiled));
                 (Some(Made { value, bytes, peer, has_state, isolated }), None)
             }
             Err(failure) => (None, Some(failure)),
@@ -216,8 +220,7 @@ impl<H: Host> StarServer<H> {
                 Some(failure) => self.answer(&waiter, Err(failure.clone())),
             }
         }
-        let refused = compiled.refused.map(|refused| StarFailure::new(refused.code(), refused.to_string()));
-        failure.or(refused).map_or(Ok(()), Err)
+        failure.or(compiled.refused.map(StarFailure::from)).map_or(Ok(()), Err)
     }
 
     fn answer(&self, registration: &Registration, result: Result<(), StarFailure>) {
@@ -290,6 +293,12 @@ impl<H: Host> StarServer<H> {
     }
 }
 
+impl From<Refused> for StarFailure {
+    fn from(refused: Refused) -> Self {
+        Self::new(refused.code(), refused.to_string())
+    }
+}
+
 impl StarFailure {
     /// Code, metadata and payload of a reply.
     pub(super) fn into_reply(self, peer: Option<&str>) -> (i32, Meta, Option<OutPayload>) {
@@ -308,10 +317,14 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_micros(10);
 
+    fn compiled(may_wait: bool) -> CompiledPlan<()> {
+        CompiledPlan { plan: (), has_state: false, may_wait, ends_alone: !may_wait, has_effects: true }
+    }
+
     #[test]
     fn plans_run_on_reactors_after_they_were_measured_cheap() {
         let cost = Duration::from_micros(7);
-        let plan = ServedPlan::new((), false);
+        let plan = ServedPlan::new(compiled(false));
         for _ in 0..TRIAL_RUNS {
             assert!(!plan.runs_inline(LIMIT));
             plan.ran(cost, cost, false, LIMIT);
@@ -320,7 +333,7 @@ mod tests {
         assert!(!plan.runs_inline(cost / 2), "too expensive");
         plan.ran(cost, Duration::ZERO, false, LIMIT);
         assert!(!plan.runs_inline(LIMIT), "the cost is not known");
-        let waits = ServedPlan::new((), true);
+        let waits = ServedPlan::new(compiled(true));
         for _ in 0..=TRIAL_RUNS {
             waits.ran(cost, cost, false, LIMIT);
         }
@@ -330,7 +343,7 @@ mod tests {
     #[test]
     fn a_plan_that_held_a_reactor_up_runs_elsewhere_for_a_while() {
         let cost = Duration::from_micros(7);
-        let plan = ServedPlan::new((), false);
+        let plan = ServedPlan::new(compiled(false));
         for _ in 0..TRIAL_RUNS {
             plan.ran(cost, cost, false, LIMIT);
         }

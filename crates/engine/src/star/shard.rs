@@ -7,16 +7,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::Refused;
+use super::accounts::Account;
+use super::call_log::{Begin, KeptReply, MAX_REPLY};
 use super::server::{FoundPlan, ServedPlan, StarServer, TICK, TOO_LONG};
 use super::steps::Steps;
 use crate::api::{Host, Ticket};
 use crate::api::{InBody, OutPayload};
 use crate::api::{StarCall, StarFailure, StarHost, StarOutcome, StarReply};
-use crate::command::{Meta, StarCommand};
+use crate::command::{Command, Meta, StarCommand};
+use crate::keys::shard_of;
 use crate::metrics::Recorder;
 use starwire_protocol::code;
 use starwire_protocol::star::{
-    self, CallHead, EndHead, Keep, LAST, PlanHash, REPLY_BYTES, ReplyHead, SESSION_AT, TRACE, UNKNOWN_PLAN,
+    self, CallHead, EndHead, Keep, LAST, PlanHash, REPLY_BYTES, ReplyHead, SESSION_AT, TRACE, Turn, UNKNOWN_PLAN,
 };
 
 /// The reply to a request of star calls.
@@ -25,6 +29,25 @@ pub struct Answer {
     pub code: i32,
     pub meta: Meta,
     pub payload: Option<OutPayload>,
+}
+
+impl Answer {
+    /// A copy for a call that comes again, if it is short.
+    fn copy(&self) -> Option<KeptReply> {
+        let parts = || self.payload.iter().flat_map(OutPayload::parts);
+        let bytes: usize = self.meta.as_slice().len() + parts().map(<[u8]>::len).sum::<usize>();
+        let copy = || KeptReply {
+            code: self.code,
+            meta: self.meta.as_slice().to_vec(),
+            parts: parts().map(<[u8]>::to_vec).collect(),
+        };
+        (bytes <= MAX_REPLY).then(copy)
+    }
+
+    fn again(id: u64, KeptReply { code, meta, parts }: KeptReply) -> Self {
+        let payload = (!parts.is_empty()).then(|| OutPayload::of(parts));
+        Self { id, code, meta: Meta::from_vec(meta), payload }
+    }
 }
 
 type Served<H> = Arc<ServedPlan<<<H as Host>::Star as StarHost>::Plan>>;
@@ -38,6 +61,11 @@ struct InFlight<H: Host> {
     arrived: Instant,
     bytes: u64,
     cancelled: bool,
+    /// It was cancelled because its connection ended.
+    lost: bool,
+    turn: Option<Turn>,
+    /// Whose log has its run.
+    logged: Option<Arc<Account>>,
     stage: Stage<H>,
 }
 
@@ -89,12 +117,15 @@ impl<H: Host> StarShard<H> {
         }
     }
 
-    pub fn peer_came(&mut self, conn: u64, task: &str, incarnation: u64) {
-        self.steps.peer_came(conn, self.server.accounts.of(task, incarnation));
+    pub fn peer_came(&mut self, conn: u64, task: &str, incarnation: u64, now: Instant) {
+        self.steps.peer_came(conn, self.server.accounts.came(task, incarnation, now));
     }
 
     /// After the cancellations of its calls.
-    pub fn peer_gone(&mut self, conn: u64, metrics: &Recorder) {
+    pub fn peer_gone(&mut self, conn: u64, now: Instant, metrics: &Recorder) {
+        if let Some(account) = self.steps.account(conn) {
+            self.server.accounts.gone(account, now);
+        }
         drop(self.steps.peer_gone(conn));
         self.count_slots(metrics);
     }
@@ -109,17 +140,21 @@ impl<H: Host> StarShard<H> {
         metrics: &Recorder,
     ) -> Option<Answer> {
         let answered = match method {
-            star::CALL => self.call(ticket, body, now).map(|()| None),
+            star::CALL => self.call(ticket, body, now, metrics),
             star::REGISTER => {
-                let peer = self.steps.name(ticket.conn).unwrap_or("a disconnected worker");
+                let peer = self.peer(ticket.conn).unwrap_or("a disconnected worker");
                 self.server.register(ticket, peer, body).map(|()| None)
             }
-            _ => self.end_step(ticket.conn, body.meta(), metrics).map(|()| Some(Meta::of(b""))),
+            _ => {
+                let ended = self.end_step(ticket.conn, body.meta(), metrics);
+                ended.map(|()| Some(Answer { id: ticket.id, code: 0, meta: Meta::of(b""), payload: None }))
+            }
         };
-        match answered {
-            Ok(meta) => meta.map(|meta| Answer { id: ticket.id, code: 0, meta, payload: None }),
-            Err(failure) => Some(self.refusal(ticket, failure)),
-        }
+        answered.unwrap_or_else(|failure| Some(self.refusal(ticket, failure)))
+    }
+
+    fn peer(&self, conn: u64) -> Option<&str> {
+        self.steps.account(conn).map(|account| account.name())
     }
 
     fn end_step(&mut self, conn: u64, meta: &[u8], metrics: &Recorder) -> Result<(), StarFailure> {
@@ -129,7 +164,13 @@ impl<H: Host> StarShard<H> {
         Ok(())
     }
 
-    fn call(&mut self, ticket: Ticket, body: Box<InBody>, now: Instant) -> Result<(), StarFailure> {
+    fn call(
+        &mut self,
+        ticket: Ticket,
+        body: Box<InBody>,
+        now: Instant,
+        metrics: &Recorder,
+    ) -> Result<Option<Answer>, StarFailure> {
         self.tick(now);
         let (head, table) = CallHead::read(body.meta()).map_err(|error| StarFailure::malformed(error.to_string()))?;
         self.server.check_incarnation(head.incarnation)?;
@@ -137,25 +178,55 @@ impl<H: Host> StarShard<H> {
         if self.calls.contains_key(&(ticket.conn, ticket.id)) {
             return Err(StarFailure::malformed(format!("starwire: malformed star call: id {} is in use", ticket.id)));
         }
-        let CallHead { flags, step, plan: hash, session, keeps, .. } = head;
+        let CallHead { flags, step, plan: hash, turn, session, keeps, .. } = head;
         let time = self.time(now);
-        let began = self.steps.call_began(ticket.conn, step, !keeps.is_empty());
-        let on_record = began.map_err(|refused| StarFailure::new(refused.code(), refused.to_string()))?;
+        let on_record = self.steps.call_began(ticket.conn, step, !keeps.is_empty())?;
         let plan = self.find(session, &hash, time);
         let session = SESSION_AT..SESSION_AT + session.len();
         let (last, trace) = (flags & LAST != 0, flags & TRACE != 0);
         let bytes = body.pieces().iter().map(|piece| piece.len as u64).sum();
         let request = Request { body, keeps, trace, session, table };
-        let stage = match plan {
-            Some(plan) => self.run(ticket, step, request, plan),
-            None => {
-                self.ask(ticket, &request, hash);
-                Stage::Asking(request, hash)
-            }
-        };
-        let call = InFlight { step, on_record, last, arrived: now, bytes, cancelled: false, stage };
+        let stage = Stage::Asking(request, hash);
+        let (cancelled, lost, logged) = (false, false, None);
+        let call = InFlight { step, on_record, last, arrived: now, bytes, cancelled, lost, turn, logged, stage };
+        if let Some(plan) = plan {
+            return Ok(self.begin(ticket, call, plan, metrics));
+        }
+        if let Stage::Asking(request, hash) = &call.stage {
+            self.ask(ticket, request, *hash);
+        }
         self.calls.insert((ticket.conn, ticket.id), call);
-        Ok(())
+        Ok(None)
+    }
+
+    /// Runs a call whose plan is known, unless it has run already.
+    fn begin(&mut self, ticket: Ticket, mut call: InFlight<H>, plan: Served<H>, metrics: &Recorder) -> Option<Answer> {
+        let turn = call.turn.filter(|_| plan.has_effects);
+        let account = self.steps.account(ticket.conn).filter(|_| turn.is_some()).cloned();
+        let most = usize::try_from(self.server.shared.config.star.steps.calls).unwrap_or(usize::MAX);
+        let begun = match (turn, &account) {
+            (Some(turn), Some(account)) => account.log().begin(turn, ticket, most),
+            (Some(_), None) => Err(Refused::Gone),
+            (None, _) => Ok(Begin::Run),
+        };
+        if matches!(begun, Ok(Begin::Run)) {
+            call.logged = account;
+            call.stage = match call.stage {
+                Stage::Asking(request, _) => self.run(ticket, call.step, request, plan),
+                running => running,
+            };
+            self.calls.insert((ticket.conn, ticket.id), call);
+            return None;
+        }
+        self.end(ticket, &call, None, metrics);
+        match begun {
+            Ok(Begin::Repeat(reply)) => {
+                metrics.star_calls_repeated.add(1);
+                Some(Answer::again(ticket.id, reply))
+            }
+            Ok(_) => None,
+            Err(refused) => Some(self.refusal(ticket, refused.into())),
+        }
     }
 
     /// The plan as this session may use it.
@@ -195,9 +266,17 @@ impl<H: Host> StarShard<H> {
         Stage::Running(plan, run)
     }
 
-    /// The caller of a request no longer needs its answer.
-    pub fn cancelled(&mut self, ticket: Ticket) {
+    /// The caller of a request no longer needs its answer, or (`peer_gone`) has lost its connection.
+    pub fn cancelled(&mut self, ticket: Ticket, peer_gone: bool) {
         let Some(call) = self.calls.get_mut(&(ticket.conn, ticket.id)) else { return };
+        let may_come_again = match (&call.logged, &call.stage) {
+            (Some(_), Stage::Running(plan, _)) => plan.ends_alone,
+            _ => false,
+        };
+        if peer_gone && may_come_again {
+            return;
+        }
+        call.lost = peer_gone;
         call.cancelled = true;
         if let (Stage::Running(_, Some(run)), Some(host)) = (&call.stage, self.server.host()) {
             host.cancel(run);
@@ -232,14 +311,22 @@ impl<H: Host> StarShard<H> {
             plan.ran(run, cost, inline, self.inline);
         }
         self.end(ticket, &call, Some(Ran { inline, queue, run, bytes }), metrics);
-        let StarReply { meta, payload, stats_bytes, .. } = match result {
-            Ok(reply) => reply,
-            Err(failure) => return Some(self.refusal(ticket, failure)),
+        let answer = match result {
+            Ok(StarReply { meta, payload, stats_bytes, .. }) => {
+                let head = ReplyHead { flags: 0, queue_micros: micros(queue), run_micros: micros(run), stats_bytes };
+                let mut meta = meta.0;
+                meta[..REPLY_BYTES].copy_from_slice(&head.bytes());
+                Answer { id: ticket.id, code: 0, meta: Meta::from_vec(meta), payload }
+            }
+            Err(_) if call.lost => self.refusal(ticket, Refused::MayHaveRun.into()),
+            Err(failure) => self.refusal(ticket, failure),
         };
-        let head = ReplyHead { flags: 0, queue_micros: micros(queue), run_micros: micros(run), stats_bytes };
-        let mut meta = meta.0;
-        meta[..REPLY_BYTES].copy_from_slice(&head.bytes());
-        Some(Answer { id: ticket.id, code: 0, meta: Meta::from_vec(meta), payload })
+        let Some((account, turn)) = call.logged.zip(call.turn) else { return Some(answer) };
+        let Some(again) = account.log().end(turn.lane, turn.number, || answer.copy()) else { return Some(answer) };
+        metrics.star_calls_repeated.add(1);
+        let (Ticket { conn, id }, Answer { code, meta, payload, .. }) = (again, answer);
+        self.server.shared.send(shard_of(conn), Command::Reply { conn, id, code, meta, payload });
+        None
     }
 
     fn keep(
@@ -250,7 +337,7 @@ impl<H: Host> StarShard<H> {
     ) -> Result<StarReply<<H::Star as StarHost>::Value>, StarFailure> {
         for kept in std::mem::take(&mut reply.kept) {
             let kept = self.steps.keep(ticket.conn, step, kept.slot, kept.value, kept.bytes);
-            kept.map_err(|(_, refused)| StarFailure::new(refused.code(), refused.to_string()))?;
+            kept.map_err(|(_, refused)| refused)?;
         }
         Ok(reply)
     }
@@ -262,7 +349,7 @@ impl<H: Host> StarShard<H> {
         now: Instant,
         metrics: &Recorder,
     ) -> Option<Answer> {
-        let mut call = self.calls.remove(&(ticket.conn, ticket.id))?;
+        let call = self.calls.remove(&(ticket.conn, ticket.id))?;
         let found = match (result, &call.stage) {
             (Ok(()), _) if call.cancelled => Err(StarFailure::new(code::CANCELLED, "cancelled before it was started")),
             (Ok(()), Stage::Asking(request, hash)) => {
@@ -271,20 +358,14 @@ impl<H: Host> StarShard<H> {
             (Ok(()), Stage::Running(..)) => Ok(None),
             (Err(failure), _) => Err(failure),
         };
-        match (found, call.stage) {
-            (Ok(Some(plan)), Stage::Asking(request, _)) => {
-                call.stage = self.run(ticket, call.step, request, plan);
-                self.calls.insert((ticket.conn, ticket.id), call);
-                None
-            }
-            (Ok(_), stage) => {
-                call.stage = stage;
+        match found {
+            Ok(Some(plan)) => self.begin(ticket, call, plan, metrics),
+            Ok(None) => {
                 self.end(ticket, &call, None, metrics);
                 let head = ReplyHead { flags: UNKNOWN_PLAN, ..ReplyHead::default() };
                 Some(Answer { id: ticket.id, code: 0, meta: Meta::of(&head.bytes()), payload: None })
             }
-            (Err(failure), stage) => {
-                call.stage = stage;
+            Err(failure) => {
                 self.end(ticket, &call, None, metrics);
                 Some(self.refusal(ticket, failure))
             }
@@ -309,7 +390,7 @@ impl<H: Host> StarShard<H> {
     }
 
     fn refusal(&self, ticket: Ticket, failure: StarFailure) -> Answer {
-        let (code, meta, payload) = failure.into_reply(self.steps.name(ticket.conn));
+        let (code, meta, payload) = failure.into_reply(self.peer(ticket.conn));
         Answer { id: ticket.id, code, meta, payload }
     }
 

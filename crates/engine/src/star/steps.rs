@@ -58,8 +58,8 @@ impl<V> Steps<V> {
         peer.steps.into_values().flat_map(|step| step.slots.into_values()).map(|(value, _)| value).collect()
     }
 
-    pub fn name(&self, connection: u64) -> Option<&str> {
-        self.peers.get(&connection).map(|peer| peer.account.name())
+    pub fn account(&self, connection: u64) -> Option<&Arc<Account>> {
+        self.peers.get(&connection).map(|peer| &peer.account)
     }
 
     /// A call arrived. `keeps`: it keeps values. Returns whether its step is on record: it is if some call of it keeps

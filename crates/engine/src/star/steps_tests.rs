@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Instant;
 
 use proptest::prelude::*;
 
@@ -48,7 +49,7 @@ proptest! {
     #[test]
     fn nothing_leaks_and_limits_hold(events in events()) {
         let mut table = Steps::new(LIMITS);
-        let accounts = Accounts::default();
+        let (accounts, now) = (Accounts::default(), Instant::now());
         let alive = Rc::new(());
         // Connection, step, whether it keeps values, whether its step is on record.
         let mut calls: Vec<(u64, i64, bool, bool)> = Vec::new();
@@ -62,7 +63,7 @@ proptest! {
                     // The engine never reuses a number without reporting that the first is gone.
                     if present.insert(connection) {
                         let peer = peer_of(connection);
-                        table.peer_came(connection, accounts.of(&format!("/job:worker/task:{peer}"), 1));
+                        table.peer_came(connection, accounts.came(&format!("/job:worker/task:{peer}"), 1, now));
                     }
                 }
                 Event::Gone(connection) => {
@@ -151,7 +152,7 @@ proptest! {
         }
         prop_assert!(table.is_empty());
         prop_assert!(table.peers.values().all(|peer| peer.steps.is_empty() && peer.bytes == 0));
-        let left = (0..2).map(|peer| accounts.of(&format!("/job:worker/task:{peer}"), 1).has());
+        let left = (0..2).map(|peer| accounts.came(&format!("/job:worker/task:{peer}"), 1, now).has());
         prop_assert_eq!(left.collect::<Vec<_>>(), [(0, 0, 0); 2]);
         prop_assert_eq!(Rc::strong_count(&alive), 1);
     }
@@ -160,7 +161,7 @@ proptest! {
 #[test]
 fn what_a_call_keeps_after_its_step_has_ended_goes_at_once() {
     let mut table = Steps::new(LIMITS);
-    table.peer_came(1, Accounts::default().of("worker", 1));
+    table.peer_came(1, Accounts::default().came("worker", 1, Instant::now()));
     table.call_began(1, 7, true).unwrap();
     table.step_ended(1, 7);
     assert_eq!(table.keep(1, 7, 0, "late", 5).unwrap(), Some("late"));
@@ -172,7 +173,7 @@ fn what_a_call_keeps_after_its_step_has_ended_goes_at_once() {
 #[test]
 fn refusals_name_the_peer() {
     let mut table = Steps::new(StepLimits { values: 1, ..LIMITS });
-    table.peer_came(1, Accounts::default().of("/job:worker/replica:0/task:3", 1));
+    table.peer_came(1, Accounts::default().came("/job:worker/replica:0/task:3", 1, Instant::now()));
     table.call_began(1, 7, true).unwrap();
     table.keep(1, 7, 0, "a", 5).unwrap();
     let (_, refused) = table.keep(1, 7, 1, "b", 5).unwrap_err();

@@ -178,6 +178,7 @@ impl<H: Host> Tunnel<H> {
             payload: None,
             deadline_ms: 0,
             wait_for_ready: false,
+            deadline_to_connect: false,
             op: PendingOp::of_engine(|outcome| answer_with(answer, outcome)),
         });
     }
@@ -193,9 +194,9 @@ impl<H: Host> Drop for Tunnel<H> {
 fn answer_with(answer: oneshot::Sender<Result<Vec<u8>, Failure>>, outcome: &Outcome<'_>) {
     let result = match outcome {
         Outcome::Ok { meta } => Ok(meta.to_vec()),
-        Outcome::PeerError { code, message, .. } | Outcome::Local { code, message } => {
-            Err(Failure { code: *code, message: (*message).to_owned() })
-        }
+        Outcome::PeerError { code, message, .. }
+        | Outcome::Local { code, message }
+        | Outcome::Lost { code, message } => Err(Failure { code: *code, message: (*message).to_owned() }),
     };
     // The caller may be gone.
     let _ = answer.send(result);

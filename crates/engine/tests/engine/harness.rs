@@ -332,7 +332,7 @@ impl Op for Request {
         let (code, message, meta, from_peer) = match outcome {
             Outcome::Ok { meta } => (0, "", *meta, true),
             Outcome::PeerError { code, message, details } => (*code, *message, *details, true),
-            Outcome::Local { code, message } => (*code, *message, &b""[..], false),
+            Outcome::Local { code, message } | Outcome::Lost { code, message } => (*code, *message, &b""[..], false),
         };
         let end = End { code, message: message.into(), meta: meta.to_vec(), from_peer, parts: buffers.into_owned() };
         let mut place = self.waiter.end.lock().unwrap();
@@ -351,6 +351,7 @@ pub fn op(refuse: bool) -> (Arc<Waiter>, PendingOp<Request>) {
 pub struct Options {
     pub deadline_ms: u32,
     pub wait_for_ready: bool,
+    pub deadline_to_connect: bool,
     pub refuse: bool,
 }
 
@@ -368,6 +369,7 @@ pub fn call_with(
         payload,
         deadline_ms: options.deadline_ms,
         wait_for_ready: options.wait_for_ready,
+        deadline_to_connect: options.deadline_to_connect,
         op,
     });
     (id, waiter)

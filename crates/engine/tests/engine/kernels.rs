@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
-use starwire_engine::Ticket;
 use starwire_engine::star::{
     CompiledPlan, Job, Kept, ReplyMeta, StarCall, StarFailure, StarHost, StarOutcome, StarReply,
 };
+use starwire_engine::{OutPayload, Ticket};
 use starwire_protocol::code;
 
-use super::{Engine, PATIENCE};
+use super::{Engine, PATIENCE, eventually};
 
 pub const INCARNATION: u64 = 77;
 
@@ -24,6 +24,10 @@ pub struct Seen {
     pub inline: AtomicU64,
     pub cancelled: AtomicU64,
     pub running: AtomicU64,
+    /// Runs that have begun.
+    pub runs: AtomicU64,
+    /// Runs of plans that "hold" go on.
+    pub released: AtomicBool,
     /// The session "two" was deleted, and the engine has not been told.
     pub two_is_gone: AtomicBool,
 }
@@ -90,11 +94,14 @@ impl StarHost for Kernels {
             return Err(StarFailure { details, names_peer: true, ..failure });
         }
         let (has_state, may_wait) = (text.contains("state"), text.contains("block"));
-        Ok(CompiledPlan { plan: Arc::new(Plan(text, Alive::new(&self.0.alive))), has_state, may_wait })
+        let (ends_alone, has_effects) = (!may_wait, text.contains("update"));
+        let plan = Arc::new(Plan(text, Alive::new(&self.0.alive)));
+        Ok(CompiledPlan { plan, has_state, may_wait, ends_alone, has_effects })
     }
 
     fn run(&self, call: StarCall<'_, Self>) -> Option<Arc<Run>> {
         self.0.inline.fetch_add(u64::from(call.inline), Ordering::Relaxed);
+        self.0.runs.fetch_add(1, Ordering::Relaxed);
         let slot = std::str::from_utf8(call.table()).ok().and_then(|table| table.strip_prefix("slot ")?.parse().ok());
         let table = match slot {
             None => Ok(call.table().to_vec()),
@@ -107,10 +114,11 @@ impl StarHost for Kernels {
             let value = Value(call.table().to_vec(), Alive::new(&self.0.alive));
             Kept { slot: keep.slot, bytes: value.0.len() as u64, value }
         });
+        let payload = call.plan.0.contains("much").then(|| OutPayload::of(vec![vec![7u8; 20_000]]));
         let reply = |table: Vec<u8>| StarReply {
             kept: kept.collect(),
             meta: ReplyMeta::new(&table),
-            payload: None,
+            payload,
             stats_bytes: 0,
             bytes: 3,
         };
@@ -124,6 +132,9 @@ impl StarHost for Kernels {
         let run = Arc::new(Run::default());
         let waiting = run.clone();
         std::thread::spawn(move || {
+            if plan.0.contains("hold") {
+                eventually("the test releases the run", || seen.released.load(Ordering::Relaxed));
+            }
             if !plan.0.contains("block") {
                 return done(&seen, ticket, outcome);
             }

@@ -1,20 +1,22 @@
 //! Star calls over real connections, to kernels without TensorFlow.
 
 use std::io::Write;
+use std::net::TcpStream;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use starwire_protocol::code;
 use starwire_protocol::star::{
-    CALL, CallHead, END, EndHead, Keep, LAST, PlanHash, REGISTER, REPLY_BYTES, RegisterHead, ReplyHead, TRACE,
+    CALL, CallHead, END, EndHead, Keep, LAST, PlanHash, REGISTER, REPLY_BYTES, RegisterHead, ReplyHead, TRACE, Turn,
     UNKNOWN_PLAN, plan_hash,
 };
 
 use crate::admission::{self, CANCEL, REPLY, WELCOME, connect, heard, hello_of};
 use crate::harness::kernels::INCARNATION;
 use crate::harness::{self, Channel, End, Options, Task, Waiter, eventually, payload};
-use crate::{PS, WORKER};
+use crate::{PS, WORKER, count};
 
 struct Pair {
     ps: Task,
@@ -33,7 +35,7 @@ fn pair(env: &[(&str, &str)]) -> Pair {
 /// The head of a call of this plan.
 fn head<'a>(session: &'a str, plan: &str, step: i64) -> CallHead<'a> {
     let (plan, session) = (plan_hash(plan.as_bytes()), session.as_bytes());
-    CallHead { flags: 0, step, incarnation: INCARNATION, plan, session, keeps: Vec::new() }
+    CallHead { flags: 0, step, incarnation: INCARNATION, plan, turn: None, session, keeps: Vec::new() }
 }
 
 fn keeping<'a>(session: &'a str, plan: &str, step: i64, slots: &[u32]) -> CallHead<'a> {
@@ -211,6 +213,114 @@ fn the_id_of_a_cancelled_call_is_in_use_until_its_run_ends() {
     assert_eq!(kernels.cancelled.load(Relaxed), 1);
     drop(peer);
     assert!(asks_for_plan(&pair.call(&head("one", "another", 1), "it serves on")));
+}
+
+/// A worker's connection, byte by byte: always of the same process.
+struct Wire {
+    stream: TcpStream,
+    sent: u64,
+}
+
+impl Wire {
+    fn to(task: &Task) -> Self {
+        let mut stream = connect(task);
+        stream.write_all(&hello_of("star_server", 0, &[])).unwrap();
+        assert_eq!(heard(&mut stream).unwrap()[0], WELCOME);
+        Self { stream, sent: 0 }
+    }
+
+    /// Sends a call of this plan in lane 0.
+    fn call(&mut self, plan: &str, number: u64, attempt: u32) {
+        let turn = Some(Turn { lane: 0, attempt, number: NonZeroU64::new(number).unwrap() });
+        let mut meta = Vec::new();
+        CallHead { turn, ..head("one", plan, 1) }.write(&mut meta).unwrap();
+        meta.extend(b"table");
+        self.sent += 1;
+        let call = admission::frame(admission::CALL, CALL, self.sent, &[0], &meta);
+        self.stream.write_all(&admission::block(self.sent, &call)).unwrap();
+    }
+
+    /// Returns the next reply: its code, and its metadata or message.
+    fn reply(&mut self) -> (u16, String) {
+        let control = heard(&mut self.stream).unwrap();
+        assert_eq!(control[0], REPLY);
+        let code = u16::from_le_bytes(control[2..4].try_into().unwrap());
+        let word = |at: usize| u32::from_le_bytes(control[at..at + 4].try_into().unwrap()) as usize;
+        let (len, start) = (word(4), 24 + 8 * word(16));
+        (code, String::from_utf8_lossy(&control[start..start + len]).into_owned())
+    }
+
+    fn gets_its_table(&mut self) {
+        let (code, meta) = self.reply();
+        assert!(code == 0 && meta.ends_with("table"), "{code} {meta}");
+    }
+
+    fn gets(&mut self, code: i32, words: &str) {
+        let (found, message) = self.reply();
+        assert!(i32::from(found) == code && message.contains(words), "{found} {message}");
+    }
+}
+
+#[test]
+fn a_call_that_comes_again_over_another_connection_runs_once() {
+    let pair = pair(&[admission::ANY_WAY]);
+    let kernels = &pair.ps.seen.kernels;
+    let ran = |runs| eventually("it runs", || kernels.runs.load(Relaxed) == runs);
+    for plan in ["hold, then update", "update", "update much", "block, update", "read"] {
+        assert_eq!(pair.register("one", plan).code, 0);
+    }
+    let mut wire = Wire::to(&pair.ps);
+    // The connection ends during the run, the next one leaves with it.
+    wire.call("hold, then update", 1, 0);
+    ran(1);
+    drop(wire);
+    eventually("the server notices", || count(&pair.ps, "starwire_losses_total") == 1);
+    let mut wire = Wire::to(&pair.ps);
+    wire.call("hold, then update", 1, 1);
+    kernels.released.store(true, Relaxed);
+    wire.gets_its_table();
+    // It ends before the worker has the reply. A request on the old connection may come late.
+    let mut old = wire;
+    wire = Wire::to(&pair.ps);
+    wire.call("hold, then update", 1, 2);
+    wire.gets_its_table();
+    old.call("hold, then update", 1, 1);
+    old.gets(code::CANCELLED, "too late");
+    pair.has("calls_repeated_total", 2.0);
+    assert_eq!(kernels.runs.load(Relaxed), 1);
+    // The request never arrived.
+    wire.call("update", 2, 1);
+    wire.gets_its_table();
+    assert_eq!(kernels.runs.load(Relaxed), 2);
+    wire.call("hold, then update", 1, 3);
+    wire.gets(code::CANCELLED, "too late");
+    // Replies that are too long are not kept, and what changes nothing runs again.
+    wire.call("update much", 3, 0);
+    assert_eq!(wire.reply().0, 0);
+    let mut wire = Wire::to(&pair.ps);
+    wire.call("update much", 3, 1);
+    wire.gets(code::UNAVAILABLE, "may have run");
+    wire.call("read", 4, 0);
+    wire.gets_its_table();
+    wire.call("read", 4, 1);
+    wire.gets_its_table();
+    assert_eq!(kernels.runs.load(Relaxed), 5);
+}
+
+#[test]
+fn a_run_that_waits_does_not_outlive_its_connection() {
+    let pair = pair(&[admission::ANY_WAY]);
+    pair.register("one", "block, update");
+    let kernels = &pair.ps.seen.kernels;
+    let mut wire = Wire::to(&pair.ps);
+    wire.call("block, update", 1, 0);
+    eventually("it runs", || kernels.running.load(Relaxed) == 1);
+    drop(wire);
+    eventually("it is cancelled", || kernels.running.load(Relaxed) == 0);
+    let mut wire = Wire::to(&pair.ps);
+    wire.call("block, update", 1, 1);
+    wire.gets(code::UNAVAILABLE, "may have run");
+    assert_eq!((kernels.runs.load(Relaxed), kernels.cancelled.load(Relaxed)), (1, 1));
 }
 
 #[test]

@@ -569,7 +569,7 @@ impl<O: Owner> Connection<O> {
                 mark!("a connection is lost in the middle of a reply");
             }
             if let Some(op) = request.op {
-                self.events.reply_done(op, Ending::Local { code, message });
+                self.events.reply_done(op, Ending::Lost { code, message });
             }
         }
     }

@@ -266,7 +266,9 @@ impl Owner {
                     Outcome::PeerError { code, message, details } => {
                         Ended::Peer { code, message: message.to_owned(), details: details.to_vec() }
                     }
-                    Outcome::Local { code, message } => Ended::Local { code, message: message.to_owned() },
+                    Outcome::Local { code, message } | Outcome::Lost { code, message } => {
+                        Ended::Local { code, message: message.to_owned() }
+                    }
                 };
                 assert!(self.ended.insert(op.id, ended).is_none(), "operation {} ended twice", op.id);
             }

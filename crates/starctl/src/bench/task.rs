@@ -76,6 +76,7 @@ impl Peer {
             payload: None,
             deadline_ms,
             wait_for_ready: false,
+            deadline_to_connect: false,
             op,
         });
         batch.wait(begun, timeout)
@@ -270,7 +271,9 @@ impl Op for Request {
         let failure = match outcome {
             Outcome::Ok { .. } if is_written(&buffer) => None,
             Outcome::Ok { .. } => Some("a tensor arrived with the wrong content".to_owned()),
-            Outcome::PeerError { message, .. } | Outcome::Local { message, .. } => Some((*message).to_owned()),
+            Outcome::PeerError { message, .. } | Outcome::Local { message, .. } | Outcome::Lost { message, .. } => {
+                Some((*message).to_owned())
+            }
         };
         lock(&self.spare).push(buffer);
         self.batch.finish(failure);

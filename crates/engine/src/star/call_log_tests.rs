@@ -1,0 +1,173 @@
+//! The log against a worker and a network that repeat, delay and lose.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const MOST: usize = 4;
+
+fn turn(lane: u32, attempt: u32, number: u64) -> Turn {
+    Turn { lane, attempt, number: NonZeroU64::new(number).unwrap() }
+}
+
+fn ticket(conn: u64) -> Ticket {
+    Ticket { conn, id: 1 }
+}
+
+fn reply(number: u64) -> KeptReply {
+    KeptReply { code: 0, meta: number.to_le_bytes().to_vec(), parts: vec![b"part".to_vec()] }
+}
+
+fn end(log: &mut CallLog, lane: u32, number: u64) -> Option<Ticket> {
+    log.end(lane, NonZeroU64::new(number).unwrap(), || Some(reply(number)))
+}
+
+#[test]
+fn a_call_that_comes_again_gets_the_reply_of_its_run() {
+    let mut log = CallLog::complete();
+    assert_eq!(log.begin(turn(0, 0, 1), ticket(1), MOST), Ok(Begin::Run));
+    assert_eq!(log.begin(turn(0, 1, 1), ticket(2), MOST), Ok(Begin::Waits));
+    assert_eq!(end(&mut log, 0, 1), Some(ticket(2)));
+    assert_eq!(log.begin(turn(0, 2, 1), ticket(3), MOST), Ok(Begin::Repeat(reply(1))));
+    assert_eq!(log.begin(turn(0, 3, 1), ticket(4), MOST), Ok(Begin::Repeat(reply(1))), "as often as needed");
+    // It never arrived.
+    assert_eq!(log.begin(turn(1, 1, 2), ticket(4), MOST), Ok(Begin::Run));
+    assert_eq!(end(&mut log, 1, 2), None);
+    assert_eq!(log.begin(turn(0, 0, 3), ticket(4), MOST), Ok(Begin::Run), "the next call of the lane");
+    assert_eq!(end(&mut log, 0, 1), None, "an end twice");
+}
+
+#[test]
+fn what_was_sent_over_a_connection_that_the_worker_gave_up_comes_too_late() {
+    let mut log = CallLog::complete();
+    log.begin(turn(0, 1, 1), ticket(2), MOST).unwrap();
+    assert_eq!(log.begin(turn(0, 0, 1), ticket(1), MOST), Err(Refused::Superseded));
+    end(&mut log, 0, 1);
+    assert_eq!(log.begin(turn(0, 0, 1), ticket(1), MOST), Err(Refused::Superseded));
+    log.begin(turn(0, 0, 2), ticket(2), MOST).unwrap();
+    assert_eq!(log.begin(turn(0, 5, 1), ticket(1), MOST), Err(Refused::Superseded));
+    assert_eq!(end(&mut log, 0, 2), None);
+}
+
+#[test]
+fn nothing_runs_twice_because_it_was_forgotten() {
+    let mut log = CallLog::complete();
+    log.begin(turn(0, 0, 1), ticket(1), MOST).unwrap();
+    log.begin(turn(1, 0, 2), ticket(1), MOST).unwrap();
+    end(&mut log, 0, 1);
+    log.forget();
+    assert_eq!(end(&mut log, 1, 2), None);
+    for number in [1, 2] {
+        assert_eq!(log.begin(turn(0, 1, number), ticket(2), MOST), Err(Refused::MayHaveRun));
+    }
+    assert_eq!(log.begin(turn(0, 1, 3), ticket(2), MOST), Ok(Begin::Run), "it never arrived");
+    let mut unknown = CallLog::incomplete();
+    assert_eq!(unknown.begin(turn(0, 1, 1), ticket(1), MOST), Err(Refused::MayHaveRun));
+    assert_eq!(unknown.begin(turn(0, 0, 2), ticket(1), MOST), Ok(Begin::Run));
+    assert_eq!(unknown.begin(turn(0, 1, 2), ticket(2), MOST), Ok(Begin::Waits));
+}
+
+#[test]
+fn a_reply_that_is_too_long_is_not_made_up_for() {
+    let mut log = CallLog::complete();
+    log.begin(turn(0, 0, 1), ticket(1), MOST).unwrap();
+    assert_eq!(log.end(0, NonZeroU64::new(1).unwrap(), || None), None);
+    assert_eq!(log.begin(turn(0, 1, 1), ticket(2), MOST), Err(Refused::MayHaveRun));
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    /// The worker makes a call.
+    Call,
+    /// It loses its connection: what is in flight is sent again, the rest of it may still arrive.
+    Lose,
+    /// A request arrives: which one of those on their way.
+    Arrive(usize),
+    /// A run ends.
+    End(usize),
+    Forget,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        6 => Just(Event::Call),
+        2 => Just(Event::Lose),
+        10 => any::<usize>().prop_map(Event::Arrive),
+        8 => any::<usize>().prop_map(Event::End),
+        1 => Just(Event::Forget),
+    ];
+    proptest::collection::vec(event, 0..200)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// In any history: no call runs twice, and the worker gets the reply of its own call's run.
+    #[test]
+    fn no_call_runs_twice(events in events()) {
+        let mut log = CallLog::complete();
+        // The worker: calls in flight by lane, and its connection.
+        let mut flying: BTreeMap<u32, Turn> = BTreeMap::new();
+        let (mut numbers, mut conn) = (0, 1);
+        let mut on_their_way: Vec<(Turn, u64)> = Vec::new();
+        let mut running: Vec<(Turn, Ticket)> = Vec::new();
+        let mut ran = std::collections::BTreeSet::new();
+        for event in events {
+            match event {
+                Event::Call => {
+                    let lane = (0..).find(|lane| !flying.contains_key(lane)).unwrap();
+                    if flying.len() < MOST {
+                        numbers += 1;
+                        flying.insert(lane, turn(lane, 0, numbers));
+                        on_their_way.push((flying[&lane], conn));
+                    }
+                }
+                Event::Lose => {
+                    conn += 1;
+                    for turn in flying.values_mut() {
+                        turn.attempt += 1;
+                        on_their_way.push((*turn, conn));
+                    }
+                }
+                Event::Arrive(which) if !on_their_way.is_empty() => {
+                    let (turn, from) = on_their_way.remove(which % on_their_way.len());
+                    let awaited = flying.get(&turn.lane) == Some(&turn) && from == conn;
+                    match log.begin(turn, ticket(from), MOST) {
+                        Ok(Begin::Run) => {
+                            prop_assert!(ran.insert(turn.number), "{turn:?} runs twice");
+                            running.push((turn, ticket(from)));
+                        }
+                        Ok(Begin::Waits) => prop_assert!(running.iter().any(|(run, _)| run.number == turn.number)),
+                        Ok(Begin::Repeat(kept)) => {
+                            prop_assert_eq!(kept, reply(turn.number.get()));
+                            if awaited {
+                                flying.remove(&turn.lane);
+                            }
+                        }
+                        Err(refused) => {
+                            prop_assert!(!awaited || refused == Refused::MayHaveRun, "{turn:?}: {refused}");
+                            if awaited {
+                                flying.remove(&turn.lane);
+                            }
+                        }
+                    }
+                }
+                Event::End(which) if !running.is_empty() => {
+                    let (run, first) = running.swap_remove(which % running.len());
+                    let number = run.number.get();
+                    let to = log.end(run.lane, run.number, || Some(reply(number))).unwrap_or(first);
+                    // Only the connection that the worker has now leads to it.
+                    if to.conn == conn && flying.get(&run.lane).is_some_and(|turn| turn.number == run.number) {
+                        flying.remove(&run.lane);
+                    }
+                }
+                // Without a connection for long: nothing is on its way.
+                Event::Forget if on_their_way.is_empty() => log.forget(),
+                _ => {}
+            }
+            prop_assert!(log.lanes.len() <= MOST);
+        }
+    }
+}
