@@ -22,7 +22,7 @@ from tap import Tap
 CREATE_WORKER_SESSION = record.METHODS["CreateWorkerSession"]
 STAR_CALL, STAR_REGISTER = 16, 17
 # docs/protocol.md, "Star calls": positions of plan hashes, lengths of heads and of the entries of kept values.
-CALL_HEAD, CALL_PLAN, KEEP, REGISTER_PLAN, REPLY_HEAD = 72, slice(32, 64), 12, slice(16, 48), 32
+CALL_HEAD, CALL_PLAN, KEEP, REGISTER_PLAN, REPLY_HEAD = 80, slice(32, 64), 12, slice(16, 48), 32
 UNKNOWN_PLAN = 1
 
 

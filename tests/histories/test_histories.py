@@ -15,7 +15,7 @@ SERVER_OF = {"vector": 0, "number": 0, "register": 0}
 KIND_OF = {"vector": "push", "number": "count", "register": "write"}
 
 
-STEPS = 1500
+STEPS = 800
 
 
 class Model:

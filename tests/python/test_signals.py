@@ -133,7 +133,8 @@ def end_of(task, sent):
             return GOES_ON
         if waited > ENDS:
             task.dump_stacks()
-            raise TaskDied(f"{task} did not end; its log:\n{task.log()}")
+            answer = f" and answered {task._connection.recv()}" if task.ready() else ""
+            raise TaskDied(f"{task} did not end{answer}; its log:\n{task.log()}")
         time.sleep(0.02)
     task.expected_exit = task.poll()
     return task.expected_exit

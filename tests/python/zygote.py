@@ -56,6 +56,13 @@ def describe(error):
     }
 
 
+def interruption(error):
+    """Returns what a signal's handler raised, if that led to this error: TensorFlow may go on when it has called Python, and fail by something else."""
+    while error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def serve_task(address):
     """Main loop of a task process: runs the functions that the test sends, one by one, on the main thread."""
     connection = Client(address, family="AF_UNIX")
@@ -71,8 +78,9 @@ def serve_task(address):
         try:
             answer = ("value", function(*args, **kwargs))
         except Exception as error:  # report everything; the test decides
-            if isinstance(error, SystemError) and isinstance(error.__cause__, (KeyboardInterrupt, SystemExit)):
-                raise error.__cause__  # a signal's handler raised it while TensorFlow's C++ called Python, which went on
+            interrupt = interruption(error)
+            if interrupt is not None:
+                raise interrupt
             answer = ("error", describe(error))
         try:
             connection.send(answer)

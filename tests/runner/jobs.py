@@ -118,7 +118,7 @@ def quick(s):
         s.pytest("page", "tests/page", cores=0.5, expected=40),
         s.pytest("swarm", "tests/swarm", needs=("core", "plugin", "packages"), expected=60, environment={"STARWIRE_SWARM": str(ROOT / "target/debug/swarm")}),
         s.end_to_end("graphs", "tests/fuzz_graphs/test_graphs.py", cores=1, expected=200),
-        s.end_to_end("histories", "tests/histories/test_histories.py", '-k "not lite and not grpc"', expected=50),
+        s.end_to_end("histories", "tests/histories/test_histories.py", '-k "not lite and not grpc"', expected=80),
         *(s.end_to_end("python", path) for path in files("python") if not only_deep(path)),
         *(s.end_to_end("attacks", path) for path in files("attacks")),
         *(s.end_to_end("proof-tls", f"tests/python/test_{name}.py", **proof("tls")) for name in OVER_TLS),

@@ -386,9 +386,9 @@ aaaa"#;
 
     /// A step of one star call, whose plan is "plan".
     fn star_file() -> Bytes {
-        let (name, head) = ("07".repeat(32), [&[1][..], &[0; 31], &[7; 32], &[0; 8]].concat());
+        let (name, head) = ("07".repeat(32), [&[2][..], &[0; 31], &[7; 32], &[0; 16]].concat());
         let json = format!(
-            r#"{{"starwire_swarm":1,"model":"m","ps":"p","worker":"/job:worker/replica:0/task:0","setup":[],"plans":{{"{name}":[72,4]}},"steps":[{{"operations":[{{"star":"{name}","meta":[0,72],"parts":[],"bytes":0,"feeds":0,"fetches":1,"after":[]}}]}}]}}"#
+            r#"{{"starwire_swarm":1,"model":"m","ps":"p","worker":"/job:worker/replica:0/task:0","setup":[],"plans":{{"{name}":[80,4]}},"steps":[{{"operations":[{{"star":"{name}","meta":[0,80],"parts":[],"bytes":0,"feeds":0,"fetches":1,"after":[]}}]}}]}}"#
         );
         [json.as_bytes(), b"\n", &head, b"plan"].concat().into()
     }
