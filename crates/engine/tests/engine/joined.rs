@@ -75,6 +75,7 @@ fn a_task_that_comes_back_is_reached_as_before() {
     // Its connections are cut.
     relay.set(None);
     eventually("the end", || !is_known(&ps, &worker(1)));
+    eventually("the task notices", || count(&task, "starwire_losses_total") == 1);
     assert_eq!(joins(&task).code, 0);
     assert_eq!(call(&channel, ECHO, b"back", None).meta, b"back");
     drop(task);
