@@ -8,7 +8,7 @@ use super::guard;
 use super::handle::{array, other_structs, require};
 use super::types::{sw_bytes, sw_code};
 use starwire_protocol::code;
-use starwire_protocol::star::{self, CallHead, EndHead, Keep, PlanHash, RegisterHead, ReplyHead, StarError, Turn};
+use starwire_protocol::star::{self, CallHead, CallId, EndHead, Keep, PlanHash, RegisterHead, ReplyHead, StarError};
 
 /// A fetch that stays on the server for a later call of the step. At most one per fetch.
 #[repr(C)]
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn sw_star_call_head_write(
         unsafe { (hash_at(head.plan), head.session.as_slice(), array(head.keeps, head.n_keeps)) };
     let keeps = keeps.iter().map(|keep| Keep { fetch: keep.fetch, slot: keep.slot, flags: keep.flags }).collect();
     let (flags, step, incarnation) = (head.flags, head.step_id, head.incarnation);
-    let turn = NonZeroU64::new(head.number).map(|number| Turn { lane: head.lane, attempt: head.attempt, number });
+    let turn = NonZeroU64::new(head.number).map(|number| CallId { lane: head.lane, attempt: head.attempt, number });
     let call = CallHead { flags, step, incarnation, plan, turn, session, keeps };
     // SAFETY: the caller's promise.
     unsafe { written(|meta| call.write(meta), out, len, error) }

@@ -23,7 +23,7 @@ pub struct ChannelShared {
     next_id: AtomicU64,
 }
 
-/// Numbers the star calls to a task, and lends each a lane ([`starwire_protocol::star::Turn`]).
+/// Numbers the star calls to a task, and lends each a lane ([`starwire_protocol::star::CallId`]).
 #[derive(Default)]
 struct Lanes {
     free: BinaryHeap<Reverse<u32>>,

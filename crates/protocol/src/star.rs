@@ -56,7 +56,7 @@ pub struct Keep {
 /// Identifies a call among all that a worker process makes to a server, so that the server recognises it when it comes
 /// again over another connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct CallId {
     /// A lane has one call at a time: the next one means that nobody waits for the one before.
     pub lane: u32,
     /// How often the call was sent before.
@@ -73,7 +73,7 @@ pub struct CallHead<'a> {
     pub incarnation: u64,
     pub plan: PlanHash,
     /// None: the call is not sent again.
-    pub turn: Option<Turn>,
+    pub turn: Option<CallId>,
     /// The session's handle.
     pub session: &'a [u8],
     pub keeps: Vec<Keep>,
@@ -168,10 +168,10 @@ impl<'a> Fields<'a> {
         Ok(i64::from_le_bytes(self.array()?))
     }
 
-    fn turn(&mut self) -> Result<Option<Turn>, StarError> {
+    fn turn(&mut self) -> Result<Option<CallId>, StarError> {
         let (lane, attempt, number) = (self.u32()?, self.u32()?, self.u64()?);
         match NonZeroU64::new(number) {
-            Some(number) => Ok(Some(Turn { lane, attempt, number })),
+            Some(number) => Ok(Some(CallId { lane, attempt, number })),
             None if (lane, attempt) == (0, 0) => Ok(None),
             None => Err(self.malformed("a lane without a number".into())),
         }

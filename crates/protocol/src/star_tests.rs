@@ -17,7 +17,7 @@ fn heads_are_those_of_the_specification() {
     );
     assert_eq!(CallHead::read(&meta[1..]).unwrap(), (call.clone(), meta.len() - 1));
 
-    let turn = Some(Turn { lane: 3, attempt: 4, number: NonZeroU64::new(5).unwrap() });
+    let turn = Some(CallId { lane: 3, attempt: 4, number: NonZeroU64::new(5).unwrap() });
     let call = CallHead { turn, keeps: Vec::new(), ..call };
     let mut meta = Vec::new();
     call.write(&mut meta).unwrap();

@@ -11,7 +11,7 @@ use super::owner::{Any, Ledger};
 use crate::api::{Buffers, CompiledPlan, Job, OutPayload, PendingOp, ReplyMeta, StarCall, StarFailure};
 use crate::api::{StarHost, StarOutcome, StarReply, Ticket};
 use crate::command::NewCall;
-use starwire_protocol::star::{self, CallHead, REPLY_BYTES, RegisterHead, ReplyHead, Turn, UNKNOWN_PLAN, plan_hash};
+use starwire_protocol::star::{self, CallHead, CallId, REPLY_BYTES, RegisterHead, ReplyHead, UNKNOWN_PLAN, plan_hash};
 use starwire_protocol::{Outcome, code};
 
 /// As often as `cc/star/client.cc` sends a call again.
@@ -157,7 +157,7 @@ impl Call {
             RegisterHead { incarnation, plan, session: b"" }.write(&mut meta).unwrap();
             (star::REGISTER, Some(OutPayload::of(vec![self.plan.bytes()])))
         } else {
-            let turn = Some(Turn { lane: self.lane, attempt: self.attempt, number: self.number });
+            let turn = Some(CallId { lane: self.lane, attempt: self.attempt, number: self.number });
             let head = CallHead { flags: 0, step: 1, incarnation, plan, turn, session: b"", keeps: Vec::new() };
             head.write(&mut meta).unwrap();
             meta.extend(self.id.to_le_bytes());

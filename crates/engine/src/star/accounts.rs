@@ -170,7 +170,7 @@ mod tests {
     use super::super::call_log::Begin;
     use super::*;
     use crate::api::Ticket;
-    use starwire_protocol::star::Turn;
+    use starwire_protocol::star::CallId;
 
     const LIMITS: StepLimits = StepLimits { values: 100, bytes: 1000, calls: 2, all_bytes: 1200 };
 
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_process_without_connections_is_remembered_for_a_while() {
-        let turn = |number, attempt| Turn { lane: 0, attempt, number: NonZeroU64::new(number).unwrap() };
+        let turn = |number, attempt| CallId { lane: 0, attempt, number: NonZeroU64::new(number).unwrap() };
         let ticket = Ticket { conn: 1, id: 1 };
         let (accounts, start) = (Accounts::default(), Instant::now());
         let (first, second) = (accounts.came("worker", 1, start), accounts.came("worker", 1, start));
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn of_very_many_processes_the_last_ones_are_remembered() {
-        let turn = |attempt| Turn { lane: 0, attempt, number: NonZeroU64::MIN };
+        let turn = |attempt| CallId { lane: 0, attempt, number: NonZeroU64::MIN };
         let (accounts, start) = (Accounts::default(), Instant::now());
         let ticket = Ticket { conn: 1, id: 1 };
         for number in 0..=MOST_GONE as u64 {

@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 
 use super::Refused;
 use crate::api::Ticket;
-use starwire_protocol::star::Turn;
+use starwire_protocol::star::CallId;
 
 /// The longest reply that stays.
 pub const MAX_REPLY: usize = 16 << 10;
@@ -28,7 +28,7 @@ pub enum Begin {
 }
 
 struct Lane {
-    turn: Turn,
+    turn: CallId,
     state: State,
 }
 
@@ -60,7 +60,7 @@ impl CallLog {
     }
 
     /// A call arrives. `most`: lanes.
-    pub fn begin(&mut self, turn: Turn, ticket: Ticket, most: usize) -> Result<Begin, Refused> {
+    pub fn begin(&mut self, turn: CallId, ticket: Ticket, most: usize) -> Result<Begin, Refused> {
         if let Some(lane) = self.lanes.get_mut(&turn.lane).filter(|lane| lane.turn.number >= turn.number) {
             if lane.turn.number > turn.number || lane.turn.attempt >= turn.attempt {
                 return Err(Refused::Superseded);

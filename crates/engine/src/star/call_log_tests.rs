@@ -8,8 +8,8 @@ use super::*;
 
 const MOST: usize = 4;
 
-fn turn(lane: u32, attempt: u32, number: u64) -> Turn {
-    Turn { lane, attempt, number: NonZeroU64::new(number).unwrap() }
+fn turn(lane: u32, attempt: u32, number: u64) -> CallId {
+    CallId { lane, attempt, number: NonZeroU64::new(number).unwrap() }
 }
 
 fn ticket(conn: u64) -> Ticket {
@@ -109,10 +109,10 @@ proptest! {
     fn no_call_runs_twice(events in events()) {
         let mut log = CallLog::complete();
         // The worker: calls in flight by lane, and its connection.
-        let mut flying: BTreeMap<u32, Turn> = BTreeMap::new();
+        let mut flying: BTreeMap<u32, CallId> = BTreeMap::new();
         let (mut numbers, mut conn) = (0, 1);
-        let mut on_their_way: Vec<(Turn, u64)> = Vec::new();
-        let mut running: Vec<(Turn, Ticket)> = Vec::new();
+        let mut on_their_way: Vec<(CallId, u64)> = Vec::new();
+        let mut running: Vec<(CallId, Ticket)> = Vec::new();
         let mut ran = std::collections::BTreeSet::new();
         for event in events {
             match event {

@@ -20,7 +20,7 @@ use crate::keys::shard_of;
 use crate::metrics::Recorder;
 use starwire_protocol::code;
 use starwire_protocol::star::{
-    self, CallHead, EndHead, Keep, LAST, PlanHash, REPLY_BYTES, ReplyHead, SESSION_AT, TRACE, Turn, UNKNOWN_PLAN,
+    self, CallHead, CallId, EndHead, Keep, LAST, PlanHash, REPLY_BYTES, ReplyHead, SESSION_AT, TRACE, UNKNOWN_PLAN,
 };
 
 /// The reply to a request of star calls.
@@ -63,7 +63,7 @@ struct InFlight<H: Host> {
     cancelled: bool,
     /// It was cancelled because its connection ended.
     lost: bool,
-    turn: Option<Turn>,
+    turn: Option<CallId>,
     /// Whose log has its run.
     logged: Option<Arc<Account>>,
     stage: Stage<H>,

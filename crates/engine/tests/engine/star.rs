@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use starwire_protocol::code;
 use starwire_protocol::star::{
-    CALL, CallHead, END, EndHead, Keep, LAST, PlanHash, REGISTER, REPLY_BYTES, RegisterHead, ReplyHead, TRACE, Turn,
+    CALL, CallHead, CallId, END, EndHead, Keep, LAST, PlanHash, REGISTER, REPLY_BYTES, RegisterHead, ReplyHead, TRACE,
     UNKNOWN_PLAN, plan_hash,
 };
 
@@ -231,7 +231,7 @@ impl Wire {
 
     /// Sends a call of this plan in lane 0.
     fn call(&mut self, plan: &str, number: u64, attempt: u32) {
-        let turn = Some(Turn { lane: 0, attempt, number: NonZeroU64::new(number).unwrap() });
+        let turn = Some(CallId { lane: 0, attempt, number: NonZeroU64::new(number).unwrap() });
         let mut meta = Vec::new();
         CallHead { turn, ..head("one", plan, 1) }.write(&mut meta).unwrap();
         meta.extend(b"table");
