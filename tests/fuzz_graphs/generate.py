@@ -336,7 +336,12 @@ class Generator:
         dev, guard = self.device(), self.guard
         self.guard = ()
         types = [("int32", ())] + [(self.rng.choice(self.dtypes), self.rng.choice(self.shapes)) for _ in range(self.rng.randint(1, 2))]
+        copied = variables.copied(self) if self.chance(0.5) else None
+        if copied is not None:
+            dev, types[1] = copied.dev, (copied.dtype, copied.shape)
         start = [lit("int32", 0)] + [self.plain_value(dtype, shape, dev) for dtype, shape in types[1:]]
+        if copied is not None:
+            start[1] = variables.times_one(self, copied)
         names = [self.new_id() for _ in types]
 
         def fill():

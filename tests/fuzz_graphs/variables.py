@@ -63,6 +63,18 @@ class RefVariable(Kind):
         final(g, record_in(g, g.final, "Identity", state.dev, {"input": state.handle}, out=[(state.dtype, state.shape)]))
 
 
+def copied(g):
+    """Returns the state of a variable that `times_one` can take."""
+    usable = [s for s in g.states if s.kind is RefVariable and s.kind.inside(g, s) and g.scope.only in (None, s.dev) and s.dtype in NUMBERS]
+    return g.rng.choice(usable) if usable else None
+
+
+def times_one(g, state):
+    """Returns the product of a variable and one. Grappler makes it a copy of the variable."""
+    one = lit(state.dtype, 1, list(state.shape))
+    return g.emit("Mul", state.dev, {"x": RefVariable.reference(g, state), "y": one}, out=[(state.dtype, state.shape)])[0]
+
+
 def use_reference(g, ref):
     """Reads or writes the variable behind a reference."""
     how = g.rng.random()

@@ -145,6 +145,7 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Res
         let split = Split { graph, flow: &flow, placement: &placement, calls_of: &numbers.calls_of };
         let mut torn = split.torn(attempts >= PATIENCE);
         torn.extend(split.untold());
+        torn.extend(split.parted());
         torn.extend(aliases.broken(&placement));
         torn.extend(aliases.late(&placement, &numbers.calls_of));
         torn.extend(splitter.overfull(&parts));
@@ -246,6 +247,23 @@ impl Split<'_> {
             }
         }
         torn
+    }
+
+    /// Nodes that would have to send or receive what only one iteration of their loop has: the value that enters the
+    /// loop, or one that is passed on to the next iteration. TensorFlow receives in every iteration, so the others
+    /// would wait for ever.
+    fn parted(&self) -> Vec<(u32, Reason)> {
+        let left = |node: u32| matches!(self.place(node), Place::Left(_));
+        let mut parted = Vec::new();
+        for edge in self.graph.edges().iter().filter(|edge| !self.graph.crosses(edge)) {
+            let it = self.graph.node(edge.src);
+            let of_one = it.kind == Kind::NextIteration || (it.kind == Kind::Enter && !it.invariant);
+            if of_one && left(edge.src) != left(edge.dst) {
+                let kept = if left(edge.src) { edge.dst } else { edge.src };
+                parted.push((kept, Reason::Loop));
+            }
+        }
+        parted
     }
 
     /// Nodes of loops without which their server would send from iterations about which nothing tells it.

@@ -7,7 +7,7 @@ use super::{STYLES, roles};
 use crate::generate::{Case, training_case};
 use crate::simulate::{Luck, Net, Op, carries_a_reference, run};
 use starwire_planner::flow::{Flow, ROOT};
-use starwire_planner::graph::{Edge, Graph, Kind, PlanError};
+use starwire_planner::graph::{Edge, Graph, Kind, Node, PlanError};
 use starwire_planner::placement::{Place, Roles, is_variable};
 use starwire_planner::star::{self, StarPlan, Style, Way};
 
@@ -178,6 +178,15 @@ fn lost(
     tells.difference(&told).copied().collect()
 }
 
+/// The edges to other tasks that carry what one iteration has and no other: the value that enters a loop, or one that
+/// is passed to the next iteration. TensorFlow receives in each iteration, and waits for ever for the others' values.
+fn awaited_in_vain(graph: &Graph, task: impl Fn(u32) -> u32) -> BTreeSet<u32> {
+    let of_one = |node: &Node| node.kind == Kind::NextIteration || (node.kind == Kind::Enter && !node.invariant);
+    let edges = (0u32..).zip(graph.edges());
+    let bad = edges.filter(|(_, edge)| of_one(graph.node(edge.src)) && task(edge.src) != task(edge.dst));
+    bad.map(|(number, _)| number).collect()
+}
+
 /// Checks that the split graph does what the whole one does, each node once, in an order that its edges allow.
 pub(super) fn check(case: &Case, style: Style) -> StarPlan {
     check_parts(case, style, SPLIT_BYTES)
@@ -234,6 +243,9 @@ fn check_parts(case: &Case, style: Style, split_bytes: u64) -> StarPlan {
     let after = lost(&graph, &flow, task, is_there);
     let is_new = |(frame, _): &&(u32, u32)| before.iter().all(|(other, _)| other != frame);
     assert_eq!(after.iter().find(is_new), None, "this task no longer counts the iterations of its loop");
+    let before = awaited_in_vain(&graph, |node| graph.node(node).task);
+    let after = awaited_in_vain(&graph, task);
+    assert_eq!(after.difference(&before).next(), None, "this edge of a loop's machinery now leads to another task");
     let mut seen = BTreeSet::new();
     for (number, call) in (0u32..).zip(&plan.calls) {
         assert!(!call.nodes.is_empty());
