@@ -56,8 +56,8 @@ def slots_for(g, state, count):
 
 
 def number_for(g, name):
-    """A setting of an optimizer, seldom one that it refuses."""
-    if g.chance(0.004):
+    """A setting of an optimizer, seldom one that it refuses: not beside a failure, as nothing orders the two."""
+    if "failure" not in g.features and g.chance(0.004):
         return g.rng.choice((-2, 0, 3))
     if name == "lr_power":
         return g.rng.choice((-0.5, -0.5, -0.5, 0, -1))

@@ -21,7 +21,7 @@ from generate import generate  # noqa: E402
 generated = functools.lru_cache(maxsize=None)(generate)
 REGRESSIONS = sorted(HERE.glob("regressions/*.json"))
 # `make test-deep` and `make fuzz-graphs` run other seeds, for longer.
-FIRST_SEED, SEEDS, FUNCTIONS = 1000, 16, 4
+FIRST_SEED, SEEDS, FUNCTIONS = 1000, 16, 2
 
 
 @pytest.fixture(scope="module")
