@@ -72,6 +72,7 @@ def test_a_benchmark_runs_over_it(tmp_path, protocol):
 
 
 @pytest.mark.ours
+@pytest.mark.quick(lambda of: of["protocol"] == "star_server", reason="calls are split by the same code for both protocols (crates/planner)")
 @pytest.mark.parametrize("protocol", ["star_server", "star_server_lite"])
 def test_parts_of_star_calls_suit_the_wire(tmp_path, protocol):
     experiment("round_trips")  # skips

@@ -225,6 +225,7 @@ def fused_messages(cluster):
 
 
 @pytest.mark.ours
+@pytest.mark.quick(lambda of: of["way"] != "star_server_lite", reason="test_star_functions.py compares both kinds of star calls in functions")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_functions(chiefs, way, scenario):
     cluster = chiefs.cluster(way, SHAPE)

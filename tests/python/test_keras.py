@@ -231,16 +231,22 @@ def test_optimizers(chiefs, way, name):
     check(chiefs, way, optimizer_steps, name)
 
 
+ONE_KIND = pytest.mark.quick(lambda of: of["way"] != "star_server_lite", reason="test_optimizers trains models of Keras over both kinds of star calls")
+
+
+@ONE_KIND
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_fit(chiefs, way, at_once):
     """With several steps at once Keras makes a loop of them, in which there are as many calls."""
     check(chiefs, way, fit, at_once)
 
 
+@ONE_KIND
 @pytest.mark.parametrize("scenario", [metrics, lookups, mixed], ids=lambda scenario: scenario.__name__)
 def test_training(chiefs, way, scenario):
     check(chiefs, way, scenario)
 
 
+@ONE_KIND
 def test_checkpoints(chiefs, way):
     check(chiefs, way, checkpoints)

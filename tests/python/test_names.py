@@ -156,6 +156,7 @@ def start_alone(protocol):
 
 
 @pytest.mark.tensorflow2
+@pytest.mark.quick(lambda of: of["kind"] != "star_server_lite", reason="the name selects the kind of calls, after the client's names are known")
 @pytest.mark.parametrize("way", [by_server_def, by_cluster, by_host, by_update, by_replication])
 @pytest.mark.parametrize("kind", ["", "star_server", "star_server_lite"])
 def test_names_chosen_by_the_client(runner, protocol, way, kind):

@@ -195,6 +195,7 @@ OPS = pytest.mark.parametrize("op, use_resource", PAIRS)
 TYPES = [("float32", "int32"), ("float64", "int64"), *(pytest.param(*types, marks=pytest.mark.deep) for types in (("float32", "int64"), ("float64", "int32")))]
 
 
+@pytest.mark.quick(lambda of: of["dtype"] == "float32" or of["use_resource"], reason="a kernel finds the variable by its kind, and the rows by their type: each once")
 @OPS
 @pytest.mark.parametrize("dtype, ids_dtype", TYPES)
 def test_updates_have_the_same_bits(worker, op, dtype, ids_dtype, use_resource):
