@@ -65,6 +65,9 @@
 // All state of its kernel is found by name: several sessions may share a kernel.
 #define SW_OP_IS_SHAREABLE 512
 
+// Added by sw_ops_load.
+#define SW_OP_IS_ADDED 1024
+
 #define SW_OP_CONSTANTS_SHIFT 16
 
 // sw_plan_node.flags: has effects beyond its outputs, or is not known to have none.
@@ -984,6 +987,19 @@ sw_code sw_row_updates(uint32_t *on, struct sw_error **error);
 
 // The SW_OP_... flags of an operation of TensorFlow. 0: it is not in the table, and nothing may be assumed about it.
 uint32_t sw_op_knowledge(struct sw_bytes op);
+
+// Reads STARWIRE_OPS, and adds the operations of its file to the table for the rest of the process. An error names
+// file and line. `added`: their number.
+//
+// # Safety
+// `added` is writable, `error` writable or null.
+sw_code sw_ops_load(size_t *added, struct sw_error **error);
+
+// The name of the added operation number `at`, and where it is added: FILE:LINE. Empty after the last one.
+//
+// # Safety
+// `place` is writable.
+struct sw_bytes sw_op_added(size_t at, struct sw_bytes *place);
 
 // The name of the table's operation number `at`; empty after the last one. For checks of the table.
 struct sw_bytes sw_op_name(size_t at);

@@ -184,7 +184,7 @@ const FOLDERS: [(&str, &[&str]); 10] = [
     ("rendezvous", &["base", "tensor", "worker"]),
     ("fuse", &["base", "graph", "tensor"]),
     ("star", &["base", "executor", "graph", "rendezvous", "tensor", "worker"]),
-    ("server", &["base", "executor", "fuse", "rendezvous", "star", "tensor", "work_queue", "worker"]),
+    ("server", &["base", "executor", "fuse", "graph", "rendezvous", "star", "tensor", "work_queue", "worker"]),
 ];
 
 /// What `#include "…"` names, by line.

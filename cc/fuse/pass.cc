@@ -14,6 +14,7 @@
 #include "cc/fuse/switch.h"
 #include "cc/graph/description.h"
 #include "cc/graph/names.h"
+#include "cc/graph/operations.h"
 #include "cc/graph/orders.h"
 #include "cc/graph/reference_reads.h"
 #include "cc/graph/session_mark.h"
@@ -152,6 +153,7 @@ class FusePass : public tensorflow::GraphOptimizationPass {
     Status status = ReadFuseSettings(options.session_options->config, task,
                                      IsFunctionGraph(options) ? FuseScope::kFunction : FuseScope::kSession, &on);
     if (!status.ok() || !on) return status;
+    if (status = LoadOperations(); !status.ok()) return status;
     const uint64_t start = tensorflow::Env::Default()->NowMicros();
     FuseResult result;
     // Of a server of TensorFlow's.

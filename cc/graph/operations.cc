@@ -1,17 +1,24 @@
 #include "cc/graph/operations.h"
 
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
 #include "cc/base/status_codec.h"
 #include "include/starwire.h"
 #include "tensorflow/core/framework/attr_value.pb.h"
 #include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_def.pb.h"
 #include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/platform/logging.h"
 
 namespace starwire {
 namespace {
 
 using tensorflow::Edge;
 using tensorflow::Node;
+using tensorflow::OpDef;
 
 // A handle with this name is created anew each time: a copy of the node would be another variable.
 constexpr char kAnonymous[] = "cd2c89b7-88b7-44c8-ad83-06c2a9158347";
@@ -31,6 +38,43 @@ bool ReadsReference(const Node& node) {
   return IsVariable(*source) && source->num_outputs() == 1 && tensorflow::IsRefType(source->output_type(0));
 }
 
+template <typename Args>
+bool HasReference(const Args& args) {
+  return std::any_of(args.begin(), args.end(), [](const auto& arg) { return arg.is_ref(); });
+}
+
+template <typename Args>
+bool HasHandle(const Args& args) {
+  return std::any_of(args.begin(), args.end(), [](const auto& arg) { return arg.type() == tensorflow::DT_RESOURCE; });
+}
+
+bool CallsFunctions(const OpDef& op) {
+  return std::any_of(op.attr().begin(), op.attr().end(),
+                     [](const auto& attr) { return attr.type() == "func" || attr.type() == "list(func)"; });
+}
+
+// NULL: its library has not been loaded yet.
+const OpDef* Registered(const std::string& name) {
+  const OpDef* op = nullptr;
+  return tensorflow::OpRegistry::Global()->LookUpOpDef(name, &op).ok() ? op : nullptr;
+}
+
+// Whether an added operation is as TensorFlow's registry has it. One that is not counts as unknown.
+bool IsConfirmed(const std::string& name, uint32_t known) {
+  const OpDef* op = Registered(name);
+  if (op == nullptr) return false;
+  static std::mutex mutex;
+  static auto* const confirmed = new std::unordered_map<std::string, bool>();
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto found = confirmed->find(name);
+  if (found != confirmed->end()) return found->second;
+  const std::string contradiction = ContradictionOf(*op, known);
+  if (!contradiction.empty()) {
+    LOG(ERROR) << "starwire: STARWIRE_OPS: " << name << " counts as unknown: " << contradiction;
+  }
+  return (*confirmed)[name] = contradiction.empty();
+}
+
 // The node's types must confirm the table: output 0 is the reference of input 0.
 bool ForwardsReference(const Node& node, uint32_t known) {
   if ((known & SW_OP_FORWARDS) == 0 || node.num_inputs() == 0 || node.num_outputs() == 0) return false;
@@ -39,7 +83,71 @@ bool ForwardsReference(const Node& node, uint32_t known) {
 
 }  // namespace
 
-uint32_t KnowledgeOf(const std::string& op) { return sw_op_knowledge(AsBytes(op)); }
+std::string ContradictionOf(const OpDef& op, uint32_t known) {
+  const bool keeps_state = (known & SW_OP_IS_SHAREABLE) == 0;
+  const uint32_t uses = known & (SW_OP_READS | SW_OP_UPDATES | SW_OP_FORWARDS);
+  if ((known & SW_OP_IS_PURE) != 0) {
+    if (op.is_stateful()) return "TensorFlow has it as stateful, so it is not pure";
+    if (op.is_distributed_communication()) return "it communicates, so it is not pure";
+    if (CallsFunctions(op)) return "it calls functions, so it is not pure";
+  }
+  if (uses == 0 && !keeps_state && (HasReference(op.input_arg()) || HasHandle(op.input_arg()))) {
+    return "it takes a variable or another object: it reads or updates it, or keeps state for the session";
+  }
+  if ((known & SW_OP_IS_PURE) != 0 && (HasReference(op.output_arg()) || HasHandle(op.output_arg()))) {
+    return "it returns a variable or another object, so it is not pure";
+  }
+  if ((known & (SW_OP_READS | SW_OP_UPDATES)) != 0) {
+    if (op.input_arg_size() == 0 || !(op.input_arg(0).is_ref() || op.input_arg(0).type() == tensorflow::DT_RESOURCE)) {
+      return "its first input is no variable";
+    }
+    if ((known & SW_OP_READS) != 0 && HasReference(op.output_arg())) return "what only reads returns no reference";
+  }
+  if ((known & SW_OP_FORWARDS) != 0) {
+    const bool passes = op.input_arg_size() > 0 && op.input_arg(0).is_ref() && op.output_arg_size() == 1;
+    if (!passes || !op.output_arg(0).is_ref()) return "its first input and its only output must be references";
+  }
+  if ((known & SW_OP_IS_NAMED) != 0 && (op.input_arg_size() != 0 || op.output_arg_size() != 1)) {
+    return "what is found by its name has no input and one output";
+  }
+  if ((known & SW_OP_IS_LINEAR) != 0) {
+    const auto constants = static_cast<int>(known >> SW_OP_CONSTANTS_SHIFT);
+    if (op.input_arg_size() < constants) return "it has fewer inputs than must be constants";
+    for (int i = op.input_arg_size() - constants; i < op.input_arg_size(); ++i) {
+      const auto& input = op.input_arg(i);
+      if (!input.number_attr().empty() || !input.type_list_attr().empty()) {
+        return "its input " + input.name() + ", which must be a constant, is a list";
+      }
+    }
+  }
+  return std::string();
+}
+
+Status LoadOperations() {
+  static const Status* const status = new Status([] {
+    size_t n = 0;
+    ErrorHandle error;
+    const sw_code code = sw_ops_load(&n, Into(&error));
+    if (code != 0) return StatusFromError(code, error);
+    for (size_t at = 0; at < n; ++at) {
+      sw_bytes place = {};
+      const std::string name = AsString(sw_op_added(at, &place));
+      const OpDef* op = Registered(name);
+      const std::string contradiction = op == nullptr ? "" : ContradictionOf(*op, sw_op_knowledge(AsBytes(name)));
+      if (!contradiction.empty()) {
+        return MakeStatus(kInvalidArgument, "STARWIRE_OPS: " + AsString(place) + ": " + name + ": " + contradiction);
+      }
+    }
+    return OkStatus();
+  }());
+  return *status;
+}
+
+uint32_t KnowledgeOf(const std::string& op) {
+  const uint32_t known = sw_op_knowledge(AsBytes(op));
+  if ((known & SW_OP_IS_ADDED) == 0) return known;
+  return IsConfirmed(op, known) ? known : 0;
+}
 
 bool HasFunctions(const tensorflow::NodeDef& node) {
   for (const auto& attribute : node.attr()) {

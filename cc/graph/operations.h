@@ -6,10 +6,18 @@
 #include <functional>
 #include <string>
 
+#include "cc/base/compat.h"
 #include "tensorflow/core/framework/node_def.pb.h"
+#include "tensorflow/core/framework/op_def.pb.h"
 #include "tensorflow/core/graph/graph.h"
 
 namespace starwire {
+
+// Reads STARWIRE_OPS, once per process. An error names the file and line.
+Status LoadOperations();
+
+// How TensorFlow's registry contradicts these SW_OP_… flags; empty if it does not.
+std::string ContradictionOf(const tensorflow::OpDef& op, uint32_t known);
 
 // SW_OP_… flags; 0 for an operation that is not in the table: nothing may be assumed about it.
 uint32_t KnowledgeOf(const std::string& op);

@@ -9,6 +9,7 @@
 #include "cc/base/completion_batch.h"
 #include "cc/base/guard.h"
 #include "cc/base/status_codec.h"
+#include "cc/graph/operations.h"
 #include "cc/rendezvous/recv_service.h"
 #include "cc/star/service.h"
 #include "cc/tensor/arena_allocator.h"
@@ -133,6 +134,7 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
   if (handle() != nullptr) return MakeStatus(kFailedPrecondition, "starwire: the engine is already started");
   Options made(protocol, def, bound_grpc_port);
   if (const Status status = made.Check(); !status.ok()) return status;
+  if (const Status status = LoadOperations(); !status.ok()) return status;
   task_ = made.task;
   made.options.incarnation = tensorflow::random::New64();
   made.options.port = port_.get();

@@ -273,6 +273,9 @@ class StarPass : public tensorflow::GraphOptimizationPass {
     StarCaller caller;
     caller.is_function = IsFunctionGraph(options);
     caller.style = caller.is_function ? FunctionStyleOf(config) : StarStyleOf(config);
+    if (caller.style != StarStyle::kNone || IsMarked(config)) {
+      if (const Status loaded = LoadOperations(); !loaded.ok()) return loaded;
+    }
     const tensorflow::DataType wire_dtype = caller.is_function ? tensorflow::DT_INVALID : WireDtypeOf(config);
     if (caller.style == StarStyle::kNone) {
       if (!caller.is_function && IsMarked(config)) Order(options.graph->get());

@@ -55,15 +55,15 @@ def installed(name):
 def train(tmp_path):
     """Runs a framework's script as a cluster; returns the tasks' logs."""
 
-    def call(name, protocol, *words):
+    def call(name, protocol, *words, workers=2):
         interpreter, library = installed(name)
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("STARWIRE_", "PYTHON", "TF_"))}
         environment.update(PYTHONPATH=str(ROOT / "python"), STARWIRE_LIBRARY=str(library), CUDA_VISIBLE_DEVICES="-1")
-        command = [interpreter, "-m", "starwire", "run", "--protocol", protocol, "--ps", "2", "--worker", "2", "--chief", "--linger", "20", "--logs", tmp_path / "logs"]
+        command = [interpreter, "-m", "starwire", "run", "--protocol", protocol, "--ps", "2", "--worker", workers, "--chief", "--linger", "20", "--logs", tmp_path / "logs"]
         result = subprocess.run([*map(str, command), *map(str, words)], env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
         assert result.returncode == 0, result.stdout[-6000:]
         logs = {path.stem: path.read_text() for path in (tmp_path / "logs").iterdir()}
-        assert sorted(logs) == ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1"]
+        assert sorted(logs) == ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1"][: 3 + workers]
         for task, log in logs.items():
             # Every task that came far enough to have a server has one of the protocol.
             servers = re.findall(r"starwire: (\S+) on \d+ reactor", log)
@@ -85,8 +85,21 @@ def test_deepctr_estimator(train, protocol, tmp_path):
 
 @PROTOCOLS
 def test_tfra_estimator(train, protocol, tmp_path):
-    logs = train("tfra", protocol, HERE / "tfra_estimator.py", tmp_path / "model")
+    logs = train("tfra", protocol, HERE / "tfra_estimator.py", tmp_path / "model", 1000)
     assert int(re.search(r"result: global step (\d+)", logs["chief-0"])[1]) >= 1000
+    if protocol == "star_server":
+        assert "an operation that starwire does not know" not in logs["chief-0"], "TFRA's tables are in star calls"
+
+
+def test_tfra_has_the_same_losses(train, tmp_path):
+    """A chief alone, whose steps are the same in every run."""
+    losses = {}
+    for protocol in ("grpc", "star_server", "star_server_lite"):
+        logs = train("tfra", protocol, HERE / "tfra_estimator.py", tmp_path / protocol, 200, workers=0)
+        losses[protocol] = re.findall(r"loss ([\d.]+)$", logs["chief-0"], re.MULTILINE)
+        shutil.rmtree(tmp_path / "logs")
+    assert len(losses["grpc"]) == 200
+    assert losses["star_server"] == losses["star_server_lite"] == losses["grpc"]
 
 
 @PROTOCOLS

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_recommenders_addons as tfra
 
-STEPS = 1000
+STEPS = int(sys.argv[2])
 v1 = tf.compat.v1
 
 
@@ -24,15 +24,26 @@ def model_fn(features, labels, mode, params):
     servers = [f"/job:ps/replica:0/task:{i}" for i in range(params["ps"])]
     rows = []
     for name in ("user", "movie"):
-        table = tfra.dynamic_embedding.get_variable(f"{name}_embeddings", devices=servers, dim=8, initializer=tf.keras.initializers.RandomNormal(0.1, seed=1))
+        table = tfra.dynamic_embedding.get_variable(f"{name}_embeddings", devices=servers, dim=8, initializer=tf.keras.initializers.Constant(0.1))
         looked_up, _ = tfra.dynamic_embedding.embedding_lookup_unique(table, features[name], return_trainable=True, name=f"{name}_lookup")
         rows.append(looked_up)
-    hidden = v1.layers.dense(tf.concat(rows, axis=1), 16, activation=tf.nn.relu)
-    predicted = tf.squeeze(v1.layers.dense(hidden, 1), axis=1)
+    hidden = v1.layers.dense(tf.concat(rows, axis=1), 16, activation=tf.nn.relu, kernel_initializer=v1.glorot_uniform_initializer(seed=3))
+    predicted = tf.squeeze(v1.layers.dense(hidden, 1, kernel_initializer=v1.glorot_uniform_initializer(seed=4)), axis=1)
     loss = tf.reduce_mean(tf.square(predicted - labels))
     optimizer = tfra.dynamic_embedding.DynamicEmbeddingOptimizer(v1.train.AdamOptimizer(0.01))
     train = optimizer.minimize(loss, global_step=v1.train.get_or_create_global_step())
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train)
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train, training_hooks=[Losses(loss)])
+
+
+class Losses(tf.estimator.SessionRunHook):
+    def __init__(self, loss):
+        self.loss = loss
+
+    def before_run(self, context):
+        return tf.estimator.SessionRunArgs(self.loss)
+
+    def after_run(self, context, values):
+        print("loss", values.results, flush=True)
 
 
 def main():

@@ -58,6 +58,9 @@ enum Planner {
 
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let failed = |reason: String| Failure::Failed(format!("{}: {reason}", args.file.display()));
+    if let Some(added) = Config::operations_from_env(&ProcessEnv)? {
+        added.install()?;
+    }
     let bytes = std::fs::read(&args.file).map_err(|error| failed(error.to_string()))?;
     let graph = GraphDef::decode(bytes.as_slice()).map_err(|error| failed(format!("not a GraphDef: {error}")))?;
     if graph.node.is_empty() {

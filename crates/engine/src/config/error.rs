@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::endpoint_map::EndpointMapError;
+use starwire_planner::ops::TableError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -34,4 +35,6 @@ pub enum ConfigError {
     CurrentDir(io::Error),
     #[error(transparent)]
     EndpointMap(#[from] EndpointMapError),
+    #[error("{name}: {source}")]
+    Operations { name: &'static str, source: TableError },
 }

@@ -9,6 +9,7 @@ mod fusion;
 mod joinable;
 mod kinds;
 mod names;
+mod operations;
 mod ports;
 mod protocol;
 mod reader;
@@ -43,6 +44,7 @@ pub use reader::Setting;
 pub use row::{Origin, ReadBy, Variable};
 pub use star::{PlanLimits, StarConfig, StepLimits};
 pub use starwire_net::transport::verbs::{TransportChoice, VerbsConfig};
+use starwire_planner::ops::Added;
 pub use starwire_protocol::Secret;
 pub use unknown::{FOREIGN_PREFIXES, unread_variables};
 pub use variables::VARIABLES;
@@ -209,6 +211,11 @@ impl Config {
     /// The TLS of a tool that is no server, such as starctl.
     pub fn tls_from_env(env: &dyn Env) -> Result<Option<Tls>, ConfigError> {
         tls::read(&mut reader::Reader::new(env, Protocol::Grpc))
+    }
+
+    /// The operations that a file adds to the op table, if any.
+    pub fn operations_from_env(env: &dyn Env) -> Result<Option<Added>, ConfigError> {
+        operations::read(&mut reader::Reader::new(env, Protocol::Grpc))
     }
 
     /// Whether sparse updates have starwire's kernels; for code that makes kernels.

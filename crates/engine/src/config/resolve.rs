@@ -13,7 +13,7 @@ use super::ports::{self, Listener};
 use super::reader::Reader;
 use super::star::StarConfig;
 use super::unknown::unread_variables;
-use super::{Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, secret, tls, variables, verbs};
+use super::{Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, operations, secret, tls, variables, verbs};
 
 /// The purpose of a job, as far as the environment distinguishes jobs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -88,6 +88,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     Fusion::read(reader)?;
     let star = StarConfig::read(reader)?;
     reader.get(&variables::ROW_UPDATES)?;
+    operations::read(reader)?;
 
     Ok(Config {
         reactors,

@@ -130,6 +130,8 @@ variables! {
         "Access to the control service (health, statistics, `/metrics`) on the data port, which asks for no secret: from everywhere, from nowhere, or from this host only. `auto`: from everywhere, but only from this host if the cluster has a secret or TLS. With TLS and a certificate of its CAs, `auto` answers from everywhere.";
     ROW_UPDATES: Flag = "STARWIRE_ROW_UPDATES", Flag, Is("true"), Servers,
         "Sparse updates of variables and gathers of rows in star calls have starwire's kernels, with the results of TensorFlow's ([executor.md](executor.md#sparse-updates)). `false`: TensorFlow's, to find out whether one of them is to blame.";
+    OPS: Optional<Parsed<String>> = "STARWIRE_OPS", Optional(text("file")), Unset(""), ServersAndMasters,
+        "A table of your own operations, in addition to starwire's ([operations.md](operations.md#your-own-operations)). All tasks need the same.";
     STAR_INLINE_US: Number<u64> = "STARWIRE_STAR_INLINE_US", Number(0..=1_000_000), Is("250"), ParameterServers,
         "Plans whose kernels take at most this many microseconds run on the reactor that received the star call, the others on TensorFlow's pool.";
     STAR_LIMITS: Amounts<7> = "STARWIRE_STAR_LIMITS",
